@@ -1,15 +1,20 @@
-"""Which batch size, how many devices, how long, at what cost: the thinking, from numbers that were
-measured.
+"""Advice: which batch size, how many devices, how long, at what cost.
 
-`advise` takes two tables; `answer`, below it, a law and a model of step times. Law, rates and
-observations are those of `lit_dps.analysis`. No torch, no database.
+The thinking needs numbers alone, no torch and no database; this package exports it. Read it in this
+order:
+
+1. `answer`: the table of times and costs, from a law and a model of the step time (`step_time`).
+2. `branch_law`: a law from critical batch sizes along one run. `one_run`: steps of one run over K.
+3. `next_probe`: which batch size to measure next. `text`: the answer as text.
+
+`run` asks for a user's module: it times steps (`step_probe`), probes batch sizes (`probe_plan`,
+`probe_study`) or forks a run (`branch_run`), verifies what it recommends (`recommendation`), and
+reports it (`report`).
 """
 
-from lit_dps.advice.answer import Answer, Checks, answer
+from lit_dps.advice.answer import Answer, Checks, Terms, advise, answer
 from lit_dps.advice.branch_law import Branched, Critical
-from lit_dps.advice.from_tables import advise
-from lit_dps.advice.next_probe import contenders, next_probe, probes
-from lit_dps.advice.noise import expected_critical
+from lit_dps.advice.next_probe import best_probe, contenders, expected_critical, rank_probes
 from lit_dps.advice.one_run import OneRun, of_runs, of_trials
 from lit_dps.advice.step_time import Link, StepTime, Timed, fit_step_time
 from lit_dps.advice.text import render

@@ -1,34 +1,83 @@
-"""Which batch size, on how many devices, for how long, at what cost: from the law, the step time
-and prices."""
+"""Which batch size, on how many devices, for how long, at what cost.
+
+`answer` combines a law of steps, a model of the step time and prices; `advise` makes both from
+tables of any origin.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 
 from lit_dps.advice.branch_law import Branched
-from lit_dps.advice.next_probe import probes
+from lit_dps.advice.next_probe import rank_probes
 from lit_dps.advice.one_run import OneRun
-from lit_dps.advice.step_time import StepTime
+from lit_dps.advice.step_time import NORMAL_95, Link, Seconds, StepTime, Timed, fit_step_time
 from lit_dps.analysis.answer import NEAR
-from lit_dps.analysis.law import Law
+from lit_dps.analysis.law import Law, law_of
+from lit_dps.analysis.observations import medians
 from lit_dps.analysis.rates import RateLaw
-from lit_dps.analysis.tables import seconds_text
+from lit_dps.analysis.tables import listed_numbers, seconds_text
 
 HOUR = 3600.0
-FINE = 97  # batch sizes looked at between two ends
+GRID_SIZE = 97  # batch sizes between the ends of the range, from which the interval is read
+COLUMNS = [
+    "batch_size",
+    "devices",
+    "steps",
+    "steps_low",
+    "steps_high",
+    "steps_known",
+    "step_seconds",
+    "step_known",
+    "examples",
+    "hours",
+    "hours_low",
+    "hours_high",
+    "device_hours",
+    "device_hours_low",
+    "device_hours_high",
+    "cost",
+    "cost_low",
+    "cost_high",
+    "k_star",
+]
 
 
 @dataclass(frozen=True)
 class Checks:
-    """Validation along the way: seconds of a check, and the steps between two."""
+    """Validation during a run: seconds of one, and the steps between two."""
 
     seconds: float
     interval: float
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What a run costs, and what it may cost.
+
+    Attributes:
+        price: Price of a device-hour; None if there is none.
+        checks: Validation during the run; None leaves out its time.
+        hours_at_most, cost_at_most: Limits of the rows that can be recommended.
+    """
+
+    price: float | None = None
+    checks: Checks | None = None
+    hours_at_most: float | None = None
+    cost_at_most: float | None = None
+
+    @property
+    def check_seconds_per_step(self) -> float:
+        """The share of validation in the time of a step."""
+        if self.checks is None:
+            return 0.0
+        return self.checks.seconds / self.checks.interval
 
 
 @dataclass(frozen=True)
@@ -36,33 +85,95 @@ class Answer:
     """What to run.
 
     Attributes:
-        law, step_time, rate, price: What it was made from; price of a device-hour, or None.
-        table: A row a batch size and number of devices (`answer`).
-        best: The row to run: the cheapest of those within 10 % of the least time. None where
-            nothing is known.
+        law, step_time, rate, price, one_run: What the answer was made from. `one_run` is None if it
+            is not known; then steps and times are those of K.
+        table: One row per batch size and number of devices (`answer`).
+        best: The row to run: the cheapest one within 10 % of the least time; None if there is none.
         fastest, cheapest: The rows of least time, and of least cost (device-hours without a price).
-        interval: Batch sizes within 10 % of the least time on as many devices as `fastest` has, in
-            examples; ends of what was asked where it is cut off there (`cut`).
-        cut: Whether the lower and the upper end of it are those of the batch sizes asked for.
-        changes: What measurement would change it most, a line each.
-        assumed: What it rests on that was not measured, a line each.
-        one_run: What one run needs beside K; None where that is not known: then steps and times are
-            those of K.
+        interval: Batch sizes within 10 % of the least time, on the devices of `fastest`, in
+            examples.
+        cut: Whether the lower and the upper end of the interval are ends of the batch sizes that
+            were asked for.
+        changes: Which measurements would change the answer most, a line each.
+        assumed: What the answer assumes without a measurement, a line each.
     """
 
     law: Law | Branched
     step_time: StepTime
     table: pd.DataFrame
-    best: dict[str, object] | None
-    fastest: dict[str, object] | None
-    cheapest: dict[str, object] | None
-    interval: tuple[float, float] | None
-    cut: tuple[bool, bool]
-    changes: tuple[str, ...]
-    assumed: tuple[str, ...]
+    best: dict[str, Any] | None = None
+    fastest: dict[str, Any] | None = None
+    cheapest: dict[str, Any] | None = None
+    interval: tuple[float, float] | None = None
+    cut: tuple[bool, bool] = (False, False)
+    changes: tuple[str, ...] = ()
+    assumed: tuple[str, ...] = ()
     rate: RateLaw | None = None
     price: float | None = None
     one_run: OneRun | None = None
+
+
+class Steps(NamedTuple):
+    """Steps to the goal with 95 % limits."""
+
+    value: float
+    low: float
+    high: float
+
+
+def advise(
+    runs: pd.DataFrame,
+    times: pd.DataFrame,
+    batch_sizes: Sequence[int] | None = None,
+    devices: Sequence[int] = (1,),
+    link: Link | None = None,
+    largest: int | None = None,
+    node: int | None = None,
+    **terms: Any,
+) -> Answer:
+    """Return the answer from a table of runs to a goal and a table of timed steps.
+
+    Args:
+        runs: One row per run. Columns batch_size [examples] and steps (to the goal). Optional
+            columns: censored, 1 for a run that did not meet the goal, whose steps are a lower
+            bound; check, the steps between two validations; seed, which distinguishes the runs of a
+            batch size. Other columns are ignored.
+        times: One row per timed step. Columns local_batch [examples that a device takes at once]
+            and seconds. Optional columns: devices, nodes and accumulation, 1 by default.
+        batch_sizes: Batch sizes to answer for, in examples; by default those of the runs.
+        devices: Numbers of devices to answer for.
+        link, largest, node: Like in `fit_step_time`.
+        terms: Fields of `Terms`, such as price.
+
+    Raises:
+        ValueError: for a missing column, a run that occurs twice (intervals would be too narrow),
+            and numbers that are not positive and finite.
+    """
+    _refuse_missing_columns("runs", runs, ("batch_size", "steps"))
+    _refuse_missing_columns("times", times, ("local_batch", "seconds"))
+    if "seed" in runs:
+        is_repeated = runs.duplicated(["batch_size", "seed"])
+        if is_repeated.any():
+            sizes = listed_numbers(sorted(set(runs.loc[is_repeated, "batch_size"])))
+            raise ValueError(
+                f"runs with the same seed occur twice at batch size {sizes}; give each run once"
+            )
+    columns = [column for column in Timed._fields if column in times]
+    selected: Any = times[columns]
+    timed = [Timed(**row) for row in selected.to_dict("records")]
+    if batch_sizes is None:
+        batch_sizes = list(runs["batch_size"])
+    step_time = fit_step_time(timed, link, largest, node)
+    law = law_of(medians(runs))
+    return answer(law, step_time, sorted(set(batch_sizes)), devices, Terms(**terms))
+
+
+def _refuse_missing_columns(name: str, table: pd.DataFrame, columns: Sequence[str]) -> None:
+    missing = [column for column in columns if column not in table]
+    if missing:
+        raise ValueError(
+            f"{name} lacks the columns {', '.join(missing)}; it has {', '.join(map(str, table))}"
+        )
 
 
 def answer(
@@ -70,226 +181,255 @@ def answer(
     step_time: StepTime,
     batch_sizes: Sequence[int],
     devices: Sequence[int] = (1,),
-    price: float | None = None,
-    checks: Checks | None = None,
+    terms: Terms = Terms(),
     rate: RateLaw | None = None,
-    hours_at_most: float | None = None,
-    cost_at_most: float | None = None,
     one_run: OneRun | None = None,
 ) -> Answer:
-    """The answer over all batch sizes (ascending, in examples) and numbers of devices.
+    """Return the answer over all batch sizes (ascending, in examples) and numbers of devices.
 
-    Columns of its table: batch_size [examples], devices, steps with steps_low and steps_high,
-    steps_known ("law", "extrapolated", "measured", "branched"), step_seconds, step_known ("fitted",
-    "extrapolated", "predicted"), hours, device_hours and cost (of `price` a device-hour; missing
-    without) each with _low and _high, examples, pareto (nothing else is both faster and cheaper),
-    allowed (within `hours_at_most` and `cost_at_most`), k_star (K by the law). Steps, and what
-    follows from them, are those of one run where `one_run` says what it needs, else K. Limits are
-    95 %; those of K, of a run and of the step time are taken to be independent. Combinations of
-    which K or the step time is not known are left out.
+    Columns of its table: batch_size [examples]; devices; steps with steps_low and steps_high;
+    steps_known ("law", "extrapolated", "measured", "branched"); step_seconds; step_known ("fitted",
+    "extrapolated", "predicted"); examples; hours, device_hours and cost (missing without a price),
+    each with _low and _high; allowed (within the limits of `terms`); pareto (no row is both faster
+    and cheaper); k_star (K by the law).
+
+    Steps, and what follows from them, are those of one run if `one_run` is known, else K. Limits
+    are 95 %; the errors of K, of a run and of the step time are taken to be independent.
+    Combinations without a K or a step time are left out.
     """
-    every = [int(b) for b in batch_sizes]
-    more = (
-        one_run if one_run is not None and one_run.ratio < math.inf else None
-    )  # else than anybody knows
-    table = _table(law, step_time, every, devices, price, checks, more)
+    sizes = [int(b) for b in batch_sizes]
+    known_one_run = one_run
+    if one_run is not None and math.isinf(one_run.ratio):
+        known_one_run = None
+    table = _make_table(law, step_time, sizes, devices, terms, known_one_run)
     table["allowed"] = True
-    for column, most in (("hours", hours_at_most), ("cost", cost_at_most)):
-        if most is not None:
-            table["allowed"] &= table[column] <= most
-    table["pareto"] = _pareto(table)
-    table["k_star"] = table.pop("k_star")  # behind those that there were
-    allowed = table[table["allowed"]]
-    assumed = _assumed(law, table, step_time, checks, price, more)
-    if not len(allowed):
-        return Answer(
-            law,
-            step_time,
-            table,
-            None,
-            None,
-            None,
-            None,
-            (False, False),
-            (),
-            assumed,
-            rate,
-            price,
-            one_run,
-        )
-    fastest = allowed.loc[allowed["hours"].idxmin()]
-    near = allowed[allowed["hours"] <= NEAR * fastest["hours"]]
-    best = near.loc[near["device_hours"].idxmin()]
-    cheapest = allowed.loc[allowed["device_hours"].idxmin()]
-    interval, cut = _interval(law, step_time, every, int(fastest["devices"]), checks, table)
-    changes = _changes(law, step_time, best, every, near)
-    rows = (row.to_dict() for row in (best, fastest, cheapest))
-    return Answer(
-        law, step_time, table, *rows, interval, cut, changes, assumed, rate, price, one_run
+    if terms.hours_at_most is not None:
+        table["allowed"] &= table["hours"] <= terms.hours_at_most
+    if terms.cost_at_most is not None:
+        table["allowed"] &= table["cost"] <= terms.cost_at_most
+    table["pareto"] = _is_pareto(table)
+    table["k_star"] = table.pop("k_star")  # the last column of answer.csv
+    assumed = _assumptions(law, table, step_time, terms, known_one_run)
+    allowed = rows_where(table, table["allowed"])
+    nothing = Answer(
+        law, step_time, table, assumed=assumed, rate=rate, price=terms.price, one_run=one_run
     )
+    if not len(allowed):
+        return nothing
+    fastest = _row_of_least(allowed, "hours")
+    near = rows_where(allowed, allowed["hours"] <= NEAR * fastest["hours"])
+    best = _row_of_least(near, "device_hours")
+    interval, cut = _interval(law, step_time, table, int(fastest["devices"]), terms, sizes)
+    return replace(
+        nothing,
+        best=best,
+        fastest=fastest,
+        cheapest=_row_of_least(allowed, "device_hours"),
+        interval=interval,
+        cut=cut,
+        changes=_changes(law, step_time, best, sizes, near),
+    )
+
+
+def rows_where(table: pd.DataFrame, condition: Any) -> pd.DataFrame:
+    """Return the rows of a table that fulfil a condition."""
+    rows: Any = table[condition]
+    return rows
+
+
+def _row_of_least(table: pd.DataFrame, column: str) -> dict[str, Any]:
+    return table.loc[table[column].idxmin()].to_dict()
 
 
 def hours_text(hours: float) -> str:
-    """A time for reading, as `lit_dps.analysis.tables.seconds_text` has it."""
+    """Return hours as text, in the unit of `seconds_text`."""
     return seconds_text(HOUR * hours)
 
 
-def _table(law, step_time, batch_sizes, devices, price, checks, one_run=None) -> pd.DataFrame:
+def _make_table(
+    law: Law | Branched,
+    step_time: StepTime,
+    batch_sizes: Sequence[int],
+    devices: Sequence[int],
+    terms: Terms,
+    one_run: OneRun | None = None,
+) -> pd.DataFrame:
+    """Return the table of `answer` up to its costs, with K as the last column."""
     rows = []
-    for k in law.predict(batch_sizes).to_dict("records"):
-        if k["known"] == "refused":
+    for prediction in law.predict(batch_sizes).to_dict("records"):
+        if prediction["known"] == "refused":
             continue
-        k["k_star"] = k["steps"]
+        batch_size = prediction["batch_size"]
+        k = Steps(prediction["steps"], prediction["low"], prediction["high"])
+        steps = k
         if one_run is not None:
-            k |= _of_one(one_run, k)
-        for n in sorted(devices):
-            if (step := step_time.at(k["batch_size"], n)) is None:
+            steps = _steps_of_one_run(one_run, k, batch_size)
+        for count in sorted(devices):
+            step = step_time.at(batch_size, count)
+            if step is None:
                 continue
-            extra = 0.0 if checks is None else checks.seconds / checks.interval
-            hours = k["steps"] * (step.value + extra) / HOUR
-            below = math.hypot(math.log(k["steps"] / k["low"]), math.log(step.value / step.low))
-            above = math.hypot(math.log(k["high"] / k["steps"]), math.log(step.high / step.value))
-            row = {"batch_size": int(k["batch_size"]), "devices": n, "steps": k["steps"]}
-            row |= {"steps_low": k["low"], "steps_high": k["high"], "steps_known": k["known"]}
-            row |= {
+            row = {
+                "batch_size": int(batch_size),
+                "devices": count,
+                "steps": steps.value,
+                "steps_low": steps.low,
+                "steps_high": steps.high,
+                "steps_known": prediction["known"],
                 "step_seconds": step.value,
-                "step_known": step.known,
-                "examples": k["steps"] * k["batch_size"],
+                "step_known": step.source,
+                "examples": steps.value * batch_size,
+                "k_star": k.value,
             }
-            for name, factor in (
-                ("hours", 1.0),
-                ("device_hours", n),
-                ("cost", None if price is None else n * price),
-            ):
-                value = math.nan if factor is None else hours * factor
-                row |= {
-                    name: value,
-                    f"{name}_low": value * math.exp(-below),
-                    f"{name}_high": value * math.exp(above),
-                }
-            rows.append(row | {"k_star": k["k_star"]})
-    columns = [
-        "batch_size",
-        "devices",
-        "steps",
-        "steps_low",
-        "steps_high",
-        "steps_known",
-        "step_seconds",
-        "step_known",
-    ]
-    columns += [
-        "examples",
-        *(f"{n}{end}" for n in ("hours", "device_hours", "cost") for end in ("", "_low", "_high")),
-    ]
-    return pd.DataFrame(rows, columns=[*columns, "k_star"])
+            rows.append(row | _costs(steps, step, count, terms))
+    return pd.DataFrame(rows, columns=COLUMNS)
 
 
-def _of_one(one_run: OneRun, k) -> dict[str, float]:
-    """Steps of one run and their limits, from K and its limits; where runs were made K is not asked
-    any more."""
-    steps, known = k["steps"] * one_run.ratio, one_run.batch_size == k["batch_size"]
-    below, above = (
-        (0.0, 0.0) if known else (math.log(k["steps"] / k["low"]), math.log(k["high"] / k["steps"]))
-    )
-    below, above = (math.hypot(x, 1.96 * one_run.spread) for x in (below, above))
-    return {"steps": steps, "low": steps * math.exp(-below), "high": steps * math.exp(above)}
+def _steps_of_one_run(one_run: OneRun, k: Steps, batch_size: float) -> Steps:
+    """Return the steps of one run from K."""
+    below, above = 0.0, 0.0
+    # At the batch size of the runs their steps are measured, so the error of K does not matter.
+    if one_run.batch_size != batch_size:
+        below = math.log(k.value / k.low)
+        above = math.log(k.high / k.value)
+    below = math.hypot(below, NORMAL_95 * one_run.spread)
+    above = math.hypot(above, NORMAL_95 * one_run.spread)
+    steps = k.value * one_run.ratio
+    return Steps(steps, steps * math.exp(-below), steps * math.exp(above))
 
 
-def _pareto(table: pd.DataFrame) -> np.ndarray:
-    """(n,): whether nothing else takes no more hours and no more device-hours, and less of one."""
-    hours, cost = table["hours"].to_numpy(float), table["device_hours"].to_numpy(float)
-    worse = (
-        (hours[:, None] >= hours)
-        & (cost[:, None] >= cost)
-        & ((hours[:, None] > hours) | (cost[:, None] > cost))
-    )
-    return ~worse.any(axis=1) if len(table) else np.zeros(0, bool)
+def _costs(steps: Steps, step: Seconds, devices: int, terms: Terms) -> dict[str, float]:
+    """Return hours, device-hours and cost of a run, each with 95 % limits."""
+    hours = steps.value * (step.value + terms.check_seconds_per_step) / HOUR
+    below = math.hypot(math.log(steps.value / steps.low), math.log(step.value / step.low))
+    above = math.hypot(math.log(steps.high / steps.value), math.log(step.high / step.value))
+    factors = {"hours": 1.0, "device_hours": devices, "cost": math.nan}
+    if terms.price is not None:
+        factors["cost"] = devices * terms.price
+    costs = {}
+    for name, factor in factors.items():
+        value = hours * factor
+        costs[name] = value
+        costs[f"{name}_low"] = value * math.exp(-below)
+        costs[f"{name}_high"] = value * math.exp(above)
+    return costs
+
+
+def _is_pareto(table: pd.DataFrame) -> Any:
+    """Return (n,): whether no row has fewer hours or device-hours and not more of the other."""
+    if not len(table):
+        return np.zeros(0, bool)
+    hours = table["hours"].to_numpy(float)
+    cost = table["device_hours"].to_numpy(float)
+    is_not_better = (hours[:, None] >= hours) & (cost[:, None] >= cost)
+    is_worse = (hours[:, None] > hours) | (cost[:, None] > cost)
+    return ~(is_not_better & is_worse).any(axis=1)
 
 
 def _interval(
-    law, step_time, batch_sizes, devices, checks, table
+    law: Law | Branched,
+    step_time: StepTime,
+    table: pd.DataFrame,
+    devices: int,
+    terms: Terms,
+    batch_sizes: Sequence[int],
 ) -> tuple[tuple[float, float], tuple[bool, bool]]:
-    """Batch sizes on so many devices whose time is within 10 % of the least there, and whether the
-    ends cut it off."""
-    ends = min(batch_sizes), max(batch_sizes)
-    fine = np.unique(np.round(np.geomspace(*ends, FINE)).astype(int))
-    if math.isnan(law.reach[0]):  # only what was measured
-        fine = table.loc[table["devices"] == devices, "batch_size"].to_numpy(int)
-    found = _table(law, step_time, fine, [devices], None, checks)
-    hours = found["hours"].to_numpy(float)
-    best, near = int(hours.argmin()), hours <= NEAR * hours.min()
-    low = high = best
-    while low > 0 and near[low - 1]:
+    """Return the batch sizes within 10 % of the least time on some devices.
+
+    Returns:
+        The ends of the interval, and whether each is an end of the batch sizes asked for.
+    """
+    if math.isnan(law.reach[0]):
+        # Only measured K are answers.
+        grid = table.loc[table["devices"] == devices, "batch_size"].to_numpy(int)
+    else:
+        grid = np.geomspace(min(batch_sizes), max(batch_sizes), GRID_SIZE)
+        grid = np.unique(np.round(grid).astype(int))
+    fine = _make_table(law, step_time, list(grid), [devices], Terms(checks=terms.checks))
+    hours = fine["hours"].to_numpy(float)
+    is_near = hours <= NEAR * hours.min()
+    low = high = int(hours.argmin())
+    while low > 0 and is_near[low - 1]:
         low -= 1
-    while high < len(near) - 1 and near[high + 1]:
+    while high < len(hours) - 1 and is_near[high + 1]:
         high += 1
-    sizes = found["batch_size"].to_numpy(float)
-    return (sizes[low], sizes[high]), (low == 0, high == len(near) - 1)
+    sizes = fine["batch_size"].to_numpy(float)
+    return (sizes[low], sizes[high]), (low == 0, high == len(hours) - 1)
 
 
 def _changes(
-    law: Law, step_time: StepTime, best, batch_sizes, near: pd.DataFrame
+    law: Law | Branched,
+    step_time: StepTime,
+    best: Mapping[str, Any],
+    batch_sizes: Sequence[int],
+    near: pd.DataFrame,
 ) -> tuple[str, ...]:
-    """Which measurement narrows the time of the best configuration most, then what is uncertain of
-    it."""
+    """Return which measurements would narrow the time of the best row most, a line each."""
+    size, devices = best["batch_size"], int(best["devices"])
     lines = []
-    if len(law.draws):
+    if isinstance(law, Law) and len(law.draws):
 
-        def seconds(b):
-            step = step_time.at(b, int(best["devices"])) or step_time.at(b, 1)
+        def seconds(batch_size: float) -> float:
+            step = step_time.at(batch_size, devices) or step_time.at(batch_size, 1)
+            assert step is not None  # one device is always timed
             return step.value
 
-        table = probes(law, batch_sizes, sorted(set(near["batch_size"])), seconds)
+        table = rank_probes(law, batch_sizes, sorted(set(near["batch_size"])), seconds)
         first = table.iloc[0]
         lines.append(
-            f"a run at B = {first['batch_size']:g} ({hours_text(first['cost'] / HOUR)} to goal): "
-            "it should take "
-            f"{first['share']:.0%} of the variance of log K at the batch sizes near the best"
+            f"One more run at B = {first['batch_size']:g} ({hours_text(first['cost'] / HOUR)} to "
+            f"the goal) should remove {first['share']:.0%} of the variance of log K at the batch "
+            "sizes near the best."
         )
     if best["step_known"] != "fitted":
         lines.append(
-            f"the step time of B = {best['batch_size']:.0f} on {best['devices']:.0f} devices is "
-            f"{best['step_known']}, "
-            "not timed: time some steps there"
+            f"The step time at B = {size:.0f} on {devices} devices is {best['step_known']}. Time "
+            "some steps there."
         )
     if best["steps_known"] == "extrapolated":
         lines.append(
-            f"K at B = {best['batch_size']:.0f} is extrapolated; K was too small in two of three "
-            "such cases"
+            f"K at B = {size:.0f} is extrapolated. In two of three such cases K was too small."
         )
     return tuple(lines)
 
 
-def _assumed(law, table, step_time: StepTime, checks, price, one_run) -> tuple[str, ...]:
+def _assumptions(
+    law: Law | Branched,
+    table: pd.DataFrame,
+    step_time: StepTime,
+    terms: Terms,
+    one_run: OneRun | None,
+) -> tuple[str, ...]:
+    """Return what the rows assume without a measurement, a line each."""
     if not len(table):
         return ()
-    lines = ["the learning rate is tuned at each batch size, as it was where K was measured"]
+    lines = []
     if isinstance(law, Branched):
-        lines = list(law.assumed)
-    elif one_run is None:
-        lines.append(
-            "steps are K, the least of several trials: one run usually needs more, how many is "
-            "not known"
-        )
+        lines += law.assumed
     else:
-        lines.append("what one run needs beside K is the same at all batch sizes")
-    if (table["steps_known"] == "measured").any():
+        lines.append("The learning rate is tuned at each batch size, as it was to measure K.")
+        if one_run is None:
+            lines.append(
+                "Steps are K, the least of several trials. One run usually needs more; how many is "
+                "unknown."
+            )
+        else:
+            lines.append("One run exceeds K by the same factor at every batch size.")
+    if "measured" in set(table["steps_known"]):
         lines.append(
-            "K without a law is that of each batch size by itself: the fastest row is in part the "
-            "luckiest one"
+            "Without a law, K is measured separately at each batch size. The fastest row is partly "
+            "the luckiest one."
         )
-    if (table["step_known"] == "predicted").any():
-        lines.append(f"step times marked predicted: {step_time.link}")
-    if checks is None:
+    if "predicted" in set(table["step_known"]):
+        lines.append(f"Step times with the mark ? assume {step_time.link}.")
+    if terms.checks is None:
         lines.append(
-            "no time for validation, checkpoints, or waiting for data beyond what was timed"
+            "Times exclude validation, checkpoints and slower data loading than was timed."
         )
-    if price is not None:
-        lines.append(f"a device costs {price:g} an hour, all alike")
-    if not isinstance(law, Branched):
+    if terms.price is not None:
+        lines.append(f"Every device costs {terms.price:g} per hour.")
+    if isinstance(law, Law):
         lines.append(
-            f"the law's own error is taken from public curves: {law.error:.0%} within the range, "
-            "more beyond"
+            f"The law's own error is that of public curves: {law.error:.0%} within the range, more "
+            "beyond it."
         )
     return tuple(lines)

@@ -1,5 +1,7 @@
-"""How many steps other batch sizes take, from critical batch sizes along one run
-(`lit_dps.readings.branching`)."""
+"""Steps at other batch sizes, from critical batch sizes along one run.
+
+`lit_dps.readings.branching` measures these.
+"""
 
 from __future__ import annotations
 
@@ -15,15 +17,16 @@ from lit_dps.analysis.observations import Observation
 from lit_dps.analysis.rates import RateLaw
 from lit_dps.analysis.tables import three_digits
 
-ADAPTIVE, PLAIN = (
-    0.5,
-    1.0,
-)  # the power of B that the rate of the branches grows with, like Adam and of SGD
+# The learning rate of the branches grows with this power of B.
+ADAPTIVE_EXPONENT = 0.5  # for optimizers like Adam
+PLAIN_EXPONENT = 1.0  # for SGD
 
 
 class Critical(NamedTuple):
-    """The critical batch size at a step of the run lies between two batch sizes; `high` is infinite
-    where all held."""
+    """The critical batch size at a step of the run lies between `low` and `high`.
+
+    `high` is infinite if no branch lost progress.
+    """
 
     step: int
     low: float
@@ -32,22 +35,23 @@ class Critical(NamedTuple):
 
 @dataclass(frozen=True)
 class Branched:
-    """Steps that make as much progress as a run of `steps` steps at `batch_size`, in place of
-    `lit_dps.analysis.law.Law`.
+    """Steps that make as much progress as `steps` steps at `batch_size`; stands in for a `Law`.
 
-    From one fork to the next, n steps of the run at B0 are n B0 / min(B, C) of a batch size B whose
-    critical one is C: up to C a batch loses no progress per example (Merrill et al. 2025, arXiv
-    2505.23971), beyond it each step makes at least as much as one of C. C is known between two of
-    the branches; their geometric mean stands for it, the lower one gives the most steps, and a
-    perfect speed-up, n B0 / B, the fewest. What comes before the first fork is taken to be as it
-    was there, which is hopeful: critical batch sizes begin low.
+    Between two forks, n steps of the run at B0 equal n B0 / min(B, C) steps at a batch size B,
+    where C is the critical batch size. Up to C a batch loses no progress per example (Merrill et
+    al. 2025, arXiv 2505.23971); beyond C a step makes at least as much progress as one at C.
+
+    C lies between two of the branches. Their geometric mean gives the expected steps and the lower
+    one the most steps; the fewest steps, n B0 / B, are those of a perfect speed-up. Before the
+    first fork C is assumed to equal that of this fork, which is optimistic: critical batch sizes
+    begin low.
 
     Attributes:
-        batch_size: B0, of the run that was forked, in examples.
-        steps: Of it.
-        forks: At least one, by step.
+        batch_size: B0, the batch size of the run, in examples.
+        steps: The steps of the run.
+        forks: One or more critical batch sizes, by step.
         largest: The largest batch size of a branch.
-        met: Whether the run met its goal after so many steps; else they are the budget.
+        met: Whether the run met its goal after `steps` steps; otherwise they are its budget.
     """
 
     batch_size: int
@@ -56,87 +60,96 @@ class Branched:
     largest: int
     met: bool
     observations: tuple[Observation, ...] = field(default=(), init=False)
-    draws: np.ndarray = field(
-        default_factory=lambda: np.empty((0, 3)), init=False, repr=False, compare=False
-    )
 
     def __post_init__(self):
         if not self.forks or self.steps < 1:
-            raise ValueError("a fork and a step are needed")
+            raise ValueError(
+                f"{len(self.forks)} forks and {self.steps} steps; there must be 1 or more of each"
+            )
 
     @property
     def reach(self) -> tuple[float, float]:
-        """Batch sizes between which it answers."""
+        """The batch sizes between which there is an answer."""
         return float(self.batch_size), float(self.largest)
 
     def predict(self, batch_sizes: Iterable[float]) -> pd.DataFrame:
-        """As of `Law`: batch_size, steps, low, high, known ("branched"; "refused" beyond the
-        branches)."""
+        """Return steps at some batch sizes, with the columns of `Law.predict`.
+
+        Column known is "branched", or "refused" beyond the branches.
+        """
+        expected = [math.sqrt(fork.low * fork.high) for fork in self.forks]
+        smallest = [fork.low for fork in self.forks]
         rows = []
-        for b in map(float, batch_sizes):
+        for batch_size in map(float, batch_sizes):
             row = {
-                "batch_size": b,
+                "batch_size": batch_size,
                 "steps": math.nan,
                 "low": math.nan,
                 "high": math.nan,
                 "known": "refused",
             }
-            if self.batch_size <= b <= self.largest:
-                expected = self._steps(b, [math.sqrt(fork.low * fork.high) for fork in self.forks])
-                most = self._steps(b, [fork.low for fork in self.forks])
-                fewest = self.steps * self.batch_size / b
-                row |= {"steps": expected, "low": fewest, "high": most, "known": "branched"}
+            if self.batch_size <= batch_size <= self.largest:
+                row["steps"] = self._steps(batch_size, expected)
+                row["low"] = self.steps * self.batch_size / batch_size
+                row["high"] = self._steps(batch_size, smallest)
+                row["known"] = "branched"
             rows.append(row)
         return pd.DataFrame(rows)
 
     def _steps(self, batch_size: float, critical: Sequence[float]) -> float:
-        """With so large a critical batch size from each fork to the next."""
+        """Return the steps at a batch size, given the critical batch size from each fork on."""
         edges = np.minimum([0, *(fork.step for fork in self.forks[1:]), self.steps], self.steps)
-        own = np.diff(edges)
-        return float((own * self.batch_size / np.minimum(batch_size, critical)).sum())
+        steps_of_run = np.diff(edges)
+        return float((steps_of_run * self.batch_size / np.minimum(batch_size, critical)).sum())
 
     def rate(self, key: str, rate: float, adaptive: bool) -> RateLaw:
-        """The rate of the branches, which was scaled and not searched."""
-        power = ADAPTIVE if adaptive else PLAIN
-        return RateLaw(rate / self.batch_size**power, power, math.nan, math.nan, self.reach, key)
+        """Return the rate of the branches, which was scaled and not searched.
+
+        Args:
+            key: The metaparameter that is the rate.
+            rate: Its value in the run.
+            adaptive: Whether the optimizer is like Adam.
+        """
+        exponent = ADAPTIVE_EXPONENT if adaptive else PLAIN_EXPONENT
+        scale = rate / self.batch_size**exponent
+        return RateLaw(scale, exponent, math.nan, math.nan, self.reach, key)
 
     @property
     def critical(self) -> Critical:
-        """That of the last fork."""
+        """The critical batch size at the last fork."""
         return self.forks[-1]
 
     @property
     def notes(self) -> list[str]:
-        """What to know of it, a line each."""
+        """Notes for a reader, a line each."""
         lines = []
         if not self.met:
             lines.append(
-                f"the forked run, at B = {self.batch_size}, was not followed to its goal: steps "
-                "and times are those of "
-                f"as much progress as its {self.steps} steps make"
+                f"The forked run at B = {self.batch_size} did not meet its goal. Steps and times "
+                f"are for as much progress as its {self.steps} steps make."
             )
-        if len(self.forks) > 1 and (early := self.forks[0]).low < (late := self.critical).low:
+        first, last = self.forks[0], self.critical
+        if first.low < last.low:
             lines.append(
-                f"the critical batch size grew from {three_digits(early.low)} after step "
-                f"{early.step} to "
-                f"{three_digits(late.low)} after step {late.step}: begin small and grow the batch "
-                "to lose nothing"
+                f"The critical batch size grew from {three_digits(first.low)} at step {first.step} "
+                f"to {three_digits(last.low)} at step {last.step}. Begin with a small batch size "
+                "and increase it to lose nothing."
             )
-        if math.isinf(self.critical.high):
+        if math.isinf(last.high):
             lines.append(
-                f"no branch lost anything after step {self.critical.step}: larger batches may "
-                "serve as well"
+                f"No branch lost progress after step {last.step}; larger batch sizes may do as "
+                "well."
             )
         return lines
 
     @property
     def assumed(self) -> tuple[str, ...]:
-        """What was not measured, a line each."""
+        """What is assumed without a measurement, a line each."""
         return (
-            "the rate grows with B as in the branches, and with the same schedule; it was not "
-            "searched",
-            "between two forks, and before the first one, the critical batch size is that of the "
-            "fork",
-            "beyond the critical batch size a step makes at least as much progress as one of it, "
-            "at most in proportion",
+            "The learning rate grows with B as in the branches, with the same schedule; it was not "
+            "searched.",
+            "Between two forks, and before the first, the critical batch size equals that of the "
+            "fork.",
+            "Beyond the critical batch size a step makes at least as much progress as one at it, "
+            "and at most proportionally more.",
         )

@@ -1,121 +1,250 @@
-"""Which run to make next: the one by which the answer becomes more certain, for what it costs.
+"""Which batch size to probe next: the one that narrows the answer most per second.
 
-The rule of Li et al. 2026 ("Spend less, fit better", arXiv 2604.22753): the expected fall of the
-variance of what is asked, over cost^0.4. Here it is exact on draws of the law's constants instead
-of linearised at one of them.
+The rule is that of Li et al. 2026 ("Spend less, fit better", arXiv 2604.22753): the expected fall
+of the variance at the batch sizes that are asked for, over cost^0.4. Here it is exact on draws of
+the law's constants, instead of linearised at one of them.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import pandas as pd
 
 from lit_dps.analysis.answer import NEAR
-from lit_dps.analysis.law import Law
+from lit_dps.analysis.law import Law, law_of
+from lit_dps.analysis.observations import Observation
+from lit_dps.core.noise_scale import NoiseScale
 
-CHEAP = 0.4  # exponent of the cost
-NOISE = (
-    0.1  # standard deviation of log K of a run whose repetitions are not known (seed and search)
-)
-LEAST = 0.05  # share of the variance by which a run has to lower it
-LIKELY = 0.05  # the probability to be near the best, above which a batch size is asked for
+COST_EXPONENT = 0.4
+# Standard deviation of log K of a run between repetitions of seed and search, if it is unknown.
+TYPICAL_NOISE = 0.1
+MIN_SHARE = 0.05  # the share of the variance that a probe has to remove
+# A batch size is asked for if it is among the best with at least this probability.
+MIN_PROBABILITY = 0.05
+MIN_PROBE_RATIO = 8  # between the batch sizes of the first two probes
+# Standard deviation of log(noise scale / B_crit of the law): 0.67, 0.87, 0.97 and 4.1 as ratios on
+# public runs, and as large or larger elsewhere.
+PRIOR_SPREAD = 1.0
+NORMAL_95_WIDTH = 3.92  # of a 95 % interval, in standard deviations
 
 
 @dataclass(frozen=True)
-class Probe:
-    """A run that could be made.
+class ProbeTerms:
+    """What probes are for, and what they cost.
 
     Attributes:
-        batch_size: B, in examples.
-        cost: What it costs, in the unit of `next_probe`'s costs.
-        gain: Expected fall of the mean variance of log K at the targets.
-        share: Of that variance.
+        step_seconds: Returns the seconds of a step with its share of validation, for a batch size
+            and a number of devices; infinite if they are unknown.
+        batch_sizes: Batch sizes to answer for.
+        devices: Numbers of devices to answer for.
+        ranks: The number of devices that run a probe.
+        trials: The number of trials of a probe.
+        seconds: The time that remains for probes.
     """
 
-    batch_size: float
-    cost: float
-    gain: float
-    share: float
+    step_seconds: Callable[[float, int], float]
+    batch_sizes: Sequence[int]
+    devices: Sequence[int]
+    ranks: int
+    trials: int
+    seconds: float
 
 
-def probes(
+def law_with_prior(observations: Sequence[Observation], noise: NoiseScale | None) -> Law:
+    """Return the law of some observations, with the noise scale as a prior of B_crit."""
+    prior = None
+    if noise is not None:
+        prior = expected_critical(noise)
+    return law_of(list(observations), prior)
+
+
+def expected_critical(scale: NoiseScale) -> tuple[float, float] | None:
+    """Return B_crit [examples] and the standard deviation of its log, as a noise scale suggests.
+
+    The noise scale phi = tr(Sigma) / |G|^2 is the batch size at which the noise of a gradient is as
+    large as the gradient (McCandlish et al. 2018, Section 2.2 and appendix A.1).
+
+    Returns:
+        None if the noise scale is not resolved.
+    """
+    if not scale.resolved or scale.low <= 0:
+        return None
+    error = math.log(scale.high / scale.low) / NORMAL_95_WIDTH
+    return scale.value, math.hypot(PRIOR_SPREAD, error)
+
+
+def choose_next_batch_size(
+    candidates: Sequence[int],
+    observations: Sequence[Observation],
+    law: Law,
+    preferred: int,
+    terms: ProbeTerms,
+) -> int | None:
+    """Return the batch size to probe next, or None if no probe is worth its time.
+
+    The first probe is at the user's batch size, the second at least `MIN_PROBE_RATIO` away. Later
+    probes reduce the expected variance of the answer most, for their cost (Li et al. 2026).
+
+    Args:
+        candidates: Batch sizes that can be probed, ascending.
+        observations: The results of earlier probes.
+        law: The law of the observations.
+        preferred: The batch size of the first probe.
+        terms: What probes are for, and what they cost.
+    """
+    if not candidates:
+        return None
+    if not observations:
+        if preferred in candidates:
+            return preferred
+        return candidates[len(candidates) // 2]
+    if len(observations) == 1:
+        # Two distant points constrain the law better than two neighbours.
+        return _distant(candidates, observations[0].batch_size)
+    if law.fit is None:
+        # Only bounds are known so far, so the other end of the range tells more.
+        return _opposite_end(candidates, observations)
+    return _most_informative(candidates, law, terms)
+
+
+def _distant(candidates: Sequence[int], probed: float) -> int:
+    """Return the nearest candidate at least `MIN_PROBE_RATIO` above a batch size, else below it."""
+    above = [b for b in candidates if b >= MIN_PROBE_RATIO * probed]
+    below = [b for b in candidates if b <= probed / MIN_PROBE_RATIO]
+    distant = above or below
+    if not distant:
+        return candidates[-1]
+    return min(distant, key=lambda b: abs(math.log(b / probed)))
+
+
+def _opposite_end(candidates: Sequence[int], observations: Sequence[Observation]) -> int:
+    """Return the largest candidate, or the smallest one if a larger batch size was probed."""
+    largest = max(o.batch_size for o in observations)
+    if largest < candidates[-1]:
+        return candidates[-1]
+    return candidates[0]
+
+
+def _most_informative(candidates: Sequence[int], law: Law, terms: ProbeTerms) -> int | None:
+    """Return the candidate whose probe is worth most, or None if none is worth its time."""
+    targets: set[float] = set()
+    for devices in terms.devices:
+        seconds = partial(_step_seconds, terms, devices)
+        answered = [b for b in terms.batch_sizes if seconds(b) < math.inf]
+        if answered:
+            targets.update(contenders(law, answered, seconds))
+    table = rank_probes(
+        law,
+        candidates,
+        sorted(targets) or terms.batch_sizes,
+        partial(_step_seconds, terms, terms.ranks),
+        # Racing stops many trials early, so count half of them.
+        trials=max(2, terms.trials // 2),
+    )
+    best = best_probe(table, terms.seconds)
+    if best is not None:
+        return int(best)
+    if law.refused is None or terms.seconds <= 0:
+        return None
+    # A refused law has no answer yet, so that a probe of little information is run too.
+    affordable = table[table["cost"] <= terms.seconds]
+    if not len(affordable):
+        return None
+    return int(affordable.iloc[0]["batch_size"])
+
+
+def _step_seconds(terms: ProbeTerms, devices: int, batch_size: float) -> float:
+    return terms.step_seconds(batch_size, devices)
+
+
+def rank_probes(
     law: Law,
     candidates: Sequence[float],
     targets: Sequence[float],
     seconds: Callable[[float], float],
     trials: int = 1,
 ) -> pd.DataFrame:
-    """What each candidate run would be worth, the best first.
+    """Return what a run at each candidate is worth, the best first.
 
     With theta = (log c1, log c2[, log c3]) and J(B) = d log K / d theta, a run at x lowers the
-    variance of log K(t) by (J_t S J_x)^2 / (sigma^2 + J_x S J_x), S being the covariance of theta.
-    Both are moments of log K over the posterior's draws, J S J' = cov(log K(t), log K(x)), which
-    hold for a c2 near 0 too; both forms of the law count by their probability, and how they
-    disagree is part of the covariance.
+    variance of log K(t) by (J_t S J_x)^2 / (sigma^2 + J_x S J_x), where S is the covariance of
+    theta. Both terms are moments of log K over the posterior's draws, J S J' = cov(log K(t),
+    log K(x)), which hold for a c2 near 0 too. Both forms of the law count by their probability, so
+    their difference is part of the covariance.
 
     Args:
-        law: With a K at one batch size at least.
+        law: A law with a K at one batch size or more.
         candidates: Batch sizes that could be run, in examples.
         targets: Batch sizes that are asked for.
-        seconds: Seconds (or price) of a step of a batch size.
-        trials: Runs that a K takes, by tuning the rate.
+        seconds: Returns the seconds (or price) of a step at a batch size.
+        trials: The number of runs that a K takes, because the rate is tuned.
 
     Returns:
-        Columns batch_size, steps, cost (steps x seconds x trials), gain, share, worth (gain /
+        Columns batch_size, steps, cost (steps x seconds x trials), gain (the expected fall of the
+        mean variance of log K at the targets), share (gain over this variance) and worth (gain /
         cost^0.4).
 
     Raises:
         ValueError: for a law without any K.
     """
     if not len(law.draws):
-        raise ValueError(f"nothing is known of K yet: {law.refused}")
-    candidates, targets = list(candidates), list(targets)
-    draws = np.log(_steps(law, [*candidates, *targets]))
-    centred = draws - draws.mean(axis=0)
-    covariance = centred.T @ centred / len(draws)
-    n = len(candidates)
-    sigma = NOISE**2 + law.error**2
+        raise ValueError(f"no K is known yet: {law.refused}")
+    candidates = list(candidates)
+    log_steps = np.log(_steps(law, [*candidates, *targets]))
+    centred = log_steps - log_steps.mean(axis=0)
+    covariance = centred.T @ centred / len(log_steps)
     variance = np.diag(covariance)
-    gain = (covariance[:n, n:] ** 2).mean(axis=1) / (sigma + variance[:n])
-    steps = np.exp(draws[:, :n].mean(axis=0))
+    n = len(candidates)
+    sigma_squared = TYPICAL_NOISE**2 + law.error**2
+    gain = (covariance[:n, n:] ** 2).mean(axis=1) / (sigma_squared + variance[:n])
+    steps = np.exp(log_steps[:, :n].mean(axis=0))
     cost = steps * np.array([seconds(b) for b in candidates]) * trials
     table = pd.DataFrame({"batch_size": candidates, "steps": steps, "cost": cost, "gain": gain})
     table["share"] = table["gain"] / variance[n:].mean()
-    table["worth"] = table["gain"] / table["cost"] ** CHEAP
+    table["worth"] = table["gain"] / table["cost"] ** COST_EXPONENT
     return table.sort_values("worth", ascending=False, ignore_index=True)
 
 
 def contenders(
     law: Law, candidates: Sequence[float], seconds: Callable[[float], float]
 ) -> list[float]:
-    """The batch sizes that may be among the best: those whose K the answer hangs on.
+    """Return the batch sizes that may be among the best, on whose K the answer depends.
 
-    They are within `NEAR` times the least time of all with a probability of at least `LIKELY`, by
-    the law's posterior.
+    By the law's posterior, they are within `NEAR` times the least time with a probability of at
+    least `MIN_PROBABILITY`.
 
     Args:
-        law, candidates, seconds: As of `probes`.
+        law, candidates, seconds: Like in `rank_probes`.
     """
     times = _steps(law, candidates) * np.array([seconds(b) for b in candidates])
-    share = (times <= NEAR * times.min(axis=1, keepdims=True)).mean(axis=0)
-    return [b for b, often in zip(candidates, share, strict=True) if often >= LIKELY]
+    is_near = times <= NEAR * times.min(axis=1, keepdims=True)
+    probabilities = is_near.mean(axis=0)
+    return [b for b, p in zip(candidates, probabilities, strict=True) if p >= MIN_PROBABILITY]
 
 
-def next_probe(table: pd.DataFrame, budget: float) -> Probe | None:
-    """The best run that the budget allows; None where none does or none lowers the variance by a
-    share of `LEAST`."""
-    allowed = table[(table["cost"] <= budget) & (table["share"] >= LEAST)]
+def best_probe(table: pd.DataFrame, budget: float) -> float | None:
+    """Return the batch size of the best probe that the budget allows.
+
+    Args:
+        table: The result of `rank_probes`.
+        budget: The most that the probe may cost.
+
+    Returns:
+        None if the budget allows none, or if none removes a share of `MIN_SHARE` of the variance.
+    """
+    allowed = table[(table["cost"] <= budget) & (table["share"] >= MIN_SHARE)]
     if not len(allowed):
         return None
-    row = allowed.iloc[0]
-    return Probe(*(float(row[key]) for key in ("batch_size", "cost", "gain", "share")))
+    return float(allowed.iloc[0]["batch_size"])
 
 
 def _steps(law: Law, batch_sizes: Sequence[float]) -> np.ndarray:
-    """(draws, n) steps by the posterior, both forms of the law by their probability, without the
-    law's error."""
-    batch, c = np.asarray(batch_sizes, float), law.mixed
+    """Return steps (draws, n) by the posterior of both forms, without the law's own error."""
+    batch = np.asarray(batch_sizes, float)
+    c = law.mixed
     return c[:, :1] / batch + c[:, 1:2] + c[:, 2:] / batch**2

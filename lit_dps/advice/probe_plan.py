@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from functools import partial
 
-from lit_dps.advice.next_probe import contenders, next_probe, probes
-from lit_dps.advice.noise import expected_critical
+from lit_dps.advice.next_probe import ProbeTerms, choose_next_batch_size, law_with_prior
 from lit_dps.advice.options import time_text
 from lit_dps.advice.probe_study import (
     CannotRun,
@@ -19,12 +17,9 @@ from lit_dps.advice.probe_study import (
 from lit_dps.advice.question import Question
 from lit_dps.advice.stages import Clock, say
 from lit_dps.advice.user_workload import own_batch_size
-from lit_dps.analysis.law import Law, law_of
-from lit_dps.core.noise_scale import NoiseScale
 from lit_dps.parallel.process import StopRequest
 
 FIRST = 3  # probes that share what is left alike, since nothing tells yet what they take
-APART = 8  # factor between the first two
 
 
 def probe_all(case: Question, clock: Clock, stop: StopRequest) -> None:
@@ -41,12 +36,12 @@ def probe_all(case: Question, clock: Clock, stop: StopRequest) -> None:
         record = work.record()
         known = observations(record)
         done = {int(o.batch_size) for o in known if o.bound == 0} | refused
-        law = law_with(known, case.noise)
+        law = law_with_prior(known, case.noise)
         open_ = [
             b for b in fitting if b not in done and b not in {int(o.batch_size) for o in known}
         ]
         check = check_seconds(record, case.times.check) / setup.goal_of_trials.check_interval
-        size = _next(law, known, [b for b in open_ if b not in refused], own, check, case, clock)
+        size = choose_next_batch_size(open_, known, law, own, _terms(case, clock, check))
         share = 1 if len(done) >= FIRST else 1 / (FIRST - len(done))
         if size is None:  # what was left unfinished before goes on
             size, share = next(iter(set(unfinished(record)) - gone), None), 1
@@ -75,45 +70,21 @@ def probe_all(case: Question, clock: Clock, stop: StopRequest) -> None:
             gone.add(size)
 
 
-def _next(
-    law: Law, known, open_, own: int, check: float, case: Question, clock: Clock
-) -> int | None:
-    """The batch size to probe; `check` are the seconds of checks that come on each step."""
-    if not open_:
-        return None
-    if not known:
-        return own if own in open_ else open_[len(open_) // 2]
-    first = int(known[0].batch_size)
-    if len(known) == 1:
-        far = (
-            [b for b in open_ if b >= APART * first]
-            or [b for b in open_ if b <= first / APART]
-            or [open_[-1]]
-        )
-        return min(far, key=lambda b: abs(math.log(b / first)))
-    if law.fit is None:  # bounds alone: the other end
-        return open_[-1] if max(o.batch_size for o in known) < open_[-1] else open_[0]
+def _terms(case: Question, clock: Clock, check: float) -> ProbeTerms:
+    """Return what probes are for; `check` are the seconds of checks that come on each step."""
 
-    ranks = case.setup.ranks
+    def step_seconds(batch_size: float, devices: int) -> float:
+        step = case.model.at(batch_size, devices)
+        if step is None and devices == case.setup.ranks:
+            step = case.model.at(batch_size)
+        if step is None:
+            return math.inf
+        return step.value + check
 
-    def seconds(batch_size: float, devices: int = ranks) -> float:
-        step = case.model.at(batch_size, devices) or (
-            case.model.at(batch_size) if devices == ranks else None
-        )
-        return math.inf if step is None else step.value + check
-
-    asked = set()  # on any number of devices
-    for n in case.options.devices:
-        some = [b for b in case.sizes if seconds(b, n) < math.inf]
-        asked |= set(contenders(law, some, partial(seconds, devices=n)) if some else ())
-    table = probes(
-        law, open_, sorted(asked) or case.sizes, seconds, trials=max(2, case.options.trials // 2)
+    options = case.options
+    return ProbeTerms(
+        step_seconds, case.sizes, options.devices, case.setup.ranks, options.trials, clock.left
     )
-    found = next_probe(table, clock.left)
-    if found is None and law.refused is not None and clock.left > 0:
-        cheap = table[table["cost"] <= clock.left]
-        return int(cheap.iloc[0]["batch_size"]) if len(cheap) else None
-    return None if found is None else int(found.batch_size)
 
 
 def _told(found) -> str:
@@ -121,8 +92,3 @@ def _told(found) -> str:
         return "no trial told anything"
     sign = {0: "=", 1: ">", -1: "<="}.get(found.bound, "~")
     return f"K* {sign} {found.steps:g}"
-
-
-def law_with(found: list, noise: NoiseScale | None) -> Law:
-    """The law of some observations, with the noise scale as what else is known of B_crit."""
-    return law_of(found, None if noise is None else expected_critical(noise))

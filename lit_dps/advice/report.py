@@ -9,13 +9,14 @@ from typing import Any
 
 import yaml
 
-from lit_dps.advice.answer import Answer, Checks, answer
+from lit_dps.advice.answer import Answer, Checks, Terms, answer
 from lit_dps.advice.branch_law import Branched
 from lit_dps.advice.branch_run import branched, described
 from lit_dps.advice.mlflow_log import show, show_answer
+from lit_dps.advice.next_probe import law_with_prior
+from lit_dps.advice.one_run import ratio_of_one_run
 from lit_dps.advice.optimizer_probe import look_at_optimizers
 from lit_dps.advice.options import time_text
-from lit_dps.advice.probe_plan import law_with
 from lit_dps.advice.probe_study import (
     best_rates,
     failed_trials,
@@ -27,7 +28,6 @@ from lit_dps.advice.question import Question
 from lit_dps.advice.recommended_config import of_branches, of_probes, parameters_at, rate_key
 from lit_dps.advice.text import render
 from lit_dps.advice.user_workload import own_batch_size, probing
-from lit_dps.advice.verify import one_run
 from lit_dps.analysis.analysis import Analysis
 from lit_dps.analysis.law import Law
 from lit_dps.analysis.law_fit import AT_LEAST
@@ -51,20 +51,20 @@ def conclude(case: Question) -> Answer:
     record, key, kept = case.work.record(), rate_key(setup), case.store.read()
     # in full, since `fit` shows and saves what a check finds; probes stop theirs early
     checks = Checks(case.times.check, setup.goal_of_trials.check_interval)
-    asked = case.model, case.sizes, options.devices, options.price, checks
+    asked = case.model, case.sizes, options.devices, Terms(options.price, checks)
     if record is None and (forks := branched(kept, case.setup)) is not None:
         middle = setup.study.space[key].at(0.5) if key else None
         # as the branches were trained: case.adaptive is None also where decay is searched or nobody
         # could look
         adaptive = kept.get("branch_adaptive", case.adaptive is not None)
         return answer(forks, *asked, None if middle is None else forks.rate(key, middle, adaptive))
-    law, rates = law_with(observations(record), case.noise), best_rates(record)
+    law, rates = law_with_prior(observations(record), case.noise), best_rates(record)
     rate = None if rates is None else rates.law
     k_of = {
         int(row["batch_size"]): row["steps"]
         for row in law.predict(case.sizes).dropna().to_dict("records")
     }
-    one = one_run(kept.get("confirmed", []), k_of, record, rate, key)
+    one = ratio_of_one_run(kept.get("confirmed", []), k_of, record, rate, key)
     return answer(law, *asked, rate, one_run=one)
 
 

@@ -1,45 +1,95 @@
-"""Seconds of an optimizer step on one or several devices: fitted where it was timed, predicted
-where it was not.
+"""Seconds of an optimizer step on one or several devices: a model fitted to timed steps.
 
-On a device, t(m) = (a^p + (b m)^p)^(1/p) over the local batch m: p = 1 is a line, a larger p a flat
-stretch up to a knee at m = a / b and a line beyond it. What the law misses at the sizes timed is
-interpolated between them: caches and memory bend it where no law says so. Several devices exchange
-gradients while they compute, which slows computing by a factor c: ((c t(m))^q + s^q)^(1/q), s =
-alpha + beta (n - 2) for n devices, of one node or of several: the form of Pollux (Qiao et al.
-2021), with c = 1 there. Few points tell neither c nor q: both are drawn to what is usual.
+One device takes t(m) = (a^p + (b m)^p)^(1/p) for a local batch of m examples. With p = 1 this is a
+line; a larger p gives a flat curve up to a knee at m = a / b, and a line beyond it. Residuals at
+the timed sizes are interpolated between them, because caches and memory bend the curve further.
+
+Several devices exchange gradients while they compute, which slows computing by a factor c:
+((c t(m))^q + s^q)^(1/q) with s = alpha + beta (n - 2) for n devices, with other constants across
+nodes than within a node. This is the form of Pollux (Qiao et al. 2021), with c = 1 there. A few
+points determine neither c nor q, so the fit draws both to usual values.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-from scipy.optimize import least_squares
+from scipy.optimize import OptimizeResult, least_squares
 
-from lit_dps.advice.link import Link
+from lit_dps.analysis.tables import three_digits
 from lit_dps.core.format import number_text, time_text
 
-SHARPEST = 16.0  # p and q; beyond, the knee is a corner
-KNEE_FROM = 4  # local batch sizes that a knee needs, which is one constant more than a line
-EXACT = 0.005  # misfit of a line that leaves nothing for a knee to explain
-BETTER = 0.8  # a knee is taken where it lowers the misfit below this share of the line's
-TYPICAL_ERROR = 0.05  # of log t: the least that a prediction is uncertain by (docs/advice-law.md)
-TOGETHER = 0.1  # likewise, of several devices
-# Usual log c and log q, how far off they may be, and the error of a point: exchanges run beside the
-# backward pass
-SLOWED, OVERLAP, POINT = (0.1, 0.1), (math.log(4), 0.7), 0.01
-PER_DOUBLING = 0.1  # what is added to it for each doubling beyond the local batches that were timed
-PER_DOUBLING_OF_DEVICES = (
-    0.4  # likewise beyond the numbers of devices: public clusters were off by so much
-)
+MAX_EXPONENT = 16.0  # of p and q; beyond it the knee is a corner
+# A knee is one constant more than a line. It needs so many local batch sizes and a misfit of the
+# line above this, and is taken if it lowers the misfit below this share of the line's.
+MIN_SIZES_FOR_KNEE = 4
+EXACT_MISFIT = 0.005
+KNEE_GAIN = 0.8
+# The least standard error of log t of a prediction, on one and on several devices
+# (docs/advice-law.md).
+TYPICAL_ERROR = 0.05
+TYPICAL_ERROR_TOGETHER = 0.1
+# Added for each doubling beyond the timed local batches, and beyond the timed numbers of devices:
+# predictions of public clusters were off by that much.
+ERROR_PER_DOUBLING = 0.1
+ERROR_PER_DOUBLING_OF_DEVICES = 0.4
+# The usual log c and log q with their standard deviations, and the error of a timed point. Most
+# exchanges run beside the backward pass.
+LOG_SLOWDOWN = (0.1, 0.1)
+LOG_OVERLAP = (math.log(4), 0.7)
+POINT_ERROR = 0.01
+NORMAL_95 = 1.96
+BYTES_PER_ELEMENT = 4  # of a gradient
+
+
+@dataclass(frozen=True)
+class Link:
+    """An assumed connection between devices: a ring all-reduce of all gradients, not overlapped.
+
+    Attributes:
+        parameters: Elements of the network's parameters.
+        bandwidth: Bytes per second between neighbours of the ring.
+        latency: Seconds of a message.
+    """
+
+    parameters: int
+    bandwidth: float
+    latency: float = 1e-5
+
+    def seconds(self, devices: int) -> float:
+        """Return the seconds of an exchange (Patarasuk and Yuan 2009).
+
+        It has 2 (n - 1) messages, each with 1 / n of the gradients.
+        """
+        if devices == 1:
+            return 0.0
+        message = self.parameters * BYTES_PER_ELEMENT / devices / self.bandwidth + self.latency
+        return 2 * (devices - 1) * message
+
+    def __str__(self) -> str:
+        megabytes = self.parameters * BYTES_PER_ELEMENT / 1e6
+        return (
+            f"a ring all-reduce of {three_digits(megabytes)} MB at "
+            f"{three_digits(self.bandwidth / 1e9)} GB/s with a latency of "
+            f"{three_digits(self.latency * 1e6)} us, not overlapped"
+        )
 
 
 class Timed(NamedTuple):
-    """A step as it was timed: examples a device takes at once, seconds, devices, nodes, and
-    micro-batches a step."""
+    """A timed optimizer step.
+
+    Attributes:
+        local_batch: Examples that a device takes at once.
+        seconds: Seconds of the step.
+        devices: The number of devices.
+        nodes: The number of nodes.
+        accumulation: Micro-batches per step.
+    """
 
     local_batch: float
     seconds: float
@@ -49,35 +99,83 @@ class Timed(NamedTuple):
 
 
 class Seconds(NamedTuple):
-    """Of a step, with 95 % limits; `known`: fitted, extrapolated (beyond what was timed) or
-    predicted (`Link`)."""
+    """The predicted seconds of a step with 95 % limits.
+
+    Attributes:
+        value, low, high: The seconds and their limits.
+        source: "fitted", "extrapolated" (beyond the timed steps) or "predicted" (from a `Link`).
+    """
 
     value: float
     low: float
     high: float
-    known: str
+    source: str
+
+
+class _LastMicrobatch(NamedTuple):
+    """The last micro-batch of a step: seconds, source, and the standard error of log seconds."""
+
+    seconds: float
+    source: str
+    error: float
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """The exchange of gradients as fitted; the keys are False within a node, True across nodes.
+
+    Attributes:
+        constants: alpha and beta [seconds] of each kind of connection that was timed.
+        max_devices: The largest timed number of devices of each kind.
+        overlap: q; 1 is no overlap of computing and exchange.
+        slowdown: c, how many times as long a device computes during an exchange.
+        misfit: Like `StepTime.misfit`, of steps on several devices.
+    """
+
+    constants: dict[bool, tuple[float, float]]
+    max_devices: dict[bool, int]
+    overlap: float
+    slowdown: float
+    misfit: float
+
+    def last_microbatch(self, single: float, devices: int, across_nodes: bool) -> _LastMicrobatch:
+        """Return the micro-batch that ends with an exchange.
+
+        Args:
+            single: Seconds of the micro-batch without an exchange.
+            devices: The number of devices.
+            across_nodes: Whether they are on several nodes.
+        """
+        alpha, beta = self.constants[across_nodes]
+        exchange = alpha + beta * (devices - 2)
+        seconds = float(_p_norm(self.slowdown * single, exchange, self.overlap))
+        source = "fitted"
+        error = TYPICAL_ERROR
+        ratio = devices / self.max_devices[across_nodes]
+        if ratio > 1:
+            source = "extrapolated"
+            error = math.hypot(error, ERROR_PER_DOUBLING_OF_DEVICES * math.log2(ratio))
+        error = max(error, TYPICAL_ERROR_TOGETHER)
+        if not math.isnan(self.misfit):
+            error = max(error, self.misfit)
+        return _LastMicrobatch(seconds, source, error)
 
 
 @dataclass(frozen=True)
 class StepTime:
-    """Seconds of a step.
+    """A model of the seconds of a step.
 
     Attributes:
-        a, b, p: Of one device [seconds, seconds an example, -].
+        a, b, p: The constants of one device [seconds, seconds per example, -].
         misfit: Root mean square of the residuals of log t on one device, over the points less the
             constants; nan with as many points as constants.
         local: The smallest and largest local batch that was timed on one device.
-        exchange: alpha, beta [seconds] of one node (False) and of several (True), as far as they
-            were timed.
-        q: Overlap of computing and exchange; 1 is none.
-        slowed: How many times as long a device computes where it exchanges meanwhile (c).
-        devices: Most devices timed, of one node (False) and of several (True).
-        together: As `misfit`, of steps on several devices.
-        link: What is assumed where no exchange was timed.
-        largest: The largest local batch that fits the memory; a larger one is accumulated.
-        node: Devices a node has; None where all are in one.
-        off: Local batches timed on one device, ascending, and the log by which a step took longer
-            than the law has it.
+        exchange: The exchange of gradients; None if no step on several devices was timed.
+        link: The assumed connection where no exchange was timed.
+        largest: The largest local batch that fits in memory; larger ones are accumulated.
+        node: The number of devices of a node; None if all are in one.
+        residuals: Local batches timed on one device, ascending, and log of their seconds over the
+            law.
     """
 
     a: float
@@ -85,89 +183,92 @@ class StepTime:
     p: float
     misfit: float
     local: tuple[float, float]
-    exchange: dict[bool, tuple[float, float]]
-    q: float = 1.0
-    slowed: float = 1.0
-    devices: dict[bool, int] | None = None
-    together: float = math.nan
+    exchange: Exchange | None = None
     link: Link | None = None
     largest: int | None = None
     node: int | None = None
-    off: tuple[tuple[float, float], ...] = ()
+    residuals: tuple[tuple[float, float], ...] = ()
 
     def of_device(self, local_batch):
-        """Seconds of one device for a local batch (number or array), nothing exchanged."""
+        """Return the seconds of one device for a local batch (number or array), no exchange."""
         m = np.asarray(local_batch, float)
-        law = _either(self.a, self.b * m, self.p)
-        if not self.off:
+        law = _p_norm(self.a, self.b * m, self.p)
+        if not self.residuals:
             return law
-        sizes, missed = np.transpose(self.off)
-        return law * np.exp(np.interp(np.log(m), np.log(sizes), missed))
+        sizes, residuals = np.transpose(self.residuals)
+        return law * np.exp(np.interp(np.log(m), np.log(sizes), residuals))
 
     def at(self, batch_size: float, devices: int = 1) -> Seconds | None:
-        """A step of a global batch on so many devices; None where it is not known, or devices
-        outnumber examples.
+        """Return the seconds of a step of a global batch on some devices.
 
-        A local batch above `largest` is accumulated in the fewest equal parts; only the last one
-        exchanges.
+        A local batch above `largest` is accumulated in the fewest equal parts; the devices exchange
+        gradients after the last part only.
+
+        Returns:
+            None if the exchange is unknown, or if there are more devices than examples.
         """
         local = batch_size / devices
         if local < 1:
             return None
-        parts = 1 if self.largest is None else math.ceil(local / self.largest)
+        parts = 1
+        if self.largest is not None:
+            parts = math.ceil(local / self.largest)
         single = float(self.of_device(local / parts))
-        beyond = max(
-            0.0, math.log2(local / parts / self.local[1]), math.log2(self.local[0] * parts / local)
-        )
-        known, misfits = "fitted" if beyond == 0 else "extrapolated", [self.misfit]
-        seconds, spread = parts * single, TYPICAL_ERROR
-        if devices > 1:
-            far = self.node is not None and devices > self.node
-            if far in self.exchange:
-                alpha, beta = self.exchange[far]
-                last = float(_either(self.slowed * single, alpha + beta * (devices - 2), self.q))
-                misfits += [self.together, TOGETHER]
-                if (more := devices / self.devices[far]) > 1:
-                    known, spread = (
-                        "extrapolated",
-                        math.hypot(spread, PER_DOUBLING_OF_DEVICES * math.log2(more)),
-                    )
-            elif self.link is not None:
-                last, known = single + self.link.seconds(devices), "predicted"
-                spread = math.hypot(
-                    spread, math.log(2) * self.link.seconds(devices) / last / 2
-                )  # within a factor of 2
-            else:
-                return None
-            seconds += last - single
-        spread = math.hypot(
-            max(spread, *(m for m in misfits if not math.isnan(m)), 0.0), PER_DOUBLING * beyond
-        )
-        wide = math.exp(1.96 * spread)
-        # Beyond the largest batch timed a device may be full from there on: then a step takes time
-        # in proportion to it.
-        full = (
-            float(self.of_device(self.local[1])) * local / self.local[1]
-            if local / parts > self.local[1]
-            else 0.0
-        )
-        return Seconds(
-            seconds, seconds / wide, max(seconds, seconds - parts * single + full) * wide, known
-        )
+        last = self._last_microbatch(single, devices)
+        if last is None:
+            return None
+        seconds = parts * single + (last.seconds - single)
+        doublings = self._doublings_beyond(local, parts)
+        source = last.source
+        if source == "fitted" and doublings > 0:
+            source = "extrapolated"
+        error = last.error
+        if not math.isnan(self.misfit):
+            error = max(error, self.misfit)
+        error = math.hypot(error, ERROR_PER_DOUBLING * doublings)
+        factor = math.exp(NORMAL_95 * error)
+        # Beyond the largest timed batch a device may be fully used. Then the time of a step is
+        # proportional to the batch.
+        when_full = 0.0
+        if local / parts > self.local[1]:
+            when_full = float(self.of_device(self.local[1])) * local / self.local[1]
+        most = max(seconds, seconds - parts * single + when_full)
+        return Seconds(seconds, seconds / factor, most * factor, source)
+
+    def _last_microbatch(self, single: float, devices: int) -> _LastMicrobatch | None:
+        """Return the last micro-batch of a step with its exchange; None if that is unknown."""
+        if devices == 1:
+            return _LastMicrobatch(single, "fitted", TYPICAL_ERROR)
+        across_nodes = self.node is not None and devices > self.node
+        if self.exchange is not None and across_nodes in self.exchange.constants:
+            return self.exchange.last_microbatch(single, devices, across_nodes)
+        if self.link is None:
+            return None
+        exchange = self.link.seconds(devices)
+        seconds = single + exchange
+        # The exchange is assumed to be right within a factor of 2.
+        error = math.hypot(TYPICAL_ERROR, math.log(2) * exchange / seconds / 2)
+        return _LastMicrobatch(seconds, "predicted", error)
+
+    def _doublings_beyond(self, local: float, parts: int) -> float:
+        """Return how many doublings a micro-batch lies beyond the timed local batches."""
+        smallest, largest = self.local
+        above = math.log2(local / parts / largest)
+        below = math.log2(smallest * parts / local)
+        return max(0.0, above, below)
 
     def describe(self) -> str:
-        """The model in a line."""
-        kind = (
-            "a line"
-            if self.p == 1
-            else f"flat up to about {number_text(self.a / self.b)} examples, then a line"
-        )
-        misfit = "" if math.isnan(self.misfit) else f", misfit {self.misfit:.1%}"
-        least, most = self.local
-        timed = f"timed at {least:g} to {most:g} examples a device"
+        """Return the model as one sentence."""
+        kind = "a line"
+        if self.p != 1:
+            kind = f"flat up to about {number_text(self.a / self.b)} examples, then a line"
+        misfit = ""
+        if not math.isnan(self.misfit):
+            misfit = f", misfit {self.misfit:.1%}"
+        smallest, largest = self.local
         return (
-            f"a step takes {time_text(self.a)} and {time_text(self.b)} an example: "
-            f"{kind}{misfit}, {timed}"
+            f"A step takes {time_text(self.a)} plus {time_text(self.b)} for each example ({kind}"
+            f"{misfit}; timed at {smallest:g} to {largest:g} examples per device)."
         )
 
 
@@ -177,122 +278,139 @@ def fit_step_time(
     largest: int | None = None,
     node: int | None = None,
 ) -> StepTime:
-    """The model of some timed steps, by least squares of log t.
+    """Return the model of some timed steps, by least squares of log t.
 
     Args:
-        timed: At least two local batch sizes on one device; several devices as far as there are
-            any.
-        link, largest, node: As in `StepTime`.
+        timed: Steps at two or more local batch sizes on one device; optionally on several devices.
+        link, largest, node: Like in `StepTime`.
 
     Raises:
-        ValueError: for fewer, or numbers that are not positive and finite.
+        ValueError: with fewer local batch sizes, or numbers that are not positive and finite.
     """
     rows = [Timed(*row) for row in timed]
-    if not all(math.isfinite(x) and x > 0 for row in rows for x in row):
-        raise ValueError("what was timed must be positive and finite")
-    alone = [row for row in rows if row.devices == 1]
-    if len({row.local_batch for row in alone}) < 2:
+    for row in rows:
+        if not all(math.isfinite(x) and x > 0 for x in row):
+            raise ValueError(f"{row}: the numbers of a timed step must be positive and finite")
+    on_one = [row for row in rows if row.devices == 1]
+    if len({row.local_batch for row in on_one}) < 2:
         raise ValueError("a model of the step time needs 2 local batch sizes timed on one device")
-    m, t, parts = (
-        np.array([getattr(r, key) for r in alone], float)
-        for key in ("local_batch", "seconds", "accumulation")
-    )
-    a, b, p, misfit = _device(m, t / parts)
-    log_off = np.log(t / parts / _either(a, b * m, p))
-    off = tuple((float(size), float(log_off[m == size].mean())) for size in np.unique(m))
+    m = _column(on_one, "local_batch")
+    t = _column(on_one, "seconds") / _column(on_one, "accumulation")
+    law = _fit_device(m, t)
+    log_residuals = np.log(t / _p_norm(law.a, law.b * m, law.p))
+    residuals = []
+    for size in np.unique(m):
+        residuals.append((float(size), float(log_residuals[m == size].mean())))
     model = StepTime(
-        a, b, p, misfit, (m.min(), m.max()), {}, link=link, largest=largest, node=node, off=off
+        *law,
+        local=(m.min(), m.max()),
+        link=link,
+        largest=largest,
+        node=node,
+        residuals=tuple(residuals),
     )
-    several = [row for row in rows if row.devices > 1]
-    return _with_exchange(model, several) if several else model
+    on_several = [row for row in rows if row.devices > 1]
+    if not on_several:
+        return model
+    return dataclasses.replace(model, exchange=_fit_exchange(model, on_several))
 
 
-def _either(x, y, p):
-    """(x^p + y^p)^(1/p) without overflow."""
-    most, least = np.maximum(x, y), np.minimum(x, y)
+def _column(rows: Sequence[Timed], name: str) -> np.ndarray:
+    return np.array([getattr(row, name) for row in rows], float)
+
+
+def _p_norm(x, y, p):
+    """Return (x^p + y^p)^(1/p) without overflow."""
+    most = np.maximum(x, y)
+    least = np.minimum(x, y)
     return most * (1 + (least / most) ** p) ** (1 / p)
 
 
-def _device(m: np.ndarray, t: np.ndarray) -> tuple[float, float, float, float]:
-    """a, b, p and the misfit of one device."""
-    begin = np.log([t.min() / 2, np.median(t / m) / 2])
+class _DeviceFit(NamedTuple):
+    """The constants of one device, and the misfit."""
 
-    def misfit(x):
-        return np.log(_either(math.exp(x[0]), math.exp(x[1]) * m, x[2] if len(x) > 2 else 1.0) / t)
-
-    def spread(found):
-        free = len(m) - len(found.x)
-        return math.sqrt(float((found.fun**2).sum()) / free) if free > 0 else math.nan
-
-    best = least_squares(misfit, begin)
-    if np.unique(m).size >= KNEE_FROM and spread(best) > EXACT:
-        limits = ([-np.inf, -np.inf, 1], [np.inf, np.inf, SHARPEST])
-        bent = min(
-            (least_squares(misfit, [*begin, p], bounds=limits) for p in (1.5, 4)),
-            key=lambda found: found.cost,
-        )
-        if spread(bent) < BETTER * spread(best):
-            best = bent
-    p = float(best.x[2]) if len(best.x) > 2 else 1.0
-    return float(np.exp(best.x[0])), float(np.exp(best.x[1])), p, spread(best)
+    a: float
+    b: float
+    p: float
+    misfit: float
 
 
-def _with_exchange(model: StepTime, rows: Sequence[Timed]) -> StepTime:
-    """The model with alpha and beta of each kind of connection that was timed, and their common
-    q."""
-    kinds = sorted({row.nodes > 1 for row in rows})
-    far = np.array([kinds.index(row.nodes > 1) for row in rows])
-    n, m, t, parts = (
-        np.array([getattr(r, key) for r in rows], float)
-        for key in ("devices", "local_batch", "seconds", "accumulation")
-    )
-    single = model.of_device(m)
-    sloped = [len({row.devices for row in rows if (row.nodes > 1) == kind}) > 1 for kind in kinds]
+def _fit_device(m: np.ndarray, t: np.ndarray) -> _DeviceFit:
+    """Return the fit of the seconds `t` at the local batches `m`: a line, or a knee if better."""
+    start = np.log([t.min() / 2, np.median(t / m) / 2])
+
+    def residuals(x: np.ndarray) -> np.ndarray:
+        p = x[2] if len(x) > 2 else 1.0
+        return np.log(_p_norm(math.exp(x[0]), math.exp(x[1]) * m, p) / t)
+
+    best = least_squares(residuals, start)
+    if np.unique(m).size >= MIN_SIZES_FOR_KNEE and _misfit(best) > EXACT_MISFIT:
+        limits = ([-np.inf, -np.inf, 1], [np.inf, np.inf, MAX_EXPONENT])
+        knees = [least_squares(residuals, [*start, p], bounds=limits) for p in (1.5, 4)]
+        knee = min(knees, key=lambda fit: fit.cost)
+        if _misfit(knee) < KNEE_GAIN * _misfit(best):
+            best = knee
+    p = 1.0
+    if len(best.x) > 2:
+        p = float(best.x[2])
+    return _DeviceFit(float(np.exp(best.x[0])), float(np.exp(best.x[1])), p, _misfit(best))
+
+
+def _misfit(fit: OptimizeResult) -> float:
+    """Return the root mean square of a fit's residuals, corrected for its constants."""
+    degrees_of_freedom = len(fit.fun) - len(fit.x)
+    if degrees_of_freedom <= 0:
+        return math.nan
+    return math.sqrt(float((fit.fun**2).sum()) / degrees_of_freedom)
+
+
+def _fit_exchange(model: StepTime, rows: Sequence[Timed]) -> Exchange:
+    """Return the exchange that fits steps on several devices: alpha and beta by kind, q and c."""
+    devices_by_kind: dict[bool, set[int]] = {}
+    for row in rows:
+        devices_by_kind.setdefault(row.nodes > 1, set()).add(row.devices)
+    kinds = sorted(devices_by_kind)
+    # One number of devices alone does not determine beta.
+    has_beta = [len(devices_by_kind[kind]) > 1 for kind in kinds]
+    kind_of_row = np.array([kinds.index(row.nodes > 1) for row in rows])
+    devices = _column(rows, "devices")
+    seconds = _column(rows, "seconds")
+    parts = _column(rows, "accumulation")
+    single = model.of_device(_column(rows, "local_batch"))
     scale = float(np.median(single))
+    n = len(kinds)
 
-    def exchanged(x):
-        alpha, beta = (
-            np.exp(x[2 : 2 + len(kinds)]),
-            np.where(sloped, np.exp(x[2 + len(kinds) :]), 0.0),
-        )
-        exchange = scale * (alpha[far] + beta[far] * (n - 2))
-        return np.log(
-            ((parts - 1) * single + _either(math.exp(x[0]) * single, exchange, math.exp(x[1]))) / t
-        )
+    # The variables are log c, log q, then log alpha and log beta of each kind, in units of `scale`.
+    def residuals(x: np.ndarray) -> np.ndarray:
+        alpha = np.exp(x[2 : 2 + n])
+        beta = np.where(has_beta, np.exp(x[2 + n :]), 0.0)
+        exchange = scale * (alpha[kind_of_row] + beta[kind_of_row] * (devices - 2))
+        last = _p_norm(math.exp(x[0]) * single, exchange, math.exp(x[1]))
+        return np.log(((parts - 1) * single + last) / seconds)
 
-    def misfit(x):
-        known = [
-            (value - usual) / spread
-            for value, (usual, spread) in zip(x, (SLOWED, OVERLAP), strict=False)
-        ]
-        return np.concatenate([exchanged(x) / POINT, known])
+    def residuals_and_priors(x: np.ndarray) -> np.ndarray:
+        priors = []
+        for value, (usual, deviation) in zip(x, (LOG_SLOWDOWN, LOG_OVERLAP), strict=False):
+            priors.append((value - usual) / deviation)
+        return np.concatenate([residuals(x) / POINT_ERROR, priors])
 
-    low, high = (
-        [0, 0, *(2 * len(kinds)) * [-14]],
-        [math.log(2), math.log(SHARPEST), *(2 * len(kinds)) * [7]],
-    )
-    starts = [[0.1, math.log(q), *len(kinds) * [-1.0], *len(kinds) * [-5.0]] for q in (1.2, 4.0)]
-    best = min(
-        (least_squares(misfit, x, bounds=(low, high)) for x in starts), key=lambda found: found.cost
-    )
-    alpha, beta = (
-        scale * np.exp(best.x[2 : 2 + len(kinds)]),
-        scale * np.exp(best.x[2 + len(kinds) :]),
-    )
-    free = len(t) - 2 - len(kinds) - sum(sloped)
-    most = {kind: max(row.devices for row in rows if (row.nodes > 1) == kind) for kind in kinds}
-    return StepTime(
-        **{
-            **vars(model),
-            "exchange": {
-                k: (float(alpha[i]), float(beta[i]) if sloped[i] else 0.0)
-                for i, k in enumerate(kinds)
-            },
-            "q": math.exp(best.x[1]),
-            "slowed": math.exp(best.x[0]),
-            "devices": most,
-            "together": math.sqrt(float((exchanged(best.x) ** 2).sum()) / free)
-            if free > 0
-            else math.nan,
-        }
+    lower = [0, 0, *(2 * n) * [-14]]
+    upper = [math.log(2), math.log(MAX_EXPONENT), *(2 * n) * [7]]
+    fits = []
+    for overlap in (1.2, 4.0):
+        start = [0.1, math.log(overlap), *n * [-1.0], *n * [-5.0]]
+        fits.append(least_squares(residuals_and_priors, start, bounds=(lower, upper)))
+    best = min(fits, key=lambda fit: fit.cost)
+    alpha = scale * np.exp(best.x[2 : 2 + n])
+    beta = np.where(has_beta, scale * np.exp(best.x[2 + n :]), 0.0)
+    misfit = math.nan
+    degrees_of_freedom = len(rows) - 2 - n - sum(has_beta)
+    if degrees_of_freedom > 0:
+        misfit = math.sqrt(float((residuals(best.x) ** 2).sum()) / degrees_of_freedom)
+    return Exchange(
+        constants={kind: (float(alpha[i]), float(beta[i])) for i, kind in enumerate(kinds)},
+        max_devices={kind: max(devices_by_kind[kind]) for kind in kinds},
+        overlap=math.exp(best.x[1]),
+        slowdown=math.exp(best.x[0]),
+        misfit=misfit,
     )

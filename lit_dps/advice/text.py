@@ -1,133 +1,153 @@
-"""The answer as text."""
+"""The answer as text: the recommendation, the table and what it assumes."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
+from typing import Any
 
-from lit_dps.advice.answer import Answer, hours_text
+import pandas as pd
+
+from lit_dps.advice.answer import Answer, hours_text, rows_where
 from lit_dps.analysis.tables import aligned, significant, three_digits
 
-MARKS = {
-    "law": "",
-    "measured": "",
-    "branched": "",
-    "fitted": "",
-    "extrapolated": "~",
-    "predicted": "?",
-}
-ROWS = 24  # of the table; more than that leave all but the Pareto front and what is close to it out
+MARKS = {"extrapolated": "~", "predicted": "?"}
+# A table with more rows shows only the Pareto front and the rows on the recommended devices.
+MAX_ROWS = 24
 
 
-def render(answer: Answer, every: bool = False) -> str:
-    """The recommendation, the table and what it rests on; with `every`, all rows of the table."""
-    parts = ["\n".join(_sentences(answer)), "\n".join(_table(answer, every))]
-    parts += [
-        "\n".join([f"{title}:", *(f"  {line}" for line in lines)])
-        for title, lines in _lists(answer)
-        if lines
-    ]
-    return "\n\n".join(part for part in parts if part) + "\n"
+def render(answer: Answer, all_rows: bool = False) -> str:
+    """Return the recommendation, the table and what it assumes, as text.
+
+    Args:
+        answer: The answer.
+        all_rows: Whether the table has all rows.
+    """
+    parts = [_recommendation(answer)]
+    if len(answer.table):
+        parts.append(_table(answer, all_rows))
+    if answer.changes:
+        parts.append(["what would change the answer:", *_indent(answer.changes)])
+    assumed = list(answer.assumed)
+    if answer.best is not None:
+        assumed += answer.law.notes
+    if assumed:
+        parts.append(["assumed:", *_indent(assumed)])
+    if answer.rate is not None and not math.isnan(answer.rate.scale):
+        parts.append(["the learning rate:", f"  {answer.rate.describe()}"])
+    return "\n\n".join("\n".join(lines) for lines in parts) + "\n"
 
 
-def _sentences(answer: Answer) -> list[str]:
-    if answer.best is None:
-        why = (
-            "nothing is within the limits"
-            if len(answer.table)
-            else "K or the step time is not known anywhere asked"
-        )
+def _indent(lines) -> list[str]:
+    return [f"  {line}" for line in lines]
+
+
+def _recommendation(answer: Answer) -> list[str]:
+    """Return the row to run, the interval of batch sizes, and the fastest and cheapest rows."""
+    best = answer.best
+    if best is None:
+        why = "K or the step time is not known for anything that was asked"
+        if len(answer.table):
+            why = "nothing is within the limits"
         return [f"no answer: {why}", *answer.law.notes]
-    best, low, high = answer.best, *answer.interval
-    rate = None if answer.rate is None else answer.rate.at(best["batch_size"])
-    told = "" if rate is None else f", {answer.rate.name} = {three_digits(rate)}"
-    lines = [f"run {_place(best)}{told}: {_costs(best, answer)}"]
-    if answer.cut[0] or answer.cut[1]:
-        ends = " and ".join(
-            end for end, cut in zip(("smallest", "largest"), answer.cut, strict=True) if cut
-        )
-        more = f", cut off at the {ends} asked for"
-    else:
-        more = ""
+    assert answer.fastest is not None and answer.cheapest is not None
+    assert answer.interval is not None
+    rate = ""
+    if answer.rate is not None:
+        value = answer.rate.at(best["batch_size"])
+        if value is not None:
+            rate = f", {answer.rate.name} = {three_digits(value)}"
+    lines = [f"run {_place(best)}{rate}: {_costs(best, answer)}"]
     if answer.one_run is not None:
         lines.append(answer.one_run.describe())
-    on = int(answer.fastest["devices"])
+    low, high = answer.interval
+    devices = _devices(int(answer.fastest["devices"]))
     lines.append(
-        f"any B from {low:g} to {high:g} is within 10 % of the best time on {_devices(on)}{more}"
+        f"any B from {low:g} to {high:g} is within 10 % of the best time on {devices}{_cut(answer)}"
     )
     for name, row in (("fastest", answer.fastest), ("cheapest", answer.cheapest)):
-        if any(row[key] != best[key] for key in ("batch_size", "devices")):
+        if row["batch_size"] != best["batch_size"] or row["devices"] != best["devices"]:
             lines.append(f"{name}: {_place(row)}: {_costs(row, answer)}")
     return lines
 
 
-def _place(row) -> str:
+def _cut(answer: Answer) -> str:
+    """Return which ends of the interval are ends of the batch sizes that were asked for."""
+    ends = []
+    if answer.cut[0]:
+        ends.append("smallest")
+    if answer.cut[1]:
+        ends.append("largest")
+    if not ends:
+        return ""
+    return f" (limited by the {' and '.join(ends)} batch size asked for)"
+
+
+def _place(row: Mapping[str, Any]) -> str:
     return f"B = {row['batch_size']} on {_devices(int(row['devices']))}"
 
 
 def _devices(count: int) -> str:
-    return f"{count} device{'' if count == 1 else 's'}"
+    return "1 device" if count == 1 else f"{count} devices"
 
 
-def _costs(row, answer: Answer) -> str:
-    span = f"[{hours_text(row['hours_low'])}, {hours_text(row['hours_high'])}]"
-    steps = (
-        f"{three_digits(row['steps'])} steps [{three_digits(row['steps_low'])}, "
-        f"{three_digits(row['steps_high'])}]"
-    )
-    cost = ""
+def _with_limits(row: Mapping[str, Any], name: str, text: Callable[[float], str]) -> str:
+    """Return a value of a row with its limits: 160 [96.7, 265]."""
+    return f"{text(row[name])} [{text(row[f'{name}_low'])}, {text(row[f'{name}_high'])}]"
+
+
+def _costs(row: Mapping[str, Any], answer: Answer) -> str:
+    """Return time, steps and cost of a row, with their limits."""
+    hours = _with_limits(row, "hours", hours_text)
+    steps = f"{three_digits(row['steps'])} steps"
+    limits = f"[{three_digits(row['steps_low'])}, {three_digits(row['steps_high'])}]"
+    text = f"{hours}, {steps} {limits}"
     if answer.price is not None:
-        cost = ", cost {} [{}, {}]".format(
-            *(three_digits(row[f"cost{end}"]) for end in ("", "_low", "_high"))
-        )
-    return f"{hours_text(row['hours'])} {span}, {steps}{cost}"
+        text += f", cost {_with_limits(row, 'cost', three_digits)}"
+    return text
 
 
-def _table(answer: Answer, every: bool) -> list[str]:
+def _table(answer: Answer, all_rows: bool) -> list[str]:
+    """Return the lines of the table, and a legend of its marks and missing rows."""
     table = answer.table
-    if not len(table):
-        return []
-    rows = table if every or len(table) <= ROWS else table[table["pareto"] | _close(answer)]
-    lines = aligned(_row(row, answer) for row in rows.to_dict("records"))
-    marks = {known for column in ("steps_known", "step_known") for known in rows[column]}
-    legend = [f"{MARKS[mark]} {mark}" for mark in ("extrapolated", "predicted") if mark in marks]
-    if len(rows) < len(table):
+    shown = table
+    if len(table) > MAX_ROWS and not all_rows:
+        shown = rows_where(table, table["pareto"] | _is_on_best_devices(answer))
+    lines = aligned(_row(row, answer) for row in shown.to_dict("records"))
+    sources = {*shown["steps_known"], *shown["step_known"]}
+    legend = [f"{mark} {source}" for source, mark in MARKS.items() if source in sources]
+    if len(shown) < len(table):
         legend.append(
-            f"{len(table) - len(rows)} rows of {len(table)} left out, which others beat in time "
-            "and cost"
+            f"{len(table) - len(shown)} of {len(table)} rows are not shown; others are faster or "
+            "cheaper"
         )
-    return [*lines, *(["  " + "; ".join(legend)] if legend else [])]
+    if legend:
+        lines.append("  " + "; ".join(legend))
+    return lines
 
 
-def _close(answer: Answer):
+def _is_on_best_devices(answer: Answer) -> Any:
+    """Return for each row whether it is allowed and has as many devices as the best row."""
+    table = answer.table
     if answer.best is None:
-        return False
-    return (answer.table["devices"] == answer.best["devices"]) & answer.table["allowed"]
+        return pd.Series(False, index=table.index)
+    return (table["devices"] == answer.best["devices"]) & table["allowed"]
 
 
-def _row(row, answer: Answer) -> dict[str, str]:
-    def interval(name, text):
-        return f"{text(row[name])} [{text(row[f'{name}_low'])}, {text(row[f'{name}_high'])}]"
-
-    money = "cost" if answer.price is not None else "device_hours"
-    text = three_digits if answer.price is not None else hours_text
-    rate = {}
-    if answer.rate is not None:
-        found = answer.rate.at(row["batch_size"])
-        rate = {answer.rate.name: "-" if found is None else significant(found)}
-    return {
+def _row(row: Mapping[str, Any], answer: Answer) -> dict[str, str]:
+    """Return a row of the table as text, by column."""
+    cells = {
         "B": str(row["batch_size"]),
         "devices": str(int(row["devices"])),
-        "steps": MARKS[row["steps_known"]] + interval("steps", three_digits),
-        "a step": MARKS[row["step_known"]] + f"{significant(1e3 * row['step_seconds'])} ms",
-        "time": interval("hours", hours_text),
-        money.replace("_", "-"): interval(money, text),
-        **rate,
-        "": "Pareto" if row["pareto"] else "",
+        "steps": MARKS.get(row["steps_known"], "") + _with_limits(row, "steps", three_digits),
+        "a step": MARKS.get(row["step_known"], "") + f"{significant(1e3 * row['step_seconds'])} ms",
+        "time": _with_limits(row, "hours", hours_text),
     }
-
-
-def _lists(answer: Answer):
-    yield "what would change the answer", answer.changes
-    yield "assumed", (*answer.assumed, *([] if answer.best is None else answer.law.notes))
-    if answer.rate is not None and not math.isnan(answer.rate.scale):
-        yield "the learning rate", (answer.rate.describe(),)
+    if answer.price is None:
+        cells["device-hours"] = _with_limits(row, "device_hours", hours_text)
+    else:
+        cells["cost"] = _with_limits(row, "cost", three_digits)
+    if answer.rate is not None:
+        cells[answer.rate.name] = significant(answer.rate.at(row["batch_size"]))
+    cells[""] = "Pareto" if row["pareto"] else ""
+    return cells

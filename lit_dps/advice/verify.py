@@ -10,15 +10,12 @@ from typing import Any
 
 import torch
 
-from lit_dps.advice.one_run import OneRun, of_runs, of_trials
+from lit_dps.advice.one_run import runs_of_configuration
 from lit_dps.advice.options import time_text
 from lit_dps.advice.stages import Clock, say
 from lit_dps.advice.step_probe import of_one_device, threads_of_fit
-from lit_dps.analysis.analysis import Analysis
-from lit_dps.analysis.rates import RateLaw
 from lit_dps.core.attempt import Attempt
 from lit_dps.core.goal import Goal
-from lit_dps.core.record import StudyRecord
 from lit_dps.core.trial import Cell, Status, Trial
 from lit_dps.parallel.process import Interrupted, StopRequest
 from lit_dps.storage.advice_store import AdviceStore
@@ -53,7 +50,7 @@ def verify_recommendation(
     Raises:
         Interrupted: if the user asked to leave.
     """
-    made = of_configuration(store.read().get("confirmed", []), size, params)
+    made = runs_of_configuration(store.read().get("confirmed", []), size, params)
     goal, end = setup.goal_of_trials, time.monotonic() + clock.left
     most = (
         max(1, math.ceil(min(PATIENCE * k, goal.max_steps) / goal.check_interval))
@@ -93,46 +90,3 @@ def verify_recommendation(
             else f"no goal in {result.steps_run} steps"
         )
         say(f"  run {number + 1} at B = {size}: {took}, {time_text(result.seconds)}")
-
-
-def of_configuration(
-    stored: list[dict[str, Any]], size: int, params: Mapping[str, Any]
-) -> list[dict[str, Any]]:
-    """The runs of this configuration among those that are stored."""
-    return [
-        each for each in stored if each["batch_size"] == size and each["params"] == dict(params)
-    ]
-
-
-def one_run(
-    stored: list[dict[str, Any]],
-    k_of: Mapping[int, float],
-    record: StudyRecord | None,
-    rate: RateLaw | None,
-    key: str,
-) -> OneRun | None:
-    """What one run needs beside K: by the last configuration that was run, or else by the trials of
-    the probes.
-
-    Args:
-        stored: What was run.
-        k_of: K by batch size.
-        record: The probes.
-        rate, key: The recommended rate, and the metaparameter that it is; the only one that was
-            searched, else the
-            trials near it are not near it in others.
-    """
-    if stored and (size := stored[-1]["batch_size"]) in k_of:
-        runs = of_configuration(stored, size, stored[-1]["params"])
-        return of_runs(size, k_of[size], [each["steps"] or math.inf for each in runs])
-    if record is None or rate is None or list(record.space) != [key]:
-        return None
-    cells = [cell for cell in Analysis(record).cells if not cell.at_first_check]
-    trials = {
-        cell.cell.batch_size: [
-            (r.trial.params[key], math.inf if r.steps is None else r.steps) for r in cell.trials
-        ]
-        for cell in cells
-    }
-    rates = {b: at for b in trials if (at := rate.at(b)) is not None}
-    return of_trials(trials, rates)

@@ -7,10 +7,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from lit_dps.advice.answer import Checks, answer
-from lit_dps.advice.from_tables import advise
+from lit_dps.advice.answer import Checks, Terms, advise, answer
 from lit_dps.advice.step_time import Link, Timed, fit_step_time
-from lit_dps.advice.text import render
+from lit_dps.advice.text import MAX_ROWS, render
 from lit_dps.analysis.law import law_of
 from lit_dps.analysis.observations import Observation, medians
 from lit_dps.analysis.rates import rate_law
@@ -22,7 +21,8 @@ LINE = fit_step_time([Timed(m, 0.01 + 1e-4 * m) for m in (8, 16, 64, 256)])
 
 
 def test_times_and_costs_are_those_of_law_and_step():
-    found = answer(LAW, LINE, BATCH, price=2.0, checks=Checks(seconds=1.0, interval=100))
+    terms = Terms(price=2.0, checks=Checks(seconds=1.0, interval=100))
+    found = answer(LAW, LINE, BATCH, terms=terms)
     row = found.table.iloc[3]
     seconds = (4e4 / 64 + 200) * (0.01 + 64e-4 + 0.01)
     assert row["hours"] == pytest.approx(seconds / 3600, rel=1e-4)
@@ -65,7 +65,7 @@ def test_the_front_is_what_nothing_beats():
             > 1
         )
     assert set(table.loc[table["devices"] > 1, "step_known"]) == {"predicted"}
-    assert any("ring all-reduce of 4 MB at 10 GB/s" in line for line in found.assumed)
+    assert sum(str(step.link) in line for line in found.assumed) == 1
     assert found.best["hours"] <= 1.1 * found.fastest["hours"]
     assert found.best["device_hours"] <= found.fastest["device_hours"]
 
@@ -74,34 +74,38 @@ def test_without_a_link_several_devices_are_left_out():
     assert set(answer(LAW, LINE, BATCH, devices=(1, 4)).table["devices"]) == {1}
 
 
-def test_limits():
-    free, tight = answer(LAW, LINE, BATCH, price=1.0), None
-    tight = answer(LAW, LINE, BATCH, price=1.0, cost_at_most=float(free.table["cost"].min()) / 2)
-    assert tight.best is None
-    assert "no answer: nothing is within the limits" in render(tight)
+def test_limits(golden):
+    free = answer(LAW, LINE, BATCH, terms=Terms(price=1.0))
+    least = float(free.table["cost"].min())
+    tight = answer(LAW, LINE, BATCH, terms=Terms(price=1.0, cost_at_most=least / 2))
+    assert tight.best is None and not tight.table["allowed"].any()
+    golden.check("advice/limits.txt", render(tight))
+    hours = answer(LAW, LINE, BATCH, terms=Terms(hours_at_most=0.004))
+    assert hours.table["allowed"].tolist() == (hours.table["hours"] <= 0.004).tolist()
+    assert 0 < hours.table["allowed"].sum() < len(BATCH)
 
 
-def test_a_refused_law_answers_at_what_was_measured_alone():
+def test_a_refused_law_answers_at_what_was_measured_alone(golden):
     law = law_of(
         [Observation(b, k) for b, k in zip((8, 16, 32, 64), (900, 480, 250, 400), strict=True)]
     )
     found = answer(law, LINE, [8, 12, 32, 64, 128])
     assert found.table["batch_size"].tolist() == [8, 32, 64]
     assert found.best["batch_size"] == 32
-    assert "not identifiable, because K rises" in render(found)
-    assert "the fastest row is in part the luckiest" in render(found)
+    golden.check("advice/refused.txt", render(found))
 
 
-def test_the_text_has_the_answer_first():
+def test_whole_texts(golden):
     rate = rate_law(BATCH[:4], [0.01 * math.sqrt(b) for b in BATCH[:4]])
-    text = render(answer(LAW, LINE, BATCH[:4], price=3.0, rate=rate))
-    assert text.startswith("run B = 64 on 1 device, learning_rate = 0.08: ")
-    assert "is within 10 % of the best time on 1 device" in text
-    assert "learning_rate ~ B^0.50" in text
-    assert "assumed:" in text
-    wide = render(answer(LAW, LINE, [8, 4096]))
-    assert "~" in wide
-    assert "extrapolated" in wide
+    terms = Terms(price=3.0, checks=Checks(0.1, 10))
+    golden.check("advice/rate.txt", render(answer(LAW, LINE, BATCH[:4], terms=terms, rate=rate)))
+    golden.check("advice/extrapolated.txt", render(answer(LAW, LINE, [8, 4096])))
+    link = Link(10**6, 1e10)
+    step = fit_step_time([Timed(m, 0.01 + 1e-4 * m) for m in (8, 32, 128)], link, largest=256)
+    found = answer(LAW, step, BATCH, devices=(1, 2, 4, 8))
+    assert len(found.table) > MAX_ROWS
+    golden.check("advice/devices.txt", render(found))
+    assert render(found, all_rows=True).count("\n") > render(found).count("\n")
 
 
 def test_rates_follow_their_power_law_within_what_was_measured():
@@ -126,14 +130,16 @@ def test_tables_of_runs_and_of_step_times_are_all_it_takes():
     found = advise(runs, times, [32, 64, 128, 256], devices=(1, 2), price=3.0)
     assert set(found.table["devices"]) == {1, 2} and found.law.refused is None
     assert found.law.critical[1] < 200 < found.law.critical[2]
-    assert "run B = " in render(found) and found.price == 3
+    assert found.best is not None and found.price == 3
     step = fit_step_time(
         [
             Timed(*row)
             for row in times[["local_batch", "seconds", "devices"]].itertuples(index=False)
         ]
     )
-    by_hand = answer(law_of(medians(runs)), step, [32, 64, 128, 256], devices=(1, 2), price=3.0)
+    by_hand = answer(
+        law_of(medians(runs)), step, [32, 64, 128, 256], devices=(1, 2), terms=Terms(price=3.0)
+    )
     pd.testing.assert_frame_equal(found.table, by_hand.table)
     assert sorted(set(advise(runs, times).table["batch_size"])) == [4, 8, 32, 128, 512]
 
@@ -141,17 +147,17 @@ def test_tables_of_runs_and_of_step_times_are_all_it_takes():
 def test_tables_that_do_not_serve():
     runs = pd.DataFrame({"batch_size": [8, 8, 32], "steps": [90, 91, 40], "seed": [0, 0, 0]})
     times = pd.DataFrame({"local_batch": [8, 64], "seconds": [0.011, 0.016]})
-    with pytest.raises(ValueError, match="twice at batch size 8: give each run once"):
+    with pytest.raises(ValueError, match="twice"):
         advise(runs, times)
-    with pytest.raises(ValueError, match="runs lacks the columns steps; it has batch_size, seed"):
+    with pytest.raises(ValueError, match="steps"):
         advise(runs.drop(columns="steps"), times)
-    with pytest.raises(ValueError, match="times lacks the columns seconds"):
+    with pytest.raises(ValueError, match="seconds"):
         advise(runs, times.drop(columns="seconds"))
 
 
 def test_the_figure_marks_what_is_predicted_and_what_is_recommended():
     step = fit_step_time([Timed(m, 0.01 + 1e-4 * m) for m in (8, 32, 128)], link=Link(10**6, 1e10))
-    found = answer(LAW, step, BATCH, devices=(1, 4), price=2.0)
+    found = answer(LAW, step, BATCH, devices=(1, 4), terms=Terms(price=2.0))
     figure = draw_advice(found.table, LAW.observations, found.best, found.price)
     steps, time, front = figure.axes
     assert (steps.get_ylabel(), time.get_ylabel()) == ("steps to goal", "time to goal [s]")

@@ -243,9 +243,9 @@ def test_several_ranks_are_timed_and_the_exchange_is_fitted():
     )  # two share the split, which ends what one can take
     assert sum("on each of 2 devices: a step" in line for line in said) == 1 + len(others)
     model = fit_step_time(found.timed)
-    alpha, _ = model.exchange[False]
+    alpha, _ = model.exchange.constants[False]
     assert (
         alpha > 0
-        and model.at(2 * local, 2).known == "fitted"
-        and model.at(4 * local, 4).known == "extrapolated"
+        and model.at(2 * local, 2).source == "fitted"
+        and model.at(4 * local, 4).source == "extrapolated"
     )

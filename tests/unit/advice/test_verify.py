@@ -8,8 +8,9 @@ import math
 
 import pytest
 
+from lit_dps.advice.one_run import ratio_of_one_run
 from lit_dps.advice.stages import Clock
-from lit_dps.advice.verify import RUNS, one_run, verify_recommendation
+from lit_dps.advice.verify import RUNS, verify_recommendation
 from lit_dps.analysis.rates import rate_law
 from lit_dps.core.config import StorageConfig, StudyConfig
 from lit_dps.core.record import StudyRecord
@@ -47,7 +48,7 @@ def test_it_is_run_on_fresh_seeds_and_stored_once(setup, tmp_path):
     assert all(each["steps"] % 4 == 0 and each["timed"]["steps"] == each["steps"] for each in found)
     assert len({each["steps"] for each in found}) > 1, "seeds differ"
     assert run(setup, store, 60.0) == found, "what was run is not run again"
-    told = one_run(found, {32: 10.0}, None, None, "")
+    told = ratio_of_one_run(found, {32: 10.0}, None, None, "")
     assert told.steps == tuple(sorted(each["steps"] for each in found))
     assert told.ratio == pytest.approx(told.steps[1] / 10)
 
@@ -58,7 +59,7 @@ def test_a_run_is_left_after_three_times_k_and_counts_as_more(setup, tmp_path):
     assert [(each["steps"], each["most"], each["timed"]["steps"]) for each in found] == [
         (None, 12, 12)
     ] * RUNS
-    assert one_run(found, {32: 3.0}, None, None, "").ratio == math.inf
+    assert ratio_of_one_run(found, {32: 3.0}, None, None, "").ratio == math.inf
 
 
 def test_without_time_nothing_is_run(setup, tmp_path):
@@ -75,8 +76,10 @@ def test_without_runs_trials_near_the_rate_tell():
         results={Cell(b): [trial(b, i, k, 1.0, rate=x) for i, (x, k) in enumerate(r)] for b, r in results.items()},
     )  # fmt: skip
     rate = rate_law([8, 32], [0.01, 0.02], key)
-    told = one_run([], {}, found, rate, key)
-    assert told.of == "trials" and told.ratios == pytest.approx((1, 1, 1.1, 1.2))
+    told = ratio_of_one_run([], {}, found, rate, key)
+    assert told.source == "trials" and told.ratios == pytest.approx((1, 1, 1.1, 1.2))
     assert told.ratio == pytest.approx(math.sqrt(1.1))
     both = dataclasses.replace(found, space={**SPACE, "model.momentum": Range(0.0, 0.9)})
-    assert one_run([], {}, both, rate, key) is None, "of another metaparameter they are not near"
+    assert ratio_of_one_run([], {}, both, rate, key) is None, (
+        "of another metaparameter they are not near"
+    )
