@@ -1,0 +1,167 @@
+"""Counts the files that a question leads through: `python docs/questions.py` prints the table.
+
+While the answer is at work, every line of the package that runs is recorded (`sys.settrace`).
+Imports do not count. A question about an addition (racing, ranks, an axis) counts lines that run
+with the addition and do not run without it. The table in docs/architecture.md is this output.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stdout
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+from optuna.storages import InMemoryStorage
+
+PACKAGE = Path(__file__).resolve().parents[1] / "lit_dps"
+sys.path.insert(0, str(PACKAGE.parent))
+
+CONFIG = PACKAGE / "configs" / "quickstart.yaml"
+# One batch size, one sparsity and two trials, one after the other, in this process.
+SMALL = {
+    "study.name": "question",
+    "study.batch_sizes": "[32]",
+    "study.sparsities": "[0.5]",
+    "study.trials": 2,
+    "study.workers": 1,
+    "study.slack": "null",
+    "study.noise_scale": "false",
+    "goal.error": 0.3,
+}
+
+
+Lines = dict[str, set[int]]  # file -> numbers of the lines that ran
+SHARE = 0.9  # of the lines; the rest is in helpers of a few lines each
+
+
+class LinesRun:
+    """Records which lines of the package's functions run, below one function if given."""
+
+    def __init__(self, within: Callable[..., Any] | None = None):
+        self.lines: Lines = {}
+        self._within: CodeType | None = getattr(within, "__code__", None)
+        self._depth = 0
+
+    def __call__(self, frame: FrameType, event: str, _: object) -> Callable[..., Any] | None:
+        code = frame.f_code
+        if code is self._within:
+            self._depth += 1
+        if code.co_name == "<module>" or (self._within is not None and self._depth == 0):
+            return None
+        file = code.co_filename
+        if not file.startswith(f"{PACKAGE}/"):
+            return None
+        lines = self.lines.setdefault(file[len(f"{PACKAGE}/") : -len(".py")], set())
+
+        def on_line(frame: FrameType, event: str, _: object) -> Callable[..., Any]:
+            if event == "line":
+                lines.add(frame.f_lineno)
+            elif event == "return" and code is self._within:
+                self._depth -= 1
+            return on_line
+
+        return on_line
+
+    @contextmanager
+    def recording(self) -> Iterator[LinesRun]:
+        """Record the lines of all threads in the body."""
+        threading.settrace(self)
+        sys.settrace(self)
+        try:
+            yield self
+        finally:
+            sys.settrace(None)
+            threading.settrace(None)  # type: ignore[arg-type]
+
+
+def lines_of_study(within: Callable[..., Any], **options: object) -> Lines:
+    """Run a small study with options, and return the lines that run below one of its functions."""
+    from lit_dps.cli import main
+
+    recorder = LinesRun(within)
+    with tempfile.TemporaryDirectory() as folder, recorder.recording():
+        settings = SMALL | {"storage.folder": folder} | options
+        arguments = [f"--{key}={value}" for key, value in settings.items()]
+        code = main(["study", "--config", str(CONFIG), *arguments])
+    assert code == 0, settings
+    return recorder.lines
+
+
+def files_of_call(call: Callable[[], object]) -> Lines:
+    """Return the files that a call leads through."""
+    recorder = LinesRun()
+    with recorder.recording():
+        call()
+    return recorder.lines
+
+
+def lines_of_call(call: Callable[[], object]) -> Lines:
+    """Return the lines that a call runs."""
+    recorder = LinesRun()
+    with recorder.recording():
+        call()
+    return recorder.lines
+
+
+def added(lines: Lines, without: Lines) -> Lines:
+    """Return the lines that run in the first recording and not in the second."""
+    differences = {file: run - without.get(file, set()) for file, run in lines.items()}
+    return {file: run for file, run in differences.items() if run}
+
+
+def main_files(lines: Lines) -> list[str]:
+    """Return the fewest files that hold `SHARE` of the lines, those with most lines first."""
+    enough = SHARE * sum(map(len, lines.values()))
+    chosen: list[str] = []
+    for file in sorted(lines, key=lambda file: -len(lines[file])):
+        if sum(len(lines[each]) for each in chosen) >= enough:
+            break
+        chosen.append(file)
+    return chosen
+
+
+def questions() -> Iterator[tuple[str, Lines]]:
+    """Yield each question with the lines that run for its answer."""
+    from lit_dps import Analysis
+    from lit_dps.report.publish import publish
+    from lit_dps.storage.read import read_study
+    from lit_dps.study.preflight.resume_check import check_resume
+    from lit_dps.study.workers import work
+    from tests.support.fake_study import law_study
+
+    trial = lines_of_study(work)
+    yield "How is a trial run?", trial
+    yield "How does it resume?", added(lines_of_study(check_resume), trial)
+    yield "How does racing work?", added(lines_of_study(work, **{"study.slack": 1.5}), trial)
+    yield (
+        "How do ranks train together?",
+        added(lines_of_study(work, **{"trainer.devices": 2}), trial),
+    )
+    delayed = lines_of_study(work, **{"study.grid": '{"optim.delay": [4]}'})
+    yield "What does an axis such as `delay` touch?", added(delayed, trial)
+    lightning = lines_of_study(work, **{"study.lean": "false"})
+    yield "What does Lightning's own loop add?", added(lightning, trial)
+    storage = InMemoryStorage()
+    law_study(storage, "question")
+    record = read_study(storage, "question")
+    yield "How do trials become K* and its law?", lines_of_call(lambda: Analysis(record).scalings)
+    with tempfile.TemporaryDirectory() as folder:
+        report = lines_of_call(lambda: publish(Analysis(record), Path(folder)))
+        yield "Where does the report come from?", report
+
+
+if __name__ == "__main__":
+    with redirect_stdout(sys.stderr):
+        rows = list(questions())
+    print("| question | files that run | files with 90 % of the lines, most lines first |")
+    print("|---|---|---|")
+    for question, lines in rows:
+        chosen = main_files(lines)
+        print(
+            f"| {question} | {len(lines)} | {len(chosen)}: {' '.join(f'`{file}`' for file in chosen)} |"
+        )
