@@ -15,8 +15,7 @@ from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
-
-from optuna.storages import InMemoryStorage
+from unittest.mock import patch
 
 PACKAGE = Path(__file__).resolve().parents[1] / "lit_dps"
 sys.path.insert(0, str(PACKAGE.parent))
@@ -29,14 +28,13 @@ SMALL = {
     "study.sparsities": "[0.5]",
     "study.trials": 2,
     "study.workers": 1,
-    "study.slack": "null",
+    "study.race_factor": "null",
     "study.noise_scale": "false",
     "goal.error": 0.3,
 }
-
+SHARE = 0.9  # of the lines; the rest is in helpers of a few lines each
 
 Lines = dict[str, set[int]]  # file -> numbers of the lines that ran
-SHARE = 0.9  # of the lines; the rest is in helpers of a few lines each
 
 
 class LinesRun:
@@ -68,35 +66,51 @@ class LinesRun:
         return on_line
 
     @contextmanager
-    def recording(self) -> Iterator[LinesRun]:
+    def recording(self) -> Iterator[None]:
         """Record the lines of all threads in the body."""
         threading.settrace(self)
         sys.settrace(self)
         try:
-            yield self
+            yield
         finally:
             sys.settrace(None)
             threading.settrace(None)  # type: ignore[arg-type]
 
 
-def lines_of_study(within: Callable[..., Any], **options: object) -> Lines:
-    """Run a small study with options, and return the lines that run below one of its functions."""
-    from lit_dps.cli import main
+def arguments_of_study(folder: str, **options: object) -> list[str]:
+    """Return the command line of a small study with options."""
+    settings = SMALL | {"storage.folder": folder} | options
+    return ["study", f"--config={CONFIG}", *(f"--{key}={settings[key]}" for key in settings)]
 
-    recorder = LinesRun(within)
+
+def lines_of_trials(**options: object) -> Lines:
+    """Run a small study with options, and return the lines that its worker runs."""
+    from lit_dps.cli import main
+    from lit_dps.study.workers import work
+
+    recorder = LinesRun(work)
     with tempfile.TemporaryDirectory() as folder, recorder.recording():
-        settings = SMALL | {"storage.folder": folder} | options
-        arguments = [f"--{key}={value}" for key, value in settings.items()]
-        code = main(["study", "--config", str(CONFIG), *arguments])
-    assert code == 0, settings
+        assert main(arguments_of_study(folder, **options)) == 0, options
     return recorder.lines
 
 
-def files_of_call(call: Callable[[], object]) -> Lines:
-    """Return the files that a call leads through."""
-    recorder = LinesRun()
-    with recorder.recording():
-        call()
+def lines_of_resumed_trials() -> Lines:
+    """Interrupt a study as it stores its first result, and return the lines of the resumed worker.
+
+    The trial is saved at each check, so that the resumed worker loads a checkpoint.
+    """
+    from lit_dps.cli import main
+    from lit_dps.storage.trial_queue import TrialQueue
+    from lit_dps.study.workers import work
+
+    recorder = LinesRun(work)
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = arguments_of_study(folder, **{"study.checkpoint_minutes": 1e-6})
+        with patch.object(TrialQueue, "store_result", side_effect=KeyboardInterrupt):
+            main(arguments)
+        assert list(Path(folder).rglob("*.ckpt")), "the interrupted study left no checkpoint"
+        with recorder.recording():
+            assert main(arguments) == 0
     return recorder.lines
 
 
@@ -127,29 +141,29 @@ def main_files(lines: Lines) -> list[str]:
 
 def questions() -> Iterator[tuple[str, Lines]]:
     """Yield each question with the lines that run for its answer."""
+    from optuna.storages import InMemoryStorage
+
     from lit_dps import Analysis
     from lit_dps.report.publish import publish
     from lit_dps.storage.read import read_study
-    from lit_dps.study.preflight.resume_check import check_resume
-    from lit_dps.study.workers import work
     from tests.support.fake_study import law_study
 
-    trial = lines_of_study(work)
+    trial = lines_of_trials()
     yield "How is a trial run?", trial
-    yield "How does it resume?", added(lines_of_study(check_resume), trial)
-    yield "How does racing work?", added(lines_of_study(work, **{"study.slack": 1.5}), trial)
+    yield "How does it resume?", added(lines_of_resumed_trials(), trial)
+    yield "How does racing work?", added(lines_of_trials(**{"study.race_factor": 1.5}), trial)
     yield (
-        "How do ranks train together?",
-        added(lines_of_study(work, **{"trainer.devices": 2}), trial),
+        "What does Lightning's own loop add?",
+        added(lightning := lines_of_trials(**{"study.lean": "false"}), trial),
     )
-    delayed = lines_of_study(work, **{"study.grid": '{"optim.delay": [4]}'})
-    yield "What does an axis such as `delay` touch?", added(delayed, trial)
-    lightning = lines_of_study(work, **{"study.lean": "false"})
-    yield "What does Lightning's own loop add?", added(lightning, trial)
+    ranks = lines_of_trials(**{"study.lean": "false", "trainer.devices": 2})
+    yield "How do ranks train together?", added(ranks, lightning)
+    delayed = lines_of_trials(**{"study.grid": '{"optim.delay": [4]}'})
+    yield "What does an axis such as `optim.delay` touch?", added(delayed, trial)
     storage = InMemoryStorage()
     law_study(storage, "question")
     record = read_study(storage, "question")
-    yield "How do trials become K* and its law?", lines_of_call(lambda: Analysis(record).scalings)
+    yield "How do trials become K\\* and its law?", lines_of_call(lambda: Analysis(record).scalings)
     with tempfile.TemporaryDirectory() as folder:
         report = lines_of_call(lambda: publish(Analysis(record), Path(folder)))
         yield "Where does the report come from?", report
@@ -162,6 +176,5 @@ if __name__ == "__main__":
     print("|---|---|---|")
     for question, lines in rows:
         chosen = main_files(lines)
-        print(
-            f"| {question} | {len(lines)} | {len(chosen)}: {' '.join(f'`{file}`' for file in chosen)} |"
-        )
+        names = " ".join(f"`{file}`" for file in chosen)
+        print(f"| {question} | {len(lines)} | {len(chosen)}: {names} |")
