@@ -6,9 +6,8 @@ import dataclasses
 import math
 import signal
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import closing
-from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -28,13 +27,11 @@ from lit_dps.core.errors import StorageError, UserError
 from lit_dps.core.record import StudyRecord
 from lit_dps.core.trial import Status, TrialResult
 from lit_dps.parallel.process import Interrupted, StopRequest
-from lit_dps.storage.header import declare
 from lit_dps.storage.read import read_study
-from lit_dps.storage.run_records import begin_run, store_environment
 from lit_dps.study.failures import AllFail, Failures
+from lit_dps.study.run_cells import begin_run, declare_study, mlflow_of, run_cells
 from lit_dps.study.setup import StudySetup
-from lit_dps.study.workers import WorkerDied, warm_up, work, work_in_processes
-from lit_dps.tracking.sync import MlflowSync, connect, environment_tags
+from lit_dps.study.workers import Results, WorkerDied
 from lit_dps.training.workload import Workload
 
 
@@ -84,13 +81,14 @@ class Probes:
         data: LightningDataModule,
         environment: Mapping[str, Any] | None = None,
     ):
+        if environment is not None:
+            setup = dataclasses.replace(
+                setup, environment=environment[KEY], sources=environment[SOURCES]
+            )
         self.setup, self.data, self.environment = setup, data, environment
         self.without_room: set[int] = set()
-        storage, digest = setup.storage, getattr(data, "digest", None)
-        self.url, self.name = storage.optuna_url, setup.study.name
-        self.view = MlflowSync(
-            partial(connect, storage, setup.workload_name(), self.name, environment_tags(digest))
-        )
+        self.url, self.name = setup.storage.optuna_url, setup.study.name
+        self.view = mlflow_of(setup, data)
 
     def run(self, batch_size: int, end: float, stop: StopRequest, clock: Clock) -> bool:
         """Runs the trials of a batch size until they are done, or until `end` on the monotonic
@@ -106,33 +104,20 @@ class Probes:
             UserError: with the cause of another failure.
         """
         study = dataclasses.replace(self.setup.study, batch_sizes=[batch_size])
-        setup = dataclasses.replace(self.setup, study=study)
-        goal, identity = setup.goal_of_trials, setup.identity(self.data)
-        slack, uid = declare(self.url, study, setup.workload_name(), goal, identity, setup.config())
-        study = dataclasses.replace(study, race_factor=slack)
-        setup = dataclasses.replace(setup, study=study, uid=uid)
+        setup = declare_study(dataclasses.replace(self.setup, study=study), self.data)
         record = read_study(self.url, self.name)
         left = sum(map(len, setup.left(record.results).values()))
         if not left:
             return True
-        setup = dataclasses.replace(setup, run_number=begin_run(self.url, self.name))
-        if self.environment is not None:
-            store_environment(self.url, self.name, self.environment)
-            environment = self.environment
-            setup = dataclasses.replace(
-                setup, environment=environment[KEY], sources=environment[SOURCES]
-            )
-        self.view.sync(record, is_running=True)
+        workers = min(setup.workers, left)
+        setup = begin_run(setup, record, workers, self.view, self.environment)
 
         def over() -> bool:
             clock.tick()
             return bool(stop) or time.monotonic() > end
 
         until = StopRequest(over)
-        workers = min(setup.workers, left)
-        if workers > 1:
-            warm_up()
-        results = work(setup, until) if workers == 1 else work_in_processes(setup, workers, until)
+        results = run_cells(setup, workers, until)
         failures = Failures(
             setup.storage.failures(self.name), chain.from_iterable(record.results.values())
         )
@@ -150,7 +135,7 @@ class Probes:
             raise cause from error
         return is_whole
 
-    def _take(self, results: Iterator[TrialResult], failures: Failures, stop: StopRequest) -> bool:
+    def _take(self, results: Results, failures: Failures, stop: StopRequest) -> bool:
         """Log results as they come. Return whether they came to their end before the time was
         over."""
         try:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 from collections.abc import Callable, Collection, Mapping
-from functools import partial
+from contextlib import closing
 from itertools import chain
 from typing import Any, TypeVar
 
@@ -21,7 +21,6 @@ from lit_dps.core.config import StorageConfig
 from lit_dps.core.environment import KEY, SOURCES
 from lit_dps.core.errors import StorageError, Unguarded
 from lit_dps.core.record import StudyRecord
-from lit_dps.core.trial import TrialResult
 from lit_dps.parallel import ranks
 from lit_dps.parallel.fork_server import unguarded
 from lit_dps.parallel.process import (
@@ -35,14 +34,12 @@ from lit_dps.parallel.process import (
 from lit_dps.report.no_result import NO_RESULT, ended_without_result
 from lit_dps.report.publish import figures_folder, publish
 from lit_dps.storage.database import refuse_lost
-from lit_dps.storage.header import check_unchanged, declare
+from lit_dps.storage.header import check_unchanged
 from lit_dps.storage.ownership import remember
 from lit_dps.storage.read import read_study
 from lit_dps.storage.run_records import (
-    begin_run,
     changed_environment,
     check_environment,
-    store_environment,
     store_k_star_trials,
     store_noise_scale,
 )
@@ -61,11 +58,11 @@ from lit_dps.study.preflight.check import (
 from lit_dps.study.progress import Progress
 from lit_dps.study.quiet_timing import update_step_timing
 from lit_dps.study.retrain_hint import retrain_hint
+from lit_dps.study.run_cells import begin_run, declare_study, mlflow_of, run_cells
 from lit_dps.study.setup import StudySetup
 from lit_dps.study.sources import refuse_changed_sources, source_hashes
-from lit_dps.study.workers import first_of_ranks, follow_torchrun, warm_up, work, work_in_processes
+from lit_dps.study.workers import first_of_ranks, follow_torchrun
 from lit_dps.tracking.pages import CELLS, CURVES, page_address, view_key
-from lit_dps.tracking.sync import MlflowSync, connect, environment_tags
 from lit_dps.tracking.tracker import Tracker
 from lit_dps.training.checkpoint_files import clear
 
@@ -246,9 +243,7 @@ class _StudyRun:
         self.options = options
         self.url = setup.storage.optuna_url
         self.name = setup.study.name
-        tags = environment_tags(getattr(data, "digest", None))
-        connects = partial(connect, setup.storage, setup.workload_name(), self.name, tags)
-        self.mlflow = MlflowSync(connects)
+        self.mlflow = mlflow_of(setup, data)
 
     def run(self) -> int:
         """Run the study. Return the exit code, as in `run_study`."""
@@ -278,34 +273,17 @@ class _StudyRun:
 
     def _declare(self) -> None:
         """Create the study in the storage, or extend it to this configuration."""
-        setup = self.setup
-        identity = setup.identity(self.data)
-        slack, uid = declare(
-            self.url,
-            setup.study,
-            setup.workload_name(),
-            setup.goal_of_trials,
-            identity,
-            setup.config(),
-            setup.boxes,
-        )
-        remember(uid)
-        # A stored study may have raced its trials by a larger factor, which is kept.
-        study = dataclasses.replace(setup.study, race_factor=slack)
-        self.setup = dataclasses.replace(setup, study=study, uid=uid)
+        self.setup = declare_study(self.setup, self.data)
+        assert self.setup.uid is not None
+        remember(self.setup.uid)
         if self.options.takes_over:
             for line in take_over(self.url, self.name) or ["no trial to take over"]:
-                _print_line(setup, line)
+                _print_line(self.setup, line)
 
     def _train_remaining(self, record: StudyRecord, remaining: int, failures: Failures) -> None:
         """Train the remaining trials and repeats in workers."""
-        run_number = begin_run(self.url, self.name)
-        self.setup = dataclasses.replace(self.setup, run_number=run_number)
         workers = min(self.setup.workers, remaining)
-        if workers > 1:
-            warm_up()
-        store_environment(self.url, self.name, self.environment)
-        self.mlflow.sync(record, is_running=True)
+        self.setup = begin_run(self.setup, record, workers, self.mlflow, self.environment)
         self.stop.check()
         self._measure_noise_scale(record)
         self._train(record, workers, failures)
@@ -342,23 +320,15 @@ class _StudyRun:
         trials = "1 trial" if workers == 1 else f"{workers} trials"
         _print_line(setup, f"{trials} at a time in {without_password(self.url)}")
         display.show()
-        if workers == 1:
-            results = work(setup, self.stop, on_event)
-        else:
-            results = work_in_processes(setup, workers, self.stop, on_event)
+        results = run_cells(setup, workers, self.stop, on_event)
         try:
-            for result in results:
-                self._on_result(result, display, failures)
+            with closing(results):
+                for result in results:
+                    display.update(result)
+                    self.mlflow.log(result)
+                    failures.on_result_stored(result)
         finally:
             display.close()
-            results.close()
-
-    def _on_result(
-        self, result: TrialResult, display: Progress | Display, failures: Failures
-    ) -> None:
-        display.update(result)
-        self.mlflow.log(result)
-        failures.on_result_stored(result)
 
     def _report_that_none_remain(self) -> None:
         _print_line(self.setup, "no trials remain")

@@ -10,7 +10,7 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -49,6 +49,7 @@ SIGNAL_SECONDS = 0.2  # a signal to several processes reaches all of them within
 GRACE_SECONDS = 20  # that a worker has to finish its validation when another worker failed
 RECEIVE_SECONDS = 1  # between two looks at the request to stop
 EventListener = Callable[[ProgressEvent], None]
+Results = Generator[TrialResult, None, None]
 
 
 class WorkerError(RuntimeError):
@@ -69,9 +70,7 @@ class WorkerDied(UserError):
         self.pid, self.exit_code = pid, exit_code
 
 
-def work(
-    setup: StudySetup, stop: StopRequest, on_event: EventListener | None = None
-) -> Iterator[TrialResult]:
+def work(setup: StudySetup, stop: StopRequest, on_event: EventListener | None = None) -> Results:
     """Run trials of the study in this process until none remains.
 
     Each result is stored before it is yielded.
@@ -146,7 +145,7 @@ def warm_up() -> None:
 
 def work_in_processes(
     setup: StudySetup, workers: int, stop: StopRequest, on_event: EventListener | None = None
-) -> Iterator[TrialResult]:
+) -> Results:
     """Run trials in several processes, and yield their results as they come.
 
     If a worker is killed, for example because memory is short, the others run the remaining trials.

@@ -119,15 +119,15 @@ def test_a_failure_of_the_users_code_ends_the_probe_with_its_cause(tmp_path, nam
 
 def test_a_probe_whose_only_trials_in_time_failed_ends_too(tmp_path, monkeypatch):
     work = probes(tmp_path, "Wrong")
-    real = probes_module.work
+    real = probes_module.run_cells
 
-    def ends_after_one(setup, until):
-        results = real(setup, until)
+    def ends_after_one(setup, workers, until):
+        results = real(setup, workers, until)
         yield next(results)
         results.close()
         raise Interrupted("the budget")
 
-    monkeypatch.setattr(probes_module, "work", ends_after_one)
+    monkeypatch.setattr(probes_module, "run_cells", ends_after_one)
     assert not run(work, 4), "the time is over, and a trial ended well"
     with pytest.raises(AllFail, match="B = 8: .*shapes differ"):
         run(work, 8)
@@ -142,7 +142,7 @@ def test_a_trial_that_fails_beside_others_ends_nothing(tmp_path):
 def ended_by(tmp_path, monkeypatch, error: Exception, ranks: int = 1) -> Probes:
     """Return a probe whose workers end with an error."""
 
-    def work(setup, stop):
+    def run_cells(setup, workers, until):
         raise error
         yield
 
@@ -152,7 +152,7 @@ def ended_by(tmp_path, monkeypatch, error: Exception, ranks: int = 1) -> Probes:
         found.setup = dataclasses.replace(
             found.setup, workload=dataclasses.replace(found.setup.workload, trainer=trainer)
         )
-    monkeypatch.setattr(probes_module, "work", work)
+    monkeypatch.setattr(probes_module, "run_cells", run_cells)
     return found
 
 
