@@ -1,15 +1,37 @@
-"""lit_dps: how batch size and sparsity rule the number of steps that training a network takes.
+"""lit_dps measures how batch size and sparsity change the number of steps that training takes.
 
 study = lit_dps.load("quickstart")
 study.cells, study.law, study.plot()
 """
 
 from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # the names of `_PUBLIC`, for type checkers and editors
+    from lit_dps.analysis.analysis import Analysis as Analysis
+    from lit_dps.api import load as load
+    from lit_dps.api import run as run
+    from lit_dps.core.goal import Goal as Goal
+    from lit_dps.core.record import StudyRecord as StudyRecord
+    from lit_dps.core.search_space import Choices as Choices
+    from lit_dps.core.search_space import Range as Range
+    from lit_dps.core.trial import Cell as Cell
+    from lit_dps.core.trial import Series as Series
+    from lit_dps.core.trial import Status as Status
+    from lit_dps.core.trial import Trial as Trial
+    from lit_dps.core.trial import TrialResult as TrialResult
+    from lit_dps.module import ImageClassifier as ImageClassifier
+    from lit_dps.readings import BranchCallback as BranchCallback
+    from lit_dps.readings import NoiseScaleCallback as NoiseScaleCallback
+    from lit_dps.readings import SmoothnessCallback as SmoothnessCallback
+    from lit_dps.report.notebook import Study as Study
+    from lit_dps.training import GoalErrorCallback as GoalErrorCallback
+    from lit_dps.training import PruningCallback as PruningCallback
 
 __version__ = "0.1.0"
 
-# Public names by the module that has them. They are imported when they are first asked for:
-# importing the package is instant, and reading a study needs no torch.
+# Public name -> its module. A name is imported when it is first used. So importing the package is
+# instant, and reading a study needs no torch.
 _PUBLIC = {
     "load": "lit_dps.api",
     "run": "lit_dps.api",
@@ -36,8 +58,9 @@ _PUBLIC = {
 def __getattr__(name: str) -> object:
     if name not in _PUBLIC:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = globals()[name] = getattr(import_module(_PUBLIC[name]), name)
-    return found
+    value = getattr(import_module(_PUBLIC[name]), name)
+    globals()[name] = value
+    return value
 
 
 def __dir__() -> list[str]:

@@ -74,9 +74,15 @@ def name_of(path: Path) -> str:
 
 
 def imports(path: Path) -> set[str]:
-    """All modules that a file imports, also within functions."""
+    """All modules that a file imports, also within functions.
+
+    The face of the package imports its names lazily. Its imports for type checkers never run.
+    """
     found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    tree = ast.parse(path.read_text())
+    if path == PACKAGE / "__init__.py":
+        tree.body = [node for node in tree.body if not isinstance(node, ast.If)]
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):

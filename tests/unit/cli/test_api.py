@@ -1,5 +1,6 @@
 """What a notebook sees of the package: load, run and the lazily imported names."""
 
+import ast
 import lzma
 import subprocess
 import sys
@@ -49,6 +50,13 @@ def test_every_public_name_is_there():
         assert name in dir(lit_dps)
     with pytest.raises(AttributeError, match="module 'lit_dps' has no attribute 'fit_all'"):
         lit_dps.fit_all  # noqa: B018
+
+
+def test_type_checkers_see_every_public_name():
+    tree = ast.parse(Path(lit_dps.__file__).read_text())
+    imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    seen = {name.asname: node.module for node in imports for name in node.names if name.asname}
+    assert seen == lit_dps._PUBLIC
 
 
 def test_a_made_up_study(tmp_path):
