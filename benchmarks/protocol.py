@@ -30,10 +30,10 @@ from benchmarks.pool import Apply, pool
 from benchmarks.raced import run_raced, short_sample
 from benchmarks.setups import middle_trial, paper_setup, varied
 from benchmarks.text import NO_GPU, between, ratio, seconds, table
+from lit_dps.core.format import format_duration
 from lit_dps.core.racing import best_steps
 from lit_dps.core.search_space import short_names
 from lit_dps.core.trial import Status, TrialResult
-from lit_dps.forecast.forecast import duration
 from lit_dps.study.setup import StudySetup
 
 TITLE = "The paper's protocol and ours"
@@ -246,7 +246,7 @@ def _ours(found: Protocol) -> str:
     rows = []
     for cell in found.cells:
         counts = [sum(cell.counts.values()), *(cell.counts.get(status, 0) for status in Status)]
-        done = [f"{cell.paper_steps.lower:,}", duration(cell.ours_seconds)]
+        done = [f"{cell.paper_steps.lower:,}", format_duration(cell.ours_seconds)]
         rows.append([cell.batch_size, cell.k_star or "-", _point(cell.best), *counts, *done])
     return table(["B", "K*", "best point", "trials", *Status, "steps", "time"], rows)
 
@@ -259,7 +259,7 @@ def _paper(found: Protocol) -> str:
             measured = [
                 seconds(sample) for sample in (paper.cost.start, paper.cost.step, paper.cost.check)
             ]
-            time = [between(paper.seconds, duration), between(paper.ratio, ratio)]
+            time = [between(paper.seconds, format_duration), between(paper.ratio, ratio)]
             rows.append([cell.batch_size, memory, *measured, steps, *time])
     extrapolated = ["steps (at least to at most)", "time", "the paper's time / ours"]
     return table(["B", "memory", "start of a trial", "a step", "a check", *extrapolated], rows)

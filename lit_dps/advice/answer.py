@@ -22,7 +22,8 @@ from lit_dps.analysis.answer import NEAR
 from lit_dps.analysis.law import Law, law_of
 from lit_dps.analysis.observations import medians
 from lit_dps.analysis.rates import RateLaw
-from lit_dps.analysis.tables import listed_numbers, seconds_text
+from lit_dps.analysis.tables import listed_numbers
+from lit_dps.core.format import format_duration
 
 HOUR = 3600.0
 GRID_SIZE = 97  # batch sizes between the ends of the range, from which the interval is read
@@ -242,8 +243,8 @@ def _row_of_least(table: pd.DataFrame, column: str) -> dict[str, Any]:
 
 
 def hours_text(hours: float) -> str:
-    """Return hours as text, in the unit of `seconds_text`."""
-    return seconds_text(HOUR * hours)
+    """Return hours as text, in the unit of `format_duration`."""
+    return format_duration(HOUR * hours)
 
 
 def _make_table(

@@ -7,7 +7,6 @@ import re
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from lit_dps.analysis.tables import three_digits
 from lit_dps.core.errors import ConfigError
 
 Method = Literal["law", "branch"]
@@ -69,8 +68,3 @@ def devices_of(text: str) -> tuple[int, ...]:
         return tuple(sorted({int(part) for part in text.split(",")}))
     except ValueError:
         raise ConfigError("--devices", text, "numbers of devices such as 1,2,4,8") from None
-
-
-def time_text(seconds: float) -> str:
-    """A time for reading."""
-    return f"{three_digits(seconds)} s" if seconds < 120 else f"{three_digits(seconds / 60)} min"

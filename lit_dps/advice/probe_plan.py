@@ -6,7 +6,6 @@ import math
 import time
 
 from lit_dps.advice.next_probe import ProbeTerms, choose_next_batch_size, law_with_prior
-from lit_dps.advice.options import time_text
 from lit_dps.advice.probe_study import (
     CannotRun,
     check_seconds,
@@ -17,6 +16,7 @@ from lit_dps.advice.probe_study import (
 from lit_dps.advice.question import Question
 from lit_dps.advice.stages import Clock, say
 from lit_dps.advice.user_workload import own_batch_size
+from lit_dps.core.format import format_duration
 from lit_dps.parallel.process import StopRequest
 
 FIRST = 3  # probes that share what is left alike, since nothing tells yet what they take
@@ -49,8 +49,8 @@ def probe_all(case: Question, clock: Clock, stop: StopRequest) -> None:
             break
         seconds = clock.left * share
         say(
-            f"probe {number + 1}: B = {size}, {setup.study.trials} trials, {time_text(seconds)} "
-            "at most"
+            f"probe {number + 1}: B = {size}, {setup.study.trials} trials, "
+            f"{format_duration(seconds, 2)} at most"
         )
         try:
             whole = work.run(size, time.monotonic() + seconds, stop, clock)

@@ -16,7 +16,6 @@ from lit_dps.advice.mlflow_log import show, show_answer
 from lit_dps.advice.next_probe import law_with_prior
 from lit_dps.advice.one_run import ratio_of_one_run
 from lit_dps.advice.optimizer_probe import look_at_optimizers
-from lit_dps.advice.options import time_text
 from lit_dps.advice.probe_study import (
     best_rates,
     failed_trials,
@@ -35,6 +34,7 @@ from lit_dps.analysis.rates import adaptive_advice
 from lit_dps.analysis.tables import listed_numbers, three_digits, write_csv
 from lit_dps.core.atomic_write import not_written, replacing
 from lit_dps.core.errors import StorageError
+from lit_dps.core.format import format_duration
 from lit_dps.core.record import StudyRecord
 from lit_dps.core.trial import Cell, Trial
 from lit_dps.report.publish import figures_folder
@@ -138,11 +138,11 @@ def _notes(
     if record is None and not isinstance(found.law, Branched):
         most = (
             f"one of {options.trials} trials takes up to "
-            f"{time_text(options.trials * case.training_seconds)}"
+            f"{format_duration(options.trials * case.training_seconds, 2)}"
         )
         lines.append(
             "the budget was too small for one probe: how many steps a goal takes is not known; "
-            f"{most} beside {time_text(options.budget)}"
+            f"{most} beside {format_duration(options.budget, 2)}"
         )
     left = unfinished(record)
     for size, trials in sorted(failed_trials(record).items()):

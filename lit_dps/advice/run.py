@@ -18,7 +18,7 @@ from lit_dps.advice.branch_run import run_branches
 from lit_dps.advice.max_steps import settle_max_steps
 from lit_dps.advice.mlflow_log import show
 from lit_dps.advice.optimizer_probe import look_at_optimizers
-from lit_dps.advice.options import Options, time_text
+from lit_dps.advice.options import Options
 from lit_dps.advice.probe_plan import probe_all
 from lit_dps.advice.probe_study import Probes
 from lit_dps.advice.question import Question
@@ -39,7 +39,7 @@ from lit_dps.analysis.tables import significant
 from lit_dps.core.batch_scaling import BETA2_FLOOR
 from lit_dps.core.environment import SOURCES, changes_since
 from lit_dps.core.errors import ConfigError, StorageError, UserError
-from lit_dps.core.format import number_text
+from lit_dps.core.format import format_duration, number_text
 from lit_dps.core.noise_scale import NoiseScale
 from lit_dps.core.trial import Trial
 from lit_dps.parallel.process import (
@@ -137,8 +137,8 @@ def run_advice(
     if "timed" not in known:
         _refuse_small_budget(clock)
     say(
-        f"advice on {setup.study.name}: asking takes {time_text(options.budget)} at most, all in "
-        "all"
+        f"advice on {setup.study.name}: asking takes {format_duration(options.budget, 2)} at most, "
+        "all in all"
     )
     unknown = [n for n in options.devices if n not in (1, probe_setup.ranks)]
     if unknown and options.bandwidth is None:
@@ -148,10 +148,8 @@ def run_advice(
             "--bandwidth, the bytes a second between two devices, such as 1e10"
         )
     if known.get("spent"):
-        say(
-            f"  {time_text(known['spent'])} of them are spent, {time_text(max(clock.left, 0.0))} "
-            "are left"
-        )
+        remaining = format_duration(max(clock.left, 0.0), 2)
+        say(f"  {format_duration(known['spent'], 2)} of them are spent, {remaining} are left")
     try:
         with interruptible(stop, LEAVING), _kept(clock):
             if proposal is not None:
@@ -182,7 +180,7 @@ def run_advice(
         return FAILED
     tell(case)
     _keep_time(clock)
-    say(f"asking took {time_text(clock.spent)} of {time_text(options.budget)}")
+    say(f"asking took {format_duration(clock.spent, 2)} of {format_duration(options.budget, 2)}")
     return 0
 
 
@@ -192,7 +190,7 @@ def _refuse_small_budget(clock: Clock) -> None:
     if clock.budget < least:
         raise ConfigError(
             "--budget",
-            time_text(clock.budget),
+            format_duration(clock.budget, 2),
             f"at least {math.ceil(least)}s: to begin took {clock.spent:.0f} s, and timing steps "
             "and the answer take "
             f"{MEASURING + WRITING[1]:.0f} s",
@@ -232,7 +230,7 @@ def _confirm(case: Question, found: Answer, clock: Clock, stop: StopRequest) -> 
         return
     probe, size, largest = case.work.setup, int(found.best["batch_size"]), found.step_time.largest
     if largest is None or size <= largest * probe.workload.accumulated:
-        say(f"what is recommended, on fresh seeds: {time_text(clock.left)} at most")
+        say(f"what is recommended, on fresh seeds: {format_duration(clock.left, 2)} at most")
         verify_recommendation(
             probe, size, params, float(found.best["k_star"]), case.store, clock, stop
         )
@@ -374,7 +372,7 @@ def _say_share(budget: float, own: int, most: int, training: float, about: str =
     cost = f"{share:.0%} of" if share < 2 else f"{significant(share)} times"
     say(
         f"one training at B = {own} that spends its {most} steps takes "
-        f"{about}{time_text(training)} on one device: "
+        f"{about}{format_duration(training, 2)} on one device: "
         f"asking is at most {cost} that"
     )
 

@@ -17,7 +17,7 @@ from lit_dps.advice.memory import Memory, is_full
 from lit_dps.advice.step_time import Timed
 from lit_dps.core.config import cores
 from lit_dps.core.errors import UserError
-from lit_dps.core.format import number_text, time_text
+from lit_dps.core.format import format_duration, number_text
 from lit_dps.core.trial import Cell, Trial
 from lit_dps.study.probe_run import timed_run
 from lit_dps.study.setup import StudySetup
@@ -122,7 +122,7 @@ def time_steps(
         found.timed.append(Timed(float(size), step, 1, 1, parts))
         found.largest = size
         checks.append(check)
-        say(f"  {size} examples on one device: a step {time_text(step)}")
+        say(f"  {size} examples on one device: a step {format_duration(step, 2)}")
         if FACTOR * size >= ceiling:
             break
         if left < 2 * took and len(found.timed) > 1:
@@ -181,7 +181,7 @@ def _together(
             say(f"  {local:g} examples on each of {n} devices: not timed: {why}")
             continue
         found.timed.append(Timed(local, timed[0], n, 1, parts))
-        say(f"  {local:g} examples on each of {n} devices: a step {time_text(timed[0])}")
+        say(f"  {local:g} examples on each of {n} devices: a step {format_duration(timed[0], 2)}")
         if (now := time.monotonic()) + (now - began) > end:
             break
 

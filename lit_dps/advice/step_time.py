@@ -22,7 +22,7 @@ import numpy as np
 from scipy.optimize import OptimizeResult, least_squares
 
 from lit_dps.analysis.tables import three_digits
-from lit_dps.core.format import number_text, time_text
+from lit_dps.core.format import format_duration, number_text
 
 MAX_EXPONENT = 16.0  # of p and q; beyond it the knee is a corner
 # A knee is one constant more than a line. It needs so many local batch sizes and a misfit of the
@@ -267,8 +267,8 @@ class StepTime:
             misfit = f", misfit {self.misfit:.1%}"
         smallest, largest = self.local
         return (
-            f"A step takes {time_text(self.a)} plus {time_text(self.b)} for each example ({kind}"
-            f"{misfit}; timed at {smallest:g} to {largest:g} examples per device)."
+            f"A step takes {format_duration(self.a, 2)} plus {format_duration(self.b, 2)} for each "
+            f"example ({kind}{misfit}; timed at {smallest:g} to {largest:g} examples per device)."
         )
 
 

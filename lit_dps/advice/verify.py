@@ -11,10 +11,10 @@ from typing import Any
 import torch
 
 from lit_dps.advice.one_run import runs_of_configuration
-from lit_dps.advice.options import time_text
 from lit_dps.advice.stages import Clock, say
 from lit_dps.advice.step_probe import of_one_device, threads_of_fit
 from lit_dps.core.attempt import Attempt
+from lit_dps.core.format import format_duration
 from lit_dps.core.goal import Goal
 from lit_dps.core.trial import Cell, Status, Trial
 from lit_dps.parallel.process import Interrupted, StopRequest
@@ -89,4 +89,4 @@ def verify_recommendation(
             if result.steps
             else f"no goal in {result.steps_run} steps"
         )
-        say(f"  run {number + 1} at B = {size}: {took}, {time_text(result.seconds)}")
+        say(f"  run {number + 1} at B = {size}: {took}, {format_duration(result.seconds, 2)}")

@@ -3,7 +3,6 @@ and in words."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -92,24 +91,6 @@ def three_digits(x: float | None) -> str:
         return "-"
     rounded = f"{x:.3g}"
     return f"{float(rounded):.0f}" if 100 <= abs(float(rounded)) < 1e7 else rounded
-
-
-def seconds_text(seconds: float | None) -> str:
-    """Return a time with 3 digits and its unit: 8.10 ms, 42.0 s, 3.10 min, 2.50 h, 12.0 days.
-
-    "-" stands for None and nan.
-    """
-    if seconds is None or math.isnan(seconds):
-        return "-"
-    if seconds < 1:
-        return f"{significant(seconds / 1e-3)} ms"
-    if seconds < 120:
-        return f"{significant(seconds)} s"
-    if seconds < 7200:
-        return f"{significant(seconds / 60)} min"
-    if seconds < 172800:
-        return f"{significant(seconds / 3600)} h"
-    return f"{significant(seconds / 86400)} days"
 
 
 def listed_numbers(values: Iterable[float]) -> str:

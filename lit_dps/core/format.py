@@ -1,4 +1,4 @@
-"""Formats numbers with few significant digits, and with an exponent only if it is needed."""
+"""Formats numbers and times with few significant digits, and with exponents only if needed."""
 
 from __future__ import annotations
 
@@ -7,6 +7,16 @@ import math
 # Numbers in this range are written in digits, all others with an exponent.
 LEAST_IN_DIGITS = 1e-4
 MOST_IN_DIGITS = 1e7
+# Units of time, their seconds, and the smallest time that is written in them.
+DURATION_UNITS = (
+    ("days", 86_400.0, 172_800.0),
+    ("h", 3600.0, 7200.0),
+    ("min", 60.0, 120.0),
+    ("s", 1.0, 1.0),
+    ("ms", 1e-3, 1e-3),
+    ("us", 1e-6, 1e-6),
+    ("ns", 1e-9, 1e-9),
+)
 
 
 def number_text(x: float, digits: int = 2) -> str:
@@ -21,10 +31,16 @@ def number_text(x: float, digits: int = 2) -> str:
     return f"{rounded:.{max(decimals, 0)}f}"
 
 
-def time_text(seconds: float) -> str:
-    """Return a time with two significant digits, such as 2.1 s, 31 ms, 4.1 us or "less than 1
-    ns"."""
-    for unit, size in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6), ("ns", 1e-9)):
-        if seconds >= size:
-            return f"{number_text(seconds / size)} {unit}"
+def format_duration(seconds: float | None, digits: int = 3) -> str:
+    """Return a time with its unit, such as 4.11 us, 8.10 ms, 42.0 s, 3.10 min, 2.50 h or 12.0 days.
+
+    "-" stands for None and nan.
+    """
+    if seconds is None or math.isnan(seconds):
+        return "-"
+    if seconds == 0:
+        return "0 s"
+    for unit, size, smallest in DURATION_UNITS:
+        if seconds >= smallest:
+            return f"{number_text(seconds / size, digits)} {unit}"
     return "less than 1 ns"

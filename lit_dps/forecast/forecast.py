@@ -11,9 +11,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
-from lit_dps.analysis.tables import three_digits
 from lit_dps.core import paper_protocol as protocol
-from lit_dps.core.format import time_text
+from lit_dps.core.format import format_duration
 from lit_dps.core.noise_scale import read_at
 from lit_dps.core.racing import rungs
 from lit_dps.core.record import StudyRecord, grid
@@ -34,8 +33,6 @@ from lit_dps.readings import SmoothnessCallback
 from lit_dps.study.noise import MAX_SECONDS, STEPS
 from lit_dps.study.setup import StudySetup
 from lit_dps.study.step_probe import Timing, measure, single_gradient_seconds
-
-UNITS = (("days", 86_400), ("h", 3600), ("min", 60), ("s", 1), ("ms", 1e-3))
 
 
 def training_seconds(cells: Mapping[Cell, Work], timing: Timing, share: float = 1.0) -> float:
@@ -80,7 +77,7 @@ def _remarks(setup: StudySetup, timing: Timing) -> list[str]:
     sizes, threads, line = [m.batch_size for m in timing.measured], setup.study.threads, timing.step
     lines = [
         f"timed at B = {', '.join(map(str, sizes))} with {threads} thread{'s' * (threads > 1)}",
-        f"at any B a step takes {duration(line.a)} + {duration(line.b)} x B",
+        f"at any B a step takes {format_duration(line.a)} + {format_duration(line.b)} x B",
     ]
     if len(sizes) > 2:  # two lie on a line in any case
         lines[-1] += f", within {timing.misfit:.0%} of what was timed"
@@ -115,17 +112,17 @@ def _smoothness_remark(setup: StudySetup, points: Points, timing: Timing) -> lis
     if measured.examples is None:
         examples, time = "all training examples", "for which the time is not told"
         if single:
-            noise = f"; its noise takes {duration(single)} more an example"
+            noise = f"; its noise takes {format_duration(single)} more an example"
     else:
         seconds = trials * each * measured.examples / setup.workers
         examples = f"{measured.examples:,} training examples"
         time = (
-            f"{duration(seconds * passes * timing.step.b)} in all"
+            f"{format_duration(seconds * passes * timing.step.b)} in all"
             if timing.step.b
             else "too short to be timed here"
         )
         if single:
-            noise = f"; their noise takes {duration(seconds * single)} more"
+            noise = f"; their noise takes {format_duration(seconds * single)} more"
     return [
         f"smoothness: at most {each:,} measurements a trial, each of {passes} passes over "
         f"{examples}, {time}{noise}; "
@@ -194,30 +191,37 @@ def study_table(
         own = sum(parts[0][0].values(), Work())
         step, check = timing.step.at(batch_size), timing.check.at(1 / batch_size)
         share = check / (check + goal.check_interval * step)
-        times = [duration(training_seconds(part, timing, share) / workers) for part, share in parts]
+        times = [
+            format_duration(training_seconds(part, timing, share) / workers)
+            for part, share in parts
+        ]
         rows.append(
             [
                 str(batch_size),
                 *_counts(own),
-                duration(step),
-                duration(check),
+                format_duration(step),
+                format_duration(check),
                 f"{share:.0%}",
                 *times,
             ]
         )
     if repeated.trials:
         times = [
-            duration(training_seconds(cells, timing, share) / workers)
+            format_duration(training_seconds(cells, timing, share) / workers)
             for _, cells, share in columns.values()
         ]
         rows.append(["repeats", *_counts(repeated), *[""] * 3, *times])
     if passes:
         n = sum(passes.values())
-        rows.append(["pruning", f"{n:,} passes", *[""] * 5, *[duration(pruning)] * len(columns)])
+        rows.append(
+            ["pruning", f"{n:,} passes", *[""] * 5, *[format_duration(pruning)] * len(columns)]
+        )
     if reads:
-        rows.append(["noise scale", f"{STEPS} steps", *[""] * 5, *[duration(noise)] * len(columns)])
+        rows.append(
+            ["noise scale", f"{STEPS} steps", *[""] * 5, *[format_duration(noise)] * len(columns)]
+        )
     times = [
-        duration(
+        format_duration(
             (training_seconds(c, timing, share) + training_seconds(r, timing, share)) / workers
             + pruning
             + noise
@@ -296,7 +300,7 @@ def _paper_lines(setup: StudySetup, timing: Timing) -> list[str]:
         f"{len(protocol.SPARSITIES)} sparsities x "
         f"{protocol.TRIALS} trials of {max_steps:,} steps, a check every {interval}:",
         f"  at most {total.trials:,} trials, {total.steps:,.0f} steps, {total.checks:,.0f} checks, "
-        f"{duration(time)} on this machine",
+        f"{format_duration(time)} on this machine",
         "  of one workload the paper says: 14 million checks, 162 days (Lee et al. 2021, Appendix "
         "B)",
     ]
@@ -304,16 +308,6 @@ def _paper_lines(setup: StudySetup, timing: Timing) -> list[str]:
 
 def _counts(total: Work) -> list[str]:
     return [f"{total.trials:,}", f"{total.steps:,.0f}", f"{total.checks:,.0f}"]
-
-
-def duration(seconds: float) -> str:
-    """Seconds in the largest unit that makes them 1 or more, with three digits: 2.65 ms, 12.5 min,
-    162 days."""
-    if 0 < seconds < 1e-3:
-        return time_text(seconds)
-    unit, size = next((unit for unit in UNITS if seconds >= unit[1]), UNITS[-1])
-    number = seconds / size
-    return f"{number:,.0f} {unit}" if number >= 100 else f"{three_digits(number)} {unit}"
 
 
 def _aligned(rows: Iterable[Sequence[str]]) -> list[str]:

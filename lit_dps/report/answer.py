@@ -19,10 +19,10 @@ from lit_dps.analysis.tables import (
     k_star_text,
     records,
     rows_of,
-    seconds_text,
     short_columns,
     three_digits,
 )
+from lit_dps.core.format import format_duration
 from lit_dps.core.record import StudyRecord
 from lit_dps.core.trial import Series
 
@@ -75,9 +75,10 @@ def _rows_to_print(
         if steps_differ:
             columns["steps"] = three_digits(row["steps"])
         columns["examples to goal"] = _examples_text(row)
-        columns["a step"] = seconds_text(row["step_seconds"])
+        columns["a step"] = format_duration(row["step_seconds"])
         if has_validation:
-            columns[f"validation every {validate_every}"] = seconds_text(row["validation_seconds"])
+            added = format_duration(row["validation_seconds"])
+            columns[f"validation every {validate_every}"] = added
         columns["time to goal"] = interval_text(row)
         columns[""] = mark(row)
         rows.append(columns)
@@ -102,12 +103,12 @@ def _examples_text(row: Row) -> str:
 
 def interval_text(row: Row) -> str:
     """Return the time to the goal with its 95 % interval, such as 2.31 s [1.98 s, 2.70 s]."""
-    time = seconds_text(row["seconds"])
+    time = format_duration(row["seconds"])
     if _is_upper_bound(row):
         time = f"<= {time}"
     if row["seconds_low"] is None:
         return time
-    return f"{time} [{seconds_text(row['seconds_low'])}, {seconds_text(row['seconds_high'])}]"
+    return f"{time} [{format_duration(row['seconds_low'])}, {format_duration(row['seconds_high'])}]"
 
 
 def _is_upper_bound(row: Row) -> bool:
@@ -177,11 +178,11 @@ def _with_validation(rows: Sequence[Row], fastest: Row, validate_every: int | No
     validated = [row for row in rows if row["validation_seconds"] is not None]
     if fastest not in validated:
         return []
-    added = seconds_text(fastest["validation_seconds"])
+    added = format_duration(fastest["validation_seconds"])
     line = f"validation every {validate_every} steps adds {added} at B = {fastest['batch_size']}"
     best = min(validated, key=lambda row: row["seconds"] + row["validation_seconds"])
     if best is not fastest:
-        total = seconds_text(best["seconds"] + best["validation_seconds"])
+        total = format_duration(best["seconds"] + best["validation_seconds"])
         line += f"; with it B = {best['batch_size']} is the fastest, {total} in all"
     return [line]
 

@@ -13,7 +13,7 @@ from lit_dps.analysis.answer import answer_rows, probabilities_of_fastest
 from lit_dps.analysis.rates import rate_curves, rate_laws
 from lit_dps.analysis.step_seconds import StepSeconds, step_seconds
 from lit_dps.analysis.summary import summarize
-from lit_dps.analysis.tables import seconds_text
+from lit_dps.core.format import format_duration
 from lit_dps.core.goal import Goal
 from lit_dps.core.record import StudyRecord
 from lit_dps.core.repeats import RepeatPlan
@@ -212,21 +212,6 @@ def test_where_momentum_is_searched_the_rate_of_the_law_is_that_of_a_momentum():
     assert curve.at(16, {"model.momentum": 0.75}) == pytest.approx(0.25 * (0.2 * 0.4) ** 0.5)
 
 
-@pytest.mark.parametrize(
-    ("seconds", "said"),
-    [
-        (0.0081, "8.10 ms"),
-        (1, "1.00 s"),
-        (42, "42.0 s"),
-        (186, "3.10 min"),
-        (9000, "2.50 h"),
-        (1.04e6, "12.0 days"),
-    ],
-)
-def test_times_to_read(seconds, said):
-    assert seconds_text(seconds) == said
-
-
 def test_quartiles_are_ordered():
     found = step_seconds(study(slow=2.0))
     assert all(isinstance(x, StepSeconds) and x.low <= x.median <= x.high for x in found.values())
@@ -281,7 +266,7 @@ def test_times_go_by_the_law_where_single_k_stars_scatter():
         in said
     )
     assert "expect one run to need more" in said
-    assert f"the best estimate is B = 32, {seconds_text(table.loc[32, 'seconds'])} [" in said
+    assert f"the best estimate is B = 32, {format_duration(table.loc[32, 'seconds'])} [" in said
 
 
 def test_times_go_by_k_star_where_its_law_is_refused():
@@ -353,9 +338,9 @@ def test_validation_has_a_column_at_the_interval_of_the_user():
     assert table["seconds"].tolist() == Analysis(timed(study())).answer["seconds"].tolist()
     said = answer_text(analysis.record, analysis.cells, analysis.answer, analysis.rate_laws, 10)
     assert "validation every 10" in said.splitlines()[2]
-    total = seconds_text(table.loc[32, "seconds"] + table.loc[32, "validation_seconds"])
+    total = format_duration(table.loc[32, "seconds"] + table.loc[32, "validation_seconds"])
     assert (
-        f"validation every 10 steps adds {seconds_text(0.5 * validations[16])} at B = 16; with it "
+        f"validation every 10 steps adds {format_duration(0.5 * validations[16])} at B = 16; with it "
         "B = 32" in said
     )
     assert f"B = 32 is the fastest, {total} in all" in said

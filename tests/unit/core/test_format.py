@@ -7,7 +7,7 @@ import math
 import pytest
 
 from lit_dps.analysis.rates import rate_law, spacing_of
-from lit_dps.core.format import number_text, time_text
+from lit_dps.core.format import format_duration, number_text
 from lit_dps.core.noise_scale import NoiseScale
 
 
@@ -23,15 +23,30 @@ def test_two_significant_digits(number, text):
 @pytest.mark.parametrize(
     ("seconds", "text"),
     [
+        (None, "-"),
+        (math.nan, "-"),
+        (0, "0 s"),
         (2.05e-13, "less than 1 ns"),
-        (4.11e-6, "4.1 us"),
-        (0.00124, "1.2 ms"),
-        (12, "12 s"),
-        (3e-9, "3.0 ns"),
+        (3e-9, "3.00 ns"),
+        (4.11e-6, "4.11 us"),
+        (0.0081, "8.10 ms"),
+        (0.9996, "1000 ms"),
+        (1, "1.00 s"),
+        (42, "42.0 s"),
+        (119, "119 s"),
+        (186, "3.10 min"),
+        (9000, "2.50 h"),
+        (1.04e6, "12.0 days"),
+        (86_400 * 18_363.4, "18400 days"),
     ],
 )
-def test_short_times(seconds, text):
-    assert time_text(seconds) == text
+def test_durations(seconds, text):
+    assert format_duration(seconds) == text
+
+
+def test_durations_of_two_digits():
+    assert format_duration(0.00124, digits=2) == "1.2 ms"
+    assert format_duration(300, digits=2) == "5.0 min"
 
 
 def test_rates_on_a_grid_are_known_no_better_than_its_spacing():

@@ -8,12 +8,12 @@ import re
 import pytest
 
 from lit_dps.core.config import StorageConfig, StudyConfig
+from lit_dps.core.format import format_duration
 from lit_dps.core.goal import Goal
 from lit_dps.core.record import StudyRecord, grid
 from lit_dps.core.repeats import RepeatPlan
 from lit_dps.core.trial import Cell, TrialResult
 from lit_dps.forecast.forecast import (
-    duration,
     noise_seconds,
     pruning_seconds,
     study_table,
@@ -238,12 +238,12 @@ def test_the_table_counts_repeats_and_the_run_that_reads_the_noise_scale():
         in told[-1]
     )
     # 0.5 s to start, and 64 steps at B = 64 with two passes more: 64 x 2 x (0.001 + 64 x 0.0005)
-    assert rows["noise scale"] == ["64 steps", duration(4.724)]
+    assert rows["noise scale"] == ["64 steps", format_duration(4.724)]
     repeats = training_seconds(
         {Cell(2): Work(10, 1600, 100), Cell(64): Work(10, 1600, 100)}, TIMING
     )
     trials = training_seconds({Cell(2): Work(3, 480, 30), Cell(64): Work(3, 480, 30)}, TIMING)
-    assert rows["total"][-1] == duration(repeats + trials + 4.724)
+    assert rows["total"][-1] == format_duration(repeats + trials + 4.724)
 
 
 def test_a_slow_noise_run_is_left_early():
@@ -257,22 +257,3 @@ def test_a_slow_noise_run_is_left_early():
 def test_without_repeats_or_a_noise_run_the_table_has_none():
     rows, told = table(noise_scale=False)
     assert not {"repeats", "noise scale"} & {*rows} and len(told) == 1
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [
-        (0, "0 ms"),
-        (0.00265, "2.65 ms"),
-        (2.06e-7, "210 ns"),
-        (99.96, "1.67 min"),
-        (1.346, "1.35 s"),
-        (59, "59 s"),
-        (750, "12.5 min"),
-        (3600, "1 h"),
-        (86_400 * 162, "162 days"),
-        (86_400 * 18_363.4, "18,363 days"),
-    ],
-)
-def test_durations(seconds, text):
-    assert duration(seconds) == text

@@ -11,7 +11,8 @@ import pandas as pd
 import pytest
 
 import lit_dps
-from lit_dps.analysis.tables import seconds_text, three_digits
+from lit_dps.analysis.tables import three_digits
+from lit_dps.core.format import format_duration
 from lit_dps.core.trial import Cell
 from lit_dps.report.html import page
 from lit_dps.report.publish import publish
@@ -69,11 +70,11 @@ def test_the_printed_table_is_that_of_a_notebook(study):
         assert (shown["K*"], shown["steps"]) == (str(row["k_star"]), three_digits(row["steps"]))
         assert (shown["examples to goal"], shown["a step"]) == (
             str(row["examples"]),
-            seconds_text(row["step_seconds"]),
+            format_duration(row["step_seconds"]),
         )
-        limits = f"[{seconds_text(row['seconds_low'])}, {seconds_text(row['seconds_high'])}]"
+        limits = f"[{format_duration(row['seconds_low'])}, {format_duration(row['seconds_high'])}]"
         mark = "fastest" if row["fastest"] else "not told apart" if row["tied"] else ""
-        assert shown["time"] == f"{seconds_text(row['seconds'])} {limits}  {mark}".rstrip()
+        assert shown["time"] == f"{format_duration(row['seconds'])} {limits}  {mark}".rstrip()
         assert row["seconds_low"] <= row["seconds"] <= row["seconds_high"]
         assert row["seconds"] == pytest.approx(row["steps"] * row["step_seconds"])
 
