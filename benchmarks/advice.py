@@ -23,7 +23,7 @@ from benchmarks.step_model import DATA as TIMES
 from benchmarks.step_model import predicted, timed
 from lit_dps.advice.answer import answer
 from lit_dps.advice.step_time import Timed, fit_step_time
-from lit_dps.analysis.law import Law, law_of
+from lit_dps.analysis.law import Law, fit_law
 from lit_dps.analysis.law_fit import fit_scaling
 from lit_dps.analysis.observations import Observation, exact, medians
 
@@ -74,7 +74,7 @@ def must_refuse(known: list[Observation]) -> str:
     """Why nothing beyond its batch sizes may be said of a workload, by all its data and a plain
     fit; else empty.
 
-    This is no rule of `law_of`: it looks at all batch sizes, and at no interval.
+    This is no rule of `fit_law`: it looks at all batch sizes, and at no interval.
     """
     points = exact(known)
     if len(points) < FEW:
@@ -121,17 +121,17 @@ def judge(runs: pd.DataFrame, times: pd.DataFrame) -> Judged:
     """Judges the law, what it recommends, and the model of step times."""
     found = Judged([], [], [], [])
     for curve, known in curves(runs):
-        must, law = must_refuse(known), law_of(known)
-        said = f"refused: {law.refused}" if law.refused else law.describe()
-        verdict = {"must": must, "said": said, "false": bool(must and not law.refused)}
+        must, law = must_refuse(known), fit_law(known)
+        said = law.line() if law.identifiable else f"refused: {law.verdict}"
+        verdict = {"must": must, "said": said, "false": bool(must and law.identifiable)}
         found.verdicts.append({"curve": curve, "batch_sizes": len(exact(known)), **verdict})
         for seen, lower, held in parts(known):
-            part = law_of(lower)
+            part = fit_law(lower)
             found.points.extend(
                 {"curve": curve, "seen": seen, **row} for row in _points(part, held)
             )
             if seen != "all others":
-                found.verdicts[-1] |= {seen: part.refused is None}
+                found.verdicts[-1] |= {seen: part.identifiable}
                 found.regrets.extend(
                     {"curve": curve, "seen": seen, **row} for row in _regrets(part, exact(known))
                 )
@@ -151,9 +151,9 @@ def _points(law: Law, held: list[Observation]) -> Iterator[dict]:
             "refused": law.predict([point.batch_size]).iloc[0]["known"] == "refused",
             "error": math.nan,
         }
-        if law.fit is not None and (law.refused is None or law.refused.within):
+        if not row["refused"]:
             low, high = np.percentile(law.samples([point.batch_size]), ALL)
-            error = math.log(float(law.steps(point.batch_size)) / point.steps)
+            error = math.log(law.predict([point.batch_size])["steps"][0] / point.steps)
             row |= {"error": error, "within": bool(low <= point.steps <= high)}
         yield row
 

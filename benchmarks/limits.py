@@ -23,7 +23,7 @@ from benchmarks.advice import ALL, curves, must_refuse, parts, runs_of
 from benchmarks.text import table
 from lit_dps.analysis import law as law_module
 from lit_dps.analysis import law_posterior as posterior
-from lit_dps.analysis.law import Law, law_of
+from lit_dps.analysis.law import Law, fit_law
 from lit_dps.analysis.law_fit import fit_scaling
 from lit_dps.analysis.observations import Observation, exact
 
@@ -69,19 +69,24 @@ def laws(runs: pd.DataFrame) -> Iterator[dict]:
         for curve, known in curves(runs):
             some = [(lower, held) for seen, lower, held in parts(known) if seen != "all others"]
             for lower, held in [(known, []), *some]:
-                law = law_of(lower)
-                _, low, high = law.critical
-                span = high / low if law.fit else math.inf
+                law = fit_law(lower)
+                span = math.inf
+                if law.critical is not None:
+                    span = law.critical.high / law.critical.low
                 row = {
                     "curve": curve,
                     "must": must_refuse_part(known, lower),
-                    "refused": law.refused is not None,
+                    "refused": not law.identifiable,
                 }
                 yield {**row, "span": span, "score": _score(law, held)}
 
 
 def _score(law: Law, held: Sequence[Observation]) -> float:
-    if not held or law.fit is None or (law.refused and not law.refused.within):
+    if not held or math.isnan(law.reach[0]):
+        return math.nan
+    low, high = law.reach
+    held = [p for p in held if low <= p.batch_size <= high]
+    if not held:
         return math.nan
     low, high = np.log(np.percentile(law.samples([p.batch_size for p in held]), ALL, axis=0))
     truth = np.log([p.steps for p in held])

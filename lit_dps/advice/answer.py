@@ -19,7 +19,7 @@ from lit_dps.advice.next_probe import rank_probes
 from lit_dps.advice.one_run import OneRun
 from lit_dps.advice.step_time import NORMAL_95, Link, Seconds, StepTime, Timed, fit_step_time
 from lit_dps.analysis.answer import NEAR
-from lit_dps.analysis.law import Law, law_of
+from lit_dps.analysis.law import Law, fit_law
 from lit_dps.analysis.observations import medians
 from lit_dps.analysis.rates import RateLaw
 from lit_dps.analysis.tables import listed_numbers
@@ -165,7 +165,7 @@ def advise(
     if batch_sizes is None:
         batch_sizes = list(runs["batch_size"])
     step_time = fit_step_time(timed, link, largest, node)
-    law = law_of(medians(runs))
+    law = fit_law(medians(runs))
     return answer(law, step_time, sorted(set(batch_sizes)), devices, Terms(**terms))
 
 

@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 
 from lit_dps.analysis.answer import NEAR
-from lit_dps.analysis.law import Law, law_of
+from lit_dps.analysis.law import Law, fit_law
 from lit_dps.analysis.observations import Observation
 from lit_dps.core.noise_scale import NoiseScale
 
@@ -60,7 +60,7 @@ def law_with_prior(observations: Sequence[Observation], noise: NoiseScale | None
     prior = None
     if noise is not None:
         prior = expected_critical(noise)
-    return law_of(list(observations), prior)
+    return fit_law(list(observations), prior)
 
 
 def expected_critical(scale: NoiseScale) -> tuple[float, float] | None:
@@ -106,7 +106,7 @@ def choose_next_batch_size(
     if len(observations) == 1:
         # Two distant points constrain the law better than two neighbours.
         return _distant(candidates, observations[0].batch_size)
-    if law.fit is None:
+    if not len(law.draws):
         # Only bounds are known so far, so the other end of the range tells more.
         return _opposite_end(candidates, observations)
     return _most_informative(candidates, law, terms)
@@ -149,7 +149,7 @@ def _most_informative(candidates: Sequence[int], law: Law, terms: ProbeTerms) ->
     best = best_probe(table, terms.seconds)
     if best is not None:
         return int(best)
-    if law.refused is None or terms.seconds <= 0:
+    if law.identifiable or terms.seconds <= 0:
         return None
     # A refused law has no answer yet, so that a probe of little information is run too.
     affordable = table[table["cost"] <= terms.seconds]
@@ -171,11 +171,10 @@ def rank_probes(
 ) -> pd.DataFrame:
     """Return what a run at each candidate is worth, the best first.
 
-    With theta = (log c1, log c2[, log c3]) and J(B) = d log K / d theta, a run at x lowers the
+    With theta = (log c1, log c2) and J(B) = d log K / d theta, a run at x lowers the
     variance of log K(t) by (J_t S J_x)^2 / (sigma^2 + J_x S J_x), where S is the covariance of
     theta. Both terms are moments of log K over the posterior's draws, J S J' = cov(log K(t),
-    log K(x)), which hold for a c2 near 0 too. Both forms of the law count by their probability, so
-    their difference is part of the covariance.
+    log K(x)), which hold for a c2 near 0 too.
 
     Args:
         law: A law with a K at one batch size or more.
@@ -193,7 +192,7 @@ def rank_probes(
         ValueError: for a law without any K.
     """
     if not len(law.draws):
-        raise ValueError(f"no K is known yet: {law.refused}")
+        raise ValueError(f"no K is known yet: {law.verdict}")
     candidates = list(candidates)
     log_steps = np.log(_steps(law, [*candidates, *targets]))
     centred = log_steps - log_steps.mean(axis=0)
@@ -244,7 +243,5 @@ def best_probe(table: pd.DataFrame, budget: float) -> float | None:
 
 
 def _steps(law: Law, batch_sizes: Sequence[float]) -> np.ndarray:
-    """Return steps (draws, n) by the posterior of both forms, without the law's own error."""
-    batch = np.asarray(batch_sizes, float)
-    c = law.mixed
-    return c[:, :1] / batch + c[:, 1:2] + c[:, 2:] / batch**2
+    """Return steps (draws, n) by the posterior, without the law's own error."""
+    return law.draws[:, :1] / np.asarray(batch_sizes, float) + law.draws[:, 1:]

@@ -109,7 +109,7 @@ def _text(case: Question, found: Answer, record: StudyRecord | None, scales: str
     lines = [f"advice on {case.setup.study.name}: {goal}, {on}", ""]
     if "max_steps" in kept:
         lines.append(f"goal.max_steps = {goal.max_steps} was chosen after a short run")
-    lines += [law.describe()] if isinstance(law, Law) else []
+    lines += [law.line()] if isinstance(law, Law) else []
     lines += [case.noise.sentence] if case.noise is not None else []
     if times.waited > BUSY:
         lines.append(

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from lit_dps.analysis.law import law_of
+from lit_dps.analysis.law import fit_law
 from lit_dps.analysis.law_bootstrap import FEWEST_SEEDS
 from lit_dps.analysis.law_fit import AT_MOST
 from lit_dps.analysis.observations import Observation, medians, observation_of_cell
@@ -60,7 +60,7 @@ def expected_steps(
 ) -> dict[Cell, Steps]:
     """Return the steps to the goal of each cell that has a K*.
 
-    They are from the law of its series (`law_of`), where that is not refused, between the batch
+    They are from the law of its series (`fit_law`), where that is not refused, between the batch
     sizes that it is fitted to; else K itself. K is the median over seeds where each K* of the
     series has `FEWEST_SEEDS` repeats, for one run is seldom as lucky as the best of many; else K*.
     """
@@ -89,7 +89,7 @@ def _steps_of_series(
             observation = observation_of_cell(record, summary)
             if observation is not None:
                 observations.append(observation)
-    law = law_of(observations)
+    law = fit_law(observations)
     observed = {o.batch_size: o.steps for o in observations}
     predictions = law.predict([summary.cell.batch_size for summary in answered])
     steps = {}
@@ -98,7 +98,7 @@ def _steps_of_series(
         if row["known"] == "law":
             steps[summary.cell] = Steps(*limits, statistic, "")
         elif row["known"] == "measured":
-            steps[summary.cell] = Steps(*limits, statistic, str(law.refused))
+            steps[summary.cell] = Steps(*limits, statistic, str(law.verdict))
         else:
             # Beyond what the law is fitted to: a bound, or too few trials.
             assert summary.k_star is not None

@@ -13,6 +13,8 @@ from lit_dps.analysis.tables import three_digits
 REPLICATES = 1000
 # Ends of a 95 % interval.
 PERCENTILES = (2.5, 97.5)
+# Their distance from the mean of a normal distribution, in standard deviations.
+NORMAL_95 = 1.96
 
 
 class Interval(NamedTuple):

@@ -1,10 +1,9 @@
-"""The law K = c1 / B + c2 as an answer: predictions with intervals, or why it is refused.
+"""The law K = c1 / B + c2 of steps to result against batch size, and how far it can be trusted.
 
-`law_of` fits it to observations, lower and upper bounds among them, by weighted M-estimation
+`fit_law` fits it to observations, lower and upper bounds among them, by weighted M-estimation
 (`law_fit.fit_many`). It adds an error of the law itself, a posterior of the constants
-(`law_posterior`), an alternative form with a minimum of examples, and a verdict: the reasons not to
-trust any of it. `law_bootstrap` is the other law of this room: the table's, with bootstrap
-intervals.
+(`law_posterior`), and a verdict: what is refused, and why. The table, the figures, the answer, the
+forecast, advice and the replication all use this law.
 """
 
 from __future__ import annotations
@@ -12,38 +11,46 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from enum import IntEnum
 from functools import cached_property
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 from scipy import special
 
-from lit_dps.analysis.law_fit import LOSS_SCALE, MIN_BATCH_SIZES, Fit, fit_many
-from lit_dps.analysis.law_posterior import DRAWS, grid_of_bends, posterior
+from lit_dps.analysis.intervals import (
+    NORMAL_95,
+    PERCENTILES,
+    Interval,
+    estimate,
+    percentile_interval,
+)
+from lit_dps.analysis.law_fit import AT_LEAST, AT_MOST, LOSS_SCALE, MIN_BATCH_SIZES, Fit, fit_many
+from lit_dps.analysis.law_posterior import DRAWS, posterior
 from lit_dps.analysis.observations import Observation, exact, note_on_edges
 from lit_dps.analysis.tables import listed_numbers, three_digits
 
 # How far the law itself is off: a prior of the root mean square of log K at a batch size that was
-# left out, worth so many points. 7 % is the median of public curves (docs/advice-law.md).
-TYPICAL_ERROR = 0.07
+# left out, worth so many points. With 0.05 and 0.03 the 80 % intervals hold 87 % of the 275 K of
+# public runs that were left out (`python -m benchmarks law`); with 0.07 and 0.11 they held 95 %.
+TYPICAL_ERROR = 0.05
 PRIOR_POINTS = 3.0
-# What is added to it for each doubling beyond the measured batch sizes, in log K. On public curves
-# 9 of 10 errors are below 20 % up to 2 times the largest batch size, 38 % up to 4 times, 71 % up to
-# 16 times. Farther nothing is known.
-ERROR_PER_DOUBLING = 0.11
+# What is added to it, in quadrature, for each doubling beyond the measured batch sizes, in log K.
+ERROR_PER_DOUBLING = 0.03
+# Farther from the measured batch sizes nothing is known.
 MAX_EXTRAPOLATION = 16.0
-# The form with c3 is tried above this misfit of the additive law, and taken if an F test of the
-# further constant is significant at this level.
-MIN_MISFIT_FOR_OPTIMUM = 0.05
-SIGNIFICANCE = 0.05
+# Standard deviation of log K at a batch size between two measured ones where K follows no law: on
+# public curves half of the straight lines between neighbours are off by more than 14 %.
+INTERPOLATION_ERROR = 0.2
 
 # Limits of the verdict.
 # Batch sizes whose largest is below this times the smallest show no curve.
 MIN_RANGE = 1.2
 # Share of B_crit that the largest batch size has to reach: c2 is then a third of K there.
 MIN_SHARE_OF_CRITICAL = 0.5
-# Root mean square of the residuals of log K, above which the law does not describe K.
+# Root mean square of the residuals of log K beyond their noise, above which the law does not
+# describe K.
 MAX_MISFIT = 0.2
 # Log of the fall of K over the range, below which a curve is flat.
 MIN_DECLINE = 0.1
@@ -53,20 +60,34 @@ MAX_RISE = 0.2
 MAX_SPAN = 100.0
 
 
+class Refusal(IntEnum):
+    """What a verdict refuses; each value also refuses what the values before it refuse."""
+
+    NOTHING = 0
+    # B_crit is not identifiable. K is predicted, up to `MAX_EXTRAPOLATION` times the range.
+    CRITICAL = 1
+    # The law does not describe K. K is interpolated between the measured batch sizes.
+    EXTRAPOLATION = 2
+    # Only measured K are answers.
+    PREDICTION = 3
+
+
 @dataclass(frozen=True)
-class Reason:
-    """Why a law is not identifiable.
+class Verdict:
+    """What is refused of a law, and why.
 
     Attributes:
-        why: A clause.
-        within: Whether the law still describes K between the measured batch sizes.
+        refusal: What is refused.
+        reason: A clause; empty where nothing is refused.
+        bound: What B_crit exceeds, in examples; None where that is not known.
     """
 
-    why: str
-    within: bool = False
+    refusal: Refusal = Refusal.NOTHING
+    reason: str = ""
+    bound: float | None = None
 
     def __str__(self) -> str:
-        return self.why
+        return self.reason
 
 
 class _Data(NamedTuple):
@@ -91,50 +112,61 @@ class _Data(NamedTuple):
 
 @dataclass(frozen=True)
 class Law:
-    """K(B) = c1 / B + c2, or with c3 / B^2 added, and how far it can be trusted.
+    """K(B) = c1 / B + c2, and how far it can be trusted.
 
     Attributes:
         observations: What it is fitted to, by batch size.
-        form: "additive"; "optimum" with c3, whose examples to goal B K(B) have a minimum at sqrt(c3
-            / c2).
-        fit: c1 [examples] and c2 [steps]; None with fewer than 2 batch sizes with a K.
-        c3: [examples^2 steps]; 0 of the additive form.
-        misfit: Root mean square of the residuals of log K, corrected for the number of constants;
-            nan without a fit.
+        verdict: What is refused of it, and why.
+        fit: c1 [examples] and c2 [steps]; None with fewer than `MIN_BATCH_SIZES` K.
+        misfit: Root mean square of the residuals of log K, corrected for two constants; nan without
+            a fit.
+        misfit_beyond_noise: The part of it that the noise of the observations does not explain.
         error: Standard deviation of log K about the law within the range, from residuals and
             `TYPICAL_ERROR`.
-        refused: Why it is not identifiable, or None.
-        draws: (DRAWS, 3), c1, c2, c3 from their posterior.
+        of_medians: Whether K is the median over seeds of the best point, not K*.
+        draws: (DRAWS, 2), c1 and c2 from their posterior; empty without any K.
         deviates: (DRAWS,), of the law's error, in units of its standard deviation.
-        evidence: Log of the marginal likelihood of the form (`posterior`).
-        expected: Other evidence on B_crit (`law_of`).
     """
 
     observations: tuple[Observation, ...]
-    form: Literal["additive", "optimum"] = "additive"
+    verdict: Verdict = Verdict()
     fit: Fit | None = None
-    c3: float = 0.0
     misfit: float = math.nan
-    error: float = math.nan
-    refused: Reason | None = None
-    draws: np.ndarray = field(default_factory=lambda: np.empty((0, 3)), repr=False, compare=False)
-    deviates: np.ndarray = field(default_factory=lambda: np.empty(0), repr=False, compare=False)
-    evidence: float = field(default=-math.inf, repr=False, compare=False)
-    expected: tuple[float, float] | None = None
+    misfit_beyond_noise: float = math.nan
+    error: float = TYPICAL_ERROR
+    of_medians: bool = False
+    draws: np.ndarray = field(default_factory=lambda: np.empty((0, 2)), repr=False, compare=False)
+    deviates: np.ndarray = field(default_factory=lambda: np.zeros(DRAWS), repr=False, compare=False)
+
+    # What it is fitted to
 
     @cached_property
-    def mixed(self) -> np.ndarray:
-        """(n, 3): `draws` and draws of the other form, in proportion to their probabilities."""
-        if self.fit is None or len(exact(self.observations)) < MIN_BATCH_SIZES:
-            return self.draws
-        data = _Data.of(self.observations)
-        deviation = np.sqrt(data.variance + self.error**2)
-        other_has_c3 = self.form == "additive"
-        others, evidence = posterior(
-            data.batch_sizes, data.steps, deviation, data.bounds, other_has_c3, self.expected
-        )
-        share = math.exp(min(evidence - self.evidence, 0.0))
-        return np.concatenate([self.draws, others[: round(share * DRAWS)]])
+    def k_star(self) -> dict[int, float]:
+        """K by batch size, ascending; upper bounds are among them, lower bounds are not."""
+        k_star = {}
+        for o in self.observations:
+            if o.bound != AT_LEAST:
+                k_star[_integer(o.batch_size)] = _integer(o.steps)
+        return k_star
+
+    @cached_property
+    def upper_bounds(self) -> frozenset[int]:
+        """The batch sizes whose K is only an upper bound."""
+        return frozenset(_integer(o.batch_size) for o in self.observations if o.bound == AT_MOST)
+
+    @cached_property
+    def resolved(self) -> dict[int, float]:
+        """K by batch size, without bounds."""
+        return {b: k for b, k in self.k_star.items() if b not in self.upper_bounds}
+
+    @cached_property
+    def limits(self) -> dict[int, Interval]:
+        """95 % limits of each K alone, by batch size, where its noise is known."""
+        limits = {}
+        for o in self.observations:
+            if o.limits is not None:
+                limits[_integer(o.batch_size)] = o.limits
+        return limits
 
     @property
     def range(self) -> tuple[float, float]:
@@ -142,17 +174,44 @@ class Law:
         sizes = [o.batch_size for o in exact(self.observations)] or [math.nan]
         return min(sizes), max(sizes)
 
+    # The constants
+
+    @property
+    def identifiable(self) -> bool:
+        """Whether the data show B_crit: nothing is refused."""
+        return self.verdict.refusal is Refusal.NOTHING
+
+    @cached_property
+    def c1(self) -> Interval | None:
+        """95 % interval of c1, in examples; None without a fit."""
+        if self.fit is None:
+            return None
+        return percentile_interval(self.draws[:, 0], self.fit.c1)
+
+    @cached_property
+    def c2(self) -> Interval | None:
+        """95 % interval of c2, in steps; None without a fit."""
+        if self.fit is None:
+            return None
+        return percentile_interval(self.draws[:, 1], self.fit.c2)
+
+    @cached_property
+    def critical(self) -> Interval | None:
+        """95 % interval of B_crit = c1 / c2, in examples; None without a fit."""
+        if self.fit is None:
+            return None
+        ratios = self.draws[:, 0] / self.draws[:, 1]
+        return percentile_interval(ratios, self.fit.critical_batch_size)
+
+    # Predictions
+
     @property
     def reach(self) -> tuple[float, float]:
-        """The batch sizes between which the law answers; nan if only measured K are answers.
-
-        An identifiable law answers up to `MAX_EXTRAPOLATION` times beyond its range, a law whose
-        range is too short only within it.
-        """
+        """The batch sizes between which K is predicted; nan if only measured K are answers."""
         low, high = self.range
-        if self.refused is None:
+        if self.verdict.refusal <= Refusal.CRITICAL:
             return low / MAX_EXTRAPOLATION, high * MAX_EXTRAPOLATION
-        if self.refused.within and self.fit is not None:
+        if self.verdict.refusal is Refusal.EXTRAPOLATION:
             return low, high
         return math.nan, math.nan
 
@@ -163,105 +222,149 @@ class Law:
             ValueError: without a fit.
         """
         if self.fit is None:
-            raise ValueError(f"no law: {self.refused}")
-        return self.fit.steps(batch_size) + self.c3 / np.asarray(batch_size, float) ** 2
+            raise ValueError(f"no law: {self.verdict}")
+        return self.fit.steps(batch_size)
 
     def samples(self, batch_sizes: Any) -> np.ndarray:
         """Return steps (DRAWS, n) at batch sizes (n,) within `reach`: the posterior predictive.
 
-        They contain the uncertainty of the constants and the law's own error.
+        They contain the uncertainty of the constants and the law's own error, or, where the law
+        does not describe K, the error of interpolation.
         """
         batch = np.asarray(batch_sizes, float)
-        c1, c2, c3 = (column[:, None] for column in self.draws.T)
+        if self.verdict.refusal is Refusal.EXTRAPOLATION:
+            log_steps, error = self._interpolated(batch)
+            return np.exp(log_steps + error * self.deviates[:, None])
+        return self._law_samples(batch)
+
+    def _law_samples(self, batch: np.ndarray) -> np.ndarray:
+        """Return steps (DRAWS, n) by the law, also where it is refused."""
+        c1, c2 = (column[:, None] for column in self.draws.T)
         low, high = self.range
         doublings_beyond = np.log2(np.maximum(1.0, np.maximum(batch / high, low / batch)))
         error = np.sqrt(self.error**2 + (ERROR_PER_DOUBLING * doublings_beyond) ** 2)
-        return (c1 / batch + c2 + c3 / batch**2) * np.exp(error * self.deviates[:, None])
+        return (c1 / batch + c2) * np.exp(error * self.deviates[:, None])
+
+    def _interpolated(self, batch: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return log K (n,) on chords between measured batch sizes, and its standard deviation."""
+        measured = exact(self.observations)
+        log_b = np.log([o.batch_size for o in measured])
+        x = np.log(batch)
+        log_steps = np.interp(x, log_b, np.log([o.steps for o in measured]))
+        variance = np.interp(x, log_b, [_known_variance(o) for o in measured])
+        is_measured = np.isclose(x[:, None], log_b).any(axis=1)
+        error = np.where(is_measured, 0.0, INTERPOLATION_ERROR)
+        return log_steps, np.sqrt(variance + error**2)
 
     def predict(self, batch_sizes: Iterable[float]) -> pd.DataFrame:
         """Return steps to result at some batch sizes, with 95 % limits.
 
         Columns: batch_size [examples], steps, low and high [steps], and known: "law",
-        "extrapolated", "measured" (K itself, where the law is refused), or "refused", where the
-        steps are missing.
+        "extrapolated", "interpolated" or "measured" (where the law is refused), or "refused", where
+        the steps are missing.
         """
-        batch = np.array(list(batch_sizes), float)
-        low, high = self.reach
-        first, last = self.range
         measured = {o.batch_size: o for o in exact(self.observations)}
-        limits = np.full((2, len(batch)), np.nan)
-        answered = np.flatnonzero((low <= batch) & (batch <= high))
-        if len(answered):
-            samples = self.samples(batch[answered])
-            limits[:, answered] = np.percentile(samples, (2.5, 97.5), axis=0)
         rows = []
-        for b, (least, most) in zip(batch, limits.T, strict=True):
-            row = {"batch_size": float(b), "steps": None, "low": None, "high": None}
-            if low <= b <= high:
-                steps = float(self.steps(b))
-                row |= {"steps": steps, "low": min(steps, least), "high": max(steps, most)}
-                row["known"] = "law" if first <= b <= last else "extrapolated"
-            elif b in measured:
+        for b in map(float, batch_sizes):
+            row: dict[str, object] = {"batch_size": b, "steps": None, "low": None, "high": None}
+            low, high = self.reach
+            if self.verdict.refusal >= Refusal.EXTRAPOLATION and b in measured:
                 row |= _measured_steps(measured[b])
-                row["known"] = "measured"
+            elif low <= b <= high:
+                row |= self._prediction(b)
             else:
                 row["known"] = "refused"
             rows.append(row)
-        return pd.DataFrame(rows).astype({"steps": float, "low": float, "high": float})
+        columns = ["batch_size", "steps", "low", "high", "known"]
+        return pd.DataFrame(rows, columns=columns).astype(dict.fromkeys(columns[:-1], float))
 
-    @property
-    def critical(self) -> tuple[float, float, float]:
-        """B_crit = c1 / c2 in examples and its 95 % limits; nan without a fit."""
+    def _prediction(self, batch_size: float) -> dict[str, object]:
+        """Return the columns of `predict` at a batch size within `reach`."""
+        if self.verdict.refusal is Refusal.EXTRAPOLATION:
+            known = "interpolated"
+            steps = math.exp(self._interpolated(np.array([batch_size]))[0][0])
+        else:
+            low, high = self.range
+            known = "law" if low <= batch_size <= high else "extrapolated"
+            steps = float(self.steps(batch_size))
+        limits = percentile_interval(self.samples([batch_size])[:, 0], steps)
+        return {"steps": steps, "low": limits.low, "high": limits.high, "known": known}
+
+    def band(self, batch_sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
+        """Return the 95 % limits (n,) of the law at some batch sizes (n,); None without a fit."""
         if self.fit is None:
-            return math.nan, math.nan, math.nan
-        low, high = np.percentile(self.draws[:, 0] / self.draws[:, 1], (2.5, 97.5))
-        value = self.fit.critical_batch_size
-        return value, float(min(low, value)), float(max(high, value))
+            return None
+        low, high = np.percentile(self._law_samples(batch_sizes), PERCENTILES, axis=0)
+        fitted = self.fit.steps(batch_sizes)
+        return np.minimum(low, fitted), np.maximum(high, fitted)
+
+    def draw_observations(self, count: int, name: str) -> np.ndarray:
+        """Return draws (count, n) of the n K in `resolved`; arguments as of `Observation.draws`."""
+        columns = [o.draws(count, name) for o in exact(self.observations)]
+        return np.stack(columns, axis=1) if columns else np.empty((count, 0))
+
+    # In words
 
     @property
     def notes(self) -> list[str]:
         """Notes on the law for a reader, a line each."""
         lines = []
-        if self.refused:
-            lines.append(f"the law is not identifiable, because {self.refused}")
-        if self.form == "optimum" and self.fit is not None:
-            optimum = "no floor seen"
-            if self.fit.c2:
-                batch_size = three_digits(math.sqrt(self.c3 / self.fit.c2))
-                optimum = f"fewest examples to goal at B = {batch_size}"
-            lines.append(
-                f"c1 / B + c2 misses what was measured, c3 / B^2 is added to it: {optimum}"
-            )
+        if not self.identifiable:
+            lines.append(f"the law is not identifiable: {self.verdict}")
         edges = note_on_edges(self.observations)
         if edges:
             lines.append(edges)
         return lines
 
     def describe(self) -> str:
-        """Return the law in a line."""
-        if self.fit is None or self.refused:
-            return f"not identifiable, because {self.refused}"
-        constants = f"c1 = {three_digits(self.fit.c1)}  c2 = {three_digits(self.fit.c2)}"
-        if self.form == "optimum":
-            constants += f"  c3 = {three_digits(self.c3)}"
-        value, low, high = map(three_digits, self.critical)
-        return f"{constants}  B_crit = {value} [{low}, {high}]  misfit {self.misfit:.0%}"
+        """Return B_crit in words: its interval, or why it is not identifiable."""
+        if self.fit is None:
+            return str(self.verdict)
+        if not self.identifiable:
+            return f"not identifiable: {self.verdict}"
+        text = f"B_crit = {estimate(self.fit.critical_batch_size, self.critical)}"
+        if self.fit.critical_batch_size < self.range[0]:
+            text += ", below the smallest batch size"
+        return text
+
+    def line(self) -> str:
+        """Return the law in a line: its constants with their intervals, and `describe`."""
+        if self.fit is None:
+            return self.describe()
+        constants = f"c1 = {estimate(self.fit.c1, self.c1)}  c2 = {estimate(self.fit.c2, self.c2)}"
+        return f"{constants}  {self.describe()}"
 
 
-def _measured_steps(observation: Observation) -> dict[str, float]:
+def _integer(number: float) -> Any:
+    """Return a number as an integer if it is one."""
+    return int(number) if number == int(number) else number
+
+
+def _known_variance(observation: Observation) -> float:
+    """Return the variance of log K of an observation, that of `LOSS_SCALE` if it is unknown."""
+    return observation.variance or LOSS_SCALE**2
+
+
+def _measured_steps(observation: Observation) -> dict[str, object]:
     """Return K of an observation with its 95 % limits, as columns of `Law.predict`."""
     k = observation.steps
-    half_width = 1.96 * math.sqrt(observation.variance or LOSS_SCALE**2)
-    return {"steps": k, "low": k * math.exp(-half_width), "high": k * math.exp(half_width)}
+    half_width = NORMAL_95 * math.sqrt(_known_variance(observation))
+    low, high = k * math.exp(-half_width), k * math.exp(half_width)
+    return {"steps": k, "low": low, "high": high, "known": "measured"}
 
 
-def law_of(observations: Iterable[Observation], expected: tuple[float, float] | None = None) -> Law:
+def fit_law(
+    observations: Iterable[Observation],
+    expected: tuple[float, float] | None = None,
+    of_medians: bool = False,
+) -> Law:
     """Return the law of some observations, bounds among them, with its verdict.
 
     Args:
         observations: At most one a batch size.
         expected: Other evidence on B_crit, such as a noise scale: its value [examples] and the
             standard deviation of its logarithm. It narrows the posterior alone, not the fit.
+        of_medians: Whether the observations are medians over seeds, not K*.
 
     Raises:
         ValueError: for two observations of one batch size.
@@ -269,184 +372,111 @@ def law_of(observations: Iterable[Observation], expected: tuple[float, float] | 
     observations = tuple(sorted(observations))
     if len({o.batch_size for o in observations}) < len(observations):
         raise ValueError("more than one observation of a batch size: take their median (`medians`)")
+    verdict = Verdict()
     reason = _why_not_fitted(observations)
-    count = len(exact(observations))
-    if count < 2:
-        return _unfitted(observations, reason, expected)
-    law = _fitted(observations, "additive", expected)
-    if reason is None and count > 4 and law.misfit > MIN_MISFIT_FOR_OPTIMUM:
-        other = _fitted(observations, "optimum", expected)
-        if other.c3 > 0 and _p_value(law.misfit, other.misfit, count - 3) < SIGNIFICANCE:
-            law = other
-    if reason is None:
-        reason = _why_not_identifiable(law)
-    if reason is None:
+    if reason:
+        verdict = Verdict(Refusal.PREDICTION, reason)
+    law = Law(observations, verdict, of_medians=of_medians)
+    if not exact(observations):
         return law
-    return replace(law, refused=reason)
+    law = _fitted(law, expected)
+    if reason:
+        return law
+    return replace(law, verdict=_verdict(law))
 
 
-def _p_value(misfit: float, misfit_with_c3: float, free: int) -> float:
-    """Return the p-value of the F test of c3, with `free` degrees of freedom beside it."""
-    gain = ((misfit / misfit_with_c3) ** 2 * (free + 1) / free - 1) * free
-    return float(special.fdtrc(1, free, max(gain, 0.0)))
-
-
-def _why_not_fitted(observations: Sequence[Observation]) -> Reason | None:
-    """Return what is missing for a law at all."""
+def _why_not_fitted(observations: Sequence[Observation]) -> str:
+    """Return what is missing for a law at all; empty if nothing is."""
     sizes = [o.batch_size for o in exact(observations)]
     if len(sizes) < MIN_BATCH_SIZES:
-        listed = listed_numbers(sizes) or "none"
-        return Reason(
-            f"K is known at {len(sizes)} batch sizes ({listed}), and {MIN_BATCH_SIZES} are needed"
-        )
+        listed = f" ({listed_numbers(sizes)})" if sizes else ""
+        reason = f"K is known at {len(sizes)} batch sizes{listed}; {MIN_BATCH_SIZES} are needed"
+        upper_bounds = sum(o.bound == AT_MOST for o in observations)
+        if upper_bounds:
+            reason += f", and {upper_bounds} K are upper bounds"
+        return reason
     if max(sizes) <= MIN_RANGE * min(sizes):
         span = max(sizes) / min(sizes) - 1
-        return Reason(f"all batch sizes lie within {100 * span:.0f} %: {listed_numbers(sizes)}")
-    return None
+        return f"all batch sizes lie within {100 * span:.0f} %: {listed_numbers(sizes)}"
+    return ""
 
 
-def _why_not_identifiable(law: Law) -> Reason | None:
-    """Return why a fitted law is refused: K rises, a misfit, a flat curve, or B_crit out of sight.
-
-    None if it is not refused.
-    """
-    low, high = law.range
+def _verdict(law: Law) -> Verdict:
+    """Return what is refused of a fitted law: K rises, a misfit, a flat curve, B_crit not shown."""
+    assert law.fit is not None and law.critical is not None
     rise = _rise(exact(law.observations))
-    if rise is not None:
-        return rise
-    if law.misfit > MAX_MISFIT:
-        other_form = "with too few points for another"
-        if len(exact(law.observations)) > 4:
-            other_form = "nor does c3 / B^2 mend it"
-        return Reason(f"c1 / B + c2 does not fit: it misses K by {law.misfit:.0%}, {other_form}")
+    if rise:
+        return Verdict(Refusal.PREDICTION, rise)
+    if law.misfit_beyond_noise > MAX_MISFIT:
+        reason = f"c1 / B + c2 does not fit: it misses K by {law.misfit:.0%}"
+        return Verdict(Refusal.EXTRAPOLATION, reason)
+    low, high = law.range
     fall = math.log(float(law.steps(low)) / float(law.steps(high)))
     if fall < MIN_DECLINE:
         share = 1 - math.exp(-fall)
-        return Reason(
-            f"K is flat: it falls by {share:.0%} from B = {low:g} to {high:g}", within=True
-        )
-    value, least, most = law.critical
-    if high < MIN_SHARE_OF_CRITICAL * value:
-        what = "B_crit is far"
-        if value > 10 * high:
-            what = "K falls in proportion to 1 / B as far as it is measured"
-        return Reason(
-            f"{what}: the largest B, {high:g}, is below half of B_crit, which lies above "
-            f"{three_digits(max(least, high))}",
-            within=True,
-        )
-    if most > MAX_SPAN * least:
-        interval = f"[{three_digits(least)}, {three_digits(most)}]"
-        return Reason(
-            f"the 95 % interval of B_crit, {interval}, spans more than a factor of {MAX_SPAN:g}",
-            within=True,
-        )
-    return None
+        reason = f"K is flat: it falls by {share:.0%} from B = {low:g} to {high:g}"
+        return Verdict(Refusal.CRITICAL, reason)
+    bound = law.critical.low
+    if high < MIN_SHARE_OF_CRITICAL * law.fit.critical_batch_size:
+        return Verdict(Refusal.CRITICAL, f"B_crit > {three_digits(bound)}", bound)
+    if law.critical.high > MAX_SPAN * bound:
+        interval = f"[{three_digits(bound)}, {three_digits(law.critical.high)}]"
+        reason = f"the 95 % interval of B_crit, {interval}, spans more than x{MAX_SPAN:g}"
+        return Verdict(Refusal.CRITICAL, reason, bound)
+    return Verdict()
 
 
-def _rise(observations: Iterable[Observation]) -> Reason | None:
-    """Return the first rise of K with the batch size that is more than noise; None without one."""
+def _rise(observations: Iterable[Observation]) -> str:
+    """Return the first rise of K with the batch size that is more than noise; empty if none is."""
     ascending = sorted(observations)
-    for before in ascending:
-        for after in ascending:
-            if after.batch_size <= before.batch_size:
-                continue
+    for i, before in enumerate(ascending):
+        for after in ascending[i + 1 :]:
             rise = math.log(after.steps / before.steps)
             noise = math.sqrt(before.variance + after.variance + 2 * TYPICAL_ERROR**2)
             if rise > max(MAX_RISE, 3 * noise):
-                ends = (
-                    f"{before.steps:.0f} at B = {before.batch_size:g} to {after.steps:.0f} at "
-                    f"{after.batch_size:g}"
+                return (
+                    f"K rises from {before.steps:.0f} at B = {before.batch_size:g} to "
+                    f"{after.steps:.0f} at {after.batch_size:g}; is the rate tuned at each batch "
+                    "size?"
                 )
-                return Reason(
-                    f"K rises, from {ends}, which no law of it does: is the rate tuned at each "
-                    "batch size?"
-                )
-    return None
+    return ""
 
 
-def _unfitted(
-    observations: tuple[Observation, ...],
-    reason: Reason | None,
-    expected: tuple[float, float] | None,
-) -> Law:
-    """Return the law of fewer than two K: no fit, but a posterior if there is one K."""
-    if not exact(observations):
-        return Law(observations, refused=reason)
-    data = _Data.of(observations)
-    deviation = np.sqrt(data.variance + TYPICAL_ERROR**2)
-    draws, _ = posterior(data.batch_sizes, data.steps, deviation, data.bounds, False, expected)
-    return Law(observations, refused=reason, draws=draws, error=TYPICAL_ERROR)
-
-
-def _fitted(
-    observations: tuple[Observation, ...],
-    form: Literal["additive", "optimum"],
-    expected: tuple[float, float] | None,
-) -> Law:
-    """Return a law of one form, without a verdict."""
-    data = _Data.of(observations)
+def _fitted(law: Law, expected: tuple[float, float] | None) -> Law:
+    """Return a law with constants, their posterior and its error; without a fit of too few K."""
+    data = _Data.of(law.observations)
     is_exact = data.is_exact
-    constants = 3 if form == "optimum" else 2
-    free = max(int(is_exact.sum()) - constants, 0)
+    free = max(int(is_exact.sum()) - 2, 0)
     degrees = PRIOR_POINTS + free
     error = TYPICAL_ERROR
-    c1, c2, c3 = math.nan, math.nan, math.nan
-    squares = np.empty(0)
-    # Weights need the law's own error, and the error needs the residuals: iterate once.
-    for _ in range(2):
-        weights = 1 / (data.variance + error**2)
-        c1, c2, c3 = _constants(data, weights / weights[is_exact].mean(), form)
-        fitted = c1 / data.batch_sizes + c2 + c3 / data.batch_sizes**2
-        squares = (np.log(data.steps) - np.log(fitted))[is_exact] ** 2
-        excess = max(0.0, float((squares - data.variance[is_exact]).sum()))
-        error = math.sqrt((PRIOR_POINTS * TYPICAL_ERROR**2 + excess) / degrees)
-    misfit = math.nan
-    if free:
-        misfit = math.sqrt(float(squares.sum()) / free)
-    # The error is an estimate, so deviations follow Student's t, which has more variance.
-    deviation = np.sqrt((data.variance + error**2) * degrees / (degrees - 2))
-    draws, evidence = posterior(
-        data.batch_sizes, data.steps, deviation, data.bounds, form == "optimum", expected
-    )
+    misfit, misfit_beyond_noise = math.nan, math.nan
+    fit = None
+    if int(is_exact.sum()) >= MIN_BATCH_SIZES:
+        # Weights need the law's own error, and the error needs the residuals: iterate once.
+        for _ in range(2):
+            weights = 1 / (data.variance + error**2)
+            weights = weights / weights[is_exact].mean()
+            ((c1, c2),) = fit_many(
+                data.batch_sizes, data.steps[None], LOSS_SCALE, weights, data.bounds
+            )
+            fit = Fit(float(c1), float(c2))
+            residuals = np.log(data.steps) - np.log(fit.steps(data.batch_sizes))
+            squares = residuals[is_exact] ** 2
+            excess = max(0.0, float((squares - data.variance[is_exact]).sum()))
+            error = math.sqrt((PRIOR_POINTS * TYPICAL_ERROR**2 + excess) / degrees)
+            misfit = math.sqrt(float(squares.sum()) / free)
+            misfit_beyond_noise = math.sqrt(excess / free)
+    deviation = np.sqrt(data.variance + error**2)
+    draws = posterior(data.batch_sizes, data.steps, deviation, data.bounds, expected)
+    # The error is an estimate from few residuals, so deviations from the law follow Student's t.
     deviates = special.stdtrit(degrees, (np.arange(DRAWS) + 0.5) / DRAWS)
     np.random.default_rng(0).shuffle(deviates)
-    return Law(
-        observations=observations,
-        form=form,
-        fit=Fit(c1, c2),
-        c3=c3,
+    return replace(
+        law,
+        fit=fit,
         misfit=misfit,
+        misfit_beyond_noise=misfit_beyond_noise,
         error=error,
         draws=draws,
         deviates=deviates,
-        evidence=evidence,
-        expected=expected,
     )
-
-
-def _constants(data: _Data, weights: np.ndarray, form: str) -> tuple[float, float, float]:
-    """Return c1, c2, c3 of the best fit.
-
-    At a fixed s = c3 / c1 the law is the additive one of batch sizes B / (1 + s / B), so only s is
-    searched: on a grid, then twice on a finer one around the best.
-    """
-    batch = data.batch_sizes
-    bends = np.zeros(1)
-    rounds = 1
-    if form == "optimum":
-        bends = np.concatenate([bends, grid_of_bends(batch)])
-        rounds = 3
-    c1, c2, c3 = math.nan, math.nan, math.nan
-    for _ in range(rounds):
-        steps = np.broadcast_to(data.steps, (len(bends), len(batch)))
-        straightened = batch / (1 + bends[:, None] / batch)
-        fits = fit_many(straightened, steps, LOSS_SCALE, weights, data.bounds)
-        fitted = fits[:, :1] * (1 / batch + bends[:, None] / batch**2) + fits[:, 1:]
-        residuals = np.log(data.steps) - np.log(fitted)
-        z = np.where(data.bounds * residuals < 0, 0.0, residuals) / LOSS_SCALE
-        best = int((weights * (np.sqrt(1 + z * z) - 1)).sum(axis=1).argmin())
-        bend = bends[best]
-        c1, c2, c3 = float(fits[best, 0]), float(fits[best, 1]), float(fits[best, 0] * bend)
-        bends = np.linspace(bends[max(best - 1, 0)], bends[min(best + 1, len(bends) - 1)], 12)
-    return c1, c2, c3

@@ -1,17 +1,24 @@
-"""Observations of K at some batch sizes: a number or a bound, and its standard error."""
+"""Observations of K at some batch sizes: a number or a bound, its noise, and draws of it.
+
+Three sources: the trials of a cell (K*, their minimum), the repeats of its best point (their
+median), and runs of several seeds in a table.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from zlib import crc32
 
 import numpy as np
 import pandas as pd
 
+from lit_dps.analysis.intervals import NORMAL_95, Interval
 from lit_dps.analysis.law_bootstrap import resample
 from lit_dps.analysis.law_fit import AT_LEAST, AT_MOST
-from lit_dps.analysis.summary import CellSummary
+from lit_dps.analysis.repeats import RepeatSummary
+from lit_dps.analysis.summary import CellSummary, at_first_check
 from lit_dps.analysis.tables import listed_numbers
 from lit_dps.core.record import StudyRecord
 from lit_dps.core.search_space import short_names
@@ -20,8 +27,20 @@ from lit_dps.core.trial import Status, TrialResult
 # The standard error of the median of n normal values is this times their standard deviation over
 # sqrt(n), for large n: sqrt(pi / 2).
 _MEDIAN_FACTOR = 1.2533
-# Resamples of the standard error of log K*.
-_REPLICATES = 200
+# Trials behind the best one whose distances tell the noise of K*. Farther ones belong to another
+# part of the search space.
+NEAREST_TRIALS = 3
+# The noise of K* between searches of n points in d = 1 or 2 metaparameters: n^(-1 / d), and that of
+# seeds. Blocks of 4, 8, 16, 25 and 32 of the 100 points of the stored studies (d = 2) have 0.41,
+# 0.34, 0.24, 0.20 and 0.18; blocks of 4 and 8 points of one learning rate 0.30 and 0.14.
+# Then the 80 % intervals of 25 of these 100 points hold 80 to 83 %; those of a bootstrap of the
+# minimum hold 33 to 70 %.
+MAX_DIMENSIONS = 2
+SEED_NOISE = 0.1
+# This noise counts as so many distances.
+PRIOR_DISTANCES = 3
+# Fewer trials are single points that somebody chose, not a search.
+MIN_SEARCHED_TRIALS = 4
 
 
 @dataclass(frozen=True, order=True)
@@ -31,7 +50,7 @@ class Observation:
     Attributes:
         batch_size: B, in examples.
         steps: K, in optimizer steps, or the bound of it.
-        noise: Standard error of log K between repetitions: seeds, or resampled trials; 0 where it
+        noise: Standard error of log K between repetitions, which are seeds or searches; 0 where it
             is not known.
         check: Steps between two checks; the goal was met somewhere in (steps - check, steps]. 0
             where K is exact.
@@ -64,18 +83,49 @@ class Observation:
         """
         return self.noise**2 + (self.check / self.steps) ** 2 / 12
 
+    @property
+    def limits(self) -> Interval | None:
+        """95 % limits of K; None for a bound, and where the noise is not known."""
+        if self.bound or not self.noise:
+            return None
+        half_width = NORMAL_95 * math.sqrt(self.variance)
+        return Interval(self.steps * math.exp(-half_width), self.steps * math.exp(half_width))
+
+    def draws(self, count: int, name: str) -> np.ndarray:
+        """Return draws (count,) of K, in steps: log-normal noise, less a part of a check interval.
+
+        Args:
+            count: Number of draws.
+            name: Of the series and its study. Draws of different names or batch sizes are
+                independent. Cells of one batch size that were searched at the same points are in
+                fact correlated: by 0.2 for 25 points of the stored studies, by 0.5 for 8.
+        """
+        random = np.random.default_rng((int(self.batch_size), crc32(name.encode())))
+        steps = self.steps * np.exp(self.noise * random.standard_normal(count))
+        return steps * (1 - self.check / self.steps * random.random(count))
+
 
 def exact(observations: Iterable[Observation]) -> list[Observation]:
     """Return the observations that are K itself, no bound."""
     return [o for o in observations if not o.bound]
 
 
+def observations_of_cells(record: StudyRecord, cells: Iterable[CellSummary]) -> list[Observation]:
+    """Return the observations of K by the trials of some cells (`observation_of_cell`)."""
+    observations = []
+    for cell in cells:
+        observation = observation_of_cell(record, cell)
+        if observation is not None:
+            observations.append(observation)
+    return observations
+
+
 def observation_of_cell(record: StudyRecord, cell: CellSummary) -> Observation | None:
     """Return the observation of K by the trials of a cell, maybe a bound; None if they say nothing.
 
-    The noise of log K* is the bootstrap standard error of a minimum over as many trials. Where no
-    trial met the goal, max steps is a lower bound of K if every trial ran that far. Where more than
-    half of the trials were not run, K* is an upper bound, since a search proceeds to better rates.
+    Where no trial met the goal, max steps is a lower bound of K if every trial ran that far. Where
+    more than half of the trials were not run, K* is an upper bound, since a search proceeds to
+    better rates.
     """
     goal = record.goal
     size = float(cell.cell.batch_size)
@@ -86,7 +136,7 @@ def observation_of_cell(record: StudyRecord, cell: CellSummary) -> Observation |
         return None
     if cell.at_first_check or 2 * missing > record.trials:
         return Observation(size, float(cell.k_star), bound=AT_MOST)
-    resampled = np.asarray(resample(cell.steps, _REPLICATES, (0, int(size))), float)
+    resampled = np.asarray(resample(cell.steps, 200, (0, int(size))), float)
     resampled = resampled[np.isfinite(resampled) & (resampled > 0)]
     noise = 0.0
     if len(resampled) > 1:
@@ -99,6 +149,57 @@ def observation_of_cell(record: StudyRecord, cell: CellSummary) -> Observation |
 def _ran_to_max_steps(result: TrialResult) -> bool:
     """Return True if a trial without a K shows that its K is above max steps."""
     return result.status in (Status.INCOMPLETE, Status.INFEASIBLE)
+
+
+def noise_of_minimum(steps: Sequence[int | None], dimensions: int) -> float:
+    """Return the standard error of log K*, the least steps of the trials of a cell; 0 if unknown.
+
+    With exponential distances from the best possible K, n - i times the distance of the i-th best
+    of n trials to the next one has a mean of n times the standard deviation of the minimum (Renyi
+    1953). The mean of the nearest ones is shrunk towards the noise of other searches. Trials that a
+    race stopped count as later ones.
+
+    Args:
+        steps: Steps to result of each trial; None for one that is not complete.
+        dimensions: Number of searched metaparameters; without any, trials are seeds.
+    """
+    count = len(steps)
+    best = sorted(k for k in steps if k is not None)[: NEAREST_TRIALS + 1]
+    distances = np.diff(np.log(best)) * (count - np.arange(1, len(best)))
+    total = float(distances.sum()) / count
+    weight = len(distances)
+    if dimensions and count >= MIN_SEARCHED_TRIALS:
+        noise_of_points = count ** (-1 / min(dimensions, MAX_DIMENSIONS))
+        total += PRIOR_DISTANCES * math.hypot(noise_of_points, SEED_NOISE)
+        weight += PRIOR_DISTANCES
+    if not weight:
+        return 0.0
+    return total / weight
+
+
+def observations_of_repeats(repeats: Iterable[RepeatSummary]) -> list[Observation]:
+    """Return the median over seeds of the best point of each cell that has repeats.
+
+    A median at the first check is an upper bound.
+    """
+    rows = []
+    check_intervals = {}
+    for repeated in repeats:
+        if repeated.rank != 1:
+            continue
+        batch_size = repeated.cell.batch_size
+        check_intervals[batch_size] = repeated.check_interval
+        for k, limit in zip(repeated.steps_over_seeds, repeated.steps_or_limit, strict=True):
+            rows.append({"batch_size": batch_size, "steps": limit, "censored": math.isinf(k)})
+    if not rows:
+        return []
+    runs = pd.DataFrame(rows)
+    runs["check"] = runs["batch_size"].map(check_intervals)
+    observations = medians(runs)
+    for i, o in enumerate(observations):
+        if not o.bound and at_first_check(o.steps, o.check):
+            observations[i] = replace(o, bound=AT_MOST, check=0.0)
+    return observations
 
 
 def medians(runs: pd.DataFrame) -> list[Observation]:

@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 
 from lit_dps.analysis.analysis import Analysis
-from lit_dps.analysis.law import Law, law_of
+from lit_dps.analysis.law import Law, fit_law
 from lit_dps.analysis.observations import observation_of_cell
 from lit_dps.core.record import StudyRecord
 from lit_dps.core.trial import Cell, Series
@@ -65,7 +65,7 @@ def laws_of(record: StudyRecord | None) -> dict[Series, Law]:
     for series in record.series:
         of_series = [summary for summary in cells if summary.cell.series == series]
         own = [observation_of_cell(record, summary) for summary in of_series]
-        law = law_of([each for each in own if each is not None])
+        law = fit_law([each for each in own if each is not None])
         if law.fit is not None and not math.isnan(law.reach[0]):
             found[series] = law
     return found

@@ -17,7 +17,7 @@ from lit_dps.advice.next_probe import (
     rank_probes,
 )
 from lit_dps.advice.step_time import Link, StepTime, Timed, fit_step_time
-from lit_dps.analysis.law import law_of
+from lit_dps.analysis.law import fit_law
 from lit_dps.analysis.law_fit import AT_LEAST
 from lit_dps.analysis.observations import Observation
 from lit_dps.core.noise_scale import noise_scale, two_sizes
@@ -158,7 +158,7 @@ CANDIDATES = [4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048]
 
 
 def test_what_is_asked_at_large_batches_is_probed_at_large_batches():
-    law = law_of([observed(b) for b in (8, 16, 32)])
+    law = fit_law([observed(b) for b in (8, 16, 32)])
     worth = rank_probes(law, CANDIDATES[4:], [1024, 2048], step)
     assert worth["batch_size"][0] >= 256  # of 64 to 2048; the law is known at 8 to 32
     assert worth["share"].between(0, 1).all()
@@ -169,22 +169,22 @@ def test_what_is_asked_at_large_batches_is_probed_at_large_batches():
 
 def test_the_answer_hangs_on_the_batch_sizes_that_may_be_the_best():
     # (c1 / B + c2)(0.01 + 1e-4 B) is least at B = 200, and 1.16 times that at 64 and at 628
-    known = law_of([Observation(b, C1 / b + C2) for b in (4, 16, 64, 256, 1024)])
+    known = fit_law([Observation(b, C1 / b + C2) for b in (4, 16, 64, 256, 1024)])
     sizes = contenders(known, CANDIDATES, step)
     assert {128, 256} <= set(sizes) <= {64, 128, 256, 512}
-    early = contenders(law_of([observed(b) for b in (8, 16, 32)]), CANDIDATES, step)
+    early = contenders(fit_law([observed(b) for b in (8, 16, 32)]), CANDIDATES, step)
     assert set(sizes) < set(early) and 1024 in early, "what is not known yet may be the best"
     free = contenders(known, CANDIDATES, lambda b: 0.01)
     assert 2048 in free and 4 not in free, "a step that takes no longer: the largest"
 
 
 def test_no_probe_beyond_the_budget_nor_of_nothing():
-    table = rank_probes(law_of([observed(b) for b in (8, 16, 32)]), CANDIDATES, [1024], step)
+    table = rank_probes(fit_law([observed(b) for b in (8, 16, 32)]), CANDIDATES, [1024], step)
     assert best_probe(table, budget=table["cost"].min() / 2) is None
     assert best_probe(table, budget=table["cost"].max()) == table["batch_size"][0]
     assert best_probe(table.assign(share=0.049), budget=1e9) is None
     with pytest.raises(ValueError, match="K"):
-        rank_probes(law_of([]), CANDIDATES, [64], step)
+        rank_probes(fit_law([]), CANDIDATES, [64], step)
 
 
 def remaining(law):
@@ -193,15 +193,15 @@ def remaining(law):
 
 def test_probing_learns_the_answer_within_its_budget():
     budget = 60.0  # seconds of training
-    law, spent = law_of([observed(16)]), 0.0
+    law, spent = fit_law([observed(16)]), 0.0
     while size := best_probe(
         rank_probes(law, remaining(law), [128, 256, 512], step), budget - spent
     ):
-        law = law_of([*law.observations, observed(size)])
+        law = fit_law([*law.observations, observed(size)])
         spent += law.observations[-1].steps * step(size)
     assert 0 < spent <= 1.5 * budget  # a probe may take longer than was expected of it
     assert len(law.observations) < len(CANDIDATES)
-    assert law.refused is None
+    assert law.identifiable
     low, high = (law.predict([256])[end][0] for end in ("low", "high"))
     assert low < C1 / 256 + C2 < high
     assert law.steps(256) == pytest.approx(C1 / 256 + C2, rel=0.1)
@@ -211,7 +211,7 @@ TERMS = ProbeTerms(lambda batch, devices: step(batch / devices), CANDIDATES, (1,
 
 
 def choose(candidates, observations, preferred=32, terms=TERMS):
-    return choose_next_batch_size(candidates, observations, law_of(observations), preferred, terms)
+    return choose_next_batch_size(candidates, observations, fit_law(observations), preferred, terms)
 
 
 def test_the_first_probe_is_at_the_preferred_batch_size():
@@ -234,13 +234,13 @@ def test_bounds_alone_are_followed_by_the_other_end():
 
 def test_later_probes_are_the_most_informative_ones_within_the_time():
     observations = [observed(b) for b in (8, 16, 32)]
-    law = law_of(observations)
+    law = fit_law(observations)
     candidates = CANDIDATES[4:]
     targets = contenders(law, CANDIDATES, step)
     table = rank_probes(law, candidates, targets, step, trials=4)
     assert choose(candidates, observations) == table["batch_size"][0]
     # A refused law is given probes of little information too, as long as one is affordable.
-    assert law.refused is not None
+    assert not law.identifiable
     cheapest = float(table["cost"].min())
     affordable = table.loc[table["cost"] <= 1.01 * cheapest, "batch_size"].iloc[0]
     assert (

@@ -11,7 +11,7 @@ from lit_dps.advice.answer import answer
 from lit_dps.advice.one_run import TYPICAL_SPREAD, OneRun, of_runs, of_trials
 from lit_dps.advice.step_time import Timed, fit_step_time
 from lit_dps.advice.text import render
-from lit_dps.analysis.law import law_of
+from lit_dps.analysis.law import fit_law
 from lit_dps.analysis.observations import Observation
 from lit_dps.report.figures.advice import draw_advice
 
@@ -20,7 +20,7 @@ SIZES = [2**i for i in range(11)]
 
 
 def law():
-    return law_of([Observation(float(b), C1 / b + C2, noise=0.02) for b in (8, 32, 128, 512)])
+    return fit_law([Observation(float(b), C1 / b + C2, noise=0.02) for b in (8, 32, 128, 512)])
 
 
 def step_time():
