@@ -20,17 +20,12 @@ def text(name: str) -> str:
 
 def test_noise_scales_of_the_faq_are_those_of_the_recorded_advice():
     faq = text("docs/faq.md")
-    noise, fitted = re.search(
-        r"it was (\d+ \[[^]]+\]) where the fitted B_crit was ([\d.]+ \[[^]]+\])", faq
-    ).groups()
-    recorded = text("docs/advise.md")
-    assert f"noise scale {noise}" in recorded and f"B_crit = {fitted}" in recorded
-    noise, fitted = re.search(
-        r"further runs\]\(advise-runs.md\) (\d+ \[[^]]+\]) where it was ([\d.]+ \[[^]]+\])", faq
-    ).groups()
-    runs = text("docs/advise-runs.md")
-    assert f"noise scale {noise}" in runs and f"B_crit = {fitted}" in runs
-    assert runs.count("noise scale not resolved") == 2 and "in two it was not resolved" in faq
+    pairs = re.findall(r"was\s+(\d+ \[[^]]+\]), and the fitted B_crit ([\d.]+ \[[^]]+\])", faq)
+    pages = [text("docs/advise.md"), text("docs/advise-runs.md")]
+    for (noise, fitted), recorded in zip(pairs, pages, strict=True):
+        assert f"noise scale {noise}" in recorded and f"B_crit = {fitted}" in recorded
+    assert pages[1].count("noise scale not resolved") == 2
+    assert "In two runs it was not resolved" in faq
 
 
 @pytest.mark.parametrize("batch_size", ["16", "128", "1,024"])
