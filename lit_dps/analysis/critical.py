@@ -46,6 +46,7 @@ from lit_dps.analysis.intervals import (
     estimate,
     inverted,
     percentile_interval,
+    resampling_rng,
 )
 from lit_dps.analysis.law_bootstrap import Scaling, resample
 from lit_dps.analysis.law_fit import MIN_BATCH_SIZES, Fit, overhead_batch_size
@@ -280,9 +281,9 @@ def resampled_k_star(
         b = summary.cell.batch_size
         if b not in scaling.resolved:
             continue
-        u = np.random.default_rng((0, b, 2)).random(replicates)
+        u = resampling_rng(0, b, 2).random(replicates)
         if scaling.over == "seeds":
-            repeats = np.random.default_rng((0, b, 1)).choice(seeds[b], replicates)
+            repeats = resampling_rng(0, b, 1).choice(seeds[b], replicates)
             k_star = scaling.resolved[b]
             columns.append((k_star - check_interval * u) * (repeats / np.median(seeds[b])))
         elif len(summary.trials) > 1:

@@ -18,7 +18,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from lit_dps.analysis.intervals import Interval, estimate, interval_columns, percentile_interval
+from lit_dps.analysis.intervals import (
+    Interval,
+    estimate,
+    interval_columns,
+    percentile_interval,
+    resampling_rng,
+)
 from lit_dps.analysis.law_bootstrap import Scaling, resample
 from lit_dps.analysis.law_fit import MIN_BATCH_SIZES, Fit, fit_many
 from lit_dps.analysis.summary import CellSummary, at_first_check
@@ -164,7 +170,7 @@ def _law(series: Series, trials: Trials, check_interval: int, replicates: int) -
         return fitted
     columns = []
     for batch_size, delay in k_star:
-        u = np.random.default_rng((0, batch_size, delay, 1)).random(replicates)
+        u = resampling_rng(0, batch_size, delay, 1).random(replicates)
         resampled = resample(trials[batch_size, delay], replicates, (0, batch_size))
         columns.append(resampled - check_interval * u)
     resamples = np.stack(columns, axis=1) * share

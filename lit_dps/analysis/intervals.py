@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from typing import NamedTuple
+from zlib import crc32
 
 import numpy as np
 
@@ -22,6 +23,16 @@ class Interval(NamedTuple):
 
     low: float
     high: float
+
+
+def resampling_rng(*salts: int | str) -> np.random.Generator:
+    """Return the random generator of a resampling; equal salts give equal numbers.
+
+    Different salts, such as the batch size of a cell, make resamples independent. With other salts
+    the tables of stored studies would change.
+    """
+    numbers = [crc32(salt.encode()) if isinstance(salt, str) else salt for salt in salts]
+    return np.random.default_rng(numbers)
 
 
 def estimate(value: float, interval: Interval | None) -> str:

@@ -14,7 +14,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
-from zlib import crc32
 
 import numpy as np
 import pandas as pd
@@ -27,6 +26,7 @@ from lit_dps.analysis.intervals import (
     interval_columns,
     inverted,
     percentile_interval,
+    resampling_rng,
 )
 from lit_dps.analysis.law_fit import MIN_BATCH_SIZES, Fit, fit_many, fit_scaling
 from lit_dps.analysis.summary import at_first_check
@@ -231,8 +231,8 @@ def draw_k_star(
 
     Over the cell's repeats, or over its trials if `repeats` is None.
     """
-    rounding_seed = (*seed, *(int(k or 0) for k in trials))
-    u = np.random.default_rng(rounding_seed).random(replicates)
+    steps = [int(k or 0) for k in trials]
+    u = resampling_rng(*seed, *steps).random(replicates)
     if repeats is None:
         return resample(trials, replicates, seed) - check_interval * u
     k_star = best_steps(trials)
@@ -302,7 +302,7 @@ def resample(steps: Sequence[int | None], replicates: int, seed: tuple[int, int]
     """
     values = np.array([np.inf if k is None else k for k in steps], float)
     shape = (replicates, len(values))
-    chosen = np.random.default_rng(seed).integers(len(values), size=shape)
+    chosen = resampling_rng(*seed).integers(len(values), size=shape)
     least = values[chosen].min(axis=1)
     return np.where(np.isfinite(least), least, np.nan)
 
@@ -316,7 +316,7 @@ def draw_repeats(
     the series, and the batch size in the seed keep their resamples independent.
     """
     values = np.asarray(steps, float)
-    random = np.random.default_rng((*seed, crc32(name.encode())))
+    random = resampling_rng(*seed, name)
     return random.choice(values, (replicates, len(values)))
 
 
@@ -356,7 +356,7 @@ def bootstrap_median_law(
         drawn = median_draws(seeds[b], replicates, (0, b), name, luck)
         if np.isinf(drawn).mean() >= PERCENTILES[0] / 100:
             return fitted
-        u = np.random.default_rng((0, b, 3, crc32(name.encode()))).random(replicates)
+        u = resampling_rng(0, b, 3, name).random(replicates)
         resamples.append(np.where(np.isfinite(drawn), drawn, np.nan) - check_interval * u)
     return with_intervals(fitted, np.stack(resamples, axis=1))
 
@@ -372,7 +372,7 @@ def median_draws(
     medians = np.median(draw_repeats(steps, replicates, (*seed, 2), name), axis=1)
     if not luck:
         return medians
-    random = np.random.default_rng((*seed, 4, crc32(name.encode())))
+    random = resampling_rng(*seed, 4, name)
     return medians * np.exp(luck * random.standard_normal(replicates))
 
 

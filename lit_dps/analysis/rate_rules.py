@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from lit_dps.analysis.intervals import PERCENTILES
+from lit_dps.analysis.intervals import PERCENTILES, resampling_rng
 from lit_dps.analysis.rates import EFFECTIVE, RULES, RateCurve
 from lit_dps.analysis.summary import CellSummary
 from lit_dps.analysis.tables import columns_of, frame
@@ -158,7 +158,7 @@ def _steps_of(trials: Sequence[TrialResult]) -> np.ndarray:
 
 def _resamples(count: int, replicates: int, batch_size: int) -> np.ndarray:
     """Return indices (R, n) of resampled trials, the draws of `law_bootstrap.resample`."""
-    return np.random.default_rng((0, batch_size)).integers(count, size=(replicates, count))
+    return resampling_rng(0, batch_size).integers(count, size=(replicates, count))
 
 
 def _best_rates(

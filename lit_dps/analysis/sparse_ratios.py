@@ -7,7 +7,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lit_dps.analysis.intervals import PERCENTILES, REPLICATES, Interval, percentile_interval
+from lit_dps.analysis.intervals import (
+    PERCENTILES,
+    REPLICATES,
+    Interval,
+    percentile_interval,
+    resampling_rng,
+)
 from lit_dps.analysis.law_bootstrap import FEWEST_SEEDS, resample
 from lit_dps.analysis.summary import CellSummary
 from lit_dps.analysis.tables import base_of
@@ -77,7 +83,7 @@ def _resampled(
     if min(map(len, repeats)) >= FEWEST_SEEDS:
         over_median = []
         for i, steps in enumerate(repeats):
-            random = np.random.default_rng((0, batch_size, 1, i))
+            random = resampling_rng(0, batch_size, 1, i)
             over_median.append(random.choice(steps, replicates) / np.median(steps))
         return value * np.divide(over_median[0], over_median[1])
     if max(len(sparse.trials), len(base.trials)) > 1:

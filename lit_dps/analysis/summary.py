@@ -12,7 +12,7 @@ import pandas as pd
 from lit_dps.analysis.tables import columns_of, frame
 from lit_dps.core.racing import best_steps
 from lit_dps.core.record import StudyRecord
-from lit_dps.core.search_space import short_names
+from lit_dps.core.search_space import Range, short_names
 from lit_dps.core.trial import FINAL_STATUSES, Cell, Status, TrialResult
 
 
@@ -111,8 +111,8 @@ def _boundary(record: StudyRecord, best: TrialResult | None) -> dict[str, Litera
         return {}
     boundary = {}
     for key, box in record.space.items():
-        if key in best.trial.params:
-            end = box.boundary(best.trial.params[key])
+        if isinstance(box, Range) and key in best.trial.params:
+            end = box.boundary(float(best.trial.params[key]))
             if end is not None:
                 boundary[key] = end
     return boundary

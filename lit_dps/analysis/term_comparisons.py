@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from lit_dps.analysis.intervals import PERCENTILES, REPLICATES
+from lit_dps.analysis.intervals import PERCENTILES, REPLICATES, resampling_rng
 from lit_dps.analysis.law_bootstrap import Scaling
 from lit_dps.analysis.summary import comparable
 from lit_dps.analysis.tables import base_of, columns_of, frame
@@ -269,7 +269,7 @@ def correlation_rows(record: StudyRecord, replicates: int = REPLICATES) -> pd.Da
         k = np.array(list(steps.values()))  # (series, points)
         values = np.array(list(terms.values()))  # (series, points, terms)
         points = k.shape[1]
-        random = np.random.default_rng((0, batch_size))
+        random = resampling_rng(0, batch_size)
         resamples = random.integers(points, size=(replicates, points))
         k_star = k.min(axis=1)
         resampled_k_star = k[:, resamples].min(axis=2).T  # (replicates, series)
@@ -334,7 +334,7 @@ def _rank_correlation(x: np.ndarray, y: np.ndarray) -> float:
 @cache
 def _chance(count: int) -> float:
     """Return the 95th percentile of |rho| over random orders of some series."""
-    random = np.random.default_rng((0, count))
+    random = resampling_rng(0, count)
     order = np.arange(count)
     rhos = [abs(_rank_correlation(order, random.permutation(count))) for _ in range(_ORDERS)]
     return float(np.percentile(rhos, 95))

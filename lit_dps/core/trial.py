@@ -149,7 +149,7 @@ class Trial:
 
     cell: Cell
     point: int
-    params: Mapping[str, float | int] = field(default_factory=dict)
+    params: Mapping[str, Value] = field(default_factory=dict)
     seed: int = 0
     repeat: int = 0
 

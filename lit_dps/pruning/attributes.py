@@ -54,11 +54,16 @@ def _parts_of(item: Any) -> dict[Any, Any] | None:
         return item if isinstance(item, dict) else dict(enumerate(item))
     if isinstance(item, _LEAVES) or not hasattr(item, "__dict__"):
         return None
-    parts = dict(vars(item))
+    return attributes_of(item)
+
+
+def attributes_of(item: Any) -> dict[str, Any]:
+    """Return the attributes of an object by name, with the parameters and parts of a module."""
+    attributes = dict(vars(item))
     if isinstance(item, nn.Module):
-        for kind in MODULE_PARTS:
-            parts.update(parts.pop(kind, {}))
-    return parts
+        for part in MODULE_PARTS:
+            attributes.update(attributes.pop(part, {}))
+    return attributes
 
 
 def hidden_tensors(

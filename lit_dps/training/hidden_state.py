@@ -32,7 +32,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from lit_dps.pruning.attributes import GENERATORS, MAX_LENGTH, MODULE_PARTS
+from lit_dps.pruning.attributes import GENERATORS, MAX_LENGTH, MODULE_PARTS, attributes_of
 
 PLAIN_TYPES = (bool, int, float, complex, str, type(None))
 
@@ -291,10 +291,7 @@ def _parts_of(item: Any) -> Iterator[tuple[Any, Any]]:
             if isinstance(name, (str, int)):
                 yield name, value
         return
-    if isinstance(item, nn.Module):
-        for part in MODULE_PARTS:
-            yield from vars(item).get(part, {}).items()
-    for name, value in vars(item).items():
+    for name, value in attributes_of(item).items():
         if name not in _BASE_ATTRIBUTES and not isinstance(value, _METHODS):
             yield name, value
 

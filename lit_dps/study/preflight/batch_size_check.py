@@ -7,11 +7,11 @@ of a root is a different goal at each batch size.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
@@ -26,7 +26,35 @@ from lit_dps.training.deterministic import full_float32
 # Largest relative difference between two sums of the same numbers in another order.
 ROUNDING = 1e-4
 ROUNDING_OF_HALF = 1e-2  # with less than 24 bits
+ABSOLUTE_ROUNDING = 1e-7
 REPEATS = 3  # validations of one network that measure how random its metrics are
+# A difference is random if it is at most this multiple of the ranges over `REPEATS` validations.
+RANDOM_RANGES = 3
+
+
+class Difference(NamedTuple):
+    """Two different values of a metric.
+
+    Attributes:
+        network: 0 for the untrained network, 1 for the network with noise on its weights.
+        values: The values of this network at two batch sizes.
+    """
+
+    network: int
+    values: tuple[float, float]
+
+
+class UntrainedMetrics(NamedTuple):
+    """The validation of two networks before training.
+
+    Attributes:
+        networks: Metrics by name, of the untrained network and of the same with noise on its
+            weights. The list is empty or shorter if validation fails.
+        examples: Examples of a validation, by the number of the data loader.
+    """
+
+    networks: list[dict[str, float]]
+    examples: dict[int, int]
 
 
 def compare_metrics(training: Training, trial: Trial, setup: StudySetup) -> list[str]:
@@ -39,7 +67,7 @@ def compare_metrics(training: Training, trial: Trial, setup: StudySetup) -> list
     %. A module that fails in full precision is validated in its own precision.
 
     Args:
-        training: What the trials have in common.
+        training: The settings of the study.
         trial: A dense trial at the smallest batch size of the grid.
         setup: The study.
 
@@ -50,43 +78,56 @@ def compare_metrics(training: Training, trial: Trial, setup: StudySetup) -> list
         ConfigError: if the goal's metric differs by more than rounding.
     """
     # A validation that stops early has no value of the metric.
-    training = replace(training, goal=replace(training.goal, early_reject=False))
-    own_precision = training
-    training = _in_full_precision(training)
+    user_training = replace(training, goal=replace(training.goal, early_reject=False))
+    training = _in_full_precision(user_training)
     rounding = ROUNDING
-    smallest, examples = look_at(training, trial)
-    if not smallest and training is not own_precision:
-        training = own_precision
+    smallest = untrained_metrics(training, trial)
+    if not smallest.networks and training is not user_training:
+        training = user_training
         rounding = _rounding(setup)
-        smallest, examples = look_at(training, trial)
-    sizes = setup.study.batch_sizes
-    name = training.goal.monitored
-    notes: list[str] = []
-    if not smallest:
+        smallest = untrained_metrics(training, trial)
+    if not smallest.networks:
+        name = training.goal.monitored
         return [
             f"whether {name} depends on the batch size is not known: validation needs a trained "
             "network"
         ]
-    for batch_size in [max(sizes), *_ragged(sizes, examples, training.workload.accumulated)]:
+    sizes = setup.study.batch_sizes
+    ragged = _first_ragged_size(sizes, smallest.examples, training.workload.accumulated)
+    others = [max(sizes)]
+    if ragged is not None:
+        others.append(ragged)
+    notes: list[str] = []
+    for batch_size in others:
         other = replace(trial, cell=replace(trial.cell, batch_size=batch_size))
-        metrics, _ = look_at(training, other)
-        for metric, (network, one, two) in _differences(smallest, metrics, rounding).items():
-            if _is_random(training, trial, other, metric, network):
-                continue  # `repeated_metrics` notes it
-            shown = f"{one:.4g} at B = {trial.cell.batch_size} and {two:.4g} at B = {batch_size}"
-            if metric != name:
-                notes.append(
-                    f"{metric} depends on the validation batch size: of the same network it is "
-                    f"{shown}"
-                )
-                continue
-            what = f"of the same network it is {shown}: give validation a fixed batch size"
-            raise ConfigError(
-                training.goal.metric_key,
-                name,
-                f"a metric that does not depend on the validation batch size; {what}",
-            )
+        metrics = untrained_metrics(training, other)
+        differences = _differences(smallest.networks, metrics.networks, rounding)
+        for metric, difference in differences.items():
+            if not _is_random(training, (trial, other), metric, difference.network):
+                notes.append(_note_or_refusal(training, (trial, other), metric, difference))
     return list(dict.fromkeys(notes))
+
+
+def _note_or_refusal(
+    training: Training, trials: tuple[Trial, Trial], metric: str, difference: Difference
+) -> str:
+    """Return the note on a metric that differs between two trials.
+
+    Raises:
+        ConfigError: if it is the metric of the goal.
+    """
+    shown = " and ".join(
+        f"{value:.4g} at B = {trial.cell.batch_size}"
+        for trial, value in zip(trials, difference.values, strict=True)
+    )
+    if metric == training.goal.monitored:
+        raise ConfigError(
+            training.goal.metric_key,
+            metric,
+            "a metric that does not depend on the validation batch size; of the same network it "
+            f"is {shown}: give validation a fixed batch size",
+        )
+    return f"{metric} depends on the validation batch size: of the same network it is {shown}"
 
 
 def repeated_metrics(short: Short, setup: StudySetup) -> list[str]:
@@ -94,131 +135,136 @@ def repeated_metrics(short: Short, setup: StudySetup) -> list[str]:
 
     Such a metric is random, or it keeps a state from one validation to the next.
     """
+    if short.repeated is None:
+        return []
     notes = []
-    first, second = short.repeated or ({}, {})
+    first, second = short.repeated
     for metric, one in first.items():
         two = second.get(metric, one)
         if not _is_equal(one, two, _rounding(setup)):
             notes.append(
                 f"{metric} of one network is {one:.4g} and then {two:.4g}: it is random, or keeps "
-                "a state from one "
-                "validation to the next, and so the steps to the goal depend on it"
+                "a state from one validation to the next, and so the steps to the goal depend on it"
             )
     return notes
 
 
 def _differences(
-    ones: list[dict[str, float]], others: list[dict[str, float]], rounding: float
-) -> dict[str, tuple[int, float, float]]:
-    """Return the metrics that differ by more than rounding, each with the network's number and both
-    values.
+    first: Sequence[dict[str, float]], second: Sequence[dict[str, float]], rounding: float
+) -> dict[str, Difference]:
+    """Return the metrics that differ by more than rounding between two batch sizes.
 
-    If a metric differs for both networks, the network with the larger relative difference is
-    returned.
+    If a metric differs for both networks, the larger relative difference is returned.
     """
-    differences: dict[str, tuple[int, float, float]] = {}
-    for network, (one, other) in enumerate(zip(ones, others, strict=False)):
-        for metric in one.keys() & other.keys():
-            pair = one[metric], other[metric]
-            if _is_equal(*pair, rounding):
+    differences: dict[str, Difference] = {}
+    for network, (one, two) in enumerate(zip(first, second, strict=False)):
+        for metric in one.keys() & two.keys():
+            values = (one[metric], two[metric])
+            if _is_equal(*values, rounding):
                 continue
-            if metric not in differences or _gap(pair) > _gap(differences[metric][1:]):
-                differences[metric] = network, *pair
+            if metric not in differences or _gap(values) > _gap(differences[metric].values):
+                differences[metric] = Difference(network, values)
     return differences
 
 
-def _gap(pair: tuple[float, float]) -> float:
+def _gap(values: tuple[float, float]) -> float:
     """Return the relative difference of two values; infinity if one of them is not finite."""
-    if not all(map(math.isfinite, pair)):
+    if not all(map(math.isfinite, values)):
         return math.inf
-    return abs(pair[0] - pair[1]) / max(map(abs, pair))
+    return abs(values[0] - values[1]) / max(map(abs, values))
 
 
-def _ragged(batch_sizes: list[int], examples: dict[int, int], accumulated: int) -> list[int]:
+def _first_ragged_size(
+    batch_sizes: Sequence[int], examples: Mapping[int, int], accumulated: int
+) -> int | None:
     """Return the smallest batch size with a short last validation batch.
 
-    The list is empty if there is none, or if the smallest or the largest batch size is one.
+    Returns:
+        None if there is none, or if the smallest or the largest batch size has a short batch.
     """
 
     def is_ragged(batch_size: int) -> bool:
-        return any(n % (batch_size // accumulated) for n in examples.values())
+        return any(count % (batch_size // accumulated) for count in examples.values())
 
-    if is_ragged(min(batch_sizes)) or is_ragged(max(batch_sizes)):
-        return []
-    return [batch_size for batch_size in sorted(batch_sizes) if is_ragged(batch_size)][:1]
+    ascending = sorted(batch_sizes)
+    if is_ragged(ascending[0]) or is_ragged(ascending[-1]):
+        return None
+    return next(filter(is_ragged, ascending), None)
 
 
 def _is_equal(one: float, two: float, rounding: float) -> bool:
     if not (math.isfinite(one) and math.isfinite(two)):
         return math.isfinite(one) == math.isfinite(two)
-    return math.isclose(one, two, rel_tol=rounding, abs_tol=1e-7)
+    return math.isclose(one, two, rel_tol=rounding, abs_tol=ABSOLUTE_ROUNDING)
 
 
 def _rounding(setup: StudySetup) -> float:
     """Return the largest relative difference that the precision of the trainer explains."""
-    return ROUNDING if _is_full(setup.workload.trainer) else ROUNDING_OF_HALF
+    return ROUNDING if _has_full_precision(setup.workload.trainer) else ROUNDING_OF_HALF
 
 
-def _is_full(trainer: Mapping[str, Any]) -> bool:
+def _has_full_precision(trainer: Mapping[str, Any]) -> bool:
     return str(trainer.get("precision") or "32").startswith(("32", "64"))
 
 
 def _in_full_precision(training: Training) -> Training:
-    """Return a copy of `training` whose trainer has at least 32 bits."""
+    """Return `training`, or a copy whose trainer has 32 bits if it has less."""
     trainer = training.workload.trainer
-    if _is_full(trainer):
+    if _has_full_precision(trainer):
         return training
     workload = replace(training.workload, trainer={**trainer, "precision": "32-true"})
     return replace(training, workload=workload)
 
 
-def _is_random(training: Training, one: Trial, two: Trial, metric: str, network: int) -> bool:
-    """Return whether a metric is random, and its range explains the difference of two trials.
+def _is_random(training: Training, trials: tuple[Trial, Trial], metric: str, network: int) -> bool:
+    """Return whether a metric is random enough to explain its difference between two trials.
 
-    The range is taken over `REPEATS` seeds, for the network with this number.
+    The random range is taken over `REPEATS` seeds, for the network with this number.
+    `repeated_metrics` notes a random metric.
     """
-    values = []
-    for trial in (one, two):
-        looks = [look_at(training, trial, seed)[0] for seed in range(REPEATS)]
-        values.append([look[network][metric] for look in looks if len(look) > network])
-    if not all(values):
-        return False
-    ranges = [max(samples) - min(samples) for samples in values]
-    gap = abs(fmean(values[0]) - fmean(values[1]))
-    return sum(ranges) > 0 and gap <= 3 * sum(ranges)
+    means = []
+    total_range = 0.0
+    for trial in trials:
+        values = []
+        for seed in range(REPEATS):
+            networks = untrained_metrics(training, trial, seed).networks
+            if len(networks) > network:
+                values.append(networks[network][metric])
+        if not values:
+            return False
+        means.append(fmean(values))
+        total_range += max(values) - min(values)
+    gap = abs(means[0] - means[1])
+    return total_range > 0 and gap <= RANDOM_RANGES * total_range
 
 
-def look_at(
+def untrained_metrics(
     training: Training, trial: Trial, seed: int | None = None
-) -> tuple[list[dict[str, float]], dict[int, int]]:
+) -> UntrainedMetrics:
     """Validate the untrained network of a trial, and the same network with noise on its weights.
 
     Args:
-        training: What the trials have in common.
+        training: The settings of the study. Its validations must not stop early.
         trial: The trial; it is not trained.
         seed: Seed of the random numbers in validation; None takes the seed of the trial.
-
-    Returns:
-        The metrics of both networks by name, and the examples of a validation by data loader. Both
-        are empty if validation fails.
     """
-    look = _Look()
-    with full_float32(), suppress(Exception):
+    look = _ValidateUntrained()
+    with full_float32(), suppress(Exception):  # some modules cannot validate without training
         probe_fit(training, trial, look, seed)
-    return look.metrics, look.examples
+    return UntrainedMetrics(look.networks, look.examples)
 
 
-class _Look(Callback):
+class _ValidateUntrained(Callback):
     """Validates a network before its first step, without and with noise; then ends the fit."""
 
     def __init__(self):
-        self.metrics: list[dict[str, float]] = []
+        self.networks: list[dict[str, float]] = []
         self.examples: dict[int, int] = {}
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         goal = goal_of(trainer)
-        self.metrics.append(goal.validate_now(trainer))
+        self.networks.append(goal.validate_now(trainer))
         self.examples = goal.validated.first or {}
         perturb(pl_module)
-        self.metrics.append(goal.validate_now(trainer))
+        self.networks.append(goal.validate_now(trainer))
         raise EndProbe

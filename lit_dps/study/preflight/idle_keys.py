@@ -10,11 +10,12 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from enum import Enum
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from lit_dps.core.search_space import Box, Choices
+from lit_dps.core.search_space import Choices
 from lit_dps.core.trial import Cell, Trial, Value, text_of
 from lit_dps.core.trial_config import plain
 from lit_dps.engines.engine import Training
@@ -28,15 +29,20 @@ from lit_dps.study.sources import texts_in
 from lit_dps.training.rate_curve import rate_curve
 
 STEPS = 3  # of a trial without validation
-MOST_CONTEXTS = 8  # combinations of the other keys' values with which a key is tested
+MAX_CONTEXTS = 8  # combinations of the other keys' values with which a key is tested
 POINTS = 3  # points of the search among these combinations
 LIBRARIES = ("lit_dps.", "lightning.", "pytorch_lightning.")
 # Arguments of our data modules that only affect the speed, or that name a folder.
 IDLE_OF_DATA = ("eval_batch_size", "root", "download")
-# Effects of a key
-ACTS, UNKNOWN = "changes a trial", "is not known"
-NOTHING = "changes nothing"
-OPTIONS = "changes options of the optimizer and nothing else"
+
+
+class Effect(Enum):
+    """The effect of a key on the first steps of a trial."""
+
+    RESULTS = "changes a trial"
+    OPTIONS = "changes options of the optimizer and nothing else"
+    NONE = "changes nothing"
+    UNKNOWN = "is not known"
 
 
 def idle_keys(training: Training, setup: StudySetup) -> list[str]:
@@ -47,11 +53,11 @@ def idle_keys(training: Training, setup: StudySetup) -> list[str]:
     trials fail or are not reproducible.
 
     Args:
-        training: What the trials have in common.
+        training: The settings of the study.
         setup: The study.
     """
     study = setup.study
-    axes = {key: values for key, values in study.axes.items() if len(values) > 1}
+    axes = [key for key, values in study.axes.items() if len(values) > 1]
     notes: list[str] = []
     tested: list[str] = []
     for key in [*axes, *study.space]:
@@ -61,69 +67,61 @@ def idle_keys(training: Training, setup: StudySetup) -> list[str]:
             tested.append(key)
     if not tested:
         return notes
-    runs = _Runs(training)
+    runs = _RecordedRuns(training)
     trials = _contexts(setup)
     for key in tested:
         effect = _effect(runs, setup, trials, key)
-        if effect in (ACTS, UNKNOWN):
-            continue
-        values = " and ".join(text_of(value) for value in _ends(setup, key))
-        notes.append(
-            f"{key} {effect}: batches, losses, weights and metrics of {runs.steps} steps are "
-            f"equal at {values}; "
-            "unless it acts later in a trial, leave it out"
-        )
+        if effect in (Effect.NONE, Effect.OPTIONS):
+            values = " and ".join(map(text_of, _ends(setup, key)))
+            notes.append(
+                f"{key} {effect.value}: batches, losses, weights and metrics of {runs.steps} steps "
+                f"are equal at {values}; unless it acts later in a trial, leave it out"
+            )
     return notes
 
 
-def _effect(runs: _Runs, setup: StudySetup, trials: Sequence[Trial], key: str) -> str:
-    """Return the effect of a key: `ACTS`, `UNKNOWN`, `NOTHING` or `OPTIONS`.
-
-    Trials at both ends of the key are compared.
-    """
+def _effect(runs: _RecordedRuns, setup: StudySetup, trials: Sequence[Trial], key: str) -> Effect:
+    """Return the effect of a key, by a comparison of trials at both of its ends."""
+    if not key.startswith("pruning."):
+        trials = [replace(trial, cell=replace(trial.cell, sparsity=0.0)) for trial in trials]
     # First without validation and the end of an epoch, which take longer than a few steps.
-    for run in (runs.light, runs.whole):
-        effect = UNKNOWN
-        for trial in _trials_for(key, trials):
-            one = run(trial)
-            if one is None:
-                continue
-            for value in _far_values(setup, trial, key):
-                other = run(_with(trial, key, value))
-                if other is None or one.results != other.results:
-                    return ACTS
-                if one.options != other.options:
-                    effect = OPTIONS
-                elif effect == UNKNOWN:
-                    effect = NOTHING
-        if effect == UNKNOWN:
-            break
+    effect = _effect_in(runs.first_steps, setup, trials, key)
+    if effect in (Effect.NONE, Effect.OPTIONS):
+        effect = _effect_in(runs.short_trial, setup, trials, key)
     return effect
 
 
-def _trials_for(key: str, trials: Sequence[Trial]) -> list[Trial]:
-    """Return the trials with which a key is tested; dense ones unless the key is of the pruning."""
-    if not key.startswith("pruning."):
-        return [replace(trial, cell=replace(trial.cell, sparsity=0.0)) for trial in trials]
-    return list(trials)
+def _effect_in(
+    run: Callable[[Trial], _Recorder | None], setup: StudySetup, trials: Sequence[Trial], key: str
+) -> Effect:
+    """Return the effect of a key on the records of one kind of run."""
+    effect = Effect.UNKNOWN
+    for trial in trials:
+        record = run(trial)
+        if record is None:
+            continue
+        for value in _far_values(setup, trial, key):
+            other = run(_with_value(trial, key, value))
+            if other is None or record.results != other.results:
+                return Effect.RESULTS
+            if record.options != other.options:
+                effect = Effect.OPTIONS
+            elif effect is Effect.UNKNOWN:
+                effect = Effect.NONE
+    return effect
 
 
 def _is_known_to_act(setup: StudySetup, key: str) -> bool:
     """Return True if a key is known to change trials, because only code of ours reads it."""
     section, _, name = key.partition(".")
-    values = _values(setup)
-    texts = list(texts_in(_plain(_section(setup, section))))
-    texts += texts_in(_plain(setup.workload.trainer.get("callbacks")))
-    for other in values:
-        if other.startswith(section + "."):
-            texts += texts_in(values[other])
-    if any(map(_is_foreign, texts)):
+    argument = name.removeprefix("init_args.")
+    if any(map(_is_foreign, _texts_of_section(setup, section))):
         return section in ("local", "optim")
     if section == "data":
-        return name.removeprefix("init_args.") not in IDLE_OF_DATA
+        return argument not in IDLE_OF_DATA
     if section != "model":
         return True
-    argument = name.removeprefix("init_args.")
+    values = _values_by_key(setup)
     arguments = setup.workload.model.get("init_args", {})
     if any(argument in rule.hyperparameters for rule in RULES.values()):
         rules = values.get("model.optimizer", [arguments.get("optimizer", "sgd")])
@@ -133,12 +131,19 @@ def _is_known_to_act(setup: StudySetup, key: str) -> bool:
     return True
 
 
-def _section(setup: StudySetup, name: str) -> Any:
-    return {
+def _texts_of_section(setup: StudySetup, section: str) -> list[str]:
+    """Return the texts that may name a class which reads a section: also those of callbacks."""
+    sections: dict[str, Any] = {
         "model": setup.workload.model,
         "data": setup.workload.data,
         "pruning": plain(setup.pruning),
-    }.get(name)
+    }
+    texts = list(texts_in(_plain(sections.get(section))))
+    texts += texts_in(_plain(setup.workload.trainer.get("callbacks")))
+    for key, values in _values_by_key(setup).items():
+        if key.startswith(section + "."):
+            texts += texts_in(values)
+    return texts
 
 
 def _plain(nested: Any) -> Any:
@@ -150,12 +155,13 @@ def _plain(nested: Any) -> Any:
     return nested
 
 
-def _values(setup: StudySetup) -> dict[str, list[Value]]:
+def _values_by_key(setup: StudySetup) -> dict[str, list[Any]]:
     """Return all values of each axis and of each searched choice."""
-    choices = {
-        key: list(box.choices) for key, box in setup.space.items() if isinstance(box, Choices)
-    }
-    return {**choices, **setup.study.axes}
+    values: dict[str, list[Any]] = {}
+    for key, box in setup.space.items():
+        if isinstance(box, Choices):
+            values[key] = list(box.choices)
+    return {**values, **setup.study.axes}
 
 
 def _is_foreign(text: str) -> bool:
@@ -166,37 +172,34 @@ def _is_foreign(text: str) -> bool:
 def _contexts(setup: StudySetup) -> list[Trial]:
     """Return trials with all combinations of axes, all choices and some points of the search.
 
-    At most `MOST_CONTEXTS` trials are returned.
+    At most `MAX_CONTEXTS` trials are returned.
     """
-    study, space = setup.study, setup.study.space
-    points = [sobol_point(space, study.seed, i, study.scramble) for i in range(POINTS)]
-    smallest = min(study.batch_sizes)
-    sparsity = max(study.sparsities)
-    cells = list(dict.fromkeys(Cell(smallest, sparsity, cell.axes) for cell in study.cells))
-    trials = [Trial(cell, 0, points[0], study.seed) for cell in cells]
-    for key, box in space.items():
+    study = setup.study
+    points = [sobol_point(study.space, study.seed, i, study.scramble) for i in range(POINTS)]
+    smallest, sparsity = min(study.batch_sizes), max(study.sparsities)
+    trials: list[Trial] = []
+
+    def add(trial: Trial) -> None:
+        if trial not in trials:
+            trials.append(trial)
+
+    for cell in study.cells:
+        add(Trial(Cell(smallest, sparsity, cell.axes), 0, points[0], study.seed))
+    first = trials[0]
+    for key, box in study.space.items():
         if isinstance(box, Choices):
-            trials += [
-                replace(trials[0], params={**points[0], key: value}) for value in box.choices
-            ]
-    trials += [replace(trials[0], params=point) for point in points[1:]]
-    unique: list[Trial] = []
-    for trial in trials:
-        if trial not in unique:
-            unique.append(trial)
-    return unique[:MOST_CONTEXTS]
-
-
-def _box(setup: StudySetup, key: str) -> Box:
-    axes = setup.study.axes
-    return Choices(axes[key]) if key in axes else setup.study.space[key]
+            for value in box.choices:
+                add(_with_value(first, key, value))
+    for point in points[1:]:
+        add(replace(first, params=point))
+    return trials[:MAX_CONTEXTS]
 
 
 def _ends(setup: StudySetup, key: str) -> tuple[Value, Value]:
     """Return the first and the last value of a key."""
     if key in setup.study.axes:
-        values = setup.study.axes[key]
-        return values[0], values[-1]
+        axis = setup.study.axes[key]
+        return axis[0], axis[-1]
     extremes = setup.study.space[key].extremes
     return extremes[0], extremes[-1]
 
@@ -206,22 +209,24 @@ def _far_values(setup: StudySetup, trial: Trial, key: str) -> list[Value]:
     current = {**dict(trial.cell.axes), **trial.params}[key]
     first, last = _ends(setup, key)
     ends = [last, first]
-    box = None if key in setup.study.axes else setup.study.space[key]
-    if box is not None and not isinstance(box, Choices) and box.unit(current) > 0.5:
-        ends.reverse()
+    if key not in setup.study.axes:
+        box = setup.study.space[key]
+        if not isinstance(box, Choices) and box.unit(current) > 0.5:
+            ends = [first, last]
     return [value for value in ends if value != current]
 
 
-def _with(trial: Trial, key: str, value: Value) -> Trial:
+def _with_value(trial: Trial, key: str, value: Value) -> Trial:
     """Return a trial with another value of a key."""
     if key in trial.params:
-        return replace(trial, params={**trial.params, key: value})
-    others = {**dict(trial.cell.axes), key: value}
-    return replace(trial, cell=replace(trial.cell, axes=tuple(others.items())))
+        params: dict[str, Any] = {**trial.params, key: value}
+        return replace(trial, params=params)
+    axes = {**dict(trial.cell.axes), key: value}
+    return replace(trial, cell=replace(trial.cell, axes=tuple(axes.items())))
 
 
-class _Runs:
-    """Runs each trial for a few steps, and keeps the result.
+class _RecordedRuns:
+    """Runs each trial once for a few steps, and keeps the record.
 
     Attributes:
         steps: Optimizer steps of the longest trial.
@@ -230,31 +235,31 @@ class _Runs:
     def __init__(self, training: Training):
         self.training = training
         self.steps = 0
-        self._known: dict[str, _Recorder | None] = {}
+        self._records: dict[str, _Recorder | None] = {}
 
-    def light(self, trial: Trial) -> _Recorder | None:
+    def first_steps(self, trial: Trial) -> _Recorder | None:
         """Train the first steps of a trial. Return their record; None if the trial failed."""
-        return self._once("light", trial, self._first_steps)
+        return self._once("first steps", trial, self._train_first_steps)
 
-    def whole(self, trial: Trial) -> _Recorder | None:
+    def short_trial(self, trial: Trial) -> _Recorder | None:
         """Train a trial as the dry run does, with the end of an epoch and validation."""
-        return self._once("whole", trial, self._short)
+        return self._once("short trial", trial, self._train_short_trial)
 
     def _once(self, kind: str, trial: Trial, run: Callable[[Trial], _Recorder]) -> _Recorder | None:
         name = f"{kind} {trial.cell!r} {sorted(trial.params.items())}"
-        if name not in self._known:
-            recorder = None
+        if name not in self._records:
+            record = None
             with suppress(Exception):  # a user's class may fail at this value
-                recorder = run(trial)
-            self._known[name] = recorder
-        return self._known[name]
+                record = run(trial)
+            self._records[name] = record
+        return self._records[name]
 
-    def _first_steps(self, trial: Trial) -> _Recorder:
+    def _train_first_steps(self, trial: Trial) -> _Recorder:
         recorder = _Recorder(STEPS * self.training.workload.accumulated)
         probe_fit(self.training, trial, recorder)
         return recorder
 
-    def _short(self, trial: Trial) -> _Recorder:
+    def _train_short_trial(self, trial: Trial) -> _Recorder:
         recorder = _Recorder()
         short = run_short(self.training, trial, [recorder])
         self.steps = max(self.steps, short.goal.steps)
@@ -273,38 +278,33 @@ class _Recorder(Callback):
     """
 
     def __init__(self, batches: int | None = None):
-        self.batches = batches
         self.results: list[str] = []
         self.options: list[str] = []
-        self._look: Callable[[Trainer], object] | None = None
+        self._remaining_batches = batches
 
     def _add(self, *values: Any) -> None:
         self.results += map(fingerprint, values)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         goal = goal_of(trainer)
-        self._look = goal.validate_now
-        self._add(
-            pl_module.state_dict(),
-            rate_curve(trainer, pl_module, trainer.max_steps, goal.steps_of_epoch),
-        )
+        rates = rate_curve(trainer, pl_module, trainer.max_steps, goal.steps_of_epoch)
+        self._add(pl_module.state_dict(), rates)
         self._add([config.scheduler.state_dict() for config in trainer.lr_scheduler_configs])
         self._add([type(optimizer).__qualname__ for optimizer in trainer.optimizers])
         for optimizer in trainer.optimizers:
             for group in optimizer.param_groups:
-                self.options.append(
-                    fingerprint({key: group[key] for key in group if key != "params"})
-                )
+                options = {key: value for key, value in group.items() if key != "params"}
+                self.options.append(fingerprint(options))
 
     def on_train_batch_start(self, trainer, pl_module, batch, batch_idx) -> None:
         self._add(batch)
 
     def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx) -> None:
         self._add(outputs)
-        if self.batches is None:
+        if self._remaining_batches is None:
             return
-        self.batches -= 1
-        if not self.batches:
+        self._remaining_batches -= 1
+        if not self._remaining_batches:
             self._add(pl_module.state_dict())
             raise EndProbe
 
@@ -318,7 +318,7 @@ class _Recorder(Callback):
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._add(pl_module.state_dict())
-        if self.batches is None:
+        if self._remaining_batches is None:
             perturb(pl_module)
             with suppress(Exception):  # the dry run itself reports validation that fails
-                self._look(trainer)
+                goal_of(trainer).validate_now(trainer)
