@@ -10,11 +10,23 @@ from lit_dps.analysis.answer import Steps, answer_rows, expected_steps
 from lit_dps.analysis.best_of_n import draw_rows
 from lit_dps.analysis.budgets import budget_rows, quality_rows
 from lit_dps.analysis.critical import Critical, critical_batch_sizes, critical_rows
-from lit_dps.analysis.delay import DelayLaw, delay_laws, delay_rows, doubling_rows
-from lit_dps.analysis.gradient_noise import noise_rows
+from lit_dps.analysis.curves import series_curves
+from lit_dps.analysis.delay import (
+    DelayLaw,
+    delay_laws,
+    delay_points,
+    delay_rows,
+    doubling_rows,
+)
+from lit_dps.analysis.gradient_noise import (
+    NoiseLaw,
+    noise_rows,
+    reading_rows,
+    series_noise_laws,
+)
 from lit_dps.analysis.intervals import REPLICATES
 from lit_dps.analysis.law_bootstrap import Scaling, bootstrap_law, bootstrap_median_law, law_rows
-from lit_dps.analysis.local_sgd import Curve, curves, with_communications
+from lit_dps.analysis.local_sgd import Curve, curve_rows, curves, with_communications
 from lit_dps.analysis.other_goals import at_goal
 from lit_dps.analysis.rate_rules import price_rows
 from lit_dps.analysis.rates import RateCurve, RateLaw, rate_curves, rate_laws, rate_rows
@@ -24,6 +36,7 @@ from lit_dps.analysis.step_seconds import StepSeconds, step_seconds
 from lit_dps.analysis.summary import CellSummary, cell_rows, summarize, trial_rows
 from lit_dps.analysis.term_comparisons import term_ratio_rows
 from lit_dps.analysis.theory import theory_rows
+from lit_dps.analysis.training_curves import best_trial_curves, lipschitz_means, lipschitz_rows
 from lit_dps.core.progress_line import with_progress
 from lit_dps.core.record import StudyRecord
 from lit_dps.core.trial import Cell, Series
@@ -135,6 +148,16 @@ class Analysis:
         return law_rows(self.scalings)
 
     @cached_property
+    def curves(self) -> pd.DataFrame:
+        """K* and the law of each series as points of a curve (`curves.series_curves`)."""
+        return self.curves_beyond(1)
+
+    def curves_beyond(self, factor: float) -> pd.DataFrame:
+        """Return `curves`, extended beyond the largest batch size by a factor."""
+        sizes = self.record.batch_sizes
+        return series_curves(self.scalings, self.median_scalings, sizes, factor)
+
+    @cached_property
     def critical_batch_sizes(self) -> dict[Series, dict[str, Critical]]:
         """Critical batch sizes, by series and definition (`critical`)."""
         interval = self.record.goal.check_interval
@@ -229,7 +252,32 @@ class Analysis:
         """One row a cell and a row a trial whose gradient noise was measured (`gradient_noise`)."""
         return noise_rows(self.record)
 
+    @cached_property
+    def noise_readings(self) -> pd.DataFrame:
+        """One row a measurement of the gradient noise (`gradient_noise.reading_rows`)."""
+        return reading_rows(self.record)
+
+    @cached_property
+    def series_noise_laws(self) -> dict[Series, NoiseLaw]:
+        """The line through the gradient noise of each series (`gradient_noise`)."""
+        return series_noise_laws(self.record)
+
     # Curves, delay and local SGD
+
+    @cached_property
+    def best_trial_curves(self) -> pd.DataFrame:
+        """One row a validation of a K* trial (`training_curves.best_trial_curves`)."""
+        return best_trial_curves(self.cells, self.record.goal.metric)
+
+    @cached_property
+    def lipschitz(self) -> pd.DataFrame:
+        """One row a measurement of the Lipschitz constant (`training_curves.lipschitz_rows`)."""
+        return lipschitz_rows(self.record)
+
+    @cached_property
+    def lipschitz_means(self) -> pd.DataFrame:
+        """Means of `lipschitz` over trials, at each step (`training_curves.lipschitz_means`)."""
+        return lipschitz_means(self.lipschitz)
 
     @cached_property
     def budgets(self) -> pd.DataFrame:
@@ -252,6 +300,11 @@ class Analysis:
         return delay_rows(self.delay_laws, self.scalings)
 
     @cached_property
+    def delay_points(self) -> pd.DataFrame:
+        """One row a cell with K*, beside the law of all delays (`delay.delay_points`)."""
+        return delay_points(self.delay_laws)
+
+    @cached_property
     def critical_delays(self) -> pd.DataFrame:
         """One row a series and batch size: the delay that doubles K* (`delay.doubling_rows`)."""
         return doubling_rows(self.delay_laws)
@@ -260,3 +313,8 @@ class Analysis:
     def local_curves(self) -> list[Curve]:
         """K* against the local steps of a round, by series and batch size (`local_sgd`)."""
         return curves(self.record, self.cells)
+
+    @cached_property
+    def local_points(self) -> pd.DataFrame:
+        """One row a cell with K* of local SGD (`local_sgd.curve_rows`)."""
+        return curve_rows(self.local_curves)

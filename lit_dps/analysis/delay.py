@@ -42,6 +42,7 @@ from lit_dps.core.racing import best_steps
 from lit_dps.core.trial import Series
 
 KEY = "optim.delay"
+CURVE_POINTS = 64  # of a law that is drawn
 
 # Steps to result of the trials of each cell of a series, by (batch size, delay).
 Trials = Mapping[tuple[int, int], Sequence[int | None]]
@@ -231,6 +232,44 @@ def doubling_rows(laws: Iterable[DelayLaw]) -> pd.DataFrame:
             row = {**columns_of(law.series), "batch_size": batch_size, "critical_delay": value}
             rows.append(row | {"low": low, "high": high})
     return frame(rows)
+
+
+def delay_points(laws: Iterable[DelayLaw]) -> pd.DataFrame:
+    """Return K* of each cell beyond its first validation, beside the law of all delays.
+
+    Columns: sparsity and further axes, batch_size [examples], delay [steps], k_star [steps], law
+    [steps]; in_flight [examples], B / s with s = `stable_share`, and scaled [steps], s K*, in which
+    the law is one curve.
+    """
+    rows = []
+    for law in laws:
+        for (batch_size, delay), k_star in law.k_star.items():
+            share = stable_share(delay)
+            rows.append(
+                {
+                    **columns_of(law.series),
+                    "batch_size": batch_size,
+                    "delay": delay,
+                    "k_star": k_star,
+                    "law": None if law.fit is None else law.steps(batch_size, delay),
+                    "in_flight": batch_size / share,
+                    "scaled": k_star * share,
+                }
+            )
+    return frame(rows)
+
+
+def steps_by_delay(law: DelayLaw, batch_size: Any) -> pd.DataFrame:
+    """Return the law at a batch size as a curve over tau + 1; columns gradients and k_star."""
+    gradients = np.geomspace(1, max(law.delays) + 1, CURVE_POINTS)
+    steps = [law.steps(batch_size, gradient - 1) for gradient in gradients]
+    return pd.DataFrame({"gradients": gradients, "k_star": steps})
+
+
+def scaled_law(law: DelayLaw, in_flight: Any) -> pd.DataFrame:
+    """Return the law over the range of some B / s (n,); columns in_flight and scaled."""
+    batch = np.geomspace(in_flight.min(), in_flight.max(), CURVE_POINTS)
+    return pd.DataFrame({"in_flight": batch, "scaled": law.fitted.steps(batch)})
 
 
 def delay_text(laws: Iterable[DelayLaw], rows: pd.DataFrame) -> str:

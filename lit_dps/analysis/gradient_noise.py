@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -20,8 +21,9 @@ from lit_dps.analysis.summary import comparable
 from lit_dps.analysis.tables import columns_of, frame
 from lit_dps.core.noise_scale import BLOCKS, LEVEL
 from lit_dps.core.record import StudyRecord
-from lit_dps.core.trial import TrialResult
+from lit_dps.core.trial import Series, TrialResult
 
+LINE_POINTS = 64  # of a line that is drawn
 ROUNDS = 10  # of reweighting; the line is stable to 1e-6 after some 5
 Readings = tuple[
     np.ndarray, np.ndarray
@@ -158,3 +160,49 @@ def _columns(law: NoiseLaw | None) -> dict[str, object]:
         row[f"{name}_error"] = getattr(law, f"{attribute}_error", None)
         row[f"{name}_resolved"] = getattr(law, f"{attribute}_resolved", None)
     return row
+
+
+def reading_rows(record: StudyRecord) -> pd.DataFrame:
+    """Return every measurement, by series, batch size, sample, then step.
+
+    Columns: sparsity and further axes, batch_size [examples], point, squared_gradient, noise.
+    """
+    rows = []
+    for cell in record.cells:
+        for result in record.results[cell]:
+            names = {**columns_of(cell.series), "batch_size": cell.batch_size}
+            names["point"] = result.trial.point
+            squared_gradients, noises = readings_of(result) or ((), ())
+            for squared_gradient, noise in zip(squared_gradients, noises, strict=True):
+                rows.append({**names, "squared_gradient": squared_gradient, "noise": noise})
+    return frame(rows)
+
+
+def series_noise_laws(record: StudyRecord) -> dict[Series, NoiseLaw]:
+    """Return the line through the measurements of all trials of each series that has one."""
+    readings: dict[Series, list[Readings]] = {}
+    for cell, results in record.results.items():
+        for result in results:
+            measured = readings_of(result)
+            if measured is not None:
+                readings.setdefault(cell.series, []).append(measured)
+    laws = {}
+    for series, of_series in readings.items():
+        law = noise_law(of_series)
+        if law is not None:
+            laws[series] = law
+    return laws
+
+
+def line_rows(law: NoiseLaw, squared_gradients: Any) -> pd.DataFrame:
+    """Return points of a line over the range of some squared gradients, where it is above 0.
+
+    Columns: squared_gradient, noise.
+
+    Args:
+        law: The line.
+        squared_gradients: (n,), of the measurements.
+    """
+    x = np.geomspace(squared_gradients.min(), squared_gradients.max(), LINE_POINTS)
+    rows = pd.DataFrame({"squared_gradient": x, "noise": law.at(x)})
+    return rows.loc[rows["noise"] > 0]

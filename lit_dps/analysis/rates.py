@@ -10,15 +10,16 @@ them. A rate that decays is taken at its start.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 
 from lit_dps.analysis.intervals import REPLICATES
 from lit_dps.analysis.summary import CellSummary
-from lit_dps.analysis.tables import columns_of, frame
+from lit_dps.analysis.tables import columns_of, frame, numbers, where
 from lit_dps.core.batch_scaling import scaled_beta2, scaled_decay
 from lit_dps.core.format import number_text
 from lit_dps.core.record import StudyRecord, setting
@@ -392,3 +393,58 @@ def rate_rows(record: StudyRecord, curves: Sequence[RateCurve]) -> pd.DataFrame:
             row |= {name: curve.rule(name, batch_size) for name in RULES}
             rows.append(row)
     return frame(rows, columns)
+
+
+def rule_line(rows: pd.DataFrame, kind: str, rule: str) -> pd.DataFrame:
+    """Return the ends of the line of a scaling rule, at the batch size it starts from and the last.
+
+    Columns: batch_size [examples], rate. No rows without a batch size to start from.
+
+    Args:
+        rows: Those of `rate_rows` of one series.
+        kind: `EFFECTIVE` or `PLAIN`.
+        rule: One of `RULES`.
+    """
+    resolved = where(rows, floor=0)
+    if not len(resolved):
+        return frame([], ["batch_size", "rate"])
+    batch = numbers(resolved["batch_size"])
+    first = batch.argmin()
+    ends = np.array([batch[first], numbers(rows["batch_size"]).max()])
+    rate = numbers(resolved[kind])[first]
+    return pd.DataFrame({"batch_size": ends, "rate": rate * (ends / ends[0]) ** RULES[rule]})
+
+
+class EqualRateLine(NamedTuple):
+    """A line of equal effective rates eta / (1 - m) in a search space.
+
+    Attributes:
+        effective_rate: The rate along it.
+        rates: Learning rates eta of its two ends.
+        rests: 1 - m of its two ends.
+    """
+
+    effective_rate: float
+    rates: tuple[float, float]
+    rests: tuple[float, float]
+
+
+def equal_rate_lines(
+    rates: tuple[float, float], rests: tuple[float, float]
+) -> Iterator[EqualRateLine]:
+    """Yield lines of equal effective rates, one a decade (Shallue et al. 2019).
+
+    Args:
+        rates: Smallest and largest learning rate of the search space.
+        rests: Smallest and largest 1 - m.
+    """
+    first = math.ceil(math.log10(rates[0] / rests[1]))
+    last = math.floor(math.log10(rates[1] / rests[0]))
+    for power in range(first, last + 1):
+        effective_rate = 10.0**power
+        low = max(rates[0], effective_rate * rests[0])
+        high = min(rates[1], effective_rate * rests[1])
+        # Up to rounding, a line through a corner has no length.
+        if low < high and not math.isclose(low, high):
+            ends = (low / effective_rate, high / effective_rate)
+            yield EqualRateLine(effective_rate, (low, high), ends)

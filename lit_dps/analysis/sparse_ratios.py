@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import pandas as pd
 
 from lit_dps.analysis.intervals import (
     PERCENTILES,
@@ -16,7 +17,7 @@ from lit_dps.analysis.intervals import (
 )
 from lit_dps.analysis.law_bootstrap import FEWEST_SEEDS, resample
 from lit_dps.analysis.summary import CellSummary
-from lit_dps.analysis.tables import base_of
+from lit_dps.analysis.tables import base_of, columns_of, frame
 from lit_dps.core.trial import Cell, Series
 
 
@@ -109,3 +110,29 @@ def _pairs(cells: Iterable[CellSummary]) -> Iterator[tuple[CellSummary, CellSumm
         base = summaries[batch_size, base_of(series, all_series)]
         if sparse is not base and sparse.k_star is not None and base.k_star is not None:
             yield sparse, base
+
+
+def ratio_rows(ratios: Iterable[tuple[str, Ratio]]) -> pd.DataFrame:
+    """Return one row a ratio.
+
+    Columns: study, sparsity and further axes, base_sparsity, batch_size [examples], ratio, and its
+    95 % limits ratio_low and ratio_high, missing where they are not known.
+
+    Args:
+        ratios: Each with the name of its study.
+    """
+    rows = []
+    for study, ratio in ratios:
+        low, high = ratio.interval or (None, None)
+        rows.append(
+            {
+                "study": study,
+                **columns_of(ratio.cell.series),
+                "base_sparsity": ratio.base,
+                "batch_size": ratio.cell.batch_size,
+                "ratio": ratio.value,
+                "ratio_low": low,
+                "ratio_high": high,
+            }
+        )
+    return frame(rows)

@@ -36,7 +36,7 @@ def frame(rows: Iterable[Row], columns: Sequence[str] | None = None) -> pd.DataF
     )
 
 
-def records(table: pd.DataFrame) -> list[dict[str, object]]:
+def records(table: pd.DataFrame) -> list[dict[str, Any]]:
     """The rows of a data frame, None where a value is missing."""
     # Four times as fast as pandas' `to_dict`.
     names, columns = list(table.columns), []
@@ -49,8 +49,8 @@ def records(table: pd.DataFrame) -> list[dict[str, object]]:
     return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
 
 
-def numbers(column: pd.Series) -> np.ndarray:
-    """A column (n,) as numbers, nan where a value is missing."""
+def numbers(column: Any) -> np.ndarray:
+    """Return a column (n,) of a data frame as numbers, nan where a value is missing."""
     return column.to_numpy(float, na_value=np.nan)
 
 
@@ -151,6 +151,24 @@ def rows_of(series: Series, rows: pd.DataFrame) -> pd.DataFrame:
     is_of_series = [rows[name] == value for name, value in columns_of(series).items()]
     selected: Any = rows[np.logical_and.reduce(is_of_series)]
     return selected
+
+
+def where(rows: pd.DataFrame, **values: object) -> pd.DataFrame:
+    """Return the rows whose columns have some values, such as `where(rows, batch_size=8)`."""
+    selected: Any = rows
+    for column, value in values.items():
+        selected = selected[selected[column] == value]
+    return selected
+
+
+def count(condition: Any) -> int:
+    """Return how many values of a condition (n,) are true."""
+    return int(condition.sum())
+
+
+def has_values(rows: pd.DataFrame, column: str) -> bool:
+    """Return True if any row has a value in a column."""
+    return bool(rows[column].notna().any())
 
 
 def cell_columns(rows: pd.DataFrame) -> list[str]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import numpy as np
 import pandas as pd
 
 from lit_dps.analysis.answer import K_STAR
@@ -16,11 +17,14 @@ from lit_dps.analysis.summary import CellSummary
 from lit_dps.analysis.tables import (
     Row,
     aligned,
+    has_values,
     k_star_text,
+    numbers,
     records,
     rows_of,
     short_columns,
     three_digits,
+    where,
 )
 from lit_dps.core.format import format_duration
 from lit_dps.core.record import StudyRecord
@@ -65,7 +69,7 @@ def _rows_to_print(
     """Return the answer's table as text: one row a cell, one entry a column."""
     answers = records(table)
     steps_differ = any(row["steps"] != row["k_star"] for row in answers)
-    has_validation = table["validation_seconds"].notna().any()
+    has_validation = has_values(table, "validation_seconds")
     answered_cells = [summary.cell for summary in cells if summary.k_star is not None]
     rows = []
     for cell, row in zip(answered_cells, answers, strict=True):
@@ -219,7 +223,7 @@ def _rate_text(rate: RateLaw, batch_size: int) -> str:
 
 def _place(record: StudyRecord, table: pd.DataFrame) -> str:
     """Return on which machine the times were measured, in words."""
-    if record.step_timing is not None and (table["timing"] == QUIET).any():
+    if record.step_timing is not None and len(where(table, timing=QUIET)):
         return f"on {record.step_timing.machine}"
     return "on the machine that ran the trials"
 
@@ -230,16 +234,17 @@ def timing_notes(record: StudyRecord, table: pd.DataFrame) -> list[str]:
     They say how steps were timed, whether trials ran on several machines, and whether the machine
     was busy.
     """
-    if not len(table) or table["step_seconds"].isna().all():
+    if not len(table) or not has_values(table, "step_seconds"):
         return []
     sources = set(table["timing"].dropna())
     notes = [_source_note(record, sources)]
     if QUIET not in sources:
         notes += _hardware_notes(record.hardware)
-    spread = (table["step_high"].astype(float) / table["step_low"].astype(float)).max()
+    ratios = numbers(table["step_high"]) / numbers(table["step_low"])
+    spread = float(max(ratios[np.isfinite(ratios)], default=1))
     if spread > BUSY_RATIO:
         consequence = "Ignore smaller differences between batch sizes."
-        if table["seconds_low"].notna().any():
+        if has_values(table, "seconds_low"):
             consequence = "The intervals include that."
         notes.append(
             "Other programs were running: the middle half of the times of one step spans a factor "

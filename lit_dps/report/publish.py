@@ -20,7 +20,7 @@ import pandas as pd
 from lit_dps.analysis.analysis import Analysis
 from lit_dps.analysis.law_bootstrap import law_rows
 from lit_dps.analysis.layers import jacobian_rows
-from lit_dps.analysis.tables import write_csv
+from lit_dps.analysis.tables import count, has_values, write_csv
 from lit_dps.core.atomic_write import NOT_WRITTEN, not_written, replacing
 from lit_dps.core.config import folder_name
 from lit_dps.core.errors import StorageError
@@ -214,7 +214,7 @@ def tables_of(study: Analysis) -> dict[str, pd.DataFrame]:
         "critical.csv": study.critical,
         "answer.csv": study.answer,
     }
-    if study.theory["delta"].notna().any() or study.term_ratios["pairs"].any():
+    if has_values(study.theory, "delta") or count(study.term_ratios["pairs"]):
         tables["theory.csv"] = study.theory
         tables["theory-ratios.csv"] = study.term_ratios
     if len(study.seeds):

@@ -13,6 +13,7 @@ from lit_dps.analysis.tables import (
     Row,
     aligned,
     base_of,
+    count,
     k_star_text,
     records,
     short_columns,
@@ -161,15 +162,15 @@ def _table(analysis: Analysis) -> list[str]:
     """Return the lines of the table of cells."""
     record = analysis.record
     rows = records(analysis.table)
-    counts = [*ALWAYS_COUNTED]
-    counts += [name for name in COUNTED_IF_ANY if analysis.table[name].any()]
+    counts = list(ALWAYS_COUNTED)
+    counts += [name for name in COUNTED_IF_ANY if count(analysis.table[name])]
     names = short_names(list(record.space))
     lines = []
     for cell, row in zip(record.cells, rows, strict=True):
         line = {"B": str(cell.batch_size), **short_columns(cell.series), "K*": k_star_text(row)}
         line |= communications_text(row)
-        for count in counts:
-            line[COUNT_HEADS[count]] = str(row[count])
+        for name in counts:
+            line[COUNT_HEADS[name]] = str(row[name])
         for key, name in names.items():
             line[f"best {name}"] = value_text(row[name], record.space[key])
         line["at a range edge"] = row["boundary"] or "-"

@@ -13,7 +13,7 @@ from lit_dps.analysis.analysis import Analysis
 from lit_dps.analysis.layers import empty_layers, jacobian_notes
 from lit_dps.analysis.summary import CellSummary, at_first_check
 from lit_dps.core.record import StudyRecord, setting
-from lit_dps.core.search_space import short_names
+from lit_dps.core.search_space import Range, short_names
 from lit_dps.core.space_history import describe_expansions, expand_range
 from lit_dps.core.trial import Status, TrialResult
 from lit_dps.report.environment_notes import environment_notes
@@ -195,6 +195,7 @@ def range_edge_notes(record: StudyRecord, cells: Sequence[CellSummary]) -> list[
     for (key, end), count in sorted(ends.items()):
         box = record.space[key]
         advice = "Widen it with lit-dps study --extend-space."
+        assert isinstance(box, Range)  # choices have no ends
         if expand_range(box, [end]) == box:
             advice = "No wider range is possible."
         lines.append(

@@ -1,19 +1,23 @@
-"""Draws studies: every figure of the paper as PNG and PDF, each with its rows as CSV beside it.
+"""Figures of studies as PNG and PDF, each with its rows as CSV.
 
 A figure is a module with
 
-- NAME, by which it is asked for; PAPER, its numbers in Lee et al. 2021; and CAPTION;
-- `missing(*studies)`, why there is nothing to draw, in a few words, or None; `notes(*studies)`,
-  what a reader should know of it where it is drawn, a line each;
-- `rows(*studies)`, the table behind it, and `draw(rows, *studies)`;
-- `by_default(*studies)`, whether it is drawn where no figure is asked for; where there is no such
-  function, always;
-- AXIS, the key of an axis of the grid without which it is left out;
-- where it has several tables or files, `tables(*studies)` and `figures(tables, *studies)` by their
-  names.
+- NAME, by which it is requested; PAPER, its numbers in Lee et al. 2021; and CAPTION;
+- `missing(*studies)`, which returns why there is nothing to draw, in a few words, or None;
+- `notes(*studies)`, which returns what a reader should know of the figure, a line each;
+- `rows(*studies)`, the table behind it, and `draw(rows, *studies)`; or with several tables or
+  files `tables(*studies)`, by name, and `figures(tables, *studies)`, which yields name and figure.
 
-and one line in `write.FIGURES` (of one study) or `write.COMPARISONS` (of several). Somebody else's
-goes by the name of its module.
+It may also have
+
+- `by_default(*studies)`, which returns whether it is drawn without a request;
+- `too_large(*studies)`, which returns why it is drawn on request only, or None; its tables are
+  always written;
+- AXIS, the key of an axis of the grid, without which a study does not have the figure.
+
+Numbers are computed in `lit_dps.analysis`; a figure draws them, and the CSV beside it has them.
+`write.FIGURES` lists the figures of one study, `write.COMPARISONS` those of several. A figure of a
+user is named by its module.
 """
 
 from lit_dps.report.figures.style import STYLE

@@ -1,14 +1,15 @@
-"""A metaparameter on an axis of a figure: its values, label, ticks, and the ends of the box that is
-searched."""
+"""A metaparameter on an axis of a figure: its values, label and ticks, and the searched range."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis, XAxis
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import LogLocator, NullLocator
 
@@ -17,77 +18,83 @@ from lit_dps.analysis.tables import numbers
 from lit_dps.core.search_space import Box, Choices
 from lit_dps.core.trial import text_of
 
+MARGIN = 0.08  # beyond the ends of a range, as a share of its length
+EDGE: dict[str, Any] = {"linewidth": 0.6, "zorder": 1}
+# Multiples of powers of ten that have ticks, by the decades that an axis has at least.
+TICKS = ((2.0, (1,)), (1.0, (1, 3)), (0.5, (1, 2, 5)), (0.0, (1, 1.5, 2, 3, 5, 7)))
+
 
 def axis_values(values: Iterable, box: Box) -> np.ndarray:
-    """Where values of a metaparameter go on its axis: on a reverse_log scale it shows 1 - value, of
-    choices the place.
+    """Return where values of a metaparameter are on its axis; missing values are nan.
 
-    A few missing values are nan.
+    On a reverse_log scale the axis shows 1 - value, of choices the position.
     """
     if isinstance(box, Choices):
-        return np.array(
-            [box.choices.index(value) if value in box.choices else math.nan for value in values]
-        )
-    values = numbers(pd.Series(values, dtype=object))
-    return 1 - values if box.scale == "reverse_log" else values
+        positions = {choice: i for i, choice in enumerate(box.choices)}
+        return np.array([positions.get(value, math.nan) for value in values])
+    as_numbers = numbers(pd.Series(list(values), dtype=object))
+    if box.scale == "reverse_log":
+        return 1 - as_numbers
+    return as_numbers
 
 
 def axis_label(name: str, box: Box) -> str:
-    """An axis's label: the name, that it shows 1 - value, and that it is logarithmic."""
-    if isinstance(box, Choices):
+    """Return the label of an axis: the name, whether it shows 1 - value, whether it is log."""
+    if isinstance(box, Choices) or box.scale == "linear":
         return name
-    return {"linear": name, "log": f"{name} (log)", "reverse_log": f"1 - {name} (log, reversed)"}[
-        box.scale
-    ]
+    if box.scale == "log":
+        return f"{name} (log)"
+    return f"1 - {name} (log, reversed)"
 
 
 def draw_box(ax: Axes, boxes: Sequence[Box]) -> None:
-    """The ends of the ranges that were searched; none of choices, which have none."""
-    ends = [
-        None if isinstance(box, Choices) else axis_values([box.low, box.high], box) for box in boxes
-    ]
-    line = {"color": look.GREY, "linewidth": 0.6, "zorder": 1}
-    if len(ends) == 2 and all(each is not None for each in ends):
-        (x, y), (width, height) = (e[0] for e in ends), (e[1] - e[0] for e in ends)
-        ax.add_patch(
-            Rectangle(
-                (x, y), width, height, fill=False, edgecolor=look.GREY, linewidth=0.6, zorder=1
-            )
-        )
+    """Draw the ends of the searched ranges: a rectangle, or lines beside an axis of choices."""
+    ends = [_ends(box) for box in boxes]
+    if len(ends) == 2 and ends[0] is not None and ends[1] is not None:
+        (left, right), (bottom, top) = ends[0], ends[1]
+        size = (right - left, top - bottom)
+        ax.add_patch(Rectangle((left, bottom), *size, fill=False, edgecolor=look.GREY, **EDGE))
         return
-    for each, draw_line in zip(ends, (ax.axvline, ax.axhline), strict=False):
-        for end in () if each is None else each:
-            draw_line(end, **line)
+    for of_axis, draw_line in zip(ends, (ax.axvline, ax.axhline), strict=False):
+        for end in of_axis or ():
+            draw_line(end, color=look.GREY, **EDGE)
 
 
-def range_axis(axis, box: Box) -> None:
-    """An axis over a range and a little more, on its scale; reversed for reverse_log, so that
-    values still increase.
-
-    Choices stand side by side.
-    """
-    set_scale, set_limits = (
-        getattr(axis.axes, f"set_{axis.axis_name}{what}") for what in ("scale", "lim")
-    )
+def _ends(box: Box) -> tuple[float, float] | None:
+    """Return both ends of a range on its axis; None for choices, which have none."""
     if isinstance(box, Choices):
-        set_limits(-0.5, len(box.choices) - 0.5)
-        axis.set_ticks(range(len(box.choices)), list(map(text_of, box.choices)))
+        return None
+    low, high = axis_values([box.low, box.high], box)
+    return float(low), float(high)
+
+
+def range_axis(axis: Axis, box: Box) -> None:
+    """Set an axis to a searched range and a margin, on its scale; choices are side by side.
+
+    An axis of reverse_log is reversed, so that values still increase.
+    """
+    if isinstance(box, Choices):
+        _set_limits(axis, -0.5, len(box.choices) - 0.5)
+        axis.set_ticks(range(len(box.choices)), [text_of(choice) for choice in box.choices])
         return
     low, high = axis_values([box.low, box.high], box)
     if box.scale == "linear":
-        room = 0.08 * (high - low)
-        set_limits(low - room, high + room)
+        room = MARGIN * (high - low)
+        _set_limits(axis, low - room, high + room)
         look.few_ticks(axis, box.integer)
         return
+    set_scale = axis.axes.set_xscale if isinstance(axis, XAxis) else axis.axes.set_yscale
     set_scale("log")
-    room = (high / low) ** 0.08
-    set_limits(low / room, high * room)
+    room = (high / low) ** MARGIN
+    _set_limits(axis, low / room, high * room)
     axis.set_minor_locator(NullLocator())
     decades = abs(math.log10(high / low))
-    if decades >= 2:
-        axis.set_major_locator(LogLocator(numticks=4))
-        axis.set_major_formatter(look.tick)
-    else:  # powers of ten alone would be one tick or none
-        subs = (1, 3) if decades >= 1 else (1, 2, 5) if decades >= 0.5 else (1, 1.5, 2, 3, 5, 7)
-        axis.set_major_locator(LogLocator(subs=subs, numticks=4))
-        axis.set_major_formatter(look.tick)
+    subs = next(subs for least, subs in TICKS if decades >= least)
+    axis.set_major_locator(LogLocator(subs=subs, numticks=4))
+    axis.set_major_formatter(look.tick)
+
+
+def _set_limits(axis: Axis, low: float, high: float) -> None:
+    """Set the limits of an axis."""
+    set_limits = axis.axes.set_xlim if isinstance(axis, XAxis) else axis.axes.set_ylim
+    set_limits(low, high)

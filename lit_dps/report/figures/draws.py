@@ -1,42 +1,46 @@
-"""K* against the number of trials: the best of n of the N trials of each cell
-(`lit_dps.analysis.best_of_n`)."""
+"""K* against the number of trials: the best of n of the trials of each cell (`best_of_n`)."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import matplotlib
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 
 import lit_dps.report.figures.style as look
 from lit_dps.analysis.analysis import Analysis
 from lit_dps.analysis.best_of_n import last_doubling, why_no_draws
-from lit_dps.analysis.tables import numbers, rows_of, title
+from lit_dps.analysis.tables import numbers, rows_of, title, where
+from lit_dps.core.trial import Series
 
 NAME, PAPER = "draws", ""
 CAPTION = "steps of the best of n trials against n, by batch size"
+DASH: dict[str, Any] = {"marker": "_", "markersize": 7}  # of a median over seeds
 
 
 def by_default(study: Analysis) -> bool:
-    """Where repeats were asked for: both tell how much of K* is luck."""
+    """Return True if repeats were asked for: both show how much of K* is luck."""
     return study.record.plan.count > 0 and missing(study) is None
 
 
 def rows(study: Analysis) -> pd.DataFrame:
-    """The rows of `draws.draw_rows`."""
+    """Return the rows of `best_of_n.draw_rows`."""
     return study.draws
 
 
 def missing(study: Analysis) -> str | None:
-    """Why there is nothing to draw, if so."""
-    if (why := why_no_draws(study.record)) is not None:
-        return why
-    known = study.draws[np.isfinite(numbers(study.draws["median"]))]
-    if not len(known) or known["draws"].max() <= 1:
+    """Return why there is nothing to draw; None if there is something."""
+    reason = why_no_draws(study.record)
+    if reason is not None:
+        return reason
+    known = _finite(study.draws)
+    if max(known["draws"], default=0) <= 1:
         return "no cell with trials that met the goal"
     if study.record.race_factor is not None and not last_doubling(study.cells):
         return (
@@ -46,82 +50,105 @@ def missing(study: Analysis) -> str | None:
     return None
 
 
+def _finite(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows whose best of n is finite in most choices."""
+    return rows.loc[np.isfinite(numbers(rows["median"]))]
+
+
 def notes(study: Analysis) -> list[str]:
-    """Where curves begin, and what stands beside their ends."""
-    told = [
+    """Return where curves begin, what racing changes, and what is beside their ends."""
+    lines = [
         "A curve of draws begins where at least half of all choices of n trials include one that "
         "met the goal."
     ]
     if study.record.race_factor is not None:
-        told.append(
+        lines.append(
             f"Trials were stopped early (study.race_factor = {study.record.race_factor:g}). Curves "
             "of draws lack their left part, and a flat end does not mean that there are enough "
             "trials."
         )
-    dash = "A dash beside the end of a curve is the median of its best sample over seeds."
-    return [*told, *([dash] if study.repeats else [])]
+    if study.repeats:
+        lines.append(
+            "A dash beside the end of a curve is the median of its best sample over seeds."
+        )
+    return lines
 
 
 @matplotlib.rc_context(look.STYLE)
 def draw(rows: pd.DataFrame, study: Analysis) -> Figure:
-    """A panel a series: the median best of n by n, a curve a batch size; a dash at its end is the
-    median over seeds."""
-    series = [
-        s for s in study.record.series if np.isfinite(numbers(rows_of(s, rows)["median"])).any()
-    ]
-    columns = min(len(series), 3)
-    lines = math.ceil(len(series) / columns)
+    """Return a panel per series: the median best of n by n, a curve per batch size.
+
+    A dash at its end is the median over seeds.
+    """
+    known = _finite(rows)
+    every = [series for series in study.record.series if len(rows_of(series, known))]
+    sizes = sorted(study.record.batch_sizes)
+    shades = matplotlib.colormaps["viridis"](np.linspace(0, 0.9, len(sizes)))
+    colours = {size: to_hex(shade) for size, shade in zip(sizes, shades, strict=True)}
+    medians = _medians(study)
+    columns = min(len(every), 3)
+    lines = math.ceil(len(every) / columns)
     figure = Figure(figsize=(max(2.5 * columns, 3.3) + 0.9, 2.3 * lines + 0.2))
-    sizes, shared = sorted(study.record.batch_sizes), None
-    colours = matplotlib.colormaps["viridis"](np.linspace(0, 0.9, len(sizes)))
-    known = {
-        (each.cell, each.median)
-        for each in study.repeats
-        if each.rank == 1 and each.median is not None
-    }
-    medians = {
-        (cell.series, cell.batch_size): median for cell, median in known if math.isfinite(median)
-    }
-    for panel, each in enumerate(series):
-        shared = ax = figure.add_subplot(
-            lines, columns, panel + 1, sharey=shared, xscale="log", yscale="log"
-        )
-        part = rows_of(each, rows)
-        for size, colour in zip(sizes, map(to_hex, colours), strict=True):
-            line = part[(part["batch_size"] == size) & np.isfinite(numbers(part["median"]))]
-            if not len(line):
-                continue
-            n, steps = numbers(line["draws"]), numbers(line["median"])
-            ax.plot(n, steps, color=colour, linewidth=1, drawstyle="steps-post")
-            ax.plot(n[-1:], steps[-1:], color=colour, marker="o", markersize=3)
-            if (each, size) in medians:
-                ax.plot(
-                    n[-1:] * 1.25, [medians[each, size]], color=colour, marker="_", markersize=7
-                )
-        ax.set_title(title(each))
-        ticks = [2**i for i in range(int(np.log2(rows["draws"].max())) + 1)]
-        ax.set_xticks(ticks, [str(t) for t in ticks])
-        ax.minorticks_off()
-        if panel % columns == 0:
+    ax = None
+    for i, series in enumerate(every):
+        ax = figure.add_subplot(lines, columns, i + 1, sharey=ax, xscale="log", yscale="log")
+        of_series = {size: k for (each, size), k in medians.items() if each == series}
+        _draw_series(ax, rows_of(series, known), of_series, colours)
+        ax.set_title(title(series))
+        _draws_axis(ax, rows["draws"].tolist())
+        if i % columns == 0:
             ax.set_ylabel("steps to result of the best of n")
-        if panel + columns >= len(series):
+        if i + columns >= len(every):
             ax.set_xlabel("trials n")
-    finite = numbers(rows["median"])
-    values = [*finite[np.isfinite(finite)], *medians.values()]
+    values = [*known["median"], *medians.values()]
     look.log_values_axis(figure.axes[0], values, 1.1, 1.1)
-    for ax in figure.axes:
-        ax.set_xlim(0.85 * min(rows["draws"]), 1.5 * max(rows["draws"]))
-    drawn = {
-        size for size in sizes if any(math.isfinite(x) for x in finite[rows["batch_size"] == size])
-    }
-    lines_of = zip(sizes, colours, strict=True)
-    handles = [
-        Line2D([], [], color=to_hex(c), label=f"B = {size}")
-        for size, c in lines_of
-        if size in drawn
-    ]
-    if medians:
-        dash = {"marker": "_", "markersize": 7, "linestyle": "none", "color": look.GREY}
-        handles.append(Line2D([], [], label="median\nover seeds", **dash))
-    figure.legend(handles=handles, loc="outside right center")
+    _draw_legend(figure, known, colours, bool(medians))
     return figure
+
+
+def _medians(study: Analysis) -> dict[tuple[Series, int], float]:
+    """Return the finite median over seeds of the best sample, by series and batch size."""
+    medians = {}
+    for each in study.repeats:
+        if each.rank == 1 and each.median is not None and math.isfinite(each.median):
+            medians[each.cell.series, each.cell.batch_size] = each.median
+    return medians
+
+
+def _draw_series(
+    ax: Axes, rows: pd.DataFrame, medians: Mapping[int, float], colours: Mapping[int, str]
+) -> None:
+    """Draw the curves of a series; medians and colours are by batch size."""
+    for size, colour in colours.items():
+        line = where(rows, batch_size=size)
+        if not len(line):
+            continue
+        n = numbers(line["draws"])
+        steps = numbers(line["median"])
+        ax.plot(n, steps, color=colour, linewidth=1, drawstyle="steps-post")
+        ax.plot(n[-1:], steps[-1:], color=colour, marker="o", markersize=3)
+        if size in medians:
+            ax.plot(n[-1:] * 1.25, [medians[size]], color=colour, **DASH)
+
+
+def _draws_axis(ax: Axes, draws: Sequence[int]) -> None:
+    """Set the x axis over numbers of trials, with ticks at powers of 2."""
+    ticks = [2**i for i in range(int(np.log2(max(draws))) + 1)]
+    ax.set_xticks(ticks, [str(number) for number in ticks])
+    ax.minorticks_off()
+    ax.set_xlim(0.85 * min(draws), 1.5 * max(draws))
+
+
+def _draw_legend(
+    figure: Figure, known: pd.DataFrame, colours: Mapping[int, str], has_medians: bool
+) -> None:
+    """Draw a legend of the batch sizes that have a curve, beside the panels."""
+    drawn: Sequence[int] = known["batch_size"].unique().tolist()
+    handles = []
+    for size, colour in colours.items():
+        if size in drawn:
+            handles.append(look.entry(f"B = {size}", color=colour))
+    if has_medians:
+        median = "median\nover seeds"
+        handles.append(look.entry(median, color=look.GREY, linestyle="none", **DASH))
+    figure.legend(handles=handles, loc="outside right center")

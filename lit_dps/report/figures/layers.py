@@ -1,179 +1,223 @@
-"""What each pruning method leaves of each layer, and from which sparsity on a layer is left
-empty."""
+"""What each pruning method keeps of each layer, and from which sparsity on a layer is empty."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import matplotlib
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 import lit_dps.report.figures.style as look
 from lit_dps.analysis.analysis import Analysis
 from lit_dps.analysis.layers import collapse_rows, kept_of, layer_rows
+from lit_dps.analysis.tables import records, where
 from lit_dps.core.trial import text_of
 from lit_dps.report.figures.pruners import by_default as by_default
 
 NAME, PAPER = "layers", ""
-EVEN = {"color": look.GREY, "linestyle": ":", "linewidth": 0.8, "zorder": 1}
-MOST = 6  # methods whose curves are told apart in one panel
+COLLAPSE = "collapse"  # the name of its second table and figure
 CAPTION = "share of each layer that pruning keeps, and the smallest share against the sparsity"
+EVEN: dict[str, Any] = {"color": look.GREY, "linestyle": ":", "linewidth": 0.8, "zorder": 1}
+MOST_CURVES = 6  # methods that can be distinguished in one panel
+SPARSITY_COLUMNS, METHOD_COLUMNS = 3, 5  # panels side by side
+DODGE = 0.06  # distance of neighbouring curves within a layer
+DEFAULT_SHARE = 1e-3  # the smallest share if no layer keeps anything
+
+
+class _Part(NamedTuple):
+    """Some rows of a table, and what they are called."""
+
+    name: str
+    rows: pd.DataFrame
 
 
 def missing(*studies: Analysis) -> str | None:
-    """Why there is nothing to draw, if so."""
-    kept = (series for study in studies for series in kept_of(study.record))
-    return None if next(kept, None) else "no pruned trials"
+    """Return why there is nothing to draw; None if there is something."""
+    for study in studies:
+        if any(True for _ in kept_of(study.record)):
+            return None
+    return "no pruned trials"
 
 
 def notes(*studies: Analysis) -> list[str]:
-    """From which sparsity on layers are empty, of the sparsities of the study."""
-    return collapse_notes(layer_rows(kept for study in studies for kept in kept_of(study.record)))
+    """Return from which sparsity of the study on layers are empty."""
+    return collapse_notes(_layers(studies))
 
 
 def collapse_notes(layers: pd.DataFrame) -> list[str]:
-    """A line for each way of pruning that leaves a layer empty."""
-    found = collapse_rows(layers).dropna(subset=["collapses"])
-    ways = list(found.columns[: found.columns.get_loc("sparsity")])
-    first = found[found["sparsity"] == found["collapses"]]
-    return [
-        f"{' '.join(f'{name}={text_of(row[name])}' for name in ways) or 'pruning'}: from "
-        f"S={row['sparsity']:g} on a "
-        f"layer is empty, {row['layer']} at {row['empty']} of {row['points']} points"
-        for row in first.to_dict("records")
-    ]
+    """Return a line for each way of pruning that leaves a layer empty."""
+    table = collapse_rows(layers)
+    columns = list(table.columns)
+    names = columns[: columns.index("sparsity")]
+    lines = []
+    for row in records(table):
+        if row["sparsity"] != row["collapses"]:
+            continue
+        method = " ".join(f"{name}={text_of(row[name])}" for name in names)
+        lines.append(
+            f"{method or 'pruning'}: from S={row['sparsity']:g} on a layer is empty, "
+            f"{row['layer']} at {row['empty']} of {row['points']} points"
+        )
+    return lines
 
 
 def tables(*studies: Analysis) -> dict[str, pd.DataFrame]:
-    """The rows of `layers.layer_rows`, and of `layers.collapse_rows` where there are several
-    sparsities."""
-    return tables_of(layer_rows(kept for study in studies for kept in kept_of(study.record)))
+    """Return the tables of `tables_of` of some studies."""
+    return tables_of(_layers(studies))
 
 
 def tables_of(layers: pd.DataFrame) -> dict[str, pd.DataFrame]:
-    """The tables from the first of them."""
-    several = layers["sparsity"].nunique() > 1
-    return {"layers": layers, **({"collapse": collapse_rows(layers)} if several else {})}
+    """Return `layers.layer_rows`, and with several sparsities also `layers.collapse_rows`."""
+    tables = {NAME: layers}
+    if len(set(layers["sparsity"])) > 1:
+        tables[COLLAPSE] = collapse_rows(layers)
+    return tables
+
+
+def _layers(studies: Sequence[Analysis]) -> pd.DataFrame:
+    """Return the rows of `layers.layer_rows` of some studies together."""
+    kept = []
+    for study in studies:
+        kept += kept_of(study.record)
+    return layer_rows(kept)
 
 
 def figures(tables: Mapping[str, pd.DataFrame], *studies: Analysis) -> Iterator[tuple[str, Figure]]:
-    """Each table's figure by its name."""
-    yield "layers", draw(tables["layers"])
-    if "collapse" in tables:
-        yield "collapse", draw_collapse(tables["collapse"])
+    """Yield the figure of each table, with its name."""
+    yield NAME, draw(tables[NAME])
+    if COLLAPSE in tables:
+        yield COLLAPSE, draw_collapse(tables[COLLAPSE])
 
 
 @matplotlib.rc_context(look.STYLE)
-def draw(layers: pd.DataFrame, *studies: Analysis) -> Figure:
-    """The share of each layer that is kept, with bars from the least to the greatest of the points;
-    the bottom is none.
+def draw(layers: pd.DataFrame) -> Figure:
+    """Return the share of each layer that is kept, with bars over the samples.
 
-    A panel a sparsity with a curve a method; of many methods a panel a method with a curve a
-    sparsity. Dotted: 1 - S.
+    A panel per sparsity has a curve per method; of many methods a panel per method has a curve per
+    sparsity. Empty layers are at the bottom. Dotted: 1 - S.
     """
-    ways = _ways(layers)
-    by_sparsity = [(f"{s:g}", part) for s, part in layers.groupby("sparsity")]
-    panels, curves = (by_sparsity, ways) if len(ways) <= MOST else (ways, by_sparsity)
-    names, columns = (
-        list(layers["layer"].unique()),
-        min(3 if panels is by_sparsity else 5, len(panels)),
-    )
-    lines = -(-len(panels) // columns)
-    figure = Figure(
-        figsize=(max((0.9 + 0.3 * len(names)) * columns, 2.2 * columns, 3.6), 2.1 * lines + 0.8)
-    )
-    positive = layers.loc[layers["low"] > 0, "low"]
-    floor = (positive.min() if len(positive) else 1e-3) / 2  # where empty layers stand
-    styles = [look.curve_style(j) for j in range(len(curves))]
-    for i, (name, panel) in enumerate(panels):
-        ax = figure.add_subplot(
-            lines, columns, i + 1, title=f"sparsity {name}" if panels is by_sparsity else name
-        )
-        for j, (_, curve) in enumerate(curves):
-            here = panel.loc[panel.index.intersection(curve.index)]
-            x = [names.index(name) + 0.06 * (j - (len(curves) - 1) / 2) for name in here["layer"]]
-            share, low, high = (
-                here[name].clip(lower=floor).to_numpy() for name in ("share", "low", "high")
-            )
-            bars = {
-                "yerr": [share - low, high - share],
-                "elinewidth": 0.8,
-                "markersize": 3.5,
-                "linewidth": 0.8,
-            }
-            ax.errorbar(x, share, **bars, **styles[j])
+    methods = _by_method(layers)
+    sparsities = [_Part(f"{s:g}", part) for s, part in layers.groupby("sparsity")]
+    if len(methods) <= MOST_CURVES:
+        curves, prefix = methods, ""
+        panels = [_Part(f"sparsity {part.name}", part.rows) for part in sparsities]
+        columns = min(SPARSITY_COLUMNS, len(panels))
+    else:
+        curves, prefix = sparsities, "sparsity "
+        panels = methods
+        columns = min(METHOD_COLUMNS, len(panels))
+    names = list(layers["layer"].unique())
+    lines = math.ceil(len(panels) / columns)
+    width = max((0.9 + 0.3 * len(names)) * columns, 2.2 * columns, 3.6)
+    figure = Figure(figsize=(width, 2.1 * lines + 0.8))
+    floor = _smallest_positive(layers["low"]) / 2
+    for i, panel in enumerate(panels):
+        ax = figure.add_subplot(lines, columns, i + 1, title=panel.name)
+        for j, curve in enumerate(curves):
+            part = panel.rows.loc[panel.rows.index.intersection(curve.rows.index)]
+            shift = DODGE * (j - (len(curves) - 1) / 2)
+            _draw_shares(ax, part, names, floor, shift, j)
         ax.set_yscale("log")
         ax.set_ylim(floor / 1.3, 1.3)
         look.plain_ticks(ax.yaxis)
-        for sparsity in panel["sparsity"].unique():
+        for sparsity in panel.rows["sparsity"].unique():
             ax.axhline(1 - sparsity, **EVEN)
         short = [name.removesuffix(".weight").removeprefix("network.") for name in names]
         ax.set_xticks(range(len(names)), short, rotation=45, ha="right")
         if i % columns == 0:
             ax.set_ylabel("share of the layer that is kept")
-    _legend(figure, curves, "" if panels is by_sparsity else "sparsity ", "1 - S")
+    _draw_legend(figure, [prefix + curve.name for curve in curves], "1 - S")
     return figure
+
+
+def _draw_shares(
+    ax: Axes, rows: pd.DataFrame, names: Sequence[str], floor: float, shift: float, i: int
+) -> None:
+    """Draw the shares of layers that one way of pruning keeps, in the i-th style.
+
+    Args:
+        ax: The panel.
+        rows: The layers.
+        names: All layers, in the order of the axis.
+        floor: The share at which empty layers are drawn.
+        shift: From the place of a layer, so that bars of other curves are beside.
+        i: The number of the style.
+    """
+    places = [names.index(name) + shift for name in rows["layer"]]
+    share = rows["share"].clip(lower=floor).to_numpy()
+    low = rows["low"].clip(lower=floor).to_numpy()
+    high = rows["high"].clip(lower=floor).to_numpy()
+    ax.errorbar(
+        places,
+        share,
+        yerr=[share - low, high - share],
+        elinewidth=0.8,
+        markersize=3.5,
+        linewidth=0.8,
+        **look.curve_style(i),
+    )
 
 
 @matplotlib.rc_context(look.STYLE)
 def draw_collapse(collapse: pd.DataFrame) -> Figure:
-    """The least share of a layer against the share that is kept of all; hollow at the bottom where
-    one is empty.
+    """Return the smallest share of a layer against the share that is kept of all weights.
 
-    Each method with an empty layer has a level of its own there.
+    A method with an empty layer has a hollow point there, at the bottom on a level that no other
+    method has.
     """
-    figure, ways = Figure(figsize=(4.6, 3.5)), _ways(collapse)
+    figure = Figure(figsize=(4.6, 3.5))
+    methods = _by_method(collapse)
     ax = figure.add_subplot(xscale="log", yscale="log", xlabel="share of all weights that is kept")
     ax.set_ylabel("least share of a layer that is kept")
-    positive = collapse.loc[collapse["least"] > 0, "least"]
-    floor = (positive.min() if len(positive) else 1e-3) / 2
-    for i, (_, part) in enumerate(ways):
-        part, style, empty = part.sort_values("sparsity"), look.curve_style(i), part["least"].eq(0)
-        if empty.any():
+    floor = _smallest_positive(collapse["least"]) / 2
+    for i, method in enumerate(methods):
+        part = method.rows.sort_values("sparsity")
+        empty = where(part, least=0)
+        if len(empty):
             floor /= 1.5
-        part, hollow = part.assign(least=part["least"].clip(lower=floor)), part[empty[part.index]]
-        ax.plot(part["kept"], part["least"], **style)
-        ax.plot(
-            hollow["kept"],
-            [floor] * len(hollow),
-            linestyle="none",
-            markerfacecolor="white",
-            **style,
-        )
+        style = look.curve_style(i)
+        ax.plot(part["kept"], part["least"].clip(lower=floor), **style)
+        kept = empty["kept"]
+        ax.plot(kept, [floor] * len(kept), linestyle="none", markerfacecolor="white", **style)
     ends = [collapse["kept"].min(), collapse["kept"].max()]
     ax.plot(ends, ends, **EVEN)
     look.plain_ticks(ax.xaxis)
     look.plain_ticks(ax.yaxis)
     ax.invert_xaxis()
-    if (collapse["least"] == 0).any():
+    if len(where(collapse, least=0)):
         ax.text(0.02, 0.02, "hollow: a layer is empty", transform=ax.transAxes, fontsize=7)
-    _legend(figure, ways, even="equal shares")
+    _draw_legend(figure, [method.name for method in methods], "equal shares")
     return figure
 
 
-def _ways(table: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
-    """The parts of a table by further axes, and what they are called."""
-    first = {"layer", "sparsity"}
-    ways = []
-    for name in table.columns:
-        if name in first:
-            if name == "layer" or table.columns[0] != "sparsity":
-                break
-            continue
-        ways.append(name)
-    if not ways:
-        return [("all", table)]
-    return [(", ".join(map(text_of, way)), part) for way, part in table.groupby(ways, sort=False)]
+def _smallest_positive(shares: Iterable[float]) -> float:
+    """Return the smallest share that is not 0."""
+    return min((share for share in shares if share > 0), default=DEFAULT_SHARE)
 
 
-def _legend(
-    figure: Figure, curves: list[tuple[str, pd.DataFrame]], what: str = "", even: str = ""
-) -> None:
-    handles = [
-        look.Line2D([], [], label=what + name, **look.curve_style(i))
-        for i, (name, _) in enumerate(curves)
-    ]
-    look.legend_above(
-        figure, [*(handles if len(curves) > 1 else []), look.Line2D([], [], label=even, **EVEN)]
-    )
+def _by_method(table: pd.DataFrame) -> list[_Part]:
+    """Return the parts of a table by the further axes of its series: a method each."""
+    columns = list(table.columns)
+    if columns[0] == "sparsity":  # `layer_rows`: sparsity, axes, layer
+        axes = columns[1 : columns.index("layer")]
+    else:  # `collapse_rows`: axes, sparsity
+        axes = columns[: columns.index("sparsity")]
+    if "layer" not in axes and axes:
+        parts = []
+        groups: Any = table.groupby(axes, sort=False)
+        for values, part in groups:
+            parts.append(_Part(", ".join(map(text_of, values)), part))
+        return parts
+    return [_Part("all", table)]
+
+
+def _draw_legend(figure: Figure, names: Sequence[str], even: str) -> None:
+    """Draw a legend of the curves, if there are several, and of the dotted line."""
+    handles = []
+    if len(names) > 1:
+        handles += [look.entry(name, **look.curve_style(i)) for i, name in enumerate(names)]
+    look.legend_above(figure, [*handles, look.entry(even, **EVEN)])

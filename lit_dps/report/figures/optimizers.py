@@ -7,19 +7,21 @@ from collections.abc import Mapping, Sequence
 
 import matplotlib
 import pandas as pd
+from matplotlib.artist import Artist
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 
 import lit_dps.report.figures.scaling as scaling
 import lit_dps.report.figures.style as look
 from lit_dps.analysis.analysis import Analysis
-from lit_dps.analysis.tables import columns_of, rows_of, title
+from lit_dps.analysis.curves import common_batch_size, curve_rows
+from lit_dps.analysis.law_bootstrap import Scaling
+from lit_dps.analysis.tables import columns_of, rows_of, title, where
 from lit_dps.core.record import StudyRecord, setting
 from lit_dps.core.trial import Series, text_of
 
 NAME, PAPER = "optimizers", "2"
 CAPTION = "K* against batch size by update rule (Figure 2)"
-# What studies must have in common for their K* to tell of the update rule alone.
+# Settings that studies must have in common, so that their K* compare update rules alone.
 IN_COMMON = {
     "data set": "data.class_path",
     "module": "model.class_path",
@@ -29,104 +31,118 @@ IN_COMMON = {
 
 
 def rows(*studies: Analysis) -> pd.DataFrame:
-    """The curves of several studies, by series, study, then batch size.
+    """Return the curves of several studies, by series, study, then batch size.
 
-    Series are those in which at least two of the studies have a K*, studies there those that have
-    one. Columns: those of the series, study, label (see `study_labels`), and those of `curve_rows`,
-    normalised at the smallest batch size that has a K* in each study (`common_batch_size`).
+    Series are those in which at least two of the studies have a K*, with the studies that have one.
+    Columns: those of the series, study, label (`study_labels`), and those of `curves.curve_rows`,
+    normalised at the smallest batch size that has a K* in each study.
     """
-    labels, found = study_labels([study.record for study in studies]), []
-    for series in _shared(studies):
-        there = [study for study in studies if _has_k_star(study, series)]
-        common = scaling.common_batch_size([study.scalings[series] for study in there])
-        for study in there:
+    labels = study_labels([study.record for study in studies])
+    parts = []
+    for series in _shared_series(studies):
+        compared = [study for study in studies if _has_k_star(study, series)]
+        common = common_batch_size([study.scalings[series] for study in compared])
+        for study in compared:
             name = study.record.name
-            curve = scaling.curve_rows(study.scalings[series], study.record.batch_sizes, common)
-            found.append(
-                pd.DataFrame({**columns_of(series), "study": name, "label": labels[name], **curve})
-            )
-    return pd.concat(found, ignore_index=True)
+            curve = curve_rows(study.scalings[series], study.record.batch_sizes, common)
+            names = {**columns_of(series), "study": name, "label": labels[name]}
+            parts.append(pd.DataFrame({**names, **curve}))
+    return pd.concat(parts, ignore_index=True)
 
 
 def study_labels(records: Sequence[StudyRecord]) -> dict[str, str]:
-    """What each study is called in a legend: by its update rule, with its name where others have
-    the same rule.
+    """Return the label of each study, by name: its update rule, such as "momentum, linear decay".
 
-    A learning rate that is not constant is told with the rule: "momentum, linear decay". A study
-    whose rule its configuration does not say is called by its name.
+    Studies with the same rule also have their name. A study whose configuration does not name the
+    rule has its name alone.
     """
-    rules = {}
-    for record in records:
-        rule, schedule = (
-            setting(record.config, f"model.init_args.{key}") for key in ("optimizer", "schedule")
-        )
-        decay = "" if schedule in (None, "constant") else f", {schedule} decay"
-        rule = rule.get("class_path") if isinstance(rule, Mapping) else rule
-        rules[record.name] = f"{text_of(rule)}{decay}" if isinstance(rule, str) else record.name
-    often = Counter(rules.values())
-    return {name: rule if often[rule] == 1 else f"{rule} ({name})" for name, rule in rules.items()}
+    rules = {record.name: _update_rule(record) for record in records}
+    counts = Counter(rules.values())
+    labels = {}
+    for name, rule in rules.items():
+        labels[name] = rule if counts[rule] == 1 else f"{rule} ({name})"
+    return labels
+
+
+def _update_rule(record: StudyRecord) -> str:
+    """Return the update rule of a study with its schedule, or the study's name."""
+    rule = setting(record.config, "model.init_args.optimizer")
+    if isinstance(rule, Mapping):
+        rule = rule.get("class_path")
+    if not isinstance(rule, str):
+        return record.name
+    schedule = setting(record.config, "model.init_args.schedule")
+    if schedule in (None, "constant"):
+        return text_of(rule)
+    return f"{text_of(rule)}, {schedule} decay"
 
 
 def missing(*studies: Analysis) -> str | None:
-    """Why there are no update rules to compare, if so."""
-    shared = _shared(studies)
+    """Return why there are no update rules to compare; None if there are."""
+    shared = _shared_series(studies)
     if not shared:
         return "no sparsity at which two of the studies have a K*"
-    sizes = {
-        b
-        for study in studies
-        for s in shared
-        if s in study.scalings
-        for b in study.scalings[s].k_star
-    }
-    return "K* at one batch size only" if len(sizes) == 1 else None
+    sizes = set()
+    for curve in _curves(studies, shared):
+        sizes.update(curve.k_star)
+    if len(sizes) == 1:
+        return "K* at one batch size only"
+    return None
 
 
 def notes(*studies: Analysis) -> list[str]:
-    """What, besides the update rule, the studies do not have in common, and how upper bounds are
-    drawn."""
+    """Return what differs between the studies beside the update rule, and how bounds are drawn."""
     records = [study.record for study in studies]
-    told = {
+    settings = {
         "goal error": [str(record.goal).removeprefix("goal error ") for record in records],
-        "number of trials per cell": [f"{record.trials}" for record in records],
+        "number of trials per cell": [str(record.trials) for record in records],
     }
-    for what, key in IN_COMMON.items():
-        told[what] = [str(setting(record.config, key)).rsplit(".", 1)[-1] for record in records]
-    differ = [
-        f"The studies differ in their {what}: {', '.join(dict.fromkeys(values))}"
-        for what, values in told.items()
-        if len(set(values)) > 1
-    ]
-    shared = _shared(studies)
-    return differ + scaling.bound_notes(
-        study.scalings[s] for study in studies for s in shared if s in study.scalings
-    )
+    for name, key in IN_COMMON.items():
+        settings[name] = [str(setting(record.config, key)).rsplit(".", 1)[-1] for record in records]
+    lines = []
+    for name, values in settings.items():
+        if len(set(values)) > 1:
+            different = ", ".join(dict.fromkeys(values))
+            lines.append(f"The studies differ in their {name}: {different}")
+    return lines + scaling.bound_notes(_curves(studies, _shared_series(studies)))
 
 
-def _shared(studies: Sequence[Analysis]) -> list[Series]:
-    """Series in which at least two of the studies have a K*, sorted."""
-    every = sorted({series for study in studies for series in study.scalings})
-    return [series for series in every if sum(_has_k_star(study, series) for study in studies) > 1]
+def _shared_series(studies: Sequence[Analysis]) -> list[Series]:
+    """Return the series in which at least two of the studies have a K*, sorted."""
+    counts = Counter()
+    for study in studies:
+        counts.update(series for series in study.scalings if _has_k_star(study, series))
+    return sorted(series for series, count in counts.items() if count > 1)
 
 
 def _has_k_star(study: Analysis, series: Series) -> bool:
     return series in study.scalings and bool(study.scalings[series].k_star)
 
 
+def _curves(studies: Sequence[Analysis], shared: Sequence[Series]) -> list[Scaling]:
+    """Return the curves of studies in some series."""
+    curves = []
+    for study in studies:
+        curves += [study.scalings[series] for series in shared if series in study.scalings]
+    return curves
+
+
 @matplotlib.rc_context(look.STYLE)
 def draw(rows: pd.DataFrame, *studies: Analysis) -> Figure:
-    """K* of the studies with fit and band above, normalised below; a column per series."""
-    shared, labels = _shared(studies), list(rows["label"].unique())
+    """Return K* of the studies with fit and band above, normalised below; a column per series."""
+    shared = _shared_series(studies)
+    labels = list(rows["label"].unique())
     figure = Figure(figsize=(max(2.1 * len(shared), 3.3) + 0.3, 4.6))
     panels = figure.subplots(2, len(shared), sharex=True, sharey="row", squeeze=False)
     for series, (steps, normalised) in zip(shared, panels.T, strict=True):
         part = rows_of(series, rows)
-        lines = [part[part["label"] == label] for label in labels]
-        for i, curve in enumerate(lines):
+        curves = [where(part, label=label) for label in labels]
+        for i, curve in enumerate(curves):
             scaling.draw_band(steps, curve, i)
             scaling.draw_curve(steps, curve, i)
             scaling.draw_curve(normalised, curve, i, "normalised_")
-        scaling.draw_perfect(normalised, next(filter(len, lines)), "normalised_")
+        first = next(curve for curve in curves if len(curve))
+        scaling.draw_perfect(normalised, first, "normalised_")
         steps.set_title(title(series))
         normalised.set_xlabel(look.BATCH_SIZE)
         scaling.label_normalised(normalised, part)
@@ -134,15 +150,18 @@ def draw(rows: pd.DataFrame, *studies: Analysis) -> Figure:
     look.log_values_axis(panels[0, 0], rows["k_star"].dropna())
     look.log_values_axis(panels[1, 0], rows["normalised_k_star"].dropna())
     panels[0, 0].set_ylabel(look.K_STAR)
-    look.legend_above(
-        figure,
-        [Line2D([], [], label=label, **look.curve_style(i)) for i, label in enumerate(labels)],
-    )
-    every = (
-        study.scalings[series] for study in studies for series in shared if series in study.scalings
-    )
-    handles = [each for each in scaling.line_handles(every) if each.get_label() != "B_crit"]
+    handles = [look.entry(label, **look.curve_style(i)) for i, label in enumerate(labels)]
+    look.legend_above(figure, handles)
+    _draw_line_legend(figure, rows, _curves(studies, shared))
+    return figure
+
+
+def _draw_line_legend(figure: Figure, rows: pd.DataFrame, curves: Sequence[Scaling]) -> None:
+    """Draw a legend of the kinds of lines below the panels."""
+    handles: list[Artist] = []
+    for handle in scaling.line_handles(curves):
+        if handle.get_label() != "B_crit":  # these panels do not show it
+            handles.append(handle)
     handles += scaling.bound_handles(rows)
     columns = min(len(handles), int(figure.get_figwidth() / 1.2))
     figure.legend(handles=handles, loc="outside lower center", ncols=columns, columnspacing=1.2)
-    return figure

@@ -1,9 +1,9 @@
-"""The best learning rate against the batch size, and what scaling rules for it cost (Shallue et al.
-2019)."""
+"""Best learning rates against batch size, and the cost of scaling rules (Shallue et al. 2019)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import matplotlib
 import numpy as np
@@ -15,8 +15,17 @@ from matplotlib.lines import Line2D
 import lit_dps.report.figures.style as look
 from lit_dps.analysis.analysis import Analysis
 from lit_dps.analysis.rate_rules import AT_LEAST, AT_MOST, DIVERGED, MEASURED, WINDOW
-from lit_dps.analysis.rates import AVERAGING, EFFECTIVE, NEAR, PLAIN, RULE_NAMES, RULES
-from lit_dps.analysis.tables import legend, listed, numbers, rows_of
+from lit_dps.analysis.rates import (
+    AVERAGING,
+    EFFECTIVE,
+    NEAR,
+    PLAIN,
+    RULE_NAMES,
+    RULES,
+    RateCurve,
+    rule_line,
+)
+from lit_dps.analysis.tables import count, legend, listed, numbers, rows_of, where
 
 NAME, PAPER = "rates", ""
 CAPTION = "best learning rate against batch size, and the price of scaling rules for it"
@@ -25,228 +34,250 @@ NO_PRICE = (
     "no price is known: no trial near\na rule's rate ran to the goal\n(study.race_factor: null "
     "lets all trials finish)"
 )
-MOST_LINES = 30  # of panels, two a line: half a minute of drawing
+MOST_LINES = 30  # of panels; more take over half a minute
 LABELS = {EFFECTIVE: "effective rate eta / (1 - m)", PLAIN: "learning rate eta"}
+BAR: dict[str, Any] = {"linewidth": 0.8, "alpha": 0.6}
+DODGE = 1.06  # factor by which prices of a rule are beside their batch size
 
 
 def by_default(study: Analysis) -> bool:
+    """Return True if the figure is drawn without a request."""
     return missing(study) is None
 
 
 def tables(study: Analysis) -> dict[str, pd.DataFrame]:
-    """The rows of `best_rates.rate_rows` and of `prices.price_rows`."""
+    """Return the rows of `rates.rate_rows` and of `rate_rules.price_rows`."""
     return {NAME: study.rates, PRICES: study.prices}
 
 
 def missing(study: Analysis) -> str | None:
-    """Why there is nothing to draw, if so."""
+    """Return why there is nothing to draw; None if there is something."""
     if not study.rate_curves:
         return "no learning rate in the search space, or no trial that met the goal"
-    return (
-        None
-        if any(len(curve.cells) > 1 for curve in study.rate_curves)
-        else "a best rate at one batch size only"
-    )
+    if not any(len(curve.cells) > 1 for curve in study.rate_curves):
+        return "a best rate at one batch size only"
+    return None
 
 
 def too_large(study: Analysis) -> str | None:
-    """Why the figure is drawn on request only, if so."""
-    count = sum(len(curve.source.kinds) for curve in study.rate_curves)
+    """Return why the figure is drawn on request only; None if it is not."""
+    count = len(_lines(study))
     if count <= MOST_LINES:
         return None
     return f"{count} lines of panels, above {MOST_LINES} ({look.ON_REQUEST.format(name=NAME)})"
 
 
 def notes(study: Analysis) -> list[str]:
-    """What a rate is where that is not plain, and prices that are bounds or rest on little."""
-    told, prices = [], study.prices
-    if adam := [curve.series for curve in study.rate_curves if curve.source.optimizer in AVERAGING]:
-        told.append(
-            f"Only the rate is scaled at {listed(adam)}: Adam averages gradients. Its beta2 and "
-            "weight decay are those of the search."
+    """Return what the rate of a series is, and prices that are bounds or rest on little."""
+    curves = study.rate_curves
+    lines = []
+    averaging = [curve.series for curve in curves if curve.source.optimizer in AVERAGING]
+    if averaging:
+        lines.append(
+            f"Only the rate is scaled at {listed(averaging)}: Adam averages gradients. Its beta2 "
+            "and weight decay are those of the search."
         )
-    if assumed := [curve.series for curve in study.rate_curves if curve.source.assumed]:
-        told.append(
+    assumed = [curve.series for curve in curves if curve.source.assumed]
+    if assumed:
+        lines.append(
             f"Effective rates eta / (1 - m) at {listed(assumed)} assume heavy-ball momentum."
         )
-    begun = [curve for curve in study.rate_curves if curve.first is not None]
-    if edge := [c.series for c in begun if c.source.rate in c.cells[c.first].boundary]:
-        told.append(
-            f"Scaling rules at {listed(edge)} start from a best rate at the end of its range. "
+    at_edge = [curve.series for curve in curves if _starts_at_edge(curve)]
+    if at_edge:
+        lines.append(
+            f"Scaling rules at {listed(at_edge)} start from a best rate at the end of its range. "
             "Widen the range."
         )
-    if len(prices) and (unknown := int(prices["price"].isna().sum())):
-        told.append(
-            f"{len(prices) - unknown} of {len(prices)} prices of scaling rules are known. For the "
-            f"others no trial within {WINDOW:g} times the rate met the goal."
-        )
-    return told + raced_notes(study)
-
-
-def raced_notes(study: Analysis) -> list[str]:
-    """What the figure leaves out: trials that were stopped early, and prices that say nothing."""
-    slack, prices = study.record.race_factor, study.prices
-    lines = []
-    if slack is not None and slack < NEAR:
+    prices = study.prices
+    known = count(prices["price"].notna())
+    if known < len(prices):
         lines.append(
-            f"Trials were stopped early (study.race_factor = {slack:g}). Bars of the rates within "
+            f"{known} of {len(prices)} prices of scaling rules are known. For the others no trial "
+            f"within {WINDOW:g} times the rate met the goal."
+        )
+    return lines + early_stopping_notes(study)
+
+
+def _starts_at_edge(curve: RateCurve) -> bool:
+    """Return True if the rules start from a best rate at an end of its range."""
+    return curve.first is not None and curve.source.rate in curve.cells[curve.first].boundary
+
+
+def early_stopping_notes(study: Analysis) -> list[str]:
+    """Return what the figure lacks: trials that were stopped early, and prices of no content."""
+    race_factor = study.record.race_factor
+    lines = []
+    if race_factor is not None and race_factor < NEAR:
+        lines.append(
+            f"Trials were stopped early (study.race_factor = {race_factor:g}). Bars of the rates within "
             f"{NEAR:g} K* lack stopped trials and may be too short."
         )
-    empty = int(is_empty_bound(prices).sum())
+    empty = int(is_empty_bound(study.prices).sum())
     if empty:
         line = (
-            f"{empty} of {len(prices)} prices of scaling rules are not drawn. They are only known "
-            "to be at least 1, as every price is."
+            f"{empty} of {len(study.prices)} prices of scaling rules are not drawn. They are only "
+            "known to be at least 1, as every price is."
         )
-        if slack is not None:
-            line += (
-                f" study.race_factor = {slack:g} stopped trials early; null lets all trials finish."
-            )
+        if race_factor is not None:
+            line += f" study.race_factor = {race_factor:g} stopped trials early; null lets all trials finish."
         lines.append(line)
     return lines
 
 
 def is_empty_bound(prices: pd.DataFrame) -> np.ndarray:
-    """Whether each price is only known to be at least 1, which holds for every rule."""
+    """Return whether each price (n,) is only known to be at least 1, which holds for every rule."""
     if not len(prices):
         return np.zeros(0, bool)
     return (prices["verdict"] == AT_LEAST).to_numpy() & (numbers(prices["price"]) <= 1)
 
 
 def figures(tables: Mapping[str, pd.DataFrame], study: Analysis) -> Iterator[tuple[str, Figure]]:
+    """Yield the figure with its name."""
     yield NAME, draw(tables[NAME], tables[PRICES], study)
 
 
 @matplotlib.rc_context(look.STYLE)
 def draw(rows: pd.DataFrame, prices: pd.DataFrame, study: Analysis) -> Figure:
-    """A row of panels for each series and kind of rate: the best rate with both rules left, their
-    prices right.
+    """Return a line of two panels for each series and kind of rate: best rates, prices of rules.
 
-    Bars left span the rates of trials that need at most `NEAR` times K*; bars right are 95 %
-    limits, and the small numbers beside the points count the trials that they rest on. Bounds are
-    hollow, with an arrow; a cross above is a rate near which all trials diverged.
+    Bars of rates span those of trials that need at most `NEAR` times K*. Bars of prices are 95 %
+    intervals; the small numbers beside the points count the trials that they rest on. Bounds are
+    hollow, with an arrow; a cross at the top is a rate near which all trials diverged.
     """
-    lines = [(c, kind) for c in study.rate_curves for kind in c.source.kinds]
+    lines = _lines(study)
     figure = Figure(figsize=(6.4, 2.1 * len(lines) + 0.5))
     panels = figure.subplots(len(lines), 2, sharex=True, squeeze=False)
-    for (curve, kind), (left, right) in zip(lines, panels, strict=True):
-        _draw_rates(left, rows_of(curve.series, rows), kind)
-        of_series = rows_of(curve.series, prices) if len(prices) else prices
-        _draw_prices(right, of_series[of_series["rate"] == kind])
-        left.set_ylabel(LABELS[kind] if curve.source.momentum != 0 else LABELS[PLAIN])
-        right.set_ylabel("K at the rule's rate / K*")
-        for ax in (left, right):
-            ax.set_title(legend(curve.series) if len(study.record.series) > 1 else "")
+    for (curve, kind), (rate_panel, price_panel) in zip(lines, panels, strict=True):
+        _draw_rates(rate_panel, rows_of(curve.series, rows), kind)
+        of_kind = where(prices, rate=kind)
+        if len(of_kind):
+            of_kind = rows_of(curve.series, of_kind)
+        _draw_prices(price_panel, of_kind)
+        rate_panel.set_ylabel(LABELS[kind if curve.source.momentum != 0 else PLAIN])
+        price_panel.set_ylabel("K at the rule's rate / K*")
+        if len(study.record.series) > 1:
+            rate_panel.set_title(legend(curve.series))
+            price_panel.set_title(legend(curve.series))
     look.batch_size_axis(panels[0, 0], study.record.batch_sizes)
     for ax in panels[-1]:
         ax.set_xlabel(look.BATCH_SIZE)
-    best = Line2D(
-        [],
-        [],
-        label=f"best trial; bar: within {NEAR:g} K*",
-        **look.curve_style(0),
-        linestyle="none",
-    )
-    rules = [
-        Line2D([], [], label=RULE_NAMES[rule], **_style(i), linestyle="--")
-        for i, rule in enumerate(RULES)
-    ]
-    bars = Line2D(
-        [], [], label="right: 95 % interval; number: trials nearby", color=look.GREY, linewidth=0.8
-    )
-    verdicts = {*prices["verdict"][~is_empty_bound(prices)]} if len(prices) else set()
-    known = look.bound_handles(
-        bool(verdicts & {AT_LEAST, AT_MOST} or (rows["floor"] == 1).any()), "bound"
-    )
-    if DIVERGED in verdicts:
-        known.append(
-            Line2D([], [], label="all diverged", color=look.GREY, marker="x", linestyle="none")
-        )
-    look.legend_above(figure, [best, *rules, bars, *known])
+    look.legend_above(figure, _handles(rows, prices))
     return figure
 
 
-def _style(rule: int) -> dict[str, str]:
-    return look.curve_style(rule + 1)
+def _lines(study: Analysis) -> list[tuple[RateCurve, str]]:
+    """Return the series and the kind of rate of each line of panels."""
+    lines = []
+    for curve in study.rate_curves:
+        for kind in curve.source.kinds:
+            lines.append((curve, kind))
+    return lines
+
+
+def _handles(rows: pd.DataFrame, prices: pd.DataFrame) -> list[Line2D]:
+    """Return the entries of the legend."""
+    best = f"best trial; bar: within {NEAR:g} K*"
+    handles = [look.entry(best, linestyle="none", **look.curve_style(0))]
+    for rule in RULES:
+        handles.append(look.entry(RULE_NAMES[rule], linestyle="--", **_style(rule)))
+    intervals = "right: 95 % interval; number: trials nearby"
+    handles.append(look.entry(intervals, color=look.GREY, linewidth=0.8))
+    verdicts = set()
+    if len(prices):
+        verdicts = set(prices["verdict"][~is_empty_bound(prices)])
+    has_bounds = bool(verdicts & {AT_LEAST, AT_MOST}) or len(where(rows, floor=1)) > 0
+    handles += look.bound_handles(has_bounds, "bound")
+    if DIVERGED in verdicts:
+        handles.append(look.entry("all diverged", color=look.GREY, marker="x", linestyle="none"))
+    return handles
+
+
+def _style(rule: str) -> dict[str, Any]:
+    """Return colour and marker of a rule; the first style is that of the best rates."""
+    return look.curve_style(1 + list(RULES).index(rule))
 
 
 def _draw_rates(ax: Axes, rows: pd.DataFrame, kind: str) -> None:
-    x, y = numbers(rows["batch_size"]), numbers(rows[kind])
-    low, high = (numbers(rows[f"{kind}_{end}"]) for end in ("low", "high"))
-    style, bound = look.curve_style(0), numbers(rows["floor"]) == 1
-    ax.vlines(x, low, high, color=style["color"], linewidth=0.8, alpha=0.6)
-    ax.plot(x[~bound], y[~bound], linestyle="none", **style)
-    ax.plot(x[bound], y[bound], linestyle="none", markerfacecolor="white", **style)
+    """Draw the best rates of a series with the rates of trials nearby, and both rules."""
+    batch = numbers(rows["batch_size"])
+    rate = numbers(rows[kind])
+    low = numbers(rows[f"{kind}_low"])
+    high = numbers(rows[f"{kind}_high"])
+    is_bound = numbers(rows["floor"]) == 1
+    style = look.curve_style(0)
+    ax.vlines(batch, low, high, color=style["color"], **BAR)
+    ax.plot(batch[~is_bound], rate[~is_bound], linestyle="none", **style)
+    ax.plot(batch[is_bound], rate[is_bound], linestyle="none", markerfacecolor="white", **style)
     drawn = [low, high]
-    if not bound.all():
-        first, largest = x[~bound].min(), x.max()
-        for i, power in enumerate(RULES.values()):
-            ends = np.array([first, largest])
-            ruled = y[x == first] * (ends / first) ** power
-            ax.plot(ends, ruled, linestyle="--", color=_style(i)["color"], linewidth=0.9, zorder=1)
-            drawn.append(ruled)
+    for rule in RULES:
+        line = rule_line(rows, kind, rule)
+        if len(line):
+            colour = _style(rule)["color"]
+            ax.plot(
+                line["batch_size"],
+                line["rate"],
+                linestyle="--",
+                color=colour,
+                linewidth=0.9,
+                zorder=1,
+            )
+            drawn.append(numbers(line["rate"]))
     look.log_values_axis(ax, np.concatenate(drawn), 1.3, 1.3)
 
 
 def _draw_prices(ax: Axes, rows: pd.DataFrame) -> None:
+    """Draw the prices of both rules in a series."""
     ax.axhline(1, color=look.GREY, linestyle=":", linewidth=0.8, zorder=1)
     ax.set_yscale("log")
-    empty = is_empty_bound(rows)
-    if empty.any():
-        words = f"{empty.sum()} of {len(rows)} prices not drawn:\nonly known to be at least 1"
-        ax.text(
-            0.5,
-            0.92,
-            words,
-            transform=ax.transAxes,
-            ha="center",
-            va="top",
-            color=look.GREY,
-            fontsize=6,
-        )
-        rows = rows[~empty]
-    known = rows[rows["price"].notna()]
-    if not len(known) and not (rows["verdict"] == DIVERGED).any():
-        ax.text(
-            0.5, 0.5, NO_PRICE, transform=ax.transAxes, ha="center", va="center", color=look.GREY
-        )
-    highs = numbers(known["price_high"]) if len(known) else np.array([])
-    top = 2 * max([2.0, *numbers(known["price"]), *highs[np.isfinite(highs)]])
+    is_empty = is_empty_bound(rows)
+    centred = {"transform": ax.transAxes, "ha": "center", "color": look.GREY}
+    if is_empty.any():
+        text = f"{is_empty.sum()} of {len(rows)} prices not drawn:\nonly known to be at least 1"
+        ax.text(0.5, 0.92, text, va="top", fontsize=6, **centred)
+        rows = rows.loc[~is_empty]
+    known = rows.loc[rows["price"].notna()]
+    if not len(known) and not len(where(rows, verdict=DIVERGED)):
+        ax.text(0.5, 0.5, NO_PRICE, va="center", **centred)
+    top = _top_of_prices(known)
     for i, rule in enumerate(RULES):
-        part, style = rows[rows["rule"] == rule], _style(i)
-        shift = 1.06 ** (2 * i - 1)  # beside each other
-        for verdict in (MEASURED, AT_LEAST, AT_MOST):
-            of = part[part["verdict"] == verdict]
-            x, y = shift * numbers(of["batch_size"]), numbers(of["price"])
-            if verdict == MEASURED:
-                high = np.minimum(numbers(of["price_high"]), top)
-                ax.vlines(
-                    x,
-                    numbers(of["price_low"]),
-                    high,
-                    color=style["color"],
-                    linewidth=0.8,
-                    alpha=0.6,
-                )
-                ax.plot(x, y, linestyle="none", **style)
-            else:
-                look.bounds(ax, x, y, **style, up=verdict == AT_LEAST)
-            for place, count in zip(zip(x, y, strict=True), of["near"], strict=True):
-                side = {"xytext": (4 if i else -4, 2), "ha": "left" if i else "right"}
-                ax.annotate(
-                    str(count),
-                    place,
-                    **side,
-                    textcoords="offset points",
-                    fontsize=5,
-                    color=style["color"],
-                )
-        diverged = shift * numbers(part["batch_size"][part["verdict"] == DIVERGED])
-        ax.plot(
-            diverged,
-            [top / 1.2] * len(diverged),
-            linestyle="none",
-            marker="x",
-            color=style["color"],
-        )
+        _draw_rule(ax, where(rows, rule=rule), rule, is_first=i == 0, top=top)
     look.log_values_axis(ax, [1, top], 1.15, 1.0)
+
+
+def _top_of_prices(known: pd.DataFrame) -> float:
+    """Return the top of a panel of prices."""
+    highest = [2.0]
+    if len(known):
+        limits = numbers(known["price_high"])
+        highest += [*numbers(known["price"]), *limits[np.isfinite(limits)]]
+    return 2 * max(highest)
+
+
+def _draw_rule(ax: Axes, rows: pd.DataFrame, rule: str, is_first: bool, top: float) -> None:
+    """Draw the prices of one rule, beside those of the other."""
+    style = _style(rule)
+    shift = 1 / DODGE if is_first else DODGE
+    for verdict in (MEASURED, AT_LEAST, AT_MOST):
+        part = where(rows, verdict=verdict)
+        batch = shift * numbers(part["batch_size"])
+        price = numbers(part["price"])
+        if verdict == MEASURED:
+            low = numbers(part["price_low"])
+            high = np.minimum(numbers(part["price_high"]), top)
+            ax.vlines(batch, low, high, color=style["color"], **BAR)
+            ax.plot(batch, price, linestyle="none", **style)
+        else:
+            look.bounds(ax, batch, price, **style, up=verdict == AT_LEAST)
+        for x, y, trials in zip(batch, price, part["near"], strict=True):
+            ax.annotate(
+                str(trials),
+                (x, y),
+                xytext=(-4 if is_first else 4, 2),
+                ha="right" if is_first else "left",
+                textcoords="offset points",
+                fontsize=5,
+                color=style["color"],
+            )
+    diverged = shift * numbers(where(rows, verdict=DIVERGED)["batch_size"])
+    heights = [top / 1.2] * len(diverged)
+    ax.plot(diverged, heights, linestyle="none", marker="x", color=style["color"])

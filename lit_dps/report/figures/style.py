@@ -1,10 +1,11 @@
-"""The look that all figures share."""
+"""The style that all figures share: colours, axes, legends and the caption."""
 
 from __future__ import annotations
 
 import math
 import textwrap
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import matplotlib
 import numpy as np
@@ -28,7 +29,8 @@ from matplotlib.ticker import (
 )
 
 from lit_dps.analysis.analysis import Analysis
-from lit_dps.analysis.tables import legend
+from lit_dps.analysis.tables import legend, numbers, where
+from lit_dps.core.record import StudyRecord
 from lit_dps.core.trial import Series
 
 # Okabe and Ito (2008), "Color Universal Design": for any colour vision; without yellow, too pale
@@ -37,10 +39,14 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#0
 MARKERS = "osD^vPX"
 DASHES = ("-", (0, (5, 1.5)), (0, (1, 1)), (0, (5, 1, 1, 1)))
 GREY = "#666666"
-STYLE = {
+HOLLOW: dict[str, Any] = {
+    "markerfacecolor": "white",
+    "markeredgewidth": 0.8,
+}  # markers of values that are bounds
+STYLE: dict[Any, Any] = {
     "font.size": 8,
     "axes.titlesize": 8,
-    # else each drawing lays the vertical axis out anew, to place the title above it
+    # Without a fixed place each drawing searches for a place above the ticks.
     "axes.titley": 1.0,
     "axes.labelsize": 8,
     "legend.fontsize": 7,
@@ -56,23 +62,25 @@ STYLE = {
     "lines.markersize": 4,
     "legend.frameon": False,
     "figure.constrained_layout.use": True,
-    "pdf.fonttype": 42,  # TrueType: what journals ask for, and text that can be selected
+    "pdf.fonttype": 42,  # TrueType, which journals ask for: its text can be selected
 }
-LAID_OUT = {
-    **STYLE,
-    "figure.constrained_layout.use": False,
-}  # with a layout engine each file is drawn twice
+# With a layout engine each file is drawn twice.
+LAID_OUT = {**STYLE, "figure.constrained_layout.use": False}
 BATCH_SIZE = "batch size B [examples]"
 STEPS = "optimizer step"
 K_STAR = "steps to result K* [optimizer steps]"
 ON_REQUEST = "lit-dps figures --only {name} draws it"
-MOST_SERIES = 12  # more lines of a panel cannot be told apart
-LINE = 0.15  # height of a legend's line, in inches
+MOST_SERIES = 12  # more lines in a panel cannot be distinguished
+MOST_TICKS = 7  # batch sizes with a tick
+LEGEND_LINE_INCHES = 0.15  # height of a line of a legend
+LEGEND_CHARACTER_INCHES = 0.06  # width of a character in a legend
+LEGEND_MARKER_CHARACTERS = 6  # width of the marker of an entry and its gaps, in characters
+CAPTION_CHARACTER_INCHES = 0.048
+TICK_SPAN = 30  # an axis over a smaller factor also has ticks between powers of ten
 
 
 def too_many_series(study: Analysis, name: str) -> str | None:
-    """Return why a figure with a panel or a line for each series is drawn on request only; None if
-    it is not."""
+    """Return why a figure with a panel or line per series is drawn on request only, or None."""
     count = len(study.record.series)
     if count <= MOST_SERIES:
         return None
@@ -80,34 +88,31 @@ def too_many_series(study: Analysis, name: str) -> str | None:
 
 
 def without_math(figure: Figure) -> None:
-    """Draw each $ of a figure as it stands: names of metrics, studies and values may have some.
+    """Draw each $ of a figure literally: names of metrics, studies and values may have some.
 
-    Our own labels hold no formulas. Numbers on logarithmic axes do, so that their formatters keep
-    them.
+    Our own labels have no formulas. Numbers on logarithmic axes do, so their formatters keep them.
     """
     for text in figure.findobj(Text):
         if "$" in text.get_text():
             text.set_parse_math(False)
+    has_names = (FixedFormatter, FuncFormatter, StrCategoryFormatter)
     for ax in figure.axes:
         for axis in (ax.xaxis, ax.yaxis):
-            if isinstance(
-                axis.get_major_formatter(), (FixedFormatter, FuncFormatter, StrCategoryFormatter)
-            ):
+            if isinstance(axis.get_major_formatter(), has_names):
                 for label in axis.get_ticklabels():
                     label.set_parse_math(False)
 
 
-def curve_style(i: int) -> dict[str, str]:
-    """Colour and marker of the i-th curve; no two alike among the first 49."""
+def curve_style(i: int) -> dict[str, Any]:
+    """Return colour and marker of the i-th curve; the first 49 differ from each other."""
     return {
         "color": COLOURS[i % len(COLOURS)],
         "marker": MARKERS[(i + i // len(COLOURS)) % len(MARKERS)],
     }
 
 
-def line_of(i: int) -> dict[str, object]:
-    """Colour and dashes of the i-th curve's line: where the colours begin anew the dashes
-    change."""
+def line_of(i: int) -> dict[str, Any]:
+    """Return colour and dashes of the i-th curve; the dashes change when the colours repeat."""
     return {
         "color": COLOURS[i % len(COLOURS)],
         "linestyle": DASHES[i // len(COLOURS) % len(DASHES)],
@@ -115,20 +120,23 @@ def line_of(i: int) -> dict[str, object]:
 
 
 def batch_size_axis(ax: Axes, batch_sizes: Sequence[int]) -> None:
-    """A logarithmic horizontal axis over some ascending batch sizes, with ticks at up to 7 of
-    them."""
+    """Make the x axis logarithmic over ascending batch sizes, with ticks at up to 7 of them."""
     ax.set_xscale("log", base=2)
-    ax.xaxis.set_major_locator(FixedLocator(batch_sizes[:: math.ceil(len(batch_sizes) / 7)]))
+    step = math.ceil(len(batch_sizes) / MOST_TICKS)
+    ax.xaxis.set_major_locator(FixedLocator(batch_sizes[::step]))
     ax.xaxis.set_major_formatter("{x:g}")
     ax.xaxis.set_minor_locator(NullLocator())
     ax.set_xlim(batch_sizes[0] / 1.4, batch_sizes[-1] * 1.4)
 
 
-def log_values_axis(
-    ax: Axes, values: Sequence[float] | pd.Series, below: float = 2.0, above: float = 1.6
-) -> None:
-    """A logarithmic vertical axis over some values, with room by these factors; without ticks if
-    there are none."""
+def log_values_axis(ax: Axes, values: Any, below: float = 2.0, above: float = 1.6) -> None:
+    """Make the y axis logarithmic over some values; without values it has no ticks.
+
+    Args:
+        ax: The panel.
+        values: (n,), positive values that the axis shows.
+        below, above: Room below and above the values, factors.
+    """
     values = np.asarray(values, float)
     if not len(values):
         ax.set_yticks([])
@@ -137,171 +145,97 @@ def log_values_axis(
     ax.set_ylim(values.min() / below, values.max() * above)
     span = values.max() / values.min() * max(1, below / 2, above / 2)
     low, high = np.log10(ax.get_ylim())
-    if (
-        span < 30 or math.floor(high) - math.ceil(low) < 1
-    ):  # powers of ten alone would be one tick or none
-        ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if span > 8 else (1, 1.5, 2, 3, 5, 7)))
+    powers_of_ten = math.floor(high) - math.ceil(low) + 1
+    if span < TICK_SPAN or powers_of_ten < 2:
+        # Powers of ten alone would be one tick or none.
+        subs = (1, 2, 5) if span > 8 else (1, 1.5, 2, 3, 5, 7)
+        ax.yaxis.set_major_locator(LogLocator(subs=subs))
     plain_ticks(ax.yaxis)
 
 
-def tick(x: float, position: int | None = None) -> str:
-    """A tick of a logarithmic axis: 0.001, 0.5, 300, 7000, 30k, 2M."""
-    return EngFormatter(sep="")(x) if x >= 10_000 else f"{x:g}"
+def tick(x: float, position: float = 0) -> str:
+    """Return a tick of a logarithmic axis: 0.001, 0.5, 300, 7000, 30k, 2M."""
+    if x >= 10_000:
+        return EngFormatter(sep="")(x)
+    return f"{x:g}"
 
 
 def plain_ticks(axis: Axis) -> None:
-    """Ticks of a logarithmic axis as numbers (`tick`), not as powers; none between them."""
+    """Write ticks of a logarithmic axis as numbers (`tick`), not as powers of ten."""
     axis.set_major_formatter(tick)
     axis.set_minor_formatter(NullFormatter())
-    # Each drawing measures also empty labels.
+    # Each drawing measures empty labels too.
     axis.set_tick_params(which="minor", label1On=False)
 
 
-def caption(figure: Figure, studies: Sequence[Analysis]) -> None:
-    """A line at the foot of a figure that says of which study it is: name, workload and goal.
-
-    The figure grows by it. Of several studies the names, and what else they have in common.
-    """
-    records = [study.record for study in studies]
-    told = [
-        sorted(set(texts))
-        for texts in zip(*((r.name, r.workload, str(r.goal)) for r in records), strict=True)
-    ]
-    shown = [", ".join(texts) for i, texts in enumerate(told) if i == 0 or len(texts) == 1]
-    wide, high = figure.get_size_inches()
-    lines = textwrap.wrap(
-        ": ".join([shown[0], "; ".join(shown[1:])]) if shown[1:] else shown[0], int(wide / 0.048)
-    )
-    foot = 0.04 + 0.1 * len(lines)
-    share = high / (high + foot)
-    without_math(figure)  # before the first drawing, which parses formulas
-    separate_axes(figure)
-    place_empty_labels(figure)
-    lay_out(figure)
-    figure.set_size_inches(wide, high + foot)
-    _lift(figure, share)
-    foot_line = figure.text(
-        0.006, 0.02 / (high + foot), "\n".join(lines), fontsize=6, color=GREY, va="bottom"
-    )
-    foot_line.set_parse_math(False)
-
-
-def separate_axes(figure: Figure) -> None:
-    """End the sharing of axes in a finished figure; the limits of each panel stay as they are.
-
-    matplotlib looks at all panels of a group each time it asks one for its limits. With 300 panels
-    these looks take most of the time of a drawing.
-    """
-    for ax in figure.axes:
-        # Autoscales the whole group, if that is still due.
-        ax.get_xlim()
-        ax.get_ylim()
-    for ax in figure.axes:
-        for group in ax._shared_axes.values():
-            group.remove(ax)
-
-
-def place_empty_labels(figure: Figure) -> None:
-    """Give each empty axis label a fixed place; else each drawing measures the ticks to find
-    one."""
-    for ax in figure.axes:
-        for axis in (ax.xaxis, ax.yaxis):
-            if not axis.get_label_text():
-                axis.set_label_coords(0.5, 0.5)
-
-
-def lay_out(figure: Figure) -> None:
-    """Lay a figure out for good: `savefig` in the style `LAID_OUT` draws once and moves nothing."""
-    engine = figure.get_layout_engine()
-    if engine is not None:
-        engine.execute(figure)
-    with matplotlib.rc_context(LAID_OUT):
-        figure.set_layout_engine(None)
-
-
-def _lift(figure: Figure, share: float) -> None:
-    """Moves all of a figure that is laid out into this share of its height, at the top."""
-    for ax in figure.axes:
-        x, y, width, height = ax.get_position().bounds
-        ax.set_position((x, 1 - share + share * y, width, share * height))
-    for each in figure.legends:
-        x, y, width, height = (
-            each.get_bbox_to_anchor().transformed(figure.transFigure.inverted()).bounds
-        )
-        each.set_bbox_to_anchor((x, 1 - share + share * y, width, share * height))
-    for text in (figure._supxlabel, figure._supylabel):
-        if text is not None:
-            text.set_y(1 - share + share * text.get_position()[1])
-
-
-def bound_handles(any_drawn: bool, label: str = "upper bound") -> list[Line2D]:
-    """The entry of a legend that explains hollow points; none where there are none."""
-    hollow = {
-        "marker": "o",
-        "linestyle": "none",
-        "markerfacecolor": "white",
-        "markeredgewidth": 0.8,
-    }
-    return [Line2D([], [], label=label, color=GREY, **hollow)] if any_drawn else []
-
-
-def bounds(
-    ax: Axes, x: np.ndarray, y: np.ndarray, color: str, marker: str, up: bool = False
-) -> None:
-    """Values that are only bounds: hollow, without a line, with an arrow to where the truth may
-    lie."""
-    ax.plot(
-        x,
-        y,
-        linestyle="none",
-        color=color,
-        marker=marker,
-        markerfacecolor="white",
-        markeredgewidth=0.8,
-    )
-    for place in zip(x, y, strict=True):
-        shift = {"xytext": (0, 9 if up else -9), "textcoords": "offset points"}
-        ax.annotate(
-            "", place, **shift, arrowprops={"arrowstyle": "<-", "color": color, "linewidth": 0.7}
-        )
-
-
-def wrapped(text: str, width: int) -> str:
-    """The name of a series on as many lines as it takes; a key stays beside its value."""
-    whole = text.replace(" = ", "\xa0=\xa0")
-    return textwrap.fill(whole, width, break_long_words=False, break_on_hyphens=False).replace(
-        "\xa0", " "
-    )
-
-
-def goal_line(ax: Axes, value: float, label: str = "goal") -> Line2D:
-    """The goal's value as a dashed line across an axis of the metric."""
-    return ax.axhline(value, color=GREY, linestyle="--", linewidth=0.8, zorder=1, label=label)
-
-
 def few_ticks(axis: Axis, integer: bool = True) -> None:
-    """At most 4 ticks on a linear axis of a small panel, thousands written as 30k."""
+    """Put at most 4 ticks on a linear axis of a small panel, thousands written as 30k."""
     axis.set_major_locator(MaxNLocator(3, integer=integer))
     if max(map(abs, axis.get_view_interval())) >= 10_000:
         axis.set_major_formatter(EngFormatter(sep=""))
 
 
+def goal_line(ax: Axes, value: float, label: str = "goal") -> Line2D:
+    """Draw the goal as a dashed line across a panel of the metric, and return the line."""
+    return ax.axhline(value, color=GREY, linestyle="--", linewidth=0.8, zorder=1, label=label)
+
+
+def bounds(ax: Axes, x: Any, y: Any, color: str, marker: str, up: bool = False) -> None:
+    """Draw values that are only bounds: hollow, with an arrow towards the true value."""
+    ax.plot(x, y, linestyle="none", color=color, marker=marker, **HOLLOW)
+    shift = (0, 9) if up else (0, -9)
+    arrow = {"arrowstyle": "<-", "color": color, "linewidth": 0.7}
+    for place in zip(x, y, strict=True):
+        ax.annotate("", place, xytext=shift, textcoords="offset points", arrowprops=arrow)
+
+
+def draw_metric(ax: Axes, rows: pd.DataFrame, style: dict[str, Any], at_least: bool) -> None:
+    """Draw the best metric against batch size: exact values joined by a line, bounds hollow.
+
+    Args:
+        ax: The panel.
+        rows: One curve, with the columns batch_size, best and exact.
+        style: Colour and marker.
+        at_least: Whether the goal is met from below, so that the metric may still rise.
+    """
+    exact = where(rows, exact=1)
+    ax.plot(numbers(exact["batch_size"]), numbers(exact["best"]), **style)
+    bound = where(rows, exact=0)
+    bounds(ax, numbers(bound["batch_size"]), numbers(bound["best"]), **style, up=at_least)
+
+
+# Legends
+
+
+def entry(label: str, **style: Any) -> Line2D:
+    """Return an entry of a legend."""
+    return Line2D([], [], label=label, **style)
+
+
+def bound_handles(is_drawn: bool, label: str = "upper bound") -> list[Line2D]:
+    """Return the entry of a legend for hollow points; nothing if none is drawn."""
+    if not is_drawn:
+        return []
+    return [entry(label, color=GREY, marker="o", linestyle="none", **HOLLOW)]
+
+
+def series_handles(styles: Iterable[tuple[Series, int]]) -> list[Line2D]:
+    """Return the entries of a legend for some series, by the number of the style of each."""
+    return [entry(legend(series), linewidth=1, **curve_style(i)) for series, i in styles]
+
+
 def legend_above(figure: Figure, handles: Sequence[Artist]) -> None:
-    """A legend above all panels: on as many lines as long or many labels take, by which the figure
-    grows."""
-    labels, width = [str(handle.get_label()) for handle in handles], figure.get_figwidth()
-    wide = 0.06 * (
-        max(map(len, labels)) + 6
-    )  # inches: of a character, and of what stands before them
-    one_line = (
-        0.06 * sum(len(label) + 6 for label in labels) <= 1.1 * width
-    )  # no character is that wide on average
-    columns = (
-        len(labels)
-        if one_line and not any("," in label for label in labels)
-        else max(1, int(width / wide))
-    )
-    figure.set_figheight(figure.get_figheight() + LINE * (math.ceil(len(labels) / columns) - 1))
+    """Put a legend above all panels; the figure grows by the lines that it needs."""
+    labels = [str(handle.get_label()) for handle in handles]
+    widths = [LEGEND_CHARACTER_INCHES * (len(label) + LEGEND_MARKER_CHARACTERS) for label in labels]
+    # On average a character is narrower than that, so a line may be somewhat longer.
+    fits_one_line = sum(widths) <= 1.1 * figure.get_figwidth()
+    if fits_one_line and not any("," in label for label in labels):
+        columns = len(labels)
+    else:
+        columns = max(1, int(figure.get_figwidth() / max(widths)))
+    lines = math.ceil(len(labels) / columns)
+    figure.set_figheight(figure.get_figheight() + LEGEND_LINE_INCHES * (lines - 1))
     figure.legend(
         handles=handles,
         loc="outside upper center",
@@ -311,8 +245,90 @@ def legend_above(figure: Figure, handles: Sequence[Artist]) -> None:
     )
 
 
-def series_handles(looks: Iterable[tuple[Series, int]]) -> list[Line2D]:
-    """What a legend says of some series, each drawn in the look of its number."""
-    return [
-        Line2D([], [], label=legend(series), linewidth=1, **curve_style(i)) for series, i in looks
-    ]
+def wrapped(text: str, width: int) -> str:
+    """Return the name of a series on several lines; a key stays beside its value."""
+    unbreakable = text.replace(" = ", "\xa0=\xa0")
+    lines = textwrap.fill(unbreakable, width, break_long_words=False, break_on_hyphens=False)
+    return lines.replace("\xa0", " ")
+
+
+# Caption and layout
+
+
+def caption(figure: Figure, studies: Sequence[Analysis]) -> None:
+    """Write below a figure which study it shows: name, workload and goal. The figure grows by it.
+
+    The layout of the figure is final after it.
+    """
+    wide, high = figure.get_size_inches()
+    text = _caption_text([study.record for study in studies])
+    lines = textwrap.wrap(text, int(wide / CAPTION_CHARACTER_INCHES))
+    foot = 0.04 + 0.1 * len(lines)
+    without_math(figure)  # before the first drawing, which parses formulas
+    separate_axes(figure)
+    place_empty_labels(figure)
+    lay_out(figure)
+    figure.set_size_inches(wide, high + foot)
+    _lift(figure, high / (high + foot))
+    foot_line = figure.text(
+        0.006, 0.02 / (high + foot), "\n".join(lines), fontsize=6, color=GREY, va="bottom"
+    )
+    foot_line.set_parse_math(False)
+
+
+def _caption_text(records: Sequence[StudyRecord]) -> str:
+    """Return the names of studies, then the workload and the goal if they have them in common."""
+    names = sorted({record.name for record in records})
+    workloads = {record.workload for record in records}
+    goals = {str(record.goal) for record in records}
+    common = [text for texts in (workloads, goals) if len(texts) == 1 for text in texts]
+    if not common:
+        return ", ".join(names)
+    return f"{', '.join(names)}: {'; '.join(common)}"
+
+
+def separate_axes(figure: Figure) -> None:
+    """End the sharing of axes in a finished figure; the limits of each panel do not change.
+
+    matplotlib visits all panels of a group whenever it needs the limits of one. With 300 panels
+    these visits take most of the time of a drawing.
+    """
+    for ax in figure.axes:
+        # Autoscales the entire group, if that is still due.
+        ax.get_xlim()
+        ax.get_ylim()
+    for ax in figure.axes:
+        for group in ax._shared_axes.values():  # pyright: ignore[reportAttributeAccessIssue]
+            group.remove(ax)
+
+
+def place_empty_labels(figure: Figure) -> None:
+    """Give each empty axis label a fixed place; else each drawing measures ticks to find one."""
+    for ax in figure.axes:
+        for axis in (ax.xaxis, ax.yaxis):
+            if not axis.get_label_text():
+                axis.set_label_coords(0.5, 0.5)
+
+
+def lay_out(figure: Figure) -> None:
+    """Compute the final layout; `savefig` in the style `LAID_OUT` draws once and moves nothing."""
+    engine = figure.get_layout_engine()
+    if engine is not None:
+        engine.execute(figure)
+    with matplotlib.rc_context(LAID_OUT):
+        figure.set_layout_engine(None)
+
+
+def _lift(figure: Figure, share: float) -> None:
+    """Move all of a figure into the upper part of it, this share of its height."""
+    for ax in figure.axes:
+        x, y, width, height = ax.get_position().bounds
+        ax.set_position((x, 1 - share + share * y, width, share * height))
+    to_figure = figure.transFigure.inverted()
+    for each in figure.legends:
+        x, y, width, height = each.get_bbox_to_anchor().transformed(to_figure).bounds
+        each.set_bbox_to_anchor((x, 1 - share + share * y, width, share * height))
+    for name in ("_supxlabel", "_supylabel"):
+        text = getattr(figure, name)
+        if text is not None:
+            text.set_y(1 - share + share * text.get_position()[1])

@@ -1,23 +1,27 @@
-"""Terms of the theory against K* over the series of a study: does smoothness order them as the
-steps do?"""
+"""Terms of the theory against K* over the series of a study, with rank correlations."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import matplotlib
+import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import NullLocator
 
 import lit_dps.report.figures.style as look
 from lit_dps.analysis.analysis import Analysis
-from lit_dps.analysis.tables import three_digits
+from lit_dps.analysis.tables import numbers, three_digits, where
 from lit_dps.analysis.term_comparisons import FEWEST, TERMS, correlation_rows, rank_rows
 from lit_dps.core.trial import text_of
 from lit_dps.report.figures.pruners import by_default as by_default
 
 NAME, PAPER = "terms", ""
+CORRELATIONS = "terms-correlations"  # the name of its second table
 CAPTION = (
     "L, beta and the predicted c1 against K* over the series of a study, with rank correlations"
 )
@@ -31,19 +35,22 @@ LABELS = {
 
 
 def missing(study: Analysis) -> str | None:
-    """Why there is nothing to draw, if so."""
+    """Return why there is nothing to draw; None if there is something."""
     rows = rank_rows(study.record)
-    known = rows.dropna(subset=["k_star", "lipschitz"]) if len(rows) else rows
-    if not len(known):
+    if not len(rows) or not len(_known(rows)):
         return "no measured terms of the theory (smoothness.interval)"
-    most = known.groupby("batch_size").size().max()
-    return (
-        None if most >= FEWEST else f"terms and K* of fewer than {FEWEST} series at one batch size"
-    )
+    if max(Counter(_known(rows)["batch_size"]).values()) < FEWEST:
+        return f"terms and K* of fewer than {FEWEST} series at one batch size"
+    return None
+
+
+def _known(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows of `rank_rows` that have K* and terms."""
+    return rows.dropna(subset=["k_star", "lipschitz"])
 
 
 def notes(study: Analysis) -> list[str]:
-    """What the correlations rest on."""
+    """Return what the correlations rest on."""
     return [
         "Rank correlations of terms and K* have intervals over samples of the search. The few "
         "series are not a random sample."
@@ -51,80 +58,86 @@ def notes(study: Analysis) -> list[str]:
 
 
 def tables(study: Analysis) -> dict[str, pd.DataFrame]:
-    """The rows of `ranks.rank_rows` and of `ranks.correlation_rows`."""
+    """Return `term_comparisons.rank_rows` and `term_comparisons.correlation_rows`."""
     return {
-        "terms": rank_rows(study.record),
-        "terms-correlations": correlation_rows(study.record, study.replicates),
+        NAME: rank_rows(study.record),
+        CORRELATIONS: correlation_rows(study.record, study.replicates),
     }
 
 
 def figures(tables: Mapping[str, pd.DataFrame], study: Analysis) -> Iterator[tuple[str, Figure]]:
-    """The one figure."""
-    yield "terms", draw(tables["terms"], tables["terms-correlations"])
+    """Yield the figure with its name."""
+    yield NAME, draw(tables[NAME], tables[CORRELATIONS])
 
 
 @matplotlib.rc_context(look.STYLE)
 def draw(rows: pd.DataFrame, correlations: pd.DataFrame) -> Figure:
-    """A line of panels for each batch size, a panel for each term: a point for each series.
+    """Return a line of panels for each batch size, a panel for each term, a point for each series.
 
-    Colours are those of the last axis of the grid, the marker and its filling those of the others.
+    The colour of a point is the value of the last axis of the grid, its marker and filling are the
+    values of the others.
     """
-    known = rows.dropna(subset=["k_star", "lipschitz"])
-    sizes, shown = sorted(known["batch_size"].unique()), list(TERMS)
-    names = list(rows.columns[1 : rows.columns.get_loc("points")])
-    names = [name for name in names if rows[name].nunique() > 1] or names[:1]
-    looks = {
-        way: _look(way, known[names]) for way in known[names].itertuples(index=False, name=None)
-    }
-    figure = Figure(figsize=(1.75 * len(shown) + 0.4, 1.75 * len(sizes) + 0.9))
-    axes = figure.subplots(len(sizes), len(shown), squeeze=False)
-    for line, size in zip(axes, sizes, strict=True):
-        part = known[known["batch_size"] == size]
-        for ax, term in zip(line, shown, strict=True):
-            for row in part.to_dict("records"):
-                ax.plot(
-                    row[term],
-                    row["k_star"],
-                    linestyle="none",
-                    **looks[tuple(row[name] for name in names)],
-                )
-            _values_axis(ax, part[term])
+    known = _known(rows)
+    sizes = sorted(set(known["batch_size"]))
+    names = _axes(rows)
+    styles = _styles(known.loc[:, names])
+    figure = Figure(figsize=(1.75 * len(TERMS) + 0.4, 1.75 * len(sizes) + 0.9))
+    panels = figure.subplots(len(sizes), len(TERMS), squeeze=False)
+    for line, batch_size in zip(panels, sizes, strict=True):
+        part = where(known, batch_size=batch_size)
+        for ax, term in zip(line, TERMS, strict=True):
+            for row in part.to_dict(orient="records"):
+                style = styles[tuple(row[name] for name in names)]
+                ax.plot(row[term], row["k_star"], linestyle="none", **style)
+            _values_axis(ax, numbers(part[term]))
             look.log_values_axis(ax, part["k_star"], 1.2, 1.2)
-            found = correlations[
-                (correlations["batch_size"] == size) & (correlations["term"] == term)
-            ]
-            if len(found):
-                row = found.iloc[0]
-                ax.set_title(
-                    f"rho {row['rho']:.2f} [{row['low']:.2f}, {row['high']:.2f}]", fontsize=7
-                )
-            if size == sizes[-1]:
+            of_panel = where(correlations, batch_size=batch_size, term=term)
+            for row in of_panel.to_dict(orient="records"):
+                text = f"rho {row['rho']:.2f} [{row['low']:.2f}, {row['high']:.2f}]"
+                ax.set_title(text, fontsize=7)
+            if batch_size == sizes[-1]:
                 ax.set_xlabel(LABELS[term])
-        line[0].set_ylabel(f"B = {size}: K* [steps]")
-    handles = [
-        look.Line2D([], [], label=", ".join(map(text_of, way)), linestyle="none", **looks[way])
-        for way in looks
-    ]
+        line[0].set_ylabel(f"B = {batch_size}: K* [steps]")
+    handles = []
+    for values, style in styles.items():
+        handles.append(look.entry(", ".join(map(text_of, values)), linestyle="none", **style))
     look.legend_above(figure, handles)
     return figure
 
 
-def _look(way: tuple, every: pd.DataFrame) -> dict[str, object]:
-    *others, last = way
-    style: dict[str, object] = dict(look.curve_style(list(every.iloc[:, -1].unique()).index(last)))
-    place = list(dict.fromkeys(every.iloc[:, :-1].itertuples(index=False, name=None))).index(
-        tuple(others)
-    )
-    if place:
-        style |= {"markerfacecolor": "white", "marker": look.MARKERS[place % len(look.MARKERS)]}
-    return style | ({} if place else {"marker": "o"})
+def _axes(rows: pd.DataFrame) -> list[str]:
+    """Return the further axes of the grid that have several values, or the first one."""
+    names = list(rows.columns[1 : rows.columns.get_loc("points")])
+    varied = [name for name in names if len(set(rows[name])) > 1]
+    return varied or names[:1]
 
 
-def _values_axis(ax: Axes, values: pd.Series) -> None:
-    """A logarithmic horizontal axis with a tick at either end of some values."""
+def _styles(series: pd.DataFrame) -> dict[tuple, dict[str, Any]]:
+    """Return how each series is drawn, by its values of the axes.
+
+    Args:
+        series: A column for each axis.
+    """
+    last_values = list(series.iloc[:, -1].unique())
+    other_values = list(dict.fromkeys(series.iloc[:, :-1].itertuples(index=False, name=None)))
+    styles = {}
+    for values in series.itertuples(index=False, name=None):
+        style = look.curve_style(last_values.index(values[-1]))
+        i = other_values.index(values[:-1])
+        if i == 0:
+            style["marker"] = "o"
+        else:
+            style["marker"] = look.MARKERS[i % len(look.MARKERS)]
+            style["markerfacecolor"] = "white"
+        styles[values] = style
+    return styles
+
+
+def _values_axis(ax: Axes, values: np.ndarray) -> None:
+    """Make the x axis logarithmic, with a tick at each end of some values."""
     low, high = float(values.min()), float(values.max())
     ax.set_xscale("log")
     room = 1.1 * (high / low) ** 0.05
     ax.set_xlim(low / room, high * room)
     ax.set_xticks([low, high], [three_digits(low), three_digits(high)])
-    ax.xaxis.set_minor_locator(look.NullLocator())
+    ax.xaxis.set_minor_locator(NullLocator())

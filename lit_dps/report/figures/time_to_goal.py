@@ -2,96 +2,109 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import matplotlib
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 
 import lit_dps.report.figures.style as look
 from lit_dps.analysis.analysis import Analysis
-from lit_dps.analysis.tables import numbers, rows_of
+from lit_dps.analysis.tables import has_values, numbers, rows_of, where
 from lit_dps.report.answer import LIMITS
 
 NAME, PAPER = "time-to-goal", ""
 CAPTION = "time and examples to the goal against batch size, on the machine that ran the trials"
-STAR = {
+STAR: dict[str, Any] = {
     "marker": "*",
     "markersize": 9,
     "markeredgecolor": "black",
     "markeredgewidth": 0.5,
     "linestyle": "none",
 }
+TIMES = ("seconds", "seconds_low", "seconds_high")
 
 
 def by_default(study: Analysis) -> bool:
+    """Return True if the figure is drawn without a request."""
     return missing(study) is None
 
 
 def rows(study: Analysis) -> pd.DataFrame:
-    """The rows of `answer.answer_rows`."""
+    """Return the rows of `answer.answer_rows`."""
     return study.answer
 
 
 def missing(study: Analysis) -> str | None:
-    """Why there is nothing to draw, if so."""
+    """Return why there is nothing to draw; None if there is something."""
     if not len(study.answer):
         return "no trial has met the goal yet"
-    if study.answer["seconds"].isna().all():
+    if not has_values(study.answer, "seconds"):
         return "no trial measured the time of a step"
-    return None if study.answer["batch_size"].nunique() > 1 else "K* at one batch size only"
+    if len(set(study.answer["batch_size"])) == 1:
+        return "K* at one batch size only"
+    return None
 
 
 def notes(study: Analysis) -> list[str]:
-    """None: what to know of the times stands below the answer (`answer.timing_notes`)."""
+    """Return no notes: those on times are below the answer (`answer.timing_notes`)."""
     return []
 
 
 @matplotlib.rc_context(look.STYLE)
 def draw(rows: pd.DataFrame, study: Analysis) -> Figure:
-    """Left the time to the goal with its limits, a star the fastest; right K* B. A curve a series.
+    """Return two panels with a curve per series: the time to the goal, and the examples, K* B.
 
-    Upper bounds are hollow, with an arrow: of the time, only where the law does not tell more than
-    K*.
+    Bars are limits of the time, a star is the fastest. Upper bounds are hollow, with an arrow; a
+    time is one only if the law does not have a better value than K*.
     """
     record = study.record
     figure = Figure(figsize=(6.4, 2.9))
-    left, right = figure.subplots(1, 2, sharex=True)
+    time_panel, examples_panel = figure.subplots(1, 2, sharex=True)
     drawn = []
     for i, series in enumerate(record.series):
         part = rows_of(series, rows)
-        if not len(part):
-            continue
-        drawn.append((series, i))
-        x, seconds, low, high = (
-            numbers(part[name]) for name in ("batch_size", "seconds", "seconds_low", "seconds_high")
-        )
-        left.vlines(x, low, high, color=look.curve_style(i)["color"], linewidth=0.8, alpha=0.6)
-        bound = numbers(part["floor"]) == 1
-        _draw(left, x, seconds, bound & np.isnan(low), i)
-        _draw(right, x, numbers(part["examples"]), bound, i)
-        best = numbers(part["fastest"].astype(float)) == 1
-        left.plot(x[best], seconds[best], color=look.curve_style(i)["color"], zorder=4, **STAR)
-    look.batch_size_axis(left, record.batch_sizes)
-    known = pd.concat(
-        [rows[name].dropna().astype(float) for name in ("seconds", "seconds_low", "seconds_high")]
-    )
-    look.log_values_axis(left, known, 1.2, 1.2)
-    look.log_values_axis(right, rows["examples"], 1.4, 1.4)
-    left.set_ylabel("time to the goal [s]")
-    right.set_ylabel("examples to the goal")
-    for ax in (left, right):
+        if len(part):
+            drawn.append((series, i))
+            _draw_times(time_panel, part, i)
+            is_bound = numbers(part["floor"]) == 1
+            _draw_curve(examples_panel, part, "examples", is_bound, i)
+    look.batch_size_axis(time_panel, record.batch_sizes)
+    known = pd.concat([rows[name].dropna().astype(float) for name in TIMES])
+    look.log_values_axis(time_panel, known, 1.2, 1.2)
+    look.log_values_axis(examples_panel, rows["examples"], 1.4, 1.4)
+    time_panel.set_ylabel("time to the goal [s]")
+    examples_panel.set_ylabel("examples to the goal")
+    for ax in (time_panel, examples_panel):
         ax.set_xlabel(look.BATCH_SIZE)
-    handles = [*look.series_handles(drawn), Line2D([], [], color="white", label="fastest", **STAR)]
-    if rows["seconds_low"].notna().any():
-        handles.append(Line2D([], [], label=LIMITS, color=look.GREY, linewidth=0.8))
-    look.legend_above(figure, handles + look.bound_handles(bool(rows["floor"].any())))
+    handles = look.series_handles(drawn)
+    handles.append(look.entry("fastest", color="white", **STAR))
+    if has_values(rows, "seconds_low"):
+        handles.append(look.entry(LIMITS, color=look.GREY, linewidth=0.8))
+    look.legend_above(figure, handles + look.bound_handles(len(where(rows, floor=1)) > 0))
     return figure
 
 
-def _draw(ax: Axes, x: np.ndarray, values: np.ndarray, bound: np.ndarray, i: int) -> None:
+def _draw_times(ax: Axes, rows: pd.DataFrame, i: int) -> None:
+    """Draw the times of a series with their limits, and a star at the fastest."""
+    colour = look.curve_style(i)["color"]
+    batch = numbers(rows["batch_size"])
+    seconds = numbers(rows["seconds"])
+    low = numbers(rows["seconds_low"])
+    ax.vlines(batch, low, numbers(rows["seconds_high"]), color=colour, linewidth=0.8, alpha=0.6)
+    is_bound = (numbers(rows["floor"]) == 1) & np.isnan(low)
+    _draw_curve(ax, rows, "seconds", is_bound, i)
+    fastest = numbers(rows["fastest"].astype(float)) == 1
+    ax.plot(batch[fastest], seconds[fastest], color=colour, zorder=4, **STAR)
+
+
+def _draw_curve(ax: Axes, rows: pd.DataFrame, column: str, is_bound: np.ndarray, i: int) -> None:
+    """Draw a column against batch size, upper bounds hollow."""
     style = look.curve_style(i)
-    ax.plot(x, values, color=style["color"], linewidth=0.9)
-    ax.plot(x[~bound], values[~bound], linestyle="none", **style)
-    look.bounds(ax, x[bound], values[bound], **style)
+    batch = numbers(rows["batch_size"])
+    values = numbers(rows[column])
+    ax.plot(batch, values, color=style["color"], linewidth=0.9)
+    ax.plot(batch[~is_bound], values[~is_bound], linestyle="none", **style)
+    look.bounds(ax, batch[is_bound], values[is_bound], **style)

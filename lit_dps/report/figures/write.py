@@ -1,5 +1,4 @@
-"""Writes the figures that studies have data for, with their tables, and says in a line what the
-others lack."""
+"""Writes the figures of studies with their tables, and notes on what the others lack."""
 
 from __future__ import annotations
 
@@ -36,19 +35,20 @@ from lit_dps.core.errors import ConfigError
 from lit_dps.core.progress_line import with_progress
 from lit_dps.report.figures.style import LAID_OUT, caption, without_math
 
-# of one study
+# Figures of one study, in the order of the report.
 FIGURES = (
     *(scaling, time_to_goal, metaparameters, lipschitz, noise, logs, ratios, delay, local),
     *(budgets, quality, rates, draws, pruners, layers, terms),
 )
-COMPARISONS = (optimizers, ratios)  # of several
+COMPARISONS = (optimizers, ratios)  # figures of several studies
 NAMES = {figure.NAME for figure in (*FIGURES, *COMPARISONS)}
+REQUIRED = ("NAME", "missing", "notes")  # parts of a user's figure
 
 
 def write_comparison(
     studies: Sequence[Analysis], folder: Path | str, only: Collection[str] | None = None
 ) -> tuple[list[Path], list[str]]:
-    """Writes each of `COMPARISONS` of some studies, as `write_figures` does."""
+    """Write each of `COMPARISONS` of some studies; arguments and result as of `write_figures`."""
     return write_figures(COMPARISONS, studies, folder, only)
 
 
@@ -58,102 +58,113 @@ def write_figures(
     folder: Path | str,
     only: Collection[str] | None = None,
 ) -> tuple[list[Path], list[str]]:
-    """Writes figures of studies, finished or not, as .csv, .png and .pdf into a folder, which is
-    made.
+    """Write figures of studies, finished or not, as .csv, .png and .pdf.
 
-    A figure of too many panels (`too_large`) is drawn only with `only`; its tables are always
-    written. With `only`, names of figures, these alone are written, and those of modules of others
-    that it names (`of_others`).
+    Args:
+        figures: Modules as the docstring of the package describes them.
+        studies: The studies.
+        folder: Where the files go; it is made.
+        only: Names of figures, and of users' modules (`of_others`); these alone are written, also
+            if they are too large or not drawn by default.
 
     Returns:
-        The files' paths, and notes: what the studies lack for the figures left out, and what to
-        know of the others.
+        The paths of the files, and notes: what the studies lack for the figures left out, and what
+        to know of the others.
     """
+    figures = list(figures)
+    if only is not None:
+        figures = [figure for figure in figures if figure.NAME in only]
+        figures += map(of_others, set(only) - NAMES)
     files: list[Path] = []
     notes: list[str] = []
-    missing: dict[str, list[str]] = {}
-    if only is not None:
-        figures = [
-            *(figure for figure in figures if figure.NAME in only),
-            *map(of_others, set(only) - NAMES),
-        ]
-    axes = {None, *(key for study in studies for key in study.record.axes)}
-    for figure in with_progress("figures drawn", list(figures)):
-        if getattr(figure, "AXIS", None) not in axes:
+    left_out: dict[str, list[str]] = {}  # names of figures, by the reason
+    for figure in with_progress("figures drawn", figures):
+        if not _is_wanted(figure, studies, only):
             continue
-        if only is None and hasattr(figure, "by_default") and not figure.by_default(*studies):
+        reason = figure.missing(*studies)
+        if reason is not None:
+            left_out.setdefault(reason, []).append(figure.NAME)
             continue
-        if (reason := figure.missing(*studies)) is not None:
-            missing.setdefault(reason, []).append(figure.NAME)
-            continue
-        # One figure that fails costs neither the others nor the table.
+        # A figure that fails must not prevent the others.
         try:
             too_large = None
             if only is None and hasattr(figure, "too_large"):
                 too_large = figure.too_large(*studies)
             if too_large is not None:
-                missing.setdefault(too_large, []).append(figure.NAME)
+                left_out.setdefault(too_large, []).append(figure.NAME)
             files += _write_figure(figure, studies, Path(folder), is_drawn=too_large is None)
             notes += figure.notes(*studies)
         except Exception as error:
             notes.append(not_written(f"figure {figure.NAME}", error))
-    return files, [
-        *(f"{reason}: no {' or '.join(names)} figure" for reason, names in missing.items()),
-        *notes,
-    ]
+    reasons = [f"{reason}: no {' or '.join(names)} figure" for reason, names in left_out.items()]
+    return files, [*reasons, *notes]
+
+
+def _is_wanted(
+    figure: ModuleType, studies: Sequence[Analysis], only: Collection[str] | None
+) -> bool:
+    """Return False for a figure whose axis no study has, or that nobody requested."""
+    axis = getattr(figure, "AXIS", None)
+    if axis is not None and not any(axis in study.record.axes for study in studies):
+        return False
+    if only is None and hasattr(figure, "by_default"):
+        return figure.by_default(*studies)
+    return True
 
 
 def _write_figure(
-    figure: ModuleType, studies: Sequence[Analysis], folder: Path, is_drawn: bool = True
+    figure: ModuleType, studies: Sequence[Analysis], folder: Path, is_drawn: bool
 ) -> list[Path]:
-    """Write the tables of a figure and, unless it is too large, the figure; return the files'
-    paths."""
+    """Write the tables of a figure and, if it is drawn, the figure; return the files' paths."""
     files = []
     tables = _tables(figure, studies)
     for name, table in tables.items():
-        files.append(folder / f"{name}.csv")
-        write_csv(table, files[-1])
-    if not is_drawn:
-        return files
-    for name, drawing in _drawings(figure, tables, studies):
-        caption(drawing, studies)
-        files += save(drawing, folder, name)
+        path = folder / f"{name}.csv"
+        write_csv(table, path)
+        files.append(path)
+    if is_drawn:
+        for name, drawing in _drawings(figure, tables, studies):
+            caption(drawing, studies)
+            files += save(drawing, folder, name)
     return files
 
 
 def of_others(name: str) -> ModuleType:
-    """The figure that a module of somebody else's is. Raises ConfigError if it is none."""
+    """Return the figure in a module of a user.
+
+    Raises:
+        ConfigError: if the module cannot be imported, or is not a figure.
+    """
     try:
         module = import_module(name)
     except ImportError as error:
-        raise ConfigError(
-            "--only", name, f"any of {', '.join(sorted(NAMES))}, or a module: {error}"
-        ) from error
-    if lacking := [part for part in ("NAME", "missing", "notes") if not hasattr(module, part)]:
-        raise ConfigError(
-            "--only", name, f"a figure, which has NAME, missing and notes; it has no {lacking[0]}"
-        )
+        allowed = f"any of {', '.join(sorted(NAMES))}, or a module: {error}"
+        raise ConfigError("--only", name, allowed) from error
+    for part in REQUIRED:
+        if not hasattr(module, part):
+            allowed = f"a figure, which has NAME, missing and notes; it has no {part}"
+            raise ConfigError("--only", name, allowed)
     return module
 
 
 def drawn(figure: ModuleType, *studies: Analysis) -> Figure:
-    """A figure, or the first one of its files."""
-    found = next(iter(_drawings(figure, _tables(figure, studies), studies)))[1]
-    without_math(found)
-    return found
+    """Return a figure of some studies, or the first one if it has several files."""
+    _, drawing = next(_drawings(figure, _tables(figure, studies), studies))
+    without_math(drawing)
+    return drawing
 
 
 def _tables(figure: ModuleType, studies: Sequence[Analysis]) -> Mapping[str, pd.DataFrame]:
-    return (
-        figure.tables(*studies)
-        if hasattr(figure, "tables")
-        else {figure.NAME: figure.rows(*studies)}
-    )
+    """Return the tables of a figure, by name."""
+    if hasattr(figure, "tables"):
+        return figure.tables(*studies)
+    return {figure.NAME: figure.rows(*studies)}
 
 
 def _drawings(
     figure: ModuleType, tables: Mapping[str, pd.DataFrame], studies: Sequence[Analysis]
 ) -> Iterator[tuple[str, Figure]]:
+    """Yield the drawings of a figure, with the name of each."""
     if hasattr(figure, "figures"):
         yield from figure.figures(tables, *studies)
     else:
@@ -161,14 +172,14 @@ def _drawings(
 
 
 def save(figure: Figure, folder: Path, name: str) -> list[Path]:
-    """Writes a figure as NAME.png and NAME.pdf into a folder, which is made; returns the files'
-    paths."""
-    png, pdf = folder / f"{name}.png", folder / f"{name}.pdf"
-    # Ticks are made as they are drawn, so the style must hold here too. Without its date a PDF is
-    # always the same.
+    """Write a figure as NAME.png and NAME.pdf into a folder, which is made; return the paths."""
+    png = folder / f"{name}.png"
+    pdf = folder / f"{name}.pdf"
+    # Ticks are made while they are drawn, so the style must hold here too.
     with matplotlib.rc_context(LAID_OUT):
         with replacing(png) as temporary:
             figure.savefig(temporary, format="png", dpi=200)
         with replacing(pdf) as temporary:
+            # Without its date an equal figure has an equal PDF.
             figure.savefig(temporary, format="pdf", metadata={"CreationDate": None})
     return [png, pdf]

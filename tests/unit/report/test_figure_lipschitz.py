@@ -65,7 +65,7 @@ def test_rows_are_all_measurements_and_say_which_are_drawn(one):
 
 
 def test_lines_are_geometric_means_over_the_trials_measured_at_a_step(one):
-    rows = records(lipschitz.mean_rows(lipschitz.rows(one)))
+    rows = records(one.lipschitz_means)
     assert columns(rows, "sparsity", "batch_size", "step", "low", "high", "trials") == [
         (0.0, 8, 100, 2.0, 8.0, 2),
         (0.0, 8, 200, 8.0, 8.0, 1),
@@ -107,7 +107,7 @@ def test_missing_measurements_are_told_with_their_reason(smoothness, why):
 
 def test_the_figure_draws_its_rows(one):
     assert lipschitz.missing(one) is None
-    figure = lipschitz.draw(lipschitz.mean_rows(lipschitz.rows(one)), one)
+    figure = lipschitz.draw(one.lipschitz_means, one)
     small, large = figure.axes
     assert [ax.get_title() for ax in figure.axes] == ["B = 8", "B = 64"]
     assert [tuple(map(list, line.get_data())) for line in small.lines] == [
@@ -134,6 +134,6 @@ def test_the_figure_draws_its_rows(one):
 
 def test_a_network_that_died_does_not_flatten_the_others():
     dead = study({DENSE: [trial(DENSE, 0, 4.0, 1e-19)]})
-    (ax,) = lipschitz.draw(lipschitz.mean_rows(lipschitz.rows(dead)), dead).axes
+    (ax,) = lipschitz.draw(dead.lipschitz_means, dead).axes
     low, high = ax.get_ylim()
-    assert low == pytest.approx(4 / lipschitz.SPAN / 2) and high > 4
+    assert low == pytest.approx(4 / lipschitz.MAX_SPAN / 2) and high > 4

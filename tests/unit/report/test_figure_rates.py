@@ -90,7 +90,7 @@ def test_a_price_of_at_least_1_is_not_drawn_but_counted(slack, ended, lines):
     stopped = trial(16, 1, 2.0, 0.9, None, ended, curve=curve)
     analysis = study({Cell(4): best[:1], Cell(16): [best[1], stopped]}, slack=slack)
     assert FIGURE.is_empty_bound(analysis.prices).sum() == 2
-    notes = FIGURE.raced_notes(analysis)
+    notes = FIGURE.early_stopping_notes(analysis)
     assert len(notes) == lines and notes[-1].startswith("2 of 4 prices")
     right = drawn(FIGURE, analysis).axes[1]
     hollow = [line for line in right.lines if line.get_markerfacecolor() == "white"]
@@ -100,7 +100,7 @@ def test_a_price_of_at_least_1_is_not_drawn_but_counted(slack, ended, lines):
 
 def test_a_raced_study_whose_prices_are_all_measured_has_no_such_words():
     analysis = study(bowl(0.5), slack=4.0)
-    assert FIGURE.raced_notes(analysis) == []
+    assert FIGURE.early_stopping_notes(analysis) == []
     assert not any(
         "not drawn" in text.get_text() for ax in drawn(FIGURE, analysis).axes for text in ax.texts
     )
