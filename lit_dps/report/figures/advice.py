@@ -1,10 +1,13 @@
-"""The figure of advice: steps to goal and time by batch size, and what a faster training costs."""
+"""The figure of advice: steps and time to the goal by batch size, and what less time costs."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import matplotlib
+import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
@@ -12,191 +15,239 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, NullFormatter
 
+import lit_dps.report.figures.style as look
 from lit_dps.analysis.law_fit import AT_LEAST, AT_MOST
 from lit_dps.analysis.observations import Observation
-from lit_dps.report.figures.style import (
-    BATCH_SIZE,
-    GREY,
-    STYLE,
-    batch_size_axis,
-    curve_style,
-    legend_above,
-)
+from lit_dps.analysis.tables import numbers, where
 
-SHAPES = {0: ("o", "measured"), AT_LEAST: ("^", "not reached by then"), AT_MOST: ("v", "at most")}
+# Marker and meaning of an observation, by its bound.
+MARKERS = {0: ("o", "measured"), AT_LEAST: ("^", "not reached by then"), AT_MOST: ("v", "at most")}
+# How steps and step times are known if they are neither extrapolated nor predicted.
+CERTAIN = ("fitted", "law", "measured", "branched")
+STAR: dict[str, Any] = {"color": "black", "marker": "*"}
+FRONT: dict[str, Any] = {"color": look.GREY, "linestyle": "--"}
+K_STAR: dict[str, Any] = {"color": look.GREY, "linestyle": ":"}
+
+
+class _Unit(NamedTuple):
+    """A unit of time.
+
+    Attributes:
+        name: Its name on an axis.
+        per_hour: How many of it an hour has.
+        most_hours: The fastest training that it suits, exclusive.
+    """
+
+    name: str
+    per_hour: float
+    most_hours: float
+
+
 UNITS = (
-    ("s", 3600.0, 2 / 60),
-    ("min", 60.0, 2.0),
-    ("h", 1.0, 48.0),
-    ("days", 1 / 24, float("inf")),
+    _Unit("s", 3600.0, 2 / 60),
+    _Unit("min", 60.0, 2.0),
+    _Unit("h", 1.0, 48.0),
+    _Unit("days", 1 / 24, float("inf")),
 )
-SURE = (
-    "fitted",
-    "law",
-    "measured",
-    "branched",
-)  # of steps and step times: what is neither extrapolated nor predicted
 
 
-@matplotlib.rc_context(STYLE)
+@matplotlib.rc_context(look.STYLE)
 def draw_advice(
     table: pd.DataFrame,
     observations: Sequence[Observation] = (),
-    best: dict[str, object] | None = None,
+    best: dict[str, Any] | None = None,
     price: float | None = None,
     limits: str = "95 % limits",
 ) -> Figure:
-    """Draws the table of `lit_dps.advice.answer`: with its limits, hollow where it is extrapolated
-    or predicted.
+    """Return three panels of the table of `lit_dps.advice.answer`, with its limits.
+
+    Points are hollow where they are extrapolated or predicted.
 
     Args:
-        table: As there.
+        table: The table.
         observations: What its steps were fitted to.
         best: The recommended row, which gets a star.
         price: Of a device-hour; without one the cost is in device-hours.
         limits: What its limits are.
     """
     figure = Figure(figsize=(10, 3.3))
-    left, middle, right = figure.subplots(1, 3)
-    unit, factor = _unit(table)
-    _steps(left, table, observations)
-    colours = {}
-    for i, (devices, part) in enumerate(table.groupby("devices")):
-        colours[devices] = style = curve_style(i)
-        x, y = part["batch_size"], factor * part["hours"]
-        middle.plot(x, y, color=style["color"])
-        _points(middle, part, x, y, style)
-        ends = factor * part["hours_low"], factor * part["hours_high"]
-        middle.fill_between(x, *ends, color=style["color"], alpha=0.15, linewidth=0)
-    _front(right, table, colours, unit, factor, price)
-    sizes = sorted({*table["batch_size"], *(int(o.batch_size) for o in observations)}) or [1]
-    for axes, text in ((left, "steps to goal"), (middle, f"time to goal [{unit}]")):
-        batch_size_axis(axes, sizes)
-        axes.set(yscale="log", xlabel=BATCH_SIZE, ylabel=text)
-        _few_ticks(axes.yaxis)
+    steps_panel, time_panel, cost_panel = figure.subplots(1, 3)
+    drawing = _Drawing(table, _unit(table), price)
+    _draw_steps(steps_panel, table, observations)
+    drawing.draw_times(time_panel)
+    drawing.draw_costs(cost_panel)
+    sizes = {*table["batch_size"], *(int(each.batch_size) for each in observations)}
+    for ax, label in ((steps_panel, "steps to goal"), (time_panel, drawing.time_label)):
+        look.batch_size_axis(ax, sorted(sizes) or [1])
+        ax.set(yscale="log", xlabel=look.BATCH_SIZE, ylabel=label)
+        _few_ticks(ax.yaxis)
     if best is not None:
-        cost = best["device_hours"] if price is None else best["cost"]
-        for axes, place in (
-            (middle, (best["batch_size"], factor * best["hours"])),
-            (right, (factor * best["hours"], cost)),
-        ):
-            axes.plot(*place, "*", color="black", markersize=11, markeredgecolor="white", zorder=5)
-    legend_above(figure, _handles(colours, observations, table, best, limits))
+        hours = drawing.unit.per_hour * best["hours"]
+        star = {"markersize": 11, "markeredgecolor": "white", "zorder": 5, **STAR}
+        time_panel.plot(best["batch_size"], hours, **star)
+        cost_panel.plot(hours, best[drawing.cost], **star)
+    look.legend_above(figure, _handles(drawing, observations, best is not None, limits))
     return figure
 
 
-def _steps(axes: Axes, table: pd.DataFrame, observations: Sequence[Observation]) -> None:
-    for bound, (marker, _) in SHAPES.items():
-        shown = [o for o in observations if o.bound == bound]
-        axes.plot(
-            [o.batch_size for o in shown], [o.steps for o in shown], marker, color="black", zorder=3
-        )
-    steps = table.drop_duplicates("batch_size")
-    axes.plot(steps["batch_size"], steps["steps"], color=GREY)
-    if _luck(table):
-        axes.plot(steps["batch_size"], steps["k_star"], color=GREY, linestyle=":")
-    axes.fill_between(
-        steps["batch_size"],
-        steps["steps_low"],
-        steps["steps_high"],
-        color=GREY,
-        alpha=0.2,
-        linewidth=0,
+def _unit(table: pd.DataFrame) -> _Unit:
+    """Return the unit of time that suits the fastest row."""
+    hours = min(table["hours"], default=0.0)
+    return next(unit for unit in UNITS if hours < unit.most_hours)
+
+
+def _draw_steps(ax: Axes, table: pd.DataFrame, observations: Sequence[Observation]) -> None:
+    """Draw the steps to the goal with their limits, and the observations."""
+    for bound, (marker, _) in MARKERS.items():
+        shown = [each for each in observations if each.bound == bound]
+        batch = [each.batch_size for each in shown]
+        ax.plot(batch, [each.steps for each in shown], marker, color="black", zorder=3)
+    rows = table.drop_duplicates("batch_size")
+    batch = rows["batch_size"]
+    ax.plot(batch, rows["steps"], color=look.GREY)
+    if _has_k_star(table):
+        ax.plot(batch, rows["k_star"], **K_STAR)
+    ends = rows["steps_low"], rows["steps_high"]
+    ax.fill_between(batch, *ends, color=look.GREY, alpha=0.2, linewidth=0)
+
+
+def _has_k_star(table: pd.DataFrame) -> bool:
+    """Return True if the steps of one run differ from K*, the least of the trials of a probe."""
+    return "k_star" in table and list(table["k_star"]) != list(table["steps"])
+
+
+def _is_certain(rows: pd.DataFrame) -> np.ndarray:
+    """Return whether each row (n,) is neither extrapolated nor predicted."""
+    certain = list(CERTAIN)
+    return (
+        rows["steps_known"].isin(certain).to_numpy() & rows["step_known"].isin(certain).to_numpy()
     )
 
 
-def _luck(table: pd.DataFrame) -> bool:
-    """Whether steps are those of one run, and K, the least of a probe's trials, another number."""
-    return "k_star" in table and bool((table["k_star"] != table["steps"]).any())
+@dataclass(frozen=True)
+class _Drawing:
+    """What the panels of time and cost have in common.
 
+    Attributes:
+        table: The table of the answer.
+        unit: The unit of time.
+        price: Of a device-hour; None for costs in device-hours.
+    """
 
-def _front(
-    axes: Axes, table: pd.DataFrame, colours: dict, unit: str, factor: float, price: float | None
-) -> None:
-    """Time against cost: every row, and the Pareto front with its limits."""
-    name = "device_hours" if price is None else "cost"
-    for devices, part in table.groupby("devices"):
-        style = colours[devices]
-        other, front = part[~part["pareto"]], part[part["pareto"]]
-        _points(axes, other, factor * other["hours"], other[name], style, alpha=0.3)
-        x, y = factor * front["hours"], front[name]
-        for values, ends in (
-            (x, (f"hours{end}" for end in ("_low", "_high"))),
-            (y, (f"{name}{end}" for end in ("_low", "_high"))),
-        ):
-            scale = factor if values is x else 1.0
-            low, high = (scale * front[end] for end in ends)
-            error = {"xerr" if values is x else "yerr": [values - low, high - values]}
-            axes.errorbar(
-                x, y, **error, fmt="none", ecolor=style["color"], elinewidth=0.7, alpha=0.6
-            )
-        _points(axes, front, x, y, style)
-        for size, *place in zip(front["batch_size"], x, y, strict=True):
-            # on this side of a front there are neither points nor its own line
-            axes.annotate(
-                f"{size}",
-                place,
+    table: pd.DataFrame
+    unit: _Unit
+    price: float | None
+
+    @property
+    def cost(self) -> str:
+        """The column of costs."""
+        return "device_hours" if self.price is None else "cost"
+
+    @property
+    def time_label(self) -> str:
+        """The label of an axis of times."""
+        return f"time to goal [{self.unit.name}]"
+
+    @property
+    def styles(self) -> dict[int, dict[str, Any]]:
+        """Colour and marker of each number of devices."""
+        devices = sorted(set(self.table["devices"]))
+        return {number: look.curve_style(i) for i, number in enumerate(devices)}
+
+    def times(self, rows: pd.DataFrame, end: str = "") -> np.ndarray:
+        """Return the times of some rows (n,), or an end of their limits."""
+        return self.unit.per_hour * numbers(rows[f"hours{end}"])
+
+    def draw_times(self, ax: Axes) -> None:
+        """Draw the time to the goal against batch size, a curve for each number of devices."""
+        for devices, style in self.styles.items():
+            rows = where(self.table, devices=devices)
+            batch = numbers(rows["batch_size"])
+            ax.plot(batch, self.times(rows), color=style["color"])
+            _draw_points(ax, batch, self.times(rows), _is_certain(rows), style)
+            low, high = self.times(rows, "_low"), self.times(rows, "_high")
+            ax.fill_between(batch, low, high, color=style["color"], alpha=0.15, linewidth=0)
+
+    def draw_costs(self, ax: Axes) -> None:
+        """Draw cost against time: every row, and the Pareto front with its limits."""
+        for devices, style in self.styles.items():
+            rows = where(self.table, devices=devices)
+            others = where(rows, pareto=False)
+            cost = numbers(others[self.cost])
+            _draw_points(ax, self.times(others), cost, _is_certain(others), style, alpha=0.3)
+            self._draw_front(ax, where(rows, pareto=True), style)
+        front = where(self.table, pareto=True).sort_values(by="hours")
+        ax.plot(self.times(front), front[self.cost], linewidth=0.8, zorder=1, **FRONT)
+        label = "cost [device-hours]"
+        if self.price is not None:
+            label = f"cost [at {self.price:g} a device-hour]"
+        ax.set(xscale="log", yscale="log", xlabel=self.time_label, ylabel=label)
+        _few_ticks(ax.xaxis)
+        _few_ticks(ax.yaxis)
+
+    def _draw_front(self, ax: Axes, front: pd.DataFrame, style: Mapping[str, Any]) -> None:
+        """Draw the rows of the Pareto front of one number of devices, with their batch sizes."""
+        time = self.times(front)
+        cost = numbers(front[self.cost])
+        bar = {"fmt": "none", "ecolor": style["color"], "elinewidth": 0.7, "alpha": 0.6}
+        time_error = [time - self.times(front, "_low"), self.times(front, "_high") - time]
+        ax.errorbar(time, cost, xerr=time_error, **bar)
+        low, high = numbers(front[f"{self.cost}_low"]), numbers(front[f"{self.cost}_high"])
+        ax.errorbar(time, cost, yerr=[cost - low, high - cost], **bar)
+        _draw_points(ax, time, cost, _is_certain(front), style)
+        for batch_size, x, y in zip(front["batch_size"], time, cost, strict=True):
+            # On this side of the front there are neither points nor its line.
+            ax.annotate(
+                str(batch_size),
+                (x, y),
                 xytext=(-4, -4),
                 textcoords="offset points",
                 ha="right",
                 va="top",
                 fontsize=6,
             )
-    line = table[table["pareto"]].sort_values("hours")
-    axes.plot(
-        factor * line["hours"], line[name], color=GREY, linestyle="--", linewidth=0.8, zorder=1
-    )
-    cost = "cost [device-hours]" if price is None else f"cost [at {price:g} a device-hour]"
-    axes.set(xscale="log", yscale="log", xlabel=f"time to goal [{unit}]", ylabel=cost)
-    _few_ticks(axes.xaxis)
-    _few_ticks(axes.yaxis)
+
+
+def _draw_points(
+    ax: Axes,
+    x: np.ndarray,
+    y: np.ndarray,
+    is_certain: np.ndarray,
+    style: Mapping[str, Any],
+    alpha: float = 1.0,
+) -> None:
+    """Draw markers, hollow where they are not certain."""
+    for shown, face in ((is_certain, style["color"]), (~is_certain, "white")):
+        ax.plot(x[shown], y[shown], linestyle="none", markerfacecolor=face, alpha=alpha, **style)
 
 
 def _few_ticks(axis: Axis) -> None:
-    """Ticks at 1, 2 and 5, fewer of them over several decades, written out."""
+    """Put ticks at 1, 2 and 5, over several decades at 1, written out."""
     low, high = axis.get_view_interval()
-    axis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 100 * low else (1,)))
+    subs = (1, 2, 5) if high < 100 * low else (1,)
+    axis.set_major_locator(LogLocator(subs=subs))
     axis.set_major_formatter("{x:g}")
     axis.set_minor_formatter(NullFormatter())
 
 
-def _points(
-    axes: Axes, part: pd.DataFrame, x: pd.Series, y: pd.Series, style: dict, alpha: float = 1.0
-) -> None:
-    """Markers, hollow where steps or step times are extrapolated or predicted."""
-    sure = part["steps_known"].isin(SURE) & part["step_known"].isin(SURE)
-    for rows, face in ((sure, style["color"]), (~sure, "white")):
-        axes.plot(x[rows], y[rows], linestyle="none", **style, markerfacecolor=face, alpha=alpha)
-
-
 def _handles(
-    colours: dict, observations: Sequence[Observation], table: pd.DataFrame, best, limits: str
+    drawing: _Drawing, observations: Sequence[Observation], has_best: bool, limits: str
 ) -> list[Line2D]:
-    seen = {o.bound for o in observations}
-    handles = [
-        Line2D([], [], linestyle="none", marker=marker, color="black", label=label)
-        for bound, (marker, label) in SHAPES.items()
-        if bound in seen
-    ]
-    handles.append(Line2D([], [], color=GREY, label=f"expected, with {limits}"))
-    if _luck(table):
-        handles.append(Line2D([], [], color=GREY, linestyle=":", label="K, the best of a probe"))
-    handles += [
-        Line2D([], [], **style, label=f"{devices} device{'s' * (devices > 1)}")
-        for devices, style in colours.items()
-    ]
-    if not (table["steps_known"].isin(SURE) & table["step_known"].isin(SURE)).all():
-        hollow = {"color": GREY, "markerfacecolor": "white", "linestyle": "none", "marker": "o"}
-        handles.append(Line2D([], [], **hollow, label="extrapolated or predicted"))
-    handles.append(Line2D([], [], color=GREY, linestyle="--", label="Pareto front"))
-    if best is not None:
-        handles.append(
-            Line2D([], [], color="black", marker="*", linestyle="none", label="recommended")
-        )
+    """Return the entries of the legend."""
+    bounds = {each.bound for each in observations}
+    handles = []
+    for bound, (marker, label) in MARKERS.items():
+        if bound in bounds:
+            handles.append(look.entry(label, linestyle="none", marker=marker, color="black"))
+    handles.append(look.entry(f"expected, with {limits}", color=look.GREY))
+    if _has_k_star(drawing.table):
+        handles.append(look.entry("K, the best of a probe", **K_STAR))
+    for devices, style in drawing.styles.items():
+        handles.append(look.entry(f"{devices} device{'s' * (devices > 1)}", **style))
+    if not _is_certain(drawing.table).all():
+        hollow = {"color": look.GREY, "markerfacecolor": "white", "linestyle": "none"}
+        handles.append(look.entry("extrapolated or predicted", marker="o", **hollow))
+    handles.append(look.entry("Pareto front", **FRONT))
+    if has_best:
+        handles.append(look.entry("recommended", linestyle="none", **STAR))
     return handles
-
-
-def _unit(table: pd.DataFrame) -> tuple[str, float]:
-    """The unit of time that suits the fastest row, and how many of it an hour has."""
-    least = float(table["hours"].min()) if len(table) else 0.0
-    return next((name, factor) for name, factor, most in UNITS if least < most)

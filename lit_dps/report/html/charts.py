@@ -1,201 +1,376 @@
-"""The interactive charts of a study's report page, as plotly figures made from the tables of
-`Analysis`."""
+"""The interactive charts of a report page: plotly figures of the rows that figures draw too."""
 
 from __future__ import annotations
 
 import html
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
+from plotly.subplots import make_subplots
 
 from lit_dps.analysis.analysis import Analysis
 from lit_dps.analysis.law_bootstrap import Scaling
-from lit_dps.analysis.tables import legend, numbers
+from lit_dps.analysis.rates import EFFECTIVE, PLAIN, RULE_NAMES, RULES, RateCurve, rule_line
+from lit_dps.analysis.tables import has_values, legend, numbers, rows_of, where
 from lit_dps.core.search_space import Box, Range, short_names
 from lit_dps.core.trial import Series, Status
 from lit_dps.report.no_result import COUNT_HEADS
 
-# Okabe and Ito (2008), as in `lit_dps.report.figures.style`, which needs matplotlib
+# Okabe and Ito (2008), as in `lit_dps.report.figures.style`, which imports matplotlib.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
-BEYOND = 4  # how far beyond the largest batch size the law is drawn, hatched: a factor
-PER_OCTAVE = 8
-_GRID, BATCH_SIZE = "#e5e5e5", "batch size B [examples]"
+BEYOND = 4  # how far beyond the largest batch size the law is drawn, a factor
+BATCH_SIZE = "batch size B [examples]"
+K_STAR = "steps to result K* [optimizer steps]"
+RATES = {EFFECTIVE: "effective rate eta / (1 - m)", PLAIN: "learning rate"}
+RULE_DASHES = {"linear": "dash", "square_root": "dot"}
+GRID = "#e5e5e5"
+PALE = "#d0d0d0"  # trials that did not reach the goal
+MARKER_SIZE, STAR_SIZE = 9, 14
+BOUND = "triangle-down-open"  # the symbol of upper bounds
+BARS = {"symmetric": False, "thickness": 1, "width": 3}
+SMALLEST = 1e-300  # in place of 0 on a logarithmic axis
 
 
 def colour(i: int) -> str:
-    """Colour of the i-th series."""
+    """Return the colour of the i-th series."""
     return COLOURS[i % len(COLOURS)]
 
 
 def plain(text: object) -> str:
-    """Text in which plotly, which reads some HTML in labels, finds none."""
+    """Return text without HTML: plotly would interpret some tags in labels."""
     return html.escape(str(text), quote=False)
 
 
+# K* against batch size
+
+
 def curve(study: Analysis) -> go.Figure | None:
-    """K* against batch size: what was measured, the law with its 95 % band, and, hatched, the law
-    beyond the data."""
+    """Return K* against batch size with the law and its 95 % band; None without any K*.
+
+    Beyond the largest batch size of a series the law is dotted and its band hatched.
+    """
     figure = go.Figure()
+    rows = study.curves_beyond(BEYOND)
     for i, (series, scaling) in enumerate(study.scalings.items()):
         if scaling.k_star:
-            _law(figure, series, scaling, colour(i))
-            _points(figure, series, scaling, colour(i))
+            of_series = rows_of(series, rows)
+            _add_law(figure, series, scaling, of_series, colour(i))
+            _add_k_stars(figure, series, of_series, colour(i))
     if not figure.data:
         return None
-    sizes = study.record.batch_sizes
-    beyond = BEYOND if any(scaling.fit for scaling in study.scalings.values()) else 1
-    return dress(
-        figure, BATCH_SIZE, "steps to result K* [optimizer steps]", _doublings(sizes, beyond)
-    )
+    sizes = list(study.record.batch_sizes)
+    if any(scaling.fit for scaling in study.scalings.values()):
+        sizes += _doublings(sizes[-1], BEYOND)
+    return dress(figure, BATCH_SIZE, K_STAR, sizes)
 
 
-def _points(figure: go.Figure, series: Series, scaling: Scaling, colour: str) -> None:
-    for symbol, bounds in (("circle", False), ("triangle-down-open", True)):
-        known = {b: k for b, k in scaling.k_star.items() if (b in scaling.at_first_check) == bounds}
-        if known:
+def _doublings(size: int, factor: int) -> list[int]:
+    """Return the doublings of a batch size up to a factor of it."""
+    return [size * 2**i for i in range(1, factor.bit_length())]
+
+
+def _add_k_stars(figure: go.Figure, series: Series, rows: pd.DataFrame, colour: str) -> None:
+    """Add the K* of a series: measured values, and upper bounds with an open marker."""
+    for floor, symbol, suffix, relation in ((0, "circle", "", "="), (1, BOUND, ", at most", "<=")):
+        points = where(rows, floor=floor).dropna(subset=["k_star"])
+        if len(points):
             figure.add_scatter(
-                x=list(known),
-                y=list(known.values()),
+                x=points["batch_size"].tolist(),
+                y=points["k_star"].tolist(),
                 mode="markers",
-                marker={"color": colour, "size": 9, "symbol": symbol},
-                name=plain(legend(series)) + (", at most" if bounds else ""),
+                marker={"color": colour, "size": MARKER_SIZE, "symbol": symbol},
+                name=plain(legend(series)) + suffix,
                 legendgroup=plain(series),
-                hovertemplate="B = %{x}<br>K* " + ("<=" if bounds else "=") + " %{y:,}",
+                hovertemplate=f"B = %{{x}}<br>K* {relation} %{{y:,}}",
             )
 
 
-def _law(figure: go.Figure, series: Series, scaling: Scaling, colour: str) -> None:
+def _add_law(
+    figure: go.Figure, series: Series, scaling: Scaling, rows: pd.DataFrame, colour: str
+) -> None:
+    """Add the law of a series within the fitted batch sizes, and beyond them."""
     if scaling.fit is None:
         return
     first, last = min(scaling.resolved), max(scaling.resolved)
-    for low, high, beyond in ((first, last, False), (last, BEYOND * last, True)):
-        batch = np.geomspace(low, high, 1 + round(PER_OCTAVE * math.log2(high / low)))
+    batch = numbers(rows["batch_size"])
+    within = rows.loc[(batch >= first) & (batch <= last)]
+    _add_part_of_law(figure, series, within, {"color": colour}, {"fillcolor": _pale(colour)})
+    pattern = {
+        "shape": "/",
+        "fgcolor": colour,
+        "fgopacity": 0.5,
+        "bgcolor": "rgba(0,0,0,0)",
+        "size": 6,
+    }
+    beyond = rows.loc[batch >= last]
+    dotted = {"color": colour, "dash": "dot"}
+    _add_part_of_law(figure, series, beyond, dotted, {"fillpattern": pattern})
+
+
+def _add_part_of_law(
+    figure: go.Figure,
+    series: Series,
+    rows: pd.DataFrame,
+    line: Mapping[str, Any],
+    fill: Mapping[str, Any],
+) -> None:
+    """Add a line and its band, if there is one."""
+    common = {
+        "x": numbers(rows["batch_size"]),
+        "legendgroup": plain(series),
+        "showlegend": False,
+        "hoverinfo": "skip",
+        "mode": "lines",
+    }
+    if has_values(rows, "fit_low"):
+        figure.add_scatter(y=numbers(rows["fit_low"]), line={"width": 0}, **common)
+        high = numbers(rows["fit_high"])
+        figure.add_scatter(y=high, line={"width": 0}, fill="tonexty", **fill, **common)
+    figure.add_scatter(y=numbers(rows["fit"]), line={"width": 2, **line}, **common)
+
+
+def _pale(colour: str) -> str:
+    """Return a colour with little opacity."""
+    red, green, blue = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
+    return f"rgba({red},{green},{blue},0.15)"
+
+
+# Time and examples to the goal
+
+
+def to_goal(study: Analysis) -> go.Figure | None:
+    """Return time and examples to the goal against batch size; None without any K*.
+
+    A line per series. Open markers are upper bounds, a star is the fastest, bars are the limits of
+    the time (`answer.LIMITS`).
+    """
+    table = study.answer
+    if not len(table):
+        return None
+    has_times = has_values(table, "seconds")
+    examples_column = 2 if has_times else 1
+    figure = make_subplots(1, examples_column, horizontal_spacing=0.11)
+    for i, series in enumerate(study.record.series):
+        rows = rows_of(series, table)
+        if not len(rows):
+            continue
         common = {
-            "x": batch,
+            "x": rows["batch_size"].tolist(),
             "legendgroup": plain(series),
-            "showlegend": False,
-            "hoverinfo": "skip",
-            "mode": "lines",
+            "line": {"color": colour(i)},
+            "name": plain(legend(series)),
+            "mode": "lines+markers",
+            "row": 1,
         }
-        if (band := scaling.band(batch)) is not None:
-            pattern = {
-                "shape": "/",
-                "fgcolor": colour,
-                "fgopacity": 0.5,
-                "bgcolor": "rgba(0,0,0,0)",
-                "size": 6,
-            }
-            filled = {"fillpattern": pattern} if beyond else {"fillcolor": _pale(colour)}
-            figure.add_scatter(y=band[0], line={"width": 0}, **common)
-            figure.add_scatter(y=band[1], line={"width": 0}, fill="tonexty", **filled, **common)
-        dash = {"color": colour, "width": 2, "dash": "dot" if beyond else "solid"}
-        figure.add_scatter(y=scaling.fit.steps(batch), line=dash, **common)
+        if has_times:
+            _add_times(figure, rows, common)
+        is_bound = rows["floor"] == 1
+        figure.add_scatter(
+            y=rows["examples"].tolist(),
+            marker={"symbol": _symbols(is_bound), "size": MARKER_SIZE},
+            hovertemplate="B = %{x}<br>%{y:,} examples",
+            showlegend=not has_times,
+            col=examples_column,
+            **common,
+        )
+    dress(figure, BATCH_SIZE, "", study.record.batch_sizes)
+    figure.update_yaxes(title="examples to the goal", col=examples_column)
+    if has_times:
+        figure.update_yaxes(title="time to the goal [s]", col=1)
+    return figure
+
+
+def _add_times(figure: go.Figure, rows: pd.DataFrame, common: Mapping[str, Any]) -> None:
+    """Add the times of a series; they are bounds only if the law has no better value than K*."""
+    seconds = numbers(rows["seconds"])
+    up = numbers(rows["seconds_high"]) - seconds
+    down = seconds - numbers(rows["seconds_low"])
+    is_bound = (rows["floor"] == 1) & rows["seconds_low"].isna()
+    symbols = _symbols(is_bound)
+    sizes = [MARKER_SIZE] * len(rows)
+    for i, is_fastest in enumerate(rows["fastest"]):
+        if is_fastest:
+            symbols[i], sizes[i] = "star", STAR_SIZE
+    figure.add_scatter(
+        y=seconds,
+        marker={"symbol": symbols, "size": sizes},
+        error_y={"array": up, "arrayminus": down, **BARS},
+        hovertemplate="B = %{x}<br>%{y:.3g} s",
+        col=1,
+        **common,
+    )
+
+
+def _symbols(is_bound: Any) -> list[str]:
+    """Return the symbol of each value (n,)."""
+    return [BOUND if bound else "circle" for bound in is_bound]
+
+
+# Learning rates
+
+
+def rates(study: Analysis) -> go.Figure | None:
+    """Return the rate of each K* trial against batch size, with two scaling rules.
+
+    None if no series has a K* at two batch sizes. The rate is the effective one, eta / (1 - m),
+    where a momentum is counted.
+    """
+    figure = go.Figure()
+    kinds = set()
+    by_series = {curve.series: curve for curve in study.rate_curves}
+    for i, series in enumerate(study.record.series):
+        if series in by_series and len(by_series[series].cells) > 1:
+            _add_rates(figure, by_series[series], rows_of(series, study.rates), colour(i))
+            kinds.add(EFFECTIVE if by_series[series].source.momentum != 0 else PLAIN)
+    if not kinds:
+        return None
+    label = " or ".join(RATES[kind] for kind in sorted(kinds))
+    return dress(figure, BATCH_SIZE, label, study.record.batch_sizes)
+
+
+def _add_rates(figure: go.Figure, curve: RateCurve, rows: pd.DataFrame, colour: str) -> None:
+    """Add the rates of a series with those of trials nearby, and the lines of the rules."""
+    best = numbers(rows[EFFECTIVE])
+    up = numbers(rows[f"{EFFECTIVE}_high"]) - best
+    down = best - numbers(rows[f"{EFFECTIVE}_low"])
+    symbols = _symbols(rows["floor"] == 1)
+    group = plain(curve.series)
+    figure.add_scatter(
+        x=rows["batch_size"].tolist(),
+        y=best,
+        mode="markers",
+        name=plain(legend(curve.series)),
+        legendgroup=group,
+        marker={"color": colour, "size": MARKER_SIZE, "symbol": symbols},
+        error_y={"array": up, "arrayminus": down, **BARS},
+        hovertemplate="B = %{x}<br>%{y:.3g}",
+    )
+    for rule in RULES:
+        line = rule_line(rows, EFFECTIVE, rule)
+        if len(line):
+            in_legend = any(figure.select_traces({"name": RULE_NAMES[rule]}))
+            figure.add_scatter(
+                x=numbers(line["batch_size"]),
+                y=numbers(line["rate"]),
+                mode="lines",
+                name=RULE_NAMES[rule],
+                legendgroup=group,
+                showlegend=not in_legend,
+                line={"color": colour, "width": 1, "dash": RULE_DASHES[rule]},
+                hoverinfo="skip",
+            )
+
+
+# All trials
 
 
 def parallel(study: Analysis) -> go.Figure | None:
-    """All finished trials as parallel coordinates: drag along an axis to keep those in a range.
-    None without any."""
-    rows, record = study.trials, study.record
+    """Return all finished trials as parallel coordinates; None without any.
+
+    Dragging along an axis keeps the trials in a range.
+    """
+    rows = study.trials
     if not len(rows):
         return None
-    names = short_names(list(record.space))
-    dimensions = [_log_dimension("B", rows["batch_size"], 2)]
-    if len(record.sparsities) > 1:
-        dimensions.append(_levels("S", rows["sparsity"].map("{:g}".format)))
-    for name in rows.columns[1 : rows.columns.get_loc("batch_size")]:
-        dimensions.append(_levels(name, rows[name].astype(str)))
-    for key, name in names.items():
-        dimensions.append(_scaled(name, rows[name], record.space[key]))
-    dimensions.append(_log_dimension("last step", rows["steps_run"], 10))
-    # The heads of the table below the answer, in place of the stored names.
-    order = [str(status) for status in Status if (rows["status"] == str(status)).any()]
-    ends = rows["status"].replace(COUNT_HEADS)
-    dimensions.append(_levels("ended", ends, [COUNT_HEADS.get(name, name) for name in order]))
-    goes_well = (rows["status"] == str(Status.COMPLETE)).astype(float)
-    line = {
-        "color": goes_well,
-        "colorscale": [[0, "#d0d0d0"], [1, COLOURS[0]]],
-        "cmin": 0,
-        "cmax": 1,
-    }
+    is_complete = (rows["status"] == str(Status.COMPLETE)).astype(float)
+    line = {"color": is_complete, "colorscale": [[0, PALE], [1, COLOURS[0]]], "cmin": 0, "cmax": 1}
+    tickfont = {"size": 12, "color": "black"}
     figure = go.Figure(
-        go.Parcoords(dimensions=dimensions, line=line, tickfont={"size": 12, "color": "black"})
+        go.Parcoords(dimensions=_dimensions(study, rows), line=line, tickfont=tickfont)
     )
     figure.update_layout(margin={"t": 60, "b": 30, "l": 60, "r": 60}, height=420)
     return figure
 
 
-def _scaled(name: str, values: pd.Series, box: Box) -> dict[str, object]:
+def _dimensions(study: Analysis, rows: pd.DataFrame) -> list[dict[str, Any]]:
+    """Return the axes of parallel coordinates: cell, metaparameters, last step and end."""
+    record = study.record
+    dimensions = [_log_dimension("B", numbers(rows["batch_size"]), 2)]
+    if len(record.sparsities) > 1:
+        dimensions.append(_levels("S", [f"{sparsity:g}" for sparsity in rows["sparsity"]]))
+    columns = list(rows.columns)
+    for name in columns[1 : columns.index("batch_size")]:
+        dimensions.append(_levels(name, [str(value) for value in rows[name]]))
+    for key, name in short_names(list(record.space)).items():
+        dimensions.append(_metaparameter(name, rows[name], record.space[key]))
+    dimensions.append(_log_dimension("last step", numbers(rows["steps_run"]), 10))
+    # The heads of the table below the answer, in place of the stored names.
+    ends = [COUNT_HEADS.get(str(status), str(status)) for status in rows["status"]]
+    order = [COUNT_HEADS.get(str(status), str(status)) for status in Status]
+    dimensions.append(_levels("ended", ends, [end for end in order if end in ends]))
+    return dimensions
+
+
+def _metaparameter(name: str, values: Any, box: Box) -> dict[str, Any]:
+    """Return the axis of a metaparameter with its values (n,), on its scale."""
     if not isinstance(box, Range):
-        return _levels(name, values.astype(str))
+        return _levels(name, [str(value) for value in values])
     known = numbers(values)
     if box.scale == "log":
-        return _log_dimension(name, values, 10)
+        return _log_dimension(name, known, 10)
     if box.scale == "reverse_log":
-        return _ticked(f"1 - {name}", np.log10(1 - known), 10)
+        return _log_ticks(f"1 - {name}", np.log10(1 - known), 10)
     return {"label": plain(name), "values": known, "range": [box.low, box.high]}
 
 
-def _log_dimension(name: str, values: pd.Series, base: int) -> dict[str, object]:
-    known = np.maximum(numbers(values), 1e-300)
-    return _ticked(name, np.log(known) / math.log(base), base)
+def _log_dimension(name: str, values: np.ndarray, base: int) -> dict[str, Any]:
+    """Return a logarithmic axis of values (n,)."""
+    return _log_ticks(name, np.log(np.maximum(values, SMALLEST)) / math.log(base), base)
 
 
-def _ticked(name: str, logs: np.ndarray, base: int) -> dict[str, object]:
+def _log_ticks(name: str, logs: np.ndarray, base: int) -> dict[str, Any]:
+    """Return an axis of logarithms (n,), with ticks at powers of the base."""
     if not np.isfinite(logs).any():
         return {"label": plain(name), "values": logs}
     low, high = math.floor(np.nanmin(logs)), math.ceil(np.nanmax(logs))
     ticks = list(range(low, max(high, low + 1) + 1))
-    shown = [f"{base**tick:g}" for tick in ticks]
     return {
         "label": plain(name),
         "values": logs,
         "tickvals": ticks,
-        "ticktext": shown,
+        "ticktext": [f"{base**tick:g}" for tick in ticks],
         "range": [ticks[0], ticks[-1]],
     }
 
 
-def _levels(name: str, values: pd.Series, order: Sequence[str] = ()) -> dict[str, object]:
+def _levels(name: str, values: Sequence[str], order: Sequence[str] = ()) -> dict[str, Any]:
+    """Return an axis with a tick for each of some values, in an order, else sorted."""
     order = list(order) or sorted(set(values))
-    place: Mapping[str, int] = {value: i for i, value in enumerate(order)}
-    shown = [
-        plain(value.rpartition(".")[2] if "." in value and not _number(value) else value)
-        for value in order
-    ]
-    reach = [-0.3, len(order) - 0.7]
+    positions = {value: i for i, value in enumerate(order)}
     return {
         "label": plain(name),
-        "values": values.map(place),
-        "tickvals": list(place.values()),
-        "ticktext": shown,
-        "range": reach,
+        "values": [positions[value] for value in values],
+        "tickvals": list(positions.values()),
+        "ticktext": [plain(_short(value)) for value in order],
+        "range": [-0.3, len(order) - 0.7],
     }
 
 
-def _number(text: str) -> bool:
+def _short(value: str) -> str:
+    """Return the last part of a class path; other values, such as numbers, as they are."""
     try:
-        float(text)
+        float(value)
     except ValueError:
-        return False
-    return True
-
-
-def _doublings(sizes: Sequence[int], beyond: int) -> list[int]:
-    """The batch sizes of the grid, and the doublings of the largest up to so many times it."""
-    return [*sizes, *(sizes[-1] * 2**i for i in range(1, beyond.bit_length()))]
+        return value.rpartition(".")[2]
+    return value
 
 
 def dress(figure: go.Figure, x: str, y: str, ticks: Sequence[float]) -> go.Figure:
-    """Gives a chart the axes, both logarithmic, and the legend of the page."""
-    axis = {"gridcolor": _GRID, "linecolor": "#666666", "ticks": "outside", "zeroline": False}
-    figure.update_xaxes(
-        type="log", title=x, tickvals=list(ticks), ticktext=[f"{t:g}" for t in ticks], **axis
-    )
-    # without a format of ticks 2 and 5 stand for 200 and 500
+    """Set logarithmic axes and the legend of the page, and return the chart.
+
+    Args:
+        figure: The chart.
+        x, y: Titles of its axes.
+        ticks: Batch sizes that have a tick.
+    """
+    axis = {"gridcolor": GRID, "linecolor": "#666666", "ticks": "outside", "zeroline": False}
+    texts = [f"{tick:g}" for tick in ticks]
+    figure.update_xaxes(type="log", title=x, tickvals=list(ticks), ticktext=texts, **axis)
+    # Without a format the ticks of 200 and 500 are 2 and 5.
     figure.update_yaxes(type="log", title=y, dtick="D2", tickformat=",~g", automargin=True, **axis)
     figure.update_layout(
         template="none",
@@ -205,8 +380,3 @@ def dress(figure: go.Figure, x: str, y: str, ticks: Sequence[float]) -> go.Figur
         hoverlabel={"namelength": -1},
     )
     return figure
-
-
-def _pale(colour: str) -> str:
-    red, green, blue = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
-    return f"rgba({red},{green},{blue},0.15)"

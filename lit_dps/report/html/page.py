@@ -14,13 +14,13 @@ import plotly.graph_objects as go
 import plotly.io as io
 import yaml
 
-import lit_dps.report.html.answers as answers
 import lit_dps.report.html.charts as charts
 import lit_dps.report.html.words as words
 from lit_dps.analysis.analysis import Analysis
 from lit_dps.analysis.rates import NEAR
 from lit_dps.analysis.tables import Row, records, three_digits, value_text
 from lit_dps.core.search_space import Box, short_names
+from lit_dps.core.trial import Value
 from lit_dps.report.answer import LIMITS, answer_text
 from lit_dps.report.text import protocol_text, render, table_and_law, theory_text
 from lit_dps.report.warnings import study_notes
@@ -34,7 +34,7 @@ _CHART = {
     "modeBarButtonsToRemove": ["select2d", "lasso2d", "autoScale2d"],
     "toImageButtonOptions": {"format": "svg"},
 }
-_PAGE = Template(files(__package__).joinpath("page.html").read_text(encoding="utf-8"))
+_PAGE = Template(files("lit_dps.report.html").joinpath("page.html").read_text(encoding="utf-8"))
 
 
 def page(study: Analysis) -> str:
@@ -86,14 +86,14 @@ def _charts(study: Analysis) -> list[str]:
         ),
         (
             "Time and examples to the goal",
-            answers.to_goal(study),
+            charts.to_goal(study),
             "Time is the number of steps, as in the verdict, times the time of a training step, "
             f"without validation. Bars: {LIMITS}. Star: the fastest batch size of a series. "
             "Examples are K* B. Open markers are upper bounds.",
         ),
         (
             "Learning rate against batch size",
-            answers.rates(study),
+            charts.rates(study),
             f"Markers: the rate of the K* trial. Bars: trials within {NEAR:g} times K*. Lines: "
             "linear and square-root scaling from the smallest batch size. Open markers: K* is an "
             "upper bound, so the rate is uncertain.",
@@ -105,8 +105,11 @@ def _charts(study: Analysis) -> list[str]:
             "or drag a name to move its axis.",
         ),
     ]
-    shown = [drawing for drawing in drawings if drawing[1] is not None]
-    return [_chart(i, *drawing) for i, drawing in enumerate(shown, 1)]
+    lines = []
+    for title, figure, caption in drawings:
+        if figure is not None:
+            lines.append(_chart(len(lines) + 1, title, figure, caption))
+    return lines
 
 
 def _chart(number: int, title: str, figure: go.Figure, caption: str) -> str:
@@ -158,7 +161,7 @@ def _trial_row(row: Row, names: Sequence[str], boxes: Mapping[str, Box]) -> str:
     return f"<tr{attributes}>{fields}</tr>"
 
 
-def _field(value: object, box: Box | None) -> str:
+def _field(value: Value | None, box: Box | None) -> str:
     """Return a field of the table of trials, with its exact value for sorting."""
     if value is None:
         return '<td data-value="">-</td>'
