@@ -109,8 +109,8 @@ def early_stopping_notes(study: Analysis) -> list[str]:
     lines = []
     if race_factor is not None and race_factor < NEAR:
         lines.append(
-            f"Trials were stopped early (study.race_factor = {race_factor:g}). Bars of the rates within "
-            f"{NEAR:g} K* lack stopped trials and may be too short."
+            f"Trials were stopped early (study.race_factor = {race_factor:g}). Bars of the rates "
+            f"within {NEAR:g} K* lack stopped trials and may be too short."
         )
     empty = int(is_empty_bound(study.prices).sum())
     if empty:
@@ -119,7 +119,10 @@ def early_stopping_notes(study: Analysis) -> list[str]:
             "known to be at least 1, as every price is."
         )
         if race_factor is not None:
-            line += f" study.race_factor = {race_factor:g} stopped trials early; null lets all trials finish."
+            line += (
+                f" study.race_factor = {race_factor:g} stopped trials early; null lets all trials "
+                "finish."
+            )
         lines.append(line)
     return lines
 
