@@ -28,8 +28,8 @@ class Attempt:
         on_check: Called with the attempt after each check.
         status: How the attempt ended; None while it runs.
         curve: As `TrialResult.curve`; with "exact" after `enable_early_checks`.
-        kept, seconds, timed, smoothness, theory, flags, failure, traceback, engine: As in
-            `TrialResult`. Engines set them.
+        kept, seconds, timed, smoothness, theory, flags, failure, traceback, engine,
+            engine_reason: As in `TrialResult`. Engines set them.
     """
 
     trial: Trial | None
@@ -51,6 +51,7 @@ class Attempt:
     failure: str = ""
     traceback: str = ""
     engine: str = ""
+    engine_reason: str = ""
 
     def __post_init__(self):
         if not self.curve:
@@ -196,6 +197,11 @@ class Attempt:
             text += f"; then it ran on to step {last_step}, {self.last_check}"
         return text
 
+    def set_engine(self, engine: str, reason: str = "") -> None:
+        """Set the loop that trains the attempt, and why it is not a faster one."""
+        self.engine = engine
+        self.engine_reason = reason
+
     def restart(self) -> None:
         """Forget all checks, so that another engine can begin the attempt again."""
         fresh = Attempt(
@@ -207,6 +213,8 @@ class Attempt:
             train_past_goal=self.train_past_goal,
             metrics=self.metrics,
             on_check=self.on_check,
+            engine=self.engine,
+            engine_reason=self.engine_reason,
         )
         vars(self).update(vars(fresh))
 
@@ -233,4 +241,5 @@ class Attempt:
             failure=self.failure,
             traceback=self.traceback,
             engine=self.engine,
+            engine_reason=self.engine_reason,
         )

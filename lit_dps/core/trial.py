@@ -209,8 +209,10 @@ class TrialResult:
         traceback: Of a failed trial.
         attempt: Number of the Optuna trial that stores this attempt; None if it is not stored.
             Comparisons ignore it.
-        engine: The loop that trained it, such as "interval loop"; empty for failed trials and for
-            trials of earlier versions. Comparisons ignore it.
+        engine: The loop that trained it: "single", "stacked" or "lightning", as in `study.engine`.
+            Empty for trials of earlier versions, if they failed. Comparisons ignore it.
+        engine_reason: Why no faster loop trained it, such as the hook of the user's module that
+            needs Lightning's loop; else empty. Comparisons ignore it.
         environment: Key of its environment (`lit_dps.core.environment`); None for trials of earlier
             versions. Comparisons ignore it.
     """
@@ -229,6 +231,7 @@ class TrialResult:
     attempt: int | None = field(default=None, compare=False)
     timed: Mapping[str, float] = field(default_factory=dict, compare=False)
     engine: str = field(default="", compare=False)
+    engine_reason: str = field(default="", compare=False)
     environment: str | None = field(default=None, compare=False)
 
     def __post_init__(self):
@@ -245,9 +248,9 @@ class TrialResult:
 
 # Values of `TrialResult.engine`. Trials of earlier versions may also have "sparse", an engine that
 # was removed.
-INTERVAL_LOOP = "interval loop"
-STACK = "stack"
-LIGHTNING = "Lightning"
+SINGLE = "single"  # the interval loop, one network at a time
+STACKED = "stacked"  # the interval loop, several networks at once; also a flag, with the value 1
+LIGHTNING = "lightning"  # Lightning's own loop
 
 # Names of `TrialResult.flags`. Each is present only if there is something to report.
 
@@ -284,7 +287,6 @@ JOINED_AT = "joined_at"
 
 COPIES = "copies"  # elements of tensors that were masked as copies of pruned parameters
 RANKS = "ranks"  # processes that trained the trial together, if more than one
-STACKED = "stacked"  # 1 if the trial was trained stacked with others
 SPARSE_KERNELS = "sparse_kernels"  # 1 if a removed engine skipped pruned weights of convolutions
 
 # Of weights that were moved towards isometry, "before" and "after": the sum over the layers of

@@ -1,7 +1,7 @@
 """Which trials the interval loop can train, and which of them it can stack.
 
 The interval loop replaces Lightning's loop if module, data and trainer are those of lit_dps, or
-override nothing that Lightning asks in a step, a check or a fit. A network in a stack must compute
+override nothing that the loop would leave out (`module_hooks`). A network in a stack must compute
 what it would compute by itself.
 """
 
@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from lightning.pytorch import LightningDataModule, LightningModule, Trainer
+from lightning.pytorch import LightningDataModule, Trainer
 from lightning.pytorch.plugins import Precision
 from lightning.pytorch.profilers import PassThroughProfiler
 from lightning.pytorch.strategies import SingleDeviceStrategy
@@ -22,6 +22,16 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from lit_dps.data import ImageData
 from lit_dps.engines.engine import Training
+from lit_dps.engines.module_hooks import (
+    CALLED_HOOKS,
+    LIGHTNING_METHODS,
+    TRANSFER_HOOKS,
+    VALIDATION_METHODS,
+    NeedsLightning,
+    detach_trainer,
+    end_module,
+    overridden,
+)
 from lit_dps.engines.update_check import why_not_its_schedule, why_not_its_update
 from lit_dps.module import ImageClassifier, logs
 from lit_dps.optim import RULES, rule_of
@@ -42,30 +52,6 @@ HALVES = (slice(0, EXAMPLES // 2), slice(EXAMPLES // 2, None))
 TOLERANCE = 1e-4
 ERROR_LENGTH = 200  # characters of an error message in a reason
 
-# Methods that Lightning calls in a step, a check or a fit. Lightning's loop is used if a user's
-# class overrides one of them.
-TRANSFER_HOOKS = (
-    "transfer_batch_to_device",
-    "on_before_batch_transfer",
-    "on_after_batch_transfer",
-)
-MODULE_HOOKS = (
-    *(name for name in dir(LightningModule) if name.startswith("on_")),
-    "setup",
-    "teardown",
-    "prepare_data",
-    "configure_model",
-    "configure_callbacks",
-    "train",
-    "eval",
-    "training_step",
-    "backward",
-    "optimizer_step",
-    "optimizer_zero_grad",
-    "lr_scheduler_step",
-    "configure_gradient_clipping",
-    "transfer_batch_to_device",
-)
 BATCH_METHODS = ("train_dataloader", "epochs", *TRANSFER_HOOKS)
 DATA_METHODS = (
     "val_dataloader",
@@ -94,7 +80,14 @@ def ineligibility_reason(built: Built, training: Training, stacked: bool = False
                 reason = _reason_against_stack(built, training.goal.max_steps)
             return reason
     except Exception as error:  # a user's module may raise here and not in Lightning's loop
-        return f"{type(error).__name__}: {' '.join(str(error).split())[:ERROR_LENGTH]}"
+        return reason_of(error)
+
+
+def reason_of(error: Exception) -> str:
+    """Return the reason that an error of a module gives against a loop."""
+    if isinstance(error, NeedsLightning):
+        return str(error)
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:ERROR_LENGTH]}"
 
 
 def _reason_against_loop(built: Built, trainer: Trainer, training: Training) -> str | None:
@@ -102,23 +95,31 @@ def _reason_against_loop(built: Built, trainer: Trainer, training: Training) -> 
     module, data = built.module, built.data
     name = type(module).__name__
     if training.smoothness.interval is not None:
-        return "smoothness is measured in Lightning's loop"
-    if trainer.callbacks or not _is_standard_trainer(trainer):  # pyright: ignore[reportAttributeAccessIssue]
-        return "the trainer's arguments or callbacks are for Lightning's own loop"
-    if not (inherits(module, ImageClassifier, MODULE_HOOKS) and module.automatic_optimization):
-        return f"{name} has a training step or hooks of its own, more than a loss"
+        return "smoothness.interval is set, and Lightning's loop alone measures smoothness"
+    reason = _reason_against_trainer(trainer)
+    if reason is not None:
+        return reason
+    if not isinstance(module, ImageClassifier):
+        return f"{name} is no ImageClassifier"
+    if not module.automatic_optimization:
+        return f"{name} uses manual optimization"
+    methods = overridden(module, LIGHTNING_METHODS)
+    if methods:
+        return f"{name} overrides {', '.join(methods)}"
     if not (standard_data(data) and inherits(data, ImageData, DATA_METHODS)):
         return f"{type(data).__name__} does not keep its images in memory as ImageData does"
-    if {*training.metrics} - {"val_loss"}:
-        return "of further metrics val_loss alone is taken here"
+    metrics = sorted({*training.metrics} - {"val_loss"})
+    if metrics:
+        return f"study.metrics has {', '.join(metrics)}, and only val_loss is measured without it"
     goal = GoalErrorCallback.of(training.goal)
     adopt_former_methods(module)
-    validation = ("per_example_error", "validation_step")
-    standard_validation = inherits(module, ImageClassifier, validation)
-    if not (goal.early_reject or standard_validation) or not EarlyCheck.supports(
-        trainer, module, goal.monitor
-    ):
-        return f"{name} validates in a way of its own, more than per_example_error"
+    methods = overridden(module, VALIDATION_METHODS)
+    if methods and not goal.early_reject:
+        return f"{name} overrides {', '.join(methods)}, and goal.early_reject is false"
+    if not EarlyCheck.supports(trainer, module, goal.monitor):
+        if methods:
+            return f"{name} overrides {', '.join(methods)}, and not per_example_error after it"
+        return f"{name} validates {goal.monitor}, and not by per_example_error"
     if why_unprunable(module) or any(map(is_parametrized, module.modules())):
         return f"{name} makes its weights from other parameters"
     with unchanged_attributes(module):  # the module may be trained afterwards
@@ -134,8 +135,34 @@ def _reason_against_loop(built: Built, trainer: Trainer, training: Training) -> 
     if copies_of(module, prunable(module, held=trained), trained):
         return f"{name} holds a copy of its network, which is pruned with it"
     module.to(trainer.strategy.root_device)
-    module._trainer = _NoTrainer()  # pyright: ignore[reportAttributeAccessIssue]
-    module.loss(_first_examples(built))  # pyright: ignore[reportCallIssue]
+    detach_trainer(module)
+    if overridden(module, CALLED_HOOKS):
+        return _reason_against_hooks(module, optimizer, _first_examples(built))
+    module.loss(_first_examples(built))
+    return None
+
+
+def _reason_against_hooks(
+    module: ImageClassifier, optimizer: torch.optim.Optimizer, batch: tuple[Tensor, Tensor]
+) -> str | None:
+    """Call the hooks of a fit once; return why they need Lightning's loop, None if they do not.
+
+    Raises:
+        NeedsLightning: If a hook reads the trainer.
+    """
+    before = [(id(p), p.requires_grad) for p in module.parameters()]
+    module.on_fit_start()
+    module.on_train_start()
+    module.on_train_epoch_start()
+    loss = module.loss(batch)
+    module.on_before_zero_grad(optimizer)
+    module.on_before_backward(loss)
+    loss.backward()
+    module.on_after_backward()
+    module.on_before_optimizer_step(optimizer)
+    end_module(module)
+    if [(id(p), p.requires_grad) for p in module.parameters()] != before:
+        return f"a hook of {type(module).__name__} changes which weights are trained"
     return None
 
 
@@ -161,20 +188,33 @@ def standard_data(data: LightningDataModule | None) -> bool:
     return inherits(data, ImageData, BATCH_METHODS)
 
 
-def _is_standard_trainer(trainer: Trainer) -> bool:
-    """Return True if a trainer only updates weights in a step, on one device in full precision."""
-    return (
-        type(trainer.strategy) is SingleDeviceStrategy
-        and type(trainer.precision_plugin) is Precision
-        and isinstance(trainer.profiler, PassThroughProfiler)  # pyright: ignore[reportAttributeAccessIssue]
-        and trainer.accumulate_grad_batches == 1
-        and type(trainer.limit_train_batches) is float
-        and trainer.limit_train_batches == 1.0
-        and trainer.gradient_clip_val is None
-        and not logs(trainer)
-        and not trainer.fast_dev_run  # pyright: ignore[reportAttributeAccessIssue]
-        and not lightning_private.detects_anomalies(trainer)
-    )
+def _reason_against_trainer(trainer: Trainer) -> str | None:
+    """Return which setting of a trainer needs Lightning's loop; None if there is none.
+
+    The interval loop only updates weights in a step, on one device in full precision.
+    """
+    callbacks = lightning_private.callbacks_of(trainer)
+    if callbacks:
+        names = ", ".join(type(callback).__name__ for callback in callbacks)
+        return f"trainer.callbacks has {names}"
+    loggers = [type(logger).__name__ for logger in trainer.loggers]
+    profiler: Any = trainer.profiler  # pyright: ignore[reportAttributeAccessIssue]
+    settings = {
+        "strategy": type(trainer.strategy) is not SingleDeviceStrategy,
+        "precision": type(trainer.precision_plugin) is not Precision,
+        "profiler": not isinstance(profiler, PassThroughProfiler),
+        "accumulate_grad_batches": trainer.accumulate_grad_batches != 1,
+        # The integer 1 means one batch.
+        "limit_train_batches": repr(trainer.limit_train_batches) != "1.0",
+        "gradient_clip_val": trainer.gradient_clip_val is not None,
+        f"logger {', '.join(loggers)}": logs(trainer),
+        "fast_dev_run": lightning_private.is_fast_dev_run(trainer),
+        "detect_anomaly": lightning_private.detects_anomalies(trainer),
+    }
+    for name, needs_lightning in settings.items():
+        if needs_lightning:
+            return f"trainer.{name} needs Lightning's own loop"
+    return None
 
 
 def _reason_against_stack(built: Built, max_steps: int) -> str | None:
@@ -182,6 +222,9 @@ def _reason_against_stack(built: Built, max_steps: int) -> str | None:
     module = built.module
     assert isinstance(module, ImageClassifier)
     name = type(module).__name__
+    hooks = overridden(module, CALLED_HOOKS)
+    if hooks:
+        return f"{name} overrides {', '.join(hooks)}, called for one network at a time"
     optimizer, schedule = optimizer_of(module.configure_optimizers())
     if rule_of(optimizer) is None:
         return f"{type(optimizer).__name__} as configured is none of {', '.join(RULES)}"
@@ -267,13 +310,6 @@ def _first_examples(built: Built) -> tuple[Tensor, Tensor]:
     assert isinstance(built.data, ImageData)
     x, y = built.data.on_device("train", built.module.device)
     return x[:EXAMPLES], y[:EXAMPLES]
-
-
-class _NoTrainer:
-    """Replaces the trainer, so that a loss that reads it raises: it would differ in the loop."""
-
-    def __getattr__(self, name: str) -> Any:
-        raise RuntimeError(f"it asks the trainer for {name}")
 
 
 class Functional(nn.Module):

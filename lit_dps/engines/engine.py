@@ -25,6 +25,7 @@ from lit_dps.core.trial_config import (
     SmoothnessConfig,
     plain,
 )
+from lit_dps.engines.module_hooks import NeedsLightning
 from lit_dps.parallel import ranks
 from lit_dps.pruning.pruner import Scores
 from lit_dps.training import DelayCallback, LocalSGDCallback, PruningCallback
@@ -188,11 +189,14 @@ class Training:
         """Train an attempt and return its result; an error of its own makes it a failed trial.
 
         Raises:
+            NeedsLightning: If the interval loop cannot train the attempt.
             Exception: Errors of the storage or of a rank; on several ranks any error, because the
                 other ranks may be elsewhere in the code.
         """
         try:
             train(attempt)
+        except NeedsLightning:
+            raise
         except Exception as raised:
             error = error_of_fit(raised)
             if isinstance(error, StorageError) or ranks.is_rank_loss(error) or ranks.world() > 1:

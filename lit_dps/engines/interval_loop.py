@@ -9,12 +9,11 @@ another draw from the same distribution.
 from __future__ import annotations
 
 import math
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from lightning.pytorch import Trainer
@@ -22,11 +21,24 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from lit_dps.core.attempt import Attempt
-from lit_dps.core.trial import INTERVAL_LOOP, STACK, STACKED, Status, Trial, TrialResult
+from lit_dps.core.trial import LIGHTNING, SINGLE, STACKED, Status, Trial, TrialResult
 from lit_dps.data import ImageData
 from lit_dps.engines.batching_key import AttemptQueue, BatchingKey, batching_key
-from lit_dps.engines.eligible import Functional, ineligibility_reason, optimizer_of, tensors_of
+from lit_dps.engines.eligible import (
+    Functional,
+    ineligibility_reason,
+    optimizer_of,
+    reason_of,
+    tensors_of,
+)
 from lit_dps.engines.engine import Training
+from lit_dps.engines.module_hooks import (
+    CALLED_HOOKS,
+    NeedsLightning,
+    end_module,
+    overridden,
+    prepare_module,
+)
 from lit_dps.engines.network_run import CheckOutcome, NetworkRun, SingleNetwork
 from lit_dps.engines.stack import StackedNetworks
 from lit_dps.engines.trainer import TrainerEngine
@@ -43,12 +55,18 @@ from lit_dps.training.workload import Built
 COMPARED_EXAMPLES = 64
 # Relative tolerance of that loss in float64. A penalty of weight 1e-6 changes it by 1e-5.
 LOSS_TOLERANCE = 1e-9
-ERROR_LENGTH = 200  # characters of an error message in a notice
 
 
-def print_to_stderr(text: str) -> None:
-    """Print a line to the stream of errors and progress."""
-    print(text, file=sys.stderr, flush=True)
+class Choice(NamedTuple):
+    """The loop that trains a trial.
+
+    Attributes:
+        engine: `STACKED`, `SINGLE` or `LIGHTNING`.
+        reason: Why it is not a faster loop of the engine that was asked for; empty if it is.
+    """
+
+    engine: str
+    reason: str = ""
 
 
 @dataclass(frozen=True)
@@ -63,12 +81,10 @@ class IntervalLoop:
     Attributes:
         training: The settings that the trials share.
         stack_size: Networks in a stack, at most; 1 trains one run after another.
-        report: Prints why runs are not stacked.
     """
 
     training: Training
     stack_size: int = 1
-    report: Callable[[str], None] = print_to_stderr
 
     def train(
         self,
@@ -76,53 +92,53 @@ class IntervalLoop:
         at_check: Callable[[], None] = lambda: None,
     ) -> Iterator[TrialResult]:
         """Train attempts until none remains, and yield each result; see `Engine.train`."""
-        lightning = TrainerEngine(self.training)
         queue = AttemptQueue(next_attempt, self.stack_size)
-        stack_sizes: dict[tuple, int] = {}
-        reported: set[str] = set()
+        choices: dict[tuple, Choice] = {}
         while True:
             attempt = queue.next()
             if attempt is None:
                 return
+            assert attempt.trial is not None
             key = batching_key(attempt)
-            if key.loop_key not in stack_sizes:
-                stack_sizes[key.loop_key] = self._stack_size_for(attempt, reported)
-            stack_size = stack_sizes[key.loop_key]
-            if stack_size == 0:
-                train_one = partial(lightning.train_one, at_check=at_check)
-                yield self.training.run_attempt(attempt, train_one)
-            elif stack_size == 1 or not queue.has(key):
-                yield self._train_single(attempt, at_check)
+            if key.loop_key not in choices:
+                choices[key.loop_key] = self.choose(attempt.trial)
+            choice = choices[key.loop_key]
+            if choice.engine == LIGHTNING:
+                yield self._train_by_lightning(attempt, at_check, choice.reason)
+            elif choice.engine == SINGLE or not queue.has(key):
+                result = self._train_single(attempt, at_check, choice.reason)
+                if result.engine == LIGHTNING:
+                    choices[key.loop_key] = Choice(LIGHTNING, result.engine_reason)
+                yield result
             else:
                 yield from self._train_stack(attempt, queue, at_check)
 
-    def _stack_size_for(self, attempt: Attempt, reported: set[str]) -> int:
-        """Return how many attempts of this kind train together; 0 if Lightning's loop must train.
-
-        Args:
-            attempt: The attempt.
-            reported: Reasons against stacking that were printed before. A new one is printed and
-                added.
-        """
-        trial = attempt.trial
-        assert trial is not None
+    def choose(self, trial: Trial) -> Choice:
+        """Return the loop that trains a trial, and why it is not a faster one."""
+        reason_against_stack = None
         if self.stack_size > 1:
-            reason = self.ineligibility_reason(trial, stacked=True)
-            if reason is None:
-                return self.stack_size
-            if reason not in reported:
-                self.report(f"one trial at a time: {reason}")
-                reported.add(reason)
-        return 1 if self.ineligibility_reason(trial) is None else 0
+            reason_against_stack = self.ineligibility_reason(trial, stacked=True)
+            if reason_against_stack is None:
+                return Choice(STACKED)
+        reason = self.ineligibility_reason(trial)
+        if reason is not None:
+            return Choice(LIGHTNING, reason)
+        return Choice(SINGLE, reason_against_stack or "")
 
     def ineligibility_reason(self, trial: Trial, stacked: bool = False) -> str | None:
         """Return why the interval loop cannot train a trial, or cannot stack it; None if it can."""
-        if stacked and self.training.local_sgd_callback(trial).rounds.on:
+        uses_local_sgd = self.training.local_sgd_callback(trial).rounds.on
+        if stacked and uses_local_sgd:
             return "the workers of local SGD take the place of one network in turn"
         try:
             built, _ = self._build(trial)
         except Exception as error:  # the trial fails with this error in Lightning's loop
-            return f"{type(error).__name__}: {' '.join(str(error).split())[:ERROR_LENGTH]}"
+            return reason_of(error)
+        if uses_local_sgd and isinstance(built.module, ImageClassifier):
+            hooks = overridden(built.module, CALLED_HOOKS)
+            if hooks:
+                name = type(built.module).__name__
+                return f"{name} overrides {', '.join(hooks)}, which the workers of local SGD share"
         return ineligibility_reason(built, self.training, stacked)
 
     def _build(self, trial: Trial | None) -> tuple[Built, torch.device]:
@@ -133,15 +149,39 @@ class IntervalLoop:
         built.data.trainer = trainer  # the setup of a user's data module may read it
         built.data.prepare_data()
         built.data.setup("fit")
+        prepare_module(built.module)
         return built, trainer.strategy.root_device
 
-    def _train_single(self, attempt: Attempt, at_check: Callable[[], None]) -> TrialResult:
-        """Train an attempt by itself and return its result."""
-        return self.training.run_attempt(attempt, partial(self._run_single, at_check=at_check))
+    def _train_by_lightning(
+        self, attempt: Attempt, at_check: Callable[[], None], reason: str
+    ) -> TrialResult:
+        """Train an attempt by Lightning's loop and return its result."""
+        lightning = TrainerEngine(self.training, reason=reason)
+        train_one = partial(lightning.train_one, at_check=at_check)
+        return self.training.run_attempt(attempt, train_one)
 
-    def _run_single(self, attempt: Attempt, at_check: Callable[[], None]) -> None:
+    def _train_single(
+        self, attempt: Attempt, at_check: Callable[[], None], reason: str = ""
+    ) -> TrialResult:
+        """Train an attempt by itself and return its result.
+
+        Args:
+            attempt: The attempt.
+            at_check: See `Engine.train`.
+            reason: Why it is not stacked; empty if there is no reason.
+        """
+        run_single = partial(self._run_single, at_check=at_check, reason=reason)
+        try:
+            return self.training.run_attempt(attempt, run_single)
+        except NeedsLightning as error:
+            # The module has done something for the first time that Lightning's loop alone supports.
+            attempt.restart()
+            return self._train_by_lightning(attempt, at_check, str(error))
+
+    def _run_single(self, attempt: Attempt, at_check: Callable[[], None], reason: str) -> None:
         """Train an attempt by itself until it ends or pauses."""
         assert attempt.trial is not None
+        attempt.set_engine(SINGLE, reason)
         # Random layers, such as dropout, draw from the seed of the point.
         with preserve_rng_state(seed=attempt.trial.seed_for("order")):
             built, device = self._build(attempt.trial)
@@ -154,8 +194,10 @@ class IntervalLoop:
                 run.record(outcome)
                 if attempt.status in (None, Status.PAUSED):
                     self._save_between_intervals(networks, hardest_first, at_check)
+            # Lightning leaves these hooks out if a callback saves a paused run and ends it.
+            if attempt.status is not Status.PAUSED or run.file is None:
+                end_module(run.module)
             attempt.seconds = run.elapsed_seconds()
-            attempt.engine = INTERVAL_LOOP
             attempt.timed = group.watch.timed
 
     def _train_stack(
@@ -229,7 +271,7 @@ class IntervalLoop:
         if attempt.status is Status.PAUSED:
             self._save(networks, hardest_first, outcome.row, MIN_SECONDS_WORTH_SAVING)
         attempt.seconds = run.elapsed_seconds()
-        attempt.engine = STACK
+        attempt.set_engine(STACKED)
         networks.runs[outcome.row] = None
         return attempt.result()
 

@@ -22,6 +22,7 @@ from lit_dps.data.loaders import Steps
 from lit_dps.data.order import steps
 from lit_dps.engines.eligible import optimizer_of
 from lit_dps.engines.engine import Training
+from lit_dps.engines.module_hooks import STEP_HOOKS, NeedsLightning, overridden
 from lit_dps.module import ImageClassifier, weights_finite
 from lit_dps.optim import OURS, rule_of
 from lit_dps.optim.delay import delay_gradients
@@ -138,12 +139,17 @@ class NetworkRun:
             local=LocalSGD(rounds, optimizer) if rounds.on else None,
         )
         if checkpoint is not None and checkpoints is not None:
+            # The state is restored last, so that these hooks do not change it a second time.
+            module.on_train_start()
             state = torch.load(checkpoint, map_location=device, weights_only=True)
             run._resume(state, checkpoints)
         else:
             run._prune(training, GPU_PASS_BATCH_SIZE if stacked and device.type == "cuda" else 0)
             shape = training.schedule_shape(trial, partial(run._schedule_shape, training))
             attempt.flags = {**attempt.flags, **shape}
+            module.on_train_start()
+            module.on_train_epoch_start()
+            run._mask_weights()
         attempt.kept = {} if run.mask is None else run.mask.kept()
         return run
 
@@ -183,6 +189,16 @@ class NetworkRun:
         start_flags = start(pruning.init, self.module, self.mask, make_copy, pruning.redraw)
         self.attempt.flags = mask_flags(self.mask, pruning.pruner, trained) | start_flags
 
+    def _mask_weights(self) -> None:
+        """Set the pruned weights to zero, which a hook of the module may have changed."""
+        if self.mask is None:
+            return
+        parameters = dict(self.module.named_parameters())
+        with torch.no_grad():
+            multiply(
+                [(parameters[name], keep.to(parameters[name])) for name, keep in self.mask.items()]
+            )
+
     def _schedule_shape(self, training: Training) -> dict[str, float]:
         """Return the shape of the schedule as `ScheduleCallback` measures it."""
         if self.schedule is None:
@@ -200,6 +216,9 @@ class NetworkRun:
         names = prunable(self.module, pruning.biases, pruning.exclude, trained_ids)
         with preserve_rng_state(self.data):
             copy = cast(ImageClassifier, copy_of(self.module))
+            # As in `TrainingPass.without_side_effects`: the loss may need these hooks.
+            copy.on_train_start()
+            copy.on_train_epoch_start()
             parameters = dict(copy.named_parameters())
             yield Network(
                 module=copy,
@@ -316,8 +335,10 @@ class SingleNetwork:
             parameter = parameters[name]
             self._masked.append((parameter, keep.to(parameter)))
         # Our own rules do not move weights with masked gradients. Another rule may move any weight,
-        # for example by noise.
-        self._rule_moves_pruned = rule_of(run.optimizer) not in OURS
+        # for example by noise, and so may a hook.
+        self._has_step_hooks = bool(overridden(run.module, STEP_HOOKS))
+        self._moves_pruned = rule_of(run.optimizer) not in OURS or self._has_step_hooks
+        self._trainable = self._find_trainable()
         self._local: tuple[LocalSGD, SharedTensors] | None = None
         if run.local is not None:
             self._local = run.local, SharedTensors(run.module, run.optimizer, run.local.rounds)
@@ -337,8 +358,15 @@ class SingleNetwork:
             local, shared = self._local
             shared.check()
             local.show()  # so that the check sees the average of the workers
+        if self._find_trainable() != self._trainable:
+            name = type(self.run.module).__name__
+            raise NeedsLightning(f"{name} changes which weights are trained")
         assert loss is not None
         return loss[None]
+
+    def _find_trainable(self) -> list[bool]:
+        """Return for each parameter whether it is trained."""
+        return [parameter.requires_grad for parameter in self.run.module.parameters()]
 
     def _update_workers(
         self, batch: tuple[Tensor, Tensor], local: LocalSGD, shared: SharedTensors
@@ -362,16 +390,30 @@ class SingleNetwork:
         """Take an optimizer step; return the loss before it."""
         module = self.run.module
         optimizer = self.run.optimizer
-        optimizer.zero_grad()
         loss = module.loss(batch)
+        module.on_before_zero_grad(optimizer)
+        optimizer.zero_grad()
+        module.on_before_backward(loss)
         loss.backward()
-        multiply([(p.grad, keep) for p, keep in self._masked if p.grad is not None])
+        self._mask_gradients()
+        module.on_after_backward()
+        if self._has_step_hooks:
+            self._mask_gradients()
         delay_gradients(optimizer, self.run.delay)
+        module.on_before_optimizer_step(optimizer)
         optimizer.step()
-        if self._rule_moves_pruned:
+        if self._moves_pruned:
             with torch.no_grad():
                 multiply(self._masked)
         return loss.detach()
+
+    def _mask_gradients(self) -> None:
+        """Set the gradients of pruned weights to zero."""
+        gradients = []
+        for parameter, keep in self._masked:
+            if parameter.grad is not None:
+                gradients.append((parameter.grad, keep))
+        multiply(gradients)
 
     def write_back(self, row: int) -> None:
         """Do nothing: module and optimizer of the run are up to date."""

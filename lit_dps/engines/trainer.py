@@ -128,10 +128,12 @@ class TrainerEngine:
     Attributes:
         training: The settings that the trials share.
         callbacks: Further callbacks of every run, such as a stopwatch.
+        reason: Why no faster loop trains the attempts, for `TrialResult.engine_reason`.
     """
 
     training: Training
     callbacks: tuple[Callback, ...] = ()
+    reason: str = ""
 
     def train(
         self,
@@ -150,6 +152,7 @@ class TrainerEngine:
             Exception: An error of the module, its data or a callback.
         """
         begin = time.perf_counter()
+        attempt.set_engine(LIGHTNING, self.reason)
         file = self.training.checkpoint_file(attempt, "Trainer")
         if file is None or not self._resume(attempt, at_check, file):
             self._train(attempt, at_check, file)
@@ -214,7 +217,6 @@ class TrainerEngine:
 
 def _collect(fit: TrialFit, attempt: Attempt) -> None:
     """Store in an attempt what the callbacks of its fit measured."""
-    attempt.engine = LIGHTNING
     attempt.kept = {} if fit.pruning.mask is None else fit.pruning.mask.kept()
     attempt.seconds = 0.0 if fit.checkpoint is None else fit.checkpoint.seconds
     attempt.timed = fit.goal.stopwatch.timed

@@ -133,7 +133,9 @@ TRIAL_ATTRS = {
 # ---- The result of a trial, under `RESULT_ATTR` ----
 # Numbers that are not finite are stored as "nan", "inf" and "-inf", because not every database can
 # store them as JSON. `lit_dps.core.trial.TrialResult` describes the keys within the dicts.
-# format 1: results of earlier versions may lack smoothness, theory, observed, timed and engine.
+# format 1: results of earlier versions may lack smoothness, theory, observed, timed and engine, and
+# have other names of engines.
+FORMER_ENGINES = {"interval loop": "single", "stack": "stacked", "Lightning": "lightning"}
 RESULT_KEYS = {
     "status": Stored("str", "`Status`: how the trial ended."),
     "steps": Stored("int or null", "Steps to result; null unless it is complete.", "steps"),
@@ -143,7 +145,8 @@ RESULT_KEYS = {
     "smoothness": Stored("dict: column -> list", "Lipschitz constants by step."),
     "theory": Stored("dict: name -> float", "Terms of the convergence bound."),
     "observed": Stored("dict: name -> float", "Counts that readers of the table should know."),
-    "engine": Stored("str", "The loop that trained it.", absent="if it failed"),
+    "engine": Stored("str", "The loop that trained it."),
+    "engine_reason": Stored("str", "Why no faster loop trained it.", absent="without a reason"),
     "timed": Stored("dict: name -> float", "Counts and seconds of steps.", absent="if not timed"),
     "failure": Stored("str", "Why it failed or stopped, in one line.", absent="if it did not"),
     "traceback": Stored("str", "Traceback of the failure.", absent="if it did not fail"),
@@ -260,6 +263,8 @@ def encode_result(result: TrialResult) -> dict[str, Any]:
     }
     if result.engine:
         stored["engine"] = result.engine
+    if result.engine_reason:
+        stored["engine_reason"] = result.engine_reason
     if result.timed:
         stored["timed"] = _encode_values(result.timed)
     if result.failure:
@@ -300,7 +305,8 @@ def decode_result(
         traceback=stored.get("traceback", ""),
         attempt=attempt,
         timed=_decode_values(stored.get("timed", {})),
-        engine=stored.get("engine", ""),
+        engine=FORMER_ENGINES.get(stored.get("engine", ""), stored.get("engine", "")),
+        engine_reason=stored.get("engine_reason", ""),
         environment=environment,
     )
 

@@ -30,12 +30,11 @@ def engine(
     goal: dict,
     lean: bool = True,
     size: int = 1,
-    say=print,
     **common: Any,
 ) -> Engine:
     """The interval loop, or Lightning's; `common` are further arguments of `Training`."""
     training = training_of(workload, goal, **common)
-    return IntervalLoop(training, size, say) if lean else TrainerEngine(training)
+    return IntervalLoop(training, size) if lean else TrainerEngine(training)
 
 
 def runs(

@@ -193,34 +193,36 @@ def own(name: str) -> dict:
         (network("Normalized", layer="Dropout"), "random numbers"),
         (network("Normalized", layer="numpy"), "random numbers"),
         (network("Branching"), "does not run under torch.vmap"),
-        (own("OwnStep"), "a training step or hooks of its own"),
+        (own("OwnStep"), "overrides training_step"),
         (own("Adam"), "Adam as configured"),
         (own("Decayed"), "SGD as configured"),
         (own("HalfTrained"), "not the same"),
-        ({"trainer": {"gradient_clip_val": 1.0}}, "trainer's arguments"),
+        ({"trainer": {"gradient_clip_val": 1.0}}, "trainer.gradient_clip_val"),
         (
             {
                 "trainer": {
                     "callbacks": [{"class_path": "lightning.pytorch.callbacks.DeviceStatsMonitor"}]
                 }
             },
-            "trainer's arguments",
+            "trainer.callbacks has DeviceStatsMonitor",
         ),
-        (own("Scaled"), "hooks of its own"),
-        (own("Stepping"), "asks the trainer for"),
+        (own("Scaled"), "overrides on_train_start"),
+        (own("Stepping"), "reads trainer.global_step"),
         (own("Epochs"), "not stepped once a step"),
         (own("Hooked"), "hooks on its parameters"),
         (own("Fickle"), "per_example_error of Fickle is another"),
         (own("Borderline"), "per_example_error of Borderline is another"),
-        ({"trainer": {"limit_train_batches": 3}}, "trainer's arguments"),
+        ({"trainer": {"limit_train_batches": 3}}, "trainer.limit_train_batches"),
     ],
     ids=str,
 )
 def test_what_cannot_be_stacked_says_why_and_runs_one_at_a_time(arguments, reason):
-    said, asked = [], trials(Cell(16, 0.0), rates=[0.02, 0.1])
+    asked = trials(Cell(16, 0.0), rates=[0.02, 0.1])
     goal = {**GOAL, "max_steps": 8, "early_reject": "per_example_error" in reason}
-    ours = train(asked, workload(**arguments), goal, size=16, say=said.append)
-    assert len(said) == 1 and reason in said[0] and said[0].startswith("one trial at a time: ")
+    ours = train(asked, workload(**arguments), goal, size=16)
+    assert "stacked" not in {result.engine for result in ours}
+    for result in ours:
+        assert reason in result.engine_reason
     alone = train(asked, workload(**arguments), goal, lean=False)
     assert [replace(r, seconds=0) for r in ours] == [replace(r, seconds=0) for r in alone]
 
@@ -230,7 +232,7 @@ def test_a_per_example_error_of_its_own_is_asked_early_checks_alone():
     trial, used = trials(Cell(16, 0.0), rates=[0.02])[0], workload(**own("Fickle"))
     for early, why in (
         (True, None),
-        (False, "Fickle validates in a way of its own, more than per_example_error"),
+        (False, "Fickle overrides per_example_error, and goal.early_reject is false"),
     ):
         assert (
             IntervalLoop(training_of(used, {**GOAL, "early_reject": early})).ineligibility_reason(

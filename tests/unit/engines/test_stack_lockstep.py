@@ -38,13 +38,9 @@ def both(workload: Workload, asked: list[Trial], goal=GOAL, slots=16, **options)
     """Results of trials in lockstep, and one at a time by Lightning; nothing may fall back to one
     at a time."""
 
-    def say(text):
-        raise AssertionError(text)
-
-    return (
-        train(asked, workload, goal, size=slots, say=say, **options),
-        train(asked, workload, goal, lean=False, **options),
-    )
+    stacked = train(asked, workload, goal, size=slots, **options)
+    assert not any(result.engine_reason for result in stacked)
+    return stacked, train(asked, workload, goal, lean=False, **options)
 
 
 # each rule once, with both schedules and checks among them; the whole product is a long form
@@ -151,13 +147,12 @@ def test_results_come_as_soon_as_they_are_known_and_trials_are_asked_for_when_th
 
 
 def test_smoothness_is_measured_one_trial_at_a_time():
-    said, measured = (
-        [],
-        {"interval": 4, "examples": 50, "delta": 0.5, "last": 1.0, "batch_size": 50, "floor": 0.0},
-    )
+    measured = {"interval": 4, "examples": 50, "delta": 0.5, "last": 1.0}
+    measured |= {"batch_size": 50, "floor": 0.0}
     goal, asked = {**GOAL, "max_steps": 8}, trials(Cell(16, 0.0), rates=[0.02])
-    (result,) = train(asked, workload(), goal, size=16, say=said.append, smoothness=measured)
-    assert "smoothness" in said[0] and result.smoothness["step"] == [4, 8]
+    (result,) = train(asked, workload(), goal, size=16, smoothness=measured)
+    assert (result.engine, "smoothness" in result.engine_reason) == ("lightning", True)
+    assert result.smoothness["step"] == [4, 8]
 
 
 def test_trials_of_another_architecture_are_trained_by_themselves():

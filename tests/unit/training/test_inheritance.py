@@ -107,7 +107,7 @@ def test_a_method_of_the_instance_is_taken_by_all_engines(model, data, size):
         used = replace(used, data={"class_path": here + data, "init_args": {}})
     usual = train(asked, workload(), BRIEF, lean=False)
     lightning = train(asked, used, BRIEF, lean=False)
-    ours = train(asked, used, BRIEF, size=size, say=lambda text: None)
+    ours = train(asked, used, BRIEF, size=size)
     assert [r.curve for r in lightning] != [r.curve for r in usual], "the method decides on results"
     if not any("stacked" in r.flags for r in ours):
         assert [replace(r, seconds=0) for r in ours] == [replace(r, seconds=0) for r in lightning]
