@@ -15,7 +15,7 @@ from benchmarks.options import Options
 from benchmarks.pool import pool
 from benchmarks.setups import UNREACHABLE, middle_trial, on_cpu, paper_setup, run_trial
 from benchmarks.text import table
-from lit_dps.core.trial import Cell
+from lit_dps.core.trial import LIGHTNING, Cell
 from lit_dps.study.setup import StudySetup
 
 TITLE = "Memory of a worker"
@@ -146,7 +146,7 @@ def worker(setup: StudySetup, cell: Cell) -> tuple[float, float, float]:
         max_steps=STEPS,
         early_reject=False,
     )
-    run_trial(setup, trial, goal, setup.study.lean)
+    run_trial(setup, trial, goal, lean=setup.study.engine != LIGHTNING)
     return imports, data, peak()
 
 

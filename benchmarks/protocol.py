@@ -42,7 +42,7 @@ CHECKS = (
 )
 
 OURS = (
-    "Ours: `study.race_factor 1`, `goal.early_reject true`, `study.lean true`, `study.engine {}`; "
+    "Ours: `study.race_factor 1`, `goal.early_reject true`, `study.engine {}`; "
     "a whole study of each cell "
     "by the wall clock, from the check of its configuration to its figures, run once."
 )
@@ -135,7 +135,7 @@ class Protocol:
 def measure(options: Options) -> Protocol:
     """Each cell as a study of its own, between two timings of the paper's steps and checks."""
     goal = {"error": options.goal_error, "max_steps": options.max_steps, "early_reject": True}
-    study = {"sparsities": [0.0], "race_factor": 1.0, "lean": True}
+    study = {"sparsities": [0.0], "race_factor": 1.0}
     setup = varied(paper_setup(options.quick), goal=goal, **study)
     if options.quick:
         setup = varied(setup, workers=1)

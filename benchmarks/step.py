@@ -118,7 +118,7 @@ def show(found: Steps) -> str:
         "the same tensors in memory (index, cross-entropy, backward, `torch.optim.SGD`; at S > 0 "
         "the gradients times "
         "the mask). Lean and Lightning: a trial in the interval loop and in Lightning's "
-        "(`study.lean` on and off)."
+        "(`study.engine` single and lightning)."
     )
     gpu = "" if any(row.device == "cuda" for row in found.rows) else f"\n\nOn a GPU: {NO_GPU}."
     return f"{text}\n\n{table(head, rows)}{gpu}"

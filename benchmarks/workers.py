@@ -77,7 +77,7 @@ def measure(options: Options) -> Workers:
         "trials": trials,
         "race_factor": None,
         "space": space,
-        "engine": "lightning",
+        "engine": "single",
     }
     rows: list[Row] = []
     for batch_size, n_steps in steps.items():

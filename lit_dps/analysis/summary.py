@@ -151,8 +151,9 @@ def trial_rows(record: StudyRecord, cells: Iterable[CellSummary]) -> pd.DataFram
     """Return one row a finished trial, by series, batch size, then point.
 
     Columns: sparsity and further axes, batch_size [examples], point, status, steps (missing unless
-    complete), steps_run (the last checked step), k_star (whether it is the trial that gave K*), and
-    each metaparameter by its short name.
+    complete), steps_run (the last checked step), k_star (whether it is the trial that gave K*),
+    each metaparameter by its short name, engine (the loop that trained it) and engine_reason (why
+    no faster loop did).
     """
     names = short_names(list(record.space))
     rows = []
@@ -168,6 +169,9 @@ def trial_rows(record: StudyRecord, cells: Iterable[CellSummary]) -> pd.DataFram
                 "k_star": result is summary.best,
             }
             row |= {name: result.trial.params.get(key) for key, name in names.items()}
+            row |= {"engine": result.engine, "engine_reason": result.engine_reason}
             rows.append(row)
     columns = [*columns_of(record.series[0]), "batch_size", "point", "status", "steps"]
-    return frame(rows, [*columns, "steps_run", "k_star", *names.values()])
+    return frame(
+        rows, [*columns, "steps_run", "k_star", *names.values(), "engine", "engine_reason"]
+    )

@@ -10,9 +10,7 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import yaml
 from jsonargparse import Namespace
@@ -102,7 +100,7 @@ def _rebuilt(record: StudyRecord, storage: StorageConfig) -> StudySetup:
         with tempfile.NamedTemporaryFile(
             "w", suffix=".yaml", encoding="utf-8", delete=False
         ) as file:
-            yaml.safe_dump(_without_removed_engine(from_stored(record.config)), file)
+            yaml.safe_dump(from_stored(record.config), file)
         sys.argv = [
             "lit-dps fit",
             "--config",
@@ -119,14 +117,3 @@ def _rebuilt(record: StudyRecord, storage: StorageConfig) -> StudySetup:
         if file is not None:
             os.unlink(file.name)
     return StudySetup(**{**vars(setup), "storage": storage})
-
-
-def _without_removed_engine(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a stored configuration with another engine in place of "sparse", which was removed.
-
-    The engine decides how fast trials run, and not what their results are.
-    """
-    study = config.get("study", {})
-    if study.get("engine") == "sparse":
-        return {**config, "study": {**study, "engine": "lightning"}}
-    return dict(config)

@@ -6,7 +6,11 @@ names of keys. `as_stored` and `from_stored` translate at the boundary of the st
 
 from __future__ import annotations
 
+import multiprocessing
+import os
+import sys
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 from lit_dps.core.errors import UserError
@@ -30,6 +34,28 @@ def rename_warning(former: str, present: str) -> str:
     return f"{former} is now {present}; the old name will be removed in the next release."
 
 
+@cache
+def warn_of_former_name(former: str, present: str) -> None:
+    """Warn of a former name, once in a command: workers and further ranks do not warn."""
+    if multiprocessing.parent_process() is None and os.environ.get("RANK", "0") == "0":
+        print(f"lit-dps: warning: {rename_warning(former, present)}", file=sys.stderr)
+
+
+def present_engine(engine: str, lean: bool | None) -> str:
+    """Return the present value of `study.engine`.
+
+    Args:
+        engine: Its former or present value.
+        lean: The former key `study.lean`; None if it is left out, as in present configurations.
+    """
+    if lean is False:
+        return "lightning"
+    if lean and engine == "lightning":
+        return "single"  # the former meaning of "lightning"
+    # "sparse" is an engine of stored studies that was removed. It did not change results.
+    return {"fused": "stacked", "sparse": "single"}.get(engine, engine)
+
+
 def refuse_both(former: str, present: str) -> None:
     """Raise UserError, because a key is set under its former and under its present name."""
     raise UserError(
@@ -38,8 +64,12 @@ def refuse_both(former: str, present: str) -> None:
 
 
 def from_stored(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a stored configuration with the present names of its keys."""
-    return _translated(config, RENAMED_KEYS)
+    """Return a stored configuration with the present names of its keys and of its engine."""
+    translated = _translated(config, RENAMED_KEYS)
+    study = translated.get("study")
+    if isinstance(study, dict) and "engine" in study:
+        study["engine"] = present_engine(study["engine"], study.pop("lean", None))
+    return translated
 
 
 def as_stored(config: Mapping[str, Any]) -> dict[str, Any]:

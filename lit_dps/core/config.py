@@ -8,15 +8,16 @@ import os
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
+from lit_dps.core.aliases import present_engine, warn_of_former_name
 from lit_dps.core.errors import ConfigError
 from lit_dps.core.record import grid
 from lit_dps.core.repeats import RepeatPlan
 from lit_dps.core.search_space import parse_box
 from lit_dps.core.trial import Cell, Value, check_names, check_sparsity
 
-EngineName = Literal["auto", "lightning", "fused"]
+EngineName = Literal["auto", "single", "stacked", "lightning", "fused"]
 SPARSITY_KEY = "pruning.sparsity"
 SAMPLERS = ("sobol", "tpe", "gp")
 THREADS = 1024  # more than any CPU has, and fewer than the system makes
@@ -74,22 +75,24 @@ class StudyConfig:
         repeat_points: Best points of a cell to repeat.
         repeat_slack: A repeat stops at this multiple of K*. Then it counts as missed. 1 or more;
             null runs it to the step budget.
-        engine: Who trains the trials. "lightning" trains one trial at a time. "fused" trains many
-            in lockstep, if they can be stacked. "auto" is "fused" on a GPU and "lightning"
-            elsewhere. Gradients of "fused" differ by rounding, which training amplifies: K of a
-            stacked trial is equal in distribution, and not to the bit.
+        engine: The loop that trains the trials. "single" trains one network at a time, from check
+            to check. "stacked" trains several networks at once, if they can be stacked: its
+            gradients differ by rounding, which training amplifies, so that K of a stacked trial is
+            equal in distribution, and not to the bit. "lightning" is Lightning's own loop, equal to
+            "single" to the bit and slower. "auto" is "stacked" on a GPU and "single" elsewhere. A
+            trial that does not support a loop takes the next slower one, and stores why. "fused" is
+            the former name of "stacked".
         workers: Processes that train at the same time. By default one for each CPU core, or one on
             a GPU.
         threads: CPU threads of each worker. Results may differ in the last digit with another
             number.
-        slots: Trials in lockstep, with "fused". By default as many as fit into memory, 16 on a CPU.
+        slots: Networks in a stack. By default as many as fit into memory, 16 on a CPU.
         checkpoint_minutes: Minutes between saves of a long trial. A longer trial is saved at its
             next check, and when it is interrupted, and resumes from there to the bit. null never
-            saves. Trials that "fused" stacks start again.
+            saves. Stacked trials start again.
         batch_size_key: Key that the batch size is set at.
         workload: Name of the MLflow experiment. By default the data set, network and update rule.
-        lean: Call Lightning once a check, not once a step. Only if no callback of the user listens;
-            the results are equal to the bit.
+        lean: Former key: false is engine "lightning".
     """
 
     name: str = "study"
@@ -110,16 +113,17 @@ class StudyConfig:
     repeats: int = 0
     repeat_points: int = 1
     repeat_slack: float | None = 8.0
-    lean: bool = True
-    engine: EngineName = "lightning"
+    engine: EngineName = "single"
     checkpoint_minutes: float | None = 10.0
     slots: int | None = None
     batch_size_key: str = "data.batch_size"
     workload: str | None = None
     workers: int | None = None
     threads: int = 1
+    lean: bool | None = None
 
     def __post_init__(self):
+        self._adopt_former_engine()
         for name in ("space", "grid"):
             for key in getattr(self, name):
                 if not isinstance(key, str):
@@ -130,6 +134,17 @@ class StudyConfig:
         self.space = {key: parse_box(f"study.space.{key}", box) for key, box in self.space.items()}
         if self.train_past_goal and self.race_factor == RACE_FACTOR:
             self.race_factor = None
+
+    def _adopt_former_engine(self) -> None:
+        """Replace the former engine "fused", and the former key `lean`, and warn of them."""
+        if self.lean is False and self.engine in ("stacked", "fused"):
+            raise ConfigError("study.lean", False, "left out where study.engine stacks trials")
+        engine = cast(EngineName, present_engine(self.engine, self.lean))
+        if self.engine == "fused":
+            warn_of_former_name("study.engine fused", "study.engine stacked")
+        if self.lean is not None:
+            warn_of_former_name("study.lean", f"study.engine {engine}")
+        self.engine, self.lean = engine, None
 
     def _take_from_grid(self, key: str, name: str, kind: type[int] | type[float]) -> None:
         """Set the field `name` to the values of a key of the grid, if the grid has the key."""

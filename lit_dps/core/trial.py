@@ -252,6 +252,9 @@ SINGLE = "single"  # the interval loop, one network at a time
 STACKED = "stacked"  # the interval loop, several networks at once; also a flag, with the value 1
 LIGHTNING = "lightning"  # Lightning's own loop
 
+# Value of `TrialResult.engine_reason` if the user has chosen the loop.
+ENGINE_SET = "study.engine is lightning"
+
 # Names of `TrialResult.flags`. Each is present only if there is something to report.
 
 # A schedule with a changing rate: its first step at the largest rate, and the step after which the

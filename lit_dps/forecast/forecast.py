@@ -16,7 +16,7 @@ from lit_dps.core.format import format_duration
 from lit_dps.core.noise_scale import read_at
 from lit_dps.core.racing import rungs
 from lit_dps.core.record import StudyRecord, grid
-from lit_dps.core.trial import Cell
+from lit_dps.core.trial import LIGHTNING, SINGLE, Cell
 from lit_dps.forecast.basis import along_laws, laws_of, nearest_record, stored_record, told_by
 from lit_dps.forecast.remaining import (
     Points,
@@ -88,7 +88,7 @@ def _remarks(setup: StudySetup, timing: Timing) -> list[str]:
         lines.append(
             f"timed at {first}, pruning as the mean over its methods: other values may take longer"
         )
-    if setup.study.engine != "lightning":
+    if setup.study.engine not in (SINGLE, LIGHTNING):
         lines.append(f"timed one trial at a time; study.engine {setup.study.engine} may be faster")
     if setup.workers > 1:
         lines.append(f"{setup.workers} trials at a time, each taken to be as fast as one alone")

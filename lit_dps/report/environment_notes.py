@@ -8,7 +8,7 @@ from typing import Any
 
 from lit_dps.core.environment import DATA, KEY, SINCE, SOURCES, THREADS, UNKNOWN, versions_of
 from lit_dps.core.record import StudyRecord
-from lit_dps.core.trial import LIGHTNING, TrialResult
+from lit_dps.core.trial import ENGINE_SET, LIGHTNING, TrialResult
 from lit_dps.report.trial_notes import count_of
 
 VERSION = "version."
@@ -127,13 +127,15 @@ def _thread_notes(used: Sequence[Environment]) -> Iterator[str]:
 
 
 def _engine_notes(results: Sequence[TrialResult]) -> Iterator[str]:
-    """Note trials of Lightning's own loop beside trials of other loops."""
+    """Note trials of Lightning's own loop beside trials of other loops, and why it was needed."""
     engines = Counter(result.engine for result in results if result.engine)
     lightning = engines.pop(LIGHTNING, 0)
-    if not lightning or not engines:
-        return
-    others = ", ".join(f"{count} in the {engine}" for engine, count in sorted(engines.items()))
-    yield (
-        f"{count_of(lightning)} ran in Lightning's loop, {others}. A step of Lightning's loop "
-        "takes longer, so compare step times of one loop only."
-    )
+    if lightning and engines:
+        others = ", ".join(f"{count} in the loop {name}" for name, count in sorted(engines.items()))
+        yield (
+            f"{count_of(lightning)} ran in Lightning's own loop, {others}. A step of Lightning's "
+            "loop takes longer, so compare step times of one loop only."
+        )
+    reasons = Counter(r.engine_reason for r in results if r.engine_reason not in ("", ENGINE_SET))
+    for reason, count in reasons.most_common():
+        yield f"{count_of(count)} did not run in the fastest loop, because {reason}."

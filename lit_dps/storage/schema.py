@@ -305,10 +305,16 @@ def decode_result(
         traceback=stored.get("traceback", ""),
         attempt=attempt,
         timed=_decode_values(stored.get("timed", {})),
-        engine=FORMER_ENGINES.get(stored.get("engine", ""), stored.get("engine", "")),
+        engine=_engine_of(stored),
         engine_reason=stored.get("engine_reason", ""),
         environment=environment,
     )
+
+
+def _engine_of(stored: Mapping[str, Any]) -> str:
+    """Return the loop of an encoded result by its present name; empty if it is not stored."""
+    engine = stored.get("engine", "")
+    return FORMER_ENGINES.get(engine, engine)
 
 
 def _encode_columns(columns: Mapping[str, Iterable[float]]) -> dict[str, list[float | str]]:

@@ -23,7 +23,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from lit_dps.core.attempt import Attempt
 from lit_dps.core.errors import UserError
-from lit_dps.core.trial import Status, Trial, TrialResult
+from lit_dps.core.trial import LIGHTNING, SINGLE, Status, Trial, TrialResult
 from lit_dps.engines.engine import Training
 from lit_dps.engines.trainer import TrainerEngine, TrialFit
 from lit_dps.study.setup import StudySetup
@@ -168,7 +168,8 @@ def timed_run(
     total = warm_up + steps
     goal = replace(setup.goal, check_interval=total, max_steps=total, early_reject=False)
     # With checkpoints, the other ranks would wait for a checkpoint that this process never saves.
-    study = replace(setup.study, engine="lightning", checkpoint_minutes=None)
+    engine = LIGHTNING if setup.study.engine == LIGHTNING else SINGLE
+    study = replace(setup.study, engine=engine, checkpoint_minutes=None)
     timed = replace(setup, goal=goal, study=study, budget=budget)
     timed, trial = _separated_from_start(timed, trial)
     updates_per_step = local_workers(timed, trial)

@@ -61,6 +61,7 @@ from lit_dps.study.retrain_hint import retrain_hint
 from lit_dps.study.run_cells import begin_run, declare_study, mlflow_of, run_cells
 from lit_dps.study.setup import StudySetup
 from lit_dps.study.sources import refuse_changed_sources, source_hashes
+from lit_dps.study.training_loop import describe_loops
 from lit_dps.study.workers import first_of_ranks, follow_torchrun
 from lit_dps.tracking.pages import CELLS, CURVES, page_address, view_key
 from lit_dps.tracking.tracker import Tracker
@@ -317,6 +318,7 @@ class _StudyRun:
         if at_terminal():
             display = Display(progress, self.name, setup.goal_of_trials, self.stop)
             on_event = display.on_event
+        _print_line(setup, describe_loops(setup))
         trials = "1 trial" if workers == 1 else f"{workers} trials"
         _print_line(setup, f"{trials} at a time in {without_password(self.url)}")
         display.show()

@@ -19,7 +19,7 @@ from lit_dps.core.record import StudyRecord
 from lit_dps.core.repeats import missing_repeats
 from lit_dps.core.search_space import Space
 from lit_dps.core.space_history import ExpandedSpace
-from lit_dps.core.trial import Cell, Status, TrialResult
+from lit_dps.core.trial import ENGINE_SET, LIGHTNING, STACKED, Cell, Status, TrialResult
 from lit_dps.core.trial_config import (
     TRIAL_SECTIONS,
     GoalConfig,
@@ -165,17 +165,27 @@ class StudySetup:
         return Training(*of_trials, checkpoints, tuple(self.study.metrics), self.budget)
 
     def engine(self, checkpoints: Checkpoints | None = None) -> Engine:
-        """Who trains the trials."""
+        """Return what trains the trials. It may train some by a slower loop than the study's."""
         training = self.training(checkpoints)
-        if self.ranks > 1 or not self.study.lean:
-            return TrainerEngine(training)
-        return IntervalLoop(training, self.side_by_side)
+        reason = self.reason_for_lightning
+        if reason is not None:
+            return TrainerEngine(training, reason=reason)
+        return IntervalLoop(training, self.stack_size)
 
     @property
-    def side_by_side(self) -> int:
-        """Trials that each worker trains in lockstep, at most."""
-        wanted = self.study.engine == "fused" or (self.study.engine == "auto" and self.on_gpu)
-        if not wanted:
+    def reason_for_lightning(self) -> str | None:
+        """Why Lightning's loop trains all trials; None if each trial decides."""
+        if self.ranks > 1:
+            return f"{self.ranks} ranks train each trial"
+        if self.study.engine == LIGHTNING:
+            return ENGINE_SET
+        return None
+
+    @property
+    def stack_size(self) -> int:
+        """The largest number of networks that each worker trains at once."""
+        stacks = self.study.engine == STACKED or (self.study.engine == "auto" and self.on_gpu)
+        if not stacks:
             return 1
         cells = len(self.study.cells) // len(self.study.batch_sizes)
         share = math.ceil(self.study.trials * cells / self.workers)

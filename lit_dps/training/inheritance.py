@@ -7,9 +7,7 @@ used only if no subclass, attribute of the instance or patch of a class override
 from __future__ import annotations
 
 import inspect
-import multiprocessing
 import os
-import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -18,8 +16,7 @@ import lightning
 import torch
 
 import lit_dps
-from lit_dps.core.aliases import RENAMED_METHODS, rename_warning
-from lit_dps.parallel import ranks
+from lit_dps.core.aliases import RENAMED_METHODS, warn_of_former_name
 
 _FOLDERS = tuple(
     f"{Path(str(package.__file__)).parent}{os.sep}" for package in (lit_dps, lightning, torch)
@@ -72,10 +69,7 @@ def adopt_former_methods(instance: Any) -> None:
 
 
 def _warn_of_former_method(kind: type, former: str, present: str) -> None:
-    # Workers import the class again; the command itself has warned.
-    if multiprocessing.parent_process() is None and ranks.rank() == 0:
-        line = rename_warning(f"{kind.__name__}.{former}", f"{kind.__name__}.{present}")
-        print(f"lit-dps: warning: {line}", file=sys.stderr)
+    warn_of_former_name(f"{kind.__name__}.{former}", f"{kind.__name__}.{present}")
 
 
 def is_patched(kind: type, name: str) -> bool:

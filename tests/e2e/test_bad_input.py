@@ -187,7 +187,7 @@ def box(**space) -> dict:
             ["trainer.strategy", "'fsdp'"],
         ),
         (
-            edited("study/engine", "fused") | {"trainer": {"devices": 2, "accelerator": "cpu"}},
+            edited("study/engine", "stacked") | {"trainer": {"devices": 2, "accelerator": "cpu"}},
             ["study.engine", "2 ranks"],
         ),
         (edited("pruning", {"method": "lottery"}), ["pruning.method", "'lottery'", "snip"]),

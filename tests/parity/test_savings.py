@@ -28,8 +28,6 @@ OFF = (
     "null",
     "--goal.early_reject",
     "false",
-    "--study.lean",
-    "false",
     "--engine",
     "lightning",
 )

@@ -113,7 +113,7 @@ def test_edited_code_and_data_are_refused_or_noted(study):
         r"versions of scales_of_mine.py are in this table: 2 trials since [\d :-]+, 1 trial since"
     )
     assert re.search(said, accepted.out)
-    assert [r.engine for r in accepted.results] == ["Lightning"] * 3
+    assert [r.engine for r in accepted.results] == ["lightning"] * 3
     write_points(folder, flipped=7)
     refused = run(4)
     assert refused.code == 2 and "the data is not as in its stored trials" in refused.err

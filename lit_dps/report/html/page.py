@@ -133,7 +133,8 @@ def _tables(study: Analysis) -> str:
 
 def _trials(study: Analysis) -> str:
     """Return the finished trials as a table that a click on a column head sorts."""
-    table = study.trials
+    # The notes of the page name the loops.
+    table = study.trials.drop(columns=["engine", "engine_reason"])
     if not len(table):
         return ""
     ordered = table.assign(missing=table["steps"].isna()).sort_values(

@@ -9,7 +9,7 @@ from lightning.pytorch import LightningDataModule
 
 from lit_dps.core.errors import ConfigError
 from lit_dps.core.search_space import extreme_points
-from lit_dps.core.trial import Trial
+from lit_dps.core.trial import STACKED, Trial
 from lit_dps.engines.eligible import standard_data
 from lit_dps.parallel import ranks, settings
 from lit_dps.storage.samplers import make_sampler
@@ -77,13 +77,9 @@ def set_up_data(data: LightningDataModule) -> None:
 
 def _check_engine(setup: StudySetup) -> None:
     engine = setup.study.engine
-    if engine != "fused":
-        return
-    if setup.ranks > 1:
-        allowed = f"lightning or auto where {setup.ranks} ranks train each trial"
+    if engine == STACKED and setup.ranks > 1:
+        allowed = f"auto, single or lightning where {setup.ranks} ranks train each trial"
         raise ConfigError("study.engine", engine, allowed)
-    if not setup.study.lean:
-        raise ConfigError("study.lean", False, "true where study.engine is fused")
 
 
 def _build_at_ends(setup: StudySetup) -> LightningDataModule:

@@ -19,5 +19,5 @@ def test_a_study_that_ran_with_the_removed_engine_is_rebuilt():
         record = read_study(stored.storage, "paper-mnist-momentum")
     assert record.config["study"]["engine"] == "sparse"
     setup = retrain._rebuilt(record, StorageConfig())
-    assert setup.study.engine == "lightning"
+    assert setup.study.engine == "single"
     assert setup.study.trials == record.trials

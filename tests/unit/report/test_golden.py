@@ -150,7 +150,7 @@ def noted_study() -> Analysis:
                 environment=second,
                 engine=LIGHTNING,
             ),
-            result(sparse, 1, 32, params=params, curve=nan_curve, engine="interval loop"),
+            result(sparse, 1, 32, params=params, curve=nan_curve, engine="single"),
         ],
         other: [
             result(other, 0, None, params=params, curve={**nan_curve, "val_error": [0.4, 0.3]})

@@ -39,7 +39,7 @@ def study(tmp_path):
     """Runs trials of a study, each run in the environment that is given, and reads the study."""
     url, points = f"sqlite:///{tmp_path}/study.db", 0
 
-    def run(made_of: dict | None, trials: int = 1, engine: str = "interval loop", name: str = url):
+    def run(made_of: dict | None, trials: int = 1, engine: str = "single", name: str = url):
         nonlocal points
         points += trials
         config = StudyConfig(
@@ -71,7 +71,7 @@ def test_an_environment_is_stored_once_and_trials_refer_to_it(study):
     record = study(environment(since="2026-11-28 10:00"), 2)
     assert list(record.environments) == [environment()], "the first time stays"
     assert [r.environment for r in record.results[CELL]] == [environment()[KEY]] * 4
-    assert [r.engine for r in record.results[CELL]] == ["interval loop"] * 4
+    assert [r.engine for r in record.results[CELL]] == ["single"] * 4
     assert environment_notes(record) == []
 
 
@@ -121,12 +121,12 @@ def test_trials_of_an_earlier_version_go_on_and_are_noted(study):
 def test_versions_threads_loops_and_unknown_code_are_noted(study):
     study(environment(**{"version.timm": "1.0", "version.mlflow": "3.17"}))
     other = {"version.timm": "1.1", "version.mlflow": "3.18", "version.torch": "2.16", THREADS: 2}
-    record = study(environment(**other, **{SOURCES: {"__main__.Net": UNKNOWN}}), engine="Lightning")
+    record = study(environment(**other, **{SOURCES: {"__main__.Net": UNKNOWN}}), engine="lightning")
     torch, versions, unknown, threads, loops = environment_notes(record)
     assert "torch 2.15 and 2.16" in torch and "timm 1.0 and 1.1" in versions
     assert "mlflow" not in versions, "it changes no result"
     assert "__main__.Net" in unknown and "study.threads 1 and 2" in threads
-    assert "1 trial " in loops and "1 in the interval loop" in loops
+    assert "1 trial " in loops and "1 in the loop single" in loops
 
 
 def test_a_merge_keeps_what_trials_were_made_of(study, tmp_path):

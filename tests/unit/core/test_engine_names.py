@@ -1,0 +1,57 @@
+"""The values of `study.engine`, and the former ones, which keep their meaning."""
+
+from __future__ import annotations
+
+import pytest
+
+from lit_dps.core import aliases
+from lit_dps.core.aliases import from_stored, present_engine
+from lit_dps.core.config import StudyConfig
+from lit_dps.core.errors import ConfigError
+from lit_dps.core.search_space import Range
+
+SPACE = {"model.learning_rate": Range(1e-3, 1.0)}
+
+
+@pytest.fixture(autouse=True)
+def _warns_again():
+    aliases.warn_of_former_name.cache_clear()
+
+
+@pytest.mark.parametrize("engine", ["auto", "single", "stacked", "lightning"])
+def test_present_names_are_taken_without_a_warning(engine, capsys):
+    assert StudyConfig(space=SPACE, engine=engine).engine == engine
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("former", "present"),
+    [
+        ({"engine": "fused"}, "stacked"),
+        ({"lean": False}, "lightning"),
+        ({"engine": "auto", "lean": False}, "lightning"),
+        ({"engine": "lightning", "lean": True}, "single"),
+        ({"engine": "lightning", "lean": False}, "lightning"),
+        ({"engine": "auto", "lean": True}, "auto"),
+    ],
+    ids=str,
+)
+def test_former_names_keep_their_meaning_with_one_line(former, present, capsys):
+    for _ in range(2):
+        study = StudyConfig(space=SPACE, **former)
+        assert (study.engine, study.lean) == (present, None)
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_stacks_without_the_fast_loop_are_refused():
+    with pytest.raises(ConfigError) as caught:
+        StudyConfig(space=SPACE, engine="stacked", lean=False)
+    assert (caught.value.key, caught.value.value) == ("study.lean", False)
+
+
+@pytest.mark.parametrize("engine", ["auto", "lightning", "fused", "sparse"])
+def test_stored_configurations_are_read_with_present_names(engine):
+    stored = {"study": {"engine": engine, "lean": True, "trials": 3}, "model": {"a": 1}}
+    present = {"study": {"engine": present_engine(engine, True), "trials": 3}, "model": {"a": 1}}
+    assert from_stored(stored) == present
+    assert from_stored(present) == present
