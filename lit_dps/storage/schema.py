@@ -313,7 +313,7 @@ def decode_result(
 
 def _engine_of(stored: Mapping[str, Any]) -> str:
     """Return the loop of an encoded result by its present name; empty if it is not stored."""
-    engine = stored.get("engine", "")
+    engine: str = stored.get("engine") or ""
     return FORMER_ENGINES.get(engine, engine)
 
 
