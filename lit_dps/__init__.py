@@ -11,6 +11,7 @@ if TYPE_CHECKING:  # the names of `_PUBLIC`, for type checkers and editors
     from lit_dps.analysis.analysis import Analysis as Analysis
     from lit_dps.api import load as load
     from lit_dps.api import run as run
+    from lit_dps.core.errors import ConfigError as ConfigError
     from lit_dps.core.goal import Goal as Goal
     from lit_dps.core.record import StudyRecord as StudyRecord
     from lit_dps.core.search_space import Choices as Choices
@@ -44,6 +45,7 @@ _PUBLIC = {
     "Choices": "lit_dps.core.search_space",
     "Range": "lit_dps.core.search_space",
     "StudyRecord": "lit_dps.core.record",
+    "ConfigError": "lit_dps.core.errors",
     "Analysis": "lit_dps.analysis.analysis",
     "Study": "lit_dps.report.notebook",
     "ImageClassifier": "lit_dps.module",

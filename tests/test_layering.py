@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 
+import lit_dps
+import lit_dps.analysis
+
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "lit_dps"
 MODULES = sorted(PACKAGE.rglob("*.py"))
@@ -53,6 +56,13 @@ ONLY_IN = {
     "rich": {"study.display"},
     "jsonargparse": {"cli", "training.workload"},
 }
+# What the replication may import beside itself, as a user's script may: the names of the public
+# faces, and the paper's protocol. None: all names of the module.
+PUBLIC = {
+    "lit_dps": set(lit_dps._PUBLIC),
+    "lit_dps.analysis": set(lit_dps.analysis._PUBLIC),
+    "lit_dps.core.paper_protocol": None,
+}
 NO_TORCH = {
     "core",
     "parallel.process",
@@ -76,21 +86,23 @@ def name_of(path: Path) -> str:
 def imports(path: Path) -> set[str]:
     """All modules that a file imports, also within functions.
 
-    The face of the package imports its names lazily. Its imports for type checkers never run.
+    A public name of the package stands for the module that has it. What the package itself imports
+    for type checkers does not count: it imports these modules when they are first used.
     """
-    found = set()
     tree = ast.parse(path.read_text())
     if path == PACKAGE / "__init__.py":
         tree.body = [node for node in tree.body if not isinstance(node, ast.If)]
+    found = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: relative import"
-            found.add(node.module)
-            found |= {
-                f"{node.module}.{alias.name}" for alias in node.names if node.module == "lit_dps"
-            }
+            if node.module == "lit_dps":
+                names = [alias.name for alias in node.names]
+                found |= {lit_dps._PUBLIC.get(name, f"lit_dps.{name}") for name in names}
+            else:
+                found.add(node.module)
     return found
 
 
@@ -112,6 +124,36 @@ def test_rooms_see_what_they_may(path):
     room = name_of(path).split(".")[0]
     for other in ours(path) - {room, "__version__", "lit_dps"}:
         assert other in SEES[room], f"{room} imports {other}"
+
+
+@pytest.mark.parametrize("path", sorted((PACKAGE / "replication").glob("*.py")), ids=name_of)
+def test_the_replication_uses_the_public_api_only(path):
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            assert not any(alias.name.startswith("lit_dps") for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module.split(".")[0] == "lit_dps":
+            if node.module.startswith("lit_dps.replication"):
+                continue
+            assert node.module in PUBLIC, f"{node.module} is not public"
+            names = PUBLIC[node.module]
+            if names is not None:
+                assert {alias.name for alias in node.names} <= names
+
+
+def test_public_names_are_those_that_type_checkers_see():
+    for face in (lit_dps, lit_dps.analysis):
+        tree = ast.parse(Path(face.__file__).read_text())
+        (block,) = (node for node in tree.body if isinstance(node, ast.If))
+        seen = {}
+        for node in block.body:
+            for alias in node.names:
+                seen[alias.name] = node.module
+        modules = {}
+        for name, module in face._PUBLIC.items():
+            modules[name] = module if module.startswith("lit_dps") else f"{face.__name__}.{module}"
+        assert seen == modules
+        for name in face._PUBLIC:
+            assert getattr(face, name) is not None
 
 
 def test_no_room_sees_one_that_sees_it():

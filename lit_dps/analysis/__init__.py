@@ -1,8 +1,70 @@
 """Analysis: numbers from a `StudyRecord`. No torch, no database.
 
-`lit_dps.analysis.analysis.Analysis` is the index: it computes each table once, when it is first
-used. Read in this order: `summary` (K* of each cell), `law_fit` and `law_bootstrap` (the law K* =
-c1 / B + c2 and its intervals), `repeats`, `critical`, `answer` (time to the goal), with `law`,
+`Analysis` is the index: it computes each table once, when it is first used. Read in this order:
+`summary` (K* of each cell), `law_fit` and `law_bootstrap` (the law K* = c1 / B + c2 and its
+intervals), `k_star_draws`, `repeats`, `critical`, `answer` (time to the goal), with `law`,
 `law_posterior` and `observations` (the same law with a posterior, for predictions), `rates`,
 `theory`. This room imports `lit_dps.core` only; `lit_dps.report` prints and draws its results.
+
+The names below are for other rooms and for users' scripts; `lit_dps.replication` uses no others.
 """
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from lit_dps.analysis.analysis import Analysis as Analysis
+    from lit_dps.analysis.critical import DEFINITIONS as DEFINITIONS
+    from lit_dps.analysis.intervals import PERCENTILES as PERCENTILES
+    from lit_dps.analysis.intervals import REPLICATES as REPLICATES
+    from lit_dps.analysis.intervals import Interval as Interval
+    from lit_dps.analysis.intervals import estimate as estimate
+    from lit_dps.analysis.k_star_draws import Draws as Draws
+    from lit_dps.analysis.law import MAX_MISFIT as MAX_MISFIT
+    from lit_dps.analysis.law_bootstrap import Scaling as Scaling
+    from lit_dps.analysis.rates import RATE_NAMES as RATE_NAMES
+    from lit_dps.analysis.tables import cell_of as cell_of
+    from lit_dps.analysis.tables import significant as significant
+    from lit_dps.analysis.tables import three_digits as three_digits
+    from lit_dps.analysis.term_comparisons import Pair as Pair
+    from lit_dps.analysis.term_comparisons import (
+        lipschitz_at_the_same_steps as lipschitz_at_the_same_steps,
+    )
+    from lit_dps.analysis.term_comparisons import measured_terms as measured_terms
+    from lit_dps.analysis.term_comparisons import paired_terms as paired_terms
+    from lit_dps.analysis.term_comparisons import readings_to_goal as readings_to_goal
+    from lit_dps.analysis.theory import start_of as start_of
+    from lit_dps.analysis.theory import terms_of as terms_of
+
+# Public names by the module that has them. They are imported when they are first used: whoever
+# needs one table formatter does not wait for SciPy.
+_PUBLIC = {
+    "Analysis": "analysis",
+    "DEFINITIONS": "critical",
+    "Draws": "k_star_draws",
+    "MAX_MISFIT": "law",
+    "PERCENTILES": "intervals",
+    "REPLICATES": "intervals",
+    "Interval": "intervals",
+    "Scaling": "law_bootstrap",
+    "estimate": "intervals",
+    "RATE_NAMES": "rates",
+    "cell_of": "tables",
+    "significant": "tables",
+    "three_digits": "tables",
+    "Pair": "term_comparisons",
+    "lipschitz_at_the_same_steps": "term_comparisons",
+    "measured_terms": "term_comparisons",
+    "paired_terms": "term_comparisons",
+    "readings_to_goal": "term_comparisons",
+    "start_of": "theory",
+    "terms_of": "theory",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _PUBLIC:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f"{__name__}.{_PUBLIC[name]}"), name)
+    globals()[name] = value
+    return value

@@ -25,6 +25,7 @@ from lit_dps.analysis.gradient_noise import (
     series_noise_laws,
 )
 from lit_dps.analysis.intervals import REPLICATES
+from lit_dps.analysis.k_star_draws import Draws, draws_of_repeats, draws_of_trials
 from lit_dps.analysis.law_bootstrap import Scaling, bootstrap_law, bootstrap_median_law, law_rows
 from lit_dps.analysis.local_sgd import Curve, curve_rows, curves, with_communications
 from lit_dps.analysis.other_goals import at_goal
@@ -134,6 +135,41 @@ class Analysis:
             name = self.name_of(series)
             laws[series] = bootstrap_median_law(seeds, interval, self.replicates, name)
         return laws
+
+    def law(self, series: Series, over_seeds: bool = False, luck: float = 0.0) -> Scaling:
+        """Return the law of a series, with intervals.
+
+        Args:
+            series: The series.
+            over_seeds: The law of the medians over seeds instead of K*; the series has repeats.
+            luck: Standard deviation of log K* between searches of other points, which widens the
+                intervals of the medians.
+        """
+        if not over_seeds:
+            return self.scalings[series]
+        seeds = self.steps_over_seeds[series]
+        interval = self.record.goal.check_interval
+        name = self.name_of(series)
+        return bootstrap_median_law(seeds, interval, self.replicates, name, luck)
+
+    def k_star_draws(self, cell: Cell, over_seeds: bool = False, luck: float = 0.0) -> Draws:
+        """Return limits of K* in resamples of a cell (`k_star_draws`); arguments as in `law`."""
+        if not over_seeds:
+            return draws_of_trials(self.record, self.by_cell[cell])
+        steps = self.steps_over_seeds[cell.series][cell.batch_size]
+        interval = self.record.goal.check_interval
+        name = self.name_of(cell.series)
+        return draws_of_repeats(steps, cell.batch_size, interval, name, luck)
+
+    def is_repeated(self, series: Series, min_seeds: int) -> bool:
+        """Return True if each K* of a series was repeated on at least so many seeds."""
+        if series not in self.median_scalings:
+            return False
+        medians = self.median_scalings[series].k_star
+        if medians.keys() != self.scalings[series].k_star.keys():
+            return False
+        seeds = self.steps_over_seeds[series]
+        return all(len(steps) >= min_seeds for steps in seeds.values())
 
     def name_of(self, series: Series) -> str:
         """Return the name that seeds the resampling of a series' repeats.

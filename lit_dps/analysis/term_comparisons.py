@@ -125,6 +125,17 @@ def lipschitz_at_the_same_steps(
     return ratios
 
 
+def readings_to_goal(record: StudyRecord, series: Series) -> dict[tuple[int, int], int]:
+    """Return how often L was measured up to the goal, by (batch size, point) of a series."""
+    counts = {}
+    for cell, results in record.results.items():
+        if cell.series == series:
+            for result in results:
+                steps = to_goal(result).smoothness.get("step", ())
+                counts[cell.batch_size, result.trial.point] = len(steps)
+    return counts
+
+
 def _lipschitz_by_step(result: TrialResult) -> dict[int, float]:
     """Return L up to the goal of a trial, by step."""
     curve: Any = to_goal(result).smoothness

@@ -1,8 +1,7 @@
-"""replicate: run the studies of the replication, or take them up again, and write
-docs/replication.md from them.
+"""replicate: run or resume the studies of the replication, and write docs/replication.md from them.
 
-With --full those at the paper's own scale too, which take days: they go on from the trials that the
-repository holds.
+With --full also the studies at the paper's own scale, which take days. They resume from the trials
+that the repository holds.
 """
 
 from __future__ import annotations
@@ -14,11 +13,12 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from importlib.metadata import version
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import yaml
 
@@ -29,11 +29,11 @@ from lit_dps.core.atomic_write import replacing
 from lit_dps.core.config import StorageConfig, StudyConfig, cores
 from lit_dps.core.errors import ConfigError, StorageError
 from lit_dps.core.record import StudyRecord
-from lit_dps.replication.appendix import Core, Image, Machine, Part, appendix_page
-from lit_dps.replication.compared import searched
+from lit_dps.replication.appendix import appendix_page
+from lit_dps.replication.comparable import is_search, workload_and_goal
 from lit_dps.replication.incomplete_cells import complete_subset
-from lit_dps.replication.page import replication_page, span
-from lit_dps.replication.paper import compared_with
+from lit_dps.replication.page import replication_page
+from lit_dps.replication.parts import Core, Image, Machine, Part
 from lit_dps.report.figures import COMPARISONS, FIGURES, write_comparison
 from lit_dps.report.publish import figures_folder, publish
 from lit_dps.storage.merge import merge
@@ -42,18 +42,21 @@ from lit_dps.storage.urls import check_place, without_password
 from lit_dps.study.hardware import cpu_model
 
 CONFIGS = Path("configs/replication")
-PAGE = "replication"  # the page, and beside it the folder of its images and of stored trials
+PAGE = "replication"  # of the page, and of the folder beside it with its images and stored trials
 FULL = (
     "Also the studies in the folder `full` below, of the paper's own scale. First the trials that "
-    "are stored beside "
-    "the page, replication/*.db.xz, are taken over."
+    "are stored beside the page, replication/*.db.xz, are taken over."
 )
 _CHILD = "import sys; from lit_dps.cli import main; sys.exit(main())"
+_FORWARDED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def main(argv: list[str]) -> int:
-    """Runs the verb; argv[0] is "replicate". Returns the exit code of the first study that does not
-    end with 0."""
+    """Run the verb; argv[0] is "replicate".
+
+    Returns:
+        The exit code of the first study that does not end with 0; else 0.
+    """
     parser = PlainParser(prog="lit-dps replicate", description=__doc__)
     parser.add_argument(
         "--configs", type=str, default=str(CONFIGS), help="Folder of a file for each study."
@@ -69,23 +72,19 @@ def main(argv: list[str]) -> int:
         "--report_only", type=bool, default=False, help="Run nothing: write the page from storage."
     )
     parser.add_class_arguments(StorageConfig, "storage")
-    config = parser.instantiate_classes(parser.parse_args(argv[1:]))
+    config: Any = parser.instantiate_classes(parser.parse_args(argv[1:]))
     folder = Path(config.configs)
     if folder == CONFIGS and not folder.is_dir():  # not in a checkout
         folder = FOLDER / CONFIGS.name
-    output, studies = Path(config.output), studies_in(folder)
+    output = Path(config.output)
+    studies = studies_in(folder)
     if config.full:
         studies |= studies_in(folder / "full")
         take_over(output / PAGE, config.storage)
-    storage = [
-        f"--storage.{key}={value}"
-        for key, value in vars(config.storage).items()
-        if value is not None
-    ]
     if not config.report_only:
-        for file in studies:
-            if code := _run(["study", "--config", str(file), *storage]):
-                return code
+        code = _run_studies(studies, config.storage)
+        if code:
+            return code
     command = " ".join(["lit-dps", *(shlex.quote(without_password(arg)) for arg in argv)])
     for path in write_pages(studies, config.storage, output, command):
         print(f"written: {path}")
@@ -93,93 +92,119 @@ def main(argv: list[str]) -> int:
 
 
 def take_over(folder: Path, storage: StorageConfig) -> None:
-    """Takes over the trials of the databases in a folder, *.db.xz; those that are known already
-    change nothing."""
+    """Merge the trials of the databases *.db.xz of a folder; stored ones change nothing."""
     with ExitStack() as stack:
-        others = [
-            stack.enter_context(open_elsewhere(str(path), storage.optuna_url))
-            for path in folder.glob("*.db.xz")
-        ]
+        others = []
+        for path in folder.glob("*.db.xz"):
+            others.append(stack.enter_context(open_elsewhere(str(path), storage.optuna_url)))
         if others:
             check_place(storage.optuna_url)
             merge(storage.optuna_url, others, None)
 
 
 def studies_in(folder: Path) -> dict[Path, str]:
-    """The name of each study that a folder has a configuration file of, in order of the files'
-    names.
+    """Return the names of the studies that a folder has configurations of, by file, in order.
 
     Raises:
-        ConfigError: if there is none, or a file names no study.
+        ConfigError: If there is none, or a file names no study.
     """
-    found = {}
+    names = {}
     for path in sorted(folder.glob("*.yaml")):
         try:
-            found[path] = yaml.safe_load(path.read_text(encoding="utf-8"))["study"]["name"]
+            names[path] = yaml.safe_load(path.read_text(encoding="utf-8"))["study"]["name"]
         except (OSError, UnicodeDecodeError, yaml.YAMLError, KeyError, TypeError) as error:
             raise ConfigError(
                 "configs", str(path), "the configuration of a study, with a study.name"
             ) from error
-    if not found:
+    if not names:
         raise ConfigError("configs", str(folder), "a folder with a .yaml file for each study")
-    return found
+    return names
 
 
 def write_pages(
-    named: dict[Path, str], storage: StorageConfig, output: Path, command: str
+    studies: Mapping[Path, str], storage: StorageConfig, output: Path, command: str
 ) -> list[Path]:
-    """Writes the page, its appendix and their images from storage; a study that is not there is
-    told of and left out.
+    """Write the page, its appendix and their images from storage.
+
+    A study that is not stored is reported and left out.
+
+    Args:
+        studies: The names of the studies, by configuration file.
+        storage: Where they are stored.
+        output: The folder of the pages.
+        command: What writes the pages, in a shell.
+
+    Returns:
+        The paths of the pages.
 
     Raises:
-        StorageError: if none is there.
+        StorageError: If no study is stored.
     """
-    parts, images = [], output / PAGE
-    for file, name in named.items():
+    images = output / PAGE
+    parts = []
+    for file, name in studies.items():
         try:
-            record, left = complete_subset(read_study(storage.optuna_url, name))
+            record = read_study(storage.optuna_url, name)
         except StorageError as error:
             print(f"left out: {error}", file=sys.stderr)
             continue
-        study = Analysis(record)
-        _, files = publish(
-            study, figures_folder(storage.folder, f"{name} as far as measured" if left else name)
-        )
-        shown = _copied(
-            files, [figure for figure in FIGURES if figure not in COMPARISONS], images, name
-        )
-        core = _core(file)
-        made = f"lit-dps study --config {shlex.quote(str(file))}{_extended(study.record, core)}"
-        parts.append(Part(study, made, shown, core, left))
+        parts.append(_part(record, file, storage, images))
     if not parts:
         raise StorageError("none of the studies is there: nothing to report")
-    # Of several searches of a workload for one goal the widest alone is compared with others; a
-    # point is no curve.
+    comparisons = {}
+    for name, group in _comparable_parts(parts).items():
+        folder = figures_folder(storage.folder, f"compare {name}")
+        files, _ = write_comparison([part.study for part in group], folder)
+        comparisons[name] = _copy_figures(files, COMPARISONS, images, name)
+    machine = Machine(cores(), cpu_model(), version("torch"))
+    date = datetime.date.today().isoformat()
+    paths = []
+    for name, write in ((PAGE, replication_page), (f"{PAGE}-appendix", appendix_page)):
+        path = output / f"{name}.md"
+        with replacing(path) as temporary:
+            text = write(parts, comparisons, machine, command, date)
+            temporary.write_text(text, encoding="utf-8")
+        paths.append(path)
+    return paths
+
+
+def _part(record: StudyRecord, file: Path, storage: StorageConfig, images: Path) -> Part:
+    """Return a study as part of the pages, after copying its figures into a folder."""
+    subset, incomplete = complete_subset(record)
+    study = Analysis(subset)
+    name = f"{record.name} as far as measured" if incomplete else record.name
+    _, files = publish(study, figures_folder(storage.folder, name))
+    figures = [figure for figure in FIGURES if figure not in COMPARISONS]
+    shown = _copy_figures(files, figures, images, record.name)
+    core = _core(file)
+    command = f"lit-dps study --config {shlex.quote(str(file))}{_extending_options(subset, core)}"
+    return Part(study, command, shown, core, incomplete)
+
+
+def _comparable_parts(parts: Iterable[Part]) -> dict[str, list[Part]]:
+    """Return the searches with a curve that are drawn in one figure, by what they share.
+
+    Of several searches of one workload for one goal, only the widest.
+    """
     groups: dict[str, dict[str, Part]] = {}
     for part in parts:
-        if searched(record := part.study.record) and len(record.batch_sizes) > 1:
-            group = groups.setdefault(compared_with(record), {})
-            group[record.workload] = max(group.get(record.workload, part), part, key=span)
-    comparisons = {}
-    for name, group in groups.items():
-        studies = [part.study for part in group.values()]
-        files, _ = write_comparison(studies, figures_folder(storage.folder, f"compare {name}"))
-        comparisons[name] = _copied(files, COMPARISONS, images, name)
-    made = _machine(), command, datetime.date.today().isoformat()
-    pages = {PAGE: replication_page, f"{PAGE}-appendix": appendix_page}
-    for name, write in pages.items():
-        with replacing(output / f"{name}.md") as temporary:
-            temporary.write_text(write(parts, comparisons, *made), encoding="utf-8")
-    return [output / f"{name}.md" for name in pages]
+        record = part.study.record
+        if is_search(record) and len(record.batch_sizes) > 1:
+            group = groups.setdefault(workload_and_goal(record), {})
+            other = group.get(record.workload)
+            if other is None or part.width > other.width:
+                group[record.workload] = part
+    return {name: list(group.values()) for name, group in groups.items()}
 
 
 def _core(file: Path) -> Core:
+    """Return what a configuration asks for."""
     study = {**vars(StudyConfig()), **yaml.safe_load(file.read_text(encoding="utf-8"))["study"]}
     return Core(study["batch_sizes"], study["trials"], study["sparsities"])
 
 
-def _extended(record: StudyRecord, core: Core) -> str:
-    """The options that made a study larger than its configuration, as a shell takes them."""
+def _extending_options(record: StudyRecord, core: Core) -> str:
+    """Return the shell options that made a study larger than its configuration."""
     options = ""
     if set(record.batch_sizes) - set(core.batch_sizes):
         options += f" --study.batch_sizes '{list(record.batch_sizes)}'"
@@ -190,51 +215,73 @@ def _extended(record: StudyRecord, core: Core) -> str:
     return options
 
 
-def _copied(
+def _copy_figures(
     files: Sequence[Path], figures: Iterable[ModuleType], folder: Path, name: str
 ) -> list[Image]:
-    """Copies the PNG files of some figures into a folder beside the page; those of further goals
-    stay behind."""
+    """Copy the PNG files of some figures into a folder, except for those of further goals.
+
+    Args:
+        files: What was written of the study, or of the compared studies.
+        figures: The figures.
+        folder: Beside the page.
+        name: Of the study or the comparison, which the copies' names begin with.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    shown = []
-    own = {path.name: path for path in reversed(files) if not path.parent.name.startswith("goal-")}
+    by_name: dict[str, Path] = {}
+    for path in files:
+        if not path.parent.name.startswith("goal-"):
+            by_name.setdefault(path.name, path)
+    images = []
     for figure in figures:
-        if file := own.get(f"{figure.NAME}.png"):
+        file = by_name.get(f"{figure.NAME}.png")
+        if file is not None:
             target = folder / f"{figures_folder('', name).name}-{figure.NAME}.png"
             shutil.copyfile(file, target)
-            shown.append(Image(figure.CAPTION, f"{folder.name}/{target.name}", figure.NAME))
-    return shown
+            images.append(Image(figure.CAPTION, f"{folder.name}/{target.name}", figure.NAME))
+    return images
 
 
-def _machine() -> Machine:
-    return Machine(cores(), cpu_model(), version("torch"))
+def _run_studies(files: Iterable[Path], storage: StorageConfig) -> int:
+    """Run studies one after another. Returns the first exit code that is not 0, else 0."""
+    options = []
+    for key, value in vars(storage).items():
+        if value is not None:
+            options.append(f"--storage.{key}={value}")
+    for file in files:
+        code = _run(["study", "--config", str(file), *options])
+        if code:
+            return code
+    return 0
 
 
 def _run(argv: list[str]) -> int:
-    """Runs a command of ours in a process of its own, whose memory is then free again; hands on
-    what would end it.
+    """Run a command of ours in a separate process, whose memory is free afterwards.
+
+    Signals that would end this process are forwarded to it.
 
     Returns:
-        Its exit code, as a shell has it for one that a signal ended.
+        Its exit code; 128 + the number of the signal that ended it, as in a shell.
     """
-    # A session of its own, or a terminal's Ctrl-C would reach it twice: from the terminal and from
-    # here. With -P and this path it finds the modules that this process finds: `-c` alone would put
+    # -P and this path: the child finds the modules that this process finds. `-c` alone would put
     # the current folder first.
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
-    }
-    command = [sys.executable, "-P", "-c", _CHILD, *argv]
-    child = subprocess.Popen(command, start_new_session=True, env=environment)
-    ends = [
-        s
-        for s in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-        if signal.getsignal(s) is not signal.SIG_IGN
-    ]
-    before = {s: signal.signal(s, lambda signum, frame: child.send_signal(signum)) for s in ends}
+    search_path = os.pathsep.join(path or os.getcwd() for path in sys.path)
+    # In the terminal's session it would receive Ctrl-C twice: from the terminal and from here.
+    child = subprocess.Popen(
+        [sys.executable, "-P", "-c", _CHILD, *argv],
+        start_new_session=True,
+        env={**os.environ, "PYTHONPATH": search_path},
+    )
+
+    def forward(signum: int, frame: object) -> None:
+        child.send_signal(signum)
+
+    handlers = {}
+    for number in _FORWARDED_SIGNALS:
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            handlers[number] = signal.signal(number, forward)
     try:
         code = child.wait()
     finally:
-        for s, handler in before.items():
-            signal.signal(s, handler)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
     return code if code >= 0 else 128 - code

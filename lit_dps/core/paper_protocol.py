@@ -1,5 +1,4 @@
-"""The paper's protocol, of all workloads and of each (Lee et al. 2021, Section 2, Appendix B); what
-a study trains."""
+"""The protocol of Lee et al. 2021 (Section 2, Appendix B), and what a study trained."""
 
 from __future__ import annotations
 
@@ -14,30 +13,41 @@ TRIALS = 100
 
 
 class Protocol(NamedTuple):
-    """The goal of a workload of the paper: validation error, steps between checks, step budget."""
+    """The goal of a workload of the paper."""
 
-    error: float
-    check_interval: int
+    error: float  # validation error
+    check_interval: int  # steps between two validations
     max_steps: int
 
 
 MNIST = Protocol(0.02, 16, 40_000)
-WORKLOADS = {  # by the classes of data set and network
+# By the classes of data set and network.
+_PROTOCOLS: dict[tuple[str, ...], Protocol] = {
     ("MNIST", "SimpleCNN"): MNIST,
     ("FashionMNIST", "SimpleCNN"): Protocol(0.12, 16, 40_000),
     ("CIFAR10", "ResNet8"): Protocol(0.4, 32, 100_000),
 }
 
 
+def protocol_of(config: Mapping) -> Protocol | None:
+    """Return the paper's protocol of a study's workload; None if the paper has another one.
+
+    Args:
+        config: The configuration of the study.
+    """
+    return _PROTOCOLS.get(classes(config))
+
+
 def classes(config: Mapping) -> tuple[str, ...]:
-    """The names of data set and network, without their modules, in a study's configuration; those
-    that it tells."""
-    paths = (
-        setting(config, key) for key in ("data.class_path", "model.init_args.network.class_path")
-    )
-    return tuple(str(path).rsplit(".", 1)[-1] for path in paths if path is not None)
+    """Return the class names of data set and network, those that a configuration names."""
+    names = []
+    for key in ("data.class_path", "model.init_args.network.class_path"):
+        path = setting(config, key)
+        if path is not None:
+            names.append(str(path).rpartition(".")[2])
+    return tuple(names)
 
 
 def workload(record: StudyRecord) -> tuple[str, ...]:
-    """What was trained on what: the names of data set and network, else of the workload."""
+    """Return what was trained on what: the class names (`classes`), else that of the workload."""
     return classes(record.config) or (record.workload,)

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any
 
 from lit_dps.core.errors import ConfigError
 from lit_dps.core.goal import Goal
 from lit_dps.core.noise_scale import NoiseScale
-from lit_dps.core.repeats import RepeatPlan
-from lit_dps.core.search_space import Box
+from lit_dps.core.repeats import RepeatId, RepeatPlan, missing_repeats
+from lit_dps.core.search_space import Box, short_names
 from lit_dps.core.space_history import ExpandedSpace
 from lit_dps.core.step_timing import StepTiming
 from lit_dps.core.trial import Cell, Series, Status, TrialResult, Value, short_name, text_of
@@ -98,6 +98,38 @@ class StudyRecord:
     def resolved_results(self, cell: Cell) -> list[TrialResult]:
         """Return the results of a cell without failed trials, which will run again."""
         return [result for result in self.results[cell] if result.status is not Status.FAILED]
+
+    def missing_repeats(self, cell: Cell) -> list[RepeatId]:
+        """Return the repeats of a cell that must still run, as (point, number)."""
+        results = self.results.get(cell, ())
+        return missing_repeats(self.plan, results, self.repeats.get(cell, ()))
+
+    def setting(self, key: str) -> object:
+        """Return a value of the configuration by its dotted key; None if there is no such key."""
+        return setting(self.config, key)
+
+    @property
+    def space_text(self) -> str:
+        """The search space in one line, with short names."""
+        names = short_names(list(self.space))
+        return "; ".join(f"{names[key]} {box}" for key, box in self.space.items())
+
+    def subset(self, sparsities: Iterable[float], batch_sizes: Iterable[int]) -> StudyRecord:
+        """Return the part of the study at some of its sparsities and batch sizes."""
+        kept_sparsities = tuple(sparsities)
+        kept_batch_sizes = tuple(batch_sizes)
+        cells = []
+        for cell in self.results:
+            if cell.sparsity in kept_sparsities and cell.batch_size in kept_batch_sizes:
+                cells.append(cell)
+        return replace(
+            self,
+            sparsities=kept_sparsities,
+            batch_sizes=kept_batch_sizes,
+            results={cell: self.results[cell] for cell in cells},
+            running={cell: self.running[cell] for cell in cells},
+            repeats={cell: self.repeats[cell] for cell in cells},
+        )
 
     def parse_cell(self, text: str) -> Cell:
         """Return the cell of a text such as "B=32,S=0.9,delay=4", as `cell_text` writes it.

@@ -245,6 +245,11 @@ class TrialResult:
             return int(self.curve["step"][-1])
         return self.steps or 0
 
+    @property
+    def is_stacked(self) -> bool:
+        """True if it was trained stacked with others, so that they all have the same seconds."""
+        return bool(self.flags.get(STACKED))
+
 
 # Values of `TrialResult.engine`. Trials of earlier versions may also have "sparse", an engine that
 # was removed.

@@ -286,7 +286,7 @@ def _columns_explained(
 
 
 def _paper_lines(setup: StudySetup, timing: Timing) -> list[str]:
-    goal = protocol.WORKLOADS.get(protocol.classes(setup.config()), protocol.MNIST)
+    goal = protocol.protocol_of(setup.config()) or protocol.MNIST
     max_steps, interval = goal.max_steps, goal.check_interval
     points = dict.fromkeys(grid(protocol.BATCH_SIZES, protocol.SPARSITIES), range(protocol.TRIALS))
     most = at_most(points, max_steps, interval)

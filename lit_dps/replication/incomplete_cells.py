@@ -1,91 +1,102 @@
-"""Studies that grow over many sittings: what of them is measured so far that the page can be judged
-on."""
+"""Studies that grow over several runs: the part that is complete enough to judge claims on."""
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable
 from itertools import combinations
 
-from lit_dps.core.record import StudyRecord
-from lit_dps.core.repeats import missing_repeats
-from lit_dps.core.trial import Cell
-from lit_dps.replication.rules import FEWEST
+from lit_dps import Cell, StudyRecord
+from lit_dps.replication.estimates import MIN_SAMPLES
 
-# of the trials of the cell that has most: K* of fewer points is higher, by more than is allowed for
-FEWEST_OF = 0.5
+# Share of the trials of the fullest cell, below which a cell is incomplete: K* of fewer points is
+# higher, by more than `point_luck` allows for.
+MIN_SHARE_OF_TRIALS = 0.5
 
 
 def incomplete_cells(record: StudyRecord) -> list[Cell]:
-    """The cells of a study with too few finished trials (`FEWEST_OF`), or without repeats that a
-    median can rest on.
+    """Return the cells of a study with too few finished trials, or too few repeats for a median.
 
-    These are the first `FEWEST` of a point, or all that are planned, without a gap: one that was
-    stopped while later ones ended needs more steps than they, and a median without it is too low.
-    So a study whose repeats grow from 5 to 20 keeps the cells that have 5. Repeats count from the
-    first one of the study on: they come after all trials. A cell whose best point is newer than its
-    repeats is none: to leave it out until they are run would keep those alone that more points did
-    not improve.
+    Too few trials are less than `MIN_SHARE_OF_TRIALS`. Repeats count as soon as the study has one,
+    since they run after all trials.
     """
-    begun = any(record.repeats.values())
-    least = FEWEST_OF * max(map(len, record.results.values()))
+    most = max(map(len, record.results.values()))
+    has_repeats = any(record.repeats.values())
+    incomplete = []
+    for cell, results in record.results.items():
+        has_few_trials = not results or len(results) < MIN_SHARE_OF_TRIALS * most
+        if has_few_trials or (has_repeats and _lacks_repeats(record, cell)):
+            incomplete.append(cell)
+    return incomplete
 
-    def waits(cell: Cell) -> bool:
-        results = record.results[cell]
-        if not results or len(results) < least:
+
+def _lacks_repeats(record: StudyRecord, cell: Cell) -> bool:
+    """Return True if a cell lacks repeats that the median of a best point can rest on.
+
+    These are the first `MIN_SAMPLES` of a point, or all planned ones, without a gap: a repeat that
+    was stopped while later ones ended needs more steps than these, so a median without it is too
+    low. A study whose repeats grow from 5 to 20 keeps the cells that have 5.
+
+    A cell whose best point is newer than its repeats lacks none. Leaving it out until its repeats
+    have run would keep only the cells that more points did not improve.
+    """
+    missing = record.missing_repeats(cell)
+    last_repeats = {}
+    for result in record.repeats[cell]:
+        point = result.trial.point
+        last_repeats[point] = max(last_repeats.get(point, 0), result.trial.repeat)
+    if not last_repeats:
+        last_repeats = {point: 0 for point, _ in missing}
+    for point, number in missing:
+        if point in last_repeats and number <= max(MIN_SAMPLES, last_repeats[point]):
             return True
-        if not begun:
-            return False
-        left = set(missing_repeats(record.plan, results, record.repeats[cell]))
-        ran = {(result.trial.point, result.trial.repeat) for result in record.repeats[cell]}
-        last = dict(sorted(ran)) or dict.fromkeys(
-            (point for point, _ in left), 0
-        )  # of each point, the last that ran
-        return any(point in last and number <= max(FEWEST, last[point]) for point, number in left)
-
-    return [cell for cell in record.results if waits(cell)]
+    return False
 
 
 def complete_subset(record: StudyRecord) -> tuple[StudyRecord, str]:
-    """A study without what is under way of it, and that in words; all of it, and "", where nothing
-    is whole.
+    """Return a study without its incomplete cells, and these in words.
 
-    A claim about all series would else be undecided by one that has a point or two, or no median.
-    Of the grids of some sparsities by some batch sizes without a cell under way, the largest is
-    kept; of equals that of fewer sparsities, whose curves are longer.
+    One incomplete series would leave a claim on all series undecided. Of the grids of some
+    sparsities by some batch sizes without an incomplete cell, the largest is kept; of two equal
+    ones that with fewer sparsities, whose curves are longer. The entire study and "" if no cell is
+    complete, or all are.
     """
-    waiting = {(cell.sparsity, cell.batch_size) for cell in incomplete_cells(record)}
-    some = (
-        chosen
-        for n in range(1, len(record.sparsities) + 1)
-        for chosen in combinations(record.sparsities, n)
-    )
-    grids = (
-        (ss, tuple(b for b in record.batch_sizes if waiting.isdisjoint((s, b) for s in ss)))
-        for ss in some
-    )
-    sparsities, batch_sizes = max(grids, key=lambda grid: len(grid[0]) * len(grid[1]))
-    if not waiting or not batch_sizes:
+    incomplete = {(cell.sparsity, cell.batch_size) for cell in incomplete_cells(record)}
+    if not incomplete:
         return record, ""
-    kept = [
-        cell
-        for cell in record.results
-        if cell.sparsity in sparsities and cell.batch_size in batch_sizes
-    ]
-    of_cells = {
-        key: {cell: getattr(record, key)[cell] for cell in kept}
-        for key in ("results", "running", "repeats")
-    }
-    left = [
-        _told("S", set(record.sparsities) - {*sparsities}),
-        _told("B", set(record.batch_sizes) - {*batch_sizes}),
-    ]
-    found = dataclasses.replace(record, sparsities=sparsities, batch_sizes=batch_sizes, **of_cells)
-    if all(left):  # what is left out is no grid
-        return found, f"all but {_told('S', sparsities)} and {_told('B', batch_sizes)}"
-    return found, "".join(left)
+    sparsities, batch_sizes = _largest_grid(record, incomplete)
+    if not batch_sizes:
+        return record, ""
+    dropped_sparsities = _axis_text("S", set(record.sparsities) - set(sparsities))
+    dropped_batch_sizes = _axis_text("B", set(record.batch_sizes) - set(batch_sizes))
+    dropped = dropped_sparsities + dropped_batch_sizes
+    if dropped_sparsities and dropped_batch_sizes:
+        # What is left out is no grid.
+        dropped = f"all but {_axis_text('S', sparsities)} and {_axis_text('B', batch_sizes)}"
+    return record.subset(sparsities, batch_sizes), dropped
 
 
-def _told(name: str, values: Iterable[float]) -> str:
-    told = ", ".join(f"{value:.9g}" for value in sorted(values))
-    return told and f"{name} = {told}"
+def _largest_grid(
+    record: StudyRecord, incomplete: set[tuple[float, int]]
+) -> tuple[tuple[float, ...], tuple[int, ...]]:
+    """Return the sparsities and batch sizes of the largest grid without an incomplete cell.
+
+    Args:
+        record: The study.
+        incomplete: Its (sparsity, batch size) with an incomplete cell.
+    """
+    largest: tuple[tuple[float, ...], tuple[int, ...]] = ((), ())
+    for count in range(1, len(record.sparsities) + 1):
+        for sparsities in combinations(record.sparsities, count):
+            batch_sizes = []
+            for batch_size in record.batch_sizes:
+                if not any((sparsity, batch_size) in incomplete for sparsity in sparsities):
+                    batch_sizes.append(batch_size)
+            if len(sparsities) * len(batch_sizes) > len(largest[0]) * len(largest[1]):
+                largest = (sparsities, tuple(batch_sizes))
+    return largest
+
+
+def _axis_text(name: str, values: Iterable[float]) -> str:
+    """Return values of an axis in words, such as "S = 0.5, 0.9"; "" for no values."""
+    texts = [f"{value:.9g}" for value in sorted(values)]
+    return f"{name} = {', '.join(texts)}" if texts else ""

@@ -9,7 +9,9 @@ import pandas as pd
 from lit_dps.analysis.analysis import Analysis
 from lit_dps.core.errors import ConfigError
 from lit_dps.core.record import StudyRecord
-from lit_dps.report.text import answered
+from lit_dps.report.answer import timing_notes
+from lit_dps.report.text import answered, table_and_law, theory_text
+from lit_dps.report.warnings import study_notes
 
 
 class Study:
@@ -99,6 +101,22 @@ class Study:
     def report(self) -> str:
         """The report that `lit-dps analyze` prints."""
         return answered(self.analysis)
+
+    @property
+    def table_and_law(self) -> str:
+        """The head of the report: the protocol, the table of cells, one line per law."""
+        return table_and_law(self.analysis)
+
+    @property
+    def theory(self) -> str:
+        """The measured terms of the theory as text; empty without them."""
+        return theory_text(self.analysis)
+
+    @property
+    def notes(self) -> list[str]:
+        """What to know before you trust the table and the times, one line each."""
+        record = self.analysis.record
+        return [*study_notes(self.analysis), *timing_notes(record, self.analysis.answer)]
 
     def plot(self, name: str = "scaling") -> Any:
         """Return a figure of the study by its name, such as "scaling", "rates" or "budgets".

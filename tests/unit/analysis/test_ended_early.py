@@ -14,10 +14,10 @@ from lit_dps.analysis.term_comparisons import measured_terms
 from lit_dps.core.racing import longest_attempt, truncate_at_race_limit
 from lit_dps.core.search_space import Range
 from lit_dps.core.trial import Cell, Series, Status
-from lit_dps.replication.claims_trials import rate_grows, region_grows
-from lit_dps.replication.rules import k_star_draws
+from lit_dps.replication.estimates import k_star_draws
 from lit_dps.report.figures import lipschitz, metaparameters
 from lit_dps.storage.read import read_study
+from tests.support.claims import judged
 from tests.support.fake_study import result, theory_terms, write_study
 
 CELL = Cell(8, 0.0)
@@ -164,8 +164,9 @@ def test_failed_trials_do_not_count_for_the_region_of_successful_ones():
     }
     small = Cell(4, 0.0)
     of_failed, of_stopped = (
-        region_grows(
-            Analysis(read(cells | {small: [*cells[small][:7], ended(7, status, cell=small)]}))
+        judged(
+            "region-grows",
+            Analysis(read(cells | {small: [*cells[small][:7], ended(7, status, cell=small)]})),
         ).measured
         for status in ("failed", "stopped")
     )
@@ -187,7 +188,7 @@ def test_failed_trials_do_not_count_for_the_best_rate():
         for c, found in cells.items()
     }
     records = [read(found, space=space) for found in (cells, more)]
-    plain, with_failed = (rate_grows(Analysis(record)) for record in records)
+    plain, with_failed = (judged("rate-grows", Analysis(record)) for record in records)
     assert plain == with_failed
 
 

@@ -13,11 +13,10 @@ from lit_dps.analysis.summary import at_first_check, summarize
 from lit_dps.analysis.tables import records
 from lit_dps.core.search_space import Range
 from lit_dps.core.trial import Cell, Series
-from lit_dps.replication.claims_scaling import diminishing_returns, linear_scaling, steps_of_sparse
-from lit_dps.replication.claims_trials import rate_grows
 from lit_dps.report.text import render, theory_text
 from lit_dps.report.warnings import first_check_bounds, study_notes
 from lit_dps.storage.read import read_study
+from tests.support.claims import judged
 from tests.support.fake_study import GOAL, result, theory_terms, write_study
 from tests.support.texts import numbers_in
 
@@ -160,26 +159,28 @@ def eight(steps):
 def test_claims_on_k_star_are_judged_without_it():
     steps = {(2, 0.0): 8000, (8, 0.0): 2000, (32, 0.0): 512}
     with_it, without = study_of(eight(steps | {(512, 0.0): 16})), study_of(eight(steps))
-    for of in (linear_scaling, diminishing_returns):
-        verdict, said, _ = of(without)
-        assert of(with_it)[:2] == (verdict, f"{said}; 1 at the first check left out")
-    said = linear_scaling(study_of(eight({(2, 0.0): 100, (8, 0.0): 16, (32, 0.0): 16}))).measured
+    for claim in ("linear-scaling", "diminishing-returns"):
+        verdict, said, _ = judged(claim, without)
+        assert judged(claim, with_it)[:2] == (verdict, f"{said}; 1 at the first check left out")
+    said = judged(
+        "linear-scaling", study_of(eight({(2, 0.0): 100, (8, 0.0): 16, (32, 0.0): 16}))
+    ).measured
     assert said == "S=0: K* at 1 batch sizes; 2 at the first check left out"
 
 
 def test_steps_of_sparse_are_over_resolved_k_star():
     steps = {(8, 0.0): 16000, (8, 0.9): 32000, (32, 0.0): 16000, (32, 0.9): 48000}
-    whole = steps_of_sparse(study_of(eight(steps)))
+    whole = judged("steps-of-sparse", study_of(eight(steps)))
     bound = study_of(eight(steps | {(512, 0.0): 16, (512, 0.9): 160}))
     told = (
         "3 of the 3 batch sizes with a dense K* have a sparse one, at 1 of these one is at the "
         "first check"
     )
-    assert steps_of_sparse(bound)[:2] == (whole.verdict, f"{whole.measured}; {told}")
+    assert judged("steps-of-sparse", bound)[:2] == (whole.verdict, f"{whole.measured}; {told}")
     few = study_of(
         eight({(8, 0.0): 160, (8, 0.9): 320} | {(b, s): 16 for b in (32, 128) for s in (0.0, 0.9)})
     )
-    verdict, said, _ = steps_of_sparse(few)
+    verdict, said, _ = judged("steps-of-sparse", few)
     assert verdict == "not decidable at this scale"
     assert (
         said
@@ -199,11 +200,11 @@ def test_the_best_rate_is_that_of_resolved_k_star():
     storage = optuna.storages.InMemoryStorage()
     write_study(storage, cells, space=space)
     record = read_study(storage, "fake")
-    said = rate_grows(Analysis(record)).measured
+    said = judged("rate-grows", Analysis(record)).measured
     assert said.startswith(
         "S=0: rank correlation of the best learning rate with B, and the rates at B=8 and B=64: 1 ["
     )
     assert said.endswith("], 0.0100, 0.100; not known at 1 of 5 batch sizes")
     coarse = dataclasses.replace(record, goal=dataclasses.replace(GOAL, check_interval=800))
-    said = rate_grows(Analysis(coarse)).measured
+    said = judged("rate-grows", Analysis(coarse)).measured
     assert said == "S=0: best learning rate known at 0 of 5 batch sizes"

@@ -7,16 +7,16 @@ import pytest
 
 from lit_dps.analysis.analysis import Analysis
 from lit_dps.core.trial import Cell, Series
-from lit_dps.replication.claims_critical import critical_later, critical_no_earlier
-from lit_dps.replication.claims_scaling import (
-    diminishing_returns,
-    exponent,
-    linear_scaling,
-    more_steps_of_sparse,
-    plateau,
-    steps_of_sparse,
-)
+from lit_dps.replication.critical import sparse_critical_ratio
 from lit_dps.replication.rules import Verdict
+from lit_dps.replication.scaling import (
+    examples_ratio,
+    exponent,
+    exponent_at_small_batches,
+    sparse_steps_ratio,
+    steps_per_doubling,
+)
+from tests.support.claims import judged
 from tests.support.fake_study import analysis_of, result
 
 SEEN, NOT_SEEN, UNDECIDABLE = Verdict
@@ -96,7 +96,7 @@ def test_the_exponent_between_two_batch_sizes():
     ],
 )
 def test_linear_scaling(steps, verdict):
-    assert linear_scaling(study_of(steps)).verdict is verdict
+    assert judged("linear-scaling", study_of(steps)).verdict is verdict
 
 
 def test_linear_scaling_that_bends_too_early_for_the_fitted_law():
@@ -114,12 +114,15 @@ def test_linear_scaling_that_bends_too_early_for_the_fitted_law():
     )
     assert study.scalings[Series(0.0)].identifiable
     assert study.scalings[Series(0.0)].fit.critical_batch_size >= 8 * 16
-    assert linear_scaling(study).verdict is NOT_SEEN
+    assert judged("linear-scaling", study).verdict is NOT_SEEN
 
 
-def test_linear_scaling_says_what_it_measured():
-    said = linear_scaling(study_of({8: sure(3200), 32: sure(400), 512: sure(100)})).measured
-    assert said == "S=0: K* goes as B^e from B=8 to B=32, e = -1.5 [-1.53, -1.5]"
+def test_linear_scaling_has_its_number_and_its_batch_sizes():
+    study = study_of({8: sure(3200), 32: sure(400), 512: sure(100)})
+    (measurement,) = exponent_at_small_batches(study).values()
+    assert measurement.number == exponent(study, Series(0.0), 8, 32)
+    assert not measurement.of_medians
+    assert str(measurement.number) in judged("linear-scaling", study).measured
 
 
 @pytest.mark.parametrize(
@@ -132,14 +135,16 @@ def test_linear_scaling_says_what_it_measured():
     ],
 )
 def test_diminishing_returns(steps, verdict):
-    assert diminishing_returns(study_of(steps)).verdict is verdict
+    assert judged("diminishing-returns", study_of(steps)).verdict is verdict
 
 
 def test_diminishing_returns_in_numbers():
     # B K* is 8 x 1000 and 512 x 100: 6.4 times the examples, at least 512 x 84 / 8000 = 5.38, at
     # most 51200 / 7872
-    found = diminishing_returns(study_of({8: sure(1000), 512: sure(100)}))
-    assert found.measured == "S=0: examples at B=512 over those at B=8: x6.4 [5.38, 6.5]"
+    measured = examples_ratio(study_of({8: sure(1000), 512: sure(100)}))["S=0"]
+    assert measured.number.value == pytest.approx(6.4)
+    assert measured.number.interval == pytest.approx((5.376, 6.504), abs=1e-3)
+    assert not measured.can_refute
 
 
 @pytest.mark.parametrize(
@@ -165,7 +170,7 @@ def test_diminishing_returns_in_numbers():
     ],
 )
 def test_plateau(steps, verdict):
-    assert plateau(study_of(steps)).verdict is verdict
+    assert judged("plateau", study_of(steps)).verdict is verdict
 
 
 def test_a_plateau_that_is_not_where_the_law_has_it():
@@ -179,19 +184,20 @@ def test_a_plateau_that_is_not_where_the_law_has_it():
     }
     study = study_of(flat | {8192: sure(700)})
     assert study.scalings[Series(0.0)].fit.critical_batch_size < 8192 / 8
-    assert plateau(study).verdict is NOT_SEEN
+    assert judged("plateau", study).verdict is NOT_SEEN
 
 
-def test_plateau_says_why_it_cannot_tell():
-    said = plateau(study_of(law(1e8, 0, (4, 16, 64)))).measured
-    assert said.startswith(
-        "S=0: K* a doubling from B=16 to B=64: x0.5 [0.5, 0.5]; B_crit not identifiable: B_crit > "
-    )
+def test_a_plateau_is_not_known_where_the_critical_batch_size_is_not():
+    study = study_of(law(1e8, 0, (4, 16, 64)))
+    measured = steps_per_doubling(study)["S=0"]
+    assert measured.number is None
+    assert "x0.5 [0.5, 0.5]" in measured.sentence
+    assert study.scalings[Series(0.0)].describe() in measured.sentence
 
 
-@pytest.mark.parametrize("of", [linear_scaling, diminishing_returns, plateau])
-def test_one_batch_size_is_no_curve(of):
-    assert of(study_of({(8, 0.0): sure(100), (8, 0.9): sure(200)})) is None
+@pytest.mark.parametrize("claim", ["linear-scaling", "diminishing-returns", "plateau"])
+def test_one_batch_size_is_no_curve(claim):
+    assert judged(claim, study_of({(8, 0.0): sure(100), (8, 0.9): sure(200)})) is None
 
 
 def ratio(k, trials=sure):
@@ -222,7 +228,7 @@ def ratio(k, trials=sure):
     ],
 )
 def test_steps_of_sparse(steps, verdict):
-    assert steps_of_sparse(study_of(steps)).verdict is verdict
+    assert judged("steps-of-sparse", study_of(steps)).verdict is verdict
 
 
 @pytest.mark.parametrize(
@@ -237,26 +243,26 @@ def test_steps_of_sparse(steps, verdict):
     ],
 )
 def test_more_steps_of_sparse(steps, verdict):
-    assert more_steps_of_sparse(study_of(steps)).verdict is verdict
+    assert judged("more-steps-of-sparse", study_of(steps)).verdict is verdict
 
 
 def test_steps_of_sparse_in_numbers():
-    said = steps_of_sparse(
-        study_of(
-            {
-                (8, 0.0): sure(16000),
-                (8, 0.9): sure(64000),
-                (32, 0.0): sure(16000),
-                (32, 0.9): sure(16000),
-            }
-        )
-    )
-    assert said.measured.startswith("K* x1 to x4 over B, mean x2 [2, 2]")
+    cells = {
+        (8, 0.0): sure(16000),
+        (8, 0.9): sure(64000),
+        (32, 0.0): sure(16000),
+        (32, 0.9): sure(16000),
+    }
+    measured = sparse_steps_ratio(study_of(cells))[""]
+    assert measured.number.value == pytest.approx(2)
+    assert measured.number.interval == pytest.approx((2, 2), abs=5e-3)
     # With 40,000 / 320 = 125 at least where none met the goal, (2 x 2.5 x 125)^(1/3) = 8.55;
     # to one check interval, (1.995 x 2.48 x 125)^(1/3) = 8.52
-    said = steps_of_sparse(study_of(ratio([2, 2.5, None])))
-    told = "2 of the 3 batch sizes with a dense K* have a sparse one"
-    assert said.measured == f"K* x2 to x2.5 over B, mean at least x8.55 [8.52, inf]; {told}"
+    measured = sparse_steps_ratio(study_of(ratio([2, 2.5, None])))[""]
+    assert measured.number.value == pytest.approx(8.55, abs=5e-3)
+    assert measured.number.interval == pytest.approx((8.52, math.inf), abs=5e-3)
+    (note,) = measured.notes
+    assert note.startswith("2 of the 3 batch sizes")
 
 
 def two(dense, sparse, batch_sizes=POWERS, sparse_trials=sure, **kw):
@@ -277,9 +283,12 @@ def two(dense, sparse, batch_sizes=POWERS, sparse_trials=sure, **kw):
     ],
 )
 def test_critical_batch_sizes_of_sparse_and_dense(study, no_earlier, later):
-    assert critical_no_earlier(study).verdict is no_earlier
+    assert judged("critical-no-earlier", study).verdict is no_earlier
     assert (
-        critical_later(Analysis(dataclasses.replace(study.record, config=MOMENTUM))).verdict
+        judged(
+            "critical-later-with-momentum",
+            Analysis(dataclasses.replace(study.record, config=MOMENTUM)),
+        ).verdict
         is later
     )
 
@@ -295,29 +304,32 @@ def test_a_law_that_misses_its_k_star_tells_no_critical_batch_size():
     residuals = [math.log(k / (law.fit.c1 / b + law.fit.c2)) for b, k in law.k_star.items()]
     assert law.misfit == pytest.approx(math.sqrt(sum(r * r for r in residuals) / (len(POWERS) - 2)))
     assert law.misfit > 0.3 and study.scalings[Series(0.9)].misfit < 0.001
-    verdict, said, _ = critical_no_earlier(off)
-    assert verdict is UNDECIDABLE
-    assert said.endswith(f"; c1 / B + c2 misses K* by {law.misfit:.0%} at S=0.9")
+    measured = sparse_critical_ratio(off)[""]
+    assert measured.number is None
+    assert measured.notes == (f"c1 / B + c2 misses K* by {law.misfit:.0%} at S=0.9",)
+    assert judged("critical-no-earlier", off).verdict is UNDECIDABLE
 
 
-def test_the_critical_batch_sizes_in_words():
-    said = critical_no_earlier(two((1e6, 1000), (4e6, 2000))).measured
-    assert (
-        said
-        == "B_crit = 2000 [2000, 2010] at S=0.9, B_crit = 1000 [1000, 1010] at S=0, x2 [1.98, 2]"
-    )
-    said = critical_no_earlier(two((1e6, 1000), (1e7, 0), POWERS[:10])).measured
-    assert said.startswith("B_crit > 1020 at S=0.9, B_crit = 1000 [1000, 1010] at S=0, x")
-    said = critical_no_earlier(study_of({(8, 0.0): sure(100), (8, 0.9): sure(200)})).measured
-    assert said.startswith(
-        "no law (needs complete trials at 3 batch sizes; has 1) at S=0.9, no law ("
-    )
+def test_the_ratio_of_critical_batch_sizes():
+    measured = sparse_critical_ratio(two((1e6, 1000), (4e6, 2000)))[""]
+    assert measured.number.value == pytest.approx(2, rel=1e-3)
+    assert measured.number.interval == pytest.approx((1.98, 2), abs=5e-3)
+    assert measured.can_refute and measured.sentence.count("B_crit = ") == 2
+    measured = sparse_critical_ratio(two((1e6, 1000), (1e7, 0), POWERS[:10]))[""]
+    assert not measured.can_refute and "B_crit > 1020 at S=0.9" in measured.sentence
+    bare = study_of({(8, 0.0): sure(100), (8, 0.9): sure(200)})
+    measured = sparse_critical_ratio(bare)[""]
+    assert measured.number is None
+    assert measured.sentence.count(bare.scalings[Series(0.9)].describe()) == 2
 
 
 def test_later_with_momentum_is_for_momentum():
-    assert critical_later(two((1e6, 1000), (2e6, 2000), config=SGD)) is None
-    assert critical_later(two((1e6, 1000), (2e6, 2000))) is None
+    assert judged("critical-later-with-momentum", two((1e6, 1000), (2e6, 2000), config=SGD)) is None
+    assert judged("critical-later-with-momentum", two((1e6, 1000), (2e6, 2000))) is None
     assert (
-        critical_no_earlier(study_of(law(1e6, 1000, POWERS, 0.5) | law(1e6, 1000, POWERS, 0.9)))
+        judged(
+            "critical-no-earlier",
+            study_of(law(1e6, 1000, POWERS, 0.5) | law(1e6, 1000, POWERS, 0.9)),
+        )
         is None
     )

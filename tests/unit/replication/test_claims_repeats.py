@@ -3,7 +3,6 @@ judged."""
 
 import dataclasses
 import math
-import re
 
 import numpy as np
 import pytest
@@ -12,9 +11,10 @@ from lit_dps.analysis.analysis import Analysis
 from lit_dps.analysis.tables import cell_of
 from lit_dps.core.repeats import RepeatPlan
 from lit_dps.core.trial import Series
-from lit_dps.replication.claims_critical import critical_no_earlier
-from lit_dps.replication.claims_scaling import exponent, linear_scaling, steps_of_sparse
-from lit_dps.replication.rules import Verdict, curves, k_star_draws
+from lit_dps.replication.estimates import k_star_draws, laws_of
+from lit_dps.replication.rules import Verdict
+from lit_dps.replication.scaling import exponent, exponent_at_small_batches, sparse_steps_ratio
+from tests.support.claims import judged
 from tests.support.fake_study import result
 from tests.unit.replication.test_claims import MOMENTUM, PARAMS, POWERS, law, study_of, vague
 
@@ -25,7 +25,7 @@ WIDE = [0.6, 0.8, 1.0, 1.3, 1.7]
 @pytest.fixture
 def sure_points(monkeypatch):
     """As if the points that were searched were no luck."""
-    monkeypatch.setattr("lit_dps.replication.rules.POINT_LUCK", dict.fromkeys((0.0, 0.9), 0.0))
+    monkeypatch.setattr("lit_dps.replication.estimates.POINT_LUCK", dict.fromkeys((0.0, 0.9), 0.0))
 
 
 def with_repeats(study, seeds):
@@ -50,7 +50,7 @@ def with_repeats(study, seeds):
 def test_where_best_points_were_repeated_the_medians_are_judged():
     steps = law(3.2e5, 160, POWERS[:10]) | law(6.4e5, 320, POWERS[:10], 0.9)
     lucky = study_of({cell: vague(found[0]) for cell, found in steps.items()}, config=MOMENTUM)
-    assert linear_scaling(lucky).verdict is UNDECIDABLE
+    assert judged("linear-scaling", lucky).verdict is UNDECIDABLE
     repeated = with_repeats(lucky, [1.0, 1.19, 1.2, 1.2, 1.21])
     number = exponent(repeated, Series(0.0), 2, 8)
     assert number.value == pytest.approx(exponent(lucky, Series(0.0), 2, 8).value, abs=1e-3)
@@ -59,14 +59,11 @@ def test_where_best_points_were_repeated_the_medians_are_judged():
     assert number.interval == pytest.approx(
         (number.value - 0.1315, number.value + 0.1315), abs=1e-3
     )
-    finding = linear_scaling(repeated)
-    said = (
-        "medians: S=0, S=0.9: K* goes as B^e from B=2 to B=8, e = -0.998 [-1.13, -0.866] (K*: "
-        "-0.998)"
-    )
-    assert finding[:2] == (SEEN, said)
-    assert steps_of_sparse(repeated).verdict is SEEN
-    assert critical_no_earlier(repeated).measured.count("B_crit") == 2
+    assert judged("linear-scaling", repeated).verdict is SEEN
+    for measured in exponent_at_small_batches(repeated).values():
+        assert measured.of_medians and "(K*: -0.998)" in measured.sentence
+    assert judged("steps-of-sparse", repeated).verdict is SEEN
+    assert judged("critical-no-earlier", repeated) is not None
 
 
 def test_medians_allow_for_the_luck_of_the_points_that_were_searched():
@@ -81,8 +78,8 @@ def test_medians_allow_for_the_luck_of_the_points_that_were_searched():
         value, (low, high) = exponent(study, Series(0.0), 2, 8)
         half = 1.96 * luck * math.sqrt(2) / math.log(4)
         assert (low, high) == pytest.approx((value - half, value + half), abs=0.05 * half)
-        assert linear_scaling(study).verdict is (SEEN if trials == 100 else UNDECIDABLE)
-        (fitted,) = curves(study, Series(0.0))
+        assert judged("linear-scaling", study).verdict is (SEEN if trials == 100 else UNDECIDABLE)
+        (fitted,) = laws_of(study, Series(0.0))
         assert (fitted.fit, fitted.of_medians) == (study.median_scalings[Series(0.0)].fit, True)
         spread = np.log(fitted.critical.high / fitted.critical.low)
         assert spread > 2 * 1.96 * luck * math.sqrt(2 / 10), "of ten batch sizes"
@@ -91,8 +88,10 @@ def test_medians_allow_for_the_luck_of_the_points_that_were_searched():
         for cell, found in study.record.results.items()
     }
     least = Analysis(dataclasses.replace(study.record, results=results))
-    assert linear_scaling(least).verdict is UNDECIDABLE, "100 are to be run, but one cell has 4"
-    assert critical_no_earlier(lucky) is None
+    assert judged("linear-scaling", least).verdict is UNDECIDABLE, (
+        "100 are to be run, but one cell has 4"
+    )
+    assert judged("critical-no-earlier", lucky) is None
 
 
 @pytest.mark.parametrize("sparsity, luck", [(0.0, 0.18), (0.5, 0.35), (0.9, 0.35)])
@@ -102,7 +101,7 @@ def test_the_luck_of_25_points_is_that_of_dense_or_of_sparse_networks(sparsity, 
     study = with_repeats(
         study_of(found, config=MOMENTUM), [1.2] * 5
     )  # of seeds without a spread of their own
-    draws = [np.log(k_star_draws(study, cell, medians=True)[1]) for cell in study.by_cell]
+    draws = [np.log(k_star_draws(study, cell, of_medians=True)[1]) for cell in study.by_cell]
     assert np.std([each - each.mean() for each in draws]) == pytest.approx(luck, rel=0.05)
 
 
@@ -111,9 +110,8 @@ def test_a_series_that_was_not_repeated_whole_is_judged_on_k_star():
     few = with_repeats(
         study_of({cell: vague(found[0]) for cell, found in steps.items()}), [1.0, 1.2, 1.3]
     )
-    assert (
-        linear_scaling(few).verdict is UNDECIDABLE and "median" not in linear_scaling(few).measured
-    )
+    assert judged("linear-scaling", few).verdict is UNDECIDABLE
+    assert not exponent_at_small_batches(few)["S=0"].of_medians
 
 
 def test_repeats_of_two_series_are_resampled_independently():
@@ -124,12 +122,13 @@ def test_repeats_of_two_series_are_resampled_independently():
         study_of({cell: vague(found[0]) for cell, found in steps.items()}, config=MOMENTUM), WIDE
     )
     dense, sparse = (Series(s) for s in (0.0, 0.9))
-    draws = {s: k_star_draws(study, cell_of(s, 64), medians=True)[1] for s in (dense, sparse)}
+    draws = {s: k_star_draws(study, cell_of(s, 64), of_medians=True)[1] for s in (dense, sparse)}
     assert abs(np.corrcoef(*draws.values())[0, 1]) < 0.1
     low, high = np.percentile(np.log(draws[sparse] / draws[dense]), [2.5, 97.5])
     assert low < math.log(2) - 0.5 and high > math.log(2) + 0.5
-    mean = re.search(r"mean x2.* \[(\S+), (\S+)\]", steps_of_sparse(study).measured)
-    assert float(mean[1]) < 1.8 and float(mean[2]) > 2.2
+    number = sparse_steps_ratio(study)[""].number
+    assert number.value == pytest.approx(2, rel=0.05)
+    assert number.interval.low < 1.8 and number.interval.high > 2.2
 
 
 @pytest.mark.usefixtures("sure_points")
@@ -139,7 +138,7 @@ def test_a_repeat_that_missed_the_goal_is_infinite():
         study_of({cell: vague(found[0]) for cell, found in steps.items()}),
         [1.0, 1.0, 1.0, None, None],
     )
-    low, high = k_star_draws(study, cell_of(Series(0.0), 64), medians=True)
+    low, high = k_star_draws(study, cell_of(Series(0.0), 64), of_medians=True)
     # 3 of 5 draws, or more, are of the 2 that missed with probability 0.317
     assert np.isinf(high).mean() == pytest.approx(0.317, abs=0.045)
     assert low == pytest.approx(
@@ -149,7 +148,7 @@ def test_a_repeat_that_missed_the_goal_is_infinite():
     assert found.fit is not None and found.critical is None, (
         "no interval where one resample in 40 is at a missed one"
     )
-    assert linear_scaling(study).verdict is UNDECIDABLE
+    assert judged("linear-scaling", study).verdict is UNDECIDABLE
     assert study.scalings[Series(0.0)].over == "trials"
 
 
@@ -164,9 +163,7 @@ def test_series_that_are_compared_are_judged_alike():
         for c, r in both.record.repeats.items()
     }
     one = Analysis(dataclasses.replace(both.record, repeats=repeats))
-    for each, words in ((both, "mean x1.2 "), (one, "mean x1.2 ")):
-        assert words in steps_of_sparse(each).measured
-    assert (
-        "(medians)" in steps_of_sparse(both).measured
-        and "(medians)" not in steps_of_sparse(one).measured
-    )
+    for each, of_medians in ((both, True), (one, False)):
+        measured = sparse_steps_ratio(each)[""]
+        assert measured.number.value == pytest.approx(1.2, abs=5e-3)
+        assert measured.of_medians is of_medians

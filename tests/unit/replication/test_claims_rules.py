@@ -6,23 +6,28 @@ import numpy as np
 import pytest
 from scipy.stats import spearmanr
 
+from lit_dps.analysis import Draws
 from lit_dps.analysis.intervals import Interval
 from lit_dps.analysis.law_bootstrap import Scaling, bootstrap_law
 from lit_dps.core.goal import Goal
 from lit_dps.core.trial import Cell, Series
-from lit_dps.replication.claims_trials import rank_correlation
-from lit_dps.replication.rules import (
+from lit_dps.replication.estimates import (
     Estimate,
-    Finding,
-    Verdict,
-    at_each,
-    combined,
-    decide,
-    estimated,
-    fit_ratio,
+    estimate_of,
     k_star_draws,
     log_ratio,
+    ratio_of_laws,
 )
+from lit_dps.replication.rules import (
+    ClaimRange,
+    Measurement,
+    Verdict,
+    combined,
+    decide,
+    judge,
+    together,
+)
+from lit_dps.replication.search import rank_correlation
 from tests.support.fake_study import analysis_of, result
 
 SEEN, NOT_SEEN, UNDECIDABLE = Verdict
@@ -43,11 +48,11 @@ SEEN, NOT_SEEN, UNDECIDABLE = Verdict
     ],
 )
 def test_a_range_is_met_by_the_whole_interval_or_by_none_of_it(low, high, verdict):
-    assert decide(Estimate(1.5, Interval(low, high)), above=1.0, to=2.0) is verdict
+    assert decide(Estimate(1.5, Interval(low, high)), ClaimRange(1.0, 2.0)) is verdict
 
 
 def test_no_number_decides_nothing():
-    assert decide(None, above=0) is UNDECIDABLE
+    assert decide(None, ClaimRange(above=0)) is UNDECIDABLE
 
 
 def test_verdicts_on_several_sparsities():
@@ -55,23 +60,54 @@ def test_verdicts_on_several_sparsities():
     assert combined([SEEN, UNDECIDABLE]) is UNDECIDABLE
     assert combined([SEEN, UNDECIDABLE, NOT_SEEN]) is NOT_SEEN
     assert combined([]) is UNDECIDABLE
-    found = at_each(
-        map(Series, (0.0, 0.9)),
-        lambda s: Finding(SEEN if s > Series(0.0) else NOT_SEEN, f"e of {s}"),
+    above_1 = ClaimRange(above=1.0)
+    seen, not_seen, open_ = (
+        Measurement(f"e = {value}", Estimate(value, Interval(value, high)))
+        for value, high in ((2.0, 3.0), (0.0, 1.0), (0.5, 3.0))
     )
-    assert found == Finding(
-        NOT_SEEN, "S=0: e of S=0; S=0.9: e of S=0.9; seen at S=0.9, not seen at S=0"
-    )
-    of = {Series(s): v for s, v in ((0.0, SEEN), (0.5, UNDECIDABLE), (0.9, UNDECIDABLE))}
-    assert at_each(of, lambda s: Finding(of[s], "e")).measured.endswith(
-        "e; seen at S=0, undecided at S=0.5, S=0.9"
-    )
+    finding = judge({"S=0": not_seen, "S=0.9": seen}, above_1)
+    assert finding.verdict is NOT_SEEN
+    assert finding.measured.endswith("; seen at S=0.9, not seen at S=0")
+    finding = judge({"S=0": seen, "S=0.5": open_, "S=0.9": open_}, above_1)
+    assert finding.verdict is UNDECIDABLE
+    assert finding.measured.endswith("; seen at S=0, undecided at S=0.5, S=0.9")
+
+
+def test_a_number_outside_of_what_a_study_reaches_refutes_nothing():
+    number = Estimate(0.5, Interval(0.4, 0.6))
+    for can_refute, verdict in ((True, NOT_SEEN), (False, UNDECIDABLE)):
+        measured = {"": Measurement("x", number, can_refute=can_refute)}
+        assert judge(measured, ClaimRange(above=1.0)).verdict is verdict
+        assert judge(measured, ClaimRange(at_most=1.0)).verdict is SEEN
+
+
+def test_the_papers_number_is_outside_of_an_interval():
+    number = Estimate(0.5, Interval(0.4, 0.6))
+    for paper, is_outside in ((None, False), (0.5, False), (0.7, True)):
+        finding = judge({"": Measurement("x", number)}, ClaimRange(above=0.1), paper)
+        assert finding.paper_is_outside is is_outside
+        assert ("x0.7" in finding.measured) is is_outside
+    assert not judge({"": Measurement("x")}, ClaimRange(above=0.1), 0.7).paper_is_outside
+
+
+def test_medians_are_named_once_where_all_series_rest_on_them():
+    of_medians = Measurement("e = 1", of_medians=True, notes=("note",))
+    of_k_star = Measurement("e = 2")
+    texts = [
+        judge(measured, ClaimRange()).measured
+        for measured in (
+            {"S=0": of_medians, "S=0.9": of_medians},
+            {"S=0": of_medians, "S=0.9": of_k_star},
+            {"": of_medians},
+        )
+    ]
+    assert [text.count("medians") for text in texts] == [1, 1, 1]
+    assert texts[0].startswith("medians: ") and texts[2] == "e = 1 (medians); note"
 
 
 def test_what_several_sparsities_share_is_said_once():
     def said(*sentences):
-        series = [Series(i / 10) for i in range(len(sentences))]
-        return at_each(series, lambda s: Finding(SEEN, sentences[series.index(s)])).measured
+        return together({str(Series(i / 10)): each for i, each in enumerate(sentences)})
 
     assert (
         said("from B=2, e = -1 [-2, 0]", "from B=2, e = -1 [-3, 0]")
@@ -101,19 +137,19 @@ def test_what_several_sparsities_share_is_said_once():
 
 def test_intervals_are_percentiles_that_hold_the_value():
     drawn = np.arange(1000.0)
-    assert estimated(500, drawn).interval == (24, 974)
-    assert estimated(5, drawn).interval == (5, 974)
-    assert estimated(500, drawn, drawn + 10).interval == (24, 984)
-    assert str(estimated(500, drawn)) == "500 [24, 974]"
-    assert estimated(1.0, np.zeros(9)).map(lambda x: 2 * x) == Estimate(2.0, Interval(0.0, 2.0))
+    assert estimate_of(500, drawn).interval == (24, 974)
+    assert estimate_of(5, drawn).interval == (5, 974)
+    assert estimate_of(500, drawn, drawn + 10).interval == (24, 984)
+    assert str(estimate_of(500, drawn)) == "500 [24, 974]"
+    assert estimate_of(1.0, np.zeros(9)).map(lambda x: 2 * x) == Estimate(2.0, Interval(0.0, 2.0))
 
 
 def test_what_is_unknown_could_be_anything():
     drawn = np.arange(1000.0)
     drawn[:20] = np.nan  # 2 %: the percentiles move by as many places, on both sides
-    assert estimated(500, drawn).interval == (24, 994)
+    assert estimate_of(500, drawn).interval == (24, 994)
     drawn[:30] = np.nan
-    assert estimated(500, drawn).interval == (-math.inf, math.inf)
+    assert estimate_of(500, drawn).interval == (-math.inf, math.inf)
 
 
 def study_of(steps, slack=None, **goal):
@@ -147,8 +183,8 @@ def test_k_star_of_outraced_trials_lies_beyond_the_race():
 
 def test_ratios_of_limits():
     low, high = log_ratio(
-        (np.array([30.0, 0]), np.array([40.0, np.inf])),
-        (np.array([10.0, 10]), np.array([20.0, 20])),
+        Draws(np.array([30.0, 0]), np.array([40.0, np.inf])),
+        Draws(np.array([10.0, 10]), np.array([20.0, 20])),
     )
     assert np.exp(low) == pytest.approx([1.5, 0])
     assert np.exp(high) == pytest.approx([4, np.inf])
@@ -159,14 +195,14 @@ def test_ratios_of_laws_resample_by_the_same_points():
     # resample.
     steps = {10: [1000, 1100, 1300, None], 30: [400, 500, None, 460], 100: [150, 300, None, 170]}
     twice = {b: [k and 2 * k for k in found] for b, found in steps.items()}
-    ratio, drawn = fit_ratio(bootstrap_law(twice), bootstrap_law(steps), lambda c1, c2: c1)
+    ratio, drawn = ratio_of_laws(bootstrap_law(twice), bootstrap_law(steps), lambda c1, c2: c1)
     assert ratio == pytest.approx(2)
     assert drawn == pytest.approx(np.full(len(drawn), 2.0))
     assert len({*np.round(bootstrap_law(steps).replicates[:, 0])}) > 3
-    ratio, drawn = fit_ratio(bootstrap_law(twice), bootstrap_law(steps), lambda c1, c2: c1 / c2)
+    ratio, drawn = ratio_of_laws(bootstrap_law(twice), bootstrap_law(steps), lambda c1, c2: c1 / c2)
     assert ratio == pytest.approx(1, rel=1e-5)
-    assert fit_ratio(Scaling({8: 100}), bootstrap_law(steps), lambda c1, c2: c1) is None
-    assert fit_ratio(bootstrap_law(steps), Scaling({8: 100}), lambda c1, c2: c1) is None
+    assert ratio_of_laws(Scaling({8: 100}), bootstrap_law(steps), lambda c1, c2: c1) is None
+    assert ratio_of_laws(bootstrap_law(steps), Scaling({8: 100}), lambda c1, c2: c1) is None
 
 
 def test_rank_correlation_is_spearmans():

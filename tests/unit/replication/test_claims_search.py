@@ -10,13 +10,14 @@ import pytest
 from lit_dps.analysis.analysis import Analysis
 from lit_dps.core.search_space import Range
 from lit_dps.core.trial import Cell
-from lit_dps.replication.claims_trials import (
+from lit_dps.replication.rules import Verdict
+from lit_dps.replication.search import (
     correlation_interval,
     rank_correlation,
-    rate_grows,
-    region_grows,
+    rate_trend,
+    success_trend,
 )
-from lit_dps.replication.rules import Verdict
+from tests.support.claims import judged
 from tests.support.fake_study import analysis_of, result
 
 SEEN, NOT_SEEN, UNDECIDABLE = Verdict
@@ -55,11 +56,13 @@ def searched(best, space=SPACE, momentum=None, **kw):
     ],
 )
 def test_rate_grows(rates, verdict):
-    assert rate_grows(searched(rates)).verdict is verdict
+    assert judged("rate-grows", searched(rates)).verdict is verdict
 
 
 def test_a_race_leaves_the_best_rate_known():
-    assert rate_grows(searched(GROWING, slack=1.0)) == rate_grows(searched(GROWING))
+    assert judged("rate-grows", searched(GROWING, slack=1.0)) == judged(
+        "rate-grows", searched(GROWING)
+    )
 
 
 def test_the_interval_of_a_rank_correlation():
@@ -96,22 +99,24 @@ def test_the_rate_that_counts_is_the_effective_one():
     study = searched(
         [0.1] * 8, space=space, momentum=[0.5, 0.9, 0.95, 0.98, 0.99, 0.992, 0.995, 0.998]
     )
-    verdict, said, _ = rate_grows(study)
-    assert verdict is SEEN
-    name = "best effective learning rate with B, and the rates at B=4 and B=512"
-    assert said == f"S=0: rank correlation of the {name}: 1 [0.902, 1], 0.200, 50.0"
+    assert judged("rate-grows", study).verdict is SEEN
+    measured = rate_trend(study)["S=0"]
+    assert measured.number.value == pytest.approx(1)
+    assert measured.number.interval == pytest.approx((0.902, 1), abs=5e-4)
+    assert "effective" in measured.sentence and measured.sentence.endswith("0.200, 50.0")
 
 
 def test_rate_grows_is_for_studies_that_search_a_rate():
     cell = Cell(8, 0.0)
     width = {"model.width": Range(1, 64)}
     assert (
-        rate_grows(
-            analysis_of({cell: [result(cell, 0, 16, params={"model.width": 8})]}, space=width)
+        judged(
+            "rate-grows",
+            analysis_of({cell: [result(cell, 0, 16, params={"model.width": 8})]}, space=width),
         )
         is None
     )
-    assert rate_grows(searched([0.1])) is None  # one batch size
+    assert judged("rate-grows", searched([0.1])) is None  # one batch size
 
 
 def counted(shares, points=16, unfinished=0):
@@ -144,18 +149,15 @@ def counted(shares, points=16, unfinished=0):
     ],
 )
 def test_region_grows(study, verdict):
-    assert region_grows(study).verdict is verdict
+    assert judged("region-grows", study).verdict is verdict
 
 
 def test_the_region_is_counted_over_points_that_all_cells_have():
-    said = region_grows(counted([0.25, 0.5, 0.5, 0.5, 1.0], points=16, unfinished=8)).measured
-    assert said.startswith(
-        "S=0: rank correlation of the share of trials complete by step 40,000 with B: "
-    )
-    assert said.endswith(", from 0.500 at B=4 to 1.00 at B=1024")
-    assert (
-        region_grows(counted([0, 0, 0, 0])).measured == "S=0: no trials are complete by step 40,000"
-    )
+    study = counted([0.25, 0.5, 0.5, 0.5, 1.0], points=16, unfinished=8)
+    sentence = success_trend(study)["S=0"].sentence
+    assert "by step 40,000" in sentence
+    assert sentence.endswith("from 0.500 at B=4 to 1.00 at B=1024")
+    assert success_trend(counted([0, 0, 0, 0]))["S=0"].number is None
 
 
 def test_a_budget_beside_the_papers_is_told():
@@ -168,18 +170,15 @@ def test_a_budget_beside_the_papers_is_told():
     short = dataclasses.replace(
         record, config=config, goal=dataclasses.replace(record.goal, max_steps=2000)
     )
-    assert (
-        "by step 2,000 (the paper's budget is 40,000) with B"
-        in region_grows(Analysis(short)).measured
-    )
-    assert (
-        "budget" not in region_grows(Analysis(dataclasses.replace(record, config=config))).measured
-    )
+    sentence = success_trend(Analysis(short))["S=0"].sentence
+    assert "2,000" in sentence and "40,000" in sentence
+    own = Analysis(dataclasses.replace(record, config=config))
+    assert "budget" not in success_trend(own)["S=0"].sentence
 
 
 def test_a_race_is_no_study_of_the_region():
     cells = {Cell(b, 0.0): [result(Cell(b, 0.0), i, 160) for i in range(8)] for b in SIZES}
-    assert region_grows(analysis_of(cells, space={}, slack=2.0)) is None
+    assert judged("region-grows", analysis_of(cells, space={}, slack=2.0)) is None
 
 
 def test_the_share_by_twice_each_k_star_is_told_where_the_budget_goes_so_far():
@@ -191,9 +190,8 @@ def test_the_share_by_twice_each_k_star_is_told_where_the_budget_goes_so_far():
         steps = [k, 2 * k, 3 * k, None if b == SIZES[0] else 4 * k]
         cells[Cell(b, 0.0)] = [result(Cell(b, 0.0), i, each) for i, each in enumerate(steps)]
     study = analysis_of(cells, space={})
-    assert region_grows(study).measured.endswith(
-        "; by twice the K* of each, from 0.500 at B=4 to 0.500 at B=1024"
-    )
+    (note,) = success_trend(study)["S=0"].notes
+    assert note.endswith("from 0.500 at B=4 to 0.500 at B=1024")
     goal = dataclasses.replace(study.record.goal, max_steps=14992)
-    said = region_grows(Analysis(dataclasses.replace(study.record, goal=goal))).measured
-    assert said.endswith("; by twice the K* of each, from 0.500 at B=16 to 0.500 at B=1024")
+    (note,) = success_trend(Analysis(dataclasses.replace(study.record, goal=goal)))["S=0"].notes
+    assert note.endswith("from 0.500 at B=16 to 0.500 at B=1024")

@@ -10,13 +10,9 @@ from lit_dps.analysis.analysis import Analysis
 from lit_dps.analysis.term_comparisons import lipschitz_at_the_same_steps
 from lit_dps.core.repeats import RepeatPlan
 from lit_dps.core.trial import Cell
-from lit_dps.replication.claims_terms import (
-    lipschitz_rises,
-    loss_stays,
-    theory_tells,
-    variance_falls,
-)
 from lit_dps.replication.rules import Verdict
+from lit_dps.replication.terms import c1_over_theory, term_ratio
+from tests.support.claims import CLAIMS, judged
 from tests.support.fake_study import analysis_of, result, theory_terms
 
 SEEN, NOT_SEEN, UNDECIDABLE = Verdict
@@ -56,10 +52,8 @@ THREE = (4, 16, 64)
 
 
 def test_a_size_that_the_paper_does_not_have_is_told():
-    assert variance_falls(theory(beta=0.3)).measured.endswith(
-        "over 16 pairs of trials; the paper's x0.54 lies outside"
-    )
-    assert "lies outside" not in variance_falls(theory(beta=0.54)).measured
+    assert judged("variance-falls", theory(beta=0.3)).paper_is_outside
+    assert not judged("variance-falls", theory(beta=0.54)).paper_is_outside
 
 
 def test_what_is_before_the_first_step_needs_no_measurement_of_l():
@@ -72,57 +66,62 @@ def test_what_is_before_the_first_step_needs_no_measurement_of_l():
         for cell, results in study.record.results.items()
     }
     study = Analysis(dataclasses.replace(study.record, results=kept))
-    beta, delta = variance_falls(study), loss_stays(study)
+    beta, delta = judged("variance-falls", study), judged("loss-stays", study)
     assert (beta.verdict, delta.verdict) == (SEEN, SEEN)
-    assert beta.measured.startswith("beta x0.54 [") and delta.measured.startswith("Delta x1 [")
-    assert lipschitz_rises(study) is None and theory_tells(study, study) is None
+    assert term_ratio(study, "beta")[""].number.value == pytest.approx(0.54)
+    assert term_ratio(study, "delta")[""].number.value == pytest.approx(1)
+    assert (
+        judged("lipschitz-rises", study) is None
+        and judged("theory-predicts-c1", study, study) is None
+    )
 
 
 @pytest.mark.parametrize(
-    ("of", "study", "verdict"),
+    ("claim", "study", "verdict"),
     [
-        (lipschitz_rises, theory(**PAPER), SEEN),
-        (lipschitz_rises, theory(lipschitz=1.05), NOT_SEEN),
-        (lipschitz_rises, theory(lipschitz=1.3, spread=1.0), UNDECIDABLE),
-        (lipschitz_rises, theory(**PAPER, points=3), UNDECIDABLE),
-        (variance_falls, theory(**PAPER), SEEN),
-        (variance_falls, theory(beta=0.95), NOT_SEEN),
-        (variance_falls, theory(beta=0.9, spread=0.5), UNDECIDABLE),
-        (loss_stays, theory(**PAPER), SEEN),
-        (loss_stays, theory(delta=1.2), NOT_SEEN),
-        (loss_stays, theory(delta=1.1, spread=0.2), UNDECIDABLE),
-        (theory_tells, theory(**PAPER, sizes=THREE), SEEN),
-        (theory_tells, theory(**PAPER, sizes=THREE, c1=4.0), NOT_SEEN),
-        (theory_tells, theory(**PAPER, sizes=THREE, c1=1.67 * 1.4, spread=0.3), UNDECIDABLE),
-        (theory_tells, theory(**PAPER), UNDECIDABLE),  # two batch sizes have no law
+        ("lipschitz-rises", theory(**PAPER), SEEN),
+        ("lipschitz-rises", theory(lipschitz=1.05), NOT_SEEN),
+        ("lipschitz-rises", theory(lipschitz=1.3, spread=1.0), UNDECIDABLE),
+        ("lipschitz-rises", theory(**PAPER, points=3), UNDECIDABLE),
+        ("variance-falls", theory(**PAPER), SEEN),
+        ("variance-falls", theory(beta=0.95), NOT_SEEN),
+        ("variance-falls", theory(beta=0.9, spread=0.5), UNDECIDABLE),
+        ("loss-stays", theory(**PAPER), SEEN),
+        ("loss-stays", theory(delta=1.2), NOT_SEEN),
+        ("loss-stays", theory(delta=1.1, spread=0.2), UNDECIDABLE),
+        ("theory-predicts-c1", theory(**PAPER, sizes=THREE), SEEN),
+        ("theory-predicts-c1", theory(**PAPER, sizes=THREE, c1=4.0), NOT_SEEN),
+        (
+            "theory-predicts-c1",
+            theory(**PAPER, sizes=THREE, c1=1.67 * 1.4, spread=0.3),
+            UNDECIDABLE,
+        ),
+        ("theory-predicts-c1", theory(**PAPER), UNDECIDABLE),  # two batch sizes have no law
     ],
 )
-def test_terms(of, study, verdict):
-    assert of(*[study] * (2 if of is theory_tells else 1)).verdict is verdict
+def test_terms(claim, study, verdict):
+    assert judged(claim, *[study] * CLAIMS[claim].studies).verdict is verdict
 
 
 def test_terms_in_numbers():
     study = theory(**PAPER)
-    levels = (
-        "at the same steps x3.09 [3.09, 3.09]; L = 0.570, 1.76 at S=0, 0.9, of 2, 2 "
-        "measurements "
-        "a run"
-    )
-    assert (
-        lipschitz_rises(study).measured == f"L x3.09 [3.09, 3.09] over 16 pairs of trials; {levels}"
-    )
+    measured = term_ratio(study, "lipschitz")[""]
+    assert measured.number.value == pytest.approx(3.09)
+    assert measured.number.interval == pytest.approx((3.09, 3.09))
+    assert "over 16 pairs" in measured.sentence
+    same_steps, sizes = measured.notes
+    assert "x3.09 [3.09, 3.09]" in same_steps
+    assert re.findall(r"[\d.]+", sizes) == ["0.570", "1.76", "0", "0.9", "2", "2"]
     config = {**study.record.config, "smoothness": {"interval": 100, "examples": 6000}}
     part = Analysis(dataclasses.replace(study.record, config=config))
-    assert lipschitz_rises(part).measured.endswith(f"{levels} over 6,000 training examples")
-    assert variance_falls(study).measured == "beta x0.54 [0.54, 0.54] over 16 pairs of trials"
+    assert "6,000" in term_ratio(part, "lipschitz")[""].notes[1]
+    assert term_ratio(study, "beta")[""].number.interval == pytest.approx((0.54, 0.54))
     whole = theory(**PAPER, sizes=THREE)
-    said = theory_tells(whole, whole).measured
-    assert said.startswith(
-        "Delta beta L x1.67 [1.67, 1.67], fitted c1 x1.67 [1.67, 1.67]: x1 [1, 1] of the predicted"
-    )
-    assert said.endswith(
-        "; with the measured epsilon, x1 [1, 1], Delta beta L / epsilon^2 is x1.67 [1.67, 1.67]"
-    )
+    measured = c1_over_theory(whole, whole)[""]
+    assert measured.number.value == pytest.approx(1, abs=5e-3)
+    assert measured.sentence.count("x1.67 [1.67, 1.67]") == 2
+    (epsilon,) = measured.notes
+    assert "x1 [1, 1]" in epsilon and "x1.67 [1.67, 1.67]" in epsilon
 
 
 def test_a_law_that_misses_its_k_star_tells_no_c1():
@@ -134,10 +133,10 @@ def test_a_law_that_misses_its_k_star_tells_no_c1():
             for cell, found in whole.record.results.items()
         }
         study = Analysis(dataclasses.replace(whole.record, results=bent))
-        said = theory_tells(study, study)
-        assert said.verdict is verdict and ("misses K* by" in said.measured) == (
-            verdict is UNDECIDABLE
-        )
+        assert judged("theory-predicts-c1", study, study).verdict is verdict
+        measured = c1_over_theory(study, study)[""]
+        assert (measured.number is None) == (verdict is UNDECIDABLE)
+        assert len(measured.notes) == (2 if verdict is UNDECIDABLE else 1)
 
 
 def test_where_best_points_were_repeated_the_theory_is_held_against_the_medians():
@@ -153,24 +152,30 @@ def test_where_best_points_were_repeated_the_theory_is_held_against_the_medians(
             for i in range(1, 6)
         ]
     study = Analysis(dataclasses.replace(whole.record, repeats=again, plan=RepeatPlan(5, 1, None)))
-    said = theory_tells(study, study)
-    assert "fitted c1 x3.34 [" in said.measured and "] (medians): x2 [" in said.measured
+    measured = c1_over_theory(study, study)[""]
+    assert measured.of_medians and "fitted c1 x3.34 [" in measured.sentence
+    assert measured.number.value == pytest.approx(2, abs=5e-3)
 
 
 def test_terms_and_laws_may_come_from_two_studies_of_one_workload():
     """Terms at one batch size alone, and the laws of a study that measured nothing."""
     measured, laws = theory(**PAPER, sizes=(64,)), theory(**PAPER, sizes=THREE, measured=False)
     whole = theory(**PAPER, sizes=THREE)
-    said = theory_tells(measured, laws)
-    assert (said.verdict, said.measured) == (SEEN, theory_tells(whole, whole).measured)
-    assert theory_tells(measured, measured).verdict is UNDECIDABLE
-    assert theory_tells(laws, measured) is None
+    said = judged("theory-predicts-c1", measured, laws)
+    assert (said.verdict, said.measured) == (
+        SEEN,
+        judged("theory-predicts-c1", whole, whole).measured,
+    )
+    assert judged("theory-predicts-c1", measured, measured).verdict is UNDECIDABLE
+    assert judged("theory-predicts-c1", laws, measured) is None
     other = theory(
         **PAPER, measured=False, config={"model": {"init_args": {"optimizer": "momentum"}}}
     )
-    assert theory_tells(measured, other) is None
+    assert judged("theory-predicts-c1", measured, other) is None
     easier = dataclasses.replace(laws.record, goal=dataclasses.replace(laws.record.goal, value=0.5))
-    assert theory_tells(measured, Analysis(easier)) is None, "terms are means up to another goal"
+    assert judged("theory-predicts-c1", measured, Analysis(easier)) is None, (
+        "terms are means up to another goal"
+    )
 
 
 def test_at_the_same_steps_a_longer_run_counts_as_far_as_the_shorter_one():
@@ -190,12 +195,13 @@ def test_at_the_same_steps_a_longer_run_counts_as_far_as_the_shorter_one():
     assert [point for point, _ in same] == [0, 1, 2, 3]
     assert [log for _, log in same] == pytest.approx([math.log(2)] * 4)
     of_runs = 2 * (sum(1 / i for i in range(1, 9)) / 8) / 0.75
-    assert lipschitz_rises(study).measured == (
-        f"L x{of_runs:.3g} [{of_runs:.3g}, {of_runs:.3g}] over 4 pairs of trials; at the same "
-        "steps x2 [2, 2]; "
-        f"L = 0.750, {0.75 * of_runs:.3f} at S=0, 0.9, of 2, 8 measurements a run; the paper's "
-        "x3.09 lies outside"
-    )
+    measured = term_ratio(study, "lipschitz")[""]
+    assert measured.number.value == pytest.approx(of_runs)
+    assert measured.number.interval == pytest.approx((of_runs, of_runs))
+    same_steps, sizes = measured.notes
+    assert "x2 [2, 2]" in same_steps
+    values = ["0.750", f"{0.75 * of_runs:.3f}", "0", "0.9", "2", "8"]
+    assert re.findall(r"[\d.]+", sizes) == values
 
 
 def test_intervals_are_students_over_points():
@@ -205,25 +211,24 @@ def test_intervals_are_students_over_points():
         for cell, found in cells.items():
             lipschitz = [ratio if cell.sparsity else 1.0]
             found.append(result(cell, point, 160, **theory_terms(160, lipschitz=lipschitz)))
-    said = lipschitz_rises(analysis_of(cells, space={})).measured
+    number = term_ratio(analysis_of(cells, space={}), "lipschitz")[""].number
     # log2 of the points: mean 1.5, error sqrt(5 / 3) / 2 = 0.6455; Student's t of 3 degrees of
     # freedom at 97.5 %: 3.182
-    value, low, high = map(
-        float, re.match(r"L x(\S+) \[(\S+), (\S+)\] over 8 pairs", said).groups()
-    )
-    assert (value, low, high) == pytest.approx(
-        (2**1.5, 2 ** (1.5 - 3.182 * 0.6455), 2 ** (1.5 + 3.182 * 0.6455)), rel=0.03
-    )
+    low, high = 2 ** (1.5 - 3.182 * 0.6455), 2 ** (1.5 + 3.182 * 0.6455)
+    assert number.value == pytest.approx(2**1.5)
+    assert number.interval == pytest.approx((low, high), rel=0.03)
 
 
-@pytest.mark.parametrize("of", [lipschitz_rises, variance_falls, loss_stays, theory_tells])
-def test_the_theory_needs_measurements_at_both_sparsities(of):
-    if of is theory_tells:
-        of = lambda study: theory_tells(study, study)  # noqa: E731
-    assert of(theory(**PAPER, sparsities=(0.0,))) is None
+TERM_CLAIMS = ["lipschitz-rises", "variance-falls", "loss-stays", "theory-predicts-c1"]
+
+
+@pytest.mark.parametrize("claim", TERM_CLAIMS)
+def test_the_theory_needs_measurements_at_both_sparsities(claim):
+    dense = theory(**PAPER, sparsities=(0.0,))
     cells = {
         Cell(b, s): [result(Cell(b, s), i, 160) for i in range(4)]
         for b in (4, 64)
         for s in (0.0, 0.9)
     }
-    assert of(analysis_of(cells, space={})) is None
+    for study in (dense, analysis_of(cells, space={})):
+        assert judged(claim, *[study] * CLAIMS[claim].studies) is None

@@ -9,11 +9,13 @@ from lit_dps.analysis.analysis import Analysis
 from lit_dps.core.goal import Goal
 from lit_dps.core.repeats import RepeatPlan
 from lit_dps.core.trial import Cell, Status
-from lit_dps.replication.appendix import Core, Image, Part
+from lit_dps.replication.claims import judge_claims
+from lit_dps.replication.comparable import workload_and_goal
 from lit_dps.replication.incomplete_cells import complete_subset
-from lit_dps.replication.page import headlines, scale
-from lit_dps.replication.paper import compared_with, judge
+from lit_dps.replication.page import headlines
+from lit_dps.replication.parts import Core, Image, Part
 from lit_dps.storage.read import read_study
+from tests.support.claims import CLAIMS
 from tests.support.fake_study import result, write_study
 from tests.unit.replication.test_claims_terms import PAPER, theory
 from tests.unit.replication.test_replication import CONFIG, front, part, section
@@ -41,17 +43,17 @@ def test_a_claim_stands_at_the_largest_study_that_decides_it():
         k_stars("large", 1e6, 7),
         k_stars("few", 1e6, 2),
     )
-    linear_text = "steps fall in proportion to batch size where batches are small"
+    linear_text = CLAIMS["linear-scaling"].claim
     parts = [small, large, undecided]
-    judgements = judge(
+    judgements = judge_claims(
         [part.study for part in parts], {part.study.record.name: part.command for part in parts}
     )
-    at = {claim.text: judgement for claim, judgement in headlines(judgements, parts).items()}
-    linear = at[linear_text]
+    at = {claim.id: judgement for claim, judgement in headlines(judgements, parts).items()}
+    linear = at["linear-scaling"]
     assert (linear.where, linear.verdict) == ("large", "seen")
     text = front(*parts)
     assert "| `large` | seen |" in text
-    nowhere = at["momentum has a larger critical batch size than SGD"]
+    nowhere = at["critical-of-momentum"]
     assert nowhere.where == "" and nowhere.verdict == "not decidable at this scale"
     assert "do not decide" not in text and "decided at the paper's goal or a harder one: 0." in text
 
@@ -64,14 +66,14 @@ def test_a_claim_stands_at_the_largest_study_that_decides_it():
         storage, bends, "hard", trials=3, space={}, config=CONFIG, goal=Goal(0.02, 16, 40_000)
     )
     hard = Part(Analysis(read_study(storage, "hard")), "make hard")
-    assert scale(hard) > scale(large), "fewer trials, but at the paper's own goal"
-    assert scale(dataclasses.replace(large, left="S = 0.9")) < scale(small), (
+    assert hard.scale > large.scale, "fewer trials, but at the paper's own goal"
+    assert dataclasses.replace(large, incomplete="S = 0.9").scale < small.scale, (
         "more trials, but of a half-done study"
     )
     for asked, whole in (((2, 8), True), ((2, 8, 32, 128), False)):
-        beyond = dataclasses.replace(large, left="B = 128", core=Core(asked, 7, (0.0,)))
-        assert (scale(beyond) > scale(small)) == whole, (
-            "what is under way lies beyond its configuration"
+        beyond = dataclasses.replace(large, incomplete="B = 128", core=Core(asked, 7, (0.0,)))
+        assert (beyond.scale > small.scale) == whole, (
+            "what is incomplete lies beyond its configuration"
         )
     deep = {
         cell: results * 5
@@ -91,7 +93,7 @@ def test_a_claim_stands_at_the_largest_study_that_decides_it():
     of_goals += [
         dataclasses.replace(hard.study.record, goal=Goal(0.01, 16, 40_000, metric="val_loss"))
     ]
-    assert [scale(Part(Analysis(record), ""))[0] for record in of_goals] == [
+    assert [Part(Analysis(record), "").scale.at_papers_goal for record in of_goals] == [
         True,
         True,
         False,
@@ -102,28 +104,25 @@ def test_a_claim_stands_at_the_largest_study_that_decides_it():
         for cell, results in hard.study.record.results.items()
     }
     missed = dataclasses.replace(hard.study.record, goal=Goal(0.01, 16, 40_000), results=nobody)
-    assert not scale(Part(Analysis(missed), ""))[0], "harder, and met by nobody"
+    assert not Part(Analysis(missed), "").scale.at_papers_goal, "harder, and met by nobody"
     text = front(*parts, hard)
-    assert "Trials a cell at its goal: 3 up to B = 8 (the paper: 100, 16,384)." in text
-    assert "Trials a cell at its goal: 3 up to B = 8, 15 up to B = 2 (" in front(*parts, hard, deep)
+    assert " goal: 3 up to B = 8 (the paper: 100, 16,384)." in text
+    assert " goal: 3 up to B = 8, 15 up to B = 2 (" in front(*parts, hard, deep)
     assert "| `large` | seen at a smaller scale, undecided at the largest |" in text
     (line,) = [
         line
         for line in section(text, "Where the largest studies do not decide").splitlines()
         if linear_text in line
     ]
-    assert line.startswith(
-        f"- **{linear_text}**: S=0: K\\* goes as B^e from B=2 to B=8, e = -0.161 ["
-    )
+    assert " from B=2 to B=8, e = -0.161 [" in line
     assert line.endswith("(`hard`)")
     fine = dataclasses.replace(small.study.record, name="fine", goal=hard.study.record.goal)
     wide = {cell: results * 20 for cell, results in hard.study.record.results.items()}
     wide = dataclasses.replace(hard.study.record, name="wide", trials=60, results=wide)
     text = front(*(Part(Analysis(record), "make") for record in (fine, wide)))
     told = section(text, "Where the largest studies do not decide").splitlines()
-    assert told[1:] == ["- **larger batches give diminishing returns** (`fine`)"], (
-        "both are of the paper's goal"
-    )
+    text = CLAIMS["diminishing-returns"].claim
+    assert told[1:] == [f"- **{text}** (`fine`)"], "both are of the paper's goal"
 
 
 def test_a_study_that_decides_otherwise_stands_beside_the_verdict():
@@ -146,7 +145,7 @@ def test_the_front_page_has_the_papers_figures_from_the_widest_study_and_is_shor
         for p, image in zip((small, large), shown, strict=True)
     )
     theirs = {
-        compared_with(large.study.record): [Image("ratios", "ratios.png", "ratios")],
+        workload_and_goal(large.study.record): [Image("ratios", "ratios.png", "ratios")],
         "other": [],
     }
     text = front(small, large, comparisons=theirs)
@@ -163,7 +162,7 @@ def test_the_front_page_has_the_papers_figures_from_the_widest_study_and_is_shor
     deep = k_stars("deep", 1e6, 30, sizes=(2, 8))
     deep = dataclasses.replace(deep, images=[Image("curve", "deep.png", "scaling")])
     text = front(large, deep)
-    assert scale(deep) > scale(large) and "| `deep` | seen |" in text, (
+    assert deep.scale > large.scale and "| `deep` | seen |" in text, (
         "claims stand at the most trials"
     )
     assert "![curve](large.png)" in text and "deep.png" not in text, (
@@ -220,7 +219,7 @@ def again(results):
     return [dataclasses.replace(best, trial=dataclasses.replace(best.trial, repeat=1))]
 
 
-def test_a_cell_with_under_half_of_the_trials_is_under_way():
+def test_a_cell_with_under_half_of_the_trials_is_incomplete():
     whole = k_stars("whole", 1e6, 8).study.record
     cell = Cell(32, 0.0)
     for kept, left in ((3, "B = 32"), (4, "")):
@@ -230,7 +229,7 @@ def test_a_cell_with_under_half_of_the_trials_is_under_way():
         assert complete_subset(begun)[1] == left
 
 
-def test_a_batch_size_that_is_under_way_is_left_out_where_that_keeps_more():
+def test_a_batch_size_that_is_incomplete_is_left_out_where_that_keeps_more():
     whole = part("grows").study.record
     larger = 2 * whole.batch_sizes[-1]
     begun = {Cell(larger, s): [] for s in whole.sparsities}
@@ -275,7 +274,7 @@ def test_a_batch_size_that_is_under_way_is_left_out_where_that_keeps_more():
         ),  # the sixth was stopped, since it needs more steps than the seventh
     ],
 )
-def test_a_cell_with_repeats_for_a_median_is_not_under_way(planned, ran, left):
+def test_a_cell_with_repeats_for_a_median_is_not_incomplete(planned, ran, left):
     whole, cell = k_stars("whole", 1e6, 8).study.record, Cell(32, 0.0)
 
     def repeats(each, numbers):
@@ -293,13 +292,12 @@ def test_a_cell_with_repeats_for_a_median_is_not_under_way(planned, ran, left):
     assert complete_subset(grown)[1] == left
     text = " ".join(front(Part(Analysis(grown), "make")).split())
     told = f"{len(ran)} to {planned} seeds" if len(ran) < planned else f"{planned} seeds"
-    assert f"Medians are over {told} of the best points;" in text
-    assert "Medians are over seeds of the best points;" in " ".join(
-        front(k_stars("bare", 1e6, 8)).split()
-    )
+    assert f" over {told} of the best points" in text
+    bare = front(k_stars("bare", 1e6, 8))
+    assert " over seeds of the best points" in " ".join(bare.split())
 
 
-def test_a_sparsity_that_is_under_way_is_left_out_and_told():
+def test_a_sparsity_that_is_incomplete_is_left_out_and_reported():
     whole = part("grows").study.record
     begun = {Cell(b, 0.5): [] for b in whole.batch_sizes}
     begun[Cell(whole.batch_sizes[0], 0.5)] = whole.results[Cell(whole.batch_sizes[0], 0.0)]
@@ -313,9 +311,7 @@ def test_a_sparsity_that_is_under_way_is_left_out_and_told():
     )
     record, left = complete_subset(grown)
     assert left == "S = 0.5" and record == whole and complete_subset(whole) == (whole, "")
-    assert "Under way and left out: `grows` at S = 0.5." in front(
-        Part(Analysis(record), "make", left=left)
-    )
+    assert "left out: `grows` at S = 0.5." in front(Part(Analysis(record), "make", incomplete=left))
     dense = dataclasses.replace(
         grown, results={c: r if c.sparsity < 0.5 else [] for c, r in grown.results.items()}
     )
@@ -338,7 +334,7 @@ def test_a_sparsity_that_is_under_way_is_left_out_and_told():
     seconds = sum(
         r.seconds for by_cell in (filled, repeats) for results in by_cell.values() for r in results
     )
-    assert Part(Analysis(behind), "make").hours() == pytest.approx(seconds / 3600)
+    assert Part(Analysis(behind), "make").hours == pytest.approx(seconds / 3600)
     assert f" trials, {runs} repeats of best points, " in front(Part(Analysis(behind), "make"))
     newer = Cell(
         whole.batch_sizes[0], 0.0

@@ -8,10 +8,10 @@ from lit_dps.analysis.analysis import Analysis
 from lit_dps.analysis.tables import records
 from lit_dps.core.record import StudyRecord
 from lit_dps.core.trial import Cell, Series
-from lit_dps.replication.appendix import Machine, Part
-from lit_dps.replication.claims_scaling import linear_scaling, steps_of_sparse
+from lit_dps.replication.appendix import protocol_rows
+from lit_dps.replication.claims import judge_claims
 from lit_dps.replication.page import replication_page
-from lit_dps.replication.paper import judge, protocol_rows
+from lit_dps.replication.parts import Machine, Part
 from lit_dps.report.figures import (
     FIGURES,
     drawn,
@@ -25,6 +25,7 @@ from lit_dps.report.figures import (
 from lit_dps.report.notebook import Study
 from lit_dps.report.publish import publish
 from lit_dps.report.text import render
+from tests.support.claims import judged
 from tests.support.fake_study import GOAL, SPACE, law_results, measured, theory_terms
 
 METHOD = "pruning.method"
@@ -142,11 +143,11 @@ def test_every_figure_has_a_curve_for_each_series(study, tmp_path):
 
 
 def test_claims_are_judged_for_each_series(study):
-    assert linear_scaling(study).measured.count("method=") == 4
-    said = steps_of_sparse(study).measured
+    assert judged("linear-scaling", study).measured.count("method=") == 4
+    said = judged("steps-of-sparse", study).measured
     assert said.startswith("S=0.9 method=snip: K* x") and "; S=0.9 method=synflow: K* x" in said
     (rises,) = (
-        row for row in judge([study], {"fake": "make"}) if row.claim.text == "L rises with sparsity"
+        row for row in judge_claims([study], {"fake": "make"}) if row.claim.id == "lipschitz-rises"
     )
     assert rises.measured.startswith("S=0.9 method=snip: L x")
     assert protocol_rows(study.record)[2] == {

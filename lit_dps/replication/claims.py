@@ -1,0 +1,215 @@
+"""The claims of the paper, read from `claims.yaml`, and judged on studies."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from functools import cache
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from lit_dps import ConfigError
+from lit_dps.analysis import Analysis
+from lit_dps.replication.comparable import is_search
+from lit_dps.replication.quantities import QUANTITIES
+from lit_dps.replication.rules import ClaimRange, Finding, Verdict, judge
+
+CLAIMS_FILE = Path(__file__).with_name("claims.yaml")
+NO_STUDY = "no study of it"
+
+
+@dataclass(frozen=True, eq=False)  # claims are keys by identity: their arguments have no hash
+class Claim:
+    """A claim of the paper; `claims.yaml` explains the attributes."""
+
+    id: str
+    claim: str
+    section: str
+    paper: str
+    quantity: str
+    range: ClaimRange
+    judged_on: Sequence[str]
+    sensitivity: Sequence[str]
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    requires: Mapping[str, Any] = field(default_factory=dict)
+    paper_value: float | None = None
+    best_points: bool = False
+    explanation: str = ""
+
+    @property
+    def studies(self) -> int:
+        """The number of studies that it is judged on together."""
+        return QUANTITIES[self.quantity].studies
+
+    def judge(self, *studies: Analysis) -> Finding | None:
+        """Return the finding on a study, or a pair; None if the claim does not apply to it."""
+        for key, value in self.requires.items():
+            if studies[0].record.setting(key) != value:
+                return None
+        measurements = QUANTITIES[self.quantity].measure(*studies, **self.arguments)
+        if measurements is None:
+            return None
+        return judge(measurements, self.range, self.paper_value)
+
+    def takes(self, study: Analysis) -> bool:
+        """Return True if a study is judged, by its name and by whether it is a search."""
+        if not self.best_points and not is_search(study.record):
+            return False
+        return _matches(study.record.name, [*self.judged_on, *self.sensitivity])
+
+    def may_carry(self, names: Sequence[str]) -> bool:
+        """Return True if studies of these names may carry the verdict."""
+        return all(_matches(name, self.judged_on) for name in names)
+
+
+def _matches(name: str, patterns: Sequence[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+@cache
+def paper_claims() -> tuple[Claim, ...]:
+    """Return the claims of the paper, in its order."""
+    return load_claims(CLAIMS_FILE)
+
+
+def load_claims(path: Path) -> tuple[Claim, ...]:
+    """Return the claims of a YAML file.
+
+    Raises:
+        ConfigError: For an entry without a required key, with an unknown key, quantity or argument,
+            or with an id that is not unique.
+    """
+    content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    claims: dict[str, Claim] = {}
+    for entry in content["claims"]:
+        claim = _parse_claim({**content["defaults"], **entry})
+        if claim.id in claims:
+            raise ConfigError("claims.id", claim.id, "a name that no other claim has")
+        claims[claim.id] = claim
+    return tuple(claims.values())
+
+
+def _parse_claim(entry: Mapping[str, Any]) -> Claim:
+    """Return the claim of an entry, after checking what it names."""
+    name = entry.get("id", entry)
+    fields = dict(entry)
+    try:
+        if "range" in fields:
+            fields["range"] = _parse_range(fields["range"])
+        claim = Claim(**fields)
+    except TypeError as error:  # it names the key that is missing or unknown
+        raise ConfigError("claims", name, f"the keys that claims.yaml explains ({error})") from None
+    if claim.quantity not in QUANTITIES:
+        allowed = f"any of {', '.join(QUANTITIES)}"
+        raise ConfigError(f"claims.{name}.quantity", claim.quantity, allowed)
+    studies = [None] * claim.studies
+    try:
+        signature = inspect.signature(QUANTITIES[claim.quantity].measure)
+        signature.bind(*studies, **claim.arguments)
+    except TypeError as error:
+        allowed = f"arguments of {claim.quantity} ({error})"
+        raise ConfigError(f"claims.{name}.arguments", claim.arguments, allowed) from None
+    return claim
+
+
+def _parse_range(limits: Mapping[str, float | str]) -> ClaimRange:
+    return ClaimRange(**{key: _number(value) for key, value in limits.items()})
+
+
+def _number(value: float | str) -> float:
+    """Return a bound of a range: a number, or a ratio such as "1/1.1"."""
+    numerator, _, denominator = str(value).partition("/")
+    return float(numerator) / float(denominator or 1)
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """A claim judged on one study or pair of studies.
+
+    Attributes:
+        claim: The claim.
+        studies: Their names; empty if the claim applies to none.
+        measured: What they measured, in a sentence with numbers.
+        verdict: The verdict.
+        command: What makes the studies, in a shell.
+        paper_is_outside: Whether the paper's number lies outside the interval.
+    """
+
+    claim: Claim
+    studies: tuple[str, ...]
+    measured: str
+    verdict: Verdict
+    command: str
+    paper_is_outside: bool = False
+
+    @property
+    def where(self) -> str:
+        """The study, or "one against another"; empty if there is none."""
+        return " against ".join(self.studies)
+
+
+def judge_claims(
+    studies: Sequence[Analysis],
+    commands: Mapping[str, str],
+    claims: Sequence[Claim] | None = None,
+) -> list[Judgement]:
+    """Return the judgements of all claims on all studies that they apply to, by claim, then study.
+
+    A claim that no study may carry has one more, undecided judgement without a study.
+
+    Args:
+        studies: The studies.
+        commands: What makes each study, in a shell, by the study's name.
+        claims: By default those of the paper.
+    """
+    judgements = []
+    for claim in paper_claims() if claims is None else claims:
+        of_claim = _judge_claim(claim, studies, commands)
+        if not any(claim.may_carry(judgement.studies) for judgement in of_claim):
+            of_claim.append(Judgement(claim, (), NO_STUDY, Verdict.UNDECIDABLE, ""))
+        judgements += of_claim
+    return judgements
+
+
+def _judge_claim(
+    claim: Claim, studies: Sequence[Analysis], commands: Mapping[str, str]
+) -> list[Judgement]:
+    """Return the judgements of a claim on the studies, or pairs, that it applies to."""
+    candidates = [study for study in studies if claim.takes(study)]
+    judgements = []
+    for group in product(candidates, repeat=claim.studies):
+        finding = claim.judge(*group)
+        if finding is None:
+            continue
+        # A pair may be one study twice.
+        names = tuple(dict.fromkeys(study.record.name for study in group))
+        command = " && ".join(commands[name] for name in names)
+        judgements.append(
+            Judgement(
+                claim,
+                names,
+                finding.measured,
+                finding.verdict,
+                command,
+                finding.paper_is_outside,
+            )
+        )
+    return judgements
+
+
+def studies_by_verdict(
+    judgements: Sequence[Judgement],
+) -> dict[Claim, dict[Verdict, list[str]]]:
+    """Return the studies of each claim and verdict; an empty list if no study is judged."""
+    studies: dict[Claim, dict[Verdict, list[str]]] = {}
+    for judgement in judgements:
+        of_claim = studies.setdefault(judgement.claim, {})
+        of_verdict = of_claim.setdefault(judgement.verdict, [])
+        if judgement.studies:
+            of_verdict.append(judgement.where)
+    return studies

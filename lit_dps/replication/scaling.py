@@ -1,0 +1,214 @@
+"""Quantities of K* against batch size and sparsity (Lee et al. 2021, Section 3.1).
+
+Those on the regimes of Figure 1 take two batch sizes of each series and need no fitted law. With e
+the local exponent of K* ~ B^e, -1 is perfect scaling and 0 a plateau. Batch sizes whose K* is at
+the first check, an upper bound, are left out.
+
+These claims are about small, larger and large enough batches. A study refutes them only if it
+reaches such batches: its smallest batch size is at most `SMALL_SHARE` x B_crit or the paper's 2,
+its largest at least the paper's 16,384 or `LARGE_MULTIPLE` x B_crit. From there on a study that
+follows the law c1 / B + c2 exactly is in the claimed ranges: over two doublings from B_crit / 9 on
+e = -0.81, and up to 12 B_crit K* falls by 9.9 % per doubling.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+from lit_dps import Series
+from lit_dps.analysis import Analysis, Draws, Scaling, cell_of, three_digits
+from lit_dps.replication.comparable import measure_pairs
+from lit_dps.replication.estimates import (
+    SPARSE,
+    Estimate,
+    estimate_of,
+    k_star_draws,
+    laws_of,
+    log_ratio,
+)
+from lit_dps.replication.rules import Measurement, Measurements
+
+SMALLEST, LARGEST = 2, 16384  # batch sizes of the paper
+SMALL_SHARE, LARGE_MULTIPLE = 1 / 9, 12  # of B_crit
+TWO_DOUBLINGS = 4  # as a factor
+
+
+class Curve(NamedTuple):
+    """A series of a study, its law, and the batch sizes that the law is fitted to, at least two."""
+
+    study: Analysis
+    series: Series
+    law: Scaling
+    batch_sizes: list[int]
+
+
+def exponent_at_small_batches(study: Analysis) -> Measurements | None:
+    """Return e of K* ~ B^e over the first two doublings of each series.
+
+    None for a study of one batch size.
+    """
+    return _measure_curves(study, _exponent_at_small_batches)
+
+
+def _exponent_at_small_batches(curve: Curve) -> Measurement:
+    small = curve.batch_sizes[0]
+    large = curve.batch_sizes[1]
+    for batch_size in curve.batch_sizes[1:]:
+        if batch_size <= TWO_DOUBLINGS * small:
+            large = batch_size
+    number = exponent(curve.study, curve.series, small, large)
+    is_small = small <= SMALLEST
+    critical = _critical(curve.law)
+    if critical is not None:
+        is_small = is_small or small <= SMALL_SHARE * critical
+    sentence = f"K* goes as B^e from B={small} to B={large}, e = {number}"
+    k_star = curve.study.scalings[curve.series].resolved
+    if curve.law.of_medians and small in k_star and large in k_star:
+        e = math.log(k_star[large] / k_star[small]) / math.log(large / small)
+        sentence += f" (K*: {three_digits(e)})"
+    return Measurement(sentence, number, can_refute=is_small)
+
+
+def examples_ratio(study: Analysis) -> Measurements | None:
+    """Return the examples B K* at the largest batch size over those at the smallest.
+
+    None for a study of one batch size.
+    """
+    return _measure_curves(study, _examples_ratio)
+
+
+def _examples_ratio(curve: Curve) -> Measurement:
+    small = curve.batch_sizes[0]
+    large = curve.batch_sizes[-1]
+    e = exponent(curve.study, curve.series, small, large)
+    number = e.map(lambda x: (large / small) ** (1 + x))
+    sentence = f"examples at B={large} over those at B={small}: x{number}"
+    return Measurement(sentence, number, can_refute=large >= LARGEST)
+
+
+def steps_per_doubling(study: Analysis) -> Measurements | None:
+    """Return the factor of K* per doubling of B, over the last two doublings of each series.
+
+    It is not known in a series whose B_crit is not identifiable. None for a study of one batch
+    size.
+    """
+    return _measure_curves(study, _steps_per_doubling)
+
+
+def _steps_per_doubling(curve: Curve) -> Measurement:
+    large = curve.batch_sizes[-1]
+    small = curve.batch_sizes[-2]
+    for batch_size in reversed(curve.batch_sizes[:-1]):
+        if batch_size >= large / TWO_DOUBLINGS:
+            small = batch_size
+    number = exponent(curve.study, curve.series, small, large).map(lambda e: 2**e)
+    sentence = f"K* a doubling from B={small} to B={large}: x{number}"
+    critical = _critical(curve.law)
+    if critical is None:
+        reason = curve.law.describe().removeprefix("B_crit ")
+        return Measurement(f"{sentence}; B_crit {reason}")
+    is_large = large >= LARGEST or large >= LARGE_MULTIPLE * critical
+    sentence += f", up to {large / critical:.2g} B_crit"
+    return Measurement(sentence, number, can_refute=is_large)
+
+
+def exponent(study: Analysis, series: Series, small: int, large: int) -> Estimate:
+    """Return e of K* ~ B^e between two batch sizes that have a K* beyond the first check."""
+    (law,) = laws_of(study, series)
+    octaves = math.log(large / small)
+    over = k_star_draws(study, cell_of(series, large), law.of_medians)
+    under = k_star_draws(study, cell_of(series, small), law.of_medians)
+    low, high = log_ratio(over, under)
+    value = math.log(law.resolved[large] / law.resolved[small]) / octaves
+    return estimate_of(value, low / octaves, high / octaves)
+
+
+def _critical(law: Scaling) -> float | None:
+    """Return B_crit of a law in examples; None if it is not identifiable."""
+    if law.fit is None or not law.identifiable:
+        return None
+    return law.fit.critical_batch_size
+
+
+def _measure_curves(
+    study: Analysis, measure: Callable[[Curve], Measurement]
+) -> Measurements | None:
+    """Return what `measure` finds on each series; None for a study of one batch size."""
+    if len(study.record.batch_sizes) < 2:
+        return None
+    measurements = {}
+    for series in study.record.series:
+        (law,) = laws_of(study, series)
+        batch_sizes = list(law.resolved)
+        if len(batch_sizes) < 2:
+            measurement = Measurement(f"K* at {len(batch_sizes)} batch sizes")
+        else:
+            measurement = measure(Curve(study, series, law, batch_sizes))
+        notes = measurement.notes
+        bounds = len(law.at_first_check)
+        if bounds:
+            notes = (*notes, f"{bounds} at the first check left out")
+        measurements[str(series)] = dataclasses.replace(
+            measurement, of_medians=law.of_medians, notes=notes
+        )
+    return measurements
+
+
+def sparse_steps_ratio(study: Analysis, sparsity: float = SPARSE) -> Measurements | None:
+    """Return the mean ratio of K*, sparse over dense, over the batch sizes with a dense K*.
+
+    A geometric mean. Where no sparse trial met the goal the ratio is at least that of the step
+    budget. Batch sizes where one of the two K* is at the first check are left out; the ratio is not
+    known if they are more than half. None for a study without both sparsities.
+    """
+    return measure_pairs(study, sparsity, _sparse_steps_ratio)
+
+
+def _sparse_steps_ratio(study: Analysis, sparse: Series, dense: Series) -> Measurement:
+    sparse_law, dense_law = laws_of(study, sparse, dense)
+    over = sparse_law.k_star
+    under = dense_law.k_star
+    bounds = sparse_law.at_first_check | dense_law.at_first_check
+    shared = over.keys() & under.keys()
+    coverage = f"{len(shared)} of the {len(under)} batch sizes with a dense K* have a sparse one"
+    shared_bounds = len(bounds & shared)
+    if shared_bounds:
+        coverage += f", at {shared_bounds} of these one is at the first check"
+    usable = [batch_size for batch_size in under if batch_size not in bounds]
+    ratios = {b: over[b] / under[b] for b in usable if b in over}
+    if not ratios or len(usable) < len(under) / 2:
+        return Measurement(coverage)
+    logs = []
+    draws = []
+    for batch_size in usable:
+        of_ratio = _ratio_draws(study, sparse, dense, batch_size, dense_law.of_medians)
+        draws.append(of_ratio)
+        if batch_size in ratios:
+            logs.append(math.log(ratios[batch_size]))
+        else:
+            logs.append(float(np.median(of_ratio.low)))
+    low = np.mean([each.low for each in draws], axis=0)
+    high = np.mean([each.high for each in draws], axis=0)
+    mean = estimate_of(float(np.mean(logs)), low, high).map(lambda x: float(np.exp(x)))
+    at_least = "" if len(ratios) == len(usable) else "at least "
+    sentence = (
+        f"K* x{min(ratios.values()):.3g} to x{max(ratios.values()):.3g} over B, mean "
+        f"{at_least}x{mean}"
+    )
+    notes = () if len(ratios) == len(under) else (coverage,)
+    return Measurement(sentence, mean, of_medians=sparse_law.of_medians, notes=notes)
+
+
+def _ratio_draws(
+    study: Analysis, sparse: Series, dense: Series, batch_size: int, of_medians: bool
+) -> Draws:
+    """Return limits of the logarithm of sparse over dense K* at a batch size, in resamples."""
+    sparse_cell = cell_of(sparse, batch_size)
+    has_k_star = study.by_cell[sparse_cell].k_star is not None
+    over = k_star_draws(study, sparse_cell, of_medians and has_k_star)
+    return log_ratio(over, k_star_draws(study, cell_of(dense, batch_size), of_medians))

@@ -1,0 +1,226 @@
+"""Quantities of the metaparameter search (Lee et al. 2021, Section 3.2, Figure 3).
+
+Both are Spearman's rank correlations with the batch size, of at least `MIN_SAMPLES` batch sizes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import pandas as pd
+
+from lit_dps import Series, Status, StudyRecord, TrialResult
+from lit_dps.analysis import RATE_NAMES, REPLICATES, Analysis, Interval, cell_of, significant
+from lit_dps.core.paper_protocol import protocol_of
+from lit_dps.replication.estimates import MIN_SAMPLES, Estimate, estimate_of
+from lit_dps.replication.rules import Measurement, Measurements
+
+_SEED = 0
+_NORMAL_975 = 1.959964  # quantile of the normal distribution
+_MOMENTUM = "momentum"
+
+
+def rate_trend(study: Analysis) -> Measurements | None:
+    """Return the rank correlation of the best learning rate with B, in each series.
+
+    The learning rate is that of the K* trial, as effective rate, rate / (1 - momentum), if momentum
+    is searched too. The best of the points that were run is also known if trials stop at K*. The
+    luck of these points is in how the best rates scatter around the trend, which the interval rests
+    on (`correlation_interval`). Batch sizes whose K* is at the first check are left out: the best
+    of the trials that got there is not known.
+
+    None unless exactly one learning rate is searched, and for a study of one batch size.
+    """
+    rates = _searched_keys(study.record, *RATE_NAMES)
+    if len(rates) != 1 or len(study.record.batch_sizes) < 2:
+        return None
+    momenta = _searched_keys(study.record, _MOMENTUM)
+    measurements = {}
+    for series in study.record.series:
+        best_rates = _best_rates(study, series, rates[0], momenta[0] if momenta else None)
+        name = "best effective learning rate" if momenta else "best learning rate"
+        measurements[str(series)] = _rate_trend(name, best_rates, len(study.record.batch_sizes))
+    return measurements
+
+
+def _best_rates(
+    study: Analysis, series: Series, rate_key: str, momentum_key: str | None
+) -> dict[int, float]:
+    """Return the (effective) learning rate of the K* trial, by batch size where it is known."""
+    rates = {}
+    for batch_size in study.record.batch_sizes:
+        summary = study.by_cell[cell_of(series, batch_size)]
+        if summary.best is None or summary.at_first_check:
+            continue
+        params = summary.best.trial.params
+        momentum = params[momentum_key] if momentum_key is not None else 0.0
+        rates[batch_size] = params[rate_key] / (1 - momentum)
+    return rates
+
+
+def _rate_trend(name: str, rates: Mapping[int, float], batch_sizes: int) -> Measurement:
+    """Return the rank correlation of the best rates of a series with B."""
+    if len(rates) < MIN_SAMPLES:
+        return Measurement(f"{name} known at {len(rates)} of {batch_sizes} batch sizes")
+    rho = float(rank_correlation(np.array([list(rates.values())]))[0])
+    number = Estimate(rho, correlation_interval(rho, len(rates)))
+    first, last = min(rates), max(rates)
+    sentence = (
+        f"rank correlation of the {name} with B, and the rates at B={first} and B={last}: "
+        f"{number}, {significant(rates[first])}, {significant(rates[last])}"
+    )
+    notes = ()
+    if len(rates) < batch_sizes:
+        notes = (f"not known at {batch_sizes - len(rates)} of {batch_sizes} batch sizes",)
+    return Measurement(sentence, number, notes=notes)
+
+
+def correlation_interval(rho: float, count: int) -> Interval:
+    """Return the 95 % interval of Spearman's rank correlation of at least 4 pairs.
+
+    Bonett and Wright 2000, Eq. 4: Fisher's z has the variance (1 + rho^2 / 2) / (n - 3). In perfect
+    order z is infinite; it is taken halfway to the next lower correlation that so many pairs have.
+    """
+    largest = 1 - 6 / (count**3 - count)
+    z = math.atanh(min(max(rho, -largest), largest))
+    half_width = _NORMAL_975 * math.sqrt((1 + rho**2 / 2) / (count - 3))
+    low = math.tanh(z - half_width)
+    high = math.tanh(z + half_width)
+    return Interval(min(rho, low), max(rho, high))
+
+
+def success_trend(study: Analysis) -> Measurements | None:
+    """Return the rank correlation of the share of complete trials with B, in each series.
+
+    Complete at the step budget that all cells share, over the points that have finished in all of
+    them. Not known if all trials are complete or none is. With a small budget the share grows for
+    the sole reason that K* falls with B, so the budget is reported beside the paper's. The
+    interval resamples the trials of each cell, without failed ones.
+
+    None for a study of one batch size, and for a raced one (study.race_factor), whose trials do not
+    end with the budget.
+    """
+    if len(study.record.batch_sizes) < 2 or study.record.race_factor is not None:
+        return None
+    measurements = {}
+    for series in study.record.series:
+        measurements[str(series)] = _success_trend(study, series)
+    return measurements
+
+
+def _success_trend(study: Analysis, series: Series) -> Measurement:
+    trials = _trials_of_shared_points(study, series)
+    complete = {}
+    for batch_size, results in trials.items():
+        is_complete = [result.status is Status.COMPLETE for result in results]
+        complete[batch_size] = np.array(is_complete, bool)
+    pooled = np.concatenate(list(complete.values()))
+    by_budget = _by_budget(study.record)
+    if pooled.all() or not pooled.any():
+        quantifier = "all" if pooled.any() else "no"
+        return Measurement(f"{quantifier} trials are {by_budget}")
+    points = len(next(iter(trials.values())))
+    if min(points, len(trials)) < MIN_SAMPLES:
+        return Measurement(f"{points} points finished at all of {len(trials)} batch sizes")
+    shares = np.array([[each.mean() for each in complete.values()]])
+    rho = float(rank_correlation(shares)[0])
+    drawn_shares = [_resampled_shares(each, b) for b, each in complete.items()]
+    draws = rank_correlation(np.stack(drawn_shares, axis=1))
+    number = estimate_of(rho, draws).map(_clip_correlation)
+    sentence = (
+        f"rank correlation of the share of trials {by_budget} with B: {number}, {_ends(complete)}"
+    )
+    notes = ()
+    relative = _complete_by_twice_k_star(study, series, trials)
+    if len(relative) > 1:
+        notes = (f"by twice the K* of each, {_ends(relative)}",)
+    return Measurement(sentence, number, notes=notes)
+
+
+def _trials_of_shared_points(study: Analysis, series: Series) -> dict[int, Sequence[TrialResult]]:
+    """Return the trials of a series by batch size, of the points that finished at all of them."""
+    cells = {b: study.by_cell[cell_of(series, b)] for b in study.record.batch_sizes}
+    points = [{result.trial.point for result in cell.trials} for cell in cells.values()]
+    shared = set.intersection(*points)
+    trials = {}
+    for batch_size, cell in cells.items():
+        trials[batch_size] = [result for result in cell.trials if result.trial.point in shared]
+    return trials
+
+
+def _by_budget(record: StudyRecord) -> str:
+    """Return by which step trials count as complete, with the paper's budget if it differs."""
+    text = f"complete by step {record.goal.max_steps:,}"
+    paper = protocol_of(record.config)
+    if paper is not None and paper.max_steps != record.goal.max_steps:
+        text += f" (the paper's budget is {paper.max_steps:,})"
+    return text
+
+
+def _complete_by_twice_k_star(
+    study: Analysis, series: Series, trials: Mapping[int, Sequence[TrialResult]]
+) -> dict[int, np.ndarray]:
+    """Return which trials are complete by twice their cell's K*, by batch size where it is known.
+
+    A budget that moves with K* has no part in the trend. Beyond the budget of the study nothing is
+    known.
+    """
+    complete = {}
+    for batch_size, results in trials.items():
+        k_star = study.by_cell[cell_of(series, batch_size)].k_star
+        if not k_star or 2 * k_star > study.record.goal.max_steps:
+            continue
+        steps = [math.inf if result.steps is None else result.steps for result in results]
+        complete[batch_size] = np.array(steps) <= 2 * k_star
+    return complete
+
+
+def _clip_correlation(rho: float) -> float:
+    return min(max(rho, -1.0), 1.0)
+
+
+def _resampled_shares(complete: np.ndarray, batch_size: int) -> np.ndarray:
+    """Return the shares (R,) that are true in resamples of some trials (n,)."""
+    count = len(complete)
+    random = np.random.default_rng((_SEED, batch_size))
+    chosen = random.integers(count, size=(REPLICATES, count))
+    return complete[chosen].mean(axis=1)
+
+
+def _ends(complete: Mapping[int, np.ndarray]) -> str:
+    """Return the shares of complete trials at the first and at the last of some batch sizes."""
+    first, last = min(complete), max(complete)
+    first_share = significant(float(complete[first].mean()))
+    last_share = significant(float(complete[last].mean()))
+    return f"from {first_share} at B={first} to {last_share} at B={last}"
+
+
+def rank_correlation(values: np.ndarray) -> np.ndarray:
+    """Return Spearman's rank correlation of each row of values (R, n) with its columns' order.
+
+    Missing values are nan.
+
+    Returns:
+        (R,) in [-1, 1]; 0 if all values are equal, since there is no trend; nan for rows with fewer
+        than `MIN_SAMPLES` values.
+    """
+    is_known = np.isfinite(values)
+    order = np.where(is_known, np.arange(values.shape[1]), np.nan)
+    x = _centered_ranks(values)
+    y = _centered_ranks(order)
+    scale = np.sqrt((x**2).sum(axis=1) * (y**2).sum(axis=1))
+    rho = np.divide((x * y).sum(axis=1), scale, out=np.zeros(len(values)), where=scale > 0)
+    return np.where(is_known.sum(axis=1) >= MIN_SAMPLES, rho, np.nan)
+
+
+def _centered_ranks(values: np.ndarray) -> np.ndarray:
+    """Return the ranks in each row (R, n) minus their mean; ties have their mean rank."""
+    ranks = pd.DataFrame(values).where(np.isfinite(values)).rank(axis=1)
+    return ranks.sub(ranks.mean(axis=1), axis=0).fillna(0).to_numpy()
+
+
+def _searched_keys(record: StudyRecord, *names: str) -> list[str]:
+    """Return the keys of the search space that end in one of some names."""
+    return [key for key in record.space if key.rpartition(".")[2] in names]

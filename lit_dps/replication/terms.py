@@ -1,0 +1,230 @@
+"""Quantities of the terms of the theory (Lee et al. 2021, Section 4), sparse over dense.
+
+Ratios are geometric means over pairs of trials of the same point and batch size (`paired_terms`).
+The trials of a point at several batch sizes share their initial weights (under one version of
+PyTorch), so intervals are Student's over the means of points: percentiles of resamples of four or
+five points would be too narrow. At least `MIN_SAMPLES` points are needed. Beta and Delta are those
+before the first step, so trials without a measurement of L count for them too.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from scipy.special import stdtrit
+
+from lit_dps import Series, StudyRecord, TrialResult
+from lit_dps.analysis import (
+    REPLICATES,
+    Analysis,
+    Pair,
+    lipschitz_at_the_same_steps,
+    measured_terms,
+    paired_terms,
+    readings_to_goal,
+    significant,
+    start_of,
+    terms_of,
+)
+from lit_dps.replication.comparable import (
+    OPTIMIZER,
+    have_same_goal,
+    is_search,
+    measure_pairs,
+    trained_the_same,
+)
+from lit_dps.replication.estimates import (
+    MIN_SAMPLES,
+    SPARSE,
+    Resampled,
+    estimate_of,
+    laws_of,
+    misfit_note,
+    ratio_of_laws,
+)
+from lit_dps.replication.rules import Measurement, Measurements
+
+_SEED = 0
+SYMBOLS = {"lipschitz": "L", "beta": "beta", "delta": "Delta"}
+_DRIVERS = ("delta", "beta", "lipschitz")  # of c1, at equal epsilon
+# Where each term is read: L is a mean over the run, the others are known before its first step.
+_READERS: Mapping[str, Callable[[TrialResult], Any]] = {
+    "lipschitz": terms_of,
+    "beta": start_of,
+    "delta": start_of,
+}
+
+
+def term_ratio(study: Analysis, term: str, sparsity: float = SPARSE) -> Measurements | None:
+    """Return the ratio of a term, sparse over dense; None without measurements at both.
+
+    Args:
+        study: The study.
+        term: "lipschitz" (L), "beta" or "delta".
+        sparsity: Of the sparse networks.
+    """
+
+    def measure(study: Analysis, sparse: Series, dense: Series) -> Measurement | None:
+        return _term_ratio(study.record, term, sparse, dense)
+
+    return measure_pairs(study, sparsity, measure)
+
+
+def _term_ratio(
+    record: StudyRecord, term: str, sparse: Series, dense: Series
+) -> Measurement | None:
+    pairs = paired_terms(record, dense, sparse, _READERS[term])
+    if not pairs:
+        return None
+    number = _mean_ratio(pairs, term).estimate.map(math.exp)
+    sentence = f"{SYMBOLS[term]} x{number} over {len(pairs)} pairs of trials"
+    if not is_search(record):
+        sentence += ", each sparsity at its own best point"
+    notes = _lipschitz_notes(record, sparse, dense) if term == "lipschitz" else ()
+    return Measurement(sentence, number, notes=notes)
+
+
+def _lipschitz_notes(record: StudyRecord, sparse: Series, dense: Series) -> tuple[str, ...]:
+    """Return the ratio at the same steps, and L at each sparsity."""
+    notes = []
+    same = lipschitz_at_the_same_steps(record, dense, sparse)
+    if same:
+        points, logs = zip(*same, strict=True)
+        notes.append(f"at the same steps x{_mean_of_logs(points, logs).estimate.map(math.exp)}")
+    sizes = _lipschitz_sizes(record, sparse)
+    if sizes is not None:
+        notes.append(sizes)
+    return tuple(notes)
+
+
+def _lipschitz_sizes(record: StudyRecord, sparse: Series) -> str | None:
+    """Return L at each sparsity, over the points that all have; None if there are none.
+
+    With the number of measurements of a run and, if these are a part, of training examples.
+    """
+    terms_by_series = {}
+    for series in record.series:
+        terms = measured_terms(record, series)
+        if series.axes == sparse.axes and terms:
+            terms_by_series[series] = terms
+    shared = set.intersection(*map(set, terms_by_series.values()))
+    if not shared:
+        return None
+    sizes = []
+    counts = []
+    for series, terms in terms_by_series.items():
+        mean_log = float(np.mean([math.log(terms[key].lipschitz) for key in shared]))
+        sizes.append(significant(math.exp(mean_log)))
+        counts.append(_counts_of_readings(record, series, shared))
+    sparsities = ", ".join(f"{series.sparsity:g}" for series in terms_by_series)
+    text = f"L = {', '.join(sizes)} at S={sparsities}, of {', '.join(counts)} measurements a run"
+    examples = record.setting("smoothness.examples")
+    if isinstance(examples, int):
+        text += f" over {examples:,} training examples"
+    return text
+
+
+def _counts_of_readings(
+    record: StudyRecord, series: Series, points: Collection[tuple[int, int]]
+) -> str:
+    """Return how many measurements of L a run has up to its goal, such as "2-3".
+
+    Args:
+        record: The study.
+        series: One of its series.
+        points: The (batch size, point) that count.
+    """
+    counts = [count for key, count in readings_to_goal(record, series).items() if key in points]
+    return "-".join(map(str, sorted({min(counts), max(counts)})))
+
+
+def c1_over_theory(
+    study: Analysis, other: Analysis, sparsity: float = SPARSE
+) -> Measurements | None:
+    """Return the ratio of c1 over the ratio of Delta beta L, both sparse over dense.
+
+    The terms are measured in one study, the laws fitted in another, or in the same. The laws are
+    those that the claims on steps are judged on. None without measurements at both sparsities,
+    without laws in another study, or if the studies do not train the same by the same rule to the
+    same goal, up to which the terms are means.
+    """
+    record = study.record
+    if record.setting(OPTIMIZER) != other.record.setting(OPTIMIZER):
+        return None
+    if not trained_the_same(record, other.record) or not have_same_goal(record, other.record):
+        return None
+
+    def measure(study: Analysis, sparse: Series, dense: Series) -> Measurement | None:
+        return _c1_over_theory(study, other, sparse, dense)
+
+    return measure_pairs(study, sparsity, measure)
+
+
+def _c1_over_theory(
+    study: Analysis, other: Analysis, sparse: Series, dense: Series
+) -> Measurement | None:
+    pairs = paired_terms(study.record, dense, sparse)
+    if not pairs or sparse not in other.scalings or dense not in other.scalings:
+        return None
+    sparse_law, dense_law = laws_of(other, sparse, dense)
+    has_laws = sparse_law.fit is not None and dense_law.fit is not None
+    if other is not study and not has_laws:
+        return None
+    log_predicted = _mean_ratio(pairs, *_DRIVERS)
+    predicted = log_predicted.estimate.map(math.exp)
+    fitted = ratio_of_laws(sparse_law, dense_law, lambda c1, c2: c1)
+    if fitted is None:
+        return Measurement(f"Delta beta L x{predicted}, no fitted c1 at both sparsities")
+    count = min(len(log_predicted.draws), len(fitted.draws))
+    number = estimate_of(
+        fitted.value / math.exp(log_predicted.value),
+        fitted.draws[:count] / np.exp(log_predicted.draws[:count]),
+    )
+    sentence = (
+        f"Delta beta L x{predicted}, fitted c1 x{fitted.estimate}: x{number} of the predicted"
+    )
+    notes = [_epsilon_note(pairs)]
+    misfit = misfit_note({str(sparse): sparse_law, str(dense): dense_law})
+    if misfit is not None:
+        notes.append(misfit)
+    return Measurement(
+        sentence,
+        number if misfit is None else None,
+        of_medians=sparse_law.of_medians,
+        notes=tuple(notes),
+    )
+
+
+def _epsilon_note(pairs: Sequence[Pair]) -> str:
+    """Return the ratio of the measured epsilon, and the prediction with it."""
+    logs = [pair.log_ratio(*_DRIVERS) - 2 * pair.log_ratio("epsilon") for pair in pairs]
+    predicted = _mean_of_logs([pair.point for pair in pairs], logs).estimate.map(math.exp)
+    epsilon = _mean_ratio(pairs, "epsilon").estimate.map(math.exp)
+    return f"with the measured epsilon, x{epsilon}, Delta beta L / epsilon^2 is x{predicted}"
+
+
+def _mean_ratio(pairs: Sequence[Pair], *names: str) -> Resampled:
+    """Return the logarithm of the mean ratio of a product of terms (`_mean_of_logs`)."""
+    logs = [pair.log_ratio(*names) for pair in pairs]
+    return _mean_of_logs([pair.point for pair in pairs], logs)
+
+
+def _mean_of_logs(points: Sequence[int], logs: Sequence[float]) -> Resampled:
+    """Return the mean of logarithms, and draws (R,) from Student's distribution around it.
+
+    Args:
+        points: The point of the search of each logarithm.
+        logs: The logarithms.
+    """
+    value = float(np.mean(logs))
+    distinct, index = np.unique(points, return_inverse=True)
+    if len(distinct) < MIN_SAMPLES:
+        return Resampled(value, np.full(REPLICATES, np.nan))
+    means = np.bincount(index, logs) / np.bincount(index)
+    error = means.std(ddof=1) / math.sqrt(len(distinct))
+    quantiles = stdtrit(len(distinct) - 1, (np.arange(REPLICATES) + 0.5) / REPLICATES)
+    draws = value + error * np.random.default_rng(_SEED).permutation(quantiles)
+    return Resampled(value, draws)
