@@ -23,7 +23,7 @@ from lit_dps.report.text import parts_of
 from lit_dps.storage.take_over import TAKE_OVER
 from lit_dps.study.expand_space import OPTION as WIDEN
 from lit_dps.study.expand_space import with_stored_space
-from lit_dps.study.preflight.effects import check_effects
+from lit_dps.study.preflight.keys import check_effects
 from lit_dps.study.run import RunOptions, check_study, run_study
 from lit_dps.study.setup import StudySetup
 from lit_dps.training.workload import Workload

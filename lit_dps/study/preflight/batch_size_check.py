@@ -18,7 +18,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lit_dps.core.errors import ConfigError
 from lit_dps.core.trial import Trial
 from lit_dps.engines.engine import Training
-from lit_dps.study.preflight.short_trial import Short, goal_of, perturb
+from lit_dps.study.preflight.short_trial import ShortTrial, goal_of, perturb
 from lit_dps.study.probe_run import EndProbe, probe_fit
 from lit_dps.study.setup import StudySetup
 from lit_dps.training.deterministic import full_float32
@@ -130,7 +130,7 @@ def _note_or_refusal(
     return f"{metric} depends on the validation batch size: of the same network it is {shown}"
 
 
-def repeated_metrics(short: Short, setup: StudySetup) -> list[str]:
+def repeated_metrics(short: ShortTrial, setup: StudySetup) -> list[str]:
     """Return a note for each metric that differs between two validations of one network.
 
     Such a metric is random, or it keeps a state from one validation to the next.

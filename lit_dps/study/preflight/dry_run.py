@@ -17,7 +17,7 @@ from lit_dps.study.data_hashes import check_validation_data, fingerprint
 from lit_dps.study.preflight.batch_size_check import compare_metrics, repeated_metrics
 from lit_dps.study.preflight.idle_keys import idle_keys
 from lit_dps.study.preflight.resume_check import check_resume
-from lit_dps.study.preflight.short_trial import Short, run_short
+from lit_dps.study.preflight.short_trial import ShortTrial, run_short
 from lit_dps.study.probe_run import EndProbe, probe_fit
 from lit_dps.study.setup import StudySetup
 from lit_dps.training.deterministic import deterministic_kernels
@@ -42,61 +42,89 @@ def dry_run(setup: StudySetup) -> tuple[LightningDataModule, list[str]]:
 
 
 def _dry_run(setup: StudySetup, training: Training) -> tuple[LightningDataModule, list[str]]:
-    study = setup.study
     notes: list[str] = []
-    smallest, largest = min(study.batch_sizes), max(study.batch_sizes)
-    sparsity = max(study.sparsities)
-    point = sobol_point(study.space, study.seed, 0, study.scramble)
-    others = list(dict.fromkeys(cell.axes for cell in study.cells))
-    for other in others:
-        trial = Trial(Cell(smallest, sparsity, other), 0, point, study.seed)
-        refusal = None
-        try:
-            short = run_short(training, trial)
-        except ConfigError as error:
-            refusal = error
-        if refusal is not None:
-            # If the trial also fails without the pruning pass, the module's error is raised here.
-            # This is outside of the except block, so that the refusal is not shown as its context.
-            if refusal.key == "pruning.method":
-                run_short(training, replace(trial, cell=Cell(smallest, 0.0, other)))
-            raise refusal
-        notes += [*short.notes, *repeated_metrics(short, setup)]
-        _refuse_goal_met_untrained(short)
-        if setup.ranks > 1 and short.counted.can_be_cut is False:
-            what = "for batches of tensors that all have the examples as first dimension"
-            raise ConfigError("trainer.strategy", "ddp", what)
-        # Each value of an axis may have another data module.
-        if hasattr(short.data, "check_batch_size"):
-            short.data.check_batch_size(largest // training.workload.accumulated)
-    # The batches and validation of our own data are known to be right.
-    if largest > smallest and not standard_data(short.data):
-        last = run_short(training, Trial(Cell(largest, sparsity, other), 0, point, study.seed))
-        notes += last.notes
-        if last.examples != short.examples:
-            counts = (
-                f"{_sum_text(short.examples)} at B = {smallest} and "
-                f"{_sum_text(last.examples)} at "
-                f"B = {largest}"
-            )
-            name = type(short.data).__name__
-            raise ConfigError(
-                "data", name, f"the same validation examples at every batch size, not {counts}"
-            )
-        _refuse_ignored_batch_size(training, short, last)
-        if last.batches != short.batches or not training.workload.batch_size_key.startswith(
-            "data."
-        ):
-            for other in others:
-                dense = Trial(Cell(smallest, 0.0, other), 0, point, study.seed)
-                notes += compare_metrics(training, dense, setup)
+    trials = _smallest_trials(setup)
+    for trial in trials:
+        short = _run_smallest(training, trial)
+        notes += short.notes
+        notes += repeated_metrics(short, setup)
+        _check_short_trial(setup, short)
+    trial = trials[-1]
     if not standard_data(short.data):
+        # The batches and validation of our own data are known to be right.
+        largest = max(setup.study.batch_sizes)
+        if largest > trial.cell.batch_size:
+            last = run_short(training, replace(trial, cell=replace(trial.cell, batch_size=largest)))
+            notes += last.notes
+            _check_same_validation(short, last)
+            _check_batches_grow(training, short, last)
+            if _may_depend_on_batch_size(training, short, last):
+                for each in trials:
+                    notes += compare_metrics(training, _dense(each), setup)
         notes += check_validation_data(setup)
     notes += _equal_weights_note(training, trial)
     with deterministic_kernels() if setup.on_gpu else nullcontext():
         notes += check_resume(training, trial, setup)
         notes += idle_keys(training, setup)
     return short.data, notes
+
+
+def _smallest_trials(setup: StudySetup) -> list[Trial]:
+    """Return a trial of each axis value at the smallest batch size and the largest sparsity."""
+    study = setup.study
+    smallest, sparsity = min(study.batch_sizes), max(study.sparsities)
+    point = sobol_point(study.space, study.seed, 0, study.scramble)
+    cells = dict.fromkeys(Cell(smallest, sparsity, cell.axes) for cell in study.cells)
+    return [Trial(cell, 0, point, study.seed) for cell in cells]
+
+
+def _dense(trial: Trial) -> Trial:
+    return replace(trial, cell=replace(trial.cell, sparsity=0.0))
+
+
+def _run_smallest(training: Training, trial: Trial) -> ShortTrial:
+    """Run a short trial. If its pruning pass fails, find out whether the dense trial fails too."""
+    try:
+        return run_short(training, trial)
+    except ConfigError as error:
+        refusal = error
+    # This is outside of the except block, so that the refusal is not shown as the context of an
+    # error of the dense trial.
+    if refusal.key == "pruning.method":
+        run_short(training, _dense(trial))
+    raise refusal
+
+
+def _check_short_trial(setup: StudySetup, short: ShortTrial) -> None:
+    """Raise ConfigError if a study cannot use the goal or the data of a short trial."""
+    _refuse_goal_met_untrained(short)
+    if setup.ranks > 1 and short.counted.can_be_cut is False:
+        allowed = "for batches of tensors that all have the examples as first dimension"
+        raise ConfigError("trainer.strategy", "ddp", allowed)
+    # Each value of an axis may have another data module.
+    check_batch_size = getattr(short.data, "check_batch_size", None)
+    if check_batch_size is not None:
+        check_batch_size(max(setup.study.batch_sizes) // setup.workload.accumulated)
+
+
+def _check_same_validation(short: ShortTrial, last: ShortTrial) -> None:
+    """Raise ConfigError if the largest batch size has other validation examples."""
+    if last.examples == short.examples:
+        return
+    counts = []
+    for each in (short, last):
+        counts.append(f"{_sum_text(each.examples)} at B = {each.counted.batch_size}")
+    raise ConfigError(
+        "data",
+        type(short.data).__name__,
+        f"the same validation examples at every batch size, not {' and '.join(counts)}",
+    )
+
+
+def _may_depend_on_batch_size(training: Training, short: ShortTrial, last: ShortTrial) -> bool:
+    """Return whether the validation, or the module, knows the batch size of the grid."""
+    is_of_data = training.workload.batch_size_key.startswith("data.")
+    return last.batches != short.batches or not is_of_data
 
 
 class _InitialWeights(Callback):
@@ -116,17 +144,15 @@ class _InitialWeights(Callback):
 
 def _equal_weights_note(training: Training, trial: Trial) -> list[str]:
     """Return a note if two points of the search begin with equal weights."""
-    dense = replace(trial, cell=replace(trial.cell, sparsity=0.0))
-    hashes = []
-    for point in range(2):
-        weights = _InitialWeights()
+    weights = [_InitialWeights(), _InitialWeights()]
+    for point, each in enumerate(weights):
         with suppress(Exception):  # lazy weights have no values yet
-            probe_fit(training, replace(dense, point=point), weights)
-        hashes.append(weights.hash)
-    if not hashes[0] or hashes[0] != hashes[1]:
+            probe_fit(training, replace(_dense(trial), point=point), each)
+    first, second = weights
+    if not first.hash or first.hash != second.hash:
         return []
     return [
-        f"all points of the search begin with equal weights: {weights.module} loads them, or sets "
+        f"all points of the search begin with equal weights: {first.module} loads them, or sets "
         "a seed of its own. So luck of the initial weights is no part of K*, nor of study.repeats"
     ]
 
@@ -136,34 +162,37 @@ def _sum_text(examples: dict[int, int] | None) -> str:
     return " + ".join(map(str, (examples or {}).values()))
 
 
-def _refuse_ignored_batch_size(training: Training, short: Short, last: Short) -> None:
+def _check_batches_grow(training: Training, short: ShortTrial, last: ShortTrial) -> None:
     """Raise ConfigError if batches do not grow with the batch size key.
 
     This check is for batches whose number of examples is unknown.
     """
-    one, other = short.counted, last.counted
-    growth = other.batch_size / one.batch_size
-    if one.volume and other.volume and other.volume < math.sqrt(growth) * one.volume:
-        sizes = (
-            f"at {one.batch_size} a batch has {one.volume} numbers, and at {other.batch_size} "
-            f"{other.volume}"
-        )
-        what = f"the key that the train dataloader takes its batch size from: {sizes}"
-        raise ConfigError("study.batch_size_key", training.workload.batch_size_key, what)
+    smallest, largest = short.counted, last.counted
+    if not smallest.volume or not largest.volume:
+        return
+    growth = largest.batch_size / smallest.batch_size
+    if largest.volume >= math.sqrt(growth) * smallest.volume:
+        return
+    raise ConfigError(
+        "study.batch_size_key",
+        training.workload.batch_size_key,
+        "the key that the train dataloader takes its batch size from: "
+        f"at {smallest.batch_size} a batch has {smallest.volume} numbers, and at "
+        f"{largest.batch_size} {largest.volume}",
+    )
 
 
-def _refuse_goal_met_untrained(short: Short) -> None:
+def _refuse_goal_met_untrained(short: ShortTrial) -> None:
     """Raise ConfigError if the untrained network meets the goal."""
-    goal, untrained = short.goal.goal, short.untrained
-    if untrained is None or not goal.is_reached(untrained[short.goal.monitor]):
+    goal, monitor = short.goal.goal, short.goal.monitor
+    if short.untrained is None or not goal.is_reached(short.untrained[monitor]):
         return
     side, hint = "below", "; of a metric that is to be maximised set goal.at_least"
     if goal.at_least:
         side, hint = "above", ""
     key = "goal.error" if str(goal).startswith("goal error") else "goal.metric"
-    value = untrained[short.goal.monitor]
     raise ConfigError(
         key,
         goal.value,
-        f"{side} {value:.4g}, the {short.goal.monitor} of the untrained network{hint}",
+        f"{side} {short.untrained[monitor]:.4g}, the {monitor} of the untrained network{hint}",
     )

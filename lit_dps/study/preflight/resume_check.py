@@ -21,10 +21,11 @@ from lit_dps.core.errors import ConfigError
 from lit_dps.core.trial import Trial
 from lit_dps.engines.engine import Training
 from lit_dps.study.data_hashes import fingerprint
-from lit_dps.study.preflight.short_trial import build_short
+from lit_dps.study.preflight.short_trial import ShortGoal, build_short
 from lit_dps.study.setup import StudySetup
 from lit_dps.training.checkpoint_files import CheckpointFile, Checkpoints
 from lit_dps.training.rng_state import preserve_rng_state
+from lit_dps.training.workload import Built
 
 ROUNDING = 1e-6  # relative; results may depend on the alignment of tensors in memory
 ROUNDING_ON_GPU = 1e-4  # as `ROUNDING`, on a GPU
@@ -38,7 +39,7 @@ def check_resume(training: Training, trial: Trial, setup: StudySetup) -> list[st
     No trial runs if module and data are ours and there are no callbacks.
 
     Args:
-        training: What the trials have in common.
+        training: The settings of the study.
         trial: The trial.
         setup: The study.
 
@@ -51,51 +52,35 @@ def check_resume(training: Training, trial: Trial, setup: StudySetup) -> list[st
     if setup.study.checkpoint_minutes is None:
         return []
     fit, _, epochs = build_short(training, trial)
-    if epochs.goal.is_known:
+    if epochs.goal.is_ours:
         return []
     name = type(fit.built.module).__name__
     try:
-        unbroken = _run(training, trial)
-    except (
-        Exception
-    ):  # such as a module that reads what a first validation changed; see the dry run
+        uninterrupted = _run(training, trial)
+    # For example, a module may read what a first validation changed. The dry run reports errors.
+    except Exception:
         return []
-    resumed, why = _interrupted(training, trial)
+    resumed, reason = _interrupted(training, trial)
     if resumed is None:
-        return [f"trials of {name} cannot resume: after an interruption they restart{why}"]
+        return [f"trials of {name} cannot resume: after an interruption they restart ({reason})"]
     rounding = ROUNDING_ON_GPU if setup.on_gpu else ROUNDING
-    difference = unbroken.difference(resumed, rounding)
+    difference = uninterrupted.difference(resumed, rounding)
     if difference is None:
         return []
     # Two runs may differ without an interruption, such as with an unseeded generator.
     second = _run(training, trial)
-    again = second.difference(unbroken, 0.0)
-    if again is not None and setup.on_gpu:
-        again = second.difference(unbroken, ROUNDING_OF_ORDER)
-        difference = unbroken.difference(resumed, ROUNDING_OF_ORDER)
-    if again is not None:
+    unreproducible = second.difference(uninterrupted, 0.0)
+    if unreproducible is not None and setup.on_gpu:
+        unreproducible = second.difference(uninterrupted, ROUNDING_OF_ORDER)
+        difference = uninterrupted.difference(resumed, ROUNDING_OF_ORDER)
+    if unreproducible is not None:
         return [
-            f"trials of {name} are not reproducible: two runs of one trial differ, {again.text}"
+            f"trials of {name} are not reproducible: two runs of one trial differ, "
+            f"{unreproducible.text}"
         ]
     if difference is None:
         return []
-    if difference.is_of_data:
-        key = "data"
-        names = [type(fit.built.data).__name__]
-        hooks = "state_dict and load_state_dict"
-    else:
-        key = "model"
-        names = [name, *(type(each).__name__ for each in fit.built.trainer["callbacks"])]
-        hooks = (
-            "on_save_checkpoint and on_load_checkpoint (a callback in state_dict and "
-            "load_state_dict)"
-        )
-    allowed = (
-        "one that resumes from a checkpoint as it was saved; after a resume from step "
-        f"{resumed.saved_at} "
-        f"{difference.text}: save its state in {hooks}, or set study.checkpoint_minutes: null"
-    )
-    raise ConfigError(key, ", ".join(names), allowed)
+    raise _resume_error(fit.built, difference, resumed.saved_at)
 
 
 @dataclass(frozen=True)
@@ -111,13 +96,33 @@ class _Difference:
     is_of_data: bool = False
 
 
+def _resume_error(built: Built, difference: _Difference, saved_at: int) -> ConfigError:
+    """Return the error about a trial that resumes from a step with other values."""
+    if difference.is_of_data:
+        key = "data"
+        names = [type(built.data).__name__]
+        hooks = "state_dict and load_state_dict"
+    else:
+        key = "model"
+        names = [type(each).__name__ for each in [built.module, *built.trainer["callbacks"]]]
+        hooks = (
+            "on_save_checkpoint and on_load_checkpoint (a callback in state_dict and "
+            "load_state_dict)"
+        )
+    allowed = (
+        f"one that resumes from a checkpoint as it was saved; after a resume from step {saved_at} "
+        f"{difference.text}: save its state in {hooks}, or set study.checkpoint_minutes: null"
+    )
+    return ConfigError(key, ", ".join(names), allowed)
+
+
 @dataclass
-class _Ended:
+class _ShortRun:
     """The results of a short trial.
 
     Attributes:
         batches: Hashes of the batches, by number.
-        curve: The metrics, as in `Run.curve`.
+        curve: The metrics, as in `Attempt.curve`.
         weights: Parameters and buffers at the end.
         saved_at: The optimizer step of the first validation.
     """
@@ -127,25 +132,33 @@ class _Ended:
     weights: dict[str, Tensor] = field(default_factory=dict)
     saved_at: int = 0
 
-    def difference(self, other: _Ended, rounding: float) -> _Difference | None:
+    def difference(self, other: _ShortRun, rounding: float) -> _Difference | None:
         """Return the first difference from another run; None if there is none."""
         for number in sorted(self.batches.keys() & other.batches.keys()):
             if self.batches[number] != other.batches[number]:
                 return _Difference(f"batch {number + 1} is another batch", is_of_data=True)
+        return self._difference_of_curve(other, rounding) or self._difference_of_weights(
+            other, rounding
+        )
+
+    def _difference_of_curve(self, other: _ShortRun, rounding: float) -> _Difference | None:
         for metric, values in self.curve.items():
-            others = other.curve.get(metric, [])
-            if len(others) != len(values):
-                return _Difference(f"{metric} has {len(others)} values and not {len(values)}")
-            for step, one, two in zip(self.curve["step"], values, others, strict=True):
+            other_values = other.curve.get(metric, [])
+            if len(other_values) != len(values):
+                return _Difference(f"{metric} has {len(other_values)} values and not {len(values)}")
+            for step, one, two in zip(self.curve["step"], values, other_values, strict=True):
                 if _gap(torch.tensor(one), torch.tensor(two)) > rounding:
                     return _Difference(f"{metric} of step {step:g} is {two:.6g} and not {one:.6g}")
+        return None
+
+    def _difference_of_weights(self, other: _ShortRun, rounding: float) -> _Difference | None:
         for name, tensor in self.weights.items():
             if name not in other.weights or tensor.shape != other.weights[name].shape:
                 return _Difference(f"{name} is missing or has another shape")
             if _gap(tensor, other.weights[name]) > rounding:
                 return _Difference(f"{name} has other values")
-        new = sorted(other.weights.keys() - self.weights.keys())
-        return _Difference(f"{new[0]} is new") if new else None
+        new_names = sorted(other.weights.keys() - self.weights.keys())
+        return _Difference(f"{new_names[0]} is new") if new_names else None
 
 
 def _gap(one: Tensor, two: Tensor) -> float:
@@ -161,7 +174,7 @@ class _Interrupted(Exception):
     """Ends a short trial at its first validation."""
 
 
-def _interrupted(training: Training, trial: Trial) -> tuple[_Ended | None, str]:
+def _interrupted(training: Training, trial: Trial) -> tuple[_ShortRun | None, str]:
     """Interrupt a short trial at its first validation, and resume it.
 
     Returns:
@@ -181,12 +194,14 @@ def _interrupted(training: Training, trial: Trial) -> tuple[_Ended | None, str]:
                 _run(training, trial, file, interrupt)
             path = checkpoints.find(trial, file.about)
             if path is not None:
-                return _run(training, trial, file, saved=path), ""
-        except Exception as error:  # such as of a module that does not save all of its state
+                return _run(training, trial, file, checkpoint=path), ""
+        # For example, a module may not save all of its state.
+        except Exception as error:
             first_line = str(error).split("\n")[0]
-            return None, f" ({type(error).__name__}: {first_line})"
-    reason = messages[-1] if messages else "its position in the training data cannot be saved"
-    return None, f" ({reason.removeprefix('warning: ')})"
+            return None, f"{type(error).__name__}: {first_line}"
+    if messages:
+        return None, messages[-1].removeprefix("warning: ")
+    return None, "its position in the training data cannot be saved"
 
 
 def _run(
@@ -194,48 +209,49 @@ def _run(
     trial: Trial,
     file: CheckpointFile | None = None,
     at_check: Callable[[], None] = lambda: None,
-    saved: Path | None = None,
-) -> _Ended:
-    """Train a short trial, from a checkpoint if `saved` is given, and return its results."""
-    fit, run, epochs = build_short(training, trial, file, at_check)
-    epochs.looks = False
-    if not epochs.by_hand:
-        epochs.first *= LONGER
-    if saved is not None:
+    checkpoint: Path | None = None,
+) -> _ShortRun:
+    """Train a short trial, from a checkpoint if there is one, and return its results."""
+    fit, attempt, epochs = build_short(training, trial, file, at_check)
+    epochs.validates_untrained = False
+    if not epochs.is_manual:
+        epochs.first_batches *= LONGER
+    if checkpoint is not None:
         epochs.goal.checks = 1
     recorder = _Recorder(epochs.goal)
     with preserve_rng_state(seed=trial.seed_for("order")):
         trainer = fit.trainer(last=[epochs, recorder])
-        trainer.fit(fit.built.module, datamodule=fit.built.data, ckpt_path=saved, weights_only=True)
-    ended = recorder.ended
-    ended.curve = run.curve
-    ended.saved_at = int(run.curve["step"][0])
-    return ended
+        trainer.fit(
+            fit.built.module, datamodule=fit.built.data, ckpt_path=checkpoint, weights_only=True
+        )
+    run = recorder.run
+    run.curve = attempt.curve
+    run.saved_at = int(attempt.curve["step"][0])
+    return run
 
 
 class _Recorder(Callback):
     """Records batches and weights of a short trial, and makes it validate after its first step."""
 
-    def __init__(self, goal):
-        self.goal, self.ended = goal, _Ended()
+    def __init__(self, goal: ShortGoal):
+        self.goal = goal
+        self.run = _ShortRun()
         self._number = 0
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.goal.is_early = True
 
     def on_train_batch_start(self, trainer, pl_module, batch, batch_idx) -> None:
-        self.ended.batches[self._number] = fingerprint(batch)
+        self.run.batches[self._number] = fingerprint(batch)
         self._number += 1
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self.ended.weights = {name: tensor.clone() for name, tensor in _tensors(pl_module).items()}
+        for name, value in pl_module.state_dict().items():
+            if isinstance(value, Tensor):
+                self.run.weights[name] = value.clone()
 
     def state_dict(self) -> dict[str, int]:
         return {"number": self._number}
 
     def load_state_dict(self, state_dict: dict[str, int]) -> None:
         self._number = state_dict["number"]
-
-
-def _tensors(module: LightningModule) -> dict[str, Tensor]:
-    return {name: value for name, value in module.state_dict().items() if isinstance(value, Tensor)}

@@ -10,12 +10,12 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from lightning.fabric.utilities.data import sized_len
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
-from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from lit_dps.core.attempt import Attempt
@@ -36,14 +36,15 @@ from lit_dps.training.training_pass import ends_of, has_indices
 from lit_dps.training.unmasked import later_weights_note
 from lit_dps.training.workload import Built
 
-PERTURBATION = 0.1  # standard deviation of the noise on weights that are all zero
+NOISE = 0.1  # standard deviation of the noise on weights that are all zero
 STEPS = 3  # of a short trial whose epochs do not end
-BATCHES = 16  # of an epoch of a module that decides itself when its optimizer steps
-PATIENCE = 64  # batches without an optimizer step after which a module is refused
+MANUAL_BATCHES = 16  # of an epoch of a module that decides itself when its optimizer steps
+MAX_BATCHES_WITHOUT_STEP = 64  # after which a module is refused
+ERROR_LENGTH = 500  # characters of an error message
 
 
 @dataclass
-class Short:
+class ShortTrial:
     """The results of a short trial.
 
     Attributes:
@@ -73,40 +74,50 @@ class Short:
         return self.built.data
 
 
+class ShortFit(NamedTuple):
+    """A short trial before it is trained: its fit, its attempt, and what shortens its epochs."""
+
+    fit: TrialFit
+    attempt: Attempt
+    epochs: ShortEpochs
+
+
 def build_short(
     training: Training,
     trial: Trial,
     file: CheckpointFile | None = None,
     at_check: Callable[[], None] = lambda: None,
-) -> tuple[TrialFit, Attempt, ShortEpochs]:
-    """Return the fit and the run of a short trial, and the callback that shortens its epochs.
+) -> ShortFit:
+    """Return a short trial that is ready to be trained.
 
     Args:
-        training: What the trials have in common.
+        training: The settings of the study.
         trial: The trial.
         file, at_check: As in `TrialFit.of`.
     """
     goal = ShortGoal.of(training.goal)
-    run = Attempt(
+    attempt = Attempt(
         trial,
         goal.goal,
         stop_at=lambda: goal.last_step,
         train_past_goal=True,
         metrics=training.metrics,
     )
-    fit = TrialFit.of(training, run, goal, file, at_check)
+    fit = TrialFit.of(training, attempt, goal, file, at_check)
     fit.examples.waits = True
     fit.pruning.is_short = True
     if fit.smoothness.interval:
-        fit.smoothness.interval, fit.smoothness.examples = 1, 2
+        fit.smoothness.interval = 1
+        fit.smoothness.examples = 2
     module = fit.built.module
     callbacks = fit.built.trainer["callbacks"]
-    goal.is_known = not callbacks and standard_data(fit.built.data) and _is_ours(module)
-    by_hand = not module.automatic_optimization or is_overridden("optimizer_step", module)
-    return fit, run, ShortEpochs(goal, training.workload.accumulated, by_hand)
+    goal.is_ours = not callbacks and standard_data(fit.built.data) and _is_ours(module)
+    is_manual = not module.automatic_optimization or is_overridden("optimizer_step", module)
+    epochs = ShortEpochs(goal, training.workload.accumulated, is_manual)
+    return ShortFit(fit, attempt, epochs)
 
 
-def run_short(training: Training, trial: Trial, watchers: Sequence[Callback] = ()) -> Short:
+def run_short(training: Training, trial: Trial, watchers: Sequence[Callback] = ()) -> ShortTrial:
     """Train a trial for a few optimizer steps, as `TrainerEngine` does, and return the results.
 
     The order is: a pruning pass over the first and the last batch, the first and the last batches
@@ -114,7 +125,7 @@ def run_short(training: Training, trial: Trial, watchers: Sequence[Callback] = (
     first one precedes the end of the first epoch if it does so in the trial.
 
     Args:
-        training: What the trials have in common.
+        training: The settings of the study.
         trial: The trial.
         watchers: Further callbacks, called after those of the study.
 
@@ -122,52 +133,72 @@ def run_short(training: Training, trial: Trial, watchers: Sequence[Callback] = (
         UserError: if the trial fails, in one line. For errors of the user's code, with its place.
     """
     fit, _, epochs = build_short(training, trial)
-    goal, module = epochs.goal, fit.built.module
-    trainer = None
-    with preserve_rng_state(seed=trial.seed_for("order")):
-        try:
-            try:
-                trainer = fit.trainer(last=[*watchers, epochs])
-            except (ValueError, TypeError, MisconfigurationException) as error:
-                raise UserError(f"trainer: {error}") from error
-            trainer.fit(module, datamodule=fit.built.data)
-            fit.examples.find_full_batch(trainer)
-        except Exception as raised:
-            error = lightning_private.error_of_fit(raised)
-            hint = _hint(error, goal)
-            raise find_user_error(error) or UserError(one_line_of(error, trial) + hint) from error
-    if goal.status is None:
-        if lightning_private.batches_of_epoch(trainer) == 0:
-            refuse_too_large(trainer, trial.cell.batch_size)
-            raise ConfigError(
-                "data", type(fit.built.data).__name__, "a train dataloader that gives batches"
-            )
-        what = (
-            f"a module that trains for {goal.steps + 1} steps: it or a callback stopped the trainer"
+    goal = epochs.goal
+    trainer = _fit(fit, trial, [*watchers, epochs], goal)
+    _check_ended(fit, trial, goal, trainer)
+    if trial.cell.sparsity and epochs.is_finite is False:
+        name = type(fit.built.module).__name__
+        raise ConfigError(
+            "study.sparsities",
+            trial.cell.sparsity,
+            f"lower sparsities for {name}: its loss is not finite once it is pruned",
         )
-        raise ConfigError("model", type(module).__name__, what)
-    if trial.cell.sparsity and epochs.finite is False:
-        what = (
-            f"lower sparsities for {type(module).__name__}: its loss is not finite once it is "
-            "pruned"
-        )
-        raise ConfigError("study.sparsities", trial.cell.sparsity, what)
-    validated = goal.validated
-    short = Short(
+    notes = []
+    for remark in epochs.remarks:
+        notes.append(f"at B = {trial.cell.batch_size} {remark} steps of the budget")
+    if trial.cell.sparsity:
+        note = later_weights_note(trainer, fit.pruning.flags)
+        if note:
+            notes.append(f"{trial.cell}: {note}")
+    return ShortTrial(
         fit.built,
         goal,
         epochs.untrained,
         epochs.repeated,
-        validated.first,
-        validated.batches,
+        goal.validated.first,
+        goal.validated.batches,
         fit.examples,
+        notes,
     )
-    for remark in epochs.remarks:
-        short.notes.append(f"at B = {trial.cell.batch_size} {remark} steps of the budget")
-    later = later_weights_note(trainer, fit.pruning.flags) if trial.cell.sparsity else ""
-    if later:
-        short.notes.append(f"{trial.cell}: {later}")
-    return short
+
+
+def _fit(fit: TrialFit, trial: Trial, callbacks: Sequence[Callback], goal: ShortGoal) -> Trainer:
+    """Train a short trial and return its trainer.
+
+    Raises:
+        UserError: if a class or its arguments are refused, or if the user's code fails.
+    """
+    with preserve_rng_state(seed=trial.seed_for("order")):
+        try:
+            try:
+                trainer = fit.trainer(last=callbacks)
+            except (ValueError, TypeError, MisconfigurationException) as error:
+                raise UserError(f"trainer: {error}") from error
+            trainer.fit(fit.built.module, datamodule=fit.built.data)
+            fit.examples.find_full_batch(trainer)
+        except Exception as raised:
+            error = lightning_private.error_of_fit(raised)
+            user_error = find_user_error(error)
+            if user_error is not None:
+                raise user_error from error
+            raise UserError(one_line_of(error, trial) + _metric_hint(error, goal)) from error
+    return trainer
+
+
+def _check_ended(fit: TrialFit, trial: Trial, goal: ShortGoal, trainer: Trainer) -> None:
+    """Raise UserError if a short trial ended before its last validation."""
+    if goal.status is not None:
+        return
+    if lightning_private.batches_of_epoch(trainer) == 0:
+        refuse_too_large(trainer, trial.cell.batch_size)
+        raise ConfigError(
+            "data", type(fit.built.data).__name__, "a train dataloader that gives batches"
+        )
+    raise ConfigError(
+        "model",
+        type(fit.built.module).__name__,
+        f"a module that trains for {goal.steps + 1} steps: it or a callback stopped the trainer",
+    )
 
 
 def _is_ours(module: LightningModule) -> bool:
@@ -177,25 +208,21 @@ def _is_ours(module: LightningModule) -> bool:
 
 def one_line_of(error: Exception, trial: Trial) -> str:
     """Return an error of a dry run in one line, with the last place in the user's code."""
-    message = " ".join(error_text(error).split())[:500]
-    return (
-        f"a dry run of {trial.cell} failed: {type(error).__name__}: "
-        f"{message}{place_in_user_code(error)}"
-    )
+    message = " ".join(error_text(error).split())[:ERROR_LENGTH]
+    place = place_in_user_code(error)
+    return f"a dry run of {trial.cell} failed: {type(error).__name__}: {message}{place}"
 
 
-def _hint(error: Exception, goal: GoalErrorCallback) -> str:
+def _metric_hint(error: Exception, goal: GoalErrorCallback) -> str:
     """Return when a metric has a value, if an error names a metric; else ""."""
-    if (
-        isinstance(error, KeyError)
-        and error.args
-        and error.args[0] in (goal.monitor, *goal.run.metrics)
-    ):
-        return (
-            f"; {error.args[0]} has no value before the first check, after goal.check_interval "
-            "optimizer steps"
-        )
-    return ""
+    if not isinstance(error, KeyError) or not error.args:
+        return ""
+    metric = error.args[0]
+    if metric != goal.monitor and metric not in goal.run.metrics:
+        return ""
+    return (
+        f"; {metric} has no value before the first check, after goal.check_interval optimizer steps"
+    )
 
 
 class ShortGoal(GoalErrorCallback):
@@ -204,7 +231,7 @@ class ShortGoal(GoalErrorCallback):
     Attributes:
         is_early: Whether the first validation of the trial precedes the end of its first epoch.
         is_endless: Whether the epochs have no end.
-        is_known: Whether module, data and callbacks are all ours. Then one validation is enough.
+        is_ours: Whether module, data and callbacks are all ours. Then one validation is enough.
         epochs: Number of epochs that have ended.
         checks: Number of validations so far.
         last_step: The step of the last validation; infinity before it.
@@ -212,17 +239,20 @@ class ShortGoal(GoalErrorCallback):
 
     def __init__(self, **arguments: Any):
         super().__init__(**arguments)
-        self.is_early = self.is_endless = self.is_known = False
-        self.epochs = self.checks = 0
+        self.is_early = False
+        self.is_endless = False
+        self.is_ours = False
+        self.epochs = 0
+        self.checks = 0
         self.last_step = math.inf
 
     def is_check(self, step: int) -> bool:
-        is_first = self.is_early and not self.is_known and self.checks == 0
+        is_first = self.is_early and not self.is_ours and self.checks == 0
         is_after_epoch = self.epochs > 0 or (self.is_endless and step >= STEPS)
         if not (is_first or is_after_epoch or step >= self.goal.max_steps):
             return False
         self.checks += 1
-        if self.checks == 2 or self.is_known:
+        if self.checks == 2 or self.is_ours:
             self.last_step = step
         return True
 
@@ -230,25 +260,31 @@ class ShortGoal(GoalErrorCallback):
 class ShortEpochs(Callback):
     """Shortens the epochs of a short trial, and validates the untrained network at the end.
 
+    Args:
+        goal: The goal of the short trial.
+        accumulated: Batches of an optimizer step.
+        is_manual: Whether the module decides itself when to step.
+
     Attributes:
-        first: Number of first batches of an epoch that are kept.
-        looks: Whether to validate the untrained network.
-        finite: Whether the first training loss is finite; None before it, or without a loss.
-        untrained, repeated: Metrics, as in `Short`.
+        first_batches: Number of first batches of an epoch that are kept.
+        validates_untrained: Whether to validate the untrained network.
+        is_finite: Whether the first training loss is finite; None before it, or without a loss.
+        untrained, repeated: Metrics, as in `ShortTrial`.
         remarks: Remarks on the learning rates over the budget.
     """
 
-    def __init__(self, goal: ShortGoal, accumulated: int, by_hand: bool):
-        self.goal, self.accumulated = goal, accumulated
+    def __init__(self, goal: ShortGoal, accumulated: int, is_manual: bool):
+        self.goal = goal
+        self.accumulated = accumulated
+        self.is_manual = is_manual
         # A module that decides itself when to step may accumulate over batches.
-        self.first = BATCHES - 1 if by_hand else accumulated
-        self.by_hand = by_hand
-        self.looks = True
-        self.batches_left = PATIENCE * accumulated
-        self.finite: bool | None = None
+        self.first_batches = MANUAL_BATCHES - 1 if is_manual else accumulated
+        self.validates_untrained = True
+        self.is_finite: bool | None = None
         self.untrained: dict[str, float] | None = None
         self.repeated: tuple[dict[str, float], dict[str, float]] | None = None
         self.remarks: list[str] = []
+        self._remaining_batches = MAX_BATCHES_WITHOUT_STEP * accumulated
         self._initial: dict[str, Any] = {}
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -256,13 +292,14 @@ class ShortEpochs(Callback):
         epoch = self.goal.steps_of_epoch
         rates = rate_curve(trainer, pl_module, trainer.max_steps, epoch)
         if rates is not None:
-            self.remarks = rate_remarks(
-                rates, trainer.lr_scheduler_configs, epoch, trainer.max_steps
-            )
+            schedules = trainer.lr_scheduler_configs
+            self.remarks = rate_remarks(rates, schedules, epoch, trainer.max_steps)
         batches = lightning_private.batches_of_epoch(trainer)
         self.goal.is_endless = batches == math.inf
         # In steps; infinity if epochs have no end, or if their length is unknown.
-        length = batches if self.goal.is_endless else math.ceil(batches / self.accumulated)
+        length = math.inf
+        if not self.goal.is_endless:
+            length = math.ceil(batches / self.accumulated)
         self.goal.is_early = length >= self.goal.goal.check_interval
         lightning_private.replace_train_loaders(trainer, self._shortened)
         self._initial = copy.deepcopy(pl_module.state_dict())
@@ -272,13 +309,18 @@ class ShortEpochs(Callback):
         if isinstance(loader, EndlessLoader):
             return loader, math.inf
         batches = sized_len(loader)
-        last = 1 if self.by_hand else (batches or 0) % self.accumulated or self.accumulated
-        kept = self.first + last
-        if batches is None or not has_indices(loader):
+        last_batches = 1
+        if not self.is_manual:
+            # The last step may have fewer batches.
+            last_batches = (batches or 0) % self.accumulated or self.accumulated
+        kept = self.first_batches + last_batches
+        if batches is None:
             self.goal.is_endless = False
-            limit = kept if batches is None else min(kept, batches)
-            return loader, limit
-        return ends_of(loader, self.first, last), min(kept, batches)
+            return loader, kept
+        if not has_indices(loader):
+            self.goal.is_endless = False
+            return loader, min(kept, batches)
+        return ends_of(loader, self.first_batches, last_batches), min(kept, batches)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.goal.epochs += 1
@@ -287,10 +329,10 @@ class ShortEpochs(Callback):
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, *args: Any
     ) -> None:
         loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
-        if self.finite is None and loss is not None:
-            self.finite = math.isfinite(float(loss))
-        self.batches_left -= 1
-        if not self.batches_left and not self.goal.steps:
+        if self.is_finite is None and loss is not None:
+            self.is_finite = math.isfinite(float(loss))
+        self._remaining_batches -= 1
+        if not self._remaining_batches and not self.goal.steps:
             raise ConfigError(
                 "model",
                 type(pl_module).__name__,
@@ -298,7 +340,7 @@ class ShortEpochs(Callback):
             )
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if not self.looks:
+        if not self.validates_untrained:
             return
         # Only now, because validation may change attributes that the first training step reads.
         try:
@@ -306,10 +348,11 @@ class ShortEpochs(Callback):
             self.untrained = self.goal.validate_now(trainer)
         except Exception:  # some modules cannot validate before they are trained
             return
-        if not self.goal.is_known:
+        if not self.goal.is_ours:
             perturb(pl_module)
             with suppress(Exception):
-                self.repeated = self.goal.validate_now(trainer), self.goal.validate_now(trainer)
+                first = self.goal.validate_now(trainer)
+                self.repeated = (first, self.goal.validate_now(trainer))
 
 
 def goal_of(trainer: Trainer) -> GoalErrorCallback:
@@ -326,5 +369,5 @@ def perturb(module: LightningModule) -> None:
             if parameter.is_floating_point():
                 noise = torch.randn(parameter.shape, generator=generator).to(parameter)
                 # Large noise, because the outputs of an untrained network differ little.
-                scale = PERTURBATION + 2 * parameter.square().mean().sqrt()
+                scale = NOISE + 2 * parameter.square().mean().sqrt()
                 parameter += scale * noise

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from lit_dps.core.errors import ConfigError
-from lit_dps.study.preflight.effects import check_effects
+from lit_dps.study.preflight.keys import check_effects
 from tests.unit.engines.test_engine import MODEL
 from tests.unit.study.test_grid import NETWORK, setup
 

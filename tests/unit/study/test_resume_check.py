@@ -13,7 +13,7 @@ from lit_dps.core.trial import Cell, Trial
 from lit_dps.module import ImageClassifier
 from lit_dps.storage.samplers import sobol_point
 from lit_dps.study.preflight.dry_run import dry_run
-from lit_dps.study.preflight.resume_check import _Ended, _gap, check_resume
+from lit_dps.study.preflight.resume_check import _gap, _ShortRun, check_resume
 from lit_dps.study.setup import StudySetup
 from lit_dps.training.workload import Workload
 from tests.support.saved_study import Study
@@ -123,9 +123,9 @@ def test_a_value_that_is_not_finite_equals_only_itself(one, two, is_equal):
 
 def test_a_value_or_a_weight_that_one_run_alone_has_is_a_difference():
     curve, weights = {"step": [1, 2], "val_error": [0.5, 0.4]}, {"a": torch.ones(2)}
-    ended = _Ended(curve=curve, weights=weights)
-    assert ended.difference(_Ended(curve=curve, weights=weights), 0.0) is None
+    ended = _ShortRun(curve=curve, weights=weights)
+    assert ended.difference(_ShortRun(curve=curve, weights=weights), 0.0) is None
     shorter = {"step": [1], "val_error": [0.5]}
-    assert ended.difference(_Ended(curve=shorter, weights=weights), 0.0) is not None
+    assert ended.difference(_ShortRun(curve=shorter, weights=weights), 0.0) is not None
     more = {**weights, "b": torch.ones(1)}
-    assert ended.difference(_Ended(curve=curve, weights=more), 0.0).text == "b is new"
+    assert ended.difference(_ShortRun(curve=curve, weights=more), 0.0).text == "b is new"
