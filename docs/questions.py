@@ -154,9 +154,9 @@ def questions() -> Iterator[tuple[str, Lines]]:
     yield "How does racing work?", added(lines_of_trials(**{"study.race_factor": 1.5}), trial)
     yield (
         "What does Lightning's own loop add?",
-        added(lightning := lines_of_trials(**{"study.lean": "false"}), trial),
+        added(lightning := lines_of_trials(**{"study.engine": "lightning"}), trial),
     )
-    ranks = lines_of_trials(**{"study.lean": "false", "trainer.devices": 2})
+    ranks = lines_of_trials(**{"study.engine": "lightning", "trainer.devices": 2})
     yield "How do ranks train together?", added(ranks, lightning)
     delayed = lines_of_trials(**{"study.grid": '{"optim.delay": [4]}'})
     yield "What does an axis such as `optim.delay` touch?", added(delayed, trial)
