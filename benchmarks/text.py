@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from benchmarks.numbers import Bounds, Sample
-from lit_dps.forecast.forecast import duration
+from lit_dps.core.format import format_duration
 
 NO_GPU = "not measured: no GPU here"
 
@@ -25,7 +25,7 @@ def spread(sample: Sample, form: Callable[[float], str]) -> str:
 
 def seconds(sample: Sample) -> str:
     """Seconds in a unit that suits them, with their spread."""
-    return spread(sample, duration)
+    return spread(sample, format_duration)
 
 
 def times(sample: Sample) -> str:

@@ -106,7 +106,7 @@ class Probes:
         study = dataclasses.replace(self.setup.study, batch_sizes=[batch_size])
         setup = declare_study(dataclasses.replace(self.setup, study=study), self.data)
         record = read_study(self.url, self.name)
-        left = sum(map(len, setup.left(record.results).values()))
+        left = sum(map(len, setup.remaining_points(record.results).values()))
         if not left:
             return True
         workers = min(setup.workers, left)

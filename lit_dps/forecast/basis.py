@@ -1,5 +1,4 @@
-"""What tells how many steps a trial is likely to take: finished trials of the study, else probes of
-advice; the law."""
+"""What an expectation rests on: finished trials of the study, else probes of advice, and laws."""
 
 from __future__ import annotations
 
@@ -18,79 +17,112 @@ from lit_dps.storage.urls import sqlite_file
 from lit_dps.study.progress import Ratio
 from lit_dps.study.setup import StudySetup
 
-SAME = "model", "data", "goal", "pruning", "optim", "local"  # of an identity, of the same K
+# Parts of an identity that two studies with the same K* share.
+_SHARED_BY_PROBES = ("model", "data", "goal", "pruning", "optim", "local")
 
 
 def stored_record(setup: StudySetup) -> StudyRecord | None:
-    """What is stored of a study; None without it."""
+    """Return what is stored of a study; None without anything."""
     return _read(setup.storage.optuna_url, setup.study.name)
 
 
 def nearest_record(setup: StudySetup, record: StudyRecord | None) -> StudyRecord | None:
-    """The study's own record where a trial of it has finished; else that of the probes of advice on
-    it, if any.
+    """Return the record whose trials an expectation rests on.
 
-    These have to be of the same module, data and goal, and of the same race: then a trial ends as
-    soon there.
+    The study's own record if it has a finished trial, else that of its probes of advice. These must
+    have the same module, data and goal, and the same race, so that trials end equally soon.
+
+    Args:
+        setup: The study.
+        record: What is stored of it.
+
+    Returns:
+        `record` if no probes serve.
     """
-    if record is not None and any(map(record.resolved_results, record.cells)):
+    if record is not None and _has_result(record):
         return record
-    url, name = setup.storage.optuna_url, setup.study.name
-    probes = _read(url, f"{name}{PROBES_SUFFIX}")
+    url = setup.storage.optuna_url
+    probes = _read(url, f"{setup.study.name}{PROBES_SUFFIX}")
     if probes is None or probes.race_factor != setup.study.race_factor:
         return record
-    theirs: Mapping = AdviceStore(url, name).read().get("configuration", {})
-    ours = setup.identity(None)
-    same = all(theirs.get(key) == ours.get(key) for key in SAME)
-    return probes if same and any(map(probes.resolved_results, probes.cells)) else record
+    stored: Mapping = AdviceStore(url, setup.study.name).read().get("configuration", {})
+    identity = setup.identity(None)
+    is_same = all(stored.get(key) == identity.get(key) for key in _SHARED_BY_PROBES)
+    return probes if is_same and _has_result(probes) else record
 
 
-def told_by(setup: StudySetup, record: StudyRecord | None, laws: Mapping[Series, Law]) -> str:
-    """Whose trials those of a record are, and how their steps are taken to other batch sizes."""
+def forecast_basis(
+    setup: StudySetup, record: StudyRecord | None, laws: Mapping[Series, Law]
+) -> str:
+    """Return which trials an expectation rests on, in words.
+
+    Args:
+        setup: The study.
+        record: The record of these trials (`nearest_record`).
+        laws: The laws that their steps are scaled by.
+    """
     count = 0 if record is None else sum(map(len, record.results.values()))
-    whose = f"the mean of the finished trials ({count:,}) of the nearest batch size"
-    whose += ", along the law of K*" if laws else ""
+    trials = f"{count:,} finished trials"
     if record is not None and record.name != setup.study.name:
-        dense = ", of the dense network" if any(setup.study.sparsities) else ""
-        whose += f": those of the probes of lit-dps advise{dense}"
-    return whose
+        trials = f"{count:,} finished probes of lit-dps advise"
+        if any(setup.study.sparsities):
+            trials += " of the dense network"
+    text = f"the mean of the {trials}, at the nearest batch size"
+    if laws:
+        text += ", scaled by the law of K*"
+    return text
 
 
 def laws_of(record: StudyRecord | None) -> dict[Series, Law]:
-    """The law of K* of each series that has one, of those that have K* at enough batch sizes."""
+    """Return the law of each series that has K* at enough batch sizes."""
     if record is None:
         return {}
-    found = {}
+    laws = {}
     cells = Analysis(record).cells
     for series in record.series:
-        of_series = [summary for summary in cells if summary.cell.series == series]
-        own = [observation_of_cell(record, summary) for summary in of_series]
-        law = fit_law([each for each in own if each is not None])
+        observations = []
+        for summary in cells:
+            if summary.cell.series == series:
+                observation = observation_of_cell(record, summary)
+                if observation is not None:
+                    observations.append(observation)
+        law = fit_law(observations)
         if law.fit is not None and not math.isnan(law.reach[0]):
-            found[series] = law
-    return found
+            laws[series] = law
+    return laws
 
 
-def along_laws(laws: Mapping[Series, Law]) -> Ratio:
-    """Steps to the goal of a cell over those of its series at another batch size; 1 where no law
-    reaches both.
+def ratio_by_laws(laws: Mapping[Series, Law]) -> Ratio:
+    """Return the ratio of steps of a cell over those of its series at another batch size, by a law.
 
-    A series without a law has the ratio of the first one that has. Trials take time in proportion
-    to K*: of a race they run to a multiple of it.
+    A series without a law has the ratio of the first one with a law. The ratio is 1 if no law
+    reaches both batch sizes. Trials take steps in proportion to K*: in a race they run to a
+    multiple of it.
     """
 
-    def ratio(cell: Cell, other: int) -> float:
-        for law in (*([laws[cell.series]] if cell.series in laws else []), *laws.values()):
+    def ratio(cell: Cell, batch_size: int) -> float:
+        candidates = list(laws.values())
+        if cell.series in laws:
+            candidates.insert(0, laws[cell.series])
+        for law in candidates:
             low, high = law.reach
-            if low <= min(cell.batch_size, other) and max(cell.batch_size, other) <= high:
-                return float(law.steps(cell.batch_size) / law.steps(other))
+            if low <= min(cell.batch_size, batch_size) and max(cell.batch_size, batch_size) <= high:
+                return float(law.steps(cell.batch_size) / law.steps(batch_size))
         return 1.0
 
     return ratio
 
 
+def _has_result(record: StudyRecord) -> bool:
+    """Return True if a trial has finished that did not fail."""
+    return any(record.resolved_results(cell) for cell in record.cells)
+
+
 def _read(url: str, name: str) -> StudyRecord | None:
+    """Return a stored study; None if it is not stored."""
     file = sqlite_file(url)
-    if (file is not None and not file.exists()) or name not in list_studies(url):
+    if file is not None and not file.exists():
+        return None
+    if name not in list_studies(url):
         return None
     return read_study(url, name)

@@ -1,10 +1,9 @@
-"""What is left to run of a study: trials and repeats, their optimizer steps and checks, and passes
-of pruning."""
+"""The remaining work of a study: trials and repeats, their steps and validations, and pruning."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from lit_dps.core.racing import best_steps
@@ -13,13 +12,12 @@ from lit_dps.core.repeats import RepeatPlan, missing_repeats
 from lit_dps.core.trial import Cell, Status, TrialResult
 from lit_dps.study.progress import Ratio, mean_of_nearest_batch_size, ratio_one
 
-Points = Mapping[Cell, Collection[int]]  # the points to run of each cell
+Points = Mapping[Cell, Collection[int]]  # the points of each cell that are still to run
 
 
 @dataclass(frozen=True)
 class Work:
-    """Trials, their optimizer steps and their checks of the entire validation split; expected ones
-    are no integers."""
+    """Trials, their optimizer steps and their validations; expected ones are no integers."""
 
     trials: int = 0
     steps: float = 0
@@ -31,154 +29,173 @@ class Work:
         )
 
 
-def work(
-    trials: Mapping[Cell, int], steps: Mapping[Cell, float], check_interval: int
-) -> dict[Cell, Work]:
-    """The work of so many trials of each cell, at so many steps a trial."""
-    return {
-        cell: Work(n, n * steps[cell], n * steps[cell] / check_interval)
-        for cell, n in trials.items()
-    }
+def total_work(works: Iterable[Work]) -> Work:
+    """Return the sum of some work."""
+    return sum(works, Work())
 
 
-def at_most(points: Points, max_steps: int, check_interval: int) -> dict[Cell, Work]:
-    """The work of each cell if every trial spends its budget."""
-    return work(_counted(points), dict.fromkeys(points, max_steps), check_interval)
+def max_work(points: Points, max_steps: int, check_interval: int) -> dict[Cell, Work]:
+    """Return the work of each cell if every trial runs to max_steps."""
+    return _work(_counts(points), dict.fromkeys(points, max_steps), check_interval)
 
 
-def expected(
+def expected_work(
     points: Points,
     results: Mapping[Cell, Sequence[TrialResult]],
     check_interval: int,
-    along: Ratio = ratio_one,
+    ratio: Ratio = ratio_one,
 ) -> dict[Cell, Work] | None:
-    """The work of each cell at the mean steps of the finished trials, however they ended, of the
-    nearest batch size.
+    """Return the work of each cell at the mean steps of finished trials; None without any.
 
-    None without finished trials: nothing else tells.
+    The trials of the nearest batch size count, however they ended, except for failed ones.
 
     Args:
-        points: What is to run.
+        points: What is still to run.
         results: What has finished.
-        check_interval: Of the goal.
-        along: Steps of a cell over those of its series at the nearest batch size, by the law
-            (`likely.along_laws`).
+        check_interval: Steps between two validations.
+        ratio: Steps of a cell over those of its series at the nearest batch size
+            (`basis.ratio_by_laws`).
     """
-    mean = mean_of_nearest_batch_size(_steps_run(results), points, along)
-    return None if mean is None else work(_counted(points), mean, check_interval)
+    mean = mean_of_nearest_batch_size(_steps_run(results), points, ratio)
+    if mean is None:
+        return None
+    return _work(_counts(points), mean, check_interval)
 
 
-def not_above(likely: Mapping[Cell, Work], most: Mapping[Cell, Work]) -> dict[Cell, Work]:
-    """What is expected of each cell, but no more than what is possible at most."""
-    return {
-        cell: w
-        if w.steps <= most[cell].steps
-        else Work(w.trials, most[cell].steps, most[cell].checks)
-        for cell, w in likely.items()
-    }
+def limited(expected: Mapping[Cell, Work], most: Mapping[Cell, Work]) -> dict[Cell, Work]:
+    """Return the expected work of each cell, limited to the largest possible one."""
+    works = {}
+    for cell, work in expected.items():
+        if work.steps > most[cell].steps:
+            work = Work(work.trials, most[cell].steps, most[cell].checks)
+        works[cell] = work
+    return works
 
 
-def repeats_at_most(
+def max_repeat_work(
     plan: RepeatPlan,
     points: Points,
     record: StudyRecord | None,
     max_steps: int,
     check_interval: int,
 ) -> dict[Cell, Work]:
-    """The work of each cell's repeats if none of them meets the goal.
+    """Return the work of each cell's repeats if none of them meets the goal.
 
-    Where trials are left the best points may yet be others, so that all of the plan is ahead; to
-    the budget where there is no K* yet. A cell whose trials are done without a K* has nothing to
-    repeat.
+    If trials of a cell are still to run, other points may become the best, so the entire plan
+    counts. Without a K* so far, repeats run to max_steps. A finished cell without a K* has nothing
+    to repeat.
 
     Args:
         plan: What is repeated.
-        points: The trials that are left, of every cell.
-        record: What is stored of the study, if anything is.
-        max_steps, check_interval: Of the goal.
+        points: The trials that are still to run, of every cell.
+        record: What is stored of the study; None without anything.
+        max_steps: Of the goal.
+        check_interval: Steps between two validations.
     """
-    trials, steps = {}, {}
-    for cell, left in points.items():
-        k_star = (
-            None if record is None else best_steps(r.steps for r in record.results.get(cell, ()))
-        )
-        trials[cell] = plan.count * plan.points if left else _repeats_left(plan, cell, record)
-        steps[cell] = max_steps if k_star is None else min(plan.limit(k_star), max_steps)
-    return work(trials, steps, check_interval)
+    trials = {}
+    steps = {}
+    for cell, remaining in points.items():
+        trials[cell] = _remaining_repeats(plan, cell, record)
+        if remaining:
+            trials[cell] = plan.count * plan.points
+        k_star = _k_star(record, cell)
+        steps[cell] = max_steps
+        if k_star is not None:
+            steps[cell] = min(plan.limit(k_star), max_steps)
+    return _work(trials, steps, check_interval)
 
 
-def repeats_expected(
+def expected_repeat_work(
     plan: RepeatPlan,
     points: Points,
     record: StudyRecord | None,
     check_interval: int,
-    along: Ratio = ratio_one,
+    ratio: Ratio = ratio_one,
 ) -> dict[Cell, Work] | None:
-    """The work of each cell's repeats, where its best points stay the best.
+    """Return the work of each cell's repeats, if its best points stay the best.
 
-    At the mean steps of finished repeats of the nearest batch size; without any at the mean K*
-    there; without that at the mean of finished trials; each along the law, as of `expected`. None
-    without any of these.
+    The steps are the mean of finished repeats of the nearest batch size; without any the mean K*
+    there; without a K* the mean of finished trials. None without any of these. Arguments as of
+    `max_repeat_work` and `expected_work`.
     """
     if record is None:
         return None
-    best = {cell: best_steps(r.steps for r in results) for cell, results in record.results.items()}
-    known = (
-        _steps_run(record.repeats),
-        {c: [k] for c, k in best.items() if k},
-        _steps_run(record.results),
-    )
-    means = (mean_of_nearest_batch_size(steps, points, along) for steps in known)
-    mean = next((m for m in means if m is not None), None)
+    k_stars = {cell: _k_star(record, cell) for cell in record.results}
+    known_k_stars = {cell: [k_star] for cell, k_star in k_stars.items() if k_star is not None}
+    mean = None
+    for steps in (_steps_run(record.repeats), known_k_stars, _steps_run(record.results)):
+        if mean is None:
+            mean = mean_of_nearest_batch_size(steps, points, ratio)
     if mean is None:
         return None
-    trials = {
-        cell: _repeats_left(plan, cell, record)
-        if best.get(cell) or not left
-        else plan.count * plan.points
-        for cell, left in points.items()
-    }
-    return work(trials, mean, check_interval)
+    trials = {}
+    for cell, remaining in points.items():
+        if remaining and k_stars.get(cell) is None:
+            trials[cell] = plan.count * plan.points
+        else:
+            trials[cell] = _remaining_repeats(plan, cell, record)
+    return _work(trials, mean, check_interval)
 
 
-def pruning_passes(points: Points, workers: int, reused: bool) -> dict[int, int]:
-    """Passes of pruning by batch size, at most: one for each sparse trial.
+def pruning_passes(points: Points, workers: int, reuses_scores: bool) -> dict[int, int]:
+    """Return the largest number of pruning passes by batch size: one for each sparse trial.
 
-    Reused, the scores of a point are computed once by each worker; those passes know no batch size
-    and stand under the smallest one.
+    If scores are reused, each worker computes those of a point once. Such passes have no batch size
+    and count for the smallest one.
     """
-    sparse = [
-        (cell.batch_size, point)
-        for cell, left in points.items()
-        if cell.sparsity > 0
-        for point in left
-    ]
-    passes = Counter(batch_size for batch_size, _ in sparse)
-    if reused and sparse:
-        return {min(passes): min(workers * len({point for _, point in sparse}), len(sparse))}
+    passes: Counter[int] = Counter()
+    sparse_points = set()
+    for cell, remaining in points.items():
+        if cell.sparsity > 0 and remaining:
+            passes[cell.batch_size] += len(remaining)
+            sparse_points.update(remaining)
+    if reuses_scores and passes:
+        return {min(passes): min(workers * len(sparse_points), passes.total())}
     return dict(passes)
 
 
-def passes_of_repeats(repeats: Mapping[Cell, Work]) -> dict[int, int]:
-    """Passes of pruning by batch size, one for each sparse repeat: its network is its own."""
+def repeat_pruning_passes(repeats: Mapping[Cell, Work]) -> dict[int, int]:
+    """Return pruning passes by batch size: one for each sparse repeat, as each has its network."""
     passes: Counter[int] = Counter()
-    for cell, each in repeats.items():
-        passes[cell.batch_size] += each.trials * (cell.sparsity > 0)
-    return {batch_size: n for batch_size, n in passes.items() if n}
+    for cell, work in repeats.items():
+        if cell.sparsity > 0 and work.trials:
+            passes[cell.batch_size] += work.trials
+    return dict(passes)
 
 
-def _counted(points: Points) -> dict[Cell, int]:
-    return {cell: len(left) for cell, left in points.items()}
+def _work(
+    trials: Mapping[Cell, int], steps: Mapping[Cell, float], check_interval: int
+) -> dict[Cell, Work]:
+    """Return the work of some trials of each cell, at some steps per trial."""
+    works = {}
+    for cell, count in trials.items():
+        total_steps = count * steps[cell]
+        works[cell] = Work(count, total_steps, total_steps / check_interval)
+    return works
+
+
+def _counts(points: Points) -> dict[Cell, int]:
+    return {cell: len(remaining) for cell, remaining in points.items()}
 
 
 def _steps_run(results: Mapping[Cell, Sequence[TrialResult]]) -> dict[Cell, list[float]]:
-    return {
-        cell: [r.steps_run for r in ended if r.status is not Status.FAILED]
-        for cell, ended in results.items()
-    }
+    """Return how many steps each finished trial ran, without failed ones, by cell."""
+    steps = {}
+    for cell, of_cell in results.items():
+        steps[cell] = [r.steps_run for r in of_cell if r.status is not Status.FAILED]
+    return steps
 
 
-def _repeats_left(plan: RepeatPlan, cell: Cell, record: StudyRecord | None) -> int:
+def _k_star(record: StudyRecord | None, cell: Cell) -> int | None:
+    """Return K* of a cell so far; None without a complete trial."""
+    if record is None:
+        return None
+    return best_steps(result.steps for result in record.results.get(cell, ()))
+
+
+def _remaining_repeats(plan: RepeatPlan, cell: Cell, record: StudyRecord | None) -> int:
+    """Return how many repeats of a cell's best points so far must still run."""
     if record is None:
         return 0
-    return len(missing_repeats(plan, record.results.get(cell, ()), record.repeats.get(cell, ())))
+    results = record.results.get(cell, ())
+    return len(missing_repeats(plan, results, record.repeats.get(cell, ())))

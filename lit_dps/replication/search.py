@@ -55,8 +55,10 @@ def _best_rates(
         if summary.best is None or summary.at_first_check:
             continue
         params = summary.best.trial.params
-        momentum = params[momentum_key] if momentum_key is not None else 0.0
-        rates[batch_size] = params[rate_key] / (1 - momentum)
+        momentum = 0.0
+        if momentum_key is not None:
+            momentum = float(params[momentum_key])
+        rates[batch_size] = float(params[rate_key]) / (1 - momentum)
     return rates
 
 

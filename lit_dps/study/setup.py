@@ -98,7 +98,9 @@ class StudySetup:
             self.study.cells, key=lambda cell: (cell.batch_size, cell.axes, cell.sparsity)
         )
 
-    def left(self, results: Mapping[Cell, Sequence[TrialResult]]) -> dict[Cell, set[int]]:
+    def remaining_points(
+        self, results: Mapping[Cell, Sequence[TrialResult]]
+    ) -> dict[Cell, set[int]]:
         """The points of each cell that have no result yet, or failed."""
         points = set(range(self.study.trials))
         return {
@@ -107,7 +109,7 @@ class StudySetup:
             for cell in self.cells
         }
 
-    def repeats_left(self, record: StudyRecord) -> int:
+    def remaining_repeats(self, record: StudyRecord) -> int:
         """The repeats that are left to run: those of the best points so far, of cells that have
         one."""
         found = (

@@ -51,8 +51,8 @@ def test_a_forecast_of_a_new_study(tmp_path, call):
     assert table["pruning"][0] == "4 passes"  # one worker, 4 points
     assert table["B"][-1] == "time at most"
     assert "timed at B = 16, 64 with 1 thread\n" in done.out
-    assert "how much earlier they end is known once some have finished" in done.out
-    assert "5,600 trials, 224,000,000 steps, 14,000,000 checks" in done.out
+    assert "expected: " not in done.out
+    assert "5,600 trials, 224,000,000 steps, 14,000,000 validations" in done.out
 
 
 def test_heats_are_steps_that_may_be_spent(call):
@@ -63,10 +63,8 @@ def test_heats_are_steps_that_may_be_spent(call):
         "6,400",
         "1,600",
     ]  # 16 x (80 + 320), a check every 4
-    assert (
-        "at most: every trial spends its budget of 320 steps, after rungs of 80 steps, and every "
-        "check" in done.out
-    )
+    (line,) = (line for line in done.out.splitlines() if line.startswith("at most: "))
+    assert re.findall(r"\d+", line) == ["320", "80"]
 
 
 def test_a_study_taken_up_needs_what_is_left_and_says_what_to_expect(tmp_path, call):
@@ -82,7 +80,7 @@ def test_a_study_taken_up_needs_what_is_left_and_says_what_to_expect(tmp_path, c
     assert table["total"][:3] == ["10", "800", "200"]
     assert table["B"][-1] == "time expected"
     expected = re.search(
-        r"expected: ([\d,]+) steps, from the mean of the finished trials \(6\)", done.out
+        r"expected: ([\d,]+) steps, from the mean of the 6 finished trials", done.out
     )
     record = read_study(f"sqlite:///{tmp_path}/mlruns/study.db", "fast")
     ran = [result.steps_run for finished in record.results.values() for result in finished]
