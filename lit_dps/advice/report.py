@@ -37,8 +37,9 @@ from lit_dps.core.errors import StorageError
 from lit_dps.core.format import format_duration
 from lit_dps.core.record import StudyRecord
 from lit_dps.core.trial import Cell, Trial
+from lit_dps.report.notes import lines_of
 from lit_dps.report.publish import figures_folder
-from lit_dps.report.trial_notes import schedule_notes, warm_up_notes
+from lit_dps.report.trial_notes import SCHEDULES, warm_up_notes
 
 # share of the time that a process waits for a CPU, above which its times are told not to be its own
 BUSY = 0.2
@@ -168,7 +169,7 @@ def _notes(
             "wider range of the learning rate"
         )
     if record is not None:
-        lines += schedule_notes(Analysis(record).cells)
+        lines += lines_of(SCHEDULES, Analysis(record))
         trials = [result for results in record.results.values() for result in results]
         k_of = (
             dict(zip(found.table["batch_size"], found.table["k_star"], strict=True))

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 
-from lit_dps.analysis.tables import columns_of, frame, three_digits
+from lit_dps.analysis.tables import columns_of, frame, records
 from lit_dps.core.record import StudyRecord
 from lit_dps.core.trial import JACOBIAN, RESIDUAL, Series, TrialResult, text_of
 
 Kept = Mapping[str, tuple[int, int]]  # as `TrialResult.kept`
 INIT = "pruning.init"
 SPECTRUM = ("mean", "spread", "condition")
-MAX_LISTED = 3  # empty layers that a note names
 
 
 def kept_of(record: StudyRecord) -> Iterator[tuple[Series, int, Kept]]:
@@ -112,24 +111,23 @@ def _names_of_series(layers: pd.DataFrame) -> list[str]:
 
 
 def empty_layers(record: StudyRecord) -> list[str]:
-    """Return a note if pruning left layers empty: they pass nothing on but biases."""
+    """Return the layers that pruning left empty, each with its series and its samples.
+
+    They pass nothing on but biases.
+    """
     table = layer_rows(kept_of(record))
     if not len(table):
         return []
     names = _names_of_series(table)
     places = []
-    for row in table.to_dict("records"):
-        if not row["empty"]:
-            continue
-        series = [f"{'S' if name == 'sparsity' else name}={text_of(row[name])}" for name in names]
-        points = f"at {row['empty']} of {row['points']} points"
-        places.append(f"{' '.join(series)}: {row['layer']} {points}")
-    if not places:
-        return []
-    text = f"layers that pruning left empty: {'; '.join(places[:MAX_LISTED])}"
-    if len(places) > MAX_LISTED:
-        text += f"; {len(places) - MAX_LISTED} more in layers.csv"
-    return [text]
+    for row in records(table):
+        if row["empty"]:
+            series = []
+            for name in names:
+                series.append(f"{'S' if name == 'sparsity' else name}={text_of(row[name])}")
+            samples = f"at {row['empty']} of {row['points']} samples"
+            places.append(f"{' '.join(series)}: {row['layer']} {samples}")
+    return places
 
 
 def jacobian_rows(record: StudyRecord) -> pd.DataFrame:
@@ -164,41 +162,48 @@ def _is_repaired(result: TrialResult) -> bool:
     return RESIDUAL.format("after") in result.flags
 
 
-def jacobian_notes(record: StudyRecord) -> list[str]:
-    """Return how repair moved the singular values of the Jacobian, means over each series."""
-    parts = []
-    unmeasured = 0
+class Spectrum(NamedTuple):
+    """Singular values of the Jacobian of some networks.
+
+    Attributes:
+        mean, spread: Mean and standard deviation, means over the networks.
+        condition: Largest over smallest, the median over the networks.
+    """
+
+    mean: float
+    spread: float
+    condition: float
+
+
+def repaired_spectra(record: StudyRecord) -> dict[Series, tuple[Spectrum, Spectrum]]:
+    """Return the singular values before and after repair, of each series that has any."""
+    spectra = {}
     for series in record.series:
         measured = []
         for cell in record.cells:
-            if cell.series != series:
-                continue
-            for result in filter(_is_repaired, record.results[cell]):
-                if JACOBIAN.format("mean", "after") in result.flags:
-                    measured.append(result)
-                else:
-                    unmeasured += 1
+            if cell.series == series:
+                measured += filter(_has_jacobian, record.results[cell])
         if measured:
-            before, after = _spectrum(measured, "before"), _spectrum(measured, "after")
-            parts.append(f"{series}: {before} to {after}")
-    lines = []
-    if parts:
-        lines.append(
-            "singular values of the Jacobian (mean +- deviation, condition), of the pruned "
-            f"network to the repaired one: {'; '.join(parts)}"
-        )
-    if unmeasured:
-        lines.append(
-            f"of {unmeasured} repaired networks the Jacobian was not measured: no vector of at "
-            "most 100 outputs"
-        )
-    return lines
+            spectra[series] = (_spectrum(measured, "before"), _spectrum(measured, "after"))
+    return spectra
 
 
-def _spectrum(results: Sequence[TrialResult], when: str) -> str:
-    """Return mean, deviation and condition of the singular values of some trials, in words."""
-    mean = fmean(r.flags[JACOBIAN.format("mean", when)] for r in results)
-    spread = fmean(r.flags[JACOBIAN.format("spread", when)] for r in results)
-    conditions = sorted(r.flags[JACOBIAN.format("condition", when)] for r in results)
+def without_jacobian(record: StudyRecord) -> int:
+    """Return the number of repaired networks whose Jacobian was not measured."""
+    results = [result for of_cell in record.results.values() for result in of_cell]
+    return sum(_is_repaired(result) and not _has_jacobian(result) for result in results)
+
+
+def _has_jacobian(result: TrialResult) -> bool:
+    """Return True if the Jacobian of a repaired network was measured."""
+    return _is_repaired(result) and JACOBIAN.format("mean", "after") in result.flags
+
+
+def _spectrum(results: Sequence[TrialResult], when: str) -> Spectrum:
+    """Return the singular values of some trials, "before" or "after" repair."""
+    columns = {}
+    for name in SPECTRUM:
+        columns[name] = [result.flags[JACOBIAN.format(name, when)] for result in results]
+    conditions = sorted(columns["condition"])
     median = conditions[len(conditions) // 2]
-    return f"{three_digits(mean)} +- {three_digits(spread)} ({three_digits(median)})"
+    return Spectrum(fmean(columns["mean"]), fmean(columns["spread"]), median)

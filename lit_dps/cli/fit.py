@@ -25,7 +25,7 @@ from lit_dps.core.trial_config import TRIAL_SECTIONS
 from lit_dps.parallel import launch, ranks, settings
 from lit_dps.parallel.process import defer_interrupt, keep_freed_memory
 from lit_dps.readings import SmoothnessCallback
-from lit_dps.report.trial_notes import unmasked_note
+from lit_dps.report.pruning_notes import unmasked_note
 from lit_dps.storage.urls import is_http, without_password
 from lit_dps.training import DelayCallback, GoalErrorCallback, LocalSGDCallback, PruningCallback
 from lit_dps.training.trainer_rules import as_list

@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from lit_dps.analysis.analysis import Analysis
 from lit_dps.core.environment import DATA, KEY, SINCE, SOURCES, THREADS, UNKNOWN, versions_of
-from lit_dps.core.record import StudyRecord
 from lit_dps.core.trial import ENGINE_SET, LIGHTNING, TrialResult
-from lit_dps.report.trial_notes import count_of
+from lit_dps.report.notes import Note, Values, count_of, finished_trials
 
 VERSION = "version."
 TORCH = "version.torch"
@@ -21,40 +21,39 @@ NO_RESULTS = ("version.optuna", "version.mlflow", "version.scipy")
 Environment = Mapping[str, Any]
 
 
-def environment_notes(record: StudyRecord) -> list[str]:
-    """Return a line for each kind of difference between the environments of a study's trials."""
-    results: list[TrialResult] = []
-    for by_cell in (record.results, record.repeats):
-        for of_cell in by_cell.values():
-            results += of_cell
-    counts = Counter(result.environment for result in results)
-    used = [each for each in record.environments if counts[each.get(KEY, "")]]
-    return [
-        *_torch_notes(record.environments),
-        *_version_notes(used),
-        *_part_notes(used, counts),
-        *_unknown_notes(used, counts),
-        *_thread_notes(used),
-        *_engine_notes(results),
-    ]
+def trials_and_repeats(study: Analysis) -> list[TrialResult]:
+    """Return all finished trials of a study, and its repeats."""
+    results = finished_trials(study)
+    for of_cell in study.record.repeats.values():
+        results += of_cell
+    return results
 
 
-def _torch_notes(environments: Sequence[Environment]) -> Iterator[str]:
-    """Note several versions of torch.
+def used_environments(study: Analysis) -> list[Environment]:
+    """Return the environments that a trial or repeat ran in."""
+    counts = _count_environments(study)
+    return [each for each in study.record.environments if counts[each.get(KEY, "")]]
+
+
+def _count_environments(study: Analysis) -> Counter:
+    """Return the number of trials and repeats of each environment, by key; None if unknown."""
+    return Counter(result.environment for result in trials_and_repeats(study))
+
+
+def torch_versions(study: Analysis) -> Iterator[Values]:
+    """Yield several versions of torch.
 
     Random numbers of a seed depend on the version: `nn.init.trunc_normal_` draws others in 2.15
     than in 2.11.
     """
-    versions = _versions(environments, TORCH)
+    versions = _versions(study.record.environments, TORCH)
     if len(versions) > 1:
-        yield (
-            f"Trials ran under torch {' and '.join(versions)}. A seed may draw other initial "
-            "weights there, so trials of one sample may start from different weights."
-        )
+        yield {"versions": " and ".join(versions)}
 
 
-def _version_notes(used: Sequence[Environment]) -> Iterator[str]:
-    """Note several versions of other packages that may change results."""
+def package_versions(study: Analysis) -> Iterator[Values]:
+    """Yield several versions of other packages that may change results."""
+    used = used_environments(study)
     names = list(PACKAGES)
     for environment in used:
         names += [key for key in environment if key.startswith(VERSION)]
@@ -64,9 +63,7 @@ def _version_notes(used: Sequence[Environment]) -> Iterator[str]:
         if len(versions) > 1 and name != TORCH and name not in NO_RESULTS:
             differing.append(f"{name.removeprefix(VERSION)} {' and '.join(versions)}")
     if differing:
-        yield (
-            f"Trials ran under {'; '.join(differing)}. Results may differ between these versions."
-        )
+        yield {"packages": "; ".join(differing)}
 
 
 def _versions(environments: Sequence[Environment], name: str) -> list[str]:
@@ -74,68 +71,107 @@ def _versions(environments: Sequence[Environment], name: str) -> list[str]:
     return list(dict.fromkeys(each[name] for each in environments if name in each))
 
 
-def _part_notes(used: Sequence[Environment], counts: Mapping[str | None, int]) -> Iterator[str]:
-    """Note several versions of a file of the user's code, or of the data."""
+def versions_of_parts(study: Analysis) -> Iterator[Values]:
+    """Yield each file of the user's code, or of the data, that has several versions."""
+    used = used_environments(study)
+    counts = _count_environments(study)
     for entry in (SOURCES, DATA):
         names = dict.fromkeys(name for each in used for name in each.get(entry, {}))
         for name in names:
             versions = versions_of(used, entry, name)
             if len(versions) < 2:
                 continue
-            listed = []
+            trials = []
             for environments in versions:
-                trials = sum(counts[each[KEY]] for each in environments)
-                listed.append(f"{count_of(trials)} since {environments[0][SINCE]}")
-            yield (
-                f"Trials of {len(versions)} versions of {_part_name(entry, name)} are in this "
-                f"table: {', '.join(listed)}."
-            )
+                number = sum(counts[each[KEY]] for each in environments)
+                trials.append(f"{count_of(number)} since {environments[0][SINCE]}")
+            yield {
+                "versions": len(versions),
+                "part": _part_name(entry, name),
+                "trials": ", ".join(trials),
+            }
 
 
 def _part_name(entry: str, name: str) -> str:
+    """Return a file of the code, or the data, in words."""
     if entry == SOURCES:
         return name
     return f"the data at {name}" if name else "the data"
 
 
-def _unknown_notes(used: Sequence[Environment], counts: Mapping[str | None, int]) -> Iterator[str]:
-    """Note trials and classes whose code is not recorded."""
-    if counts[None] and used:
-        yield (
-            f"Code and data of {count_of(counts[None])} are not recorded, since an earlier version "
-            f"ran them. Those of the other trials are, since {used[0][SINCE]}."
-        )
-    unknown = set()
-    for environment in used:
+def unknown_environments(study: Analysis) -> Iterator[Values]:
+    """Yield trials whose code and data are not recorded, if those of others are."""
+    used = used_environments(study)
+    trials = _count_environments(study)[None]
+    if trials and used:
+        yield {"trials": count_of(trials), "since": used[0][SINCE]}
+
+
+def unknown_code(study: Analysis) -> Iterator[Values]:
+    """Yield classes whose source cannot be read."""
+    names = set()
+    for environment in used_environments(study):
         for name, hashes in environment.get(SOURCES, {}).items():
             if list(hashes) == UNKNOWN:
-                unknown.add(name)
-    if unknown:
-        yield (
-            f"The code of {', '.join(sorted(unknown))} is not recorded: its source cannot be read."
-        )
+                names.add(name)
+    if names:
+        yield {"names": ", ".join(sorted(names))}
 
 
-def _thread_notes(used: Sequence[Environment]) -> Iterator[str]:
-    """Note several numbers of threads."""
+def thread_counts(study: Analysis) -> Iterator[Values]:
+    """Yield several numbers of threads."""
+    used = used_environments(study)
     threads = sorted({each[THREADS] for each in used if THREADS in each})
     if len(threads) > 1:
-        yield (
-            f"Trials ran with study.threads {' and '.join(map(str, threads))}. Their step times "
-            "cannot be compared, and results may differ in the last digit."
-        )
+        yield {"threads": " and ".join(map(str, threads))}
 
 
-def _engine_notes(results: Sequence[TrialResult]) -> Iterator[str]:
-    """Note trials of Lightning's own loop beside trials of other loops, and why it was needed."""
-    engines = Counter(result.engine for result in results if result.engine)
+def training_loops(study: Analysis) -> Iterator[Values]:
+    """Yield trials of Lightning's own loop beside trials of other loops."""
+    engines = Counter(result.engine for result in trials_and_repeats(study) if result.engine)
     lightning = engines.pop(LIGHTNING, 0)
     if lightning and engines:
-        others = ", ".join(f"{count} in the loop {name}" for name, count in sorted(engines.items()))
-        yield (
-            f"{count_of(lightning)} ran in Lightning's own loop, {others}. A step of Lightning's "
-            "loop takes longer, so compare step times of one loop only."
-        )
-    reasons = Counter(r.engine_reason for r in results if r.engine_reason not in ("", ENGINE_SET))
-    for reason, count in reasons.most_common():
-        yield f"{count_of(count)} did not run in the fastest loop, because {reason}."
+        others = [f"{number} in the loop {engine}" for engine, number in sorted(engines.items())]
+        yield {"trials": count_of(lightning), "others": ", ".join(others)}
+
+
+def slower_loops(study: Analysis) -> Iterator[Values]:
+    """Yield each reason why trials did not run in the fastest loop."""
+    reasons = Counter(result.engine_reason for result in trials_and_repeats(study))
+    for reason, number in reasons.most_common():
+        if reason not in ("", ENGINE_SET):
+            yield {"trials": count_of(number), "reason": reason}
+
+
+ENVIRONMENTS = (
+    Note(
+        torch_versions,
+        "Trials ran under torch {versions}. A seed may draw other initial weights there, so trials "
+        "of one sample may start from different weights.",
+    ),
+    Note(
+        package_versions,
+        "Trials ran under {packages}. Results may differ between these versions.",
+    ),
+    Note(
+        versions_of_parts,
+        "Trials of {versions} versions of {part} are in this table: {trials}.",
+    ),
+    Note(
+        unknown_environments,
+        "Code and data of {trials} are not recorded, since an earlier version ran them. Those of "
+        "the other trials are, since {since}.",
+    ),
+    Note(unknown_code, "The code of {names} is not recorded: its source cannot be read."),
+    Note(
+        thread_counts,
+        "Trials ran with study.threads {threads}. Their step times cannot be compared, and results "
+        "may differ in the last digit.",
+    ),
+    Note(
+        training_loops,
+        "{trials} ran in Lightning's own loop, {others}. A step of Lightning's loop takes longer, "
+        "so compare step times of one loop only.",
+    ),
+    Note(slower_loops, "{trials} did not run in the fastest loop, because {reason}."),
+)

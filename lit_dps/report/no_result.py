@@ -199,8 +199,8 @@ def _range_edges(record: StudyRecord, result: TrialResult) -> str:
     names = short_names(list(record.space))
     edges = []
     for key, box in record.space.items():
-        if key in result.trial.params:
-            end = box.boundary(result.trial.params[key])
+        if isinstance(box, Range) and key in result.trial.params:
+            end = box.boundary(float(result.trial.params[key]))
             if end is not None:
                 edges.append(f"{names[key]} {end}")
     return ", ".join(edges)

@@ -1,4 +1,4 @@
-"""Repeats on fresh seeds in words: their section of a report, its notes, and the law of medians."""
+"""Repeats on fresh seeds in words: their section of a report, and the law of medians."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 
 from lit_dps.analysis.best_of_n import halves, last_doubling, why_no_draws
 from lit_dps.analysis.intervals import estimate
-from lit_dps.analysis.law_bootstrap import Scaling, medians_outside
-from lit_dps.analysis.repeats import RepeatSummary, all_runs_are_equal
+from lit_dps.analysis.law_bootstrap import Scaling
+from lit_dps.analysis.repeats import RepeatSummary
 from lit_dps.analysis.summary import CellSummary
-from lit_dps.analysis.tables import aligned, listed_numbers, short_columns, three_digits, times
+from lit_dps.analysis.tables import aligned, listed_numbers, short_columns, three_digits
 from lit_dps.core.record import StudyRecord
-from lit_dps.core.trial import Series, Status
+from lit_dps.core.trial import Series
 
 
 def luck_text(
@@ -156,79 +156,3 @@ def outside_text(outside: Mapping[int, float]) -> str:
     if below:
         parts.append(f"below at B = {listed_numbers(below)}")
     return ", ".join(parts)
-
-
-def median_notes(
-    laws: Mapping[Series, Scaling], medians: Mapping[Series, Scaling], check_interval: int
-) -> list[str]:
-    """Return a note on medians over seeds that leave the law of K*; empty without any."""
-    parts = []
-    ratios = []
-    for series, of_medians in sorted(medians.items()):
-        outside = medians_outside(laws[series], of_medians, check_interval)
-        if outside:
-            parts.append(f"{series} {outside_text(outside)}")
-            ratios += outside.values()
-    if not parts:
-        return []
-    most = max(ratios, key=lambda ratio: abs(math.log(ratio)))
-    return [
-        f"medians over seeds lie outside the 95 % band of the law of K*: {'; '.join(parts)}; up "
-        f"to {times(most)} the law. One run at the best point needs the median, not the law"
-    ]
-
-
-def repeat_notes(
-    record: StudyRecord, repeats: Sequence[RepeatSummary], own_goal: StudyRecord | None = None
-) -> list[str]:
-    """Return notes on the repeats, a line each; arguments as of `summarize_repeats`."""
-    if not record.plan.count:
-        return []
-    goal = record.goal if own_goal is None else own_goal.goal
-    if record.goal.value != goal.value and not goal.is_easier(record.goal.value):
-        return [f"no repeats here: they end at {goal}, the study's own"]
-    lines = []
-    without = sum(not each.asked for each in repeats)
-    if without:
-        why = f"repeated are those of {goal}, the study's own"
-        lines.append(f"{without} of the {len(repeats)} best points here have no repeats: {why}")
-    asked = sum(each.asked for each in repeats)
-    missing = sum(each.asked - len(each.results) for each in repeats)
-    if missing:
-        lines.append(f"{missing} of {asked} repeats of the best points have not finished")
-    stored = [result for results in record.repeats.values() for result in results]
-    best = {(each.cell, each.point) for each in repeats}
-    unused = sum((result.trial.cell, result.trial.point) not in best for result in stored)
-    if unused:
-        when = "any more" if goal.value == record.goal.value else "at this goal"
-        lines.append(
-            f"{unused} repeats of points that are not the best {when} are kept and not counted"
-        )
-    failed = [result for result in stored if result.status is Status.FAILED]
-    if failed:
-        lines.append(
-            f"{len(failed)} repeats failed, the first with {failed[0].failure}: the next run "
-            "repeats them"
-        )
-    started = [each for each in repeats if each.results]
-    equal = sum(all_runs_are_equal(record, each) for each in started)
-    if equal:
-        lines.append(
-            f"at {equal} of the {len(started)} repeated points all runs are the same, that of the "
-            "search too: the module or the data seed themselves, or draw nothing, so that the "
-            "spread over seeds is not known"
-        )
-    order = _data_order(record)
-    if order not in ("authors", "per_trial"):
-        lines.append(
-            f"data.order {order} is a file: all repeats take their examples in that one order"
-        )
-    return lines
-
-
-def _data_order(record: StudyRecord) -> str:
-    """Return data.order of a study's configuration."""
-    data = record.config.get("data", {})
-    if not isinstance(data, dict):
-        return "authors"
-    return str(data.get("init_args", {}).get("order", "authors"))

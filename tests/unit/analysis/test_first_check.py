@@ -84,8 +84,9 @@ def test_the_table_the_note_and_the_rows():
         ["64", "0", "112", "2", "0", "0", "-"],
         ["512", "0", "<=", "16", "2", "0", "0", "-"],
     ]
-    (note,) = first_check_bounds(study.record, study.cells)
-    assert study_notes(study)[0] == note and numbers_in(note) == [1, 3]
+    assert [*first_check_bounds(study)] == [{"count": 1, "cells": 3}]
+    note = study_notes(study)[0]
+    assert numbers_in(note) == [1, 3]
     assert f"note: {note}\n" in render(study)
     rows = records(study.table)
     assert list(rows[0])[2:4] == ["k_star", "floor"]
@@ -98,7 +99,7 @@ def test_nothing_is_said_where_there_is_none():
     study = study_of(
         {cell: [k + 16 for k in found] for cell, found in DENSE.items()} | {(4096, 0.0): [None]}
     )
-    assert [*first_check_bounds(study.record, study.cells)] == []
+    assert [*first_check_bounds(study)] == []
     assert "<=" not in render(study)
     assert [row["floor"] for row in records(study.table)] == [0, 0, 0, 0]
 

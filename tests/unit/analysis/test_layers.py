@@ -14,6 +14,7 @@ from lit_dps.analysis.term_comparisons import correlation_rows, rank_rows
 from lit_dps.core.goal import Goal
 from lit_dps.core.trial import Cell, Series
 from lit_dps.report.figures import FIGURES, drawn, write_figures
+from lit_dps.report.pruning_notes import layers_without_weights
 from lit_dps.report.text import render
 from lit_dps.storage.schema import AXES
 from tests.support.fake_study import analysis_of, result, theory_terms
@@ -90,10 +91,9 @@ def test_the_first_sparsity_with_an_empty_layer_is_told(study):
     assert here["kept"] == pytest.approx(
         (10 + 2) / 1200
     )  # of the weights, whatever the sparsity counts
-    assert (
-        "layers that pruning left empty: S=0.99 method=magnitude: b.weight at 1 of 3 points"
-        in render(study)
-    )
+    (empty,) = layers_without_weights(study)
+    assert empty["places"] == "S=0.99 method=magnitude: b.weight at 1 of 3 samples"
+    assert empty["places"] in render(study)
     (line,) = BY_NAME["layers"].notes(study)
     assert line == "method=magnitude: from S=0.99 on a layer is empty, b.weight at 1 of 3 points"
 

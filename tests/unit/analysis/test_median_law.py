@@ -13,7 +13,8 @@ from lit_dps.analysis.law_bootstrap import (
     medians_outside,
 )
 from lit_dps.core.trial import Series
-from lit_dps.report.repeats import intervals_of, median_notes, outside_text
+from lit_dps.report.repeat_notes import outside_of_laws
+from lit_dps.report.repeats import intervals_of, outside_text
 
 SIZES = [4, 16, 64, 256]
 K_STAR = {b: 4096 // b * 16 + 160 for b in SIZES}  # c1 = 65536, c2 = 160
@@ -115,13 +116,14 @@ def test_medians_beside_the_band_are_noted_with_series_and_batch_sizes(factor, s
     )
     medians = bootstrap_median_law({b: [factor * k] * 5 for b, k in K_STAR.items()}, 16)
     outside = medians_outside(law, medians, 16)
-    lines = median_notes({Series(0.9): law}, {Series(0.9): medians}, 16)
+    notes = [*outside_of_laws({Series(0.9): law}, {Series(0.9): medians}, 16)]
     if not side:
-        assert outside == {} and lines == []
+        assert outside == {} and notes == []
         return
     assert outside == {b: pytest.approx(factor, rel=0.01) for b in SIZES}
     assert outside_text(outside) == f"{side} at B = 4, 16, 64, 256"
-    assert f"S=0.9 {side} at B = 4, 16, 64, 256" in lines[0] and f"x{factor}" in lines[0]
+    assert notes[0]["places"] == f"S=0.9 {side} at B = 4, 16, 64, 256"
+    assert f"x{factor}" in notes[0]["most"]
 
 
 def test_medians_are_compared_where_both_are_known_and_a_check_interval_is_no_departure():

@@ -25,8 +25,11 @@ from lit_dps.core.trial import (
     Cell,
 )
 from lit_dps.pruning import Mask, Pruner, mask_flags
+from lit_dps.report.notes import lines_of
+from lit_dps.report.pruning_notes import PRUNING
 from lit_dps.report.text import render
-from lit_dps.report.warnings import observed_notes, study_notes
+from lit_dps.report.trial_notes import ENGINES, FAILURES
+from lit_dps.report.warnings import study_notes
 from lit_dps.storage.read import read_study
 from tests.support.fake_study import result, write_study
 from tests.support.texts import numbers_in
@@ -51,6 +54,11 @@ def trial(point, steps=320, cell=DENSE, status="complete", failure="", **observe
         failure=failure,
         flags=observed,
     )
+
+
+def observed_notes(record):
+    """Return the notes on what happened in the trials of a study."""
+    return lines_of((*FAILURES, *PRUNING, *ENGINES), Analysis(record))
 
 
 def test_nothing_observed_is_no_line():

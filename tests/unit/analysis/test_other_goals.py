@@ -14,6 +14,13 @@ from lit_dps.core.errors import ConfigError
 from lit_dps.core.goal import Goal
 from lit_dps.core.repeats import RepeatPlan
 from lit_dps.core.trial import Cell, Status
+from lit_dps.report.notes import lines_of
+from lit_dps.report.repeat_notes import (
+    REPEATS,
+    samples_without_repeats,
+    unreached_by_repeats,
+    unused_repeats,
+)
 from lit_dps.report.warnings import (
     first_check_bounds,
     pending_trials,
@@ -109,16 +116,16 @@ def test_trials_whose_check_stopped_early_are_told_and_may_be_faster():
         assert at.table["floor"].tolist() == [bound] * 3
         assert (at.scalings[CELL.series].fit is None) == bound, "the law takes no bound"
         assert at.draws["floor"].tolist() == [bound] * 3
-        (note,) = undetermined_trials(at.record, at.cells)
-        assert note in study_notes(at)
-        assert numbers_in(note) == [3, 6, 0.25] + [3, 3] * bound
-        assert [*pending_trials(at.record, at.cells)] == []
-        assert [*first_check_bounds(at.record, at.cells)] == []
+        (note,) = undetermined_trials(at)
+        assert (note["count"], note["declared"], note["goal"]) == (3, 6, at.record.goal)
+        assert numbers_in(note["consequence"]) == [3, 3] * bound
+        assert [*pending_trials(at)] == []
+        assert [*first_check_bounds(at)] == []
     own = study(sooner)
-    assert [*undetermined_trials(own.record, own.cells)] == [], "at its own goal all is known"
+    assert [*undetermined_trials(own)] == [], "at its own goal all is known"
     more = study(later, points=3).at_goal(0.25)
-    (note,) = pending_trials(more.record, more.cells)
-    assert more.cells[0].pending == 1 and numbers_in(note) == [3, 9, 0]
+    assert more.cells[0].pending == 1
+    assert [*pending_trials(more)] == [{"pending": 3, "declared": 9, "running": 0}]
 
 
 def repeated(run_on: bool = False):
@@ -155,11 +162,11 @@ def test_repeats_are_of_the_points_that_are_best_at_the_studys_own_goal():
     at = study.at_goal(0.2)
     (best,) = at.repeats
     assert (best.point, best.steps_over_seeds, best.asked) == (1, [], 0)
-    assert [line for line in study_notes(at) if "repeat" in line] == [
-        "1 of the 1 best points here have no repeats: repeated are those of goal error 0.1, the "
-        "study's own",
-        "2 repeats of points that are not the best at this goal are kept and not counted",
+    assert [*samples_without_repeats(at)] == [
+        {"without": 1, "samples": 1, "goal": study.record.goal}
     ]
+    assert [*unused_repeats(at)] == [{"unused": 2, "when": "at this goal"}]
+    assert sum("repeats" in line for line in study_notes(at)) == 2
     (same,) = study.at_goal(0.11).repeats  # where the same point is the best its repeats serve
     assert (same.point, same.steps_over_seeds, same.asked) == (0, [48, math.inf], 2)
     assert not any("repeat" in line for line in study_notes(study.at_goal(0.11)))
@@ -169,6 +176,5 @@ def test_at_a_harder_goal_there_are_no_repeats_since_they_ended_before():
     harder = repeated(run_on=True).at_goal(0.05)
     assert harder.cells[0].k_star == 48
     assert harder.repeats[0].results == []
-    assert [line for line in study_notes(harder) if "study's own" in line] == [
-        "no repeats here: they end at goal error 0.1, the study's own"
-    ]
+    assert [*unreached_by_repeats(harder)] == [{"goal": harder.whole.goal}]
+    assert lines_of(REPEATS, harder) == lines_of(REPEATS[:1], harder)

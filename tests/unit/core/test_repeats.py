@@ -13,8 +13,8 @@ from lit_dps.core.errors import ConfigError
 from lit_dps.core.goal import Goal
 from lit_dps.core.repeats import RepeatPlan, missing_repeats
 from lit_dps.core.trial import Cell, Status, Trial, TrialResult
+from lit_dps.report.repeat_notes import equal_repeats, unused_repeats
 from lit_dps.report.text import render, table_and_law
-from lit_dps.report.warnings import study_notes
 from lit_dps.storage.database import open_storage
 from lit_dps.storage.header import declare, study_attributes
 from lit_dps.storage.read import read_study
@@ -153,10 +153,7 @@ def test_a_new_best_point_is_repeated_and_the_old_repeats_are_kept(url):
         (A, 3, [64, 64]),
         (B, 0, [96, 96]),
     ]
-    assert (
-        "2 repeats of points that are not the best any more are kept and not counted"
-        in study_notes(found)[-1]
-    )
+    assert [*unused_repeats(found)] == [{"unused": 2, "when": "any more"}]
 
 
 def config(**kw):
@@ -242,12 +239,8 @@ def test_repeats_that_are_the_same_as_the_search_do_not_tell_the_spread(losses, 
     record = dataclasses.replace(
         record, plan=PLAN, repeats={A: [of(1, losses[0]), of(2, losses[1])]}
     )
-    said = (
-        "note: at 1 of the 1 repeated points all runs are the same, that of the search too: "
-        "the "
-        "module or the data seed"
-    )
-    assert (said in render(Analysis(record))) == noted
+    values = [*equal_repeats(Analysis(record))]
+    assert values == ([{"equal": 1, "started": 1}] if noted else [])
 
 
 def test_repeats_are_no_part_of_the_identity():

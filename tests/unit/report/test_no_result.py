@@ -18,7 +18,7 @@ from lit_dps.report.no_result import (
     no_result_text,
 )
 from lit_dps.report.text import answered
-from lit_dps.report.warnings import notes
+from lit_dps.report.warnings import study_notes
 from tests.support.texts import numbers_in
 from tests.unit.analysis.test_answer import record, trial
 
@@ -119,5 +119,5 @@ def test_a_single_cell_without_k_star_says_what_it_reached():
     cells = Analysis(found).cells
     reached = missed_text(found.goal, cells[1])
     assert reached == "B=8 S=0: best val_error 0.2 at step 200"
-    missing = notes(found, cells)[0]
+    missing = study_notes(Analysis(found))[0]
     assert numbers_in(missing)[:2] == [1, 2] and reached in missing

@@ -15,7 +15,7 @@ from lit_dps.core.search_space import Range
 from lit_dps.core.trial import Cell, Series
 from lit_dps.report.no_result import COUNT_HEADS
 from lit_dps.report.text import render
-from lit_dps.report.warnings import missing_k_star, study_notes
+from lit_dps.report.warnings import no_k_star, study_notes
 from lit_dps.storage.read import read_study
 from tests.support.fake_study import law_study, result, write_study
 from tests.support.texts import numbers_in
@@ -101,8 +101,8 @@ def test_an_empty_study_says_so():
     write_study(storage, {Cell(8, 0.0): [], Cell(16, 0.0): []}, trials=5)
     record = read_study(storage, "fake")
     assert "  S=0  needs complete trials at 3 batch sizes; has 0\n" in render(Analysis(record))
-    missing, pending = study_notes(Analysis(record))
-    assert [missing] == [*missing_k_star(record, Analysis(record).cells)]
+    _, pending = study_notes(Analysis(record))
+    assert [*no_k_star(Analysis(record))] == [{"yet": " yet"}]
     assert numbers_in(pending) == [10, 10, 0]
 
 

@@ -4,8 +4,9 @@ named."""
 from __future__ import annotations
 
 from lit_dps.core.trial import SCHEDULE, WARM_UP, Cell
-from lit_dps.report.trial_notes import schedule_notes, warm_up_notes
-from lit_dps.report.warnings import notes
+from lit_dps.report.notes import lines_of
+from lit_dps.report.trial_notes import SCHEDULES, warm_up_notes
+from lit_dps.report.warnings import study_notes
 from tests.support.fake_study import analysis_of, result
 from tests.support.texts import numbers_in
 
@@ -17,9 +18,9 @@ def cells(**observed):
 
 def test_a_goal_within_the_warm_up_is_named():
     study = cells(flags={WARM_UP: 48, SCHEDULE: 400})
-    (line,) = schedule_notes(study.cells)
+    (line,) = lines_of(SCHEDULES, study)
     assert "B=64 S=0 " in line and "B=8 " not in line and numbers_in(line) == [48, 48]
-    assert line in notes(study.record, study.cells)
+    assert line in study_notes(study)
 
 
 def test_a_warm_up_that_is_longer_than_a_predicted_k_is_named():
@@ -35,11 +36,11 @@ def test_a_warm_up_that_is_longer_than_a_predicted_k_is_named():
 
 
 def test_a_goal_early_in_the_schedule_is_named():
-    (line,) = schedule_notes(cells(flags={WARM_UP: 10, SCHEDULE: 1000}).cells)
+    (line,) = lines_of(SCHEDULES, cells(flags={WARM_UP: 10, SCHEDULE: 1000}))
     assert "B=64 S=0 " in line and "B=8 " not in line and numbers_in(line) == [4.8, 1000]
 
 
 def test_nothing_is_said_of_constant_rates_and_of_a_warm_up_that_is_over():
-    assert schedule_notes(cells().cells) == []
-    assert schedule_notes(cells(flags={WARM_UP: 40, SCHEDULE: 41}).cells) == []
-    assert schedule_notes(cells(flags={WARM_UP: 0, SCHEDULE: 400}).cells) == []
+    assert lines_of(SCHEDULES, cells()) == []
+    assert lines_of(SCHEDULES, cells(flags={WARM_UP: 40, SCHEDULE: 41})) == []
+    assert lines_of(SCHEDULES, cells(flags={WARM_UP: 0, SCHEDULE: 400})) == []

@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import pytest
 
+from lit_dps.analysis.analysis import Analysis
 from lit_dps.core.config import StudyConfig
 from lit_dps.core.environment import DATA, KEY, SOURCES, THREADS, UNKNOWN, with_key
 from lit_dps.core.goal import Goal
 from lit_dps.core.search_space import Range
 from lit_dps.core.trial import Cell, Status, TrialResult
-from lit_dps.report.environment_notes import environment_notes
+from lit_dps.report.environment_notes import ENVIRONMENTS
+from lit_dps.report.notes import lines_of
 from lit_dps.storage.database import open_storage
 from lit_dps.storage.header import StudyChanged, check_unchanged, declare, study_attributes
 from lit_dps.storage.merge import merge
@@ -72,7 +74,7 @@ def test_an_environment_is_stored_once_and_trials_refer_to_it(study):
     assert list(record.environments) == [environment()], "the first time stays"
     assert [r.environment for r in record.results[CELL]] == [environment()[KEY]] * 4
     assert [r.engine for r in record.results[CELL]] == ["single"] * 4
-    assert environment_notes(record) == []
+    assert lines_of(ENVIRONMENTS, Analysis(record)) == []
 
 
 def test_other_code_or_data_is_refused_and_named(study):
@@ -95,7 +97,7 @@ def test_other_code_or_data_is_refused_and_named(study):
 def test_two_versions_are_noted_with_their_trials(study):
     study(environment(), 3)
     record = study(environment("2", since="2026-11-28 09:30"), 2)
-    (note,) = environment_notes(record)
+    (note,) = lines_of(ENVIRONMENTS, Analysis(record))
     assert "2 versions of my_code.py" in note
     assert "3 trials since 2026-11-27 10:00, 2 trials since 2026-11-28 09:30" in note
     (
@@ -107,14 +109,14 @@ def test_two_versions_are_noted_with_their_trials(study):
 def test_what_no_trial_ran_in_is_not_noted(study):
     study(environment(), 3)
     store_environment(study.url, "s", environment("2"))
-    assert environment_notes(read_study(study.url, "s")) == []
+    assert lines_of(ENVIRONMENTS, Analysis(read_study(study.url, "s"))) == []
 
 
 def test_trials_of_an_earlier_version_go_on_and_are_noted(study):
     study(None, 2)
     check_environment(study.url, "s", environment())
     record = study(environment(), 1)
-    (note,) = environment_notes(record)
+    (note,) = lines_of(ENVIRONMENTS, Analysis(record))
     assert "2 trials" in note and "2026-11-27 10:00" in note
 
 
@@ -122,7 +124,7 @@ def test_versions_threads_loops_and_unknown_code_are_noted(study):
     study(environment(**{"version.timm": "1.0", "version.mlflow": "3.17"}))
     other = {"version.timm": "1.1", "version.mlflow": "3.18", "version.torch": "2.16", THREADS: 2}
     record = study(environment(**other, **{SOURCES: {"__main__.Net": UNKNOWN}}), engine="lightning")
-    torch, versions, unknown, threads, loops = environment_notes(record)
+    torch, versions, unknown, threads, loops = lines_of(ENVIRONMENTS, Analysis(record))
     assert "torch 2.15 and 2.16" in torch and "timm 1.0 and 1.1" in versions
     assert "mlflow" not in versions, "it changes no result"
     assert "__main__.Net" in unknown and "study.threads 1 and 2" in threads
@@ -144,7 +146,7 @@ def test_a_merge_keeps_what_trials_were_made_of(study, tmp_path):
         environment()[KEY],
         environment("2")[KEY],
     }
-    assert "2 versions of my_code.py" in environment_notes(record)[0]
+    assert "2 versions of my_code.py" in lines_of(ENVIRONMENTS, Analysis(record))[0]
 
 
 def test_a_new_value_of_an_axis_of_the_data_is_no_other_data(tmp_path):

@@ -1,0 +1,195 @@
+"""Notes on what pruning did to the networks of a study: masks, empty layers, repair."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from itertools import groupby
+
+from lit_dps.analysis.analysis import Analysis
+from lit_dps.analysis.layers import empty_layers, repaired_spectra, without_jacobian
+from lit_dps.analysis.tables import three_digits
+from lit_dps.core.trial import (
+    BY,
+    BY_WEIGHTS,
+    COPIES,
+    IN_NO_MASK,
+    JOINED_AT,
+    KEPT,
+    PRUNABLE,
+    TRAINED,
+    TRAINED_THEN,
+    UNSCORED,
+    Series,
+)
+from lit_dps.report.notes import (
+    LISTED,
+    Note,
+    Values,
+    count_trials,
+    finished_trials,
+    first_names,
+    percent,
+)
+from lit_dps.report.trial_notes import with_flag
+
+UNMASKED = (
+    "{dense:.0f} of {trained:.0f} weights trained at step {step:.0f} have no mask. They joined "
+    "the training after pruning and stay dense, so the network is less sparse than S. Train them "
+    "from the first step, or name them in pruning.exclude."
+)
+
+
+def kept_without_score(study: Analysis) -> Iterator[Values]:
+    """Yield the weights that were kept although their pruning score is 0, by series."""
+    unscored = with_flag(study, UNSCORED)
+    counts = []
+    for series, group in groupby(unscored, lambda result: result.trial.cell.series):
+        most = max(group, key=lambda result: result.flags[UNSCORED]).flags
+        counts.append(f"{series}: up to {most[UNSCORED]:.0f} of {most[KEPT]:.0f}")
+    if counts:
+        yield {"counts": ", ".join(counts)}
+
+
+def inexact_sparsity(study: Analysis) -> Iterator[Values]:
+    """Yield the shares of weights that methods keep if these are not exactly 1 - sparsity."""
+    for unit, shares in sorted(kept_shares(study).items()):
+        ranges = []
+        for series, values in sorted(shares.items()):
+            ranges.append(f"{series}: {percent(min(values))} to {percent(max(values))}")
+        meaning = f"Sparsity counts {unit.removeprefix(BY).replace('_', ' ')}, not weights"
+        if unit == BY_WEIGHTS:
+            meaning = "The pruning method keeps 1 - S of the weights only approximately"
+        yield {"meaning": meaning, "shares": "; ".join(ranges)}
+
+
+def kept_shares(study: Analysis) -> dict[str, dict[Series, list[float]]]:
+    """Return the shares of weights that trials keep, by what their sparsity counts and series."""
+    shares: dict[str, dict[Series, list[float]]] = {}
+    for result in finished_trials(study):
+        units = [flag for flag in result.flags if flag.startswith(BY)]
+        if not units:
+            continue
+        kept = sum(count for count, _ in result.kept.values())
+        total = sum(total for _, total in result.kept.values())
+        for unit in units:
+            of_series = shares.setdefault(unit, {})
+            of_series.setdefault(result.trial.cell.series, []).append(kept / total)
+    return shares
+
+
+def layers_without_weights(study: Analysis) -> Iterator[Values]:
+    """Yield the layers that pruning left empty."""
+    places = empty_layers(study.record)
+    if not places:
+        return
+    listed = "; ".join(first_names(places))
+    if len(places) > LISTED:
+        listed += " in layers.csv"
+    yield {"places": listed}
+
+
+def repaired_jacobians(study: Analysis) -> Iterator[Values]:
+    """Yield how repair moved the singular values of the Jacobian, means over each series."""
+    parts = []
+    for series, (before, after) in repaired_spectra(study.record).items():
+        texts = []
+        for mean, spread, condition in (before, after):
+            text = f"{three_digits(mean)} +- {three_digits(spread)} ({three_digits(condition)})"
+            texts.append(text)
+        parts.append(f"{series}: {' to '.join(texts)}")
+    if parts:
+        yield {"spectra": "; ".join(parts)}
+
+
+def unmeasured_jacobians(study: Analysis) -> Iterator[Values]:
+    """Yield the number of repaired networks whose Jacobian was not measured."""
+    unmeasured = without_jacobian(study.record)
+    if unmeasured:
+        yield {"networks": unmeasured}
+
+
+def few_prunable_weights(study: Analysis) -> Iterator[Values]:
+    """Yield the part of the trained weights that can be pruned, if it is small."""
+    few = with_flag(study, TRAINED)
+    if not few:
+        return
+    least = min(few, key=lambda result: result.flags[PRUNABLE] / result.flags[TRAINED])
+    prunable = least.flags[PRUNABLE]
+    trained = least.flags[TRAINED]
+    yield {
+        "prunable": prunable,
+        "trained": trained,
+        "share": percent(prunable / trained),
+        "names": ", ".join(first_names(list(least.kept))),
+    }
+
+
+def weights_without_mask(study: Analysis) -> Iterator[Values]:
+    """Yield the weights that joined the training after pruning."""
+    joined = with_flag(study, IN_NO_MASK)
+    if joined:
+        most = max(joined, key=lambda result: result.flags[IN_NO_MASK] / result.flags[TRAINED_THEN])
+        yield {
+            "cell": most.trial.cell,
+            "trials": count_trials(joined),
+            **_unmasked_values(most.flags),
+        }
+
+
+def unmasked_note(flags: Mapping[str, float]) -> str:
+    """Return the sentence about trained weights in no mask; empty if the mask covers all.
+
+    Args:
+        flags: As `TrialResult.flags`.
+    """
+    if not flags.get(IN_NO_MASK):
+        return ""
+    return UNMASKED.format(**_unmasked_values(flags))
+
+
+def _unmasked_values(flags: Mapping[str, float]) -> Values:
+    """Return the values of the sentence `UNMASKED`."""
+    return {
+        "dense": flags[IN_NO_MASK],
+        "trained": flags[TRAINED_THEN],
+        "step": flags[JOINED_AT],
+    }
+
+
+def pruned_copies(study: Analysis) -> Iterator[Values]:
+    """Yield the weights in copies of the network that were pruned with it."""
+    copied = with_flag(study, COPIES)
+    if copied:
+        yield {"weights": max(result.flags[COPIES] for result in copied)}
+
+
+PRUNING = (
+    Note(
+        kept_without_score,
+        "Some kept weights have pruning score 0 ({counts}). They were kept by their position in "
+        "the network, not by the pruner.",
+    ),
+    Note(inexact_sparsity, "{meaning}. Share of weights kept: {shares}."),
+    Note(layers_without_weights, "Pruning left layers empty: {places}."),
+    Note(
+        repaired_jacobians,
+        "Singular values of the Jacobian (mean +- deviation, condition), from the pruned network "
+        "to the repaired one: {spectra}.",
+    ),
+    Note(
+        unmeasured_jacobians,
+        "The Jacobian of {networks} repaired networks was not measured: they have no vector of at "
+        "most 100 outputs.",
+    ),
+    Note(
+        few_prunable_weights,
+        "Only {prunable:.0f} of {trained:.0f} trained weights ({share}) can be pruned, in {names}. "
+        "Sparsity refers to these alone.",
+    ),
+    Note(weights_without_mask, "{cell}: " + UNMASKED + " ({trials} affected)"),
+    Note(
+        pruned_copies,
+        "{weights:.0f} weights in copies of the pruned network, such as a momentum teacher, were "
+        "pruned too. Name the copies in pruning.exclude to keep them dense.",
+    ),
+)
