@@ -14,7 +14,7 @@ from benchmarks.options import Options
 from benchmarks.text import seconds, table
 from lit_dps.core.trial import Cell
 from lit_dps.storage.trial_queue import MAX_QUEUED, TrialQueue
-from lit_dps.tracking.tracker import Tracker
+from lit_dps.tracking.sync import MlflowSync
 
 TITLE = "Cost of keeping a trial, by how much is kept already"
 CELL = Cell(16, 0.0)
@@ -203,21 +203,21 @@ def _logging(
     """Seconds of logging a trial after so many, and then one with so many checks."""
     logged, by_size, by_checks = 0, [], []
     with tempfile.TemporaryDirectory() as folder:
-        tracker = Tracker(f"sqlite:///{folder}/mlflow.db", folder, "made-up", "s", {})
+        mlflow = MlflowSync(f"sqlite:///{folder}/mlflow.db", folder, "made-up", "s", {})
         for n in sorted(sizes):
-            _log(tracker, range(logged, n), checks=1)
-            by_size.append(_log(tracker, range(n, n + timed)))
+            _log(mlflow, range(logged, n), checks=1)
+            by_size.append(_log(mlflow, range(n, n + timed)))
             logged = n + timed
         for n in checks:
-            by_checks.append(_log(tracker, range(logged, logged + timed), n))
+            by_checks.append(_log(mlflow, range(logged, logged + timed), n))
             logged += timed
     return tuple(by_size), tuple(by_checks)
 
 
-def _log(tracker: Tracker, points: range, checks: int = made_up.CHECKS) -> Sample:
+def _log(mlflow: MlflowSync, points: range, checks: int = made_up.CHECKS) -> Sample:
     results = (made_up.result(made_up.trial(CELL, point, points.stop), checks) for point in points)
     return Sample(
-        tuple(_seconds(lambda result=result: tracker.log_trial(result)) for result in results)
+        tuple(_seconds(lambda result=result: mlflow.log_trial(result)) for result in results)
     )
 
 

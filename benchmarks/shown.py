@@ -11,7 +11,7 @@ from benchmarks.numbers import Sample
 from benchmarks.options import Options
 from benchmarks.text import spread, table, times
 from lit_dps.core.trial import Cell, TrialResult
-from lit_dps.tracking.tracker import Tracker
+from lit_dps.tracking.sync import MlflowSync
 
 TITLE = "MLflow brought in step"
 TRIALS = 2_000
@@ -25,7 +25,7 @@ class Shown:
     Attributes:
         trials: Of the study.
         rate: By the one call that `analyze --sync` makes.
-        ratio: That rate over the baseline's: a call of `Tracker.log_trial` for each trial.
+        ratio: That rate over the baseline's: a call of `MlflowSync.log_trial` for each trial.
     """
 
     trials: int
@@ -48,14 +48,14 @@ def measure(options: Options) -> Shown:
 def _rate(results: list[TrialResult], together: bool) -> float:
     """Trials a second."""
     with tempfile.TemporaryDirectory() as folder:
-        tracker = Tracker(f"sqlite:///{folder}/mlflow.db", folder, "made up", "s", {})
+        mlflow = MlflowSync(f"sqlite:///{folder}/mlflow.db", folder, "made up", "s", {})
         begin = time.perf_counter()
         if together:
-            for _ in tracker.log_trials(results):
+            for _ in mlflow.log_trials(results):
                 pass
         else:
             for each in results:
-                tracker.log_trial(each)
+                mlflow.log_trial(each)
         return len(results) / (time.perf_counter() - begin)
 
 

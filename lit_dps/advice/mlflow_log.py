@@ -55,6 +55,6 @@ def show_answer(
         view.sync(record, study, files)  # `analyze` draws the probes, which takes seconds
         said += f"\n\n{markdown(study)}"
     best = {} if found.best is None else {f"advice/{key}": float(found.best[key]) for key in SHOWN}
-    view.log_outcome(best, files=files, note=said, ended=True)
-    if view.tracker is not None:
+    view.log_outcome(best, files=files, note=said, has_ended=True)
+    if view.experiment_id is not None:
         print(f"the stages and this answer are in MLflow, study {case.work.name}", file=sys.stderr)

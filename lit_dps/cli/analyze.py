@@ -83,14 +83,14 @@ def main(argv: list[str]) -> int:
         print(text, end=f"\n{retrain_hint(study, storage)}{browse}")
         return NO_RESULT if ended_without_result(study.cells) else 0
 
-    from lit_dps.tracking import sync as view
+    from lit_dps.tracking.sync import MlflowSync
 
     check_place(storage.mlflow_uri)
-    tracker = view.connect(storage, study.record.workload, name, {})
-    logged = tracker.logged()
+    mlflow = MlflowSync.of_study(storage, study.record.workload, name, {})
+    logged = mlflow.logged()
     study = read(storage, name, every)  # anew: what is logged by now is stored by now
     text, files = publish(study, folder, show)
-    view.sync(tracker, study.record, study, files, logged=logged)
+    mlflow.sync(study.record, study, files, logged=logged)
     print(
         f"{text}\n{retrain_hint(study, storage)}in step with it: MLflow at "
         f"{without_password(storage.mlflow_uri)}"

@@ -64,7 +64,6 @@ from lit_dps.study.sources import refuse_changed_sources, source_hashes
 from lit_dps.study.training_loop import describe_loops
 from lit_dps.study.workers import first_of_ranks, follow_torchrun
 from lit_dps.tracking.pages import CELLS, CURVES, page_address, view_key
-from lit_dps.tracking.tracker import Tracker
 from lit_dps.training.checkpoint_files import clear
 
 T = TypeVar("T")
@@ -327,7 +326,7 @@ class _StudyRun:
             with closing(results):
                 for result in results:
                     display.update(result)
-                    self.mlflow.log(result)
+                    self.mlflow.log_result(result)
                     failures.on_result_stored(result)
         finally:
             display.close()
@@ -389,7 +388,7 @@ class _StudyRun:
         text, files = publish(analysis, folder, self.options.show)
         self.mlflow.sync(record, analysis, files)
         sys.stderr.flush()
-        pages = _mlflow_pages(storage, self.mlflow.tracker, self.name)
+        pages = _mlflow_pages(storage, self.mlflow.experiment_id, self.name)
         print(f"\n{text}\n{retrain_hint(analysis, storage)}{pages}", flush=True)
         return NO_RESULT if ended_without_result(analysis.cells) else 0
 
@@ -440,11 +439,11 @@ def _print_at_terminal(setup: StudySetup, activity: str) -> None:
         _print_line(setup, f"{activity} ...")
 
 
-def _mlflow_pages(storage: StorageConfig, tracker: Tracker | None, study: str) -> str:
+def _mlflow_pages(storage: StorageConfig, experiment_id: str | None, study: str) -> str:
     """Return the lines that say where MLflow shows the study."""
-    if tracker is None:
+    if experiment_id is None:
         return "MLflow could not be used: analyze --sync logs the study once it can"
     uri = storage.mlflow_uri
-    cells = page_address(uri, tracker.experiment_id, view=view_key(study, CELLS))
-    curves = page_address(uri, tracker.experiment_id, view=view_key(study, CURVES))
+    cells = page_address(uri, experiment_id, view=view_key(study, CELLS))
+    curves = page_address(uri, experiment_id, view=view_key(study, CURVES))
     return f"browse it in MLflow: {ui_command(uri)}\n  then open {cells}\n    and for K* {curves}"

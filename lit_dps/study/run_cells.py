@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from functools import partial
 from typing import Any
 
 from lightning.pytorch import LightningDataModule
@@ -19,14 +18,14 @@ from lit_dps.storage.run_records import begin_run as store_begin_of_run
 from lit_dps.storage.run_records import store_environment
 from lit_dps.study.setup import StudySetup
 from lit_dps.study.workers import EventListener, Results, warm_up, work, work_in_processes
-from lit_dps.tracking.sync import MlflowSync, connect, environment_tags
+from lit_dps.tracking.sync import MlflowSync, environment_tags
 
 
 def mlflow_of(setup: StudySetup, data: LightningDataModule) -> MlflowSync:
     """Return what logs a study in MLflow."""
     tags = environment_tags(getattr(data, "digest", None))
     workload = setup.workload_name()
-    return MlflowSync(partial(connect, setup.storage, workload, setup.study.name, tags))
+    return MlflowSync.of_study(setup.storage, workload, setup.study.name, tags, is_optional=True)
 
 
 def declare_study(setup: StudySetup, data: LightningDataModule) -> StudySetup:

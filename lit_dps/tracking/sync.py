@@ -1,77 +1,139 @@
-"""Keeps MLflow up to date with a study, while it runs and afterwards (`analyze --sync`).
+"""MlflowSync: mirrors a stored study to MLflow, while it runs and afterwards (`analyze --sync`).
 
-MLflow only shows what Optuna's storage holds. A study runs without it, too.
+MLflow only shows what Optuna's storage holds, as runs of the study, its cells, its trials and its
+repeats. Runs are found again by their tags (`lit_dps.storage.schema.RUN_TAGS`). So a resumed study
+continues in the same runs, whichever process logs to them.
 """
 
 from __future__ import annotations
 
 import itertools
+import json
 import math
 import platform
-import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
 
 import yaml
+from mlflow.entities import Run
 
 from lit_dps.analysis.analysis import Analysis
-from lit_dps.analysis.local_sgd import communications
-from lit_dps.analysis.tables import records
 from lit_dps.core.config import StorageConfig
 from lit_dps.core.errors import StorageError
 from lit_dps.core.progress_line import ProgressLine
 from lit_dps.core.record import StudyRecord
-from lit_dps.core.trial import FINAL_STATUSES, Cell, Series, TrialResult
+from lit_dps.core.trial import Cell, Status, TrialResult
 from lit_dps.storage.locks import peers
-from lit_dps.tracking.description import constants, markdown
-from lit_dps.tracking.pages import views_of
-from lit_dps.tracking.tracker import Tracker
-from lit_dps.tracking.trial_run import LoggedAttempt, TrialKey
+from lit_dps.storage.schema import CELL_TAG, KIND_TAG, NAME_TAG, STATUS_TAG
+from lit_dps.tracking.client import mlflow_errors
+from lit_dps.tracking.description import markdown
+from lit_dps.tracking.outcome import (
+    cell_outcomes,
+    is_finished,
+    scaling,
+    study_metrics,
+    study_params,
+)
+from lit_dps.tracking.pages import SHARED, view_key, views_of
+from lit_dps.tracking.runs import MetricPoint, StudyRuns, log_artifacts
+from lit_dps.tracking.trial_run import (
+    MAX_TAG_CHARACTERS,
+    LoggedAttempt,
+    TrialKey,
+    cell_params,
+    curve_points,
+    run_name,
+    trial_metrics,
+    trial_params,
+    trial_tags,
+)
 
 PACKAGES = ("lit_dps", "torch", "torchvision", "lightning", "optuna", "mlflow", "numpy", "scipy")
 SYNC_SECONDS = 120.0  # limit for logging missing trials in a study; `analyze --sync` has no limit
 GIT_SECONDS = 10  # limit for reading the commit
-# Terms of the theory and its predictions, which the run of each cell shows.
-THEORY = (
-    "delta",
-    "lipschitz",
-    "beta",
-    "epsilon",
-    "rate",
-    "predicted_c1",
-    "predicted_c2",
-    "predicted_k_star",
-)
-# Metric of a cell's run -> column of the answer.
-ANSWER_METRICS = {
-    "seconds_to_goal": "seconds",
-    "examples_to_goal": "examples",
-    "step_seconds": "step_seconds",
-}
+PART = 50  # trials logged under one lock. Workers wait for it, for a second or two.
+PARENT_TAG, NOTE_TAG = "mlflow.parentRunId", "mlflow.note.content"
+# How a trial's run ends in MLflow; all others end as FINISHED.
+RUN_STATES = {Status.INFEASIBLE: "FAILED", Status.FAILED: "FAILED", Status.STOPPED: "KILLED"}
 
 
 class MlflowSync:
-    """MLflow while a study runs. If it fails, also at the start, the study continues without it.
+    """Mirrors one study to MLflow, and connects when something is logged first.
 
-    The first failure is printed as a warning.
+    All methods raise StorageError if MLflow cannot be used, unless it is optional. Then `sync`,
+    `log_result` and `log_outcome` print the first failure as a warning, and a study continues
+    without MLflow.
 
     Args:
-        connect: Makes the tracker.
-
-    Attributes:
-        tracker: The tracker; None if MLflow cannot be used.
+        uri: Tracking URI.
+        folder: Folder of the artifacts if the URI is a local SQLite file.
+        experiment: Name of the experiment.
+        study: Name of the study.
+        tags: Tags of the study's run, as of the last run of its trials.
+        lock: Returns the lock of all processes that log this study. Its holder may acquire it
+            again.
+        is_optional: Whether a failure of MLflow is only a warning.
     """
 
-    def __init__(self, connect: Callable[[], Tracker]):
-        self.tracker: Tracker | None = None
-        self._connect = connect
+    def __init__(
+        self,
+        uri: str,
+        folder: str,
+        experiment: str,
+        study: str,
+        tags: Mapping[str, str],
+        lock: Callable[[], AbstractContextManager] = nullcontext,
+        is_optional: bool = False,
+    ):
+        self.uri = uri
+        self.study = study
+        self.tags = dict(tags)
+        self.is_optional = is_optional
+        self._lock = lock
+        self._open = partial(StudyRuns, uri, folder, experiment, study, self.tags, lock)
+        self._runs: StudyRuns | None = None  # None while MLflow is not connected
+        self._cell_runs: dict[Cell, str] = {}
         self._has_warned = False
+
+    @classmethod
+    def of_study(
+        cls,
+        storage: StorageConfig,
+        experiment: str,
+        study: str,
+        tags: Mapping[str, str],
+        is_optional: bool = False,
+    ) -> MlflowSync:
+        """Return the mirror of a study, with the lock of all processes that share its storage."""
+        lock = partial(peers(storage.optuna_url).lock, "view")
+        uri, folder = storage.mlflow_uri, storage.folder
+        return cls(uri, folder, experiment, study, tags, lock, is_optional)
+
+    @property
+    def runs(self) -> StudyRuns:
+        """The runs of the study.
+
+        Raises:
+            StorageError: if MLflow cannot be used.
+        """
+        if self._runs is None:
+            with mlflow_errors(self.uri):
+                self._runs = self._open()
+            self._cell_runs = {}
+        return self._runs
+
+    @property
+    def experiment_id(self) -> str | None:
+        """The id of the experiment; None if MLflow has failed, or was not used yet."""
+        return None if self._runs is None else self._runs.experiment_id
+
+    # ---- The entire study ----
 
     def sync(
         self,
@@ -80,23 +142,40 @@ class MlflowSync:
         files: Sequence[Path] = (),
         *,
         is_running: bool = False,
+        logged: Mapping[TrialKey, LoggedAttempt] | None = None,
     ) -> None:
-        """Log all that is missing, as the function `sync`.
+        """Log all that MLflow lacks of a study; what it has is not logged again.
 
-        Unlike `log`, it also tries if MLflow has failed before, because MLflow may be back.
+        Trials are missing if a process was killed before it logged them, if MLflow was unavailable,
+        or if another attempt counts by now. If MLflow has failed before, this tries again.
+
+        Args:
+            record: The study.
+            study: The analysis of the study, to log the outcome too.
+            files: Artifacts of the outcome.
+            is_running: Whether trials of the study run now.
+            logged: What was logged before `record` was read. If it is passed, the runs of trials
+                that are not stored are deleted: the database was restored from a copy, or the study
+                was deleted and made again.
+
+        Raises:
+            StorageError: if MLflow cannot be used, unless it is optional.
         """
 
         def log() -> None:
-            tracker = self._connected()
-            sync(tracker, record, study, files, is_running=is_running, seconds=SYNC_SECONDS)
+            self._log_all_trials(record, logged)
+            if is_running:
+                self.show_running()
+            if study is not None:
+                self._log_analysis(study, files)
 
         self._try(log)
 
-    def log(self, result: TrialResult) -> None:
-        """Log a result, unless MLflow has failed before."""
-        tracker = self.tracker
-        if tracker is not None:
-            self._try(lambda: tracker.log_trial(result))
+    def log_result(self, result: TrialResult) -> None:
+        """Log a result as `log_trial`; if MLflow is optional, only unless it has failed before."""
+        if self.is_optional and self._runs is None:
+            return
+        self._try(lambda: self.log_trial(result))
 
     def log_outcome(
         self,
@@ -104,34 +183,31 @@ class MlflowSync:
         curves: Mapping[str, Mapping[int, float]] | None = None,
         files: Sequence[Path] = (),
         note: str | None = None,
-        ended: bool = False,
+        has_ended: bool = False,
     ) -> None:
         """Log metrics, artifacts and a description on the run of the study.
 
         Args:
-            metrics, curves, files: As `Tracker.log_study` takes them.
+            metrics, curves, files: As `log_study` takes them.
             note: The description; None keeps the former one.
-            ended: Whether the study has ended.
+            has_ended: Whether the study has ended.
         """
 
         def log() -> None:
-            tracker = self._connected()
             if note is not None:
-                tracker.describe(note, {})
-            tracker.log_study(curves or {}, metrics, {}, files, {}, finished=ended)
+                self.describe(note, {})
+            self.log_study(curves or {}, metrics, {}, files, {}, finished=has_ended)
 
         self._try(log)
 
-    def _connected(self) -> Tracker:
-        if self.tracker is None:
-            self.tracker = self._connect()
-        return self.tracker
-
     def _try(self, log: Callable[[], None]) -> None:
+        """Log something; if MLflow is optional, print its first failure as a warning."""
         try:
             log()
         except StorageError as error:
-            self.tracker = None
+            if not self.is_optional:
+                raise
+            self._runs = None
             if not self._has_warned:
                 self._has_warned = True
                 print(
@@ -141,74 +217,218 @@ class MlflowSync:
                     flush=True,
                 )
 
+    def _log_all_trials(
+        self, record: StudyRecord, logged: Mapping[TrialKey, LoggedAttempt] | None
+    ) -> None:
+        """Log the missing trials; delete the logged ones that are not stored, see `sync`."""
+        attempts = self.logged() if logged is None else logged
+        stored, missing = set(), []
+        for result in itertools.chain(*record.results.values(), *record.repeats.values()):
+            key = TrialKey.of_trial(result.trial)
+            stored.add(key)
+            if key not in attempts or not attempts[key].shows(result):
+                missing.append(result)
+        self._log_missing(missing)
+        if logged is not None:
+            for key in logged.keys() - stored:
+                self.delete_trial(key)
 
-def connect(storage: StorageConfig, workload: str, study: str, tags: Mapping[str, str]) -> Tracker:
-    """Return the tracker of a study, with the lock of all processes that share its storage.
+    def _log_missing(self, missing: Sequence[TrialResult]) -> None:
+        """Log trials; in a study, which waits for MLflow, for at most `SYNC_SECONDS`."""
+        limit = SYNC_SECONDS if self.is_optional else math.inf
+        deadline = time.monotonic() + limit
+        line = ProgressLine("MLflow: trials logged", len(missing))
+        for done in self.log_trials(missing):
+            line.update(done)
+            if time.monotonic() > deadline and done < len(missing):
+                raise StorageError(
+                    f"MLflow is slow: it has {done} of {len(missing)} trials after {limit:.0f} "
+                    "seconds"
+                )
+        line.end()
 
-    Raises:
-        StorageError: if MLflow cannot be used.
-    """
-    lock = partial(peers(storage.optuna_url).lock, "view")
-    return Tracker(storage.mlflow_uri, storage.folder, workload, study, tags, lock)
+    def _log_analysis(self, study: Analysis, files: Sequence[Path]) -> None:
+        """Log K*, laws, theory, artifacts and configuration on the runs of study and cells."""
+        record = study.record
+        for outcome in cell_outcomes(study):
+            self.log_cell(outcome.cell, outcome.metrics)
+        values = scaling(study)
+        curves = sorted(name for name in values if name.startswith("K_star/"))
+        keys = ["batch_size", "sparsity", *record.axes]
+        views = views_of(record.name, keys, list(record.space), record.goal.metric, curves)
+        report = self.artifact_page("report.html") if files else None
+        self.describe(markdown(study, report), views)
+        self.log_study(
+            values,
+            study_metrics(study),
+            study_params(record),
+            files,
+            {"config.yaml": yaml.safe_dump(record.config, sort_keys=False)},
+            finished=is_finished(study),
+        )
 
+    def show_running(self) -> None:
+        """Show that trials of the study run now, with the versions of this process."""
+        runs = self.runs
+        with mlflow_errors(self.uri):
+            runs.set_running(runs.run_id)
+            runs.log(runs.run_id, tags=self.tags)
 
-def sync(
-    tracker: Tracker,
-    record: StudyRecord,
-    study: Analysis | None = None,
-    files: Sequence[Path] = (),
-    *,
-    is_running: bool = False,
-    logged: Mapping[TrialKey, LoggedAttempt] | None = None,
-    seconds: float = math.inf,
-) -> None:
-    """Log all that MLflow lacks of a study; what it has is not logged again.
+    # ---- Trials ----
 
-    Trials are missing if a process was killed before it logged them, if MLflow was unavailable, or
-    if another attempt counts by now.
+    def logged(self) -> dict[TrialKey, LoggedAttempt]:
+        """Return the attempts of all trials and repeats that are logged completely."""
+        attempts = {}
+        with mlflow_errors(self.uri):
+            for kind in ("trial", "repeat"):
+                for run in self.runs.find({KIND_TAG: kind}):
+                    if run.info.status != "RUNNING":
+                        attempts[TrialKey.of_run(run)] = LoggedAttempt.of_run(run)
+        return attempts
 
-    Args:
-        tracker: The tracker of the study.
-        record: The study.
-        study: The analysis of the study, to log the outcome too.
-        files: Artifacts of the outcome.
-        is_running: Whether trials of the study run now.
-        logged: What was logged before `record` was read. If it is passed, the runs of trials that
-            are not stored are deleted: the database was restored from a copy, or the study was
-            deleted and made again.
-        seconds: Time limit for the trials.
+    def log_trial(self, result: TrialResult) -> None:
+        """Log a trial's metaparameters, status, steps to result, curves and kept weights as a run.
 
-    Raises:
-        StorageError: if MLflow cannot be used, or if trials are missing after the time limit.
-    """
-    attempts = tracker.logged() if logged is None else logged
-    stored, missing = set(), []
-    for result in itertools.chain(*record.results.values(), *record.repeats.values()):
-        key = TrialKey.of_trial(result.trial)
-        stored.add(key)
-        if key not in attempts or not attempts[key].shows(result):
-            missing.append(result)
-    _log_missing(tracker, missing, seconds)
-    if logged is not None:
-        for key in logged.keys() - stored:
-            tracker.delete_trial(key)
-    if is_running:
-        tracker.show_running()
-    if study is not None:
-        _log_outcome(tracker, study, files)
+        The run replaces the runs of earlier attempts at the point, and an interrupted one. A result
+        that is logged already is not logged again. Curves have at most `CURVE_POINTS` points;
+        Optuna stores all points.
+        """
+        with mlflow_errors(self.uri), self._lock():
+            key = TrialKey.of_trial(result.trial)
+            self._log_unless_logged(result, list(self.runs.find(key.tags())))
 
+    def log_trials(self, results: Sequence[TrialResult]) -> Iterator[int]:
+        """Log many results as `log_trial` does, and yield their number so far after each part.
 
-def _log_missing(tracker: Tracker, missing: Sequence[TrialResult], seconds: float) -> None:
-    deadline = time.monotonic() + seconds
-    line = ProgressLine("MLflow: trials logged", len(missing))
-    for done in tracker.log_trials(missing):
-        line.update(done)
-        if time.monotonic() > deadline and done < len(missing):
-            raise StorageError(
-                f"MLflow is slow: it has {done} of {len(missing)} trials after {seconds:.0f} "
-                "seconds"
-            )
-    line.end()
+        MLflow passes over all runs to find the runs of one trial. Here one search finds the runs of
+        `PART` trials of a cell.
+        """
+        by_cell: dict[Cell, list[TrialResult]] = {}
+        for result in results:
+            by_cell.setdefault(result.trial.cell, []).append(result)
+        done = 0
+        for cell, cell_results in by_cell.items():
+            for start in range(0, len(cell_results), PART):
+                part = cell_results[start : start + PART]
+                with mlflow_errors(self.uri), self._lock():
+                    runs = self._trial_runs(cell)
+                    for result in part:
+                        key = TrialKey.of_trial(result.trial)
+                        self._log_unless_logged(result, runs.get(key, []))
+                done += len(part)
+                yield done
+
+    def delete_trial(self, key: TrialKey) -> None:
+        """Delete the runs of a trial or a repeat."""
+        with mlflow_errors(self.uri), self._lock():
+            for run in self.runs.find(key.tags()):
+                self.runs.client.delete_run(run.info.run_id)
+
+    def _trial_runs(self, cell: Cell) -> dict[TrialKey, list[Run]]:
+        """Return the runs of a cell's trials and repeats."""
+        runs: dict[TrialKey, list[Run]] = {}
+        for run in self.runs.find({CELL_TAG: str(cell)}):
+            if run.data.tags.get(KIND_TAG) in ("trial", "repeat"):
+                runs.setdefault(TrialKey.of_run(run), []).append(run)
+        return runs
+
+    def _log_unless_logged(self, result: TrialResult, runs: Sequence[Run]) -> None:
+        """Log a result unless one of the trial's runs shows it; delete its other runs."""
+        if self._is_logged(result, runs):
+            return
+        cell_run = self._cell_run(result.trial.cell)
+        for run in (self.runs.run_id, cell_run):
+            self.runs.set_running(run)
+        run = self.runs.client.create_run(
+            self.runs.experiment_id,
+            start_time=int((time.time() - result.seconds) * 1000),
+            tags={**trial_tags(result), NAME_TAG: self.study, PARENT_TAG: cell_run},
+            run_name=run_name(result.trial),
+        )
+        run_id = run.info.run_id
+        points = [MetricPoint(name, value, 0) for name, value in trial_metrics(result).items()]
+        points += curve_points(result.curve)
+        points += curve_points(result.smoothness)
+        self.runs.log(run_id, points, trial_params(result))
+        if result.traceback:
+            self.runs.client.log_text(run_id, result.traceback, "traceback.txt")
+        self.runs.client.set_terminated(run_id, RUN_STATES.get(result.status, "FINISHED"))
+
+    def _is_logged(self, result: TrialResult, runs: Sequence[Run]) -> bool:
+        """Return True if one run shows a result completely; delete all other runs."""
+        is_logged = False
+        for run in runs:
+            has_status = run.data.tags[STATUS_TAG] == result.status
+            is_complete = run.info.status != "RUNNING"
+            is_shown = has_status and is_complete and LoggedAttempt.of_run(run).shows(result)
+            if is_shown and not is_logged:
+                is_logged = True
+            else:
+                self.runs.client.delete_run(run.info.run_id)
+        return is_logged
+
+    # ---- Cells and the study ----
+
+    def log_cell(self, cell: Cell, metrics: Mapping[str, float]) -> None:
+        """Log the metrics of a cell on its run."""
+        with mlflow_errors(self.uri):
+            self.runs.log_changes(self._cell_run(cell), metrics, {}, {})
+
+    def log_study(
+        self,
+        scaling: Mapping[str, Mapping[int, float]],
+        metrics: Mapping[str, float],
+        params: Mapping[str, object],
+        files: Sequence[Path],
+        texts: Mapping[str, str],
+        finished: bool,
+    ) -> None:
+        """Log the outcome on the study's run, as far as it has changed since the last call.
+
+        Args:
+            scaling: Metric name -> {batch size: value}. The step is the batch size, so the UI's
+                chart is a scaling curve.
+            metrics, params: Metrics and parameters of the study.
+            files, texts: Artifacts, as `log_artifacts` takes them.
+            finished: Whether no trial remains to be run.
+        """
+        with mlflow_errors(self.uri):
+            self.runs.log_changes(self.runs.run_id, metrics, params, scaling)
+            log_artifacts(self.runs.client, self.runs.run_id, files, texts)
+            if finished:
+                for run in (*self._cell_runs.values(), self.runs.run_id):
+                    self.runs.set_finished(run)
+
+    def describe(self, note: str, views: Mapping[str, object]) -> None:
+        """Set the description of the study's run, and views of the experiment's runs.
+
+        Args:
+            note: The description in Markdown.
+            views: The views by name (`lit_dps.tracking.pages.views_of`).
+        """
+        note = note[:MAX_TAG_CHARACTERS]
+        with mlflow_errors(self.uri):
+            if self.runs.client.get_run(self.runs.run_id).data.tags.get(NOTE_TAG) != note:
+                self.runs.client.set_tag(self.runs.run_id, NOTE_TAG, note)
+            tags = self.runs.client.get_experiment(self.runs.experiment_id).tags
+            for name, view in views.items():
+                key, text = f"{SHARED}{view_key(self.study, name)}", json.dumps(view)
+                if tags.get(key) != text and len(text) <= MAX_TAG_CHARACTERS:
+                    self.runs.client.set_experiment_tag(self.runs.experiment_id, key, text)
+
+    def artifact_page(self, name: str) -> str:
+        """Return the page of an artifact of the study's run, as a link on MLflow's own pages."""
+        return f"#/experiments/{self.runs.experiment_id}/runs/{self.runs.run_id}/artifacts/{name}"
+
+    def _cell_run(self, cell: Cell) -> str:
+        """Return the id of a cell's run; create the run if it does not exist."""
+        if cell not in self._cell_runs:
+            tags = {CELL_TAG: str(cell), KIND_TAG: "cell"}
+            run = self.runs.find_or_create(tags, str(cell), {PARENT_TAG: self.runs.run_id})
+            if not self.runs.client.get_run(run).data.params:
+                self.runs.log(run, params=cell_params(cell))
+            self._cell_runs[cell] = run
+        return self._cell_runs[cell]
 
 
 def environment_tags(digest: str | None) -> dict[str, str]:
@@ -235,115 +455,3 @@ def _git_commit() -> str:
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return output.stdout.strip()
-
-
-# ---- The outcome ----
-
-
-def _log_outcome(tracker: Tracker, study: Analysis, files: Sequence[Path]) -> None:
-    """Log K*, laws, theory, artifacts and configuration on the runs of the study and its cells."""
-    record = study.record
-    _log_cells(tracker, study)
-    scaling = _scaling(study)
-    curves = sorted(name for name in scaling if name.startswith("K_star/"))
-    keys = ["batch_size", "sparsity", *record.axes]
-    views = views_of(record.name, keys, list(record.space), record.goal.metric, curves)
-    report = tracker.artifact_page("report.html") if files else None
-    tracker.describe(markdown(study, report), views)
-    tracker.log_study(
-        scaling,
-        _study_metrics(study),
-        _study_params(record),
-        files,
-        {"config.yaml": yaml.safe_dump(record.config, sort_keys=False)},
-        finished=_is_finished(study),
-    )
-
-
-def _log_cells(tracker: Tracker, study: Analysis) -> None:
-    answer_rows = iter(records(study.answer))  # of the cells with K*
-    for cell, terms in zip(study.cells, records(study.theory), strict=True):
-        metrics: dict[str, Any] = {status: cell.counts[status] for status in FINAL_STATUSES}
-        if cell.at_first_check:
-            # K* is only an upper bound.
-            metrics["K_star_at_first_check"] = 1
-        for repeats in study.repeats:
-            if repeats.cell == cell.cell and repeats.rank == 1:
-                metrics["repeats"] = len(repeats.results)
-                metrics["missed"] = repeats.missed
-        median = _repeats_median(study, cell.cell)
-        if median is not None:
-            metrics["K_median"] = median
-        exchanges = communications(study.record, cell)
-        if exchanges is not None:
-            metrics["communications"] = exchanges
-        if cell.k_star is not None:
-            row = next(answer_rows)
-            for name, column in ANSWER_METRICS.items():
-                if row[column] is not None:
-                    metrics[name] = row[column]
-        for name in THEORY:
-            if terms[name] is not None:
-                metrics[f"theory/{name}"] = terms[name]
-        tracker.log_cell(cell.cell, cell.k_star, metrics)
-
-
-def _repeats_median(study: Analysis, cell: Cell) -> float | None:
-    """Return the median steps of the repeats of a cell's best point; None if it is unknown."""
-    median = None
-    for repeats in study.repeats:
-        is_best_point = repeats.cell == cell and repeats.rank == 1
-        if is_best_point and repeats.median is not None and math.isfinite(repeats.median):
-            median = repeats.median
-    return median
-
-
-def _scaling(study: Analysis) -> dict[str, dict[int, float]]:
-    """Return K* and the median of repeats of each series, by batch size."""
-    scaling: dict[str, dict[int, float]] = {}
-    for summary in study.cells:
-        cell = summary.cell
-        series = _metric_name(cell.series)
-        median = _repeats_median(study, cell)
-        if median is not None:
-            scaling.setdefault(f"K_median/{series}", {})[cell.batch_size] = median
-        if summary.k_star is not None:
-            scaling.setdefault(f"K_star/{series}", {})[cell.batch_size] = summary.k_star
-    return scaling
-
-
-def _study_metrics(study: Analysis) -> dict[str, Any]:
-    """Return the constants of the fitted laws and the noise scale."""
-    metrics: dict[str, Any] = {}
-    for series, row in zip(sorted(study.scalings), records(study.laws), strict=True):
-        critical = "b_crit" if row["identifiable"] else "b_crit_low"
-        for name in ("c1", "c2", critical):
-            if row[name] is not None:
-                metrics[f"{name}/{_metric_name(series)}"] = row[name]
-    noise = study.record.noise
-    if noise is not None:
-        metrics["noise_scale_low"] = noise.low
-        if noise.resolved:
-            metrics["noise_scale"] = noise.value
-    return metrics
-
-
-def _study_params(record: StudyRecord) -> dict[str, object]:
-    params: dict[str, object] = dict(constants(record.config))
-    for key, value in record.goal.to_dict().items():
-        params[f"goal.{key}"] = value
-    params["seed"] = record.seed
-    for key, box in record.space.items():
-        params[key] = str(box)
-    return params
-
-
-def _is_finished(study: Analysis) -> bool:
-    """Return True if no trial and no repeat remains to be run."""
-    has_repeats = all(len(repeats.results) >= repeats.asked for repeats in study.repeats)
-    return has_repeats and not any(cell.pending for cell in study.cells)
-
-
-def _metric_name(series: Series) -> str:
-    """Return a series as part of a metric's name, with characters that MLflow allows: S_0.9."""
-    return re.sub(r"[^\w\-. :/]", "_", str(series))

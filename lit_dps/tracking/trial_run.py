@@ -19,6 +19,7 @@ from lit_dps.storage.schema import (
     REPEAT_TAG,
     STATUS_TAG,
 )
+from lit_dps.tracking.runs import MetricPoint
 
 MAX_TAG_CHARACTERS = 5000  # of a tag's value that every MLflow takes
 # The most points of one curve, as many as MLflow's charts draw. 40,000 validations would take 13 MB
@@ -91,14 +92,6 @@ class LoggedAttempt:
         if has_numbers and self.attempt != result.attempt:
             return False
         return math.isclose(self.seconds, result.seconds)
-
-
-class MetricPoint(NamedTuple):
-    """One value of a metric."""
-
-    name: str
-    value: float
-    step: int
 
 
 def run_name(trial: Trial) -> str:

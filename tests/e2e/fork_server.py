@@ -46,7 +46,7 @@ def main() -> None:
         import_module(f"lit_dps.cli.{name}")
     import_module("tests.support.schema").use_copies()
     import_module("tests.support.pictures").use_placeholders()
-    import_module("lit_dps.tracking.tracker")
+    import_module("lit_dps.tracking.sync")
     threads = [
         Path(f"/proc/self/task/{task}/comm").read_text().strip()
         for task in os.listdir("/proc/self/task")

@@ -69,7 +69,7 @@ def case(tmp_path_factory):
     with pytest.raises(CannotRun):
         run(work, 16)
     work.view = SimpleNamespace(
-        further=lambda *a, **kw: None, sync=lambda *a, **kw: None, tracker=None
+        further=lambda *a, **kw: None, sync=lambda *a, **kw: None, experiment_id=None
     )
     times = StepTimes([Timed(m, 0.01 + 1e-3 * m) for m in SIZES], check=0.01, largest=32, why=SPENT)
     store = AdviceStore(work.url, work.name)

@@ -24,8 +24,7 @@ from lit_dps.storage.schema import cell_study_name
 from lit_dps.storage.trial_queue import TrialQueue
 from lit_dps.tracking.description import constants, markdown
 from lit_dps.tracking.pages import CELLS, CURVES, page_address, view_key, views_of
-from lit_dps.tracking.sync import sync
-from lit_dps.tracking.tracker import Tracker
+from lit_dps.tracking.sync import MlflowSync
 from tests.support.fake_study import analysis_of, law_results
 from tests.support.runs import trials_of
 
@@ -146,10 +145,12 @@ def test_what_a_cell_or_a_trial_sets_is_no_constant():
 
 
 def test_mlflow_holds_description_constants_and_views(study, tmp_path):
-    tracker = Tracker(f"sqlite:///{tmp_path}/mlflow.db", str(tmp_path), "workload", "a study", {})
-    sync(tracker, study.record, study)
-    client = tracker.client
-    run = client.get_run(tracker.run_id)
+    tracker = MlflowSync(
+        f"sqlite:///{tmp_path}/mlflow.db", str(tmp_path), "workload", "a study", {}
+    )
+    tracker.sync(study.record, study)
+    client = tracker.runs.client
+    run = client.get_run(tracker.runs.run_id)
     assert run.data.tags["mlflow.note.content"] == markdown(study)
     assert (
         run.data.params["model"],
@@ -177,8 +178,8 @@ def test_mlflow_holds_description_constants_and_views(study, tmp_path):
     ended = {
         each.info.run_id: each.info.end_time for each in client.search_runs([tracker.experiment_id])
     }
-    again = Tracker(f"sqlite:///{tmp_path}/mlflow.db", str(tmp_path), "workload", "a study", {})
-    sync(again, study.record, study)
+    again = MlflowSync(f"sqlite:///{tmp_path}/mlflow.db", str(tmp_path), "workload", "a study", {})
+    again.sync(study.record, study)
     assert ended == {
         each.info.run_id: each.info.end_time for each in client.search_runs([tracker.experiment_id])
     }

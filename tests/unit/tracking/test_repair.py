@@ -86,11 +86,11 @@ def test_a_study_is_shown_again_after_its_database_broke(tmp_path):
 FULL = """
 import resource, signal, sys
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-from lit_dps.tracking.tracker import Tracker
+from lit_dps.tracking.sync import MlflowSync
 from lit_dps.core.errors import StorageError
 resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))
 try:
-    Tracker(f"sqlite:///{sys.argv[1]}/mlflow.db", sys.argv[1], "workload", "s", {})
+    MlflowSync(f"sqlite:///{sys.argv[1]}/mlflow.db", sys.argv[1], "workload", "s", {}).logged()
 except StorageError:
     sys.exit(7)
 """

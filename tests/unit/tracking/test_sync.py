@@ -14,22 +14,23 @@ from lit_dps.cli import main
 from lit_dps.core.errors import StorageError
 from lit_dps.core.trial import Cell
 from lit_dps.storage.read import read_study
-from lit_dps.tracking.sync import MlflowSync, sync
-from lit_dps.tracking.tracker import Tracker
+from lit_dps.tracking.sync import MlflowSync
 from lit_dps.tracking.trial_run import LoggedAttempt
 from tests.support.fake_study import GOAL, law_study, result, write_study
 
 
-class Away:
-    """A tracker whose MLflow goes away and comes back."""
+class Away(MlflowSync):
+    """An optional MLflow that goes away and comes back."""
 
     def __init__(self):
+        super().__init__("", "", "", "", {}, is_optional=True)
+        self._open = self._connect
         self.there, self.connected, self.trials, self.outcomes = True, 0, [], 0
 
-    def connect(self):
-        self._ask()
+    def _connect(self):
+        self._check()
         self.connected += 1
-        return self
+        return SimpleNamespace(experiment_id="1")
 
     def logged(self):
         self._ask()
@@ -64,6 +65,10 @@ class Away:
         self.outcomes += 1
 
     def _ask(self):
+        self._check()
+        assert self.runs is not None  # connects
+
+    def _check(self):
         if not self.there:
             raise StorageError("MLflow at http://x: gone")
 
@@ -84,11 +89,11 @@ def record(tmp_path):
 def test_mlflow_that_is_not_there_is_told_once_and_tried_again_at_the_end(record, capsys):
     mlflow_, results = Away(), record.results[Cell(16, 0.0)]
     mlflow_.there = False
-    view = MlflowSync(mlflow_.connect)
+    view = mlflow_
     view.sync(record, is_running=True)
     for r in results:
-        view.log(r)
-    assert view.tracker is None
+        view.log_result(r)
+    assert view.experiment_id is None
     mlflow_.there = True
     view.sync(record, Analysis(record), [])
     assert (mlflow_.connected, mlflow_.trials, mlflow_.outcomes) == (1, results, 1)
@@ -98,17 +103,17 @@ def test_mlflow_that_is_not_there_is_told_once_and_tried_again_at_the_end(record
 
 def test_mlflow_that_goes_away_is_not_asked_for_each_trial(record, capsys):
     mlflow_, results = Away(), record.results[Cell(16, 0.0)]
-    view = MlflowSync(mlflow_.connect)
+    view = mlflow_
     view.sync(dataclasses.replace(record, results={}), is_running=True)
-    view.log(results[0])
+    view.log_result(results[0])
     mlflow_.there = False
-    view.log(results[1])
+    view.log_result(results[1])
     mlflow_.there = True
-    view.log(results[2])
+    view.log_result(results[2])
     assert mlflow_.trials == results[:1]
     mlflow_.there = False
     view.sync(record, Analysis(record), [])
-    assert view.tracker is None and mlflow_.outcomes == 0
+    assert view.experiment_id is None and mlflow_.outcomes == 0
     assert capsys.readouterr().err.count("warning") == 1
 
 
@@ -124,23 +129,23 @@ def trials(folder, experiment="digits") -> dict:
 
 def test_a_result_is_logged_once_by_two_processes_and_one_put_back_is_replaced(tmp_path, record):
     uri, cell = f"sqlite:///{tmp_path}/mlflow.db", Cell(16, 0.0)
-    one, other = (Tracker(uri, str(tmp_path), "digits", "s", {}) for _ in range(2))
-    assert one.run_id == other.run_id
+    one, other = (MlflowSync(uri, str(tmp_path), "digits", "s", {}) for _ in range(2))
+    assert one.runs.run_id == other.runs.run_id
     for tracker in (one, other):
-        sync(tracker, record)
+        tracker.sync(record)
     first, *_ = record.results[cell]
     other.log_trial(first)
     assert trials(tmp_path) == {(str(cell), point): 1.0 + point for point in range(3)}
 
     # the database was put back to a copy without points 1 and 2; point 1 was run again
     again = dataclasses.replace(record, results={cell: [first, result(cell, 1, 32, seconds=9.0)]})
-    sync(one, again)
+    one.sync(again)
     assert trials(tmp_path) == {(str(cell), 0): 1.0, (str(cell), 1): 9.0, (str(cell), 2): 3.0}
     logged = one.logged()
     assert {(on, point): shown.seconds for (on, point, _), shown in logged.items()} == trials(
         tmp_path
     )
-    sync(one, again, logged=logged)
+    one.sync(again, logged=logged)
     assert trials(tmp_path) == {(str(cell), 0): 1.0, (str(cell), 1): 9.0}
 
 
@@ -148,7 +153,7 @@ def test_attempts_are_told_apart_by_their_number(tmp_path):
     """Earlier versions logged no number: seconds alone tell. A database that was put back gives
     numbers once more."""
     tracker, cell = (
-        Tracker(f"sqlite:///{tmp_path}/mlflow.db", str(tmp_path), "digits", "s", {}),
+        MlflowSync(f"sqlite:///{tmp_path}/mlflow.db", str(tmp_path), "digits", "s", {}),
         Cell(16, 0.0),
     )
 
@@ -156,7 +161,9 @@ def test_attempts_are_told_apart_by_their_number(tmp_path):
         return dataclasses.replace(result(cell, point, 32, seconds=seconds), attempt=number)
 
     def runs() -> dict:
-        found = tracker.client.search_runs([tracker.experiment_id], "tags.`lit_dps.kind` = 'trial'")
+        found = tracker.runs.client.search_runs(
+            [tracker.runs.experiment_id], "tags.`lit_dps.kind` = 'trial'"
+        )
         return {
             run.data.tags["lit_dps.point"]: (run.data.tags.get("lit_dps.attempt"), run.info.run_id)
             for run in found
@@ -169,7 +176,7 @@ def test_attempts_are_told_apart_by_their_number(tmp_path):
         record = SimpleNamespace(
             repeats={}, results={cell: [attempt(0, number, seconds), attempt(1, 4)]}
         )
-        sync(tracker, record)
+        tracker.sync(record)
         now = runs()
         assert now["0"][0] == str(number) and (now["0"] != before["0"]) is anew
         assert now["1"] == before["1"] and now["1"][0] is None
@@ -177,11 +184,11 @@ def test_attempts_are_told_apart_by_their_number(tmp_path):
     assert tracker.logged()[str(cell), 0, 0] == LoggedAttempt(7, 61.0)
 
 
-class Slow:
-    """A tracker of a server that takes ten seconds for a trial, by a clock that nobody waits
-    for."""
+class Slow(MlflowSync):
+    """A server that takes ten seconds for a trial, by a clock that nobody waits for."""
 
-    def __init__(self, clock: list[float]):
+    def __init__(self, clock: list[float], is_optional: bool):
+        super().__init__("", "", "", "", {}, is_optional=is_optional)
         self.clock, self.done = clock, 0
 
     def logged(self) -> dict:
@@ -197,17 +204,15 @@ class Slow:
 def test_a_slow_server_is_left_after_a_time_limit(monkeypatch, record, capsys):
     clock = [0.0]
     monkeypatch.setattr("lit_dps.tracking.sync.time.monotonic", lambda: clock[0])
-    slow, view = Slow(clock), MlflowSync(lambda: slow)
     monkeypatch.setattr("lit_dps.tracking.sync.SYNC_SECONDS", 15.0)
-    view.sync(record)
-    assert (slow.done, view.tracker) == (2, None)
+    slow = Slow(clock, is_optional=True)
+    slow.sync(record)
+    assert (slow.done, slow.experiment_id) == (2, None)
     err = capsys.readouterr().err
     assert "MLflow: trials logged: 1 of 3" in err
     assert "it has 2 of 3 trials after 15 seconds" in err
-    with pytest.raises(StorageError):
-        sync(Slow(clock), record, seconds=5.0)
-    patient = Slow(clock)
-    sync(patient, record)
+    patient = Slow(clock, is_optional=False)
+    patient.sync(record)
     assert patient.done == 3
 
 

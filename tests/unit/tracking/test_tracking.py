@@ -15,8 +15,7 @@ from lit_dps.core.errors import StorageError
 from lit_dps.core.trial import Cell, Status, Trial, TrialResult
 from lit_dps.tracking.client import experiments
 from lit_dps.tracking.pages import page_address
-from lit_dps.tracking.sync import sync
-from lit_dps.tracking.tracker import Tracker
+from lit_dps.tracking.sync import MlflowSync
 from lit_dps.tracking.trial_run import LoggedAttempt
 
 CELL = Cell(16, 0.9)
@@ -26,12 +25,12 @@ CELL = Cell(16, 0.9)
 def empty(tmp_path_factory):
     """A database whose tables are made, which takes MLflow seconds."""
     folder = tmp_path_factory.mktemp("mlflow")
-    tracker(folder)
+    tracker(folder).logged()
     return folder
 
 
-def tracker(folder, study="s") -> Tracker:
-    return Tracker(
+def tracker(folder, study="s") -> MlflowSync:
+    return MlflowSync(
         f"sqlite:///{folder}/mlflow.db", str(folder), "workload", study, {"version.torch": "2"}
     )
 
@@ -77,7 +76,7 @@ def test_runs_are_nested_and_found_again(empty):
     first = tracker(empty, "nested")
     first.log_trial(result(0))
     second = tracker(empty, "nested")  # the study is taken up by another process
-    assert second.run_id == first.run_id
+    assert second.runs.run_id == first.runs.run_id
     assert second.logged() == {(str(CELL), 0, 0): LoggedAttempt(None, result(0).seconds)}
     second.log_trial(result(1, Status.INFEASIBLE))
     _, (study,) = runs(empty, "study", "nested")
@@ -130,7 +129,7 @@ def test_the_run_of_a_point_is_of_the_attempt_that_counts(empty):
         first.logged()
         for attempt in attempts:
             first.log_trial(attempt)
-        sync(tracker(empty, "attempts"), record)
+        tracker(empty, "attempts").sync(record)
         _, trials = runs(empty, "trial", "attempts")
         found = {
             t.data.tags["lit_dps.point"]: (t.data.tags["lit_dps.status"], t.data.metrics["seconds"])
@@ -139,7 +138,7 @@ def test_the_run_of_a_point_is_of_the_attempt_that_counts(empty):
         assert found == {"0": ("complete", 90.0), "1": ("complete", 60.0)}
     assert len(trials) == 2
     ids = {t.info.run_id for t in trials}
-    sync(tracker(empty, "attempts"), record)
+    tracker(empty, "attempts").sync(record)
     assert {t.info.run_id for t in runs(empty, "trial", "attempts")[1]} == ids, (
         "what is logged stays"
     )
@@ -152,8 +151,11 @@ def test_artifacts_keep_their_places_below_their_folder(empty, tmp_path):
         file.write_text(file.parent.name)
     t = tracker(empty, "files")
     t.log_study({}, {}, {}, files, {}, finished=True)
-    assert {item.path for item in t.client.list_artifacts(t.run_id)} == {"goal-0.4", "table.txt"}
-    assert [item.path for item in t.client.list_artifacts(t.run_id, "goal-0.4")] == [
+    assert {item.path for item in t.runs.client.list_artifacts(t.runs.run_id)} == {
+        "goal-0.4",
+        "table.txt",
+    }
+    assert [item.path for item in t.runs.client.list_artifacts(t.runs.run_id, "goal-0.4")] == [
         "goal-0.4/table.txt"
     ]
 
@@ -162,7 +164,7 @@ def test_a_run_that_was_cut_short_is_logged_anew(empty):
     t = tracker(empty, "cut")
     t.log_trial(result(0))
     _, (run,) = runs(empty, "trial", "cut")
-    t.client.update_run(run.info.run_id, status="RUNNING")  # as if killed before its end
+    t.runs.client.update_run(run.info.run_id, status="RUNNING")  # as if killed before its end
     assert t.logged() == {}
     t.log_trial(result(0))
     assert len(runs(empty, "trial", "cut")[1]) == 1
@@ -191,11 +193,13 @@ def test_many_trials_are_logged_by_one_search_a_part(empty, monkeypatch):
     t.log_trial(result(1))
     t.log_trial(result(2, Status.OUTRACED))  # another attempt at point 2 counts by now
     searches = []
-    search = t.client.search_runs
+    search = t.runs.client.search_runs
     monkeypatch.setattr(
-        t.client, "search_runs", lambda *args, **kw: searches.append(args) or search(*args, **kw)
+        t.runs.client,
+        "search_runs",
+        lambda *args, **kw: searches.append(args) or search(*args, **kw),
     )
-    monkeypatch.setattr("lit_dps.tracking.tracker.PART", 4)
+    monkeypatch.setattr("lit_dps.tracking.sync.PART", 4)
     results = [result(point) for point in range(6)]
     assert list(t.log_trials(results)) == [4, 6]
     assert len(searches) == 2
@@ -229,13 +233,13 @@ def test_the_study_run_holds_the_scaling_curve_once(empty, tmp_path):
 
 def test_the_cell_run_holds_k_star_and_counts(empty):
     t = tracker(empty, "cell")
-    t.log_cell(CELL, 48, {"complete": 1, "incomplete": 2})
+    t.log_cell(CELL, {"K_star": 48, "complete": 1, "incomplete": 2})
     _, (run,) = runs(empty, "cell", "cell")
     assert run.data.metrics == {"K_star": 48, "complete": 1, "incomplete": 2}
 
 
 def test_experiments_and_their_pages(empty, tmp_path):
-    tracker(empty, "page")
+    tracker(empty, "page").logged()
     (experiment,) = experiments(f"sqlite:///{empty}/mlflow.db")
     expected = f"http://127.0.0.1:5001/#/experiments/{experiment.experiment_id}/runs?workflowType=machine_learning"
     assert page_address("sqlite:///x.db", experiment.experiment_id, port=5001) == expected
@@ -269,7 +273,7 @@ def test_what_is_logged_is_not_logged_again(empty, tmp_path):
     for text, seed in (("a", 0), ("a", 0), ("b", 0)):  # of equal size
         file.write_text(text)
         t = tracker(empty, "twice")
-        t.log_cell(CELL, 48, numbers)
+        t.log_cell(CELL, {"K_star": 48, **numbers})
         t.log_study(
             {"K_star/S_0": {4: math.inf}},
             numbers,
@@ -308,7 +312,8 @@ def test_a_study_that_goes_on_is_running_until_it_ends_again(empty):
     first.log_trial(result(0))
     assert states() == ["RUNNING", "RUNNING"]
     first.log_study({}, {}, {}, [], {}, finished=True)
-    opened = Tracker(first.uri, str(empty), "workload", "on", {"version.torch": "3"})
+    opened = MlflowSync(first.uri, str(empty), "workload", "on", {"version.torch": "3"})
+    opened.logged()
     assert states() == ["FINISHED", "FINISHED"], "to open it is not to go on"
     assert runs(empty, "study", "on")[1][0].data.tags["version.torch"] == "2"
     opened.show_running()

@@ -1,0 +1,206 @@
+"""StudyRuns: the MLflow runs of one study, found again by their tags.
+
+Values, parameters and artifacts that a run has are not logged again. So a finished study does not
+change, nor do the times at which its runs ended.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from mlflow import MlflowClient
+from mlflow.entities import Metric, Param, Run, RunTag
+
+from lit_dps.storage.schema import KIND_TAG, NAME_TAG
+from lit_dps.tracking.client import open_experiment
+
+MAX_METRICS = 1000  # that MLflow takes in one request
+MAX_PARAMS = 100  # likewise
+RUNS_PER_PAGE = 1000  # of a search
+
+
+class MetricPoint(NamedTuple):
+    """One value of a metric."""
+
+    name: str
+    value: float
+    step: int
+
+
+class StudyRuns:
+    """The runs of one study in MLflow. Methods raise MLflow's errors (`client.mlflow_errors`).
+
+    Args:
+        uri: Tracking URI.
+        folder: Folder of the artifacts if the URI is a local SQLite file.
+        experiment: Name of the experiment.
+        study: Name of the study.
+        tags: Tags of the study's run, if it does not exist yet.
+        lock: Returns the lock of all processes that log this study. Its holder may acquire it
+            again.
+
+    Attributes:
+        client: MLflow's client.
+        experiment_id: The experiment.
+        run_id: The run of the study.
+    """
+
+    def __init__(
+        self,
+        uri: str,
+        folder: str,
+        experiment: str,
+        study: str,
+        tags: Mapping[str, str],
+        lock: Callable[[], AbstractContextManager],
+    ):
+        self.study = study
+        self._lock = lock
+        self._shown_running: set[str] = set()
+        self.client, self.experiment_id = open_experiment(uri, folder, experiment)
+        self.run_id = self.find_or_create({KIND_TAG: "study"}, study, tags)
+
+    def find_or_create(
+        self, tags: Mapping[str, str], name: str, other_tags: Mapping[str, str]
+    ) -> str:
+        """Return the id of the run with some tags; create it, with other tags, if needed."""
+        with self._lock():
+            for run in self.find(tags):
+                return run.info.run_id
+            all_tags = {**other_tags, NAME_TAG: self.study, **tags}
+            run = self.client.create_run(self.experiment_id, tags=all_tags, run_name=name)
+            return run.info.run_id
+
+    def find(self, tags: Mapping[str, str]) -> Iterator[Run]:
+        """Yield the study's runs with some tags, the rarest tag first.
+
+        MLflow's database has no index of a tag's values. It passes over all runs for the first tag.
+        """
+        terms = [f"tags.`{key}` = '{value}'" for key, value in tags.items()]
+        terms.append(f"tags.`{NAME_TAG}` = '{self.study}'")
+        token = None
+        while token != "":
+            page = self.client.search_runs(
+                [self.experiment_id],
+                " and ".join(terms),
+                max_results=RUNS_PER_PAGE,
+                page_token=token,
+            )
+            yield from page
+            token = page.token or ""
+
+    def set_running(self, run: str) -> None:
+        """Show a run of the study or of a cell as running."""
+        if run in self._shown_running:
+            return
+        if self.client.get_run(run).info.status != "RUNNING":
+            self.client.update_run(run, status="RUNNING")
+        self._shown_running.add(run)
+
+    def set_finished(self, run: str) -> None:
+        """Show a run as finished if it is shown as running."""
+        if self.client.get_run(run).info.status == "RUNNING":
+            self.client.set_terminated(run)
+        self._shown_running.discard(run)
+
+    def log_changes(
+        self,
+        run: str,
+        metrics: Mapping[str, float],
+        params: Mapping[str, object],
+        series: Mapping[str, Mapping[int, float]],
+    ) -> None:
+        """Log the values that a run does not have yet, or that have changed."""
+        logged = self.client.get_run(run).data
+        points = []
+        for name, value in metrics.items():
+            if not _is_same_value(value, logged.metrics.get(name)):
+                points.append(MetricPoint(name, value, 0))
+        for name, values in series.items():
+            history = self.client.get_metric_history(run, name)
+            for step, value in values.items():
+                if not _has_value(history, step, value):
+                    points.append(MetricPoint(name, value, step))
+        new_params = {key: value for key, value in params.items() if key not in logged.params}
+        self.log(run, points, new_params)
+
+    def log(
+        self,
+        run: str,
+        points: Sequence[MetricPoint] = (),
+        params: Mapping[str, object] | None = None,
+        tags: Mapping[str, str] | None = None,
+    ) -> None:
+        now = int(time.time() * 1000)
+        metrics = [Metric(name, float(value), now, step) for name, value, step in points]
+        all_params = [Param(key, str(value)) for key, value in (params or {}).items()]
+        all_tags = [RunTag(key, str(value)) for key, value in (tags or {}).items()]
+        self.client.log_batch(run, metrics[:MAX_METRICS], all_params[:MAX_PARAMS], all_tags)
+        for start in range(MAX_METRICS, len(metrics), MAX_METRICS):
+            self.client.log_batch(run, metrics[start : start + MAX_METRICS])
+
+
+def _has_value(history: Sequence[Metric], step: int, value: float) -> bool:
+    values = [metric.value for metric in history if metric.step == step]
+    return any(_is_same_value(value, logged) for logged in values)
+
+
+def _is_same_value(value: float, logged: float | None) -> bool:
+    """Return True if MLflow has logged a value. It stores infinity as the largest float."""
+    if logged is None:
+        return False
+    stored = max(-sys.float_info.max, min(value, sys.float_info.max))
+    return stored == logged or (math.isnan(value) and math.isnan(logged))
+
+
+# ---- Artifacts ----
+
+
+def log_artifacts(
+    client: MlflowClient, run: str, files: Sequence[Path], texts: Mapping[str, str]
+) -> None:
+    """Log files and texts to a run, unless it has artifacts of the same name and content.
+
+    Args:
+        client: The client.
+        run: Id of the run.
+        files: Files. They keep their places below the folder that contains all of them.
+        texts: Text by the name of its artifact.
+    """
+    root = os.path.commonpath([path.parent for path in files]) if files else ""
+    artifacts = _Artifacts(client, run)
+    for path in files:
+        name = os.path.relpath(path, root)
+        if artifacts.differ(name, path.read_bytes()):
+            client.log_artifact(run, str(path), os.path.dirname(name) or None)
+    for name, text in texts.items():
+        if artifacts.differ(name, text.encode()):
+            client.log_text(run, text, name)
+
+
+class _Artifacts:
+    """The artifacts of a run, listed once for each folder."""
+
+    def __init__(self, client: MlflowClient, run: str):
+        self._client, self._run = client, run
+        self._sizes: dict[str, dict[str, Any]] = {}  # folder -> path -> bytes
+
+    def differ(self, name: str, content: bytes) -> bool:
+        """Return True if there is no artifact of this name and content."""
+        folder = os.path.dirname(name)
+        if folder not in self._sizes:
+            items = self._client.list_artifacts(self._run, folder or None)
+            self._sizes[folder] = {item.path: item.file_size for item in items}
+        if self._sizes[folder].get(name) != len(content):
+            return True
+        with tempfile.TemporaryDirectory() as temporary:
+            path = self._client.download_artifacts(self._run, name, temporary)
+            return Path(path).read_bytes() != content
