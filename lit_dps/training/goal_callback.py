@@ -60,8 +60,19 @@ class GoalErrorCallback(Callback):
     value.
 
     Args:
-        error, check_interval, max_steps, monitor, early_reject, metric, at_most, at_least:
-            Keys of the section `goal` (`lit_dps.core.trial_config.GoalConfig`).
+        error: The goal: a validation error of at most this share, in (0, 1), as the module logs it
+            under `monitor`. Leave it out if `metric` is the goal.
+        check_interval: Optimizer steps between two validations.
+        max_steps: Optimizer steps after which the run ends without the goal.
+        monitor: Name that the module logs the validation error under, such as
+            `self.log("val_error", error)` in `validation_step`.
+        early_reject: Stop a validation once the goal is certainly missed. The steps to the goal are
+            the same; the curve then has lower bounds of the error. The module needs
+            `per_example_error`, as `ImageClassifier` has it; otherwise all validations are full.
+        metric: Another validation metric as the goal, by the name that the module logs, such as
+            "val_loss" or "val_accuracy". Needs `at_most` or `at_least`.
+        at_most: The largest value of the metric that meets the goal.
+        at_least: The smallest value of the metric that meets the goal.
 
     Attributes:
         run: The attempt that records the validations and decides when the run ends.
@@ -89,8 +100,11 @@ class GoalErrorCallback(Callback):
     Example::
 
         goal = GoalErrorCallback(error=0.02, check_interval=16, max_steps=40_000)
-        Trainer(callbacks=[goal]).fit(module, datamodule=data)
+        Trainer(callbacks=[goal], max_epochs=-1).fit(module, datamodule=data)
         print(goal.status, goal.steps_to_result)
+        print(goal.curve["step"], goal.curve["val_error"])
+
+        accuracy = GoalErrorCallback(metric="val_accuracy", at_least=0.95, max_steps=10_000)
     """
 
     def __init__(
