@@ -63,7 +63,8 @@ class GoalErrorCallback(Callback):
         error: The goal: a validation error of at most this share, in (0, 1), as the module logs it
             under `monitor`. Leave it out if `metric` is the goal.
         check_interval: Optimizer steps between two validations.
-        max_steps: Optimizer steps after which the run ends without the goal.
+        max_steps: Optimizer steps after which the run ends without the goal, a multiple of
+            `check_interval`.
         monitor: Name that the module logs the validation error under, such as
             `self.log("val_error", error)` in `validation_step`.
         early_reject: Stop a validation once the goal is certainly missed. The steps to the goal are
