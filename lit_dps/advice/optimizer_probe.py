@@ -47,7 +47,7 @@ def look_at_optimizers(setup: StudySetup, trial: Trial) -> OptimizerLook:
         Exception: what the module, its data or a callback raises before.
     """
     look = OptimizerLook()
-    probe_run(of_one_device(setup), Attempt(trial, setup.unreached(FEWEST)), [look])
+    probe_run(of_one_device(setup), Attempt(trial, setup.unreachable_goal(FEWEST)), [look])
     return look
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from lit_dps.analysis.summary import summarize
 from lit_dps.core.errors import ConfigError, StorageError
 from lit_dps.core.record import StudyRecord
@@ -53,7 +55,7 @@ def _stored(setup: StudySetup) -> StudyRecord | None:
         return None
 
 
-def _check_ranges(setup: StudySetup, cell: Cell, params: dict[str, Value]) -> None:
+def _check_ranges(setup: StudySetup, cell: Cell, params: Mapping[str, Value]) -> None:
     for key, box in setup.study.space.items():
         if not is_inside({key: box}, params):
             allowed = f"a range that holds {params[key]:g}, its best value at {cell}"

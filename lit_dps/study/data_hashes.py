@@ -74,8 +74,7 @@ def check_validation_data(setup: StudySetup) -> list[str]:
         return []
     return [
         "two points of the search validate on different data: K* may be that of an easy split. "
-        "Split with a generator "
-        "of a fixed seed, torch.Generator().manual_seed(0)"
+        "Split with a generator of a fixed seed, torch.Generator().manual_seed(0)"
     ]
 
 
@@ -194,7 +193,7 @@ class Hasher:
         if value.dtype == object:
             self.add(value.tolist(), depth=1)
         elif value.dtype.kind in "fc":
-            self._floats.update(np.ascontiguousarray(value))
+            self._floats.update(np.ascontiguousarray(value).tobytes())
         else:
             self._exact.update(np.ascontiguousarray(value).tobytes())
 

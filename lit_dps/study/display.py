@@ -111,7 +111,7 @@ class Display:
             estimate = self._current_estimate()
             parts: list[RenderableType] = [self._bar(estimate), self._times(estimate)]
             if not self._ended:
-                running = sorted(self._running.values(), key=lambda event: _key(event.trial))
+                running = [self._running[key] for key in sorted(self._running)]
                 lines = self.console.height - 6 - min(len(running), MAX_RUNNING_SHOWN + 1)
                 lines = max(lines, MIN_TABLE_LINES)
                 parts += ["", *self._k_star_tables(estimate, running, lines)]
@@ -169,7 +169,8 @@ class Display:
         blocks = _blocks(widths, self.console.width - name_width)
         lines_of_block = len(series) + 1  # with its header
         if len(blocks) * lines_of_block > lines:
-            sizes = {event.trial.cell.batch_size for event in running} or set(widths)
+            trials = [event.trial for event in running if event.trial is not None]
+            sizes = {trial.cell.batch_size for trial in trials} or set(widths)
             blocks = [block for block in blocks if sizes & set(block)]
             blocks = blocks[: max(1, lines // lines_of_block)]
         lines_for_series = lines // len(blocks) - 1

@@ -1,5 +1,4 @@
-"""Collects the failed trials of a study: writes a file for each, and summarizes them for the
-user."""
+"""Collects the failed trials of a study: writes a file for each, and summarizes them."""
 
 from __future__ import annotations
 
@@ -8,7 +7,6 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 
 from lit_dps.core.atomic_write import replacing
@@ -115,10 +113,8 @@ class Failures:
                 self.folder.parent.rmdir()
             return
         self._failed.add((trial.cell, trial.file_name))
-        with (
-            suppress(StorageError),
-            replacing(path) as temporary,
-        ):  # the storage and MLflow have it, too
+        # The storage and MLflow have the traceback, too.
+        with suppress(StorageError), replacing(path) as temporary:
             temporary.write_text(result.traceback or result.failure, encoding="utf-8")
         self._last = result.failure
         if self._count == FIRST:
@@ -147,11 +143,14 @@ class Failures:
             for trial in self._attempts:
                 members[kind_of(*trial)].append(trial)
             for kind, trials in members.items():
-                attempts = list(chain.from_iterable(self._attempts[trial] for trial in trials))
-                are_equal = len(set(attempts)) == 1 and attempts[0] is not None
-                is_new = not covered.issuperset(trials)
-                if are_equal and is_new and len(attempts) >= EQUAL_FAILURES:
-                    kinds[kind] = attempts[0]
+                attempts = []
+                for trial in trials:
+                    attempts += self._attempts[trial]
+                failure = attempts[0]
+                if failure is None or len(set(attempts)) > 1 or len(attempts) < EQUAL_FAILURES:
+                    continue
+                if not covered.issuperset(trials):
+                    kinds[kind] = failure
                     covered.update(trials)
         return kinds
 
@@ -160,24 +159,19 @@ class Failures:
         count = len(self._failed)
         if not count:
             return ""
+        where = f"{count} trials failed, their tracebacks are in {self.folder}"
+        again = "the same command runs them again"
         if count == 1:
-            text = (
-                f"1 trial failed, its traceback is in {self.folder}; the same command runs it again"
-            )
-        else:
-            text = (
-                f"{count} trials failed, their tracebacks are in {self.folder}; the same "
-                "command "
-                "runs them again"
-            )
-        return text + self._advice()
+            where = f"1 trial failed, its traceback is in {self.folder}"
+            again = "the same command runs it again"
+        return f"{where}; {again}{self._advice()}"
 
     def _advice(self) -> str:
         """Return a sentence on failures that need a change; "" if another attempt may succeed."""
-        lasting = self.lasting()
-        if not lasting:
+        lines = []
+        for kind, failure in self.lasting().items():
+            lines.append(f"all trials of {kind} failed with {failure}")
+        if not lines:
             return ""
-        shown = "; ".join(
-            f"all trials of {kind} failed with {failure}" for kind, failure in lasting.items()
-        )
+        shown = "; ".join(lines)
         return f". It would fail again: {shown}. Change the code or the configuration first"

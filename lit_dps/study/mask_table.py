@@ -53,6 +53,7 @@ def masks(
                 _prune(setup, trial, pruning)
                 if pruning.key is not None and pruning.scores is not None:
                     scores = (pruning.key, pruning.scores)
+                assert pruning.mask is not None
                 yield trial.cell.series, point, pruning.mask.kept()
 
 

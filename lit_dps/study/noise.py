@@ -63,7 +63,7 @@ def short_run(
     Returns:
         The noise scale, or the reason why it was not measured, as one line.
     """
-    attempt = Attempt(_trial_of(setup, batch_size, params), setup.unreached(steps))
+    attempt = Attempt(_trial_of(setup, batch_size, params), setup.unreachable_goal(steps))
     one_worker = dataclasses.replace(setup, local=LocalSGDSchedule())
     measured = NoiseScaleCallback()
     limit = _EndRun(steps, seconds, at_step)

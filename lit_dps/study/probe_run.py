@@ -64,7 +64,7 @@ def probe_run(
 
     Args:
         setup: The study.
-        attempt: The trial and its goal, such as `setup.unreached(steps)`.
+        attempt: The trial and its goal, such as `setup.unreachable_goal(steps)`.
         callbacks: They are called before those of the study.
         at_check: Called after each check; may raise to end the run.
 
@@ -175,7 +175,7 @@ def timed_run(
     updates_per_step = local_workers(timed, trial)
     if on_all_ranks:
         updates_per_step = max(1, updates_per_step // setup.ranks)
-    stopwatch = _StepStopwatch(trial, setup.unreached(total - 1))
+    stopwatch = _StepStopwatch(trial, setup.unreachable_goal(total - 1))
     stopwatch.updates_per_step = updates_per_step
     stopwatch.warm_up = warm_up
     hook = register_optimizer_step_post_hook(stopwatch.on_update)

@@ -150,7 +150,7 @@ class Progress:
 
     def best(self, cell: Cell) -> int | None:
         """Return the fewest steps to the goal in a cell so far; None without a complete trial."""
-        steps = [r.steps for r in self.done[cell].values() if r.status is Status.COMPLETE]
+        steps = [result.steps for result in self.done[cell].values() if result.steps is not None]
         return min(steps, default=None)
 
     def _ended(self, cell: Cell) -> list[TrialResult]:

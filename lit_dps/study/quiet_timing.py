@@ -67,21 +67,17 @@ def update_step_timing(
     if not trials or ranks.started_by_torchrun() or os.environ.get(SWITCH) == "0":
         return record
     machine = hardware()
-    conditions = machine, setup.study.threads, setup.ranks
-    known = record.step_timing
-    is_stored = known is not None and known.conditions == conditions
-    if is_stored and not asked and known.covers(trial.cell for trial in trials):
-        return record
-    print(f"study {record.name}: timing steps of {len(trials)} cells", file=sys.stderr, flush=True)
+    stored = record.step_timing
+    if stored is not None and not asked:
+        is_same = stored.conditions == (machine, setup.study.threads, setup.ranks)
+        if is_same and stored.covers(trial.cell for trial in trials):
+            return record
+    _print_line(record, f"timing steps of {len(trials)} cells")
     try:
         cells = measure_steps(setup, record, trials, stop)
     except (UserError, RuntimeError, MemoryError) as error:
         reason = next(iter(str(error).splitlines()), type(error).__name__)
-        print(
-            f"study {record.name}: step times were not measured: {reason}",
-            file=sys.stderr,
-            flush=True,
-        )
+        _print_line(record, f"step times were not measured: {reason}")
         return record
     date = datetime.now(UTC).strftime("%Y-%m-%d")
     timing = StepTiming(machine, date, setup.study.threads, setup.ranks, tuple(cells))
@@ -89,11 +85,13 @@ def update_step_timing(
         store_step_timing(setup.storage.optuna_url, record.name, timing)
     except StorageError as error:
         # The answer can use the times although they are not stored.
-        print(
-            f"study {record.name}: step times were not stored: {error}", file=sys.stderr, flush=True
-        )
+        _print_line(record, f"step times were not stored: {error}")
         return dataclasses.replace(record, step_timing=timing)
     return read_study(setup.storage.optuna_url, record.name)
+
+
+def _print_line(record: StudyRecord, line: str) -> None:
+    print(f"study {record.name}: {line}", file=sys.stderr, flush=True)
 
 
 def measure_steps(
@@ -110,10 +108,9 @@ def measure_steps(
     """
     torch.set_num_threads(setup.study.threads)
     # Measuring smoothness would take longer than the steps themselves.
-    setup = dataclasses.replace(
-        setup, smoothness=dataclasses.replace(setup.smoothness, interval=None)
-    )
-    known = step_seconds(record)
+    smoothness = dataclasses.replace(setup.smoothness, interval=None)
+    setup = dataclasses.replace(setup, smoothness=smoothness)
+    times_of_trials = step_seconds(record)
     limit = max(MAX_SECONDS, MAX_SHARE * _seconds_of_trials(record))
     has_ranks = setup.ranks > 1
     steps: dict[Cell, list[float]] = {trial.cell: [] for trial in trials}
@@ -125,16 +122,18 @@ def measure_steps(
             break
         for index, trial in enumerate(trials):
             stop.check()
-            count = _steps_to_time(known.get(trial.cell))
-            _, step, check = timed_run(setup, trial, count, has_ranks, WARM_UP_STEPS)
-            steps[trial.cell].append(step)
-            checks[trial.cell].append(check)
+            count = MIN_STEPS
+            if trial.cell in times_of_trials:
+                count = _steps_to_time(times_of_trials[trial.cell].median)
+            times = timed_run(setup, trial, count, has_ranks, WARM_UP_STEPS)
+            steps[trial.cell].append(times.step)
+            checks[trial.cell].append(times.check)
             if number == 0:
                 expected = (time.monotonic() - began) / (index + 1) * len(trials) * MIN_ROUNDS
                 _refuse_if_longer(expected, limit)
     timings = []
-    for cell, times in steps.items():
-        timings.append(CellTiming(cell, tuple(times), statistics.median(checks[cell])))
+    for cell, seconds in steps.items():
+        timings.append(CellTiming(cell, tuple(seconds), statistics.median(checks[cell])))
     return timings
 
 
@@ -161,12 +160,11 @@ def _trials_to_time(setup: StudySetup, record: StudyRecord) -> list[Trial]:
     return trials
 
 
-def _steps_to_time(known: object) -> int:
+def _steps_to_time(seconds_of_step: float) -> int:
     """Return the number of steps that take about `SECONDS_PER_CELL`."""
-    median = getattr(known, "median", 0.0)
-    if median <= 0:
+    if seconds_of_step <= 0:
         return MIN_STEPS
-    return max(MIN_STEPS, min(MAX_STEPS, round(SECONDS_PER_CELL / median)))
+    return max(MIN_STEPS, min(MAX_STEPS, round(SECONDS_PER_CELL / seconds_of_step)))
 
 
 def _seconds_of_trials(record: StudyRecord) -> float:

@@ -193,8 +193,8 @@ def _trials_remain(setup: StudySetup) -> bool:
 
 def _count_remaining(setup: StudySetup, record: StudyRecord) -> int:
     """Return the number of trials and repeats of a configuration that have no result or failed."""
-    trials = setup.remaining_points(record.results)
-    return sum(map(len, trials.values())) + setup.remaining_repeats(record)
+    trials = sum(map(len, setup.remaining_points(record.results).values()))
+    return trials + setup.remaining_repeats(record)
 
 
 def _accepted_changes(

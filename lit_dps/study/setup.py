@@ -37,10 +37,11 @@ from lit_dps.study.identity import identity_of_study
 from lit_dps.training.checkpoint_files import Checkpoints
 from lit_dps.training.workload import Workload
 
-# Trials in lockstep where study.slots does not say: beyond 16 a core's cache holds nothing of the
-# next network. An H200 trains 25 and 100 about as fast a network at B = 256, and the more the
-# faster at B = 2 (benchmarks/products.py)
-CPU_SLOTS, GPU_SLOTS = 16, 64
+# Default of study.slots, the most networks of a stack. More than 16 do not fit into a core's cache.
+CPU_SLOTS = 16
+# On an H200, a network of a stack of 25 and of 100 takes about the same time at B = 256. At B = 2,
+# larger stacks are faster (benchmarks/products.py).
+GPU_SLOTS = 64
 
 
 @dataclass(frozen=True)
@@ -48,22 +49,22 @@ class StudySetup:
     """Everything that a process needs to run trials of a study; can be pickled.
 
     Attributes:
-        study: Grid and search.
-        storage: Where it is kept.
+        study: The grid and the search.
+        storage: Addresses of the storage and of MLflow.
         workload: What a trial trains.
         goal: When a trial stops.
         pruning: How the trials are pruned.
         smoothness: What is measured along the trials.
-        optim: How stale their gradients are.
+        optim: The delay of their gradients.
         local: Their workers of local SGD.
-        uid: Of the study as declared; see `lit_dps.storage.header.declare`.
-        boxes: How its box was widened (`lit_dps.study.expand_space`).
-        run_number: Of this run of the study; see `lit_dps.storage.header.begin_run`.
-        budget: The trainer's steps that module and schedules see, for trials that end earlier; None
-            for the goal's.
+        uid: The uid of the declared study; see `lit_dps.storage.header.declare`.
+        boxes: The expansions of the search space (`lit_dps.study.expand_space`).
+        run_number: The number of this run; see `lit_dps.storage.run_records.begin_run`.
+        budget: The trainer's steps that module and schedules see, if trials end earlier; None for
+            the goal's.
         environment: Key of the environment of this run (`lit_dps.core.environment`).
-        sources: Hashes of the user's code in this environment, to which processes that import it
-            later hold it.
+        sources: Hashes of the user's code in this environment. Processes that import the code later
+            compare it with these hashes.
     """
 
     study: StudyConfig
@@ -87,13 +88,12 @@ class StudySetup:
 
     @property
     def space(self) -> Space:
-        """The box of the points, as it was widened."""
+        """The search space, with its expansions."""
         return self.boxes[-1].space if self.boxes else self.study.space
 
     @property
     def cells(self) -> list[Cell]:
-        """The cells to run, in order: those of one batch size together, since they may be trained
-        in lockstep."""
+        """The cells to run, in order. Cells of one batch size follow each other, for stacks."""
         return sorted(
             self.study.cells, key=lambda cell: (cell.batch_size, cell.axes, cell.sparsity)
         )
@@ -101,21 +101,22 @@ class StudySetup:
     def remaining_points(
         self, results: Mapping[Cell, Sequence[TrialResult]]
     ) -> dict[Cell, set[int]]:
-        """The points of each cell that have no result yet, or failed."""
-        points = set(range(self.study.trials))
-        return {
-            cell: points
-            - {r.trial.point for r in results.get(cell, ()) if r.status is not Status.FAILED}
-            for cell in self.cells
-        }
+        """Return the points of each cell that have no result yet, or failed."""
+        remaining = {}
+        for cell in self.cells:
+            remaining[cell] = set(range(self.study.trials))
+            for result in results.get(cell, ()):
+                if result.status is not Status.FAILED:
+                    remaining[cell].discard(result.trial.point)
+        return remaining
 
     def remaining_repeats(self, record: StudyRecord) -> int:
-        """The repeats that are left to run: those of the best points so far, of cells that have
-        one."""
-        found = (
-            (record.results.get(cell, ()), record.repeats.get(cell, ())) for cell in self.cells
-        )
-        return sum(len(missing_repeats(self.study.repeat_plan, *results)) for results in found)
+        """Return the number of repeats that remain at the best points so far."""
+        count = 0
+        for cell in self.cells:
+            results, repeats = record.results.get(cell, ()), record.repeats.get(cell, ())
+            count += len(missing_repeats(self.study.repeat_plan, results, repeats))
+        return count
 
     @property
     def goal_of_trials(self) -> Goal:
@@ -126,14 +127,16 @@ class StudySetup:
         """The metaparameters at the middle of their ranges."""
         return {key: box.at(0.5) for key, box in self.study.space.items()}
 
-    def unreached(self, steps: int) -> Goal:
-        """A goal that no metric meets, checked after more steps than so many: of runs that are
-        timed or read."""
+    def unreachable_goal(self, steps: int) -> Goal:
+        """Return a goal that no metric meets, with one check after more than `steps` steps.
+
+        It is for runs that are timed or measured.
+        """
         return Goal(1e300, 1 + steps, 1 + steps, self.goal_of_trials.metric, at_least=True)
 
     @property
     def ranks(self) -> int:
-        """Processes that train each trial together."""
+        """The number of processes that train each trial together."""
         return settings.ranks_asked(self.workload.trainer)
 
     @property
@@ -142,10 +145,10 @@ class StudySetup:
 
     @property
     def workers(self) -> int:
-        """Trials that run at the same time: as configured, else one on GPUs, or as many as CPU
-        cores have room for.
+        """The number of trials that run at the same time.
 
-        A trial takes `threads` cores for each of its ranks. torchrun starts the ranks of one.
+        The default is 1 on GPUs and under torchrun, else as many as there are CPU cores for. Each
+        rank of a trial uses `threads` cores.
         """
         if self.study.workers is not None:
             return self.study.workers
@@ -154,17 +157,25 @@ class StudySetup:
         return max(1, cores() // (self.study.threads * self.ranks))
 
     def checkpoints(self) -> Checkpoints | None:
-        """Where the trials are saved. Of several ranks the first one reads, writes and tells."""
-        if self.study.checkpoint_minutes is None:
+        """Return the folder of checkpoints; None without checkpoints."""
+        minutes = self.study.checkpoint_minutes
+        if minutes is None:
             return None
-        return Checkpoints(
-            self.storage.checkpoints(self.study.name), self.uid, self.study.checkpoint_minutes
-        )
+        return Checkpoints(self.storage.checkpoints(self.study.name), self.uid, minutes)
 
     def training(self, checkpoints: Checkpoints | None = None) -> Training:
-        """What the trials have in common."""
-        of_trials = self.workload, self.goal, self.pruning, self.smoothness, self.optim, self.local
-        return Training(*of_trials, checkpoints, tuple(self.study.metrics), self.budget)
+        """Return the settings that the trials share."""
+        return Training(
+            self.workload,
+            self.goal,
+            self.pruning,
+            self.smoothness,
+            self.optim,
+            self.local,
+            checkpoints,
+            tuple(self.study.metrics),
+            self.budget,
+        )
 
     def engine(self, checkpoints: Checkpoints | None = None) -> Engine:
         """Return what trains the trials. It may train some by a slower loop than the study's."""
@@ -191,7 +202,8 @@ class StudySetup:
             return 1
         cells = len(self.study.cells) // len(self.study.batch_sizes)
         share = math.ceil(self.study.trials * cells / self.workers)
-        return self.study.slots or min(GPU_SLOTS if self.on_gpu else CPU_SLOTS, share)
+        limit = GPU_SLOTS if self.on_gpu else CPU_SLOTS
+        return self.study.slots or min(limit, share)
 
     def config(self) -> dict[str, Any]:
         """The configuration as plain JSON, with the names of keys in the stored format."""
@@ -209,25 +221,22 @@ class StudySetup:
         return as_stored(config)
 
     def workload_name(self) -> str:
-        """The MLflow experiment: as configured, else data set, network or module, and update
-        rule."""
+        """Return the name of the MLflow experiment, such as MNIST-MLP-momentum.
+
+        The default is made of the data set, the network or module, and the update rule.
+        """
         if self.study.workload:
             return self.study.workload
-        args = self.workload.model.get("init_args", {})
-        network = args.get("network", self.workload.model)
-        parts = [
-            self.workload.data["class_path"],
-            network["class_path"] if isinstance(network, dict) else "network",
-        ]
-        names = [part.rsplit(".", 1)[-1] for part in parts]
-        rule = args.get("optimizer")
+        arguments = self.workload.model.get("init_args", {})
+        network = arguments.get("network", self.workload.model)
+        network_class = network["class_path"] if isinstance(network, dict) else "network"
+        class_paths = (self.workload.data["class_path"], network_class)
+        parts = [path.rsplit(".", 1)[-1] for path in class_paths]
+        rule = arguments.get("optimizer")
         if isinstance(rule, str):
-            names.append(
-                rule
-                if args.get("schedule", "constant") == "constant"
-                else f"{rule}-{args['schedule']}-decay"
-            )
-        return "-".join(names)
+            schedule = arguments.get("schedule", "constant")
+            parts.append(rule if schedule == "constant" else f"{rule}-{schedule}-decay")
+        return "-".join(parts)
 
     def identity(self, data: LightningDataModule | None) -> dict[str, Any]:
         """Return the configuration that decides results, as plain JSON; see `study.identity`.

@@ -25,8 +25,9 @@ from lit_dps.core.errors import UserError
 
 LENGTH = 16  # hexadecimal digits of a hash
 MAIN = ("__main__", "__mp_main__")  # the script or notebook that runs lit_dps; its name in workers
-OF_THE_MACHINE = ("sitecustomize", "usercustomize")  # each installation of Python has its own
+MACHINE_MODULES = ("sitecustomize", "usercustomize")  # each installation of Python has its own
 _PACKAGE_FOLDERS = {"site-packages", "dist-packages"}
+_WITH_DOCSTRING = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 def source_hashes(config: Any) -> dict[str, list[str]]:
@@ -46,18 +47,23 @@ def source_hashes(config: Any) -> dict[str, list[str]]:
     hashes = {}
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None)
-        if name in (*MAIN, *OF_THE_MACHINE) or not isinstance(file, str) or not _is_users(file):
+        if name in (*MAIN, *MACHINE_MODULES) or not isinstance(file, str):
             continue
-        if not os.path.isfile(file):  # torch makes modules without a file
-            continue
-        path = Path(file)
-        place = name.replace(".", "/")
-        place += f"/{path.name}" if path.stem == "__init__" else path.suffix
-        hashes[place] = _hashes_of_file(file)
+        # torch makes modules without a file.
+        if _is_users(file) and os.path.isfile(file):
+            hashes[_place_of(name, Path(file))] = _hashes_of_file(file)
     for text in texts_in(config):
         if text.startswith("__main__."):
             hashes[text] = _hashes_of_class(text.removeprefix("__main__."))
     return dict(sorted(hashes.items()))
+
+
+def _place_of(module: str, file: Path) -> str:
+    """Return the name of a module's file, such as my_code.py or package/__init__.py."""
+    place = module.replace(".", "/")
+    if file.stem == "__init__":
+        return f"{place}/{file.name}"
+    return place + file.suffix
 
 
 def import_sources(config: Any, sources: Mapping[str, Any]) -> None:
@@ -75,8 +81,9 @@ def import_sources(config: Any, sources: Mapping[str, Any]) -> None:
 
 
 def changed_files(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
-    """Return the names of the files that have other content, of those in both mappings."""
-    return [name for name in one if name in other and not is_same_source(one[name], other[name])]
+    """Return the names of the files in both mappings whose content differs."""
+    names = [name for name in one if name in other]
+    return [name for name in names if not is_same_source(one[name], other[name])]
 
 
 def refuse_changed_sources(began: Mapping[str, Any], now: Mapping[str, Any]) -> None:
@@ -94,8 +101,7 @@ def refuse_changed_sources(began: Mapping[str, Any], now: Mapping[str, Any]) -> 
 
 @cache
 def _installed() -> tuple[str, ...]:
-    """Return the folders and files of installed packages, of the standard library and of
-    lit_dps."""
+    """Return the folders of installed packages, of the standard library and of lit_dps."""
     folders = [sysconfig.get_paths()[key] for key in ("stdlib", "platstdlib", "purelib", "platlib")]
     folders += [site.getusersitepackages(), str(Path(lit_dps.__file__).parent)]
     return tuple(os.path.realpath(folder) + os.sep for folder in folders)
@@ -114,11 +120,11 @@ def _installed_with_target() -> tuple[str, ...]:
         for info in Path(folder or ".").glob("*.dist-info"):
             for file in PathDistribution(info).files or ():
                 first = file.parts[0]
+                if first in ("..", info.name):
+                    continue
+                path = os.path.realpath(info.with_name(first))
                 is_package = len(file.parts) > 1
-                if first != ".." and first != info.name:
-                    paths.add(
-                        os.path.realpath(info.with_name(first)) + (os.sep if is_package else "")
-                    )
+                paths.add(path + os.sep if is_package else path)
     return tuple(sorted(paths))
 
 
@@ -158,16 +164,24 @@ def _hashes(file: str, modified: int, size: int) -> list[str]:
 def _hashes_of_class(name: str) -> list[str]:
     """Return the hash of a class of the script or notebook, from the source of class or methods."""
     kind = getattr(sys.modules["__main__"], name, None)
-    with suppress(OSError, TypeError, SyntaxError):
-        return [_digest(_tree(textwrap.dedent(inspect.getsource(kind))))]
-    members = () if kind is None else vars(kind).values()
-    methods = [member for member in members if inspect.isfunction(member)]
-    try:
-        # Some notebooks know the sources of methods, but not of classes.
-        sources = [_tree(textwrap.dedent(inspect.getsource(method))) for method in methods]
-    except (OSError, TypeError, SyntaxError):
+    if kind is None:
         return UNKNOWN
-    return [_digest(b"\n".join(sources))] if sources else UNKNOWN
+    with suppress(OSError, TypeError, SyntaxError):
+        return [_digest(_tree_of_object(kind))]
+    # Some notebooks know the sources of methods, but not of classes.
+    trees = []
+    for member in vars(kind).values():
+        if inspect.isfunction(member):
+            try:
+                trees.append(_tree_of_object(member))
+            except (OSError, TypeError, SyntaxError):
+                return UNKNOWN
+    return [_digest(b"\n".join(trees))] if trees else UNKNOWN
+
+
+def _tree_of_object(item: Any) -> bytes:
+    """Return the syntax tree of a class or a function, as `_tree`."""
+    return _tree(textwrap.dedent(inspect.getsource(item)))
 
 
 def _tree(source: str | bytes) -> bytes:
@@ -177,20 +191,17 @@ def _tree(source: str | bytes) -> bytes:
         body = getattr(node, "body", None)
         if not isinstance(body, list):
             continue
-        may_have_docstring = isinstance(
-            node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-        )
-        if may_have_docstring and _is_text(body[:1]):
+        if isinstance(node, _WITH_DOCSTRING) and body and _is_text(body[0]):
             del body[0]
-        node.body = [statement for statement in body if not _is_script(statement)]
+        body[:] = [statement for statement in body if not _is_script(statement)]
     return ast.dump(tree).encode()
 
 
-def _is_text(statements: list[ast.stmt]) -> bool:
-    """Return True if the first of some statements is only a text, such as a docstring."""
-    if not statements or not isinstance(statements[0], ast.Expr):
+def _is_text(statement: ast.stmt) -> bool:
+    """Return True if a statement is only a text, such as a docstring."""
+    if not isinstance(statement, ast.Expr):
         return False
-    value = statements[0].value
+    value = statement.value
     return isinstance(value, ast.Constant) and isinstance(value.value, str)
 
 

@@ -196,7 +196,7 @@ def _measure_trial(setup: StudySetup, batch_size: int, steps: int) -> Measured:
         setup.pruning, method="magnitude", options=None, init="original"
     )
     setup = dataclasses.replace(setup, pruning=magnitude)
-    probe_run(setup, Attempt(trial, setup.unreached(steps)), [pruning])
+    probe_run(setup, Attempt(trial, setup.unreachable_goal(steps)), [pruning])
     times = timed_run(setup, trial, steps)
     return Measured(
         batch_size,
@@ -331,7 +331,7 @@ def single_gradient_seconds(setup: StudySetup) -> float:
     trial = Trial(cell, 0, setup.middle, setup.study.seed)
     stopwatch = _GradientStopwatch()
     unmeasured = dataclasses.replace(setup, smoothness=SmoothnessConfig())
-    probe_run(unmeasured, Attempt(trial, setup.unreached(0)), [stopwatch])
+    probe_run(unmeasured, Attempt(trial, setup.unreachable_goal(0)), [stopwatch])
     return stopwatch.seconds
 
 

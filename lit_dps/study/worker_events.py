@@ -58,6 +58,7 @@ class ProgressReporter:
 
     def on_validation(self, run: Attempt) -> None:
         """Report the progress of a run, unless its last report is recent."""
+        assert run.trial is not None
         key = (run.trial.cell, run.trial.point, run.trial.repeat)
         now = time.monotonic()
         if now - self._last_report.get(key, -math.inf) < self._seconds:

@@ -67,7 +67,8 @@ class WorkerDied(UserError):
         super().__init__(
             f"worker {pid} was killed (exit code {exit_code}); the same command resumes the study"
         )
-        self.pid, self.exit_code = pid, exit_code
+        self.pid = pid
+        self.exit_code = exit_code
 
 
 def work(setup: StudySetup, stop: StopRequest, on_event: EventListener | None = None) -> Results:
@@ -166,7 +167,7 @@ def work_in_processes(
     context = processes.context()
     leaving = context.Event()
     # A pipe for each worker: if a worker is killed, it cannot hold the lock of a shared queue.
-    started: dict[Connection, BaseProcess] = {}
+    started: dict[Any, BaseProcess] = {}  # by the connection to it
     last_message: Any = None
     nothing_remains = False
     try:
@@ -180,7 +181,7 @@ def work_in_processes(
             if stop:
                 leaving.set()
             for receiver in wait(list(living), timeout=RECEIVE_SECONDS):
-                message = _receive(receiver, living[receiver])
+                message = _receive(receiver, living[receiver])  # pyright: ignore[reportArgumentType]
                 if isinstance(message, TrialResult):
                     yield message
                     continue
@@ -215,6 +216,7 @@ def _receive(receiver: Connection, worker: BaseProcess) -> Any:
         worker.join()
         if worker.exitcode == Unguarded.EXIT_CODE:
             return Unguarded()
+        assert worker.pid is not None and worker.exitcode is not None  # it was started, and ended
         return WorkerDied(worker.pid, worker.exitcode)
 
 
@@ -352,7 +354,7 @@ def _follow(setup: StudySetup, stop: StopRequest) -> None:
 
     def next_run() -> Attempt | None:
         nonlocal is_first_trial
-        message = ranks.broadcast(None)
+        message: Any = ranks.broadcast(None)
         if message is None:
             return None
         trial, sources = message

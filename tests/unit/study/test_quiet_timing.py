@@ -18,7 +18,7 @@ from lit_dps.parallel.process import Interrupted, StopRequest
 from lit_dps.storage.read import read_study
 from lit_dps.storage.run_records import store_step_timing
 from lit_dps.study import quiet_timing
-from lit_dps.study.probe_run import _StepStopwatch
+from lit_dps.study.probe_run import RunTimes, _StepStopwatch
 from lit_dps.study.quiet_timing import MIN_ROUNDS, ROUNDS, SWITCH, WARM_UP_STEPS, update_step_timing
 from tests.support.fake_study import GOAL, SPACE, result, write_study
 
@@ -35,7 +35,7 @@ def clock(monkeypatch):
     def run(_, trial, steps, together=False, warm_up=1):
         calls.append((trial.cell, trial.point, steps, together, warm_up))
         seconds.now += 1.0
-        return 0.5, SECONDS[trial.cell] * (1 + 0.1 * len(calls)), 0.25
+        return RunTimes(0.5, SECONDS[trial.cell] * (1 + 0.1 * len(calls)), 0.25)
 
     monkeypatch.setattr(quiet_timing, "timed_run", run)
     monkeypatch.setattr(quiet_timing, "time", SimpleNamespace(monotonic=lambda: seconds.now))
