@@ -141,7 +141,7 @@ def test_checks_are_put_together_by_the_error_that_was_reached():
 
 def test_numbers_are_shown_with_their_spread():
     assert times(Sample((1.04, 1.1, 1.02))) == "x1.04 (x1.02 to x1.10)"
-    assert seconds(Sample((0.002, 0.001, 0.003))) == "2 ms (1 ms to 3 ms)"
+    assert seconds(Sample((0.002, 0.001, 0.003))) == "2.00 ms (1.00 ms to 3.00 ms)"
     assert spread(Sample((5.0,)), "{:.0f}".format) == "5"
     assert [ratio(x) for x in (0.5, 12.34, 4321.0)] == ["x0.500", "x12.3", "x4,321"]
     assert [
@@ -240,5 +240,7 @@ def test_what_workers_can_gain_is_bounded_by_what_threads_give():
         for way, r in ways.items()
     )
     shown = workers.show(workers.Workers("MNIST", 8, rows)).splitlines()
-    assert "| 16 | 480 | 2 | 1 | 150 (150 to 150) | x1.50 | x1.8: missed | x1.60 | 5 s |" in shown
-    assert "| 16 | 480 | 1 | 2 | 100 (100 to 100) | x1.00 |  |  | 5 s |" in shown
+    assert (
+        "| 16 | 480 | 2 | 1 | 150 (150 to 150) | x1.50 | x1.8: missed | x1.60 | 5.00 s |" in shown
+    )
+    assert "| 16 | 480 | 1 | 2 | 100 (100 to 100) | x1.00 |  |  | 5.00 s |" in shown

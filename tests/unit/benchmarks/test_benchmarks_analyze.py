@@ -23,4 +23,4 @@ def test_each_part_is_shown_over_plain_optuna():
     rows += (analyze.Row("reading", Sample((1.0,)), Sample((0.5,))),)
     shown = analyze.show(analyze.Analyzed(4, 40, rows)).splitlines()
     assert shown[0].endswith("Baseline: Optuna reads the same trials.")
-    assert shown[-1] == "| reading | 1 s | x0.500 |"
+    assert shown[-1] == "| reading | 1.00 s | x0.500 |"

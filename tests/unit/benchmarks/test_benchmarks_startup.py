@@ -14,8 +14,8 @@ def test_every_start_is_told_over_the_bare_import():
     found = startup.Startup(rows, build=Sample((0.004,)), construction=Sample((0.002,)))
     shown = startup.show(found).splitlines()
     assert shown[0] == f"Baseline: `{startup.BARE}`."
-    assert shown[-3] == "| `analyze` | 2.25 s (2 s to 2.5 s) | x0.500 (x0.500 to x0.500) |"
-    assert "4 ms of CPU: x2.00" in shown[-1]
+    assert shown[-3] == "| `analyze` | 2.25 s (2.00 s to 2.50 s) | x0.500 (x0.500 to x0.500) |"
+    assert "4.00 ms of CPU: x2.00" in shown[-1]
 
 
 def test_first_words_are_those_on_the_terminal(tmp_path):
