@@ -29,15 +29,16 @@ def stored_record(setup: StudySetup) -> StudyRecord | None:
 def nearest_record(setup: StudySetup, record: StudyRecord | None) -> StudyRecord | None:
     """Return the record whose trials an expectation rests on.
 
-    The study's own record if it has a finished trial, else that of its probes of advice. These must
-    have the same module, data and goal, and the same race, so that trials end equally soon.
+    The record of the study if it has a finished trial, else the record of its probes of advice.
+    These must have the same module, data and goal, and the same race, so that trials end equally
+    soon.
 
     Args:
         setup: The study.
         record: What is stored of it.
 
     Returns:
-        `record` if no probes serve.
+        `record` without such probes.
     """
     if record is not None and _has_result(record):
         return record
@@ -93,7 +94,7 @@ def laws_of(record: StudyRecord | None) -> dict[Series, Law]:
 
 
 def ratio_by_laws(laws: Mapping[Series, Law]) -> Ratio:
-    """Return the ratio of steps of a cell over those of its series at another batch size, by a law.
+    """Return the ratio of steps at two batch sizes of a series, by a law.
 
     A series without a law has the ratio of the first one with a law. The ratio is 1 if no law
     reaches both batch sizes. Trials take steps in proportion to K*: in a race they run to a

@@ -51,7 +51,7 @@ def _timing_remarks(setup: StudySetup, timing: Timing) -> list[str]:
     threads = "1 thread" if study.threads == 1 else f"{study.threads} threads"
     overhead, per_example = format_duration(timing.step.a), format_duration(timing.step.b)
     line = f"at any B a step takes {overhead} + {per_example} x B"
-    if len(batch_sizes) > 2:  # two always lie on a line
+    if len(batch_sizes) > 2:  # two always fit a line
         line += f", within {timing.misfit:.0%} of what was timed"
     if max(study.batch_sizes) > largest:
         line += f"; above B = {largest} that is extrapolated"
@@ -67,7 +67,7 @@ def _timing_remarks(setup: StudySetup, timing: Timing) -> list[str]:
         lines.append(f"{setup.workers} trials at a time, each assumed to be as fast as one alone")
     if timing.min_check_share < 1:
         lines.append(
-            f"a validation that stops early looks at {timing.min_check_share:.0%} of the "
+            f"a validation that stops early reads {timing.min_check_share:.0%} of the "
             "validation split, or a little more"
         )
     if study.race_factor is not None:
@@ -127,7 +127,7 @@ def _smoothness_cost(
 
 
 def _paper_lines(setup: StudySetup, timing: Timing) -> list[str]:
-    """Return how long the paper's own protocol would take here."""
+    """Return how long the paper's protocol would take here."""
     goal = protocol.protocol_of(setup.config()) or protocol.MNIST
     cells = grid(protocol.BATCH_SIZES, protocol.SPARSITIES)
     points = dict.fromkeys(cells, range(protocol.TRIALS))

@@ -53,7 +53,7 @@ def expected_work(
         points: What is still to run.
         results: What has finished.
         check_interval: Steps between two validations.
-        ratio: Steps of a cell over those of its series at the nearest batch size
+        ratio: Of the steps of a cell and of its series at the nearest batch size
             (`basis.ratio_by_laws`).
     """
     mean = mean_of_nearest_batch_size(_steps_run(results), points, ratio)
@@ -140,8 +140,8 @@ def expected_repeat_work(
 def pruning_passes(points: Points, workers: int, reuses_scores: bool) -> dict[int, int]:
     """Return the largest number of pruning passes by batch size: one for each sparse trial.
 
-    If scores are reused, each worker computes those of a point once. Such passes have no batch size
-    and count for the smallest one.
+    If scores are reused, each worker computes the scores of a point once. Such passes have no batch
+    size and count for the smallest one.
     """
     passes: Counter[int] = Counter()
     sparse_points = set()

@@ -42,7 +42,7 @@ class Times(NamedTuple):
         head: Its head.
         trials: The work of the trials, by cell.
         repeats: The work of the repeats, by cell.
-        check_share: The share of the validation split that a validation looks at.
+        check_share: The share of the validation split that a validation reads.
     """
 
     head: str
@@ -97,7 +97,7 @@ def training_seconds(cells: Mapping[Cell, Work], timing: Timing, share: float = 
     Args:
         cells: The work, by cell.
         timing: How long things take here.
-        share: The share of the validation split that a validation looks at.
+        share: The share of the validation split that a validation reads.
     """
     seconds = 0.0
     for cell, work in cells.items():
@@ -266,7 +266,7 @@ def _same_times(remaining: Remaining, seconds: float) -> dict[str, str]:
 def _explain_trials(remaining: Remaining, basis: str) -> list[str]:
     """Return what the columns of times assume about trials."""
     if not remaining.trials.trials:
-        return ["no trial of the search is left to run"]
+        return ["all trials of the search have finished"]
     max_steps = remaining.setup.goal_of_trials.max_steps
     text = f"at most: every trial runs to max_steps = {max_steps:,}"
     if remaining.rungs:

@@ -20,7 +20,7 @@ K\\* = c1/B + c2 with c1 proportional to Delta x beta x L at equal epsilon: the 
 variance of the gradient at initialization, and the mean local Lipschitz constant along the run. The
 paper's ratios for 90 % sparse over dense Simple-CNN on MNIST are 1.00 x 0.54 x 3.09 = 1.67.
 `lit_dps/analysis/theory.py` has the derivation."""
-# Numbers that double are abbreviated from so many on.
+# Lists of numbers that double are abbreviated if they have at least this many.
 _MIN_ABBREVIATED = 7
 
 
@@ -80,10 +80,11 @@ def _how_it_was_made(parts: Sequence[Part], machine: Machine, command: str, date
         )
     text = (
         f"This page was made {date} on {machine.cores} cores of {machine.cpu}, with torch "
-        f"{machine.torch}. Hours are those of the trials and repeats, on whatever machine ran "
-        f"them, shared by the workers. The studies took {total_core_hours:.2f} hours as configured "
-        f"and {total_hours:.2f} hours as the commands extend them. Only the longest attempt of a "
-        "trial counts; trials that a study has from another count twice."
+        f"{machine.torch}. Hours are the time of the trials and repeats, on whatever machine "
+        "ran them, divided by the number of workers. The studies took "
+        f"{total_core_hours:.2f} hours as configured and {total_hours:.2f} hours as the commands "
+        "extend them. Only the longest attempt of a trial counts; trials that a study has from "
+        "another count twice."
     )
     stacked = [f"{part.stacked} of `{part.name}`" for part in parts if part.stacked]
     if stacked:

@@ -137,7 +137,7 @@ class Judgement:
         measured: What they measured, in a sentence with numbers.
         verdict: The verdict.
         command: What makes the studies, in a shell.
-        paper_is_outside: Whether the paper's number lies outside the interval.
+        paper_is_outside: Whether the paper's number is outside the interval.
     """
 
     claim: Claim
@@ -149,7 +149,7 @@ class Judgement:
 
     @property
     def where(self) -> str:
-        """The study, or "one against another"; empty if there is none."""
+        """The study, or "one against another"; empty without a study."""
         return " against ".join(self.studies)
 
 
@@ -165,7 +165,7 @@ def judge_claims(
     Args:
         studies: The studies.
         commands: What makes each study, in a shell, by the study's name.
-        claims: By default those of the paper.
+        claims: The claims; by default the paper's.
     """
     judgements = []
     for claim in paper_claims() if claims is None else claims:

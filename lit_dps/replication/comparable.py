@@ -21,10 +21,10 @@ def measure_pairs(
     sparsity: float,
     measure: Callable[[Analysis, Series, Series], Measurement | None],
 ) -> Measurements | None:
-    """Return what `measure(study, sparse, dense)` finds on each pair of series.
+    """Return the result of `measure(study, sparse, dense)` for each pair of series.
 
     The two series of a pair differ in sparsity alone. The name of a pair is empty in a study
-    without further axes, which has one pair. None if nothing is found on any pair.
+    without further axes, which has one pair. None if no pair has a measurement.
     """
     dense = {series.axes: series for series in study.record.series if series.sparsity == DENSE}
     measurements = {}

@@ -1,8 +1,9 @@
 """Quantities of critical batch sizes (Lee et al. 2021, Section 3.1), as c1 / c2 of fitted laws.
 
-The critical batch size of the denominator has to be identifiable. If that of the numerator is not,
-as it may lie beyond the largest batch size, its lower limit can confirm a claim, not refute it. A
-law that does not describe what it is fitted to has no critical batch size (`misfit_note`).
+The critical batch size of the denominator has to be identifiable. If the critical batch size of the
+numerator is not, it may exceed the largest batch size; its lower limit can then confirm a claim,
+not refute it. A law that does not describe what it is fitted to has no critical batch size
+(`misfit_note`).
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ def _sparse_critical_ratio(study: Analysis, sparse: Series, dense: Series) -> Me
 def critical_ratio_of_optimizers(
     study: Analysis, other: Analysis, base: str
 ) -> Measurements | None:
-    """Return B_crit of one update rule over that of another, in each series of two studies.
+    """Return the ratio of B_crit of two update rules, in each series of two studies.
 
     None unless the second study has the update rule `base`, the first another one, and both the
     same data, network, schedule, goal and several batch sizes.
@@ -73,7 +74,7 @@ def _ratio(over: Scaling, under: Scaling, name: str, other_name: str) -> Measure
 
 
 def _describe(law: Scaling) -> str:
-    """Return B_crit of a law, its lower bound, or why there is none."""
+    """Return B_crit of a law, its lower bound, or why it is unknown."""
     if law.fit is None:
         return f"no law ({law.describe()})"
     if law.identifiable:

@@ -2,8 +2,8 @@
 
 Claims on steps are judged on the medians over seeds if the best points of all compared series were
 repeated, otherwise on K* (`laws_of`). The intervals of medians come from resampling the seeds, that
-is initial weights, masks and orders of examples. Another search might have found another best
-point: `point_luck` adds that to each cell.
+is initial weights, masks and orders of examples. Another search might have another best
+point: `point_luck` adds that uncertainty to each cell.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from lit_dps.analysis import (
 
 DENSE = 0.0
 SPARSE = 0.9  # the sparsity that the paper compares with dense networks
-# Trials of a cell, seeds, points of the search or batch sizes below which a bootstrap says too
-# little to decide anything.
+# Trials of a cell, seeds, points of the search or batch sizes below which a bootstrap decides
+# nothing.
 MIN_SAMPLES = 4
 # Standard deviation of log K* between searches of 25 points, of dense and of sparse cells. The next
 # 75 points lower log K* by 0.658, 0.346, 0.310, 0.260, 0.071, 0.069 and 9 times 0 in dense cells,
@@ -73,7 +73,7 @@ def estimate_of(value: float, low: np.ndarray, high: np.ndarray | None = None) -
     Args:
         value: The number.
         low: (R,), its lower limits in resamples, nan where it could be anything.
-        high: (R,), its upper limits; by default those of `low`, which are then values.
+        high: (R,), its upper limits; by default `low`, which then holds values.
     """
     if high is None:
         high = low
@@ -90,8 +90,8 @@ def rests_on_medians(study: Analysis, *series: Series) -> bool:
 
     They are if each K* of each series was repeated on `MIN_SAMPLES` seeds. A median is no minimum,
     so its resamples are not biased. If trials stop at K*, a resample of trials without the best one
-    says nothing. Series that are compared are all judged in the same way, since a K* is luckier
-    than a median.
+    has no information. Series that are compared are all judged in the same way, since a K* is
+    luckier than a median.
     """
     return all(study.is_repeated(each, MIN_SAMPLES) for each in series)
 
@@ -103,7 +103,7 @@ def laws_of(study: Analysis, *series: Series) -> list[Scaling]:
 
 
 def point_luck(study: Analysis, series: Series) -> float:
-    """Return the standard deviation of log K* between searches of as many other points.
+    """Return the standard deviation of log K* between searches of equally many points.
 
     It falls at least with the square root of the number of points: the nearest of n points is
     nearer to the best one by n to the power of one over the dimensions, here one or two, and K is
@@ -157,8 +157,9 @@ def ratio_of_laws(
 def misfit_note(laws: Mapping[str, Scaling]) -> str | None:
     """Return which laws do not describe what they are fitted to; None if all do.
 
-    The constants of such a law say little. The misfit includes the noise of K*, unlike that of a
-    prediction (`law.Law.misfit_beyond_noise`): c1 and c2 of a noisy curve say as little.
+    The constants of such a law are not reliable. The misfit here includes the noise of K*. The
+    misfit that refuses a prediction (`law.Law.misfit_beyond_noise`) does not, but c1 and c2 of a
+    noisy curve are not reliable either.
     """
     misfits = []
     for name, law in laws.items():

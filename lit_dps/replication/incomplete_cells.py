@@ -70,7 +70,7 @@ def complete_subset(record: StudyRecord) -> tuple[StudyRecord, str]:
     dropped_batch_sizes = _axis_text("B", set(record.batch_sizes) - set(batch_sizes))
     dropped = dropped_sparsities + dropped_batch_sizes
     if dropped_sparsities and dropped_batch_sizes:
-        # What is left out is no grid.
+        # The incomplete cells are no grid.
         dropped = f"all but {_axis_text('S', sparsities)} and {_axis_text('B', batch_sizes)}"
     return record.subset(sparsities, batch_sizes), dropped
 

@@ -28,10 +28,10 @@ _ABOUT = (
     "lit_dps on real data."
 )
 _RULES = """\
-A claim says that a number lies in a range (`lit_dps/replication/claims.yaml`). It is seen if the
-whole 95 % interval of the number, in brackets, lies in the range, and not seen if all of it lies
-outside; otherwise it is undecided. The ranges were fixed before the first trial, except for that of
-"need more steps". That range, the other rules and the numbers of seeds were settled while studies
+A claim gives a number and its range (`lit_dps/replication/claims.yaml`). The claim is seen if the
+whole 95 % interval of the number, in brackets, is in the range, and not seen if the whole interval
+is outside; otherwise it is undecided. The ranges were fixed before the first trial, except for
+"need more steps". This range, the other rules and the numbers of seeds were settled while studies
 ran, after first verdicts. Medians are over {seeds} of the best points. Their intervals include the
 noise of the search: with {points} samples per batch size a factor of {dense:.2g} where S = 0 and of
 {sparse:.2g} above. Each row shows the largest study that reaches a verdict, studies at the paper's
@@ -200,7 +200,7 @@ def _extent(parts: Sequence[Part]) -> str:
         if part.scale.at_papers_goal and is_search(record):
             fewest_trials = min(map(len, record.results.values()))
             reach.append((max(record.batch_sizes), fewest_trials))
-    # A search counts if no search that reaches as far has as many trials per cell.
+    # A search counts if all searches that reach farther have fewer trials per cell.
     texts = []
     most_trials = 0
     for largest, trials in sorted(reach, reverse=True):
@@ -355,7 +355,7 @@ def _disagreements(chosen: Mapping[Claim, Judgement]) -> str:
             continue
         text = judgement.verdict.short
         if judgement.paper_is_outside:
-            text += "; the paper's number lies outside"
+            text += "; the paper's number is outside"
         explanation = claim.explanation or _UNEXPLAINED
         lines.append(f"- **{escaped(claim.claim)}**: {text}. {explanation}")
     return "\n".join(["## Where it disagrees\n", *(lines or ["Nowhere."]), ""])

@@ -71,7 +71,7 @@ class Part:
         command: What makes it, in a shell.
         images: Its figures.
         core: What its configuration asks for; None if that is the entire study.
-        incomplete: The cells that are left out, in words; empty if none are.
+        incomplete: The incomplete cells, in words; empty without any.
     """
 
     study: Analysis

@@ -1,7 +1,7 @@
 """How a claim is decided: a number with its 95 % interval against a range.
 
-A claim says that a number lies in a range. It is *seen* if the whole interval lies in the range,
-*not seen* if the whole interval lies outside, and *not decidable at this scale* otherwise. The
+A claim gives a number and its range. It is *seen* if the whole interval is in the range, *not seen*
+if the whole interval is outside, and *not decidable at this scale* otherwise. The
 intervals come from resampling what a study has drawn at random, its trials, and from K* being
 known to one check interval. They do not include other initial weights or data, except for medians
 over seeds (`estimates`).
@@ -9,9 +9,9 @@ over seeds (`estimates`).
 A claim about several series is seen if it is seen in all of them, and not seen if it is not seen in
 one of them. The sentence then lists the verdicts by series.
 
-The ranges were fixed before the first trial of a study at the paper's scale, except for that of
-claim `more-steps-of-sparse`. The other rules, what is judged and how intervals are made, were
-settled while such studies ran; the commits have dates and reasons.
+The ranges were fixed before the first trial of a study at the paper's scale, except for the
+range of claim `more-steps-of-sparse`. The other rules, what is judged and how intervals are made,
+were settled while such studies ran; the commits have dates and reasons.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from typing import NamedTuple
 
 from lit_dps.replication.estimates import Estimate
 
-# A shared beginning of several sentences is said once if it has at least this many words.
+# A shared beginning of several sentences is written once if it has at least this many words.
 MIN_SHARED_WORDS = 3
 
 
 class Verdict(StrEnum):
-    """What a study says of a claim."""
+    """The result of a claim on a study."""
 
     SEEN = "seen"
     NOT_SEEN = "not seen"
@@ -42,7 +42,7 @@ class Verdict(StrEnum):
 
 
 class ClaimRange(NamedTuple):
-    """The range (above, at_most] that the number of a claim lies in."""
+    """The range (above, at_most] of the number of a claim."""
 
     above: float = -math.inf
     at_most: float = math.inf
@@ -77,7 +77,7 @@ class Finding(NamedTuple):
 
     verdict: Verdict
     measured: str
-    paper_is_outside: bool = False  # whether the paper's number lies outside the interval
+    paper_is_outside: bool = False  # whether the paper's number is outside the interval
 
 
 def judge(
@@ -87,8 +87,8 @@ def judge(
 
     Args:
         measurements: The claimed number in each series, at least one.
-        claim_range: Where the claim says that the number lies.
-        paper_value: The paper's own number, if it has one; only reported.
+        claim_range: The range that the claim gives.
+        paper_value: The paper's number; None without one. It is only reported.
     """
     verdicts = {}
     sentences = {}
@@ -103,7 +103,7 @@ def judge(
         notes = list(measurement.notes)
         if _is_outside(paper_value, measurement.number):
             paper_is_outside = True
-            notes.append(f"the paper's x{paper_value:g} lies outside")
+            notes.append(f"the paper's x{paper_value:g} is outside")
         sentences[name] = "; ".join([text, *notes])
     text = prefix + together(sentences)
     if len(set(verdicts.values())) > 1:
@@ -112,7 +112,7 @@ def judge(
 
 
 def decide(number: Estimate | None, claim_range: ClaimRange) -> Verdict:
-    """Return whether a number lies in a range; undecidable without a number."""
+    """Return whether a number is in a range; undecidable without a number."""
     if number is None:
         return Verdict.UNDECIDABLE
     low, high = number.interval
@@ -132,7 +132,7 @@ def _verdict(measurement: Measurement, claim_range: ClaimRange) -> Verdict:
 
 
 def _is_outside(value: float | None, number: Estimate | None) -> bool:
-    """Return True if a value lies outside the interval of a number; False without one of them."""
+    """Return True if a value is outside the interval of a number; False without one of them."""
     if value is None or number is None:
         return False
     return not number.interval.low <= value <= number.interval.high
@@ -159,8 +159,8 @@ def _by_verdict(verdicts: Mapping[str, Verdict]) -> str:
 def together(sentences: Mapping[str, str]) -> str:
     """Return the sentences on several series as one.
 
-    What all sentences share is said once: all of it, or the words up to a colon or an equals sign
-    before the number.
+    What all sentences share is written once: all of it, or the words up to a colon or an equals
+    sign before the number.
     """
     if "" in sentences:
         return sentences[""]

@@ -162,9 +162,9 @@ def _measure_curves(
 def sparse_steps_ratio(study: Analysis, sparsity: float = SPARSE) -> Measurements | None:
     """Return the mean ratio of K*, sparse over dense, over the batch sizes with a dense K*.
 
-    A geometric mean. Where no sparse trial met the goal the ratio is at least that of the step
-    budget. Batch sizes where one of the two K* is at the first check are left out; the ratio is not
-    known if they are more than half. None for a study without both sparsities.
+    A geometric mean. Where no sparse trial met the goal, its K* is at least max_steps. Batch sizes
+    where one of the two K* is at the first check are left out; the ratio is not known if they are
+    more than half. None for a study without both sparsities.
     """
     return measure_pairs(study, sparsity, _sparse_steps_ratio)
 

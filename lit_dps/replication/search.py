@@ -25,7 +25,7 @@ _MOMENTUM = "momentum"
 def rate_trend(study: Analysis) -> Measurements | None:
     """Return the rank correlation of the best learning rate with B, in each series.
 
-    The learning rate is that of the K* trial, as effective rate, rate / (1 - momentum), if momentum
+    The learning rate of the K* trial counts, as effective rate, rate / (1 - momentum), if momentum
     is searched too. The best of the points that were run is also known if trials stop at K*. The
     luck of these points is in how the best rates scatter around the trend, which the interval rests
     on (`correlation_interval`). Batch sizes whose K* is at the first check are left out: the best
@@ -83,7 +83,7 @@ def correlation_interval(rho: float, count: int) -> Interval:
     """Return the 95 % interval of Spearman's rank correlation of at least 4 pairs.
 
     Bonett and Wright 2000, Eq. 4: Fisher's z has the variance (1 + rho^2 / 2) / (n - 3). In perfect
-    order z is infinite; it is taken halfway to the next lower correlation that so many pairs have.
+    order z is infinite; it is taken halfway to the next lower possible correlation.
     """
     largest = 1 - 6 / (count**3 - count)
     z = math.atanh(min(max(rho, -largest), largest))

@@ -185,11 +185,11 @@ def test_what_two_claims_rest_on_is_said_once():
 
 def test_a_number_that_the_paper_does_not_have_is_a_disagreement_where_the_claim_is_seen():
     told = section(front(Part(theory(beta=0.3), "make")), "Where it disagrees")
-    falls = "- **the gradient variance beta falls at 90 %**: seen; the paper's number lies outside."
+    falls = "- **the gradient variance beta falls at 90 %**: seen; the paper's number is outside."
     assert falls in told
     assert falls not in section(front(Part(theory(beta=0.54), "make")), "Where it disagrees")
     rises = section(front(Part(theory(beta=2.0), "make")), "Where it disagrees")
-    assert "beta falls at 90 %**: not seen; the paper's number lies outside." in rises
+    assert "beta falls at 90 %**: not seen; the paper's number is outside." in rises
 
 
 def test_the_region_of_success_is_drawn_of_a_study_that_is_not_raced():
