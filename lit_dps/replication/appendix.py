@@ -145,11 +145,9 @@ def protocol_rows(record: StudyRecord) -> list[dict[str, str]]:
     """Return the protocol of a study beside the paper's: columns "", this study, the paper."""
     goal = record.goal
     paper = protocol_of(record.config)
-    paper_error, paper_interval, paper_max_steps = "-", "-", "-"
+    of_paper = ("-", "-", "-")
     if paper is not None:
-        paper_error = f"{paper.error:g}"
-        paper_interval = str(paper.check_interval)
-        paper_max_steps = f"{paper.max_steps:,}"
+        of_paper = (f"{paper.error:g}", str(paper.check_interval), f"{paper.max_steps:,}")
     limit = "max_steps"
     if record.race_factor is not None:
         limit = f"{record.race_factor:g} K* of their cell"
@@ -161,9 +159,9 @@ def protocol_rows(record: StudyRecord) -> list[dict[str, str]]:
         rows.append((key, ", ".join(map(str, values)), "-"))
     rows += [
         ("trials per cell", str(record.trials), str(TRIALS)),
-        ("goal validation error", _number_list([goal.value, *record.goals]), paper_error),
-        ("steps between validations", str(goal.check_interval), paper_interval),
-        ("max_steps", f"{goal.max_steps:,}", paper_max_steps),
+        ("goal validation error", _number_list([goal.value, *record.goals]), of_paper[0]),
+        ("steps between validations", str(goal.check_interval), of_paper[1]),
+        ("max_steps", f"{goal.max_steps:,}", of_paper[2]),
         ("trials stop at", limit, "max_steps"),
     ]
     heads = ("", "this study", "the paper")

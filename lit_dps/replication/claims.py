@@ -20,7 +20,7 @@ from lit_dps.replication.quantities import QUANTITIES
 from lit_dps.replication.rules import ClaimRange, Finding, Verdict, judge
 
 CLAIMS_FILE = Path(__file__).with_name("claims.yaml")
-NO_STUDY = "no study of it"
+NO_STUDY = "no study measured it"
 
 
 @dataclass(frozen=True, eq=False)  # claims are keys by identity: their arguments have no hash

@@ -339,12 +339,11 @@ def _critical_section(parts: Sequence[Part]) -> str:
 
 def _marks_of(rows: Sequence[Mapping[str, str]]) -> str:
     """Return what the marks mean that a table has."""
-    texts = [text for row in rows for text in row.values()]
-    meanings = ""
-    for mark, meaning in _MARKS.items():
-        if any(text.startswith(mark) or text.endswith(mark) for text in texts):
-            meanings += meaning
-    return meanings
+    ends = set()
+    for row in rows:
+        for text in row.values():
+            ends.update((text[:1], text[-1:]))
+    return "".join(meaning for mark, meaning in _MARKS.items() if mark in ends)
 
 
 def _disagreements(chosen: Mapping[Claim, Judgement]) -> str:

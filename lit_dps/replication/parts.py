@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import NamedTuple
 
-from lit_dps import Cell, Status, TrialResult
+from lit_dps import Status, TrialResult
 from lit_dps.analysis import Analysis
 from lit_dps.core.paper_protocol import protocol_of
 from lit_dps.replication.claims import Judgement, judge_claims
@@ -99,12 +100,12 @@ class Part:
     @property
     def trials(self) -> list[TrialResult]:
         """Its finished trials."""
-        return _flat(self.study.record.results)
+        return list(chain.from_iterable(self.study.record.results.values()))
 
     @property
     def repeats(self) -> list[TrialResult]:
         """Its finished repeats of best points."""
-        return _flat(self.study.record.repeats)
+        return list(chain.from_iterable(self.study.record.repeats.values()))
 
     @property
     def hours(self) -> float:
@@ -156,10 +157,6 @@ class Part:
         if record.goal.with_value(paper.error).is_easier(record.goal.value):
             return False
         return any(result.status is Status.COMPLETE for result in self.trials)
-
-
-def _flat(results: Mapping[Cell, Sequence[TrialResult]]) -> list[TrialResult]:
-    return [result for of_cell in results.values() for result in of_cell]
 
 
 def _hours(runs: Sequence[TrialResult]) -> float:

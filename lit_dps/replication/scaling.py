@@ -66,7 +66,7 @@ def _exponent_at_small_batches(curve: Curve) -> Measurement:
     critical = _critical(curve.law)
     if critical is not None:
         is_small = is_small or small <= SMALL_SHARE * critical
-    sentence = f"K* goes as B^e from B={small} to B={large}, e = {number}"
+    sentence = f"K* ~ B^e from B={small} to B={large}, e = {number}"
     k_star = curve.study.scalings[curve.series].resolved
     if curve.law.of_medians and small in k_star and large in k_star:
         e = math.log(k_star[large] / k_star[small]) / math.log(large / small)
@@ -107,7 +107,7 @@ def _steps_per_doubling(curve: Curve) -> Measurement:
         if batch_size >= large / TWO_DOUBLINGS:
             small = batch_size
     number = exponent(curve.study, curve.series, small, large).map(lambda e: 2**e)
-    sentence = f"K* a doubling from B={small} to B={large}: x{number}"
+    sentence = f"K* per doubling from B={small} to B={large}: x{number}"
     critical = _critical(curve.law)
     if critical is None:
         reason = curve.law.describe().removeprefix("B_crit ")

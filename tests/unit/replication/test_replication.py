@@ -47,6 +47,13 @@ def section(text, title):
     return text.split(f"## {title}\n", 1)[1].split("\n## ", 1)[0]
 
 
+def test_the_pages_read_as_they_did(golden):
+    study = part("mnist")
+    golden.check("replication/page.md", front(study))
+    claims = section(page(study), "The paper's claims, on every study")
+    golden.check("replication/claims.md", claims)
+
+
 def cells_of(text, first):
     """Return the cells of the row of a table that begins with a cell."""
     (line,) = (line for line in text.splitlines() if line.startswith(f"| {first} |"))
