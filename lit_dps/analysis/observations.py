@@ -15,7 +15,6 @@ import numpy as np
 import pandas as pd
 
 from lit_dps.analysis.intervals import NORMAL_95, Interval
-from lit_dps.analysis.law_bootstrap import resample
 from lit_dps.analysis.law_fit import AT_LEAST, AT_MOST
 from lit_dps.analysis.repeats import RepeatSummary
 from lit_dps.analysis.summary import CellSummary, at_first_check
@@ -136,11 +135,7 @@ def observation_of_cell(record: StudyRecord, cell: CellSummary) -> Observation |
         return None
     if cell.at_first_check or 2 * missing > record.trials:
         return Observation(size, float(cell.k_star), bound=AT_MOST)
-    resampled = np.asarray(resample(cell.steps, 200, (0, int(size))), float)
-    resampled = resampled[np.isfinite(resampled) & (resampled > 0)]
-    noise = 0.0
-    if len(resampled) > 1:
-        noise = float(np.log(resampled).std())
+    noise = noise_of_minimum(cell.steps, len(record.space))
     names = short_names(list(record.space))
     edge = ", ".join(f"{names[key]} {end}" for key, end in cell.boundary.items())
     return Observation(size, float(cell.k_star), noise, float(goal.check_interval), edge=edge)
