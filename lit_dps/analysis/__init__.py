@@ -1,10 +1,10 @@
 """Analysis: numbers from a `StudyRecord`. No torch, no database.
 
 `Analysis` is the index: it computes each table once, when it is first used. Read in this order:
-`summary` (K* of each cell), `law_fit` and `law_bootstrap` (the law K* = c1 / B + c2 and its
-intervals), `k_star_draws`, `repeats`, `critical`, `answer` (time to the goal), with `law`,
-`law_posterior` and `observations` (the same law with a posterior, for predictions), `rates`,
-`theory`. This room imports `lit_dps.core` only; `lit_dps.report` prints and draws its results.
+`summary` (K* of each cell), `observations` (K, its noise and its bounds), `law_fit`,
+`law_posterior` and `law` (K = c1 / B + c2, its intervals and its verdict), `k_star_draws`,
+`repeats`, `critical`, `answer` (time to the goal), `rates`, `theory`. This room imports
+`lit_dps.core` only; `lit_dps.report` prints and draws its results.
 
 The names below are for other rooms and for users' scripts; `lit_dps.replication` uses no others.
 """
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from lit_dps.analysis.intervals import estimate as estimate
     from lit_dps.analysis.k_star_draws import Draws as Draws
     from lit_dps.analysis.law import MAX_MISFIT as MAX_MISFIT
-    from lit_dps.analysis.law_bootstrap import Scaling as Scaling
+    from lit_dps.analysis.law import Law as Law
     from lit_dps.analysis.rates import RATE_NAMES as RATE_NAMES
     from lit_dps.analysis.tables import cell_of as cell_of
     from lit_dps.analysis.tables import significant as significant
@@ -46,7 +46,7 @@ _PUBLIC = {
     "PERCENTILES": "intervals",
     "REPLICATES": "intervals",
     "Interval": "intervals",
-    "Scaling": "law_bootstrap",
+    "Law": "law",
     "estimate": "intervals",
     "RATE_NAMES": "rates",
     "cell_of": "tables",

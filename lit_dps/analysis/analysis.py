@@ -26,8 +26,14 @@ from lit_dps.analysis.gradient_noise import (
 )
 from lit_dps.analysis.intervals import REPLICATES
 from lit_dps.analysis.k_star_draws import Draws, draws_of_repeats, draws_of_trials
-from lit_dps.analysis.law_bootstrap import Scaling, bootstrap_law, bootstrap_median_law, law_rows
+from lit_dps.analysis.law import Law, fit_law
+from lit_dps.analysis.law_table import law_rows
 from lit_dps.analysis.local_sgd import Curve, curve_rows, curves, with_communications
+from lit_dps.analysis.observations import (
+    noise_of_search,
+    observations_of_cells,
+    observations_of_repeats,
+)
 from lit_dps.analysis.other_goals import at_goal
 from lit_dps.analysis.rate_rules import price_rows
 from lit_dps.analysis.rates import RateCurve, RateLaw, rate_curves, rate_laws, rate_rows
@@ -108,35 +114,26 @@ class Analysis:
     # The law of batch size
 
     @cached_property
-    def scalings(self) -> dict[Series, Scaling]:
-        """The law of K* of each series, with bootstrap intervals (`law_bootstrap`)."""
-        steps: dict[Series, dict[int, list[int | None]]] = {s: {} for s in self.record.series}
+    def scalings(self) -> dict[Series, Law]:
+        """The law of K* of each series (`law.fit_law`)."""
+        cells: dict[Series, list[CellSummary]] = {series: [] for series in self.record.series}
         for summary in self.cells:
-            # Such a K* is a bound that the law does not account for.
-            if not summary.sooner:
-                steps[summary.cell.series][summary.cell.batch_size] = summary.steps
+            cells[summary.cell.series].append(summary)
         laws = {}
-        for series in with_progress("laws fitted", list(steps)):
-            laws[series] = bootstrap_law(
-                steps[series],
-                self.replicates,
-                check_interval=self.record.goal.check_interval,
-                seeds=self.steps_over_seeds.get(series),
-                name=self.name_of(series),
-            )
+        for series, of_series in with_progress("laws fitted", list(cells.items())):
+            laws[series] = fit_law(observations_of_cells(self.record, of_series))
         return laws
 
     @cached_property
-    def median_scalings(self) -> dict[Series, Scaling]:
+    def median_scalings(self) -> dict[Series, Law]:
         """The law of the median over seeds of each series that has repeats."""
+        search_noise = noise_of_search(self.record.trials, len(self.record.space))
         laws = {}
-        for series, seeds in self.steps_over_seeds.items():
-            interval = self.record.goal.check_interval
-            name = self.name_of(series)
-            laws[series] = bootstrap_median_law(seeds, interval, self.replicates, name)
+        for series in self.steps_over_seeds:
+            laws[series] = self.law(series, over_seeds=True, luck=search_noise)
         return laws
 
-    def law(self, series: Series, over_seeds: bool = False, luck: float = 0.0) -> Scaling:
+    def law(self, series: Series, over_seeds: bool = False, luck: float = 0.0) -> Law:
         """Return the law of a series, with intervals.
 
         Args:
@@ -147,10 +144,8 @@ class Analysis:
         """
         if not over_seeds:
             return self.scalings[series]
-        seeds = self.steps_over_seeds[series]
-        interval = self.record.goal.check_interval
-        name = self.name_of(series)
-        return bootstrap_median_law(seeds, interval, self.replicates, name, luck)
+        repeats = [each for each in self.repeats if each.cell.series == series]
+        return fit_law(observations_of_repeats(repeats, luck), of_medians=True)
 
     def k_star_draws(self, cell: Cell, over_seeds: bool = False, luck: float = 0.0) -> Draws:
         """Return limits of K* in resamples of a cell (`k_star_draws`); arguments as in `law`."""
@@ -180,7 +175,7 @@ class Analysis:
 
     @cached_property
     def laws(self) -> pd.DataFrame:
-        """One row a series: c1, c2 and B_crit, their limits and a verdict (`law_bootstrap`)."""
+        """One row a series: c1, c2 and B_crit, their limits and a verdict (`law_table`)."""
         return law_rows(self.scalings)
 
     @cached_property
@@ -196,9 +191,7 @@ class Analysis:
     @cached_property
     def critical_batch_sizes(self) -> dict[Series, dict[str, Critical]]:
         """Critical batch sizes, by series and definition (`critical`)."""
-        interval = self.record.goal.check_interval
-        seeds = self.steps_over_seeds
-        return critical_batch_sizes(self.cells, self.scalings, seeds, interval, self.replicates)
+        return critical_batch_sizes(self.cells, self.scalings, self.replicates)
 
     @cached_property
     def critical(self) -> pd.DataFrame:
@@ -208,12 +201,12 @@ class Analysis:
     @cached_property
     def ratios(self) -> list[Ratio]:
         """K* of sparse over dense cells (`sparse_ratios`)."""
-        return ratios(self.cells, self.steps_over_seeds, self.replicates)
+        return ratios(self.cells, self.scalings, self.replicates)
 
     @cached_property
     def ratio_bounds(self) -> list[Cell]:
         """The cells whose ratio is left out, as it would only be a bound."""
-        return ratio_bounds(self.cells)
+        return ratio_bounds(self.cells, self.scalings)
 
     # Repeats on fresh seeds
 
@@ -242,7 +235,7 @@ class Analysis:
     @cached_property
     def expected_steps(self) -> dict[Cell, Steps]:
         """Steps to the goal of the answer, by the law if it is identifiable (`answer`)."""
-        return expected_steps(self.record, self.cells, self.repeats)
+        return expected_steps(self.cells, self.scalings, self.median_scalings, self.repeats)
 
     @cached_property
     def answer(self) -> pd.DataFrame:
@@ -328,7 +321,7 @@ class Analysis:
     @cached_property
     def delay_laws(self) -> list[DelayLaw]:
         """The law of batch size and delay of each series that has delays (`delay`)."""
-        return delay_laws(self.cells, self.record.goal.check_interval, self.replicates)
+        return delay_laws(self.scalings)
 
     @cached_property
     def delays(self) -> pd.DataFrame:

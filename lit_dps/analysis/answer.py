@@ -1,7 +1,7 @@
 """Answers the question behind a study: which batch size is the fastest on this machine.
 
-`expected_steps` takes the steps to the goal from the law of batch size where it is identifiable,
-since a single K* is noisy; `answer_rows` multiplies them with the seconds of a step.
+`expected_steps` takes the steps to the goal from the law of batch size where it describes K, since
+a single K* is noisy; `answer_rows` multiplies them with the seconds of a step.
 `lit_dps.report.answer` says it in words.
 """
 
@@ -9,33 +9,28 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 
-from lit_dps.analysis.law import fit_law
-from lit_dps.analysis.law_bootstrap import FEWEST_SEEDS
-from lit_dps.analysis.law_fit import AT_MOST
-from lit_dps.analysis.observations import Observation, medians, observation_of_cell
+from lit_dps.analysis.intervals import NORMAL_95
+from lit_dps.analysis.law import Law
 from lit_dps.analysis.repeats import RepeatSummary
 from lit_dps.analysis.step_seconds import StepSeconds
 from lit_dps.analysis.summary import CellSummary
 from lit_dps.analysis.tables import columns_of, frame, rows_of
-from lit_dps.core.progress_line import with_progress
-from lit_dps.core.record import StudyRecord
-from lit_dps.core.trial import Cell
+from lit_dps.core.trial import Cell, Series
 
 # What a law is fitted to.
 K_STAR = "K*"
 MEDIAN = "the median K over seeds"
 
+MIN_SEEDS = 3  # repeats of each K* on whose medians the answer may rest
 NEAR = 1.1  # times the least time
 # A batch size belongs to the verdict if it is the fastest with at least this probability.
 MIN_PROBABILITY = 0.05
 DRAWS = 4000
-NORMAL_95 = 1.96
 NORMAL_QUARTILE = 0.6745
 
 
@@ -56,41 +51,41 @@ class Steps(NamedTuple):
 
 
 def expected_steps(
-    record: StudyRecord, cells: Sequence[CellSummary], repeats: Sequence[RepeatSummary] = ()
+    cells: Sequence[CellSummary],
+    laws: Mapping[Series, Law],
+    median_laws: Mapping[Series, Law],
+    repeats: Sequence[RepeatSummary] = (),
 ) -> dict[Cell, Steps]:
     """Return the steps to the goal of each cell that has a K*.
 
-    They are from the law of its series (`fit_law`), where that is not refused, between the batch
-    sizes that it is fitted to; else K itself. K is the median over seeds where each K* of the
-    series has `FEWEST_SEEDS` repeats, for one run is seldom as lucky as the best of many; else K*.
+    They are from the law of its series, where that describes K, between the batch sizes that it is
+    fitted to; else K itself. K is the median over seeds where each K* of the series has `MIN_SEEDS`
+    repeats, for one run is seldom as lucky as the best of many; else K*.
+
+    Args:
+        cells: Of a study.
+        laws, median_laws: By series, of K* and of medians over seeds.
+        repeats: Of the best points.
     """
+    counts = {each.cell: len(each.results) for each in repeats if each.rank == 1}
     steps = {}
-    for series in with_progress("expected steps", record.series):
-        of_series = [summary for summary in cells if summary.cell.series == series]
-        answered = [summary for summary in of_series if summary.k_star is not None]
-        if answered:
-            steps |= _steps_of_series(record, of_series, answered, repeats)
+    for series, law in laws.items():
+        answered = []
+        for summary in cells:
+            if summary.cell.series == series and summary.k_star is not None:
+                answered.append(summary)
+        has_seeds = all(counts.get(summary.cell, 0) >= MIN_SEEDS for summary in answered)
+        if has_seeds and series in median_laws:
+            medians = median_laws[series].k_star
+            if all(summary.cell.batch_size in medians for summary in answered):
+                law = median_laws[series]
+        steps |= _steps_by_law(law, answered)
     return steps
 
 
-def _steps_of_series(
-    record: StudyRecord,
-    cells: Sequence[CellSummary],
-    answered: Sequence[CellSummary],
-    repeats: Sequence[RepeatSummary],
-) -> dict[Cell, Steps]:
-    """Return the expected steps of the cells of one series that have a K* (`answered`)."""
-    statistic = MEDIAN
-    observations = _median_observations(record, answered, repeats)
-    if observations is None:
-        statistic = K_STAR
-        observations = []
-        for summary in cells:
-            observation = observation_of_cell(record, summary)
-            if observation is not None:
-                observations.append(observation)
-    law = fit_law(observations)
-    observed = {o.batch_size: o.steps for o in observations}
+def _steps_by_law(law: Law, answered: Sequence[CellSummary]) -> dict[Cell, Steps]:
+    """Return the expected steps of the cells of one series that have a K*."""
+    statistic = MEDIAN if law.of_medians else K_STAR
     predictions = law.predict([summary.cell.batch_size for summary in answered])
     steps = {}
     for summary, row in zip(answered, predictions.to_dict("records"), strict=True):
@@ -102,44 +97,10 @@ def _steps_of_series(
         else:
             # Beyond what the law is fitted to: a bound, or too few trials.
             assert summary.k_star is not None
-            k = observed.get(row["batch_size"], float(summary.k_star))
+            k = float(law.k_star.get(summary.cell.batch_size, summary.k_star))
             why = "K is an upper bound there"
             steps[summary.cell] = Steps(k, math.nan, math.nan, statistic, why)
     return steps
-
-
-def _median_observations(
-    record: StudyRecord, cells: Sequence[CellSummary], repeats: Sequence[RepeatSummary]
-) -> list[Observation] | None:
-    """Return the median over seeds of each cell.
-
-    None where a cell has too few repeats, or most of them missed the goal.
-    """
-    best = {each.cell: each for each in repeats if each.rank == 1}
-    interval = record.goal.check_interval
-    rows = []
-    for summary in cells:
-        repeated = best.get(summary.cell)
-        if repeated is None or len(repeated.results) < FEWEST_SEEDS:
-            return None
-        pairs = zip(repeated.steps_over_seeds, repeated.steps_or_limit, strict=True)
-        for k, limit in pairs:
-            rows.append(
-                {
-                    "batch_size": summary.cell.batch_size,
-                    "steps": limit,
-                    "censored": math.isinf(k),
-                    "check": interval,
-                }
-            )
-    observations = medians(pd.DataFrame(rows))
-    if any(o.bound for o in observations):
-        return None
-    # A median at the first check is an upper bound.
-    for i, o in enumerate(observations):
-        if o.steps <= interval:
-            observations[i] = replace(o, bound=AT_MOST, check=0.0)
-    return observations
 
 
 def answer_rows(

@@ -1,16 +1,15 @@
 """All critical batch sizes of a study in one table: each definition in examples, with interval.
 
 - law: c1 / c2 of K* = c1 / B + c2, where a run needs 2 x the examples of a small batch (McCandlish
-  et al. 2018; Lee et al. 2021, Section 4). Interval of the bootstrap over trials, or seeds where
-  all is repeated (`law_bootstrap.bootstrap_law`).
+  et al. 2018; Lee et al. 2021, Section 4). Interval of the posterior (`law.fit_law`).
 - overhead: where the law needs 20 % more examples than at the smallest batch size measured (Zhang
   et al. 2024, "How Does Critical Batch Size Scale in Pre-training?";
-  `law_fit.overhead_batch_size`). The same bootstrap.
+  `law_fit.overhead_batch_size`). The same interval.
 - linear_20, linear_50: the end of perfect scaling as measured, without a law: where the examples
   B K* exceed those at the smallest batch size by 20 % and by 50 %. Shallue et al. (2019) read it
   off by eye. Here log(B K*) is made monotone in B first by isotonic regression, so that one lucky
-  or unlucky cell is no end; then it is interpolated in log B. Resamples of the same kind; without
-  limits where too many lack a cell that the end depends on.
+  or unlucky cell is no end; then it is interpolated in log B. Interval of draws of each K*
+  (`observations.Observation.draws`).
 - theory: eta L beta / (mu epsilon) (Lee et al. 2021, Section 4), c1 / c2 of the terms of each K*
   trial.
 - noise_scale: tr(Sigma) / |G|^2 (McCandlish et al. 2018, Section 2.2). Both parts are averaged over
@@ -30,7 +29,7 @@ where their rates changed there is no theory.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -41,14 +40,12 @@ from scipy.optimize import isotonic_regression
 
 from lit_dps.analysis.gradient_noise import Readings, noise_law, readings_of
 from lit_dps.analysis.intervals import (
-    PERCENTILES,
     Interval,
     estimate,
     inverted,
     percentile_interval,
-    resampling_rng,
 )
-from lit_dps.analysis.law_bootstrap import Scaling, resample
+from lit_dps.analysis.law import Law
 from lit_dps.analysis.law_fit import MIN_BATCH_SIZES, Fit, overhead_batch_size
 from lit_dps.analysis.summary import CellSummary
 from lit_dps.analysis.tables import aligned, columns_of, frame, short_columns, three_digits
@@ -102,29 +99,24 @@ class Critical:
 
 def critical_batch_sizes(
     cells: Iterable[CellSummary],
-    scalings: Mapping[Series, Scaling],
-    seeds: Mapping[Series, Mapping[int, Sequence[float]]],
-    check_interval: int,
+    laws: Mapping[Series, Law],
     replicates: int,
 ) -> dict[Series, dict[str, Critical]]:
     """Return each definition's critical batch size in each series, in the order of `DEFINITIONS`.
 
     Args:
-        cells, scalings: Of a study, and the law of each series (`bootstrap_law`).
-        seeds: Steps to result of repeats of the K* trials on fresh seeds, by series and batch size.
-        check_interval, replicates: As in `bootstrap_law`.
+        cells, laws: Of a study, and the law of each series.
+        replicates: Draws of K* that the ends of linear scaling rest on.
     """
-    by_series: dict[Series, list[CellSummary]] = {series: [] for series in sorted(scalings)}
+    by_series: dict[Series, list[CellSummary]] = {series: [] for series in sorted(laws)}
     for summary in cells:
         by_series[summary.cell.series].append(summary)
     table = {}
     for series in with_progress("critical batch sizes", list(by_series)):
         of_series = by_series[series]
-        scaling = scalings[series]
-        resamples = resampled_k_star(
-            scaling, of_series, seeds.get(series, {}), check_interval, replicates
-        )
-        definitions = _by_law(scaling) | _by_measurement(scaling, resamples)
+        law = laws[series]
+        draws = law.draw_observations(replicates, str(series))
+        definitions = _by_law(law) | _by_measurement(law, draws)
         definitions["theory"] = _geometric_mean([_by_theory(summary) for summary in of_series])
         definitions["noise_scale"] = _noise_scale(of_series)
         definitions["noise_law"] = _geometric_mean([_by_noise(s) for s in of_series])
@@ -132,29 +124,29 @@ def critical_batch_sizes(
     return table
 
 
-def _by_law(scaling: Scaling) -> dict[str, Critical]:
+def _by_law(law: Law) -> dict[str, Critical]:
     """Return the definitions that take the law of K*: law and overhead."""
-    if scaling.fit is None:
-        return dict.fromkeys(("law", "overhead"), Critical(verdict=scaling.describe()))
-    smallest = min(scaling.resolved)
+    if law.fit is None or law.critical is None:
+        return dict.fromkeys(("law", "overhead"), Critical(verdict=law.describe()))
+    smallest = min(law.resolved)
 
     def overhead(critical: float) -> float:
         return overhead_batch_size(Fit(critical, 1.0), OVERHEAD, smallest)
 
-    if not scaling.identifiable:
-        assert scaling.bound is not None
-        return {"law": _above(scaling.bound), "overhead": _above(overhead(scaling.bound))}
-    value = scaling.fit.critical_batch_size
-    shifted = None
-    if scaling.critical is not None:
-        low, high = scaling.critical
-        shifted = Interval(overhead(low), overhead(high))
+    if law.verdict.bound is not None:
+        bound = law.verdict.bound
+        return {"law": _above(bound), "overhead": _above(overhead(bound))}
+    if not law.identifiable:
+        return dict.fromkeys(("law", "overhead"), Critical(verdict=law.describe()))
+    value = law.fit.critical_batch_size
+    low, high = law.critical
     below = ""
     if value < smallest:
         below = f"below the smallest batch size, {smallest}"
+    late = _late_start(law, OVERHEAD)
     return {
-        "law": Critical(value, scaling.critical, below),
-        "overhead": Critical(overhead(value), shifted, _late_start(scaling, OVERHEAD)),
+        "law": Critical(value, law.critical, below),
+        "overhead": Critical(overhead(value), Interval(overhead(low), overhead(high)), late),
     }
 
 
@@ -163,11 +155,11 @@ def _above(bound: float) -> Critical:
     return Critical(verdict=f"not identifiable: > {three_digits(bound)}", bound=bound)
 
 
-def _late_start(scaling: Scaling, share: float) -> str:
-    """Return a verdict if the smallest batch size is beyond linear scaling already, else empty."""
-    assert scaling.fit is not None
-    smallest = min(scaling.resolved)
-    overhead = smallest / scaling.fit.critical_batch_size
+def _late_start(law: Law, share: float) -> str:
+    """Return a verdict if the smallest batch size is beyond linear law already, else empty."""
+    assert law.fit is not None
+    smallest = min(law.resolved)
+    overhead = smallest / law.fit.critical_batch_size
     if overhead < share:
         return ""
     return f"counted from B = {smallest}, where the law has {overhead:.0%} overhead already"
@@ -177,53 +169,32 @@ class PooledExamples(NamedTuple):
     """Examples B K of one curve, made monotone in B by isotonic regression.
 
     Attributes:
-        known: (n,), whether the steps of a batch size are known.
-        log_b: (m,), logarithms of the batch sizes whose steps are known.
-        excess: (m,), log(B K) less that of the smallest batch size, ascending; empty where m < 2.
+        log_b: (n,), logarithms of the batch sizes, ascending.
+        excess: (n,), log(B K) less that of the smallest batch size, ascending.
     """
 
-    known: np.ndarray
     log_b: np.ndarray
     excess: np.ndarray
 
     @classmethod
     def of(cls, batch_sizes: np.ndarray, steps: np.ndarray) -> PooledExamples:
-        """Return the pooled examples of a curve.
-
-        Args:
-            batch_sizes: Ascending, shape (n,).
-            steps: Steps to result at each; nan where unknown.
-        """
-        known = np.isfinite(steps)
-        log_b = np.log(batch_sizes[known])
-        if len(log_b) < 2:
-            return cls(known, log_b, np.empty(0))
-        excess = isotonic_regression(log_b + np.log(np.asarray(steps)[known])).x
-        return cls(known, log_b, excess - excess[0])
+        """Return the pooled examples of a curve: batch sizes (n,), ascending, and steps (n,)."""
+        log_b = np.log(batch_sizes)
+        excess = isotonic_regression(log_b + np.log(steps)).x
+        return cls(log_b, excess - excess[0])
 
     def end(self, share: float) -> float:
         """Return the batch size where the examples exceed those at the smallest one by a share.
 
-        Infinite if they never do. Nan where it is not known: where the steps of fewer than 2 batch
-        sizes are, or not those of the smallest, which it counts from, or of another up to the first
-        one beyond the end. Batch sizes missing further up need more examples still.
+        Infinite if they never do.
         """
-        if not len(self.excess):
-            return math.nan
-        log_b = self.log_b
         excess = self.excess - math.log1p(share)
         above = int(np.argmax(excess > 0))
-        has_end = excess[above] > 0
-        needed = len(self.known)
-        if has_end:
-            needed = np.flatnonzero(self.known)[above]
-        if not self.known[:needed].all():
-            return math.nan
-        if not has_end:
+        if excess[above] <= 0:
             return math.inf
         low, high = excess[above - 1], excess[above]
-        distance = log_b[above] - log_b[above - 1]
-        return float(np.exp(log_b[above - 1] - low / (high - low) * distance))
+        distance = self.log_b[above] - self.log_b[above - 1]
+        return float(np.exp(self.log_b[above - 1] - low / (high - low) * distance))
 
 
 def linear_end(batch_sizes: np.ndarray, steps: np.ndarray, share: float) -> float:
@@ -231,20 +202,20 @@ def linear_end(batch_sizes: np.ndarray, steps: np.ndarray, share: float) -> floa
     return PooledExamples.of(batch_sizes, steps).end(share)
 
 
-def _by_measurement(scaling: Scaling, steps: np.ndarray) -> dict[str, Critical]:
+def _by_measurement(law: Law, draws: np.ndarray) -> dict[str, Critical]:
     """Return the definitions that take K* as measured.
 
     Args:
-        scaling: The law of a series.
-        steps: `resampled_k_star`.
+        law: The law of a series.
+        draws: (R, batch sizes of `law.resolved`), draws of K*, in steps.
     """
-    sizes = list(scaling.resolved)
-    if scaling.fit is None:
+    sizes = list(law.resolved)
+    if law.fit is None:
         verdict = f"needs K* at {MIN_BATCH_SIZES} batch sizes; has {len(sizes)}"
         return dict.fromkeys(LINEAR_ENDS, Critical(verdict=verdict))
     batch = np.array(sizes, float)
-    measured = PooledExamples.of(batch, np.array(list(scaling.resolved.values()), float))
-    resamples = [PooledExamples.of(batch, row) for row in steps]
+    measured = PooledExamples.of(batch, np.array(list(law.resolved.values()), float))
+    drawn = [PooledExamples.of(batch, row) for row in draws]
     definitions = {}
     for name, share in LINEAR_ENDS.items():
         end = measured.end(share)
@@ -252,61 +223,19 @@ def _by_measurement(scaling: Scaling, steps: np.ndarray) -> dict[str, Critical]:
             bound = sizes[-1]
             definitions[name] = Critical(None, None, f"not identifiable: > {bound}", bound)
             continue
-        interval, why = end_interval(np.array([each.end(share) for each in resamples]), end)
-        verdicts = [text for text in (_late_start(scaling, share), why) if text]
-        definitions[name] = Critical(end, interval, "; ".join(verdicts))
+        interval = end_interval(np.array([each.end(share) for each in drawn]), end)
+        definitions[name] = Critical(end, interval, _late_start(law, share))
     return definitions
 
 
-def resampled_k_star(
-    scaling: Scaling,
-    cells: Iterable[CellSummary],
-    seeds: Mapping[int, Sequence[float]],
-    check_interval: int,
-    replicates: int,
-) -> np.ndarray:
-    """Return K* of resamples (R, batch sizes) of the cells of a law, nan without a complete trial.
+def end_interval(ends: np.ndarray, end: float) -> Interval | None:
+    """Return the 95 % interval of an end from draws (R,), widened to hold it; None without draws.
 
-    Over trials or seeds as the intervals of the law are. Without a row where a cell has one trial
-    and too few repeats.
-
-    Args:
-        scaling: The law of a series.
-        cells: The cells of the series, by batch size.
-        seeds: Steps to result of repeats of the K* trials on fresh seeds, by batch size.
-        check_interval, replicates: As in `bootstrap_law`.
+    The ends of some draws are infinite, but 1 / end is finite.
     """
-    columns = []
-    for summary in cells:
-        b = summary.cell.batch_size
-        if b not in scaling.resolved:
-            continue
-        u = resampling_rng(0, b, 2).random(replicates)
-        if scaling.over == "seeds":
-            repeats = resampling_rng(0, b, 1).choice(seeds[b], replicates)
-            k_star = scaling.resolved[b]
-            columns.append((k_star - check_interval * u) * (repeats / np.median(seeds[b])))
-        elif len(summary.trials) > 1:
-            columns.append(resample(summary.steps, replicates, (0, b)) - check_interval * u)
-    if not columns or len(columns) < len(scaling.resolved):
-        return np.empty((0, len(scaling.resolved)))
-    return np.stack(columns, axis=1)
-
-
-def end_interval(ends: np.ndarray, end: float) -> tuple[Interval | None, str]:
-    """Return the 95 % interval of an end from resamples (R,), and why there is none, else empty.
-
-    The interval is widened to hold the end. None where one in 40 resamples or more is nan, as of
-    ratios (`sparse_ratios.Ratio`): the steps of a cell without a complete trial are unknown.
-    """
-    known = ends[~np.isnan(ends)]
     if not len(ends) or not math.isfinite(end):
-        return None, ""
-    if len(known) <= (1 - PERCENTILES[0] / 100) * len(ends):
-        lack = f"{1 - len(known) / len(ends):.0%} of the resamples of its trials"
-        return None, f"no limits: {lack} have no complete one at a batch size that it hangs on"
-    # 1 / end is finite where a resample has no end.
-    return inverted(percentile_interval(1 / known, 1 / end)), ""
+        return None
+    return inverted(percentile_interval(1 / ends, 1 / end))
 
 
 def _by_theory(summary: CellSummary) -> float | None:

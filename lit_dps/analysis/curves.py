@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 import numpy as np
 import pandas as pd
 
-from lit_dps.analysis.law_bootstrap import Scaling
+from lit_dps.analysis.law import Law
 from lit_dps.analysis.tables import columns_of
 from lit_dps.core.trial import Series
 
@@ -17,7 +17,7 @@ SAME_BATCH_SIZE = 1e-6
 
 
 def curve_rows(
-    scaling: Scaling, batch_sizes: Sequence[int], common: int | None, beyond: float = 1
+    scaling: Law, batch_sizes: Sequence[int], common: int | None, beyond: float = 1
 ) -> pd.DataFrame:
     """Return K* and the fitted law of one curve, by batch size.
 
@@ -27,8 +27,7 @@ def curve_rows(
 
     Columns:
         batch_size [examples]: an integer if it is of the grid.
-        k_star, k_star_low, k_star_high [steps]: K* and its 95 % limits (`k_star_limits`), of which
-            the upper one may be infinite.
+        k_star, k_star_low, k_star_high [steps]: K* and its 95 % limits (`Observation.limits`).
         floor: 1 where K* is at the first validation and so an upper bound, else 0.
         fit, fit_low, fit_high [steps]: the law and its 95 % limits.
         perfect [steps]: K*(b) b / B from the smallest b with a K*.
@@ -58,7 +57,7 @@ def curve_rows(
             "k_star": pd.array([scaling.k_star.get(b) for b in batch], "Int64"),
             "k_star_low": limits[:, 0],
             "k_star_high": limits[:, 1],
-            "floor": [int(b in scaling.at_first_check) for b in batch],
+            "floor": [int(b in scaling.upper_bounds) for b in batch],
             "fit": fit,
             "fit_low": fit_low,
             "fit_high": fit_high,
@@ -89,7 +88,7 @@ def _integers_of_grid(batch: np.ndarray, batch_sizes: Collection[int]) -> pd.Ser
     return pd.Series(values, dtype=object)
 
 
-def common_batch_size(scalings: Iterable[Scaling]) -> int | None:
+def common_batch_size(scalings: Iterable[Law]) -> int | None:
     """Return the smallest batch size at which curves can be normalised; None without one.
 
     Every curve that has a K* beyond the first validation has one there.
@@ -101,8 +100,8 @@ def common_batch_size(scalings: Iterable[Scaling]) -> int | None:
 
 
 def series_curves(
-    scalings: Mapping[Series, Scaling],
-    medians: Mapping[Series, Scaling],
+    scalings: Mapping[Series, Law],
+    medians: Mapping[Series, Law],
     batch_sizes: Sequence[int],
     beyond: float = 1,
 ) -> pd.DataFrame:

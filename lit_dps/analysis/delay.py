@@ -18,16 +18,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from lit_dps.analysis.intervals import (
-    Interval,
-    estimate,
-    interval_columns,
-    percentile_interval,
-    resampling_rng,
-)
-from lit_dps.analysis.law_bootstrap import Scaling, resample
-from lit_dps.analysis.law_fit import MIN_BATCH_SIZES, Fit, fit_many
-from lit_dps.analysis.summary import CellSummary, at_first_check
+from lit_dps.analysis.intervals import Interval, estimate, interval_columns, percentile_interval
+from lit_dps.analysis.law import Law, fit_law
+from lit_dps.analysis.law_fit import Fit
 from lit_dps.analysis.tables import (
     Row,
     aligned,
@@ -38,14 +31,10 @@ from lit_dps.analysis.tables import (
     short_columns,
     three_digits,
 )
-from lit_dps.core.racing import best_steps
 from lit_dps.core.trial import Series
 
 KEY = "optim.delay"
 CURVE_POINTS = 64  # of a law that is drawn
-
-# Steps to result of the trials of each cell of a series, by (batch size, delay).
-Trials = Mapping[tuple[int, int], Sequence[int | None]]
 
 
 def stable_share(delay: float) -> float:
@@ -65,23 +54,26 @@ class DelayLaw:
     Attributes:
         series: Without its delay.
         delays: Those of the grid.
-        k_star: K* beyond the first check by (batch size, delay), in steps.
-        fit: c1 [examples] and c2 [steps]; None where `k_star` has fewer than `MIN_BATCH_SIZES`
-            values of B / `stable_share`.
-        replicates: (R, 2), c1 and c2 of resamples of the trials.
+        k_star: K* without bounds by (batch size, delay), in steps.
+        law: The law without a delay, of batch sizes B / share and steps K* share, with share =
+            `stable_share`; it has no fit with fewer than 3 K*.
     """
 
     series: Series
     delays: tuple[int, ...]
-    k_star: Mapping[tuple[int, int], int]
-    fit: Fit | None = None
-    replicates: np.ndarray | None = None
+    k_star: Mapping[tuple[int, int], float]
+    law: Law
+
+    @property
+    def fit(self) -> Fit | None:
+        """c1 [examples] and c2 [steps]; None with too few K*."""
+        return self.law.fit
 
     @property
     def fitted(self) -> Fit:
         """The fit, of a law that has one."""
-        assert self.fit is not None, "the law has no fit"
-        return self.fit
+        assert self.law.fit is not None, "the law has no fit"
+        return self.law.fit
 
     def steps(self, batch_size: Any, delay: float) -> Any:
         """Return the steps to result by the law, at batch sizes (number or array)."""
@@ -100,18 +92,15 @@ class DelayLaw:
                 residuals.append(math.log(k_star / self.steps(batch_size, delay)))
         return _root_mean_square(residuals)
 
-    def doubling(self, batch_size: int) -> tuple[float, Interval | None]:
-        """Return the critical delay, which doubles K*, with its 95 % interval; infinite if c2 = 0.
+    def doubling(self, batch_size: int) -> tuple[float, Interval]:
+        """Return the critical delay, which doubles K*, with its 95 % interval.
 
-        The interval is None without resamples.
+        Infinite if c2 is 0.
         """
         value = _doubling(self.fitted.critical_batch_size, batch_size)
-        if self.replicates is None:
-            return value, None
-        with np.errstate(divide="ignore"):
-            critical = self.replicates[:, 0] / self.replicates[:, 1]
-        resampled = np.array([_doubling(c, batch_size) for c in critical])
-        return value, percentile_interval(resampled, value)
+        critical = self.law.draws[:, 0] / self.law.draws[:, 1]
+        drawn = np.array([_doubling(c, batch_size) for c in critical])
+        return value, percentile_interval(drawn, value)
 
 
 def _root_mean_square(values: Sequence[float]) -> float:
@@ -129,59 +118,47 @@ def _doubling(critical_batch_size: float, batch_size: float) -> float:
     return delay_of(1 / excess)
 
 
-def delay_laws(
-    cells: Iterable[CellSummary], check_interval: int, replicates: int
-) -> list[DelayLaw]:
+def delay_laws(laws: Mapping[Series, Law]) -> list[DelayLaw]:
     """Return the law of each series that was run at several delays.
 
     Empty where the delay is no axis of the grid.
+
+    Args:
+        laws: The law of each series and delay.
     """
-    trials: dict[Series, dict[tuple[int, int], Sequence[int | None]]] = {}
-    for summary in cells:
-        axes: dict[str, Any] = dict(summary.cell.axes)
-        if KEY in axes and not summary.sooner:
+    by_delay: dict[Series, dict[int, Law]] = {}
+    for series, law in laws.items():
+        axes: dict[str, Any] = dict(series.axes)
+        if KEY in axes:
             delay = axes.pop(KEY)
-            series = replace(summary.cell.series, axes=tuple(sorted(axes.items())))
-            trials.setdefault(series, {})[summary.cell.batch_size, delay] = summary.steps
-    laws = []
-    for series, of_series in sorted(trials.items()):
-        laws.append(_law(series, of_series, check_interval, replicates))
-    return laws
+            without_delay = replace(series, axes=tuple(sorted(axes.items())))
+            by_delay.setdefault(without_delay, {})[delay] = law
+    return [_joint_law(series, of_series) for series, of_series in sorted(by_delay.items())]
 
 
-def _law(series: Series, trials: Trials, check_interval: int, replicates: int) -> DelayLaw:
-    """Return the law of one series, with resamples where a cell has two trials.
+def _joint_law(series: Series, laws: Mapping[int, Law]) -> DelayLaw:
+    """Return the law of one series over all its delays.
 
     K* share = c1 share / B + c2: this is the law without a delay, of batch sizes B / share and
     steps K* share.
     """
     k_star = {}
-    for cell, steps in sorted(trials.items()):
-        best = best_steps(steps)
-        if best is not None and not at_first_check(best, check_interval):
-            k_star[cell] = best
-    unfitted = DelayLaw(series, tuple(sorted({delay for _, delay in trials})), k_star)
-    share = np.array([stable_share(delay) for _, delay in k_star])
-    batch = np.array([batch_size for batch_size, _ in k_star], float) / share
-    if len(np.unique(batch)) < MIN_BATCH_SIZES:
-        return unfitted
-    ((c1, c2),) = fit_many(batch, (np.array(list(k_star.values())) * share)[None])
-    fitted = replace(unfitted, fit=Fit(float(c1), float(c2)))
-    if max(len(trials[cell]) for cell in k_star) < 2:
-        return fitted
-    columns = []
-    for batch_size, delay in k_star:
-        u = resampling_rng(0, batch_size, delay, 1).random(replicates)
-        resampled = resample(trials[batch_size, delay], replicates, (0, batch_size))
-        columns.append(resampled - check_interval * u)
-    resamples = np.stack(columns, axis=1) * share
-    resamples = resamples[np.isfinite(resamples).sum(axis=1) >= 2]
-    if not len(resamples):
-        return fitted
-    return replace(fitted, replicates=fit_many(batch, resamples))
+    observations = []
+    for delay, law in laws.items():
+        share = stable_share(delay)
+        for o in law.observations:
+            observations.append(
+                replace(
+                    o, batch_size=o.batch_size / share, steps=o.steps * share, check=o.check * share
+                )
+            )
+        for batch_size, k in law.resolved.items():
+            k_star[batch_size, delay] = k
+    k_star = dict(sorted(k_star.items()))
+    return DelayLaw(series, tuple(sorted(laws)), k_star, fit_law(observations))
 
 
-def delay_rows(laws: Iterable[DelayLaw], scalings: Mapping[Series, Scaling]) -> pd.DataFrame:
+def delay_rows(laws: Iterable[DelayLaw], separate_laws: Mapping[Series, Law]) -> pd.DataFrame:
     """Return one row a series and delay: the law of all delays beside that of the delay alone.
 
     Columns: sparsity and further axes, delay [steps], c1 [examples] and c2 [steps] of the law of
@@ -193,7 +170,7 @@ def delay_rows(laws: Iterable[DelayLaw], scalings: Mapping[Series, Scaling]) -> 
     for law in laws:
         for delay in law.delays:
             axes = tuple(sorted((*law.series.axes, (KEY, delay))))
-            separate = scalings[replace(law.series, axes=axes)]
+            separate = separate_laws[replace(law.series, axes=axes)]
             row: dict[str, object] = {**columns_of(law.series), "delay": delay}
             row |= dict.fromkeys(("c1", "c2", "misfit", "misfit_here", "floor"))
             if law.fit is not None:
@@ -227,8 +204,7 @@ def doubling_rows(laws: Iterable[DelayLaw]) -> pd.DataFrame:
         if law.fit is None:
             continue
         for batch_size in sorted({b for b, _ in law.k_star}):
-            value, interval = law.doubling(batch_size)
-            low, high = interval or (None, None)
+            value, (low, high) = law.doubling(batch_size)
             row = {**columns_of(law.series), "batch_size": batch_size, "critical_delay": value}
             rows.append(row | {"low": low, "high": high})
     return frame(rows)

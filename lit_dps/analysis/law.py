@@ -299,9 +299,22 @@ class Law:
         return np.minimum(low, fitted), np.maximum(high, fitted)
 
     def draw_observations(self, count: int, name: str) -> np.ndarray:
-        """Return draws (count, n) of the n K in `resolved`; arguments as of `Observation.draws`."""
-        columns = [o.draws(count, name) for o in exact(self.observations)]
-        return np.stack(columns, axis=1) if columns else np.empty((count, 0))
+        """Return draws (count, n) of the n K in `resolved`; none if no noise or check is known.
+
+        Args:
+            count, name: As of `Observation.draws`.
+        """
+        measured = exact(self.observations)
+        if not any(o.variance for o in measured):
+            return np.empty((0, len(measured)))
+        return np.stack([o.draws(count, name) for o in measured], axis=1)
+
+    def observation(self, batch_size: float) -> Observation | None:
+        """Return the observation at a batch size; None without one."""
+        for o in self.observations:
+            if o.batch_size == batch_size:
+                return o
+        return None
 
     # In words
 

@@ -164,18 +164,31 @@ def noise_of_minimum(steps: Sequence[int | None], dimensions: int) -> float:
     total = float(distances.sum()) / count
     weight = len(distances)
     if dimensions and count >= MIN_SEARCHED_TRIALS:
-        noise_of_points = count ** (-1 / min(dimensions, MAX_DIMENSIONS))
-        total += PRIOR_DISTANCES * math.hypot(noise_of_points, SEED_NOISE)
+        total += PRIOR_DISTANCES * math.hypot(noise_of_search(count, dimensions), SEED_NOISE)
         weight += PRIOR_DISTANCES
     if not weight:
         return 0.0
     return total / weight
 
 
-def observations_of_repeats(repeats: Iterable[RepeatSummary]) -> list[Observation]:
+def noise_of_search(trials: int, dimensions: int) -> float:
+    """Return the standard deviation of log K between searches for the best point, without seeds."""
+    if not dimensions or not trials:
+        return 0.0
+    return trials ** (-1 / min(dimensions, MAX_DIMENSIONS))
+
+
+def observations_of_repeats(
+    repeats: Iterable[RepeatSummary], search_noise: float
+) -> list[Observation]:
     """Return the median over seeds of the best point of each cell that has repeats.
 
     A median at the first check is an upper bound.
+
+    Args:
+        repeats: Of the best points of one series.
+        search_noise: Standard deviation of log K between searches, which would repeat other points
+            (`noise_of_search`).
     """
     rows = []
     check_intervals = {}
@@ -194,7 +207,7 @@ def observations_of_repeats(repeats: Iterable[RepeatSummary]) -> list[Observatio
     for i, o in enumerate(observations):
         if not o.bound and at_first_check(o.steps, o.check):
             observations[i] = replace(o, bound=AT_MOST, check=0.0)
-    return observations
+    return [replace(o, noise=math.hypot(o.noise, search_noise)) for o in observations]
 
 
 def medians(runs: pd.DataFrame) -> list[Observation]:

@@ -157,7 +157,7 @@ def _steps_of(trials: Sequence[TrialResult]) -> np.ndarray:
 
 
 def _resamples(count: int, replicates: int, batch_size: int) -> np.ndarray:
-    """Return indices (R, n) of resampled trials, the draws of `law_bootstrap.resample`."""
+    """Return indices (R, n) of resampled trials, drawn with replacement."""
     return resampling_rng(0, batch_size).integers(count, size=(replicates, count))
 
 

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
 
-from lit_dps.analysis.intervals import (
-    PERCENTILES,
-    REPLICATES,
-    Interval,
-    percentile_interval,
-    resampling_rng,
-)
-from lit_dps.analysis.law_bootstrap import FEWEST_SEEDS, resample
+from lit_dps.analysis.intervals import REPLICATES, Interval, percentile_interval
+from lit_dps.analysis.law import Law
 from lit_dps.analysis.summary import CellSummary
 from lit_dps.analysis.tables import base_of, columns_of, frame
 from lit_dps.core.trial import Cell, Series
@@ -25,22 +19,22 @@ from lit_dps.core.trial import Cell, Series
 class Ratio:
     """K* of a sparse cell over K* of the base cell at the same batch size.
 
-    The interval is over repeats on fresh seeds where both cells have `FEWEST_SEEDS`, else over
-    trials; widened to hold the value. None where neither cell has two trials to resample, or where
-    one in 40 resamples or more has no complete trial, or a repeat that missed the goal, in one of
-    the cells: what it would have needed might be any number.
+    Attributes:
+        cell: The sparse cell.
+        base: Sparsity of the base cell.
+        value: The ratio.
+        interval: 95 %, of independent draws of both K* (`Observation.draws`), widened to hold the
+            value; None where the noise of one is unknown.
     """
 
-    cell: Cell  # the sparse one
-    base: float  # sparsity of the base cell
+    cell: Cell
+    base: float
     value: float
     interval: Interval | None
 
 
 def ratios(
-    cells: Iterable[CellSummary],
-    seeds: Mapping[Series, Mapping[int, Sequence[float]]],
-    replicates: int = REPLICATES,
+    cells: Iterable[CellSummary], laws: Mapping[Series, Law], replicates: int = REPLICATES
 ) -> list[Ratio]:
     """Return the ratio of every cell above the smallest sparsity, the base, by series, batch size.
 
@@ -48,56 +42,42 @@ def ratios(
 
     Args:
         cells: Of a study.
-        seeds: Steps to result of repeats of the K* trials on fresh seeds, by series and batch size.
-            Where there are enough, each K* is resampled as `bootstrap_law` does: times one of its
-            repeats over their median.
-        replicates: Of the resampling. Without repeats both cells' trials are resampled, where they
-            have as many by the same points of the search, so that what these points have in common
-            cancels.
+        laws: The law of each series, whose observations have the noise of each K*.
+        replicates: Number of draws.
     """
-    found = []
+    ratios = []
     for sparse, base in _pairs(cells):
-        if sparse.at_first_check or base.at_first_check:
+        if _is_bound(sparse, laws) or _is_bound(base, laws):
             continue
         assert sparse.k_star is not None and base.k_star is not None
         value = sparse.k_star / base.k_star
-        quotients = _resampled(sparse, base, value, seeds, replicates)
-        # 0: of a repeat of the base that missed the goal
-        known = quotients[np.isfinite(quotients) & (quotients > 0)]
+        above = _draws(sparse, laws, replicates)
+        below = _draws(base, laws, replicates)
         interval = None
-        if len(known) > (1 - PERCENTILES[0] / 100) * len(quotients):
-            interval = percentile_interval(known, value)
-        found.append(Ratio(sparse.cell, base.cell.sparsity, value, interval))
-    return found
+        if len(above) and len(below):
+            interval = percentile_interval(above / below, value)
+        ratios.append(Ratio(sparse.cell, base.cell.sparsity, value, interval))
+    return ratios
 
 
-def _resampled(
-    sparse: CellSummary,
-    base: CellSummary,
-    value: float,
-    seeds: Mapping[Series, Mapping[int, Sequence[float]]],
-    replicates: int,
-) -> np.ndarray:
-    """Return ratios of resamples (R,), over seeds or trials; empty where neither has two."""
-    batch_size = sparse.cell.batch_size
-    repeats = [seeds.get(each.cell.series, {}).get(batch_size, ()) for each in (sparse, base)]
-    if min(map(len, repeats)) >= FEWEST_SEEDS:
-        over_median = []
-        for i, steps in enumerate(repeats):
-            random = resampling_rng(0, batch_size, 1, i)
-            over_median.append(random.choice(steps, replicates) / np.median(steps))
-        return value * np.divide(over_median[0], over_median[1])
-    if max(len(sparse.trials), len(base.trials)) > 1:
-        above = resample(sparse.steps, replicates, (0, batch_size))
-        return np.divide(above, resample(base.steps, replicates, (0, batch_size)))
-    return np.empty(0)
+def _is_bound(summary: CellSummary, laws: Mapping[Series, Law]) -> bool:
+    """Return True if the K* of a cell is only an upper bound."""
+    return summary.cell.batch_size in laws[summary.cell.series].upper_bounds
 
 
-def ratio_bounds(cells: Iterable[CellSummary]) -> list[Cell]:
-    """Return the cells whose ratio would be a bound, as a K* of it is at the first check."""
+def _draws(summary: CellSummary, laws: Mapping[Series, Law], replicates: int) -> np.ndarray:
+    """Return draws (R,) of the K* of a cell; empty where its noise is not known."""
+    observation = laws[summary.cell.series].observation(summary.cell.batch_size)
+    if observation is None or not observation.noise:
+        return np.empty(0)
+    return observation.draws(replicates, str(summary.cell.series))
+
+
+def ratio_bounds(cells: Iterable[CellSummary], laws: Mapping[Series, Law]) -> list[Cell]:
+    """Return the cells whose ratio would be a bound, as a K* of it is only an upper bound."""
     bounds = []
     for sparse, base in _pairs(cells):
-        if sparse.at_first_check or base.at_first_check:
+        if _is_bound(sparse, laws) or _is_bound(base, laws):
             bounds.append(sparse.cell)
     return bounds
 

@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 
 from lit_dps.analysis.intervals import PERCENTILES, REPLICATES, resampling_rng
-from lit_dps.analysis.law_bootstrap import Scaling
+from lit_dps.analysis.law import Law
 from lit_dps.analysis.summary import comparable
 from lit_dps.analysis.tables import base_of, columns_of, frame
 from lit_dps.analysis.theory import Start, Terms, finite, terms_of
@@ -142,7 +142,7 @@ def _lipschitz_by_step(result: TrialResult) -> dict[int, float]:
     return dict(zip(curve.get("step", ()), curve.get("lipschitz", ()), strict=True))
 
 
-def term_ratio_rows(record: StudyRecord, scalings: Mapping[Series, Scaling]) -> pd.DataFrame:
+def term_ratio_rows(record: StudyRecord, laws: Mapping[Series, Law]) -> pd.DataFrame:
     """Return how the terms change from the smallest sparsity to each higher one, one row each.
 
     By series, then batch size, then over all; the two sparsities agree on all further axes of the
@@ -160,7 +160,7 @@ def term_ratio_rows(record: StudyRecord, scalings: Mapping[Series, Scaling]) -> 
         base = base_of(series, record.series)
         if base == series:
             continue
-        dense, sparse = scalings[base], scalings[series]
+        dense, sparse = laws[base], laws[series]
         pairs = paired_terms(record, base, series)
         c1 = None
         if dense.fit is not None and sparse.fit is not None:

@@ -36,7 +36,7 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from lit_dps.analysis.law_bootstrap import Scaling
+from lit_dps.analysis.law import Law
 from lit_dps.analysis.law_fit import Fit
 from lit_dps.analysis.summary import CellSummary
 from lit_dps.analysis.tables import columns_of, frame
@@ -165,7 +165,7 @@ def finite(values: Sequence[float]) -> list[float]:
     return [x for x in values if math.isfinite(x)]
 
 
-def theory_rows(cells: Iterable[CellSummary], scalings: Mapping[Series, Scaling]) -> pd.DataFrame:
+def theory_rows(cells: Iterable[CellSummary], laws: Mapping[Series, Law]) -> pd.DataFrame:
     """What the theory predicts from the K* trial of each cell, by series, then batch size; missing
     where unknown.
 
@@ -180,7 +180,7 @@ def theory_rows(cells: Iterable[CellSummary], scalings: Mapping[Series, Scaling]
     """
 
     def row(summary: CellSummary) -> dict[str, object]:
-        cell, best, fit = summary.cell, summary.best, scalings[summary.cell.series].fit
+        cell, best, fit = summary.cell, summary.best, laws[summary.cell.series].fit
         terms: Any = None if best is None else terms_of(best)
         law = None if terms is None else terms.law_of(summary.k_star)
         return {

@@ -6,8 +6,7 @@ import math
 from collections.abc import Mapping
 
 from lit_dps.analysis.analysis import Analysis
-from lit_dps.analysis.law import Law, fit_law
-from lit_dps.analysis.observations import observation_of_cell
+from lit_dps.analysis.law import Law
 from lit_dps.core.record import StudyRecord
 from lit_dps.core.trial import Cell, Series
 from lit_dps.storage.advice_store import AdviceStore
@@ -79,15 +78,7 @@ def laws_of(record: StudyRecord | None) -> dict[Series, Law]:
     if record is None:
         return {}
     laws = {}
-    cells = Analysis(record).cells
-    for series in record.series:
-        observations = []
-        for summary in cells:
-            if summary.cell.series == series:
-                observation = observation_of_cell(record, summary)
-                if observation is not None:
-                    observations.append(observation)
-        law = fit_law(observations)
+    for series, law in Analysis(record).scalings.items():
         if law.fit is not None and not math.isnan(law.reach[0]):
             laws[series] = law
     return laws

@@ -9,7 +9,7 @@ not refute it. A law that does not describe what it is fitted to has no critical
 from __future__ import annotations
 
 from lit_dps import Series
-from lit_dps.analysis import Analysis, Scaling, three_digits
+from lit_dps.analysis import Analysis, Law, three_digits
 from lit_dps.replication.comparable import (
     OPTIMIZER,
     have_same_goal,
@@ -59,7 +59,7 @@ def critical_ratio_of_optimizers(
     return measurements or None
 
 
-def _ratio(over: Scaling, under: Scaling, name: str, other_name: str) -> Measurement:
+def _ratio(over: Law, under: Law, name: str, other_name: str) -> Measurement:
     """Return the ratio of B_crit of two laws."""
     sentence = f"{_describe(over)} at {name}, {_describe(under)} at {other_name}"
     ratio = ratio_of_laws(over, under, lambda c1, c2: c1 / c2)
@@ -73,10 +73,12 @@ def _ratio(over: Scaling, under: Scaling, name: str, other_name: str) -> Measure
     return Measurement(sentence, number, can_refute=over.identifiable, of_medians=over.of_medians)
 
 
-def _describe(law: Scaling) -> str:
+def _describe(law: Law) -> str:
     """Return B_crit of a law, its lower bound, or why it is unknown."""
     if law.fit is None:
         return f"no law ({law.describe()})"
     if law.identifiable:
         return law.describe().removesuffix(", below the smallest batch size")
-    return f"B_crit > {three_digits(law.bound)}"
+    if law.verdict.bound is None:
+        return f"B_crit {law.describe()}"
+    return f"B_crit > {three_digits(law.verdict.bound)}"

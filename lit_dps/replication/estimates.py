@@ -22,7 +22,7 @@ from lit_dps.analysis import (
     Analysis,
     Draws,
     Interval,
-    Scaling,
+    Law,
     estimate,
 )
 
@@ -96,7 +96,7 @@ def rests_on_medians(study: Analysis, *series: Series) -> bool:
     return all(study.is_repeated(each, MIN_SAMPLES) for each in series)
 
 
-def laws_of(study: Analysis, *series: Series) -> list[Scaling]:
+def laws_of(study: Analysis, *series: Series) -> list[Law]:
     """Return the laws that claims on steps are judged on: of medians (`rests_on_medians`) or K*."""
     over_seeds = rests_on_medians(study, *series)
     return [study.law(each, over_seeds, point_luck(study, each)) for each in series]
@@ -135,26 +135,25 @@ def log_ratio(over: Draws, under: Draws) -> Draws:
 
 
 def ratio_of_laws(
-    over: Scaling, under: Scaling, value: Callable[[np.ndarray, np.ndarray], np.ndarray]
+    over: Law, under: Law, value: Callable[[np.ndarray, np.ndarray], np.ndarray]
 ) -> Resampled | None:
-    """Return the ratio of `value(c1, c2)` of two laws; None if a law has no fit or no resamples.
+    """Return the ratio of `value(c1, c2)` of two laws; None if a law has no fit.
 
-    Resample i of one law goes with resample i of the other: trials of one study at two sparsities
-    are resampled by the same points, repeats independently.
+    The draws of the two laws are independent.
     """
-    count = min(len(over.replicates), len(under.replicates))
-    if over.fit is None or under.fit is None or not count:
+    if over.fit is None or under.fit is None:
         return None
+    draws_under = np.random.default_rng(0).permutation(under.draws)
     with np.errstate(divide="ignore", invalid="ignore"):
         numerator = value(np.array(over.fit.c1), np.array(over.fit.c2))
         denominator = value(np.array(under.fit.c1), np.array(under.fit.c2))
-        drawn_numerators = value(*over.replicates[:count].T)
-        drawn_denominators = value(*under.replicates[:count].T)
+        drawn_numerators = value(*over.draws.T)
+        drawn_denominators = value(*draws_under.T)
         ratio = float(np.divide(numerator, denominator))
         return Resampled(ratio, np.divide(drawn_numerators, drawn_denominators))
 
 
-def misfit_note(laws: Mapping[str, Scaling]) -> str | None:
+def misfit_note(laws: Mapping[str, Law]) -> str | None:
     """Return which laws do not describe what they are fitted to; None if all do.
 
     The constants of such a law are not reliable. The misfit here includes the noise of K*. The

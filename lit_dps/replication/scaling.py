@@ -21,7 +21,7 @@ from typing import NamedTuple
 import numpy as np
 
 from lit_dps import Series
-from lit_dps.analysis import Analysis, Draws, Scaling, cell_of, three_digits
+from lit_dps.analysis import Analysis, Draws, Law, cell_of, three_digits
 from lit_dps.replication.comparable import measure_pairs
 from lit_dps.replication.estimates import (
     SPARSE,
@@ -43,7 +43,7 @@ class Curve(NamedTuple):
 
     study: Analysis
     series: Series
-    law: Scaling
+    law: Law
     batch_sizes: list[int]
 
 
@@ -128,7 +128,7 @@ def exponent(study: Analysis, series: Series, small: int, large: int) -> Estimat
     return estimate_of(value, low / octaves, high / octaves)
 
 
-def _critical(law: Scaling) -> float | None:
+def _critical(law: Law) -> float | None:
     """Return B_crit of a law in examples; None if it is not identifiable."""
     if law.fit is None or not law.identifiable:
         return None
@@ -150,7 +150,7 @@ def _measure_curves(
         else:
             measurement = measure(Curve(study, series, law, batch_sizes))
         notes = measurement.notes
-        bounds = len(law.at_first_check)
+        bounds = len(law.upper_bounds)
         if bounds:
             notes = (*notes, f"{bounds} at the first check left out")
         measurements[str(series)] = dataclasses.replace(
@@ -173,7 +173,7 @@ def _sparse_steps_ratio(study: Analysis, sparse: Series, dense: Series) -> Measu
     sparse_law, dense_law = laws_of(study, sparse, dense)
     over = sparse_law.k_star
     under = dense_law.k_star
-    bounds = sparse_law.at_first_check | dense_law.at_first_check
+    bounds = sparse_law.upper_bounds | dense_law.upper_bounds
     shared = over.keys() & under.keys()
     coverage = f"{len(shared)} of the {len(under)} batch sizes with a dense K* have a sparse one"
     shared_bounds = len(bounds & shared)

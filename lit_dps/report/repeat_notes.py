@@ -6,7 +6,8 @@ import math
 from collections.abc import Iterator, Mapping
 
 from lit_dps.analysis.analysis import Analysis
-from lit_dps.analysis.law_bootstrap import Scaling, medians_outside
+from lit_dps.analysis.law import Law
+from lit_dps.analysis.law_table import medians_outside
 from lit_dps.analysis.repeats import all_runs_are_equal
 from lit_dps.analysis.tables import times
 from lit_dps.core.record import setting
@@ -97,7 +98,7 @@ def medians_beside_law(study: Analysis) -> Iterator[Values]:
 
 
 def outside_of_laws(
-    laws: Mapping[Series, Scaling], medians: Mapping[Series, Scaling], check_interval: int
+    laws: Mapping[Series, Law], medians: Mapping[Series, Law], check_interval: int
 ) -> Iterator[Values]:
     """Yield series whose medians over seeds leave a law, and the largest ratio to it.
 

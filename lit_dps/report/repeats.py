@@ -6,20 +6,22 @@ import math
 from collections.abc import Mapping, Sequence
 
 from lit_dps.analysis.best_of_n import halves, last_doubling, why_no_draws
-from lit_dps.analysis.intervals import estimate
-from lit_dps.analysis.law_bootstrap import Scaling
+from lit_dps.analysis.law import Law
 from lit_dps.analysis.repeats import RepeatSummary
 from lit_dps.analysis.summary import CellSummary
 from lit_dps.analysis.tables import aligned, listed_numbers, short_columns, three_digits
 from lit_dps.core.record import StudyRecord
 from lit_dps.core.trial import Series
 
+# What the intervals of a law contain.
+LAW_INTERVALS = "95 % intervals: the noise of each K and the law's own error"
+
 
 def luck_text(
     record: StudyRecord,
     cells: Sequence[CellSummary],
     repeats: Sequence[RepeatSummary],
-    median_laws: Mapping[Series, Scaling],
+    median_laws: Mapping[Series, Law],
 ) -> str:
     """Return the section on repeats and what they say; empty where nothing is repeated."""
     if not repeats:
@@ -113,37 +115,17 @@ def draws_text(record: StudyRecord, cells: Sequence[CellSummary]) -> str:
     return f"draws: {needs},\n  {over}: a first guess of what doubling the trials would save\n"
 
 
-def median_law_text(scalings: Mapping[Series, Scaling]) -> str:
+def median_law_text(scalings: Mapping[Series, Law]) -> str:
     """Return the law of the medians over seeds, a line a series; empty without repeats."""
     if not scalings:
         return ""
-    lines = ["median K over seeds = c1 / B + c2, 95 % intervals over seeds", *law_lines(scalings)]
+    lines = [f"median K over seeds = c1 / B + c2, {LAW_INTERVALS}", *law_lines(scalings)]
     return "\n".join(lines) + "\n"
 
 
-def law_lines(scalings: Mapping[Series, Scaling]) -> list[str]:
+def law_lines(laws: Mapping[Series, Law]) -> list[str]:
     """Return a line a series: the constants of its law with intervals, and its verdict."""
-    lines = []
-    for series, scaling in sorted(scalings.items()):
-        parts = [scaling.describe()]
-        if scaling.fit is not None:
-            c1 = estimate(scaling.fit.c1, scaling.c1)
-            c2 = estimate(scaling.fit.c2, scaling.c2)
-            parts = [f"c1 = {c1}", f"c2 = {c2}", *parts]
-        lines.append(f"  {series}  " + "  ".join(parts))
-    return lines
-
-
-def intervals_of(scalings: Mapping[Series, Scaling]) -> str:
-    """Return what the intervals of the laws of K* are, in words."""
-    over = {scaling.over for scaling in scalings.values()}
-    if over == {"seeds"}:
-        return "intervals over seeds"
-    over_trials = "bootstrap intervals over trials, which lean upward"
-    if "seeds" in over:
-        condition = "or where a cell lacks repeats or one missed the goal"
-        return f"intervals over seeds, {condition} {over_trials}"
-    return over_trials
+    return [f"  {series}  {law.line()}" for series, law in sorted(laws.items())]
 
 
 def outside_text(outside: Mapping[int, float]) -> str:

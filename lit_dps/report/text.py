@@ -28,7 +28,7 @@ from lit_dps.core.search_space import short_names
 from lit_dps.core.trial import Series
 from lit_dps.report.answer import answer_text
 from lit_dps.report.no_result import COUNT_HEADS, no_result_text
-from lit_dps.report.repeats import intervals_of, law_lines, luck_text
+from lit_dps.report.repeats import LAW_INTERVALS, law_lines, luck_text
 from lit_dps.report.warnings import study_notes
 
 # Sections that are printed only on request, since they are long; table.txt has all of them.
@@ -138,7 +138,7 @@ def table_and_law(analysis: Analysis) -> str:
         "",
         *_table(analysis),
         "",
-        f"K* = c1 / B + c2, robust fit of log K*, 95 % {intervals_of(analysis.scalings)}",
+        f"K* = c1 / B + c2, robust fit of log K*, {LAW_INTERVALS}",
         *law_lines(analysis.scalings),
     ]
     if record.noise is not None:

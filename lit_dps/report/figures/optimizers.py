@@ -14,7 +14,7 @@ import lit_dps.report.figures.scaling as scaling
 import lit_dps.report.figures.style as look
 from lit_dps.analysis.analysis import Analysis
 from lit_dps.analysis.curves import common_batch_size, curve_rows
-from lit_dps.analysis.law_bootstrap import Scaling
+from lit_dps.analysis.law import Law
 from lit_dps.analysis.tables import columns_of, rows_of, title, where
 from lit_dps.core.record import StudyRecord, setting
 from lit_dps.core.trial import Series, text_of
@@ -119,7 +119,7 @@ def _has_k_star(study: Analysis, series: Series) -> bool:
     return series in study.scalings and bool(study.scalings[series].k_star)
 
 
-def _curves(studies: Sequence[Analysis], shared: Sequence[Series]) -> list[Scaling]:
+def _curves(studies: Sequence[Analysis], shared: Sequence[Series]) -> list[Law]:
     """Return the curves of studies in some series."""
     curves = []
     for study in studies:
@@ -156,7 +156,7 @@ def draw(rows: pd.DataFrame, *studies: Analysis) -> Figure:
     return figure
 
 
-def _draw_line_legend(figure: Figure, rows: pd.DataFrame, curves: Sequence[Scaling]) -> None:
+def _draw_line_legend(figure: Figure, rows: pd.DataFrame, curves: Sequence[Law]) -> None:
     """Draw a legend of the kinds of lines below the panels."""
     handles: list[Artist] = []
     for handle in scaling.line_handles(curves):

@@ -18,7 +18,8 @@ from matplotlib.patches import Patch
 
 import lit_dps.report.figures.style as look
 from lit_dps.analysis.analysis import Analysis
-from lit_dps.analysis.law_bootstrap import Scaling, medians_outside
+from lit_dps.analysis.law import Law
+from lit_dps.analysis.law_table import medians_outside
 from lit_dps.analysis.tables import (
     has_values,
     legend,
@@ -84,7 +85,7 @@ def notes(study: Analysis) -> list[str]:
     return lines + limit_notes(scalings) + bound_notes(scalings)
 
 
-def limit_notes(scalings: Iterable[Scaling]) -> list[str]:
+def limit_notes(scalings: Iterable[Law]) -> list[str]:
     """Return notes on bars without an upper limit, and on K* without a bar."""
     limits = []
     total = 0
@@ -105,13 +106,13 @@ def limit_notes(scalings: Iterable[Scaling]) -> list[str]:
     return lines
 
 
-def bound_notes(scalings: Iterable[Scaling]) -> list[str]:
+def bound_notes(scalings: Iterable[Law]) -> list[str]:
     """Return how upper bounds are drawn; nothing if there are none."""
-    if not any(scaling.at_first_check for scaling in scalings):
+    if not any(scaling.upper_bounds for scaling in scalings):
         return []
     return [
-        "K* at the first validation are upper bounds. They are drawn hollow, with an arrow, and "
-        "not normalised."
+        "K* at the first validation, or of fewer than half of the trials, are upper bounds. They "
+        "are drawn hollow, with an arrow, and not normalised."
     ]
 
 
@@ -197,7 +198,7 @@ def _draw_text(ax: Axes, name: str, text: str) -> None:
     ax.set_title(look.wrapped(name, TEXT_CHARACTERS - 8), pad=5 + text_points)
 
 
-def _draw_series(ax: Axes, part: _Part, scaling: Scaling) -> None:
+def _draw_series(ax: Axes, part: _Part, scaling: Law) -> None:
     """Draw a series into its panel."""
     if scaling.fit is not None and scaling.identifiable:
         ax.axvline(scaling.fit.critical_batch_size, zorder=1, **DOTTED)
@@ -290,7 +291,7 @@ def draw_perfect(ax: Axes, rows: pd.DataFrame, prefix: str = "", label: str | No
     ax.plot(*_known(rows, f"{prefix}perfect"), label=label, zorder=1, **DASHED)
 
 
-def line_handles(scalings: Iterable[Scaling]) -> list[Artist]:
+def line_handles(scalings: Iterable[Law]) -> list[Artist]:
     """Return the entries of a legend for the lines of panels, whatever their colour."""
     scalings = list(scalings)
     handles: list[Artist] = []

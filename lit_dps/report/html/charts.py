@@ -13,7 +13,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from lit_dps.analysis.analysis import Analysis
-from lit_dps.analysis.law_bootstrap import Scaling
+from lit_dps.analysis.law import Law
 from lit_dps.analysis.rates import EFFECTIVE, PLAIN, RULE_NAMES, RULES, RateCurve, rule_line
 from lit_dps.analysis.tables import has_values, legend, numbers, rows_of, where
 from lit_dps.core.search_space import Box, Range, short_names
@@ -90,7 +90,7 @@ def _add_k_stars(figure: go.Figure, series: Series, rows: pd.DataFrame, colour: 
 
 
 def _add_law(
-    figure: go.Figure, series: Series, scaling: Scaling, rows: pd.DataFrame, colour: str
+    figure: go.Figure, series: Series, scaling: Law, rows: pd.DataFrame, colour: str
 ) -> None:
     """Add the law of a series within the fitted batch sizes, and beyond them."""
     if scaling.fit is None:

@@ -13,7 +13,7 @@ from lit_dps.core.record import StudyRecord, setting
 from lit_dps.core.search_space import short_names
 from lit_dps.report.answer import sentences, timing_notes
 from lit_dps.report.commands import again_command
-from lit_dps.report.repeats import intervals_of
+from lit_dps.report.repeats import LAW_INTERVALS
 
 
 def verdict(study: Analysis) -> list[str]:
@@ -47,9 +47,8 @@ def assumed(study: Analysis) -> list[str]:
         f"The goal, {goal}, is tested on the entire validation split every {goal.check_interval} "
         "steps, so K* is known to within that interval. No trial takes more than "
         f"{goal.max_steps:,} steps.",
-        "The law K* = c1 / B + c2 is fitted robustly to log K*. Intervals are 95 % "
-        f"{intervals_of(study.scalings)}. Beyond the largest batch size the law is an "
-        "extrapolation.",
+        f"The law K* = c1 / B + c2 is fitted robustly to log K*; {LAW_INTERVALS}. Beyond the "
+        "largest batch size the law is an extrapolation.",
         _seeds_text(record),
         "Time to the goal is the number of steps, as in the verdict, times the time of a training "
         "step. It excludes validation and the start of a trial.",

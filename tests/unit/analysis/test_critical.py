@@ -3,20 +3,16 @@ told."""
 
 from __future__ import annotations
 
-import dataclasses
 import math
-import re
 
 import numpy as np
 import pytest
 
-from lit_dps.analysis.analysis import Analysis
 from lit_dps.analysis.critical import DEFINITIONS, critical_text, linear_end
 from lit_dps.analysis.law_fit import Fit
 from lit_dps.analysis.quadratic import NoisyQuadraticModel
 from lit_dps.core.goal import Goal
-from lit_dps.core.repeats import RepeatPlan
-from lit_dps.core.trial import Cell, Series, Trial
+from lit_dps.core.trial import Cell, Series
 from lit_dps.report.notebook import Study
 from lit_dps.report.publish import write_all
 from lit_dps.report.text import render
@@ -66,64 +62,15 @@ def test_one_bad_cell_is_no_end_of_linear_scaling():
     assert linear_end(batch, perfect * [1, 1, 1, 1, 1.5], 0.2) == pytest.approx(
         16 * 2 ** (math.log(1.2) / math.log(1.5))
     )
-    assert math.isnan(linear_end(batch, [10, *[math.nan] * 4], 0.2))
 
 
-def test_an_end_counts_from_the_smallest_batch_size_or_is_not_known():
-    batch, steps = np.array([2.0, 4, 8, 16, 32]), LAW.steps(np.array([2.0, 4, 8, 16, 32]))
-    steps = steps * [1, 1, 1, 1.5, 2]
-    whole = linear_end(batch, steps, 0.2)
-    assert 8 < whole < 16
-    for missing in range(4):
-        assert math.isnan(
-            linear_end(batch, np.where(np.arange(5) == missing, math.nan, steps), 0.2)
-        )
-    assert (
-        linear_end(batch, np.where(np.arange(5) == 4, math.nan, steps), 0.2) == whole
-    )  # beyond the end
-    assert math.isnan(
-        linear_end(batch, 1000 / batch * [1, 1, 1, 1, math.nan], 0.2)
-    )  # the end may be there
-
-
-def few(complete, repeats=()):
-    """Cells of 6 trials, so many of them complete, at K*, the rest not; repeats need these
-    multiples of K*."""
-
-    def trials(cell):
-        steps = round(LAW.steps(cell.batch_size))
-        again = [result(cell, 0, round(factor * steps)) for factor in repeats]
-        again = [
-            dataclasses.replace(r, trial=Trial(cell, 0, {}, repeat=i))
-            for i, r in enumerate(again, 1)
-        ]
-        return [result(cell, i, steps if i < complete else None) for i in range(6)], again
-
-    cells = {Cell(b): trials(Cell(b)) for b in SIZES}
-    found = analysis_of({cell: own for cell, (own, _) in cells.items()}, space={}, goal=GOAL)
-    again = {cell: repeats for cell, (_, repeats) in cells.items()}
-    return Analysis(dataclasses.replace(found.record, repeats=again, plan=RepeatPlan(len(repeats))))
-
-
-def test_resamples_that_lack_a_cell_are_no_limits():
-    """(5/6)^6 = 33 % of the resamples of a cell lack its one complete trial; of five there are in
-    2e-5."""
-    by = found(few(complete=1))
+def test_an_end_has_the_interval_of_the_noise_of_k_star():
+    narrow, wide = found(study(spread=(1.0, 1.01))), found(study(spread=(1.0, 1.5)))
     for name in ("linear_20", "linear_50"):
-        assert by[name].interval is None and str(by[name]).endswith(" *")
-        share = re.fullmatch(
-            "no limits: (.*)% of the resamples of its trials have no complete one .*",
-            by[name].verdict,
-        )
-        assert int(share[1]) > 33
-    known = found(few(complete=5))["linear_20"]
-    assert known.verdict == "" and known.interval == pytest.approx(
-        (known.value, known.value), rel=0.02
-    )
-    # limits over seeds need no complete trial of a resample: K* times 0.8, 1 or 1.25 at each batch
-    # size
-    low, high = found(few(complete=1, repeats=(0.8, 1.0, 1.25)))["linear_20"].interval
-    assert 2 <= low < known.value / 2 and known.value * 1.5 < high < 500
+        assert narrow[name].value == wide[name].value
+        low, high = narrow[name].interval
+        assert 2 < low < narrow[name].value < high
+        assert wide[name].interval.low < low and wide[name].interval.high > high
 
 
 def test_a_curve_that_never_bends_is_not_identifiable():
@@ -208,7 +155,7 @@ def test_nothing_finished_is_no_section():
     empty = analysis_of({Cell(4): [], Cell(8): [result(Cell(8), 0, None)]}, space={})
     assert critical_text(empty.critical_batch_sizes) == ""
     assert set(empty.critical["verdict"]) == {
-        "needs complete trials at 3 batch sizes; has 0",
+        "K is known at 0 batch sizes; 3 are needed",
         "needs K* at 3 batch sizes; has 0",
         "not measured",
     }

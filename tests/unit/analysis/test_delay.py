@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from lit_dps.analysis.delay import KEY, DelayLaw, delay_of, stable_share
+from lit_dps.analysis.law import Law
 from lit_dps.analysis.law_fit import Fit
 from lit_dps.analysis.quadratic import NoisyQuadraticModel
 from lit_dps.analysis.tables import records
@@ -49,7 +50,7 @@ def test_the_share_of_the_stable_rate_and_its_inverse():
 def test_a_known_law_is_found_again_from_all_delays_together():
     (law,) = study(lambda b, tau: 4e4 / b + 60 / stable_share(tau)).delay_laws
     assert law.fit.c1 == pytest.approx(4e4, rel=2e-3) and law.fit.c2 == pytest.approx(60, rel=5e-3)
-    assert law.misfit < 0.005 and law.replicates is None
+    assert law.misfit < 0.005
     assert str(law.series) == "S=0" and law.delays == DELAYS
 
 
@@ -69,7 +70,7 @@ def test_two_points_meet_any_law():
     (law,) = study(
         lambda b, tau: 4e4 / b + 60 / stable_share(tau), delays=(0, 2), batch_sizes=(16,)
     ).delay_laws
-    assert law.fit is None and law.replicates is None and len(law.k_star) == 2
+    assert law.fit is None and len(law.k_star) == 2
 
 
 def test_steps_that_do_not_depend_on_the_delay_miss_the_law():
@@ -88,7 +89,7 @@ COARSE = {
 
 
 def test_the_floor_without_a_delay_predicts_those_with_one():
-    law = DelayLaw(Series(0.0), (0,), {}, Fit(1e4, 283))
+    law = DelayLaw(Series(0.0), (0,), {}, Law((), fit=Fit(1e4, 283)))
     predicted = {tau: law.steps(WITHOUT_NOISE, tau) for tau in COARSE[WITHOUT_NOISE]}
     assert list(predicted.values()) == pytest.approx(
         [283, 566, 916, 1630, 3066, 5949, 11710], rel=2e-3

@@ -7,7 +7,9 @@ import optuna
 import pytest
 
 from lit_dps.analysis.analysis import Analysis
-from lit_dps.analysis.law_bootstrap import bootstrap_law
+from lit_dps.analysis.law import fit_law
+from lit_dps.analysis.law_fit import AT_MOST
+from lit_dps.analysis.observations import Observation
 from lit_dps.analysis.other_goals import at_goal
 from lit_dps.analysis.summary import at_first_check, summarize
 from lit_dps.analysis.tables import records
@@ -42,39 +44,39 @@ def test_only_the_first_check_is_a_bound(k_star, bound):
     assert at_first_check(k_star, 16) is bound
 
 
-def test_the_law_leaves_it_out_and_keeps_it_among_the_k_star():
-    trials = {8: [800, 960], 16: [407, 480], 64: [112, 160], 512: [16, 32]}
-    scaling, without = (
-        bootstrap_law(trials, check_interval=16),
-        bootstrap_law({b: trials[b] for b in (8, 16, 64)}, check_interval=16),
-    )
-    assert scaling.k_star == {8: 800, 16: 407, 64: 112, 512: 16}
-    assert (scaling.at_first_check, scaling.resolved) == ({512}, {8: 800, 16: 407, 64: 112})
-    assert scaling.fit == without.fit
-    assert scaling.fit.c1 == pytest.approx(688 / (1 / 8 - 1 / 64), rel=1e-3)
-    assert (scaling.c1, scaling.c2, scaling.critical) == (without.c1, without.c2, without.critical)
-    assert (scaling.replicates == without.replicates).all()
-    assert (scaling.bound, scaling.describe()) == (without.bound, without.describe())
-    assert bootstrap_law(trials).at_first_check == frozenset()
+def law(steps):
+    """Return the law of K* by batch size, checked every 16 steps."""
+    observations = []
+    for b, k in steps.items():
+        if k <= 16:
+            observations.append(Observation(b, k, bound=AT_MOST))
+        else:
+            observations.append(Observation(b, k, 0.05, 16))
+    return fit_law(observations)
 
 
-def test_what_was_not_fitted_bounds_no_critical_batch_size():
-    # c1 = 1600 and no c2; the largest batch size that says so is 32.
-    scaling = bootstrap_law({8: [200], 16: [100], 32: [50], 4096: [16]}, check_interval=16)
-    assert scaling.describe() == "not identifiable: B_crit > 32"
-    # Both terms are equal at 0.1 examples, below the smallest batch size that was fitted but not
-    # below 0.05.
-    flat = bootstrap_law({8: [200], 16: [200], 32: [200], 1024: [16]}, check_interval=16)
-    assert flat.describe().endswith(", below the smallest batch size")
+def test_a_bound_that_the_law_keeps_stays_out_of_the_fit_and_among_the_k_star():
+    steps = {8: 800, 16: 407, 64: 112}
+    # 10 steps by the law of the others
+    bounded, without = law(steps | {10**6: 16}), law(steps)
+    assert bounded.k_star == steps | {10**6: 16}
+    assert (bounded.upper_bounds, bounded.resolved) == ({10**6}, steps)
+    assert bounded.fit.c1 == pytest.approx(without.fit.c1)
+    assert bounded.fit.c2 == pytest.approx(without.fit.c2)
+    assert bounded.fit.c1 == pytest.approx(688 / (1 / 8 - 1 / 64), rel=0.05)
+    assert bounded.range == without.range == (8, 64)
+    assert without.upper_bounds == frozenset()
+
+
+def test_a_bound_that_the_law_breaks_pulls_its_floor_down():
+    steps = {8: 800, 16: 450, 64: 200}
+    assert law(steps | {512: 16}).fit.c2 < 0.5 * law(steps).fit.c2
 
 
 def test_too_few_others_give_no_law_and_the_verdict_says_why():
-    scaling = bootstrap_law({8: [800, 960], 64: [16, 32], 512: [16, 16]}, check_interval=16)
-    assert scaling.fit is None
-    assert (
-        scaling.describe()
-        == "needs complete trials at 3 batch sizes; has 1, and 2 with K* at the first check"
-    )
+    few = law({8: 800, 64: 16, 512: 16})
+    assert few.fit is None
+    assert few.describe().endswith("; 3 are needed, and 2 K are upper bounds")
 
 
 def test_the_table_the_note_and_the_rows():
@@ -111,12 +113,12 @@ def test_a_further_goal_has_its_own():
     write_study(storage, cells, space={}, goals=[0.3, 0.2])
     record = read_study(storage, "fake")
     found = {error: Analysis(at_goal(record, error)).scalings[Series(0.0)] for error in (0.3, 0.2)}
-    assert (found[0.3].k_star, found[0.3].at_first_check, found[0.3].fit) == (
+    assert (found[0.3].k_star, found[0.3].upper_bounds, found[0.3].fit) == (
         {8: 16, 16: 16, 64: 16},
         {8, 16, 64},
         None,
     )
-    assert (found[0.2].k_star, found[0.2].at_first_check) == ({8: 32, 16: 32, 64: 32}, set())
+    assert (found[0.2].k_star, found[0.2].upper_bounds) == ({8: 32, 16: 32, 64: 32}, set())
     assert found[0.2].fit is not None
 
 

@@ -1,122 +1,119 @@
-"""Intervals of the law from repeats on fresh seeds, and the law of the medians."""
+"""The noise of K* and of medians over seeds, their draws, and the law of the medians."""
 
 from __future__ import annotations
+
+import math
 
 import numpy as np
 import pytest
 
-from lit_dps.analysis.law_bootstrap import (
-    FEWEST_SEEDS,
-    bootstrap_law,
-    bootstrap_median_law,
-    k_star_limits,
-    medians_outside,
+from lit_dps.analysis.law import fit_law
+from lit_dps.analysis.law_table import medians_outside
+from lit_dps.analysis.observations import (
+    Observation,
+    noise_of_minimum,
+    noise_of_search,
+    observations_of_repeats,
 )
-from lit_dps.core.trial import Series
+from lit_dps.analysis.repeats import RepeatSummary
+from lit_dps.core.trial import Cell, Series, Status, Trial, TrialResult
 from lit_dps.report.repeat_notes import outside_of_laws
-from lit_dps.report.repeats import intervals_of, outside_text
+from lit_dps.report.repeats import outside_text
 
 SIZES = [4, 16, 64, 256]
 K_STAR = {b: 4096 // b * 16 + 160 for b in SIZES}  # c1 = 65536, c2 = 160
-TRIALS = {b: [k, 2 * k, None] for b, k in K_STAR.items()}
 
 
-def test_equal_repeats_leave_the_law_as_certain_as_its_checks():
-    found = bootstrap_law(
-        TRIALS, check_interval=16, seeds={b: [float(3 * k)] * 5 for b, k in K_STAR.items()}
-    )
-    assert found.over == "seeds" and (found.fit.c1, found.fit.c2) == pytest.approx(
-        (65536, 160), rel=1e-3
-    )
-    assert 65536 * 0.99 < found.c1.low < found.c1.high < 65536 * 1.01
-    assert 143 < found.c2.low < found.c2.high <= 161
+def law(steps, noise=0.02, check=16.0):
+    return fit_law([Observation(b, k, noise, check) for b, k in steps.items()])
 
 
-def test_intervals_from_seeds_do_not_lean():
-    luck = np.exp(np.array([-0.4, -0.2, 0.0, 0.2, 0.4]))
-    over = {b: (k * luck).tolist() for b, k in K_STAR.items()}
-    found, leaning = bootstrap_law(TRIALS, seeds=over), bootstrap_law(TRIALS)
-    assert leaning.over == "trials" and leaning.c1 != found.c1
-    low, high = found.c1
-    assert low < 65536 * 0.9 and high > 65536 * 1.1
-    assert np.log(high / 65536) == pytest.approx(np.log(65536 / low), rel=0.35)
+def repeats(by_batch_size, check_interval=16):
+    """Return the repeats of the best point of each batch size, by their steps; None for a miss."""
+    summaries = []
+    for b, steps in by_batch_size.items():
+        results = []
+        for i, k in enumerate(steps, 1):
+            status = Status.INCOMPLETE if k is None else Status.COMPLETE
+            curve = {"step": [k or 1000], "val_error": [0.5], "train_loss": [1.0]}
+            trial = Trial(Cell(b), 0, {}, repeat=i)
+            results.append(TrialResult(trial, status, k, curve, seconds=1.0))
+        summaries.append(RepeatSummary(Cell(b), 0, 100, 1, results, len(results), check_interval))
+    return summaries
 
 
-@pytest.mark.parametrize(
-    "seeds", [{}, {4: [1.0] * 9}, {b: [1.0] * (FEWEST_SEEDS - 1) for b in SIZES}]
-)
-def test_without_enough_repeats_they_are_those_of_trials(seeds):
-    assert bootstrap_law(TRIALS, seeds=seeds) == bootstrap_law(TRIALS)
+@pytest.mark.parametrize(("count", "noise"), [(4, 0.5), (16, 0.25), (25, 0.2), (100, 0.1)])
+def test_the_noise_of_one_complete_trial_is_that_of_other_searches(count, noise):
+    steps = [100, *[None] * (count - 1)]
+    assert noise_of_minimum(steps, 2) == pytest.approx(math.hypot(noise, 0.1))
+    assert noise_of_minimum(steps, 3) == noise_of_minimum(steps, 2)
+    assert noise_of_minimum(steps, 1) == pytest.approx(math.hypot(1 / count, 0.1))
+    assert noise_of_search(count, 2) == pytest.approx(noise) and noise_of_search(count, 0) == 0
 
 
-def test_the_law_of_medians_has_the_intervals_of_resampled_medians():
-    # exact at two batch sizes; at the largest one, which alone tells c2, 3 of 5 draws are the least
-    # one, or the most, with probability 0.058 each: more than 2.5 %
-    found = bootstrap_median_law(
-        {4: [25_010.0] * 5, 16: [6_260.0] * 5, 2**20: [4.0, 10.1, 10.1, 10.1, 45.0]}, 0
-    )
-    assert found.fit.steps(np.array([4.0, 2.0**20])) == pytest.approx([25_010, 10.1], rel=1e-3)
-    low, high = found.band(np.array([2.0**20]))
-    assert (low[0], high[0]) == pytest.approx((4.0, 45.0), rel=0.01)
+def test_near_best_trials_narrow_or_widen_the_noise():
+    near = noise_of_minimum([100, 101, 102, 103, *[None] * 21], 2)
+    far = noise_of_minimum([100, 150, 220, 330, *[None] * 21], 2)
+    alone = noise_of_minimum([100, *[None] * 24], 2)
+    assert 0.5 * alone < near < alone < far
+    farther = noise_of_minimum([100, 101, 102, 103, 5000, *[None] * 20], 2)
+    assert farther == near, "only the nearest count"
 
 
-def test_medians_at_the_first_check_are_bounds():
-    found = bootstrap_median_law({4: [320.0] * 3, 16: [96.0] * 3, 64: [16.0] * 3}, 16)
-    assert found.at_first_check == {64} and found.resolved == {4: 320, 16: 96}
-    assert bootstrap_median_law({4: [320.0] * 3, 16: [16.0] * 3}, 16).fit is None
+def test_chosen_points_and_seeds_have_the_noise_of_their_spread_alone():
+    assert noise_of_minimum([100], 2) == noise_of_minimum([100, None, None], 2) == 0
+    assert noise_of_minimum([100, 120], 2) == pytest.approx(math.log(1.2) / 2)
+    assert noise_of_minimum([100, None], 0) == noise_of_minimum([100] * 5, 0) == 0
 
 
-def test_the_words_say_what_was_resampled():
-    seeds, trials = bootstrap_median_law({4: [320.0] * 3}, 16), bootstrap_law(TRIALS)
-    assert intervals_of({Series(): seeds}) == "intervals over seeds"
-    assert intervals_of({Series(): trials}) == "bootstrap intervals over trials, which lean upward"
-    both = intervals_of({Series(): trials, Series(0.5): seeds})
-    assert both.startswith(
-        "intervals over seeds, or where a cell lacks repeats or one missed the goal bootstrap"
-    )
+def test_the_noise_of_a_minimum_is_that_of_exponential_distances():
+    """The least of n exponential values of scale n s has the standard deviation s."""
+    random = np.random.default_rng(0)
+    estimates = []
+    for _ in range(300):
+        steps = np.exp(5 + random.exponential(25 * 0.2, 25))
+        estimates.append(noise_of_minimum(steps.tolist(), 0))
+    assert np.mean(estimates) == pytest.approx(0.2, rel=0.1)
 
 
-def limits(trials, repeats=None, check_interval=0):
-    return k_star_limits(trials, repeats, check_interval, 1000, (0, 4), "fake")
+def test_draws_are_on_the_grid_of_checks_and_independent_of_other_names():
+    observation = Observation(8.0, 1000.0, 0.1, 50.0)
+    draws = observation.draws(4000, "a")
+    assert np.log(draws).std() == pytest.approx(math.sqrt(observation.variance), rel=0.05)
+    assert np.median(draws) == pytest.approx(975, rel=0.01), "less half a check interval"
+    assert (draws == observation.draws(4000, "a")).all()
+    assert abs(np.corrcoef(draws, observation.draws(4000, "b"))[0, 1]) < 0.06
+    other = Observation(16.0, 1000.0, 0.1, 50.0).draws(4000, "a")
+    assert abs(np.corrcoef(draws, other)[0, 1]) < 0.06
+    exact = Observation(8.0, 1000.0, 0.0, 50.0).draws(4000, "a")
+    assert 950 < exact.min() < 952 and 998 < exact.max() <= 1000
 
 
-def test_limits_of_one_k_star_are_those_of_its_repeats():
-    assert limits([120, 300], [100.0, 120.0, 150.0]) == pytest.approx((100, 150))
-    assert limits([120, 300], [100.0, 120.0, np.inf]) == pytest.approx((100, np.inf))
-    low, high = limits([120], [120.0] * 3, check_interval=16)
-    assert 104 <= low < 106 and high == 120
+def test_limits_of_one_k_are_those_of_its_noise():
+    low, high = Observation(8.0, 1000.0, 0.1).limits
+    assert (low, high) == pytest.approx((1000 * math.exp(-0.196), 1000 * math.exp(0.196)))
+    assert Observation(8.0, 1000.0).limits is None, "the noise is not known"
+    assert Observation(8.0, 16.0, 0.1, bound=-1).limits is None
+    found = law({4: 1000, 64: 100}, noise=0.1)
+    assert {*found.limits} == {4, 64} and found.fit is None
 
 
-def test_limits_of_one_k_star_without_enough_repeats_are_those_of_its_trials():
-    """Of resamples of 4 trials a share of (1 / 2)^4 has no better one than 300, and (1 / 4)^4 none
-    than 400."""
-    assert (
-        limits([100, 200, 300, 400]) == limits([100, 200, 300, 400], [100.0, 900.0]) == (100, 300)
-    )
+def test_medians_of_repeats_have_the_noise_of_seeds_and_of_the_search():
+    found = observations_of_repeats(repeats({8: [100, 110, 120], 64: [50, 55, 60]}), 0.0)
+    assert [(o.batch_size, o.steps, o.check) for o in found] == [(8, 110, 16), (64, 55, 16)]
+    assert 0.05 < found[0].noise == found[1].noise < 0.1
+    wider = observations_of_repeats(repeats({8: [100, 110, 120], 64: [50, 55, 60]}), 0.2)
+    assert wider[0].noise == pytest.approx(math.hypot(found[0].noise, 0.2))
+    bounds = observations_of_repeats(repeats({8: [16] * 3, 64: [90, None, None]}), 0.0)
+    assert [o.bound for o in bounds] == [-1, 1]
+    assert observations_of_repeats([], 0.2) == []
 
 
-@pytest.mark.parametrize("trials", [[100], [100, None, None], [None, None]])
-def test_too_few_complete_trials_tell_no_limits(trials):
-    assert limits(trials) is None
-
-
-def test_the_law_has_the_limits_of_each_k_star_that_is_no_bound():
-    found = bootstrap_law({4: [1000, 1100], 16: [16, 32], 64: [100, None]}, check_interval=16)
-    assert {*found.limits} == {4} and found.fit is None
-    with_law = bootstrap_law(TRIALS, seeds={4: [1.0, 2.0, 4.0]})
-    assert with_law.limits == {4: pytest.approx((K_STAR[4] / 2, K_STAR[4] * 2))}, (
-        "a third of the trials misses"
-    )
-
-
-@pytest.mark.parametrize(("factor", "side"), [(1.2, "above"), (0.8, "below"), (1.0, "")])
+@pytest.mark.parametrize(("factor", "side"), [(1.4, "above"), (0.7, "below"), (1.0, "")])
 def test_medians_beside_the_band_are_noted_with_series_and_batch_sizes(factor, side):
-    law = bootstrap_law(
-        TRIALS, check_interval=16, seeds={b: [float(k)] * 5 for b, k in K_STAR.items()}
-    )
-    medians = bootstrap_median_law({b: [factor * k] * 5 for b, k in K_STAR.items()}, 16)
-    outside = medians_outside(law, medians, 16)
-    notes = [*outside_of_laws({Series(0.9): law}, {Series(0.9): medians}, 16)]
+    of_k_star, medians = law(K_STAR), law({b: factor * k for b, k in K_STAR.items()})
+    outside = medians_outside(of_k_star, medians, 16)
+    notes = [*outside_of_laws({Series(0.9): of_k_star}, {Series(0.9): medians}, 16)]
     if not side:
         assert outside == {} and notes == []
         return
@@ -126,16 +123,8 @@ def test_medians_beside_the_band_are_noted_with_series_and_batch_sizes(factor, s
     assert f"x{factor}" in notes[0]["most"]
 
 
-def test_medians_are_compared_where_both_are_known_and_a_check_interval_is_no_departure():
-    repeats = {b: [float(k)] * 5 for b, k in K_STAR.items()}
-    law = bootstrap_law(TRIALS, check_interval=16, seeds=repeats)
-    near = bootstrap_median_law({b: [k + 15.0] * 5 for b, k in K_STAR.items()}, 16)
-    assert medians_outside(law, near, 16) == {}
-    assert (
-        medians_outside(
-            bootstrap_law(TRIALS | {256: [None]}), bootstrap_median_law({256: [9000.0] * 5}, 16), 16
-        )
-        == {}
-    )
-    assert medians_outside(bootstrap_law({4: [320]}), near, 16) == {}, "no law, no band"
+def test_medians_are_compared_where_both_are_known():
+    of_k_star = law(K_STAR)
+    assert medians_outside(of_k_star, law({512: 9000}), 16) == {}
+    assert medians_outside(law({4: 320}), law({4: 900}), 16) == {}, "no law, no band"
     assert outside_text({2: 0.8, 8: 1.5, 16: 1.2}) == "above at B = 8, 16, below at B = 2"

@@ -156,9 +156,9 @@ def paper():
     """A study with the paper's ratios on average: Delta x1.00, beta x0.54, L x3.09; epsilon x2.
     Nothing at B = 16."""
     cells = {Cell(b, s): [] for b in (8, 16, 32) for s in (0.0, 0.9)}
-    cells[Cell(16, 0.0)], cells[Cell(16, 0.9)] = (
-        [result(Cell(16, s), 0, k)] for s, k in ((0.0, 480), (0.9, 1493))
-    )
+    for s, k in ((0.0, 480), (0.9, 1493)):
+        cell = Cell(16, s)
+        cells[cell] = [result(cell, 0, k), result(cell, 1, None), result(cell, 2, None)]
     for b, steps in ((8, (800, 1600)), (32, (320, 1440))):
         cells[Cell(b, 0.0)] = [
             one(Cell(b, 0.0), i, steps[0], beta=10, lipschitz=[0.5, 0.5]) for i in range(3)
@@ -210,7 +210,11 @@ def test_ratios_are_geometric_means_over_pairs():
 
 
 def test_ratios_are_none_where_nothing_pairs():
-    cells = {Cell(8, 0.0): [one(Cell(8, 0.0), 0, 100)], Cell(8, 0.5): [one(Cell(8, 0.5), 1, 300)]}
+    dense, sparse = Cell(8, 0.0), Cell(8, 0.5)
+    cells = {
+        dense: [one(dense, 0, 100), result(dense, 1, None, "infeasible")],
+        sparse: [result(sparse, 0, None, "infeasible"), one(sparse, 1, 300)],
+    }
     record = record_of(cells)
     rows = records(Analysis(record).term_ratios)
     assert len(rows) == 2

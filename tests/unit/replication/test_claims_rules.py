@@ -8,7 +8,8 @@ from scipy.stats import spearmanr
 
 from lit_dps.analysis import Draws
 from lit_dps.analysis.intervals import Interval
-from lit_dps.analysis.law_bootstrap import Scaling, bootstrap_law
+from lit_dps.analysis.law import fit_law
+from lit_dps.analysis.observations import Observation
 from lit_dps.core.goal import Goal
 from lit_dps.core.trial import Cell, Series
 from lit_dps.replication.estimates import (
@@ -190,19 +191,18 @@ def test_ratios_of_limits():
     assert np.exp(high) == pytest.approx([4, np.inf])
 
 
-def test_ratios_of_laws_resample_by_the_same_points():
-    # Both laws are of points of noise alike: K* of the one is twice that of the other in every
-    # resample.
-    steps = {10: [1000, 1100, 1300, None], 30: [400, 500, None, 460], 100: [150, 300, None, 170]}
-    twice = {b: [k and 2 * k for k in found] for b, found in steps.items()}
-    ratio, drawn = ratio_of_laws(bootstrap_law(twice), bootstrap_law(steps), lambda c1, c2: c1)
+def test_ratios_of_laws_are_of_independent_draws():
+    steps = {10: 1000, 30: 400, 100: 150}
+    law = fit_law([Observation(b, k, 0.1) for b, k in steps.items()])
+    twice = fit_law([Observation(b, 2 * k, 0.1) for b, k in steps.items()])
+    ratio, drawn = ratio_of_laws(twice, law, lambda c1, c2: c1)
     assert ratio == pytest.approx(2)
-    assert drawn == pytest.approx(np.full(len(drawn), 2.0))
-    assert len({*np.round(bootstrap_law(steps).replicates[:, 0])}) > 3
-    ratio, drawn = ratio_of_laws(bootstrap_law(twice), bootstrap_law(steps), lambda c1, c2: c1 / c2)
-    assert ratio == pytest.approx(1, rel=1e-5)
-    assert ratio_of_laws(Scaling({8: 100}), bootstrap_law(steps), lambda c1, c2: c1) is None
-    assert ratio_of_laws(bootstrap_law(steps), Scaling({8: 100}), lambda c1, c2: c1) is None
+    assert np.median(drawn) == pytest.approx(2, rel=0.05)
+    spread = np.log(law.draws[:, 0]).std()
+    assert np.log(drawn).std() == pytest.approx(math.sqrt(2) * spread, rel=0.1)
+    few = fit_law([Observation(8, 100)])
+    assert ratio_of_laws(few, law, lambda c1, c2: c1) is None
+    assert ratio_of_laws(law, few, lambda c1, c2: c1) is None
 
 
 def test_rank_correlation_is_spearmans():

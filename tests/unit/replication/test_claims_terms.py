@@ -119,7 +119,8 @@ def test_terms_in_numbers():
     whole = theory(**PAPER, sizes=THREE)
     measured = c1_over_theory(whole, whole)[""]
     assert measured.number.value == pytest.approx(1, abs=5e-3)
-    assert measured.sentence.count("x1.67 [1.67, 1.67]") == 2
+    assert measured.sentence.count("x1.67 [1.67, 1.67]") == 1
+    assert "fitted c1 x1.67 [" in measured.sentence
     (epsilon,) = measured.notes
     assert "x1 [1, 1]" in epsilon and "x1.67 [1.67, 1.67]" in epsilon
 

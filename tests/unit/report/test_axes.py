@@ -108,7 +108,7 @@ def test_the_report_names_each_series(study):
     text = render(study)
     head = text.splitlines()[2].split()
     assert head[:4] == ["B", "S", "method", "K*"]
-    assert "  S=0.9 method=synflow  needs complete trials at 3 batch sizes; has 2" in text
+    assert "  S=0.9 method=synflow  K is known at 2 batch sizes (" in text
     assert "  S=0.9 method=snip: Delta x1.00" in text
 
 

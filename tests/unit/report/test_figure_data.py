@@ -42,7 +42,8 @@ def test_scaling_rows_are_the_law_and_the_measurements():
     assert [row["fit"] for row in rows[: len(curve)]] == pytest.approx(
         [1e5 / b + 100 for b in curve], rel=1e-6
     )
-    assert {row["fit_low"] for row in rows} == {None}  # one trial a cell: nothing to resample
+    assert all(row["fit_low"] < row["fit"] < row["fit_high"] for row in rows)
+    assert {row["k_star_low"] for row in rows} == {None}  # the noise of one trial is not known
 
 
 def test_curves_are_normalised_where_all_have_a_measurement():

@@ -117,6 +117,8 @@ def cells(done):
                 "no batch size has a K* both at the smallest sparsity and above it: no ratios "
                 "figure",
                 "No trial met the goal at S = 0: no curve there.",
+                "K* at the first validation, or of fewer than half of the trials, are upper bounds. "
+                "They are drawn hollow, with an arrow, and not normalised.",
                 "Effective rates eta / (1 - m) at S = 0.9 assume heavy-ball momentum.",
                 "0 of 4 prices of scaling rules are known. For the others no trial within 1.25 "
                 "times the rate met the goal.",
@@ -126,11 +128,13 @@ def cells(done):
             cells(
                 lambda cell: [result(cell, 0, 32, params=MIDDLE)] if cell.batch_size == 8 else []
             ),
-            ["metaparameters", "ratios"],
+            ["metaparameters"],
             [
                 "K* at one batch size only: no scaling figure",
                 NO_SMOOTHNESS,
                 "K* of each cell is its first validation: no logs figure",
+                "no batch size has a K* beyond the first validation both at the smallest sparsity "
+                "and above it: no ratios figure",
             ],
         ),
     ],

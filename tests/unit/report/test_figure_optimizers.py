@@ -101,6 +101,9 @@ def test_what_else_differs_is_told(rules):
         "The studies differ in their goal error: 0.1, 0.2",
         "The studies differ in their number of trials per cell: 1, 9",
         "The studies differ in their data set: MNIST, CIFAR10",
+        # One of nine trials is done.
+        "K* at the first validation, or of fewer than half of the trials, are upper bounds. They "
+        "are drawn hollow, with an arrow, and not normalised.",
     ]
 
 
