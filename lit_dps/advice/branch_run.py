@@ -1,16 +1,16 @@
-"""The method branch: the critical batch size along a run, without a goal and without full runs."""
+"""The method branch: critical batch sizes along one run, without a goal and without full runs."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lit_dps.advice.branch_law import Branched, Critical
-from lit_dps.advice.stages import Clock, say
+from lit_dps.advice.options import Clock, say
 from lit_dps.advice.step_probe import of_one_device
-from lit_dps.advice.user_workload import own_batch_size
+from lit_dps.advice.user_workload import user_batch_size
 from lit_dps.core.attempt import Attempt
 from lit_dps.core.errors import UserError
 from lit_dps.core.format import number_text
@@ -22,60 +22,70 @@ from lit_dps.storage.advice_store import AdviceStore
 from lit_dps.study.probe_run import probe_run
 from lit_dps.study.setup import StudySetup
 
-FORKS = 6  # at a 64th of the budget of steps, a 32nd, ... and a half of it
-FACTORS = 2, 4, 8, 16, 32
+FORKS = 6  # at a 64th of the step budget, a 32nd, ... and a half of it
+FACTORS = (2, 4, 8, 16, 32)  # of the branches' batch sizes
+MIN_BRANCHES = 2
+# A fork trains its branches over so many draws of examples and stretches (`BranchCallback`).
+REPETITIONS = 3
+STRETCHES = 4
 
 
 def run_branches(
     setup: StudySetup, step_seconds: float, store: AdviceStore, clock: Clock, stop: StopRequest
 ) -> None:
-    """Runs one training at the user's own batch size and rate, forks it, and stores what each fork
-    says.
+    """Train one run at the user's batch size and rate, fork it, and store each fork.
 
-    It has as many branches as let all forks fit into the time, by the seconds of a step at the own
-    batch size.
+    Args:
+        setup: The study that probes.
+        step_seconds: Seconds of a step at the user's batch size. They decide how many branches each
+            fork has, so that all forks fit into the time.
+        store: Where forks are stored.
+        clock: The clock of the budget.
+        stop: Whether the user asked to stop.
 
     Raises:
-        UserError: for a module that cannot be forked.
-        Interrupted: if the user asked to leave.
+        UserError: if the module cannot be forked, or if the run fails.
+        Interrupted: if the user asked to stop.
     """
-    known = [Fork.from_dict(each) for each in store.read().get("branches", [])]
-    most, size = setup.goal_of_trials.max_steps, own_batch_size(setup.workload)
-    at = sorted({max(1, most >> (FORKS - i)) for i in range(FORKS)})
-    callback = BranchCallback(at, (1, *_affordable(step_seconds, clock.left / (len(at) + 1))))
-    callback.forks = known
-
-    was_scaled = not known or store.read().get("branch_scaled", False)
+    stored = store.read()
+    forks = stored_forks(stored)
+    goal = setup.goal_of_trials
+    fork_steps = sorted({max(1, goal.max_steps >> (FORKS - i)) for i in range(FORKS)})
+    if clock.remaining <= 0 or _all_forked(fork_steps, forks):
+        return
+    factors = _affordable_factors(step_seconds, clock.remaining / (len(fork_steps) + 1))
+    callback = BranchCallback(fork_steps, (1, *factors), STRETCHES, REPETITIONS)
+    callback.forks = forks
+    callback.seconds = clock.remaining
+    # format 1: advice of earlier versions may lack branch_scaled.
+    all_scaled = not forks or stored.get("branch_scaled", False)
 
     def on_fork(fork: Fork) -> None:
-        # with the first fork, since a later run of the command may find all of them and train none
-        store.keep(
-            branch_adaptive=callback.adaptive,
-            branch_scaled=callback.scaling is not None and was_scaled,
-        )
+        # A later run of the command may find all forks and train none, so this is stored here.
+        is_scaled = callback.scaling is not None and all_scaled
+        store.keep(branch_adaptive=callback.adaptive, branch_scaled=is_scaled)
         store.append("branches", fork.to_dict())
-        say(f"  {_line(fork)}")
+        say(f"  {describe_fork(fork)}")
 
     callback.on_fork = on_fork
-    end = time.monotonic() + clock.left
-    callback.seconds = clock.left
+    batch_size = user_batch_size(setup.workload)
+    # The step at which the run meets its goal is an estimate of K.
+    trial = Trial(Cell(batch_size), 0, setup.middle, setup.study.seed)
+    attempt = Attempt(trial, goal, train_past_goal=True)
+    end = time.monotonic() + clock.remaining
 
     def at_check() -> None:
         stop.check()
         clock.tick()
-        done = all(any(f.step == step for f in callback.forks) for step in at)
-        if time.monotonic() > end or (done and any(map(goal.is_reached, run.curve[goal.metric]))):
+        if time.monotonic() > end:
+            raise Interrupted("the budget")
+        met_goal = any(goal.is_reached(value) for value in attempt.curve[goal.metric])
+        if met_goal and _all_forked(fork_steps, callback.forks):
             raise Interrupted("the budget")
 
-    if clock.left <= 0 or all(any(f.step == step for f in known) for step in at):
-        return
-    say(f"forking a run at B = {size}, at steps {', '.join(map(str, at))}")
-    trial = Trial(Cell(size), 0, setup.middle, setup.study.seed)
-    goal = setup.goal_of_trials
-    # The step at which the run meets its goal is an estimate of K.
-    run = Attempt(trial, goal, train_past_goal=True)
+    say(f"forking a run at B = {batch_size}, at steps {', '.join(map(str, fork_steps))}")
     try:
-        probe_run(of_one_device(setup), run, [callback], at_check)
+        probe_run(of_one_device(setup), attempt, [callback], at_check)
     except Interrupted:
         stop.check()
     except UserError:
@@ -84,61 +94,76 @@ def run_branches(
         raise UserError(
             f"advise: the run that is forked failed: {type(error).__name__}: {error}"
         ) from error
-    if (met := run.result().steps) is not None:
-        store.keep(branch_steps=met)
-        say(f"  the run met its goal after {met} steps")
+    steps = attempt.result().steps
+    if steps is not None:
+        store.keep(branch_steps=steps)
+        say(f"  the run met its goal after {steps} steps")
 
 
-def branched(kept: Mapping[str, Any], setup: StudySetup) -> Branched | None:
-    """What the forks that are stored say of the steps of other batch sizes; None without any."""
-    forks = sorted(
-        (Fork.from_dict(each) for each in kept.get("branches", [])), key=lambda fork: fork.step
-    )
+def stored_forks(stored: Mapping[str, Any]) -> list[Fork]:
+    """Return the forks of stored advice, by step."""
+    forks = [Fork.from_dict(values) for values in stored.get("branches", [])]
+    return sorted(forks, key=lambda fork: fork.step)
+
+
+def branch_law(stored: Mapping[str, Any], setup: StudySetup) -> Branched | None:
+    """Return the law of steps from stored forks; None if there are none.
+
+    Args:
+        stored: Stored advice.
+        setup: The user's configuration.
+    """
+    forks = stored_forks(stored)
     if not forks:
         return None
-    met = kept.get("branch_steps")
     critical = [Critical(fork.step, *map(float, fork.critical)) for fork in forks]
     largest = max(fork.batch_size * max(fork.factors) for fork in forks)
-    steps = met or setup.goal_of_trials.max_steps
-    return Branched(forks[0].batch_size, steps, critical, largest, met is not None)
+    steps_to_goal = stored.get("branch_steps")
+    steps = steps_to_goal or setup.goal_of_trials.max_steps
+    return Branched(forks[0].batch_size, steps, critical, largest, met=steps_to_goal is not None)
 
 
-def described(stored: list[dict[str, Any]]) -> list[str]:
-    """What all forks say, a line each, and what follows."""
-    forks = sorted((Fork.from_dict(each) for each in stored), key=lambda fork: fork.step)
-    if not forks:
-        return ["branches: no fork was reached within the time"]
-    last = forks[-1]
-    low, _ = last.critical
+def describe_forks(forks: Sequence[Fork]) -> list[str]:
+    """Return a line for each of one or more forks, and what follows."""
     lines = [
-        "branches (Merrill et al. 2025): the largest batch whose loss is not above that of "
+        "branches (Merrill et al. 2025): the largest batch size with a loss not above that of "
         "smaller ones"
     ]
-    lines += [f"  {_line(fork)}" for fork in forks]
+    lines += [f"  {describe_fork(fork)}" for fork in forks]
+    last = forks[-1]
+    low, _ = last.critical
     lines.append(
-        f"  after step {last.step} batches up to {low} cost no progress per example, with the "
-        "rate times k "
-        "(SGD) or sqrt k (like Adam); earlier, as the lines above say"
+        f"  After step {last.step}, batch sizes up to {low} lose no progress per example if the "
+        "learning rate is multiplied by k (SGD) or sqrt k (like Adam)."
     )
     return lines
 
 
-def _affordable(step: float, seconds: float) -> tuple[int, ...]:
-    """The factors of a fork that takes no longer: repetitions x branches x stretches x largest
-    factor steps."""
-    fitting = [
-        n for n in range(2, len(FACTORS) + 1) if 3 * (n + 1) * 4 * FACTORS[n - 1] * step <= seconds
-    ]
-    return FACTORS[: max(fitting, default=2)]
-
-
-def _line(fork: Fork) -> str:
+def describe_fork(fork: Fork) -> str:
+    """Return the critical batch size of a fork, and its losses, in a line."""
     low, high = fork.critical
-    bound = (
-        f"{low} to {high:g}" if math.isfinite(high) else f"{low} or more: no branch lost anything"
-    )
+    bound = f"{low} or more (no branch lost progress)"
+    if math.isfinite(high):
+        bound = f"{low} to {high:g}"
     losses = []
     for factor, loss in zip(fork.factors, fork.losses, strict=True):
         losses.append(f"{factor * fork.batch_size}: {number_text(loss, 4)}")
-    shown = f"loss by B: {', '.join(losses)}; tolerance {number_text(fork.tolerance)}"
-    return f"step {fork.step}: critical batch size {bound}  ({shown})"
+    tolerance = number_text(fork.tolerance)
+    return (
+        f"step {fork.step}: critical batch size {bound}  (loss by B: {', '.join(losses)}; "
+        f"tolerance {tolerance})"
+    )
+
+
+def _all_forked(fork_steps: Sequence[int], forks: Sequence[Fork]) -> bool:
+    return set(fork_steps) <= {fork.step for fork in forks}
+
+
+def _affordable_factors(step_seconds: float, seconds: float) -> tuple[int, ...]:
+    """Return the factors of a fork that takes no longer than some seconds."""
+    count = MIN_BRANCHES
+    for branches in range(MIN_BRANCHES, len(FACTORS) + 1):
+        steps = REPETITIONS * (branches + 1) * STRETCHES * FACTORS[branches - 1]
+        if steps * step_seconds <= seconds:
+            count = branches
+    return FACTORS[:count]

@@ -1,5 +1,4 @@
-"""How good predictions were: predicted against real steps and hours of runs with a recommended
-configuration."""
+"""How good predictions were: predicted and real steps and hours of recommended runs."""
 
 from __future__ import annotations
 
@@ -12,74 +11,93 @@ import numpy as np
 from lit_dps.analysis.tables import aligned, significant, three_digits
 from lit_dps.core.format import number_text
 
-WHAT = ("steps", "hours")
-
 
 def calibrate(outcomes: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
-    """A table of all pairs, then bias and coverage.
+    """Return a table of all runs, then the bias and the coverage of the predictions, as text.
 
-    The bias is the geometric mean of real over predicted; the coverage the share of runs within the
-    95 % limits. A run that did not meet its goal counts as outside where it ran beyond the upper
-    limit; else nothing is known of it.
+    The bias is the geometric mean of real over predicted values. The coverage is the share of runs
+    within the 95 % limits. A run that missed its goal counts as outside if it ran beyond the upper
+    limit; otherwise it does not count.
 
     Args:
-        outcomes: By study: batch_size, devices, reached, steps, hours of steps and checks,
-            other_hours to begin, to log and to save (absent in earlier versions, whose hours hold
-            them), real_devices (absent where they are devices), and predicted_steps and
-            predicted_hours, each lower limit, value and upper limit.
+        outcomes: By study: batch_size, devices, reached, steps, hours (of steps and validations),
+            other_hours (to start, log and save), real_devices, and predicted_steps and
+            predicted_hours, each as lower limit, value and upper limit.
     """
-    rows = [(name, each) for name, kept in outcomes.items() for each in kept]
-    if not rows:
+    runs = []
+    rows = []
+    for study, of_study in outcomes.items():
+        for run in of_study:
+            runs.append(run)
+            rows.append(_row(study, run))
+    if not runs:
         return "no run of fit with a recommended configuration is stored yet\n"
-    lines = aligned((_row(name, each) for name, each in rows), words=True)
-    for what in WHAT:
-        lines.append("")
-        of = [each for _, each in rows if what == "steps" or _as_asked(each)]
-        lines.append(f"{what}: {_summary(what, of)}")
-    if others := sum(not _as_asked(each) for _, each in rows):
+    on_predicted_devices = [run for run in runs if _real_devices(run) == run["devices"]]
+    lines = aligned(rows, words=True)
+    lines += ["", f"steps: {_summary('steps', runs)}"]
+    lines += ["", f"hours: {_summary('hours', on_predicted_devices)}"]
+    others = len(runs) - len(on_predicted_devices)
+    if others:
         lines.append(
-            f"{others} ran on another number of devices than predicted: their hours do not count"
+            f"{others} ran on another number of devices than predicted; their hours do not count"
         )
-    if older := sum("other_hours" not in each for _, each in rows):
+    # format 1: outcomes of earlier versions lack other_hours; their hours include them.
+    older = sum("other_hours" not in run for run in runs)
+    if older:
         lines.append(
-            f"the hours of {older} of them, of an earlier version, hold what fit took to begin, "
-            "log and save"
+            f"{older} of the runs are of an earlier version; their hours include the time to "
+            "start, log and save"
         )
     return "\n".join(lines) + "\n"
 
 
-def _as_asked(each: Mapping[str, Any]) -> bool:
-    """Whether it ran on as many devices as predicted."""
-    return each.get("real_devices", each["devices"]) == each["devices"]
+def _real_devices(run: Mapping[str, Any]) -> int:
+    # format 1: outcomes of earlier versions lack real_devices if it equals devices.
+    return run.get("real_devices", run["devices"])
 
 
-def _row(name: str, each: Mapping[str, Any]) -> dict[str, str]:
-    found = {"study": name, "B": str(each["batch_size"]), "devices": str(each["devices"])}
-    found["devices"] += "" if _as_asked(each) else f", run on {each['real_devices']}"
-    for what in WHAT:
-        low, value, high = map(three_digits, each[f"predicted_{what}"])
-        sign = "" if each["reached"] else "> "
-        found |= {
-            f"predicted {what}": f"{value} [{low}, {high}]",
-            f"real {what}": sign + significant(each[what]),
-        }
-    return found | {"other hours": significant(each.get("other_hours"))}
+def _row(study: str, run: Mapping[str, Any]) -> dict[str, str]:
+    """Return the row of a run as text, by column."""
+    devices = str(run["devices"])
+    if _real_devices(run) != run["devices"]:
+        devices += f", run on {_real_devices(run)}"
+    row = {"study": study, "B": str(run["batch_size"]), "devices": devices}
+    sign = "" if run["reached"] else "> "
+    for name in ("steps", "hours"):
+        low, value, high = map(three_digits, run[f"predicted_{name}"])
+        row[f"predicted {name}"] = f"{value} [{low}, {high}]"
+        row[f"real {name}"] = sign + significant(run[name])
+    row["other hours"] = significant(run.get("other_hours"))
+    return row
 
 
-def _summary(what: str, runs: Sequence[Mapping[str, Any]]) -> str:
-    met = [run for run in runs if run["reached"]]
+def _summary(name: str, runs: Sequence[Mapping[str, Any]]) -> str:
+    """Return bias and coverage of the steps or hours of some runs."""
     parts = []
-    if met:
-        logs = np.log([run[what] / run[f"predicted_{what}"][1] for run in met])
-        spread = f", scatter {logs.std(ddof=1):.0%}" if len(logs) > 1 else ""
-        ratio = number_text(math.exp(float(logs.mean())), 3)
-        parts.append(f"real / predicted {ratio}{spread} (of {len(met)} that met the goal)")
-    inside = sum(
-        run[f"predicted_{what}"][0] <= run[what] <= run[f"predicted_{what}"][2] for run in met
-    )
-    beyond = sum(run[what] > run[f"predicted_{what}"][2] for run in runs if not run["reached"])
-    known = len(met) + beyond
-    parts.append(f"{inside} of {known} within the 95 % limits" if known else "no run tells")
-    if unknown := len(runs) - known:
+    log_ratios = []
+    inside = outside = unknown = 0
+    for run in runs:
+        low, value, high = run[f"predicted_{name}"]
+        real = run[name]
+        if run["reached"]:
+            log_ratios.append(math.log(real / value))
+        if run["reached"] and low <= real <= high:
+            inside += 1
+        elif run["reached"] or real > high:
+            outside += 1
+        else:
+            unknown += 1
+    if log_ratios:
+        bias = number_text(math.exp(float(np.mean(log_ratios))), 3)
+        scatter = ""
+        if len(log_ratios) > 1:
+            scatter = f", scatter {np.std(log_ratios, ddof=1):.0%}"
+        count = len(log_ratios)
+        parts.append(f"real / predicted {bias}{scatter} (of {count} that met the goal)")
+    coverage = "no run counts"
+    if inside + outside:
+        coverage = f"{inside} of {inside + outside} within the 95 % limits"
+    parts.append(coverage)
+    if unknown:
         parts.append(f"{unknown} ended before their goal and their upper limit")
     return "; ".join(parts)

@@ -1,9 +1,8 @@
-"""Proposes goal.max_steps, the step budget of a trial, where the configuration has none."""
+"""Proposes goal.max_steps, the step budget of a trial, if the configuration has none."""
 
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import math
 import time
 from collections.abc import Mapping
@@ -13,10 +12,10 @@ from typing import Any
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from lit_dps.advice.options import Options
-from lit_dps.advice.step_probe import first_look, of_one_device
-from lit_dps.advice.user_workload import own_batch_size, probing
+from lit_dps.advice.step_probe import of_one_device, time_briefly
+from lit_dps.advice.user_workload import probe_setup, user_batch_size
 from lit_dps.core.attempt import Attempt
-from lit_dps.core.error_origin import place_in_user_code
+from lit_dps.core.error_origin import first_line, place_in_user_code
 from lit_dps.core.errors import ConfigError
 from lit_dps.core.format import number_text
 from lit_dps.core.goal import Goal
@@ -26,27 +25,27 @@ from lit_dps.study.probe_run import EndProbe, probe_run
 from lit_dps.study.run import LEAVING, check_study
 from lit_dps.study.setup import StudySetup
 
-# Share of --budget that one training of the proposed length takes, at most. An answer needs three
-# probes of several trials, and the first trials of a probe may be hopeless and spend all their
+# The share of --budget that one training of the proposed length takes, at most. An answer needs
+# three probes of several trials, and the first trials of a probe may be hopeless and take all their
 # steps.
-SHARE = 0.05
-# Proposed steps over those to the goal at the user's batch size. The smallest batch of the first
-# two probes is 8 times smaller (`plan.APART`), and takes at most 8 times as many steps. The last
-# fork of a run is at half of its budget.
-REACH = {"law": 8, "branch": 2}
-MIN_CHECKS = 3  # of the run, from which its progress is extrapolated
+BUDGET_SHARE = 0.05
+# Proposed steps over those to the goal at the user's batch size, by method. The smallest batch of
+# the first two probes is 8 times smaller (`next_probe.MIN_PROBE_RATIO`), and takes at most 8 times
+# as many steps. The last fork of a run is at half of its budget.
+STEPS_RATIO = {"law": 8, "branch": 2}
+MIN_CHECKS = 3  # validations from which the progress of a run is extrapolated
 
 
 @dataclass(frozen=True)
 class ShortRun:
-    """What a short run at the user's batch size found.
+    """The result of a short run at the user's batch size.
 
     Attributes:
         batch_size: Examples of an optimizer step.
-        step_seconds: Seconds of a step, with its share of the checks.
+        step_seconds: Seconds of a step, with its share of the validations.
         steps: Steps of the run.
-        checks: The step of each check.
-        values: The goal's metric at each check.
+        checks: The step of each validation.
+        values: The goal's metric at each validation.
     """
 
     batch_size: int
@@ -58,164 +57,173 @@ class ShortRun:
 
 @dataclass(frozen=True)
 class Proposal:
-    """A budget of steps and the note on it.
-
-    Attributes:
-        max_steps: The budget, a multiple of the check interval.
-        note: The number, its reason, and how to set it.
-    """
+    """A step budget, a multiple of the check interval, and a note with its reason."""
 
     max_steps: int
     note: str
 
 
 def settle_max_steps(
-    setup: StudySetup, options: Options, known: Mapping[str, Any], stop: StopRequest
+    setup: StudySetup, options: Options, stored: Mapping[str, Any], stop: StopRequest
 ) -> Proposal | None:
-    """Return the stored or a new proposal; None if stored advice has the number of its
-    configuration.
+    """Return the stored proposal or a new one.
 
     Args:
-        setup: The user's configuration, without a goal.max_steps of its own.
-        options: Of the command.
-        known: What is stored of the advice.
-        stop: Whether the user asked to leave.
+        setup: The user's configuration, without a goal.max_steps.
+        options: Options of the command.
+        stored: The stored advice.
+        stop: Whether the user asked to stop.
+
+    Returns:
+        None if the stored advice has the number of its configuration.
 
     Raises:
         UserError: if no short run is possible; nothing is stored yet.
-        Interrupted: if the user asked to leave.
+        Interrupted: if the user asked to stop.
     """
-    if "max_steps" in known:
-        steps = known["max_steps"]
+    if "max_steps" in stored:
+        steps = stored["max_steps"]
         note = (
-            f"goal.max_steps is not set, {steps} is used, as by an earlier run of this command: "
-            "another --budget keeps "
-            f"it. goal.max_steps: {steps} sets it, and another number needs another study.name"
+            f"goal.max_steps is not set; {steps} is used, as in an earlier run of this command. "
+            f"Another --budget keeps it. Set goal.max_steps: {steps} to fix it; another number "
+            "needs another study.name."
         )
         return Proposal(steps, note)
-    if "configuration" in known:
+    if "configuration" in stored:
         return None
-    seconds = SHARE * options.budget
-    plain = probing(setup, options.trials, adaptive=None)
+    seconds = BUDGET_SHARE * options.budget
+    probes = probe_setup(setup, options.trials, adaptive=None)
     try:
         with interruptible(stop, f"\n{LEAVING}\n"):
-            run = run_short(plain, seconds, stop)
+            run = run_short(probes, seconds, stop)
     except Exception as error:
-        # What does not train is refused by the checks of the study, in their words.
-        check_study(plain)
-        line = next(iter(str(error).splitlines()), "")
-        why = f"{type(error).__name__}: {line}{place_in_user_code(error)}"
-        what = f"a number of steps, since the short run that proposes one failed: {why}"
-        raise ConfigError("goal.max_steps", None, what) from error
-    return propose(run, plain.goal_of_trials, seconds, REACH[options.method])
+        # If the module cannot be trained, the checks of the study refuse it in their words.
+        check_study(probes)
+        why = f"{type(error).__name__}: {first_line(error)}{place_in_user_code(error)}"
+        allowed = f"a number of steps, because the short run that proposes one failed: {why}"
+        raise ConfigError("goal.max_steps", None, allowed) from error
+    return propose(run, probes.goal_of_trials, seconds, STEPS_RATIO[options.method])
 
 
-def propose(run: ShortRun, goal: Goal, seconds: float, reach: int) -> Proposal:
-    """Return the steps that the goal makes plausible and the time can pay, whichever are fewer.
+def propose(run: ShortRun, goal: Goal, seconds: float, ratio: int) -> Proposal:
+    """Return a budget that reaches the goal and that the time can pay, whichever is less.
 
     Args:
         run: The short run.
         goal: Its metric, value and check interval.
-        seconds: What one training of the proposed length may take.
-        reach: Plausible steps over those to the goal at the user's batch size.
+        seconds: The time that one training of the proposed length may take.
+        ratio: Proposed steps over those to the goal at the user's batch size.
     """
     affordable = int(seconds / run.step_seconds)
     expected = expected_steps(run, goal)
-    plausible = Goal.max_steps if expected is None else reach * expected
+    plausible = Goal.max_steps if expected is None else ratio * expected
     steps = int(min(plausible, affordable)) // goal.check_interval * goal.check_interval
     steps = max(steps, goal.check_interval)
-    where = f"at B = {run.batch_size}"
-    if expected is None:
-        reason = f"a short run of {run.steps} steps {where} does not show how far the goal is"
-        limit = f"{steps} is the default"
-    elif expected <= run.steps:
+    if expected is not None and expected <= run.steps:
         steps = max(steps, int(expected))
-        reason = f"a short run {where} met the goal at step {expected:g}"
-        limit = f"{steps} is {reach} times as many"
+    limit = f"{steps} is {ratio} times as many."
+    if expected is None:
+        reason = (
+            f"A short run of {run.steps} steps at B = {run.batch_size} does not show how far the "
+            "goal is."
+        )
+        limit = f"{steps} is the default."
+    elif expected <= run.steps:
+        reason = f"A short run at B = {run.batch_size} met the goal at step {expected:g}."
     else:
-        pace = f"at its pace would after about {number_text(expected)}"
-        reason = f"a short run of {run.steps} steps {where} did not meet the goal, and {pace}"
-        limit = f"{steps} is {reach} times as many"
+        reason = (
+            f"A short run of {run.steps} steps at B = {run.batch_size} did not meet the goal; at "
+            f"its pace it would after about {number_text(expected)} steps."
+        )
     if affordable < plausible:
-        limit = f"a training of {steps} steps takes {SHARE:.0%} of --budget"
+        limit = f"A training of {steps} steps takes {BUDGET_SHARE:.0%} of --budget."
         if expected is not None and expected > steps:
-            limit += ", and a larger one has room for more"
+            limit += " A larger --budget allows more."
     note = (
-        f"goal.max_steps is not set, {steps} is used: {reason}; {limit}. goal.max_steps: {steps} "
-        "sets it, and another number needs another study.name"
+        f"goal.max_steps is not set; {steps} is used. {reason} {limit} Set goal.max_steps: {steps} "
+        "to fix it; another number needs another study.name."
     )
     return Proposal(steps, note)
 
 
 def expected_steps(run: ShortRun, goal: Goal) -> float | None:
-    """Return the step at which a run meets the goal, extrapolated if need be; None if there is no
-    progress.
+    """Return the step at which a run meets the goal, extrapolated if it has not.
 
-    The extrapolation is a line through the best values so far in the middle of the run and at its
+    The extrapolation is a line through the best values so far, in the middle of the run and at its
     end.
+
+    Returns:
+        None if the run makes no progress, or has too few validations.
     """
-    checks = [
-        (step, value)
-        for step, value in zip(run.checks, run.values, strict=True)
-        if math.isfinite(value)
-    ]
-    for step, value in checks:
+    checks, best_values = [], []
+    best = -math.inf if goal.at_least else math.inf
+    for step, value in zip(run.checks, run.values, strict=True):
+        if not math.isfinite(value):
+            continue
         if goal.is_reached(value):
             return step
+        best = max(best, value) if goal.at_least else min(best, value)
+        checks.append(step)
+        best_values.append(best)
     if len(checks) < MIN_CHECKS:
         return None
-    best = list(itertools.accumulate((value for _, value in checks), max if goal.at_least else min))
     middle = (len(checks) - 1) // 2
-    slope = (best[-1] - best[middle]) / (checks[-1][0] - checks[middle][0])
+    slope = (best_values[-1] - best_values[middle]) / (checks[-1] - checks[middle])
     if slope == 0:
         return None
-    return checks[-1][0] + (goal.value - best[-1]) / slope
+    return checks[-1] + (goal.value - best_values[-1]) / slope
 
 
 def run_short(setup: StudySetup, seconds: float, stop: StopRequest) -> ShortRun:
-    """Train at the user's batch size and metaparameters to the goal, or until the time is over;
-    store nothing.
+    """Train at the user's batch size and metaparameters until the goal or until the time is over.
 
-    Schedules see the budget that the time pays, by the seconds of a few steps.
+    Schedules see a budget that the time can pay, by the seconds of a few steps. Nothing is stored.
 
     Raises:
-        Interrupted: if the user asked to leave.
-        Exception: what the module, its data or a callback raises.
+        Interrupted: if the user asked to stop.
+        Exception: An error of the module, its data or a callback.
     """
-    one, size = of_one_device(setup), own_batch_size(setup.workload)
-    look = first_look(one, size)
-    if look is None:
-        raise MemoryError(f"no step at B = {size} is possible on one device")
+    one_device = of_one_device(setup)
+    batch_size = user_batch_size(setup.workload)
+    times = time_briefly(one_device, batch_size)
+    if times is None:
+        raise MemoryError(f"no step at B = {batch_size} is possible on one device")
     stop.check()
     interval = setup.goal_of_trials.check_interval
-    step, check = look
-    most = max(int(seconds / (step + check / interval)) // interval, 1) * interval
-    goal = dataclasses.replace(setup.goal, max_steps=most, early_reject=False)
-    timed = dataclasses.replace(one, goal=goal)
-    run = Attempt(Trial(Cell(size), 0, setup.middle, setup.study.seed), timed.goal_of_trials)
-    watch = _TimeLimit(seconds, stop)
-    probe_run(timed, run, [watch])
-    values = run.curve[timed.goal_of_trials.metric]
-    return ShortRun(size, watch.step_seconds, watch.steps, tuple(run.curve["step"]), tuple(values))
+    affordable = int(seconds / (times.step + times.check / interval))
+    max_steps = max(affordable // interval, 1) * interval
+    goal = dataclasses.replace(setup.goal, max_steps=max_steps, early_reject=False)
+    short = dataclasses.replace(one_device, goal=goal)
+    trial = Trial(Cell(batch_size), 0, setup.middle, setup.study.seed)
+    attempt = Attempt(trial, short.goal_of_trials)
+    limit = _TimeLimit(seconds, stop)
+    probe_run(short, attempt, [limit])
+    values = attempt.curve[short.goal_of_trials.metric]
+    checks = tuple(attempt.curve["step"])
+    return ShortRun(batch_size, limit.step_seconds, limit.steps, checks, tuple(values))
 
 
 class _TimeLimit(Callback):
-    """Ends a run after so many seconds of training, or when the user asks to leave.
+    """Ends a run after some seconds of training, or when the user asks to stop.
 
     Attributes:
         steps: Optimizer steps so far.
-        step_seconds: Seconds of each, with the checks between them.
+        step_seconds: Seconds of a step, with its share of the validations.
     """
 
     def __init__(self, seconds: float, stop: StopRequest):
-        self.seconds, self.stop = seconds, stop
-        self.steps, self.step_seconds = 0, math.inf
+        self.seconds = seconds
+        self.stop = stop
+        self.steps = 0
+        self.step_seconds = math.inf
         self._began = 0.0
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._began = time.monotonic()
 
-    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, *args: object
+    ) -> None:
         self.stop.check()
         self._count(trainer)
         if self.steps and time.monotonic() - self._began > self.seconds:

@@ -1,5 +1,4 @@
-"""How much memory a step takes on a CPU, so that none is tried which the system would kill this
-process for."""
+"""The memory of a step on a CPU, where the system would kill a process that takes too much."""
 
 from __future__ import annotations
 
@@ -9,68 +8,87 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-SHARE = 0.8  # of the free memory that a step may take
-_CGROUP = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
-_FULL = ("can't allocate memory", "out of memory", "unable to allocate", "memoryerror")
+MAX_SHARE = 0.8  # of the free memory that a step may take
+PROCESS = Path("/proc/self")
+CGROUP = Path("/sys/fs/cgroup")
+# What errors of torch, CUDA, numpy and Python say, in lower case.
+FULL_MESSAGES = ("can't allocate memory", "out of memory", "unable to allocate", "memoryerror")
 
 
 class Memory:
-    """What the steps that were timed took, and what a larger one would.
+    """The memory that timed steps took, and an estimate for larger ones.
 
-    The peak of this process is begun anew before each size where the system allows that (Linux);
-    else a size that takes less than an earlier one, or than an import, is taken to take nothing
-    more.
+    On Linux the peak of this process is reset before each size. On other systems, a size that takes
+    less than an earlier one, or than an import, seems to take no further memory.
     """
 
     def __init__(self) -> None:
         self.sizes: list[tuple[int, float]] = []  # examples and the peak in bytes
 
     def begin(self) -> None:
-        """To be called before a size is timed."""
+        """Reset the peak; to be called before a size is timed."""
         with suppress(OSError):
-            Path("/proc/self/clear_refs").write_text("5")
+            (PROCESS / "clear_refs").write_text("5")
 
     def end(self, size: int) -> None:
-        """To be called after it was timed."""
+        """Note the peak; to be called after a size was timed."""
         self.sizes.append((size, self.peak()))
 
-    def wanting(self, size: int) -> float:
-        """Bytes that a size would take beyond what may be taken; 0 or less where it fits, as far as
-        is known.
+    def missing(self, size: int) -> float:
+        """Return the bytes that a size takes beyond what it may take; at most 0 if it fits.
 
-        Memory grows by as much for each example as it did between the last two sizes.
+        Each further example is assumed to take as much as between the last two sizes.
         """
         if len(self.sizes) < 2:
             return 0.0
         (before, low), (last, high) = self.sizes[-2:]
-        more = max(0.0, high - low) / (last - before) * (size - last)
-        return more - SHARE * self.free() if more else 0.0
+        growth = max(0.0, high - low) / (last - before) * (size - last)
+        if not growth:
+            return 0.0
+        return growth - MAX_SHARE * self.free()
 
     def peak(self) -> float:
-        """The most bytes that this process has held since `begin`."""
+        """Return the most bytes that this process has held since `begin`."""
         try:
-            lines = Path("/proc/self/status").read_text().splitlines()
-            return 1024 * next(float(line.split()[1]) for line in lines if line.startswith("VmHWM"))
-        except (OSError, StopIteration, ValueError):  # another system
+            return _kibibytes_in(PROCESS / "status", "VmHWM") * 1024
+        except (OSError, ValueError):
+            # This is not Linux.
             unit = 1 if sys.platform == "darwin" else 1024
             return float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit)
 
     def free(self) -> float:
-        """Bytes that are free on this machine, within the limit of its container."""
-        free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2
+        """Return the bytes that are free on this machine, within the limit of its container."""
         try:
-            lines = Path("/proc/meminfo").read_text().splitlines()
-            free = 1024 * next(
-                float(line.split()[1]) for line in lines if line.startswith("MemAvailable")
-            )
-            limit, used = (file.read_text().strip() for file in _CGROUP)
-            free = free if limit == "max" else min(free, float(limit) - float(used))
-        except (OSError, StopIteration, ValueError):  # another system, or no container
+            free = _kibibytes_in(Path("/proc/meminfo"), "MemAvailable") * 1024
+        except (OSError, ValueError):
+            return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2
+        try:
+            limit = (CGROUP / "memory.max").read_text().strip()
+            used = (CGROUP / "memory.current").read_text().strip()
+            if limit != "max":
+                free = min(free, float(limit) - float(used))
+        except (OSError, ValueError):
+            # This is no container.
             pass
         return free
 
 
+def _kibibytes_in(file: Path, name: str) -> float:
+    """Return a value of a file of lines such as "VmHWM:   123 kB".
+
+    Raises:
+        OSError: if the file cannot be read.
+        ValueError: if it has no such line.
+    """
+    for line in file.read_text().splitlines():
+        if line.startswith(name):
+            return float(line.split()[1])
+    raise ValueError(f"{file} has no {name}")
+
+
 def is_full(error: BaseException | str) -> bool:
-    """Whether an error, or its text, says that memory, of a device or of the machine, does not hold
-    what was asked."""
-    return isinstance(error, MemoryError) or any(sign in str(error).lower() for sign in _FULL)
+    """Return True if an error, or its text, says that memory of device or machine is full."""
+    if isinstance(error, MemoryError):
+        return True
+    text = str(error).lower()
+    return any(message in text for message in FULL_MESSAGES)

@@ -1,16 +1,24 @@
-"""What advice is asked for, and how much asking may cost."""
+"""The options of the command, the clock of its budget, and its lines on stderr."""
 
 from __future__ import annotations
 
 import math
 import re
+import sys
+import time
 from dataclasses import dataclass
 from typing import Literal, get_args
 
 from lit_dps.core.errors import ConfigError
+from lit_dps.storage.advice_store import AdviceStore
 
 Method = Literal["law", "branch"]
-_UNITS = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86_400.0}
+SECONDS_PER_UNIT = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86_400.0}
+STORE_SECONDS = 5.0  # between two times that the clock is stored; a kill may lose as much
+# The share of the budget that is reserved for the answer, within these limits.
+ANSWER_SHARE = 0.12
+MIN_ANSWER_SECONDS = 5.0
+MAX_ANSWER_SECONDS = 20.0
 
 
 @dataclass(frozen=True)
@@ -18,16 +26,15 @@ class Options:
     """Options of the command.
 
     Attributes:
-        budget: Seconds that asking may take, all runs of the command together.
+        budget: Seconds that all runs of the command together may take.
         method: "law" probes K at a few batch sizes; "branch" forks a run
             (`lit_dps.readings.branching`).
         devices: Numbers of devices to answer for.
-        price: Of a device-hour, in any currency; None answers in device-hours.
-        bandwidth: Bytes a second between two devices, for numbers of devices that are not here;
-            None where it is not
-            known: then only those here are answered for.
+        price: Price of a device-hour, in any currency; None answers in device-hours.
+        bandwidth: Bytes per second between two devices. If it is None, only the numbers of devices
+            that are used here are answered for.
         latency: Seconds of a message between two devices.
-        trials: Trials of each probe.
+        trials: The number of trials of each probe.
     """
 
     budget: float
@@ -42,9 +49,8 @@ class Options:
         if self.method not in get_args(Method):
             raise ConfigError("--method", self.method, f"one of {', '.join(get_args(Method))}")
         if not self.devices or min(self.devices) < 1:
-            raise ConfigError(
-                "--devices", ",".join(map(str, self.devices)), "numbers of devices such as 1,2,4,8"
-            )
+            devices = ",".join(map(str, self.devices))
+            raise ConfigError("--devices", devices, "numbers of devices such as 1,2,4,8")
         for key, value in (("price", self.price), ("bandwidth", self.bandwidth)):
             if value is not None and not 0 < value < math.inf:
                 raise ConfigError(f"--{key}", value, "a finite number above 0")
@@ -55,16 +61,78 @@ class Options:
 
 
 def seconds_of(text: str) -> float:
-    """The seconds of a budget such as 90s, 30m or 2h. Raises ConfigError for anything else."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(s|m|min|h|d)", text.strip())
-    if not found or not (seconds := float(found[1]) * _UNITS[found[2]]):
+    """Return the seconds of a budget such as 90s, 30m or 2h.
+
+    Raises:
+        ConfigError: for any other text, and for 0.
+    """
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(s|m|min|h|d)", text.strip())
+    seconds = 0.0
+    if match is not None:
+        seconds = float(match[1]) * SECONDS_PER_UNIT[match[2]]
+    if not seconds:
         raise ConfigError("--budget", text, "a time above 0 such as 90s, 30m or 2h")
     return seconds
 
 
 def devices_of(text: str) -> tuple[int, ...]:
-    """The numbers of devices of a list such as 1,2,4,8. Raises ConfigError for anything else."""
+    """Return the numbers of devices of a list such as 1,2,4,8, ascending.
+
+    Raises:
+        ConfigError: for any other text.
+    """
     try:
         return tuple(sorted({int(part) for part in text.split(",")}))
     except ValueError:
         raise ConfigError("--devices", text, "numbers of devices such as 1,2,4,8") from None
+
+
+class Clock:
+    """The time that all runs of the command have taken.
+
+    It is stored regularly, because a run may be killed.
+
+    Args:
+        budget: Seconds of the budget.
+        store: Where the time is stored.
+        spent: Seconds that earlier runs took.
+        began: When this run began, on the monotonic clock; None is now.
+
+    Attributes:
+        reserved: Seconds of the budget that are reserved for a later stage.
+    """
+
+    def __init__(self, budget: float, store: AdviceStore, spent: float, began: float | None = None):
+        self.budget = budget
+        self.store = store
+        self.reserved = 0.0
+        self._spent_before = spent
+        self._stored = time.monotonic()
+        self._began = self._stored if began is None else began
+
+    @property
+    def spent(self) -> float:
+        """Seconds that all runs have taken."""
+        return self._spent_before + time.monotonic() - self._began
+
+    @property
+    def remaining(self) -> float:
+        """Seconds until the answer, or the stage that time is reserved for, has to begin."""
+        answer = max(ANSWER_SHARE * self.budget, MIN_ANSWER_SECONDS)
+        answer = min(answer, MAX_ANSWER_SECONDS)
+        return self.budget - answer - self.reserved - self.spent
+
+    def save(self) -> None:
+        """Store the time."""
+        self._stored = time.monotonic()
+        self.store.keep(spent=self.spent)
+
+    def tick(self) -> None:
+        """Store the time if that was some seconds ago; to be called often."""
+        if time.monotonic() > self._stored + STORE_SECONDS:
+            self.save()
+
+
+def say(text: str) -> None:
+    """Print a line about the progress of the command."""
+    print(text, file=sys.stderr, flush=True)

@@ -1,11 +1,13 @@
-"""Which batch size to probe next, for how long."""
+"""Probes batch sizes, one after the other, until the time is over or no probe is worth it."""
 
 from __future__ import annotations
 
 import math
 import time
+from typing import NamedTuple
 
 from lit_dps.advice.next_probe import ProbeTerms, choose_next_batch_size, law_with_prior
+from lit_dps.advice.options import Clock, say
 from lit_dps.advice.probe_study import (
     CannotRun,
     check_seconds,
@@ -14,81 +16,138 @@ from lit_dps.advice.probe_study import (
     unfinished,
 )
 from lit_dps.advice.question import Question
-from lit_dps.advice.stages import Clock, say
-from lit_dps.advice.user_workload import own_batch_size
+from lit_dps.advice.user_workload import user_batch_size
+from lit_dps.analysis.law_fit import AT_LEAST, AT_MOST
+from lit_dps.analysis.observations import Observation
 from lit_dps.core.format import format_duration
+from lit_dps.core.record import StudyRecord
 from lit_dps.parallel.process import StopRequest
 
-FIRST = 3  # probes that share what is left alike, since nothing tells yet what they take
+# The first probes share the time equally, because it is unknown how long a probe takes.
+FIRST_PROBES = 3
 
 
-def probe_all(case: Question, clock: Clock, stop: StopRequest) -> None:
-    """Probes until the time is over, nothing is worth it, or all sizes are done.
+class _Choice(NamedTuple):
+    """The batch size to probe, and the share of the remaining time that it may take."""
 
-    No batch size is probed that was not seen to fit the memory of the devices that are here.
+    batch_size: int
+    share: float
+
+
+def probe_all(question: Question, clock: Clock, stop: StopRequest) -> None:
+    """Probe batch sizes until the time is over, no probe is worth it, or all were probed.
+
+    Only batch sizes that are known to fit on the devices that are here are probed.
+
+    Raises:
+        Interrupted: if the user asked to stop.
+        UserError: with the cause of a probe that failed.
     """
-    work, setup = case.work, case.work.setup
-    fitting = [b for b in case.sizes if b <= case.largest]
-    refused = set(work.without_room)  # that were probed in this run, or cannot be
-    gone = set(work.without_room)  # that cannot be
-    own = min(fitting, key=lambda b: abs(math.log(b / own_batch_size(setup.workload))))
-    for number in range(2 * len(fitting)):
-        record = work.record()
-        known = observations(record)
-        done = {int(o.batch_size) for o in known if o.bound == 0} | refused
-        law = law_with_prior(known, case.noise)
-        open_ = [
-            b for b in fitting if b not in done and b not in {int(o.batch_size) for o in known}
-        ]
-        check = check_seconds(record, case.times.check) / setup.goal_of_trials.check_interval
-        size = choose_next_batch_size(open_, known, law, own, _terms(case, clock, check))
-        share = 1 if len(done) >= FIRST else 1 / (FIRST - len(done))
-        if size is None:  # what was left unfinished before goes on
-            size, share = next(iter(set(unfinished(record)) - gone), None), 1
-        if size is None or clock.left <= 0:
-            break
-        seconds = clock.left * share
+    probes = question.probes
+    fitting = [b for b in question.batch_sizes if b <= question.largest]
+    tried = set(probes.without_room)  # in this run
+    closed = set(probes.without_room)  # they have ended, or cannot run
+    # A batch size is begun and continued once at most.
+    for number in range(1, 2 * len(fitting) + 1):
+        choice = _choose(question, fitting, tried, closed, clock)
+        if choice is None or clock.remaining <= 0:
+            return
+        size = choice.batch_size
+        seconds = clock.remaining * choice.share
         say(
-            f"probe {number + 1}: B = {size}, {setup.study.trials} trials, "
-            f"{format_duration(seconds, 2)} at most"
+            f"probe {number}: B = {size}, {probes.setup.study.trials} trials, at most "
+            f"{format_duration(seconds, 2)}"
         )
+        tried.add(size)
         try:
-            whole = work.run(size, time.monotonic() + seconds, stop, clock)
+            all_ended = probes.run(size, time.monotonic() + seconds, stop, clock)
         except CannotRun as error:
             say(f"  B = {size} is left out: {error}")
-            refused.add(size)
-            gone.add(size)
+            closed.add(size)
             continue
-        clock.keep()
-        record = work.record()
-        found = {int(o.batch_size): o for o in observations(record)}
-        say(f"  {_told(found.get(size))}{'' if whole else ', its time is over'}")
-        if failed := failed_trials(record).get(size):
-            say(f"  {len(failed)} of its trials failed, the last with {failed[-1].failure}")
-        refused.add(size)
-        if whole:
-            gone.add(size)
+        if all_ended:
+            closed.add(size)
+        clock.save()
+        _report(question, size, all_ended)
 
 
-def _terms(case: Question, clock: Clock, check: float) -> ProbeTerms:
-    """Return what probes are for; `check` are the seconds of checks that come on each step."""
+def _choose(
+    question: Question, fitting: list[int], tried: set[int], closed: set[int], clock: Clock
+) -> _Choice | None:
+    """Return what to probe next; None if nothing remains.
+
+    Args:
+        question: The question.
+        fitting: Batch sizes that fit on the devices.
+        tried: Batch sizes that were probed in this run, or cannot be.
+        closed: Batch sizes whose trials have ended, or that cannot be probed.
+        clock: The clock of the budget.
+    """
+    record = question.probes.record()
+    observed = observations(record)
+    sizes_observed = {int(o.batch_size) for o in observed}
+    batch_size = choose_next_batch_size(
+        [b for b in fitting if b not in tried | sizes_observed],
+        observed,
+        law_with_prior(observed, question.noise),
+        _nearest(fitting, user_batch_size(question.probes.setup.workload)),
+        _terms(question, record, clock),
+    )
+    if batch_size is not None:
+        exact = {int(o.batch_size) for o in observed if o.bound == 0}
+        return _Choice(batch_size, 1 / max(1, FIRST_PROBES - len(exact | tried)))
+    # Otherwise continue a probe that an earlier run of the command did not finish.
+    for batch_size in unfinished(record):
+        if batch_size not in closed:
+            return _Choice(batch_size, 1.0)
+    return None
+
+
+def _nearest(batch_sizes: list[int], preferred: int) -> int:
+    return min(batch_sizes, key=lambda b: abs(math.log(b / preferred)))
+
+
+def _terms(question: Question, record: StudyRecord | None, clock: Clock) -> ProbeTerms:
+    """Return what probes are for, and what they cost."""
+    setup = question.setup
+    step_time = question.step_time
+    interval = question.probes.setup.goal_of_trials.check_interval
+    check = check_seconds(record, question.times.check)
 
     def step_seconds(batch_size: float, devices: int) -> float:
-        step = case.model.at(batch_size, devices)
-        if step is None and devices == case.setup.ranks:
-            step = case.model.at(batch_size)
+        step = step_time.at(batch_size, devices)
+        if step is None and devices == setup.ranks:
+            step = step_time.at(batch_size)
         if step is None:
             return math.inf
-        return step.value + check
+        return step.value + check / interval
 
-    options = case.options
     return ProbeTerms(
-        step_seconds, case.sizes, options.devices, case.setup.ranks, options.trials, clock.left
+        step_seconds=step_seconds,
+        batch_sizes=question.batch_sizes,
+        devices=question.options.devices,
+        ranks=setup.ranks,
+        trials=question.options.trials,
+        seconds=clock.remaining,
     )
 
 
-def _told(found) -> str:
-    if found is None:
-        return "no trial told anything"
-    sign = {0: "=", 1: ">", -1: "<="}.get(found.bound, "~")
-    return f"K* {sign} {found.steps:g}"
+def _report(question: Question, batch_size: int, all_ended: bool) -> None:
+    """Print the result of a probe."""
+    record = question.probes.record()
+    result = "no K yet"
+    for observation in observations(record):
+        if int(observation.batch_size) == batch_size:
+            result = _describe(observation)
+    if not all_ended:
+        result += "; its time is over"
+    say(f"  {result}")
+    failed = failed_trials(record).get(batch_size)
+    if failed:
+        say(f"  {len(failed)} of its trials failed, the last with {failed[-1].failure}")
+
+
+def _describe(observation: Observation) -> str:
+    """Return an observation as text, such as K* = 120."""
+    sign = {AT_LEAST: ">", AT_MOST: "<="}.get(observation.bound, "=")
+    return f"K* {sign} {observation.steps:g}"

@@ -1,5 +1,4 @@
-"""What advice is asked for, and all that it has measured so far: what its later stages and its
-answer are made from."""
+"""What is asked, all that was measured so far, and the answer that follows."""
 
 from __future__ import annotations
 
@@ -7,11 +6,15 @@ import math
 from dataclasses import dataclass
 from functools import cached_property
 
+from lit_dps.advice.answer import Answer, Checks, Terms, answer
+from lit_dps.advice.branch_run import branch_law
+from lit_dps.advice.next_probe import law_with_prior
+from lit_dps.advice.one_run import ratio_of_one_run
 from lit_dps.advice.options import Options
-from lit_dps.advice.probe_study import Probes
-from lit_dps.advice.step_probe import SPENT, StepTimes
+from lit_dps.advice.probe_study import Probes, best_rates, observations
+from lit_dps.advice.step_probe import StepTimes
 from lit_dps.advice.step_time import Link, StepTime, fit_step_time
-from lit_dps.advice.user_workload import own_batch_size
+from lit_dps.advice.user_workload import rate_key, user_batch_size
 from lit_dps.core.noise_scale import NoiseScale
 from lit_dps.storage.advice_store import AdviceStore
 from lit_dps.study.setup import StudySetup
@@ -20,60 +23,95 @@ from lit_dps.training.adam_scaling import AdamScales
 
 @dataclass(frozen=True)
 class Question:
-    """One question.
+    """What is asked, and what was measured.
 
     Attributes:
         setup: The user's configuration.
-        options: Of the command.
-        store: What is stored of it.
-        work: The study that probes.
-        adaptive: Settings of an adaptive optimizer at the own batch size, which follow the batch
+        options: Options of the command.
+        store: The stored measurements.
+        probes: The study that probes.
+        adaptive: Settings of an adaptive optimizer at the user's batch size, which follow the batch
             size in probes; else None.
-        times: The steps that were timed.
-        noise: The noise scale; None where it was not measured.
-        parameters: Elements of the trained parameters.
+        times: The timed steps.
+        noise: The noise scale; None if it was not measured.
+        parameters: The number of elements of the trained parameters.
     """
 
     setup: StudySetup
     options: Options
     store: AdviceStore
-    work: Probes
+    probes: Probes
     adaptive: AdamScales | None
     times: StepTimes
     noise: NoiseScale | None
     parameters: int
 
     @cached_property
-    def model(self) -> StepTime:
-        """Of the step times, with what the options assume of a connection."""
-        options, link = self.options, None
-        if options.bandwidth is not None:
-            link = Link(self.parameters, options.bandwidth, options.latency)
-        return fit_step_time(
-            self.times.timed, link, self.times.largest if self.times.memory else None
-        )
+    def step_time(self) -> StepTime:
+        """The model of the step time, with the connection that the options assume."""
+        link = None
+        if self.options.bandwidth is not None:
+            link = Link(self.parameters, self.options.bandwidth, self.options.latency)
+        largest = self.times.largest if self.times.is_memory_full else None
+        return fit_step_time(self.times.timed, link, largest)
 
     @property
-    def sizes(self) -> list[int]:
-        """Batch sizes to answer for: powers of 2 up to the largest of one device times the most
-        devices."""
-        times, accumulated = self.times, self.setup.workload.accumulated
-        split = not times.memory and times.why != SPENT  # several devices have no more examples
-        most = times.largest * (1 if split else max(self.options.devices))
+    def batch_sizes(self) -> list[int]:
+        """Batch sizes to answer for: powers of 2, up to the largest that all devices have."""
+        most = self.times.largest
+        if not self.times.split_is_used_up:
+            most *= max(self.options.devices)
+        accumulated = self.setup.workload.accumulated
         return [accumulated * 2**i for i in range(int(math.log2(most)) + 1)]
 
     @property
     def largest(self) -> int:
-        """The largest batch size that the devices that are here were seen to have room for."""
+        """The largest batch size that is known to fit on the devices that are here."""
         return self.times.largest * self.setup.ranks * self.setup.workload.accumulated
 
     @property
-    def own_step(self) -> float:
-        """Seconds of a step at the own batch size on one device."""
-        return self.model.at(own_batch_size(self.setup.workload)).value
+    def user_step_seconds(self) -> float:
+        """Seconds of a step at the user's batch size on one device."""
+        step = self.step_time.at(user_batch_size(self.setup.workload))
+        assert step is not None  # one device is always timed
+        return step.value
 
     @property
     def training_seconds(self) -> float:
-        """Of one training at the own batch size that spends its budget of steps, on one device."""
+        """Seconds of a training of goal.max_steps steps, at the user's batch size on one device."""
         goal = self.setup.goal_of_trials
-        return goal.max_steps * (self.own_step + self.times.check / goal.check_interval)
+        return goal.max_steps * (self.user_step_seconds + self.times.check / goal.check_interval)
+
+
+def conclude(question: Question) -> Answer:
+    """Return the answer from all that was measured so far.
+
+    If there is no probe, the forks of a run take the place of the law.
+    """
+    options = question.options
+    setup = question.probes.setup
+    # `fit` makes full validations; those of probes stop early.
+    checks = Checks(question.times.check, setup.goal_of_trials.check_interval)
+    terms = Terms(options.price, checks)
+    step_time, batch_sizes = question.step_time, question.batch_sizes
+    record = question.probes.record()
+    stored = question.store.read()
+    key = rate_key(setup)
+    if record is None:
+        law = branch_law(stored, question.setup)
+        if law is not None:
+            rate = None
+            if key:
+                # Branches tell how they were trained. `question.adaptive` is also None if weight
+                # decay is searched, or if the optimizer could not be read.
+                adaptive = stored.get("branch_adaptive", question.adaptive is not None)
+                rate = law.rate(key, setup.study.space[key].at(0.5), adaptive)
+            return answer(law, step_time, batch_sizes, options.devices, terms, rate)
+    law = law_with_prior(observations(record), question.noise)
+    rates = best_rates(record)
+    rate = None if rates is None else rates.law
+    k_of = {}
+    for row in law.predict(batch_sizes).dropna().to_dict("records"):
+        k_of[int(row["batch_size"])] = row["steps"]
+    one_run = ratio_of_one_run(stored.get("confirmed", []), k_of, record, rate, key)
+    return answer(law, step_time, batch_sizes, options.devices, terms, rate, one_run)

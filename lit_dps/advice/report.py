@@ -1,32 +1,24 @@
-"""What advice says and writes: the answer as text, table, figure, and a configuration that `fit`
-takes."""
+"""Prints the answer, writes its files, and logs it and its stages to MLflow."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from lit_dps.advice.answer import Answer, Checks, Terms, answer
+from lit_dps.advice.answer import Answer
 from lit_dps.advice.branch_law import Branched
-from lit_dps.advice.branch_run import branched, described
-from lit_dps.advice.mlflow_log import show, show_answer
-from lit_dps.advice.next_probe import law_with_prior
-from lit_dps.advice.one_run import ratio_of_one_run
-from lit_dps.advice.optimizer_probe import look_at_optimizers
-from lit_dps.advice.probe_study import (
-    best_rates,
-    failed_trials,
-    has_no_room,
-    observations,
-    unfinished,
-)
-from lit_dps.advice.question import Question
-from lit_dps.advice.recommended_config import of_branches, of_probes, parameters_at, rate_key
+from lit_dps.advice.branch_run import describe_forks, stored_forks
+from lit_dps.advice.probe_study import failed_trials, has_no_room, unfinished
+from lit_dps.advice.question import Question, conclude
+from lit_dps.advice.recommendation import recommended_config, recommended_params
 from lit_dps.advice.text import render
-from lit_dps.advice.user_workload import own_batch_size, probing
+from lit_dps.advice.user_workload import look_at_optimizers, user_batch_size
 from lit_dps.analysis.analysis import Analysis
 from lit_dps.analysis.law import Law
 from lit_dps.analysis.law_fit import AT_LEAST
@@ -40,217 +32,303 @@ from lit_dps.core.trial import Cell, Trial
 from lit_dps.report.notes import lines_of
 from lit_dps.report.publish import figures_folder
 from lit_dps.report.trial_notes import SCHEDULES, warm_up_notes
+from lit_dps.tracking.description import markdown
 
-# share of the time that a process waits for a CPU, above which its times are told not to be its own
-BUSY = 0.2
-
-
-def conclude(case: Question) -> Answer:
-    """The answer of all that was measured so far. Where no probe was run, what forks say takes the
-    law's place."""
-    setup, options = case.work.setup, case.options
-    record, key, kept = case.work.record(), rate_key(setup), case.store.read()
-    # in full, since `fit` shows and saves what a check finds; probes stop theirs early
-    checks = Checks(case.times.check, setup.goal_of_trials.check_interval)
-    asked = case.model, case.sizes, options.devices, Terms(options.price, checks)
-    if record is None and (forks := branched(kept, case.setup)) is not None:
-        middle = setup.study.space[key].at(0.5) if key else None
-        # as the branches were trained: case.adaptive is None also where decay is searched or nobody
-        # could look
-        adaptive = kept.get("branch_adaptive", case.adaptive is not None)
-        return answer(forks, *asked, None if middle is None else forks.rate(key, middle, adaptive))
-    law, rates = law_with_prior(observations(record), case.noise), best_rates(record)
-    rate = None if rates is None else rates.law
-    k_of = {
-        int(row["batch_size"]): row["steps"]
-        for row in law.predict(case.sizes).dropna().to_dict("records")
-    }
-    one = ratio_of_one_run(kept.get("confirmed", []), k_of, record, rate, key)
-    return answer(law, *asked, rate, one_run=one)
+# The share of the time that a process waits for a CPU, above which its step times get a note.
+BUSY_SHARE = 0.2
+# Examples per device at which a step on several devices is asked for: whether it is known does not
+# depend on this number.
+EXAMPLES_PER_DEVICE = 4096
+LOGGED_COLUMNS = ("batch_size", "devices", "steps", "hours")  # of the recommended row
 
 
-def tell(case: Question) -> None:
-    """Prints the answer, writes its files, and shows both in MLflow."""
-    found, record, setup = conclude(case), case.work.record(), case.setup
-    params = None if isinstance(found.law, Branched) else parameters_at(record, found)
-    scales = adaptive_note(case, found, params)
-    if isinstance(found.law, Branched):
-        forked = case.work.setup
-        if not case.store.read().get("branch_scaled", False):
-            forked = probing(setup, case.options.trials, adaptive=None)
-        config = of_branches(setup, forked, found, case.store)
-    else:
-        config = of_probes(setup, case.work.setup, record, found, case.store)
-    text = _text(case, found, record, scales)
-    folder = figures_folder(setup.storage.folder, setup.study.name) / "advice"
+@dataclass(frozen=True)
+class _Report:
+    """What is reported.
+
+    Attributes:
+        question: What was asked and measured.
+        result: The answer.
+        record: The study of the probes; None if there is none.
+        scaling: Second moment and weight decay of the recommended run; None if they do not change.
+    """
+
+    question: Question
+    result: Answer
+    record: StudyRecord | None
+    scaling: str | None
+
+    @property
+    def is_branched(self) -> bool:
+        """Whether the answer is from forks of one run."""
+        return isinstance(self.result.law, Branched)
+
+
+def publish_answer(question: Question) -> None:
+    """Print the answer, write its files, and log both to MLflow."""
+    result = conclude(question)
+    record = question.probes.record()
+    params = None if isinstance(result.law, Branched) else recommended_params(record, result)
+    report = _Report(question, result, record, adaptive_note(question, result, params))
+    text = _text(report)
     print(text, end="", flush=True)
+    storage = question.setup.storage
+    folder = figures_folder(storage.folder, question.setup.study.name) / "advice"
+    config = recommended_config(question, record, result)
     try:
-        files = _write(folder, found, text, config, scales)
-    except (StorageError, OSError) as error:  # a full disk costs the files, not the answer
+        files = _write(report, folder, text, config)
+    except (StorageError, OSError) as error:
+        # A full disk costs the files, not the answer.
         print(f"\n{not_written(str(folder), error)}", flush=True)
         return
     print("\nwritten:\n" + "\n".join(f"  {file}" for file in files))
-    if (chosen := folder / "fit.yaml").exists() and found.best is not None:
-        predicted = not isinstance(found.law, Branched) or found.law.met
-        later = "; then lit-dps calibration compares the prediction with it" if predicted else ""
-        print(f"\nrun it: lit-dps fit --config {chosen}{later}")
-    if record is not None or isinstance(
-        found.law, Branched
-    ):  # else its time went to less than MLflow takes to begin
-        show(case)
-        show_answer(case, record, found, files, text)
+    if config is not None:
+        _print_next_command(folder / "fit.yaml", result)
+    # Without a probe or a fork, less time was spent than MLflow takes to start.
+    if record is not None or report.is_branched:
+        log_measurements(question)
+        _log_answer(report, files, text)
 
 
-def _text(case: Question, found: Answer, record: StudyRecord | None, scales: str | None) -> str:
-    """What was measured, the answer, and what to know of both."""
-    times, law, goal = case.times, found.law, case.setup.goal_of_trials
-    devices = ", ".join(map(str, case.options.devices))
-    on = f"on {devices} device{'s' * (case.options.devices != (1,))}"
-    kept = case.store.read()
-    lines = [f"advice on {case.setup.study.name}: {goal}, {on}", ""]
-    if "max_steps" in kept:
+def _print_next_command(config_file: Path, result: Answer) -> None:
+    print(f"\nrun it: lit-dps fit --config {config_file}")
+    if not isinstance(result.law, Branched) or result.law.met:
+        print("then compare it with the prediction: lit-dps calibration")
+
+
+def _text(report: _Report) -> str:
+    """Return what was measured, the answer, and its notes."""
+    question = report.question
+    goal = question.setup.goal_of_trials
+    stored = question.store.read()
+    times = question.times
+    devices = ", ".join(map(str, question.options.devices))
+    noun = "device" if devices == "1" else "devices"
+    lines = [f"advice on {question.setup.study.name}: {goal}, on {devices} {noun}", ""]
+    if "max_steps" in stored:
         lines.append(f"goal.max_steps = {goal.max_steps} was chosen after a short run")
-    lines += [law.line()] if isinstance(law, Law) else []
-    lines += [case.noise.sentence] if case.noise is not None else []
-    if times.waited > BUSY:
+    if isinstance(report.result.law, Law):
+        lines.append(report.result.law.line())
+    if question.noise is not None:
+        lines.append(question.noise.sentence)
+    if times.waited > BUSY_SHARE:
         lines.append(
-            "the machine was busy while steps were timed: this process waited for a CPU "
-            f"{times.waited:.0%} of the time, and so will what is predicted"
+            "Other programs were running: while steps were timed, this process waited for a CPU "
+            f"{times.waited:.0%} of the time. Predicted times include such waiting."
         )
-    lines += [
-        case.model.describe(),
-        f"the largest batch of a device that was timed is {times.largest}: {times.why}",
-    ]
-    if branches := kept.get("branches", []):
-        lines += ["", *described(branches)]
-    notes = "".join(f"note: {line}\n" for line in _notes(case, found, record, scales))
-    return "\n".join([*lines, "", render(found)]) + notes
+    lines.append(question.step_time.describe())
+    lines.append(f"the largest timed batch of a device is {times.largest}: {times.reason}")
+    forks = stored_forks(stored)
+    if forks:
+        lines += ["", *describe_forks(forks)]
+    lines += ["", render(report.result)]
+    return "\n".join(lines) + "".join(f"note: {line}\n" for line in _notes(report))
 
 
-def _notes(
-    case: Question, found: Answer, record: StudyRecord | None, scales: str | None
-) -> list[str]:
-    lines = (
-        []
-        if scales is None
-        else [f"{scales}: AdamScalingCallback sets them in fit.yaml, as it did in the probes"]
-    )
-    options = case.options
-    if record is None and not isinstance(found.law, Branched):
-        most = (
-            f"one of {options.trials} trials takes up to "
-            f"{format_duration(options.trials * case.training_seconds, 2)}"
+def _notes(report: _Report) -> Iterator[str]:
+    """Yield what a reader has to know about the answer, a sentence each."""
+    question, record = report.question, report.record
+    if report.scaling is not None:
+        yield f"{report.scaling}: AdamScalingCallback sets them in fit.yaml, as in the probes"
+    if record is None and not report.is_branched:
+        trials = question.options.trials
+        probe = format_duration(trials * question.training_seconds, 2)
+        yield (
+            "The budget was too small for one probe, so the steps to the goal are unknown. A probe "
+            f"of {trials} trials takes up to {probe}; the budget is "
+            f"{format_duration(question.options.budget, 2)}."
         )
-        lines.append(
-            "the budget was too small for one probe: how many steps a goal takes is not known; "
-            f"{most} beside {format_duration(options.budget, 2)}"
-        )
-    left = unfinished(record)
-    for size, trials in sorted(failed_trials(record).items()):
-        last = trials[-1].failure
-        lines.append(
-            f"at B = {size} {len(trials)} of {options.trials} trials failed, the last with {last}"
-        )
-        if size in left and has_no_room(last, case.work.setup.workload):
-            left.remove(size)
-    if left:
-        lines.append(
-            f"the trials at B = {', '.join(map(str, left))} are not all run, for want of time: K "
-            "there is of a shorter "
-            "search; a larger --budget goes on"
-        )
-    missed = [o for o in found.law.observations if o.bound == AT_LEAST]
-    if missed and len(missed) == len(found.law.observations):
-        most = three_digits(max(o.steps for o in missed))
-        where = listed_numbers(o.batch_size for o in missed)
-        lines.append(
-            f"no trial met the goal within {most} steps, at B = {where}: an easier goal, a larger "
-            "goal.max_steps, or a "
-            "wider range of the learning rate"
-        )
+    yield from _notes_on_trials(report)
+    yield from _notes_on_missed_goals(report.result)
     if record is not None:
-        lines += lines_of(SCHEDULES, Analysis(record))
-        trials = [result for results in record.results.values() for result in results]
-        k_of = (
-            dict(zip(found.table["batch_size"], found.table["k_star"], strict=True))
-            if len(found.table)
-            else {}
+        yield from lines_of(SCHEDULES, Analysis(record))
+        table = report.result.table
+        k_of = dict(zip(table["batch_size"], table["k_star"], strict=True))
+        results = [result for results in record.results.values() for result in results]
+        yield from warm_up_notes(results, k_of)
+        if question.largest < max(question.batch_sizes):
+            ranks = question.setup.ranks
+            here = f"the {ranks} devices" if ranks > 1 else "the device"
+            yield (
+                f"K was not measured above B = {question.largest}, the largest batch size that is "
+                f"known to fit on {here} here."
+            )
+    unknown = []
+    for count in question.options.devices:
+        examples = EXAMPLES_PER_DEVICE * count
+        if count > 1 and question.step_time.at(examples, count) is None:
+            unknown.append(str(count))
+    if unknown:
+        yield (
+            f"There is no answer for {', '.join(unknown)} devices, because no step on them was "
+            "timed. Give --bandwidth (bytes per second between two devices, such as 1e10) for an "
+            "estimate."
         )
-        lines += warm_up_notes(trials, k_of)
-    if record is not None and case.largest < max(case.sizes):
-        here = f"the {ranks} devices" if (ranks := case.setup.ranks) > 1 else "the device"
-        lines.append(
-            f"K is not measured above B = {case.largest}: no larger batch was seen to fit {here} "
-            "here"
-        )
-    if several := [n for n in options.devices if n > 1 and case.model.at(4096 * n, n) is None]:
-        lines.append(
-            f"nothing is said of {', '.join(map(str, several))} devices: no step of theirs was "
-            "timed, and without "
-            "--bandwidth nothing tells what exchanging gradients takes"
-        )
-    return lines
 
 
-def adaptive_note(case: Question, found: Answer, params: Mapping[str, Any] | None) -> str | None:
-    """Return second moment and weight decay of the recommended batch size in words; None where they
-    stay."""
-    own = own_batch_size(case.setup.workload)
-    adaptive = case.adaptive
-    if adaptive is None or isinstance(found.law, Branched) or found.best is None:
+def _notes_on_trials(report: _Report) -> Iterator[str]:
+    """Yield notes on failed trials, and on trials that did not end in time."""
+    workload = report.question.probes.setup.workload
+    incomplete = unfinished(report.record)
+    for size, trials in sorted(failed_trials(report.record).items()):
+        last = trials[-1].failure
+        yield (
+            f"At B = {size}, {len(trials)} of {report.question.options.trials} trials failed, the "
+            f"last with {last}"
+        )
+        if size in incomplete and has_no_room(last, workload):
+            incomplete.remove(size)
+    if incomplete:
+        yield (
+            f"At B = {', '.join(map(str, incomplete))} the time ended before all trials had run. K "
+            "is from a shorter search there; a larger --budget continues it."
+        )
+
+
+def _notes_on_missed_goals(result: Answer) -> Iterator[str]:
+    """Yield a note if no trial met the goal at any batch size."""
+    observations = result.law.observations
+    missed = [o for o in observations if o.bound == AT_LEAST]
+    if missed and len(missed) == len(observations):
+        most = three_digits(max(o.steps for o in missed))
+        yield (
+            f"No trial met the goal within {most} steps, at B = "
+            f"{listed_numbers(o.batch_size for o in missed)}. Choose an easier goal, a larger "
+            "goal.max_steps, or a wider range of the learning rate."
+        )
+
+
+def adaptive_note(
+    question: Question, result: Answer, params: Mapping[str, Any] | None
+) -> str | None:
+    """Return second moment and weight decay at the recommended batch size as text.
+
+    Args:
+        question: The question.
+        result: The answer.
+        params: Metaparameters of the recommended run.
+
+    Returns:
+        None if they do not change with the batch size.
+    """
+    adaptive = question.adaptive
+    if adaptive is None or isinstance(result.law, Branched) or result.best is None:
         return None
-    size = int(found.best["batch_size"])
-    decay, ratio = adaptive.weight_decay, 1.0
+    user_size = user_batch_size(question.setup.workload)
+    size = int(result.best["batch_size"])
+    decay = adaptive.weight_decay
+    ratio = 1.0
     if adaptive.rate is not None and decay and params is not None:
-        rate = _rate_at(case, size, params)
+        rate = _initial_rate(question, size, params)
         if rate is None:
             decay = 0.0
         else:
             ratio = rate / adaptive.rate
-    if (adaptive.beta2 is None and not decay) or (size == own and ratio == 1.0):
+    if adaptive.beta2 is None and not decay:
         return None
-    return adaptive_advice(own, size, adaptive.beta2, decay, ratio)
+    if size == user_size and ratio == 1.0:
+        return None
+    return adaptive_advice(user_size, size, adaptive.beta2, decay, ratio)
 
 
-def _rate_at(case: Question, batch_size: int, params: Mapping[str, Any]) -> float | None:
-    """Return the rate that the optimizer starts from, which may differ from the metaparameter; None
-    if unknown."""
-    trial = Trial(Cell(batch_size), 0, dict(params), case.setup.study.seed)
+def _initial_rate(question: Question, batch_size: int, params: Mapping[str, Any]) -> float | None:
+    """Return the rate that the optimizer starts from; None if it is unknown.
+
+    It may differ from the metaparameter.
+    """
+    assert question.adaptive is not None
+    trial = Trial(Cell(batch_size), 0, dict(params), question.setup.study.seed)
     try:
-        look = look_at_optimizers(case.work.setup, trial)
-    except Exception:  # code of the user's, at a point of the space that no trial has seen
+        look = look_at_optimizers(question.probes.setup, trial)
+    except Exception:
+        # The user's code fails at a point of the search space that no trial has had.
         return None
     if look.adaptive is None:
         return None
-    # a rate of 0 leaves the ratio out, as AdamScalingCallback does
-    return look.adaptive.rate or case.adaptive.rate
+    # Like in AdamScalingCallback, a rate of 0 leaves out the ratio.
+    return look.adaptive.rate or question.adaptive.rate
 
 
 def _write(
-    folder: Path, found: Answer, text: str, config: Mapping[str, Any] | None, scales: str | None
+    report: _Report, folder: Path, text: str, config: Mapping[str, Any] | None
 ) -> list[Path]:
-    from lit_dps.report.figures.advice import (
-        draw_advice,
-    )  # matplotlib, only where something is drawn
-
+    """Write text, configuration, table and figure; return their paths."""
+    result = report.result
     folder.mkdir(parents=True, exist_ok=True)
     texts = {"advice.txt": text}
-    if config is not None:
-        said = "" if scales is None else f"# {scales}, set by AdamScalingCallback\n"
-        texts["fit.yaml"] = said + yaml.safe_dump(config, sort_keys=False)
-    else:
+    if config is None:
         (folder / "fit.yaml").unlink(missing_ok=True)
+    else:
+        comment = ""
+        if report.scaling is not None:
+            comment = f"# {report.scaling}, set by AdamScalingCallback\n"
+        texts["fit.yaml"] = comment + yaml.safe_dump(config, sort_keys=False)
+    files = []
     for name, content in texts.items():
         with replacing(folder / name) as temporary:
             temporary.write_text(content, encoding="utf-8")
-    files = [folder / name for name in texts]
-    if len(found.table):
-        write_csv(found.table, folder / "answer.csv")
-        files.append(folder / "answer.csv")
-        limits = "the fewest and most" if isinstance(found.law, Branched) else "95 % limits"
-        figure = draw_advice(found.table, found.law.observations, found.best, found.price, limits)
-        for suffix in ("png", "pdf"):
-            with replacing(folder / f"advice.{suffix}") as temporary:
-                figure.savefig(temporary, format=suffix, dpi=150)
-            files.append(folder / f"advice.{suffix}")
+        files.append(folder / name)
+    if not len(result.table):
+        return files
+    write_csv(result.table, folder / "answer.csv")
+    files.append(folder / "answer.csv")
+    # matplotlib takes long to import.
+    from lit_dps.report.figures.advice import draw_advice
+
+    limits = "the fewest and most" if report.is_branched else "95 % limits"
+    observations = result.law.observations
+    figure = draw_advice(result.table, observations, result.best, result.price, limits)
+    for suffix in ("png", "pdf"):
+        with replacing(folder / f"advice.{suffix}") as temporary:
+            figure.savefig(temporary, format=suffix, dpi=150)
+        files.append(folder / f"advice.{suffix}")
     return files
+
+
+def log_measurements(question: Question) -> None:
+    """Log all that was measured so far to MLflow, on the run of the study that probes.
+
+    The steps of its curves are the local batch size, the number of a run, or the step of a fork.
+    """
+    stored = question.store.read()
+    curves: dict[str, dict[int, float]] = {}
+    for row in question.times.timed:
+        devices = "" if row.devices == 1 else f"_on_{row.devices}_devices"
+        curve = curves.setdefault(f"advice/step_seconds{devices}", {})
+        curve[int(row.local_batch)] = row.seconds
+    for number, run in enumerate(stored.get("confirmed", []), start=1):
+        if run["steps"]:
+            curves.setdefault("advice/run_steps", {})[number] = run["steps"]
+        else:
+            curves.setdefault("advice/run_steps_without_goal", {})[number] = run["most"]
+    for fork in stored_forks(stored):
+        low, high = fork.critical
+        curves.setdefault("advice/critical_at_least", {})[fork.step] = low
+        if math.isfinite(high):
+            curves.setdefault("advice/critical_below", {})[fork.step] = high
+    metrics = {"advice/check_seconds": question.times.check}
+    noise = question.noise
+    if noise is not None:
+        metrics["noise_scale_low"] = noise.low
+        if noise.resolved:
+            metrics["noise_scale"] = noise.value
+    question.probes.mlflow.log_outcome(metrics, curves)
+
+
+def _log_answer(report: _Report, files: Sequence[Path], text: str) -> None:
+    """Log numbers and files of the answer to MLflow, and its text as the description of the run."""
+    probes = report.question.probes
+    # Markdown shows indented lines as they are.
+    description = f"    {text.strip()}".replace("\n", "\n    ")
+    if report.record is not None:
+        # The files of `analyze` take seconds to draw, so they are not made here.
+        analysis = Analysis(report.record)
+        probes.mlflow.sync(report.record, analysis, files)
+        description += f"\n\n{markdown(analysis)}"
+    metrics = {}
+    best = report.result.best
+    if best is not None:
+        metrics = {f"advice/{key}": float(best[key]) for key in LOGGED_COLUMNS}
+    probes.mlflow.log_outcome(metrics, files=files, note=description, has_ended=True)
+    if probes.mlflow.experiment_id is not None:
+        print(f"the stages and this answer are in MLflow, study {probes.name}", file=sys.stderr)

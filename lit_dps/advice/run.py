@@ -1,5 +1,7 @@
-"""Runs advice from its configuration to its answer within a budget of time, or takes it up where it
-stopped."""
+"""Runs the command: checks, measures, probes and verifies within a budget, then answers.
+
+Each stage stores what it measures, so that the same command resumes with the remaining budget.
+"""
 
 from __future__ import annotations
 
@@ -7,41 +9,39 @@ import dataclasses
 import math
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from lightning.pytorch import LightningDataModule
 
-from lit_dps.advice.answer import Answer
 from lit_dps.advice.branch_run import run_branches
-from lit_dps.advice.max_steps import settle_max_steps
-from lit_dps.advice.mlflow_log import show
-from lit_dps.advice.optimizer_probe import look_at_optimizers
-from lit_dps.advice.options import Options
+from lit_dps.advice.max_steps import Proposal, settle_max_steps
+from lit_dps.advice.options import MIN_ANSWER_SECONDS, Clock, Options, say
 from lit_dps.advice.probe_plan import probe_all
 from lit_dps.advice.probe_study import Probes
-from lit_dps.advice.question import Question
-from lit_dps.advice.recommended_config import parameters_at
-from lit_dps.advice.report import conclude, tell
-from lit_dps.advice.stages import WRITING, Clock, say
+from lit_dps.advice.question import Question, conclude
+from lit_dps.advice.recommendation import recommended_params, verify_recommendation
+from lit_dps.advice.report import log_measurements, publish_answer
 from lit_dps.advice.step_probe import (
     StepTimes,
-    first_look,
+    count_parameters,
     of_one_device,
-    parameters_of,
+    time_briefly,
     time_steps,
 )
-from lit_dps.advice.step_time import Timed
-from lit_dps.advice.user_workload import own_batch_size, probing, searches_scales
-from lit_dps.advice.verify import verify_recommendation
+from lit_dps.advice.user_workload import (
+    ProbeStudy,
+    earlier_probe_study,
+    prepare_probes,
+    user_batch_size,
+)
 from lit_dps.analysis.tables import significant
-from lit_dps.core.batch_scaling import BETA2_FLOOR
 from lit_dps.core.environment import SOURCES, changes_since
 from lit_dps.core.errors import ConfigError, StorageError, UserError
-from lit_dps.core.format import format_duration, number_text
+from lit_dps.core.format import format_duration
 from lit_dps.core.noise_scale import NoiseScale
-from lit_dps.core.trial import Trial
 from lit_dps.parallel.process import (
     INTERRUPTED,
     Interrupted,
@@ -58,18 +58,42 @@ from lit_dps.study.noise import short_run
 from lit_dps.study.run import LEAVING, check_study
 from lit_dps.study.setup import StudySetup
 from lit_dps.study.sources import refuse_changed_sources, source_hashes
-from lit_dps.training.adam_scaling import AdamScales
 
-TIMING, NOISE, CONFIRMING = (
-    0.1,
-    0.05,
-    0.2,
-)  # shares of the budget of each stage but the probes, at most
-NOISE_STEPS, NOISE_BATCH = 200, 32
-MEASURING = 10.0  # seconds that step times and noise take at least
-ENVIRONMENT = "environment"  # of the store: code and data of what was measured first
-# seconds that have to be left for MLflow, which takes some to begin, to be told before the end
-BEGINNING = 30.0
+# Shares of the budget that stages may take; probes take the rest.
+TIMING_SHARE = 0.1
+NOISE_SHARE = 0.05
+VERIFICATION_SHARE = 0.2
+NOISE_STEPS = 200
+NOISE_BATCH_SIZE = 32
+MIN_MEASURING_SECONDS = 10.0  # for step times and noise scale
+MLFLOW_SECONDS = 30.0  # that have to remain for MLflow, which takes some to start
+
+
+@dataclass(frozen=True)
+class _Session:
+    """One run of the command, after its checks.
+
+    Attributes:
+        setup: The user's configuration.
+        options: Options of the command.
+        probe_study: The study that probes.
+        data: Its data module, set up.
+        environment: Its code and data.
+        store: Where measurements are stored.
+        stored: What was stored before this run.
+        clock: The clock of the budget.
+        stop: Whether the user asked to stop.
+    """
+
+    setup: StudySetup
+    options: Options
+    probe_study: ProbeStudy
+    data: LightningDataModule
+    environment: dict[str, Any]
+    store: AdviceStore
+    stored: Mapping[str, Any]
+    clock: Clock
+    stop: StopRequest
 
 
 def run_advice(
@@ -78,316 +102,297 @@ def run_advice(
     began: float | None = None,
     proposes_max_steps: bool = False,
 ) -> int:
-    """Asks and answers; the same call goes on with what is left of the budget.
+    """Ask and answer; the same call resumes with the remaining budget.
 
     Args:
         setup: The user's configuration.
-        options: Of the command.
-        began: When the budget began to be spent, on the monotonic clock; None is now.
+        options: Options of the command.
+        began: When the budget began, on the monotonic clock; None is now.
         proposes_max_steps: Whether the user set no goal.max_steps, so that a short run proposes
             one.
 
     Returns:
-        The exit code: 0 with an answer, also where that is that nothing can be said; 1 if all first
-        trials fail; 130 if it was interrupted.
+        The exit code: 0 with an answer, also if this is that nothing can be said; 1 if all first
+        trials fail; 130 if the run was interrupted.
 
     Raises:
-        UserError: for configuration, data or storage that do not serve, before anything is created.
+        UserError: for wrong configuration, data or storage, before anything is created.
     """
     prepare_process()
     sources = source_hashes(setup.config())
-    store, stop = AdviceStore(setup.storage.optuna_url, setup.study.name), StopRequest()
-    known, proposal = store.read(), None
+    store = AdviceStore(setup.storage.optuna_url, setup.study.name)
+    stop = StopRequest()
+    stored = store.read()
+    proposal = None
     if proposes_max_steps:
         try:
-            proposal = settle_max_steps(setup, options, known, stop)
+            proposal = settle_max_steps(setup, options, stored, stop)
         except Interrupted as signal:
             print(f"\ninterrupted by {signal}: nothing was stored")
             return INTERRUPTED
     if proposal is not None:
         goal = dataclasses.replace(setup.goal, max_steps=proposal.max_steps)
         setup = dataclasses.replace(setup, goal=goal)
-    probe_setup, adaptive, notes = _study_of(setup, options)
+    probe_study, data = _check(setup, options, stored, proposal)
+    environment = environment_of(probe_study.setup, data)
+    refuse_changed_sources(sources, environment[SOURCES])
+    _refuse_changed_code(setup.study.name, stored.get("environment"), environment)
+    clock = Clock(options.budget, store, stored.get("spent", 0.0), began)
+    if "timed" not in stored:
+        _refuse_small_budget(clock)
+    session = _Session(setup, options, probe_study, data, environment, store, stored, clock, stop)
+    _announce(session)
+    return _ask_and_answer(session, proposal)
+
+
+def _check(
+    setup: StudySetup, options: Options, stored: Mapping[str, Any], proposal: Proposal | None
+) -> tuple[ProbeStudy, LightningDataModule]:
+    """Check the study that probes; return it and its data module, set up.
+
+    Raises:
+        UserError: if a check fails, or if the stored advice has another configuration.
+    """
+    probe_study = prepare_probes(setup, options)
+    data, _ = check_study(probe_study.setup)
+    notes = list(probe_study.notes)
     if proposal is not None:
         notes.append(proposal.note)
-    data, _ = check_study(probe_setup)
     for note in notes:
         say(f"note: {note}")
-    configuration = probe_setup.identity(data)
-    stored = known.get("configuration", configuration)
-    if identity_changes(stored, configuration) and (
-        before := _begun_before(setup, options, adaptive, data, stored)
-    ):
-        probe_setup, adaptive = before
-        configuration = stored
-        say(
-            "note: these probes began under an earlier version: weight decay follows the batch "
-            "size as it did there"
-        )
-    if differences := identity_changes(stored, configuration):
+    if "configuration" not in stored:
+        return probe_study, data
+    before = stored["configuration"]
+    differences = identity_changes(before, probe_study.setup.identity(data))
+    if not differences:
+        return probe_study, data
+    earlier = earlier_probe_study(setup, options, probe_study.adaptive, data, before)
+    if earlier is None:
         raise UserError(
             f"advice on {setup.study.name!r} was asked for with another configuration: "
-            f"{'; '.join(map(str, differences))}; "
-            "restore it, or give the new one another study.name"
+            f"{'; '.join(map(str, differences))}; restore it, or choose another study.name",
+            key="study.name",
+            value=setup.study.name,
         )
-    environment = environment_of(probe_setup, data)
-    refuse_changed_sources(sources, environment[SOURCES])
-    _refuse_changed_code(setup.study.name, known.get(ENVIRONMENT), environment)
-    clock = Clock(options.budget, store, known.get("spent", 0.0), began)
-    if "timed" not in known:
-        _refuse_small_budget(clock)
-    say(
-        f"advice on {setup.study.name}: asking takes {format_duration(options.budget, 2)} at most, "
-        "all in all"
-    )
-    unknown = [n for n in options.devices if n not in (1, probe_setup.ranks)]
-    if unknown and options.bandwidth is None:
-        say(
-            f"note: nothing will be answered for {', '.join(map(str, unknown))} devices, which "
-            "are not used here: give "
-            "--bandwidth, the bytes a second between two devices, such as 1e10"
-        )
-    if known.get("spent"):
-        remaining = format_duration(max(clock.left, 0.0), 2)
-        say(f"  {format_duration(known['spent'], 2)} of them are spent, {remaining} are left")
-    try:
-        with interruptible(stop, LEAVING), _kept(clock):
-            if proposal is not None:
-                store.keep(max_steps=proposal.max_steps)
-            store.keep(configuration=configuration)
-            if ENVIRONMENT not in known:
-                store.keep(environment=environment)
-            times = _timed(probe_setup, store, clock, known, stop)
-            noise = _noise(probe_setup, times, store, clock, known, stop)
-            parameters = store.read()["parameters"]
-            probes = Probes(probe_setup, data, environment)
-            case = Question(setup, options, store, probes, adaptive, times, noise, parameters)
-            _say_cost(case)
-            if clock.left > BEGINNING:
-                show(case)
-            try:
-                if options.method == "branch":
-                    run_branches(probe_setup, case.own_step, store, clock, stop)
-                else:
-                    _ask(case, clock, stop)
-            except StorageError as error:  # a full disk, say: what is stored gives an answer
-                say(f"asking ends early: {error}")
-    except Interrupted as signal:
-        print(f"\ninterrupted by {signal}: what was measured is stored; the same command goes on")
-        return INTERRUPTED
-    except AllFail as error:
-        print(f"lit-dps: error: {error}", file=sys.stderr)
-        return FAILED
-    tell(case)
-    _keep_time(clock)
-    say(f"asking took {format_duration(clock.spent, 2)} of {format_duration(options.budget, 2)}")
-    return 0
-
-
-def _refuse_small_budget(clock: Clock) -> None:
-    """Raise ConfigError if the budget leaves no time to measure anything; nothing is stored yet."""
-    least = clock.spent + MEASURING + WRITING[1]
-    if clock.budget < least:
-        raise ConfigError(
-            "--budget",
-            format_duration(clock.budget, 2),
-            f"at least {math.ceil(least)}s: to begin took {clock.spent:.0f} s, and timing steps "
-            "and the answer take "
-            f"{MEASURING + WRITING[1]:.0f} s",
-        )
+    for note in earlier.notes:
+        say(f"note: {note}")
+    return earlier, data
 
 
 def _refuse_changed_code(
-    name: str, known: Mapping[str, Any] | None, environment: Mapping[str, Any]
+    name: str, stored: Mapping[str, Any] | None, environment: Mapping[str, Any]
 ) -> None:
-    """Raise UserError if stored advice was measured with other code or data; earlier versions
-    stored neither."""
-    changes = [] if known is None else changes_since([known], environment)
+    """Raise UserError if stored advice was measured with other code or data."""
+    # format 1: advice of earlier versions may lack environment.
+    if stored is None:
+        return
+    changes = changes_since([stored], environment)
     if changes:
         verb = "is" if len(changes) == 1 else "are"
         raise UserError(
             f"advice on {name!r}: {', '.join(changes)} {verb} not as in its stored measurements; "
-            "restore it, or give "
-            "the new advice another study.name"
+            "restore it, or choose another study.name",
+            key="study.name",
+            value=name,
         )
 
 
-def _ask(case: Question, clock: Clock, stop: StopRequest) -> None:
-    """Probes, then runs what is recommended."""
-    clock.kept = CONFIRMING * clock.budget
-    probe_all(case, clock, stop)
-    clock.kept = 0.0
-    found = conclude(case)
-    if found.best is None:  # nothing to run yet: the time that was kept goes into probes
-        probe_all(case, clock, stop)
-        found = conclude(case)
-    _confirm(case, found, clock, stop)
-
-
-def _confirm(case: Question, found: Answer, clock: Clock, stop: StopRequest) -> None:
-    """Runs the best row on fresh seeds, where one device trains it as it will be trained."""
-    if (params := parameters_at(case.work.record(), found)) is None or clock.left <= 0:
-        return
-    probe, size, largest = case.work.setup, int(found.best["batch_size"]), found.step_time.largest
-    if largest is None or size <= largest * probe.workload.accumulated:
-        say(f"what is recommended, on fresh seeds: {format_duration(clock.left, 2)} at most")
-        verify_recommendation(
-            probe, size, params, float(found.best["k_star"]), case.store, clock, stop
+def _refuse_small_budget(clock: Clock) -> None:
+    """Raise ConfigError if the budget leaves no time to measure; nothing is stored yet."""
+    needed = MIN_MEASURING_SECONDS + MIN_ANSWER_SECONDS
+    least = clock.spent + needed
+    if clock.budget < least:
+        allowed = (
+            f"at least {math.ceil(least)}s: the start took {clock.spent:.0f} s, and timing steps "
+            f"and the answer take {needed:.0f} s"
         )
+        raise ConfigError("--budget", format_duration(clock.budget, 2), allowed)
 
 
-def _study_of(
-    setup: StudySetup, options: Options
-) -> tuple[StudySetup, AdamScales | None, list[str]]:
-    """Return the study that probes, the settings of an adaptive optimizer that follow the batch
-    size, and notes.
+def _announce(session: _Session) -> None:
+    """Print what asking costs, and what it will not answer."""
+    options, clock = session.options, session.clock
+    budget = format_duration(options.budget, 2)
+    say(f"advice on {session.setup.study.name}: asking takes at most {budget} in total")
+    ranks = session.probe_study.setup.ranks
+    unknown = [str(count) for count in options.devices if count not in (1, ranks)]
+    if unknown and options.bandwidth is None:
+        say(
+            f"note: There will be no answer for {', '.join(unknown)} devices, which are not used "
+            "here. Give --bandwidth (bytes per second between two devices, such as 1e10)."
+        )
+    spent = session.stored.get("spent")
+    if spent:
+        remaining = format_duration(max(clock.remaining, 0.0), 2)
+        say(f"  {format_duration(spent, 2)} of them are spent, {remaining} remain")
 
-    The settings are None where one of them is searched, and of other optimizers.
-    """
-    plain = probing(setup, options.trials, adaptive=None)
-    own = Trial(plain.study.cells[0], 0, {}, plain.study.seed)
-    adaptive, notes = None, []
+
+def _ask_and_answer(session: _Session, proposal: Proposal | None) -> int:
+    """Measure, probe, verify and print the answer; return the exit code."""
+    store, clock = session.store, session.clock
     try:
-        look = look_at_optimizers(plain, own)
-        adaptive, notes = look.adaptive, look.notes
-    except Exception as error:  # what does not train is refused next, by the checks of the study
-        line = next(iter(str(error).splitlines()), type(error).__name__)
-        notes = [
-            "whether beta2 has to move with the batch size is not known: the optimizer was not "
-            f"reached: {line}"
-        ]
-    if adaptive is not None and searches_scales(plain.study.space):
-        adaptive = None
-    if adaptive is not None and options.method == "law":
-        size = own_batch_size(setup.workload)
-        moves = []
-        if adaptive.beta2 is not None:
-            moves.append(f"beta2 becomes beta2^(B / {size}), at least {BETA2_FLOOR:g}")
-        if adaptive.weight_decay:
-            rate = (
-                "the learning rate"
-                if adaptive.rate is None
-                else f"the learning rate / {number_text(adaptive.rate)}"
-            )
-            moves.append(f"weight decay grows by B / {size} and falls by {rate}")
-        if moves:
-            notes.append(f"as B moves from {size}, {' and '.join(moves)}")
-    return probing(setup, options.trials, adaptive), adaptive, notes
-
-
-def _begun_before(
-    setup: StudySetup,
-    options: Options,
-    adaptive: AdamScales | None,
-    data: LightningDataModule,
-    stored: Any,
-) -> tuple[StudySetup, AdamScales | None] | None:
-    """Return the study that probes, as an earlier version declared it, if that is the stored
-    one."""
-    if adaptive is None:
-        return None
-    for earlier in (dataclasses.replace(adaptive, rate=None), None):
-        found = probing(setup, options.trials, earlier)
-        if not identity_changes(stored, found.identity(data)):
-            return found, earlier
-    return None
-
-
-def _timed(
-    setup: StudySetup, store: AdviceStore, clock: Clock, known: dict, stop: StopRequest
-) -> StepTimes:
-    if "timed" in known:
-        rows = [Timed(*row) for row in known["timed"]]
-        return StepTimes(rows, known["check"], *known["largest"], known.get("waited", 0.0))
-    one, own, goal = of_one_device(setup), own_batch_size(setup.workload), setup.goal_of_trials
-    if (look := first_look(one, own)) is not None:
-        step, check = look
-        _say_share(
-            clock.budget,
-            own,
-            goal.max_steps,
-            goal.max_steps * (step + check / goal.check_interval),
-            "about ",
+        with interruptible(session.stop, LEAVING), _saved_at_the_end(clock):
+            if proposal is not None:
+                store.keep(max_steps=proposal.max_steps)
+            store.keep(configuration=session.probe_study.setup.identity(session.data))
+            if "environment" not in session.stored:
+                store.keep(environment=session.environment)
+            question = _measure(session)
+            _say_cost(question)
+            if clock.remaining > MLFLOW_SECONDS:
+                log_measurements(question)
+            try:
+                _ask(question, clock, session.stop)
+            except StorageError as error:
+                # For example, the disk is full. What is stored gives an answer.
+                say(f"asking ends early: {error}")
+    except Interrupted as signal:
+        print(
+            f"\ninterrupted by {signal}: the measurements so far are stored; the same command "
+            "resumes"
         )
+        return INTERRUPTED
+    except AllFail as error:
+        print(f"lit-dps: error: {error}", file=sys.stderr)
+        return FAILED
+    publish_answer(question)
+    _save_time(clock)
+    say(f"asking took {format_duration(clock.spent, 2)} of {format_duration(clock.budget, 2)}")
+    return 0
+
+
+def _measure(session: _Session) -> Question:
+    """Return the question, with step times and noise scale as stored or measured now."""
+    times = _step_times(session)
+    noise = _noise_scale(session, times)
+    parameters = session.store.read()["parameters"]
+    probes = Probes(session.probe_study.setup, session.data, session.environment)
+    return Question(
+        setup=session.setup,
+        options=session.options,
+        store=session.store,
+        probes=probes,
+        adaptive=session.probe_study.adaptive,
+        times=times,
+        noise=noise,
+        parameters=parameters,
+    )
+
+
+def _step_times(session: _Session) -> StepTimes:
+    if "timed" in session.stored:
+        return StepTimes.from_stored(session.stored)
+    setup, clock = session.probe_study.setup, session.clock
+    one_device = of_one_device(setup)
+    batch_size = user_batch_size(setup.workload)
+    rough = time_briefly(one_device, batch_size)
+    if rough is not None:
+        goal = setup.goal_of_trials
+        training = goal.max_steps * (rough.step + rough.check / goal.check_interval)
+        _say_share(clock.budget, batch_size, goal.max_steps, training, "about ")
     say("timing steps")
 
-    def along(line: str) -> None:
+    def say_and_check(line: str) -> None:
         say(line)
         clock.tick()
-        stop.check()
+        session.stop.check()
 
-    began, waited = time.monotonic(), cpu_wait_seconds()
-    timed = one if setup.ranks == 1 else setup
-    found = time_steps(timed, TIMING * clock.budget, along, warm=look is not None)
-    found.waited = (cpu_wait_seconds() - waited) / (time.monotonic() - began)
-    say(f"  up to {found.largest} examples a device: {found.why}")
-    rows = [list(row) for row in found.timed]
-    largest = [found.largest, found.why, found.memory]
-    store.keep(
-        timed=rows,
-        check=found.check,
-        largest=largest,
-        parameters=parameters_of(setup),
-        waited=found.waited,
-    )
-    return found
+    begin, waited = time.monotonic(), cpu_wait_seconds()
+    timed_setup = one_device if setup.ranks == 1 else setup
+    seconds = TIMING_SHARE * clock.budget
+    times = time_steps(timed_setup, seconds, say_and_check, warm=rough is not None)
+    times.waited = (cpu_wait_seconds() - waited) / (time.monotonic() - begin)
+    say(f"  up to {times.largest} examples per device: {times.reason}")
+    session.store.keep(**times.to_stored(), parameters=count_parameters(setup))
+    return times
 
 
-def _noise(
-    setup: StudySetup,
-    times: StepTimes,
-    store: AdviceStore,
-    clock: Clock,
-    known: dict,
-    stop: StopRequest,
-) -> NoiseScale | None:
-    if "noise" in known:
-        return None if known["noise"] is None else NoiseScale.from_dict(known["noise"])
-    size = min(NOISE_BATCH, times.largest) * setup.workload.accumulated
-    seconds = min(NOISE * clock.budget, max(clock.left, 1.0))
+def _noise_scale(session: _Session, times: StepTimes) -> NoiseScale | None:
+    """Return the noise scale; None if it could not be measured."""
+    if "noise" in session.stored:
+        stored = session.stored["noise"]
+        return None if stored is None else NoiseScale.from_dict(stored)
+    setup, clock = session.probe_study.setup, session.clock
+    batch_size = min(NOISE_BATCH_SIZE, times.largest) * setup.workload.accumulated
+    seconds = min(NOISE_SHARE * clock.budget, max(clock.remaining, 1.0))
 
     def at_step() -> None:
-        stop.check()
+        session.stop.check()
         clock.tick()
 
-    found = short_run(of_one_device(setup), size, setup.middle, NOISE_STEPS, seconds, at_step)
-    if isinstance(found, str):
-        say(f"noise scale not measured: {found}")
-        store.keep(noise=None)
+    scale = short_run(of_one_device(setup), batch_size, setup.middle, NOISE_STEPS, seconds, at_step)
+    if isinstance(scale, str):
+        say(f"noise scale not measured: {scale}")
+        session.store.keep(noise=None)
         return None
-    say(found.sentence)
-    store.keep(noise=found.to_dict())
-    return found
+    say(scale.sentence)
+    session.store.keep(noise=scale.to_dict())
+    return scale
 
 
-def _say_cost(case: Question) -> None:
-    """What asking costs as a share of one training, by all steps that were timed."""
-    say(case.model.describe())
-    own, most = own_batch_size(case.setup.workload), case.setup.goal_of_trials.max_steps
-    _say_share(case.options.budget, own, most, case.training_seconds)
+def _say_cost(question: Question) -> None:
+    """Print what asking costs as a share of one training, by all timed steps."""
+    say(question.step_time.describe())
+    batch_size = user_batch_size(question.setup.workload)
+    max_steps = question.setup.goal_of_trials.max_steps
+    _say_share(question.options.budget, batch_size, max_steps, question.training_seconds)
 
 
-def _say_share(budget: float, own: int, most: int, training: float, about: str = "") -> None:
+def _say_share(
+    budget: float, batch_size: int, max_steps: int, training: float, about: str = ""
+) -> None:
     share = budget / training
-    cost = f"{share:.0%} of" if share < 2 else f"{significant(share)} times"
+    cost = f"{share:.0%} of"
+    if share >= 2:
+        cost = f"{significant(share)} times"
     say(
-        f"one training at B = {own} that spends its {most} steps takes "
-        f"{about}{format_duration(training, 2)} on one device: "
-        f"asking is at most {cost} that"
+        f"one training of {max_steps} steps at B = {batch_size} takes {about}"
+        f"{format_duration(training, 2)} on one device: asking is at most {cost} that"
     )
+
+
+def _ask(question: Question, clock: Clock, stop: StopRequest) -> None:
+    """Fork a run; or probe batch sizes, then run what is recommended."""
+    if question.options.method == "branch":
+        setup = question.probes.setup
+        run_branches(setup, question.user_step_seconds, question.store, clock, stop)
+        return
+    clock.reserved = VERIFICATION_SHARE * clock.budget
+    probe_all(question, clock, stop)
+    clock.reserved = 0.0
+    if conclude(question).best is None:
+        # There is nothing to verify yet, so probes take the reserved time.
+        probe_all(question, clock, stop)
+    _verify(question, clock, stop)
+
+
+def _verify(question: Question, clock: Clock, stop: StopRequest) -> None:
+    """Run the best row on fresh seeds, if one device trains it without further accumulation."""
+    result = conclude(question)
+    params = recommended_params(question.probes.record(), result)
+    if result.best is None or params is None or clock.remaining <= 0:
+        return
+    setup = question.probes.setup
+    batch_size = int(result.best["batch_size"])
+    largest = result.step_time.largest
+    if largest is not None and batch_size > largest * setup.workload.accumulated:
+        return
+    say(f"the recommended run, on fresh seeds: at most {format_duration(clock.remaining, 2)}")
+    k = float(result.best["k_star"])
+    verify_recommendation(setup, batch_size, params, k, question.store, clock, stop)
 
 
 @contextmanager
-def _kept(clock: Clock):
+def _saved_at_the_end(clock: Clock) -> Iterator[None]:
     try:
         yield
     finally:
-        _keep_time(clock)
+        _save_time(clock)
 
 
-def _keep_time(clock: Clock) -> None:
-    """Store the time that was spent. A storage that refuses it costs no answer."""
+def _save_time(clock: Clock) -> None:
+    """Store the time that was spent; print a note if the storage refuses it."""
     try:
-        clock.keep()
+        clock.save()
     except StorageError as error:
         say(f"the time that was spent is not stored: {error}")

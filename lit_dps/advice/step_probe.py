@@ -1,5 +1,4 @@
-"""Seconds of a step at local batch sizes in powers of 2, up to the memory or the time that there
-is."""
+"""Times steps and validation at growing batch sizes, up to the memory or the time that there is."""
 
 from __future__ import annotations
 
@@ -8,53 +7,86 @@ import gc
 import math
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import torch
 
 from lit_dps.advice.memory import Memory, is_full
 from lit_dps.advice.step_time import Timed
 from lit_dps.core.config import cores
+from lit_dps.core.error_origin import first_line
 from lit_dps.core.errors import UserError
 from lit_dps.core.format import format_duration, number_text
 from lit_dps.core.trial import Cell, Trial
 from lit_dps.study.probe_run import timed_run
 from lit_dps.study.setup import StudySetup
 
-EACH = 1.0  # seconds of training that are timed at each size, at most
-FEWEST = 3  # steps that are timed at each
-FACTOR, FASTER, OCTAVES = (
-    2,
-    8,
-    10,
-)  # between sizes; where so many more sizes would take longer than there is
-SPENT, FULL = (
-    "the time for it is spent",
-    "it does not fit the memory",
-)  # why no larger batch was timed
+TRAINING_SECONDS = 1.0  # of training that are timed at each size, at most
+MIN_STEPS = 3  # that are timed at each size
+MAX_STEPS = 200
+# Between two sizes. The larger factor is taken where this many doublings would take longer than the
+# time that remains.
+FACTOR = 2
+LARGE_FACTOR = 8
+DOUBLINGS = 10
+# Smaller sizes may fail: a batch norm, for example, does not accept a single example.
+MAX_SIZE_THAT_MAY_FAIL = 2
+# Why no larger batch was timed. Both are stored and compared.
+SPENT = "the time for it is spent"
+FULL = "it does not fit the memory"
 
 
 @dataclass
 class StepTimes:
-    """What was timed.
+    """Timed steps.
 
     Attributes:
         timed: The steps.
-        check: Seconds of a check of the validation split; the median.
+        check: Median seconds of a validation of the entire split.
         largest: The largest batch of one device that was timed.
-        why: Why no larger one was timed.
-        memory: Whether that is for want of memory: a larger batch has to be accumulated.
-        waited: Share of the time that this process waited for a CPU, beside other programs
-            (`cpu_wait_seconds`).
+        reason: Why no larger one was timed.
+        is_memory_full: Whether memory is the reason; then a larger batch has to be accumulated.
+        waited: Share of the time that this process waited for a CPU (`cpu_wait_seconds`).
     """
 
     timed: list[Timed] = field(default_factory=list)
     check: float = 0.0
     largest: int = 0
-    why: str = ""
-    memory: bool = False
+    reason: str = ""
+    is_memory_full: bool = False
     waited: float = 0.0
+
+    @property
+    def split_is_used_up(self) -> bool:
+        """Whether the training split has no larger batch."""
+        return not self.is_memory_full and self.reason != SPENT
+
+    def to_stored(self) -> dict[str, Any]:
+        """Return the values of the advice store (`lit_dps.storage.schema.ADVICE_ATTRS`)."""
+        return {
+            "timed": [list(row) for row in self.timed],
+            "check": self.check,
+            "largest": [self.largest, self.reason, self.is_memory_full],
+            "waited": self.waited,
+        }
+
+    @classmethod
+    def from_stored(cls, stored: Mapping[str, Any]) -> StepTimes:
+        """Return the step times of stored advice."""
+        timed = [Timed(*row) for row in stored["timed"]]
+        # format 1: advice of earlier versions may lack waited.
+        largest, reason, is_memory_full = stored["largest"]
+        waited = stored.get("waited", 0.0)
+        return cls(timed, stored["check"], largest, reason, is_memory_full, waited)
+
+
+class StepAndCheck(NamedTuple):
+    """Seconds of a step and of a validation."""
+
+    step: float
+    check: float
 
 
 def time_steps(
@@ -64,192 +96,251 @@ def time_steps(
     memory: Memory | None = None,
     warm: bool = False,
 ) -> StepTimes:
-    """Times batches of 1 device in powers of 2, from small to large, then steps of the ranks that
-    the trainer asks for.
+    """Return timed steps of one device at powers of 2, then of the ranks that the trainer asks for.
 
-    It ends where the next size would take more than what is left of the time; where the training
-    split ends; and where memory does. On a GPU that is where the step does not fit. On a CPU nobody
-    may try: the system would kill this process or another. So it ends before a step is estimated to
-    take more than 80 % of the free memory (`Memory`).
+    The sizes grow until the time, the training split or memory is used up. On a GPU, memory is full
+    if a step fails. On a CPU the system would kill a process, so a size is only timed if it is
+    estimated to take less than 80 % of the free memory (`Memory`).
 
     Args:
         setup: The study that probes.
-        seconds: That it may take.
-        say: Is told of each size.
-        memory: What tells of this process's memory.
-        warm: Whether this process has trained already: what its first run takes is none of a
-            step's.
+        seconds: The time for all steps.
+        say: Is called with a line for each size.
+        memory: Measures this process's memory.
+        warm: Whether this process has trained before. Its first run takes longer.
 
     Raises:
-        UserError: if not even two sizes can be timed, or one fails for another reason than memory
-            and split.
+        UserError: if fewer than two sizes can be timed, or if one fails for another reason than
+            memory and split.
     """
-    begun, found, checks = time.monotonic(), StepTimes(), []
-    end = begun + seconds * (
-        0.5 if setup.ranks > 1 else 1.0
-    )  # ranks have to be started, which takes seconds
-    memory = memory or Memory()
-    parts, size = setup.workload.accumulated, 1
-    failed, ceiling = "", math.inf  # why a size could not be timed, and the smallest such
-    torch.set_num_threads(threads_of_fit(setup))
-    params = setup.middle
-    last = math.nan
-    while True:
-        began = time.monotonic()
-        memory.begin()
-        trial = Trial(Cell(size * parts), 0, params, setup.study.seed)
-        # a batch norm, say, takes no single example: the smallest sizes may fail
-        timed, why = _timed(
-            setup, trial, _steps(last, seconds), may_fail=not found.timed and size <= 2
-        )
-        if timed is None:
-            gc.collect()  # trainer and module hold each other, and the step's tensors
-            torch.cuda.empty_cache()
-            failed, ceiling = why, size
-            if found.timed and size > FACTOR * found.largest:
-                size = FACTOR * found.largest  # between this one and the last
-            elif found.timed or why == FULL or size > 2:
-                break
-            else:
-                size, ceiling = 2 * size, math.inf
-            continue
-        step, check = timed
-        took, left = time.monotonic() - began, end - time.monotonic()
-        if not warm:
-            warm, last = True, step
-            continue
-        memory.end(size)
-        found.timed.append(Timed(float(size), step, 1, 1, parts))
-        found.largest = size
-        checks.append(check)
-        say(f"  {size} examples on one device: a step {format_duration(step, 2)}")
-        if FACTOR * size >= ceiling:
-            break
-        if left < 2 * took and len(found.timed) > 1:
-            failed = failed or SPENT
-            break
-        factor = FACTOR if OCTAVES * took < left or FASTER * size >= ceiling else FASTER
-        if not setup.on_gpu and memory.wanting(factor * size) > 0:
-            factor = FACTOR
-            if (more := memory.wanting(factor * size)) > 0:
-                failed = (
-                    f"{FULL}: the next would take about {number_text(more / 2**30)} GiB "
-                    "more than "
-                    "may be taken"
-                )
-                break
-        size, last = factor * size, factor * step
-    if len(found.timed) < 2:
-        raise UserError(f"advise: steps can be timed at fewer than 2 batch sizes: {failed}")
-    found.check, found.why, found.memory = (
-        sorted(checks)[len(checks) // 2],
-        failed,
-        failed.startswith(FULL),
-    )
+    begin = time.monotonic()
+    seconds_on_one = seconds
     if setup.ranks > 1:
-        _together(setup, found, params, begun + seconds, say)
-    return found
+        # Starting ranks takes seconds.
+        seconds_on_one = 0.5 * seconds
+    torch.set_num_threads(fit_threads(setup))
+    ladder = _SizeLadder(setup, seconds, begin + seconds_on_one, say, memory or Memory(), warm)
+    times = ladder.climb()
+    if setup.ranks > 1:
+        _time_ranks(setup, times, begin + seconds, say)
+    return times
 
 
-def first_look(setup: StudySetup, batch_size: int) -> tuple[float, float] | None:
-    """About the seconds of a step and of a check on one device, by a few steps; None where it
-    cannot be trained."""
-    torch.set_num_threads(threads_of_fit(setup))
-    found, _ = _timed(setup, Trial(Cell(batch_size), 0, setup.middle, setup.study.seed), FEWEST)
-    return found
-
-
-def _together(
-    setup: StudySetup, found: StepTimes, params: dict, end: float, say: Callable[[str], None]
-) -> None:
-    """Adds steps of all ranks that the trainer asks for: at the largest batch of each and, in time,
-    a small one.
-
-    Where the training split ended the ladder, the ranks share what it has.
-    """
-    n, parts = setup.ranks, setup.workload.accumulated
-    seconds = {row.local_batch: row.seconds for row in found.timed}
-    shared = found.largest / n if not found.memory and found.why != SPENT else math.inf
-    fitting = [local for local in seconds if local <= shared] or [min(seconds)]
-    for local in dict.fromkeys((max(fitting), min(fitting))):
-        began, trial = (
-            time.monotonic(),
-            Trial(Cell(int(local) * n * parts), 0, params, setup.study.seed),
-        )
-        timed, why = _timed(setup, trial, max(FEWEST, _steps(seconds[local], EACH)), together=True)
-        if timed is None:
-            say(f"  {local:g} examples on each of {n} devices: not timed: {why}")
-            continue
-        found.timed.append(Timed(local, timed[0], n, 1, parts))
-        say(f"  {local:g} examples on each of {n} devices: a step {format_duration(timed[0], 2)}")
-        if (now := time.monotonic()) + (now - began) > end:
-            break
-
-
-def _timed(
-    setup: StudySetup, trial: Trial, steps: int, together: bool = False, may_fail: bool = False
-) -> tuple[tuple[float, float] | None, str]:
-    """Seconds of a step and of a check, or None and why; what the failure held is free once this
-    returns.
+class _SizeLadder:
+    """Times steps of one device, from small to large batches.
 
     Args:
-        may_fail: Whether any failure is returned, and not only for want of memory and of training
-            examples.
+        setup: The study that probes.
+        seconds: The time for all steps, which decides how many are timed at each size.
+        end: When to stop, on the monotonic clock.
+        say, memory, warm: Like in `time_steps`.
+    """
+
+    def __init__(
+        self,
+        setup: StudySetup,
+        seconds: float,
+        end: float,
+        say: Callable[[str], None],
+        memory: Memory,
+        warm: bool,
+    ):
+        self.setup = setup
+        self.seconds = seconds
+        self.end = end
+        self.say = say
+        self.memory = memory
+        self.warm = warm
+        self.times = StepTimes()
+        self.checks: list[float] = []
+        self.smallest_failed = math.inf
+        self.expected_step = math.nan  # seconds of a step at the next size
+        self.parts = setup.workload.accumulated
+
+    def climb(self) -> StepTimes:
+        """Return the timed steps of one device."""
+        size: int | None = 1
+        while size is not None:
+            size = self._time(size)
+        times = self.times
+        if len(times.timed) < 2:
+            raise UserError(
+                f"advise: steps can be timed at fewer than 2 batch sizes: {times.reason}"
+            )
+        times.check = sorted(self.checks)[len(self.checks) // 2]
+        times.is_memory_full = times.reason.startswith(FULL)
+        return times
+
+    def _time(self, size: int) -> int | None:
+        """Time a size, and return the next one; None ends the ladder."""
+        begin = time.monotonic()
+        self.memory.begin()
+        trial = _trial(self.setup, size * self.parts)
+        steps = _steps_to_time(self.expected_step, self.seconds)
+        may_fail = not self.times.timed and size <= MAX_SIZE_THAT_MAY_FAIL
+        result = _time_trial(self.setup, trial, steps, may_fail=may_fail)
+        if isinstance(result, str):
+            return self._size_after_failure(size, result)
+        if not self.warm:
+            self.warm = True
+            self.expected_step = result.step
+            return size
+        self.memory.end(size)
+        self.times.timed.append(Timed(float(size), result.step, 1, 1, self.parts))
+        self.times.largest = size
+        self.checks.append(result.check)
+        self.say(f"  {size} examples on one device: a step takes {format_duration(result.step, 2)}")
+        return self._size_after_success(size, result.step, time.monotonic() - begin)
+
+    def _size_after_failure(self, size: int, reason: str) -> int | None:
+        # Trainer and module refer to each other, and to the tensors of the step.
+        gc.collect()
+        torch.cuda.empty_cache()
+        self.times.reason = reason
+        self.smallest_failed = size
+        if self.times.timed:
+            between = FACTOR * self.times.largest
+            return between if between < size else None
+        if reason == FULL or size > MAX_SIZE_THAT_MAY_FAIL:
+            return None
+        self.smallest_failed = math.inf
+        return 2 * size
+
+    def _size_after_success(self, size: int, step: float, seconds: float) -> int | None:
+        if FACTOR * size >= self.smallest_failed:
+            return None
+        remaining = self.end - time.monotonic()
+        if remaining < 2 * seconds and len(self.times.timed) > 1:
+            self.times.reason = self.times.reason or SPENT
+            return None
+        factor = FACTOR
+        if DOUBLINGS * seconds >= remaining and LARGE_FACTOR * size < self.smallest_failed:
+            factor = LARGE_FACTOR
+        if not self.setup.on_gpu and self.memory.missing(factor * size) > 0:
+            factor = FACTOR
+            missing = self.memory.missing(factor * size)
+            if missing > 0:
+                self.times.reason = (
+                    f"{FULL}: {factor * size} examples would take about "
+                    f"{number_text(missing / 2**30)} GiB more than may be used"
+                )
+                return None
+        self.expected_step = factor * step
+        return factor * size
+
+
+def time_briefly(setup: StudySetup, batch_size: int) -> StepAndCheck | None:
+    """Return rough seconds of a step and of a validation on one device.
+
+    Returns:
+        None if the batch size cannot be trained.
+    """
+    torch.set_num_threads(fit_threads(setup))
+    result = _time_trial(setup, _trial(setup, batch_size), MIN_STEPS)
+    return None if isinstance(result, str) else result
+
+
+def _time_ranks(
+    setup: StudySetup, times: StepTimes, end: float, say: Callable[[str], None]
+) -> None:
+    """Add steps of all ranks: at the largest batch of each and, if time remains, at a small one."""
+    ranks = setup.ranks
+    parts = setup.workload.accumulated
+    seconds = {row.local_batch: row.seconds for row in times.timed}
+    most = math.inf
+    if times.split_is_used_up:
+        most = times.largest / ranks
+    fitting = [local for local in seconds if local <= most] or [min(seconds)]
+    for local in dict.fromkeys((max(fitting), min(fitting))):
+        begin = time.monotonic()
+        trial = _trial(setup, int(local) * ranks * parts)
+        steps = max(MIN_STEPS, _steps_to_time(seconds[local], TRAINING_SECONDS))
+        result = _time_trial(setup, trial, steps, on_all_ranks=True)
+        place = f"  {local:g} examples on each of {ranks} devices"
+        if isinstance(result, str):
+            say(f"{place}: not timed: {result}")
+            continue
+        times.timed.append(Timed(local, result.step, ranks, 1, parts))
+        say(f"{place}: a step takes {format_duration(result.step, 2)}")
+        now = time.monotonic()
+        if now + (now - begin) > end:
+            break
+
+
+def _time_trial(
+    setup: StudySetup,
+    trial: Trial,
+    steps: int,
+    on_all_ranks: bool = False,
+    may_fail: bool = False,
+) -> StepAndCheck | str:
+    """Return seconds of a step and of a validation, or the reason why they cannot be timed.
+
+    Args:
+        setup: The study that probes.
+        trial: The trial.
+        steps: The number of steps to time.
+        on_all_ranks: Whether all ranks of the trainer train the trial, or this process alone.
+        may_fail: Whether the reason may be another one than memory and the training split.
 
     Raises:
         UserError: with the cause of any other failure.
     """
     try:
-        _, step, check = timed_run(setup, trial, steps, together)
-    except Exception as error:  # of several ranks, what the module raises comes as it is
-        if not together and not isinstance(error, (UserError, RuntimeError, MemoryError)):
+        times = timed_run(setup, trial, steps, on_all_ranks)
+        return StepAndCheck(times.step, times.check)
+    except Exception as error:
+        # On several ranks, errors of the module are raised as they are.
+        if not on_all_ranks and not isinstance(error, (UserError, RuntimeError, MemoryError)):
             raise
-        line = next(iter(str(error).splitlines()), type(error).__name__).removeprefix(
-            "cannot time a trial: "
-        )
         if is_full(error):
-            return None, FULL
-        above_split = getattr(error, "above_split", False) or is_above_split(
-            line, setup.workload.batch_size_key
-        )
-        if not (above_split or may_fail):
-            raise UserError(
-                f"advise: a step at B = {trial.cell.batch_size} cannot be timed: {line}"
-            ) from None
-        return None, line
-    return (step, check), ""
+            return FULL
+        line = first_line(error).removeprefix("cannot time a trial: ")
+        above_split = getattr(error, "above_split", False)
+        if above_split or may_fail or is_above_split(line, setup.workload.batch_size_key):
+            return line
+        raise UserError(
+            f"advise: a step at B = {trial.cell.batch_size} cannot be timed: {line}"
+        ) from None
 
 
 def is_above_split(line: str, batch_size_key: str) -> bool:
-    """Return whether a refusal says that the training split has fewer examples than a batch."""
-    # `refuse_too_large` and the data modules of the package name these keys
+    """Return True if an error says that the training split has fewer examples than a batch."""
+    # `refuse_too_large` and the data modules of the package name these keys.
     return line.startswith(("study.batch_sizes: ", f"{batch_size_key}: "))
 
 
-def parameters_of(setup: StudySetup) -> int:
-    """Elements of the trained parameters."""
-    module = setup.workload.build(
-        Trial(setup.study.cells[0], 0, setup.middle, setup.study.seed)
-    ).module
+def count_parameters(setup: StudySetup) -> int:
+    """Return the number of elements of the trained parameters."""
+    trial = Trial(setup.study.cells[0], 0, setup.middle, setup.study.seed)
+    module = setup.workload.build(trial).module
     return sum(p.numel() for p in module.parameters() if p.requires_grad)
 
 
 def of_one_device(setup: StudySetup) -> StudySetup:
-    """The same study, each trial trained by one device."""
+    """Return the same study with trials on one device."""
     trainer = {**setup.workload.trainer, "devices": 1, "strategy": "auto"}
     return dataclasses.replace(setup, workload=dataclasses.replace(setup.workload, trainer=trainer))
 
 
-def threads_of_fit(setup: StudySetup) -> int:
-    """CPU threads of a training by itself, as `fit` makes it: OMP_NUM_THREADS, else all cores,
-    shared by its ranks.
+def fit_threads(setup: StudySetup) -> int:
+    """Return the CPU threads of a training by `fit`: OMP_NUM_THREADS, else all cores over ranks.
 
-    `study.threads` are those of trials that train beside others.
+    `study.threads` is for trials that train at the same time as others.
     """
     asked = os.environ.get("OMP_NUM_THREADS", "")
-    return int(asked) if asked.isdecimal() else max(1, cores() // setup.ranks)
+    if asked.isdecimal():
+        return int(asked)
+    return max(1, cores() // setup.ranks)
 
 
-def _steps(step: float, seconds: float) -> int:
-    each = min(EACH, seconds / 20)
-    return FEWEST if math.isnan(step) else max(FEWEST, min(200, round(each / max(step, 1e-6))))
+def _trial(setup: StudySetup, batch_size: int) -> Trial:
+    return Trial(Cell(batch_size), 0, setup.middle, setup.study.seed)
+
+
+def _steps_to_time(step: float, seconds: float) -> int:
+    """Return how many steps to time, if a step takes `step` and all sizes may take `seconds`."""
+    if math.isnan(step):
+        return MIN_STEPS
+    training = min(TRAINING_SECONDS, seconds / 20)
+    return max(MIN_STEPS, min(MAX_STEPS, round(training / max(step, 1e-6))))

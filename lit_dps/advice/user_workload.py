@@ -1,5 +1,4 @@
-"""What a configuration says of the user's own batch size and learning rate, and the study that
-probes around them."""
+"""The user's own batch size, learning rate and optimizer, and the study that probes around them."""
 
 from __future__ import annotations
 
@@ -8,43 +7,73 @@ import inspect
 import math
 from collections.abc import Iterator, Mapping
 from importlib import import_module
-from typing import Any
+from typing import Any, NamedTuple
 
-from lit_dps.analysis.rates import RATE_NAMES
+from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
+from torch.optim import Optimizer
+
+from lit_dps.advice.options import Options
+from lit_dps.advice.step_probe import MIN_STEPS, of_one_device
+from lit_dps.core.attempt import Attempt
+from lit_dps.core.batch_scaling import BETA2_FLOOR
+from lit_dps.core.error_origin import first_line
 from lit_dps.core.errors import ConfigError
-from lit_dps.core.search_space import Range
+from lit_dps.core.format import number_text
+from lit_dps.core.search_space import RATE_NAMES, Range
+from lit_dps.core.trial import Trial
+from lit_dps.storage.header import identity_changes
 from lit_dps.storage.schema import PROBES_SUFFIX
+from lit_dps.study.probe_run import EndProbe, probe_run
 from lit_dps.study.setup import StudySetup
-from lit_dps.training.adam_scaling import AdamScales
+from lit_dps.training.adam_scaling import (
+    AdamScales,
+    adam_scales_of,
+    is_adaptive,
+    measured_adaptive,
+    needs_measurement,
+)
 from lit_dps.training.trainer_rules import as_list
 from lit_dps.training.workload import Workload, locate
 
-# the default box reaches from the module's own rate divided by this to the rate times this
-WIDTH = 32.0
-SCALING = "lit_dps.training.AdamScalingCallback"
+# The default range is the module's own rate divided by this to the rate times this.
+RATE_RANGE_FACTOR = 32.0
+SCALING_CALLBACK = "lit_dps.training.AdamScalingCallback"
+SCALED_BY_CALLBACK = ("beta2", "betas", "weight_decay")
 
 
-def own_batch_size(workload: Workload) -> int:
-    """The batch size of an optimizer step that the configuration gives, or its class by default.
+class ProbeStudy(NamedTuple):
+    """The study that probes.
+
+    Attributes:
+        setup: Its configuration.
+        adaptive: Settings of an adaptive optimizer at the user's batch size, which follow the batch
+            size in probes; None for other optimizers, and if one of the settings is searched.
+        notes: Notes for the user.
+    """
+
+    setup: StudySetup
+    adaptive: AdamScales | None
+    notes: list[str]
+
+
+def user_batch_size(workload: Workload) -> int:
+    """Return the batch size of an optimizer step in the configuration, else the class's default.
 
     Raises:
-        ConfigError: where neither does.
+        ConfigError: if neither has one.
     """
-    value = own_value(workload, workload.batch_size_key)
+    key = workload.batch_size_key
+    value = user_value(workload, key)
     if not isinstance(value, int) or value < 1:
-        key = workload.batch_size_key
-        raise ConfigError(
-            "study.batch_size_key", key, f"a key with a batch size to begin from: set {key}"
-        )
+        allowed = f"a key with a batch size to begin from: set {key}"
+        raise ConfigError("study.batch_size_key", key, allowed)
     return value * workload.accumulated
 
 
-def own_value(workload: Workload, key: str) -> Any:
-    """Return the value that the configuration gives to a key of the model or the data, or its class
-    by default."""
-    node, name = locate(
-        {"model": dict(workload.model), "data": dict(workload.data)}, key, "study.space"
-    )
+def user_value(workload: Workload, key: str) -> Any:
+    """Return the configured value of a key of the model or the data, else the class's default."""
+    specs = {"model": dict(workload.model), "data": dict(workload.data)}
+    node, name = locate(specs, key, "study.space")
     if node.get(name) is not None:
         return node[name]
     section = workload.model if key.startswith("model.") else workload.data
@@ -52,48 +81,50 @@ def own_value(workload: Workload, key: str) -> Any:
 
 
 def rate_range(workload: Workload) -> dict[str, Range]:
-    """A box around the module's own learning rate, for a configuration without a study.space.
+    """Return a range around the module's own learning rate, for an empty study.space.
 
     Raises:
-        ConfigError: naming what to set, where no argument is called lr or learning_rate, or several
-            are.
+        ConfigError: if no argument is named lr or learning_rate, or several are.
     """
-    init = {**_defaults(workload.model), **workload.model.get("init_args", {})}
-    found = [
-        (path, x)
-        for path, x in _numbers(init, "model")
-        if path.rpartition(".")[2] in RATE_NAMES and 0 < x < math.inf
-    ]
-    if len(found) != 1:
-        which = (
-            f"{', '.join(path for path, _ in found)} are several"
-            if found
-            else "no argument lr or learning_rate"
+    arguments = {**_defaults(workload.model), **workload.model.get("init_args", {})}
+    rates = {}
+    for path, value in _numbers(arguments, "model"):
+        if path.rpartition(".")[2] in RATE_NAMES and 0 < value < math.inf:
+            rates[path] = value
+    if len(rates) != 1:
+        problem = "no argument lr or learning_rate"
+        if rates:
+            problem = f"{', '.join(rates)} are several"
+        example = "model.lr: {low: 1e-4, high: 0.1, scale: log}"
+        raise ConfigError(
+            "study.space", {}, f"a range of the learning rate, such as {example} ({problem})"
         )
-        what = (
-            f"a range of the learning rate, such as model.lr: {{low: 1e-4, high: 0.1, scale: "
-            f"log}} ({which})"
-        )
-        raise ConfigError("study.space", {}, what)
-    path, rate = found[0]
-    return {path: Range(rate / WIDTH, rate * WIDTH, "log")}
+    ((path, rate),) = rates.items()
+    return {path: Range(rate / RATE_RANGE_FACTOR, rate * RATE_RANGE_FACTOR, "log")}
 
 
-def probing(setup: StudySetup, trials: int, adaptive: AdamScales | None) -> StudySetup:
-    """The study that probes: of the dense network alone, its grid grows with the probes.
+def rate_key(setup: StudySetup) -> str:
+    """Return the metaparameter that is the learning rate; "" if none is searched."""
+    for key in setup.study.space:
+        if key.rpartition(".")[2] in RATE_NAMES:
+            return key
+    return ""
+
+
+def probe_setup(setup: StudySetup, trials: int, adaptive: AdamScales | None) -> StudySetup:
+    """Return the study that probes: the dense network at the user's batch size and others.
 
     Args:
         setup: The user's configuration.
-        trials: Of each probe.
-        adaptive: Settings of an adaptive optimizer, whose second moment and weight decay follow the
-            batch size; else None.
+        trials: The number of trials of each probe.
+        adaptive: Settings of an adaptive optimizer that follow the batch size; else None.
     """
     space = setup.study.space or rate_range(setup.workload)
-    own = own_batch_size(setup.workload)
+    batch_size = user_batch_size(setup.workload)
     study = dataclasses.replace(
         setup.study,
         name=f"{setup.study.name}{PROBES_SUFFIX}",
-        batch_sizes=[own],
+        batch_sizes=[batch_size],
         sparsities=[0.0],
         grid={},
         goals=[],
@@ -103,38 +134,154 @@ def probing(setup: StudySetup, trials: int, adaptive: AdamScales | None) -> Stud
     )
     trainer = dict(setup.workload.trainer)
     if adaptive is not None and not searches_scales(space):
-        given: dict[str, Any] = {"reference": own}
+        arguments: dict[str, Any] = {"reference": batch_size}
         if adaptive.rate is not None and adaptive.weight_decay:
-            given["rate"] = adaptive.rate
-        scaling = {"class_path": SCALING, "init_args": given}
+            arguments["rate"] = adaptive.rate
+        scaling = {"class_path": SCALING_CALLBACK, "init_args": arguments}
         trainer["callbacks"] = [*as_list(trainer.get("callbacks")), scaling]
-    workload = dataclasses.replace(setup.workload, trainer=trainer)
     return dataclasses.replace(
         setup,
         study=study,
-        workload=workload,
+        workload=dataclasses.replace(setup.workload, trainer=trainer),
         smoothness=dataclasses.replace(setup.smoothness, interval=None),
     )
 
 
 def searches_scales(space: Mapping[str, Any]) -> bool:
-    """Whether the second moment or the weight decay is searched at each batch size, so that nothing
-    moves it with B."""
-    return any(key.rpartition(".")[2] in ("beta2", "betas", "weight_decay") for key in space)
+    """Return True if the search has the second moment or the weight decay.
+
+    Then nothing scales them with the batch size.
+    """
+    return any(key.rpartition(".")[2] in SCALED_BY_CALLBACK for key in space)
+
+
+def prepare_probes(setup: StudySetup, options: Options) -> ProbeStudy:
+    """Return the study that probes, with the settings that its optimizer needs."""
+    unscaled = probe_setup(setup, options.trials, adaptive=None)
+    trial = Trial(unscaled.study.cells[0], 0, {}, unscaled.study.seed)
+    adaptive = None
+    try:
+        optimizers = look_at_optimizers(unscaled, trial)
+        adaptive = optimizers.adaptive
+        notes = optimizers.notes
+    except Exception as error:
+        # If the module cannot be trained, the checks of the study refuse it next.
+        notes = [
+            "The optimizer could not be read, so it is unknown whether beta2 has to change with "
+            f"the batch size: {first_line(error)}"
+        ]
+    if searches_scales(unscaled.study.space):
+        adaptive = None
+    if adaptive is not None and options.method == "law":
+        notes += _scaling_notes(adaptive, user_batch_size(setup.workload))
+    return ProbeStudy(probe_setup(setup, options.trials, adaptive), adaptive, notes)
+
+
+def _scaling_notes(adaptive: AdamScales, batch_size: int) -> list[str]:
+    """Return a note on the settings that change with the batch size; [] if there are none."""
+    changes = []
+    if adaptive.beta2 is not None:
+        changes.append(f"beta2 becomes beta2^(B / {batch_size}), at least {BETA2_FLOOR:g}")
+    if adaptive.weight_decay:
+        rate = "the learning rate"
+        if adaptive.rate is not None:
+            rate += f" / {number_text(adaptive.rate)}"
+        changes.append(f"weight decay is multiplied by (B / {batch_size}) / ({rate})")
+    if not changes:
+        return []
+    return [f"At a batch size B other than {batch_size}, {' and '.join(changes)}."]
+
+
+def earlier_probe_study(
+    setup: StudySetup,
+    options: Options,
+    adaptive: AdamScales | None,
+    data: LightningDataModule,
+    stored: Any,
+) -> ProbeStudy | None:
+    """Return the study that an earlier version stored; None if the stored one is different.
+
+    Args:
+        setup: The user's configuration.
+        options: Options of the command.
+        adaptive: Settings of an adaptive optimizer.
+        data: The data module, set up.
+        stored: The stored identity of the study that probes.
+    """
+    if adaptive is None:
+        return None
+    for earlier in (dataclasses.replace(adaptive, rate=None), None):
+        candidate = probe_setup(setup, options.trials, earlier)
+        if not identity_changes(stored, candidate.identity(data)):
+            note = (
+                "These probes began with an earlier version of lit_dps; weight decay follows the "
+                "batch size as it did there."
+            )
+            return ProbeStudy(candidate, earlier, [note])
+    return None
+
+
+class OptimizerLook(Callback):
+    """Reads the optimizers of a run when training starts, then ends the run.
+
+    Attributes:
+        adaptive: Settings that follow the batch size; None without an adaptive optimizer.
+        notes: Notes on optimizers of unknown classes, which were measured.
+    """
+
+    def __init__(self) -> None:
+        self.adaptive: AdamScales | None = None
+        self.notes: list[str] = []
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        for optimizer in trainer.optimizers:
+            if needs_measurement(optimizer):
+                self.notes.append(_describe_measured(optimizer))
+        self.adaptive = adam_scales_of(trainer.optimizers)
+        raise EndProbe
+
+
+def look_at_optimizers(setup: StudySetup, trial: Trial) -> OptimizerLook:
+    """Return what the optimizers of a trial are when its training starts on one device.
+
+    They see the budget of the study.
+
+    Raises:
+        Exception: An error of the module, its data or a callback before training.
+    """
+    look = OptimizerLook()
+    probe_run(of_one_device(setup), Attempt(trial, setup.unreachable_goal(MIN_STEPS)), [look])
+    return look
+
+
+def _describe_measured(optimizer: Optimizer) -> str:
+    """Return how an optimizer of an unknown class is treated, and why."""
+    name = type(optimizer).__name__
+    measured = measured_adaptive(optimizer)
+    if measured is None:
+        model = "Adam" if is_adaptive([optimizer]) else "SGD"
+        return f"{name} could not be measured; by its arguments it is treated like {model}."
+    if measured:
+        return (
+            f"{name} was measured: its update does not grow with the gradient, so it is treated "
+            "like Adam."
+        )
+    return f"{name} was measured: its update grows with the gradient, so it is treated like SGD."
 
 
 def _defaults(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the default values of the arguments of a class."""
     module, _, name = spec["class_path"].rpartition(".")
     arguments = inspect.signature(getattr(import_module(module), name).__init__).parameters
-    return {
-        key: p.default for key, p in arguments.items() if p.default is not inspect.Parameter.empty
-    }
+    empty = inspect.Parameter.empty
+    return {key: p.default for key, p in arguments.items() if p.default is not empty}
 
 
 def _numbers(node: Mapping[str, Any], path: str) -> Iterator[tuple[str, float]]:
+    """Yield the numbers of nested arguments by their dotted keys."""
     for key, value in node.items():
         if isinstance(value, Mapping):
-            inner = value.get("init_args", {}) if "class_path" in value else value
-            yield from _numbers(inner, f"{path}.{key}")
+            arguments = value.get("init_args", {}) if "class_path" in value else value
+            yield from _numbers(arguments, f"{path}.{key}")
         elif isinstance(value, (int, float)) and not isinstance(value, bool):
             yield f"{path}.{key}", float(value)

@@ -22,6 +22,12 @@ def find_user_error(error: BaseException | None) -> UserError | None:
     return error
 
 
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's text; the name of its class if it has no text."""
+    lines = str(error).splitlines()
+    return lines[0] if lines else type(error).__name__
+
+
 def is_loader_worker_error(error: BaseException) -> bool:
     """Return True if a worker of a DataLoader raised the error.
 

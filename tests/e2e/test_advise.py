@@ -63,7 +63,7 @@ def test_the_answer_is_near_the_truth_within_the_budget_and_fit_takes_it(folder)
         done = advise(folder, "Module", "--budget", f"{budget}s", *options)
         took = time.monotonic() - began
         assert done.returncode == 0, done.stderr
-        assert f"asking takes {budget} s at most" in done.stderr or budget >= 120
+        assert f"asking takes at most {budget} s" in done.stderr or budget >= 120
         if before == 0:  # what it costs is told before anything is run for it
             assert done.stderr.index("asking is at most") < done.stderr.index("timing steps")
         spent = list_advice(f"sqlite:///{folder}/mlruns/study.db")["Module"]["spent"]
@@ -133,13 +133,13 @@ def test_a_goal_that_nobody_meets_is_no_error(tmp_path):
             tmp_path, "Hopeless", "--budget", f"{budget}s", "--trials", 2, "--goal.max_steps", 20
         )
         assert done.returncode == 0, done.stderr
-        if "no trial met the goal" in done.stdout:
+        if "No trial met the goal" in done.stdout:
             break
     assert (
         "not identifiable, because K is known at 0 batch sizes" in done.stdout
         and "no answer" in done.stdout
     )
-    assert re.search(r"note: no trial met the goal within 20 steps, at B = \d", done.stdout)
+    assert re.search(r"note: No trial met the goal within 20 steps, at B = \d", done.stdout)
     assert not (tmp_path / "mlruns" / "figures" / "Hopeless" / "advice" / "fit.yaml").exists()
 
 
@@ -244,12 +244,12 @@ def test_a_budget_that_cannot_be_kept_is_refused_with_the_least_one(tmp_path, bu
 
 
 def test_a_budget_too_small_for_one_probe_says_so_and_keeps_what_was_timed(tmp_path, monkeypatch):
-    monkeypatch.setattr(advising_run, "MEASURING", -1e3)
+    monkeypatch.setattr(advising_run, "MIN_MEASURING_SECONDS", -1e3)
     done = advise(tmp_path, "Module", "--budget", "1s", "--trials", 4)
     assert done.returncode == 0, done.stderr
     assert (
-        "note: the budget was too small for one probe" in done.stdout
-        and "one of 4 trials takes up to" in done.stdout
+        "note: The budget was too small for one probe" in done.stdout
+        and "A probe of 4 trials takes up to" in done.stdout
     )
     kept = list_advice(f"sqlite:///{tmp_path}/mlruns/study.db")["Module"]
     assert kept["timed"] and kept["spent"] > 0
@@ -260,7 +260,7 @@ def test_a_budget_too_small_for_one_probe_says_so_and_keeps_what_was_timed(tmp_p
     def refuse(*args):
         raise StorageError("the disk is full")
 
-    for name in ("_ask", "Clock.keep"):
+    for name in ("_ask", "Clock.save"):
         monkeypatch.setattr(f"lit_dps.advice.run.{name}", refuse)
     full = advise(tmp_path, "Module", "--budget", "1s", "--trials", 4)
     assert full.returncode == 0 and "advice on Module: goal error 0.05" in full.stdout
@@ -269,7 +269,7 @@ def test_a_budget_too_small_for_one_probe_says_so_and_keeps_what_was_timed(tmp_p
 
 
 def test_a_budget_of_steps_is_proposed_once_and_schedules_see_it(tmp_path, monkeypatch):
-    monkeypatch.setattr(advising_run, "MEASURING", -1e3)
+    monkeypatch.setattr(advising_run, "MIN_MEASURING_SECONDS", -1e3)
     given = (
         "advise",
         "--config",

@@ -1,21 +1,21 @@
-"""The printed answer of advice: a warm-up that is longer than K, failed probes, and a storage that
-refuses."""
+"""The printed answer of advice: of probes, of forks, and of neither."""
 
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
-from types import SimpleNamespace
+import json
 
+import pandas as pd
 import pytest
 import torch
+import yaml
 
 from lit_dps.advice.options import Options
-from lit_dps.advice.probe_study import Probes
 from lit_dps.advice.question import Question
-from lit_dps.advice.report import tell
-from lit_dps.advice.step_probe import SPENT, StepTimes
+from lit_dps.advice.report import publish_answer
+from lit_dps.advice.step_probe import FULL, SPENT, StepTimes
 from lit_dps.advice.step_time import Timed
+from lit_dps.readings.branching import Fork
 from lit_dps.storage.advice_store import AdviceStore
 from tests.unit.advice.test_probe_study import CannotRun, probes, run
 from tests.unit.advice.test_step_probe import Net
@@ -49,38 +49,84 @@ class WarmedUp(Net):
         return [optimizer], [{"scheduler": schedule, "interval": "step"}]
 
 
-def probed(folder) -> Probes:
-    work = probes(folder, "Net")
-    workload = dataclasses.replace(
-        work.setup.workload, model={"class_path": f"{__name__}.WarmedUp"}
-    )
-    work.setup = dataclasses.replace(
-        work.setup, workload=workload, goal=dataclasses.replace(work.setup.goal, max_steps=40)
-    )
-    return work
+class FakeMlflow:
+    """Counts calls."""
+
+    experiment_id = None
+
+    def __init__(self):
+        self.logged = []
+
+    def log_result(self, result):
+        """Results of trials are not counted."""
+
+    def sync(self, *args, **options):
+        self.logged.append("record")
+
+    def log_outcome(self, *args, **options):
+        self.logged.append("outcome")
 
 
-@pytest.fixture(scope="module")
-def case(tmp_path_factory):
+def question_in(folder, times: StepTimes, options: Options, **workload) -> Question:
+    given = probes(folder, "Net")
+    setup = dataclasses.replace(
+        given.setup,
+        workload=dataclasses.replace(given.setup.workload, **workload),
+        goal=dataclasses.replace(given.setup.goal, max_steps=40),
+    )
+    given.setup = setup
+    given.mlflow = FakeMlflow()
+    store = AdviceStore(given.url, given.name)
+    return Question(setup, options, store, given, None, times, None, 10)
+
+
+def step_times(**values) -> StepTimes:
+    timed = [Timed(m, 0.01 + 1e-3 * m) for m in SIZES]
+    return StepTimes(timed, **{"check": 0.01, "largest": 32, "reason": SPENT, **values})
+
+
+def printed(question: Question, capsys, folder) -> str:
+    publish_answer(question)
+    return capsys.readouterr().out.replace(str(folder), "FOLDER")
+
+
+def test_the_answer_names_the_warm_up_and_what_failed_though_no_file_can_be_written(
+    tmp_path, capsys, golden
+):
     """Three probes, and one that found no room."""
-    work = probed(tmp_path_factory.mktemp("told"))
+    model = {"class_path": f"{__name__}.WarmedUp"}
+    question = question_in(tmp_path, step_times(), Options(60, trials=2), model=model)
     for size in SIZES:
-        assert run(work, size)
+        assert run(question.probes, size)
     with pytest.raises(CannotRun):
-        run(work, 16)
-    work.view = SimpleNamespace(
-        further=lambda *a, **kw: None, sync=lambda *a, **kw: None, experiment_id=None
-    )
-    times = StepTimes([Timed(m, 0.01 + 1e-3 * m) for m in SIZES], check=0.01, largest=32, why=SPENT)
-    store = AdviceStore(work.url, work.name)
-    return Question(work.setup, Options(60, trials=2), store, work, None, times, None, 10)
+        run(question.probes, 16)
+    (tmp_path / "figures").write_text("a file in the folder's place")
+    capsys.readouterr()
+    golden.check("advice/probed.txt", printed(question, capsys, tmp_path))
 
 
-def test_the_answer_names_the_warm_up_and_what_failed_though_no_file_can_be_written(case, capsys):
-    (Path(case.setup.storage.folder) / "figures").write_text("a file in the folder's place")
-    tell(case)
-    printed = capsys.readouterr().out
-    assert f"your warm-up of {WARM_UP} steps is longer than K" in printed
-    assert "run B = " in printed and "not written: " in printed
-    assert "at B = 16 1 of 2 trials failed, the last with MemoryError" in printed
-    assert "for want of time" not in printed
+def test_forks_give_an_answer_and_a_configuration(tmp_path, capsys, golden):
+    question = question_in(tmp_path, step_times(waited=0.5), Options(60, "branch", (1, 2), 2.0))
+    for fork in (
+        Fork(5, 4, (1, 2, 4), (1.0, 1.0, 1.5), 0.1),
+        Fork(20, 4, (1, 2, 4), (0.5, 0.51, 0.52), 0.1),
+    ):
+        question.store.append("branches", fork.to_dict())
+    question.store.keep(branch_steps=30, branch_adaptive=False, max_steps=40)
+    golden.check("advice/forked.txt", printed(question, capsys, tmp_path))
+    folder = tmp_path / "figures" / "steps" / "advice"
+    config = yaml.safe_load((folder / "fit.yaml").read_text())
+    storage = config["trainer"]["callbacks"][-1]["init_args"].pop("storage")
+    assert storage == question.store.url
+    config = json.loads(json.dumps(config), parse_float=lambda x: float(f"{float(x):.6g}"))
+    golden.check("advice/forked-fit.yaml", yaml.safe_dump(config, sort_keys=False))
+    table = pd.read_csv(folder / "answer.csv")
+    golden.check("advice/forked.csv", table.to_csv(index=False, float_format="%.6g"))
+    assert question.probes.mlflow.logged == ["outcome", "outcome"]
+
+
+def test_without_a_probe_it_says_so_and_mlflow_is_not_started(tmp_path, capsys, golden):
+    options = Options(60, devices=(1, 4), trials=3)
+    question = question_in(tmp_path, step_times(reason=FULL, is_memory_full=True), options)
+    golden.check("advice/no-probe.txt", printed(question, capsys, tmp_path))
+    assert question.probes.mlflow.logged == []

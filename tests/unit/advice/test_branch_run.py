@@ -11,11 +11,10 @@ import pytest
 import torch
 
 from lit_dps.advice.branch_run import run_branches
-from lit_dps.advice.options import Options
-from lit_dps.advice.report import conclude
-from lit_dps.advice.run import _study_of
-from lit_dps.advice.stages import Clock
+from lit_dps.advice.options import Clock, Options
+from lit_dps.advice.question import conclude
 from lit_dps.advice.step_time import Timed, fit_step_time
+from lit_dps.advice.user_workload import prepare_probes
 from lit_dps.core.search_space import Range
 from lit_dps.parallel.process import StopRequest
 from lit_dps.readings.branching import Fork
@@ -59,21 +58,20 @@ def asked(module: str, **space):
 
 def power(given, store: AdviceStore) -> float:
     """Of B that the recommended rate grows with."""
-    probe, adaptive, _ = _study_of(given, OPTIONS)
+    probe, adaptive, _ = prepare_probes(given, OPTIONS)
     step = fit_step_time([Timed(m, 0.01 + 1e-4 * m) for m in (4, 8, 16)])
     times = SimpleNamespace(check=0.1)
-    work = SimpleNamespace(setup=probe, record=lambda: None)
-    case = SimpleNamespace(
+    question = SimpleNamespace(
         setup=given,
         options=OPTIONS,
         store=store,
-        work=work,
+        probes=SimpleNamespace(setup=probe, record=lambda: None),
         adaptive=adaptive,
         times=times,
-        model=step,
-        sizes=[4, 16],
+        step_time=step,
+        batch_sizes=[4, 16],
     )
-    found = conclude(case)
+    found = conclude(question)
     assert found.rate.at(4) == pytest.approx(0.1), "the middle of the box at the own batch size"
     return math.log(found.rate.at(16) / found.rate.at(4), 4)
 
@@ -88,7 +86,7 @@ def power(given, store: AdviceStore) -> float:
 )
 def test_the_rate_is_scaled_as_that_of_the_branches(tmp_path, module, space, expected):
     given, store = asked(module, **space), AdviceStore(f"sqlite:///{tmp_path}/study.db", "s")
-    probe, _, _ = _study_of(given, OPTIONS)
+    probe, _, _ = prepare_probes(given, OPTIONS)
     run_branches(probe, 1e-6, store, Clock(600, store, 0.0), StopRequest())
     assert store.read()["branch_adaptive"] is (expected == 0.5)
     assert power(given, store) == pytest.approx(expected)
@@ -108,6 +106,6 @@ def test_the_recommended_run_scales_as_the_branches_did(tmp_path, is_scaled):
     given, store = asked("Adam"), AdviceStore(f"sqlite:///{tmp_path}/study.db", "s")
     if not is_scaled:  # an earlier version stored no word of it
         store.append("branches", {**FORK, "step": 1})
-    probe, _, _ = _study_of(given, OPTIONS)
+    probe, _, _ = prepare_probes(given, OPTIONS)
     run_branches(probe, 1e-6, store, Clock(600, store, 0.0), StopRequest())
     assert store.read()["branch_scaled"] is is_scaled

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from lit_dps.advice.max_steps import (
-    REACH,
+    STEPS_RATIO,
     ShortRun,
     expected_steps,
     propose,
@@ -59,13 +59,13 @@ def test_a_metric_that_rises_is_extrapolated_upwards():
     ],
 )
 def test_the_proposal_is_what_the_goal_needs_and_the_time_pays(run, seconds, steps):
-    proposal = propose(run, GOAL, seconds, REACH["law"])
+    proposal = propose(run, GOAL, seconds, STEPS_RATIO["law"])
     assert proposal.max_steps == steps
     assert f"goal.max_steps: {steps}" in proposal.note
 
 
 def test_a_run_that_is_forked_needs_a_budget_of_twice_its_goal():
-    assert propose(MET, GOAL, 60.0, REACH["branch"]).max_steps == 30
+    assert propose(MET, GOAL, 60.0, STEPS_RATIO["branch"]).max_steps == 30
 
 
 def test_a_stored_proposal_holds_for_every_budget():

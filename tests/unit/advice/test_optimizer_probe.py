@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from lit_dps.advice.optimizer_probe import look_at_optimizers
 from lit_dps.advice.report import adaptive_note
+from lit_dps.advice.user_workload import look_at_optimizers
 from lit_dps.core.trial import Cell, Trial
 from lit_dps.readings import BranchCallback
 from lit_dps.training import AdamScalingCallback
@@ -71,9 +71,10 @@ def test_a_look_gives_the_rate_of_the_optimizer_and_not_of_the_argument():
 def test_the_printed_weight_decay_is_that_of_the_recommended_run(module, own_rate, expected):
     given = of(module)
     adaptive = AdamScales(0.99, 0.01, own_rate)
-    case = SimpleNamespace(setup=given, work=SimpleNamespace(setup=given), adaptive=adaptive)
+    probes = SimpleNamespace(setup=given)
+    question = SimpleNamespace(setup=given, probes=probes, adaptive=adaptive)
     found = SimpleNamespace(law=None, best={"batch_size": BATCH_SIZE})
-    assert adaptive_note(case, found, {"model.lr": 0.2}) == expected
+    assert adaptive_note(question, found, {"model.lr": 0.2}) == expected
 
 
 class Recorded(torch.optim.AdamW):

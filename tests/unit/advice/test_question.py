@@ -6,10 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from lit_dps.advice.options import Options
+from lit_dps.advice.options import Clock, Options
 from lit_dps.advice.probe_plan import probe_all
 from lit_dps.advice.question import Question
-from lit_dps.advice.stages import Clock
 from lit_dps.advice.step_probe import FULL, SPENT, StepTimes
 from lit_dps.advice.step_time import Timed
 from lit_dps.parallel.process import StopRequest
@@ -18,11 +17,11 @@ from tests.unit.advice.test_step_probe import setup
 TIMED = [Timed(m, 0.01 + 1e-3 * m) for m in (1, 2, 4, 8)]
 
 
-class Work:
-    """A study that probes, and never tells anything."""
+class FakeProbes:
+    """Probes that have no result."""
 
-    def __init__(self, asked):
-        self.setup, self.tried, self.without_room = asked, [], set()
+    def __init__(self, setup):
+        self.setup, self.tried, self.without_room = setup, [], set()
 
     def record(self):
         return None
@@ -32,33 +31,35 @@ class Work:
         return True
 
 
-def case(why: str, devices: tuple[int, ...] = (1,), ranks: int = 1) -> Question:
-    asked = setup(devices=ranks)
-    times = StepTimes(TIMED, check=0.05, largest=8, why=why, memory=why == FULL)
-    return Question(asked, Options(60, devices=devices), None, Work(asked), None, times, None, 10)
+def question_of(reason: str, devices: tuple[int, ...] = (1,), ranks: int = 1) -> Question:
+    user = setup(devices=ranks)
+    times = StepTimes(TIMED, check=0.05, largest=8, reason=reason, is_memory_full=reason == FULL)
+    options = Options(60, devices=devices)
+    return Question(user, options, None, FakeProbes(user), None, times, None, 10)
 
 
 @pytest.mark.parametrize(
-    ("why", "devices", "sizes"),
+    ("reason", "devices", "sizes"),
     [
         (FULL, (1, 4), [1, 2, 4, 8, 16, 32]),
         (SPENT, (1, 2), [1, 2, 4, 8, 16]),
         ("is it above the split?", (1, 4), [1, 2, 4, 8]),  # four devices have no more examples
     ],
 )
-def test_it_answers_for_what_the_devices_have_room_for(why, devices, sizes):
-    assert case(why, devices).sizes == sizes
+def test_it_answers_for_what_the_devices_have_room_for(reason, devices, sizes):
+    assert question_of(reason, devices).batch_sizes == sizes
 
 
 def test_nothing_is_probed_that_was_not_seen_to_fit_here():
     """Four devices would take 32 examples; one, which is here, was not seen to, and a CPU might be
     killed."""
-    here, clock = case(FULL, (1, 4)), Clock(60, SimpleNamespace(keep=lambda **kw: None), 0.0)
-    probe_all(here, clock, StopRequest())
-    assert sorted(here.work.tried) == [1, 2, 4, 8] and here.largest == 8
-    assert case(FULL, (1, 4), ranks=2).largest == 16
+    question = question_of(FULL, (1, 4))
+    clock = Clock(60, SimpleNamespace(keep=lambda **kw: None), 0.0)
+    probe_all(question, clock, StopRequest())
+    assert sorted(question.probes.tried) == [1, 2, 4, 8] and question.largest == 8
+    assert question_of(FULL, (1, 4), ranks=2).largest == 16
 
 
 def test_a_training_takes_its_steps_and_checks():
     # 4 steps at B = 4, each 14 ms and a check of 50 ms
-    assert case(FULL).training_seconds == pytest.approx(4 * (0.014 + 0.05), rel=1e-2)
+    assert question_of(FULL).training_seconds == pytest.approx(4 * (0.014 + 0.05), rel=1e-2)

@@ -9,8 +9,8 @@ import math
 import pytest
 
 from lit_dps.advice.one_run import ratio_of_one_run
-from lit_dps.advice.stages import Clock
-from lit_dps.advice.verify import RUNS, verify_recommendation
+from lit_dps.advice.options import Clock
+from lit_dps.advice.recommendation import VERIFICATION_RUNS, verify_recommendation
 from lit_dps.analysis.rates import rate_law
 from lit_dps.core.config import StorageConfig, StudyConfig
 from lit_dps.core.record import StudyRecord
@@ -44,7 +44,7 @@ def run(setup, store, k, budget=1e6, params=PARAMS):
 def test_it_is_run_on_fresh_seeds_and_stored_once(setup, tmp_path):
     store = AdviceStore(f"sqlite:///{tmp_path}/study.db", "mine")
     found = run(setup, store, 60.0)
-    assert len(found) == RUNS and {each["batch_size"] for each in found} == {32}
+    assert len(found) == VERIFICATION_RUNS and {each["batch_size"] for each in found} == {32}
     assert all(each["steps"] % 4 == 0 and each["timed"]["steps"] == each["steps"] for each in found)
     assert len({each["steps"] for each in found}) > 1, "seeds differ"
     assert run(setup, store, 60.0) == found, "what was run is not run again"
@@ -58,7 +58,7 @@ def test_a_run_is_left_after_three_times_k_and_counts_as_more(setup, tmp_path):
     found = run(setup, store, 3.0, params={"model.learning_rate": 1e-6})
     assert [(each["steps"], each["most"], each["timed"]["steps"]) for each in found] == [
         (None, 12, 12)
-    ] * RUNS
+    ] * VERIFICATION_RUNS
     assert ratio_of_one_run(found, {32: 3.0}, None, None, "").ratio == math.inf
 
 
