@@ -1,5 +1,7 @@
-"""Parts of a configuration written so that those of earlier versions, and other ways to say the
-same, are equal."""
+"""The identity of a study: the part of its configuration that decides results, as plain JSON.
+
+Two spellings of the same configuration have equal identities, also across versions of the package.
+"""
 
 from __future__ import annotations
 
@@ -22,21 +24,19 @@ from lit_dps.storage.schema import UNREAD
 from lit_dps.training.trainer_rules import STUDY_TRAINER
 from lit_dps.training.workload import Workload, class_paths, classes_in, locate, place_of
 
-# How trials of other people's modules are seeded, pruned and accumulated; 1 was never written down
+# Version of how trials of users' modules are seeded, pruned and accumulated. 1 was never stored.
 PROTOCOL = 2
-# Arguments that decide where and how fast things run, or what is shown, and not what comes out
+# Arguments that change speed, folders or output, but no results.
 FREE_DATA = ("root", "download", "eval_batch_size", "order_seed", "num_workers", "pin_memory")
-UNREAD_DATA = (
-    "root",
-    "eval_batch_size",
-)  # of them, those that decide what data without a digest are
+# The free arguments that may change the content of data without a digest.
+UNREAD_DATA = ("root", "eval_batch_size")
 _FREE_TRAINER = {
     *STUDY_TRAINER,
     *("accelerator", "devices", "num_nodes", "strategy", "use_distributed_sampler"),
     *("default_root_dir", "log_every_n_steps", "profiler"),
     *("val_check_interval", "check_val_every_n_epoch", "max_steps"),  # GoalErrorCallback sets them
 }
-# Arguments that studies of earlier versions were declared without, by the class that has them
+# Arguments that a later version of the package has added, by class.
 _ADDED = {
     ImageClassifier: ("beta1", "beta2", "epsilon", "weight_decay", "label_smoothing"),
     ImageData: ("train_examples",),
@@ -110,7 +110,7 @@ def _names_below(prefix: str, keys: Iterable[str]) -> set[str]:
 
 
 def study_of(study: StudyConfig, batch_size_key: str) -> dict[str, Any]:
-    """Return what of a study's grid and search decides results."""
+    """Return the part of a study's grid and search that decides results."""
     identity: dict[str, Any] = {
         "seed": study.seed,
         "scramble": study.scramble,
@@ -118,7 +118,7 @@ def study_of(study: StudyConfig, batch_size_key: str) -> dict[str, Any]:
     }
     if study.sampler != "sobol":
         identity["sampler"] = study.sampler
-    if once_lost(study, batch_size_key):
+    if had_no_effect_below_class(study, batch_size_key):
         identity["below_classes"] = True
     if study.best_of is not None:
         identity["best_of"] = study.best_of
@@ -140,37 +140,34 @@ def goal_of(goal: GoalConfig) -> dict[str, Any]:
     return identity
 
 
-def trainer_of(given: Mapping[str, Any]) -> dict[str, Any]:
-    """What of the trainer decides results, where it is not the trainer's default."""
-    standard = {
-        name: p.default for name, p in inspect.signature(Trainer.__init__).parameters.items()
-    }
-    return {
-        key: value
-        for key, value in given.items()
-        if key not in _FREE_TRAINER and value != standard.get(key)
-    }
+def trainer_of(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the trainer's arguments that decide results and differ from Lightning's defaults."""
+    parameters = inspect.signature(Trainer.__init__).parameters
+    identity = {}
+    for name, value in arguments.items():
+        default = parameters[name].default if name in parameters else None
+        if name not in _FREE_TRAINER and value != default:
+            identity[name] = value
+    return identity
 
 
 def is_ours(study: StudyConfig, workload: Workload) -> bool:
-    """Whether all classes of a study, those of its axes and choices too, are this package's or
-    PyTorch's."""
-    choices = (box.choices for box in study.space.values() if isinstance(box, Choices))
-    axes = (
-        value
-        for values in (*study.axes.values(), *choices)
-        for value in values
-        if "." in str(value)
-    )
-    paths = [*class_paths(workload), *(value for value in axes if isinstance(value, str))]
+    """Return True if all classes of a study are of this package or of PyTorch.
+
+    The classes of axes and choices count too.
+    """
+    paths = list(class_paths(workload))
+    choices = [box.choices for box in study.space.values() if isinstance(box, Choices)]
+    for values in (*study.axes.values(), *choices):
+        paths += [value for value in values if isinstance(value, str) and "." in value]
     return all(path.startswith(("lit_dps.", "torch.")) for path in paths)
 
 
 def is_unread(data: LightningDataModule | None) -> bool:
-    """Whether data are somebody else's, whose content nothing is known of: our own have a
-    digest."""
-    ours = isinstance(data, ImageData) or type(data).__module__.startswith("lit_dps.")
-    return data is not None and not ours and getattr(data, "digest", None) is None
+    """Return True for users' data without a digest, whose content is unknown."""
+    if data is None or getattr(data, "digest", None) is not None:
+        return False
+    return not isinstance(data, ImageData) and not type(data).__module__.startswith("lit_dps.")
 
 
 def forget_added(nested: Mapping[str, Any]) -> None:
@@ -204,14 +201,16 @@ def _forget_defaults(
             del arguments[key]
 
 
-def once_lost(study: StudyConfig, batch_size_key: str) -> bool:
-    """Whether trials of earlier versions did not have a value that was set below a class of an axis
-    or a choice.
+def had_no_effect_below_class(study: StudyConfig, batch_size_key: str) -> bool:
+    """Return whether earlier versions lost a value that is set below a class of an axis or choice.
 
-    The class was set after it, so that the value had no effect. Such trials are of another study.
+    They set the class after the value, so that the value had no effect. Their trials belong to
+    another study.
     """
     axes = sorted(key for key in study.axes if key.startswith(("model.", "data.")))
-    order = [place_of(key) for key in (batch_size_key, *study.space, *axes)]
-    return any(
-        key[: len(later)] == later for i, key in enumerate(order) for later in order[i + 1 :]
-    )
+    places = [place_of(key) for key in (batch_size_key, *study.space, *axes)]
+    for i, place in enumerate(places):
+        for later in places[i + 1 :]:
+            if place[: len(later)] == later:
+                return True
+    return False

@@ -167,7 +167,7 @@ def _changes_since(
 
 
 def compare_with_stored(run: Attempt, stored: TrialResult) -> str:
-    """Return a line that says whether a run ended like the stored trial, and if not, why."""
+    """Return a line on whether a run ended like the stored trial, with the reason if not."""
     if run.status is None:
         return f"the study stored: {_end_of(stored)}"
     if stored.status in (Status.OUTRACED, Status.STOPPED):

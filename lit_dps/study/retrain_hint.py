@@ -1,4 +1,4 @@
-"""The line below a report that says how to retrain the best trial. Imports no torch."""
+"""The line below a report with the command that retrains the best trial. Imports no torch."""
 
 from __future__ import annotations
 

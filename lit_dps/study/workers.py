@@ -164,24 +164,19 @@ def work_in_processes(
         WorkerError: if a worker failed otherwise. The others finish their validation and release
             their trials.
     """
-    context = processes.context()
-    leaving = context.Event()
-    # A pipe for each worker: if a worker is killed, it cannot hold the lock of a shared queue.
+    leaving = processes.context().Event()
     started: dict[Any, BaseProcess] = {}  # by the connection to it
     last_message: Any = None
     nothing_remains = False
     try:
         for number in range(workers):
-            receiver, sender = context.Pipe(duplex=False)
-            arguments = (setup, sender, leaving, on_event is not None)
-            started[receiver] = processes.start(_worker, f"worker {number}", arguments)
-            sender.close()  # otherwise the end of the worker would not be seen
+            _start_worker(number, setup, leaving, on_event is not None, started)
         living = dict(started)
         while living:
             if stop:
                 leaving.set()
             for receiver in wait(list(living), timeout=RECEIVE_SECONDS):
-                message = _receive(receiver, living[receiver])  # pyright: ignore[reportArgumentType]
+                message = _receive(receiver, living[receiver])
                 if isinstance(message, TrialResult):
                     yield message
                     continue
@@ -194,12 +189,8 @@ def work_in_processes(
                 last_message = message
                 if message is None:
                     nothing_remains = True
-                elif isinstance(message, WorkerDied):
-                    print(f"\nwarning: {message}", file=sys.stderr)
-                    if on_event is not None:
-                        on_event(ProgressEvent(worker.pid))
-                elif not isinstance(message, Interrupted):
-                    raise message
+                else:
+                    _on_worker_failed(worker, message, on_event)
         stop.check()
         if not nothing_remains:
             raise last_message
@@ -208,7 +199,36 @@ def work_in_processes(
         _end(started.values(), 0.0 if stop.now else GRACE_SECONDS)
 
 
-def _receive(receiver: Connection, worker: BaseProcess) -> Any:
+def _start_worker(
+    number: int,
+    setup: StudySetup,
+    leaving: Event,
+    reports_progress: bool,
+    started: dict[Any, BaseProcess],
+) -> None:
+    """Start a worker, and add it to `started` by the connection to it.
+
+    Each worker has a pipe. If a worker is killed, it cannot hold the lock of a shared queue.
+    """
+    receiver, sender = processes.context().Pipe(duplex=False)
+    arguments = (setup, sender, leaving, reports_progress)
+    started[receiver] = processes.start(_worker, f"worker {number}", arguments)
+    sender.close()  # otherwise the end of the worker would not be seen
+
+
+def _on_worker_failed(
+    worker: BaseProcess, error: BaseException, on_event: EventListener | None
+) -> None:
+    """Print that a worker was killed; raise any other error except Interrupted."""
+    if isinstance(error, WorkerDied):
+        print(f"\nwarning: {error}", file=sys.stderr)
+        if on_event is not None:
+            on_event(ProgressEvent(worker.pid))
+    elif not isinstance(error, Interrupted):
+        raise error
+
+
+def _receive(receiver: Any, worker: BaseProcess) -> Any:
     """Return the next message of a worker; an error if the worker has ended without one."""
     try:
         return receiver.recv()

@@ -136,7 +136,7 @@ def study(
     ):
         patch.setattr("lit_dps.report.publish.write_all", lambda *args, **kwargs: ([], []))
         patch.setattr("lit_dps.report.publish._write_page", _write_empty)
-        patch.setattr("lit_dps.study.run_cells.connect", lambda *args: MagicMock(logged=dict))
+        patch.setattr("lit_dps.study.run.mlflow_of", lambda *args: MagicMock(experiment_id="0"))
         _show_warnings()
         done = run_here(folder, "study", "--config", "zoo.yaml", *options)
     database = folder / "mlruns" / "study.db"

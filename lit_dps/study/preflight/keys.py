@@ -24,7 +24,7 @@ from lit_dps.training.workload import locate
 
 SPACE, GRID, BATCH_SIZE_KEY = "study.space", "study.grid", "study.batch_size_key"
 LOCAL_KEYS = [f"local.{field.name}" for field in dataclasses.fields(LocalSGDSchedule)]
-# The seed of pruning is that of the point, so it is no axis.
+# Pruning uses the seed of the point, so the seed is no axis.
 PRUNING_KEYS = ["pruning.method", "pruning.init", "pruning.biases", "pruning.batch_size"]
 DELAY_KEY = "optim.delay"
 
