@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import get_args
+from typing import Any, get_args
 
 import torch
 import torch.nn.functional as F
@@ -16,11 +16,10 @@ from lit_dps.parallel import ranks
 
 
 class ImageClassifier(LightningModule):
-    """A network trained with the mean cross-entropy, of smoothed labels if asked for, and an update
-    rule.
+    """A network that is trained with the mean cross-entropy and an update rule.
 
-    Logs `val_error` and `val_loss` (and `test_error`, `test_loss`) over the entire split, of all
-    ranks: mistakes are counted as integers and divided once. Batches are (images, classes).
+    It logs `val_error` and `val_loss` (and `test_error`, `test_loss`) over the entire split of all
+    ranks. Mistakes are counted as integers and divided once. Batches are (images, classes).
 
     Args:
         network: Maps images to logits, shape (batch, classes); any `nn.Module`, by class path.
@@ -32,16 +31,15 @@ class ImageClassifier(LightningModule):
         decay_steps: Length of the linear decay, in steps.
         end_factor: Final learning rate of the linear decay as a share of the initial one.
         beta1, beta2: Decay of the averages of adam and adamw, in [0, 1).
-        epsilon: What adam and adamw add to the root of the second one, above 0.
-        weight_decay: Of adam and adamw, 0 or more.
-        label_smoothing: Share of a label that is spread evenly over all classes, in [0, 1), in the
-            training loss alone (Szegedy et al. 2016, Section 7; Shallue et al. 2019 search 0, 0.01
-            and 0.1). The loss that is pruned by is the training loss; `val_loss` stays the plain
-            cross-entropy.
+        epsilon: Added by adam and adamw to the root of the second average, above 0.
+        weight_decay: Weight decay of adam and adamw, 0 or more.
+        label_smoothing: Share of a label that is spread evenly over all classes, in [0, 1)
+            (Szegedy et al. 2016, Section 7; Shallue et al. 2019 search 0, 0.01 and 0.1). It changes
+            the training loss, which pruning uses too; `val_loss` is the plain cross-entropy.
 
     Raises:
-        ConfigError: for a value out of its range; by `configure_optimizers`, for a network with
-            nothing to train.
+        ConfigError: for a value out of its range; by `configure_optimizers`, for a network without
+            parameters to train.
     """
 
     def __init__(
@@ -60,7 +58,7 @@ class ImageClassifier(LightningModule):
         label_smoothing: float = 0.0,
     ):
         super().__init__()
-        rule_named(optimizer)
+        rule_named(optimizer)  # raises for an unknown name
         if schedule not in get_args(Schedule):
             raise ConfigError("model.schedule", schedule, f"one of {', '.join(get_args(Schedule))}")
         if not learning_rate > 0:
@@ -86,23 +84,22 @@ class ImageClassifier(LightningModule):
         self.network = network
 
     def on_fit_start(self) -> None:
-        if (
-            self.device.type == "cpu"
-        ):  # convolutions there run up to twice as fast, forward three times
+        if self.device.type == "cpu":
+            # Convolutions on a CPU are up to twice as fast in this format.
             self.network.to(memory_format=torch.channels_last)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.network(x)
 
     def loss(self, batch: tuple[Tensor, Tensor]) -> Tensor:
-        """The training loss: a mean over the examples of a batch, so that a batch may be taken in
-        parts."""
+        """Return the training loss, a mean over the examples, so that a batch may be divided."""
         x, y = batch
-        return F.cross_entropy(self(x), y, label_smoothing=self.hparams.label_smoothing)
+        return F.cross_entropy(self(x), y, label_smoothing=self.hparams["label_smoothing"])
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
         loss = self.loss(batch)
-        if self._trainer is not None and logs(self.trainer):  # self.log costs 0.4 ms a step
+        # self.log costs 0.4 ms a step.
+        if self._trainer is not None and logs(self.trainer):
             self.log("train_loss", loss, prog_bar=True)
         return loss
 
@@ -123,13 +120,14 @@ class ImageClassifier(LightningModule):
         return ImageClassifier.per_example_error(self, batch)
 
     def summed_loss(self, batch: tuple[Tensor, Tensor]) -> Tensor:
-        """The cross-entropy summed over a batch, without smoothing: what `val_loss` is the mean
-        of."""
+        """Return the cross-entropy summed over a batch, without smoothing, as in `val_loss`."""
         x, y = batch
         return F.cross_entropy(self(x), y, reduction="sum")
 
     def on_validation_epoch_start(self) -> None:
-        self._mistakes, self._loss, self._seen = 0, 0.0, 0
+        self._mistakes: Tensor | int = 0
+        self._loss: Tensor | float = 0.0
+        self._seen = 0
 
     def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
         x, y = batch
@@ -148,28 +146,35 @@ class ImageClassifier(LightningModule):
         self._log_epoch("test")
 
     def _log_epoch(self, split: str) -> None:
-        # a rank without examples has plain numbers here
-        own = (self._mistakes, torch.int64), (self._loss, torch.float64), (self._seen, torch.int64)
-        mistakes, loss, seen = (
-            ranks.all_reduce_sum(torch.as_tensor(n, dtype=dtype, device=self.device))
-            for n, dtype in own
-        )
+        mistakes = self._sum_over_ranks(self._mistakes, torch.int64)
+        loss = self._sum_over_ranks(self._loss, torch.float64)
+        seen = self._sum_over_ranks(self._seen, torch.int64)
         self.log(f"{split}_error", mistakes / seen, prog_bar=True)
         self.log(f"{split}_loss", loss.float() / seen, prog_bar=True)
 
-    def configure_optimizers(self):
+    def _sum_over_ranks(self, number: Tensor | float, dtype: torch.dtype) -> Tensor:
+        """Return the sum of a number over all ranks; a rank without examples has no tensor."""
+        return ranks.all_reduce_sum(torch.as_tensor(number, dtype=dtype, device=self.device))
+
+    @property
+    def _arguments(self) -> dict[str, Any]:
+        """The arguments of the constructor, except for the network."""
+        return dict(self.hparams)
+
+    def configure_optimizers(self) -> Any:
         if not any(p.requires_grad for p in self.parameters()):
             raise ConfigError(
                 "model.network", type(self.network).__name__, "a network with parameters to train"
             )
-        h = self.hparams
-        rule = rule_named(h.optimizer)
-        optimizer = rule.make(
-            self.parameters(), h.learning_rate, {name: h[name] for name in rule.hyperparameters}
-        )
-        if h.schedule == "constant":
+        arguments = self._arguments
+        rule = rule_named(arguments["optimizer"])
+        hyperparameters = {name: arguments[name] for name in rule.hyperparameters}
+        optimizer = rule.make(self.parameters(), arguments["learning_rate"], hyperparameters)
+        if arguments["schedule"] == "constant":
             return optimizer
-        scheduler = make_scheduler(optimizer, h.schedule, h.decay_steps, h.end_factor)
+        scheduler = make_scheduler(
+            optimizer, arguments["schedule"], arguments["decay_steps"], arguments["end_factor"]
+        )
         return {
             "optimizer": optimizer,
             "lr_scheduler": {"scheduler": scheduler, "interval": "step"},
@@ -177,25 +182,22 @@ class ImageClassifier(LightningModule):
 
 
 class LanguageModel(ImageClassifier):
-    """A network that predicts the next character at every position, trained as images are.
+    """A network that predicts the next character at every position.
 
-    Batches are (characters, those that follow), int64, shape (batch, length); the network maps the
-    former to logits, shape (batch, vocabulary, length). The loss is the mean over all positions,
-    `val_loss` in nats a character, and `val_error` the share of positions whose most probable
-    character is another. Arguments are those of `ImageClassifier`.
+    Batches are (characters, next characters), int64, shape (batch, length). The network maps
+    characters to logits, shape (batch, vocabulary, length). The loss is the mean over all
+    positions. `val_loss` is in nats per character. `val_error` is the share of wrongly predicted
+    characters. Arguments are those of `ImageClassifier`.
     """
 
     def setup(self, stage: str) -> None:
-        """Raises ConfigError for a network that was made for another number of characters than the
-        text has."""
-        found = getattr(self.trainer.datamodule, "vocabulary", None)
-        made_for = getattr(self.network, "vocabulary", found)
-        if found != made_for:
-            raise ConfigError(
-                "model.network.vocabulary",
-                made_for,
-                f"{found}, the different characters of the text",
-            )
+        """Raise ConfigError if network and text have different numbers of characters."""
+        trainer: Any = self.trainer
+        characters = getattr(trainer.datamodule, "vocabulary", None)
+        vocabulary = getattr(self.network, "vocabulary", characters)
+        if characters != vocabulary:
+            allowed = f"{characters}, the number of different characters of the text"
+            raise ConfigError("model.network.vocabulary", vocabulary, allowed)
 
     def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
         # `per_example_error` judges one class for each example, so checks of windows do not stop
@@ -204,10 +206,10 @@ class LanguageModel(ImageClassifier):
 
 
 def logs(trainer: Trainer) -> bool:
-    """Whether what is logged goes anywhere; a study's logger keeps nothing."""
+    """Return True if a logger of the trainer keeps values; a study's logger keeps none."""
     return any(not isinstance(logger, DummyLogger) for logger in trainer.loggers)
 
 
 def weights_finite(module: nn.Module) -> bool:
-    """Whether every parameter is finite."""
+    """Return True if every parameter is finite."""
     return bool(torch.stack([p.isfinite().all() for p in module.parameters()]).all())

@@ -1,5 +1,4 @@
-"""Networks by name: the paper's, their relatives of other width and depth, a transformer, the noisy
-quadratic."""
+"""Networks: the paper's and those of other width and depth, a transformer, the noisy quadratic."""
 
 from lit_dps.models.quadratic import NoisyQuadratic
 from lit_dps.models.resnet import ResNet, ResNet8

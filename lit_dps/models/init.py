@@ -9,29 +9,36 @@ from torch import nn
 
 from lit_dps.core.errors import ConfigError
 
-# The deviation of a standard normal truncated at +-2, by which TensorFlow divides so that the
-# truncated weights have the deviation sqrt(scale / fan_in) that was asked for.
+# The deviation of a standard normal distribution that is truncated at +-2. TensorFlow divides by
+# it, so that the truncated weights have the deviation sqrt(scale / fan_in).
 TRUNCATED_STD = 0.87962566103423978
 
 
 def scaled(channels: Iterable[int], width: float) -> list[int]:
-    """Numbers of channels times a factor, rounded. Raises ConfigError for a factor that leaves none
-    of some."""
-    found = [round(width * n) for n in channels] if math.isfinite(width) else [0]
-    if min(found) < 1:
-        raise ConfigError("model.network.width", width, "a factor that leaves at least one channel")
-    return found
+    """Return numbers of channels times a factor, rounded.
+
+    Raises:
+        ConfigError: if a number becomes 0.
+    """
+    allowed = "a factor that leaves at least one channel"
+    if not math.isfinite(width):
+        raise ConfigError("model.network.width", width, allowed)
+    numbers = [round(width * n) for n in channels]
+    if min(numbers) < 1:
+        raise ConfigError("model.network.width", width, allowed)
+    return numbers
 
 
 def init_variance_scaling(network: nn.Module) -> None:
-    """Weights truncated normal at two deviations with variance 1 / fan_in, biases zero, for all
-    conv and linear layers.
+    """Initialize all convolutions and linear layers.
 
-    Draws from torch's default generator.
+    Weights are normal with variance 1 / fan_in, truncated at two deviations; biases are zero. Draws
+    from torch's default generator.
     """
     for module in network.modules():
         if isinstance(module, (nn.Conv2d, nn.Linear)):
             fan_in = module.weight[0].numel()
             std = math.sqrt(1.0 / fan_in) / TRUNCATED_STD
             nn.init.trunc_normal_(module.weight, std=std, a=-2 * std, b=2 * std)
+            assert module.bias is not None
             nn.init.zeros_(module.bias)

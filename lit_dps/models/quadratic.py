@@ -1,7 +1,8 @@
-"""The noisy quadratic model of Zhang et al. (2019) as a Lightning module: a workload whose K* can
-be computed."""
+"""The noisy quadratic model of Zhang et al. (2019), a workload whose K* can be computed."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule
@@ -12,32 +13,33 @@ from lit_dps.optim import rule_named
 
 
 class NoisyQuadratic(LightningModule):
-    """Copies of the quadratic 1/2 sum h_i w_i^2, h_i = 1 / i, whose gradient has noise of variance
-    h_i per example.
+    """Copies of the quadratic 1/2 sum h_i w_i^2, h_i = 1 / i, with gradient noise of variance h_i.
 
     Zhang et al. 2019, "Which Algorithmic Choices Matter at Which Batch Sizes? Insights From a Noisy
-    Quadratic Model"; `lit_dps.analysis.quadratic` has it in closed form. The example x has the loss
-    1/2 sum h w^2 + sum sqrt(h) x w, with x standard normal (`lit_dps.data.GradientNoise`), so the
-    batch's gradient is h w + z, Var z = h / B.
+    Quadratic Model"; `lit_dps.analysis.quadratic` computes it in closed form. The example x has the
+    loss 1/2 sum h w^2 + sum sqrt(h) x w, with x standard normal (`lit_dps.data.GradientNoise`), so
+    the gradient of a batch is h w + z, Var z = h / B.
 
-    Logs `val_loss`, the mean of 1/2 sum h w^2 over the copies: an estimate of the expected loss,
-    for which the paper's K* is. Of one copy it is the sampled loss, which meets a goal early by
-    luck. All start at w = 1 (the paper: N(0, 1); the second moments are the same), so only the
-    noise is sampled. The copies have one optimizer; the training loss is their sum, so that each
-    one trains at the learning rate. Rules that are linear in the gradient keep to the closed form.
-    There is nothing to prune.
+    Logs `val_loss`, the mean of 1/2 sum h w^2 over the copies. It estimates the expected loss,
+    which the paper's K* is about. The loss of one copy would meet a goal early by luck. All copies
+    start at w = 1, so that only the noise is sampled (the paper starts at N(0, 1), with the same
+    second moments). The copies have one optimizer. The training loss is their sum, so that each
+    copy trains at the learning rate. Rules that are linear in the gradient agree with the closed
+    form. There is nothing to prune.
 
     Args:
         dimensions: Axes of the quadratic.
         copies: Copies that the loss is averaged over.
-        optimizer: Name of an update rule, as of `lit_dps.ImageClassifier`: sgd, momentum or
-            nesterov.
-        learning_rate: Above 0; plain SGD is stable below 2.
-        momentum: In [0, 1), of momentum and nesterov.
+        optimizer: Name of an update rule: sgd, momentum or nesterov.
+        learning_rate: Learning rate above 0; plain SGD is stable below 2.
+        momentum: Momentum in [0, 1), of momentum and nesterov.
 
     Raises:
         ConfigError: for a value out of its range, and a rule with other hyperparameters.
     """
+
+    h: Tensor
+    root: Tensor
 
     def __init__(
         self,
@@ -67,31 +69,33 @@ class NoisyQuadratic(LightningModule):
 
     @property
     def example_size(self) -> int:
-        """Numbers that an example has: one for each axis of each copy."""
+        """The length of an example: one number for each axis of each copy."""
         return self.w.numel()
 
     def training_step(self, x: Tensor, batch_idx: int) -> Tensor:
-        """The mean loss of examples, shape (batch, copies x dimensions)."""
-        repeated = len(x) > 1 and x.stride(0) == 0  # a batch that is its own mean, over and over
-        if repeated and len(x) != (
-            whole := getattr(getattr(self.trainer, "datamodule", None), "batch_size", len(x))
-        ):
-            raise ConfigError(
-                "data",
-                f"{len(x)} of {whole} examples",
-                "whole batches: GradientNoise draws but their mean",
-            )
-        mean = x[0] if repeated else x.mean(0)
+        """Return the mean loss of examples, shape (batch, copies x dimensions)."""
+        # `GradientNoise` repeats the mean of a batch.
+        is_repeated = len(x) > 1 and x.stride(0) == 0
+        mean = x[0] if is_repeated else x.mean(0)
+        if is_repeated:
+            data = getattr(self.trainer, "datamodule", None)
+            batch_size = getattr(data, "batch_size", len(x))
+            if len(x) != batch_size:
+                allowed = "whole batches: GradientNoise draws only their mean"
+                raise ConfigError("data", f"{len(x)} of {batch_size} examples", allowed)
         return ((0.5 * self.h * self.w + self.root * mean) * self.w).sum()
 
     def validation_step(self, batch: Tensor, batch_idx: int) -> None:
-        self.log(
-            "val_loss",
-            0.5 * (self.h * self.w.square()).sum() / self.hparams.copies,
-            batch_size=len(batch),
-        )
+        loss = 0.5 * (self.h * self.w.square()).sum() / self._arguments["copies"]
+        self.log("val_loss", loss, batch_size=len(batch))
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        rule = rule_named(self.hparams.optimizer)
-        given = {name: self.hparams[name] for name in rule.hyperparameters}
-        return rule.make(self.parameters(), self.hparams.learning_rate, given)
+        arguments = self._arguments
+        rule = rule_named(arguments["optimizer"])
+        hyperparameters = {name: arguments[name] for name in rule.hyperparameters}
+        return rule.make(self.parameters(), arguments["learning_rate"], hyperparameters)
+
+    @property
+    def _arguments(self) -> dict[str, Any]:
+        """The arguments of the constructor."""
+        return dict(self.hparams)

@@ -1,5 +1,4 @@
-"""ResNets without batch normalization: ResNet-8 as in the code of Lee et al. (2021), and deeper and
-wider ones."""
+"""ResNets without batch normalization: ResNet-8 of Lee et al. (2021), and deeper or wider ones."""
 
 from __future__ import annotations
 
@@ -23,8 +22,7 @@ class Block(nn.Module):
         self.downsample = n_in != n_out
         self.new_channels = n_out - n_in
         stride = 2 if self.downsample else 1
-        # TensorFlow's SAME pads a 3 x 3 stride-2 convolution of an even size by (0, 1), not by (1,
-        # 1)
+        # TensorFlow's SAME pads a 3 x 3 convolution of stride 2 by (0, 1) if the size is even.
         self.conv1 = nn.Conv2d(n_in, n_out, 3, stride=stride, padding=0 if self.downsample else 1)
         self.conv2 = nn.Conv2d(n_out, n_out, 3, padding=1)
 
@@ -39,12 +37,11 @@ class Block(nn.Module):
 
 
 class ResNet(nn.Module):
-    """A 3 x 3 convolution (16), three stages of blocks (16, 32, 64), ReLU, global mean, linear;
-    biases everywhere.
+    """A convolution (16 channels), three stages of blocks (16, 32, 64), global mean, linear layer.
 
-    The CIFAR ResNets of He et al. (2016, Section 4.2) without batch normalization: 8, 20, 32, ...
-    layers. Input (batch, channels, height, width) with height and width divisible by 4, output
-    (batch, num_classes).
+    All layers have biases. These are the CIFAR ResNets of He et al. (2016, Section 4.2) without
+    batch normalization, with 8, 20, 32, ... layers. Input (batch, channels, height, width) with
+    height and width divisible by 4, output (batch, num_classes).
 
     Args:
         in_channels: Channels of the images.
@@ -62,9 +59,11 @@ class ResNet(nn.Module):
         super().__init__()
         if depth < 8 or depth % 6 != 2:
             raise ConfigError("model.network.depth", depth, "8, 14, 20, 26, 32, ...: 6 n + 2")
-        first, *_ = stages = scaled((16, 32, 64), width)
+        stages = scaled((16, 32, 64), width)
+        first = stages[0]
         self.conv = nn.Conv2d(in_channels, first, 3, padding=1)
-        blocks, n_in = [], first
+        blocks = []
+        n_in = first
         for n_out in stages:
             for _ in range((depth - 2) // 6):
                 blocks.append(Block(n_in, n_out))
@@ -79,7 +78,7 @@ class ResNet(nn.Module):
 
 
 class ResNet8(ResNet):
-    """`ResNet` of 8 layers, the paper's.
+    """The `ResNet` of the paper, with 8 layers.
 
     Args:
         in_channels: Channels of the images.

@@ -11,19 +11,18 @@ from lit_dps.models.init import init_variance_scaling, scaled
 
 
 class SimpleCNN(nn.Module):
-    """Two 5 x 5 convolutions (32 and 64 filters, no padding), each with 2 x 2 max-pooling and ReLU,
-    and a linear layer.
+    """Two 5 x 5 convolutions with 2 x 2 max-pooling and ReLU, and a linear layer.
 
-    62,346 parameters on (1, 28, 28) images. Input (batch, *image_shape), output (batch,
-    num_classes). Shallue et al. (2019) vary the width of such a network; that is an axis here, and
-    the depth.
+    The convolutions have 32 and 64 filters and no padding: 62,346 parameters on (1, 28, 28) images.
+    Input (batch, *image_shape), output (batch, num_classes). Width and depth can be axes of a
+    study, as the width in Shallue et al. (2019).
 
     Args:
         image_shape: Channels, height, width.
         num_classes: Classes.
         width: Factor of the filters of all convolutions: 0.5 is narrow, 2 is wide.
-        depth: Convolutions, at least 2; the further ones are 3 x 3 of as many filters as the
-            second, with padding, ReLU and no pooling.
+        depth: Number of convolutions, at least 2. All after the second are 3 x 3, with as many
+            filters as the second, with padding and ReLU and without pooling.
 
     Raises:
         ConfigError: for a width that leaves no filter, or another depth.
@@ -41,39 +40,38 @@ class SimpleCNN(nn.Module):
             raise ConfigError("model.network.depth", depth, "at least 2 convolutions")
         first, second = scaled((32, 64), width)
         channels, height, width = image_shape
-        side = [((size - 4) // 2 - 4) // 2 for size in (height, width)]
-        if min(side) < 1:
+        sides = [((size - 4) // 2 - 4) // 2 for size in (height, width)]
+        if min(sides) < 1:
             raise ValueError(
                 f"image_shape {tuple(image_shape)} is too small for Simple-CNN, which needs 16 x 16"
             )
         self.conv1 = nn.Conv2d(channels, first, 5)
         self.conv2 = nn.Conv2d(first, second, 5)
-        further = ([nn.Conv2d(second, second, 3, padding=1), nn.ReLU()] for _ in range(depth - 2))
-        self.further = nn.Sequential(*(layer for layers in further for layer in layers))
-        self.linear = nn.Linear(second * side[0] * side[1], num_classes)
+        further: list[nn.Module] = []
+        for _ in range(depth - 2):
+            further += [nn.Conv2d(second, second, 3, padding=1), nn.ReLU()]
+        self.further = nn.Sequential(*further)
+        self.linear = nn.Linear(second * sides[0] * sides[1], num_classes)
         self.pool = nn.MaxPool2d(2)
         self.relu = nn.ReLU()
         init_variance_scaling(self)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.relu(
-            self.pool(self.conv1(x))
-        )  # max-pooling and ReLU commute; this order does a quarter of the ReLUs
+        # Max-pooling and ReLU commute; this order computes a quarter of the ReLUs.
+        x = self.relu(self.pool(self.conv1(x)))
         x = self.relu(self.pool(self.conv2(x)))
         return self.linear(self.further(x).flatten(1))
 
 
 class MLP(nn.Module):
-    """Linear layers with ReLU between them on flattened images, initialized as the paper's networks
-    are.
+    """Linear layers with ReLU between them, on flattened images; initialized as in the paper.
 
     Args:
         image_shape: Channels, height, width.
         hidden: Widths of the hidden layers.
         num_classes: Classes.
-        width: Width of every hidden layer, in place of `hidden`: a number, so that it can be an
-            axis.
-        depth: Hidden layers of that width; by default as many as `hidden` has.
+        width: Width of all hidden layers, instead of `hidden`. A number can be an axis of a study.
+        depth: Number of hidden layers of that width; by default as many as `hidden` has.
 
     Raises:
         ConfigError: for widths below 1, and a depth below 0 or without a width.

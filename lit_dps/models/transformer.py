@@ -1,5 +1,4 @@
-"""A small transformer over characters (Vaswani et al. 2017), as decoder: each position sees itself
-and those before."""
+"""A small transformer decoder over characters (Vaswani et al. 2017)."""
 
 from __future__ import annotations
 
@@ -10,12 +9,14 @@ from torch import Tensor, nn
 
 from lit_dps.core.errors import ConfigError
 
-STD = 0.02  # of initial weights, as Radford et al. (2019) have it
+STD = 0.02  # of initial weights (Radford et al. 2019)
 
 
 class Attention(nn.Module):
-    """Causal self-attention of several heads, written out: it has second derivatives, unlike the
-    fused kernels."""
+    """Causal self-attention of several heads.
+
+    It is written out, because fused kernels have no second derivatives.
+    """
 
     def __init__(self, width: int, heads: int):
         super().__init__()
@@ -34,14 +35,18 @@ class Attention(nn.Module):
 
 
 class Layer(nn.Module):
-    """Attention, then a network of one hidden layer at each position, each on a normalized input
-    and added to it."""
+    """Attention, then a network with one hidden layer at each position, with residual connections.
+
+    The input of both is normalized.
+    """
 
     def __init__(self, width: int, heads: int):
         super().__init__()
-        self.norm1, self.attention = nn.LayerNorm(width), Attention(width, heads)
+        self.norm1 = nn.LayerNorm(width)
+        self.attention = Attention(width, heads)
         self.norm2 = nn.LayerNorm(width)
-        self.hidden, self.output = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        self.hidden = nn.Linear(width, 4 * width)
+        self.output = nn.Linear(4 * width, width)
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.attention(self.norm1(x))
@@ -49,20 +54,19 @@ class Layer(nn.Module):
 
 
 class Transformer(nn.Module):
-    """Predicts the next character at every position: pre-norm, learned positions, no dropout,
-    untied output.
+    """Predicts the next character at every position, from this character and those before it.
 
-    Input (batch, length) of character numbers, output (batch, vocabulary, length) of logits.
-    Weights are normal with deviation 0.02, those that add to the residual stream smaller by sqrt(2
-    depth) (Radford et al. 2019); biases are zero. Shallue et al. (2019) vary width and depth of
-    such networks.
+    Pre-norm layers, learned positions, no dropout, untied output. Input (batch, length) of
+    character numbers, output (batch, vocabulary, length) of logits. Weights are normal with
+    deviation 0.02. Those that add to the residual stream are smaller by sqrt(2 depth) (Radford et
+    al. 2019). Biases are zero. Shallue et al. (2019) vary width and depth of such networks.
 
     Args:
-        vocabulary: Different characters: `lit_dps.data.Text` says how many a text has.
-        context: Longest input, in characters.
-        width: Of the residual stream, a multiple of `heads`.
-        depth: Layers.
-        heads: Of each attention.
+        vocabulary: Number of different characters (`lit_dps.data.Text.vocabulary`).
+        context: Characters of the longest input.
+        width: Width of the residual stream, a multiple of `heads`.
+        depth: Number of layers.
+        heads: Heads of each attention.
 
     Raises:
         ConfigError: for a number below 1, and a width that the heads do not divide.
@@ -77,34 +81,35 @@ class Transformer(nn.Module):
         heads: int = 2,
     ):
         super().__init__()
-        given = {
+        numbers = {
             "vocabulary": vocabulary,
             "context": context,
             "width": width,
             "depth": depth,
             "heads": heads,
         }
-        for key, number in given.items():
+        for key, number in numbers.items():
             if number < 1:
                 raise ConfigError(f"model.network.{key}", number, "at least 1")
         if width % heads:
             raise ConfigError(
                 "model.network.width", width, f"a multiple of model.network.heads = {heads}"
             )
-        self.vocabulary, self.context = vocabulary, context
-        self.characters, self.positions = (
-            nn.Embedding(vocabulary, width),
-            nn.Embedding(context, width),
-        )
+        self.vocabulary = vocabulary
+        self.context = context
+        self.characters = nn.Embedding(vocabulary, width)
+        self.positions = nn.Embedding(context, width)
         self.layers = nn.Sequential(*(Layer(width, heads) for _ in range(depth)))
-        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, vocabulary)
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, vocabulary)
         for name, module in self.named_modules():
             if isinstance(module, (nn.Linear, nn.Embedding)):
-                nn.init.normal_(
-                    module.weight,
-                    std=STD / (math.sqrt(2 * depth) if name.endswith(".output") else 1),
-                )
+                std = STD
+                if name.endswith(".output"):  # adds to the residual stream
+                    std = STD / math.sqrt(2 * depth)
+                nn.init.normal_(module.weight, std=std)
             if isinstance(module, nn.Linear):
+                assert module.bias is not None
                 nn.init.zeros_(module.bias)
 
     def forward(self, x: Tensor) -> Tensor:

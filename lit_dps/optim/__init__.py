@@ -1,9 +1,11 @@
 """Update rules by name, one file each, and their learning-rate schedules.
 
-A rule is all that the package knows of an optimizer: how torch makes it, and the same update for
-many networks at once. To add one: a file beside `sgd.py`, and its rules in `RULES`. Somebody else's
-goes by its class path.
+A `Rule` describes an optimizer: how torch makes it, and the same update for many networks at once.
+To add a rule, write a file like `sgd.py` and list its rules in `OURS`. A configuration names the
+rule of another package by its class path.
 """
+
+from typing import Any
 
 from lit_dps.core.registry import named
 from lit_dps.optim.adam import ADAM, ADAMW
@@ -11,28 +13,26 @@ from lit_dps.optim.rule import Rule, State
 from lit_dps.optim.schedule import Schedule, factor, make_scheduler
 from lit_dps.optim.sgd import MOMENTUM, NESTEROV, SGD
 
-OURS = (
-    SGD,
-    MOMENTUM,
-    NESTEROV,
-    ADAM,
-    ADAMW,
-)  # where gradient and state are zero, none of these moves a zero
+# None of these rules moves a weight of zero whose gradient and state are zero.
+OURS = (SGD, MOMENTUM, NESTEROV, ADAM, ADAMW)
 RULES: dict[str, Rule] = {rule.name: rule for rule in OURS}
 
 
 def rule_named(name: str) -> Rule:
-    """The rule of a name or class path. Raises ConfigError if there is none."""
-    rule = named("model.optimizer", name, RULES, "Rule", lambda found: isinstance(found, Rule))
-    return RULES.setdefault(name, rule)  # so that `rule_of` knows it
+    """Return the rule of a name or class path. Raise ConfigError if there is none."""
+    rule = named("model.optimizer", name, RULES, "Rule", lambda value: isinstance(value, Rule))
+    # `rule_of` looks for rules of class paths too.
+    return RULES.setdefault(name, rule)
 
 
-def rule_of(optimizer) -> Rule | None:
-    """The rule whose update an optimizer makes for all its parameters; None if it is none of
-    `RULES`."""
+def rule_of(optimizer: Any) -> Rule | None:
+    """Return the rule of `RULES` whose update an optimizer makes; None if there is none."""
     if len(optimizer.param_groups) != 1:
         return None
-    return next((rule for rule in RULES.values() if rule.is_of(optimizer)), None)
+    for rule in RULES.values():
+        if rule.is_of(optimizer):
+            return rule
+    return None
 
 
 __all__ = [

@@ -1,9 +1,9 @@
-"""Adam (Kingma and Ba 2015, Algorithm 1) and AdamW (Loshchilov and Hutter 2019, Algorithm 2), as
-torch has them.
+"""Adam (Kingma and Ba 2015, Algorithm 1) and AdamW (Loshchilov and Hutter 2019, Algorithm 2).
 
+The updates are those of torch:
 m <- b1 m + (1 - b1) g, v <- b2 v + (1 - b2) g^2, w <- w - lr mhat / (sqrt(vhat) + eps). Adam adds
-wd w to the gradient, AdamW takes lr wd w off the weights. A pruned weight has weight, gradient, m
-and v of zero, and so it stays.
+wd w to the gradient, AdamW subtracts lr wd w from the weights. A pruned weight stays zero, because
+its gradient, m and v are zero.
 """
 
 from __future__ import annotations
@@ -20,14 +20,16 @@ FIRST, SECOND = "exp_avg", "exp_avg_sq"
 
 
 def _make(kind: type):
-    def make(parameters, rate: float, given: Mapping[str, float]) -> torch.optim.Optimizer:
-        betas = (given["beta1"], given["beta2"])
+    def make(
+        parameters, rate: float, hyperparameters: Mapping[str, float]
+    ) -> torch.optim.Optimizer:
+        betas = (hyperparameters["beta1"], hyperparameters["beta2"])
         return kind(
             parameters,
             lr=rate,
             betas=betas,
-            eps=given["epsilon"],
-            weight_decay=given["weight_decay"],
+            eps=hyperparameters["epsilon"],
+            weight_decay=hyperparameters["weight_decay"],
         )
 
     return make
@@ -39,38 +41,59 @@ def _is_of(optimizer: torch.optim.Optimizer, decoupled: bool) -> bool:
     group = optimizer.param_groups[0]
     if group["amsgrad"] or group["maximize"]:
         return False
-    return (
-        type(optimizer) is torch.optim.AdamW or group.get("decoupled_weight_decay", False)
-    ) == decoupled
+    is_adamw = type(optimizer) is torch.optim.AdamW
+    return (is_adamw or group.get("decoupled_weight_decay", False)) == decoupled
 
 
-def _of(group: Mapping) -> tuple[float, ...]:
+def _hyperparameters_of(group: Mapping) -> tuple[float, ...]:
     return (*group["betas"], group["eps"], group["weight_decay"])
 
 
 def _adam(
-    weights: Tensor, gradients: Tensor, state: State, rate: Tensor, given: Mapping, step: Tensor
+    weights: Tensor,
+    gradients: Tensor,
+    state: State,
+    rate: Tensor,
+    hyperparameters: Mapping,
+    step: Tensor,
 ) -> None:
-    _update_(weights, gradients.addcmul_(weights, given["weight_decay"]), state, rate, given, step)
+    _update_(
+        weights,
+        gradients.addcmul_(weights, hyperparameters["weight_decay"]),
+        state,
+        rate,
+        hyperparameters,
+        step,
+    )
 
 
 def _adamw(
-    weights: Tensor, gradients: Tensor, state: State, rate: Tensor, given: Mapping, step: Tensor
+    weights: Tensor,
+    gradients: Tensor,
+    state: State,
+    rate: Tensor,
+    hyperparameters: Mapping,
+    step: Tensor,
 ) -> None:
-    weights.mul_(1 - rate * given["weight_decay"])
-    _update_(weights, gradients, state, rate, given, step)
+    weights.mul_(1 - rate * hyperparameters["weight_decay"])
+    _update_(weights, gradients, state, rate, hyperparameters, step)
 
 
 def _update_(
-    weights: Tensor, gradients: Tensor, state: State, rate: Tensor, given: Mapping, step: Tensor
+    weights: Tensor,
+    gradients: Tensor,
+    state: State,
+    rate: Tensor,
+    hyperparameters: Mapping,
+    step: Tensor,
 ) -> None:
-    beta1, beta2 = given["beta1"], given["beta2"]
+    beta1, beta2 = hyperparameters["beta1"], hyperparameters["beta2"]
     first = state[FIRST].mul_(beta1).addcmul_(gradients, 1 - beta1)
     second = state[SECOND].mul_(beta2).addcmul_(gradients.square(), 1 - beta2)
-    # the corrections in float64, as torch has them: 1 - 0.999^t loses digits in float32
+    # Corrections are computed in float64, as in torch: 1 - 0.999^t loses digits in float32.
     corrections = [(1 - beta.double() ** step.double()) for beta in (beta1, beta2)]
     size = (rate / corrections[0]).to(weights)
-    root = second.sqrt().div_(corrections[1].sqrt().to(weights)).add_(given["epsilon"])
+    root = second.sqrt().div_(corrections[1].sqrt().to(weights)).add_(hyperparameters["epsilon"])
     weights.addcmul_(first / root, size, value=-1)
 
 
@@ -80,7 +103,7 @@ ADAM = Rule(
     state=(FIRST, SECOND),
     make=_make(torch.optim.Adam),
     is_of=lambda optimizer: _is_of(optimizer, decoupled=False),
-    hyperparameters_of=_of,
+    hyperparameters_of=_hyperparameters_of,
     has_step_counter=True,
     update_=_adam,
 )
@@ -90,7 +113,7 @@ ADAMW = Rule(
     state=(FIRST, SECOND),
     make=_make(torch.optim.AdamW),
     is_of=lambda optimizer: _is_of(optimizer, decoupled=True),
-    hyperparameters_of=_of,
+    hyperparameters_of=_hyperparameters_of,
     has_step_counter=True,
     update_=_adamw,
 )

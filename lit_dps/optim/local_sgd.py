@@ -1,16 +1,17 @@
-"""Local SGD: n workers that each train a network of their own, and go on from a common one after
-every H steps.
+"""Local SGD: each worker trains its own network, and after every H steps all workers are averaged.
 
-    each step     x_i <- the usual update, by worker i's own gradient and its own optimizer state
-    each round    d = theta - mean_i x_i;   v <- m v + d;   theta <- theta - rate (d + m v);   x_i
-    <- theta for all i
+    each step     x_i <- the usual update of worker i, by its own gradient and optimizer state
+    each round    d = theta - mean_i x_i
+                  v <- m v + d
+                  theta <- theta - rate (d + m v)
+                  x_i <- theta for all i
 
-theta is where the round began. At rate 1 and m = 0 that is x_i <- mean x_j: local SGD (Stich 2019).
-With Nesterov momentum over any inner optimizer it is DiLoCo (Douillard et al. 2023; theta <- theta
-- rate v without Nesterov), and with one worker Lookahead (Zhang et al. 2019). Momentum buffers,
-  moments and their counts stay the worker's, in all of
-them, through every meeting (as in the code of Lin et al. 2020 and OpenDiloco). Masks are zero in
-every worker, so that they are in the mean, in d and in v.
+theta are the weights at the begin of the round. At rate 1 and m = 0, x_i <- mean x_j: local SGD
+(Stich 2019). With Nesterov momentum over any inner optimizer it is DiLoCo (Douillard et al. 2023;
+theta <- theta - rate v without Nesterov), and with one worker Lookahead (Zhang et al. 2019). Each
+worker keeps its momentum buffers, moments and their counts through all rounds (as in the code of
+Lin et al. 2020 and OpenDiloco). Pruned weights are zero in every worker, so that they are zero in
+the mean, in d and in v.
 """
 
 from __future__ import annotations
@@ -29,18 +30,18 @@ Tensors = list[Tensor]  # of the trained parameters, in the order of the optimiz
 
 
 class LocalSGD:
-    """The workers of one network that this process trains. Their weights and optimizer states take
-    its place in turn.
+    """The workers of one network that this process trains.
+
+    One worker after another puts its weights and its optimizer state into the network.
 
     Args:
-        rounds: When they meet, and how they go on.
-        optimizer: Of the network; the parameters that it trains are those of the workers.
-        ours: The workers of this process; all of them by default.
-        add_up: Sum of a tensor over the processes, each of which has some of the workers; the same
-            on all.
+        rounds: When the workers are averaged, and by which outer optimizer.
+        optimizer: The optimizer of the network. The workers train its parameters.
+        ours: The workers of this process; all workers by default.
+        add_up: Returns the sum of a tensor over the processes, each of which has some workers.
 
     Attributes:
-        steps: Steps so far, the synchronous ones among them.
+        steps: Steps so far, including the synchronous ones.
     """
 
     def __init__(
@@ -50,104 +51,125 @@ class LocalSGD:
         ours: Sequence[int] | None = None,
         add_up: Callable[[Tensor], Tensor] = lambda tensor: tensor,
     ):
-        self.rounds, self.optimizer, self.add_up, self.steps = rounds, optimizer, add_up, 0
-        self.ours = list(range(rounds.workers) if ours is None else ours)
-        self.parameters = [
-            p for group in optimizer.param_groups for p in group["params"] if p.requires_grad
-        ]
-        self._weights: list[Tensors] = []  # by worker of ours; none before they part
+        self.rounds = rounds
+        self.optimizer = optimizer
+        self.add_up = add_up
+        self.steps = 0
+        self.ours = list(range(rounds.workers)) if ours is None else list(ours)
+        self.parameters: Tensors = []
+        for group in optimizer.param_groups:
+            self.parameters += [p for p in group["params"] if p.requires_grad]
+        # By worker of this process; empty before the first local step.
+        self._weights: list[Tensors] = []
         self._states: list[dict[Any, Any]] = []
         self._theta: Tensors = []
         self._velocity: Tensors = []
 
     @property
-    def apart(self) -> bool:
+    def is_local(self) -> bool:
         """Whether the next step is a local one."""
         return self.steps >= self.rounds.start
 
     def step(self, update: Callable[[int | None], Any]) -> None:
-        """Takes a step: `update(None)` on the whole batch, or `update(i)` for each worker of ours,
-        on its part.
+        """Take a step of all workers.
 
-        An update is the usual one, of gradients and optimizer, of the network as it stands.
+        Args:
+            update: Makes the usual update of the network, with its gradients and optimizer:
+                `update(None)` by the entire batch, `update(i)` by worker i's part of the batch.
         """
-        if not self.apart:
+        if not self.is_local:
             update(None)
             self.steps += 1
             return
         if not self._weights:
-            self._part()
+            self._separate()
         for place, worker in enumerate(self.ours):
             self._put(self._weights[place])
-            self.optimizer.state = self._states[place]
+            self._set_state(self._states[place])
             update(worker)
-            # read back: an optimizer may put new tensors in place
+            # An optimizer may have replaced the tensors.
             self._weights[place] = [p.data for p in self.parameters]
         self.steps += 1
         if self.rounds.meet_after(self.steps):
-            self._meet()
+            self._average()
 
     def show(self) -> None:
-        """Gives the network the mean of the workers as they stand now, wherever in a round; none of
-        them moves.
+        """Put the mean of the workers into the network, for a check; no worker changes.
 
-        This is what a check looks at. Right after a meeting it is theta, where all of them stand;
-        between two meetings it is a network that nobody trains, which the workers would have to
-        talk to each other to know.
+        At the end of a round it is theta. Within a round nobody trains this network, and the
+        workers would have to communicate to know it.
         """
-        if self._weights:
-            met = self.rounds.meet_after(self.steps)  # a mean of equals may round
-            self._put([theta.clone() for theta in self._theta] if met else self._mean())
+        if not self._weights:
+            return
+        if self.rounds.meet_after(self.steps):
+            # All workers are equal, but their mean could differ from them by rounding.
+            self._put([theta.clone() for theta in self._theta])
+        else:
+            self._put(self._mean())
 
-    def _part(self) -> None:
-        """All workers begin where the network stands, with a copy of its optimizer state each."""
+    def _separate(self) -> None:
+        """Give each worker the weights of the network and a copy of its optimizer state."""
         self._theta = [p.detach().clone() for p in self.parameters]
         self._velocity = [torch.zeros_like(p) for p in self._theta]
         self._weights = [[p.clone() for p in self._theta] for _ in self.ours]
-        self._states = [_copied(self.optimizer.state) for _ in self.ours]
+        self._states = [_copy_state(self.optimizer.state) for _ in self.ours]
 
     @torch.no_grad()
-    def _meet(self) -> None:
-        rate, momentum = self.rounds.outer_learning_rate, self.rounds.outer_momentum
-        for i, (theta, velocity, mean) in enumerate(
-            zip(self._theta, self._velocity, self._mean(), strict=True)
-        ):
-            moved, kept = theta - mean, momentum * velocity
-            # lerp is exact at a rate of 1: without momentum theta is the mean to the bit
-            theta.copy_(torch.lerp(theta, mean, rate))
-            if momentum:
-                velocity.copy_(kept + moved)
-                theta.sub_(momentum * velocity if self.rounds.outer_nesterov else kept, alpha=rate)
+    def _average(self) -> None:
+        """End a round: update theta by the outer optimizer, and copy it into all workers."""
+        means = self._mean()
+        for i, mean in enumerate(means):
+            self._update_theta(self._theta[i], self._velocity[i], mean)
             for weights in self._weights:
-                weights[i].copy_(theta)
+                weights[i].copy_(self._theta[i])
+
+    def _update_theta(self, theta: Tensor, velocity: Tensor, mean: Tensor) -> None:
+        rate, momentum = self.rounds.outer_learning_rate, self.rounds.outer_momentum
+        difference = theta - mean
+        decayed = momentum * velocity
+        # lerp is exact at a rate of 1. So without momentum, theta is the mean to the bit.
+        theta.copy_(torch.lerp(theta, mean, rate))
+        if not momentum:
+            return
+        velocity.copy_(decayed + difference)
+        if self.rounds.outer_nesterov:
+            theta.sub_(momentum * velocity, alpha=rate)
+        else:
+            theta.sub_(decayed, alpha=rate)
 
     @torch.no_grad()
     def _mean(self) -> Tensors:
+        """Return the mean of each parameter over the workers of all processes."""
         means = []
-        for own in zip(*self._weights, strict=True):
-            total = own[0].clone()
-            for weights in own[1:]:
+        for tensors in zip(*self._weights, strict=True):
+            total = tensors[0].clone()
+            for weights in tensors[1:]:
                 total += weights
-            means.append(
-                torch.empty_like(total).copy_(self.add_up(total)).div_(self.rounds.workers)
-            )
+            mean = torch.empty_like(total).copy_(self.add_up(total))
+            means.append(mean.div_(self.rounds.workers))
         return means
 
     def _put(self, tensors: Tensors) -> None:
+        """Let the parameters of the network be these tensors."""
         for parameter, tensor in zip(self.parameters, tensors, strict=True):
             parameter.data = tensor
 
+    def _set_state(self, state: dict[Any, Any]) -> None:
+        optimizer: Any = self.optimizer
+        optimizer.state = state
+
     def state_dict(self) -> dict[str, Any]:
-        """What is needed to go on to the bit: of our workers, and what all have in common. Tensors
-        are no copies."""
-        workers, current = {}, self.optimizer.state
-        for place, worker in enumerate(self.ours if self._weights else ()):
-            self.optimizer.state = self._states[place]
-            workers[worker] = {
-                "weights": self._weights[place],
-                "optimizer": self.optimizer.state_dict()["state"],
-            }
-        self.optimizer.state = current
+        """Return the state of our workers and the common state. Its tensors are no copies."""
+        workers = {}
+        current = self.optimizer.state
+        if self._weights:
+            for place, worker in enumerate(self.ours):
+                self._set_state(self._states[place])
+                workers[worker] = {
+                    "weights": self._weights[place],
+                    "optimizer": self.optimizer.state_dict()["state"],
+                }
+        self._set_state(current)
         return {
             "steps": self.steps,
             "workers": workers,
@@ -156,28 +178,32 @@ class LocalSGD:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on from a state whose `workers` are ours, or more."""
+        """Continue from a state that contains all of our workers."""
         self.steps = state["steps"]
-        if not state["workers"]:
+        workers = state["workers"]
+        if not workers:
             return
         groups = self.optimizer.state_dict()["param_groups"]
-        self._weights = [self._like(state["workers"][worker]["weights"]) for worker in self.ours]
+        self._weights = [self._like_parameters(workers[i]["weights"]) for i in self.ours]
         self._states = []
         for worker in self.ours:
-            self.optimizer.load_state_dict(
-                {"state": state["workers"][worker]["optimizer"], "param_groups": groups}
-            )
+            saved = {"state": workers[worker]["optimizer"], "param_groups": groups}
+            self.optimizer.load_state_dict(saved)
             self._states.append(self.optimizer.state)
-        self._theta, self._velocity = self._like(state["theta"]), self._like(state["velocity"])
+        self._theta = self._like_parameters(state["theta"])
+        self._velocity = self._like_parameters(state["velocity"])
 
-    def _like(self, tensors: Tensors) -> Tensors:
-        """Tensors of a file where, and as, the parameters lie in memory."""
-        return [
-            torch.empty_like(p.detach()).copy_(t)
-            for p, t in zip(self.parameters, tensors, strict=True)
-        ]
+    def _like_parameters(self, tensors: Tensors) -> Tensors:
+        """Return saved tensors on the device and in the memory layout of the parameters."""
+        copies = []
+        for parameter, tensor in zip(self.parameters, tensors, strict=True):
+            copies.append(torch.empty_like(parameter.detach()).copy_(tensor))
+        return copies
 
 
-def _copied(state: dict[Any, Any]) -> dict[Any, Any]:
-    """An optimizer's state; its keys are the parameters themselves."""
-    return defaultdict(dict, {key: copy.deepcopy(value) for key, value in state.items()})
+def _copy_state(state: dict[Any, Any]) -> dict[Any, Any]:
+    """Return a copy of an optimizer's state. Its keys are the parameters themselves."""
+    copied: dict[Any, Any] = defaultdict(dict)
+    for key, value in state.items():
+        copied[key] = copy.deepcopy(value)
+    return copied

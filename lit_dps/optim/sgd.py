@@ -1,4 +1,4 @@
-"""SGD, momentum and Nesterov's momentum, as the paper has them: dampening 0, no weight decay.
+"""SGD, momentum and Nesterov's momentum as in the paper: dampening 0, no weight decay.
 
 momentum: a <- m a + g, w <- w - lr a; nesterov: w <- w - lr (g + m a). A rate that changes
 multiplies the accumulator at the time of the update, in both, as in TensorFlow's MomentumOptimizer.
@@ -17,14 +17,14 @@ BUFFER = "momentum_buffer"
 
 
 def _make(
-    parameters, rate: float, given: Mapping[str, float], nesterov: bool = False
+    parameters, rate: float, hyperparameters: Mapping[str, float], nesterov: bool = False
 ) -> torch.optim.SGD:
     return torch.optim.SGD(
-        parameters, lr=rate, momentum=given.get("momentum", 0.0), nesterov=nesterov
+        parameters, lr=rate, momentum=hyperparameters.get("momentum", 0.0), nesterov=nesterov
     )
 
 
-def _plain(optimizer: torch.optim.Optimizer, momentum: bool, nesterov: bool) -> bool:
+def _is_of(optimizer: torch.optim.Optimizer, momentum: bool, nesterov: bool) -> bool:
     if type(optimizer) is not torch.optim.SGD:
         return False
     group = optimizer.param_groups[0]
@@ -34,31 +34,46 @@ def _plain(optimizer: torch.optim.Optimizer, momentum: bool, nesterov: bool) -> 
 
 
 def _sgd(
-    weights: Tensor, gradients: Tensor, state: State, rate: Tensor, given: Mapping, step: Tensor
+    weights: Tensor,
+    gradients: Tensor,
+    state: State,
+    rate: Tensor,
+    hyperparameters: Mapping,
+    step: Tensor,
 ) -> None:
     weights.addcmul_(gradients, rate, value=-1)
 
 
 def _momentum(
-    weights: Tensor, gradients: Tensor, state: State, rate: Tensor, given: Mapping, step: Tensor
+    weights: Tensor,
+    gradients: Tensor,
+    state: State,
+    rate: Tensor,
+    hyperparameters: Mapping,
+    step: Tensor,
 ) -> None:
-    accumulators = state[BUFFER].mul_(given["momentum"]).add_(gradients)
+    accumulators = state[BUFFER].mul_(hyperparameters["momentum"]).add_(gradients)
     weights.addcmul_(accumulators, rate, value=-1)
 
 
 def _nesterov(
-    weights: Tensor, gradients: Tensor, state: State, rate: Tensor, given: Mapping, step: Tensor
+    weights: Tensor,
+    gradients: Tensor,
+    state: State,
+    rate: Tensor,
+    hyperparameters: Mapping,
+    step: Tensor,
 ) -> None:
-    accumulators = state[BUFFER].mul_(given["momentum"]).add_(gradients)
-    weights.addcmul_(gradients.addcmul_(accumulators, given["momentum"]), rate, value=-1)
+    accumulators = state[BUFFER].mul_(hyperparameters["momentum"]).add_(gradients)
+    weights.addcmul_(gradients.addcmul_(accumulators, hyperparameters["momentum"]), rate, value=-1)
 
 
 SGD = Rule(
     name="sgd",
     hyperparameters=(),
     state=(),
-    make=lambda parameters, rate, given: _make(parameters, rate, {}),
-    is_of=lambda optimizer: _plain(optimizer, momentum=False, nesterov=False),
+    make=lambda parameters, rate, hyperparameters: _make(parameters, rate, {}),
+    is_of=lambda optimizer: _is_of(optimizer, momentum=False, nesterov=False),
     hyperparameters_of=lambda group: (),
     has_step_counter=False,
     update_=_sgd,
@@ -68,7 +83,7 @@ MOMENTUM = Rule(
     hyperparameters=("momentum",),
     state=(BUFFER,),
     make=_make,
-    is_of=lambda optimizer: _plain(optimizer, momentum=True, nesterov=False),
+    is_of=lambda optimizer: _is_of(optimizer, momentum=True, nesterov=False),
     hyperparameters_of=lambda group: (group["momentum"],),
     has_step_counter=False,
     update_=_momentum,
@@ -77,10 +92,10 @@ NESTEROV = Rule(
     name="nesterov",
     hyperparameters=("momentum",),
     state=(BUFFER,),
-    make=lambda parameters, rate, given: _make(
-        parameters, rate, given, nesterov=given["momentum"] > 0
+    make=lambda parameters, rate, hyperparameters: _make(
+        parameters, rate, hyperparameters, nesterov=hyperparameters["momentum"] > 0
     ),
-    is_of=lambda optimizer: _plain(optimizer, momentum=True, nesterov=True),
+    is_of=lambda optimizer: _is_of(optimizer, momentum=True, nesterov=True),
     hyperparameters_of=lambda group: (group["momentum"],),
     has_step_counter=False,
     update_=_nesterov,

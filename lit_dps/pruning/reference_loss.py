@@ -1,5 +1,4 @@
-"""The loss that a mask is scored by: the module's own, or, for fidelity alone, that of the
-reference codes."""
+"""The loss that a mask is scored by: the module's own, or that of the reference codes."""
 
 from __future__ import annotations
 
@@ -15,20 +14,20 @@ OWN, REFERENCE = "module", "nll_on_logits"
 
 
 def check_loss(loss: str) -> None:
-    """Raises ConfigError for a loss that there is not."""
+    """Raise ConfigError for an unknown loss."""
     if loss not in (OWN, REFERENCE):
         raise ConfigError("pruning.options.loss", loss, f"{OWN}, or {REFERENCE}")
 
 
 def losses_of(network: Network, batches: Batches, loss: str) -> Iterator[tuple[Tensor, float]]:
-    """The mean loss of each batch, and its weight, as `Network.losses` has them.
+    """Yield the mean loss of each batch, and its weight, as `Network.losses` does.
 
     "nll_on_logits" is minus the mean logit of the labels: `nll_loss` without the `log_softmax` that
-    it expects, as the codes of SNIP-it and SNAP (fec11fc) and of FORCE (7494eed) have it. It
-    ignores all other classes, but their published numbers were made so.
+    it expects. It ignores all other classes. The codes of SNIP-it and SNAP (fec11fc) and of FORCE
+    (7494eed) compute it, and their published results depend on it.
 
     Raises:
-        ConfigError: for "nll_on_logits" where the network is no classifier.
+        ConfigError: for "nll_on_logits" if the network is no classifier.
     """
     if loss == OWN:
         yield from network.losses(batches)

@@ -1,10 +1,15 @@
-"""Start: the weights that a pruned network is trained from. Is it the mask that counts, or the
-weights under it?"""
+"""Starts: the weights that a pruned network is trained from, for the question what a mask needs.
+
+"original" leaves the initial weights. "reinit" draws new ones by the network's own initialization
+(Frankle et al. 2021, Section 5). "isometry" moves them under the mask (`restore_isometry`, Lee et
+al. 2020).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,136 +23,162 @@ from lit_dps.pruning.mask import Mask
 from lit_dps.pruning.network import Network
 from lit_dps.pruning.network_copies import same
 
-Redraw = Callable[
-    [str], nn.Module
-]  # the network as it was built ("init"), or under another seed ("reinit")
-EXAMPLES = 100  # that the Jacobian is taken at, the first ones of the pass
-OUTPUTS = 100  # of a network whose Jacobian is taken, at most
+# Builds the network again: "init" under the seed of its trial, "reinit" under another seed.
+Redraw = Callable[[str], nn.Module]
+CopyNetwork = Callable[[], AbstractContextManager[Network]]
+EXAMPLES = 100  # that the Jacobian is computed at: the first ones of the pass
+MAX_OUTPUTS = 100  # of a network whose Jacobian is computed
 
 
 def start(
     init: Init,
     module: nn.Module,
     mask: Mask,
-    network: Callable[[], AbstractContextManager[Network]],
+    network: CopyNetwork,
     redraw: Redraw | None = None,
     steps: int = STEPS,
 ) -> dict[str, float]:
-    """Gives a network the weights that it is trained from under its mask, in place; its pruned
-    weights are zero then.
-
-    "original" leaves the initial weights. "reinit" draws new ones by the network's own
-    initialization (Frankle et al. 2021, Section 5). "isometry" moves them under the mask
-    (`restore_isometry`, Lee et al. 2020).
+    """Set the weights that a network is trained from under its mask; pruned weights become zero.
 
     Args:
-        init: Which.
-        module: The network, at its initial weights.
+        init: Which weights.
+        module: The network, with its initial weights.
         mask: Its mask.
         network: Makes the copy that a pruning method works on.
-        redraw: Builds the network; None where nobody can.
-        steps: Of the descent towards isometry, at most.
+        redraw: Builds the network again; None if that is not possible.
+        steps: The most steps of the descent towards isometry.
 
     Returns:
-        What was found, as in `TrialResult.flags`.
+        Measurements, as in `TrialResult.flags`.
 
     Raises:
-        ConfigError: where the network cannot start so.
+        ConfigError: if the network cannot start so.
     """
-    found = {}
+    flags = {}
     if init == "reinit":
         _reinit(module, mask, redraw)
     elif init == "isometry":
-        found = _isometry(module, mask, network, steps)
+        flags = _isometry(module, mask, network, steps)
     mask.apply_to_weights(module)
-    return found
+    return flags
 
 
 def _reinit(module: nn.Module, mask: Mask, redraw: Redraw | None) -> None:
-    def refused(why: str) -> ConfigError:
-        return ConfigError(
-            "pruning.init", "reinit", f"original or isometry for {type(module).__name__}: {why}"
-        )
-
+    """Replace parameters and buffers by those of the same network under another seed."""
     if redraw is None:
-        raise refused("only a study can build it anew")
-    modules = module, redraw("init"), redraw("reinit")
-    ours, again, other = (dict(m.named_parameters()) for m in modules)
-    for name, parameter in ours.items():
-        if name not in again or not same(again[name], parameter):
-            raise refused(f"built anew it has not the weights {name} that training began with")
-    if not all(name in other and other[name].shape == p.shape for name, p in ours.items()):
-        raise refused("built under another seed it has other parameters")
-    if all(same(other[name], ours[name]) for name in mask):
-        raise refused("its weights do not depend on a seed")
-    buffers, made, drawn = (dict(m.named_buffers()) for m in modules)
-    of_seed = [
-        n for n, b in buffers.items() if n in made and n in drawn and same(made[n], b)
-    ]  # a teacher's, say
+        raise _reinit_error(module, "only a study can build it again")
+    same_seed, other_seed = redraw("init"), redraw("reinit")
+    parameters = dict(module.named_parameters())
+    redrawn = dict(other_seed.named_parameters())
+    reason = _reason_against_reinit(parameters, dict(same_seed.named_parameters()), redrawn, mask)
+    if reason is not None:
+        raise _reinit_error(module, reason)
+    buffers = dict(module.named_buffers())
+    redrawn_buffers = dict(other_seed.named_buffers())
+    drawn = []
+    # Only buffers that the initialization sets are drawn again, such as those of a teacher.
+    for name, buffer in same_seed.named_buffers():
+        if name in buffers and name in redrawn_buffers and same(buffer, buffers[name]):
+            drawn.append(name)
     with torch.no_grad():
-        for name, parameter in ours.items():
-            parameter.copy_(other[name])
-        for name in of_seed:
-            buffers[name].copy_(drawn[name])
+        for name, parameter in parameters.items():
+            parameter.copy_(redrawn[name])
+        for name in drawn:
+            buffers[name].copy_(redrawn_buffers[name])
 
 
-def _isometry(
-    module: nn.Module,
+def _reason_against_reinit(
+    parameters: Mapping[str, Tensor],
+    rebuilt: Mapping[str, Tensor],
+    redrawn: Mapping[str, Tensor],
     mask: Mask,
-    network: Callable[[], AbstractContextManager[Network]],
-    steps: int,
-) -> dict[str, float]:
-    why = (
-        None
-        if any(keep.ndim >= 2 for keep in mask.values())
-        else "no pruned parameter has two or more dimensions"
-    )
-    if made := [name for name in mask if "parametrizations." in name]:
-        why = f"{made[0]} is no weight, but what one is made from"
-    if why:
-        raise ConfigError(
-            "pruning.init", "isometry", f"original or reinit for {type(module).__name__}: {why}"
-        )
+) -> str | None:
+    """Return why parameters cannot be drawn again; None if they can.
 
-    def repaired() -> tuple[dict[str, Tensor], dict[str, float]]:
+    Args:
+        parameters: The parameters that training begins with.
+        rebuilt: Those of the network that was built again under the same seed.
+        redrawn: Those of the network that was built under another seed.
+        mask: The mask.
+    """
+    for name, parameter in parameters.items():
+        if name not in rebuilt or not same(rebuilt[name], parameter):
+            return f"built again, it does not have the weights {name} that training began with"
+    for name, parameter in parameters.items():
+        if name not in redrawn or redrawn[name].shape != parameter.shape:
+            return "built under another seed, it has other parameters"
+    if all(same(redrawn[name], parameters[name]) for name in mask):
+        return "its weights do not depend on a seed"
+    return None
+
+
+def _reinit_error(module: nn.Module, reason: str) -> ConfigError:
+    allowed = f"original or isometry for {type(module).__name__}: {reason}"
+    return ConfigError("pruning.init", "reinit", allowed)
+
+
+def _isometry(module: nn.Module, mask: Mask, network: CopyNetwork, steps: int) -> dict[str, float]:
+    """Move the weights towards isometry; return distances and Jacobian before and after."""
+    reason = _reason_against_isometry(mask)
+    if reason is not None:
+        allowed = f"original or reinit for {type(module).__name__}: {reason}"
+        raise ConfigError("pruning.init", "isometry", allowed)
+
+    def move() -> tuple[dict[str, Tensor], dict[str, float]]:
         with network() as copy:
             mask.apply_to_weights(copy.module)
-            parameters, x = dict(copy.module.named_parameters()), _examples(copy)
-            found = {RESIDUAL.format("before"): sum(distances(parameters, mask).values())}
-            found |= _spectrum(copy, x, "before")
+            parameters = dict(copy.module.named_parameters())
+            x = _examples(copy)
+            flags = {RESIDUAL.format("before"): sum(distances(parameters, mask).values())}
+            flags |= _spectrum(copy, x, "before")
             moved = restore_isometry(parameters, mask, steps)
-            found |= {RESIDUAL.format("after"): sum(moved.values())} | _spectrum(copy, x, "after")
-            return {name: parameters[name].detach().cpu() for name in moved}, found
+            flags[RESIDUAL.format("after")] = sum(moved.values())
+            flags |= _spectrum(copy, x, "after")
+            return {name: parameters[name].detach().cpu() for name in moved}, flags
 
-    weights, found = ranks.on_rank_zero(repaired)
+    weights, flags = ranks.on_rank_zero(move)
     parameters = dict(module.named_parameters())
     with torch.no_grad():
         for name, moved in weights.items():
             parameters[name].copy_(moved)
-    return found
+    return flags
+
+
+def _reason_against_isometry(mask: Mask) -> str | None:
+    """Return why the masked weights cannot be moved towards isometry; None if they can."""
+    for name in mask:
+        if "parametrizations." in name:
+            return f"{name} is no weight, but a part of a parametrization"
+    if not any(keep.ndim >= 2 for keep in mask.values()):
+        return "no pruned parameter has two or more dimensions"
+    return None
 
 
 def _examples(network: Network) -> Tensor | None:
-    """The first inputs of the pass; None where they are no real numbers, or there is no pass."""
+    """Return the first inputs of the pass; None if there are none, or if they are not real."""
     try:
         batch, _ = next(iter(network.batches()))
     except Exception:  # data without a finite pass, which methods without data do not need
         return None
-    x = batch[0] if isinstance(batch, (tuple, list)) and batch else batch
-    return x[:EXAMPLES] if isinstance(x, Tensor) and x.is_floating_point() and x.ndim > 1 else None
+    x: Any = batch
+    if isinstance(batch, (tuple, list)) and batch:
+        x = batch[0]
+    if isinstance(x, Tensor) and x.is_floating_point() and x.ndim > 1:
+        return x[:EXAMPLES]
+    return None
 
 
 def _spectrum(network: Network, x: Tensor | None, when: str) -> dict[str, float]:
-    """Mean and deviation of the singular values of the Jacobian over all examples; the median of
-    their condition.
+    """Return mean and deviation of the Jacobian's singular values, and the median condition.
 
-    In evaluation mode. Nothing for a network that is no map from an input to at most `OUTPUTS`
-    numbers.
+    The mean is over all examples, in evaluation mode. Empty for a network that does not map an
+    input to at most `MAX_OUTPUTS` numbers.
     """
 
     def forward(x: Tensor) -> Tensor:
         outputs = network.forward(x)
-        if not (isinstance(outputs, Tensor) and outputs.ndim == 2 and outputs.shape[1] <= OUTPUTS):
+        is_vector = isinstance(outputs, Tensor) and outputs.ndim == 2
+        if not is_vector or outputs.shape[1] > MAX_OUTPUTS:
             raise ValueError("no vector of few outputs for an example")
         return outputs
 
@@ -156,10 +187,16 @@ def _spectrum(network: Network, x: Tensor | None, when: str) -> dict[str, float]
     try:
         with network.evaluating(), torch.enable_grad():
             values = jacobian_singular_values(forward, x)
-    except Exception:  # whatever somebody's forward() raises for an input alone
+    except Exception:  # `forward` of a user's network may raise anything for an input alone
         return {}
-    floor = values[:, 0] * torch.finfo(values.dtype).eps  # of which rounding makes no smaller ones
+    largest = values[:, 0]
+    # Rounding makes singular values of about this size from zero.
+    floor = largest * torch.finfo(values.dtype).eps
     smallest = values[:, -1].where(values[:, -1] > floor, 0)
-    found = {"mean": values.mean(), "spread": values.std(correction=0)}
-    found["condition"] = torch.where(smallest > 0, values[:, 0] / smallest, torch.inf).median()
-    return {JACOBIAN.format(name, when): float(value) for name, value in found.items()}
+    condition = torch.where(smallest > 0, largest / smallest, torch.inf).median()
+    spectrum = {
+        "mean": values.mean(),
+        "spread": values.std(correction=0),
+        "condition": condition,
+    }
+    return {JACOBIAN.format(name, when): float(value) for name, value in spectrum.items()}

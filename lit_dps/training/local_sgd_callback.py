@@ -181,7 +181,7 @@ class LocalSGDCallback(Callback):
                 name = type(optimizer).__name__
                 raise self._error(f"1 for {name}, which keeps state in its groups")
 
-        if workers.apart and isinstance(strategy, SharedBatchDDP):
+        if workers.is_local and isinstance(strategy, SharedBatchDDP):
             strategy.part_ways()
         workers.step(update)
         self._expect_weights(workers)

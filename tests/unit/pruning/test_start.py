@@ -159,7 +159,7 @@ class Biases(ImageClassifier):
         (
             Loaded,
             "reinit",
-            "pruning.init: 'reinit' .* for Loaded: built anew it has not the weights .*network",
+            "pruning.init: 'reinit' .* for Loaded: built again, it does not have the weights .*network",
         ),
         (
             Biases,
@@ -200,7 +200,7 @@ def test_an_unknown_start_and_new_weights_outside_of_a_study_are_refused():
         enable_checkpointing=False,
         callbacks=[PruningCallback(0.5, init="reinit")],
     )
-    with pytest.raises(ConfigError, match="only a study can build it anew"):
+    with pytest.raises(ConfigError, match="only a study can build it again"):
         trainer.fit(module, datamodule=Digits(batch_size=16))
 
 
