@@ -1,8 +1,6 @@
-"""Image data sets on disk: torchvision's IDX layout (plain or .gz), its CIFAR-10 folder, or Hugging
-Face parquet.
+"""Image data sets on disk: torchvision's IDX files or CIFAR-10 folder, or Hugging Face parquet.
 
-Everything is read into arrays without executing anything from the files, and torchvision's CIFAR-10
-pickles only where their digests match the official ones.
+Reading a file executes nothing from it. CIFAR-10's pickles must have the official digests.
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ ENV = "LIT_DPS_DATA"
 
 @dataclass(frozen=True)
 class ImageFiles:
-    """Where a data set lies below the root, and its name in torchvision.
+    """The places of a data set below the root, and its name in torchvision.
 
     Attributes:
         name: Class name in `torchvision.datasets`.
@@ -41,47 +39,68 @@ class ImageFiles:
 
 
 def data_root(root: str | os.PathLike | None) -> Path:
-    """The data folder: the argument, else the environment variable LIT_DPS_DATA, else ./data."""
+    """Return the data folder: the argument, the environment variable LIT_DPS_DATA, or ./data."""
     return Path(root or os.environ.get(ENV) or "data").expanduser()
 
 
 def read_images(
     files: ImageFiles, root: Path, train: bool, download: bool
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Images (uint8, shape (n, height, width, channels)) and labels (int64, shape (n,)) of the
-    training or test file.
+    """Return the images and labels of the training or the test file.
+
+    Args:
+        files: The places of the data set.
+        root: The folder of the data sets.
+        train: Whether to read the training file.
+        download: Whether to download missing files.
+
+    Returns:
+        Images (uint8, shape (n, height, width, channels)) and labels (int64, shape (n,)).
 
     Raises:
-        DataError: if nothing is there and nothing can be downloaded, or a file is unreadable or
+        DataError: if files are missing and cannot be downloaded, or if a file is unreadable or
             truncated.
     """
-    for _ in range(2):
-        if files.idx and (
-            images := _plain_or_gz(root / files.idx, f"{_part(train)}-images-idx3-ubyte")
-        ):
-            labels = _plain_or_gz(root / files.idx, f"{_part(train)}-labels-idx1-ubyte")
+    found = _read_present(files, root, train, download)
+    if found is None and download:
+        _download(files, root)
+        found = _read_present(files, root, train, download=False)
+    if found is None:
+        raise DataError(_missing(files, root, "downloading is switched off (data.download)"))
+    return found
+
+
+def _read_present(
+    files: ImageFiles, root: Path, train: bool, download: bool
+) -> tuple[np.ndarray, np.ndarray] | None:
+    """Return images and labels of a file that is on disk; None if it is missing.
+
+    Raises:
+        DataError: if the labels of images are missing and cannot be downloaded.
+    """
+    if files.idx is not None:
+        folder, part = root / files.idx, "train" if train else "t10k"
+        images = _plain_or_gz(folder, f"{part}-images-idx3-ubyte")
+        if images is not None:
+            labels = _plain_or_gz(folder, f"{part}-labels-idx1-ubyte")
             if labels is not None:
                 return _checked(read_idx(images, 3)[..., None], read_idx(labels, 1), images)
-            if not download:  # else a download that broke off is taken up again
-                raise DataError(f"{files.name}: {images} is there but its labels file is missing")
-        elif (
-            table := root / files.parquet / ("train.parquet" if train else "test.parquet")
-        ).exists():
-            return _checked(*read_parquet(table), table)
-        elif files.pickles and (root / files.pickles).exists():
-            return _read_pickles(files, root, train)
-        elif not download:
-            break
-        _download(files, root)
-        download = False
-    raise DataError(_missing(files, root, "downloading is switched off (data.download)"))
+            if download:  # an interrupted download continues
+                return None
+            raise DataError(f"{files.name}: {images} is there but its labels file is missing")
+    table = root / files.parquet / ("train.parquet" if train else "test.parquet")
+    if table.exists():
+        return _checked(*read_parquet(table), table)
+    if files.pickles is not None and (root / files.pickles).exists():
+        return _read_pickles(files.name, root / files.pickles, train)
+    return None
 
 
 def read_idx(path: Path, dims: int) -> np.ndarray:
-    """An IDX file of unsigned bytes with `dims` dimensions, plain or .gz.
+    """Return the array of an IDX file of unsigned bytes with `dims` dimensions, plain or .gz.
 
     Raises:
-        DataError: if it is not such a file, or shorter or longer than its header says.
+        DataError: if it is no such file, or if its length differs from its header.
     """
     try:
         data = path.read_bytes()
@@ -102,8 +121,9 @@ def read_idx(path: Path, dims: int) -> np.ndarray:
 
 
 def read_parquet(path: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Images and labels of a Hugging Face parquet file: column img or image (struct with bytes),
-    column label.
+    """Return images and labels of a Hugging Face parquet file.
+
+    Its columns are img or image (struct with bytes) and label.
 
     Raises:
         DataError: if the file or an image in it cannot be read.
@@ -116,13 +136,14 @@ def read_parquet(path: Path) -> tuple[np.ndarray, np.ndarray]:
         with path.open("rb") as file:
             table = pyarrow.parquet.read_table(file)
         column = next(name for name in ("img", "image") if name in table.column_names)
-        images = [
-            np.asarray(Image.open(io.BytesIO(row["bytes"]))) for row in table[column].to_pylist()
-        ]
+        images = []
+        for row in table[column].to_pylist():
+            images.append(np.asarray(Image.open(io.BytesIO(row["bytes"]))))
         labels = table["label"].cast(pyarrow.int64())
         if labels.null_count:
             raise ValueError("column label has missing values")
-        x, y = np.stack(images), labels.to_numpy()
+        x = np.stack(images)
+        y = labels.to_numpy()
     except (
         OSError,
         pyarrow.ArrowException,
@@ -132,35 +153,41 @@ def read_parquet(path: Path) -> tuple[np.ndarray, np.ndarray]:
         StopIteration,
         SyntaxError,
     ) as error:
-        # Pillow raises SyntaxError for some damaged PNG files
-        reason = (
-            "no column img or image"
-            if isinstance(error, StopIteration)
-            else str(error).splitlines()[0]
-        )
+        # Pillow raises SyntaxError for some damaged PNG files.
+        if isinstance(error, StopIteration):
+            reason = "no column img or image"
+        else:
+            reason = str(error).splitlines()[0]
         raise DataError(f"cannot read {path}: {reason}") from None
-    return (x if x.ndim == 4 else x[..., None]), y
+    if x.ndim < 4:  # gray images
+        x = x[..., None]
+    return x, y
 
 
-def _read_pickles(files: ImageFiles, root: Path, train: bool) -> tuple[np.ndarray, np.ndarray]:
+def _read_pickles(name: str, folder: Path, train: bool) -> tuple[np.ndarray, np.ndarray]:
+    """Return images and labels of torchvision's batches of CIFAR-10."""
     import torchvision
 
-    known = getattr(torchvision.datasets, files.name)
-    names = [name for name, _ in (known.train_list if train else known.test_list)]
-    return read_batches(root / files.pickles, names, dict(known.train_list + known.test_list))
+    dataset = getattr(torchvision.datasets, name)
+    batches = dataset.train_list if train else dataset.test_list
+    official = dict(dataset.train_list + dataset.test_list)
+    return read_batches(folder, [batch for batch, _ in batches], official)
 
 
 def _download(files: ImageFiles, root: Path) -> None:
+    """Download a data set by torchvision. Raise DataError if that fails."""
     import torchvision
 
-    folders = [root / folder for folder in (files.idx, files.pickles) if folder]
-    absent = [path for folder in folders for path in (folder, *folder.parents) if not path.exists()]
+    missing = []
+    for name in (files.idx, files.pickles):
+        if name is not None:
+            folder = root / name
+            missing += [path for path in (folder, *folder.parents) if not path.exists()]
     try:
         getattr(torchvision.datasets, files.name)(root, download=True)
     except (RuntimeError, OSError) as error:
-        for (
-            path
-        ) in absent:  # leave no empty folders of a failed attempt behind, and the user's own alone
+        # Remove the empty folders of the failed attempt, and no folder of the user.
+        for path in missing:
             with suppress(OSError):
                 path.rmdir()
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
@@ -177,21 +204,21 @@ def _missing(files: ImageFiles, root: Path, why: str) -> str:
         places.insert(0, str(root / files.pickles))
     where = " or ".join(places)
     return (
-        f"{files.name}: no files at {where}, and {why}; put them there, or name their folder "
-        "by "
+        f"{files.name}: no files at {where}, and {why}; put them there, or name their folder by "
         f"--data.root or {ENV}"
     )
 
 
 def _checked(x: np.ndarray, y: np.ndarray, path: Path) -> tuple[np.ndarray, np.ndarray]:
+    """Return images and int64 labels. Raise DataError if their numbers differ or are 0."""
     if len(x) != len(y) or not len(x):
         raise DataError(f"{path}: {len(x)} images but {len(y)} labels")
     return x, y.astype(np.int64)
 
 
 def _plain_or_gz(folder: Path, name: str) -> Path | None:
-    return next((p for p in (folder / name, folder / f"{name}.gz") if p.exists()), None)
-
-
-def _part(train: bool) -> str:
-    return "train" if train else "t10k"
+    """Return a file or its compressed form; None if both are missing."""
+    for path in (folder / name, folder / f"{name}.gz"):
+        if path.exists():
+            return path
+    return None

@@ -1,9 +1,8 @@
-"""In-memory image data modules: tensors on the device, a batch is an index.
+"""Data modules of images in memory: the images are tensors on the device, a batch is an index.
 
-The protocol of Lee et al. (2021, Section 2) and its code: a tenth of the training file is the
-validation split; images are normalized by the mean and the (population) deviation of the whole
-training file before that split, one number for gray images and one per channel for colour; no
-augmentation.
+They follow the protocol of Lee et al. (2021, Section 2) and its code. A tenth of the training file
+is the validation split. Images are normalized by mean and (population) deviation of the entire
+training file, one number for gray images and one per channel for colour. There is no augmentation.
 """
 
 from __future__ import annotations
@@ -50,8 +49,7 @@ class Images:
     )
 
     def on_device(self, split: str, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Images and classes of a split on a device. One copy serves all trials of a process, also
-        side by side."""
+        """Return images and classes of a split on a device. All trials of a process share them."""
         place = (split, device)
         if place not in self._copies:
             self._copies[place] = self.x[split].to(device), self.y[split].to(device)
@@ -59,42 +57,35 @@ class Images:
 
 
 def prepare(train: tuple[np.ndarray, np.ndarray], test: tuple[np.ndarray, np.ndarray]) -> Images:
-    """Splits and normalizes (images, labels) of a training and a test file; images are (n, height,
-    width, channels)."""
+    """Return the split and normalized images of a training and a test file.
+
+    Args:
+        train, test: Images, shape (n, height, width, channels), and labels of each file.
+    """
     x, y = train
     order = orders.AuthorsOrder(len(x), VALIDATION)
-    axes = (
-        0,
-        1,
-        2,
-    )  # float64: a float32 mean over these axes is off by enough to move the first loss by 0.6 %
-    mean, std = x.mean(axis=axes, dtype=np.float64), x.std(axis=axes, dtype=np.float64)
+    axes = (0, 1, 2)
+    # In float32, the mean over these axes would be wrong enough to change the first loss by 0.6 %.
+    mean = x.mean(axis=axes, dtype=np.float64)
+    std = x.std(axis=axes, dtype=np.float64)
     digest = hashlib.sha256()
     for array in (x, y, *test):
-        digest.update(np.ascontiguousarray(array))
-    picks = {
-        "train": (x, y, order.train_ids),
-        "val": (x, y, order.val_ids),
-        "test": (*test, slice(None)),
+        digest.update(np.ascontiguousarray(array))  # pyright: ignore[reportArgumentType]
+    splits = {
+        "train": (x[order.train_ids], y[order.train_ids]),
+        "val": (x[order.val_ids], y[order.val_ids]),
+        "test": test,
     }
-
-    def normalized(images: np.ndarray) -> Tensor:
-        scaled = ((images - mean) / std).astype(np.float32)
-        return torch.from_numpy(np.ascontiguousarray(scaled.transpose(0, 3, 1, 2)))
-
-    return Images(
-        x={name: normalized(images[ids]) for name, (images, _, ids) in picks.items()},
-        y={
-            name: torch.from_numpy(np.ascontiguousarray(labels[ids]))
-            for name, (_, labels, ids) in picks.items()
-        },
-        order=order,
-        digest=digest.hexdigest(),
-    )
+    images, classes = {}, {}
+    for name, (split_images, labels) in splits.items():
+        scaled = ((split_images - mean) / std).astype(np.float32)
+        images[name] = torch.from_numpy(np.ascontiguousarray(scaled.transpose(0, 3, 1, 2)))
+        classes[name] = torch.from_numpy(np.ascontiguousarray(labels))
+    return Images(images, classes, order, digest.hexdigest())
 
 
 class ImageData(LightningDataModule):
-    """Base of the built-in data sets; a subclass says where its images come from.
+    """Base of the built-in data sets; a subclass reads its images in `load`.
 
     Args:
         root: Folder of the data sets; else the environment variable LIT_DPS_DATA, else ./data.
@@ -103,21 +94,21 @@ class ImageData(LightningDataModule):
             "per_trial" for an order from `order_seed`; or the path of a .npy file with permutations
             of the training split, one epoch a row.
         order_seed: Seed of a per-trial order; a study sets it from the point.
-        eval_batch_size: Examples a forward pass of validation and test; no influence on results.
-        download: Whether torchvision may download what is not there.
-        train_examples: Train on the first so many examples of the training split, which the split
-            has shuffled: a smaller number's are among a larger one's. Batch sizes go up to it. By
-            default all. Split, normalization, validation and test stay those of the whole data set
-            (Shallue et al. 2019 vary the size so).
+        eval_batch_size: Examples in a forward pass of validation and test. Results do not depend
+            on it.
+        download: Whether torchvision may download missing files.
+        train_examples: Train on this number of examples, the first ones of the shuffled training
+            split; by default on all. It is the largest batch size. Split, normalization, validation
+            and test remain those of the entire data set (as in Shallue et al. 2019).
 
     Attributes:
-        steps_per_batch: If set, a batch of the training loader is the `Steps` of so many
+        steps_per_batch: If set, a batch of the training loader is the `Steps` of this number of
             consecutive batches.
 
     Raises:
         DataError: see `lit_dps.data.files.read_images`.
-        ConfigError: if `train_examples` is not in 1 ... the training split, or the batch size not
-            in 1 ... those.
+        ConfigError: if `train_examples` is not between 1 and the size of the training split, or
+            the batch size not between 1 and the number of training examples.
     """
 
     steps_per_batch: int | None = None
@@ -133,17 +124,13 @@ class ImageData(LightningDataModule):
         train_examples: int | None = None,
     ):
         super().__init__()
-        self.root, self.batch_size, self.order, self.order_seed = (
-            root,
-            batch_size,
-            order,
-            order_seed,
-        )
-        self.eval_batch_size, self.download, self.train_examples = (
-            eval_batch_size,
-            download,
-            train_examples,
-        )
+        self.root = root
+        self.batch_size = batch_size
+        self.order = order
+        self.order_seed = order_seed
+        self.eval_batch_size = eval_batch_size
+        self.download = download
+        self.train_examples = train_examples
 
     def load(self) -> Images:
         """Read the data set. A process calls this once for each class and its arguments.
@@ -153,7 +140,7 @@ class ImageData(LightningDataModule):
         `train_examples`) have their defaults.
         """
         raise TypeError(
-            f"{type(self).__name__} does not say how its images are read: override load()"
+            f"{type(self).__name__} does not define how its images are read: override load()"
         )
 
     def read(self) -> Images:
@@ -162,48 +149,46 @@ class ImageData(LightningDataModule):
 
     def setup(self, stage: str | None = None) -> None:
         self.images = self.read()
-        whole = len(self.images.y["train"])
-        if self.train_examples is not None and not 1 <= self.train_examples <= whole:
-            raise ConfigError(
-                "data.train_examples",
-                self.train_examples,
-                f"1 to {whole}, the size of the training split",
-            )
+        size = len(self.images.y["train"])
+        if self.train_examples is not None and not 1 <= self.train_examples <= size:
+            allowed = f"1 to {size}, the size of the training split"
+            raise ConfigError("data.train_examples", self.train_examples, allowed)
         self.check_batch_size(self.batch_size)
         if self.eval_batch_size < 1:
             raise ConfigError("data.eval_batch_size", self.eval_batch_size, "at least 1 example")
 
     def check_batch_size(self, batch_size: int) -> None:
-        """Raises ConfigError unless 1 <= batch_size <= training split."""
-        n = self.training_size
-        if not 1 <= batch_size <= n:
-            what = (
-                "the size of the training split"
-                if self.train_examples is None
-                else "data.train_examples"
-            )
-            raise ConfigError("data.batch_size", batch_size, f"1 to {n}, {what}")
+        """Raise ConfigError unless the batch size is between 1 and the training size."""
+        if 1 <= batch_size <= self.training_size:
+            return
+        limit = "data.train_examples"
+        if self.train_examples is None:
+            limit = "the size of the training split"
+        raise ConfigError("data.batch_size", batch_size, f"1 to {self.training_size}, {limit}")
 
     @property
     def digest(self) -> str:
-        """SHA-256 of the data set's images and labels."""
+        """The SHA-256 of the data set's images and labels."""
         return self.images.digest
 
     @property
     def training_size(self) -> int:
-        """Examples that are trained on: those of the training split, or `train_examples`."""
-        return len(self.images.y["train"]) if self.train_examples is None else self.train_examples
+        """The number of examples to train on: the training split, or `train_examples`."""
+        if self.train_examples is not None:
+            return self.train_examples
+        return len(self.images.y["train"])
 
     def order_anew(self, seed: int) -> None:
-        """Lets a repeat draw its order from a seed of its own, as the authors' code draws the one
-        of all trials.
+        """Draw the order of a repeat from its own seed, instead of the order of all trials.
 
-        The split stays, and so does an order from a file: it is what somebody asked for.
+        The split does not change. Neither does an order from a file, because the user chose it.
         """
-        self.order, self.order_seed = ("per_trial" if self.order == "authors" else self.order), seed
+        if self.order == "authors":
+            self.order = "per_trial"
+        self.order_seed = seed
 
     def epochs(self) -> Iterator[np.ndarray]:
-        """The permutations of the training examples, one an epoch."""
+        """Return the permutations of the training examples, one for each epoch."""
         n = self.training_size
         if self.order == "authors":
             return self.images.order.epochs(n)
@@ -212,24 +197,23 @@ class ImageData(LightningDataModule):
         return orders.given_epochs(self.order, n)
 
     def train_dataloader(self) -> EndlessLoader:
-        if self.steps_per_batch is None:
+        steps = self.steps_per_batch
+        if steps is None:
             return EndlessLoader(lambda: orders.batches(self.epochs(), self.batch_size))
-        return EndlessLoader(
-            lambda: orders.steps(self.epochs(), self.batch_size, self.steps_per_batch)
-        )
+        return EndlessLoader(lambda: orders.steps(self.epochs(), self.batch_size, steps))
 
     def pruning_dataloader(self, batch_size: int = 100) -> PassLoader:
-        """One pass over the training examples, in the order of the authors' pruning epoch."""
+        """Return one pass over the training examples, in the order of the authors' code."""
         epoch = self.images.order.pruning_epoch
         return PassLoader("train", torch.from_numpy(epoch[epoch < self.training_size]), batch_size)
 
     @property
     def validation_size(self) -> int:
-        """Examples in the validation split."""
+        """The number of examples of the validation split."""
         return len(self.images.y["val"])
 
     def validation_batch(self, index: Tensor) -> IndexBatch:
-        """A batch of some examples of the validation split, to be moved to a device."""
+        """Return a batch of some examples of the validation split, to be moved to a device."""
         return IndexBatch("val", index)
 
     def val_dataloader(self) -> PassLoader:
@@ -239,25 +223,22 @@ class ImageData(LightningDataModule):
         return self._in_order("test")
 
     def on_device(self, split: str, device: torch.device) -> tuple[Tensor, Tensor]:
-        """All images and classes of a split, as in `Images`, kept on a device from the first call
-        on."""
+        """Return all images and classes of a split on a device, see `Images.on_device`."""
         return self.images.on_device(split, device)
 
     def transfer_batch_to_device(
         self, batch: IndexBatch, device: torch.device, dataloader_idx: int = 0
     ):
-        """The images and labels that the index names, gathered on the device; of several steps as
-        `Steps`."""
+        """Return the images and labels of an index on the device; `Steps` for several steps."""
         x, y = self.on_device(batch.split, device)
         index = batch.index.to(device)
         if index.ndim == 2:
             return Steps(x, y, index)
         x, y = x[index], y[index]
-        # Lightning converts a batch to the trainer's precision before this hook, when it is still
-        # an index
-        return (
-            self.trainer.precision_plugin.convert_input(x) if self.trainer is not None else x
-        ), y
+        if self.trainer is not None:
+            # Lightning has converted the index, and not the images, to the trainer's precision.
+            x = self.trainer.precision_plugin.convert_input(x)
+        return x, y
 
     def _in_order(self, split: str) -> PassLoader:
         return PassLoader(split, torch.arange(len(self.images.y[split])), self.eval_batch_size)
@@ -309,9 +290,8 @@ def _load_once(data: ImageData) -> Images:
     vars(twin).pop("images", None)
     try:
         arguments = pickle.dumps(attributes)
-    except (
-        Exception
-    ):  # an argument cannot be pickled, such as a function; its class may raise anything
+    except Exception:
+        # An argument, such as a function, cannot be pickled. Its class may raise any error.
         return twin.load()
     return _loaded(_Source(type(data), str(data_root(data.root)), arguments, twin))
 
@@ -331,20 +311,24 @@ class _FileImages(ImageData):
 
 
 class MNIST(_FileImages):
-    """MNIST: 54,000 training, 6,000 validation and 10,000 test images of shape (1, 28, 28), 10
-    classes."""
+    """MNIST: 54,000 training, 6,000 validation and 10,000 test images, shape (1, 28, 28).
+
+    10 classes.
+    """
 
     files = ImageFiles("MNIST", parquet="mnist", idx="MNIST/raw")
 
 
 class FashionMNIST(_FileImages):
-    """Fashion-MNIST: sizes and shape as MNIST."""
+    """Fashion-MNIST, with the sizes and the shape of MNIST."""
 
     files = ImageFiles("FashionMNIST", parquet="fashion_mnist", idx="FashionMNIST/raw")
 
 
 class CIFAR10(_FileImages):
-    """CIFAR-10: 45,000 training, 5,000 validation and 10,000 test images of shape (3, 32, 32), 10
-    classes."""
+    """CIFAR-10: 45,000 training, 5,000 validation and 10,000 test images, shape (3, 32, 32).
+
+    10 classes.
+    """
 
     files = ImageFiles("CIFAR10", parquet="cifar10", pickles="cifar-10-batches-py")

@@ -1,4 +1,4 @@
-"""Loaders whose batches are indices: which examples make a batch, gathered where the images are."""
+"""Loaders whose batches are indices. The data module gathers their images on the device."""
 
 from __future__ import annotations
 
@@ -9,20 +9,19 @@ from torch import Tensor
 
 
 class IndexBatch(NamedTuple):
-    """Which examples of a split make a batch: int64, shape (batch,), or (steps, batch) for those of
-    several steps."""
+    """The examples of a batch: int64, shape (batch,), or (steps, batch) for several steps."""
 
     split: str
     index: Tensor
 
 
 class Steps:
-    """The batches of several steps, gathered one after another: iterates over (images, classes).
+    """The batches of several steps. Iterating gathers them one after another.
 
     Args:
         x: Images of a split.
         y: Their classes.
-        index: Which examples make each batch: int64, shape (steps, batch), on their device.
+        index: The examples of each batch: int64, shape (steps, batch), on the device of the images.
     """
 
     def __init__(self, x: Tensor, y: Tensor, index: Tensor):
@@ -32,28 +31,31 @@ class Steps:
         return len(self.index)
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        return ((self.x[index], self.y[index]) for index in self.index)
+        for index in self.index:
+            yield self.x[index], self.y[index]
 
 
 class EndlessLoader:
-    """Batches of the training split without a length: Lightning takes them for one endless
-    epoch."""
+    """Batches of the training split without an end, which Lightning treats as one epoch."""
 
     def __init__(self, make: Callable[[], Iterator[Tensor]]):
         self.make = make
 
     def __iter__(self) -> Iterator[IndexBatch]:
-        return (IndexBatch("train", index) for index in self.make())
+        for index in self.make():
+            yield IndexBatch("train", index)
 
 
 class PassLoader:
-    """One pass over given indices of a split; the last batch may be short."""
+    """One pass over some indices of a split; the last batch may be short."""
 
     def __init__(self, split: str, index: Tensor, batch_size: int):
-        self.split, self.parts = split, index.split(batch_size)
+        self.split = split
+        self.parts = index.split(batch_size)
 
     def __len__(self) -> int:
         return len(self.parts)
 
     def __iter__(self) -> Iterator[IndexBatch]:
-        return (IndexBatch(self.split, part) for part in self.parts)
+        for part in self.parts:
+            yield IndexBatch(self.split, part)

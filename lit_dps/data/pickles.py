@@ -1,5 +1,4 @@
-"""CIFAR-10's batches, which are Python pickles, read without executing anything that stands in
-them."""
+"""Reads CIFAR-10's batches, which are Python pickles, without executing their content."""
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ import numpy as np
 from lit_dps.core.errors import DataError
 
 _RECONSTRUCT = np.zeros(0).__reduce__()[0]
-# All that a pickle of arrays and plain values names, also one that Python 2 or an old numpy wrote.
+# All names in a pickle of arrays and plain values, also if Python 2 or an old numpy wrote it.
 _KNOWN = {
     ("numpy.core.multiarray", "_reconstruct"): _RECONSTRUCT,
     ("numpy._core.multiarray", "_reconstruct"): _RECONSTRUCT,
@@ -33,10 +32,10 @@ class _Arrays(pickle.Unpickler):
 
 
 def read_pickle(path: Path) -> Any:
-    """What a pickle of arrays and plain values holds.
+    """Return the content of a pickle of arrays and plain values.
 
     Raises:
-        DataError: if it is none, or names anything else.
+        DataError: if the file is no such pickle, or names anything else.
     """
     try:
         with path.open("rb") as file:
@@ -48,28 +47,29 @@ def read_pickle(path: Path) -> Any:
 def read_batches(
     folder: Path, names: Sequence[str], official: dict[str, str]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Images (uint8, shape (n, 32, 32, 3)) and labels (int64, shape (n,)) of the batches of that
-    name.
+    """Return the images and labels of some batches.
 
     Args:
-        folder: Where they lie.
+        folder: The folder of the batches.
         names: The batches to read.
-        official: MD5 digests by file name, of all files that must be there.
+        official: MD5 digests of all files that the folder must have, by name.
+
+    Returns:
+        Images (uint8, shape (n, 32, 32, 3)) and labels (int64, shape (n,)).
 
     Raises:
-        DataError: if one is missing or not the official one.
+        DataError: if a file is missing, or differs from the official one.
     """
     for name, digest in official.items():
         path = folder / name
-        if (
-            not path.is_file()
-            or hashlib.md5(path.read_bytes(), usedforsecurity=False).hexdigest() != digest
-        ):
+        if not path.is_file() or _md5(path) != digest:
             raise DataError(f"cannot read {folder}: {name} is missing or corrupted")
     batches = [read_pickle(folder / name) for name in names]
-    x = (
-        np.concatenate([batch["data"] for batch in batches])
-        .reshape(-1, 3, 32, 32)
-        .transpose(0, 2, 3, 1)
-    )
-    return x, np.concatenate([batch["labels"] for batch in batches]).astype(np.int64)
+    pixels = np.concatenate([batch["data"] for batch in batches])
+    labels = np.concatenate([batch["labels"] for batch in batches])
+    images = pixels.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
+    return images, labels.astype(np.int64)
+
+
+def _md5(path: Path) -> str:
+    return hashlib.md5(path.read_bytes(), usedforsecurity=False).hexdigest()

@@ -1,8 +1,9 @@
-"""The examples of `lit_dps.models.NoisyQuadratic`: nothing but noise."""
+"""The examples of `lit_dps.models.NoisyQuadratic`: standard normal noise."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from lightning.pytorch import LightningDataModule
@@ -15,12 +16,11 @@ PASS = 64  # examples of a pass over the training split
 
 
 class GradientNoise(LightningDataModule):
-    """Batches of standard normal examples without an end, as long as the module's
-    (`NoisyQuadratic.example_size`).
+    """Endless batches of standard normal examples of length `NoisyQuadratic.example_size`.
 
-    The loss is linear in them, so a batch is its own mean, drawn as one example of variance 1 / B
-    and repeated B times: any batch size costs the same. They are drawn from torch's global
-    generator, which a study seeds by the point.
+    The loss is linear in the examples, so that only the mean of a batch counts. It is drawn as one
+    example of variance 1 / B and repeated B times. So all batch sizes cost the same. The numbers
+    come from torch's global generator, which a study seeds by the point.
 
     Args:
         batch_size: Examples of a batch.
@@ -37,35 +37,35 @@ class GradientNoise(LightningDataModule):
 
     @property
     def _size(self) -> int:
-        return self.trainer.lightning_module.example_size
+        trainer: Any = self.trainer
+        return trainer.lightning_module.example_size
 
     def train_dataloader(self) -> Noise:
         return Noise(self.batch_size, self._size)
 
     def pruning_dataloader(self, batch_size: int = 100) -> DataLoader:
-        """Single examples that stand for all, for what is measured along training: signs s and,
-        after them, -s.
+        """Return examples for measurements along training: random signs s, then -s.
 
-        Their mean is 0 and their variance 1, as those of the distribution, and not only nearly.
+        Their mean is exactly 0 and their variance exactly 1, as those of the distribution.
         """
-        signs = (
-            torch.randint(0, 2, (PASS // 2, self._size), generator=torch.Generator().manual_seed(0))
-            * 2.0
-            - 1
-        )
-        return DataLoader(torch.cat([signs, -signs]), batch_size)
+        generator = torch.Generator().manual_seed(0)
+        bits = torch.randint(0, 2, (PASS // 2, self._size), generator=generator)
+        signs = bits * 2.0 - 1
+        examples: Any = torch.cat([signs, -signs])
+        return DataLoader(examples, batch_size)
 
     def val_dataloader(self) -> DataLoader:
-        """One example: the loss of the quadratic itself takes none."""
-        return DataLoader(torch.zeros(1, 1))
+        """Return one example, because the validation loss does not depend on examples."""
+        example: Any = torch.zeros(1, 1)
+        return DataLoader(example)
 
 
 class Noise:
-    """Batches, shape (batch size, size), without an end; Lightning takes them for one endless
-    epoch."""
+    """Endless batches, shape (batch size, size), which Lightning treats as one epoch."""
 
     def __init__(self, batch_size: int, size: int):
-        self.batch_size, self.size = batch_size, size
+        self.batch_size = batch_size
+        self.size = size
 
     def __iter__(self) -> Iterator[Tensor]:
         while True:

@@ -1,5 +1,4 @@
-"""Text for next-character prediction: any file, or the descriptions of data sets that scikit-learn
-ships."""
+"""Text for next-character prediction: a file, or scikit-learn's descriptions of its data sets."""
 
 from __future__ import annotations
 
@@ -18,22 +17,22 @@ TEST = 0.1  # share of the text, at its end, that is the test split
 
 
 class Text(ImageData):
-    """Windows of a text side by side, each with the characters that follow: examples are windows, B
-    counts windows.
+    """Adjacent windows of a text, each with its next characters. An example is a window.
 
-    The last tenth of the text is the test split; a tenth of the windows before it, shuffled as
-    images are, the validation split. Characters are numbered by their code points, over the whole
-    text. `vocabulary` says how many there are, which is what a network has to be told.
+    The last tenth of the text is the test split. A tenth of the windows before it, shuffled as
+    images are, is the validation split. Characters are numbered in the order of their code points.
+    A network needs their number, `vocabulary`.
 
-    Without a file it is what scikit-learn says of its data sets (BSD licence): 43,054 characters of
-    English prose, tables and references in scikit-learn 1.9.1, 92 different ones. Another release
-    has another text; studies of two texts are two studies, by their digest.
+    The default text is scikit-learn's descriptions of its data sets (BSD licence): 43,054
+    characters of English prose, tables and references in scikit-learn 1.9.1, 92 different ones.
+    Another release has another text. Studies of two texts are two studies, because their digests
+    differ.
 
     Args:
         path: A text file in UTF-8; by default scikit-learn's descriptions.
         context: Characters of a window.
-        batch_size, order, order_seed, eval_batch_size, train_examples: As of `ImageData`, in
-            windows.
+        batch_size, order, order_seed, eval_batch_size, train_examples: See `ImageData`, with
+            windows as examples.
 
     Raises:
         DataError: if the file cannot be read.
@@ -53,55 +52,61 @@ class Text(ImageData):
         super().__init__(
             None, batch_size, order, order_seed, eval_batch_size, False, train_examples
         )
-        self.path, self.context = path, context
+        self.path = path
+        self.context = context
 
     def read(self) -> Images:
         return _windows(self.path, self.context)
 
     @property
     def vocabulary(self) -> int:
-        """Different characters of the text."""
-        return int(max(x.max() for x in (*self.images.x.values(), *self.images.y.values()))) + 1
+        """The number of different characters of the text."""
+        largest = 0
+        for windows in (*self.images.x.values(), *self.images.y.values()):
+            largest = max(largest, int(windows.max()))
+        return largest + 1
 
 
 @lru_cache(maxsize=2)
 def _windows(path: str | None, context: int) -> Images:
-    """The windows (n, context) of a text and the characters that follow each, int64."""
+    """Return the windows of a text, and the next characters of each: int64, (n, context)."""
     if context < 1:
         raise ConfigError("data.context", context, "at least 1 character")
     text = descriptions() if path is None else _read(Path(path))
     numbers = {character: i for i, character in enumerate(sorted(set(text)))}
     codes = np.array([numbers[character] for character in text], dtype=np.int64)
     end = len(codes) - int(len(codes) * TEST)
-    (x, y), test = _cut(codes[:end], context), _cut(codes[end:], context)
+    x, y = _cut(codes[:end], context)
+    test = _cut(codes[end:], context)
     if int(len(x) * VALIDATION) < 1 or not len(test[0]):
-        least = "10 windows of training and validation, and one of the test split"
-        raise ConfigError(
-            "data.context",
-            context,
-            f"shorter: of {len(codes):,} characters there have to be {least}",
+        allowed = (
+            f"shorter: {len(codes):,} characters must have at least 10 windows for training and "
+            "validation, and one for the test split"
         )
+        raise ConfigError("data.context", context, allowed)
     order = AuthorsOrder(len(x), VALIDATION)
-    picks = {
+    splits = {
         "train": (x[order.train_ids], y[order.train_ids]),
         "val": (x[order.val_ids], y[order.val_ids]),
+        "test": test,
     }
-    picks["test"] = test
-    return Images(
-        x={name: torch.from_numpy(np.ascontiguousarray(a)) for name, (a, _) in picks.items()},
-        y={name: torch.from_numpy(np.ascontiguousarray(b)) for name, (_, b) in picks.items()},
-        order=order,
-        digest=hashlib.sha256(text.encode()).hexdigest(),
-    )
+    windows, following = {}, {}
+    for name, (split_x, split_y) in splits.items():
+        windows[name] = torch.from_numpy(np.ascontiguousarray(split_x))
+        following[name] = torch.from_numpy(np.ascontiguousarray(split_y))
+    return Images(windows, following, order, hashlib.sha256(text.encode()).hexdigest())
 
 
 def _cut(codes: np.ndarray, context: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the windows of some characters, and the next characters of each window."""
     n = max(len(codes) - 1, 0) // context
-    return codes[: n * context].reshape(n, context), codes[1 : n * context + 1].reshape(n, context)
+    windows = codes[: n * context].reshape(n, context)
+    following = codes[1 : n * context + 1].reshape(n, context)
+    return windows, following
 
 
 def descriptions() -> str:
-    """What scikit-learn says of its data sets, one after another by name."""
+    """Return scikit-learn's descriptions of its data sets, in the order of their names."""
     import sklearn
 
     folder = Path(sklearn.__file__).parent / "datasets" / "descr"
