@@ -182,7 +182,9 @@ def test_a_data_set_that_does_not_say_how_to_read_it_is_told_so():
     class Mine(ImageData):
         pass
 
-    with pytest.raises(TypeError, match="Mine does not define how its images are read: override load"):
+    with pytest.raises(
+        TypeError, match="Mine does not define how its images are read: override load"
+    ):
         Mine().setup()
 
 
