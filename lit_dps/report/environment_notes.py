@@ -76,7 +76,9 @@ def versions_of_parts(study: Analysis) -> Iterator[Values]:
     used = used_environments(study)
     counts = _count_environments(study)
     for entry in (SOURCES, DATA):
-        names = dict.fromkeys(name for each in used for name in each.get(entry, {}))
+        names: dict[str, None] = {}
+        for environment in used:
+            names |= dict.fromkeys(environment.get(entry, {}))
         for name in names:
             versions = versions_of(used, entry, name)
             if len(versions) < 2:

@@ -133,7 +133,9 @@ def _cell_row(goal: Goal, cell: CellSummary) -> dict[str, str]:
 def advice(record: StudyRecord, cells: Sequence[CellSummary]) -> list[str]:
     """Return what to change in a study without K*, by what its trials show, a line each."""
     goal = record.goal
-    trials = [result for cell in cells for result in cell.trials]
+    trials: list[TrialResult] = []
+    for cell in cells:
+        trials += cell.trials
     diverged = [result for result in trials if result.status is Status.INFEASIBLE]
     lines = []
     if diverged:

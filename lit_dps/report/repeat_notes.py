@@ -37,9 +37,11 @@ def _has_repeats(study: Analysis) -> bool:
 
 def _stored_repeats(study: Analysis) -> list[TrialResult]:
     """Return all stored repeats that are known at this goal."""
-    if not _has_repeats(study):
-        return []
-    return [result for results in study.record.repeats.values() for result in results]
+    results = []
+    if _has_repeats(study):
+        for of_cell in study.record.repeats.values():
+            results += of_cell
+    return results
 
 
 def samples_without_repeats(study: Analysis) -> Iterator[Values]:

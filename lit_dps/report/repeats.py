@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
+from lit_dps.analysis.analysis import Analysis
 from lit_dps.analysis.best_of_n import halves, last_doubling, why_no_draws
 from lit_dps.analysis.law import Law
 from lit_dps.analysis.repeats import RepeatSummary
@@ -17,43 +18,45 @@ from lit_dps.core.trial import Series
 LAW_INTERVALS = "95 % intervals: the noise of each K and the law's own error"
 
 
-def luck_text(
-    record: StudyRecord,
-    cells: Sequence[CellSummary],
-    repeats: Sequence[RepeatSummary],
-    median_laws: Mapping[Series, Law],
-) -> str:
-    """Return the section on repeats and what they say; empty where nothing is repeated."""
-    if not repeats:
+def repeats_section(study: Analysis) -> str:
+    """Return the section on repeats: a table, what trials were worth, the law of the medians.
+
+    Empty without repeats.
+    """
+    if not study.repeats:
         return ""
-    return repeats_text(record, repeats) + draws_text(record, cells) + median_law_text(median_laws)
+    draws = draws_text(study.record, study.cells)
+    return _repeats_text(study) + draws + _median_law_text(study.median_scalings)
 
 
-def repeats_text(record: StudyRecord, repeats: Sequence[RepeatSummary]) -> str:
-    """Return the table of repeated points and the bias of K*; empty where nothing is repeated."""
-    if not repeats:
-        return ""
-    plan = record.plan
-    which = "the point of K*"
+def _repeats_text(study: Analysis) -> str:
+    """Return the table of repeated samples, and how much lower K* is than their medians."""
+    plan = study.record.plan
+    which = "the best sample"
     if plan.points > 1:
-        which = f"the {plan.points} best points"
-    until = "the step budget"
+        which = f"the {plan.points} best samples"
+    until = "max_steps"
     if plan.slack is not None:
         until = f"{plan.slack:g} x K*"
     seeds = f"{plan.count} fresh seed{'s' * (plan.count > 1)}"
     lines = [
-        f"repeats: {which} on {seeds} (initial weights, mask and order of examples), to {until} "
-        "at most"
+        f"repeats: {which} on {seeds} (initial weights, mask and order of examples), up to {until}"
     ]
-    lines += aligned(_row_to_print(each, plan.points > 1) for each in repeats)
-    biases = [each.bias for each in repeats if each.rank == 1 and each.bias is not None]
+    lines += aligned(_row_to_print(each, plan.points > 1) for each in study.repeats)
+    biases = []
+    for each in study.repeats:
+        if each.rank == 1 and each.bias is not None:
+            biases.append(each.bias)
     if biases:
-        mean = math.exp(sum(map(math.log, biases)) / len(biases))
         lines.append(
-            f"  K* is x{mean:.2f} the median of its own point over seeds, in the geometric mean "
-            f"of {len(biases)} cells: the luck of the least of many trials"
+            f"  K* is x{_geometric_mean(biases):.2f} the median of its sample over seeds "
+            f"(geometric mean of {len(biases)} cells), because it is the best of many trials"
         )
     return "\n".join(lines) + "\n"
+
+
+def _geometric_mean(values: Sequence[float]) -> float:
+    return math.exp(sum(map(math.log, values)) / len(values))
 
 
 def _row_to_print(repeated: RepeatSummary, shows_point: bool) -> dict[str, str]:
@@ -62,7 +65,7 @@ def _row_to_print(repeated: RepeatSummary, shows_point: bool) -> dict[str, str]:
     row = {"B": str(repeated.cell.batch_size), **short_columns(repeated.cell.series)}
     steps_column = "K*"
     if shows_point:
-        row["point"] = str(repeated.point)
+        row["sample"] = str(repeated.point)
         steps_column = "K in the search"
     row[steps_column] = _steps_text(repeated.steps, interval)
     row["median"] = _steps_text(repeated.median, interval)
@@ -103,19 +106,21 @@ def draws_text(record: StudyRecord, cells: Sequence[CellSummary]) -> str:
         return ""
     ratios = last_doubling(cells)
     if not ratios:
-        why = "too few trials of each cell are complete"
-        return f"draws: what doubling the trials would save is not known: {why}\n"
-    mean = three_digits(math.exp(sum(map(math.log, ratios)) / len(ratios)))
+        return (
+            "draws: it is unknown what doubling the trials would save, because too few trials of "
+            "each cell met the goal\n"
+        )
     spread = ""
     if len(ratios) > 1:
         spread = f" (x{three_digits(min(ratios))} to x{three_digits(max(ratios))})"
-    counted = f"{len(ratios)} of {len(cells)} cells"
-    over = f"in the geometric mean of {counted} and all their halves with a complete trial"
-    needs = f"the best of half of the trials needs x{mean}{spread} the steps of K*"
-    return f"draws: {needs},\n  {over}: a first guess of what doubling the trials would save\n"
+    return (
+        f"draws: the best of half of the trials needs x{three_digits(_geometric_mean(ratios))}"
+        f"{spread} the steps of K*.\n  Doubling the trials may save as much. Geometric mean of "
+        f"{len(ratios)} of {len(cells)} cells, over all halves in which a trial met the goal\n"
+    )
 
 
-def median_law_text(scalings: Mapping[Series, Law]) -> str:
+def _median_law_text(scalings: Mapping[Series, Law]) -> str:
     """Return the law of the medians over seeds, a line a series; empty without repeats."""
     if not scalings:
         return ""

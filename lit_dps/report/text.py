@@ -28,7 +28,7 @@ from lit_dps.core.search_space import short_names
 from lit_dps.core.trial import Series
 from lit_dps.report.answer import answer_text
 from lit_dps.report.no_result import COUNT_HEADS, no_result_text
-from lit_dps.report.repeats import LAW_INTERVALS, law_lines, luck_text
+from lit_dps.report.repeats import LAW_INTERVALS, law_lines, repeats_section
 from lit_dps.report.warnings import study_notes
 
 # Sections that are printed only on request, since they are long; table.txt has all of them.
@@ -108,10 +108,9 @@ def render(analysis: Analysis, show: Collection[str] = SECTIONS) -> str:
     It has the table, a line of the law per series, `SECTIONS` and the notes.
     """
     shown = {name: text for name, text in sections(analysis).items() if name in show}
-    repeats = luck_text(analysis.record, analysis.cells, analysis.repeats, analysis.median_scalings)
     parts = (
         table_and_law(analysis),
-        repeats,
+        repeats_section(analysis),
         shown.get("critical"),
         delay_text(analysis.delay_laws, analysis.delays),
         local_text(analysis.local_curves),
@@ -205,7 +204,9 @@ def theory_text(analysis: Analysis) -> str:
             "measured at both; predicted c1 = Delta x beta x L",
         ]
         lines += aligned(_ratio_row(series, row) for series, row in ratios)
-        lines += [sentence(series, row) for series, row in ratios if row["batch_size"] is None]
+        for series, row in ratios:
+            if row["batch_size"] is None:
+                lines.append(sentence(series, row))
     return "\n".join(lines) + "\n"
 
 

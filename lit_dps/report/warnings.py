@@ -16,7 +16,7 @@ from lit_dps.core.search_space import Range, short_names
 from lit_dps.core.space_history import describe_expansions, expand_range
 from lit_dps.report.environment_notes import ENVIRONMENTS
 from lit_dps.report.no_result import missed_text
-from lit_dps.report.notes import Note, Values, first_names, lines_of
+from lit_dps.report.notes import Note, Values, finished_trials, first_names, lines_of
 from lit_dps.report.pruning_notes import PRUNING
 from lit_dps.report.repeat_notes import REPEATS
 from lit_dps.report.trial_notes import ENGINES, FAILURES, SCHEDULES
@@ -122,9 +122,9 @@ def seeds_of_one_sample(study: Analysis) -> Iterator[Values]:
 
 def best_trial_among_seeds(study: Analysis) -> Iterator[Values]:
     """Hold if such a study may have repeated the best trial itself."""
-    record = study.record
-    seeds = {result.trial.seed for results in record.results.values() for result in results}
-    if setting(record.config, "study.best_of") is not None and record.seed in seeds:
+    seeds = {result.trial.seed for result in finished_trials(study)}
+    is_of_one_sample = setting(study.record.config, "study.best_of") is not None
+    if is_of_one_sample and study.record.seed in seeds:
         yield {}
 
 
@@ -152,7 +152,9 @@ def best_at_fixed_edge(study: Analysis) -> Iterator[Values]:
 def _best_at_edge(study: Analysis) -> Iterator[tuple[str, Values]]:
     """Yield metaparameters whose best value is at an end of their range, with the cells."""
     names = short_names(list(study.record.space))
-    ends = Counter((key, end) for cell in study.cells for key, end in cell.boundary.items())
+    ends: Counter[tuple[str, str]] = Counter()
+    for cell in study.cells:
+        ends.update(cell.boundary.items())
     for (key, end), count in sorted(ends.items()):
         yield key, {"name": names[key], "end": end, "count": count, "cells": len(study.cells)}
 
@@ -164,16 +166,17 @@ def _can_move(study: Analysis, key: str, end: str) -> bool:
     return expand_range(box, [end]) != box
 
 
+PENDING = Note(
+    pending_trials,
+    "{pending} of {declared} trials have not finished ({running} running or queued).",
+)
 RESULTS = (
     Note(no_k_star, "No trial has reached the goal{yet}, so there is no K* and no law."),
     Note(
         missing_k_star,
         "No trial reached the goal in {count} of {cells} cells: no K* there{best}.",
     ),
-    Note(
-        pending_trials,
-        "{pending} of {declared} trials have not finished ({running} running or queued).",
-    ),
+    PENDING,
     Note(
         undetermined_trials,
         "It is unknown when {count} of {declared} trials met {goal}: their validation stopped "

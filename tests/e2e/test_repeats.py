@@ -54,7 +54,7 @@ def whole(tmp_path_factory):
     assert run_here(folder, *SMALL, *REPEATS).returncode == 0
     found = repeated(url_of(folder))
     assert len(found) == 6 and len({tuple(losses) for *_, losses in found}) == 6
-    assert "repeats: the point of K* on 3 fresh seeds" in table(folder)
+    assert "repeats: the best sample on 3 fresh seeds" in table(folder)
     return folder
 
 
@@ -69,7 +69,7 @@ def test_killed_or_added_later_repeats_are_those_of_one_go(tmp_path, whole):
     assert table(tmp_path) == table(whole)
     assert "no trials remain" in run_here(tmp_path, *SMALL, *REPEATS).stderr
     synced = run_here(tmp_path, "analyze", "--config", FAST, "--sync")
-    assert synced.returncode == 0 and "repeats: the point of K*" in synced.stdout
+    assert synced.returncode == 0 and "repeats: the best sample" in synced.stdout
 
 
 @pytest.mark.long

@@ -98,7 +98,8 @@ def notes(*studies: Analysis) -> list[str]:
         "number of trials per cell": [str(record.trials) for record in records],
     }
     for name, key in IN_COMMON.items():
-        settings[name] = [str(setting(record.config, key)).rsplit(".", 1)[-1] for record in records]
+        values = [str(setting(record.config, key)) for record in records]
+        settings[name] = [value.rpartition(".")[2] for value in values]
     lines = []
     for name, values in settings.items():
         if len(set(values)) > 1:
@@ -109,9 +110,10 @@ def notes(*studies: Analysis) -> list[str]:
 
 def _shared_series(studies: Sequence[Analysis]) -> list[Series]:
     """Return the series in which at least two of the studies have a K*, sorted."""
-    counts = Counter()
+    counts: Counter[Series] = Counter()
     for study in studies:
-        counts.update(series for series in study.scalings if _has_k_star(study, series))
+        for series, curve in study.scalings.items():
+            counts[series] += bool(curve.k_star)
     return sorted(series for series, count in counts.items() if count > 1)
 
 
@@ -123,7 +125,9 @@ def _curves(studies: Sequence[Analysis], shared: Sequence[Series]) -> list[Law]:
     """Return the curves of studies in some series."""
     curves = []
     for study in studies:
-        curves += [study.scalings[series] for series in shared if series in study.scalings]
+        for series in shared:
+            if series in study.scalings:
+                curves.append(study.scalings[series])
     return curves
 
 

@@ -45,7 +45,7 @@ def draw(rows: pd.DataFrame, study: Analysis) -> Figure:
     for series, law in study.scalings.items():
         if law.k_star:
             panels.setdefault(_without_method(series), []).append(series)
-    methods = sorted({_method(series) for of_panel in panels.values() for series in of_panel})
+    methods = sorted({_method(series) for series, law in study.scalings.items() if law.k_star})
     is_aside = len(methods) > MOST_ENTRIES
     columns = min(3, len(panels))
     lines = math.ceil(len(panels) / columns)

@@ -66,7 +66,7 @@ def notes(*studies: Analysis) -> list[str]:
 def draw(rows: pd.DataFrame, *studies: Analysis) -> Figure:
     """Return a panel per study that has a ratio, with a line per series and 95 % intervals."""
     drawn = [study for study in studies if study.ratios]
-    every = sorted({series for study in drawn for series in study.record.series})
+    every = sorted(set().union(*(study.record.series for study in drawn)))
     columns = min(len(drawn), 3)
     lines = math.ceil(len(drawn) / columns)
     figure = Figure(figsize=(max(2.5 * columns, 3.3) + 0.2, 2.2 * lines + 0.4))

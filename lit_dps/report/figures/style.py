@@ -279,9 +279,12 @@ def caption(figure: Figure, studies: Sequence[Analysis]) -> None:
 def _caption_text(records: Sequence[StudyRecord]) -> str:
     """Return the names of studies, then the workload and the goal if they have them in common."""
     names = sorted({record.name for record in records})
-    workloads = {record.workload for record in records}
-    goals = {str(record.goal) for record in records}
-    common = [text for texts in (workloads, goals) if len(texts) == 1 for text in texts]
+    first = records[0]
+    common = []
+    if all(record.workload == first.workload for record in records):
+        common.append(first.workload)
+    if all(str(record.goal) == str(first.goal) for record in records):
+        common.append(str(first.goal))
     if not common:
         return ", ".join(names)
     return f"{', '.join(names)}: {'; '.join(common)}"

@@ -6,24 +6,31 @@ Every name that a user chose is escaped. The page includes plotly's script, 5 MB
 from __future__ import annotations
 
 import html
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from importlib.metadata import version
 from importlib.resources import files
 from string import Template
+from typing import Any
 
 import plotly.graph_objects as go
 import plotly.io as io
 import yaml
 
 import lit_dps.report.html.charts as charts
-import lit_dps.report.html.words as words
+from lit_dps import __version__
 from lit_dps.analysis.analysis import Analysis
 from lit_dps.analysis.rates import NEAR
 from lit_dps.analysis.tables import Row, records, three_digits, value_text
+from lit_dps.core.environment import KEY, SINCE
+from lit_dps.core.record import StudyRecord, setting
 from lit_dps.core.search_space import Box, short_names
 from lit_dps.core.trial import Value
-from lit_dps.report.answer import LIMITS, answer_text
+from lit_dps.report.answer import LIMITS, answer_text, sentences, timing_notes
+from lit_dps.report.commands import again_command
+from lit_dps.report.notes import lines_of
+from lit_dps.report.repeats import LAW_INTERVALS
 from lit_dps.report.text import protocol_text, render, table_and_law, theory_text
-from lit_dps.report.warnings import study_notes
+from lit_dps.report.warnings import PENDING, study_notes
 
 SHOWN = 3000  # trials in the table at most; the page says so if there are more
 # An offline page must not have plotly's button that uploads a chart to a server.
@@ -40,18 +47,22 @@ _PAGE = Template(files("lit_dps.report.html").joinpath("page.html").read_text(en
 def page(study: Analysis) -> str:
     """Return the report of a study, finished or not, as one HTML page."""
     record = study.record
+    # The head has the note on trials that have not finished.
+    pending = lines_of([PENDING], study)
+    other_notes = [line for line in study_notes(study) if line not in pending]
     sections = [
         *_head(study),
+        *_notes(pending),
         *_charts(study),
         _trials(study),
         f"<h2>Table and law</h2><pre>{_text(_tables(study))}</pre>",
-        *(f'<p class="note">{_text(line)}</p>' for line in study_notes(study)),
+        *_notes(other_notes),
         _folded("Theory: terms of the K* trials, predicted and measured", theory_text(study)),
         *(_folded(f"At {other.record.goal}", render(other)) for other in study.at_each_goal[1:]),
         "<h2>Assumptions</h2>",
-        _list(words.assumed(study)),
+        _list(_assumptions(study)),
         "<h2>How it was made</h2>",
-        _definitions(words.made(study)),
+        _definitions(_origin(study)),
         _folded("Configuration", yaml.safe_dump(record.config, sort_keys=False)),
     ]
     body = "\n".join(section for section in sections if section)
@@ -62,16 +73,16 @@ def _head(study: Analysis) -> list[str]:
     """Return the title, the protocol and the verdict."""
     record = study.record
     protocol = f"{record.workload}; {protocol_text(record)}"
-    paragraphs = "".join(f"<p>{_text(line)}</p>" for line in words.verdict(study))
-    lines = [
+    paragraphs = "".join(f"<p>{_text(line)}</p>" for line in _verdict(study))
+    return [
         f"<h1>{_text(record.name)}</h1>",
         f'<p class="of">{_text(protocol)}</p>',
         f'<div class="verdict">{paragraphs}</div>',
     ]
-    unfinished = sum(cell.pending for cell in study.cells)
-    if unfinished:
-        lines.append(f'<p class="note">{unfinished} trials have not finished.</p>')
-    return lines
+
+
+def _notes(lines: Iterable[str]) -> list[str]:
+    return [f'<p class="note">{_text(line)}</p>' for line in lines]
 
 
 def _charts(study: Analysis) -> list[str]:
@@ -173,6 +184,110 @@ def _field(value: Value | None, box: Box | None) -> str:
     else:
         shown = str(value)
     return f'<td data-value="{html.escape(str(value))}">{_text(shown)}</td>'
+
+
+# Texts
+
+
+def _verdict(study: Analysis) -> list[str]:
+    """Return a paragraph per series, the answer and the critical batch size, and timing notes."""
+    paragraphs = []
+    for series, scaling in sorted(study.scalings.items()):
+        rate_law = study.rate_laws[series]
+        lines = sentences(series, study.answer, rate_law, study.validate_every)
+        lines.append(
+            f"critical batch size, where half of the steps are due to noise: {scaling.describe()}"
+        )
+        paragraphs.append(". ".join(_sentence(line) for line in lines) + ".")
+    for line in timing_notes(study.record, study.answer):
+        paragraphs.append(_sentence(line) + ".")
+    return paragraphs
+
+
+def _sentence(line: str) -> str:
+    """Return a line without its last full stop, with a capital unless it begins with a key."""
+    line = line.strip().rstrip(".")
+    begins_with_key = "_" in line.split()[0]
+    return line if begins_with_key else line[:1].upper() + line[1:]
+
+
+def _assumptions(study: Analysis) -> list[str]:
+    """Return what the numbers of the page rest on, a line each."""
+    record = study.record
+    goal = record.goal
+    lines = [
+        _search_text(record),
+        f"The goal, {goal}, is tested on the entire validation split every {goal.check_interval} "
+        "steps, so K* is known to within that interval. No trial takes more than "
+        f"{goal.max_steps:,} steps.",
+        f"The law K* = c1 / B + c2 is fitted robustly to log K*; {LAW_INTERVALS}. Beyond the "
+        "largest batch size the law is an extrapolation.",
+        _seeds_text(record),
+        "Time to the goal is the number of steps, as in the verdict, times the time of a training "
+        "step. It excludes validation and the start of a trial.",
+    ]
+    if record.race_factor is not None:
+        lines.append(
+            f"Trials were stopped early at {record.race_factor:g} times the best K of their cell "
+            "so far. This does not change K*."
+        )
+    return lines
+
+
+def _search_text(record: StudyRecord) -> str:
+    """Return how the metaparameters were searched."""
+    names = short_names(list(record.space))
+    ranges = "; ".join(f"{names[key]} {box}" for key, box in record.space.items())
+    sampler = setting(record.config, "study.sampler") or "sobol"
+    return (
+        f"K* is the smallest number of steps among {record.trials} trials. study.sampler {sampler} "
+        f"drew them from this search space: {ranges}. More trials or a larger search space can "
+        "only lower K*."
+    )
+
+
+def _seeds_text(record: StudyRecord) -> str:
+    """Return how trials were seeded and repeated."""
+    text = (
+        "A sample starts from the same weights and order of examples at every batch size and "
+        f"sparsity, from study.seed {record.seed}. "
+    )
+    if record.plan.count:
+        best = "best sample"
+        if record.plan.points > 1:
+            best = f"{record.plan.points} best samples"
+        return f"{text}The {best} of each cell ran again on {record.plan.count} fresh seeds."
+    return f"{text}Each ran once, so K* includes the luck of its seed (study.repeats measures it)."
+
+
+def _origin(study: Analysis) -> list[tuple[str, str]]:
+    """Return how the study was made, by name: commands, and versions that its trials ran under."""
+    rows = [
+        (
+            "Run it again",
+            "save the configuration below as study.yaml; lit-dps study --config study.yaml",
+        )
+    ]
+    command = again_command(study)
+    if command is not None:
+        rows.append(("Retrain the best trial", command))
+    for text in dict.fromkeys(map(_versions, study.record.environments)):
+        rows.append(("Trials ran under", text))
+    page = f"lit_dps {__version__}, optuna {version('optuna')}, plotly {version('plotly')}"
+    rows.append(("This page", page))
+    return rows
+
+
+def _versions(environment: Mapping[str, Any]) -> str:
+    """Return the versions of an environment: python 3.11, torch 2.15."""
+    shown = []
+    for name, value in environment.items():
+        if isinstance(value, str) and name not in (KEY, SINCE):
+            shown.append(f"{name.removeprefix('version.')} {value}")
+    return ", ".join(shown)
+
+
+# Elements of the page
 
 
 def _folded(title: str, text: str) -> str:

@@ -80,9 +80,8 @@ def test_halves_without_a_complete_trial_say_nothing():
     found = study(steps=raced)
     assert last_doubling(found.cells) == []
     told = (
-        "draws: what doubling the trials would save is not known: too few trials of each cell "
-        "are "
-        "complete\n"
+        "draws: it is unknown what doubling the trials would save, because too few trials of "
+        "each cell met the goal\n"
     )
     assert draws_text(found.record, found.cells) == told
     results = {
@@ -91,9 +90,7 @@ def test_halves_without_a_complete_trial_say_nothing():
     }
     some = analysis_of(results)
     assert f"needs x{ratio:.3g} the steps of K*" in draws_text(some.record, some.cells)
-    assert "of 1 of 2 cells and all their halves with a complete trial" in draws_text(
-        some.record, some.cells
-    )
+    assert "of 1 of 2 cells, over all halves" in draws_text(some.record, some.cells)
 
 
 def test_bounds_are_marked_and_count_for_nothing():
