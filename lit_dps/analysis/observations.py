@@ -9,12 +9,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from zlib import crc32
 
 import numpy as np
 import pandas as pd
 
-from lit_dps.analysis.intervals import NORMAL_95, Interval
+from lit_dps.analysis.intervals import NORMAL_95, Interval, resampling_rng
 from lit_dps.analysis.law_fit import AT_LEAST, AT_MOST
 from lit_dps.analysis.repeats import RepeatSummary
 from lit_dps.analysis.summary import CellSummary, at_first_check
@@ -99,7 +98,7 @@ class Observation:
                 independent. Cells of one batch size that were searched at the same points are in
                 fact correlated: by 0.2 for 25 points of the stored studies, by 0.5 for 8.
         """
-        random = np.random.default_rng((int(self.batch_size), crc32(name.encode())))
+        random = resampling_rng(int(self.batch_size), name)
         steps = self.steps * np.exp(self.noise * random.standard_normal(count))
         return steps * (1 - self.check / self.steps * random.random(count))
 
