@@ -190,19 +190,21 @@ def observations_of_repeats(
             (`noise_of_search`).
     """
     rows = []
-    check_intervals = {}
     for repeated in repeats:
         if repeated.rank != 1:
             continue
-        batch_size = repeated.cell.batch_size
-        check_intervals[batch_size] = repeated.check_interval
         for k, limit in zip(repeated.steps_over_seeds, repeated.steps_or_limit, strict=True):
-            rows.append({"batch_size": batch_size, "steps": limit, "censored": math.isinf(k)})
+            rows.append(
+                {
+                    "batch_size": repeated.cell.batch_size,
+                    "steps": limit,
+                    "censored": math.isinf(k),
+                    "check": repeated.check_interval,
+                }
+            )
     if not rows:
         return []
-    runs = pd.DataFrame(rows)
-    runs["check"] = runs["batch_size"].map(check_intervals)
-    observations = medians(runs)
+    observations = medians(pd.DataFrame(rows))
     for i, o in enumerate(observations):
         if not o.bound and at_first_check(o.steps, o.check):
             observations[i] = replace(o, bound=AT_MOST, check=0.0)

@@ -57,7 +57,7 @@ class CellSummary:
         return [result.steps for result in self.trials]
 
 
-def at_first_check(k_star: float | None, check_interval: int) -> bool:
+def at_first_check(k_star: float | None, check_interval: float) -> bool:
     """Return True if K*, in steps, is at the first check, and so only an upper bound.
 
     Any other K* is exact up to a check interval: the goal was met after the check before it.
