@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lit_dps.advice.branch_law import Branched, Critical
-from lit_dps.advice.options import Clock, say
+from lit_dps.advice.options import Clock, print_line
 from lit_dps.advice.step_probe import of_one_device
 from lit_dps.advice.user_workload import user_batch_size
 from lit_dps.core.attempt import Attempt
@@ -65,7 +65,7 @@ def run_branches(
         is_scaled = callback.scaling is not None and all_scaled
         store.keep(branch_adaptive=callback.adaptive, branch_scaled=is_scaled)
         store.append("branches", fork.to_dict())
-        say(f"  {describe_fork(fork)}")
+        print_line(f"  {describe_fork(fork)}")
 
     callback.on_fork = on_fork
     batch_size = user_batch_size(setup.workload)
@@ -83,7 +83,7 @@ def run_branches(
         if met_goal and _all_forked(fork_steps, callback.forks):
             raise Interrupted("the budget")
 
-    say(f"forking a run at B = {batch_size}, at steps {', '.join(map(str, fork_steps))}")
+    print_line(f"forking a run at B = {batch_size}, at steps {', '.join(map(str, fork_steps))}")
     try:
         probe_run(of_one_device(setup), attempt, [callback], at_check)
     except Interrupted:
@@ -97,7 +97,7 @@ def run_branches(
     steps = attempt.result().steps
     if steps is not None:
         store.keep(branch_steps=steps)
-        say(f"  the run met its goal after {steps} steps")
+        print_line(f"  the run met its goal after {steps} steps")
 
 
 def stored_forks(stored: Mapping[str, Any]) -> list[Fork]:

@@ -11,7 +11,7 @@ from pathlib import Path
 MAX_SHARE = 0.8  # of the free memory that a step may take
 PROCESS = Path("/proc/self")
 CGROUP = Path("/sys/fs/cgroup")
-# What errors of torch, CUDA, numpy and Python say, in lower case.
+# Messages of torch, CUDA, numpy and Python, in lower case.
 FULL_MESSAGES = ("can't allocate memory", "out of memory", "unable to allocate", "memoryerror")
 
 

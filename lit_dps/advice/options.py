@@ -133,6 +133,6 @@ class Clock:
             self.save()
 
 
-def say(text: str) -> None:
+def print_line(text: str) -> None:
     """Print a line about the progress of the command."""
     print(text, file=sys.stderr, flush=True)

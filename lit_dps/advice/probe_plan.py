@@ -7,7 +7,7 @@ import time
 from typing import NamedTuple
 
 from lit_dps.advice.next_probe import ProbeTerms, choose_next_batch_size, law_with_prior
-from lit_dps.advice.options import Clock, say
+from lit_dps.advice.options import Clock, print_line
 from lit_dps.advice.probe_study import (
     CannotRun,
     check_seconds,
@@ -54,7 +54,7 @@ def probe_all(question: Question, clock: Clock, stop: StopRequest) -> None:
             return
         size = choice.batch_size
         seconds = clock.remaining * choice.share
-        say(
+        print_line(
             f"probe {number}: B = {size}, {probes.setup.study.trials} trials, at most "
             f"{format_duration(seconds, 2)}"
         )
@@ -62,7 +62,7 @@ def probe_all(question: Question, clock: Clock, stop: StopRequest) -> None:
         try:
             all_ended = probes.run(size, time.monotonic() + seconds, stop, clock)
         except CannotRun as error:
-            say(f"  B = {size} is left out: {error}")
+            print_line(f"  B = {size} is left out: {error}")
             closed.add(size)
             continue
         if all_ended:
@@ -141,10 +141,10 @@ def _report(question: Question, batch_size: int, all_ended: bool) -> None:
             result = _describe(observation)
     if not all_ended:
         result += "; its time is over"
-    say(f"  {result}")
+    print_line(f"  {result}")
     failed = failed_trials(record).get(batch_size)
     if failed:
-        say(f"  {len(failed)} of its trials failed, the last with {failed[-1].failure}")
+        print_line(f"  {len(failed)} of its trials failed, the last with {failed[-1].failure}")
 
 
 def _describe(observation: Observation) -> str:

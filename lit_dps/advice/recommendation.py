@@ -15,7 +15,7 @@ from lightning.pytorch import Trainer
 from lit_dps.advice.answer import Answer
 from lit_dps.advice.branch_law import Branched
 from lit_dps.advice.one_run import runs_of_configuration
-from lit_dps.advice.options import Clock, say
+from lit_dps.advice.options import Clock, print_line
 from lit_dps.advice.probe_study import best_rates
 from lit_dps.advice.question import Question
 from lit_dps.advice.step_probe import fit_threads, of_one_device
@@ -231,7 +231,7 @@ def verify_recommendation(
             stop.check()
             return
         if result.status is Status.FAILED:
-            say(f"  it fails: {result.failure}")
+            print_line(f"  it fails: {result.failure}")
             return
         run = {
             "batch_size": batch_size,
@@ -244,7 +244,7 @@ def verify_recommendation(
         store.append("confirmed", run)
         clock.save()
         longest = max(longest, result.seconds)
-        say(f"  run {number} at B = {batch_size}: {_describe(result)}")
+        print_line(f"  run {number} at B = {batch_size}: {_describe(result)}")
 
 
 def _describe(result: TrialResult) -> str:

@@ -18,7 +18,7 @@ from lightning.pytorch import LightningDataModule
 
 from lit_dps.advice.branch_run import run_branches
 from lit_dps.advice.max_steps import Proposal, settle_max_steps
-from lit_dps.advice.options import MIN_ANSWER_SECONDS, Clock, Options, say
+from lit_dps.advice.options import MIN_ANSWER_SECONDS, Clock, Options, print_line
 from lit_dps.advice.probe_plan import probe_all
 from lit_dps.advice.probe_study import Probes
 from lit_dps.advice.question import Question, conclude
@@ -159,7 +159,7 @@ def _check(
     if proposal is not None:
         notes.append(proposal.note)
     for note in notes:
-        say(f"note: {note}")
+        print_line(f"note: {note}")
     if "configuration" not in stored:
         return probe_study, data
     before = stored["configuration"]
@@ -175,7 +175,7 @@ def _check(
             value=setup.study.name,
         )
     for note in earlier.notes:
-        say(f"note: {note}")
+        print_line(f"note: {note}")
     return earlier, data
 
 
@@ -213,18 +213,18 @@ def _announce(session: _Session) -> None:
     """Print what asking costs, and what it will not answer."""
     options, clock = session.options, session.clock
     budget = format_duration(options.budget, 2)
-    say(f"advice on {session.setup.study.name}: asking takes at most {budget} in total")
+    print_line(f"advice on {session.setup.study.name}: asking takes at most {budget} in total")
     ranks = session.probe_study.setup.ranks
     unknown = [str(count) for count in options.devices if count not in (1, ranks)]
     if unknown and options.bandwidth is None:
-        say(
+        print_line(
             f"note: There will be no answer for {', '.join(unknown)} devices, which are not used "
             "here. Give --bandwidth (bytes per second between two devices, such as 1e10)."
         )
     spent = session.stored.get("spent")
     if spent:
         remaining = format_duration(max(clock.remaining, 0.0), 2)
-        say(f"  {format_duration(spent, 2)} of them are spent, {remaining} remain")
+        print_line(f"  {format_duration(spent, 2)} of them are spent, {remaining} remain")
 
 
 def _ask_and_answer(session: _Session, proposal: Proposal | None) -> int:
@@ -238,14 +238,14 @@ def _ask_and_answer(session: _Session, proposal: Proposal | None) -> int:
             if "environment" not in session.stored:
                 store.keep(environment=session.environment)
             question = _measure(session)
-            _say_cost(question)
+            _print_cost(question)
             if clock.remaining > MLFLOW_SECONDS:
                 log_measurements(question)
             try:
                 _ask(question, clock, session.stop)
             except StorageError as error:
                 # For example, the disk is full. What is stored gives an answer.
-                say(f"asking ends early: {error}")
+                print_line(f"asking ends early: {error}")
     except Interrupted as signal:
         print(
             f"\ninterrupted by {signal}: the measurements so far are stored; the same command "
@@ -257,7 +257,9 @@ def _ask_and_answer(session: _Session, proposal: Proposal | None) -> int:
         return FAILED
     publish_answer(question)
     _save_time(clock)
-    say(f"asking took {format_duration(clock.spent, 2)} of {format_duration(clock.budget, 2)}")
+    print_line(
+        f"asking took {format_duration(clock.spent, 2)} of {format_duration(clock.budget, 2)}"
+    )
     return 0
 
 
@@ -289,20 +291,20 @@ def _step_times(session: _Session) -> StepTimes:
     if rough is not None:
         goal = setup.goal_of_trials
         training = goal.max_steps * (rough.step + rough.check / goal.check_interval)
-        _say_share(clock.budget, batch_size, goal.max_steps, training, "about ")
-    say("timing steps")
+        _print_share(clock.budget, batch_size, goal.max_steps, training, "about ")
+    print_line("timing steps")
 
-    def say_and_check(line: str) -> None:
-        say(line)
+    def print_and_check(line: str) -> None:
+        print_line(line)
         clock.tick()
         session.stop.check()
 
     begin, waited = time.monotonic(), cpu_wait_seconds()
     timed_setup = one_device if setup.ranks == 1 else setup
     seconds = TIMING_SHARE * clock.budget
-    times = time_steps(timed_setup, seconds, say_and_check, warm=rough is not None)
+    times = time_steps(timed_setup, seconds, print_and_check, warm=rough is not None)
     times.waited = (cpu_wait_seconds() - waited) / (time.monotonic() - begin)
-    say(f"  up to {times.largest} examples per device: {times.reason}")
+    print_line(f"  up to {times.largest} examples per device: {times.reason}")
     session.store.keep(**times.to_stored(), parameters=count_parameters(setup))
     return times
 
@@ -322,30 +324,30 @@ def _noise_scale(session: _Session, times: StepTimes) -> NoiseScale | None:
 
     scale = short_run(of_one_device(setup), batch_size, setup.middle, NOISE_STEPS, seconds, at_step)
     if isinstance(scale, str):
-        say(f"noise scale not measured: {scale}")
+        print_line(f"noise scale not measured: {scale}")
         session.store.keep(noise=None)
         return None
-    say(scale.sentence)
+    print_line(scale.sentence)
     session.store.keep(noise=scale.to_dict())
     return scale
 
 
-def _say_cost(question: Question) -> None:
+def _print_cost(question: Question) -> None:
     """Print what asking costs as a share of one training, by all timed steps."""
-    say(question.step_time.describe())
+    print_line(question.step_time.describe())
     batch_size = user_batch_size(question.setup.workload)
     max_steps = question.setup.goal_of_trials.max_steps
-    _say_share(question.options.budget, batch_size, max_steps, question.training_seconds)
+    _print_share(question.options.budget, batch_size, max_steps, question.training_seconds)
 
 
-def _say_share(
+def _print_share(
     budget: float, batch_size: int, max_steps: int, training: float, about: str = ""
 ) -> None:
     share = budget / training
     cost = f"{share:.0%} of"
     if share >= 2:
         cost = f"{significant(share)} times"
-    say(
+    print_line(
         f"one training of {max_steps} steps at B = {batch_size} takes {about}"
         f"{format_duration(training, 2)} on one device: asking is at most {cost} that"
     )
@@ -377,7 +379,9 @@ def _verify(question: Question, clock: Clock, stop: StopRequest) -> None:
     largest = result.step_time.largest
     if largest is not None and batch_size > largest * setup.workload.accumulated:
         return
-    say(f"the recommended run, on fresh seeds: at most {format_duration(clock.remaining, 2)}")
+    print_line(
+        f"the recommended run, on fresh seeds: at most {format_duration(clock.remaining, 2)}"
+    )
     k = float(result.best["k_star"])
     verify_recommendation(setup, batch_size, params, k, question.store, clock, stop)
 
@@ -395,4 +399,4 @@ def _save_time(clock: Clock) -> None:
     try:
         clock.save()
     except StorageError as error:
-        say(f"the time that was spent is not stored: {error}")
+        print_line(f"the time that was spent is not stored: {error}")

@@ -92,7 +92,7 @@ class StepAndCheck(NamedTuple):
 def time_steps(
     setup: StudySetup,
     seconds: float,
-    say: Callable[[str], None],
+    print_line: Callable[[str], None],
     memory: Memory | None = None,
     warm: bool = False,
 ) -> StepTimes:
@@ -105,7 +105,7 @@ def time_steps(
     Args:
         setup: The study that probes.
         seconds: The time for all steps.
-        say: Is called with a line for each size.
+        print_line: Is called with a line for each size.
         memory: Measures this process's memory.
         warm: Whether this process has trained before. Its first run takes longer.
 
@@ -119,10 +119,12 @@ def time_steps(
         # Starting ranks takes seconds.
         seconds_on_one = 0.5 * seconds
     torch.set_num_threads(fit_threads(setup))
-    ladder = _SizeLadder(setup, seconds, begin + seconds_on_one, say, memory or Memory(), warm)
+    ladder = _SizeLadder(
+        setup, seconds, begin + seconds_on_one, print_line, memory or Memory(), warm
+    )
     times = ladder.climb()
     if setup.ranks > 1:
-        _time_ranks(setup, times, begin + seconds, say)
+        _time_ranks(setup, times, begin + seconds, print_line)
     return times
 
 
@@ -133,7 +135,7 @@ class _SizeLadder:
         setup: The study that probes.
         seconds: The time for all steps, which decides how many are timed at each size.
         end: When to stop, on the monotonic clock.
-        say, memory, warm: Like in `time_steps`.
+        print_line, memory, warm: Like in `time_steps`.
     """
 
     def __init__(
@@ -141,14 +143,14 @@ class _SizeLadder:
         setup: StudySetup,
         seconds: float,
         end: float,
-        say: Callable[[str], None],
+        print_line: Callable[[str], None],
         memory: Memory,
         warm: bool,
     ):
         self.setup = setup
         self.seconds = seconds
         self.end = end
-        self.say = say
+        self.print_line = print_line
         self.memory = memory
         self.warm = warm
         self.times = StepTimes()
@@ -189,7 +191,9 @@ class _SizeLadder:
         self.times.timed.append(Timed(float(size), result.step, 1, 1, self.parts))
         self.times.largest = size
         self.checks.append(result.check)
-        self.say(f"  {size} examples on one device: a step takes {format_duration(result.step, 2)}")
+        self.print_line(
+            f"  {size} examples on one device: a step takes {format_duration(result.step, 2)}"
+        )
         return self._size_after_success(size, result.step, time.monotonic() - begin)
 
     def _size_after_failure(self, size: int, reason: str) -> int | None:
@@ -241,7 +245,7 @@ def time_briefly(setup: StudySetup, batch_size: int) -> StepAndCheck | None:
 
 
 def _time_ranks(
-    setup: StudySetup, times: StepTimes, end: float, say: Callable[[str], None]
+    setup: StudySetup, times: StepTimes, end: float, print_line: Callable[[str], None]
 ) -> None:
     """Add steps of all ranks: at the largest batch of each and, if time remains, at a small one."""
     ranks = setup.ranks
@@ -258,10 +262,10 @@ def _time_ranks(
         result = _time_trial(setup, trial, steps, on_all_ranks=True)
         place = f"  {local:g} examples on each of {ranks} devices"
         if isinstance(result, str):
-            say(f"{place}: not timed: {result}")
+            print_line(f"{place}: not timed: {result}")
             continue
         times.timed.append(Timed(local, result.step, ranks, 1, parts))
-        say(f"{place}: a step takes {format_duration(result.step, 2)}")
+        print_line(f"{place}: a step takes {format_duration(result.step, 2)}")
         now = time.monotonic()
         if now + (now - begin) > end:
             break
