@@ -12,24 +12,22 @@ from torch import Tensor, nn
 from lit_dps.core.trial_config import Biases
 
 _NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
-_NORM = re.compile(
-    "norm(alization)?[0-9]*d?$", re.IGNORECASE
-)  # LlamaRMSNorm, LayerNorm2d, FilterResponseNormalization
-_BIAS = re.compile(
-    "bias|^b[0-9_]*$|^b_", re.IGNORECASE
-)  # bias, in_proj_bias, bias_hh_l0, b, b1, b_ih
+# Names of classes: LlamaRMSNorm, LayerNorm2d, FilterResponseNormalization.
+_NORM = re.compile("norm(alization)?[0-9]*d?$", re.IGNORECASE)
+# Names of biases: bias, in_proj_bias, bias_hh_l0, b, b1, b_ih.
+_BIAS = re.compile("bias|^b[0-9_]*$|^b_", re.IGNORECASE)
 
 
 class Mask(Mapping[str, Tensor]):
-    """Parameter name -> bool tensor of the parameter's shape, True where it is kept.
+    """The kept elements of each parameter: a bool tensor by name, True for a kept element.
 
-    Parameters that are not in the mask are not pruned. Masking the weights once and the gradients
-    at every step equals masking in the forward pass, also under momentum and weight decay, and
-    needs no wrapper around the network.
+    Parameters without a mask are not pruned. Masking the weights once and the gradients at every
+    step equals masking in the forward pass, also with momentum and weight decay. It needs no
+    wrapper around the network.
 
     Args:
         tensors: The mask of each parameter.
-        by_place: Elements that are kept though their score is 0, by their place alone.
+        by_place: Number of elements that are kept with a score of 0, by their position alone.
 
     Raises:
         ValueError: if a value is not a bool tensor.
@@ -39,7 +37,8 @@ class Mask(Mapping[str, Tensor]):
         for name, tensor in tensors.items():
             if tensor.dtype is not torch.bool:
                 raise ValueError(f"mask of {name} must be bool, not {tensor.dtype}")
-        self._tensors, self.by_place = dict(tensors), by_place
+        self._tensors = dict(tensors)
+        self.by_place = by_place
 
     def __getitem__(self, name: str) -> Tensor:
         return self._tensors[name]
@@ -51,17 +50,19 @@ class Mask(Mapping[str, Tensor]):
         return len(self._tensors)
 
     def kept(self) -> dict[str, tuple[int, int]]:
-        """Kept and all elements of each tensor."""
+        """Return the numbers of kept and of all elements of each tensor."""
         return {name: (int(tensor.sum()), tensor.numel()) for name, tensor in self.items()}
 
     @property
     def sparsity(self) -> float:
-        """Share of the masked tensors' elements that is pruned."""
-        kept = self.kept().values()
-        return 1 - sum(n for n, _ in kept) / sum(total for _, total in kept)
+        """The pruned share of the elements of the masked tensors."""
+        counts = self.kept().values()
+        kept = sum(n for n, _ in counts)
+        total = sum(n for _, n in counts)
+        return 1 - kept / total
 
     def apply_to_weights(self, network: nn.Module) -> None:
-        """Sets the pruned weights to zero, in place.
+        """Set the pruned weights to zero in place.
 
         Raises:
             ValueError: if the network lacks a masked parameter, or has it in another shape.
@@ -82,48 +83,53 @@ def prunable(
     exclude: Sequence[str] = (),
     held: Container[int] | None = None,
 ) -> dict[str, nn.Parameter]:
-    """The parameters that a pruner scores, weights first, then biases, each in the network's order.
+    """Return the parameters that a pruner scores: weights, then biases, in the network's order.
 
-    Weights are the trainable parameters with two or more dimensions. Biases are those with one that
-    are called so. Everything else of one dimension scales: the slope of a PReLU, a temperature, a
-    layer scale; it is never pruned, and neither is any parameter of a normalization layer. A layer
-    is one if it is torch's, if its class is called so, or if it has scales and no weights of its
-    own.
+    Weights are the trainable parameters with two or more dimensions. Biases are those with one
+    dimension and the name of a bias. Other parameters with one dimension are scales: the slope of a
+    PReLU, a temperature, a layer scale. Scales are never pruned, and neither is any parameter of a
+    normalization layer. These are the layers of torch, those with such a class name, and those with
+    scales and without weights.
 
     Args:
         network: The network.
-        biases: "paper" scores the biases as the authors' code does. SNIP gives them exactly 0 at
-            initialization, where they are zero, so all are pruned at any sparsity above 0 and stay
-            zero. "keep" leaves them dense.
-        exclude: Patterns of names that are left out, as a shell has them: "head.*", "*.cls_token".
+        biases: "paper" scores the biases as the authors' code does. Their SNIP scores are exactly 0
+            at initialization, where biases are zero. So all biases are pruned at any sparsity above
+            0 and stay zero. "keep" leaves them dense.
+        exclude: Shell patterns of names that are left out: "head.*", "*.cls_token".
         held: `id` of the parameters that an optimizer trains; by default all that are trainable.
     """
-    weights, others, seen = {}, {}, set()
+    weights, bias_parameters = {}, {}
+    seen = set()
     for prefix, module in network.named_modules():
-        if _normalizes(module):
+        if _is_normalization(module):
             continue
         for name, parameter in module.named_parameters(prefix, recurse=False):
-            trained = parameter.requires_grad and (held is None or id(parameter) in held)
-            if (
-                not trained
-                or id(parameter) in seen
-                or any(fnmatchcase(name, pattern) for pattern in exclude)
-            ):
+            is_trained = parameter.requires_grad and (held is None or id(parameter) in held)
+            is_excluded = any(fnmatchcase(name, pattern) for pattern in exclude)
+            if not is_trained or is_excluded or id(parameter) in seen:
                 continue
-            seen.add(id(parameter))  # a tied parameter goes by its first name
+            seen.add(id(parameter))  # a tied parameter has its first name
             if parameter.ndim >= 2:
                 weights[name] = parameter
             elif parameter.ndim == 1 and _BIAS.search(name.rsplit(".", 1)[-1]):
-                others[name] = parameter
-    return weights | others if biases == "paper" else weights
+                bias_parameters[name] = parameter
+    if biases == "paper":
+        return weights | bias_parameters
+    return weights
 
 
-def _normalizes(module: nn.Module) -> bool:
+def _is_normalization(module: nn.Module) -> bool:
+    """Return True if a module is a normalization layer, see `prunable`."""
     if isinstance(module, _NORMS) or _NORM.search(type(module).__name__):
         return True
-    own = dict(module.named_parameters(recurse=False))
-    scales = any(p.ndim == 1 and not _BIAS.search(name) for name, p in own.items())
-    return scales and all(p.ndim <= 1 for p in own.values())
+    has_scales = False
+    for name, parameter in module.named_parameters(recurse=False):
+        if parameter.ndim > 1:
+            return False
+        if parameter.ndim == 1 and not _BIAS.search(name):
+            has_scales = True
+    return has_scales
 
 
 def multiply(pairs: Iterable[tuple[Tensor, Tensor]]) -> None:

@@ -21,18 +21,17 @@ Batches = Iterable[tuple[Any, int]]  # a batch, and its number of examples
 
 @dataclass(frozen=True)
 class Network:
-    """A copy of a network that is to be pruned. A pruner may do with it what it likes: the network
-    itself is not moved.
+    """A copy of a network that will be pruned. A pruner may change the copy.
 
     Attributes:
         module: The copy, in training mode.
-        parameters: What can be pruned, by name (`prunable`).
+        parameters: The parameters that can be pruned, by name (`prunable`).
         batch_size: Examples of a full batch.
-        length: Gives the batches of a pass, of all ranks together.
-        batches: Begins a pass over the training split: this rank's batches, in turn with the
-            others', on the module's device, each with its number of examples.
-        loss_of: (batch, its index) -> the module's own mean training loss, or None where it gives
-            none.
+        length: Returns the number of batches of a pass, of all ranks together.
+        batches: Begins a pass over the training split. It yields this rank's batches on the
+            module's device, each with its number of examples; ranks take turns.
+        loss_of: Returns the module's mean training loss of a batch, given the batch and its index;
+            None if the module returns none.
     """
 
     module: nn.Module
@@ -43,78 +42,85 @@ class Network:
     loss_of: Callable[[Any, int], Tensor | None]
 
     def forward(self, x: Any) -> Any:
-        """The network's output for an input of the caller's."""
+        """Return the network's output for an input."""
         return self.module(x)
 
     def losses(self, batches: Batches | None = None) -> Iterator[tuple[Tensor, float]]:
-        """The mean loss of each batch, and its weight, which is less than 1 for a short batch
-        alone.
+        """Yield the mean loss of each batch, and its weight: below 1 only for a short batch.
 
         Args:
             batches: Some batches (`stream`); by default those of one pass.
         """
-        for i, (batch, size) in enumerate(self.batches() if batches is None else batches):
+        if batches is None:
+            batches = self.batches()
+        for i, (batch, size) in enumerate(batches):
             loss = self.loss_of(batch, i)
             if loss is not None:
                 yield loss, size / self.batch_size
 
     def gradients(self, batches: Batches | None = None) -> dict[str, Tensor]:
-        """The gradient of the loss, summed over batches of all ranks (`gradient_sum`); arguments as
-        of `losses`."""
+        """Return the gradient of the loss, summed over batches of all ranks (`gradient_sum`).
+
+        Args:
+            batches: See `losses`.
+        """
         return gradient_sum(self.parameters, self.losses(batches))
 
     def stream(self) -> Callable[[int], Batches]:
-        """n -> this rank's among the next n batches of all ranks; passes follow each other without
-        an end."""
-        taken, current, length = 0, iter(()), self.length()
+        """Return a function that yields this rank's part of the next n batches of all ranks.
+
+        When a pass ends, the next one begins.
+        """
+        taken = 0
+        length = self.length()
+        current: Iterator[tuple[Any, int]] = iter(())
 
         def take(n: int) -> Batches:
             nonlocal taken, current
             for _ in range(n):
                 i = taken % length
-                current = self.batches() if i == 0 else current
+                if i == 0:
+                    current = self.batches()
                 taken += 1
-                if ranks.is_mine(i):
-                    batch = next(current, None)
-                    if batch is None:  # a pass that is cut short, where it is only timed
-                        current = self.batches()
-                        batch = next(current)
-                    yield batch
+                if not ranks.is_mine(i):
+                    continue
+                batch = next(current, None)
+                if batch is None:
+                    # The pass was shorter than its length, as in a timing run.
+                    current = self.batches()
+                    batch = next(current)
+                yield batch
 
         return take
 
     def logits(self, batch: Any) -> tuple[Tensor, Tensor]:
-        """The output of a classifier, shape (batch, classes, ...), and the classes, shape (batch,
-        ...).
+        """Return the output of a classifier, shape (batch, classes, ...), and the classes.
 
-        Further axes are positions, each with a class of its own, as of a text's next characters.
+        The classes have shape (batch, ...). Further dimensions are positions with a class each, as
+        the next characters of a text.
 
         Raises:
             UserError: for another kind of batch or output.
         """
         if isinstance(batch, (tuple, list)) and len(batch) == 2:
             x, y = batch
-            z = self.forward(x)
-            if (
-                isinstance(z, Tensor)
-                and z.ndim >= 2
-                and isinstance(y, Tensor)
-                and y.shape == (len(z), *z.shape[2:])
-            ):
-                return z, y
+            logits = self.forward(x)
+            are_tensors = isinstance(logits, Tensor) and isinstance(y, Tensor)
+            if are_tensors and logits.ndim >= 2 and y.shape == (len(logits), *logits.shape[2:]):
+                return logits, y
         raise UserError(
             "its batches are not (inputs, classes), or its output is not (batch, classes, ...)"
         )
 
     @contextmanager
     def under(self, mask: Mask | None) -> Iterator[None]:
-        """In here the network has the pruned weights at zero; gradients are those of all weights,
-        also of pruned ones.
+        """Set the pruned weights to zero in this block. All weights have gradients, also pruned.
 
         Raises:
             ValueError: if the mask is of another network.
         """
-        named, mask = dict(self.module.named_parameters()), mask or Mask({})
+        named = dict(self.module.named_parameters())
+        mask = mask or Mask({})
         before = {name: named[name].detach().clone() for name in mask if name in named}
         mask.apply_to_weights(self.module)
         try:
@@ -125,13 +131,13 @@ class Network:
                     named[name].copy_(weights)
 
     def evaluating(self) -> AbstractContextManager[None]:
-        """In here the network is in evaluation mode."""
+        """Return a block in which the network is in evaluation mode."""
         return in_evaluation_mode(self.module)
 
 
 @contextmanager
 def in_evaluation_mode(module: nn.Module) -> Iterator[None]:
-    """In here a module is in evaluation mode; each of its parts gets its mode back."""
+    """Put a module in evaluation mode in this block; then restore the mode of each part."""
     modes = {part: part.training for part in module.modules()}
     module.eval()
     try:
@@ -144,34 +150,45 @@ def in_evaluation_mode(module: nn.Module) -> Iterator[None]:
 def gradient_sum(
     parameters: Parameters, losses: Losses, absolute: bool = False
 ) -> dict[str, Tensor]:
-    """The weighted sum over the batches of all ranks of dL/dw, of the parameters that the loss
-    depends on.
+    """Return the weighted sum of dL/dw over the batches of all ranks, by parameter.
 
-    In float64, so that a mask does not depend on how the batches are divided among the ranks.
+    Parameters that the loss does not depend on are left out. The sum is in float64, so that a mask
+    does not depend on how the batches are divided among the ranks.
 
     Args:
-        parameters: By name.
-        losses: As `Network.losses` gives them.
-        absolute: Whether the absolute value of each batch's gradient is taken before the sum.
+        parameters: Parameters by name.
+        losses: Losses and weights, as from `Network.losses`.
+        absolute: Whether to sum the absolute values of the batches' gradients.
     """
     tensors = list(parameters.values())
     sums = [torch.zeros_like(p, dtype=torch.float64) for p in tensors]
     used = torch.zeros(len(tensors))
     for loss, weight in losses:
         gradients = torch.autograd.grad(loss, tensors, allow_unused=True)
-        found = [i for i, gradient in enumerate(gradients) if gradient is not None]
-        used[found] = 1
-        parts = [gradients[i].abs() if absolute else gradients[i] for i in found]
-        torch._foreach_add_([sums[i] for i in found], parts, alpha=weight)  # pyright: ignore[reportPrivateImportUsage]
-    used = ranks.all_reduce_sum(used)  # a rank without a batch knows of none
-    named = zip(parameters, map(ranks.all_reduce_sum, sums), used.tolist(), strict=True)
-    return {name: total for name, total, reached in named if reached}
+        totals, parts = [], []
+        for i, gradient in enumerate(gradients):
+            if gradient is not None:
+                used[i] = 1
+                totals.append(sums[i])
+                parts.append(gradient.abs() if absolute else gradient)
+        torch._foreach_add_(totals, parts, alpha=weight)  # pyright: ignore[reportPrivateImportUsage]
+    # A rank may have no batch.
+    used = ranks.all_reduce_sum(used).tolist()
+    result = {}
+    for name, total, is_used in zip(parameters, sums, used, strict=True):
+        total = ranks.all_reduce_sum(total)
+        if is_used:
+            result[name] = total
+    return result
 
 
 def saliency(gradients: Mapping[str, Tensor], parameters: Parameters) -> dict[str, Tensor]:
-    """Weight times gradient, of the weight's type: how the loss changes with an element of the
-    mask."""
-    return {
-        name: (g * parameters[name].detach()).to(parameters[name].dtype)
-        for name, g in gradients.items()
-    }
+    """Return weight times gradient: the derivative of the loss by the elements of the mask.
+
+    It has the type of the weight.
+    """
+    scores = {}
+    for name, gradient in gradients.items():
+        parameter = parameters[name]
+        scores[name] = (gradient * parameter.detach()).to(parameter.dtype)
+    return scores

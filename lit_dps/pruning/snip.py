@@ -1,4 +1,4 @@
-"""SNIP (Lee et al. 2019): the connections whose removal changes the loss most are kept."""
+"""SNIP (Lee et al. 2019): keeps the connections whose removal changes the loss the most."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from lit_dps.pruning.pruner import OneShot
 class Snip(OneShot):
     """|sum over the batches of w * dL/dw| (Lee et al. 2019, Eq. 6; Lee et al. 2021, Section 2).
 
-    The signed gradients are summed over the whole training split before the absolute value is
+    The signed gradients are summed over the entire training split, and then the absolute value is
     taken, as in the code of Lee et al. (2021). Parameters that the loss does not depend on have no
-    score, and are not pruned: they would be kept or pruned by their place alone.
+    score and are not pruned, because only their position would decide.
 
     Args:
-        batches: Take the first ones alone; 1 is Lee et al. 2019.
-        abs_per_batch: Take the absolute value of each batch's gradient before the sum, as Frankle
-            et al. 2021 do.
+        batches: Number of batches, the first ones of the pass; by default all. 1 is Lee et al.
+            2019.
+        abs_per_batch: Sum the absolute values of the batches' gradients, as Frankle et al. 2021.
     """
 
     def __init__(self, batches: int | None = None, abs_per_batch: bool = False):
@@ -28,15 +28,17 @@ class Snip(OneShot):
             raise ConfigError(
                 "pruning.options.batches", batches, "at least 1 batch, or null for all"
             )
-        self.batches, self.abs_per_batch = batches, abs_per_batch
+        self.batches = batches
+        self.abs_per_batch = abs_per_batch
 
     @property
     def batch_invariant(self) -> bool:
         return self.batches is None and not self.abs_per_batch and type(self).scores is Snip.scores
 
     def scores(self, network: Network, generator: torch.Generator) -> dict[str, Tensor]:
-        batches = (
-            None if self.batches is None else network.stream()(min(self.batches, network.length()))
-        )
+        batches = None
+        if self.batches is not None:
+            batches = network.stream()(min(self.batches, network.length()))
         gradients = gradient_sum(network.parameters, network.losses(batches), self.abs_per_batch)
-        return {name: s.abs() for name, s in saliency(gradients, network.parameters).items()}
+        signed = saliency(gradients, network.parameters)
+        return {name: score.abs() for name, score in signed.items()}
