@@ -1,5 +1,4 @@
-"""Networks that hold more than what an optimizer trains: copies of it, and weights that are made
-from parameters."""
+"""Networks with copies of their trained parameters, or with weights computed from parameters."""
 
 from __future__ import annotations
 
@@ -21,13 +20,12 @@ def copies_of(
     held: Container[int] = (),
     keepers: Mapping[str, Any] | None = None,
 ) -> dict[str, str]:
-    """Tensors of a network that are copies of pruned parameters and are not trained, such as a
-    momentum teacher's.
+    """Return the untrained copies of pruned parameters, such as those of a momentum teacher.
 
-    A copy stands at the same place of another part ("teacher.0.weight" to "student.0.weight"), with
-    equal values. Which parts are copies is told by weights whose elements differ; their constant
-    tensors, zero biases say, follow. Tensors that are kept outside of the tree of modules
-    (`hidden_tensors`), in a list say, may stand anywhere.
+    A copy has equal values and the same name in another part of the network: "teacher.0.weight" is
+    a copy of "student.0.weight". Weights whose elements differ decide which parts are copies.
+    Constant tensors of these parts, such as zero biases, are copies too. Tensors outside of the
+    tree of modules (`hidden_tensors`), such as those in a list, may have any name.
 
     Args:
         network: The network, before it is pruned.
@@ -36,33 +34,42 @@ def copies_of(
         keepers: Other objects that may hold copies, such as callbacks, by name.
 
     Returns:
-        Name of the copy -> name of the parameter.
+        The name of the parameter by the name of its copy.
     """
-    state = {
-        **dict(network.named_parameters(remove_duplicate=False)),
-        **dict(network.named_buffers()),
-    }
-    pruned = {name: state[name] for name in names}
-    places = {id(tensor) for tensor in pruned.values()}
+    tensors: dict[str, Tensor] = dict(network.named_parameters(remove_duplicate=False))
+    tensors.update(network.named_buffers())
+    pruned = {name: tensors[name] for name in names}
+    pruned_ids = {id(tensor) for tensor in pruned.values()}
     hidden = hidden_tensors(network, keepers)
-    state |= {name: tensor for name, tensor in hidden.items() if name not in state}
-    others = {name: t for name, t in state.items() if id(t) not in places and id(t) not in held}
-    alike = defaultdict(list)
+    for name, tensor in hidden.items():
+        tensors.setdefault(name, tensor)
+    candidates = {}
+    for name, tensor in tensors.items():
+        if id(tensor) not in pruned_ids and id(tensor) not in held:
+            candidates[name] = tensor
+    by_shape = defaultdict(list)
     for name, tensor in pruned.items():
-        alike[tensor.shape].append(name)
-    equal = [
-        (o, p)
-        for o, other in others.items()
-        for p in alike[other.shape]
-        if (_suffix(o, p) or o in hidden and _differs(other)) and same(other, pruned[p])
-    ]
-    parts = {_parts(o, p) for o, p in equal if _differs(others[o])}
-    return {o: p for o, p in equal if _parts(o, p) in parts}
+        by_shape[tensor.shape].append(name)
+    equal = []
+    for name, tensor in candidates.items():
+        for parameter in by_shape[tensor.shape]:
+            is_hidden_weight = name in hidden and _has_different_elements(tensor)
+            has_place = _common_suffix(name, parameter) or is_hidden_weight
+            if has_place and same(tensor, pruned[parameter]):
+                equal.append((name, parameter))
+    copied_parts = set()
+    for name, parameter in equal:
+        if _has_different_elements(candidates[name]):
+            copied_parts.add(_parts(name, parameter))
+    copies = {}
+    for name, parameter in equal:
+        if _parts(name, parameter) in copied_parts:
+            copies[name] = parameter
+    return copies
 
 
 def why_unprunable(network: nn.Module) -> str | None:
-    """Why a network cannot be pruned by zeros in its parameters, as far as its layers tell; None if
-    it can be."""
+    """Return which layer prevents pruning by zeros in the parameters; None if none does."""
     for name, module in network.named_modules():
         if any(isinstance(hook, WeightNorm) for hook in module._forward_pre_hooks.values()):
             return f"{name} has weight_norm: where a row is pruned whole it divides 0 by 0"
@@ -75,12 +82,11 @@ def why_unprunable(network: nn.Module) -> str | None:
 
 
 def why_pruned_weights_return(network: nn.Module, mask: Mapping[str, Tensor]) -> str | None:
-    """Why zeros in the parameters do not make zeros in the weights that are made from them
-    (parametrizations).
+    """Return why pruned parameters do not make pruned weights, in layers with parametrizations.
 
     Args:
-        network: The network, its parameters pruned.
-        mask: Of its parameters, by name.
+        network: The network, with pruned parameters.
+        mask: The mask of its parameters.
 
     Returns:
         The reason; None if the weights of all parametrized layers are finite, and zero where they
@@ -96,7 +102,8 @@ def why_pruned_weights_return(network: nn.Module, mask: Mapping[str, Tensor]) ->
             if not pruned:
                 continue
             kind = type(chain[0]).__name__.removeprefix("_")
-            keep, made = mask[pruned[0]], _made(module, weight)
+            keep = mask[pruned[0]]
+            made = _computed_weight(module, weight)
             if len(pruned) > 1 or made.shape != keep.shape or not made.isfinite().all():
                 return (
                     f"{name}.{weight} is made from its parameters by {kind}, which pruned "
@@ -110,9 +117,11 @@ def why_pruned_weights_return(network: nn.Module, mask: Mapping[str, Tensor]) ->
     return None
 
 
-def _made(module: nn.Module, weight: str) -> Tensor:
+def _computed_weight(module: nn.Module, weight: str) -> Tensor:
+    """Return a weight that a parametrization computes, without side effects."""
     training = module.training
-    module.eval()  # spectral norm takes a step of its power iteration in training mode
+    # In training mode, spectral norm takes a step of its power iteration.
+    module.eval()
     try:
         with torch.no_grad():
             return getattr(module, weight)
@@ -120,8 +129,8 @@ def _made(module: nn.Module, weight: str) -> Tensor:
         module.train(training)
 
 
-def _suffix(one: str, other: str) -> str:
-    """The common last parts of two names."""
+def _common_suffix(one: str, other: str) -> str:
+    """Return the common last parts of two names."""
     common = []
     for a, b in zip(reversed(one.split(".")), reversed(other.split(".")), strict=False):
         if a != b:
@@ -131,15 +140,15 @@ def _suffix(one: str, other: str) -> str:
 
 
 def _parts(one: str, other: str) -> tuple[str, str]:
-    """What two names begin with before their common last parts."""
-    suffix = _suffix(one, other)
+    """Return the beginnings of two names, without their common last parts."""
+    suffix = _common_suffix(one, other)
     return one.removesuffix(suffix), other.removesuffix(suffix)
 
 
 def same(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors are of one shape and equal values, wherever they are."""
+    """Return True if two tensors have equal shapes and values, on any devices."""
     return one.shape == other.shape and torch.equal(one.detach(), other.detach().to(one))
 
 
-def _differs(tensor: Tensor) -> bool:
+def _has_different_elements(tensor: Tensor) -> bool:
     return tensor.numel() > 1 and bool((tensor != tensor.flatten()[0]).any())

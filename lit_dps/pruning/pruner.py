@@ -18,8 +18,8 @@ from lit_dps.core.trial import BY, KEPT, PRUNABLE, TRAINED, UNSCORED, check_spar
 from lit_dps.pruning.mask import Mask
 from lit_dps.pruning.network import Network
 
-Scores = Mapping[str, Tensor]  # of each element of the parameters, by name: the highest are kept
-
+# Scores of all elements, by the name of their parameter. The elements with the highest are kept.
+Scores = Mapping[str, Tensor]
 
 # Attributes of a pruner that were renamed. Plug-ins may use the earlier names for one more release.
 RENAMED = {"exact": "hits_count", "sums": "batch_invariant"}
@@ -58,27 +58,29 @@ class Pruner(ABC):
 
     @abstractmethod
     def mask(self, network: Network, sparsity: float, generator: torch.Generator) -> Mask:
-        """The mask of a network.
+        """Return the mask of a network.
 
         Args:
-            network: A copy of the network, with the weights that are trained from.
-            sparsity: Share to prune, in (0, 1).
-            generator: All that is random comes from it: a CPU one, so that every device draws the
-                same.
+            network: A copy of the network, with its initial weights.
+            sparsity: Share of elements to prune, in (0, 1).
+            generator: The source of all random numbers. It is on the CPU, so that all devices draw
+                the same numbers.
 
         Returns:
-            A mask of the parameters that were scored; of their m elements it keeps exactly round(m
-            (1 - sparsity)), if the method has `hits_count`.
+            A mask of the scored parameters. With `hits_count` it keeps exactly round(m (1 -
+            sparsity)) of their m elements.
         """
 
 
 class OneShot(Pruner):
-    """A method whose scores serve every sparsity: a study takes them once for all the cells of a
-    point."""
+    """A method whose scores do not depend on the sparsity.
+
+    A study computes them once for all cells of a point.
+    """
 
     @abstractmethod
     def scores(self, network: Network, generator: torch.Generator) -> Scores:
-        """The scores of all elements that can be pruned; arguments as of `mask`."""
+        """Return the scores of all elements that can be pruned; see `mask` for the arguments."""
 
     def mask(self, network: Network, sparsity: float, generator: torch.Generator) -> Mask:
         return top_k(self.scores(network, generator), sparsity)
@@ -89,27 +91,32 @@ def _warn_renamed(name: str, old: str) -> None:
     warnings.warn(text, FutureWarning, stacklevel=3)
 
 
-PRUNERS: dict[str, type[Pruner]] = {}  # by name: `lit_dps.pruning` enters them
+PRUNERS: dict[str, type[Pruner]] = {}  # by name; `lit_dps.pruning` adds them
 
 
 def pruner_of(
     method: str, options: Mapping[str, Any] | None = None, key: str = "pruning.method"
 ) -> Pruner:
-    """The pruning method of a name or class path, as a key of the configuration has it, with its
-    constructor's options.
+    """Return a pruning method.
+
+    Args:
+        method: Its name or class path.
+        options: Arguments of its constructor.
+        key: The configuration key of the method, for messages.
 
     Raises:
-        ConfigError: if there is none, or it does not take the options.
+        ConfigError: if there is no such method, or if it does not take the options.
     """
-    kind = named(
-        key, method, PRUNERS, "Pruner", lambda f: isinstance(f, type) and issubclass(f, Pruner)
-    )
+    kind = named(key, method, PRUNERS, "Pruner", _is_pruner)
+    options = dict(options or {})
     try:
-        return kind(**(options or {}))
+        return kind(**options)
     except TypeError as error:
-        raise ConfigError(
-            "pruning.options", dict(options or {}), f"what {method} takes: {error}"
-        ) from error
+        raise ConfigError("pruning.options", options, f"what {method} takes: {error}") from error
+
+
+def _is_pruner(value: object) -> bool:
+    return isinstance(value, type) and issubclass(value, Pruner)
 
 
 def prune(
@@ -120,19 +127,18 @@ def prune(
     name: str,
     known: Scores | None = None,
 ) -> tuple[Mask, Scores | None]:
-    """The mask that a method gives a network, and the scores behind it if they serve other
-    sparsities.
+    """Return the mask of a network, and its scores if they are valid for other sparsities.
 
     Args:
         pruner: The method.
-        network: Makes the copy that it works on.
-        sparsity: Share to prune.
-        seed: Of the method's generator.
-        name: Of the module, for messages.
-        known: The scores, where they were taken before.
+        network: Makes the copy that the method works on.
+        sparsity: Share of elements to prune.
+        seed: Seed of the method's generator.
+        name: Name of the module, for messages.
+        known: The scores, if they were computed before.
 
     Raises:
-        ConfigError: where there is nothing to prune, or a mask does not keep what it should.
+        ConfigError: if there is nothing to prune, or if a mask keeps a wrong number of elements.
     """
     nothing = ConfigError(
         "study.sparsities", sparsity, f"0 for {name}: it trains no weights that can be pruned"
@@ -154,32 +160,39 @@ def prune(
 
 
 def _check(mask: Mask, network: Network, sparsity: float, pruner: Pruner) -> None:
-    method, kept = type(pruner).__name__, mask.kept()
+    """Raise ConfigError for a mask of other parameters, or with a wrong number of elements."""
+    method = type(pruner).__name__
     allowed = network.parameters if pruner.hits_count else dict(network.module.named_parameters())
     for name, tensor in mask.items():
         if name not in allowed or tensor.shape != allowed[name].shape:
             raise ConfigError(
                 "pruning.method", method, f"a mask of prunable parameters; its {name} is none"
             )
-    keep, total = (sum(counts) for counts in zip(*kept.values(), strict=True)) if kept else (0, 0)
+    keep, total = _counts(mask)
     if keep == 0:
         raise ConfigError("pruning.method", method, "a mask that keeps something")
-    if pruner.hits_count and keep != round(total * (1 - sparsity)):
-        raise ConfigError(
-            "pruning.method",
-            method,
-            f"a mask that keeps {round(total * (1 - sparsity))}, not {keep}",
-        )
+    expected = round(total * (1 - sparsity))
+    if pruner.hits_count and keep != expected:
+        raise ConfigError("pruning.method", method, f"a mask that keeps {expected}, not {keep}")
+
+
+def _counts(mask: Mask) -> tuple[int, int]:
+    """Return the numbers of kept and of all elements of a mask."""
+    kept, total = 0, 0
+    for tensor_kept, tensor_total in mask.kept().values():
+        kept += tensor_kept
+        total += tensor_total
+    return kept, total
 
 
 def top_k(scores: Scores, sparsity: float) -> Mask:
-    """Keeps the round(m (1 - sparsity)) highest of all m scores.
+    """Return the mask that keeps the round(m (1 - sparsity)) highest of all m scores.
 
-    Python's rounding (half to even); ties go to the lower index in the order of the scores, as
-    TensorFlow's top_k does in the authors' code.
+    Python rounds half to even. Of equal scores, the first ones are kept, as by TensorFlow's top_k
+    in the authors' code.
 
     Raises:
-        ConfigError: if the sparsity is outside [0, 1), or leaves no parameter.
+        ConfigError: if the sparsity is outside [0, 1), or if no element remains.
     """
     check_sparsity("pruning.sparsity", sparsity)
     flat = torch.cat([score.flatten() for score in scores.values()])
@@ -192,22 +205,21 @@ def top_k(scores: Scores, sparsity: float) -> Mask:
     kept = torch.zeros(len(flat), dtype=torch.bool, device=flat.device)
     kept[order[:keep]] = True
     parts = kept.split([score.numel() for score in scores.values()])
-    tensors = {
-        name: part.view(scores[name].shape) for name, part in zip(scores, parts, strict=True)
-    }
+    tensors = {}
+    for (name, score), part in zip(scores.items(), parts, strict=True):
+        tensors[name] = part.view(score.shape)
     return Mask(tensors, by_place=int((flat[kept] == 0).sum()))
 
 
 def mask_flags(mask: Mask, pruner: Pruner, trained: int) -> dict[str, float]:
-    """What a reader of the table should know of a mask, as in `TrialResult.flags`; mostly
-    nothing.
+    """Return the `TrialResult.flags` of a mask; often there are none.
 
     Args:
         mask: The mask.
         pruner: The method that made it.
-        trained: Elements of all parameters that are trained.
+        trained: Number of elements of all trained parameters.
     """
-    kept, total = (sum(counts) for counts in zip(*mask.kept().values(), strict=True))
+    kept, total = _counts(mask)
     flags: dict[str, float] = {}
     if mask.by_place:
         flags[UNSCORED] = mask.by_place
