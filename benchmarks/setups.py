@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -29,25 +26,11 @@ UNREACHABLE = 1e-6  # a goal error below one mistake of any validation split her
 def paper_setup(quick: bool) -> StudySetup:
     """The paper's workload as the study command reads it; on digits if quick, which need no
     files."""
-    from lit_dps.cli.study import StudyCLI
+    from lit_dps.cli.study import read_setup
 
     prepare_process()
     options = ["--data=lit_dps.data.Digits"] if quick else []
-    with _no_arguments():
-        cli = StudyCLI(
-            run=False, seed_everything_default=False, args=[f"--config={CONFIG}", *options]
-        )
-        return cli.setup()
-
-
-@contextmanager
-def _no_arguments() -> Iterator[None]:
-    """LightningCLI warns where it is given arguments and the command line has some too."""
-    before, sys.argv = sys.argv, sys.argv[:1]
-    try:
-        yield
-    finally:
-        sys.argv = before
+    return read_setup([f"--config={CONFIG}", *options])
 
 
 def varied(

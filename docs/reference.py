@@ -27,14 +27,14 @@ import lit_dps.cli as cli
 import lit_dps.data as data
 import lit_dps.models as models
 import lit_dps.module as module
-from lit_dps.cli.fit import SETTINGS
-from lit_dps.cli.parser import OneLineErrors
-from lit_dps.core.trial_config import TRIAL_SECTIONS
+from lit_dps.cli.command_line import CommandLine
+from lit_dps.cli.config_file import SECTION_CLASSES
+from lit_dps.cli.help import summary
+from lit_dps.cli.parser import CommandParser
 from lit_dps.pruning import PRUNERS
 
 DOCS = Path(__file__).parent
 MADE = "<!-- made by docs/reference.py from docstrings: change these, then run it -->\n"
-ORDER = ("study", "goal", "pruning", "optim", "local", "smoothness", "storage")
 CHANGED = {  # by the commands
     "study.name": "of the file: `mine` of `mine.yaml`",
     "goal.early_reject": "`true` in a study, else `false`",
@@ -75,12 +75,9 @@ interfaces of plug-ins. Modules are imported when a name is first asked for: `li
 def keys_page() -> str:
     """The page of all keys of the configuration, of the classes that it names, and of the options
     of the verbs."""
-    classes = {**SETTINGS, **TRIAL_SECTIONS}
     parts = [KEYS.format(made=MADE)]
-    for section in (*ORDER, *(set(classes) - set(ORDER))):
-        parts.append(
-            f"## {section}\n\n{_first(classes[section])}\n\n{_table(classes[section], section)}"
-        )
+    for section, cls in SECTION_CLASSES.items():
+        parts.append(f"## {section}\n\n{_first(cls)}\n\n{_table(cls, section)}")
     parts.append(
         "## Model and data\n\nThe classes of the package; each other module, data module and "
         "network is as welcome."
@@ -112,10 +109,11 @@ def keys_page() -> str:
         "## Verbs\n\nThe options of each verb beside `--config`, `--help`, `--print_config` and "
         "the keys above."
     )
-    for verb, (_, text) in cli.VERBS.items():
+    for verb in cli.VERBS:
+        text = summary(verb)
         rows = [(f"`{option}`", meaning) for option, meaning in _options(verb)]
         table = _rows(("option", "meaning"), rows) if rows else "It has none of its own."
-        parts.append(f"### lit-dps {verb}\n\n{text[0].upper()}{text[1:]}.\n\n{table}")
+        parts.append(f"### lit-dps {verb}\n\n{text[0].upper()}{text[1:]}\n\n{table}")
     return "\n\n".join(part.strip() for part in parts) + "\n"
 
 
@@ -271,14 +269,11 @@ def _options(verb: str) -> Iterator[tuple[str, str]]:
     def stop(parser: Any, *args: Any, **kwargs: Any) -> None:
         raise _Found(parser)
 
-    given = sys.argv
     try:
-        with patch.object(OneLineErrors, "parse_args", stop):
-            import_module(cli.VERBS[verb][0]).main([verb])
+        with patch.object(CommandParser, "parse_args", stop):
+            import_module(f"lit_dps.cli.{verb}").main(CommandLine([verb]))
     except _Found as found:
         parser = found.args[0]
-    finally:
-        sys.argv = given
     for action in parser._actions:
         if hasattr(action, "_name_parser_map") and verb in (
             action._name_parser_map or {}

@@ -1,5 +1,4 @@
-"""What a notebook calls: `load` reads a study that is stored, `run` runs one as the command line
-does."""
+"""What a notebook calls: `load` reads a stored study, `run` runs one as the command line does."""
 
 from __future__ import annotations
 
@@ -20,15 +19,15 @@ from lit_dps.storage.read import open_elsewhere, read_study
 
 
 def load(study: str, storage: str | Path = "mlruns") -> Study:
-    """Reads a study, finished or not. Needs no torch.
+    """Read a study, finished or not. Needs no PyTorch.
 
     Args:
-        study: Its name.
+        study: The name of the study.
         storage: The storage folder of the study (storage.folder), a sqlite file (.db, or compressed
             .db.xz), or an Optuna URL.
 
     Raises:
-        StorageError: in one line, if it is not there.
+        StorageError: if the study does not exist; in one line.
     """
     place = str(storage)
     if place.endswith((".db", ".xz")) and not Path(place).is_dir():
@@ -39,53 +38,50 @@ def load(study: str, storage: str | Path = "mlruns") -> Study:
 
 
 def run(config: str | Path | Mapping[str, Any], accept_code_change: bool = False) -> Study:
-    """Runs a study, or takes it up where it stopped, as `lit-dps study --config FILE` does, and
-    reads it.
+    """Run or resume a study, as `lit-dps study --config FILE` does, and read it.
 
-    A script calls it below `if __name__ == "__main__":`, since workers may be processes that run
+    A script calls it below `if __name__ == "__main__":`, because workers may be processes that run
     the script again.
 
     Args:
-        config: A configuration file, or what stands in one.
+        config: A configuration file, or its content.
         accept_code_change: Whether to resume a study although your code or data changed since its
             trials ran.
 
     Returns:
-        The study. Where trials failed, that is told on stderr.
+        The study. Failed trials are reported on stderr.
 
     Raises:
-        UserError: in one line, for configuration, data or storage that do not serve.
-        SystemExit: with that line printed, for a script without the guard: it is the script that
-            ends.
-        KeyboardInterrupt: where it was interrupted; what is stored stays stored.
+        UserError: for a configuration, data or storage that cannot be used; in one line.
+        SystemExit: for a script without the guard; the line is printed, and the script ends.
+        KeyboardInterrupt: if the study is interrupted; its finished trials are stored.
     """
     leave_if_unguarded()
-    from lit_dps.cli import study  # torch and Lightning
-    from lit_dps.cli.command_line import expand_short_forms, study_and_storage
+    from lit_dps.cli import study  # imports torch and Lightning
+    from lit_dps.cli.command_line import CommandLine
 
     if isinstance(config, Mapping):
         with tempfile.TemporaryDirectory() as folder:
-            # A study without a name is called after the file.
+            # A study without a name is named after the file.
             file = Path(folder, f"{StudyConfig.name}.yaml")
             file.write_text(yaml.safe_dump(_plain(config)), encoding="utf-8")
             return run(file, accept_code_change)
-    options = [study.ACCEPT] if accept_code_change else []
-    argv = expand_short_forms(["study", "--config", str(config), *options])
-    before = sys.argv
+    options = ["--accept-code-change"] if accept_code_change else []
+    command = CommandLine(["study", "--config", str(config), *options])
+    command.warn_of_former_keys()
     try:
-        code = study.main(argv)
+        code = study.main(command)
     except Unguarded as error:
         print(f"lit-dps: error: {error}", file=sys.stderr)
         raise SystemExit(2) from None
-    finally:
-        sys.argv = before
     if code == INTERRUPTED:
         raise KeyboardInterrupt
-    name, storage = study_and_storage(argv[1:])
-    return load(name, storage.optuna_url)
+    return load(command.study_name, command.storage.optuna_url)
 
 
 def _plain(config: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        key: _plain(value) if isinstance(value, Mapping) else value for key, value in config.items()
-    }
+    """Return nested mappings as plain dicts, which YAML can represent."""
+    plain = {}
+    for key, value in config.items():
+        plain[key] = _plain(value) if isinstance(value, Mapping) else value
+    return plain

@@ -1,4 +1,4 @@
-"""The command line: finds the verb, and imports nothing heavy before it is known."""
+"""The command line. It finds the verb, and imports nothing slow before the verb is known."""
 
 from __future__ import annotations
 
@@ -8,63 +8,47 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from importlib import import_module
 from types import ModuleType
+from typing import TYPE_CHECKING
 
-VERBS = {
-    "fit": (
-        "lit_dps.cli.fit",
-        "train one trial; with --of STUDY --cell B=32,S=0 that of a study's K* again",
-    ),
-    "validate": ("lit_dps.cli.fit", "evaluate a checkpoint on the validation split"),
-    "test": ("lit_dps.cli.fit", "evaluate a checkpoint on the test split"),
-    "study": (
-        "lit_dps.cli.study",
-        "run a study of batch sizes and sparsities, or take it up again",
-    ),
-    "advise": ("lit_dps.cli.advise", "which batch size, how many devices, how long, at what cost"),
-    "calibration": (
-        "lit_dps.cli.calibration",
-        "how well advice predicted the runs of fit that followed it",
-    ),
-    "masks": (
-        "lit_dps.cli.masks",
-        "what pruning methods keep of each layer at initialization, without training",
-    ),
-    "analyze": (
-        "lit_dps.cli.analyze",
-        "table, scaling law and figures of a study, also while it runs",
-    ),
-    "replicate": ("lit_dps.cli.replicate", "run the studies of the replication and write its page"),
-    "figures": (
-        "lit_dps.cli.figures",
-        "the figures of a study, or of several and how they compare",
-    ),
-    "configs": (
-        "lit_dps.cli.configs",
-        "list the configuration files of the package, or copy one here",
-    ),
-    "merge": ("lit_dps.cli.merge", "take over trials of the same studies that were run elsewhere"),
-    "ui": ("lit_dps.cli.ui", "browse studies in MLflow"),
-}
+if TYPE_CHECKING:  # its import takes time
+    from lit_dps.cli.command_line import CommandLine
+
+# The modules of the verbs, in the order of `lit-dps --help`.
+VERBS = (
+    "fit",
+    "validate",
+    "test",
+    "study",
+    "advise",
+    "calibration",
+    "masks",
+    "analyze",
+    "replicate",
+    "figures",
+    "configs",
+    "merge",
+    "ui",
+)
 REPORTS = ("analyze", "figures")  # verbs that print their progress at a terminal
 # Verbs that need PyTorch and Lightning, whose imports take seconds.
 TRAIN = ("fit", "validate", "test", "study", "advise", "masks")
-INTERRUPTED = 130  # exit code, as in `lit_dps.parallel.process`, whose import takes time
-began: float | None = (
-    None  # the last command, on the monotonic clock: its imports count towards a budget
-)
+# Exit code, as in `lit_dps.parallel.process`, whose import takes time.
+INTERRUPTED = 130
+# When the last command began, on the monotonic clock. Its imports count towards its budget.
+began = time.monotonic()
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Runs a command line. Returns the exit code: 2 for what the user can mend, told in one
-    line."""
+    """Run a command line, and return its exit code: 2 for an error that the user can fix."""
     global began
     began = time.monotonic()
     is_whole_process = argv is None
-    argv = sys.argv[1:] if argv is None else argv
+    if argv is None:
+        argv = sys.argv[1:]
     leave_if_unguarded()
     if argv and argv[0] == "--version":
         from lit_dps import __version__
@@ -72,24 +56,10 @@ def main(argv: list[str] | None = None) -> int:
         print(__version__)
         return 0
     if not argv or argv[0] in ("-h", "--help"):
-        verbs = "\n".join(f"  {verb:11} {text}" for verb, (_, text) in VERBS.items())
-        print(
-            "usage: lit-dps VERB [FILE] [--KEY VALUE ...]\n\n"
-            f"How batch size and sparsity rule the steps that training takes.\n\n{verbs}\n\n"
-            "lit-dps VERB --help lists the options of a verb.\n"
-            "To begin: lit-dps configs quickstart, then lit-dps study quickstart.yaml"
-        )
+        print(_list_of_verbs())
         return 0 if argv else 2
     if argv[0] not in VERBS:
-        from lit_dps.core.text import closest_name
-
-        likely = (
-            f"study {argv[0]}"
-            if argv[0].endswith((".yaml", ".yml"))
-            else closest_name(argv[0], VERBS)
-        )
-        near = f"did you mean lit-dps {likely}? " if likely else ""
-        return _refuse(f"unknown verb {argv[0]!r}; {near}there are {', '.join(VERBS)}")
+        return _refuse(_unknown_verb(argv[0]))
     if imports_user_code(argv):
         append_current_folder()
     code = _run(argv)
@@ -97,6 +67,32 @@ def main(argv: list[str] | None = None) -> int:
         # The process ends. Another Ctrl-C would only print a traceback of its last steps.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
     return code
+
+
+def _list_of_verbs() -> str:
+    """Return the help of `lit-dps`: a line for each verb, from its docstring."""
+    from lit_dps.cli.help import summary
+
+    verbs = "\n".join(f"  {verb:12} {summary(verb)}" for verb in VERBS)
+    return (
+        "usage: lit-dps VERB [FILE] [--KEY VALUE ...]\n\n"
+        "Measures how batch size and sparsity affect the number of training steps.\n\n"
+        f"{verbs}\n\n"
+        "lit-dps VERB --help lists the options of a verb.\n"
+        "To begin: lit-dps configs quickstart, then lit-dps study quickstart.yaml"
+    )
+
+
+def _unknown_verb(word: str) -> str:
+    """Return the message for a word that is no verb."""
+    from lit_dps.core.text import closest_name
+
+    if word.endswith((".yaml", ".yml")):
+        near: str | None = f"study {word}"
+    else:
+        near = closest_name(word, VERBS)
+    hint = "" if near is None else f"did you mean lit-dps {near}? "
+    return f"unknown verb {word!r}; {hint}there are {', '.join(VERBS)}"
 
 
 def imports_user_code(argv: list[str]) -> bool:
@@ -116,14 +112,17 @@ def append_current_folder() -> None:
 
 
 def leave_if_unguarded() -> None:
-    """Ends a process that runs a user's script again on its way to what it was started for, as
-    multiprocessing does."""
+    """End a process that runs a user's script again before the function that it was started for.
+
+    multiprocessing itself ends such a process, with a longer message.
+    """
     process = multiprocessing.current_process()
     if not getattr(process, "_inheriting", False):
         return
     from lit_dps.core.errors import Unguarded
 
-    if not process.name.startswith(Unguarded.PROCESS_PREFIX):  # else who started it says so, once
+    # A process of ours says nothing: the process that started it reports the error once.
+    if not process.name.startswith(Unguarded.PROCESS_PREFIX):
         _refuse(str(Unguarded()))
         sys.stderr.flush()
     os._exit(Unguarded.EXIT_CODE)
@@ -156,71 +155,84 @@ def _import_verb(name: str) -> ModuleType:
 
 
 def _run(argv: list[str]) -> int:
+    """Run the verb of a command line, and return the exit code."""
     from lit_dps.core.errors import UserError
-    from lit_dps.core.progress_line import one_wait
     from lit_dps.parallel.process import Interrupted
 
+    command = None
     try:
-        if {"-h", "--help"} & {*argv[1:]}:
-            from lit_dps.cli.help import HELPED, text
+        if _prints_help(argv):
+            return 0
+        from lit_dps.cli.command_line import CommandLine
 
-            if argv[0] in HELPED:
-                print(text(argv[0]), flush=True)
-                return 0
-        argv = ["--help" if word == "--help-all" else word for word in argv]
-        from lit_dps.cli.command_line import expand_short_forms
+        command = CommandLine(["--help" if word == "--help-all" else word for word in argv])
+        return _run_command(command)
+    except UserError as error:
+        message = str(error)
+        if command is not None:
+            message = _with_source(message, error.key, command)
+        urls = [word for word in argv if "://" in word] if command is None else command.urls
+        return _refuse(without_secrets(message, urls))
+    except BrokenPipeError:  # the reader of the output has ended, such as `head`
+        # The interpreter flushes stdout once more at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except (KeyboardInterrupt, Interrupted):
+        # While a study runs, it handles signals itself.
+        print("\nlit-dps: interrupted", file=sys.stderr)
+        return INTERRUPTED
 
-        argv = expand_short_forms(argv)
-        if (
-            argv[0] in TRAIN and sys.stderr.isatty()
-        ):  # whoever waits at a terminal; a log has no use for it
+
+def _prints_help(argv: Sequence[str]) -> bool:
+    """Print our help of a verb, if the command asks for help and there is one."""
+    if not {"-h", "--help"} & {*argv[1:]}:
+        return False
+    from lit_dps.cli.help import HELPED, text
+
+    if argv[0] not in HELPED:
+        return False
+    print(text(argv[0]), flush=True)
+    return True
+
+
+def _run_command(command: CommandLine) -> int:
+    """Check the keys of a command, and run its verb."""
+    from lit_dps.core.progress_line import one_wait
+
+    command.warn_of_former_keys()
+    if command.verb in TRAIN:
+        # A log has no use for this line.
+        if sys.stderr.isatty():
             print(
                 "lit-dps: reading the configuration and loading PyTorch ...",
                 file=sys.stderr,
                 flush=True,
             )
-        if argv[0] in TRAIN:
-            from lit_dps.cli.key_checks import OPTIONS, check_shape, refuse_unknown
+        from lit_dps.cli.key_checks import CHECKED_VERBS, check_kinds, check_names
 
-            check_shape(argv[1:], argv[0])
-            if argv[0] in OPTIONS:
-                refuse_unknown(argv[1:], argv[0])
-        again = argv[0] == "fit" and any(word.partition("=")[0] == "--of" for word in argv)
-        verb = _import_verb("lit_dps.cli.retrain" if again else VERBS[argv[0]][0])
-        with one_wait(began) if argv[0] in REPORTS else nullcontext():
-            code = verb.main(argv) or 0
-        sys.stdout.flush()  # raises BrokenPipeError here rather than at exit
-        return code
-    except UserError as error:
-        return _refuse(without_secrets(str(error), argv))
-    except BrokenPipeError:  # the reader of the output has ended, such as `head`
-        # The interpreter flushes stdout once more at its end.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
-    except (
-        KeyboardInterrupt,
-        Interrupted,
-    ):  # before or after the run of a study, which handles signals itself
-        print("\nlit-dps: interrupted", file=sys.stderr)
-        return INTERRUPTED
+        check_kinds(command)
+        if command.verb in CHECKED_VERBS:
+            check_names(command)
+    module = "retrain" if command.is_retraining else command.verb
+    verb = _import_verb(f"lit_dps.cli.{module}")
+    with one_wait(began) if command.verb in REPORTS else nullcontext():
+        code = verb.main(command) or 0
+    sys.stdout.flush()  # raises BrokenPipeError here rather than at exit
+    return code
 
 
-def without_secrets(message: str, argv: list[str]) -> str:
-    """Return a message with *** in place of the secrets of all URLs of a command.
+def _with_source(message: str, key: str | None, command: CommandLine) -> str:
+    """Return a message about a key with the line of the file that sets it."""
+    source = None if key is None else command.source(key)
+    if source is None or source.is_option:
+        return message
+    return f"{message} ({source})"
 
-    URLs are in the command and in its configuration files.
-    """
-    from lit_dps.cli.command_line import options_of, read_config
+
+def without_secrets(message: str, urls: Iterable[str]) -> str:
+    """Return a message with *** in place of the secrets of these URLs."""
     from lit_dps.storage.urls import scrubbed_of
 
-    urls = [word for word in argv if "://" in word]
-    for option in options_of(argv):
-        if option.name.startswith("--storage."):
-            urls.append(option.text)
-        if option.is_config:
-            storage = read_config(option.text).get("storage")
-            if isinstance(storage, dict):
-                urls += [str(storage[key]) for key in ("optuna", "mlflow") if storage.get(key)]
     for url in urls:
         message = scrubbed_of(message, url)
     return message

@@ -1,17 +1,20 @@
-"""analyze: table, scaling law and figures from storage alone, also while the study runs. Needs no
-torch."""
+"""analyze: table, scaling law and figures of a study, also while it runs.
+
+It reads the storage alone, and needs no PyTorch.
+"""
 
 from __future__ import annotations
 
 from argparse import SUPPRESS
 from pathlib import Path
 
-from jsonargparse import ActionConfigFile
+from jsonargparse import ActionConfigFile  # pyright: ignore[reportPrivateImportUsage]
 
 from lit_dps.analysis.analysis import Analysis
-from lit_dps.cli.parser import PlainParser
+from lit_dps.cli.command_line import CommandLine
+from lit_dps.cli.options import AnalyzeOptions, add_options, take_options
+from lit_dps.cli.parser import CommandParser, new_parser
 from lit_dps.core.config import StorageConfig, StudyConfig
-from lit_dps.core.errors import ConfigError
 from lit_dps.report.no_result import NO_RESULT, ended_without_result
 from lit_dps.report.publish import figures_folder, publish
 from lit_dps.report.text import parts_of
@@ -20,92 +23,97 @@ from lit_dps.storage.read import read_study
 from lit_dps.storage.urls import check_place, sqlite_file, ui_command, without_password
 from lit_dps.study.retrain_hint import retrain_hint
 
-SHOW = (
-    "What to print too, with commas between, or all: critical (batch sizes by definition), "
-    "theory, files."
-)
-VALIDATE_EVERY = (
-    "Steps between two validations in your own training: adds a column with the time of "
-    "validation. "
-    "By default validation is not counted."
-)
-SYNC = (
-    "Also bring MLflow in step with the study: log what it lacks, delete runs of trials that "
-    "are "
-    "not stored."
+# Sections of the configuration that are ignored: the storage has what the study was run with.
+IGNORED = (
+    "model",
+    "data",
+    "trainer",
+    "goal",
+    "pruning",
+    "optim",
+    "local",
+    "smoothness",
+    "seed_everything",
 )
 
 
-def _read_over(value: object) -> None:
-    """Typed as anything else, jsonargparse would import the class paths in it, and so torch."""
+def _ignored(value: object) -> None:
+    """Replace an ignored value. For any other type, jsonargparse would import class paths in it."""
 
 
-def main(argv: list[str]) -> int:
-    """Runs the verb; argv[0] is "analyze"."""
-    parser = PlainParser(prog="lit-dps analyze", description=__doc__)
+def main(command: CommandLine) -> int:
+    """Print the analysis of a study, and return the exit code."""
+    config = _parser(command).read_command()
+    options = take_options(config, AnalyzeOptions)
+    storage, name = config.storage, config.study.name
+    shown = parts_of(options.show)
+    default_folder = figures_folder(storage.folder, name)
+    folder = Path(options.output or default_folder)
+    refuse_lost(storage, name, default_folder)
+    study = read(storage, name, options.validate_every)
+    if options.sync:
+        return _publish_and_sync(storage, study, folder, shown, options.validate_every)
+    text = publish(study, folder, shown)[0]
+    print(text, end=f"\n{retrain_hint(study, storage)}{_mlflow_hint(storage)}")
+    return _exit_code(study)
+
+
+def _parser(command: CommandLine) -> CommandParser:
+    parser = new_parser(command, __doc__)
     parser.add_argument(
         "-c", "--config", action=ActionConfigFile, help="The study's configuration file."
     )
-    parser.add_argument(
-        "--output", type=str, help="Folder of the figures; by default FOLDER/figures/NAME."
-    )
-    parser.add_argument("--sync", action="store_true", help=SYNC)
-    parser.add_argument("--show", type=str, default="", help=SHOW)
-    parser.add_argument("--validate-every", type=int, help=VALIDATE_EVERY)
+    add_options(parser, AnalyzeOptions)
     parser.add_class_arguments(StudyConfig, "study")
     parser.add_class_arguments(StorageConfig, "storage")
-    # Read over, since the study knows them
-    for other in (
-        "model",
-        "data",
-        "trainer",
-        "goal",
-        "pruning",
-        "optim",
-        "local",
-        "smoothness",
-        "seed_everything",
-    ):
-        parser.add_argument(f"--{other}", type=_read_over, help=SUPPRESS)
-    config = parser.instantiate_classes(parser.parse_args(argv[1:]))
-    storage, name, show = config.storage, config.study.name, parts_of(config.show)
-    every = validation_interval(config.validate_every)
-    refuse_lost(storage, name, figures_folder(storage.folder, name))
-    study, folder = (
-        read(storage, name, every),
-        Path(config.output or figures_folder(storage.folder, name)),
-    )
-    if not config.sync:
-        text = publish(study, folder, show)[0]
-        logged = sqlite_file(storage.mlflow_uri)
-        seen = logged is None or logged.is_file()
-        browse = f"browse it in MLflow: {ui_command(storage.mlflow_uri)}\n" if seen else ""
-        print(text, end=f"\n{retrain_hint(study, storage)}{browse}")
-        return NO_RESULT if ended_without_result(study.cells) else 0
+    for section in IGNORED:
+        parser.add_argument(f"--{section}", type=_ignored, help=SUPPRESS)
+    return parser
 
+
+def _publish_and_sync(
+    storage: StorageConfig,
+    study: Analysis,
+    folder: Path,
+    shown: tuple[str, ...],
+    validate_every: int | None,
+) -> int:
+    """Print the analysis of a study, and update MLflow; return the exit code."""
     from lit_dps.tracking.sync import MlflowSync
 
     check_place(storage.mlflow_uri)
+    name = study.record.name
     mlflow = MlflowSync.of_study(storage, study.record.workload, name, {})
     logged = mlflow.logged()
-    study = read(storage, name, every)  # anew: what is logged by now is stored by now
-    text, files = publish(study, folder, show)
+    # Read again, so that everything that is logged by now is stored by now.
+    study = read(storage, name, validate_every)
+    text, files = publish(study, folder, shown)
     mlflow.sync(study.record, study, files, logged=logged)
     print(
         f"{text}\n{retrain_hint(study, storage)}in step with it: MLflow at "
         f"{without_password(storage.mlflow_uri)}"
     )
+    return _exit_code(study)
+
+
+def _mlflow_hint(storage: StorageConfig) -> str:
+    """Return the line that says how to open MLflow; empty if nothing is logged there."""
+    file = sqlite_file(storage.mlflow_uri)
+    if file is not None and not file.is_file():
+        return ""
+    return f"browse it in MLflow: {ui_command(storage.mlflow_uri)}\n"
+
+
+def _exit_code(study: Analysis) -> int:
     return NO_RESULT if ended_without_result(study.cells) else 0
 
 
 def read(storage: StorageConfig, name: str, validate_every: int | None = None) -> Analysis:
-    """A study as it is stored now; `validate_every` as in `Analysis`."""
+    """Return the analysis of a study as it is stored now.
+
+    Args:
+        storage: Where the study is kept.
+        name: Its name.
+        validate_every: Steps between two validations in the user's own training; see `Analysis`.
+    """
     return Analysis(read_study(storage.optuna_url, name), validate_every=validate_every)
-
-
-def validation_interval(value: int | None) -> int | None:
-    """Return the value of `--validate-every`. Raises ConfigError unless it is at least 1, or
-    None."""
-    if value is not None and value < 1:
-        raise ConfigError("--validate-every", value, "at least 1 step expected")
-    return value

@@ -1,23 +1,25 @@
-"""calibration: what advice predicted of runs beside what became of them, from storage alone. Needs
-no torch."""
+"""calibration: show how well advice predicted the runs of `fit` that followed it.
+
+It reads the storage alone, and needs no PyTorch.
+"""
 
 from __future__ import annotations
 
 from lit_dps.advice.calibration import calibrate
-from lit_dps.cli.parser import PlainParser
+from lit_dps.cli.command_line import CommandLine
+from lit_dps.cli.parser import new_parser
 from lit_dps.core.config import StorageConfig
 from lit_dps.core.text import escape
 from lit_dps.storage.advice_store import list_advice
 
 
-def main(argv: list[str]) -> int:
-    """Runs the verb; argv[0] is "calibration"."""
-    parser = PlainParser(prog="lit-dps calibration", description=__doc__)
+def main(command: CommandLine) -> int:
+    """Print predictions of advice beside the outcomes."""
+    parser = new_parser(command, __doc__)
     parser.add_class_arguments(StorageConfig, "storage")
-    config = parser.instantiate_classes(parser.parse_args(argv[1:]))
-    advice = list_advice(config.storage.optuna_url)
-    print(
-        escape(calibrate({name: kept.get("outcomes", []) for name, kept in advice.items()})),
-        end="",
-    )
+    config = parser.read_command()
+    outcomes = {}
+    for name, advice in list_advice(config.storage.optuna_url).items():
+        outcomes[name] = advice.get("outcomes", [])
+    print(escape(calibrate(outcomes)), end="")
     return 0

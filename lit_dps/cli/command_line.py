@@ -1,234 +1,346 @@
-"""The one reader of a command line and its configuration files, before the parsers.
+"""The command line and its configuration files, read once: every key with its value and source.
 
-It expands short forms: a file without `--config`, and dotted keys below `study.space` and
-`study.grid`. A study without a name gets the name of its configuration file.
+`CommandLine` expands short forms before a parser sees them: a file without `--config`, dotted keys
+below `study.space` and `study.grid`, `--engine`, and former names of keys. A study without a name
+gets the name of its configuration file.
 """
 
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import yaml
 
+from lit_dps.cli.config_file import (
+    SECTION_CLASSES,
+    ConfigFile,
+    Source,
+    is_file,
+    parse_config,
+    read_config,
+)
 from lit_dps.cli.shipped import how_to_get
+from lit_dps.core.aliases import RENAMED_KEYS, refuse_both, warn_of_former_name
 from lit_dps.core.config import StorageConfig, StudyConfig
 from lit_dps.core.errors import ConfigError, UserError
 from lit_dps.core.text import closest_name
 
-# verbs that take a study's configuration
+# Verbs that take a study's configuration.
 CONFIGURED = ("fit", "validate", "test", "study", "advise", "masks", "analyze")
-# verbs that read or write what is named after a study
+# Verbs that read or write what is named after a study.
 NAMED = ("study", "advise", "masks", "analyze")
-MAPPINGS = ("space", "grid")  # of `study`: by configuration key
-# What a box of the space is made of (`lit_dps.core.search_space`)
-PARTS = ("low", "high", "scale", "integer", "choices")
+# Verbs that take `--engine` for `--study.engine`.
+WITH_ENGINE = ("study", "advise", "masks")
+# Parts of a box of `study.space` (`lit_dps.core.search_space`).
+BOX_PARTS = ("low", "high", "scale", "integer", "choices")
 CONFIG_OPTIONS = ("--config", "-c")
+MAPPINGS = ("study.space", "study.grid")
 
 
-class Option(NamedTuple):
-    """A word of a command line as an option, with the text after `=` or else the next word."""
+class Setting(NamedTuple):
+    """A key that a file or an option sets: SECTION, SECTION.NAME, or an option of the verb."""
 
-    name: str
-    text: str
-
-    @property
-    def is_config(self) -> bool:
-        """Whether the text is a configuration file."""
-        return self.name in CONFIG_OPTIONS
-
-    @property
-    def value(self) -> Any:
-        """The text as YAML reads it; 1e-3 is a number."""
-        try:
-            value = yaml.safe_load(self.text)
-        except yaml.YAMLError:
-            return self.text
-        if isinstance(value, str):
-            try:
-                return float(value)
-            except ValueError:
-                return value
-        return value
+    key: str
+    value: Any
+    source: Source
 
 
-def options_of(words: Sequence[str]) -> Iterator[Option]:
-    """Yield each word of a command line as an option; values are words too."""
-    for i, word in enumerate(words):
-        name, equals, text = word.partition("=")
-        if not equals:
-            text = "".join(words[i + 1 : i + 2])
-        yield Option(name, text)
+@dataclass
+class CommandLine:
+    """A command: its verb, its options and the content of its configuration files.
 
+    Args:
+        argv: The words of the command; the verb is first.
 
-def read_config(file: str) -> dict[str, Any]:
-    """Return the content of a configuration file; empty if it is unreadable or no mapping."""
-    try:
-        content = yaml.safe_load(Path(file).read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError):  # `check_shape` or the parser reports the error
-        return {}
-    return content if isinstance(content, dict) else {}
-
-
-def expand_short_forms(argv: list[str]) -> list[str]:
-    """Return a command line without short forms; the verb comes first.
+    Attributes:
+        verb: The verb.
+        words: The words after the verb as the parsers take them, without short forms.
+        files: The configuration files, by the text that names them in `words`.
+        settings: All keys that files and options set; later ones win.
+        former_keys: The former names of keys that the user wrote.
 
     Raises:
-        UserError: if a file does not exist.
+        UserError: if a file does not exist or is no configuration, or if a key is set under its
+            former and its present name.
+        ConfigError: if an option changes a part of a box that `study.space` does not contain.
         StorageError: if the study has no name, and its storage cannot be read.
     """
-    if argv[0] not in CONFIGURED:
-        return argv
-    words = _dotted(_files(argv[0], argv[1:]))
-    if argv[0] in NAMED:
-        words += _name_option(argv[0], words)
-    return [argv[0], *words]
 
+    argv: Sequence[str]
+    verb: str = field(init=False)
+    words: list[str] = field(init=False, default_factory=list)
+    files: dict[str, ConfigFile] = field(init=False, default_factory=dict)
+    settings: list[Setting] = field(init=False, default_factory=list)
+    former_keys: list[str] = field(init=False, default_factory=list)
 
-def study_and_storage(words: Sequence[str]) -> tuple[str, StorageConfig]:
-    """Return the name of the study of a `expand_short_forms` command line, and its storage."""
-    study = section_of(words, "study") or {}
-    storage = section_of(words, "storage") or {}
-    return study.get("name", StudyConfig.name), StorageConfig(**storage)
+    def __post_init__(self) -> None:
+        self.verb, *words = self.argv
+        self._sources: dict[str, Source] = {}
+        # The mappings of `study` and those of them that dotted options change.
+        self._mappings: dict[str, dict[str, Any]] = {key: {} for key in MAPPINGS}
+        self._changed_mappings: set[str] = set()
+        if self.verb in CONFIGURED:
+            words = self._with_config_options(words)
+        while words:
+            words = self._read_option(words)
+        for key in MAPPINGS:
+            if key in self._changed_mappings:
+                self.words.append(f"--{key}={json.dumps(self._mappings[key], default=str)}")
+        self._refuse_both_names()
+        if self.verb in NAMED:
+            self._name_study()
 
+    def warn_of_former_keys(self) -> None:
+        """Print a line for each key that the user wrote with its former name."""
+        for former in self.former_keys:
+            warn_of_former_name(former, RENAMED_KEYS[former])
 
-def _name_option(verb: str, words: Sequence[str]) -> list[str]:
-    """Return the option that names a study after its last configuration file.
+    # ---- What the command sets ----
 
-    The list is empty if the study has a name. Earlier versions named such a study "study". If the
-    storage holds a study "study" and none with the name of the file, the name remains "study".
-    """
-    files = [Path(option.text) for option in options_of(words) if option.is_config]
-    study = section_of(words, "study")
-    if study is None or "name" in study or not files or not files[-1].is_file():
-        return []
-    name = files[-1].stem
-    # Masks are not stored.
-    stored = set() if verb == "masks" else _stored_names(words)
-    if StudyConfig.name in stored and name not in stored:
-        name = StudyConfig.name
-    return [f"--study.name={name}"]
+    @property
+    def is_retraining(self) -> bool:
+        """Whether `fit --of` trains a trial of a stored study again."""
+        return self.verb == "fit" and any(setting.key == "of" for setting in self.settings)
 
+    def value(self, key: str) -> Any:
+        """Return the value of a key SECTION.NAME; None if nothing sets it."""
+        for setting in reversed(self.settings):
+            if setting.key == key:
+                return setting.value
+        return None
 
-def _stored_names(words: Sequence[str]) -> set[str]:
-    """Return the names of all studies and all advice in the storage of a command line."""
-    section = section_of(words, "storage") or {}
-    places = {key: section[key] for key in ("folder", "optuna") if section.get(key) is not None}
-    if not all(isinstance(each, str) for each in places.values()):
-        # The parser refuses these values.
-        return set()
-    from lit_dps.storage.advice_store import list_advice  # imports take time
-    from lit_dps.storage.read import list_studies  # imports take time
-    from lit_dps.storage.urls import sqlite_file  # imports take time
+    def section(self, name: str) -> dict[str, Any] | None:
+        """Return the keys that files and options set in a section; None if it is no mapping."""
+        keys = {}
+        for setting in self.settings:
+            if setting.key == name:
+                return None
+            if setting.key.startswith(f"{name}."):
+                keys[setting.key.removeprefix(f"{name}.")] = setting.value
+        return keys
 
-    url = StorageConfig(**places).optuna_url
-    file = sqlite_file(url)
-    if file is not None and not file.is_file():
-        return set()
-    return {*list_studies(url), *list_advice(url)}
+    def source(self, key: str) -> Source | None:
+        """Return where a dotted key, or the keys above it, are set; None if nothing sets them."""
+        while key:
+            if key in self._sources:
+                return self._sources[key]
+            key = key.rpartition(".")[0]
+        return None
 
+    @property
+    def study_name(self) -> str:
+        """The name of the study."""
+        return (self.section("study") or {}).get("name", StudyConfig.name)
 
-def section_of(words: Sequence[str], section: str) -> dict[str, Any] | None:
-    """Return the keys of a section in the files and options of a command line.
+    @property
+    def storage(self) -> StorageConfig:
+        """Where the study is kept."""
+        return StorageConfig(**self.section("storage") or {})
 
-    Returns:
-        None if the section is no mapping.
-    """
-    keys: dict[str, Any] = {}
-    for option in options_of(words):
-        if option.is_config:
-            content = read_config(option.text).get(section, {})
-            if isinstance(content, str):
-                content = read_config(str(Path(option.text).parent / content))
-        elif option.name == f"--{section}":
-            content = option.value
-            if isinstance(content, str):
-                content = read_config(content)
-        elif option.name.startswith(f"--{section}."):
-            content = {option.name.removeprefix(f"--{section}."): option.text}
+    @property
+    def urls(self) -> list[str]:
+        """All URLs of the command and of its configuration files; they may contain passwords."""
+        urls = [word for word in self.argv if "://" in word]
+        for setting in self.settings:
+            if setting.key in ("storage.optuna", "storage.mlflow") and setting.value:
+                urls.append(str(setting.value))
+        return urls
+
+    # ---- Reading ----
+
+    def _with_config_options(self, words: list[str]) -> list[str]:
+        """Return the words with `--config` before each file that they begin with."""
+        options = []
+        while words and not words[0].startswith("-"):
+            file, *words = words
+            if not is_file(file):
+                raise UserError(
+                    f"{self.verb}: no such file {file!r}; a configuration file is needed"
+                    f"{how_to_get(file)}"
+                )
+            options += ["--config", file]
+        return [*options, *words]
+
+    def _read_option(self, words: list[str]) -> list[str]:
+        """Read the first word, and the value after it; return the words that remain."""
+        word, *remaining = words
+        option, equals, text = word.partition("=")
+        key = option.removeprefix("--")
+        if not equals and remaining:
+            text = remaining[0]
+        is_key = option.startswith("--") and self.verb in CONFIGURED
+        if option in CONFIG_OPTIONS and self.verb in CONFIGURED:
+            self._read_config(option, text, bool(equals))
+        elif is_key and key in SECTION_CLASSES:
+            self._read_section(option, key, text)
+        elif is_key and key.startswith(tuple(f"{mapping}." for mapping in MAPPINGS)):
+            self._change_mapping(key, option_value(text))
+        elif is_key and _is_our_key(key):
+            self._read_key(option, key, text)
+        elif option == "--engine" and self.verb in WITH_ENGINE:
+            self._read_key(option, "study.engine", text)
         else:
-            continue
-        if not isinstance(content, Mapping):
-            return None
-        keys |= content
-    return keys
+            # An option whose value, if it takes one, is the next word.
+            self.words.append(word)
+            if option.startswith("--"):
+                self._set(key, option_value(text), Source(option))
+            return remaining
+        return remaining if equals else remaining[1:]
 
-
-def _files(verb: str, words: list[str]) -> list[str]:
-    """The words with `--config` before each file that they begin with."""
-    given = []
-    while words and not words[0].startswith("-"):
-        file, *words = words
-        if not Path(file).is_file():
-            raise UserError(
-                f"{verb}: no such file {file!r}; a configuration file is needed{how_to_get(file)}"
-            )
-        given += ["--config", file]
-    return [*given, *words]
-
-
-def _dotted(words: list[str]) -> list[str]:
-    """Return the words with one `--study.space=...` in place of all options `--study.space.KEY`.
-
-    The grid is treated in the same way.
-    """
-    known: dict[str, dict[str, Any]] = {name: {} for name in MAPPINGS}
-    rest: list[str] = []
-    changed: set[str] = set()
-    remaining = iter(words)
-    for word in remaining:
-        option, equals, value = word.partition("=")
-        match = re.fullmatch(r"--study\.(space|grid)(?:\.(.+?))?", option)
-        if not match and option not in CONFIG_OPTIONS:
-            rest.append(word)
-            continue
-        if not equals:
-            value = next(remaining, "")
-        if match and match[2]:
-            _set(known[match[1]], match[1], match[2], Option(option, value).value)
-            changed.add(match[1])
-            continue
-        rest.append(f"{option}={value}" if equals or match else option)
-        if not (equals or match):
-            rest.append(value)
-        # The last file or option replaces a whole mapping.
-        if match:
-            mappings = {match[1]: Option(option, value).value}
+    def _read_config(self, option: str, text: str, has_equals: bool) -> None:
+        """Read `--config FILE`, or a configuration in place of the name of a file."""
+        if not is_file(text) and (":" in text or "\n" in text):
+            file = parse_config(text, option)
+            text = file.text
         else:
-            study = read_config(value).get("study")
-            mappings = study if isinstance(study, Mapping) else {}
-        for name in MAPPINGS:
-            if isinstance(mappings.get(name), Mapping):
-                known[name] = dict(mappings[name])
-    for name in MAPPINGS:
-        if name in changed:
-            rest.append(f"--study.{name}={json.dumps(known[name])}")
-    return rest
+            file = read_config(text, self.verb)
+            self.files[text] = file
+        if has_equals:
+            self.words.append(f"{option}={text}")
+        else:
+            self.words += [option, text]
+        self._add_content(file)
+
+    def _read_section(self, option: str, section: str, text: str) -> None:
+        """Read `--SECTION FILE` or `--SECTION KEYS` of a section of this package."""
+        if text.endswith((".yaml", ".yml")):
+            file = read_config(text, self.verb, section)
+        else:
+            file = parse_config(text, option, section)
+        self.words.append(f"{option}={file.text}")
+        self._add_content(file)
+
+    def _read_key(self, option: str, key: str, text: str) -> None:
+        """Read `--SECTION.NAME VALUE`, with a former name of the key too."""
+        if key in RENAMED_KEYS:
+            self.former_keys.append(key)
+            key = RENAMED_KEYS[key]
+        self.words.append(f"--{key}={text}")
+        value = text if _is_text(key) else option_value(text)
+        if key in MAPPINGS and isinstance(value, Mapping):
+            self._mappings[key] = dict(value)
+        self._set(key, value, Source(option))
+
+    def _add_content(self, file: ConfigFile) -> None:
+        """Add the keys of a configuration to those that were read before."""
+        self.former_keys += file.former_keys
+        self._sources |= file.sources
+        for section, content in file.content.items():
+            keys = {section: content}
+            if isinstance(content, Mapping):
+                keys = {f"{section}.{name}": value for name, value in content.items()}
+            for key, value in keys.items():
+                self._set(key, value, file.sources[key])
+                if key in MAPPINGS and isinstance(value, Mapping):
+                    self._mappings[key] = dict(value)
+
+    def _set(self, key: str, value: Any, source: Source) -> None:
+        self.settings.append(Setting(key, value, source))
+        self._sources[key] = source
+
+    def _refuse_both_names(self) -> None:
+        """Raise UserError if a key is set under its former and under its present name."""
+        for former in self.former_keys:
+            present = RENAMED_KEYS[former]
+            times_set = sum(setting.key == present for setting in self.settings)
+            if times_set > self.former_keys.count(former):
+                refuse_both(former, present)
+
+    # ---- Short forms ----
+
+    def _change_mapping(self, key: str, value: Any) -> None:
+        """Set a key of `study.space` or `study.grid`, or one part of a box of the space."""
+        name = ".".join(key.split(".")[:2])
+        key = key.removeprefix(f"{name}.")
+        mapping = self._mappings[name]
+        box, _, part = key.rpartition(".")
+        if name == "study.space" and part in BOX_PARTS:
+            if not isinstance(mapping.get(box), Mapping):
+                _refuse_box(key, value, mapping)
+            key, value = box, {**mapping[box], part: value}
+        elif name == "study.space" and not isinstance(value, Mapping):
+            _refuse_box(key, value, mapping)
+        mapping[key] = value
+        self._changed_mappings.add(name)
+        self._set(name, mapping, Source(f"--{name}.{key}"))
+
+    def _name_study(self) -> None:
+        """Name a study without a name after its last configuration file.
+
+        Earlier versions named such a study "study". If the storage holds a study "study" and none
+        with the name of the file, the name remains "study".
+        """
+        study = self.section("study")
+        if study is None or "name" in study or not self.files:
+            return
+        name = Path(list(self.files)[-1]).stem
+        # Masks are not stored.
+        stored = set() if self.verb == "masks" else self._stored_names()
+        if StudyConfig.name in stored and name not in stored:
+            name = StudyConfig.name
+        self.words.append(f"--study.name={name}")
+        self._set("study.name", name, Source("--study.name"))
+
+    def _stored_names(self) -> set[str]:
+        """Return the names of all studies and all advice in the storage."""
+        section = self.section("storage") or {}
+        places = {key: section[key] for key in ("folder", "optuna") if section.get(key) is not None}
+        if not all(isinstance(place, str) for place in places.values()):
+            # The parser refuses these values.
+            return set()
+        from lit_dps.storage.advice_store import list_advice  # imports take time
+        from lit_dps.storage.read import list_studies  # imports take time
+        from lit_dps.storage.urls import sqlite_file  # imports take time
+
+        url = StorageConfig(**places).optuna_url
+        file = sqlite_file(url)
+        if file is not None and not file.is_file():
+            return set()
+        return {*list_studies(url), *list_advice(url)}
 
 
-def _set(known: dict[str, Any], section: str, key: str, value: Any) -> None:
-    """Set a key of a mapping, or one part of a box that the space contains."""
+def option_value(text: str) -> Any:
+    """Return the value of an option as YAML reads it; 1e-3 is a number."""
+    try:
+        value = yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError):
+        return text
+    if isinstance(value, str):
+        try:
+            return float(value)
+        except ValueError:
+            return value
+    return value
+
+
+def _is_our_key(key: str) -> bool:
+    """Return True for SECTION.NAME in a section of this package."""
+    section, _, name = key.partition(".")
+    return section in SECTION_CLASSES and bool(name) and not name.endswith((".help", "+"))
+
+
+def _is_text(key: str) -> bool:
+    """Return True if the value of a key is a text, such as a name that looks like a number."""
+    section, _, name = key.partition(".")
+    return any(
+        each.name == name and each.type == "str" for each in fields(SECTION_CLASSES[section])
+    )
+
+
+def _refuse_box(key: str, value: Any, space: Mapping[str, Any]) -> None:
+    """Raise ConfigError for an option below `study.space` that names no box and no part of one."""
+    name, suffix = key, ""
     box, _, part = key.rpartition(".")
-    if section == "grid" or part not in PARTS:
-        if section == "space" and not isinstance(value, Mapping):
-            _refuse(section, key, value, known)
-        known[key] = value
-        return
-    if not isinstance(known.get(box), Mapping):
-        _refuse(section, key, value, known)
-    known[box] = {**known[box], part: value}
-
-
-def _refuse(section: str, key: str, value: Any, known: Mapping[str, Any]) -> None:
-    box, _, part = key.rpartition(".")
-    name, last = key, ""
-    if part in PARTS:
-        name, last = box, f".{part}"
-    near = closest_name(name, known)
-    hint = f"; did you mean {near}{last}?" if near else ""
-    keys = ", ".join(known) or "a key"
-    allowed = f"a range such as {{low: 1e-4, high: 1}}, or {', '.join(PARTS)} of {keys}{hint}"
-    raise ConfigError(f"study.{section}.{key}", value, allowed)
+    if part in BOX_PARTS:
+        name, suffix = box, f".{part}"
+    hint = None
+    near = closest_name(name, space)
+    if near is not None:
+        hint = f"did you mean {near}{suffix}?"
+    keys = ", ".join(space) or "a key"
+    allowed = f"a range such as {{low: 1e-4, high: 1}}, or {', '.join(BOX_PARTS)} of {keys}"
+    raise ConfigError(f"study.space.{key}", value, allowed, hint)

@@ -1,13 +1,14 @@
-"""configs: lists the configuration files that come with the package, or copies some of them
-here."""
+"""configs: list the configuration files of the package, or copy some here."""
 
 from __future__ import annotations
 
 import re
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
-from lit_dps.cli.parser import PlainParser
+from lit_dps.cli.command_line import CommandLine
+from lit_dps.cli.parser import new_parser
 from lit_dps.cli.shipped import FOLDER, find, names, summary
 from lit_dps.core.errors import ConfigError
 from lit_dps.core.text import closest_name
@@ -15,9 +16,9 @@ from lit_dps.core.text import closest_name
 WIDTH = 100  # characters of a line of the list
 
 
-def main(argv: list[str]) -> int:
-    """Runs the verb; argv[0] is "configs"."""
-    parser = PlainParser(prog="lit-dps configs", description=__doc__)
+def main(command: CommandLine) -> int:
+    """List or copy configuration files."""
+    parser = new_parser(command, __doc__)
     parser.add_argument(
         "names",
         type=str,
@@ -26,24 +27,29 @@ def main(argv: list[str]) -> int:
         help="Files to copy; without any, all are listed.",
     )
     parser.add_argument("--to", type=str, default=".", help="Folder that they are copied to.")
-    config = parser.parse_args(argv[1:])
-    if not config.names:
+    config = parser.parse_args(command.words)
+    if config.names:
+        _copy(config.names, Path(config.to))
+    else:
         print(listing(), end="")
-        return 0
-    folder, files = Path(config.to), [_found(name) for name in config.names]
+    return 0
+
+
+def _copy(asked_names: Sequence[str], folder: Path) -> None:
+    """Copy configurations, and the modules beside them that they name, into a folder."""
+    files = [_file_of(name) for name in asked_names]
     targets = [folder / file.name for file in files]
-    modules = {folder / module.name: module for file in files for module in modules_of(file)}
+    modules = {}
+    for file in files:
+        for module in modules_of(file):
+            modules[folder / module.name] = module
     for target in (*targets, *modules):
         if target.exists():
-            raise ConfigError(
-                "--to", str(folder), f"a folder without {target.name}: that is there already"
-            )
+            allowed = f"a folder without {target.name}: that is there already"
+            raise ConfigError("--to", str(folder), allowed)
     if len(set(targets)) < len(targets):
-        raise ConfigError(
-            "NAME",
-            config.names,
-            "names whose last parts differ: each is copied to a file of that name",
-        )
+        allowed = "names whose last parts differ: each is copied to a file of that name"
+        raise ConfigError("NAME", asked_names, allowed)
     folder.mkdir(parents=True, exist_ok=True)
     for file, target in zip(files, targets, strict=True):
         shutil.copyfile(file, target)
@@ -54,35 +60,36 @@ def main(argv: list[str]) -> int:
             f"copied: {target}, which that names; run it where this lies, or with its folder in "
             "PYTHONPATH"
         )
-    return 0
 
 
 def listing() -> str:
-    """The names, each with what its file says of itself."""
-    across = max(map(len, names())) + 2
+    """Return the names of all files, each with the first sentence of its comment."""
+    name_width = max(map(len, names())) + 2
+    summary_width = WIDTH - name_width - 2
     lines = []
     for name in names():
-        said = summary(FOLDER / f"{name}.yaml")
-        room = WIDTH - across - 2
-        lines.append(
-            f"  {name:{across}}{said if len(said) <= room else said[: room - 3].rpartition(' ')[0] + ' ...'}"
-        )
-    return "\n".join(
-        [*(line.rstrip() for line in lines), "", "lit-dps configs NAME copies a file here", ""]
-    )
+        sentence = summary(FOLDER / f"{name}.yaml")
+        if len(sentence) > summary_width:
+            sentence = sentence[: summary_width - 3].rpartition(" ")[0] + " ..."
+        lines.append(f"  {name:{name_width}}{sentence}".rstrip())
+    return "\n".join([*lines, "", "lit-dps configs NAME copies a file here", ""])
 
 
 def modules_of(file: Path) -> list[Path]:
-    """The Python files beside a configuration whose classes it names."""
+    """Return the Python files beside a configuration whose classes it names."""
     text = file.read_text(encoding="utf-8")
-    return [
-        path for path in sorted(file.parent.glob("*.py")) if re.search(rf"\b{path.stem}\.\w", text)
-    ]
+    modules = []
+    for path in sorted(file.parent.glob("*.py")):
+        if re.search(rf"\b{path.stem}\.\w", text):
+            modules.append(path)
+    return modules
 
 
-def _found(name: str) -> Path:
-    if (file := find(name)) is None:
-        near = closest_name(name, names())
-        told = f"; did you mean {near}?" if near else ""
-        raise ConfigError("NAME", name, f"a name of the list that `lit-dps configs` prints{told}")
-    return file
+def _file_of(name: str) -> Path:
+    """Return the file of a name. Raises ConfigError if there is none."""
+    file = find(name)
+    if file is not None:
+        return file
+    near = closest_name(name, names())
+    hint = None if near is None else f"did you mean {near}?"
+    raise ConfigError("NAME", name, "a name of the list that `lit-dps configs` prints", hint)

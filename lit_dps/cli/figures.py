@@ -1,5 +1,7 @@
-"""figures: the paper's figures of one study, or of several and how they compare, from storage
-alone. Needs no torch."""
+"""figures: draw the figures of a study, or of several and how they compare.
+
+It reads the storage alone, and needs no PyTorch.
+"""
 
 from __future__ import annotations
 
@@ -9,96 +11,133 @@ from importlib.util import find_spec
 from os.path import commonprefix
 from pathlib import Path
 
+from jsonargparse import Namespace
+
 from lit_dps.analysis.analysis import Analysis
-from lit_dps.cli.parser import CommandError, PlainParser
+from lit_dps.cli.command_line import CommandLine
+from lit_dps.cli.parser import CommandError, new_parser
 from lit_dps.core.config import StorageConfig
 from lit_dps.core.errors import ConfigError
 from lit_dps.report.figures import COMPARISONS, FIGURES, of_others, write_comparison
 from lit_dps.report.publish import figures_folder, goal_folder, listing, write_goals
 from lit_dps.storage.read import list_studies, read_study
 
-ONLY = "Some figures, with commas between: modules of your own (docs/extending.md), and of "
+ONLY = "Some figures, separated by commas: modules of your own (docs/extending.md), and of "
 GOAL = (
-    "Value of the goal's metric to evaluate at, easier than the studies' own; any where their "
-    "trials ran on."
+    "Value of the goal's metric to evaluate at, easier than the goals of the studies; any value if "
+    "their trials trained past the goal."
 )
-LONGEST = 100  # characters of a comparison's folder name
+OUTPUT = (
+    "Folder of the figures, by default FOLDER/figures/NAME. For several studies it gets the "
+    "comparison, by default in FOLDER/figures/compare-NAMES, and a folder for each."
+)
+LONGEST = 100  # characters of the folder name of a comparison
+HASH_LENGTH = 8  # hexadecimal digits that make shortened names unique
 
 
-def main(argv: list[str]) -> int:
-    """Runs the verb; argv[0] is "figures"."""
-    parser = PlainParser(prog="lit-dps figures", description=__doc__)
-    parser.add_argument("names", type=str, nargs="*", metavar="NAME", help="Names of studies.")
-    parser.add_argument("--only", type=str, help=ONLY + ", ".join(_figures(2)))
-    parser.add_argument("--goal", type=float, help=GOAL)
-    parser.add_argument(
-        "--output",
-        type=str,
-        help="Folder of the figures, by default FOLDER/figures/NAME. Of several studies it gets "
-        "the comparison, by "
-        "default in FOLDER/figures/compare-NAMES, and a folder for each.",
-    )
-    parser.add_class_arguments(StorageConfig, "storage")
-    config = parser.instantiate_classes(parser.parse_args(argv[1:]))
-    names, url = list(dict.fromkeys(config.names)), config.storage.optuna_url
+def main(command: CommandLine) -> int:
+    """Draw the figures of studies, and print their files."""
+    config = _parse(command)
+    names = list(dict.fromkeys(config.names))
+    url = config.storage.optuna_url
     if not names:
-        raise CommandError(
-            "NAME is missing: one or more of the studies "
-            f"{', '.join(list_studies(url)) or '(none yet)'}"
-        )
-    only = None if config.only is None else _chosen(config.only, len(names))
+        stored = ", ".join(list_studies(url)) or "(none yet)"
+        raise CommandError(f"NAME is missing: one or more of the studies {stored}")
+    only = None
+    if config.only is not None:
+        only = _figures_of_option(config.only, len(names))
     studies = [Analysis(read_study(url, name)) for name in names]
     if config.goal is not None:
         studies = [study.at_goal(config.goal) for study in studies]
-
-    def folder_of(name: str) -> Path:
-        folder = figures_folder(config.storage.folder, name)
-        return folder if config.goal is None else goal_folder(folder, config.goal)
-
-    output, several = Path(config.output) if config.output else None, len(names) > 1
-    files, notes = [], []
+    files: list[Path] = []
+    notes: list[str] = []
     for name, study in zip(names, studies, strict=True):
-        folder = folder_of(name)
-        if output is not None:
-            folder = output / figures_folder("", name).name if several else output
-        written, said = write_goals(study, folder, only)
+        written, study_notes = write_goals(study, _study_folder(config, name), only)
         files += written
-        notes += [f"{name}: {note}" for note in said] if several else said
-    if several:
-        written, said = write_comparison(studies, output or folder_of(comparison_name(names)), only)
+        if len(names) > 1:
+            study_notes = [f"{name}: {note}" for note in study_notes]
+        notes += study_notes
+    if len(names) > 1:
+        written, comparison_notes = write_comparison(studies, _comparison_folder(config), only)
         files += written
-        notes += said
+        notes += comparison_notes
     print(listing(files, notes), end="")
     return 0
 
 
+def _parse(command: CommandLine) -> Namespace:
+    parser = new_parser(command, __doc__)
+    parser.add_argument("names", type=str, nargs="*", metavar="NAME", help="Names of studies.")
+    parser.add_argument("--only", type=str, help=ONLY + ", ".join(_figure_names(2)))
+    parser.add_argument("--goal", type=float, help=GOAL)
+    parser.add_argument("--output", type=str, help=OUTPUT)
+    parser.add_class_arguments(StorageConfig, "storage")
+    return parser.read_command()
+
+
+def _study_folder(config: Namespace, name: str) -> Path:
+    """Return the folder of the figures of one study."""
+    if config.output is None:
+        return _default_folder(config, name)
+    if len(set(config.names)) == 1:
+        return Path(config.output)
+    return Path(config.output) / figures_folder("", name).name
+
+
+def _comparison_folder(config: Namespace) -> Path:
+    """Return the folder of the figures that compare studies."""
+    if config.output is not None:
+        return Path(config.output)
+    return _default_folder(config, comparison_name(list(dict.fromkeys(config.names))))
+
+
+def _default_folder(config: Namespace, name: str) -> Path:
+    folder = figures_folder(config.storage.folder, name)
+    if config.goal is None:
+        return folder
+    return goal_folder(folder, config.goal)
+
+
 def comparison_name(names: Sequence[str]) -> str:
-    """The folder of a comparison: what the names begin with is told once, and long ones are cut."""
-    shared = commonprefix(list(names)).rpartition("-")[0]
-    rests = [name.removeprefix(f"{shared}-") for name in names] if shared else names
-    name = "-".join(["compare", *([shared] if shared else []), *rests])
+    """Return the folder name of a comparison: the common beginning of the names, then the rests.
+
+    A long name is shortened, and ends with a hash.
+    """
+    beginning = commonprefix(list(names)).rpartition("-")[0]
+    parts = ["compare", *names]
+    if beginning:
+        parts = ["compare", beginning, *(name.removeprefix(f"{beginning}-") for name in names)]
+    name = "-".join(parts)
     if len(name) <= LONGEST:
         return name
-    # no two cut ones are alike
-    return f"{name[: LONGEST - 9]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
+    digest = hashlib.sha256(name.encode()).hexdigest()[:HASH_LENGTH]
+    return f"{name[: LONGEST - HASH_LENGTH - 1]}-{digest}"
 
 
-def _figures(studies: int) -> list[str]:
-    """The names of all figures of as many studies."""
-    return list(
-        dict.fromkeys(figure.NAME for figure in (*FIGURES, *(COMPARISONS if studies > 1 else ())))
-    )
+def _figure_names(studies: int) -> list[str]:
+    """Return the names of all figures of this number of studies."""
+    figures = [*FIGURES]
+    if studies > 1:
+        figures += COMPARISONS
+    return list(dict.fromkeys(figure.NAME for figure in figures))
 
 
-def _chosen(only: str, studies: int) -> list[str]:
-    names, known = [name.strip() for name in only.split(",")], _figures(studies)
+def _figures_of_option(only: str, studies: int) -> list[str]:
+    """Return the names that `--only` contains.
+
+    Raises:
+        ConfigError: for a name that is no figure of this number of studies and no module.
+    """
+    names = [name.strip() for name in only.split(",")]
+    known = _figure_names(studies)
     for name in names:
         if name in known:
             continue
-        if name in _figures(2) or not (module := name.partition(".")[0]) or not find_spec(module):
-            several = " (it compares several studies)" if name in _figures(2) else ""
-            raise ConfigError(
-                "--only", name, f"any of {', '.join(known)}, with commas between{several}"
-            )
+        compares = name in _figure_names(2)
+        module = name.partition(".")[0]
+        if compares or not module or not find_spec(module):
+            note = " (it compares several studies)" if compares else ""
+            allowed = f"any of {', '.join(known)}, with commas between{note}"
+            raise ConfigError("--only", name, allowed)
         of_others(name)
     return names

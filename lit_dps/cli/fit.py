@@ -1,12 +1,14 @@
-"""fit, validate, test: stock LightningCLI, with the goal and the pruning of a trial as
-callbacks."""
+"""fit: train one trial; with --of STUDY --cell CELL, one of a study again.
+
+Lightning's Trainer runs it, and the goal or the step budget ends it.
+With --of STUDY it trains the trial of K* of a stored study again.
+"""
 
 from __future__ import annotations
 
 import logging
 import os
 import pickle
-import sys
 import warnings
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -17,8 +19,10 @@ from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.loggers import MLFlowLogger
 
-from lit_dps.cli.parser import OneLineErrors, refuse_nulls
-from lit_dps.core.config import StorageConfig, StudyConfig
+from lit_dps.cli.command_line import CommandLine
+from lit_dps.cli.config_file import SECTION_CLASSES
+from lit_dps.cli.parser import CommandParser, refuse_nulls
+from lit_dps.core.config import StorageConfig
 from lit_dps.core.errors import ConfigError, DataError
 from lit_dps.core.parse_errors import one_line
 from lit_dps.core.trial_config import TRIAL_SECTIONS
@@ -30,18 +34,17 @@ from lit_dps.storage.urls import is_http, without_password
 from lit_dps.training import DelayCallback, GoalErrorCallback, LocalSGDCallback, PruningCallback
 from lit_dps.training.trainer_rules import as_list
 
-CALLBACKS = {  # in the order in which they are asked
+CALLBACKS = {  # by section, in the order in which the trainer calls them
     "local": LocalSGDCallback,
     "goal": GoalErrorCallback,
     "pruning": PruningCallback,
     "optim": DelayCallback,
     "smoothness": SmoothnessCallback,
 }
-SETTINGS = {"study": StudyConfig, "storage": StorageConfig}
-KEYWORDS = ("best", "last", "hpc")  # checkpoints that Lightning finds itself
+KEYWORDS = ("best", "last", "hpc")  # checkpoints that Lightning itself finds
 
 
-class Parser(OneLineErrors, LightningArgumentParser):
+class Parser(CommandParser, LightningArgumentParser):
     """LightningCLI's parser with errors of one line."""
 
 
@@ -62,37 +65,51 @@ class FitLogger(MLFlowLogger):
 
 
 class LogConfig(SaveConfigCallback):
-    """Keeps the configuration with the MLflow run; the stock callback asserts a log folder that
-    MLFlowLogger lacks."""
+    """Stores the configuration in the MLflow run.
+
+    Lightning's callback needs a log folder, which MLFlowLogger lacks.
+    """
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **{**kwargs, "save_to_log_dir": False})
 
-    def save_config(self, trainer, pl_module, stage: str) -> None:
-        if stage == "fit" and isinstance(trainer.logger, MLFlowLogger):
-            config = self.config.clone()
-            config.pop(
-                "storage"
-            )  # where it is kept is no part of the experiment, and may hold a password
-            text = self.parser.dump(config, skip_none=False, skip_validation=True)
-            text = text.replace(
-                trainer.logger._tracking_uri, without_password(trainer.logger._tracking_uri)
-            )
-            trainer.logger.experiment.log_text(trainer.logger.run_id, text, "config.yaml")
+    def save_config(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        logger = trainer.logger
+        if stage != "fit" or not isinstance(logger, MLFlowLogger):
+            return
+        config = self.config.clone()
+        # The place of storage is no part of the experiment, and may contain a password.
+        config.pop("storage")
+        text = self.parser.dump(config, skip_none=False, skip_validation=True)
+        uri = str(logger._tracking_uri)
+        text = text.replace(uri, without_password(uri))
+        logger.experiment.log_text(logger.run_id, text, "config.yaml")
+
+
+def _join_no_ranks(trainer: dict[str, Any]) -> None:
+    """Stay a single process, whatever the trainer's configuration is."""
 
 
 class DPSCLI(LightningCLI):
-    """One configuration for all verbs: LightningCLI's trainer, model and data; goal, pruning, study
-    and storage.
+    """One configuration for all verbs: trainer, model and data, and the sections of this package.
 
     Args:
-        gather: Is given the trainer's configuration before anything is made of it, and joins the
-            ranks it asks for.
+        command: The command line.
+        gather: Called with the trainer's configuration before any object is made. It joins the
+            ranks that the configuration needs.
+        kwargs: Arguments of LightningCLI.
     """
 
+    config: Namespace  # pyright: ignore[reportIncompatibleVariableOverride]
+    parser: CommandParser  # pyright: ignore[reportIncompatibleVariableOverride]
+
     def __init__(
-        self, gather: Callable[[dict[str, Any]], None] = lambda trainer: None, **kwargs: Any
+        self,
+        command: CommandLine,
+        gather: Callable[[dict[str, Any]], None] = _join_no_ranks,
+        **kwargs: Any,
     ):
+        self.command = command
         self._gather = gather
         super().__init__(
             LightningModule,
@@ -108,15 +125,22 @@ class DPSCLI(LightningCLI):
 
     @staticmethod
     def subcommands() -> dict[str, set[str]]:
-        return {
-            verb: skip for verb, skip in LightningCLI.subcommands().items() if verb != "predict"
-        }
+        subcommands = LightningCLI.subcommands()
+        del subcommands["predict"]
+        return subcommands
+
+    def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
+        parser = super().init_parser(**{"prog": "lit-dps", **kwargs})
+        parser.command = self.command  # pyright: ignore[reportAttributeAccessIssue]
+        return parser
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        for key, cls in TRIAL_SECTIONS.items():
-            parser.add_class_arguments(cls, key, sub_configs=True)
-        for key, cls in SETTINGS.items():
-            parser.add_class_arguments(cls, key)
+        for key, cls in SECTION_CLASSES.items():
+            parser.add_class_arguments(cls, key, sub_configs=key in TRIAL_SECTIONS)
+
+    def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
+        # LightningCLI itself would read `sys.argv`.
+        self.config = parser.parse_args([self.command.verb, *self.command.words])
 
     def _parse_ckpt_path(self) -> None:
         config = self.config.get(self.config.get("subcommand") or "", {})
@@ -124,123 +148,138 @@ class DPSCLI(LightningCLI):
         try:
             super()._parse_ckpt_path()
         except (OSError, EOFError, RuntimeError, pickle.UnpicklingError) as error:
-            said = next(iter(str(error).splitlines()), type(error).__name__)
-            raise DataError(f"cannot read the checkpoint {path}: {said}") from error
-        if path is not None and not (path in KEYWORDS or is_http(path) or os.path.exists(path)):
-            raise ConfigError("ckpt_path", path, f"a file, or one of {', '.join(KEYWORDS)}")
+            lines = str(error).splitlines() or [type(error).__name__]
+            raise DataError(f"cannot read the checkpoint {path}: {lines[0]}") from error
+        if path is None or path in KEYWORDS or is_http(path) or os.path.exists(path):
+            return
+        raise ConfigError("ckpt_path", path, f"a file, or one of {', '.join(KEYWORDS)}")
 
     def before_instantiate_classes(self) -> None:
+        """Refuse values that are not allowed, before anything is created."""
         config = self.config if self.subcommand is None else self.config[self.subcommand]
         if not isinstance(config.trainer, Namespace):
-            raise ConfigError(
-                "trainer", config.trainer, "arguments of Lightning's Trainer by name, or left out"
-            )
-        refuse_nulls(config, TRIAL_SECTIONS | SETTINGS)
+            allowed = "arguments of Lightning's Trainer by name, or left out"
+            raise ConfigError("trainer", config.trainer, allowed)
+        refuse_nulls(config, SECTION_CLASSES)
         if self.subcommand is None:
             return
-        # Sections and callbacks refuse values that are not allowed before anything is created.
         for key, callback in CALLBACKS.items():
             callback.of(TRIAL_SECTIONS[key](**config[key].as_dict()))
-        if (
-            config.weights_only is None
-        ):  # Lightning would execute what stands in a checkpoint from the web
+        if config.weights_only is None:
+            # Lightning would execute code in a checkpoint from the web.
             config.weights_only = True
         self._gather(config.trainer.as_dict())
         storage = StorageConfig(**config.storage.as_dict())
-        if (
-            config.trainer.default_root_dir is None
-        ):  # checkpoints go here where the logger has no folder
+        if config.trainer.default_root_dir is None:
+            # Checkpoints go here if the logger has no folder.
             config.trainer.default_root_dir = storage.folder
-        if config.trainer.logger in (None, True) and self.subcommand == "fit":
-            from lit_dps.tracking.client import open_experiment
-
-            name = config.study.workload or "fit"
-
-            def make() -> None:
-                open_experiment(storage.mlflow_uri, storage.folder, name)
-
-            ranks.on_rank_zero(make)
-            args = Namespace(experiment_name=name, tracking_uri=storage.mlflow_uri, run_name="fit")
-            logger = Namespace(class_path="lit_dps.cli.fit.FitLogger", init_args=args)
-            nothing = Namespace(class_path="lightning.pytorch.loggers.logger.DummyLogger")
-            config.trainer.logger = nothing if ranks.rank() else logger
-        elif config.trainer.logger in (None, True):
+        if config.trainer.logger in (None, True):
             config.trainer.logger = False
+            if self.subcommand == "fit":
+                config.trainer.logger = _mlflow_logger(storage, config.study.workload or "fit")
 
     def _run_subcommand(self, subcommand: str) -> None:
+        if subcommand != "fit":
+            super()._run_subcommand(subcommand)
+            return
         error = None
-        if subcommand == "fit":
-            goal_callback_of(self.trainer).before_fit(self.trainer, self.datamodule)
+        goal_callback_of(self.trainer).before_fit(self.trainer, self.datamodule)
         try:
             super()._run_subcommand(subcommand)
         except BaseException as raised:
             error = raised
             raise
         finally:
-            if subcommand == "fit" and ranks.rank() == 0:
-                _tell_end(self.trainer, error)
+            if ranks.rank() == 0:
+                _print_end(self.trainer, error)
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
-        config = self.config_init[self.subcommand]
+        config = self.config_init[str(self.subcommand)]
         arguments = {**settings.arguments(dict(config.trainer.items())), **kwargs}
         callbacks = as_list(arguments.get("callbacks"))
         callbacks += [callback.of(config[key]) for key, callback in CALLBACKS.items()]
         return super().instantiate_trainer(**{**arguments, "callbacks": callbacks})
 
 
-def main(argv: list[str]) -> int:
-    """Runs fit, validate or test; argv[0] is the verb."""
+def main(command: CommandLine) -> int:
+    """Run fit, validate or test."""
     keep_freed_memory()
     logging.getLogger("lightning.pytorch.utilities.rank_zero").setLevel(logging.WARNING)
     warnings.filterwarnings("ignore", message=".*LeafSpec.*")  # Lightning 2.6 under torch 2.15
-    warnings.filterwarnings(
-        "ignore", message=".*sync_dist=True.*"
-    )  # what is logged is of all ranks already
-    sys.argv = ["lit-dps", *argv]  # LightningCLI warns of arguments given otherwise
+    # Logged values are those of all ranks already.
+    warnings.filterwarnings("ignore", message=".*sync_dist=True.*")
     with ExitStack() as group:
 
-        def gather(trainer: dict[str, Any]) -> None:  # the other ranks run the same command
-            asked, gpu = settings.ranks_asked(trainer), settings.on_gpu(trainer)
-            group.enter_context(launch.group_of(asked, gpu, main, argv))
+        def gather(trainer: dict[str, Any]) -> None:
+            # The other ranks run the same command.
+            world, on_gpu = settings.ranks_asked(trainer), settings.on_gpu(trainer)
+            group.enter_context(launch.group_of(world, on_gpu, main, command))
 
-        DPSCLI(gather, seed_everything_default=0)
+        DPSCLI(command, gather, seed_everything_default=0)
     return 0
 
 
 def goal_callback_of(trainer: Trainer) -> GoalErrorCallback:
     """Return the callback that stops a trainer at its goal."""
-    return next(
-        callback for callback in trainer.callbacks if isinstance(callback, GoalErrorCallback)
+    for callback in trainer.callbacks:  # pyright: ignore[reportAttributeAccessIssue]
+        if isinstance(callback, GoalErrorCallback):
+            return callback
+    raise AssertionError("`fit` adds the callback of the goal")
+
+
+def _mlflow_logger(storage: StorageConfig, experiment: str) -> Namespace:
+    """Return the configuration of the logger of `fit`: MLflow on rank 0, none on other ranks."""
+    from lit_dps.tracking.client import open_experiment
+
+    def create_experiment() -> None:
+        open_experiment(storage.mlflow_uri, storage.folder, experiment)
+
+    ranks.on_rank_zero(create_experiment)
+    if ranks.rank() > 0:
+        return Namespace(class_path="lightning.pytorch.loggers.logger.DummyLogger")
+    arguments = Namespace(
+        experiment_name=experiment, tracking_uri=storage.mlflow_uri, run_name="fit"
     )
+    return Namespace(class_path="lit_dps.cli.fit.FitLogger", init_args=arguments)
 
 
-def _tell_end(trainer: Trainer, error: BaseException | None) -> None:
-    """Prints where the checkpoint of a run of `fit` is and, in a last line, how it ended, whatever
-    ended it.
+def _print_end(trainer: Trainer, error: BaseException | None) -> None:
+    """Print where the checkpoint of a run of `fit` is and, in a last line, how the run ended.
 
-    Nothing where it was refused before its first batch: the error says so.
+    It prints nothing for a run that failed before its first step: the error is reported.
     """
-    goal = goal_callback_of(trainer)
-    steps = "1 step" if trainer.global_step == 1 else f"{trainer.global_step} steps"
     if isinstance(error, Exception) and not trainer.global_step:
         return
-    saved = [
-        callback.best_model_path or callback.last_model_path
-        for callback in trainer.checkpoint_callbacks
-    ]
-    for path in filter(None, saved):
-        print(f"checkpoint: {path if '://' in path else os.path.relpath(path)}")
-    if saved and not any(saved):
+    _print_checkpoints(trainer)
+    for callback in trainer.callbacks:  # pyright: ignore[reportAttributeAccessIssue]
+        if isinstance(callback, PruningCallback):
+            note = unmasked_note(callback.flags)
+            if note:
+                print(f"note: {note}")
+    print(_end_of_run(trainer, error))
+
+
+def _print_checkpoints(trainer: Trainer) -> None:
+    paths = []
+    for callback in trainer.checkpoint_callbacks:
+        paths.append(getattr(callback, "best_model_path", "") or callback.last_model_path)  # pyright: ignore[reportAttributeAccessIssue]
+    for path in paths:
+        if path:
+            print(f"checkpoint: {path if '://' in path else os.path.relpath(path)}")
+    if paths and not any(paths):
         print("checkpoint: none was written")
-    for callback in trainer.callbacks:
-        if isinstance(callback, PruningCallback) and (note := unmasked_note(callback.flags)):
-            print(f"note: {note}")
+
+
+def _end_of_run(trainer: Trainer, error: BaseException | None) -> str:
+    """Return how a run of `fit` ended, in one line."""
+    goal = goal_callback_of(trainer)
     if goal.status is not None:
-        print(goal.run.outcome)
-    elif isinstance(error, (SystemExit, KeyboardInterrupt)):  # Lightning exits at a signal
-        print(f"interrupted after {steps}: {goal.run.last_check or 'before its first check'}")
-    elif error is not None:
-        print(f"failed after {steps}: {type(error).__name__}: {one_line(error)}")
-    else:
-        known = f"goal ({goal.run.last_check})" if goal.run.last_check else "first check"
-        print(f"no result: the trainer stopped after {steps}, before its {known}")
+        return goal.run.outcome
+    last_check = goal.run.last_check
+    steps = "1 step" if trainer.global_step == 1 else f"{trainer.global_step} steps"
+    if isinstance(error, (SystemExit, KeyboardInterrupt)):  # Lightning exits at a signal
+        return f"interrupted after {steps}: {last_check or 'before its first check'}"
+    if error is not None:
+        return f"failed after {steps}: {type(error).__name__}: {one_line(error)}"
+    expected = f"goal ({last_check})" if last_check else "first check"
+    return f"no result: the trainer stopped after {steps}, before its {expected}"

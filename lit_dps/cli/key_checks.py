@@ -7,50 +7,29 @@ Lightning's Trainer are read from its source. jsonargparse checks the rest after
 from __future__ import annotations
 
 import ast
-import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from dataclasses import fields
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from lit_dps.cli.command_line import options_of, read_config
-from lit_dps.cli.shipped import how_to_get
-from lit_dps.core.config import StorageConfig, StudyConfig
+from lit_dps.cli.command_line import CommandLine, Setting
+from lit_dps.cli.config_file import SECTION_CLASSES
+from lit_dps.cli.options import OPTIONS
 from lit_dps.core.errors import ConfigError, UserError
-from lit_dps.core.text import closest_name, shorten
-from lit_dps.core.trial_config import TRIAL_SECTIONS
+from lit_dps.core.text import closest_name
 
 CLASSES = {"class_path", "init_args", "dict_kwargs"}  # of sections that name a class
-COMMON = {"config", "help", "print_config", "seed_everything"}
-OPTIONS = {  # of the commands whose configuration is that of a study
-    "study": COMMON
-    | {
-        "engine",
-        "forecast",
-        "extend-space",
-        "accept-code-change",
-        "show",
-        "take-over",
-        "time-steps",
-        "validate-every",
-    },
-    "masks": COMMON | {"engine", "at", "points", "output"},
-    "advise": COMMON
-    | {"engine", "budget", "method", "devices", "price", "bandwidth", "latency", "trials"},
-}
-MAPPING, LIST, TEXT, NUMBER, BOOL, NULL, ANY = (
-    "mapping",
-    "list",
-    "text",
-    "number",
-    "bool",
-    "null",
-    "any",
-)
-WORDS = {
+CLASS_SECTIONS = ("model", "data")
+# Verbs whose options are all known here. Those of Lightning's verbs are the parser's.
+CHECKED_VERBS = ("study", "advise", "masks")
+COMMON_OPTIONS = {"config", "help", "print_config", "seed_everything"}
+
+# Kinds of values.
+MAPPING, LIST, TEXT, NUMBER = "mapping", "list", "text", "number"
+BOOL, NULL, ANY = "bool", "null", "any"
+KIND_NAMES = {
     MAPPING: "keys with values, such as {key: value}",
     LIST: "a list, such as [1, 2]",
     TEXT: "a text",
@@ -65,46 +44,29 @@ _KINDS = {
     **dict.fromkeys(("int", "float"), NUMBER),
     **{"str": TEXT, "bool": BOOL, "None": NULL},
 }
-CLASS_SECTIONS = ("model", "data")
 
 
-def refuse_unknown(argv: list[str], verb: str = "study") -> None:
-    """Raise UserError if a key of a command is in no section."""
-    known, options = sections(), OPTIONS[verb]
-    for dashes, key in _keys_of(argv):
-        section, _, rest = key.partition(".")
-        name = rest.partition(".")[0]
-        if section not in known and section not in options:
-            _refuse(dashes, section, section, {*known, *options})
-        if name and name != "help" and known.get(section) and name not in known[section]:
-            _refuse(
-                dashes,
-                f"{section}.{name}",
-                name,
-                {f"{section}.{other}" for other in known[section]},
-            )
+# ---- Known keys ----
 
 
 def sections() -> dict[str, set[str]]:
     """Return the keys of each section; empty for sections that this module cannot read."""
-    return {
-        "model": set(),
-        "data": set(),
-        **{section: set(found) for section, found in annotations_by_key().items()},
-    }
+    keys: dict[str, set[str]] = {section: set() for section in CLASS_SECTIONS}
+    for section, known in annotations_by_key().items():
+        keys[section] = set(known)
+    return keys
 
 
 def annotations_by_key() -> dict[str, dict[str, str]]:
     """Return the annotation of each key, as text, by section; empty for unreadable sections."""
-    configs = {"study": StudyConfig, "storage": StorageConfig, **TRIAL_SECTIONS}
     sections = {}
-    for section, config in configs.items():
-        sections[section] = {field.name: str(field.type) for field in dataclasses.fields(config)}
+    for section, cls in SECTION_CLASSES.items():
+        sections[section] = {field.name: str(field.type) for field in fields(cls)}
     lightning = find_spec("lightning")  # does not import it
-    folder = Path(lightning.origin).parent if lightning and lightning.origin else Path()
-    sections["trainer"] = _arguments_in_source(
-        folder / "pytorch" / "trainer" / "trainer.py", "Trainer"
-    )
+    sections["trainer"] = {}
+    if lightning is not None and lightning.origin is not None:
+        file = Path(lightning.origin).parent / "pytorch" / "trainer" / "trainer.py"
+        sections["trainer"] = _arguments_in_source(file, "Trainer")
     return sections
 
 
@@ -137,140 +99,80 @@ def _constructor(tree: ast.Module, name: str) -> ast.FunctionDef | None:
 
 
 def _text_of(annotation: ast.expr | None) -> str:
-    return "Any" if annotation is None else ast.unparse(annotation)
+    if annotation is None:
+        return "Any"
+    return ast.unparse(annotation)
 
 
-def _keys_of(argv: list[str]) -> Iterator[tuple[str, str]]:
-    """Yield the keys of a command line, with "--", and of its configuration files, with ""."""
-    for option in options_of(argv):
-        if option.name.startswith("--"):
-            yield "--", option.name[2:].rstrip("+")
-        if not option.is_config:
-            continue
-        for section, content in read_config(option.text).items():
-            yield "", str(section)
-            if isinstance(content, dict) and not CLASSES & content.keys():
-                yield from (("", f"{section}.{key}") for key in content if isinstance(key, str))
+def check_names(command: CommandLine) -> None:
+    """Raise UserError if a key of a command is in no section, and is no option of its verb."""
+    known = sections()
+    options = set(COMMON_OPTIONS)
+    if command.verb in OPTIONS:
+        options |= {field.name.replace("_", "-") for field in fields(OPTIONS[command.verb])}
+    for setting in command.settings:
+        section, _, rest = setting.key.rstrip("+").partition(".")
+        name = rest.partition(".")[0]
+        if section not in known and not (section in options and setting.source.is_option):
+            _refuse_name(setting, section, section, {*known, *options})
+        if name and name != "help" and known.get(section) and name not in known[section]:
+            keys = {f"{section}.{each}" for each in known[section]}
+            _refuse_name(setting, f"{section}.{name}", name, keys)
 
 
-def _refuse(dashes: str, key: str, name: str, known: set[str]) -> None:
+def _refuse_name(setting: Setting, key: str, name: str, known: set[str]) -> None:
+    """Raise UserError for an unknown key, with the known key that is most similar."""
+    dashes = "--" if setting.source.is_option else ""
+    message = f"{dashes}{key}: {name!r} is not accepted"
     near = closest_name(key, known)
-    raise UserError(
-        f"{dashes}{key}: {name!r} is not accepted"
-        + (f"; did you mean {dashes}{near}?" if near else "")
-    )
+    if near is not None:
+        message += f"; did you mean {dashes}{near}?"
+    raise UserError(message, key=key, value=setting.value)
 
 
-def check_shape(argv: list[str], verb: str) -> None:
-    """Check the configuration files and options of a command.
+# ---- Kinds of values ----
 
-    Args:
-        argv: The command line without its verb.
-        verb: The verb.
 
-    Raises:
-        UserError: if a file does not exist, or does not parse; with line and column.
-        ConfigError: if a value is not of the kind that its key takes.
-    """
+def check_kinds(command: CommandLine) -> None:
+    """Raise ConfigError if a value is not of the kind that its key takes."""
     known = annotations_by_key()
-    for key, value in _options_of(argv, verb):
+    for key, value, _ in command.settings:
         section, _, name = key.partition(".")
-        if section in CLASS_SECTIONS and not name:
-            _check_class(section, value)
-        elif not name and section in known:
+        if section in CLASS_SECTIONS:
+            _check_class_key(key, value)
+        elif section in known and not name:
             _check_section(section, value, known[section])
         elif name in known.get(section, {}):
-            _check(key, value, known[section][name])
+            _check_value(key, value, known[section][name])
 
 
-def _options_of(argv: list[str], verb: str) -> Iterator[tuple[str, Any]]:
-    """Yield the sections of a command's configuration files, and its options SECTION.NAME."""
-    for option in options_of(argv):
-        name = option.name
-        if option.is_config:
-            yield from _load_config(option.text, verb).items()
-        elif name.startswith("--") and name.count(".") == 1 and not name.endswith(("+", ".help")):
-            try:
-                yield name[2:], yaml.safe_load(option.text)
-            except yaml.YAMLError:
-                continue
-
-
-def _load_config(file: str, verb: str) -> dict[str, Any]:
-    """Return the sections of a configuration file; empty if `file` is itself a configuration.
-
-    Raises:
-        UserError: if the file does not exist, or does not parse.
-    """
-    path = Path(file)
-    try:
-        if not path.is_file():
-            if ":" not in file and "\n" not in file:
-                raise UserError(f"{verb}: no such file {file!r}{how_to_get(file)}")
-            return {}
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):  # the text is not UTF-8, or `file` is no valid file name
-        return {}
-    except yaml.YAMLError as error:
-        raise UserError(f"{file}{_place(error)}: {_problem(error)}") from error
-    if content is None:
-        return {}
-    if not isinstance(content, dict):
-        shown = shorten(repr(content))
-        raise UserError(
-            f"{file}: {shown} is no configuration; keys such as model, data and study are needed"
-        )
-    return {key: value for key, value in content.items() if isinstance(key, str)}
-
-
-def _place(error: yaml.YAMLError) -> str:
-    mark = getattr(error, "problem_mark", None)
-    return "" if mark is None else f", line {mark.line + 1}, column {mark.column + 1}"
-
-
-def _problem(error: yaml.YAMLError) -> str:
-    problem = getattr(error, "problem", None) or str(error).splitlines()[0]
-    return f"{shorten(problem)}; it is not valid YAML: look at this line and the one before"
-
-
-def _check_class(section: str, value: Any) -> None:
-    """Check a section that names a class and its arguments."""
-    if isinstance(value, str) or value is None:
-        return
-    if not isinstance(value, Mapping):
-        raise ConfigError(section, value, "class_path and init_args expected")
-    path, arguments = value.get("class_path", ""), value.get("init_args")
-    if not isinstance(path, str):
-        raise ConfigError(
-            f"{section}.class_path", path, "the path of a class expected, such as mymodule.MyClass"
-        )
-    if not isinstance(arguments, (Mapping, type(None))):
-        raise ConfigError(
-            f"{section}.init_args", arguments, "the arguments of the class by name expected"
-        )
+def _check_class_key(key: str, value: Any) -> None:
+    """Check a key of a section that names a class and its arguments."""
+    section, _, name = key.partition(".")
+    if not name and not isinstance(value, (str, type(None))):
+        raise ConfigError(section, value, "keys with values: class_path and init_args")
+    if name == "class_path" and not isinstance(value, str):
+        raise ConfigError(key, value, "the path of a class, such as mymodule.MyClass")
+    if name == "init_args" and not isinstance(value, (Mapping, str, type(None))):
+        raise ConfigError(key, value, "keys with values: the arguments of the class by name")
 
 
 def _check_section(section: str, value: Any, known: Mapping[str, str]) -> None:
-    if isinstance(value, str) and Path(value).suffix in (".yaml", ".yml"):  # a file beside this one
+    """Check a section that is no mapping: it may name a file."""
+    if isinstance(value, str) and Path(value).suffix in (".yaml", ".yml"):
         return
-    if not isinstance(value, Mapping):
-        names = ", ".join(list(known)[:3])
-        raise ConfigError(
-            section, value, f"keys with values expected, such as {names}; or leave it out"
-        )
-    for name, each in value.items():
-        if name in known:
-            _check(f"{section}.{name}", each, known[name])
+    names = ", ".join(list(known)[:3])
+    raise ConfigError(section, value, f"keys with values, such as {names}; or left out")
 
 
-def _check(key: str, value: Any, annotation: str) -> None:
+def _check_value(key: str, value: Any, annotation: str) -> None:
     """Raise ConfigError if a value does not fit the annotation of its key."""
     node = ast.parse(annotation, mode="eval").body
     if _fits(value, node):
         return
-    words = " or ".join(WORDS[kind] for kind in _sorted(_kinds(node)))
+    words = " or ".join(KIND_NAMES[kind] for kind in _sorted(_kinds(node)))
     shown = "***" if key.startswith("storage.") else value
-    raise ConfigError(key, shown, f"{words} expected{_words_of_items(node)}")
+    raise ConfigError(key, shown, f"{words}{_words_of_items(node)}")
 
 
 def _words_of_items(node: ast.expr) -> str:
@@ -281,13 +183,13 @@ def _words_of_items(node: ast.expr) -> str:
         inner = _inner(each, -1)
         kinds = set() if inner is None else _kinds(inner) - {ANY}
         if kinds:
-            words = [WORDS[kind].partition(",")[0] for kind in _sorted(kinds)]
+            words = [KIND_NAMES[kind].partition(",")[0] for kind in _sorted(kinds)]
             return f"; each value is {' or '.join(words)}"
     return ""
 
 
 def _sorted(kinds: set[str]) -> list[str]:
-    return sorted(kinds, key=list(WORDS).index)
+    return sorted(kinds, key=list(KIND_NAMES).index)
 
 
 def _alternatives(node: ast.expr) -> list[ast.expr]:

@@ -1,16 +1,17 @@
-"""merge: take over trials of the same studies that were run elsewhere, so that results of several
-machines join.
+"""merge: add trials of the same studies that were run elsewhere.
 
-What is stored already stays. A study of the same name has to have been made with the same
-configuration. MLflow is not touched: analyze --sync brings it in step. Needs no torch.
+Results of several machines join this way. Stored trials stay. A study of the same name must have
+the same configuration. MLflow is unchanged: `analyze --sync` updates it. Needs no PyTorch.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from contextlib import ExitStack
 
-from lit_dps.cli.parser import CommandError, PlainParser
+from lit_dps.cli.command_line import CommandLine
+from lit_dps.cli.parser import CommandError, new_parser
 from lit_dps.core.config import StorageConfig
 from lit_dps.core.errors import ConfigError
 from lit_dps.core.text import escape
@@ -23,18 +24,18 @@ UNPACKED = "Largest size of a compressed file when unpacked, in GB (10^9 bytes).
 OTHER = "an Optuna storage URL, or the path of a sqlite file, which may be compressed (.db.xz)"
 
 
-def main(argv: list[str]) -> int:
-    """Runs the verb; argv[0] is "merge"."""
-    parser = PlainParser(prog="lit-dps merge", description=__doc__)
+def main(command: CommandLine) -> int:
+    """Merge studies, and print what was added."""
+    parser = new_parser(command, __doc__)
     parser.add_argument(
-        "others", type=str, nargs="*", metavar="OTHER", help=f"Where to take over from: {OTHER}."
+        "others", type=str, nargs="*", metavar="OTHER", help=f"Where to take trials from: {OTHER}."
     )
     parser.add_argument(
-        "--study", type=str, metavar="NAME", help="The one study to take over; by default all."
+        "--study", type=str, metavar="NAME", help="The one study to merge; by default all."
     )
     parser.add_argument("--unpacked_gb", type=float, default=UNPACKED_BYTES / 1e9, help=UNPACKED)
     parser.add_class_arguments(StorageConfig, "storage")
-    config = parser.instantiate_classes(parser.parse_args(argv[1:]))
+    config = parser.read_command()
     if not config.others:
         raise CommandError(f"OTHER is missing: {OTHER}")
     if not 0 < config.unpacked_gb < math.inf:
@@ -42,38 +43,55 @@ def main(argv: list[str]) -> int:
     url = config.storage.optuna_url
     check_place(url)
     check_writable(url)
-    with ExitStack() as stack:
-        others = []
-        for other in dict.fromkeys(config.others):
-            others.append(
-                stack.enter_context(open_elsewhere(other, url, int(config.unpacked_gb * 1e9)))
-            )
-        merged = merge(url, others, config.study)
+    max_bytes = int(config.unpacked_gb * 1e9)
+    merged = merge_storages(url, config.others, config.study, max_bytes)
     for name, study in merged.items():
         print(escape("\n".join(lines(name, study))))
     return 0
 
 
+def merge_storages(
+    url: str, others: Sequence[str], study: str | None, max_bytes: int = UNPACKED_BYTES
+) -> dict[str, Merged]:
+    """Merge the studies of other storages into a storage.
+
+    Args:
+        url: Optuna storage URL of the storage.
+        others: URLs or sqlite files of the others.
+        study: The one study to merge; None for all.
+        max_bytes: Largest size of a compressed file when unpacked.
+
+    Returns:
+        What was merged, by name of the study.
+    """
+    with ExitStack() as stack:
+        opened = []
+        for other in dict.fromkeys(others):
+            opened.append(stack.enter_context(open_elsewhere(other, url, max_bytes)))
+        return merge(url, opened, study)
+
+
 def lines(name: str, study: Merged) -> list[str]:
-    """What became of a study: a line, and one for each cell with trials that ended otherwise."""
+    """Return a line about a merged study, and one for each cell with conflicting trials."""
     conflicts = sum(map(len, study.conflicts.values()))
-    told = (
+    counts = (
         f"{_count(study.added, 'trial')} taken over, {study.unchanged} known already, "
         f"{_count(conflicts, 'conflict')}"
     )
-    return [f"study {name}: {told}", *(_conflict_line(study, cell) for cell in study.conflicts)]
+    return [f"study {name}: {counts}", *(_conflict_line(study, cell) for cell in study.conflicts)]
 
 
 def _conflict_line(study: Merged, cell: Cell) -> str:
     conflicts = study.conflicts[cell]
-    first, differ = conflicts[0], sum(conflict.k_differs for conflict in conflicts)
-    again = f" repeat {first.repeat}" if first.repeat else ""
+    first = conflicts[0]
+    other_k = sum(conflict.k_differs for conflict in conflicts)
+    repeat = f" repeat {first.repeat}" if first.repeat else ""
     return (
         f"  {cell}: {_count(len(conflicts), 'trial')} ended otherwise elsewhere, the first at "
-        "point "
-        f"{first.point}{again} in {first.place}; what was here is kept; K differs in {differ}"
+        f"point {first.point}{repeat} in {first.place}; what was here is kept; K differs in "
+        f"{other_k}"
     )
 
 
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"
+def _count(number: int, noun: str) -> str:
+    return f"1 {noun}" if number == 1 else f"{number} {noun}s"

@@ -1,4 +1,4 @@
-"""One-line errors for jsonargparse parsers, and what a mistyped name was likely meant to be."""
+"""One-line errors for jsonargparse parsers, with the name that was probably meant."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import argparse
 import inspect
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NoReturn, get_args, get_type_hints
 
 from jsonargparse import ArgumentParser, Namespace
 
-from lit_dps.cli.command_line import options_of, read_config
+from lit_dps.cli.command_line import CommandLine
+from lit_dps.cli.config_file import ConfigFile
 from lit_dps.cli.shipped import how_to_get
 from lit_dps.core.error_origin import find_user_error
 from lit_dps.core.errors import ConfigError, UserError
@@ -19,141 +20,186 @@ from lit_dps.core.parse_errors import one_line
 from lit_dps.core.text import closest_name, shorten_message
 from lit_dps.storage.urls import without_password
 
-OURS = ("lit_dps.models", "lit_dps.data", "lit_dps.module")
-_PATH = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+")
-_BARE = re.compile(r"Expected a dot import path string: (\w+)")
-_OPTION = re.compile(r"unrecognized arguments: (--[\w.-]+)")
-_KEY = re.compile(r"(?:^Option|accept option) '([\w.]+)'")
-_ARGUMENT = re.compile(r"(model|data): Option '(\w+)' is not accepted")
+# Modules with classes that a configuration may name.
+OUR_MODULES = ("lit_dps.models", "lit_dps.data", "lit_dps.module")
+_CLASS_PATH = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+")
+_BARE_CLASS = re.compile(r"Expected a dot import path string: (\w+)")
+_UNKNOWN_OPTION = re.compile(r"unrecognized arguments: (--[\w.-]+)")
+_UNKNOWN_KEY = re.compile(r"(?:^Option|accept option) '([\w.]+)'")
+_UNKNOWN_ARGUMENT = re.compile(r"(model|data): Option '(\w+)' is not accepted")
+_MISSING_CLASSES = re.compile(r"are required: (\w+\.)?data, (\w+\.)?model$")
+_MISSING_FILE = re.compile(r"File does not exist: '(.+)'")
 
 
 class CommandError(UserError):
     """A command line or configuration file that does not parse."""
 
 
-class OneLineErrors:
-    """Mixin for jsonargparse's ArgumentParser: an error is raised as one line, instead of usage,
-    tip and exit."""
+class CommandParser(ArgumentParser):
+    """jsonargparse's parser of a `CommandLine`, with errors of one line.
+
+    An error is raised, instead of printing usage and a tip and leaving the process.
+
+    Attributes:
+        command: The command; None without one. The parser reads no configuration file itself.
+    """
+
+    command: CommandLine | None = None
+    _file: ConfigFile | None = None
 
     def parse_args(self, *args: Any, **kwargs: Any) -> Any:
+        """Parse a command line."""
         try:
             return super().parse_args(*args, **kwargs)
         except UnicodeDecodeError as error:
-            raise CommandError(f"a configuration file is no text in UTF-8: {error}") from error
+            raise CommandError(f"a configuration file is not text in UTF-8: {error}") from error
+
+    def read_command(self) -> Namespace:
+        """Return the options of the command, with the dataclasses of its sections built."""
+        assert self.command is not None
+        config = self.instantiate_classes(self.parse_args(self.command.words))
+        assert isinstance(config, Namespace)
+        return config
+
+    def parse_path(self, path: Any, *args: Any, **kwargs: Any) -> Namespace:
+        """Parse a configuration file with the content that the command has read."""
+        if self.command is not None:
+            self._file = self.command.files.get(str(path))
+        return super().parse_path(path, *args, **kwargs)
+
+    def parse_string(self, content: str, *args: Any, **kwargs: Any) -> Namespace:
+        """Parse a configuration, or in its place the file of `parse_path`."""
+        file, self._file = self._file, None
+        if file is not None:
+            content = file.text
+        return super().parse_string(content, *args, **kwargs)
 
     def dump(self, cfg: Namespace, *args: Any, **kwargs: Any) -> str:
-        """Return a configuration as text, as --print_config prints it, without the passwords of its
-        URLs."""
+        """Return a configuration as text, without the passwords of its URLs."""
         cfg = cfg.clone()
-        for key in ("optuna", "mlflow"):
-            if isinstance(url := cfg.get(f"storage.{key}"), str):
-                cfg[f"storage.{key}"] = without_password(url)
+        for key in ("storage.optuna", "storage.mlflow"):
+            url = cfg.get(key)
+            if isinstance(url, str):
+                cfg[key] = without_password(url)
         return super().dump(cfg, *args, **kwargs)
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        if not self.exit_on_error:  # a parser within: the one around it adds its key
+        """Raise CommandError with one line."""
+        if not self.exit_on_error:  # an inner parser: the outer one adds its key
             super().error(message, ex)
         text = one_line(message)
-        if missing := re.search(r"File does not exist: '(.+)'", text):
+        missing = _MISSING_FILE.search(text)
+        if missing is not None:
             text += how_to_get(missing[1])
-        raise find_user_error(ex) or CommandError(
-            shorten_message(text) + likely_meant(text, self)
-        ) from ex
+        line = shorten_message(text) + likely_meant(text, self, self.command)
+        raise find_user_error(ex) or CommandError(line) from ex
 
 
-class PlainParser(OneLineErrors, ArgumentParser):
-    """jsonargparse's parser with errors of one line."""
+def new_parser(command: CommandLine, description: str | None) -> CommandParser:
+    """Return a parser for a command without a configuration of model and data."""
+    parser = CommandParser(prog=f"lit-dps {command.verb}", description=description)
+    parser.command = command
+    return parser
 
 
-def refuse_nulls(config: Mapping[str, Any], classes: Mapping[str, type]) -> None:
-    """Raises ConfigError for arguments that are null and may not be, and for what is there in place
-    of arguments.
+def refuse_nulls(config: Mapping[str, Any] | Namespace, classes: Mapping[str, type]) -> None:
+    """Raise ConfigError for null arguments that must have a value.
 
     jsonargparse takes null for "left out".
 
     Args:
         config: A configuration.
         classes: Its keys that hold the arguments of a class.
+
+    Raises:
+        ConfigError: also for a value in place of arguments.
     """
     for key, cls in classes.items():
-        if not isinstance(config[key], (Mapping, Namespace)):
-            raise ConfigError(key, config[key], "arguments by name, or left out")
+        arguments = config[key]
+        if not isinstance(arguments, (Mapping, Namespace)):
+            raise ConfigError(key, arguments, "arguments by name, or left out")
         for name, hint in get_type_hints(cls.__init__).items():
-            if (
-                name in config[key]
-                and config[key][name] is None
-                and type(None) not in get_args(hint)
-            ):
-                raise ConfigError(f"{key}.{name}", None, "a value is needed")
+            may_be_null = type(None) in get_args(hint)
+            if name in arguments and arguments[name] is None and not may_be_null:
+                raise ConfigError(f"{key}.{name}", None, "a value")
 
 
-def likely_meant(text: str, parser: argparse.ArgumentParser) -> str:
-    """What to add to a parser's error: "; did you mean ...?", or nothing. The parser has imported
-    what was named."""
-    if re.search(r"are required: (\w+\.)?data, (\w+\.)?model$", text):
+def likely_meant(
+    text: str, parser: argparse.ArgumentParser, command: CommandLine | None = None
+) -> str:
+    """Return "; did you mean ...?" for a parser's error, or "" without a similar name.
+
+    The parser has imported the modules of the classes that the text names.
+    """
+    if _MISSING_CLASSES.search(text):
         return "; a configuration file has them, and `lit-dps configs` lists those of the package"
-    near = next(filter(None, (_option(text, parser), *_classes(text), _argument(text))), None)
-    return f"; did you mean {near}?" if near else ""
+    near = _similar_option(text, parser) or _similar_class(text)
+    if near is None and command is not None:
+        near = _similar_argument(text, command)
+    return "" if near is None else f"; did you mean {near}?"
 
 
-def _option(text: str, parser: argparse.ArgumentParser) -> str | None:
-    if match := _OPTION.search(text):
-        return closest_name(match[1], _options(parser))
-    key = _KEY.search(text)
-    return closest_name(key[1], (option[2:] for option in _options(parser))) if key else None
+def _similar_option(text: str, parser: argparse.ArgumentParser) -> str | None:
+    option = _UNKNOWN_OPTION.search(text)
+    if option is not None:
+        return closest_name(option[1], _options_of(parser))
+    key = _UNKNOWN_KEY.search(text)
+    if key is not None:
+        return closest_name(key[1], (option[2:] for option in _options_of(parser)))
+    return None
 
 
-def _options(parser: argparse.ArgumentParser) -> set[str]:
-    """The long options of a parser and of those below it."""
-    found = {option for option in parser._option_string_actions if option.startswith("--")}
+def _options_of(parser: argparse.ArgumentParser) -> set[str]:
+    """Return the long options of a parser and of its subparsers."""
+    options = {option for option in parser._option_string_actions if option.startswith("--")}
     for action in parser._actions:
-        below = action.choices.values() if isinstance(action.choices, dict) else ()
-        found |= {
-            option
-            for each in below
-            if isinstance(each, argparse.ArgumentParser)
-            for option in _options(each)
-        }
-    return found
+        if isinstance(action.choices, dict):
+            for subparser in action.choices.values():
+                if isinstance(subparser, argparse.ArgumentParser):
+                    options |= _options_of(subparser)
+    return options
 
 
-def _classes(text: str) -> Iterator[str | None]:
-    for path in _PATH.findall(text):
-        module, _, name = path.rpartition(".")
-        found = sys.modules.get(module)
-        if (
-            found is not None
-            and not hasattr(found, name)
-            and (near := closest_name(name, vars(found)))
-        ):
-            yield f"{module}.{near}"
-    if bare := _BARE.search(text):
-        public = {name: module for module in OURS for name in vars(sys.modules.get(module, sys))}
-        if near := closest_name(bare[1], (name for name in public if name[0].isupper())):
-            yield f"{public[near]}.{near}"
+def _similar_class(text: str) -> str | None:
+    """Return the path of a class that is similar to one that a text names."""
+    for path in _CLASS_PATH.findall(text):
+        module_name, _, name = path.rpartition(".")
+        module = sys.modules.get(module_name)
+        if module is None or hasattr(module, name):
+            continue
+        near = closest_name(name, vars(module))
+        if near is not None:
+            return f"{module_name}.{near}"
+    bare = _BARE_CLASS.search(text)
+    if bare is None:
+        return None
+    paths = _our_classes()
+    near = closest_name(bare[1], paths)
+    return None if near is None else paths[near]
 
 
-def _argument(text: str) -> str | None:
-    if not (match := _ARGUMENT.search(text)):
+def _our_classes() -> dict[str, str]:
+    """Return the paths of the classes of this package that are imported, by name."""
+    paths = {}
+    for module in OUR_MODULES:
+        if module in sys.modules:
+            for name in vars(sys.modules[module]):
+                if name[0].isupper():
+                    paths[name] = f"{module}.{name}"
+    return paths
+
+
+def _similar_argument(text: str, command: CommandLine) -> str | None:
+    """Return the argument of the model's or data's class that is similar to an unknown one."""
+    match = _UNKNOWN_ARGUMENT.search(text)
+    if match is None:
         return None
     section, name = match.groups()
-    module, _, last = _class_path(section).rpartition(".")
-    found = getattr(sys.modules.get(module), last, None)
-    near = (
-        closest_name(name, inspect.signature(found).parameters) if inspect.isclass(found) else None
-    )
-    return f"{section}.{near}" if near else None
-
-
-def _class_path(section: str) -> str:
-    """The class that the command line names for a section, or the last of its configuration
-    files."""
-    path = ""
-    for option in options_of(sys.argv[1:]):
-        if option.is_config:
-            content = read_config(option.text).get(section)
-            if isinstance(content, dict):
-                path = content.get("class_path", path)
-        elif option.name in (f"--{section}", f"--{section}.class_path"):
-            path = option.text
-    return str(path)
+    path = command.value(f"{section}.class_path") or command.value(section)
+    module, _, class_name = str(path).rpartition(".")
+    cls = getattr(sys.modules.get(module), class_name, None)
+    parameters: Iterable[str] = ()
+    if inspect.isclass(cls):
+        parameters = inspect.signature(cls).parameters
+    near = closest_name(name, parameters)
+    return None if near is None else f"{section}.{near}"

@@ -1,4 +1,4 @@
-"""replicate: run or resume the studies of the replication, and write docs/replication.md from them.
+"""replicate: run or resume the studies of the replication, and write its page.
 
 With --full also the studies at the paper's own scale, which take days. They resume from the trials
 that the repository holds.
@@ -14,16 +14,16 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import ExitStack
 from importlib.metadata import version
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import yaml
 
 from lit_dps.analysis.analysis import Analysis
-from lit_dps.cli.parser import PlainParser
+from lit_dps.cli.command_line import CommandLine
+from lit_dps.cli.merge import merge_storages
+from lit_dps.cli.parser import new_parser
 from lit_dps.cli.shipped import FOLDER
 from lit_dps.core.atomic_write import replacing
 from lit_dps.core.config import StorageConfig, StudyConfig, cores
@@ -36,8 +36,7 @@ from lit_dps.replication.page import replication_page
 from lit_dps.replication.parts import Core, Image, Machine, Part
 from lit_dps.report.figures import COMPARISONS, FIGURES, write_comparison
 from lit_dps.report.publish import figures_folder, publish
-from lit_dps.storage.merge import merge
-from lit_dps.storage.read import open_elsewhere, read_study
+from lit_dps.storage.read import read_study
 from lit_dps.storage.urls import check_place, without_password
 from lit_dps.study.hardware import cpu_model
 
@@ -51,13 +50,13 @@ _CHILD = "import sys; from lit_dps.cli import main; sys.exit(main())"
 _FORWARDED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-def main(argv: list[str]) -> int:
-    """Run the verb; argv[0] is "replicate".
+def main(command: CommandLine) -> int:
+    """Run the studies, and write the pages.
 
     Returns:
         The exit code of the first study that does not end with 0; else 0.
     """
-    parser = PlainParser(prog="lit-dps replicate", description=__doc__)
+    parser = new_parser(command, __doc__)
     parser.add_argument(
         "--configs", type=str, default=str(CONFIGS), help="Folder of a file for each study."
     )
@@ -72,7 +71,7 @@ def main(argv: list[str]) -> int:
         "--report_only", type=bool, default=False, help="Run nothing: write the page from storage."
     )
     parser.add_class_arguments(StorageConfig, "storage")
-    config: Any = parser.instantiate_classes(parser.parse_args(argv[1:]))
+    config = parser.read_command()
     folder = Path(config.configs)
     if folder == CONFIGS and not folder.is_dir():  # not in a checkout
         folder = FOLDER / CONFIGS.name
@@ -85,21 +84,18 @@ def main(argv: list[str]) -> int:
         code = _run_studies(studies, config.storage)
         if code:
             return code
-    command = " ".join(["lit-dps", *(shlex.quote(without_password(arg)) for arg in argv)])
-    for path in write_pages(studies, config.storage, output, command):
+    words = [shlex.quote(without_password(word)) for word in command.argv]
+    for path in write_pages(studies, config.storage, output, " ".join(["lit-dps", *words])):
         print(f"written: {path}")
     return 0
 
 
 def take_over(folder: Path, storage: StorageConfig) -> None:
     """Merge the trials of the databases *.db.xz of a folder; stored ones change nothing."""
-    with ExitStack() as stack:
-        others = []
-        for path in folder.glob("*.db.xz"):
-            others.append(stack.enter_context(open_elsewhere(str(path), storage.optuna_url)))
-        if others:
-            check_place(storage.optuna_url)
-            merge(storage.optuna_url, others, None)
+    databases = [str(path) for path in folder.glob("*.db.xz")]
+    if databases:
+        check_place(storage.optuna_url)
+        merge_storages(storage.optuna_url, databases, None)
 
 
 def studies_in(folder: Path) -> dict[Path, str]:

@@ -1,7 +1,6 @@
-"""fit --of: trains a trial of a stored study again, that of K* unless another is asked for, and may
-keep its weights.
+"""fit --of: train a trial of a stored study again, and possibly keep its weights.
 
-The goal, seeds, data order, mask and threads are the trial's own: K is equal to the stored one.
+The goal, seeds, data order, mask and threads are those of the trial, so K equals the stored one.
 Nothing is stored.
 """
 
@@ -10,13 +9,15 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import yaml
-from jsonargparse import Namespace
 
-from lit_dps.cli.parser import PlainParser
-from lit_dps.cli.study import StudyCLI
+from lit_dps.cli.command_line import CommandLine
+from lit_dps.cli.options import RetrainOptions, add_options, take_options
+from lit_dps.cli.parser import new_parser
+from lit_dps.cli.study import read_setup
 from lit_dps.core.aliases import from_stored
 from lit_dps.core.config import StorageConfig
 from lit_dps.core.errors import ConfigError, UserError
@@ -29,53 +30,35 @@ from lit_dps.storage.read import read_study, study_uid
 from lit_dps.study.retrain import compare_with_stored, retrain, stored_trial
 from lit_dps.study.setup import StudySetup
 
-TRUST = (
-    "Import the modules that the stored configuration names, even if somebody else ran the study."
-)
 
+def main(command: CommandLine) -> int:
+    """Train a stored trial again, and return the exit code."""
+    parser = new_parser(command, __doc__)
+    add_options(parser, RetrainOptions)
+    parser.add_class_arguments(StorageConfig, "storage")
+    config = parser.parse_args(command.words)
+    options = take_options(config, RetrainOptions)
+    storage = StorageConfig(**config.storage.as_dict())
+    checkpoint = Path(options.checkpoint) if options.checkpoint else None
 
-def main(argv: list[str]) -> int:
-    """Runs the verb; argv[0] is "fit"."""
-    asked = _asked(argv[1:])
-    storage, keep = (
-        StorageConfig(**asked.storage.as_dict()),
-        asked.checkpoint and Path(asked.checkpoint),
-    )
-    record = read_study(storage.optuna_url, asked.of)
-    stored = stored_trial(record, record.parse_cell(asked.cell), asked.point)
-    if keep is not None and keep.exists():
-        raise ConfigError("--checkpoint", str(keep), "a file that is not there yet")
-    if not asked.trust:
+    record = read_study(storage.optuna_url, options.of)
+    stored = stored_trial(record, record.parse_cell(options.cell), options.point)
+    if checkpoint is not None and checkpoint.exists():
+        raise ConfigError("--checkpoint", str(checkpoint), "a file that does not exist yet")
+    if not options.trust:
         _check_trust(record, storage)
-    setup = _rebuilt(record, storage)
+    setup = replace(_rebuilt(record), storage=storage)
     point = ", ".join(f"{key} {text_of(value)}" for key, value in stored.trial.params.items())
     print(f"study {record.name}, {stored.trial}: {point}", file=sys.stderr, flush=True)
-    run = retrain(setup, record, stored, keep)
-    if run.traceback:
-        print(run.traceback, file=sys.stderr)
-    if keep is not None:
-        print(f"checkpoint: {keep if keep.exists() else 'none was written'}")
-    print(f"{run.outcome}; {compare_with_stored(run, stored)}")
-    return INTERRUPTED if run.status is None else int(run.status is Status.FAILED)
-
-
-def _asked(argv: list[str]) -> Namespace:
-    parser = PlainParser(prog="lit-dps fit", description=__doc__)
-    parser.add_argument("--of", type=str, required=True, help="The study.")
-    parser.add_argument(
-        "--cell",
-        type=str,
-        default="",
-        help="The cell, such as B=32,S=0.9,delay=4; what has one value in the study may be left "
-        "out.",
-    )
-    parser.add_argument("--point", type=int, help="Another point of the cell than that of K*.")
-    parser.add_argument(
-        "--checkpoint", type=str, help="Save a Lightning checkpoint of the weights at the end here."
-    )
-    parser.add_argument("--trust", action="store_true", help=TRUST)
-    parser.add_class_arguments(StorageConfig, "storage")
-    return parser.parse_args(argv)
+    attempt = retrain(setup, record, stored, checkpoint)
+    if attempt.traceback:
+        print(attempt.traceback, file=sys.stderr)
+    if checkpoint is not None:
+        print(f"checkpoint: {checkpoint if checkpoint.exists() else 'none was written'}")
+    print(f"{attempt.outcome}; {compare_with_stored(attempt, stored)}")
+    if attempt.status is None:
+        return INTERRUPTED
+    return int(attempt.status is Status.FAILED)
 
 
 def _check_trust(record: StudyRecord, storage: StorageConfig) -> None:
@@ -88,32 +71,21 @@ def _check_trust(record: StudyRecord, storage: StorageConfig) -> None:
     if modules and not is_own(study_uid(storage.optuna_url, record.name)):
         raise UserError(
             f"study {record.name!r} was not run by you on this machine, and training its trial "
-            "again imports "
-            f"{shorten(', '.join(modules))}, which runs code; add --trust if you trust that code"
+            f"again imports {shorten(', '.join(modules))}, which runs code; add --trust if you "
+            "trust that code"
         )
 
 
-def _rebuilt(record: StudyRecord, storage: StorageConfig) -> StudySetup:
-    """The setup that a study was run with, from the configuration that is stored with it."""
-    before, file = sys.argv, None
-    try:
-        with tempfile.NamedTemporaryFile(
-            "w", suffix=".yaml", encoding="utf-8", delete=False
-        ) as file:
-            yaml.safe_dump(from_stored(record.config), file)
-        sys.argv = [
-            "lit-dps fit",
-            "--config",
-            file.name,
-        ]  # LightningCLI warns of arguments given otherwise
-        setup = StudyCLI(run=False, seed_everything_default=False).setup()
-    except UserError as error:
-        why = str(error).replace(file.name, "") if file else error
-        raise UserError(
-            f"study {record.name!r}: its stored configuration cannot be rebuilt here: {why}"
-        ) from error
-    finally:
-        sys.argv = before
-        if file is not None:
-            os.unlink(file.name)
-    return StudySetup(**{**vars(setup), "storage": storage})
+def _rebuilt(record: StudyRecord) -> StudySetup:
+    """Return the setup that a study was run with, from the configuration in its storage."""
+    config = from_stored(record.config)
+    with tempfile.TemporaryDirectory() as folder:
+        file = os.path.join(folder, "stored.yaml")
+        Path(file).write_text(yaml.safe_dump(config), encoding="utf-8")
+        try:
+            return read_setup(["--config", file])
+        except UserError as error:
+            reason = str(error).replace(file, "")
+            raise UserError(
+                f"study {record.name!r}: its stored configuration cannot be rebuilt here: {reason}"
+            ) from error

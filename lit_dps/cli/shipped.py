@@ -8,43 +8,58 @@ from pathlib import Path
 import lit_dps
 from lit_dps.core.text import closest_name
 
-FOLDER = Path(lit_dps.__file__).parent / "configs"
+FOLDER = Path(str(lit_dps.__file__)).parent / "configs"
+# The end of the first sentence of a comment; "et al." ends none.
+_SENTENCE_END = re.compile(r"(?<!al)[.?] (?=[A-Z(])")
 
 
 def names() -> list[str]:
-    """The names of all files, the first one to try first: quickstart, ..., studies/width."""
-    found = (path.relative_to(FOLDER).with_suffix("").as_posix() for path in FOLDER.rglob("*.yaml"))
+    """Return the names of all files: quickstart first, then those in subfolders last."""
+    found = []
+    for path in FOLDER.rglob("*.yaml"):
+        found.append(_name_of(path))
     return sorted(found, key=lambda name: (name != "quickstart", name.count("/"), name))
 
 
+def _name_of(path: Path) -> str:
+    return path.relative_to(FOLDER).with_suffix("").as_posix()
+
+
 def find(name: str) -> Path | None:
-    """The file of a name, which may be the last part of one, or a path such as
-    configs/quickstart.yaml."""
-    wanted = name.removesuffix(".yaml").removesuffix(".yml").rpartition("configs/")[2]
-    found = [each for each in names() if each == wanted or each.rpartition("/")[2] == wanted]
-    exact = wanted in found
-    return FOLDER / f"{wanted if exact else found[0]}.yaml" if exact or len(found) == 1 else None
+    """Return the file of a name; None if there is none, or several.
+
+    Args:
+        name: Such as studies/width, its last part, or a path such as configs/studies/width.yaml.
+    """
+    name = name.removesuffix(".yaml").removesuffix(".yml").rpartition("configs/")[2]
+    if name in names():
+        return FOLDER / f"{name}.yaml"
+    matches = [each for each in names() if each.rpartition("/")[2] == name]
+    if len(matches) != 1:
+        return None
+    return FOLDER / f"{matches[0]}.yaml"
 
 
 def how_to_get(file: str | Path) -> str:
-    """What to add to an error about a file that is not there, if the package has one of that name,
-    or one near it."""
-    name = str(file)
-    if (found := find(name)) is None:
-        stem = Path(name).stem
-        near = closest_name(stem, [each.rpartition("/")[2] for each in names()])
-        if near is None or (found := find(near)) is None:
-            return ""
-    own = found.relative_to(FOLDER).with_suffix("").as_posix()
-    return f"; `lit-dps configs {own}` copies that of the package here"
+    """Return how to copy the file of the package that a missing file was probably meant to be.
+
+    Returns:
+        The end of an error message; "" if the package has no file of this or a similar name.
+    """
+    path = find(str(file))
+    if path is None:
+        near = closest_name(Path(file).stem, [name.rpartition("/")[2] for name in names()])
+        path = None if near is None else find(near)
+    if path is None:
+        return ""
+    return f"; `lit-dps configs {_name_of(path)}` copies that of the package here"
 
 
 def summary(path: Path) -> str:
-    """The first sentence of the comment that a file begins with; empty without one."""
-    lines = path.read_text(encoding="utf-8").splitlines()
+    """Return the first sentence of the comment that a file begins with; "" without a comment."""
     comment = []
-    for line in lines:
+    for line in path.read_text(encoding="utf-8").splitlines():
         if not line.startswith("#"):
             break
         comment.append(line.lstrip("# "))
-    return re.split(r"(?<!al)[.?] (?=[A-Z(])", " ".join(comment))[0].rstrip(".")
+    return _SENTENCE_END.split(" ".join(comment))[0].rstrip(".")

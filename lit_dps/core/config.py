@@ -1,4 +1,4 @@
-"""Configuration of a study: what is searched, and where it is kept."""
+"""Configuration of a study: the grid and the search, and where results are kept."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class StudyConfig:
         name: Name in Optuna and MLflow. By default it is the name of the last configuration file
             without its suffix. Studies of the first version were named "study".
         batch_sizes: Global batch sizes of the grid.
-        sparsities: Shares of pruned parameters, each in [0, 1).
+        sparsities: Sparsities of the grid. Each is a share of pruned parameters, in [0, 1).
         grid: Further axes: {KEY: [values]}. For example {pruning.method: [snip, random],
             model.network: [lit_dps.models.MLP, lit_dps.models.SimpleCNN]}. The keys belong to the
             model, the data, the pruning (also pruning.options.batches), optim or local, or replace
@@ -75,13 +75,13 @@ class StudyConfig:
         repeat_points: Best points of a cell to repeat.
         repeat_slack: A repeat stops at this multiple of K*. Then it counts as missed. 1 or more;
             null runs it to the step budget.
-        engine: The loop that trains the trials. "single" trains one network at a time, from check
-            to check. "stacked" trains several networks at once, if they can be stacked: its
-            gradients differ by rounding, which training amplifies, so that K of a stacked trial is
-            equal in distribution, and not to the bit. "lightning" is Lightning's own loop, equal to
-            "single" to the bit and slower. "auto" is "stacked" on a GPU and "single" elsewhere. A
-            trial that does not support a loop takes the next slower one, and stores why. "fused" is
-            the former name of "stacked".
+        engine: single, stacked, lightning or auto. It is the loop that trains the trials. "single"
+            trains one network at a time, from check to check. "stacked" trains several networks at
+            once, if they can be stacked: its gradients differ by rounding, which training amplifies,
+            so that K of a stacked trial is equal in distribution, and not to the bit. "lightning" is
+            Lightning's own loop, equal to "single" to the bit and slower. "auto" is "stacked" on a
+            GPU and "single" elsewhere. A trial that does not support a loop takes the next slower
+            one, and stores why. "fused" is the former name of "stacked".
         workers: Processes that train at the same time. By default one for each CPU core, or one on
             a GPU.
         threads: CPU threads of each worker. Results may differ in the last digit with another
@@ -90,7 +90,7 @@ class StudyConfig:
         checkpoint_minutes: Minutes between saves of a long trial. A longer trial is saved at its
             next check, and when it is interrupted, and resumes from there to the bit. null never
             saves. Stacked trials start again.
-        batch_size_key: Key that the batch size is set at.
+        batch_size_key: Key of the batch size.
         workload: Name of the MLflow experiment. By default the data set, network and update rule.
         lean: Former key: false is engine "lightning".
     """
@@ -268,11 +268,11 @@ class StorageConfig:
     """Where a study is kept.
 
     Attributes:
-        folder: Folder of the default databases, of MLflow's artifacts, of the figures, of
-            checkpoints and tracebacks.
-        optuna: Optuna storage URL; by default sqlite in FOLDER/study.db. It is the truth of a
+        folder: Folder of databases, figures, checkpoints. MLflow's artifacts and the tracebacks of
+            failed trials are there too.
+        optuna: Optuna storage URL. By default sqlite in FOLDER/study.db. It holds all results of a
             study.
-        mlflow: MLflow tracking URI; by default sqlite in FOLDER/mlflow.db. It is the view.
+        mlflow: MLflow tracking URI. By default sqlite in FOLDER/mlflow.db. It displays the results.
     """
 
     folder: str = "mlruns"

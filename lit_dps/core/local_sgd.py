@@ -27,13 +27,13 @@ class LocalSGDSchedule:
     """Local SGD: workers train separately, and meet after every `steps` steps.
 
     Attributes:
-        workers: Number of workers n; 1 is the usual training.
-        steps: Local steps H between two meetings of the workers.
-        start: Synchronous steps t0 before the first local step.
+        workers: Number of workers n; 1: the usual training.
+        steps: Local steps H between two meetings.
+        start: Synchronous steps t0 before local ones.
         outer_learning_rate: Learning rate of the outer optimizer. With 1, and without momentum,
             workers continue from their mean.
-        outer_momentum: Momentum of the outer optimizer, in [0, 1).
-        outer_nesterov: Whether the outer momentum is Nesterov's.
+        outer_momentum: Momentum of the outer optimizer. It is in [0, 1).
+        outer_nesterov: Use Nesterov's outer momentum.
 
     Raises:
         ConfigError: for a value out of its range.

@@ -27,18 +27,23 @@ UNLESS_DEFAULT = {"identity": "unless default"}  # studies without the key keep 
 
 @dataclass(frozen=True)
 class GoalConfig:
-    """When a trial stops: at the first check that meets the goal, or at the step budget.
+    """When a trial stops.
+
+    It stops at the first check that meets the goal, or at the step budget. One of `error`,
+    `at_most` and `at_least` is the value of the goal.
 
     Attributes:
-        error: Goal validation error, between 0 and 1. It is short for `at_most`, with the metric
-            `monitor`. It cannot be combined with `metric`.
-        check_interval: Optimizer steps between two validations.
-        max_steps: Most optimizer steps of a run, a multiple of `check_interval`.
-        monitor: Name of the validation error that the module logs, as a fraction.
-        early_reject: Whether a validation may stop as soon as it certainly misses the goal. This
-            needs support by module and data (`EarlyCheck`). The number of steps to the goal stays
-            the same. Errors in the curve become lower bounds, and nothing is logged.
-        metric: Name of another metric that the module logs in validation, such as "val/accuracy".
+        error: Validation error to reach, a share. It is between 0 and 1, and short for `at_most`
+            with the metric `monitor`. It cannot be combined with `metric`.
+        check_interval: Optimizer steps between validations.
+        max_steps: Step budget of a trial. It is a multiple of `check_interval`.
+        monitor: Name that the error is logged under. The module logs the validation error as a
+            fraction.
+        early_reject: Stop a check once it misses the goal. A validation then stops as soon as it
+            certainly misses the goal. This needs support by module and data (`EarlyCheck`). The
+            number of steps to the goal stays the same. Errors in the curve become lower bounds, and
+            nothing is logged.
+        metric: Another metric, logged in validation. For example "val/accuracy".
         at_most: Goal value of a metric that falls.
         at_least: Goal value of a metric that rises.
 
@@ -106,22 +111,23 @@ class PruningConfig:
     """Pruning before the first step.
 
     Attributes:
-        sparsity: Share of the parameters to prune, in [0, 1); 0 prunes nothing.
-        method: "snip" (as in the paper), "magnitude", "random", "snip_it", "iterative_snip",
-            "force", "grasp", "synflow", "snap", "snap_it", "random_layerwise", "smart_ratio",
-            "shuffle", or the class path of a `lit_dps.pruning.Pruner`.
-        biases: "paper" prunes weights and biases, as the authors' code does; "keep" prunes only
-            weights.
+        sparsity: Share of pruned parameters, in [0, 1). 0 prunes nothing. A study sets it.
+        method: Such as snip, grasp, synflow; or a class path. The methods are "snip" (as in the
+            paper), "magnitude", "random", "snip_it", "iterative_snip", "force", "grasp", "synflow",
+            "snap", "snap_it", "random_layerwise", "smart_ratio", "shuffle", and the class path of a
+            `lit_dps.pruning.Pruner`.
+        biases: paper: prune biases too; keep: do not. "paper" does what the authors' code does.
         batch_size: Examples of a batch of the pruning pass. Each batch is weighted by its size, so
             that the scores are sums over the examples.
-        seed: Seed of the "random" scores.
-        exclude: Patterns of parameter names that stay dense, such as "head.*", "*.cls_token", or
+        seed: Seed of the "random" scores. A study sets it.
+        exclude: Patterns of parameters that stay dense. For example "head.*", "*.cls_token", or
             "teacher.*" for a copy of the pruned network.
         options: Arguments of the method's constructor.
-        init: The weights under the mask at the start of training (`lit_dps.pruning.start`).
-            "original": the weights that were scored. "reinit": new weights of the network's own
-            initialization, in a study. "isometry": the original weights, moved towards orthogonal
-            layers (Lee et al. 2020). Sparsity 0 always uses the original weights.
+        init: Weights under the mask: original, reinit, isometry. They are those at the start of
+            training (`lit_dps.pruning.start`). "original": the weights that were scored. "reinit":
+            new weights of the network's own initialization, in a study. "isometry": the original
+            weights, moved towards orthogonal layers (Lee et al. 2020). Sparsity 0 always uses the
+            original weights.
 
     Raises:
         ConfigError: for a value out of its range.
@@ -153,7 +159,7 @@ class OptimConfig:
     """Stale gradients.
 
     Attributes:
-        delay: The delay tau in optimizer steps; 0 is the usual update.
+        delay: Steps tau that gradients are late. 0 is the usual update.
 
     Raises:
         ConfigError: for a value out of its range.
@@ -176,15 +182,16 @@ class SmoothnessConfig:
     """Measurements of the terms of the convergence theory along a trial.
 
     Attributes:
-        interval: Optimizer steps between measurements; null measures nothing. The paper uses 100.
-        delta: Distance of the gammas delta, 2 delta, ..., in (0, 1].
+        interval: Steps between measurements; null: none. The paper uses 100.
+        delta: Distance of the gammas, in (0, 1]. The gammas are delta, 2 delta, ...
         last: Largest gamma, at least `delta`. The paper uses 1, its code 0.9.
-        examples: Training examples of the gradients: the first ones of the pass for pruning. By
-            default the whole training split.
+        examples: Training examples of the gradients. They are the first ones of the pass for
+            pruning. By default all.
         batch_size: Examples per batch of the passes. It changes results by rounding only.
-        floor: Lower bound f_inf of the training loss: 0 for a cross-entropy.
-        noise: Whether each measurement also computes the variance of the per-example gradient
-            before the step. The extra pass takes 2 to 100 times as long as a pass in batches.
+        floor: Lower bound f_inf of the training loss. It is 0 for a cross-entropy.
+        noise: Measure the gradient noise too. Each measurement then computes the variance of the
+            per-example gradient before the step. The extra pass takes 2 to 100 times as long as a
+            pass in batches.
 
     Raises:
         ConfigError: for a value out of its range.

@@ -51,7 +51,7 @@ _GLOO_DETAILS = re.compile(r"^\[\S*\] |\. This is typically .*")
 
 
 @contextmanager
-def group_of(world: int, gpu: bool, follow: Callable[..., None], *args: object) -> Iterator[None]:
+def group_of(world: int, gpu: bool, follow: Callable[..., object], *args: object) -> Iterator[None]:
     """Make this process one of several ranks in the body: torchrun's rank, else rank 0.
 
     Nothing happens for one rank, or if this process is a rank already. Without torchrun, the other

@@ -212,12 +212,11 @@ def little(config: Path, data: Path) -> list[str]:
 def test_every_shipped_config_trains(config, small_data, tmp_path, monkeypatch):
     """Each file passes the checks before a study and trains a trial; studies and figures would take
     a minute more."""
-    from lit_dps.cli.study import StudyCLI
+    from lit_dps.cli.study import read_setup
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(config.parent)  # modules that lie beside it
-    monkeypatch.setattr(sys, "argv", little(config, small_data))
-    setup = StudyCLI(run=False, seed_everything_default=False).setup()
+    setup = read_setup(little(config, small_data)[1:])
     study = setup.study
     torch.set_num_threads(study.threads)
     check(setup)

@@ -12,6 +12,7 @@ import yaml
 
 import lit_dps
 from lit_dps.analysis.tables import records
+from lit_dps.cli.command_line import CommandLine
 from lit_dps.core.errors import ConfigError, StorageError, Unguarded, UserError
 from lit_dps.parallel.process import INTERRUPTED
 from tests.support.fake_study import law_study
@@ -144,7 +145,7 @@ def test_a_study_is_run_from_a_file_and_taken_up_from_a_dict(tmp_path, monkeypat
 def test_a_script_without_a_guard_is_told_so_in_one_line(tmp_path, monkeypatch, capsys):
     import lit_dps.cli.study
 
-    def main(argv: list[str]) -> int:  # as it ends where a worker has run the script again
+    def main(command: CommandLine) -> int:  # as it ends where a worker has run the script again
         raise Unguarded
 
     monkeypatch.setattr(lit_dps.cli.study, "main", main)
@@ -163,8 +164,8 @@ def test_a_study_without_a_name_is_called_after_its_file_and_a_dict_study(tmp_pa
 
     asked = []
 
-    def main(argv: list[str]) -> int:
-        asked.append(argv[-1])
+    def main(command: CommandLine) -> int:
+        asked.append(command.words[-1])
         return INTERRUPTED
 
     monkeypatch.setattr(lit_dps.cli.study, "main", main)

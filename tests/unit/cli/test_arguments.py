@@ -4,17 +4,23 @@ study.grid."""
 from __future__ import annotations
 
 import json
+import pickle
 from argparse import ArgumentParser
+from pathlib import Path
 
 import pytest
 import yaml
+from jsonargparse import ActionConfigFile
 
 from lit_dps.cli import main
-from lit_dps.cli.command_line import expand_short_forms
-from lit_dps.cli.parser import likely_meant
+from lit_dps.cli.command_line import CommandLine
+from lit_dps.cli.parser import CommandParser, likely_meant
+from lit_dps.core.aliases import warn_of_former_name
+from lit_dps.core.config import StudyConfig
 from lit_dps.core.errors import UserError
 from lit_dps.storage.advice_store import AdviceStore
 from tests.e2e.commands import FAST
+from tests.support.errors import refuses
 from tests.support.fake_study import law_study
 
 SPACE = {
@@ -32,6 +38,12 @@ def config(tmp_path, monkeypatch):
     return "mine.yaml"
 
 
+def expanded(argv: list[str]) -> list[str]:
+    """Return a command line as the parser gets it, with the verb."""
+    command = CommandLine(argv)
+    return [command.verb, *command.words]
+
+
 def dotted(argv: list[str]) -> dict:
     """What stands for the keys with dots: by section."""
     changed = ("--study.space=", "--study.grid=")
@@ -43,15 +55,15 @@ def dotted(argv: list[str]) -> dict:
 @pytest.mark.parametrize("verb", ["study", "fit", "analyze", "advise"])
 def test_a_file_needs_no_option(config, verb):
     name = [] if verb == "fit" else ["--study.name=mine"]
-    trials = ["--study.trials", "2"]
-    assert expand_short_forms([verb, config, *trials]) == [verb, "--config", config, *trials, *name]
-    assert expand_short_forms([verb, config, config])[1:] == ["--config", config] * 2 + name
+    trials = ["--study.trials=2"]
+    assert expanded([verb, config, *trials]) == [verb, "--config", config, *trials, *name]
+    assert expanded([verb, config, config])[1:] == ["--config", config] * 2 + name
     plain = [verb, "--config", config, "--study.name=x", "-c", config]
-    assert expand_short_forms(plain) == plain
+    assert expanded(plain) == plain
 
 
 def test_verbs_that_take_no_configuration_are_left_alone():
-    assert expand_short_forms(["figures", "quickstart"]) == ["figures", "quickstart"]
+    assert expanded(["figures", "quickstart"]) == ["figures", "quickstart"]
 
 
 @pytest.mark.parametrize(
@@ -71,14 +83,14 @@ def test_a_file_that_is_not_there_is_refused_with_where_to_get_it(config, file, 
 
 
 def test_one_part_of_one_box_is_changed(config):
-    given = expand_short_forms(
+    given = expanded(
         ["study", config, "--study.space.model.momentum.low", "0.5", "--study.trials=3"]
     )
     assert given[:3] == ["study", "--config", config] and given[3] == "--study.trials=3"
     assert dotted(given[4:]) == {
         "--study.space": SPACE | {"model.momentum": {"low": 0.5, "high": 0.9}}
     }
-    given = expand_short_forms(
+    given = expanded(
         ["study", f"--config={config}", "--study.space.model.learning_rate.high=1e-1"]
         + ["--study.space.model.width={choices: [16, 32]}", "--study.grid.optim.delay", "[0, 4]"]
     )
@@ -91,7 +103,7 @@ def test_one_part_of_one_box_is_changed(config):
 
 def test_the_last_whole_space_is_the_one_that_is_changed(config):
     whole = ["--study.space", "{model.lr: {low: 1e-3, high: 1}}"]
-    given = expand_short_forms(["study", config, *whole, "--study.space.model.lr.high", "2"])
+    given = expanded(["study", config, *whole, "--study.space.model.lr.high", "2"])
     assert json.loads(given[-2].partition("=")[2]) == {"model.lr": {"low": "1e-3", "high": 2}}
     assert given[3] == "--study.space={model.lr: {low: 1e-3, high: 1}}"
 
@@ -110,25 +122,21 @@ def test_the_last_whole_space_is_the_one_that_is_changed(config):
 )
 def test_what_is_no_part_of_a_box_is_refused(config, option, said):
     with pytest.raises(UserError) as refused:
-        expand_short_forms(["study", config, option, "0.5"])
+        expanded(["study", config, option, "0.5"])
     assert said in str(refused.value)
 
 
-def test_what_is_no_configuration_is_left_to_the_parser(tmp_path, monkeypatch):
+def test_a_section_that_is_no_mapping_gets_no_name(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "odd.yaml").write_text("study: [1]\n")
-    assert expand_short_forms(["study", "odd.yaml", "--config"]) == [
-        "study",
-        "--config",
-        "odd.yaml",
-        "--config",
-        "",
-    ]
+    assert expanded(["study", "odd.yaml"]) == ["study", "--config", "odd.yaml"]
+    with pytest.raises(UserError, match="no such file ''"):
+        expanded(["study", "odd.yaml", "--config"])
 
 
 def name_of(*words: str) -> str | None:
     """Return the name that a study gets on a command line; None if it gets none."""
-    option, _, name = expand_short_forms(["study", *words])[-1].partition("=")
+    option, _, name = expanded(["study", *words])[-1].partition("=")
     return name if option == "--study.name" else None
 
 
@@ -157,15 +165,15 @@ def test_a_study_is_named_after_its_last_file(config, tmp_path):
     ):
         assert name_of(config, *others) is None
     assert name_of("named.yaml", config) is None
-    assert expand_short_forms(["study", config, "--study.name", "x"])[-2:] == ["--study.name", "x"]
-    assert expand_short_forms(["analyze", "--storage.folder", "there"])[-1] == "there"
+    assert expanded(["study", config, "--study.name", "x"])[-1] == "--study.name=x"
+    assert expanded(["analyze", "--storage.folder", "there"])[-1] == "--storage.folder=there"
 
 
 def test_a_study_of_an_earlier_version_keeps_its_name(config, tmp_path):
     law_study(f"sqlite:///{tmp_path}/study.db", "study", trials=0)
     here = ["--storage.folder", str(tmp_path)]
     assert (name_of(config), name_of(config, *here)) == ("mine", "study")
-    assert expand_short_forms(["masks", config, *here])[-1] == "--study.name=mine"
+    assert expanded(["masks", config, *here])[-1] == "--study.name=mine"
     law_study(f"sqlite:///{tmp_path}/study.db", "mine", trials=0)
     assert name_of(config, *here) == "mine"
     advice = f"sqlite:///{tmp_path}/advice.db"
@@ -226,16 +234,16 @@ def test_a_verb_that_is_none(word, said, capsys):
         ("trainer: lit_dps.module.ImageClassifier is no accelerator", None),
     ],
 )
-def test_what_was_likely_meant(tmp_path, monkeypatch, text, near):
+def test_what_was_likely_meant(tmp_path, text, near):
     import lit_dps.data  # as the parser has that asks
     import lit_dps.module  # noqa: F401
 
     (tmp_path / "c.yaml").write_text("model: {class_path: lit_dps.module.ImageClassifier}\n")
-    monkeypatch.setattr("sys.argv", ["lit-dps fit", "--config", str(tmp_path / "c.yaml")])
+    command = CommandLine(["fit", "--config", str(tmp_path / "c.yaml")])
     parser, below = ArgumentParser(), ArgumentParser()
     below.add_argument("--goal.error")
     parser.add_argument("verb", choices={"fit": below})
-    said = likely_meant(text, parser)
+    said = likely_meant(text, parser, command)
     assert said.startswith(f"; did you mean {near}") if near else said == ""
 
 
@@ -246,3 +254,101 @@ def test_without_a_configuration_it_is_said_where_they_are():
     assert (
         said == "; a configuration file has them, and `lit-dps configs` lists those of the package"
     )
+
+
+def test_each_key_has_its_value_and_source(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "goal.yaml").write_text("# the goal\nerror: 0.1\n")
+    (tmp_path / "mine.yaml").write_text(
+        "model:\n  class_path: a.B\n  init_args:\n    learning_rate: 0.1\n"
+        "study:\n  trials: 3\n  space:\n    model.lr: {low: 1, high: 2}\ngoal: goal.yaml\n"
+    )
+    command = CommandLine(
+        ["study", "mine.yaml", "--study.seed", "1e2", "--study.sampler=12", "--engine", "fused"]
+    )
+    values = {
+        "study.trials": 3,
+        "study.seed": 100,
+        "study.sampler": "12",
+        "study.engine": "fused",
+        "goal.error": 0.1,
+        "goal.max_steps": None,
+    }
+    assert {key: command.value(key) for key in values} == values
+    sources = {
+        "study.trials": "mine.yaml, line 6",
+        "study.space.model.lr.high": "mine.yaml, line 8",
+        "model.learning_rate": "mine.yaml, line 4",
+        "goal.error": "goal.yaml, line 2",
+        "study.seed": "--study.seed",
+        "study.engine": "--engine",
+    }
+    assert {key: str(command.source(key)) for key in sources} == sources
+    assert command.source("optim.delay") is None
+    assert (command.study_name, command.storage.folder) == ("mine", "mlruns")
+    assert pickle.loads(pickle.dumps(command)) == command
+
+
+def test_a_file_is_read_once(config, monkeypatch):
+    reads = []
+    read_text = Path.read_text
+
+    def counted(path, *args, **kwargs):
+        reads.append(path.name)
+        return read_text(path, *args, **kwargs)
+
+    monkeypatch.setattr(Path, "read_text", counted)
+    command = CommandLine(["study", config])
+    command.value("study.trials"), command.section("study"), command.source("study.space")
+    assert reads == [config]
+
+
+FORMER = "study.slack is now study.race_factor; the old name will be removed in the next release."
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["former.yaml"],
+        ["--config=former.yaml"],
+        ["nested.yaml"],
+        ["--study", "section.yaml"],
+        ["--study={slack: 3}"],
+        ["--config", "study: {slack: 3}"],
+        ["--study.slack", "3"],
+        ["former.yaml", "--study.slack=3"],
+    ],
+)
+def test_a_former_name_of_a_key_works_with_one_warning(words, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "former.yaml").write_text("study: {slack: 3}\n")
+    (tmp_path / "section.yaml").write_text("slack: 3\n")
+    (tmp_path / "nested.yaml").write_text("study: section.yaml\n")
+    command = CommandLine(["study", *words])
+    warn_of_former_name.cache_clear()
+    command.warn_of_former_keys()
+    assert capsys.readouterr().err == f"lit-dps: warning: {FORMER}\n"
+    assert command.value("study.race_factor") == 3
+    assert command.value("study.slack") is None
+    parser = CommandParser()
+    parser.command = command
+    parser.add_argument("--config", action=ActionConfigFile)
+    parser.add_class_arguments(StudyConfig, "study")
+    assert parser.parse_args(command.words).study.race_factor == 3
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["both.yaml"],
+        ["former.yaml", "--study.race_factor", "2"],
+        ["--study.slack", "2", "--study.race_factor", "2"],
+        ["--study={slack: 2, race_factor: 2}"],
+    ],
+)
+def test_a_key_under_both_names_is_refused(words, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "both.yaml").write_text("study:\n  slack: 3\n  race_factor: 3\n")
+    (tmp_path / "former.yaml").write_text("study: {slack: 3}\n")
+    with refuses("study.slack", error=UserError):
+        CommandLine(["study", *words])

@@ -10,11 +10,17 @@ import sys
 import pytest
 from lightning.pytorch import Trainer
 
+from lit_dps.cli.command_line import CommandLine
 from lit_dps.cli.fit import CALLBACKS
-from lit_dps.cli.key_checks import refuse_unknown, sections
+from lit_dps.cli.key_checks import check_names, sections
 from lit_dps.core.errors import UserError
 from lit_dps.core.trial_config import TRIAL_SECTIONS
 from tests.e2e.commands import FAST, ROOT
+from tests.support.errors import refuses
+
+
+def refuse_unknown(words: list[str], verb: str = "study") -> None:
+    check_names(CommandLine([verb, *words]))
 
 
 def test_keys_read_from_source_are_the_arguments():
@@ -101,23 +107,24 @@ def test_mistyped_keys_of_a_file_are_refused(tmp_path, section, key):
         refuse_unknown([f"--config={tmp_path}/typo.yaml"])
 
 
-@pytest.mark.parametrize(
-    "text", ["", "[1", "- a", "1: 2\n", "study: null", "study: [1]", "study: {1: 2}", "\xff"]
-)
-def test_what_is_no_configuration_is_left_to_the_parser(tmp_path, text):
+@pytest.mark.parametrize("text", ["", "study: null", "study: [1]"])
+def test_sections_that_are_no_mapping_have_no_keys(tmp_path, text):
+    (tmp_path / "odd.yaml").write_text(text)
+    refuse_unknown(["--config", str(tmp_path / "odd.yaml")])
+
+
+@pytest.mark.parametrize(("text", "key"), [("1: 2\n", "1"), ("study: {1: 2}", "study.1")])
+def test_keys_that_are_no_text_are_refused(tmp_path, text, key):
+    (tmp_path / "odd.yaml").write_text(text)
+    with refuses(key, error=UserError):
+        refuse_unknown(["--config", str(tmp_path / "odd.yaml")])
+
+
+@pytest.mark.parametrize("text", ["[1", "- a", "\xff", "a: 2024-13-45"])
+def test_a_file_that_is_no_configuration_is_refused_with_its_name(tmp_path, text):
     (tmp_path / "odd.yaml").write_bytes(text.encode("latin-1"))
-    try:
-        refuse_unknown(
-            [
-                "--config",
-                str(tmp_path / "odd.yaml"),
-                "--config",
-                str(tmp_path / "missing.yaml"),
-                "--config",
-            ]
-        )
-    except UserError as error:
-        assert str(error).startswith("1: '1' is not accepted")
+    with pytest.raises(UserError, match="odd.yaml"):
+        CommandLine(["study", "--config", str(tmp_path / "odd.yaml")])
 
 
 def test_a_typo_is_refused_without_torch(tmp_path):

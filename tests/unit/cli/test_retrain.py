@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from lit_dps.cli import retrain
-from lit_dps.core.config import StorageConfig
 from lit_dps.storage.read import open_elsewhere, read_study
 
 DATABASE = Path(__file__).parents[3] / "docs" / "replication" / "full.db.xz"
@@ -18,6 +17,6 @@ def test_a_study_that_ran_with_the_removed_engine_is_rebuilt():
     with open_elsewhere(str(DATABASE), "sqlite:///none.db") as stored:
         record = read_study(stored.storage, "paper-mnist-momentum")
     assert record.config["study"]["engine"] == "sparse"
-    setup = retrain._rebuilt(record, StorageConfig())
+    setup = retrain._rebuilt(record)
     assert setup.study.engine == "single"
     assert setup.study.trials == record.trials

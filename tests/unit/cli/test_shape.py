@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from lit_dps.cli.key_checks import check_shape
+from lit_dps.cli.command_line import CommandLine
+from lit_dps.cli.key_checks import check_kinds
 from lit_dps.core.errors import ConfigError, UserError
 
 ROOT = Path(__file__).parents[3]
@@ -21,7 +22,7 @@ LONG = list(range(1000))
 def check(folder: Path, config, *options: str, verb: str = "study") -> None:
     text = config if isinstance(config, str) else yaml.safe_dump(config)
     (folder / "c.yaml").write_text(text)
-    check_shape(["--config", str(folder / "c.yaml"), *options], verb)
+    check_kinds(CommandLine([verb, "--config", str(folder / "c.yaml"), *options]))
 
 
 @pytest.mark.parametrize(
@@ -53,7 +54,7 @@ def check(folder: Path, config, *options: str, verb: str = "study") -> None:
 def test_a_value_of_another_kind_is_refused_by_its_key(config, key, tmp_path):
     with pytest.raises(ConfigError) as caught:
         check(tmp_path, config)
-    assert caught.value.key == key and caught.value.allowed.count("expected")
+    assert caught.value.key == key and caught.value.allowed
     assert len(str(caught.value)) < 500
     assert not re.search(r"Sequence|Mapping|dict|list\[|int\b|object", caught.value.allowed)
 
@@ -122,7 +123,7 @@ def test_what_serves_passes(config, tmp_path):
     "file", sorted((ROOT / "configs").rglob("*.yaml")), ids=lambda path: path.stem
 )
 def test_the_configurations_of_the_package_pass(file):
-    check_shape(["--config", str(file)], "study")
+    check_kinds(CommandLine(["study", "--config", str(file)]))
 
 
 def test_a_slip_is_told_by_file_line_and_column_without_pytorch(tmp_path):

@@ -9,8 +9,7 @@ import pytest
 
 import lit_dps
 import lit_dps.cli as cli
-from lit_dps.cli.fit import SETTINGS
-from lit_dps.core.trial_config import TRIAL_SECTIONS
+from lit_dps.cli.config_file import SECTION_CLASSES
 
 DOCS = Path(__file__).parents[3] / "docs"
 
@@ -32,7 +31,7 @@ def test_a_page_is_what_the_docstrings_say(reference, page):
 
 def test_every_section_key_verb_and_public_name_is_there():
     keys, python = ((DOCS / page).read_text(encoding="utf-8") for page in ("keys.md", "python.md"))
-    for section in {**SETTINGS, **TRIAL_SECTIONS}:
+    for section in SECTION_CLASSES:
         assert f"\n## {section}\n" in keys
     for key in (
         "study.trials",

@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from lit_dps.cli import fit
+from lit_dps.cli.command_line import CommandLine
 from lit_dps.parallel import process as runtime
 from lit_dps.parallel.process import SWITCH, keep_freed_memory
 from tests.e2e.commands import environment
@@ -85,5 +86,5 @@ def test_every_process_of_a_study_and_a_fit_keeps_it(monkeypatch):
     monkeypatch.setattr(fit, "keep_freed_memory", lambda: told.append("fit"))
     runtime.prepare_process()
     with pytest.raises(SystemExit):
-        fit.main(["fit", "--help"])
+        fit.main(CommandLine(["fit", "--help"]))
     assert told == ["study", "fit"]

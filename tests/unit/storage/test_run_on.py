@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,7 @@ import pytest
 from lit_dps.analysis.analysis import Analysis
 from lit_dps.analysis.other_goals import at_goal
 from lit_dps.analysis.theory import terms_of
-from lit_dps.cli.study import StudyCLI
+from lit_dps.cli.study import read_setup
 from lit_dps.core.attempt import Attempt
 from lit_dps.core.config import StorageConfig, StudyConfig
 from lit_dps.core.errors import ConfigError
@@ -302,17 +301,16 @@ def test_a_store_hands_out_runs_that_go_on(tmp_path):
         (("race_factor=2.0", "goal.early_reject=true"), None),
     ],
 )
-def test_what_cuts_curves_short_is_refused_where_it_was_asked_for(monkeypatch, asked, said):
+def test_what_cuts_curves_short_is_refused_where_it_was_asked_for(asked, said):
     options = [
         f"--{option}" if option.startswith("goal.") else f"--study.{option}" for option in asked
     ]
-    monkeypatch.setattr(sys, "argv", ["lit-dps study", "--config", str(PLAIN), *options])
-    cli = StudyCLI(run=False, seed_everything_default=False)
+    argv = ["--config", str(PLAIN), *options]
     if said is not None:
         with pytest.raises(ConfigError, match=re.escape(said)):
-            cli.setup()
+            read_setup(argv)
         return
-    setup = cli.setup()
+    setup = read_setup(argv)
     whole = "train_past_goal=true" in asked
     assert (setup.study.race_factor, setup.goal.early_reject) == (
         (None, False) if whole else (2.0, True)

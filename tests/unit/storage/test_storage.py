@@ -157,7 +157,7 @@ def test_whatever_the_url_its_secret_is_not_shown(shape, secret):
     shown = without_password(url)
     assert secret not in shown and shown.isprintable()
     assert secret not in scrubbed(f"driver: {url} {secret}", url)
-    assert secret not in without_secrets(f"error: {url!r}", ["merge", "--storage.optuna", url])
+    assert secret not in without_secrets(f"error: {url!r}", [url])
     with pytest.raises(StorageError) as caught, storage_errors(url):
         raise OSError(f"cannot reach {url}")
     assert secret not in str(caught.value)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from lit_dps.cli.study import StudyCLI
+from lit_dps.cli.study import read_setup
 from lit_dps.core.aliases import from_stored
 from lit_dps.core.config import StorageConfig, StudyConfig
 from lit_dps.study.setup import StudySetup
@@ -41,9 +41,7 @@ def test_the_identity_is_as_recorded(name):
 @pytest.mark.parametrize(
     "file", ["configs/quickstart.yaml", "configs/mnist-simple-cnn-momentum-linear.yaml"]
 )
-def test_the_command_reads_a_file_as_recorded(file, monkeypatch):
-    monkeypatch.setattr("sys.argv", ["lit-dps"])
-    arguments = ["--config", str(ROOT / file)]
-    setup = StudyCLI(run=False, seed_everything_default=False, args=arguments).setup()
+def test_the_command_reads_a_file_as_recorded(file):
+    setup = read_setup(["--config", str(ROOT / file)])
     config = json.loads(json.dumps(setup.config()))
     assert from_stored(config) == from_stored(RECORDED[file]["config"])

@@ -1,0 +1,214 @@
+"""Configuration files as YAML nodes: their keys with lines, and with the present names of keys."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+
+from lit_dps.cli.shipped import how_to_get
+from lit_dps.core.aliases import RENAMED_KEYS, refuse_both
+from lit_dps.core.config import StorageConfig, StudyConfig
+from lit_dps.core.errors import UserError
+from lit_dps.core.local_sgd import LocalSGDSchedule
+from lit_dps.core.text import shorten
+from lit_dps.core.trial_config import (
+    GoalConfig,
+    OptimConfig,
+    PruningConfig,
+    SmoothnessConfig,
+)
+
+# The sections of a configuration whose keys are fields of a dataclass of this package.
+SECTION_CLASSES: dict[str, type] = {
+    "study": StudyConfig,
+    "goal": GoalConfig,
+    "pruning": PruningConfig,
+    "optim": OptimConfig,
+    "local": LocalSGDSchedule,
+    "smoothness": SmoothnessConfig,
+    "storage": StorageConfig,
+}
+
+
+class Source(NamedTuple):
+    """Where a value comes from: an option, or a line of a file."""
+
+    name: str
+    line: int | None = None
+
+    @property
+    def is_option(self) -> bool:
+        """Whether the value is that of an option."""
+        return self.name.startswith("-")
+
+    def __str__(self) -> str:
+        return self.name if self.line is None else f"{self.name}, line {self.line}"
+
+
+class ConfigFile(NamedTuple):
+    """The content of a configuration file.
+
+    Attributes:
+        content: The sections, with the present names of keys and with the files that sections name.
+        text: The content as text, for the parser.
+        sources: The line of every key, by dotted key without "init_args".
+        former_keys: The former names of keys in the file.
+    """
+
+    content: dict[str, Any]
+    text: str
+    sources: dict[str, Source]
+    former_keys: list[str]
+
+
+def is_file(name: str) -> bool:
+    """Return True if there is a file of this name; False for a text that is no valid name."""
+    try:
+        return Path(name).is_file()
+    except (OSError, ValueError):
+        return False
+
+
+def read_config(file: str, verb: str, section: str | None = None) -> ConfigFile:
+    """Return the content of a configuration file.
+
+    Args:
+        file: Its name.
+        verb: The verb of the command, for messages.
+        section: The section that the file contains; None for a file of sections.
+
+    Raises:
+        UserError: if the file does not exist, or is no configuration; with line and column.
+    """
+    if not is_file(file):
+        raise UserError(f"{verb}: no such file {file!r}{how_to_get(file)}")
+    return parse_config(_read_text(Path(file)), file, section, Path(file).parent)
+
+
+def parse_config(
+    text: str, name: str, section: str | None = None, folder: Path = Path()
+) -> ConfigFile:
+    """Return the content of a configuration.
+
+    Args:
+        text: The configuration as YAML.
+        name: The file or the option that contains it, for messages.
+        section: The section that the text contains; None for a text of sections.
+        folder: The folder of files that sections name.
+
+    Raises:
+        UserError: if the text is no configuration; with line and column.
+    """
+    root = _compose(text, name)
+    if root is None:
+        return ConfigFile({}, text, {}, [])
+    if section is not None:
+        key = yaml.ScalarNode("tag:yaml.org,2002:str", section, root.start_mark)
+        root = yaml.MappingNode("tag:yaml.org,2002:map", [(key, root)], root.start_mark)
+    if not isinstance(root, yaml.MappingNode):
+        raise UserError(
+            f"{name}: {shorten(repr(_construct(root, name)))} is no configuration. It needs keys "
+            "such as model, data and study."
+        )
+    former_keys: list[str] = []
+    has_nested_files = False
+    for i, (key, value) in enumerate(root.value):
+        if key.value not in SECTION_CLASSES:
+            continue
+        nested = _nested_section(value, folder)
+        if nested is not None:
+            root.value[i] = (key, nested)
+            has_nested_files = True
+        former_keys += _rename_keys(key.value, root.value[i][1])
+    content = {str(key): value for key, value in _construct(root, name).items()}
+    sources: dict[str, Source] = {}
+    _add_sources(root, "", sources)
+    if former_keys or has_nested_files:
+        node = root if section is None else root.value[0][1]
+        text = yaml.serialize(node, Dumper=yaml.SafeDumper, allow_unicode=True, width=10**6)
+    return ConfigFile(content, text, sources, former_keys)
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: the file is not text in UTF-8: {error}") from error
+    except OSError as error:
+        raise UserError(f"{path}: the file cannot be read: {error.strerror}") from error
+
+
+def _compose(text: str, name: str) -> yaml.Node | None:
+    """Return the root of a YAML text; None for an empty text."""
+    try:
+        loader = yaml.SafeLoader(text)
+        loader.name = name  # of the marks
+        return loader.get_single_node()
+    except yaml.YAMLError as error:
+        raise _syntax_error(name, error) from error
+
+
+def _construct(node: yaml.Node, name: str) -> Any:
+    """Return the value of a node."""
+    try:
+        return yaml.SafeLoader("").construct_document(node)
+    except yaml.YAMLError as error:
+        raise _syntax_error(name, error) from error
+    except ValueError as error:  # such as a date in the 13th month
+        raise UserError(f"{name}: {error}; it is not valid YAML") from error
+
+
+def _syntax_error(name: str, error: yaml.YAMLError) -> UserError:
+    mark = getattr(error, "problem_mark", None)
+    place = "" if mark is None else f", line {mark.line + 1}, column {mark.column + 1}"
+    problem = getattr(error, "problem", None) or str(error).splitlines()[0]
+    return UserError(
+        f"{name}{place}: {shorten(problem)}; it is not valid YAML: look at this line and the one "
+        "before"
+    )
+
+
+def _nested_section(node: yaml.Node, folder: Path) -> yaml.Node | None:
+    """Return the content of the file that a section names; None if it names no file."""
+    if not isinstance(node, yaml.ScalarNode) or not node.value.endswith((".yaml", ".yml")):
+        return None
+    path = folder / node.value
+    if not is_file(str(path)):
+        return None
+    return _compose(_read_text(path), str(path))
+
+
+def _rename_keys(section: str, node: yaml.Node) -> list[str]:
+    """Give the keys of a section their present names; return the former names.
+
+    Raises:
+        UserError: if a key is there under both names.
+    """
+    if not isinstance(node, yaml.MappingNode):
+        return []
+    yaml.SafeLoader("").flatten_mapping(node)
+    names = {key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)}
+    former_keys = []
+    for key, _ in node.value:
+        former = f"{section}.{key.value}"
+        if former in RENAMED_KEYS:
+            present = RENAMED_KEYS[former]
+            if present.removeprefix(f"{section}.") in names:
+                refuse_both(former, present)
+            key.value = present.removeprefix(f"{section}.")
+            former_keys.append(former)
+    return former_keys
+
+
+def _add_sources(node: yaml.Node, prefix: str, sources: dict[str, Source]) -> None:
+    """Add the lines of all keys below a node."""
+    if not isinstance(node, yaml.MappingNode):
+        return
+    for key, value in node.value:
+        path = f"{prefix}{key.value}"
+        sources[path] = Source(key.start_mark.name, key.start_mark.line + 1)
+        if key.value == "init_args":
+            path = prefix.removesuffix(".")
+        _add_sources(value, f"{path}.", sources)

@@ -1,0 +1,220 @@
+"""The options of verbs beside the keys of the configuration: one dataclass for each verb.
+
+Types, defaults and help of the options are the fields and their docstrings. The parsers, the help
+and the check of unknown options read them here, without an import of PyTorch.
+"""
+
+from __future__ import annotations
+
+import argparse
+from argparse import SUPPRESS
+from dataclasses import MISSING, Field, dataclass, field, fields
+from functools import cache
+from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_type_hints
+
+from docstring_parser import parse
+
+from lit_dps.core.errors import ConfigError
+
+if TYPE_CHECKING:  # its import takes time
+    from jsonargparse import Namespace
+
+OptionsT = TypeVar("OptionsT")
+
+
+@dataclass(frozen=True)
+class StudyOptions:
+    """Options of `study`.
+
+    Attributes:
+        forecast: Print how many trials and hours it takes. It times a few steps and
+            stores nothing. It prints trials, steps, checks and hours, and how long the paper's own
+            protocol would take.
+        extend_space: Widen ranges whose best values lie near an end. This concerns each range whose
+            best value lies near one of its ends in any cell. New points run in the added part, as
+            dense as the present ones. All trials stay.
+        take_over: Release trials of processes that do not answer. They may be on another host, in a
+            study of an earlier version. Trials of processes that are alive are not released.
+        accept_code_change: Resume although your code or data changed. Without this option the study
+            is refused. A note below the table counts the trials of each version.
+        show: Print also critical, theory, files, or all. Names are separated by commas: critical
+            (batch sizes by definition), theory, files.
+        validate_every: Show the time of a validation every N steps. Your own training validates
+            every N steps. By default validation is not counted.
+        time_steps: Time the training steps of every cell again. A study times them once, at its
+            end.
+    """
+
+    forecast: bool = False
+    extend_space: bool = False
+    take_over: bool = False
+    accept_code_change: bool = False
+    show: str = field(default="", metadata={"metavar": "PARTS"})
+    validate_every: int | None = field(default=None, metadata={"metavar": "N"})
+    time_steps: bool = False
+
+    def __post_init__(self) -> None:
+        check_validation_interval(self.validate_every)
+
+
+@dataclass(frozen=True)
+class AdviseOptions:
+    """Options of `advise`, as they are written.
+
+    Attributes:
+        budget: Time that the command may take, such as 30m; needed. Examples are 90s, 30m and 2h.
+            It is wall time of all runs of the command together. Without goal.max_steps, a short run
+            proposes one that fits into this time.
+        method: Either law or branch (law). "law" probes K at a few batch sizes. "branch" forks a
+            run, and needs no goal to be met.
+        devices: Numbers of devices: 1,2,4,8. By default 1 and that of the trainer.
+        price: Price of a device-hour, in any currency.
+        bandwidth: Bytes a second between two devices. It predicts numbers of devices that this
+            machine does not have.
+        latency: Seconds of a message between two devices (1e-5).
+        trials: Trials of each probe (8).
+    """
+
+    budget: str | None = None
+    method: str | None = None
+    devices: str | None = None
+    price: float | None = None
+    bandwidth: float | None = None
+    latency: float | None = None
+    trials: int | None = None
+
+
+@dataclass(frozen=True)
+class MasksOptions:
+    """Options of `masks`.
+
+    Attributes:
+        at: Sparsities, in place of the study's own. Without either, nine from 0.5 to 0.999.
+        points: Points of the search, each with its own weights.
+        output: Folder of tables and figures (FOLDER/figures/NAME-masks).
+    """
+
+    at: list[float] | None = None
+    points: int = 3
+    output: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.points < 1:
+            raise ConfigError("--points", self.points, "at least 1")
+
+
+@dataclass(frozen=True)
+class RetrainOptions:
+    """Options of `fit --of`.
+
+    Attributes:
+        of: A study that has the trial, in place of FILE.
+        cell: Its cell, such as B=32,S=0.9. Further axes follow, such as delay=4. An axis with one
+            value in the study may be left out.
+        point: Another point of the cell than that of K*.
+        checkpoint: Save the weights at the end here. The file is a checkpoint of Lightning.
+        trust: Import modules of a foreign study. The stored configuration names them. Without this
+            option they are imported only if you ran the study.
+    """
+
+    of: str = field(metadata={"metavar": "STUDY"})
+    cell: str = ""
+    point: int | None = field(default=None, metadata={"metavar": "N"})
+    checkpoint: str | None = field(default=None, metadata={"metavar": "FILE"})
+    trust: bool = False
+
+
+@dataclass(frozen=True)
+class AnalyzeOptions:
+    """Options of `analyze`.
+
+    Attributes:
+        output: Folder of the figures (FOLDER/figures/NAME).
+        sync: Update MLflow. This logs what it lacks and deletes runs of trials that are not stored.
+        show: Print also critical, theory, files, or all. Names are separated by commas: critical
+            (batch sizes by definition), theory, files.
+        validate_every: Show the time of a validation every N steps. Your own training validates
+            every N steps. By default validation is not counted.
+    """
+
+    output: str | None = None
+    sync: bool = False
+    show: str = field(default="", metadata={"metavar": "PARTS"})
+    validate_every: int | None = field(default=None, metadata={"metavar": "N"})
+
+    def __post_init__(self) -> None:
+        check_validation_interval(self.validate_every)
+
+
+# The options of verbs that take the configuration of a study, or of `fit --of`.
+OPTIONS: dict[str, type] = {
+    "study": StudyOptions,
+    "advise": AdviseOptions,
+    "masks": MasksOptions,
+    "fit": RetrainOptions,
+    "analyze": AnalyzeOptions,
+}
+
+
+def option_of(name: str) -> str:
+    """Return the option of a field: take_over -> --take-over."""
+    return f"--{name.replace('_', '-')}"
+
+
+def metavar_of(option: Field[Any]) -> str:
+    """Return what stands for the value of an option in its help, such as FILE."""
+    return option.metadata.get("metavar", option.name.upper())
+
+
+@cache
+def docs_of(cls: type) -> dict[str, str]:
+    """Return what the docstring of a class says about each of its attributes."""
+    docs = {}
+    for parameter in parse(cls.__doc__ or "").params:
+        for name in parameter.arg_name.split(", "):
+            docs[name] = " ".join((parameter.description or "").split())
+    return docs
+
+
+def add_options(parser: argparse.ArgumentParser, cls: type) -> None:
+    """Add an option for each field of a dataclass to a parser.
+
+    The options have no defaults, so they are no part of the configuration that is printed.
+    """
+    hints = get_type_hints(cls)
+    for each in fields(cls):
+        arguments: dict[str, Any] = {"default": SUPPRESS, "help": docs_of(cls)[each.name]}
+        if hints[each.name] is bool:
+            arguments["action"] = "store_true"
+        else:
+            arguments["type"] = _without_none(hints[each.name])
+            arguments["metavar"] = metavar_of(each)
+            arguments["required"] = each.default is MISSING
+        parser.add_argument(option_of(each.name), **arguments)
+
+
+def take_options(config: Namespace, cls: type[OptionsT]) -> OptionsT:
+    """Remove the options of a dataclass from a parsed configuration, and return them.
+
+    Raises:
+        ConfigError: for a value that is not allowed.
+    """
+    options = {}
+    for each in fields(cls):  # pyright: ignore[reportArgumentType]
+        if each.name in config:
+            options[each.name] = config.pop(each.name)
+    return cls(**options)
+
+
+def check_validation_interval(steps: int | None) -> None:
+    """Raise ConfigError unless an interval is at least 1 step, or None."""
+    if steps is not None and steps < 1:
+        raise ConfigError("--validate-every", steps, "at least 1 step")
+
+
+def _without_none(hint: Any) -> Any:
+    """Return the type of an optional value without None."""
+    types = [each for each in get_args(hint) if each is not type(None)]
+    if len(types) == 1 and type(None) in get_args(hint):
+        return types[0]
+    return hint
