@@ -340,7 +340,7 @@ def _refuse_box(key: str, value: Any, space: Mapping[str, Any]) -> None:
     hint = None
     near = closest_name(name, space)
     if near is not None:
-        hint = f"did you mean {near}{suffix}?"
+        hint = f"Did you mean {near}{suffix}?"
     keys = ", ".join(space) or "a key"
     allowed = f"a range such as {{low: 1e-4, high: 1}}, or {', '.join(BOX_PARTS)} of {keys}"
     raise ConfigError(f"study.space.{key}", value, allowed, hint)

@@ -91,5 +91,5 @@ def _file_of(name: str) -> Path:
     if file is not None:
         return file
     near = closest_name(name, names())
-    hint = None if near is None else f"did you mean {near}?"
+    hint = None if near is None else f"Did you mean {near}?"
     raise ConfigError("NAME", name, "a name of the list that `lit-dps configs` prints", hint)

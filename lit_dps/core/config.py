@@ -22,7 +22,7 @@ SPARSITY_KEY = "pruning.sparsity"
 SAMPLERS = ("sobol", "tpe", "gp")
 THREADS = 1024  # more than any CPU has, and fewer than the system makes
 RACE_FACTOR = 2.0  # of racing, where nothing else is said
-NO_RACE = "null, or left out, where study.train_past_goal runs trials to the budget"
+NO_RACE = "null, or left out, because study.train_past_goal runs trials to the budget"
 
 
 @dataclass
@@ -77,11 +77,11 @@ class StudyConfig:
             null runs it to the step budget.
         engine: single, stacked, lightning or auto. It is the loop that trains the trials. "single"
             trains one network at a time, from check to check. "stacked" trains several networks at
-            once, if they can be stacked: its gradients differ by rounding, which training amplifies,
-            so that K of a stacked trial is equal in distribution, and not to the bit. "lightning" is
-            Lightning's own loop, equal to "single" to the bit and slower. "auto" is "stacked" on a
-            GPU and "single" elsewhere. A trial that does not support a loop takes the next slower
-            one, and stores why. "fused" is the former name of "stacked".
+            once, if they can be stacked. Its gradients differ by rounding, which training
+            amplifies, so that K of a stacked trial is equal in distribution, and not to the bit.
+            "lightning" is Lightning's own loop, equal to "single" to the bit and slower. "auto" is
+            "stacked" on a GPU and "single" elsewhere. A trial that does not support a loop takes
+            the next slower one, and stores why. "fused" is the former name of "stacked".
         workers: Processes that train at the same time. By default one for each CPU core, or one on
             a GPU.
         threads: CPU threads of each worker. Results may differ in the last digit with another
@@ -138,7 +138,7 @@ class StudyConfig:
     def _adopt_former_engine(self) -> None:
         """Replace the former engine "fused", and the former key `lean`, and warn of them."""
         if self.lean is False and self.engine in ("stacked", "fused"):
-            raise ConfigError("study.lean", False, "left out where study.engine stacks trials")
+            raise ConfigError("study.lean", False, "left out, because study.engine stacks trials")
         engine = cast(EngineName, present_engine(self.engine, self.lean))
         if self.engine == "fused":
             warn_of_former_name("study.engine fused", "study.engine stacked")
@@ -153,7 +153,7 @@ class StudyConfig:
         values = self.grid[key]
         default = getattr(type(self)(), name)
         if getattr(self, name) not in (default, values):
-            raise ConfigError("study.grid", key, f"left out where study.{name} is given")
+            raise ConfigError("study.grid", key, f"left out, because study.{name} is set")
         numbers = []
         for value in values:
             if isinstance(value, bool) or not isinstance(value, (int, float)):
@@ -200,7 +200,7 @@ class StudyConfig:
                 "study.checkpoint_minutes", self.checkpoint_minutes, "above 0, or null for none"
             )
         if len(set(self.metrics)) < len(self.metrics):
-            raise ConfigError("study.metrics", self.metrics, "each metric once")
+            raise ConfigError("study.metrics", self.metrics, "a list that has each metric once")
         if not self.space:
             allowed = "at least one range, such as model.learning_rate: {low: 1e-4, high: 1}"
             raise ConfigError("study.space", {}, allowed)
@@ -237,7 +237,7 @@ class StudyConfig:
         if not 0 <= self.seed < 2**32:
             raise ConfigError("study.seed", self.seed, "0 or more, and below 2^32 = 4294967296")
         if self.threads > THREADS:
-            raise ConfigError("study.threads", self.threads, f"{THREADS} at most")
+            raise ConfigError("study.threads", self.threads, f"at most {THREADS}")
         if self.repeats < 0:
             raise ConfigError("study.repeats", self.repeats, "0 or more")
 
@@ -246,7 +246,7 @@ class StudyConfig:
             allowed = f"one of {', '.join(SAMPLERS)}, or a class path"
             raise ConfigError("study.sampler", self.sampler, allowed)
         if self.best_of is not None and self.sampler != "sobol":
-            allowed = "sobol where study.best_of says what the points are"
+            allowed = "sobol, because study.best_of decides the points"
             raise ConfigError("study.sampler", self.sampler, allowed)
         if self.best_of == self.name:
             raise ConfigError("study.best_of", self.best_of, "the name of another study")
@@ -305,11 +305,9 @@ CELL_BYTES = 200  # the same for a cell: "CELL repeat-12-of-point-123.txt"
 def check_name(key: str, name: str) -> None:
     """Raise ConfigError, naming `key`, if a name cannot be part of file names."""
     if not re.fullmatch(r"[\w.+-][\w .:+-]*", name):
-        raise ConfigError(key, name, "letters, digits, blanks and . _ + - : are allowed")
+        raise ConfigError(key, name, "a name of letters, digits, blanks and . _ + - :")
     if name.startswith("-"):
-        raise ConfigError(
-            key, name, "a name that does not begin with -, since that begins an option"
-        )
+        raise ConfigError(key, name, "a name that does not begin with -, as options do")
     if name.endswith((".", " ")):
         raise ConfigError(key, name, "a name that ends with neither a dot nor a blank")
     if len(name.encode()) > NAME_BYTES:
@@ -360,6 +358,6 @@ def _check_kind(key: str, values: list) -> None:
 
 def _nonempty_unique(key: str, values: list) -> None:
     if not values:
-        raise ConfigError(key, values, "at least one value")
+        raise ConfigError(key, values, "a list of at least one value")
     if len(set(values)) != len(values):
-        raise ConfigError(key, values, "each value once")
+        raise ConfigError(key, values, "a list that has each value once")

@@ -46,13 +46,24 @@ def _restore(kind: type[UserError], args: tuple, attributes: dict[str, Any]) -> 
 
 
 class ConfigError(UserError, ValueError):
-    """A configuration value that is not allowed."""
+    """A configuration value that is not allowed: "KEY is VALUE; it must be ALLOWED. HINT"."""
 
     def __init__(self, key: str, value: object, allowed: str, hint: str | None = None):
-        message = f"{key}: {shorten(repr(value))} is not allowed; {allowed}"
+        message = f"{key} is {describe_value(key, value)}; it must be {allowed}"
+        if not message.endswith((".", "?", "!")):
+            message += "."
         if hint is not None:
-            message += f"; {hint}"
+            message += f" {hint}"
         super().__init__(message, key=key, value=value, allowed=allowed, hint=hint)
+
+
+def describe_value(key: str, value: object) -> str:
+    """Return a value as it is written in a configuration; a missing option is "missing"."""
+    if value is None:
+        return "missing" if key.startswith("--") else "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    return shorten(repr(value))
 
 
 class DataError(UserError):

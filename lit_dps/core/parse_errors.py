@@ -48,11 +48,15 @@ def one_line(error: BaseException | str) -> str:
     nested = _NESTED_KEY.fullmatch(text)
     if nested is not None:
         return f"{key}.{nested[1]}: there is no such key; {key} has none below it"
-    text = _WRONG_TYPE.sub(r"'\2' is not allowed; \1 expected", text)
-    text = _WRONG_LITERAL.sub(r"'\2' is not allowed; one of \1", text)
     line = f"{key}: {text}" if keys else text
     if _SPARSE_ENGINE.match(line):
-        return "study.engine: 'sparse' is not allowed; this engine was removed. Use 'auto'"
+        return "study.engine is 'sparse'; it must be 'auto'. The engine 'sparse' was removed."
+    wrong = _WRONG_TYPE.fullmatch(text)
+    if wrong is not None and keys:
+        return f"{key} is {wrong[2]!r}; it must be of type {wrong[1]}."
+    wrong = _WRONG_LITERAL.fullmatch(text)
+    if wrong is not None and keys:
+        return f"{key} is {wrong[2]!r}; it must be one of {wrong[1]}."
     return line
 
 

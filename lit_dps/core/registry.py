@@ -31,16 +31,17 @@ def named(
     if name in known:
         return known[name]
     module, _, attribute = str(name).rpartition(".")
+    allowed = f"one of {', '.join(known)}, or the class path of a {kind}"
+    hint = None
     near = closest_name(str(name), known)
-    allowed = f"one of {', '.join(known)}, or the class path of a {kind}" + (
-        f"; did you mean {near}?" if near else ""
-    )
+    if near is not None:
+        hint = f"Did you mean {near}?"
     if not module:
-        raise ConfigError(key, name, allowed)
+        raise ConfigError(key, name, allowed, hint)
     try:
         found = getattr(import_module(module), attribute)
     except (ImportError, AttributeError) as error:
-        raise ConfigError(key, name, f"{allowed}: {error}") from error
+        raise ConfigError(key, name, f"{allowed}: {error}", hint) from error
     if not fits(found):
-        raise ConfigError(key, name, allowed)
+        raise ConfigError(key, name, allowed, hint)
     return found

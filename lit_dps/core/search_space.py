@@ -49,17 +49,17 @@ class Range:
         """Raise ConfigError about `key` if the range is empty, inverted or outside its scale."""
         shown = f"[{self.low:g}, {self.high:g}]"
         if not (math.isfinite(self.low) and math.isfinite(self.high)):
-            raise ConfigError(key, shown, "both ends must be finite")
+            raise ConfigError(key, shown, "a range with finite ends")
         if not self.low < self.high:
-            raise ConfigError(key, shown, "low must be below high")
+            raise ConfigError(key, shown, "a range with low below high")
         if self.scale not in ("linear", "log", "reverse_log"):
             raise ConfigError(f"{key}.scale", self.scale, "one of linear, log, reverse_log")
         if self.scale == "log" and self.low <= 0:
-            raise ConfigError(key, shown, "a log range must start above 0")
+            raise ConfigError(key, shown, "a range that starts above 0, for the scale log")
         if self.scale == "reverse_log" and self.high >= 1:
-            raise ConfigError(key, shown, "a reverse_log range must end below 1")
+            raise ConfigError(key, shown, "a range that ends below 1, for the scale reverse_log")
         if self.integer and (self.low != int(self.low) or self.high != int(self.high)):
-            raise ConfigError(key, shown, "an integer range must have whole ends")
+            raise ConfigError(key, shown, "a range with whole ends, for integer: true")
 
     def at(self, u: float) -> float | int:
         """Return the value at u in [0, 1], where 0 is `low` (also for reverse_log) and 1 `high`."""
@@ -141,7 +141,7 @@ class Choices:
         """
         key = f"{key}.choices"
         if len(self.choices) < 2:
-            raise ConfigError(key, self.choices, "at least two values")
+            raise ConfigError(key, self.choices, "a list of at least two values")
         if len({isinstance(value, str) for value in self.choices}) > 1:
             raise ConfigError(key, self.choices, "numbers alone, or names and class paths alone")
         if not all(isinstance(value, str) or math.isfinite(value) for value in self.choices):
@@ -199,7 +199,7 @@ def _check_names(
             raise ConfigError(f"{key}.{name}", value[name], allowed)
     for name in required:
         if name not in value:
-            raise ConfigError(key, dict(value), f"{name} is needed too")
+            raise ConfigError(key, dict(value), f"a range with low and high; {name} is missing")
 
 
 def _parse_range(key: str, value: Mapping[str, Any]) -> Range:

@@ -71,7 +71,7 @@ def given_epochs(path: str | Path, n: int) -> Iterator[np.ndarray]:
         raise DataError(f"data.order: cannot read {path}: {error}") from None
     has_shape = rows.shape[1:] == (n,) and len(rows) > 0
     if not has_shape or not (np.sort(rows, axis=1) == np.arange(n)).all():
-        allowed = f"rows must be permutations of range({n}), the training split"
+        allowed = f"an array of permutations of range({n}), the training split"
         raise ConfigError("data.order", str(path), allowed)
     return _cycle(rows.astype(np.int64))
 

@@ -81,7 +81,7 @@ def whole(loader: Any) -> Any:
 def refuse_uncut(batch: Any, examples: int | None) -> None:
     """Raise ConfigError for a batch whose examples cannot be divided among ranks."""
     if not can_be_cut(batch, examples):
-        what = "for batches of tensors that all have the examples as first dimension"
+        what = "left out: ddp needs tensors that all have the examples as first dimension"
         raise ConfigError("trainer.strategy", "ddp", what)
 
 
@@ -89,8 +89,8 @@ def _check_same(batch: Any) -> None:
     sums = [float(leaf.double().sum()) for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)]
     if len(set(ranks.all_gather(repr(sums)))) > 1:
         same = (
-            "for a train dataloader that is the same on all ranks: its order may come from "
-            "torch's generator alone"
+            "left out, unless the train dataloader is the same on all ranks: its order may come "
+            "only from torch's generator"
         )
         raise ConfigError("trainer.strategy", "ddp", same)
 
@@ -167,7 +167,7 @@ class SharedBatchDDP(DDPStrategy):
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         if not isinstance(self.lightning_module.trainer.train_dataloader, ShardLoader):
-            raise ConfigError("trainer.strategy", "ddp", "for one train dataloader")
+            raise ConfigError("trainer.strategy", "ddp", "left out: ddp needs one train dataloader")
         self.share = self._shares.pop(batch_idx)
 
     def backward(self, closure_loss: Tensor, optimizer: Any, *args: Any, **kwargs: Any) -> Tensor:

@@ -79,7 +79,9 @@ class Grasp(OneShot):
                 logits, classes = network.logits(batch)
             except UserError as error:
                 raise ConfigError(
-                    "pruning.method", "grasp", f"options {{temperature: null}} where {error}"
+                    "pruning.method",
+                    "grasp",
+                    f"used with options {{temperature: null}}, because {error}",
                 ) from error
             yield F.cross_entropy(logits / self.temperature, classes), size / network.batch_size
 

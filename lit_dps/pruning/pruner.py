@@ -199,7 +199,9 @@ def top_k(scores: Scores, sparsity: float) -> Mask:
     keep = round(len(flat) * (1 - sparsity))
     if keep == 0:
         raise ConfigError(
-            "pruning.sparsity", sparsity, f"at least one of {len(flat)} parameters must be kept"
+            "pruning.sparsity",
+            sparsity,
+            f"low enough to keep at least one of {len(flat)} parameters",
         )
     order = torch.sort(flat, descending=True, stable=True).indices
     kept = torch.zeros(len(flat), dtype=torch.bool, device=flat.device)

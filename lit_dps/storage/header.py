@@ -319,7 +319,7 @@ def _check_folder_name(storage: BaseStorage, name: str) -> None:
         if schema.FORMAT_ATTR not in study.user_attrs or other == name:
             continue
         if folder_name(other) == folder_name(name):
-            allowed = f"choose a name whose files are not in the folder of study {other!r}"
+            allowed = f"a name whose files are not in the folder of study {other!r}"
             raise ConfigError("study.name", name, allowed)
 
 
@@ -338,7 +338,7 @@ def check_extension(name: str, ours: Mapping[str, Any], theirs: Mapping[str, Any
     """
     axes, other_axes = ours.get(schema.AXES, {}), theirs.get(schema.AXES, {})
     if schema.FORMAT_ATTR in ours and axes.keys() != other_axes.keys():
-        allowed = f"study {name!r} has the axes {sorted(axes)}: use these, or another study.name"
+        allowed = f"{sorted(axes)}, the axes of study {name!r}; or choose another study.name"
         raise ConfigError("study.grid", sorted(other_axes), allowed)
     sparsities = [*ours.get(schema.SPARSITIES, ()), *theirs.get(schema.SPARSITIES, ())]
     check_names("study.sparsities", sparsities)

@@ -280,7 +280,7 @@ def open_elsewhere(other: str, url: str, limit: int = UNPACKED_BYTES) -> Iterato
     if file is not None and not file.is_file():
         raise StorageError(f"no study database at {without_password(other)}")
     if _is_same_storage(other_url, url):
-        allowed = f"another storage than --storage.optuna = {without_password(url)} expected"
+        allowed = f"another storage than --storage.optuna = {without_password(url)}"
         raise ConfigError("OTHER", without_password(other), allowed)
     with tempfile.TemporaryDirectory() as folder:
         unpacked = Path(folder) / "study.db"

@@ -59,13 +59,13 @@ def _expanded(setup: StudySetup, record: StudyRecord) -> ExpandedSpace:
     study = setup.study
     if study.sampler != "sobol":
         raise UserError(
-            f"{OPTION}: study.sampler {study.sampler} is not allowed; sobol, whose points fill a "
-            "range"
+            f"{OPTION}: study.sampler is {study.sampler}; it must be sobol, whose points fill a "
+            "range."
         )
     if study.best_of is not None:
         raise UserError(
-            f"{OPTION}: study.best_of {study.best_of} is not allowed: expand the search space of "
-            "that study"
+            f"{OPTION}: study.best_of is {study.best_of}; it must be left out. Expand the search "
+            "space of that study."
         )
     remaining = _count_remaining(record)
     if remaining > 0:

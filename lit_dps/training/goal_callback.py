@@ -246,7 +246,7 @@ class GoalErrorCallback(Callback):
             raise ConfigError(
                 "data",
                 type(pl_module).__name__,
-                "the goal needs validation data and a validation_step",
+                "a module and data with validation, which the goal needs",
             )
         else:
             refuse_drop_last(trainer)

@@ -39,7 +39,7 @@ class ArgumentRule(NamedTuple):
 
 
 _ENTIRE_SPLIT = "1.0: trials train on the entire training split"
-_GOAL_ENDS = "remove it: a trial ends at its goal or after goal.max_steps steps"
+_GOAL_ENDS = "left out: a trial ends at its goal or after goal.max_steps steps"
 _REFUSED = {
     "max_steps": ArgumentRule((-1, None), "remove it, and set goal.max_steps"),
     "min_steps": ArgumentRule((None,), _GOAL_ENDS),
@@ -53,9 +53,9 @@ _REFUSED = {
         (None, 1.0), "1.0: the goal needs the entire validation split"
     ),
     "fast_dev_run": ArgumentRule(
-        (False, 0, None), "remove it: a study makes its own short run first"
+        (False, 0, None), "left out: a study makes its own short run first"
     ),
-    "barebones": ArgumentRule((False, None), "remove it: it turns off validation"),
+    "barebones": ArgumentRule((False, None), "left out: it turns off validation"),
 }
 _OVERRIDDEN = {
     "max_epochs": ArgumentRule(
@@ -124,7 +124,7 @@ def filter_callbacks(callbacks: list[Callback], source: str) -> list[Callback]:
         for kind, reason in _REFUSED_CALLBACKS.items():
             if isinstance(callback, kind):
                 name = type(callback).__name__
-                raise ConfigError(source, name, f"remove it: {reason}")
+                raise ConfigError(source, name, f"left out: {reason}")
     return [c for c in callbacks if not isinstance(c, _CALLBACKS_WITHOUT_EFFECT)]
 
 

@@ -131,7 +131,7 @@ class TrainingLength:
             raise ConfigError(
                 "data",
                 type(lightning_private.data_module_of(self.trainer)).__name__,
-                "setup() and train_dataloader() without trainer.max_epochs and "
+                "a class with setup() and train_dataloader() without trainer.max_epochs and "
                 "trainer.estimated_stepping_batches, which follow from the length of the train "
                 "dataloader: read trainer.max_steps",
             )

@@ -225,8 +225,8 @@ class TrainingPass:
             iter(loader)  # a CombinedLoader has no length before this
         if not 0 < (sized_len(loader) or 0) < sys.maxsize:
             allowed = (
-                "a pass over the training split, for snip, needs a finite train dataloader or a "
-                "pruning_dataloader"
+                "a class with a pruning_dataloader, because a pass over the training split, for "
+                "snip, needs a finite train dataloader"
             )
             raise ConfigError("data", type(self._data or loader).__name__, allowed)
         if isinstance(loader, CombinedLoader):

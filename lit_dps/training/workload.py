@@ -191,7 +191,11 @@ def locate(
     for i, name in enumerate(parents):
         node = _arguments(node, name)
         if not isinstance(node.get(name), dict):
-            raise ConfigError(source, key, f"{'.'.join([first, *path[:i]])} has no part {name!r}")
+            raise ConfigError(
+                source,
+                key,
+                f"the key of a part; {'.'.join([first, *path[:i]])} has no part {name!r}",
+            )
         node = node[name]
     node = _arguments(node, last)
     is_mapping = isinstance(node.get(last), dict)

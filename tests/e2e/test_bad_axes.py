@@ -14,11 +14,11 @@ from tests.e2e.test_bad_input import edited, refusal  # noqa: F401
     [
         (
             edited("pruning", {"method": "shuffle", "options": {"of": None}}),
-            ["pruning.options.of: None is not"],
+            ["pruning.options.of is null"],
         ),
         (
             edited("study/grid", {"pruning.method": ["snip", "lottery"]}),
-            ["pruning.method: 'lottery' is not allowed"],
+            ["pruning.method is 'lottery'"],
         ),
         (
             edited(
@@ -26,38 +26,38 @@ from tests.e2e.test_bad_input import edited, refusal  # noqa: F401
                 {"class_path": "lit_dps.models.ResNet8", "init_args": {"in_channels": 1}},
             )
             | {"pruning": {"method": "snap"}},
-            ["pruning.method: 'snap' is not allowed", "an unstructured method for ResNet8"],
+            ["pruning.method is 'snap'", "an unstructured method for ResNet8"],
         ),
         (
             edited("optim", {"delay": -1}),
-            ["optim.delay: -1 is not allowed; a whole number of steps, 0 or more"],
+            ["optim.delay is -1; it must be a whole number of steps, 0 or more"],
         ),
-        (edited("study/grid", {"optim.delay": [0, -2]}), ["optim.delay: -2 is not allowed"]),
+        (edited("study/grid", {"optim.delay": [0, -2]}), ["optim.delay is -2"]),
         (
             edited("local", {"workers": 0}),
-            ["local.workers: 0 is not allowed; a whole number of workers, 1 or more"],
+            ["local.workers is 0; it must be a whole number of workers, 1 or more"],
         ),
-        (edited("local", {"workers": 2, "steps": 0}), ["local.steps: 0 is not allowed"]),
-        (edited("study/grid", {"local.steps": [1, 0]}), ["local.steps: 0 is not allowed"]),
+        (edited("local", {"workers": 2, "steps": 0}), ["local.steps is 0"]),
+        (edited("study/grid", {"local.steps": [1, 0]}), ["local.steps is 0"]),
         (
             edited("local", {"workers": 2}) | {"optim": {"delay": 2}},
-            ["local.workers: 2 is not allowed"],
+            ["local.workers is 2"],
         ),
         (
             edited("study/grid", {"optim.dely": [0, 2]}),
-            ["study.grid: 'optim.dely' is not allowed; optim.delay"],
+            ["study.grid is 'optim.dely'; it must be optim.delay"],
         ),
         (
             edited("study/grid", {"pruning.seed": [0, 2]}),
-            ["study.grid: 'pruning.seed' is not allowed; one of pruning."],
+            ["study.grid is 'pruning.seed'; it must be one of pruning."],
         ),
         (
             edited("study/grid", {"pruning.options.batch": [1, 5]}),
-            ["pruning.options: {'batch': 1} is not allowed; what snip takes"],
+            ["pruning.options is {'batch': 1}; it must be what snip takes"],
         ),
         (
             edited("study/grid", {"pruning.options.batches": [0, 1]}),
-            ["pruning.options.batches: 0 is not allowed"],
+            ["pruning.options.batches is 0"],
         ),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
@@ -71,12 +71,12 @@ def test_bad_axis(refusal, config, said):  # noqa: F811
 @pytest.mark.parametrize(
     ("option", "said"),
     [
-        (("--optim.delay", -1), "optim.delay: -1 is not allowed"),
-        (("--local.workers", 0), "local.workers: 0 is not allowed"),
-        (("--pruning.method", "lottery"), "pruning.method: 'lottery' is not allowed"),
+        (("--optim.delay", -1), "optim.delay is -1"),
+        (("--local.workers", 0), "local.workers is 0"),
+        (("--pruning.method", "lottery"), "pruning.method is 'lottery'"),
         (
             ("--pruning.method", "shuffle", "--pruning.options", "{of: null}"),
-            "pruning.options.of: None is not allowed",
+            "pruning.options.of is null",
         ),
     ],
     ids=lambda value: None,

@@ -67,23 +67,20 @@ def box(**space) -> dict:
         (edited("goal/foo", 1), ["goal", "foo"]),
         (
             edited("study/checkpoint_minutes", 0),
-            ["study.checkpoint_minutes", "0.0 is not allowed", "null for none"],
+            ["study.checkpoint_minutes", "0.0", "null for none"],
         ),
         (
             edited("study/race_factor", "a lot"),
-            ["study.race_factor: 'a lot' is not allowed; a number or null expected"],
+            ["study.race_factor is 'a lot'; it must be a number or null"],
         ),
         (
             edited("study/workers", ""),
-            ["study.workers: '' is not allowed; a number or null expected"],
+            ["study.workers is ''; it must be a number or null"],
         ),
-        *[
-            (edited(key, None), [f"{key}: None is not allowed"])
-            for key in ("study", "pruning", "storage")
-        ],
+        *[(edited(key, None), [f"{key} is null"]) for key in ("study", "pruning", "storage")],
         (
             edited("smoothness", {"interval": "often"}),
-            ["smoothness.interval: 'often' is not allowed; a number or null"],
+            ["smoothness.interval is 'often'; it must be a number or null"],
         ),
         (
             edited("trainer/callbacks", [{"class_path": "lightning.pytorch.callbacks.Timer"}]),
@@ -97,7 +94,7 @@ def box(**space) -> dict:
         ),
         (
             edited("model/init_args/network", {}),
-            ["model.network: 'Module' is not allowed", "parameters to train"],
+            ["model.network is 'Module'", "parameters to train"],
         ),
         (edited("model/class_path", "nope.Nope"), ["model", "nope.Nope"]),
         (
@@ -121,7 +118,7 @@ def box(**space) -> dict:
         (edited("study/batch_sizes", [16, 1351]), ["data.batch_size", "1351", "1 to 1350"]),
         (edited("study/sparsities", [1.0]), ["study.sparsities", "1.0", "not including 1"]),
         (edited("study/sparsities", [-0.1]), ["study.sparsities", "-0.1", "from 0"]),
-        (edited("study/seed", -1), ["study.seed: -1 is not allowed; 0 or more"]),
+        (edited("study/seed", -1), ["study.seed is -1; it must be 0 or more"]),
         (edited("study/trials", 0), ["study.trials", "0", "at least 1"]),
         (edited("study/goals", [0.2]), ["study.goals", "0.2", "above goal.error = 0.2"]),
         (edited("study/goals", [0.3, 0.1]), ["study.goals", "0.1", "above goal.error = 0.2"]),
@@ -145,11 +142,11 @@ def box(**space) -> dict:
         ),
         (
             box(low=1, high=0.1),
-            ["study.space.model.learning_rate", "[1, 0.1]", "low must be below high"],
+            ["study.space.model.learning_rate", "[1, 0.1]", "low below high"],
         ),
         (
             box(low=0.1, high=0.1),
-            ["study.space.model.learning_rate", "[0.1, 0.1]", "low must be below high"],
+            ["study.space.model.learning_rate", "[0.1, 0.1]", "low below high"],
         ),
         (box(low=0, high=1, scale="log"), ["study.space.model.learning_rate", "[0, 1]", "above 0"]),
         (box(low=0, high=1, scale="reverse_log"), ["study.space.model.learning_rate", "below 1"]),
@@ -193,7 +190,7 @@ def box(**space) -> dict:
         (edited("pruning", {"method": "lottery"}), ["pruning.method", "'lottery'", "snip"]),
         (
             edited("pruning", {"init": "anew"}),
-            ["pruning.init: 'anew' is not allowed", "reinit", "isometry"],
+            ["pruning.init is 'anew'", "reinit", "isometry"],
         ),
         (
             edited("pruning", {"method": "shuffle", "options": {"of": "lottery"}}),

@@ -38,7 +38,7 @@ def test_all_trials_of_a_cell_are_at_the_best_point_of_the_other_study(tmp_path)
     other = run_here(tmp_path, *WINNERS)  # without measurements: another study
     assert other.returncode == 2 and "smoothness" in other.stderr
     wider = run_here(tmp_path, *WINNERS, "--smoothness.interval", 4, "--extend-space")
-    assert wider.returncode == 2 and "study.best_of fast is not allowed" in wider.stderr
+    assert wider.returncode == 2 and "study.best_of is fast; it must be left out" in wider.stderr
 
 
 @pytest.mark.parametrize(
@@ -47,19 +47,19 @@ def test_all_trials_of_a_cell_are_at_the_best_point_of_the_other_study(tmp_path)
         (["--study.best_of", "nowhere"], r"no study 'nowhere' in .*; studies there: fast"),
         (
             ["--study.batch_sizes", "[16, 32]"],
-            r"study.best_of: 'fast' is not allowed; a study with a complete trial at B=32 S=0",
+            r"study.best_of is 'fast'; it must be a study with a complete trial at B=32 S=0",
         ),
         (
             ["--study.sampler", "tpe"],
-            r"study.sampler: 'tpe' is not allowed; sobol where study.best_of says",
+            r"study.sampler is 'tpe'; it must be sobol, because study.best_of decides",
         ),
         (
             ["--study.best_of", "winners"],
-            r"study.best_of: 'winners' is not allowed; the name of another study",
+            r"study.best_of is 'winners'; it must be the name of another study",
         ),
         (
             ["--study.space.model.momentum.high", "0.5001"],
-            r"study.space.model.momentum: .* a range that holds 0\.\d+, its best value at B=16 S=0",
+            r"study.space.model.momentum is .* a range that holds 0\.\d+, its best value at B=16 S=0",
         ),
     ],
 )

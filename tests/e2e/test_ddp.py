@@ -180,7 +180,7 @@ def test_what_torchrun_contradicts_is_refused_in_one_line(tmp_path):
     done = by_torchrun(tmp_path, 2, *STUDY, "--trainer.devices", 3)
     assert done.returncode != 0
     assert (
-        "lit-dps: error: trainer.devices: 3 is not allowed; auto, or 2: as many as torchrun"
+        "lit-dps: error: trainer.devices is 3; it must be auto, or 2: as many as torchrun"
         in done.stderr
     )
     assert "forcefully" not in done.stderr, (

@@ -55,7 +55,7 @@ def test_parts_that_were_run_apart_make_the_table_of_an_unbroken_run(unbroken, t
         ),
         (
             ["none.db", "--storage.optuna", "sqlite:///none.db"],
-            "OTHER: 'none.db' is not allowed; another storage than",
+            "OTHER is 'none.db'; it must be another storage than",
         ),
         (["none.db", "--storage.folder", "text.db"], "text.db is not a folder"),
         (["none.db", "--studies", "fast"], "studies"),

@@ -41,8 +41,7 @@ def test_a_shipped_file_that_is_not_here_is_said_to_come_with_the_package(call, 
 def test_replicate_refuses_a_folder_without_studies(call, tmp_path):
     done = call("replicate", "--configs", "mine")
     said = (
-        "lit-dps: error: configs: 'mine' is not allowed; a folder with a .yaml file for each "
-        "study\n"
+        "lit-dps: error: configs is 'mine'; it must be a folder with a .yaml file for each study\n"
     )
     assert (done.code, done.err) == (2, said)
     assert list(tmp_path.iterdir()) == []

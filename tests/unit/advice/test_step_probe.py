@@ -178,7 +178,7 @@ def test_data_that_refuse_batches_above_their_split_end_the_ladder():
         lambda line: None,
     )
     assert found.largest == 16 and found.split_is_used_up
-    assert found.reason.startswith("data.batch_size: 32 is not allowed; 1 to 16")
+    assert found.reason.startswith("data.batch_size is 32; it must be 1 to 16")
 
 
 def test_an_error_that_is_no_lack_of_memory_ends_the_command_with_its_cause():

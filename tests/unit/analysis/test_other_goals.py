@@ -80,7 +80,7 @@ def test_the_studys_own_goal_changes_nothing(record):
 
 
 def test_a_lower_goal_is_refused(record):
-    with pytest.raises(ConfigError, match="goals: 0.05 is not allowed; at least 0.1"):
+    with pytest.raises(ConfigError, match="goals is 0.05; it must be at least 0.1"):
         at_goal(record, 0.05)
 
 

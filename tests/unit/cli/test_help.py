@@ -76,7 +76,7 @@ def test_configs_lists_and_copies(tmp_path, monkeypatch, capsys):
     assert yaml.safe_load((tmp_path / "here" / "width.yaml").read_text())["study"]["name"]
     for argv, said in (
         (["quickstart", "--to", "here"], "a folder without quickstart.yaml: that is there already"),
-        (["quikstart"], "did you mean quickstart?"),
+        (["quikstart"], "Did you mean quickstart?"),
         (["xyzzy"], "a name of the list"),
         (["mnist-sgd", "replication/mnist-sgd"], "names whose last parts differ"),
     ):

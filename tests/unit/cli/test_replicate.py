@@ -148,15 +148,13 @@ def test_without_any_study_there_is_nothing_to_report(folder, capsys):
 @pytest.mark.parametrize("text", ["study: {}", "[1, 2", "- a", "study: [name]"])
 def test_a_file_without_a_study_is_refused(folder, text):
     (folder / "configs" / "c.yaml").write_text(text)
-    with pytest.raises(ConfigError, match="c.yaml' is not allowed; the configuration of a study"):
+    with pytest.raises(ConfigError, match="c.yaml'; it must be the configuration of a study"):
         replicate.studies_in(folder / "configs")
 
 
 def test_a_folder_without_configurations_is_refused(folder, capsys):
     assert main(["replicate", "--configs", "nowhere"]) == 2
-    assert (
-        "configs: 'nowhere' is not allowed; a folder with a .yaml file" in capsys.readouterr().err
-    )
+    assert "configs is 'nowhere'; it must be a folder with a .yaml file" in capsys.readouterr().err
 
 
 def test_studies_run_in_order_until_one_fails(folder, monkeypatch):

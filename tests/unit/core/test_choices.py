@@ -67,8 +67,8 @@ def test_sobol_points_take_each_choice_as_often():
 @pytest.mark.parametrize(
     ("choices", "said"),
     [
-        ([], "at least two values"),
-        ([0.1], "at least two values"),
+        ([], "a list of at least two values"),
+        ([0.1], "a list of at least two values"),
         ([0.1, "a"], "numbers alone, or names and class paths alone"),
         ([0.1, math.nan], "finite numbers"),
         ([0.1, 0.1], "values that differ"),
@@ -76,7 +76,7 @@ def test_sobol_points_take_each_choice_as_often():
     ],
 )
 def test_choices_that_are_not_allowed(choices, said):
-    with pytest.raises(ConfigError, match=f"study.space.k.choices: .* is not allowed; {said}"):
+    with pytest.raises(ConfigError, match=f"study.space.k.choices is .*; it must be {said}"):
         Choices(choices).check("study.space.k")
 
 
@@ -85,16 +85,16 @@ def test_choices_that_are_not_allowed(choices, said):
     [
         (
             {"choices": 0.1},
-            "k.choices: 0.1 is not allowed; a list of numbers, or of names and class paths",
+            "k.choices is 0.1; it must be a list of numbers, or of names and class paths",
         ),
-        ({"choices": [True, 0.1]}, r"k.choices: \[True, 0.1\] is not allowed; a list"),
-        ({"choices": [0.1, 0.2], "low": 1}, "k.low: 1 is not allowed; left out: there are choices"),
-        ({"choises": [0.1, 0.2]}, "k.choises: .* left out: there are low, high, scale, integer"),
-        ({"low": 1}, r"k: \{'low': 1\} is not allowed; high is needed too"),
-        ({"low": 1, "high": "x"}, "k.high: 'x' is not allowed; a number"),
-        ({"low": 1, "high": 2, "integer": 1}, "k.integer: 1 is not allowed; true or false"),
-        (3, "k: 3 is not allowed; a range, such as"),
-        ({}, "k: {} is not allowed; a range, such as"),
+        ({"choices": [True, 0.1]}, r"k.choices is \[True, 0.1\]; it must be a list"),
+        ({"choices": [0.1, 0.2], "low": 1}, "k.low is 1; it must be left out: there are choices"),
+        ({"choises": [0.1, 0.2]}, "k.choises is .* left out: there are low, high, scale, integer"),
+        ({"low": 1}, r"k is \{'low': 1\}; it must be a range with low and high; high is missing"),
+        ({"low": 1, "high": "x"}, "k.high is 'x'; it must be a number"),
+        ({"low": 1, "high": 2, "integer": 1}, "k.integer is 1; it must be true or false"),
+        (3, "k is 3; it must be a range, such as"),
+        ({}, "k is {}; it must be a range, such as"),
     ],
 )
 def test_what_is_no_box_is_refused(given, said):

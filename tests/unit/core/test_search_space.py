@@ -109,16 +109,16 @@ def test_the_outer_twentieth_of_the_scale_is_the_boundary(box, u, end):
 @pytest.mark.parametrize(
     ("box", "key", "says"),
     [
-        (Range(1, 1), "k", "low must be below high"),
-        (Range(2, 1), "k", "low must be below high"),
-        (Range(math.nan, 1), "k", "both ends must be finite"),
-        (Range(0, math.inf), "k", "both ends must be finite"),
+        (Range(1, 1), "k", "a range with low below high"),
+        (Range(2, 1), "k", "a range with low below high"),
+        (Range(math.nan, 1), "k", "a range with finite ends"),
+        (Range(0, math.inf), "k", "a range with finite ends"),
         (Range(0, 1, "cubic"), "k.scale", "one of linear, log, reverse_log"),
-        (Range(0, 1, "log"), "k", "a log range must start above 0"),
-        (Range(-1, 1, "log"), "k", "a log range must start above 0"),
-        (Range(0.5, 1, "reverse_log"), "k", "a reverse_log range must end below 1"),
-        (Range(0.5, 3, integer=True), "k", "an integer range must have whole ends"),
-        (Range(0, 3.5, integer=True), "k", "an integer range must have whole ends"),
+        (Range(0, 1, "log"), "k", "a range that starts above 0, for the scale log"),
+        (Range(-1, 1, "log"), "k", "a range that starts above 0, for the scale log"),
+        (Range(0.5, 1, "reverse_log"), "k", "a range that ends below 1, for the scale reverse_log"),
+        (Range(0.5, 3, integer=True), "k", "a range with whole ends, for integer: true"),
+        (Range(0, 3.5, integer=True), "k", "a range with whole ends, for integer: true"),
     ],
 )
 def test_check_refuses_and_names_key_value_and_what_is_allowed(box, key, says):
@@ -126,7 +126,7 @@ def test_check_refuses_and_names_key_value_and_what_is_allowed(box, key, says):
         box.check("k")
     assert (caught.value.key, caught.value.allowed) == (key, says)
     shown = box.scale if key.endswith("scale") else f"[{box.low:g}, {box.high:g}]"
-    assert str(caught.value) == f"{key}: {shown!r} is not allowed; {says}"
+    assert str(caught.value) == f"{key} is {shown!r}; it must be {says}."
 
 
 @pytest.mark.parametrize(

@@ -157,7 +157,7 @@ def test_a_study_is_widened_gone_on_with_and_widened_again(tmp_path, capsys):
 
 def test_an_adaptive_sampler_has_no_box_to_fill(tmp_path):
     run(StorageConfig(folder=str(tmp_path)).optuna_url, config())
-    with pytest.raises(UserError, match="study.sampler tpe is not allowed"):
+    with pytest.raises(UserError, match="study.sampler is tpe; it must be sobol"):
         with_stored_space(of(tmp_path, config(sampler="tpe")), True)
 
 

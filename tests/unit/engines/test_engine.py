@@ -140,14 +140,14 @@ def test_overrides_reach_the_arguments_of_nested_classes():
     ],
 )
 def test_keys_that_lead_nowhere(key, said):
-    with pytest.raises(ConfigError, match=f"study.space: '{key}' is not allowed; .*{said}"):
+    with pytest.raises(ConfigError, match=f"study.space is '{key}'; it must be .*{said}"):
         locate({"model": MODEL, "data": DATA}, key, "study.space")
 
 
 def test_unknown_arguments_and_refused_values_are_user_errors():
     with pytest.raises(UserError, match="model: Option 'foo' is not accepted"):
         WORKLOAD.build(Trial(Cell(16, 0.0), 0, {"model.foo": 1.0}))
-    with pytest.raises(ConfigError, match="model.momentum: 1.5 is not allowed"):
+    with pytest.raises(ConfigError, match="model.momentum is 1.5"):
         WORKLOAD.build(Trial(Cell(16, 0.0), 0, {"model.momentum": 1.5}))
 
 

@@ -126,5 +126,5 @@ def test_workers_that_the_ranks_cannot_share_are_refused():
     for error in on_ranks(2, any_module, 3, 4, 0):
         assert (
             str(error)
-            == "local.workers: 3 is not allowed; a multiple of the 2 ranks that train together"
+            == "local.workers is 3; it must be a multiple of the 2 ranks that train together"
         )

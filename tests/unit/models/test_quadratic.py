@@ -184,13 +184,13 @@ def test_there_is_nothing_to_prune():
     ],
 )
 def test_bad_values_name_their_key(given, key):
-    with pytest.raises(ConfigError, match=f"{key}: "):
+    with pytest.raises(ConfigError, match=f"{key} is "):
         NoisyQuadratic(**given)
 
 
 def test_the_batch_size_is_counted_in_examples():
     data: LightningDataModule = GradientNoise(8)
-    with pytest.raises(ConfigError, match="data.batch_size: 0 is not allowed; at least 1"):
+    with pytest.raises(ConfigError, match="data.batch_size is 0; it must be at least 1"):
         GradientNoise(0)
     fit(NoisyQuadratic(6, 3), data, callbacks=[], max_steps=1)
     batch = next(iter(data.train_dataloader()))

@@ -64,12 +64,12 @@ def test_the_pruning_pass_is_over_the_smaller_set_in_the_same_order():
     [
         (
             {"train_examples": 0},
-            "data.train_examples: 0 is not allowed; 1 to 1350, the size of the training split",
+            "data.train_examples is 0; it must be 1 to 1350, the size of the training split",
         ),
-        ({"train_examples": 1351}, "data.train_examples: 1351 is not allowed; 1 to 1350"),
+        ({"train_examples": 1351}, "data.train_examples is 1351; it must be 1 to 1350"),
         (
             {"train_examples": 64, "batch_size": 65},
-            "data.batch_size: 65 is not allowed; 1 to 64, data.train_examples",
+            "data.batch_size is 65; it must be 1 to 64, data.train_examples",
         ),
     ],
 )
@@ -157,14 +157,14 @@ def test_a_deeper_simple_cnn_has_further_convolutions():
         (
             SimpleCNN,
             {"width": 0.01},
-            "model.network.width: 0.01 is not allowed; a factor that leaves",
+            "model.network.width is 0.01; it must be a factor that leaves",
         ),
         (SimpleCNN, {"width": math.nan}, "model.network.width"),
-        (SimpleCNN, {"depth": 1}, "model.network.depth: 1 is not allowed; at least 2"),
-        (ResNet, {"depth": 10}, "model.network.depth: 10 is not allowed; 8, 14, 20"),
+        (SimpleCNN, {"depth": 1}, "model.network.depth is 1; it must be at least 2"),
+        (ResNet, {"depth": 10}, "model.network.depth is 10; it must be 8, 14, 20"),
         (ResNet, {"width": -1}, "model.network.width"),
-        (MLP, {"width": 0}, "model.network.width: 0 is not allowed; at least 1"),
-        (MLP, {"depth": 2}, "model.network.depth: 2 is not allowed; .* beside model.network.width"),
+        (MLP, {"width": 0}, "model.network.width is 0; it must be at least 1"),
+        (MLP, {"depth": 2}, "model.network.depth is 2; it must be .* beside model.network.width"),
     ],
 )
 def test_shapes_that_cannot_be_are_refused(kind, arguments, said):
@@ -183,7 +183,7 @@ def test_smoothed_labels_are_in_the_training_loss_alone():
     assert torch.equal(plain.loss((x, y)), F.cross_entropy(plain(x), y))
     assert torch.equal(smooth.per_example_error((x, y)), plain.per_example_error((x, y)))
     with pytest.raises(
-        ConfigError, match=r"model.label_smoothing: 1 is not allowed; a number in \[0, 1\)"
+        ConfigError, match=r"model.label_smoothing is 1; it must be a number in \[0, 1\)"
     ):
         ImageClassifier(MLP(), label_smoothing=1)
 

@@ -90,9 +90,9 @@ def test_the_untrained_network_knows_no_character():
     [
         (
             {"width": 9},
-            "model.network.width: 9 is not allowed; a multiple of model.network.heads = 2",
+            "model.network.width is 9; it must be a multiple of model.network.heads = 2",
         ),
-        ({"depth": 0}, "model.network.depth: 0 is not allowed; at least 1"),
+        ({"depth": 0}, "model.network.depth is 0; it must be at least 1"),
     ],
 )
 def test_shapes_that_cannot_be_are_refused(arguments, said):
@@ -130,9 +130,7 @@ def test_texts_that_do_not_serve_are_refused(tmp_path):
     with pytest.raises(DataError, match=r"data.path: cannot read .*none.txt"):
         text(path=str(tmp_path / "none.txt"))
     (tmp_path / "short.txt").write_text("ab" * 50)
-    with pytest.raises(
-        ConfigError, match="data.context: 32 is not allowed; shorter: of 100 characters"
-    ):
+    with pytest.raises(ConfigError, match="data.context is 32; it must be shorter: 100 characters"):
         text(path=str(tmp_path / "short.txt"))
     (tmp_path / "bytes.txt").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(DataError, match="cannot read"):
@@ -156,7 +154,10 @@ def test_the_loss_is_in_nats_a_character():
 
 @pytest.mark.parametrize(
     ("network", "said"),
-    [({"vocabulary": 60}, "model.network.vocabulary: 60"), ({"context": 8}, "data.context: 32")],
+    [
+        ({"vocabulary": 60}, "model.network.vocabulary is 60"),
+        ({"context": 8}, "data.context is 32"),
+    ],
 )
 def test_a_network_for_another_text_is_refused(network, said):
     with pytest.raises(ConfigError, match=said):
@@ -240,7 +241,7 @@ def test_grasp_takes_a_fused_attention_apart():
     for name, score in grasp(plain).items():
         torch.testing.assert_close(ours[name], score)
     with pytest.raises(
-        ConfigError, match="pruning.options.per_class: 10 is not allowed; null where an example has"
+        ConfigError, match="pruning.options.per_class is 10; it must be null where an example has"
     ):
         grasp(plain, per_class=10)
 
@@ -263,7 +264,7 @@ def test_synflow_is_refused_before_anything_is_created(tmp_path, monkeypatch):
     pruning = {"method": "synflow", "biases": "paper", "batch_size": 100}
     setup = setup_of(study, StorageConfig(), WORKLOAD, GOAL, pruning, {"interval": None})
     said = (
-        "pruning.method: 'synflow' is not allowed; another method for inputs that are no real "
+        "pruning.method is 'synflow'; it must be another method for inputs that are no real "
         "numbers: its input of "
     )
     with pytest.raises(ConfigError, match=said):

@@ -147,17 +147,17 @@ def test_scores_that_serve_every_sparsity_are_taken_once(network):
         (
             "grasp2",
             None,
-            "one of snip, .* or the class path of a Pruner; did you mean grasp\\?$",
+            "one of snip, .* or the class path of a Pruner. Did you mean grasp\\?$",
         ),
         (f"{HERE}.Nothing", None, "class path of a Pruner: module .* has no attribute 'Nothing'"),
         ("no_such_module.Pruner", None, "class path of a Pruner: No module named 'no_such_module'"),
-        ("torch.nn.Linear", None, "'torch.nn.Linear' is not allowed; one of snip"),
+        ("torch.nn.Linear", None, "'torch.nn.Linear'; it must be one of snip"),
         (
             "snip",
             {"rounds": 3},
-            r"pruning.options: {'rounds': 3} is not allowed; what snip takes: .*rounds",
+            r"pruning.options is {'rounds': 3}; it must be what snip takes: .*rounds",
         ),
-        (f"{HERE}.Twice", {"second": 3}, "pruning.options: .* what .*Twice takes: .*second"),
+        (f"{HERE}.Twice", {"second": 3}, "pruning.options is .* what .*Twice takes: .*second"),
     ],
 )
 def test_a_method_that_is_none_is_refused(method, options, said):
@@ -169,7 +169,7 @@ def test_a_method_that_is_none_is_refused(method, options, said):
     ("method", "said"),
     [
         ("NoMask", "a mask that keeps something"),
-        ("KeepsAll", "'KeepsAll' is not allowed; a mask that keeps 4, not 43"),
+        ("KeepsAll", "'KeepsAll'; it must be a mask that keeps 4, not 43"),
         ("OfAnother", "a mask of prunable parameters; its none is none"),
     ],
 )

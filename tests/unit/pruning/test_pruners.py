@@ -45,23 +45,23 @@ def test_nothing_of_the_network_and_no_global_generator_is_moved(method):
 @pytest.mark.parametrize(
     ("method", "options", "said"),
     [
-        ("snip", {"batches": 0}, "pruning.options.batches: 0 is not allowed; at least 1 batch"),
-        ("iterative_snip", {"rounds": 0}, "pruning.options.rounds: 0 is not allowed; at least 1"),
-        ("grasp", {"temperature": 0}, "pruning.options.temperature: 0 is not allowed"),
-        ("synflow", {"rounds": -1}, "pruning.options.rounds: -1"),
-        ("snap_it", {"rounds": 0}, "pruning.options.rounds: 0"),
-        ("shuffle", {"of": "snipp"}, "pruning.options.of: 'snipp' is not allowed; one of snip"),
+        ("snip", {"batches": 0}, "pruning.options.batches is 0; it must be at least 1 batch"),
+        ("iterative_snip", {"rounds": 0}, "pruning.options.rounds is 0; it must be at least 1"),
+        ("grasp", {"temperature": 0}, "pruning.options.temperature is 0"),
+        ("synflow", {"rounds": -1}, "pruning.options.rounds is -1"),
+        ("snap_it", {"rounds": 0}, "pruning.options.rounds is 0"),
+        ("shuffle", {"of": "snipp"}, "pruning.options.of is 'snipp'; it must be one of snip"),
         (
             "shuffle",
             {"of": None},
-            "pruning.options.of: None is not allowed; the method whose mask is permuted",
+            "pruning.options.of is null; it must be the method whose mask is permuted",
         ),
         (
             "shuffle",
             {"of": "shuffle"},
-            "pruning.options.of: 'shuffle' is not allowed; the method whose mask",
+            "pruning.options.of is 'shuffle'; it must be the method whose mask",
         ),
-        ("snipp", {}, "pruning.method: 'snipp' is not allowed; one of snip, magnitude, random"),
+        ("snipp", {}, "pruning.method is 'snipp'; it must be one of snip, magnitude, random"),
     ],
 )
 def test_options_out_of_their_range_are_refused(method, options, said):

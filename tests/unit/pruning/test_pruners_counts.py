@@ -65,7 +65,7 @@ def test_synflow_refuses_inputs_that_are_no_real_numbers():
     data = torch.randint(0, 5, (8, 3)), torch.randint(0, 3, (8,))
     net = Network(module, prunable(module), 8, lambda: 1, lambda: iter([(data, 8)]), None)
     with pytest.raises(
-        ConfigError, match="pruning.method: 'synflow' is not allowed; another method for inputs"
+        ConfigError, match="pruning.method is 'synflow'; it must be another method for inputs"
     ):
         mask("synflow", net, 0.5)
 

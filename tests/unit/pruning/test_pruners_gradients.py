@@ -84,7 +84,7 @@ def test_the_loss_of_the_reference_codes_is_minus_the_logit_of_the_label(method)
     assert equal(theirs, mask(method, network(small(), (x, y), loss=minus_target), 0.8))
     assert not equal(theirs, mask(method, network(small(), (x, y)), 0.8))
     with pytest.raises(
-        ConfigError, match="pruning.options.loss: 'nll' is not allowed; module, or nll_on_logits"
+        ConfigError, match="pruning.options.loss is 'nll'; it must be module, or nll_on_logits"
     ):
         mask(method, network(small()), 0.8, loss="nll")
 
@@ -190,6 +190,6 @@ def test_grasp_of_what_is_no_classifier_says_what_to_do():
     net = network(nn.Sequential(nn.Flatten(), nn.Linear(64, 3), nn.Unflatten(1, (3, 1))), loss=None)
     with pytest.raises(
         ConfigError,
-        match="pruning.method: 'grasp' is not allowed; options {temperature: null} where",
+        match="pruning.method is 'grasp'; it must be used with options {temperature: null}, because",
     ):
         scores("grasp", net)

@@ -93,12 +93,12 @@ class Bare(nn.Module):
 def test_what_cannot_be_cut_is_refused():
     with pytest.raises(
         ConfigError,
-        match="'snap' is not allowed; an unstructured method for ResNet8: the nodes of .*add",
+        match="'snap'; it must be an unstructured method for ResNet8: the nodes of .*add",
     ):
         hidden_layers(ResNet8())
     with pytest.raises(
         ConfigError,
-        match="'snap_it' is not allowed; an unstructured method for Bare: it uses a layer twi",
+        match="'snap_it'; it must be an unstructured method for Bare: it uses a layer twi",
     ):
         mask("snap_it", network(Bare()), 0.5)
     with pytest.raises(ConfigError, match="for Sequential: it has no hidden layer"):

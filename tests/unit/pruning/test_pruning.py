@@ -174,7 +174,7 @@ def test_top_k_refuses_a_sparsity_outside_its_range(sparsity):
 
 def test_top_k_refuses_to_prune_everything():
     assert top_k({"w": torch.rand(10)}, 0.9).kept() == {"w": (1, 10)}
-    with pytest.raises(ConfigError, match="at least one of 10 parameters must be kept"):
+    with pytest.raises(ConfigError, match="at least one of 10 parameters"):
         top_k({"w": torch.rand(10)}, 0.96)
 
 

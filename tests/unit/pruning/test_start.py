@@ -154,17 +154,17 @@ class Biases(ImageClassifier):
         (
             Constant,
             "reinit",
-            "pruning.init: 'reinit' .* for Constant: its weights do not depend on a seed",
+            "pruning.init is 'reinit'.* for Constant: its weights do not depend on a seed",
         ),
         (
             Loaded,
             "reinit",
-            "pruning.init: 'reinit' .* for Loaded: built again, it does not have the weights .*network",
+            "pruning.init is 'reinit'.* for Loaded: built again, it does not have the weights .*network",
         ),
         (
             Biases,
             "isometry",
-            "pruning.init: 'isometry' .* for Biases: no pruned parameter has two or more "
+            "pruning.init is 'isometry'.* for Biases: no pruned parameter has two or more "
             "dimensions",
         ),
     ],
@@ -183,14 +183,14 @@ def test_what_cannot_start_so_is_refused_in_a_line(kind, init, said):
 
 
 def _parts(line: str) -> tuple[str, str, str]:
-    key, _, rest = line.partition(": ")
-    value, _, allowed = rest.partition(" is not allowed; ")
+    key, _, rest = line.partition(" is ")
+    value, _, allowed = rest.partition("; it must be ")
     return key, value.strip("'"), allowed
 
 
 def test_an_unknown_start_and_new_weights_outside_of_a_study_are_refused():
     with pytest.raises(
-        ConfigError, match="pruning.init: 'new' is not allowed; one of original, reinit, isometry"
+        ConfigError, match="pruning.init is 'new'; it must be one of original, reinit, isometry"
     ):
         PruningCallback(0.5, init="new")
     module = ImageClassifier(MLP((1, 28, 28), (8,)))

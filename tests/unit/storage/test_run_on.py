@@ -242,7 +242,7 @@ def test_nothing_is_raced_and_every_check_is_full():
     )
     with pytest.raises(
         ConfigError,
-        match="study.race_factor: 3 is not allowed; null, or left out, where study.train_past_goal",
+        match="study.race_factor is 3; it must be null, or left out, because study.train_past_goal",
     ):
         check(setup(train_past_goal=True, race_factor=3))
 
@@ -286,11 +286,11 @@ def test_a_store_hands_out_runs_that_go_on(tmp_path):
     [
         (
             ("train_past_goal=true", "race_factor=2.0"),
-            "study.race_factor: 2.0 is not allowed; null, or left out, where study.train_past_goal runs",
+            "study.race_factor is 2.0; it must be null, or left out, because study.train_past_goal runs",
         ),
         (
             ("train_past_goal=true", "goal.early_reject=true"),
-            "goal.early_reject: True is not allowed; false, or left out",
+            "goal.early_reject is true; it must be false, or left out",
         ),
         (
             ("metrics=[val_loss]", "goal.early_reject=true"),

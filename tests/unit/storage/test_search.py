@@ -153,10 +153,10 @@ def test_worse_trials_are_worth_less():
 def test_other_samplers_come_by_class_path_or_are_refused():
     assert make_sampler(study("optuna.samplers.RandomSampler"), GOAL)
     with pytest.raises(
-        ConfigError, match="study.sampler: 'best' is not allowed; one of sobol, tpe, gp"
+        ConfigError, match="study.sampler is 'best'; it must be one of sobol, tpe, gp"
     ):
         study("best").check()
-    with pytest.raises(ConfigError, match="study.sampler: 'optuna.samplers.No'"):
+    with pytest.raises(ConfigError, match="study.sampler is 'optuna.samplers.No'"):
         make_sampler(study("optuna.samplers.No"), GOAL)
     with pytest.raises(ConfigError, match="a sampler that takes a seed"):
         make_sampler(study("optuna.samplers.GridSampler"), GOAL)

@@ -96,7 +96,7 @@ def test_merge_takes_over_no_study_of_such_a_name(changed, tmp_path, monkeypatch
     )
     assert main(["merge", "there.db"]) == 2
     said = capsys.readouterr().err
-    assert "is not allowed" in said and said.count("\n") == 1 and "\x1b" not in said
+    assert "; it must be " in said and said.count("\n") == 1 and "\x1b" not in said
     assert not Path("mlruns/study.db").exists()
 
 

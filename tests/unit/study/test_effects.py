@@ -14,7 +14,7 @@ from tests.unit.study.test_grid import NETWORK, setup
 
 def test_arguments_that_no_class_of_an_axis_would_have_are_refused():
     said = (
-        r"study.grid: 'model.network' is not allowed; .* model.network.hidden = \[32\] would "
+        r"study.grid is 'model.network'; it must be .* model.network.hidden = \[32\] would "
         r"be "
         r"lost"
     )
@@ -41,7 +41,7 @@ def test_the_sparsity_of_fit_is_told_apart_from_those_of_a_study(sparsity, grid)
     if sparsity and sparsity not in grid:
         with pytest.raises(
             ConfigError,
-            match=r"pruning.sparsity: 0.5 is not allowed; one of study.sparsities \[0.0, 0.9\]",
+            match=r"pruning.sparsity is 0.5; it must be one of study.sparsities \[0.0, 0.9\]",
         ):
             check_effects(made)
         return

@@ -64,30 +64,30 @@ def test_a_trial_has_the_numbers_of_the_section_its_cell_and_its_point():
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"workers": 3}, "study.batch_sizes: 16 is not allowed; multiples of local.workers = 3"),
+        ({"workers": 3}, "study.batch_sizes is 16; it must be multiples of local.workers = 3"),
         (
             {"grid": {"local.workers": [4, 24]}},
-            "study.batch_sizes: 16 is not allowed; multiples of local.workers = 24",
+            "study.batch_sizes is 16; it must be multiples of local.workers = 24",
         ),
         (
             {"grid": {"local.steps": [1, 0]}},
-            "local.steps: 0 is not allowed; a whole number of steps, 1 or more",
+            "local.steps is 0; it must be a whole number of steps, 1 or more",
         ),
         (
             {"grid": {"local.rounds": [1, 2]}},
-            "study.grid: 'local.rounds' is not allowed; one of local.workers, ",
+            "study.grid is 'local.rounds'; it must be one of local.workers, ",
         ),
         (
             {"space": {"local.rate": Range(0.1, 1.0)}},
-            "study.space: 'local.rate' is not allowed; one of local.workers",
+            "study.space is 'local.rate'; it must be one of local.workers",
         ),
         (
             {"space": {"local.outer_momentum": Range(0.1, 1.0)}},
-            "local.outer_momentum: 1.0 is not allowed",
+            "local.outer_momentum is 1.0",
         ),
         (
             {"space": {"local.steps": Range(1, 8, integer=True)}, "grid": {"local.steps": [1, 2]}},
-            "study.grid: 'local.steps' is not allowed; a key of its own: study.space sets this "
+            "study.grid is 'local.steps'; it must be a key of its own: study.space sets this "
             "one already",
         ),
     ],

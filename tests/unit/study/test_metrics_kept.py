@@ -134,10 +134,10 @@ def test_keys_that_came_later_leave_the_identity_of_earlier_studies(later):
         (["val_loss", "val_loss"], "each metric once"),
         (
             ["val_error"],
-            "study.metrics: 'val_error' is not allowed; another one: this is kept anyway",
+            "study.metrics is 'val_error'; it must be another one: this is kept anyway",
         ),
-        (["step"], "study.metrics: 'step' is not allowed"),
-        (["accuracy"], "study.metrics: 'accuracy' is not allowed; one that each validation logs"),
+        (["step"], "study.metrics is 'step'"),
+        (["accuracy"], "study.metrics is 'accuracy'; it must be one that each validation logs"),
     ],
 )
 def test_metrics_that_are_not_there_are_refused(metrics, said):

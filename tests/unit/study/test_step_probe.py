@@ -238,7 +238,7 @@ def test_scores_are_reused_where_neither_pass_nor_network_knows_the_batch_size(t
 
 def test_data_without_an_end_cannot_be_pruned_over():
     with pytest.raises(
-        ConfigError, match="data: 'Endless' is not allowed; .*needs a finite train dataloader"
+        ConfigError, match="data is 'Endless'; it must be .*needs a finite train dataloader"
     ):
         measure(study(Endless, sparsities=(0.5,)))
 

@@ -49,9 +49,9 @@ def test_all_values_of_a_choice_of_several_kinds_are_told():
         parser.parse_object({"trainer": {"precision": 7}})
     said = one_line(caught.value)
     assert said.startswith(
-        "trainer.precision: '7' is not allowed; one of 64, 32, 16, 'transformer-engine', "
+        "trainer.precision is '7'; it must be one of 64, 32, 16, 'transformer-engine', "
     )
-    assert said.endswith("'32-true', '64-true', 'bf16'")
+    assert said.endswith("'32-true', '64-true', 'bf16'.")
 
 
 def test_the_largest_values_are_allowed():
