@@ -17,7 +17,7 @@ from lit_dps.advice.memory import Memory, is_full
 from lit_dps.advice.step_time import Timed
 from lit_dps.core.config import cores
 from lit_dps.core.error_origin import first_line
-from lit_dps.core.errors import UserError
+from lit_dps.core.errors import UserError, is_about
 from lit_dps.core.format import format_duration, number_text
 from lit_dps.core.trial import Cell, Trial
 from lit_dps.study.probe_run import timed_run
@@ -311,7 +311,7 @@ def _time_trial(
 def is_above_split(line: str, batch_size_key: str) -> bool:
     """Return True if an error says that the training split has fewer examples than a batch."""
     # `refuse_too_large` and the data modules of the package name these keys.
-    return line.startswith(("study.batch_sizes: ", f"{batch_size_key}: "))
+    return is_about(line, "study.batch_sizes") or is_about(line, batch_size_key)
 
 
 def count_parameters(setup: StudySetup) -> int:

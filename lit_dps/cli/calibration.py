@@ -1,4 +1,4 @@
-"""calibration: show how well advice predicted the runs of `fit` that followed it.
+"""calibration: show how well advice predicted the runs of `fit` after it.
 
 It reads the storage alone, and needs no PyTorch.
 """

@@ -1,4 +1,4 @@
-"""fit: train one trial; with --of STUDY --cell CELL, one of a study again.
+"""fit: train one trial; with --of STUDY, train one of a study again.
 
 Lightning's Trainer runs it, and the goal or the step budget ends it.
 With --of STUDY it trains the trial of K* of a stored study again.

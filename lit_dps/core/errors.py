@@ -50,11 +50,14 @@ class ConfigError(UserError, ValueError):
 
     def __init__(self, key: str, value: object, allowed: str, hint: str | None = None):
         message = f"{key} is {describe_value(key, value)}; it must be {allowed}"
-        if not message.endswith((".", "?", "!")):
-            message += "."
         if hint is not None:
-            message += f" {hint}"
+            message += f". {hint}"
         super().__init__(message, key=key, value=value, allowed=allowed, hint=hint)
+
+
+def is_about(message: str, key: str) -> bool:
+    """Return True if a message is that of a ConfigError about a key."""
+    return message.startswith(f"{key} is ")
 
 
 def describe_value(key: str, value: object) -> str:

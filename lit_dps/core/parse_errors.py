@@ -53,10 +53,10 @@ def one_line(error: BaseException | str) -> str:
         return "study.engine is 'sparse'; it must be 'auto'. The engine 'sparse' was removed."
     wrong = _WRONG_TYPE.fullmatch(text)
     if wrong is not None and keys:
-        return f"{key} is {wrong[2]!r}; it must be of type {wrong[1]}."
+        return f"{key} is {wrong[2]!r}; it must be of type {wrong[1]}"
     wrong = _WRONG_LITERAL.fullmatch(text)
     if wrong is not None and keys:
-        return f"{key} is {wrong[2]!r}; it must be one of {wrong[1]}."
+        return f"{key} is {wrong[2]!r}; it must be one of {wrong[1]}"
     return line
 
 

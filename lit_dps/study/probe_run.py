@@ -22,7 +22,7 @@ from lightning.pytorch import Callback
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from lit_dps.core.attempt import Attempt
-from lit_dps.core.errors import UserError
+from lit_dps.core.errors import UserError, is_about
 from lit_dps.core.trial import LIGHTNING, SINGLE, Status, Trial, TrialResult
 from lit_dps.engines.engine import Training
 from lit_dps.engines.trainer import TrainerEngine, TrialFit
@@ -186,7 +186,7 @@ def timed_run(
         hook.remove()
     if result.status is Status.FAILED:
         # `refuse_too_large` and data modules of the package name this key.
-        raise CannotTime(result.failure, result.failure.startswith("study.batch_sizes: "))
+        raise CannotTime(result.failure, is_about(result.failure, "study.batch_sizes"))
     if stopwatch.updates < total * updates_per_step:
         taken = f"{stopwatch.updates // updates_per_step} of {total} steps"
         raise CannotTime(

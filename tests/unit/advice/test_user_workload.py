@@ -246,7 +246,7 @@ def test_other_optimizers_are_left_as_they_are():
         max_steps=1,
     )
     assert seen.values == [0.01]
-    with pytest.raises(ConfigError, match="AdamScalingCallback.reference: 0"):
+    with pytest.raises(ConfigError, match="AdamScalingCallback.reference is 0"):
         AdamScalingCallback(0)
 
 

@@ -52,7 +52,7 @@ def test_what_is_no_port_is_refused_before_a_server_starts(port, monkeypatch, ca
     assert main(["ui", "--port", str(port)]) == 2
     assert capsys.readouterr() == (
         "",
-        f"lit-dps: error: --port is {port}; it must be a port from 1 to 65535.\n",
+        f"lit-dps: error: --port is {port}; it must be a port from 1 to 65535\n",
     )
 
 
@@ -61,7 +61,5 @@ def test_a_port_in_use_is_refused_before_a_server_starts(monkeypatch, capsys):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         assert main(["ui", "--port", str(port)]) == 2
-    said = (
-        f"--port is {port}; it must be a port that is free on 127.0.0.1 (Address already in use)."
-    )
+    said = f"--port is {port}; it must be a port that is free on 127.0.0.1 (Address already in use)"
     assert capsys.readouterr() == ("", f"lit-dps: error: {said}\n")
