@@ -59,7 +59,7 @@ def store(folder: str, points: int, cells: Sequence[Cell]) -> TrialQueue:
         SobolSampler(SPACE, 0),
         0,
         Goal(0.02),
-        slack=1.0,
+        race_factor=1.0,
     )
 
 

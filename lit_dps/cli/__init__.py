@@ -31,6 +31,7 @@ VERBS = (
     "figures",
     "configs",
     "merge",
+    "migrate",
     "ui",
 )
 REPORTS = ("analyze", "figures")  # verbs that print their progress at a terminal

@@ -37,14 +37,16 @@ from lit_dps.replication.parts import Core, Image, Machine, Part
 from lit_dps.report.figures import COMPARISONS, FIGURES, write_comparison
 from lit_dps.report.publish import figures_folder, publish
 from lit_dps.storage.read import read_study
+from lit_dps.storage.stored_format import OtherFormat
 from lit_dps.storage.urls import check_place, without_password
 from lit_dps.study.hardware import cpu_model
 
 CONFIGS = Path("configs/replication")
 PAGE = "replication"  # of the page, and of the folder beside it with its images and stored trials
+STUDIES = "studies"  # the folder of stored trials, below the folder of the images
 FULL = (
     "Also the studies in the folder `full` below, of the paper's own scale. First the trials that "
-    "are stored beside the page, replication/*.db.xz, are taken over."
+    "are stored beside the page, replication/studies/*.db.xz, are merged."
 )
 _CHILD = "import sys; from lit_dps.cli import main; sys.exit(main())"
 _FORWARDED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -91,8 +93,8 @@ def main(command: CommandLine) -> int:
 
 
 def take_over(folder: Path, storage: StorageConfig) -> None:
-    """Merge the trials of the databases *.db.xz of a folder; stored ones change nothing."""
-    databases = [str(path) for path in folder.glob("*.db.xz")]
+    """Merge the trials of the files studies/*.db.xz of a folder; stored ones change nothing."""
+    databases = [str(path) for path in sorted((folder / STUDIES).glob("*.db.xz"))]
     if databases:
         check_place(storage.optuna_url)
         merge_storages(storage.optuna_url, databases, None)
@@ -141,6 +143,8 @@ def write_pages(
     for file, name in studies.items():
         try:
             record = read_study(storage.optuna_url, name)
+        except OtherFormat:
+            raise
         except StorageError as error:
             print(f"left out: {error}", file=sys.stderr)
             continue

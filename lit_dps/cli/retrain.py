@@ -18,7 +18,6 @@ from lit_dps.cli.command_line import CommandLine
 from lit_dps.cli.options import RetrainOptions, add_options, take_options
 from lit_dps.cli.parser import new_parser
 from lit_dps.cli.study import read_setup
-from lit_dps.core.aliases import from_stored
 from lit_dps.core.config import StorageConfig
 from lit_dps.core.errors import ConfigError, UserError
 from lit_dps.core.record import StudyRecord
@@ -78,7 +77,7 @@ def _check_trust(record: StudyRecord, storage: StorageConfig) -> None:
 
 def _rebuilt(record: StudyRecord) -> StudySetup:
     """Return the setup that a study was run with, from the configuration in its storage."""
-    config = from_stored(record.config)
+    config = dict(record.config)
     with tempfile.TemporaryDirectory() as folder:
         file = os.path.join(folder, "stored.yaml")
         Path(file).write_text(yaml.safe_dump(config), encoding="utf-8")

@@ -1,7 +1,6 @@
 """Former names of configuration keys and of methods: they work for one more release.
 
-A command warns once for each former name that the user wrote. The stored format keeps the former
-names of keys. `as_stored` and `from_stored` translate at the boundary of the storage.
+A command warns once for each former name that the user wrote.
 """
 
 from __future__ import annotations
@@ -9,9 +8,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import sys
-from collections.abc import Mapping
 from functools import cache
-from typing import Any
 
 from lit_dps.core.errors import UserError
 
@@ -22,11 +19,6 @@ RENAMED_KEYS = {
 }
 # Present names of methods of the user's module, by former name.
 RENAMED_METHODS = {"wrongness": "per_example_error"}
-
-
-def present_key(key: str) -> str:
-    """Return the present name of a configuration key."""
-    return RENAMED_KEYS.get(key, key)
 
 
 def rename_warning(former: str, present: str) -> str:
@@ -61,29 +53,3 @@ def refuse_both(former: str, present: str) -> None:
     raise UserError(
         f"{former} and {present} are one key. Remove {former}, which is its old name.", key=former
     )
-
-
-def from_stored(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a stored configuration with the present names of its keys and of its engine."""
-    translated = _translated(config, RENAMED_KEYS)
-    study = translated.get("study")
-    if isinstance(study, dict) and "engine" in study:
-        study["engine"] = present_engine(study["engine"], study.pop("lean", None))
-    return translated
-
-
-def as_stored(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a configuration with the names of keys in the stored format."""
-    return _translated(config, {present: former for former, present in RENAMED_KEYS.items()})
-
-
-def _translated(config: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
-    """Return a configuration with other names for the keys of its sections."""
-    translated = dict(config)
-    for section, keys in config.items():
-        if isinstance(keys, Mapping):
-            translated[section] = {}
-            for name, value in keys.items():
-                key = names.get(f"{section}.{name}", f"{section}.{name}")
-                translated[section][key.removeprefix(f"{section}.")] = value
-    return translated

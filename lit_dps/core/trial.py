@@ -210,11 +210,11 @@ class TrialResult:
         attempt: Number of the Optuna trial that stores this attempt; None if it is not stored.
             Comparisons ignore it.
         engine: The loop that trained it: "single", "stacked" or "lightning", as in `study.engine`.
-            Empty for trials of earlier versions, if they failed. Comparisons ignore it.
+            Empty if it is not recorded. Comparisons ignore it.
         engine_reason: Why no faster loop trained it, such as the hook of the user's module that
             needs Lightning's loop; else empty. Comparisons ignore it.
-        environment: Key of its environment (`lit_dps.core.environment`); None for trials of earlier
-            versions. Comparisons ignore it.
+        environment: Key of its environment (`lit_dps.core.environment`); None if it is not
+            recorded. Comparisons ignore it.
     """
 
     trial: Trial

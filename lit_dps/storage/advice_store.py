@@ -6,18 +6,19 @@ They are the user attributes of an Optuna study without trials, "NAME (advice)"
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import optuna
+from optuna.storages import BaseStorage
 
 from lit_dps.storage.database import storage_errors, temporary_storage
-from lit_dps.storage.header import study_attributes
 from lit_dps.storage.locks import storage_lock
 from lit_dps.storage.ownership import refuse_foreign_advice
 from lit_dps.storage.read import open_to_read
-from lit_dps.storage.schema import ADVICE_SUFFIX
+from lit_dps.storage.schema import ADVICE_FORMAT, ADVICE_SUFFIX, FORMAT, MADE_BY
+from lit_dps.storage.stored_format import check_format, study_attributes
 from lit_dps.storage.urls import sqlite_file
 
 
@@ -42,7 +43,7 @@ class AdviceStore:
             return {}
         with storage_errors(self.url), temporary_storage(self.url) as storage:
             refuse_foreign_advice(storage, self.name)
-            return study_attributes(storage, self.name)
+            return _values(study_attributes(storage, self.name), self.name, storage)
 
     def keep(self, **values: Any) -> None:
         """Store values by name; a value replaces an earlier one of the same name."""
@@ -61,7 +62,24 @@ class AdviceStore:
         url = self.url
         with storage_errors(url), temporary_storage(url) as storage, storage_lock(url):
             refuse_foreign_advice(storage, self.name)
-            yield optuna.create_study(study_name=self.name, storage=storage, load_if_exists=True)
+            study = optuna.create_study(study_name=self.name, storage=storage, load_if_exists=True)
+            if not _values(study.user_attrs, self.name, storage):
+                study.set_user_attr(MADE_BY, "lit_dps")
+                study.set_user_attr(ADVICE_FORMAT, FORMAT)
+            yield study
+
+
+def _values(attrs: Mapping[str, Any], name: str, storage: BaseStorage) -> dict[str, Any]:
+    """Return the measured values among the user attributes of advice.
+
+    Raises:
+        OtherFormat: if the advice has another format.
+    """
+    values = {key: value for key, value in attrs.items() if key not in (MADE_BY, ADVICE_FORMAT)}
+    if values:
+        # The first format had no number.
+        check_format(attrs.get(ADVICE_FORMAT, 1), name, storage)
+    return values
 
 
 def list_advice(url: str) -> dict[str, dict[str, Any]]:
@@ -75,5 +93,5 @@ def list_advice(url: str) -> dict[str, dict[str, Any]]:
         for study in storage.get_all_studies():
             if study.study_name.endswith(ADVICE_SUFFIX):
                 name = study.study_name.removesuffix(ADVICE_SUFFIX)
-                advice[name] = dict(study.user_attrs)
+                advice[name] = _values(study.user_attrs, study.study_name, storage)
     return dict(sorted(advice.items()))

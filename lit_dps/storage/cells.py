@@ -28,7 +28,7 @@ from lit_dps.core.errors import StorageError
 from lit_dps.core.goal import RESERVED_NAMES
 from lit_dps.core.racing import best_steps, last_step, needs_no_rerun
 from lit_dps.core.trial import Cell, Status, TrialResult
-from lit_dps.storage import schema
+from lit_dps.storage import columns, schema
 from lit_dps.storage.ownership import refuse_foreign_cell
 from lit_dps.storage.schema import cell_study_name, encode_result, repeats_study_name
 
@@ -82,10 +82,9 @@ def open_cell(
     attrs: dict[str, Any] = {
         schema.BATCH_SIZE: cell.batch_size,
         schema.SPARSITY: cell.sparsity,
+        schema.AXES: dict(cell.axes),
         schema.UID: uid,
     }
-    if cell.axes:
-        attrs[schema.AXES] = dict(cell.axes)
     for key, value in attrs.items():
         if stored.get(key) != value:
             study.set_user_attr(key, value)
@@ -118,7 +117,6 @@ def check_cell(attrs: Mapping[str, Any], name: str, cell: Cell, uid: str | None)
             study_name,
             sorted(stored),
         )
-    # format 1: cells of earlier versions have no uid.
     stored_uid = attrs.get(schema.UID)
     if uid is not None and stored_uid is not None and stored_uid != uid:
         raise WrongCell(
@@ -149,9 +147,9 @@ def stored_steps_by_point(storage: BaseStorage, name: str, cell: Cell) -> dict[i
     return steps_by_point(study)
 
 
-def race_limit(study: optuna.Study, slack: float | None) -> float:
+def race_limit(study: optuna.Study, race_factor: float | None) -> float:
     """Return the step that all trials of a cell must reach; infinity while K* is unknown."""
-    return last_step(best_steps(steps_by_point(study).values()), slack)
+    return last_step(best_steps(steps_by_point(study).values()), race_factor)
 
 
 def covered_steps(user_attrs: Mapping[str, Any], run_number: float = 0) -> float:
@@ -168,11 +166,9 @@ def covered_steps(user_attrs: Mapping[str, Any], run_number: float = 0) -> float
     result = user_attrs.get(schema.RESULT_ATTR)
     if result is None:
         return -math.inf
-    last_validation = max(result["curve"].get("step", ()), default=-math.inf)
-    # format 1: failures of earlier versions have no number; they count as older than every run.
+    last_validation = columns.last_step(result["curve"])
     has_failed = result["status"] == Status.FAILED
-    has_failed_before = has_failed and user_attrs.get(schema.FAILED_IN, 0) < run_number
-    if has_failed_before:
+    if has_failed and result[schema.FAILED_IN] < run_number:
         return last_validation
     if needs_no_rerun(Status(result["status"]), last_validation, math.inf):
         return math.inf
@@ -275,19 +271,27 @@ def _first_waiting(study: int) -> Select[Any]:
 
 
 def report_curve(trial: optuna.Trial, result: TrialResult) -> None:
-    """Report the finite values of the goal's metric to Optuna as intermediate values.
+    """Report the goal's metric to Optuna as intermediate values."""
+    for step, value in intermediate_values(result).items():
+        trial.report(value, step)
+
+
+def intermediate_values(result: TrialResult) -> dict[int, float]:
+    """Return finite values of the goal's metric by step, for Optuna's plots.
 
     The curve is thinned to `REPORTED_VALUES`; its first and last values are kept.
     """
     steps = result.curve.get("step", ())
     metric = next((key for key in result.curve if key not in RESERVED_NAMES), None)
     if metric is None or not steps:
-        return
+        return {}
     chosen = {round(i * (len(steps) - 1) / (REPORTED_VALUES - 1)) for i in range(REPORTED_VALUES)}
+    values = {}
     for i in sorted(chosen):
         value = result.curve[metric][i]
         if math.isfinite(value):
-            trial.report(value, int(steps[i]))
+            values[int(steps[i])] = value
+    return values
 
 
 def end_trial(trial: optuna.Trial, result: TrialResult, last_run: int) -> None:
@@ -299,11 +303,11 @@ def end_trial(trial: optuna.Trial, result: TrialResult, last_run: int) -> None:
         last_run: The number of the study's last run, which a failure stores.
     """
     if result.status is Status.FAILED:
-        # Before the result, so that every failed result has both attributes.
-        trial.set_user_attr(schema.FAILED_AT, time.time())
-        trial.set_user_attr(schema.FAILED_IN, last_run)
+        stored = encode_result(result, failed_at=time.time(), failed_in=last_run)
+    else:
+        stored = encode_result(result)
     # If the process is killed after the next line, `end_interrupted` ends the trial.
-    trial.set_user_attr(schema.RESULT_ATTR, encode_result(result))
+    trial.set_user_attr(schema.RESULT_ATTR, stored)
     trial.set_user_attr(schema.STATUS_ATTR, str(result.status))
     _set_final_state(trial.study, trial.number, result.status, result.steps)
 

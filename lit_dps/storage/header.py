@@ -9,13 +9,11 @@ from __future__ import annotations
 import dataclasses
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
-from functools import reduce
 from typing import Any, NamedTuple
 
 import optuna
 from optuna.storages import BaseStorage, RDBStorage
 
-from lit_dps.core.aliases import present_key
 from lit_dps.core.config import StudyConfig, folder_name
 from lit_dps.core.environment import DATA
 from lit_dps.core.errors import ConfigError, UserError
@@ -28,6 +26,7 @@ from lit_dps.storage import schema
 from lit_dps.storage.database import storage_errors, temporary_storage
 from lit_dps.storage.locks import storage_lock
 from lit_dps.storage.ownership import refuse_foreign_cells, refuse_foreign_header
+from lit_dps.storage.stored_format import read_header, study_attributes
 from lit_dps.storage.urls import sqlite_file
 
 
@@ -53,28 +52,20 @@ class Difference(NamedTuple):
     now: Any
 
     def __str__(self) -> str:
-        return f"{present_key(self.key)} was {self.before!r} and is {self.now!r}"
+        return f"{self.key} was {self.before!r} and is {self.now!r}"
 
 
 class Declared(NamedTuple):
     """What a study's header holds after `declare`.
 
     Attributes:
-        slack: The largest slack that the study was ever run with; None if it does not race.
+        race_factor: The largest race factor that the study was ever run with; None if it does not
+            race.
         uid: The study's id.
     """
 
-    slack: float | None
+    race_factor: float | None
     uid: str
-
-
-def study_attributes(storage: BaseStorage, name: str) -> dict[str, Any]:
-    """Return the user attributes of an Optuna study; empty if there is no such study."""
-    try:
-        study_id = storage.get_study_id_from_name(name)
-    except KeyError:
-        return {}
-    return storage.get_study_user_attrs(study_id)
 
 
 def check_unchanged(
@@ -106,8 +97,8 @@ def check_unchanged(
         if study is not None:
             refuse_foreign_cells(storage, name, study.cells)
         _check_identity(storage, name, identity)
-        header = study_attributes(storage, name)
-        if study is not None and schema.FORMAT_ATTR in header:
+        header = read_header(storage, name)
+        if study is not None and header:
             check_extension(name, header, _grid_attributes(study, boxes))
 
 
@@ -122,8 +113,8 @@ def declare(
 ) -> Declared:
     """Write the header of a new study, or extend the header of a stored one.
 
-    More trials, more values of the grid's axes, more goals and a larger slack extend a study. The
-    header never loses a value.
+    More trials, more values of the grid's axes, more goals and a larger race factor extend a study.
+    The header never loses a value.
 
     Args:
         url: Optuna storage URL.
@@ -144,29 +135,31 @@ def declare(
         schema.ABOUT: f"study {study.name}: K* of each cell; the trials of a cell are in "
         f"{study.name} | B=...",
         schema.WORKLOAD: workload,
-        schema.GOAL: goal.to_dict(),
+        schema.GOAL: dataclasses.asdict(goal),
         schema.SEED: study.seed,
+        schema.TRIAL_SEED: study.seed,
         schema.SPACE: space_to_dict(study.space),
         schema.IDENTITY: dict(identity),
         schema.CONFIG: dict(config),
         **_grid_attributes(study, boxes),
         schema.GOALS: study.goals,
-        schema.SLACK: study.race_factor,
-        schema.REPEATS: dataclasses.asdict(study.repeat_plan),
+        schema.RACE_FACTOR: study.race_factor,
+        schema.TRAIN_PAST_GOAL: study.train_past_goal,
+        schema.REPEATS: _encode_plan(study.repeat_plan),
     }
-    if study.train_past_goal:
-        attrs[schema.RUN_ON] = True
     with storage_errors(url), temporary_storage(url) as storage, storage_lock(url):
         refuse_foreign_header(storage, study.name)
         refuse_foreign_cells(storage, study.name, study.cells)
         _check_identity(storage, study.name, identity)
-        is_new = schema.FORMAT_ATTR not in study_attributes(storage, study.name)
-        if study.best_of is not None and is_new:
+        if study.best_of is not None:
             # The other study may have the same seed. Then a trial could be identical to the best
             # trial of the other study.
             attrs[schema.TRIAL_SEED] = derive_seed(study.seed, f"best of {study.best_of}")
+        stored = read_header(storage, study.name)
+        if stored:
+            attrs[schema.TRIAL_SEED] = stored[schema.TRIAL_SEED]
         header = extend(storage, study.name, attrs)
-    return Declared(header[schema.SLACK], header[schema.UID])
+    return Declared(header[schema.RACE_FACTOR], header[schema.UID])
 
 
 def extend(storage: RDBStorage, name: str, attrs: Mapping[str, Any]) -> dict[str, Any]:
@@ -175,52 +168,62 @@ def extend(storage: RDBStorage, name: str, attrs: Mapping[str, Any]) -> dict[str
     Attributes that cannot be extended replace the stored ones. The caller holds the storage's lock.
     """
     refuse_foreign_header(storage, name)
-    check_extension(name, study_attributes(storage, name), attrs)
-    header = optuna.create_study(study_name=name, storage=storage, load_if_exists=True)
-    before = header.user_attrs
-    extended = _extended(before, attrs)
-    if schema.FORMAT_ATTR not in before:
+    before = read_header(storage, name)
+    if before:
+        check_extension(name, before, attrs)
+        extended = _extended(before, attrs)
+    else:
         # First, so that an interrupted header is recognized as ours.
-        extended = {schema.MADE_BY: "lit_dps", **extended}
+        check_extension(name, {}, attrs)
+        uid = study_attributes(storage, name).get(schema.UID) or uuid.uuid4().hex
+        extended: dict[str, Any] = {schema.MADE_BY: "lit_dps", schema.UID: uid}
+        extended |= schema.UNMEASURED | _extended({}, attrs)
+    # Last, because a header without it is incomplete and will be written again.
+    extended.pop(schema.FORMAT_ATTR, None)
+    extended[schema.FORMAT_ATTR] = schema.FORMAT
+    header = optuna.create_study(study_name=name, storage=storage, load_if_exists=True)
+    stored = header.user_attrs
     for key, value in extended.items():
-        if key not in before or before[key] != value:
+        if key not in stored or stored[key] != value:
             header.set_user_attr(key, value)
     return extended
 
 
 def _extended(before: Mapping[str, Any], attrs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the attributes of a header after its extension, in the order of writing."""
-    extended = dict(attrs)
-    extended[schema.UID] = before.get(schema.UID) or uuid.uuid4().hex
+    """Return the attributes of a header after its extension.
+
+    Args:
+        before: The stored header; empty for a new study.
+        attrs: What extends it.
+    """
+    extended = {**before, **attrs}
     for key in (schema.BATCH_SIZES, schema.SPARSITIES, schema.GOALS):
         extended[key] = _sorted_union(before.get(key, []), attrs[key])
-    extended[schema.TRIALS] = max(before.get(schema.TRIALS, 0), attrs[schema.TRIALS])
-    if schema.FORMAT_ATTR in before:
-        # format 1: a header without slack is of a version without racing, whose trials ran to
-        # max_steps.
-        extended[schema.SLACK] = _larger_slack(before.get(schema.SLACK), attrs[schema.SLACK])
-
-    axes = dict(before.get(schema.AXES, {}))
-    for key, values in attrs.get(schema.AXES, {}).items():
-        axes[key] = _sorted_union(axes.get(key, ()), values)
-    plans = []
-    for plan in (before.get(schema.REPEATS), attrs.get(schema.REPEATS)):
-        if plan and plan["count"]:
-            plans.append(RepeatPlan(**plan))
-    # One list continues the other (`check_extension`).
-    boxes = max(before.get(schema.BOXES, []), attrs.get(schema.BOXES, []), key=len)
-    for key in (schema.AXES, schema.REPEATS, schema.BOXES):
-        extended.pop(key, None)
-    if axes:
-        extended[schema.AXES] = axes
-    if plans:
-        extended[schema.REPEATS] = dataclasses.asdict(reduce(_larger_plan, plans))
-    if boxes:
-        extended[schema.BOXES] = boxes
-
-    # Last, because a header without it is incomplete and will be written again.
-    extended[schema.FORMAT_ATTR] = schema.FORMAT
+    axes = {}
+    for key, values in attrs[schema.AXES].items():
+        axes[key] = _sorted_union(before.get(schema.AXES, {}).get(key, []), values)
+    extended[schema.AXES] = axes
+    if before:
+        extended[schema.TRIALS] = max(before[schema.TRIALS], attrs[schema.TRIALS])
+        extended[schema.RACE_FACTOR] = _larger_factor(
+            before[schema.RACE_FACTOR], attrs[schema.RACE_FACTOR]
+        )
+        plan = _larger_plan(decode_plan(before[schema.REPEATS]), decode_plan(attrs[schema.REPEATS]))
+        extended[schema.REPEATS] = _encode_plan(plan)
+        # One list continues the other (`check_extension`).
+        histories = (before[schema.SPACE_HISTORY], attrs[schema.SPACE_HISTORY])
+        extended[schema.SPACE_HISTORY] = max(histories, key=len)
     return extended
+
+
+def _encode_plan(plan: RepeatPlan) -> dict[str, Any]:
+    """Return a plan of repeats as plain JSON with the keys of `schema.REPEAT_KEYS`."""
+    return {"count": plan.count, "points": plan.points, schema.RACE_FACTOR: plan.slack}
+
+
+def decode_plan(stored: Mapping[str, Any]) -> RepeatPlan:
+    """Return a stored plan of repeats."""
+    return RepeatPlan(stored["count"], stored["points"], stored[schema.RACE_FACTOR])
 
 
 def _grid_attributes(study: StudyConfig, boxes: Sequence[ExpandedSpace]) -> dict[str, Any]:
@@ -229,14 +232,14 @@ def _grid_attributes(study: StudyConfig, boxes: Sequence[ExpandedSpace]) -> dict
         schema.SPARSITIES: study.sparsities,
         schema.AXES: study.axes,
         schema.TRIALS: study.trials,
-        schema.BOXES: [box.to_dict() for box in boxes],
+        schema.SPACE_HISTORY: [box.to_dict() for box in boxes],
     }
 
 
 def seed_of_trials(url: str, study: StudyConfig) -> int:
     """Return the seed from which the seeds of a declared study's trials are derived."""
     with storage_errors(url), temporary_storage(url) as storage:
-        return study_attributes(storage, study.name).get(schema.TRIAL_SEED, study.seed)
+        return read_header(storage, study.name)[schema.TRIAL_SEED]
 
 
 # ---- Checks ----
@@ -244,8 +247,8 @@ def seed_of_trials(url: str, study: StudyConfig) -> int:
 
 def _check_identity(storage: BaseStorage, name: str, identity: Mapping[str, Any]) -> None:
     """Raise StudyChanged if the stored study of this name has another identity."""
-    header = study_attributes(storage, name)
-    if schema.FORMAT_ATTR not in header:
+    header = read_header(storage, name)
+    if not header:
         _check_folder_name(storage, name)
         return
     differences = identity_changes(_comparable_identity(header, identity), identity)
@@ -266,20 +269,21 @@ def _comparable_identity(
     With a data axis, the digest in the identity belongs to the axis' largest value, so a new value
     changes it. If the environments hold a digest of each value, these are compared instead.
     """
-    # format 1: environments of earlier versions have no digests of data.
     stored_identity = header[schema.IDENTITY]
-    has_axis = any(key.startswith("data.") for key in header.get(schema.AXES, {}))
-    has_digests = any(each.get(DATA) for each in header.get(schema.ENVIRONMENTS, []))
+    has_axis = any(key.startswith("data.") for key in header[schema.AXES])
+    has_digests = any(each[DATA] for each in header[schema.ENVIRONMENTS])
     if has_axis and has_digests:
         return {**stored_identity, "data_digest": identity.get("data_digest")}
     return stored_identity
 
 
 def identity_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Difference]:
-    """Return the keys whose values differ between two identities."""
+    """Return the keys whose values differ between two identities.
+
+    Arguments of data of which nothing was read are compared if both identities record them.
+    """
     if schema.UNREAD in before and schema.UNREAD in now:
         return compare(before, now)
-    # format 1: identities of earlier versions lack the arguments of data that nothing was read of.
     before, now = dict(before), dict(now)
     before.pop(schema.UNREAD, None)
     now.pop(schema.UNREAD, None)
@@ -328,7 +332,7 @@ def check_extension(name: str, ours: Mapping[str, Any], theirs: Mapping[str, Any
 
     Args:
         name: The study's name.
-        ours: The stored header.
+        ours: The stored header; empty for a new study.
         theirs: Another header of the study, or what is to extend the stored one.
 
     Raises:
@@ -336,21 +340,22 @@ def check_extension(name: str, ours: Mapping[str, Any], theirs: Mapping[str, Any
         StudyChanged: if the search space was expanded in two ways, or if one side has points of a
             space that the other side has expanded.
     """
-    axes, other_axes = ours.get(schema.AXES, {}), theirs.get(schema.AXES, {})
-    if schema.FORMAT_ATTR in ours and axes.keys() != other_axes.keys():
+    axes, other_axes = ours.get(schema.AXES, {}), theirs[schema.AXES]
+    if ours and axes.keys() != other_axes.keys():
         allowed = f"{sorted(axes)}, the axes of study {name!r}; or choose another study.name"
         raise ConfigError("study.grid", sorted(other_axes), allowed)
-    sparsities = [*ours.get(schema.SPARSITIES, ()), *theirs.get(schema.SPARSITIES, ())]
+    sparsities = [*ours.get(schema.SPARSITIES, ()), *theirs[schema.SPARSITIES]]
     check_names("study.sparsities", sparsities)
     for key, values in other_axes.items():
         check_names(f"study.grid.{key}", [*axes.get(key, ()), *values])
-    _check_boxes(name, ours, theirs)
+    if ours:
+        _check_space_history(name, ours, theirs)
 
 
 def check_seeds(name: str, ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> None:
     """Raise StudyChanged if the trials of two headers have different seeds."""
-    if ours.get(schema.TRIAL_SEED) != theirs.get(schema.TRIAL_SEED):
-        # format 1: earlier versions used the seeds of the study that study.best_of names.
+    if ours[schema.TRIAL_SEED] != theirs[schema.TRIAL_SEED]:
+        # With study.best_of, the first versions used the seeds of the study that it names.
         raise StudyChanged(
             f"the trials of study {name!r} have different seeds there: an earlier version began "
             "one side, with the seeds of the study that study.best_of names",
@@ -358,14 +363,14 @@ def check_seeds(name: str, ours: Mapping[str, Any], theirs: Mapping[str, Any]) -
         )
 
 
-def _check_boxes(name: str, ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> None:
+def _check_space_history(name: str, ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> None:
     """Raise StudyChanged if points of two headers differ because the space was expanded."""
-    boxes, other_boxes = ours.get(schema.BOXES, []), theirs.get(schema.BOXES, [])
+    boxes, other_boxes = ours[schema.SPACE_HISTORY], theirs[schema.SPACE_HISTORY]
     if not is_continuation(boxes, other_boxes):
         raise StudyChanged(
             f"the search space of study {name!r} was expanded in another way there, so the points "
             "differ",
-            keys=[schema.BOXES],
+            keys=[schema.SPACE_HISTORY],
         )
     if len(boxes) == len(other_boxes):
         return
@@ -373,12 +378,12 @@ def _check_boxes(name: str, ours: Mapping[str, Any], theirs: Mapping[str, Any]) 
         shorter, expansion = ours, other_boxes[len(boxes)]
     else:
         shorter, expansion = theirs, boxes[len(other_boxes)]
-    trials, first = shorter.get(schema.TRIALS, 0), expansion["first"]
+    trials, first = shorter[schema.TRIALS], expansion["first"]
     if trials > first:
         raise StudyChanged(
             f"the search space of study {name!r} was expanded after {first} trials a cell, but one "
             f"side has {trials} trials in the former space: points from {first} on differ",
-            keys=[schema.BOXES],
+            keys=[schema.SPACE_HISTORY],
         )
 
 
@@ -389,15 +394,19 @@ def _sorted_union(values: Iterable, others: Iterable) -> list:
 
 def _larger_plan(plan: RepeatPlan, other: RepeatPlan) -> RepeatPlan:
     """Return the plan that repeats at least what both plans repeat."""
+    if not plan.count:
+        return other
+    if not other.count:
+        return plan
     return RepeatPlan(
         count=max(plan.count, other.count),
         points=max(plan.points, other.points),
-        slack=_larger_slack(plan.slack, other.slack),
+        slack=_larger_factor(plan.slack, other.slack),
     )
 
 
-def _larger_slack(slack: float | None, other: float | None) -> float | None:
-    """Return the larger slack; None is the largest."""
-    if slack is None or other is None:
+def _larger_factor(factor: float | None, other: float | None) -> float | None:
+    """Return the larger race factor; None is the largest."""
+    if factor is None or other is None:
         return None
-    return max(slack, other)
+    return max(factor, other)

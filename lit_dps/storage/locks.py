@@ -42,7 +42,7 @@ class Liveness(StrEnum):
 
     ALIVE = "alive"
     DEAD = "dead"
-    # The process runs an earlier version on another host, or the file system has no locks.
+    # The file system has no locks, or the owner is of another kind of storage.
     UNKNOWN = "unknown"
 
 
@@ -130,12 +130,16 @@ class MachinePeers:
             return Liveness.DEAD
         token = token_of(owner)
         if token is None:
-            return liveness_without_token(owner)
+            return Liveness.UNKNOWN
         return self._worker.liveness(token)
 
     def alive(self, owner: str | None) -> bool:
         """Return True unless the owner is known to be dead; False if there is no owner."""
         return self.liveness(owner) is not Liveness.DEAD
+
+    def others(self) -> list[str]:
+        """Return the other processes that work on the storage; the caller holds its lock."""
+        return self._worker.others()
 
     def leave(self) -> None:
         """Remove the file of this process, which runs no more trials."""
@@ -219,6 +223,17 @@ class WorkerFile:
         finally:
             os.close(descriptor)
 
+    def others(self) -> list[str]:
+        """Return the names of the files of other processes that are not known to be dead."""
+        if not self._folder.is_dir():
+            return []
+        names = []
+        for file in sorted(self._folder.iterdir()):
+            is_own = self.is_held and file.name == self._token
+            if not is_own and self.liveness(file.name) is not Liveness.DEAD:
+                names.append(f"the process with the file {file}")
+        return names
+
     def _enter(self) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
         for file in self._folder.iterdir():
@@ -245,13 +260,12 @@ def _remove(file: Path) -> None:
 
 # TOKEN@host:pid. Only the token is compared; host and process id are for people.
 _OWNER = re.compile(r"([0-9a-f]{16})@(.*):(\d+)")
-# host:pid:rest, on PostgreSQL.
-# format 1: file storages of earlier versions have such owners, too.
+# host:pid:SESSION, on PostgreSQL.
 _UNTOKENED = re.compile(r"(.*):(\d+):(\w*)")
 
 
 def token_of(owner: str) -> str | None:
-    """Return the token of an owner; None for owners on servers and of earlier versions."""
+    """Return the token of an owner; None for owners on servers."""
     match = _OWNER.fullmatch(owner)
     return match[1] if match else None
 
@@ -265,40 +279,6 @@ def describe_owner(owner: str) -> str:
     if match:
         return f"process {match[2]} on {match[1]}"
     return f"{owner!r}"
-
-
-def liveness_without_token(owner: str) -> Liveness:
-    """Return whether an owner "host:pid:start" is alive, as earlier versions stored it.
-
-    A process of this host is alive if a process with the same number and start time exists. A
-    process of another host is UNKNOWN.
-    """
-    match = _UNTOKENED.fullmatch(owner)
-    if match is None or match[1] != socket.gethostname():
-        return Liveness.UNKNOWN
-    # format 1: owners of file storages without a token.
-    process = int(match[2])
-    try:
-        os.kill(process, 0)
-    except (ProcessLookupError, OverflowError):
-        return Liveness.DEAD
-    except PermissionError:
-        pass
-    if start_of(process) == match[3]:
-        return Liveness.ALIVE
-    return Liveness.DEAD
-
-
-def start_of(process: int) -> str:
-    """Return the start time of a process in clock ticks; "" without /proc, "dead" for a zombie."""
-    try:
-        stat = Path(f"/proc/{process}/stat").read_text()
-    except OSError:
-        return ""
-    state, *fields = stat.rsplit(")", 1)[1].split()
-    if state == "Z":
-        return "dead"
-    return fields[18]
 
 
 # ---- PostgreSQL servers ----
@@ -318,6 +298,12 @@ _SERVER_SETTINGS = (
     f"set lock_timeout = '{ANNOUNCE_SECONDS}s'",
 )
 _LOCK_NOT_AVAILABLE = "55P03"  # PostgreSQL's error code
+_OTHERS = """
+select distinct application_name from pg_locks join pg_stat_activity using (pid)
+where locktype = 'advisory' and granted and pid <> pg_backend_pid()
+  and pg_stat_activity.datname = current_database() and application_name like 'process % on %'
+order by application_name
+"""
 _HOLDER = """
 select application_name, pid from pg_locks join pg_stat_activity using (pid)
 where locktype = 'advisory' and granted and (classid::bigint << 32 | objid::bigint) = :key
@@ -369,6 +355,12 @@ class ServerPeers:
     def alive(self, owner: str | None) -> bool:
         """Return True if the owner is alive; False if there is no owner."""
         return self.liveness(owner) is Liveness.ALIVE
+
+    def others(self) -> list[str]:
+        """Return the other processes that work on the database; the caller holds its lock."""
+        with self._thread:
+            assert self._connection is not None, "the lock needs a session"
+            return list(self._connection.execute(text(_OTHERS)).scalars())
 
     def leave(self) -> None:
         """Do nothing: the session ends with the process."""

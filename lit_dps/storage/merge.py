@@ -20,7 +20,13 @@ from lit_dps.core.repeats import RepeatId
 from lit_dps.core.trial import Cell, Status, Trial, TrialResult, Value
 from lit_dps.storage import schema
 from lit_dps.storage.bulk import add_trials
-from lit_dps.storage.cells import check_cell, covered_steps, open_cell, race_limit
+from lit_dps.storage.cells import (
+    check_cell,
+    covered_steps,
+    intermediate_values,
+    open_cell,
+    race_limit,
+)
 from lit_dps.storage.database import storage_errors, temporary_storage
 from lit_dps.storage.header import (
     StudyChanged,
@@ -28,12 +34,12 @@ from lit_dps.storage.header import (
     check_seeds,
     extend,
     identity_changes,
-    study_attributes,
 )
 from lit_dps.storage.locks import storage_lock
 from lit_dps.storage.ownership import refuse_foreign_cells, refuse_foreign_header
 from lit_dps.storage.read import OtherStorage, list_studies, read_study
 from lit_dps.storage.run_records import add_environments
+from lit_dps.storage.stored_format import read_header, study_attributes
 from lit_dps.storage.urls import without_password
 
 # Parameters are equal up to this relative difference: machines round logarithms differently.
@@ -46,8 +52,20 @@ _KEPT_ATTRIBUTES = (
     schema.SPACE,
     schema.IDENTITY,
     schema.CONFIG,
-    schema.RUN_ON,
+    schema.ABOUT,
+    schema.TRAIN_PAST_GOAL,
     schema.TRIAL_SEED,
+)
+# Attributes of a header that a merge extends.
+_EXTENDED_ATTRIBUTES = (
+    schema.BATCH_SIZES,
+    schema.SPARSITIES,
+    schema.AXES,
+    schema.TRIALS,
+    schema.GOALS,
+    schema.RACE_FACTOR,
+    schema.REPEATS,
+    schema.SPACE_HISTORY,
 )
 
 
@@ -142,13 +160,13 @@ def _check_sources(sources: Sequence[_Source]) -> None:
     """Check that every source is complete, and that sources of the same name can be merged."""
     earlier: dict[str, list[tuple[str, Mapping[str, Any]]]] = {}
     for other, name in sources:
-        header = _read_header(other.storage, name)
+        header = _read_checked_header(other.storage, name)
         for earlier_place, earlier_header in earlier.setdefault(name, []):
             _check_same_study(name, earlier_place, earlier_header, other.place, header)
         earlier[name].append((other.place, header))
 
 
-def _read_header(storage: BaseStorage, name: str) -> Mapping[str, Any]:
+def _read_checked_header(storage: BaseStorage, name: str) -> Mapping[str, Any]:
     """Return the header of a study.
 
     Raises:
@@ -158,10 +176,8 @@ def _read_header(storage: BaseStorage, name: str) -> Mapping[str, Any]:
     # Files and folders are named after both.
     check_name("study.name", name)
     check_name("study.workload", record.workload)
-    header = study_attributes(storage, name)
-    if schema.IDENTITY not in header:
-        raise StorageError(f"study {name!r} is damaged: it has no identity")
-    _check_cells(storage, name, header, header.get(schema.UID))
+    header = read_header(storage, name)
+    _check_cells(storage, name, header, header[schema.UID])
     return header
 
 
@@ -190,17 +206,16 @@ def _check_same_study(
 def _check_target(storage: RDBStorage, place: str, source: _Source) -> None:
     """Check that a source can be merged into the target storage."""
     other, name = source
-    theirs = study_attributes(other.storage, name)
+    theirs = read_header(other.storage, name)
     refuse_foreign_header(storage, name)
     refuse_foreign_cells(storage, name, schema.cells_of(theirs))
-    ours = study_attributes(storage, name)
-    if schema.FORMAT_ATTR in ours:
-        _check_same_study(name, place, _read_header(storage, name), other.place, theirs)
-        # format 1: headers of earlier versions have no uid.
-        uid = ours.get(schema.UID)
+    if read_header(storage, name):
+        ours = _read_checked_header(storage, name)
+        _check_same_study(name, place, ours, other.place, theirs)
+        uid = ours[schema.UID]
     else:
         # The study is new here, so every cell that exists belongs to a deleted study.
-        uid = ours.get(schema.UID, "no uid yet")
+        uid = study_attributes(storage, name).get(schema.UID, "no uid yet")
     _check_cells(storage, name, theirs, uid)
 
 
@@ -209,10 +224,10 @@ def _check_target(storage: RDBStorage, place: str, source: _Source) -> None:
 
 def _merge_study(storage: RDBStorage, source: _Source, merged: Merged) -> None:
     other, name = source
-    ours, theirs = study_attributes(storage, name), study_attributes(other.storage, name)
+    ours, theirs = read_header(storage, name), read_header(other.storage, name)
     header = extend(storage, name, _merged_attributes(ours, theirs))
-    _merge_noise(storage, name, ours.get(schema.NOISE), theirs.get(schema.NOISE))
-    add_environments(storage, name, theirs.get(schema.ENVIRONMENTS, []))
+    _merge_noise(storage, name, header[schema.NOISE], theirs[schema.NOISE])
+    add_environments(storage, name, theirs[schema.ENVIRONMENTS])
     for cell in schema.cells_of(theirs):
         for repeats in (False, True):
             _merge_cell(storage, source, cell, repeats, header, merged)
@@ -220,16 +235,10 @@ def _merge_study(storage: RDBStorage, source: _Source, merged: Merged) -> None:
 
 def _merged_attributes(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str, Any]:
     """Return what extends our header: their grid, and our other attributes if we have a header."""
-    kept = ours if schema.FORMAT_ATTR in ours else theirs
-    attrs = {key: kept[key] for key in _KEPT_ATTRIBUTES if key in kept}
-    for key in (schema.BATCH_SIZES, schema.SPARSITIES, schema.TRIALS):
+    kept = ours or theirs
+    attrs = {key: kept[key] for key in _KEPT_ATTRIBUTES}
+    for key in _EXTENDED_ATTRIBUTES:
         attrs[key] = theirs[key]
-    # format 1: headers of earlier versions may have no goals and no slack.
-    attrs[schema.GOALS] = theirs.get(schema.GOALS, [])
-    attrs[schema.SLACK] = theirs.get(schema.SLACK)
-    attrs[schema.AXES] = theirs.get(schema.AXES, {})
-    attrs[schema.REPEATS] = theirs.get(schema.REPEATS)
-    attrs[schema.BOXES] = theirs.get(schema.BOXES, [])
     return attrs
 
 
@@ -284,7 +293,7 @@ def _merge_cell(
             conflict = _conflict(key, other.place, ours[key], attempts)
             merged.conflicts.setdefault(cell, []).append(conflict)
             continue
-        copies += [_copy_of(attempt.stored, other.place) for attempt in new_attempts]
+        copies += [_copy_of(attempt, other.place) for attempt in new_attempts]
         if new_attempts:
             merged.added += 1
         else:
@@ -292,15 +301,21 @@ def _merge_cell(
     add_trials(storage, study, copies)
     # Repeats never wait, and a new cell has no waiting trials.
     if not repeats and not is_new:
-        _end_unneeded_waiting(study, storage, header[schema.SLACK])
+        _end_unneeded_waiting(study, storage, header[schema.RACE_FACTOR])
 
 
-def _copy_of(trial: FrozenTrial, place: str) -> FrozenTrial:
+def _copy_of(attempt: _Attempt, place: str) -> FrozenTrial:
+    trial = attempt.stored
     copied = copy.copy(trial)
     # If the trial was merged before, the first storage remains.
     copied.user_attrs = {schema.MERGED_FROM: place, **trial.user_attrs}
-    # This number counts the runs of the other storage.
-    copied.user_attrs.pop(schema.FAILED_IN, None)
+    # This number counts the runs of the other storage. A failure counts as older than every run.
+    copied.user_attrs[schema.RESULT_ATTR] = {
+        **trial.user_attrs[schema.RESULT_ATTR],
+        schema.FAILED_IN: 0,
+    }
+    # Files that were made to be small hold no intermediate values.
+    copied.intermediate_values = intermediate_values(attempt.result)
     return copied
 
 
@@ -323,7 +338,7 @@ def _read_attempts(
     for trial in storage.get_all_trials(study_id, deepcopy=False):
         attrs = trial.user_attrs
         if trial.state.is_finished() and schema.RESULT_ATTR in attrs:
-            point, repeat = attrs[schema.POINT_ATTR], attrs.get(schema.REPEAT_ATTR, 0)
+            point, repeat = attrs[schema.POINT_ATTR], attrs[schema.REPEAT_ATTR]
             result = schema.decode_result(
                 attrs[schema.RESULT_ATTR], Trial(cell, point, trial.params)
             )
@@ -395,13 +410,15 @@ def _is_close(value: Value, other: Value) -> bool:
     return value == other or math.isclose(value, other, rel_tol=PARAM_TOLERANCE)
 
 
-def _end_unneeded_waiting(study: optuna.Study, storage: RDBStorage, slack: float | None) -> None:
+def _end_unneeded_waiting(
+    study: optuna.Study, storage: RDBStorage, race_factor: float | None
+) -> None:
     """End waiting trials whose points need no run after the merge.
 
     A worker enqueues again what it still needs.
     """
     trials = study.get_trials(deepcopy=False)
-    limit = race_limit(study, slack)
+    limit = race_limit(study, race_factor)
     covered: dict[int, float] = {}
     for trial in trials:
         result = trial.user_attrs.get(schema.RESULT_ATTR)

@@ -28,11 +28,9 @@ from lit_dps.storage.schema import (
     CELL_ATTRS,
     FORMAT_ATTR,
     HEADER_ATTRS,
-    IDENTITY,
     MADE_BY,
     POINT_ATTR,
     SPARSITY,
-    WORKLOAD,
     Stored,
     cell_study_name,
     repeats_study_name,
@@ -70,9 +68,7 @@ def refuse_foreign_header(storage: RDBStorage, name: str) -> None:
     if study is None:
         return
     attrs = storage.get_study_user_attrs(study)
-    # format 1: earlier versions stored no made_by, and the format last. An interrupted header of
-    # theirs has other attributes of the header.
-    if FORMAT_ATTR in attrs or MADE_BY in attrs or {WORKLOAD, IDENTITY} <= attrs.keys():
+    if FORMAT_ATTR in attrs or MADE_BY in attrs:
         return
     if not _may_be_interrupted(storage, study, attrs, HEADER_ATTRS):
         raise ForeignStudy(name)

@@ -19,7 +19,7 @@ from lit_dps.core.noise_scale import NoiseScale
 from lit_dps.core.progress_line import with_progress
 from lit_dps.core.racing import longest_attempt, truncate_at_race_limit
 from lit_dps.core.record import StudyRecord
-from lit_dps.core.repeats import RepeatId, RepeatPlan
+from lit_dps.core.repeats import RepeatId
 from lit_dps.core.search_space import space_from_dict
 from lit_dps.core.space_history import ExpandedSpace
 from lit_dps.core.step_timing import StepTiming
@@ -34,6 +34,8 @@ from lit_dps.storage.database import (
     storage_errors,
     storage_name,
 )
+from lit_dps.storage.header import decode_plan
+from lit_dps.storage.stored_format import check_format, read_header
 from lit_dps.storage.urls import check_place, sqlite_file, without_password
 
 # Limit for an unpacked database. The 15,000 trials of the replication take 0.1 GB.
@@ -66,7 +68,8 @@ def read_study(storage: BaseStorage | str, name: str) -> StudyRecord:
         name: The study's name.
 
     Raises:
-        StorageError: if the storage cannot be read, has no such study, or has it in another format.
+        OtherFormat: if the study has another format.
+        StorageError: if the storage cannot be read, or has no such study.
     """
     with storage_errors(storage), open_to_read(storage) as opened:
         studies = opened.get_all_studies()
@@ -77,13 +80,10 @@ def read_study(storage: BaseStorage | str, name: str) -> StudyRecord:
                 f"no study {name!r} in {storage_name(storage)}; studies there: {names}"
             )
         header = escape_json(headers[name])
-        stored_format = header[schema.FORMAT_ATTR]
-        if stored_format != schema.FORMAT:
-            raise StorageError(
-                f"study {name!r} has format {stored_format!r}; this version reads {schema.FORMAT}"
-            )
+        check_format(header[schema.FORMAT_ATTR], name, opened)
         study_ids = {study.study_name: study._study_id for study in studies}
         try:
+            schema.check_keys(header, schema.HEADER_ATTRS)
             return _record(name, header, _read_cells(opened, name, header, study_ids))
         except DAMAGE as error:
             raise StorageError(
@@ -103,9 +103,7 @@ def _read_cells(
     storage: BaseStorage, name: str, header: Mapping[str, Any], study_ids: Mapping[str, int]
 ) -> _Trials:
     cells = schema.cells_of(header)
-    seed = header.get(schema.TRIAL_SEED, header[schema.SEED])
-    # format 1: earlier versions had no racing, so they stored no slack.
-    slack = header.get(schema.SLACK)
+    seed, race_factor = header[schema.TRIAL_SEED], header[schema.RACE_FACTOR]
     search_ids = [study_ids.get(schema.cell_study_name(name, cell)) for cell in cells]
     repeat_ids = [study_ids.get(schema.repeats_study_name(name, cell)) for cell in cells]
     search_trials = _read_trials(storage, search_ids)
@@ -114,30 +112,28 @@ def _read_cells(
     for cell in with_progress("cells read", cells):
         results, running = _decode_trials(next(search_trials), cell, seed)
         repeats, running_repeats = _decode_trials(next(repeat_trials), cell, seed)
-        read.results[cell] = truncate_at_race_limit(results, slack)
+        read.results[cell] = truncate_at_race_limit(results, race_factor)
         read.repeats[cell] = repeats
         read.running[cell] = running + running_repeats
     return read
 
 
 def _record(name: str, header: Mapping[str, Any], trials: _Trials) -> StudyRecord:
-    goal = header[schema.GOAL]
-    # format 1: earlier versions stored no further goals, environments or racing.
-    goals = sorted(header.get(schema.GOALS, ()), reverse=not goal.get("at_least", False))
+    goal = Goal(**header[schema.GOAL])
     space = space_from_dict(header[schema.SPACE])
-    expansions = [ExpandedSpace.from_dict(each) for each in header.get(schema.BOXES, ())]
+    expansions = [ExpandedSpace.from_dict(each) for each in header[schema.SPACE_HISTORY]]
     boxes: tuple[ExpandedSpace, ...] = ()
     if expansions:
         boxes = (ExpandedSpace(0, expansions[0].first, space), *expansions)
         space = dict(expansions[-1].space)
     axes = {}
-    for key, values in sorted(header.get(schema.AXES, {}).items()):
+    for key, values in sorted(header[schema.AXES].items()):
         axes[key] = tuple(values)
-    noise, timing = header.get(schema.NOISE), header.get(schema.STEP_TIMING)
+    noise, timing = header[schema.NOISE], header[schema.STEP_TIMING]
     return StudyRecord(
         name=name,
         workload=header[schema.WORKLOAD],
-        goal=Goal.from_dict(goal),
+        goal=goal,
         space=space,
         boxes=boxes,
         batch_sizes=tuple(sorted(header[schema.BATCH_SIZES])),
@@ -145,26 +141,24 @@ def _record(name: str, header: Mapping[str, Any], trials: _Trials) -> StudyRecor
         axes=axes,
         trials=header[schema.TRIALS],
         seed=header[schema.SEED],
-        goals=tuple(goals),
-        race_factor=header.get(schema.SLACK),
+        goals=tuple(sorted(header[schema.GOALS], reverse=not goal.at_least)),
+        race_factor=header[schema.RACE_FACTOR],
         config=header[schema.CONFIG],
         results=trials.results,
         repeats=trials.repeats,
         running=trials.running,
         noise=None if noise is None else NoiseScale.from_dict(noise),
         step_timing=None if timing is None else StepTiming.from_dict(timing),
-        train_past_goal=header.get(schema.RUN_ON, False),
-        plan=RepeatPlan(**header.get(schema.REPEATS, {})),
-        environments=tuple(header.get(schema.ENVIRONMENTS, ())),
+        train_past_goal=header[schema.TRAIN_PAST_GOAL],
+        plan=decode_plan(header[schema.REPEATS]),
+        environments=tuple(header[schema.ENVIRONMENTS]),
     )
 
 
 def study_uid(url: str, name: str) -> str | None:
-    """Return the uid of a stored study; None if there is no such study, or if it has no uid."""
+    """Return the uid of a stored study; None if there is no such study."""
     with storage_errors(url), open_to_read(url) as opened:
-        header = _headers(opened.get_all_studies()).get(name, {})
-        # format 1: the oldest studies have no uid.
-        return header.get(schema.UID)
+        return read_header(opened, name).get(schema.UID)
 
 
 def _headers(studies: Iterable[FrozenStudy]) -> dict[str, dict[str, Any]]:
@@ -204,12 +198,10 @@ def _decode_trials(
     started = set()
     for trial in sorted(trials, key=lambda trial: trial.number):
         attrs = trial.user_attrs
-        repeat = attrs.get(schema.REPEAT_ATTR, 0)
+        point, repeat = attrs[schema.POINT_ATTR], attrs[schema.REPEAT_ATTR]
         if not trial.state.is_finished():
-            point = attrs.get(schema.POINT_ATTR)
-            started.add(trial.number if point is None else (point, repeat))
+            started.add((point, repeat))
         elif schema.RESULT_ATTR in attrs:
-            point = attrs[schema.POINT_ATTR]
             result = _decode_trial(trial, Trial(cell, point, trial.params, seed, repeat))
             results[point, repeat] = longest_attempt(results.get((point, repeat)), result)
     return [results[key] for key in sorted(results)], len(started - results.keys())
@@ -218,10 +210,9 @@ def _decode_trials(
 def _decode_trial(stored: FrozenTrial | StoredTrial, trial: Trial) -> TrialResult:
     attrs = stored.user_attrs
     result = escape_json(attrs[schema.RESULT_ATTR])
-    # format 1: trials of earlier versions have no environment.
-    environment = attrs.get(schema.ENVIRONMENT)
     try:
-        return schema.decode_result(result, trial, stored.number, environment)
+        schema.check_keys(result, schema.RESULT_KEYS)
+        return schema.decode_result(result, trial, stored.number, attrs[schema.ENVIRONMENT])
     except DAMAGE as error:
         raise ValueError(f"trial {stored.number} of {trial.cell}: {first_line(error)}") from error
 
@@ -287,7 +278,7 @@ def open_elsewhere(other: str, url: str, limit: int = UNPACKED_BYTES) -> Iterato
         is_compressed = file is not None and file.suffix == ".xz"
         if file is not None and is_compressed:
             other_url = f"sqlite:///{unpacked}"
-            _decompress(file, unpacked, limit)
+            decompress(file, unpacked, limit)
         try:
             check_place(other_url)
             with storage_errors(other_url), open_to_read(other_url) as storage:
@@ -296,8 +287,8 @@ def open_elsewhere(other: str, url: str, limit: int = UNPACKED_BYTES) -> Iterato
             if not is_compressed:
                 raise
             # The user does not know the temporary file.
-            message = str(error).replace(f"sqlite:///{unpacked}", other)
-            raise StorageError(message) from error
+            error.args = (str(error).replace(f"sqlite:///{unpacked}", other),)
+            raise
 
 
 def _is_same_storage(url: str, other: str) -> bool:
@@ -307,7 +298,7 @@ def _is_same_storage(url: str, other: str) -> bool:
     return other_file.exists() and file.samefile(other_file)
 
 
-def _decompress(file: Path, target: Path, limit: int) -> None:
+def decompress(file: Path, target: Path, limit: int) -> None:
     """Unpack an .xz file.
 
     Raises:

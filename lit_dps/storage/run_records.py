@@ -16,8 +16,9 @@ from lit_dps.core.trial import Cell, Trial
 from lit_dps.storage import schema
 from lit_dps.storage.cells import set_metric_name
 from lit_dps.storage.database import storage_errors, temporary_storage
-from lit_dps.storage.header import StudyChanged, study_attributes
+from lit_dps.storage.header import StudyChanged
 from lit_dps.storage.locks import storage_lock
+from lit_dps.storage.stored_format import read_header
 from lit_dps.storage.urls import sqlite_file
 
 K_STAR = "K*"
@@ -37,8 +38,7 @@ def begin_run(url: str, name: str) -> int:
     """
     with storage_errors(url), temporary_storage(url) as storage, storage_lock(url):
         header = optuna.load_study(study_name=name, storage=storage)
-        # format 1: headers of earlier versions have no number.
-        number = header.user_attrs.get(schema.RUNS, 0) + 1
+        number = header.user_attrs[schema.RUNS] + 1
         header.set_user_attr(schema.RUNS, number)
     return number
 
@@ -84,20 +84,20 @@ def add_environments(
     The caller holds the storage's lock.
     """
     header = optuna.load_study(study_name=name, storage=storage)
-    stored = list(header.user_attrs.get(schema.ENVIRONMENTS, []))
-    before = len(stored)
+    stored = list(header.user_attrs[schema.ENVIRONMENTS])
+    keys = {environment[KEY] for environment in stored}
     for environment in environments:
-        if not any(_is_same(environment, other) for other in stored):
+        if environment[KEY] not in keys:
             stored.append(dict(environment))
-    if len(stored) > before:
+            keys.add(environment[KEY])
+    if stored != header.user_attrs[schema.ENVIRONMENTS]:
         header.set_user_attr(schema.ENVIRONMENTS, stored)
 
 
 def changed_environment(url: str, name: str, environment: Mapping[str, Any]) -> list[str]:
     """Return the code and data that differ from all environments of a study. Creates nothing.
 
-    The list is empty if there is no study of this name, or if an earlier version stored it without
-    hashes.
+    The list is empty if there is no study of this name.
 
     Returns:
         Words such as "my_code.py" and "the data at noise=0.5".
@@ -106,10 +106,7 @@ def changed_environment(url: str, name: str, environment: Mapping[str, Any]) -> 
     if file is not None and not file.exists():
         return []
     with storage_errors(url), temporary_storage(url) as storage:
-        header = study_attributes(storage, name)
-    if schema.FORMAT_ATTR not in header:
-        return []
-    # format 1: headers of earlier versions have no environments, or environments without hashes.
+        header = read_header(storage, name)
     return changes_since(header.get(schema.ENVIRONMENTS, []), environment)
 
 
@@ -127,13 +124,6 @@ def check_environment(url: str, name: str, environment: Mapping[str, Any]) -> No
             f"{CHANGED_ENVIRONMENT}"
         )
         raise StudyChanged(message, changes)
-
-
-def _is_same(environment: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    if KEY in environment:
-        return environment[KEY] == other.get(KEY)
-    # format 1: environments of earlier versions have no key.
-    return environment == other
 
 
 def store_k_star_trials(url: str, name: str, best_trials: Iterable[tuple[Trial, int]]) -> None:

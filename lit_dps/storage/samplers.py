@@ -32,7 +32,7 @@ from lit_dps.core.registry import named
 from lit_dps.core.search_space import Box, Choices, Space
 from lit_dps.core.space_history import ExpandedSpace, is_inside
 from lit_dps.core.trial import Cell, Status, Value, derive_seed
-from lit_dps.storage import schema
+from lit_dps.storage import columns, schema
 from lit_dps.storage.schema import POINT_ATTR, RESULT_ATTR, cell_study_name
 
 UNIT_INTERVAL = FloatDistribution(0.0, 1.0)
@@ -313,7 +313,7 @@ class SearchSampler(PointSampler):
             return math.log(result["steps"])
         missed = math.log(2 * self._goal.max_steps)
         # A validation can lack a finite value without divergence, so the last finite value counts.
-        metric = [float(value) for value in result["curve"].get(self._goal.metric, [])]
+        metric = columns.decode_columns(result["curve"]).get(self._goal.metric, [])
         finite = [value for value in metric if math.isfinite(value)]
         if result["status"] == Status.INFEASIBLE or not finite:
             return missed + DIVERGENCE_PENALTY
@@ -346,7 +346,7 @@ class BestOfSampler(PointSampler):
             if earlier.params.keys() == self.space.keys():
                 return dict(earlier.params)
         attrs = study.user_attrs
-        axes = tuple(sorted(attrs.get(schema.AXES, {}).items()))
+        axes = tuple(sorted(attrs[schema.AXES].items()))
         cell = Cell(attrs[schema.BATCH_SIZE], attrs[schema.SPARSITY], axes)
         other = optuna.load_study(
             study_name=cell_study_name(self.name, cell), storage=study._storage

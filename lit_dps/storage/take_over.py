@@ -55,7 +55,7 @@ def claim_report(url: str, name: str) -> ReportDeferred | None:
         if running:
             return ReportDeferred(_waiting_for(running), True)
         header = optuna.load_study(study_name=name, storage=storage)
-        if header.user_attrs.get(REPORTED) == results:
+        if header.user_attrs[REPORTED] == results:
             reason = "another process, which ended at the same time, writes the analysis"
             return ReportDeferred(reason, False)
         header.set_user_attr(REPORTED, results)

@@ -52,7 +52,6 @@ from lit_dps.storage.cells import (
     stored_steps_by_point,
 )
 from lit_dps.storage.database import open_storage, storage_errors
-from lit_dps.storage.header import study_attributes
 from lit_dps.storage.locks import ServerPeers, peers
 from lit_dps.storage.repeat_queue import RepeatQueue
 from lit_dps.storage.samplers import PointSampler, SearchSampler, distributions
@@ -65,6 +64,7 @@ from lit_dps.storage.schema import (
     RUNS,
     UID,
 )
+from lit_dps.storage.stored_format import study_attributes
 
 POLL_SECONDS = 1.0  # how often a running trial reads K* of its cell; a late value only saves less
 # Optuna reads all waiting trials at each claim, so few of a cell wait at a time.
@@ -108,16 +108,17 @@ class TrialQueue:
         seed: The study's seed, which every trial carries.
         goal: When trials stop.
         further: Further values of the goal's metric, whose validations must be exact too.
-        slack: A trial must run to slack x K* (`lit_dps.core.racing`); None to max_steps.
+        race_factor: A trial must run to this multiple of K* (`lit_dps.core.racing`); None to
+            max_steps.
         levels: Rungs, ending with infinity; None for those of `lit_dps.core.racing.rungs`.
         uid: The study's id (`lit_dps.storage.header.declare`); None skips the check of it.
         run_number: The number of this run of the study (`begin_run`). Trials that failed in earlier
             runs are retried.
-        run_on: Whether trials run to max_steps after their goal.
+        train_past_goal: Whether trials run to max_steps after their goal.
         metrics: Further metrics that the curves keep.
         plan: What is repeated on fresh seeds after the search.
         environment: Key of the environment in which this process runs trials; None if it is not
-            stored.
+            recorded.
     """
 
     url: str
@@ -128,11 +129,11 @@ class TrialQueue:
     seed: int
     goal: Goal
     further: Sequence[float] = ()
-    slack: float | None = None
+    race_factor: float | None = None
     levels: Sequence[float] | None = None
     uid: str | None = None
     run_number: int = 0
-    run_on: bool = False
+    train_past_goal: bool = False
     metrics: Sequence[str] = ()
     plan: RepeatPlan = RepeatPlan()
     environment: str | None = None
@@ -141,7 +142,7 @@ class TrialQueue:
         self.storage = open_storage(self.url)
         self.peers = peers(self.url)
         self.distributions = distributions(self.sampler.space)
-        if self.slack is None:
+        if self.race_factor is None:
             self.rungs: Sequence[float] = (math.inf,)
         else:
             self.rungs = self.levels or rungs(self.goal.check_interval, self.goal.max_steps)
@@ -208,7 +209,7 @@ class TrialQueue:
         del self._claims[claim]
         if not trial.repeat:
             cached = self._limits.get(trial.cell, UNREAD_LIMIT)
-            step = min(cached.step, last_step(result.steps, self.slack))
+            step = min(cached.step, last_step(result.steps, self.race_factor))
             self._limits[trial.cell] = CachedLimit(cached.read_at, step)
         return dataclasses.replace(result, attempt=claimed.number)
 
@@ -223,14 +224,14 @@ class TrialQueue:
 
         The storage is read at most once in `POLL_SECONDS`.
         """
-        if self.slack is None:
+        if self.race_factor is None:
             return math.inf
         cached = self._limits.get(cell, UNREAD_LIMIT)
         if time.monotonic() - cached.read_at <= POLL_SECONDS:
             return cached.step
         with storage_errors(self.url):
             k_star = fewest_steps(self.storage, self._study(cell)._study_id)
-        step = last_step(k_star, self.slack)
+        step = last_step(k_star, self.race_factor)
         self._limits[cell] = CachedLimit(time.monotonic(), step)
         return step
 
@@ -298,7 +299,7 @@ class TrialQueue:
         """Enqueue the next points of a cell; return whether more have to be enqueued later."""
         study = self._study(cell)
         state = self._read_state(study)
-        last_limit = race_limit(study, self.slack)
+        last_limit = race_limit(study, self.race_factor)
         limits = self.rungs if last_limit == math.inf else [last_limit]
         limit, missing = last_limit, []
         for limit in limits:
@@ -311,7 +312,7 @@ class TrialQueue:
         missing.sort(key=lambda point: (steps.get(point, math.inf), point))
         room = max(0, MAX_QUEUED - state.waiting)
         for point in missing[:room]:
-            study.enqueue_trial({}, user_attrs={POINT_ATTR: point})
+            study.enqueue_trial({}, user_attrs={POINT_ATTR: point, REPEAT_ATTR: 0})
         return len(missing) > room or limit < last_limit
 
     def _read_state(self, study: optuna.Study) -> CellState:
@@ -365,7 +366,7 @@ class TrialQueue:
 
     def _steps_in_nearest_cell(self, cell: Cell) -> dict[int, int]:
         """Return steps to result by point of the nearest cell that has any; {} without racing."""
-        if self.slack is None:
+        if self.race_factor is None:
             return {}
         others = set(self.cells) - {cell}
         for other in sorted(others, key=lambda other: (cell_distance(other, cell), other)):
@@ -395,7 +396,9 @@ class TrialQueue:
             if claimed is None:
                 return None
             rung = self._next_rung(study, claimed.user_attrs[POINT_ATTR])
-        return self._attempt(cell, claimed, partial(self.cell_limit, cell), rung, self.run_on)
+        return self._attempt(
+            cell, claimed, partial(self.cell_limit, cell), rung, self.train_past_goal
+        )
 
     def _claim_trial(self, study: optuna.Study) -> optuna.Trial | None:
         if not has_waiting(self.storage, study._study_id, self.points):
@@ -449,13 +452,12 @@ class TrialQueue:
         claimed: optuna.Trial,
         stop_at: Callable[[], float],
         rung: float = math.inf,
-        run_on: bool = False,
+        train_past_goal: bool = False,
     ) -> Attempt:
         """Return the attempt at a claimed trial."""
-        if self.environment is not None:
-            claimed.set_user_attr(ENVIRONMENT, self.environment)
+        claimed.set_user_attr(ENVIRONMENT, self.environment)
         attrs = claimed.user_attrs
-        repeat = attrs.get(REPEAT_ATTR, 0)
+        repeat = attrs[REPEAT_ATTR]
         trial = Trial(cell, attrs[POINT_ATTR], dict(claimed.params), self.seed, repeat)
         self._claims[cell, trial.point, repeat] = claimed
         return Attempt(
@@ -464,6 +466,6 @@ class TrialQueue:
             self.further,
             stop_at=stop_at,
             pause_at=rung,
-            train_past_goal=run_on,
+            train_past_goal=train_past_goal,
             metrics=self.metrics,
         )

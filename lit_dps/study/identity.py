@@ -123,7 +123,7 @@ def study_of(study: StudyConfig, batch_size_key: str) -> dict[str, Any]:
     if study.best_of is not None:
         identity["best_of"] = study.best_of
     if study.train_past_goal:
-        identity["run_on"] = True
+        identity["train_past_goal"] = True
     # Metrics change no result, but all trials of a study keep the same metrics.
     if study.metrics:
         identity["metrics"] = sorted(study.metrics)

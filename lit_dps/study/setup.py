@@ -11,7 +11,6 @@ from typing import Any
 
 from lightning.pytorch import LightningDataModule
 
-from lit_dps.core.aliases import as_stored
 from lit_dps.core.config import StorageConfig, StudyConfig, cores
 from lit_dps.core.goal import Goal
 from lit_dps.core.local_sgd import LocalSGDSchedule
@@ -206,8 +205,11 @@ class StudySetup:
         return self.study.slots or min(limit, share)
 
     def config(self) -> dict[str, Any]:
-        """The configuration as plain JSON, with the names of keys in the stored format."""
-        config = {
+        """The configuration as plain JSON."""
+        study = dataclasses.asdict(self.study)
+        # A former key of configuration files, which `StudyConfig` has replaced.
+        del study["lean"]
+        return {
             "model": dict(self.workload.model),
             "data": dict(self.workload.data),
             "trainer": dict(self.workload.trainer),
@@ -216,9 +218,8 @@ class StudySetup:
             "smoothness": plain(self.smoothness),
             "optim": plain(self.optim),
             "local": plain(self.local),
-            "study": dataclasses.asdict(self.study),
+            "study": study,
         }
-        return as_stored(config)
 
     def workload_name(self) -> str:
         """Return the name of the MLflow experiment, such as MNIST-MLP-momentum.

@@ -132,7 +132,7 @@ def _open_store(setup: StudySetup) -> TrialQueue:
         study.race_factor,
         uid=setup.uid,
         run_number=setup.run_number,
-        run_on=study.train_past_goal,
+        train_past_goal=study.train_past_goal,
         metrics=study.metrics,
         plan=study.repeat_plan,
         environment=setup.environment,

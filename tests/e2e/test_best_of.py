@@ -8,8 +8,8 @@ import pytest
 
 from lit_dps.analysis.analysis import Analysis
 from lit_dps.storage.database import open_storage
-from lit_dps.storage.header import study_attributes
 from lit_dps.storage.read import read_study
+from lit_dps.storage.stored_format import study_attributes
 from tests.e2e.commands import FAST, run_here
 
 SMALL = ("study", "--config", FAST, "--study.batch_sizes", "[16]", "--study.trials", 3)

@@ -20,7 +20,7 @@ from lit_dps.parallel import fork_server as processes
 from lit_dps.parallel.process import StopRequest
 from lit_dps.storage.advice_store import AdviceStore
 from lit_dps.storage.database import open_storage
-from lit_dps.storage.header import study_attributes
+from lit_dps.storage.stored_format import study_attributes
 from lit_dps.study.workers import work_in_processes
 from tests.unit.advice.test_step_probe import with_module
 

@@ -14,12 +14,12 @@ from lit_dps.core.goal import Goal
 from lit_dps.core.record import grid
 from lit_dps.core.search_space import Range
 from lit_dps.core.trial import Cell, Status, Trial, TrialResult
+from lit_dps.storage import schema
 from lit_dps.storage.read import read_study
 from lit_dps.storage.samplers import distributions as store_distributions
 from lit_dps.storage.schema import (
-    FORMAT,
-    FORMAT_ATTR,
     POINT_ATTR,
+    REPEAT_ATTR,
     RESULT_ATTR,
     cell_study_name,
     encode_result,
@@ -205,17 +205,29 @@ def write_study(
     running, interrupted = running or {}, interrupted or {}
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     study = optuna.create_study(study_name=name, storage=storage)
+    seed = header.get("seed", 0)
     attrs = {
-        FORMAT_ATTR: FORMAT,
+        **schema.UNMEASURED,
+        "made_by": "lit_dps",
+        "uid": "0" * 32,
+        "identity": {},
+        "about": f"study {name}",
         "workload": "digits",
         "batch_sizes": sorted({cell.batch_size for cell in results}),
         "sparsities": sorted({cell.sparsity for cell in results}),
+        "axes": {},
         "trials": max((len(r) for r in results.values()), default=0) if trials is None else trials,
-        "seed": 0,
+        "seed": seed,
+        "trial_seed": seed,
         "goals": [],
-        "goal": goal.to_dict(),
+        "goal": dataclasses.asdict(goal),
         "space": {key: vars(box) for key, box in space.items()},
+        "race_factor": None,
+        "train_past_goal": False,
+        "repeats": {"count": 0, "points": 1, "race_factor": 8.0},
+        "space_history": [],
         "config": {"study": {"name": name}},
+        schema.FORMAT_ATTR: schema.FORMAT,
     }
     for key, value in (attrs | header).items():
         study.set_user_attr(key, value)
@@ -225,13 +237,24 @@ def write_study(
         study = optuna.create_study(study_name=cell_study_name(name, cell), storage=storage)
         study.set_user_attr("batch_size", cell.batch_size)
         study.set_user_attr("sparsity", cell.sparsity)
+        study.set_user_attr("axes", dict(cell.axes))
         for point in interrupted.get(cell, ()):
-            _add(study, "FAIL", {POINT_ATTR: point}, {}, space)
+            _add(study, "FAIL", {POINT_ATTR: point, REPEAT_ATTR: 0}, {}, space)
         for r in finished:
-            user = {POINT_ATTR: r.trial.point, RESULT_ATTR: encode_result(r)}
-            _add(study, STATES[r.status], user, r.trial.params, space, r.steps)
+            _add(study, STATES[r.status], _trial_attrs(r), r.trial.params, space, r.steps)
         for i in range(running.get(cell, 0)):
-            _add(study, "RUNNING", {POINT_ATTR: len(finished) + i}, {}, space)
+            user = {POINT_ATTR: len(finished) + i, REPEAT_ATTR: 0}
+            _add(study, "RUNNING", user, {}, space)
+
+
+def _trial_attrs(r: TrialResult) -> dict:
+    return {
+        POINT_ATTR: r.trial.point,
+        REPEAT_ATTR: r.trial.repeat,
+        schema.ENVIRONMENT: r.environment,
+        schema.STATUS_ATTR: str(r.status),
+        RESULT_ATTR: encode_result(r),
+    }
 
 
 def _add(study, state, user_attrs, params, space, value=None):

@@ -18,15 +18,14 @@ from lit_dps.parallel.process import INTERRUPTED
 from tests.support.fake_study import law_study
 
 ROOT = Path(__file__).parents[3]
+SHARD = ROOT / "docs" / "replication" / "studies" / "replication-mnist-momentum.db.xz"
 
 
 @pytest.fixture(scope="module")
 def stored(tmp_path_factory):
-    """The studies of the replication, in a folder as a study leaves it."""
+    """A study of the replication, in a folder as a study leaves it."""
     folder = tmp_path_factory.mktemp("stored")
-    (folder / "study.db").write_bytes(
-        lzma.decompress((ROOT / "docs" / "replication" / "study.db.xz").read_bytes())
-    )
+    (folder / "study.db").write_bytes(lzma.decompress(SHARD.read_bytes()))
     return folder
 
 

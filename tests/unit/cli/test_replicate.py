@@ -247,9 +247,10 @@ def test_the_full_form_goes_on_from_the_trials_in_the_repository(folder, capsys)
     optuna.load_study(
         study_name="three", storage=f"sqlite:///{folder}/mlruns/study.db"
     ).set_user_attr(IDENTITY, {"a": 1})
-    (folder / "docs" / "replication").mkdir(parents=True)
+    shards = folder / "docs" / "replication" / "studies"
+    shards.mkdir(parents=True)
     database = folder / "mlruns" / "study.db"
-    with lzma.open(folder / "docs" / "replication" / "full.db.xz", "wb") as packed:
+    with lzma.open(shards / "three.db.xz", "wb") as packed:
         packed.write(database.read_bytes())
     database.unlink()
     for _ in range(2):  # a second time there is nothing new

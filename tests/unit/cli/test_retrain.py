@@ -9,14 +9,15 @@ import pytest
 from lit_dps.cli import retrain
 from lit_dps.storage.read import open_elsewhere, read_study
 
-DATABASE = Path(__file__).parents[3] / "docs" / "replication" / "full.db.xz"
+SHARDS = Path(__file__).parents[3] / "docs" / "replication" / "studies"
+DATABASE = SHARDS / "paper-mnist-momentum-levels.db.xz"
 
 
 @pytest.mark.skipif(not DATABASE.exists(), reason="the database of the replication is missing")
 def test_a_study_that_ran_with_the_removed_engine_is_rebuilt():
     with open_elsewhere(str(DATABASE), "sqlite:///none.db") as stored:
-        record = read_study(stored.storage, "paper-mnist-momentum")
-    assert record.config["study"]["engine"] == "sparse"
+        record = read_study(stored.storage, "paper-mnist-momentum-levels")
+    assert record.config["study"]["engine"] == "single"
     setup = retrain._rebuilt(record)
     assert setup.study.engine == "single"
     assert setup.study.trials == record.trials

@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 
 from lit_dps.core import aliases
-from lit_dps.core.aliases import from_stored, present_engine
+from lit_dps.core.aliases import present_engine
 from lit_dps.core.config import StudyConfig
 from lit_dps.core.errors import ConfigError
 from lit_dps.core.search_space import Range
+from lit_dps.storage.format_1 import convert_config
 
 SPACE = {"model.learning_rate": Range(1e-3, 1.0)}
 
@@ -53,5 +54,4 @@ def test_stacks_without_the_fast_loop_are_refused():
 def test_stored_configurations_are_read_with_present_names(engine):
     stored = {"study": {"engine": engine, "lean": True, "trials": 3}, "model": {"a": 1}}
     present = {"study": {"engine": present_engine(engine, True), "trials": 3}, "model": {"a": 1}}
-    assert from_stored(stored) == present
-    assert from_stored(present) == present
+    assert convert_config(stored) == present

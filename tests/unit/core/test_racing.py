@@ -174,7 +174,7 @@ def test_of_two_attempts_the_one_that_ran_further_counts(tmp_path):
     url = f"sqlite:///{tmp_path}/study.db"
     short, far = trial(1, None, "outraced", run=48), trial(1, None, "outraced", run=96)
     for i, pair in enumerate(((short, far), (far, short), (short, trial(1, 80)))):
-        write_study(url, {CELL: [trial(0, 48), *pair]}, f"s{i}", trials=2, slack=1.5)
+        write_study(url, {CELL: [trial(0, 48), *pair]}, f"s{i}", trials=2, race_factor=1.5)
     ended = [read_study(url, f"s{i}").results[CELL][1] for i in range(3)]
     assert [(r.status, r.steps_run) for r in ended[:2]] == [(Status.OUTRACED, 64)] * 2
     assert (ended[2].status, ended[2].curve["step"][-1]) == (Status.OUTRACED, 64), (

@@ -16,9 +16,10 @@ from lit_dps.core.trial import Cell, Status, Trial, TrialResult
 from lit_dps.report.repeat_notes import equal_repeats, unused_repeats
 from lit_dps.report.text import render, table_and_law
 from lit_dps.storage.database import open_storage
-from lit_dps.storage.header import declare, study_attributes
+from lit_dps.storage.header import declare
 from lit_dps.storage.read import read_study
 from lit_dps.storage.samplers import SobolSampler
+from lit_dps.storage.stored_format import study_attributes
 from lit_dps.storage.take_over import claim_report
 from lit_dps.storage.trial_queue import TrialQueue
 from lit_dps.study.progress import Progress
@@ -111,7 +112,7 @@ def test_the_best_points_are_repeated_after_the_search(url):
 
 
 def test_a_repeat_runs_to_its_multiple_of_the_best_and_no_race_ends_it(url):
-    s = store(url, RepeatPlan(2, slack=3), cells=[A], slack=1)
+    s = store(url, RepeatPlan(2, slack=3), cells=[A], race_factor=1)
     for trial in (run.trial for run in iter(s.claim_next, None) if not run.trial.repeat):
         s.store_result(ended(trial, STEPS[A, trial.point], Status.OUTRACED, ran=160))
         if trial.point == 2:
@@ -126,7 +127,7 @@ def test_a_repeat_runs_to_its_multiple_of_the_best_and_no_race_ends_it(url):
     )
     s.store_result(ended(two.trial, None, Status.OUTRACED, ran=288))
     assert s.claim_next() is None
-    later = store(url, RepeatPlan(2, slack=4), cells=[A], slack=1)
+    later = store(url, RepeatPlan(2, slack=4), cells=[A], race_factor=1)
     assert which([later.claim_next().trial]) == [(A, 1, 2)], "a longer one goes on"
 
 
@@ -169,7 +170,7 @@ def test_a_study_of_before_is_extended_by_repeats(url):
     was = config()
     declare(url, was, "w", GOAL, {"a": 1}, {})
     search(store(url, RepeatPlan()))
-    assert "repeats" not in study_attributes(open_storage(url), "s")
+    assert study_attributes(open_storage(url), "s")["repeats"]["count"] == 0
     before = table_and_law(Analysis(read_study(url, "s")))
     declare(url, config(repeats=2), "w", GOAL, {"a": 1}, {})
     search(store(url))

@@ -22,9 +22,10 @@ from lit_dps.core.space_history import (
 from lit_dps.core.trial import Cell, Status, TrialResult
 from lit_dps.report.text import render
 from lit_dps.storage.database import open_storage
-from lit_dps.storage.header import StudyChanged, declare, study_attributes
+from lit_dps.storage.header import StudyChanged, declare
 from lit_dps.storage.read import read_study
 from lit_dps.storage.samplers import SobolSampler, boxed_point, sobol_point
+from lit_dps.storage.stored_format import study_attributes
 from lit_dps.storage.trial_queue import TrialQueue
 from lit_dps.study.expand_space import with_stored_space
 from tests.support.runs import trials_of
@@ -173,7 +174,7 @@ def test_histories_merge_where_one_goes_on_from_the_other(tmp_path):
     assert record.boxes[1:] == (box,) and len(record.results[Cell(4)]) == 12
     with pytest.raises(StudyChanged) as caught:
         merged(urls[0], urls[2])
-    assert caught.value.keys == ("boxes",)
+    assert caught.value.keys == ("space_history",)
     rounded = [ExpandedSpace.from_dict(box.to_dict()).to_dict()]
     rounded[0]["space"][RATE]["high"] *= 1 + 1e-14
     assert (
@@ -191,7 +192,7 @@ def test_a_side_with_points_of_the_old_box_where_the_other_widened_it_is_refused
     for one, other in (urls, urls[::-1]):
         with pytest.raises(StudyChanged) as caught:
             merged(one, other)
-        assert caught.value.keys == ("boxes",)
+        assert caught.value.keys == ("space_history",)
     with pytest.raises(StudyChanged):
         declare(urls[0], config(trials=box.end), "w", GOAL, {"a": 1}, {}, (box,))
     assert read_study(urls[0], "s").boxes == ()

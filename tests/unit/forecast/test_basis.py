@@ -99,7 +99,7 @@ def asked(tmp_path):
         trials=16,
         goal=GOAL,
         name="fake-advice",
-        slack=study.race_factor,
+        race_factor=study.race_factor,
     )
     AdviceStore(setup.storage.optuna_url, "fake").keep(configuration=setup.identity(None))
     return setup

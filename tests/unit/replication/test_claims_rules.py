@@ -157,7 +157,7 @@ def study_of(steps, slack=None, **goal):
     cells = {
         cell: [result(cell, i, k) for i, k in enumerate(found)] for cell, found in steps.items()
     }
-    return analysis_of(cells, goal=Goal(0.1, **goal), slack=slack)
+    return analysis_of(cells, goal=Goal(0.1, **goal), race_factor=slack)
 
 
 def test_k_star_lies_between_checks_or_beyond_the_budget():

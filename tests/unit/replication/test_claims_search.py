@@ -178,7 +178,7 @@ def test_a_budget_beside_the_papers_is_told():
 
 def test_a_race_is_no_study_of_the_region():
     cells = {Cell(b, 0.0): [result(Cell(b, 0.0), i, 160) for i in range(8)] for b in SIZES}
-    assert judged("region-grows", analysis_of(cells, space={}, slack=2.0)) is None
+    assert judged("region-grows", analysis_of(cells, space={}, race_factor=2.0)) is None
 
 
 def test_the_share_by_twice_each_k_star_is_told_where_the_budget_goes_so_far():

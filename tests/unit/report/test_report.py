@@ -84,7 +84,7 @@ def test_without_pending_trials_there_is_no_such_column():
 def test_outraced_trials_are_counted_where_there_are_any():
     cell = Cell(8, 0.0)
     storage = optuna.storages.InMemoryStorage()
-    write_study(storage, {cell: [result(cell, 0, 160), result(cell, 1, 480)]}, slack=2.0)
+    write_study(storage, {cell: [result(cell, 0, 160), result(cell, 1, 480)]}, race_factor=2.0)
     head, row = render(Analysis(read_study(storage, "fake"))).splitlines()[2:4]
     counted = ["complete", "incomplete", "infeasible", "outraced"]
     assert re.split("  +", head.strip())[3:7] == [COUNT_HEADS[status] for status in counted]

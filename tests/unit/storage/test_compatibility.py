@@ -18,7 +18,8 @@ from lit_dps.data.quadratic import GradientNoise
 from lit_dps.report.publish import figures_folder
 from lit_dps.storage.cells import WrongCell, open_cell
 from lit_dps.storage.database import open_storage
-from lit_dps.storage.header import StudyChanged, check_unchanged, declare, study_attributes
+from lit_dps.storage.header import StudyChanged, check_unchanged, declare
+from lit_dps.storage.stored_format import study_attributes
 from tests.unit.storage.test_merge import merged
 from tests.unit.study.test_grid import setup
 

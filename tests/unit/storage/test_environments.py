@@ -14,11 +14,12 @@ from lit_dps.core.trial import Cell, Status, TrialResult
 from lit_dps.report.environment_notes import ENVIRONMENTS
 from lit_dps.report.notes import lines_of
 from lit_dps.storage.database import open_storage
-from lit_dps.storage.header import StudyChanged, check_unchanged, declare, study_attributes
+from lit_dps.storage.header import StudyChanged, check_unchanged, declare
 from lit_dps.storage.merge import merge
 from lit_dps.storage.read import open_elsewhere, read_study
 from lit_dps.storage.run_records import check_environment, store_environment
 from lit_dps.storage.samplers import SobolSampler
+from lit_dps.storage.stored_format import study_attributes
 from lit_dps.storage.trial_queue import TrialQueue
 from tests.support.runs import trials_of
 

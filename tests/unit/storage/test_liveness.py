@@ -15,7 +15,7 @@ import time
 
 import pytest
 
-from lit_dps.storage.locks import Liveness, describe_owner, peers, start_of
+from lit_dps.storage.locks import Liveness, describe_owner, peers
 from lit_dps.storage.schema import OWNER
 from lit_dps.storage.take_over import claim_report, take_over
 from tests.e2e.commands import environment
@@ -204,20 +204,8 @@ def test_a_worker_whose_file_was_deleted_loses_its_trial_and_doubles_nothing(
     )
 
 
-def own(host: str, process: int, start: str) -> str:
-    """An owner as earlier versions stored it."""
-    return f"{host}:{process}:{start}"
-
-
-def test_owners_of_earlier_versions_are_known_on_their_own_host(url):
-    host, process, start = socket.gethostname(), os.getpid(), start_of(os.getpid())
+def test_owners_without_a_file_are_unknown(url):
     here = peers(url)
-    assert here.liveness(own(host, process, start)) is Liveness.ALIVE
-    assert here.liveness(own(host, process, str(int(start) + 1))) is Liveness.DEAD, (
-        "another process"
-    )
-    assert here.liveness(own(host, 999999999, start)) is Liveness.DEAD
-    assert here.liveness(own("elsewhere", process, start)) is Liveness.UNKNOWN
     assert here.liveness("of no known form") is Liveness.UNKNOWN
     assert here.liveness(None) is Liveness.DEAD
     assert here.liveness("../../study@elsewhere:1") is Liveness.UNKNOWN, "no path out of the folder"
@@ -225,7 +213,7 @@ def test_owners_of_earlier_versions_are_known_on_their_own_host(url):
 
 def test_what_does_not_answer_is_named_and_released_on_demand(url):
     uid = declared(url)
-    unknown = run_by(own("elsewhere", 7, "12"), url, uid)
+    unknown = run_by("elsewhere:7:12", url, uid)
     one = opened(url, uid)
     mine = next(trials_of(one))
     assert points_of(opened(url, uid)) == [2]

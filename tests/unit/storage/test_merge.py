@@ -18,12 +18,14 @@ from lit_dps.core.trial import Cell
 from lit_dps.report.text import render
 from lit_dps.storage import merge as merging
 from lit_dps.storage.cells import WrongCell
+from lit_dps.storage.columns import last_step
 from lit_dps.storage.database import open_storage
-from lit_dps.storage.header import StudyChanged, extend, study_attributes
+from lit_dps.storage.header import StudyChanged, extend
 from lit_dps.storage.locks import peers
 from lit_dps.storage.read import open_elsewhere, read_study
 from lit_dps.storage.samplers import SobolSampler
 from lit_dps.storage.schema import MERGED_FROM, RESULT_ATTR, cell_study_name
+from lit_dps.storage.stored_format import study_attributes
 from lit_dps.storage.trial_queue import TrialQueue
 from tests.support.fake_study import SPACE, law_results, result, write_study
 from tests.support.runs import trials_of
@@ -44,7 +46,7 @@ def there(tmp_path):
 
 
 def written(url: str, results, name: str = "fake", **kw) -> None:
-    write_study(url, results, name, **({"identity": IDENTITY, "slack": None} | kw))
+    write_study(url, results, name, **({"identity": IDENTITY, "race_factor": None} | kw))
 
 
 def merged(url: str, *others: str, only: str | None = None):
@@ -71,7 +73,7 @@ def attempts(url: str, cell: Cell = A) -> list[tuple[str, int]]:
     for trial in optuna.load_study(study_name=cell_study_name("fake", cell), storage=url).trials:
         stored = trial.user_attrs.get(RESULT_ATTR)
         found.append(
-            (stored["status"], stored["curve"]["step"][-1]) if stored else (trial.state.name, 0)
+            (stored["status"], last_step(stored["curve"])) if stored else (trial.state.name, 0)
         )
     return found
 
@@ -94,7 +96,13 @@ def test_a_study_that_is_not_here_is_copied_whole(request, target, here, there):
     )
     finished = {A: [*law_results(A, 12, 4e4, 60), failed], B: law_results(B, 12, 4e4, 60)}
     written(
-        there, finished, goals=[0.2], slack=3.0, trials=14, running={A: 1}, interrupted={B: [1, 2]}
+        there,
+        finished,
+        goals=[0.2],
+        race_factor=3.0,
+        trials=14,
+        running={A: 1},
+        interrupted={B: [1, 2]},
     )
     assert lines("fake", merged(url, there)["fake"]) == [
         "study fake: 25 trials taken over, 0 known already, 0 conflicts"
@@ -127,8 +135,8 @@ def test_parts_of_a_grid_join_to_the_whole_either_way_and_twice_is_once(here, th
         {A: law_results(A, 16, 4e4, 60)},
         {A: law_results(A, 8, 4e4, 60), B: law_results(B, 16, 4e4, 60)},
     ]
-    written(here, parts[0], goals=[0.2], slack=2.0)
-    written(there, parts[1], goals=[0.3], slack=None)
+    written(here, parts[0], goals=[0.2], race_factor=2.0)
+    written(there, parts[1], goals=[0.3], race_factor=None)
     before = {url: study_attributes(open_storage(url), "fake") for url in (here, there)}
     tables = []
     for target, other in permutations((here, there)):
@@ -283,8 +291,10 @@ def test_a_cell_of_a_study_that_was_deleted_is_no_place_for_others(here, there):
 def test_a_running_study_goes_on_and_reruns_nothing_that_came(here, there, monkeypatch):
     stores = []
     for url in (here, there):
-        written(url, {A: []}, slack=2.0, trials=4)
-        stores.append(TrialQueue(url, "fake", [A], 4, SobolSampler(SPACE, 0), 0, GOAL, slack=2.0))
+        written(url, {A: []}, race_factor=2.0, trials=4)
+        stores.append(
+            TrialQueue(url, "fake", [A], 4, SobolSampler(SPACE, 0), 0, GOAL, race_factor=2.0)
+        )
     working, elsewhere = stores
     mine = next(asked := trials_of(working))  # the others wait
     ends = [ran("complete", 96), ran("complete", 32), ran("outraced", 64), ran("failed", 16)]

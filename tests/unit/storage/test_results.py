@@ -12,8 +12,10 @@ from lit_dps.analysis.summary import summarize
 from lit_dps.core.errors import StorageError
 from lit_dps.core.search_space import Range
 from lit_dps.core.trial import Cell, Status, Trial, TrialResult
+from lit_dps.storage.columns import decode_columns
 from lit_dps.storage.read import list_studies, read_study
-from lit_dps.storage.schema import cell_study_name, decode_result, encode_result
+from lit_dps.storage.schema import FORMAT, cell_study_name, decode_result, encode_result
+from lit_dps.storage.stored_format import OtherFormat
 from tests.support.fake_study import GOAL, SPACE, law_study, result, write_study
 
 A, B = Cell(16, 0.0), Cell(32, 0.9)
@@ -54,11 +56,8 @@ def test_numpy_numbers_become_plain_ones():
         TrialResult(Trial(A, 0), Status.COMPLETE, np.int64(32), curve, {"w": np.array([1, 2])})
     )
     assert json.loads(json.dumps(stored)) == stored
-    assert (stored["steps"], stored["curve"]["step"], stored["kept"]) == (
-        32,
-        [16, 32],
-        {"w": [1, 2]},
-    )
+    assert (stored["steps"], stored["kept"]) == (32, {"w": [1, 2]})
+    assert decode_columns(stored["curve"])["step"] == [16, 32]
     assert stored["curve"]["val_error"] == [0.5, "nan"]
 
 
@@ -107,11 +106,11 @@ def test_a_state_without_result_or_a_result_without_state_is_not_finished(storag
     study = optuna.load_study(study_name=cell_study_name("fake", A), storage=storage)
     running = optuna.trial.create_trial(
         state=optuna.trial.TrialState.RUNNING,
-        user_attrs={"point": 1, "result": encode_result(result(A, 1, 16))},
+        user_attrs={"point": 1, "repeat": 0, "result": encode_result(result(A, 1, 16))},
     )
     study.add_trial(running)
     again = optuna.trial.create_trial(
-        state=optuna.trial.TrialState.WAITING, user_attrs={"point": 0}
+        state=optuna.trial.TrialState.WAITING, user_attrs={"point": 0, "repeat": 0}
     )
     study.add_trial(again)  # queued although point 0 has finished: nobody waits for it
     record = read_study(storage, "fake")
@@ -137,10 +136,13 @@ def test_a_missing_study_names_those_there_are(storage):
         read_study(optuna.storages.InMemoryStorage(), "zoo")
 
 
-def test_another_format_is_refused(storage):
-    write_study(storage, {A: []}, lit_dps_format=2)
-    with pytest.raises(StorageError, match="^study 'fake' has format 2; this version reads 1$"):
+@pytest.mark.parametrize("stored", [FORMAT - 1, FORMAT + 1])
+def test_another_format_is_refused(storage, stored):
+    write_study(storage, {A: []}, lit_dps_format=stored)
+    with pytest.raises(OtherFormat) as error:
         read_study(storage, "fake")
+    assert (error.value.name, error.value.stored_format) == ("fake", stored)
+    assert ("lit-dps migrate --storage" in str(error.value)) is (stored < FORMAT)
 
 
 @pytest.mark.parametrize(
@@ -148,10 +150,10 @@ def test_another_format_is_refused(storage):
     [
         ({"space": {"model.momentum": {"lo": 1}}}, "unexpected keyword argument 'lo'"),
         (
-            {"goal": {"error": 2.0, "check_interval": 16, "max_steps": 16}},
+            {"goal": {"value": 2.0, "check_interval": 16, "max_steps": 16}},
             "goal.error is 2.0",
         ),
-        ({"sparsities": None}, "'NoneType' object is not iterable"),
+        ({"sparsities": None}, "'sparsities' is None"),
     ],
 )
 def test_a_damaged_header_is_one_line(storage, header, said):
@@ -170,12 +172,18 @@ def test_a_damaged_result_is_one_line(storage):
     study = optuna.load_study(study_name=cell_study_name("fake", A), storage=storage)
     study.add_trial(
         optuna.trial.create_trial(
-            value=1.0, user_attrs={"point": 1, "result": {"status": "complete"}}
+            value=1.0,
+            user_attrs={
+                "point": 1,
+                "repeat": 0,
+                "environment": None,
+                "result": {"status": "complete"},
+            },
         )
     )
     with pytest.raises(
         StorageError,
-        match="^study 'fake' is damaged: trial 1 of B=16 S=0: KeyError 'steps'; restore the file",
+        match="^study 'fake' is damaged: trial 1 of B=16 S=0: 'steps' is missing; restore the file",
     ):
         read_study(storage, "fake")
 

@@ -21,10 +21,12 @@ from lit_dps.core.search_space import Range
 from lit_dps.core.trial import Cell, Status, Trial
 from lit_dps.report.text import protocol_text, render
 from lit_dps.report.warnings import study_notes
+from lit_dps.storage.columns import decode_columns, encode_columns
 from lit_dps.storage.database import open_storage
-from lit_dps.storage.header import check_unchanged, compare, declare, study_attributes
+from lit_dps.storage.header import check_unchanged, compare, declare
 from lit_dps.storage.read import read_study
 from lit_dps.storage.samplers import SobolSampler
+from lit_dps.storage.stored_format import study_attributes
 from lit_dps.storage.trial_queue import TrialQueue
 from lit_dps.study.preflight.check import check
 from lit_dps.study.setup import StudySetup
@@ -168,7 +170,7 @@ def test_any_goal_is_answered_as_if_it_had_been_the_studys(tmp_path):
         for cell in cells
     }
     goal, space = Goal(0.3, 4, 60), {key: Range(1e-9, 1e9) for key in PARAMS}
-    write_study(storage, found, goal=goal, space=space, run_on=True, slack=None)
+    write_study(storage, found, goal=goal, space=space, train_past_goal=True, race_factor=None)
     record = read_study(storage, "fake")
     assert record.train_past_goal
     ends = set()
@@ -180,7 +182,7 @@ def test_any_goal_is_answered_as_if_it_had_been_the_studys(tmp_path):
                 if r.trial.cell == cell
             ]
             assert [(r.status, r.steps, str(r.curve)) for r in there] == [
-                (r.status, r.steps, str(r.curve)) for r in own
+                (r.status, r.steps, str(decode_columns(encode_columns(r.curve)))) for r in own
             ]
             ends |= {(error, r.status) for r in there}
     assert (0.02, Status.INCOMPLETE) in ends and (0.02, Status.INFEASIBLE) in ends
@@ -196,7 +198,12 @@ def made_up(tmp_path, errors: list[float], **kept) -> Analysis:
     trial = result(CELL, 0, 8, params={"model.learning_rate": 0.1}, curve=curve, **kept)
     storage = f"sqlite:///{tmp_path}/study.db"
     write_study(
-        storage, {CELL: [trial]}, goal=Goal(0.1, 4, 16), space=space, run_on=True, slack=None
+        storage,
+        {CELL: [trial]},
+        goal=Goal(0.1, 4, 16),
+        space=space,
+        train_past_goal=True,
+        race_factor=None,
     )
     return Analysis(read_study(storage, "fake"))
 
@@ -256,7 +263,7 @@ def test_further_goals_may_be_harder():
 def test_it_is_part_of_the_identity_where_it_is_on(tmp_path):
     plain, whole = setup(), setup(train_past_goal=True)
     assert compare(plain.identity(None), whole.identity(None)) == [
-        ("study.run_on", "(absent)", True)
+        ("study.train_past_goal", "(absent)", True)
     ]
     assert plain.identity(None) == setup(train_past_goal=False).identity(None)
     url = f"sqlite:///{tmp_path}/study.db"
@@ -265,17 +272,14 @@ def test_it_is_part_of_the_identity_where_it_is_on(tmp_path):
         declare(url, study, "w", each.goal_of_trials, each.identity(None), {})
         check_unchanged(url, study.name, each.identity(None))
     assert [
-        study_attributes(open_storage(url), name).get("run_on") for name in ("sFalse", "sTrue")
-    ] == [
-        None,
-        True,
-    ]
+        study_attributes(open_storage(url), name)["train_past_goal"] for name in ("sFalse", "sTrue")
+    ] == [False, True]
 
 
 def test_a_store_hands_out_runs_that_go_on(tmp_path):
     url = f"sqlite:///{tmp_path}/study.db"
     store = TrialQueue(
-        url, "s", [CELL], 1, SobolSampler(SPACE, 0), 0, Goal(0.1, 4, 16), run_on=True
+        url, "s", [CELL], 1, SobolSampler(SPACE, 0), 0, Goal(0.1, 4, 16), train_past_goal=True
     )
     run = store.claim_next()
     assert run.train_past_goal and run.pause_at == math.inf

@@ -117,7 +117,7 @@ def test_a_point_that_runs_again_keeps_its_metaparameters(tmp_path):
         make_sampler(config, GOAL),
         0,
         GOAL,
-        slack=2.0,
+        race_factor=2.0,
         levels=(4.0, math.inf),
         uid=uid,
     )

@@ -37,7 +37,7 @@ def url(tmp_path):
 
 
 def store(url: str, points: int = 3, cells=CELLS, slack: float | None = None) -> TrialQueue:
-    return TrialQueue(url, "s", cells, points, SobolSampler(SPACE, 5), 5, GOAL, slack=slack)
+    return TrialQueue(url, "s", cells, points, SobolSampler(SPACE, 5), 5, GOAL, race_factor=slack)
 
 
 def ended(trial: Trial, status: Status = Status.COMPLETE) -> TrialResult:

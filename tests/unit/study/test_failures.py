@@ -4,7 +4,6 @@ of."""
 from __future__ import annotations
 
 import math
-import sqlite3
 import time
 import traceback
 from pathlib import Path
@@ -20,7 +19,7 @@ from lit_dps.storage.merge import merge
 from lit_dps.storage.read import open_elsewhere, read_study
 from lit_dps.storage.run_records import begin_run
 from lit_dps.storage.samplers import SobolSampler
-from lit_dps.storage.schema import FAILED_IN, RESULT_ATTR, encode_result
+from lit_dps.storage.schema import RESULT_ATTR, encode_result
 from lit_dps.storage.trial_queue import TrialQueue
 from lit_dps.study.failures import AllFail, Failure, Failures, failure_in
 from lit_dps.study.progress import Progress
@@ -114,18 +113,6 @@ def test_a_run_does_not_repeat_what_failed_in_another_one_that_goes_on_beside_it
     assert run(next_run(url)) == [0]
 
 
-def test_failures_of_earlier_versions_are_run_again_whenever_they_failed(url):
-    """They have a time alone, which may lie in the future of a clock that was set back."""
-    run(next_run(url), fails=[1])
-    with sqlite3.connect(url.removeprefix("sqlite:///")) as connection:
-        connection.execute("delete from trial_user_attributes where key = 'failed_in'")
-        later = {"value": str(time.time() + 1e6)}
-        connection.execute(
-            "update trial_user_attributes set value_json = :value where key = 'failed_at'", later
-        )
-    assert run(next_run(url), fails=[1]) == [1], "once in each run"
-
-
 def test_a_merged_failure_is_run_again_whatever_number_its_run_had(url, tmp_path):
     other = f"sqlite:///{tmp_path}/other.db"
     declared(other)
@@ -156,10 +143,10 @@ def test_a_failed_trial_whose_process_was_killed_at_its_end_counts_from_when_it_
 
 
 def test_a_trial_that_failed_beyond_where_it_had_to_go_is_not_run_again(url):
-    store = opened(url, slack=2.0)
+    store = opened(url, race_factor=2.0)
     for trial in trials_of(store):
         store.store_result(ended(trial) if trial.point else failed(trial, checked=48))
-    assert run(next_run(url, slack=2.0)) == [], "K* is 16, so it is as good as outraced"
+    assert run(next_run(url, race_factor=2.0)) == [], "K* is 16, so it is as good as outraced"
     assert [r.status for r in read_study(url, "s").results[CELL]] == [
         "outraced",
         "complete",
@@ -170,19 +157,18 @@ def test_a_trial_that_failed_beyond_where_it_had_to_go_is_not_run_again(url):
 def test_how_far_an_attempt_tells():
     trial = Trial(CELL, 0)
     for result, number, expected in [
-        (None, None, -math.inf),
-        (ended(trial, Status.OUTRACED), None, 16),
-        (ended(trial, Status.STOPPED), None, math.inf),
+        (None, 0, -math.inf),
+        (ended(trial, Status.OUTRACED), 0, 16),
+        (ended(trial, Status.STOPPED), 0, math.inf),
         (failed(trial), 2, 16),
         (failed(trial, checked=0), 2, -math.inf),
         (failed(trial), 3, math.inf),
-        (failed(trial), None, 16),
+        (failed(trial), 0, 16),
     ]:
-        attrs = {} if result is None else {RESULT_ATTR: encode_result(result)}
-        assert (
-            covered_steps(attrs | ({} if number is None else {FAILED_IN: number}), run_number=3)
-            == expected
-        )
+        attrs = {}
+        if result is not None:
+            attrs[RESULT_ATTR] = encode_result(result, failed_in=number)
+        assert covered_steps(attrs, run_number=3) == expected
 
 
 def test_files_of_tracebacks_come_and_go(tmp_path):

@@ -17,10 +17,11 @@ from lit_dps.core.trial import Cell, Status, Trial, TrialResult
 from lit_dps.storage import schema
 from lit_dps.storage.cells import REPORTED_VALUES
 from lit_dps.storage.database import open_storage
-from lit_dps.storage.header import declare, study_attributes
+from lit_dps.storage.header import declare
 from lit_dps.storage.run_records import store_environment, store_k_star_trials
 from lit_dps.storage.samplers import SobolSampler
 from lit_dps.storage.schema import cell_study_name
+from lit_dps.storage.stored_format import study_attributes
 from lit_dps.storage.trial_queue import TrialQueue
 from lit_dps.tracking.description import constants, markdown
 from lit_dps.tracking.pages import CELLS, CURVES, page_address, view_key, views_of
@@ -44,7 +45,7 @@ def stored(tmp_path):
     config = StudyConfig(name="s", batch_sizes=[4], sparsities=[0.5], trials=3, space=SPACE)
     _, uid = declare(url, config, "digits", Goal(0.1, 16, 9600), {}, {})
     worker = TrialQueue(
-        url, "s", [CELL], 3, SobolSampler(SPACE, 0), 0, Goal(0.1), slack=2.0, uid=uid
+        url, "s", [CELL], 3, SobolSampler(SPACE, 0), 0, Goal(0.1), race_factor=2.0, uid=uid
     )
     ends = (Status.COMPLETE, 1600), (Status.OUTRACED, None), (Status.INFEASIBLE, None)
     for (status, steps), trial in zip(
@@ -91,9 +92,9 @@ def test_the_page_of_the_schema_names_what_is_stored_for_people(stored):
 def test_environments_are_kept_once_each(stored):
     url, _ = stored
     for version in ("2.15", "2.15", "2.16", "2.15"):
-        store_environment(url, "s", {"version.torch": version})
+        store_environment(url, "s", {"key": version, "version.torch": version})
     assert study_attributes(open_storage(url), "s")["environments"] == [
-        {"version.torch": v} for v in ("2.15", "2.16")
+        {"key": v, "version.torch": v} for v in ("2.15", "2.16")
     ]
 
 
