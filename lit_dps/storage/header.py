@@ -271,7 +271,8 @@ def _comparable_identity(
     """
     stored_identity = header[schema.IDENTITY]
     has_axis = any(key.startswith("data.") for key in header[schema.AXES])
-    has_digests = any(each[DATA] for each in header[schema.ENVIRONMENTS])
+    # An environment has digests if its run has read the data.
+    has_digests = any(each.get(DATA) for each in header[schema.ENVIRONMENTS])
     if has_axis and has_digests:
         return {**stored_identity, "data_digest": identity.get("data_digest")}
     return stored_identity
