@@ -37,7 +37,15 @@ from lit_dps.storage.database import open_storage
 from lit_dps.storage.header import declare
 from lit_dps.storage.read import read_study
 from lit_dps.storage.samplers import distributions
-from lit_dps.storage.schema import POINT_ATTR, RESULT_ATTR, STATES, cell_study_name, encode_result
+from lit_dps.storage.schema import (
+    ENVIRONMENT,
+    POINT_ATTR,
+    REPEAT_ATTR,
+    RESULT_ATTR,
+    STATES,
+    cell_study_name,
+    encode_result,
+)
 
 TITLE = "CPU seconds of `analyze`"
 ROOT = Path(__file__).parents[1]
@@ -126,7 +134,12 @@ def make_study(
                     value=result.steps,
                     params=dict(result.trial.params),
                     distributions=boxes,
-                    user_attrs={POINT_ATTR: point, RESULT_ATTR: encode_result(result)},
+                    user_attrs={
+                        POINT_ATTR: point,
+                        REPEAT_ATTR: 0,
+                        ENVIRONMENT: None,
+                        RESULT_ATTR: encode_result(result),
+                    },
                 )
             )
         add_trials(storage, stored, trials)

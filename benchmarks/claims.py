@@ -48,7 +48,9 @@ class OneLock(TrialQueue):
             claimed = study.ask(fixed_distributions=self.distributions)
             claimed.set_user_attr(OWNER, self.peers.owner)
             rung = self._next_rung(study, claimed.user_attrs[POINT_ATTR])
-        return self._attempt(cell, claimed, partial(self.cell_limit, cell), rung, self.run_on)
+        return self._attempt(
+            cell, claimed, partial(self.cell_limit, cell), rung, self.train_past_goal
+        )
 
     def store_result(self, result: TrialResult) -> TrialResult:
         trial = self._claims.pop((result.trial.cell, result.trial.point, result.trial.repeat))

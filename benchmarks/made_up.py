@@ -11,7 +11,15 @@ from lit_dps.core.goal import Goal
 from lit_dps.core.search_space import Range
 from lit_dps.core.trial import Cell, Status, Trial, TrialResult
 from lit_dps.storage.samplers import SobolSampler
-from lit_dps.storage.schema import POINT_ATTR, RESULT_ATTR, STATES, cell_study_name, encode_result
+from lit_dps.storage.schema import (
+    ENVIRONMENT,
+    POINT_ATTR,
+    REPEAT_ATTR,
+    RESULT_ATTR,
+    STATES,
+    cell_study_name,
+    encode_result,
+)
 from lit_dps.storage.trial_queue import TrialQueue
 
 SPACE = {
@@ -75,6 +83,11 @@ def fill(kept: TrialQueue, cell: Cell, points: int, checks: int = CHECKS) -> Non
                 value=ended.steps,
                 params=dict(ended.trial.params),
                 distributions=kept.distributions,
-                user_attrs={POINT_ATTR: point, RESULT_ATTR: encode_result(ended)},
+                user_attrs={
+                    POINT_ATTR: point,
+                    REPEAT_ATTR: 0,
+                    ENVIRONMENT: None,
+                    RESULT_ATTR: encode_result(ended),
+                },
             )
         )

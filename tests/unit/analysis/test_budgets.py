@@ -89,7 +89,7 @@ def test_an_outraced_trial_leaves_a_bound_and_a_diverged_one_does_not():
         trial(A, 0, [0.9, 0.8, 0.7, 0.6], status="outraced"),
         trial(A, 1, [0.5, 0.1, *[0.08] * 6], steps=20),
     )
-    rows = table(ends, goes_on, slack=2.0)
+    rows = table(ends, goes_on, race_factor=2.0)
     assert values(rows, "best", "exact", "ended_early") == [(0.5, 1, 0), (0.08, 1, 0), (0.08, 0, 1)]
     diverges = trial(A, 0, [0.5, math.nan], status="infeasible")
     rows = table(diverges, trial(A, 1, FALLS))

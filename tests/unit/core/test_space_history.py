@@ -125,7 +125,7 @@ def test_a_study_is_widened_gone_on_with_and_widened_again(tmp_path, capsys):
     run(url, study)
     before = read_study(url, "s")
     assert Analysis(before).cells[0].boundary[RATE] == "high"
-    assert "boxes" not in study_attributes(open_storage(url), "s") and before.boxes == ()
+    assert study_attributes(open_storage(url), "s")["space_history"] == [] and before.boxes == ()
     wider = with_stored_space(of(tmp_path, study), True)
     assert wider.identity(None) == of(tmp_path, study).identity(None), (
         "the first box is the identity's"

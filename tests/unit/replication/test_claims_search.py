@@ -60,7 +60,7 @@ def test_rate_grows(rates, verdict):
 
 
 def test_a_race_leaves_the_best_rate_known():
-    assert judged("rate-grows", searched(GROWING, slack=1.0)) == judged(
+    assert judged("rate-grows", searched(GROWING, race_factor=1.0)) == judged(
         "rate-grows", searched(GROWING)
     )
 

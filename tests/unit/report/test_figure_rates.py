@@ -88,7 +88,7 @@ def test_a_price_of_at_least_1_is_not_drawn_but_counted(slack, ended, lines):
     best = [trial(4, 0, 0.5, 0.9, 400), trial(16, 0, 1.0, 0.9, 100)]
     curve = {"step": [100], "val_error": [0.5], "train_loss": [1.0]}
     stopped = trial(16, 1, 2.0, 0.9, None, ended, curve=curve)
-    analysis = study({Cell(4): best[:1], Cell(16): [best[1], stopped]}, slack=slack)
+    analysis = study({Cell(4): best[:1], Cell(16): [best[1], stopped]}, race_factor=slack)
     assert FIGURE.is_empty_bound(analysis.prices).sum() == 2
     notes = FIGURE.early_stopping_notes(analysis)
     assert len(notes) == lines and notes[-1].startswith("2 of 4 prices")
@@ -99,7 +99,7 @@ def test_a_price_of_at_least_1_is_not_drawn_but_counted(slack, ended, lines):
 
 
 def test_a_raced_study_whose_prices_are_all_measured_has_no_such_words():
-    analysis = study(bowl(0.5), slack=4.0)
+    analysis = study(bowl(0.5), race_factor=4.0)
     assert FIGURE.early_stopping_notes(analysis) == []
     assert not any(
         "not drawn" in text.get_text() for ax in drawn(FIGURE, analysis).axes for text in ax.texts

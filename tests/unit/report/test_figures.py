@@ -316,7 +316,7 @@ def test_outraced_trials_have_a_mark_of_their_own():
         result(a, 1, None, "outraced", params={"model.width": 2}, curve=curve),
     ]
     space = {"model.width": Range(1, 9, integer=True)}
-    figure = drawn(read({a: done}, space=space, slack=2.0))
+    figure = drawn(read({a: done}, space=space, race_factor=2.0))
     (ax,) = figure.axes
     marks = dict(
         zip(
