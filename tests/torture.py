@@ -28,7 +28,7 @@ from pathlib import Path
 from sqlalchemy import NullPool, create_engine, text
 from sqlalchemy.exc import DBAPIError
 
-from lit_dps.storage.locks import start_of
+from lit_dps.storage.migrate import start_of
 from tests.e2e.commands import command, environment, run, table
 from tests.e2e.forks import Command
 from tests.support.postgres import server
