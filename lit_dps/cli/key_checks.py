@@ -113,7 +113,7 @@ def check_names(command: CommandLine) -> None:
     for setting in command.settings:
         section, _, rest = setting.key.rstrip("+").partition(".")
         name = rest.partition(".")[0]
-        if section not in known and not (section in options and setting.source.is_option):
+        if section not in known and section not in options:
             _refuse_name(setting, section, section, {*known, *options})
         if name and name != "help" and known.get(section) and name not in known[section]:
             keys = {f"{section}.{each}" for each in known[section]}

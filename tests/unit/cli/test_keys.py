@@ -107,7 +107,7 @@ def test_mistyped_keys_of_a_file_are_refused(tmp_path, section, key):
         refuse_unknown([f"--config={tmp_path}/typo.yaml"])
 
 
-@pytest.mark.parametrize("text", ["", "study: null", "study: [1]"])
+@pytest.mark.parametrize("text", ["", "study: null", "study: [1]", "seed_everything: false"])
 def test_sections_that_are_no_mapping_have_no_keys(tmp_path, text):
     (tmp_path / "odd.yaml").write_text(text)
     refuse_unknown(["--config", str(tmp_path / "odd.yaml")])
