@@ -1,4 +1,4 @@
-"""migrate: convert studies that an earlier version stored to the present storage format.
+"""migrate: convert studies of earlier versions to the present format.
 
 A SQLite file is converted in place, after a copy of it was written beside it. A compressed file
 (.db.xz) is converted to a new file. While a process works on a study of the storage, nothing is
