@@ -145,8 +145,8 @@ def convert_advice(attrs: Mapping[str, Any]) -> dict[str, Any]:
         converted.setdefault("branch_scaled", False)
     outcomes = []
     for outcome in converted.get("outcomes", []):
-        defaults = {"other_hours": None, "real_devices": outcome["devices"]}
-        outcomes.append({**defaults, **outcome})
+        # Without other_hours, the hours include the time to begin, to log and to save.
+        outcomes.append({"real_devices": outcome["devices"], **outcome})
     if outcomes:
         converted["outcomes"] = outcomes
     if "configuration" in converted:
