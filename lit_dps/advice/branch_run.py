@@ -57,8 +57,7 @@ def run_branches(
     callback = BranchCallback(fork_steps, (1, *factors), STRETCHES, REPETITIONS)
     callback.forks = forks
     callback.seconds = clock.remaining
-    # format 1: advice of earlier versions may lack branch_scaled.
-    all_scaled = not forks or stored.get("branch_scaled", False)
+    all_scaled = not forks or stored["branch_scaled"]
 
     def on_fork(fork: Fork) -> None:
         # A later run of the command may find all forks and train none, so this is stored here.

@@ -32,7 +32,7 @@ def calibrate(outcomes: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
             rows.append(_row(study, run))
     if not runs:
         return "no run of fit with a recommended configuration is stored yet\n"
-    on_predicted_devices = [run for run in runs if _real_devices(run) == run["devices"]]
+    on_predicted_devices = [run for run in runs if run["real_devices"] == run["devices"]]
     lines = aligned(rows, words=True)
     lines += ["", f"steps: {_summary('steps', runs)}"]
     lines += ["", f"hours: {_summary('hours', on_predicted_devices)}"]
@@ -41,7 +41,7 @@ def calibrate(outcomes: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
         lines.append(
             f"{others} ran on another number of devices than predicted; their hours do not count"
         )
-    # format 1: outcomes of earlier versions lack other_hours; their hours include them.
+    # Outcomes that `migrate` converted may lack other_hours: their hours include them.
     older = sum("other_hours" not in run for run in runs)
     if older:
         lines.append(
@@ -51,16 +51,11 @@ def calibrate(outcomes: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _real_devices(run: Mapping[str, Any]) -> int:
-    # format 1: outcomes of earlier versions lack real_devices if it equals devices.
-    return run.get("real_devices", run["devices"])
-
-
 def _row(study: str, run: Mapping[str, Any]) -> dict[str, str]:
     """Return the row of a run as text, by column."""
     devices = str(run["devices"])
-    if _real_devices(run) != run["devices"]:
-        devices += f", run on {_real_devices(run)}"
+    if run["real_devices"] != run["devices"]:
+        devices += f", run on {run['real_devices']}"
     row = {"study": study, "B": str(run["batch_size"]), "devices": devices}
     sign = "" if run["reached"] else "> "
     for name in ("steps", "hours"):

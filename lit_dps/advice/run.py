@@ -183,8 +183,7 @@ def _refuse_changed_code(
     name: str, stored: Mapping[str, Any] | None, environment: Mapping[str, Any]
 ) -> None:
     """Raise UserError if stored advice was measured with other code or data."""
-    # format 1: advice of earlier versions may lack environment.
-    if stored is None:
+    if stored is None:  # the code of the measurements is not recorded
         return
     changes = changes_since([stored], environment)
     if changes:

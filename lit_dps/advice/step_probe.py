@@ -76,10 +76,8 @@ class StepTimes:
     def from_stored(cls, stored: Mapping[str, Any]) -> StepTimes:
         """Return the step times of stored advice."""
         timed = [Timed(*row) for row in stored["timed"]]
-        # format 1: advice of earlier versions may lack waited.
         largest, reason, is_memory_full = stored["largest"]
-        waited = stored.get("waited", 0.0)
-        return cls(timed, stored["check"], largest, reason, is_memory_full, waited)
+        return cls(timed, stored["check"], largest, reason, is_memory_full, waited=stored["waited"])
 
 
 class StepAndCheck(NamedTuple):

@@ -77,7 +77,7 @@ class LoggedAttempt:
     @classmethod
     def of_run(cls, run: Run) -> LoggedAttempt:
         """Return the attempt that a run shows."""
-        # format 1: runs of earlier versions have no number of the attempt.
+        # MLflow is not migrated: runs of earlier versions have no number of the attempt.
         attempt = run.data.tags.get(ATTEMPT_TAG)
         seconds = run.data.metrics.get("seconds", math.inf)
         return cls(None if attempt is None else int(attempt), seconds)

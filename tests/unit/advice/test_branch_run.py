@@ -104,8 +104,9 @@ def test_advice_that_does_not_say_how_its_branches_were_scaled_goes_by_the_modul
 @pytest.mark.parametrize("is_scaled", [True, False])
 def test_the_recommended_run_scales_as_the_branches_did(tmp_path, is_scaled):
     given, store = asked("Adam"), AdviceStore(f"sqlite:///{tmp_path}/study.db", "s")
-    if not is_scaled:  # an earlier version stored no word of it
+    if not is_scaled:  # the branches of an earlier version, as `migrate` converts them
         store.append("branches", {**FORK, "step": 1})
+        store.keep(branch_scaled=False)
     probe, _, _ = prepare_probes(given, OPTIONS)
     run_branches(probe, 1e-6, store, Clock(600, store, 0.0), StopRequest())
     assert store.read()["branch_scaled"] is is_scaled
