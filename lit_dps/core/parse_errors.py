@@ -23,7 +23,7 @@ _NO_YAML = re.compile(
     r"(?P<key>\w+)=<(?P<default>[\w.]+): (?P<value>[^>]+)>"
 )
 # Of the key, and of the option `--engine`.
-_SPARSE_ENGINE = re.compile(r"(study\.engine|argument --engine): .*?'sparse'")
+_SPARSE_ENGINE = re.compile(r"(study\.engine|argument --engine): .*\bsparse\b")
 _NESTED_KEY = re.compile(r".*Got value: NestedArg\(key='([^']+)', .*")
 _NOT_A_SUBCLASS = re.compile(r"Import path (\S+) does not correspond to a subclass of (\w+)")
 _WRONG_TYPE = re.compile(r"Expected a <class '([\w ]+)'>\. Got value: (.*)")
@@ -50,7 +50,7 @@ def one_line(error: BaseException | str) -> str:
         return f"{key}.{nested[1]}: there is no such key; {key} has none below it"
     line = f"{key}: {text}" if keys else text
     if _SPARSE_ENGINE.match(line):
-        return "study.engine is 'sparse'; it must be 'auto'. The engine 'sparse' was removed."
+        return "study.engine is 'sparse'; it must be 'single'. The engine 'sparse' was removed."
     wrong = _WRONG_TYPE.fullmatch(text)
     if wrong is not None and keys:
         return f"{key} is {wrong[2]!r}; it must be of type {wrong[1]}"

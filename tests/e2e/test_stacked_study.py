@@ -59,15 +59,15 @@ def test_a_killed_study_in_lockstep_goes_on(tmp_path, unbroken):
 @pytest.mark.parametrize(
     "options, key, value",
     [
-        (("--study.lean", "false"), "study.lean", False),
-        (("--trainer.devices", 2), "study.engine", "stacked"),
+        (("--study.lean", "false"), "study.lean", "false"),
+        (("--trainer.devices", 2), "study.engine", "'stacked'"),
     ],
     ids=str,
 )
 def test_what_lockstep_cannot_do_is_refused(tmp_path, options, key, value):
     done = run_here(tmp_path, *STACKED, *options)
     assert done.returncode == 2 and done.stderr.count("\n") == 1
-    assert f"{key}: {value!r} " in done.stderr
+    assert f"{key} is {value}; " in done.stderr
     assert not [*tmp_path.iterdir()]
 
 
