@@ -8,6 +8,7 @@ import sys
 import time
 
 import optuna
+import PIL.Image
 import pytest
 import yaml
 
@@ -92,6 +93,9 @@ def test_the_report_alone_is_written_from_storage(folder, capsys):
     assert "replication/MNIST_SimpleCNN_goal_error_0.1-ratios.png" in shown
     images = {f"replication/{path.name}" for path in (folder / "docs" / "replication").iterdir()}
     assert images == {*shown}
+    for path in (folder / "docs" / "replication").iterdir():
+        with PIL.Image.open(path) as picture:
+            assert picture.mode == "P", "256 colours take a third of the space"
 
 
 def compared(folder):
