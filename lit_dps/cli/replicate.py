@@ -93,8 +93,13 @@ def main(command: CommandLine) -> int:
 
 
 def take_over(folder: Path, storage: StorageConfig) -> None:
-    """Merge the trials of the files studies/*.db.xz of a folder; stored ones change nothing."""
-    databases = [str(path) for path in sorted((folder / STUDIES).glob("*.db.xz"))]
+    """Merge the trials of the files studies/*.db.xz of a folder; stored ones change nothing.
+
+    The file that is named as its study comes before files with further trials of the study, whose
+    names continue the name. So the study keeps the header of the first file.
+    """
+    files = sorted((folder / STUDIES).glob("*.db.xz"), key=lambda path: path.name.split(".db")[0])
+    databases = [str(path) for path in files]
     if databases:
         check_place(storage.optuna_url)
         merge_storages(storage.optuna_url, databases, None)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import PIL.Image
 from matplotlib.figure import Figure
 
 from lit_dps.core.atomic_write import replacing
@@ -21,7 +22,7 @@ lay_out = write.caption
 
 
 def use_placeholders() -> None:
-    """From here on, while the environment has `KEY`, pictures are files of one line."""
+    """From here on, while the environment has `KEY`, pictures are a pixel or a line."""
     write.save = _save
     write.caption = _caption
 
@@ -34,8 +35,9 @@ def _caption(figure: Figure, *args) -> None:
 def _save(figure: Figure, folder: Path, name: str) -> list[Path]:
     if KEY not in os.environ:
         return draw(figure, folder, name)
-    files = [folder / f"{name}.png", folder / f"{name}.pdf"]
-    for file in files:
-        with replacing(file) as temporary:
-            temporary.write_text(f"a placeholder for {file.name}\n")
-    return files
+    png, pdf = folder / f"{name}.png", folder / f"{name}.pdf"
+    with replacing(png) as temporary:
+        PIL.Image.new("RGB", (1, 1)).save(temporary, format="PNG")
+    with replacing(pdf) as temporary:
+        temporary.write_text(f"a placeholder for {pdf.name}\n")
+    return [png, pdf]
