@@ -52,7 +52,7 @@ ONLY_IN = {
     "torchvision": {"data"},
     "sklearn": {"data"},
     "pyarrow": {"data"},
-    "PIL": {"data"},
+    "PIL": {"data", "report.figures"},
     "rich": {"study.display"},
     "jsonargparse": {"cli", "training.workload"},
 }

@@ -17,7 +17,6 @@ from importlib.metadata import version
 from pathlib import Path
 from types import ModuleType
 
-import PIL.Image
 import yaml
 
 from lit_dps.analysis.analysis import Analysis
@@ -35,6 +34,7 @@ from lit_dps.replication.incomplete_cells import complete_subset
 from lit_dps.replication.page import replication_page
 from lit_dps.replication.parts import Core, Image, Machine, Part
 from lit_dps.report.figures import COMPARISONS, FIGURES, write_comparison
+from lit_dps.report.figures.write import copy_small
 from lit_dps.report.publish import figures_folder, publish
 from lit_dps.storage.read import read_study
 from lit_dps.storage.stored_format import OtherFormat
@@ -241,16 +241,9 @@ def _copy_figures(
         file = by_name.get(f"{figure.NAME}.png")
         if file is not None:
             target = folder / f"{figures_folder('', name).name}-{figure.NAME}.png"
-            _copy_small(file, target)
+            copy_small(file, target)
             images.append(Image(figure.CAPTION, f"{folder.name}/{target.name}", figure.NAME))
     return images
-
-
-def _copy_small(file: Path, target: Path) -> None:
-    """Copy a PNG with at most 256 colours, which takes a third of the space in the repository."""
-    with PIL.Image.open(file) as picture:
-        small = picture.convert("RGB").quantize(256, dither=PIL.Image.Dither.NONE)
-    small.save(target, optimize=True)
 
 
 def _run_studies(files: Iterable[Path], storage: StorageConfig) -> int:
