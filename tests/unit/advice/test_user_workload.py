@@ -256,6 +256,7 @@ def test_calibration_tells_bias_and_coverage(golden):
         return {
             "batch_size": 32,
             "devices": 1,
+            "real_devices": 1,
             "reached": reached,
             "steps": real,
             "hours": real / 100,
