@@ -94,7 +94,7 @@ def ratio_of_one_run(
     trials = {}
     rates = {}
     for cell in Analysis(record).cells:
-        if cell.at_first_check:
+        if cell.is_upper_bound:
             continue
         size = cell.cell.batch_size
         trials[size] = []

@@ -55,8 +55,8 @@ class Analysis:
     Args:
         record: The study.
         replicates: Resamples that the intervals rest on.
-        whole: The study at its own goal, where `record` is it at another: its trials took their
-            seconds to that.
+        original: The study at the goal it was run with, if `record` is at another goal. The
+            seconds of its trials are up to this goal.
         validate_every: Steps between two validations in the user's own training; None leaves
             validation out.
     """
@@ -65,18 +65,18 @@ class Analysis:
         self,
         record: StudyRecord,
         replicates: int = REPLICATES,
-        whole: StudyRecord | None = None,
+        original: StudyRecord | None = None,
         validate_every: int | None = None,
     ):
         self.record = record
         self.replicates = replicates
-        self.whole = whole or record
+        self.original = original or record
         self.validate_every = validate_every
 
     def at_goal(self, error: float) -> Analysis:
         """Return the study as it would have ended at another goal (`other_goals.at_goal`)."""
         return Analysis(
-            at_goal(self.record, error), self.replicates, self.whole, self.validate_every
+            at_goal(self.record, error), self.replicates, self.original, self.validate_every
         )
 
     @cached_property
@@ -213,7 +213,7 @@ class Analysis:
     @cached_property
     def repeats(self) -> list[RepeatSummary]:
         """The repeats of each cell's best points (`repeats.summarize_repeats`)."""
-        return summarize_repeats(self.record, self.cells, self.whole)
+        return summarize_repeats(self.record, self.cells, self.original)
 
     @cached_property
     def steps_over_seeds(self) -> dict[Series, dict[int, list[float]]]:
@@ -230,7 +230,7 @@ class Analysis:
     @cached_property
     def step_seconds(self) -> dict[Cell, StepSeconds]:
         """Seconds of a training step of each cell, where known (`step_seconds`)."""
-        return step_seconds(self.whole)
+        return step_seconds(self.original)
 
     @cached_property
     def expected_steps(self) -> dict[Cell, Steps]:

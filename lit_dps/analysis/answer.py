@@ -159,7 +159,7 @@ def _row(
         **columns_of(summary.cell.series),
         "batch_size": batch_size,
         "k_star": k_star,
-        "floor": int(summary.at_first_check),
+        "floor": int(summary.is_upper_bound),
         "examples": k_star * batch_size,
         "step_seconds": None,
         "step_low": None,

@@ -95,7 +95,7 @@ def draw_rows(record: StudyRecord, cells: Iterable[CellSummary]) -> pd.DataFrame
     for summary in cells:
         for n in range(1, len(summary.steps) + 1):
             best = best_of(summary.steps, n)
-            is_bound = best.median <= record.goal.check_interval or summary.sooner
+            is_bound = best.median <= record.goal.check_interval or summary.may_be_lower
             rows.append(
                 {
                     **columns_of(summary.cell.series),
@@ -115,7 +115,7 @@ def halves(cells: Iterable[CellSummary]) -> list[tuple[int, Best]]:
     """Return K* and the best of half as many trials of each cell whose K* is no upper bound."""
     found = []
     for cell in cells:
-        if cell.k_star is not None and not cell.at_first_check and len(cell.steps) > 1:
+        if cell.k_star is not None and not cell.is_upper_bound and len(cell.steps) > 1:
             found.append((cell.k_star, best_of(cell.steps, len(cell.steps) // 2)))
     return found
 

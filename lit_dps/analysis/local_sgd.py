@@ -170,7 +170,7 @@ def _curve(
         if summary.k_star is None:
             unmet.append(length)
         elif count is not None:
-            points.append(Point(length, summary.k_star, count, summary.at_first_check))
+            points.append(Point(length, summary.k_star, count, summary.is_upper_bound))
     return Curve(
         series, batch_size, tuple(sorted(points)), tuple(sorted(unmet)), record.goal.check_interval
     )

@@ -16,7 +16,7 @@ import pandas as pd
 from lit_dps.analysis.intervals import NORMAL_95, Interval, resampling_rng
 from lit_dps.analysis.law_fit import AT_LEAST, AT_MOST
 from lit_dps.analysis.repeats import RepeatSummary
-from lit_dps.analysis.summary import CellSummary, at_first_check
+from lit_dps.analysis.summary import CellSummary, is_at_first_check
 from lit_dps.analysis.tables import listed_numbers
 from lit_dps.core.record import StudyRecord
 from lit_dps.core.search_space import short_names
@@ -132,7 +132,7 @@ def observation_of_cell(record: StudyRecord, cell: CellSummary) -> Observation |
         if cell.trials and not missing and all(map(_ran_to_max_steps, cell.trials)):
             return Observation(size, float(goal.max_steps), bound=AT_LEAST)
         return None
-    if cell.at_first_check or 2 * missing > record.trials:
+    if cell.is_upper_bound or 2 * missing > record.trials:
         return Observation(size, float(cell.k_star), bound=AT_MOST)
     noise = noise_of_minimum(cell.steps, len(record.space))
     names = short_names(list(record.space))
@@ -206,7 +206,7 @@ def observations_of_repeats(
         return []
     observations = medians(pd.DataFrame(rows))
     for i, o in enumerate(observations):
-        if not o.bound and at_first_check(o.steps, o.check):
+        if not o.bound and is_at_first_check(o.steps, o.check):
             observations[i] = replace(o, bound=AT_MOST, check=0.0)
     return [replace(o, noise=math.hypot(o.noise, search_noise)) for o in observations]
 

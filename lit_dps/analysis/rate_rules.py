@@ -84,7 +84,7 @@ def _price_columns(
     growth = (batch_size / first) ** RULES[rule]
     rule_rate = rate(curve.best_trial(first)) * growth
     near = [result for result in cell.trials if _is_near(rate(result), rule_rate)]
-    price, verdict = priced(near, cell.k_star, cell.at_first_check)
+    price, verdict = priced(near, cell.k_star, cell.is_upper_bound)
     if verdict == NO_TRIAL and not _is_reachable(record, curve, kind, rule_rate):
         verdict = OUTSIDE
     low, high = None, None

@@ -263,7 +263,7 @@ class RateCurve:
 
         The rules scale its best rate.
         """
-        sizes = [b for b, cell in self.cells.items() if not cell.at_first_check]
+        sizes = [b for b, cell in self.cells.items() if not cell.is_upper_bound]
         return min(sizes, default=None)
 
     def best_trial(self, batch_size: int) -> TrialResult:
@@ -304,7 +304,7 @@ class RateCurve:
             rate = source.effective
         sizes, best, tried = [], [], []
         for batch_size, cell in self.cells.items():
-            if cell.at_first_check or source.rate in cell.boundary:
+            if cell.is_upper_bound or source.rate in cell.boundary:
                 continue
             sizes.append(batch_size)
             best.append(rate(self.best_trial(batch_size)))
@@ -377,7 +377,7 @@ def rate_rows(record: StudyRecord, curves: Sequence[RateCurve]) -> pd.DataFrame:
                 **columns_of(curve.series),
                 "batch_size": batch_size,
                 "k_star": cell.k_star,
-                "floor": int(cell.at_first_check),
+                "floor": int(cell.is_upper_bound),
                 "point": best.trial.point,
                 "learning_rate": source.eta(best),
                 "momentum": source.of_momentum(best),

@@ -1,8 +1,8 @@
 """Repeats of a cell's best points on fresh seeds: the median K over seeds, its spread and the bias.
 
-K* is the least of many trials, so it is lucky in its seed as well as good in its metaparameters:
-run again on other seeds, its point usually needs more steps. K* over the median of its own point
-measures this winner's curse.
+K* is the minimum over many trials, so its seed was lucky and its metaparameters are good. With
+other seeds its point usually needs more steps. K* over the median of its point measures this
+winner's curse.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from functools import cached_property
 
 import pandas as pd
 
-from lit_dps.analysis.summary import CellSummary, at_first_check
+from lit_dps.analysis.summary import CellSummary
 from lit_dps.analysis.tables import columns_of, frame
 from lit_dps.core.record import StudyRecord
 from lit_dps.core.trial import Cell, Series, Status, TrialResult
@@ -28,11 +28,13 @@ class RepeatSummary:
 
     Attributes:
         cell: The cell.
-        point, steps: The point, and its steps to result in the search, which it was chosen by.
+        point: The point of the search.
+        steps: Its steps to result in the search, by which it was chosen.
         rank: 1 for the point of K*, 2 for the next best one.
-        results: Its finished repeats but for failed ones, without the search's own trial.
-        asked: How many of them there will be. The best points at the study's own goal are repeated;
-            a point that is best only at another goal has the repeats that exist.
+        results: Its finished repeats without failed ones, and without the search's trial.
+        planned: The number of its repeats when all have finished. The best points at the goal of
+            the study are repeated; a point that is best only at another goal has the repeats that
+            exist.
         check_interval: Steps between two checks.
     """
 
@@ -41,13 +43,19 @@ class RepeatSummary:
     steps: int
     rank: int
     results: Sequence[TrialResult]
-    asked: int
+    planned: int
     check_interval: int
 
     @cached_property
     def steps_over_seeds(self) -> list[float]:
         """Steps to result, ascending; infinite for a repeat that missed the goal (censored)."""
-        return sorted(math.inf if result.steps is None else result.steps for result in self.results)
+        steps = []
+        for result in self.results:
+            if result.steps is None:
+                steps.append(math.inf)
+            else:
+                steps.append(result.steps)
+        return sorted(steps)
 
     @property
     def steps_or_limit(self) -> list[float]:
@@ -58,7 +66,7 @@ class RepeatSummary:
     @property
     def missed(self) -> int:
         """The number of repeats that did not meet the goal: stopped, out of budget, or diverged."""
-        return sum(map(math.isinf, self.steps_over_seeds))
+        return self.steps_over_seeds.count(math.inf)
 
     def quantile(self, q: float) -> float | None:
         """Return a quantile of the steps to result, infinite where it falls on missed ones.
@@ -76,14 +84,14 @@ class RepeatSummary:
 
     @property
     def bias(self) -> float | None:
-        """Steps in the search over the median; None if one of the two is only a bound.
+        """Steps in the search over the median; None if one of them is only a bound.
 
-        Below 1 the search was lucky.
+        It is below 1 if the search was lucky.
         """
         median = self.median
         if median is None or math.isinf(median):
             return None
-        if at_first_check(self.steps, self.check_interval) or median <= self.check_interval:
+        if min(self.steps, median) <= self.check_interval:
             return None
         return self.steps / median
 
@@ -100,47 +108,58 @@ def quantile(ascending: Sequence[float], q: float) -> float:
 
 
 def summarize_repeats(
-    record: StudyRecord, cells: Iterable[CellSummary], own_goal: StudyRecord | None = None
+    record: StudyRecord, cells: Iterable[CellSummary], original: StudyRecord | None = None
 ) -> list[RepeatSummary]:
     """Return the repeats of each cell's best points, by series, batch size, then rank.
 
     Args:
-        record, cells: The study, perhaps at another goal than its own.
-        own_goal: The study at its own goal, whose best points are repeated; by default the same.
+        record: The study, perhaps at another goal than the one it was run with.
+        cells: Its cells.
+        original: The study at the goal it was run with, whose best points are repeated; by default
+            the same.
     """
+    if original is None:
+        original = record
     summaries = []
     for summary in cells:
-        best = _best(record, summary.cell)
-        planned = best
-        if own_goal is not None:
-            planned = _best(own_goal, summary.cell)
-        repeats = record.repeats.get(summary.cell, ())
-        for rank, (point, steps) in enumerate(best.items(), 1):
-            results = []
-            for result in repeats:
-                if result.trial.point == point and result.status is not Status.FAILED:
-                    results.append(result)
-            count = record.plan.count if point in planned else 0
+        cell = summary.cell
+        planned_points = _best_points(original, cell)
+        for rank, (point, steps) in enumerate(_best_points(record, cell).items(), 1):
+            results = _repeats_of(record, cell, point)
+            planned = len(results)
+            if point in planned_points:
+                planned = max(record.plan.count, planned)
             summaries.append(
                 RepeatSummary(
-                    cell=summary.cell,
+                    cell=cell,
                     point=point,
                     steps=steps,
                     rank=rank,
                     results=results,
-                    asked=max(count, len(results)),
+                    planned=planned,
                     check_interval=record.goal.check_interval,
                 )
             )
     return summaries
 
 
-def _best(record: StudyRecord, cell: Cell) -> dict[int, int]:
-    """Return the steps to result of a cell's best points, which are repeated, the best first."""
+def _repeats_of(record: StudyRecord, cell: Cell, point: int) -> list[TrialResult]:
+    """Return the finished repeats of a point without failed ones."""
+    results = []
+    for result in record.repeats.get(cell, ()):
+        if result.trial.point == point and result.status is not Status.FAILED:
+            results.append(result)
+    return results
+
+
+def _best_points(record: StudyRecord, cell: Cell) -> dict[int, int]:
+    """Return the steps to result of the points of a cell to repeat, the best first."""
     if not record.plan.count:
         return {}
-    results = record.resolved_results(cell)
-    steps = {r.trial.point: r.steps for r in results if r.steps is not None}
+    steps = {}
+    for result in record.resolved_results(cell):
+        if result.steps is not None:
+            steps[result.trial.point] = result.steps
     best = record.plan.best_points((k, point) for point, k in steps.items())
     return {point: steps[point] for point in best}
 
@@ -150,8 +169,8 @@ def repeat_rows(record: StudyRecord, repeats: Iterable[RepeatSummary]) -> pd.Dat
 
     Columns: sparsity and further axes, batch_size [examples], rank (1: the point of K*), point,
     steps (its steps to result in the search), repeats, missed; least, lower, median, upper and most
-    (the quartiles) [steps] over seeds, inf where that is a missed one; floor (1 where the median is
-    at the first check, an upper bound); bias, steps / median.
+    (the quartiles) [steps] over seeds, inf for a repeat that missed the goal; floor (1 where the
+    median is at the first check, an upper bound); bias, steps / median.
     """
     rows = []
     for each in repeats:
@@ -164,19 +183,21 @@ def repeat_rows(record: StudyRecord, repeats: Iterable[RepeatSummary]) -> pd.Dat
             "repeats": len(each.results),
             "missed": each.missed,
         }
-        row |= {name: each.quantile(q) for name, q in QUANTILES.items()}
+        for name, q in QUANTILES.items():
+            row[name] = each.quantile(q)
         row["floor"] = int(each.median is not None and each.median <= each.check_interval)
         row["bias"] = each.bias
         rows.append(row)
     columns = [*columns_of(record.series[0]), "batch_size", "rank", "point", "steps", "repeats"]
-    return frame(rows, [*columns, "missed", *QUANTILES, "floor", "bias"])
+    columns += ["missed", *QUANTILES, "floor", "bias"]
+    return frame(rows, columns)
 
 
 def seeds_of(repeats: Sequence[RepeatSummary]) -> dict[Series, dict[int, list[float]]]:
     """Return the steps over seeds of each K* point, by series and batch size.
 
-    They are infinite for a repeat that missed the goal. Cells most of whose repeats missed the goal
-    are left out, since their median is not known.
+    They are infinite for a repeat that missed the goal. Cells whose median is not finite, because
+    most repeats missed the goal, have no entry.
     """
     seeds: dict[Series, dict[int, list[float]]] = {}
     for each in repeats:
@@ -187,9 +208,9 @@ def seeds_of(repeats: Sequence[RepeatSummary]) -> dict[Series, dict[int, list[fl
 
 
 def all_runs_are_equal(record: StudyRecord, repeated: RepeatSummary) -> bool:
-    """Return True if all repeats of a point ran as its trial of the search did, by their losses.
+    """Return True if all repeats of a point have the curve of its trial in the search.
 
-    Errors may be bounds, so losses are compared where there are any.
+    Losses are compared if they are recorded, because errors may be bounds.
     """
     runs = [r for r in record.results[repeated.cell] if r.trial.point == repeated.point]
     if not runs:

@@ -10,7 +10,6 @@ from typing import Literal
 import pandas as pd
 
 from lit_dps.analysis.tables import columns_of, frame
-from lit_dps.core.racing import best_steps
 from lit_dps.core.record import StudyRecord
 from lit_dps.core.search_space import Range, short_names
 from lit_dps.core.trial import FINAL_STATUSES, Cell, Status, TrialResult
@@ -22,17 +21,18 @@ class CellSummary:
 
     Attributes:
         cell: The cell.
-        trials: Finished trials, but for failed ones, whose end is not known.
-        best: Complete, of the fewest steps to result, the lowest point among equals.
-        counts: Finished trials by how they ended, failed ones among them.
+        trials: Finished trials without failed ones, which will run again.
+        best: The complete trial of fewest steps to result, of these the lowest point; None if no
+            trial is complete.
+        counts: Finished trials by how they ended, with failed ones.
         pending: Declared trials that have not finished, started or not.
         running: The pending trials that are started or queued.
-        boundary: The end of its range, by metaparameter of `best` that lies on one.
-        at_first_check: Whether K* is only an upper bound: it is at the first check
-            (`at_first_check`), or `sooner`.
-        undetermined_points: Trials that are left out, since their steps to result are not known
+        boundary: Metaparameters of `best` on an end of their range, and which end.
+        is_upper_bound: Whether K* is only an upper bound: it is at the first check, or
+            `may_be_lower`.
+        undetermined_points: Trials that are left out, since their steps to result are unknown
             (`StudyRecord.undetermined_points`): the first step at which each may have met the goal.
-        sooner: Whether one of these may have met the goal before K*.
+        may_be_lower: Whether an undetermined trial may have met the goal before K*.
     """
 
     cell: Cell
@@ -42,34 +42,36 @@ class CellSummary:
     pending: int
     running: int
     boundary: dict[str, Literal["low", "high"]]
-    at_first_check: bool
+    is_upper_bound: bool
     undetermined_points: Mapping[int, int]
-    sooner: bool
+    may_be_lower: bool
 
     @property
     def k_star(self) -> int | None:
-        """K*, in steps (`racing.best_steps`)."""
-        return best_steps(self.steps)
+        """K*, the fewest steps to result of any complete trial (Lee et al. 2021, Section 2)."""
+        if self.best is None:
+            return None
+        return self.best.steps
 
     @property
     def steps(self) -> list[int | None]:
-        """Steps to result of `trials`; None for one that is not complete."""
+        """Steps to result of `trials`; None for a trial that is not complete."""
         return [result.steps for result in self.trials]
 
 
-def at_first_check(k_star: float | None, check_interval: float) -> bool:
+def is_at_first_check(k_star: float | None, check_interval: float) -> bool:
     """Return True if K*, in steps, is at the first check, and so only an upper bound.
 
-    Any other K* is exact up to a check interval: the goal was met after the check before it.
+    Any other K* is exact up to a check interval: the check before it missed the goal.
     """
     return k_star is not None and k_star <= check_interval
 
 
 def comparable(result: TrialResult) -> bool:
-    """Return True if the means over a trial's run describe how the trials of its cell train.
+    """Return True if means over a trial's run describe how the trials of its cell train.
 
-    Infeasible trials are not comparable, nor trials that an error, their module or a callback
-    ended: such a run is shorter than the protocol's by an arbitrary number of steps.
+    Infeasible trials do not compare. Trials that an error, their module or a callback ended do not
+    either, since such a run is shorter than the protocol's by an arbitrary number of steps.
     """
     return result.status not in (Status.INFEASIBLE, Status.STOPPED, Status.FAILED)
 
@@ -83,30 +85,37 @@ def _summarize_cell(record: StudyRecord, cell: Cell) -> CellSummary:
     """Return the summary of one cell."""
     results = record.results[cell]
     trials = record.resolved_results(cell)
-    k_star = best_steps(result.steps for result in trials)
-    fastest = [result for result in trials if k_star is not None and result.steps == k_star]
-    best = min(fastest, key=lambda result: result.trial.point, default=None)
+    best = _best(trials)
     undetermined = record.undetermined_points.get(cell, {})
-    sooner = k_star is not None and min(undetermined.values(), default=k_star) < k_star
-    # A study may have been declared smaller than it once was: points beyond its trials do not
-    # reduce those that are pending.
+    is_bound, may_be_lower = False, False
+    if best is not None and best.steps is not None:
+        may_be_lower = min(undetermined.values(), default=best.steps) < best.steps
+        is_bound = may_be_lower or is_at_first_check(best.steps, record.goal.check_interval)
+    # A study may have been declared smaller than before. Points beyond its trials do not reduce the
+    # number of pending trials.
     finished = {*undetermined, *(result.trial.point for result in results)}
     return CellSummary(
         cell=cell,
         trials=trials,
         best=best,
         counts=Counter(result.status for result in results),
-        pending=record.trials - sum(point < record.trials for point in finished),
+        pending=len(set(range(record.trials)) - finished),
         running=record.running[cell],
         boundary=_boundary(record, best),
-        at_first_check=sooner or at_first_check(k_star, record.goal.check_interval),
+        is_upper_bound=is_bound,
         undetermined_points=undetermined,
-        sooner=sooner,
+        may_be_lower=may_be_lower,
     )
 
 
+def _best(trials: Iterable[TrialResult]) -> TrialResult | None:
+    """Return the complete trial of fewest steps, of these the lowest point; None without any."""
+    complete = [result for result in trials if result.steps is not None]
+    return min(complete, key=lambda result: (result.steps, result.trial.point), default=None)
+
+
 def _boundary(record: StudyRecord, best: TrialResult | None) -> dict[str, Literal["low", "high"]]:
-    """Return the metaparameters of the best trial that lie on an end of their range, and which."""
+    """Return the metaparameters of a trial on an end of their range, and which end."""
     if best is None:
         return {}
     boundary = {}
@@ -116,6 +125,12 @@ def _boundary(record: StudyRecord, best: TrialResult | None) -> dict[str, Litera
             if end is not None:
                 boundary[key] = end
     return boundary
+
+
+def boundary_texts(record: StudyRecord, summary: CellSummary) -> list[str]:
+    """Return the metaparameters of a cell's best trial on an end: ["learning_rate low"]."""
+    names = short_names(list(record.space))
+    return [f"{names[key]} {end}" for key, end in summary.boundary.items()]
 
 
 def cell_rows(record: StudyRecord, cells: Iterable[CellSummary]) -> pd.DataFrame:
@@ -130,19 +145,22 @@ def cell_rows(record: StudyRecord, cells: Iterable[CellSummary]) -> pd.DataFrame
     rows = []
     for summary in cells:
         best = summary.best
-        params = {} if best is None else best.trial.params
+        point, params = None, {}
+        if best is not None:
+            point, params = best.trial.point, best.trial.params
         row = {
             "batch_size": summary.cell.batch_size,
             **columns_of(summary.cell.series),
             "k_star": summary.k_star,
-            "floor": int(summary.at_first_check),
+            "floor": int(summary.is_upper_bound),
         }
-        row |= {str(status): summary.counts[status] for status in FINAL_STATUSES}
+        for status in FINAL_STATUSES:
+            row[str(status)] = summary.counts[status]
         row["pending"] = summary.pending
-        row["point"] = None if best is None else best.trial.point
-        row |= {name: params.get(key) for key, name in names.items()}
-        ends = [f"{names[key]} {end}" for key, end in summary.boundary.items()]
-        row["boundary"] = "; ".join(ends)
+        row["point"] = point
+        for key, name in names.items():
+            row[name] = params.get(key)
+        row["boundary"] = "; ".join(boundary_texts(record, summary))
         rows.append(row)
     return frame(rows)
 
@@ -168,10 +186,11 @@ def trial_rows(record: StudyRecord, cells: Iterable[CellSummary]) -> pd.DataFram
                 "steps_run": result.steps_run,
                 "k_star": result is summary.best,
             }
-            row |= {name: result.trial.params.get(key) for key, name in names.items()}
-            row |= {"engine": result.engine, "engine_reason": result.engine_reason}
+            for key, name in names.items():
+                row[name] = result.trial.params.get(key)
+            row["engine"] = result.engine
+            row["engine_reason"] = result.engine_reason
             rows.append(row)
     columns = [*columns_of(record.series[0]), "batch_size", "point", "status", "steps"]
-    return frame(
-        rows, [*columns, "steps_run", "k_star", *names.values(), "engine", "engine_reason"]
-    )
+    columns += ["steps_run", "k_star", *names.values(), "engine", "engine_reason"]
+    return frame(rows, columns)

@@ -1,5 +1,4 @@
-"""Tables as data frames, as CSV files and as text; how a series and a number are written in them,
-and in words."""
+"""Tables as data frames, CSV files and text; series and numbers as they are written in them."""
 
 from __future__ import annotations
 
@@ -16,30 +15,36 @@ from lit_dps.core.trial import Cell, Series, Value, text_of
 
 # A row of a table by column; None where a value is missing.
 Row = Mapping[str, Any]
-_DTYPES = {
-    "integer": "Int64",
-    "floating": float,
-    "boolean": bool,
-}  # Int64: integers stay integers beside missing ones
+
+# pandas types by kind of values. With Int64, integers stay integers beside missing ones.
+_DTYPES = {"integer": "Int64", "floating": float, "boolean": bool}
+
+# Data frames
 
 
 def frame(rows: Iterable[Row], columns: Sequence[str] | None = None) -> pd.DataFrame:
-    """Rows, all with the same columns, as a data frame; `columns` names these for a table that may
-    have no rows.
+    """Return rows as a data frame.
 
-    A column of integers, numbers or truth values has their type, a mixed one keeps its values.
+    Columns of integers, floats or booleans get their type; mixed columns keep their values.
+
+    Args:
+        rows: They all have the same columns.
+        columns: Their names, for a table that may have no rows.
     """
     names: Any = columns
     table = pd.DataFrame(list(rows), columns=names, dtype=object)
-    return table.astype(
-        {c: _DTYPES.get(pd.api.types.infer_dtype(table[c], skipna=True), object) for c in table}
-    )
+    dtypes = {}
+    for name in table:
+        kind = pd.api.types.infer_dtype(table[name], skipna=True)
+        dtypes[name] = _DTYPES.get(kind, object)
+    return table.astype(dtypes)
 
 
 def records(table: pd.DataFrame) -> list[dict[str, Any]]:
-    """The rows of a data frame, None where a value is missing."""
+    """Return the rows of a data frame, with None where a value is missing."""
     # Four times as fast as pandas' `to_dict`.
-    names, columns = list(table.columns), []
+    names = list(table.columns)
+    columns = []
     for name in names:
         values = table[name].tolist()
         missing = table[name].isna().to_numpy()
@@ -50,110 +55,11 @@ def records(table: pd.DataFrame) -> list[dict[str, Any]]:
 
 
 def numbers(column: Any) -> np.ndarray:
-    """Return a column (n,) of a data frame as numbers, nan where a value is missing."""
+    """Return a column (n,) of a data frame as floats, nan where a value is missing."""
     return column.to_numpy(float, na_value=np.nan)
 
 
-def write_csv(table: pd.DataFrame, path: Path) -> None:
-    """Writes a table, missing values as empty fields, numbers in full, replacing `path` in one
-    go."""
-    with replacing(path) as temporary:
-        table.to_csv(temporary, index=False, lineterminator="\n")
-
-
-def aligned(rows: Iterable[Mapping[str, str]], words: bool = False) -> list[str]:
-    """Rows, at least one and all with the same columns, as right-aligned lines below their header.
-
-    Where the last column holds `words`, these start where it starts.
-    """
-    rows = list(rows)
-    table = [list(rows[0]), *(list(row.values()) for row in rows)]
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    right = len(widths) - words
-    return [
-        "  ".join(
-            x.rjust(w) if i < right else x
-            for i, (x, w) in enumerate(zip(line, widths, strict=True))
-        )
-        for line in table
-    ]
-
-
-def significant(x: float | None) -> str:
-    """A number to 3 significant digits, trailing zeros kept: 1.00, 0.540, 123; "-" for None."""
-    return "-" if x is None else f"{x:#.3g}".rstrip(".")
-
-
-def three_digits(x: float | None) -> str:
-    """A number to 3 significant digits, written out where that is readable: 42400, 0.123, 4.24e+09;
-    "-" for None."""
-    if x is None:
-        return "-"
-    rounded = f"{x:.3g}"
-    return f"{float(rounded):.0f}" if 100 <= abs(float(rounded)) < 1e7 else rounded
-
-
-def listed_numbers(values: Iterable[float]) -> str:
-    """4, 8, 16."""
-    return ", ".join(f"{value:g}" for value in values)
-
-
-def times(x: float | None) -> str:
-    """A ratio: x1.67; "-" for None."""
-    return "-" if x is None else f"x{significant(x)}"
-
-
-def k_star_text(row: Row) -> str:
-    """K* of a row with the columns k_star and floor: 112, "<= 16" where it is an upper bound, "-"
-    for None."""
-    bound = "<= " if row["floor"] else ""
-    return "-" if row["k_star"] is None else f"{bound}{row['k_star']}"
-
-
-def value_text(value: Value | None, box: Box) -> str:
-    """Return a metaparameter as text, with 3 significant digits.
-
-    On a reverse_log scale these are of 1 - value: 0.9990 is not 0.9999.
-    """
-    if isinstance(box, Choices):
-        return "-" if value is None else text_of(value)
-    if value is None:
-        return significant(None)
-    if box.integer:
-        return str(value)
-    assert not isinstance(value, str)
-    if box.scale != "reverse_log":
-        return significant(value)
-    exponent = int(f"{1 - value:.2e}".partition("e")[2])
-    return f"{value:.{max(2 - exponent, 0)}f}"
-
-
-def cell_of(series: Series, batch_size: int) -> Cell:
-    """The cell of a series at a batch size."""
-    return Cell(batch_size, series.sparsity, series.axes)
-
-
-def base_of(series: Series, every: Iterable[Series]) -> Series:
-    """What a series is compared with: of those that differ from it in sparsity alone, the one of
-    least sparsity."""
-    return min(other for other in every if other.axes == series.axes)
-
-
-def columns_of(series: Series) -> dict[str, Value]:
-    """The columns of a table that name a series: sparsity, then each further axis by its short
-    key."""
-    names = short_names([key for key, _ in series.axes])
-    return {"sparsity": series.sparsity, **{names[key]: value for key, value in series.axes}}
-
-
-def rows_of(series: Series, rows: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows of a series, of a table with its columns."""
-    is_of_series = [rows[name] == value for name, value in columns_of(series).items()]
-    selected: Any = rows[np.logical_and.reduce(is_of_series)]
-    return selected
-
-
-def where(rows: pd.DataFrame, **values: object) -> pd.DataFrame:
+def where(rows: pd.DataFrame, /, **values: object) -> pd.DataFrame:
     """Return the rows whose columns have some values, such as `where(rows, batch_size=8)`."""
     selected: Any = rows
     for column, value in values.items():
@@ -177,26 +83,137 @@ def cell_columns(rows: pd.DataFrame) -> list[str]:
     return columns[: columns.index("batch_size") + 1]
 
 
+# Files and text
+
+
+def write_csv(table: pd.DataFrame, path: Path) -> None:
+    """Write a table to a file atomically; missing values are empty, numbers keep all digits."""
+    with replacing(path) as temporary:
+        table.to_csv(temporary, index=False, lineterminator="\n")
+
+
+def aligned(rows: Iterable[Mapping[str, str]], words: bool = False) -> list[str]:
+    """Return the lines of a right-aligned text table: a header, then the rows.
+
+    Args:
+        rows: At least one; they all have the same columns.
+        words: Whether the last column holds words, which are aligned on their left.
+    """
+    rows = list(rows)
+    table = [list(rows[0])]
+    table += [list(row.values()) for row in rows]
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    if words:
+        widths[-1] = 0
+    lines = []
+    for texts in table:
+        padded = [text.rjust(width) for text, width in zip(texts, widths, strict=True)]
+        lines.append("  ".join(padded))
+    return lines
+
+
+def significant(x: float | None) -> str:
+    """Return a number with 3 significant digits, zeros kept: 1.00, 0.540, 123; "-" for None."""
+    if x is None:
+        return "-"
+    return f"{x:#.3g}".rstrip(".")
+
+
+def three_digits(x: float | None) -> str:
+    """Return a number with up to 3 significant digits: 42400, 0.123, 4.24e+09; "-" for None."""
+    if x is None:
+        return "-"
+    rounded = f"{x:.3g}"
+    if 100 <= abs(float(rounded)) < 1e7:
+        return f"{float(rounded):.0f}"
+    return rounded
+
+
+def listed_numbers(values: Iterable[float]) -> str:
+    """Return numbers as a list: 4, 8, 16."""
+    return ", ".join(f"{value:g}" for value in values)
+
+
+def times(x: float | None) -> str:
+    """Return a ratio as text: x1.67; "-" for None."""
+    if x is None:
+        return "-"
+    return f"x{significant(x)}"
+
+
+def k_star_text(row: Row) -> str:
+    """Return K* of a row with columns k_star and floor: 112, "<= 16" for a bound, "-" for None."""
+    if row["k_star"] is None:
+        return "-"
+    if row["floor"]:
+        return f"<= {row['k_star']}"
+    return str(row["k_star"])
+
+
+def value_text(value: Value | None, box: Box) -> str:
+    """Return a metaparameter as text, with 3 significant digits; "-" for None.
+
+    On a reverse_log scale these are digits of 1 - value, so that 0.9990 and 0.9999 differ.
+    """
+    if value is None:
+        return "-"
+    if isinstance(box, Choices):
+        return text_of(value)
+    if box.integer:
+        return str(value)
+    assert not isinstance(value, str)
+    if box.scale != "reverse_log":
+        return significant(value)
+    exponent = int(f"{1 - value:.2e}".partition("e")[2])
+    return f"{value:.{max(2 - exponent, 0)}f}"
+
+
+# Series
+
+
+def cell_of(series: Series, batch_size: int) -> Cell:
+    """Return the cell of a series at a batch size."""
+    return Cell(batch_size, series.sparsity, series.axes)
+
+
+def base_of(series: Series, all_series: Iterable[Series]) -> Series:
+    """Return the series of least sparsity among those with the same further axes."""
+    return min(other for other in all_series if other.axes == series.axes)
+
+
+def columns_of(series: Series) -> dict[str, Value]:
+    """Return the columns that name a series: sparsity, then each further axis by its short key."""
+    names = short_names([key for key, _ in series.axes])
+    columns: dict[str, Value] = {"sparsity": series.sparsity}
+    for key, value in series.axes:
+        columns[names[key]] = value
+    return columns
+
+
+def rows_of(series: Series, rows: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows of a series from a table that has its columns."""
+    return where(rows, **columns_of(series))
+
+
 def short_columns(series: Series) -> dict[str, str]:
-    """The columns that name a series in a table to read: S, then each further axis."""
-    return {
-        "S" if name == "sparsity" else name: text_of(value)
-        for name, value in columns_of(series).items()
-    }
+    """Return the columns that name a series in a text table: S, then each further axis."""
+    texts = {name: text_of(value) for name, value in columns_of(series).items()}
+    return {"S": texts.pop("sparsity"), **texts}
 
 
 def legend(series: Series) -> str:
-    """S = 0.9, method = snip."""
+    """Return a series as a legend names it: S = 0.9, method = snip."""
     return ", ".join(f"{name} = {text}" for name, text in short_columns(series).items())
 
 
 def title(series: Series) -> str:
-    """Sparsity 0.9, method snip, as a panel has it."""
+    """Return a series as the title of a panel: sparsity 0.9, method snip."""
     return ", ".join(f"{name} {text_of(value)}" for name, value in columns_of(series).items())
 
 
-def listed(every: Sequence[Series]) -> str:
-    """Several series in words: S = 0, 0.5, or S = 0, method = snip; S = 0.5, method = snip."""
-    if any(series.axes for series in every):
-        return "; ".join(map(legend, every))
-    return f"S = {', '.join(text_of(series.sparsity) for series in every)}"
+def listed(all_series: Sequence[Series]) -> str:
+    """Return several series in words: S = 0, 0.5, or S = 0, method = snip; S = 0.5, ..."""
+    if any(series.axes for series in all_series):
+        return "; ".join(map(legend, all_series))
+    sparsities = [text_of(series.sparsity) for series in all_series]
+    return f"S = {', '.join(sparsities)}"

@@ -175,8 +175,8 @@ def theory_rows(cells: Iterable[CellSummary], laws: Mapping[Series, Law]) -> pd.
     Columns: batch_size [examples], sparsity and further axes, point; delta, lipschitz, beta,
     epsilon, rate as in `Terms`; predicted_c1 [examples], predicted_c2 [steps] and predicted_k_star
     = predicted_c1 / batch_size + predicted_c2 [steps]; measured k_star [steps], and floor, 1 where
-    it is an upper bound (`summary.at_first_check`), else 0; c1 [examples] and c2 [steps], fitted to
-    the K* of this series.
+    it is an upper bound (`CellSummary.is_upper_bound`), else 0; c1 [examples] and c2 [steps],
+    fitted to the K* of this series.
     """
 
     def row(summary: CellSummary) -> dict[str, object]:
@@ -196,7 +196,7 @@ def theory_rows(cells: Iterable[CellSummary], laws: Mapping[Series, Law]) -> pd.
             "predicted_c2": getattr(law, "c2", None),
             "predicted_k_star": None if law is None else law.steps(cell.batch_size),
             "k_star": summary.k_star,
-            "floor": int(summary.at_first_check),
+            "floor": int(summary.is_upper_bound),
             "c1": getattr(fit, "c1", None),
             "c2": getattr(fit, "c2", None),
         }

@@ -52,7 +52,7 @@ def _best_rates(
     rates = {}
     for batch_size in study.record.batch_sizes:
         summary = study.by_cell[cell_of(series, batch_size)]
-        if summary.best is None or summary.at_first_check:
+        if summary.best is None or summary.is_upper_bound:
             continue
         params = summary.best.trial.params
         momentum = 0.0

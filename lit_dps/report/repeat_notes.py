@@ -21,13 +21,13 @@ SEEDED_ORDERS = ("authors", "per_trial")  # values of data.order that are not a 
 def unreached_by_repeats(study: Analysis) -> Iterator[Values]:
     """Hold at a goal that is harder than the study's own, at which repeats ended."""
     if study.record.plan.count and _is_harder(study):
-        yield {"goal": study.whole.goal}
+        yield {"goal": study.original.goal}
 
 
 def _is_harder(study: Analysis) -> bool:
     """Return True if this goal is harder than the study's own goal."""
     goal = study.record.goal
-    return goal.value != study.whole.goal.value and not study.whole.goal.is_easier(goal.value)
+    return goal.value != study.original.goal.value and not study.original.goal.is_easier(goal.value)
 
 
 def _has_repeats(study: Analysis) -> bool:
@@ -46,16 +46,16 @@ def _stored_repeats(study: Analysis) -> list[TrialResult]:
 
 def samples_without_repeats(study: Analysis) -> Iterator[Values]:
     """Yield best samples at this goal that are not those of the study's own goal."""
-    without = sum(not each.asked for each in study.repeats)
+    without = sum(not each.planned for each in study.repeats)
     if _has_repeats(study) and without:
-        yield {"without": without, "samples": len(study.repeats), "goal": study.whole.goal}
+        yield {"without": without, "samples": len(study.repeats), "goal": study.original.goal}
 
 
 def pending_repeats(study: Analysis) -> Iterator[Values]:
     """Yield repeats that have not finished."""
-    missing = sum(each.asked - len(each.results) for each in study.repeats)
+    missing = sum(each.planned - len(each.results) for each in study.repeats)
     if _has_repeats(study) and missing:
-        yield {"missing": missing, "asked": sum(each.asked for each in study.repeats)}
+        yield {"missing": missing, "asked": sum(each.planned for each in study.repeats)}
 
 
 def unused_repeats(study: Analysis) -> Iterator[Values]:
@@ -65,7 +65,7 @@ def unused_repeats(study: Analysis) -> Iterator[Values]:
     for result in _stored_repeats(study):
         unused += (result.trial.cell, result.trial.point) not in best
     if unused:
-        is_own_goal = study.whole.goal.value == study.record.goal.value
+        is_own_goal = study.original.goal.value == study.record.goal.value
         yield {"unused": unused, "when": "any more" if is_own_goal else "at this goal"}
 
 

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from lit_dps.analysis.analysis import Analysis
-from lit_dps.analysis.summary import CellSummary, at_first_check
+from lit_dps.analysis.summary import CellSummary, is_at_first_check
 from lit_dps.core.record import setting
 from lit_dps.core.search_space import Range, short_names
 from lit_dps.core.space_history import describe_expansions, expand_range
@@ -71,7 +71,7 @@ def undetermined_trials(study: Analysis) -> Iterator[Values]:
     count = sum(len(cell.undetermined_points) for cell in study.cells)
     if not count:
         return
-    bounds = sum(cell.sooner for cell in study.cells)
+    bounds = sum(cell.may_be_lower for cell in study.cells)
     consequence = ""
     if bounds:
         consequence = (
@@ -89,7 +89,7 @@ def undetermined_trials(study: Analysis) -> Iterator[Values]:
 def first_check_bounds(study: Analysis) -> Iterator[Values]:
     """Yield K* at the first validation, which are upper bounds."""
     interval = study.record.goal.check_interval
-    bounds = sum(at_first_check(cell.k_star, interval) for cell in study.cells)
+    bounds = sum(is_at_first_check(cell.k_star, interval) for cell in study.cells)
     if bounds:
         yield {"count": bounds, "cells": len(study.cells)}
 
@@ -100,7 +100,7 @@ def single_complete_trials(study: Analysis) -> Iterator[Values]:
     for cell in study.cells:
         complete = sum(steps is not None for steps in cell.steps)
         is_repeated = bool(study.record.repeats.get(cell.cell))
-        if len(cell.steps) > 1 and complete == 1 and not is_repeated and not cell.at_first_check:
+        if len(cell.steps) > 1 and complete == 1 and not is_repeated and not cell.is_upper_bound:
             count += 1
     if count:
         yield {"count": count, "cells": len(study.cells)}

@@ -61,7 +61,7 @@ def cell_outcomes(study: Analysis) -> Iterator[CellOutcome]:
 def _counts(study: Analysis, summary: CellSummary) -> dict[str, Any]:
     """Return the counts of a cell's trials, and the steps of its repeats."""
     metrics: dict[str, Any] = {status: summary.counts[status] for status in FINAL_STATUSES}
-    if summary.at_first_check:
+    if summary.is_upper_bound:
         # K* is only an upper bound.
         metrics["K_star_at_first_check"] = 1
     for repeats in study.repeats:
@@ -129,7 +129,7 @@ def study_params(record: StudyRecord) -> dict[str, object]:
 
 def is_finished(study: Analysis) -> bool:
     """Return True if no trial and no repeat remains to be run."""
-    has_repeats = all(len(repeats.results) >= repeats.asked for repeats in study.repeats)
+    has_repeats = all(len(repeats.results) >= repeats.planned for repeats in study.repeats)
     return has_repeats and not any(cell.pending for cell in study.cells)
 
 

@@ -11,7 +11,7 @@ from lit_dps.analysis.law import fit_law
 from lit_dps.analysis.law_fit import AT_MOST
 from lit_dps.analysis.observations import Observation
 from lit_dps.analysis.other_goals import at_goal
-from lit_dps.analysis.summary import at_first_check, summarize
+from lit_dps.analysis.summary import is_at_first_check, summarize
 from lit_dps.analysis.tables import records
 from lit_dps.core.search_space import Range
 from lit_dps.core.trial import Cell, Series
@@ -41,7 +41,7 @@ DENSE = {(8, 0.0): [800, 960], (64, 0.0): [112, 160], (512, 0.0): [16, 32]}
 
 @pytest.mark.parametrize(("k_star", "bound"), [(16, True), (17, False), (32, False), (None, False)])
 def test_only_the_first_check_is_a_bound(k_star, bound):
-    assert at_first_check(k_star, 16) is bound
+    assert is_at_first_check(k_star, 16) is bound
 
 
 def law(steps):
@@ -94,7 +94,7 @@ def test_the_table_the_note_and_the_rows():
     assert list(rows[0])[2:4] == ["k_star", "floor"]
     assert [(row["k_star"], row["floor"]) for row in rows] == [(800, 0), (112, 0), (16, 1)]
     assert [row["batch_sizes"] for row in records(study.laws)] == [2]
-    assert [cell.at_first_check for cell in summarize(study.record)] == [False, False, True]
+    assert [cell.is_upper_bound for cell in summarize(study.record)] == [False, False, True]
 
 
 def test_nothing_is_said_where_there_is_none():

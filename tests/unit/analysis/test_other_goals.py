@@ -112,7 +112,7 @@ def test_trials_whose_check_stopped_early_are_told_and_may_be_faster():
 
     for other, bound in ((sooner, True), (later, False)):
         at = study(other).at_goal(0.25)
-        assert [(c.k_star, c.at_first_check, c.pending) for c in at.cells] == [(32, bound, 0)] * 3
+        assert [(c.k_star, c.is_upper_bound, c.pending) for c in at.cells] == [(32, bound, 0)] * 3
         assert at.table["floor"].tolist() == [bound] * 3
         assert (at.scalings[CELL.series].fit is None) == bound, "the law takes no bound"
         assert at.draws["floor"].tolist() == [bound] * 3
@@ -158,17 +158,17 @@ def test_repeats_are_of_the_points_that_are_best_at_the_studys_own_goal():
     study = repeated()
     assert not any("repeat" in line for line in study_notes(study))
     (own,) = study.repeats
-    assert (own.point, own.steps_over_seeds, own.asked) == (0, [48, math.inf], 2)
+    assert (own.point, own.steps_over_seeds, own.planned) == (0, [48, math.inf], 2)
     at = study.at_goal(0.2)
     (best,) = at.repeats
-    assert (best.point, best.steps_over_seeds, best.asked) == (1, [], 0)
+    assert (best.point, best.steps_over_seeds, best.planned) == (1, [], 0)
     assert [*samples_without_repeats(at)] == [
         {"without": 1, "samples": 1, "goal": study.record.goal}
     ]
     assert [*unused_repeats(at)] == [{"unused": 2, "when": "at this goal"}]
     assert sum("repeats" in line for line in study_notes(at)) == 2
     (same,) = study.at_goal(0.11).repeats  # where the same point is the best its repeats serve
-    assert (same.point, same.steps_over_seeds, same.asked) == (0, [48, math.inf], 2)
+    assert (same.point, same.steps_over_seeds, same.planned) == (0, [48, math.inf], 2)
     assert not any("repeat" in line for line in study_notes(study.at_goal(0.11)))
 
 
@@ -176,5 +176,5 @@ def test_at_a_harder_goal_there_are_no_repeats_since_they_ended_before():
     harder = repeated(run_on=True).at_goal(0.05)
     assert harder.cells[0].k_star == 48
     assert harder.repeats[0].results == []
-    assert [*unreached_by_repeats(harder)] == [{"goal": harder.whole.goal}]
+    assert [*unreached_by_repeats(harder)] == [{"goal": harder.original.goal}]
     assert lines_of(REPEATS, harder) == lines_of(REPEATS[:1], harder)
