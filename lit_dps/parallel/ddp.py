@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sized
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
-from lightning.pytorch.plugins.environments import ClusterEnvironment
+from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment
+from lightning.pytorch import LightningModule
 from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor
-from torch.distributed import GradBucket
+from torch.distributed import GradBucket  # pyright: ignore[reportPrivateImportUsage]
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_leaves
 
 from lit_dps.core.errors import ConfigError
@@ -21,93 +23,135 @@ from lit_dps.parallel.example_count import can_be_cut, counted, cut
 
 
 class ShardLoader:
-    """This rank's part of every batch of a loader that is the same on all ranks.
+    """Yields this rank's part of every batch of a loader that is the same on all ranks.
 
-    A rank without a part of a training batch gets the batch's first example, at a share of 0: it
-    has to take part in adding up the gradients. In evaluation such a batch is left out, and nothing
-    is padded.
+    A training batch may have fewer examples than there are ranks. A rank without a part then yields
+    the first example with a share of 0, because it must take part in the reduction of gradients.
+    In evaluation such a rank skips the batch. No batch is padded.
 
     Args:
-        whole: The loader. What it draws from torch's global generator is the same on all ranks.
-        shares: Takes the share of each training batch, by index, that this rank's part is; None for
-            evaluation.
+        loader: The loader of whole batches. What it draws from torch's global generator is the
+            same on all ranks.
+        shares: Receives, for each training batch by its index, the share of its examples that this
+            rank has; None for evaluation.
 
     Attributes:
-        seen: Examples of this rank's parts since the last pass began.
-        counts: The examples of each batch of this pass so far, and of this rank's part.
+        examples_seen: Examples of this rank's parts since the last pass began.
+        counts: For each batch of this pass so far: its examples, and those of this rank's part.
 
     Raises:
-        ConfigError: for batches that cannot be cut (`can_be_cut`), or that are not the same on all
-            ranks.
+        ConfigError: for batches that cannot be cut (`can_be_cut`), or that differ among the ranks.
     """
 
-    def __init__(self, whole: Iterable[Any], shares: dict[int, float] | None = None):
-        self.whole, self.shares, self.seen = whole, shares, 0
+    def __init__(self, loader: Iterable[Any], shares: dict[int, float] | None = None):
+        self.loader = loader
+        self.shares = shares
+        self.examples_seen = 0
         self.counts: list[tuple[int, int]] = []
 
     def __len__(self) -> int:
-        return len(self.whole)  # TypeError where that one has no length, as Lightning expects
+        # Lightning expects the TypeError of a loader without a length.
+        return len(cast(Sized, self.loader))
 
     def __iter__(self) -> Iterator[Any]:
-        self.seen, training = 0, self.shares is not None
+        self.examples_seen = 0
         self.counts = []
-        if training:
-            self.shares.clear()
-            # dropout draws differently on parts of different size; the next order must not depend
-            # on it
-            torch.set_rng_state(ranks.broadcast(torch.get_rng_state()))
-        for i, (batch, n) in enumerate(counted(self.whole)):
-            refuse_uncut(batch, n)
-            mine = ranks.shard(n, turn=0 if training else i)
-            size = mine.stop - mine.start
-            if training:
-                if i == 0:
-                    _check_same(batch)
-                self.shares[i] = size / n
-            elif not size:
+        if self.shares is None:
+            yield from self._evaluation_parts()
+            return
+        self.shares.clear()
+        # Dropout draws differently on parts of different size. The order of the examples must not
+        # depend on it.
+        torch.set_rng_state(ranks.broadcast(torch.get_rng_state()))
+        yield from self._training_parts(self.shares)
+
+    def _training_parts(self, shares: dict[int, float]) -> Iterator[Any]:
+        for number, (batch, examples) in enumerate(counted(self.loader)):
+            examples = require_divisible(batch, examples)
+            if number == 0:
+                _require_same_on_all_ranks(batch)
+            part = ranks.shard(examples)
+            size = part.stop - part.start
+            shares[number] = size / examples
+            self.counts.append((examples, size))
+            if size == 0:
+                part = slice(0, 1)
+            self.examples_seen += max(size, 1)
+            yield cut(batch, part)
+
+    def _evaluation_parts(self) -> Iterator[Any]:
+        for number, (batch, examples) in enumerate(counted(self.loader)):
+            examples = require_divisible(batch, examples)
+            part = ranks.shard(examples, turn=number)
+            size = part.stop - part.start
+            if size == 0:
                 continue
-            self.counts.append((n, size))
-            if not size:
-                mine, size = slice(0, 1), 1
-            self.seen += size
-            yield cut(batch, mine)
+            self.counts.append((examples, size))
+            self.examples_seen += size
+            yield cut(batch, part)
 
 
-def whole(loader: Any) -> Any:
-    """The loader of whole batches."""
-    return loader.whole if isinstance(loader, ShardLoader) else loader
+def unsharded(loader: Any) -> Any:
+    """Return the loader of whole batches: the loader in a `ShardLoader`, else the loader itself."""
+    if isinstance(loader, ShardLoader):
+        return loader.loader
+    return loader
 
 
-def refuse_uncut(batch: Any, examples: int | None) -> None:
-    """Raise ConfigError for a batch whose examples cannot be divided among ranks."""
-    if not can_be_cut(batch, examples):
-        what = "left out: ddp needs tensors that all have the examples as first dimension"
-        raise ConfigError("trainer.strategy", "ddp", what)
+def require_divisible(batch: Any, examples: int | None) -> int:
+    """Return the number of examples of a batch that can be divided among ranks.
+
+    Raises:
+        ConfigError: if the batch cannot be divided (`can_be_cut`).
+    """
+    if examples is None or not can_be_cut(batch, examples):
+        allowed = "left out: ddp needs tensors that all have the examples as first dimension"
+        raise ConfigError("trainer.strategy", "ddp", allowed)
+    return examples
 
 
-def _check_same(batch: Any) -> None:
-    sums = [float(leaf.double().sum()) for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)]
+def _require_same_on_all_ranks(batch: Any) -> None:
+    """Raise ConfigError if the sums of a batch's tensors differ among the ranks."""
+    sums = []
+    for leaf in tree_leaves(batch):
+        if isinstance(leaf, Tensor):
+            sums.append(float(leaf.double().sum()))
     if len(set(ranks.all_gather(repr(sums)))) > 1:
-        same = (
+        allowed = (
             "left out, unless the train dataloader is the same on all ranks: its order may come "
             "only from torch's generator"
         )
-        raise ConfigError("trainer.strategy", "ddp", same)
+        raise ConfigError("trainer.strategy", "ddp", allowed)
 
 
-class Ranks(ClusterEnvironment):
-    """Tells Lightning of the group that is there already."""
+class ExistingGroup(ClusterEnvironment):
+    """The cluster environment of a process group that exists before the trainer."""
 
-    creates_processes_externally = True
-    main_address, main_port = "", 0
+    @property
+    def creates_processes_externally(self) -> bool:
+        return True
 
-    world_size = staticmethod(ranks.world)
-    global_rank = staticmethod(ranks.rank)
-    local_rank = staticmethod(ranks.local_rank)
+    # Only Lightning's own set-up of a group uses the address and the port.
+    @property
+    def main_address(self) -> str:
+        return ""
+
+    @property
+    def main_port(self) -> int:
+        return 0
 
     @staticmethod
     def detect() -> bool:
         return False
+
+    def world_size(self) -> int:
+        return ranks.world()
+
+    def global_rank(self) -> int:
+        return ranks.rank()
+
+    def local_rank(self) -> int:
+        return ranks.local_rank()
 
     def node_rank(self) -> int:
         return ranks.rank() // ranks.local_world()
@@ -120,108 +164,115 @@ class Ranks(ClusterEnvironment):
 
 
 class SharedBatchDDP(DDPStrategy):
-    """Every rank takes its part of the same batch, and all make the update of one process on the
-    whole batch.
+    """Trains each rank on its part of one batch, so that all make the update of the whole batch.
 
-    The loss of a module is the mean over its examples. A rank's loss weighs as much as its part of
-    the batch, so that the sum of the ranks' gradients is the gradient of the mean over the batch,
-    however it is divided.
+    The loss of a module is the mean over its examples. A rank's loss is weighted by its share of
+    the batch. The sum of the ranks' gradients is therefore the gradient of the mean over the batch,
+    for any division of the batch.
 
-    It works in a group that was joined before (`lit_dps.parallel.launch.joined`).
+    The process group must exist already (`lit_dps.parallel.launch.joined`).
 
     Attributes:
-        share: The share of the current training batch that is this rank's part: 0 to 1.
+        share: This rank's share of the examples of the current training batch: 0 to 1.
     """
 
     def __init__(self, **arguments: Any):
-        super().__init__(cluster_environment=Ranks(), **arguments)
+        super().__init__(cluster_environment=ExistingGroup(), **arguments)
         self.share = 1.0
-        self._apart = False
+        self._is_independent = False
         self._shares: dict[int, float] = {}
-        self._read: Callable[[GradBucket], None] | None = None
+        self._on_bucket: Callable[[GradBucket], None] | None = None
 
     def setup_distributed(self) -> None:
-        # not Lightning's: it seeds anew, and the ranks would draw something else than one process
+        # Lightning's method also sets the seed. Then the ranks would draw other numbers than a
+        # single process.
         self.set_world_ranks()
 
     def set_world_ranks(self) -> None:
         rank_zero_only.rank = ranks.rank()
 
     def configure_ddp(self) -> None:
-        pass  # not yet
+        pass  # `on_train_start` wraps the module
 
     def on_train_start(self) -> None:
-        """Wraps the module. Lightning does so before the hooks that may change the layout of its
-        weights.
+        """Wrap the module in DDP.
 
-        DDP then puts the first gradients back in another order than it took them (torch 2.15).
+        Lightning wraps it before hooks that may change the memory layout of its weights. DDP then
+        returns the first gradients in another order than it received them (torch 2.15).
         """
         super().configure_ddp()
-        if self._read is not None:
-            self.model.register_comm_hook(self._read, _read_and_add_up)
+        if self._on_bucket is not None:
+            self._wrapped_module().register_comm_hook(self._on_bucket, _observe_and_reduce)
 
     def process_dataloader(self, dataloader: Any) -> ShardLoader:
-        return ShardLoader(
-            dataloader, self._shares if self.lightning_module.trainer.training else None
-        )
+        if self._module().trainer.training:
+            return ShardLoader(dataloader, self._shares)
+        return ShardLoader(dataloader)
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
-        if not isinstance(self.lightning_module.trainer.train_dataloader, ShardLoader):
+        if not isinstance(self._module().trainer.train_dataloader, ShardLoader):
             raise ConfigError("trainer.strategy", "ddp", "left out: ddp needs one train dataloader")
         self.share = self._shares.pop(batch_idx)
 
     def backward(self, closure_loss: Tensor, optimizer: Any, *args: Any, **kwargs: Any) -> Tensor:
-        # DDP takes the mean over the ranks
-        weight = 1.0 if self._apart else self.share * ranks.world()
+        weight = 1.0
+        if not self._is_independent:
+            weight = self.share * ranks.world()  # DDP takes the mean over the ranks
         return super().backward(closure_loss * weight, optimizer, *args, **kwargs)
 
-    def part_ways(self) -> None:
-        """From now on each rank makes updates of its own, by the mean loss of what it takes: local
-        SGD."""
-        self._apart = True
-        self.model.require_backward_grad_sync = False  # as DDP's no_sync, for good
+    def stop_reducing_gradients(self) -> None:
+        """Let each rank update its weights by the mean loss of its own examples (local SGD)."""
+        self._is_independent = True
+        # `DistributedDataParallel.no_sync` does the same for a block.
+        self._wrapped_module().require_backward_grad_sync = False
 
     def on_validation_start(self) -> None:
         self.share_buffers()
 
     def share_buffers(self) -> None:
-        """Gives all ranks the first one's buffers, running statistics say: each has seen its own
-        examples."""
-        for buffer in self.lightning_module.buffers():
+        """Copy the buffers of rank 0, such as running statistics, to all ranks."""
+        for buffer in self._module().buffers():
             torch.distributed.broadcast(buffer, src=0)
 
     def validation_step(self, *args: Any, **kwargs: Any) -> Any:
-        # not by way of DDP: it would share the buffers at every batch, and ranks may have different
-        # numbers of them
+        # DDP's forward would share the buffers at every batch, and ranks may have different numbers
+        # of batches.
         with self.precision_plugin.val_step_context():
-            return self.lightning_module.validation_step(*args, **kwargs)
+            return self._module().validation_step(*args, **kwargs)
 
     def mean_over_examples(self, value: float | None) -> float | None:
-        """The mean of a value over all validation examples, from its mean over each rank's; None
-        without examples.
+        """Return the mean over the validation examples of all ranks; None without examples.
 
-        A value that is the mean over all already stays so.
+        Args:
+            value: The mean over this rank's examples. A value that is equal on all ranks is
+                returned as it is, because it may already be the mean over all examples.
         """
-        seen = sum(
-            loader.seen for loader in tree_leaves(self.lightning_module.trainer.val_dataloaders)
-        )
-        of_all_ranks = [(v, n) for v, n in ranks.all_gather((value, seen)) if v is not None and n]
-        if len({v for v, _ in of_all_ranks}) <= 1:
-            return of_all_ranks[0][0] if of_all_ranks else value
-        return sum(v * n for v, n in of_all_ranks) / sum(n for _, n in of_all_ranks)
+        examples = 0
+        for loader in tree_leaves(self._module().trainer.val_dataloaders):
+            examples += loader.examples_seen
+        means: list[tuple[float, int]] = []
+        for rank_value, rank_examples in ranks.all_gather((value, examples)):
+            if rank_value is not None and rank_examples > 0:
+                means.append((rank_value, rank_examples))
+        if not means:
+            return value
+        if len({mean for mean, _ in means}) == 1:
+            return means[0][0]
+        total = sum(mean * count for mean, count in means)
+        return total / sum(count for _, count in means)
 
-    def watch(self, read: Callable[[GradBucket], None]) -> None:
-        """Calls `read` with every bucket of this rank's gradients before they are added up.
+    def observe_gradients(self, on_bucket: Callable[[GradBucket], None]) -> None:
+        """Call `on_bucket` with each bucket of this rank's gradients before their reduction.
 
-        They are those of `share` times the number of ranks times this rank's loss. To be called
+        The gradients are those of the rank's loss, times `share` and the number of ranks. Call this
         before training starts, in a callback's `on_train_start` at the latest.
         """
-        self._read = read
+        self._on_bucket = on_bucket
 
     def save_checkpoint(
         self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None
     ) -> None:
-        """Writes a file, on rank 0; what goes wrong there is raised on all ranks."""
+        """Write a file on rank 0. Its errors are raised on all ranks."""
         write = partial(
             self.checkpoint_io.save_checkpoint,
             checkpoint,
@@ -233,10 +284,9 @@ class SharedBatchDDP(DDPStrategy):
     def load_checkpoint(
         self, checkpoint_path: Any, weights_only: bool | None = None
     ) -> dict[str, Any]:
-        """What is in a file, for all ranks: rank 0 alone has to reach it."""
-        return ranks.on_rank_zero(
-            partial(super().load_checkpoint, checkpoint_path, weights_only), Exception
-        )
+        """Return the content of a file on all ranks. Only rank 0 reads it."""
+        read = partial(super().load_checkpoint, checkpoint_path, weights_only)
+        return ranks.on_rank_zero(read, Exception)
 
     def barrier(self, *args: Any, **kwargs: Any) -> None:
         ranks.all_reduce_sum(torch.zeros(1))
@@ -244,7 +294,17 @@ class SharedBatchDDP(DDPStrategy):
     def broadcast(self, obj: Any, src: int = 0) -> Any:
         return ranks.all_gather(obj)[src]
 
+    def _module(self) -> LightningModule:
+        assert self.lightning_module is not None
+        return self.lightning_module
 
-def _read_and_add_up(read, bucket):  # DDP refuses annotations that are strings
-    read(bucket)
-    return allreduce_hook(None, bucket)
+    def _wrapped_module(self) -> DistributedDataParallel:
+        assert isinstance(self.model, DistributedDataParallel)
+        return self.model
+
+
+# DDP refuses a hook whose annotations are strings, as they all are in this module.
+def _observe_and_reduce(on_bucket, bucket):
+    on_bucket(bucket)
+    default_group: Any = None
+    return allreduce_hook(default_group, bucket)

@@ -2,11 +2,12 @@
 
 A `DataLoader` draws a list of indices for each batch. The length of this list is the number of
 examples. So graphs, time-first tensors and packed sequences are counted correctly. Streams and
-loaders of the user's own class have no lists; then the shapes of the batch decide (`Sizes`).
+loaders of a user's class have no lists; then the shapes of the batch decide (`Sizes`).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import is_dataclass
 from typing import Any
@@ -62,7 +63,9 @@ class Pass:
 def _length_of(indices: Any) -> int | None:
     is_list = isinstance(indices, (list, tuple, range))
     is_array = isinstance(indices, (Tensor, np.ndarray)) and indices.ndim == 1
-    return len(indices) if is_list or is_array else None
+    if not is_list and not is_array:
+        return None
+    return len(indices)
 
 
 def record_examples(loader: Any) -> None:
@@ -76,7 +79,7 @@ def record_examples(loader: Any) -> None:
     if isinstance(loader.dataset, IterableDataset):
         # Its lists have the full batch size, even if the last batch is short.
         return
-    original = type(loader)
+    original: Any = type(loader)
     members = {
         "__module__": original.__module__,
         "__qualname__": original.__qualname__,
@@ -110,8 +113,11 @@ def counted(loader: Any, sizes: Sizes | None = None) -> Iterator[tuple[Any, int 
     """
     sizes = sizes or Sizes()
     is_combined = isinstance(loader, CombinedLoader)
-    for each in loader.flattened if is_combined else [loader]:
-        record_examples(each)
+    if is_combined:
+        for each in loader.flattened:
+            record_examples(each)
+    else:
+        record_examples(loader)
     iterator = iter(loader)
     for item in iterator:
         if is_combined:
@@ -131,13 +137,15 @@ def first_iterator(loader: CombinedLoader) -> Any:
     In the mode "sequential", it is the iterator of the current loader.
     """
     iterators = getattr(loader._iterator, "iterators", None)
-    return iterators[0] if iterators else None
+    if not iterators:
+        return None
+    return iterators[0]
 
 
 def batch_size_of(loader: Any) -> int | None:
     """Return the batch size that a DataLoader declares; None if it declares none."""
-    if isinstance(loader, CombinedLoader):
-        loader = loader.flattened[0] if loader.flattened else None
+    if isinstance(loader, CombinedLoader) and loader.flattened:
+        loader = loader.flattened[0]
     if not isinstance(loader, DataLoader):
         return None
     return loader.batch_size or getattr(loader.batch_sampler, "batch_size", None)
@@ -183,24 +191,31 @@ class Sizes:
 
 
 def _place_of(sizes: Mapping[tuple, int], batch_size: int | None) -> tuple | None:
+    """Return the place where a full batch has its batch size; None if there is no such place."""
     if batch_size is None:
         return None
     places = [place for place, size in sizes.items() if size == batch_size]
-    lists = [place[:-1] for place in places if place[-1] == "list"]
-    for path in lists:
+    for place in places:
         # The tensors in a list of examples may by chance be as long as the list.
-        lengths = set()
-        for place, size in sizes.items():
-            if place[-1] == 0 and place[: len(path)] == path:
-                lengths.add(size)
-        if lengths != {batch_size}:
-            return (*path, "list")
-    return min(places, key=_rank, default=None)
+        if place[-1] == "list" and _tensor_lengths(sizes, place[:-1]) != {batch_size}:
+            return place
+    return min(places, key=_place_order, default=None)
 
 
-def _rank(place: tuple) -> int:
+def _tensor_lengths(sizes: Mapping[tuple, int], path: tuple) -> set[int]:
+    """Return the lengths of the tensors below a path."""
+    lengths = set()
+    for place, size in sizes.items():
+        if place[-1] == 0 and place[: len(path)] == path:
+            lengths.add(size)
+    return lengths
+
+
+def _place_order(place: tuple) -> float:
     """Return a sort key: lengths of tensors first, then other dimensions, then lengths of lists."""
-    return 10**6 if place[-1] == "list" else place[-1]
+    if place[-1] == "list":
+        return math.inf
+    return place[-1]
 
 
 def sizes_of(batch: Any) -> dict[tuple, int]:
@@ -234,14 +249,20 @@ def can_be_cut(batch: Any, examples: int | None) -> bool:
     A tensor without dimensions, such as a weight, belongs to all examples. A batch of graphs cannot
     be split, because its nodes, edges and labels differ in number.
     """
-    tensors = [leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor) and leaf.ndim > 0]
-    return bool(tensors) and all(len(leaf) == examples for leaf in tensors)
+    lengths = {len(leaf) for leaf in tree_leaves(batch) if _has_rows(leaf)}
+    return bool(lengths) and lengths == {examples}
 
 
 def cut(batch: Any, part: slice) -> Any:
     """Return the examples `part` of a batch for which `can_be_cut` is true."""
 
     def cut_leaf(leaf: Any) -> Any:
-        return leaf[part] if isinstance(leaf, Tensor) and leaf.ndim > 0 else leaf
+        if _has_rows(leaf):
+            return leaf[part]
+        return leaf
 
     return tree_map(cut_leaf, batch)
+
+
+def _has_rows(leaf: Any) -> bool:
+    return isinstance(leaf, Tensor) and leaf.ndim > 0

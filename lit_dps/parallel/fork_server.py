@@ -109,12 +109,12 @@ def start(target: Callable[..., None], name: str, args: tuple) -> BaseProcess:
 def _begin(
     environment: dict[str, str], method: str | None, target: Callable[..., None], args: tuple
 ) -> None:
-    os.environ.clear()  # the server's environment is that of its own start
+    os.environ.clear()  # the environment at the start of the server
     os.environ.update(environment)
     # Only the parent needs to know that this process is a daemon; a daemon could not start
     # processes.
     multiprocessing.current_process().daemon = False
-    # The server sets its own method. Workers of a data loader start as they do in the parent.
+    # The server has set another method. Workers of a data loader start as they do in the parent.
     multiprocessing.set_start_method(method, force=True)
     # Ctrl-C stays blocked, whatever handlers are set later.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
@@ -135,8 +135,7 @@ def _die_with_parent() -> None:
 
 @contextmanager
 def _for_the_server(block: bool = True) -> Iterator[None]:
-    """Make processes that start in the block search for modules in the same folders as this
-    process.
+    """Let processes that start in the block import modules from the same folders as this process.
 
     They do not receive Ctrl-C and the signals that end a job; their children do once they are
     ready. If the server died, the exit codes of the children would be lost.
@@ -144,12 +143,13 @@ def _for_the_server(block: bool = True) -> Iterator[None]:
     Args:
         block: Whether the signals are blocked.
     """
+    folders = [path or os.getcwd() for path in sys.path]
     # PYTHONSAFEPATH removes the current folder, which `python -c` would put before the standard
     # library.
-    folders = [path or os.getcwd() for path in sys.path]
     new = {"PYTHONPATH": os.pathsep.join(folders), "PYTHONSAFEPATH": "1"}
     before = {name: os.environ.get(name) for name in new}
-    signals = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS if block else ())
+    blocked = SIGNALS if block else ()
+    signals = signal.pthread_sigmask(signal.SIG_BLOCK, blocked)
     os.environ.update(new)
     try:
         yield

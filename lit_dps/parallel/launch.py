@@ -1,9 +1,9 @@
 """Joins the ranks that train together: processes that torchrun started, or that start here.
 
-Rank 0 is the process that runs the command. `elastic_launch` of torch.distributed.launcher (torch
-2.15) was tried, but its own process is no rank, so that progress and Ctrl-C would move into a
-child. It also listens on all addresses (0.0.0.0), and it turns an error of one line into a
-traceback and a table.
+Rank 0 is the process that runs the command. We do not use `elastic_launch` of
+torch.distributed.launcher (torch 2.15) for three reasons. The process that calls it is no rank, so
+a child would have to show the progress and handle Ctrl-C. It listens on all addresses (0.0.0.0).
+It turns an error of one line into a traceback and a table.
 """
 
 from __future__ import annotations
@@ -22,9 +22,11 @@ from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 
 import torch.distributed as dist
+from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
-# The name of `dist.set_timeout` before torch had a public one.
-from torch.distributed.distributed_c10d import _set_pg_timeout
+# `_set_pg_timeout` is the name of `dist.set_timeout` before torch had a public one.
+from torch.distributed.distributed_c10d import PrefixStore, Store, _set_pg_timeout
+from torch.distributed.rendezvous import rendezvous
 
 from lit_dps.core.errors import Unguarded, UserError
 from lit_dps.parallel import fork_server as processes
@@ -32,7 +34,7 @@ from lit_dps.parallel import ranks
 
 HOST = "127.0.0.1"
 # Timeout of a collective. It is long, because a rank may wait while rank 0 reads a slow database.
-# `Heartbeat` finds dead ranks much sooner.
+# `Heartbeat` detects dead ranks much earlier.
 TIMEOUT = timedelta(minutes=30)
 # Timeout of connecting, once all ranks are there. A rank that waits for a failed one gets no error.
 CONNECT_TIMEOUT = timedelta(minutes=1)
@@ -42,7 +44,7 @@ POLL_SECONDS = 0.01  # instead of `Store.wait`, whose lock would stop the heartb
 EXIT_SECONDS = 10  # how long rank 0 waits until the ranks that it started have ended
 WATCH_SECONDS = 20  # how long rank 0 may take to notice that another rank has ended
 BEAT_SECONDS = 2.0
-# This many own beats without a beat of another rank mean that the rank is dead. A clock would also
+# A rank is dead if it shows no beat during this many beats of this process. A clock would also
 # count the time for which this process was stopped.
 MAX_MISSED_BEATS = 20
 RESUMES = "the same command resumes the study"
@@ -80,13 +82,13 @@ def group_of(world: int, gpu: bool, follow: Callable[..., object], *args: object
 @contextmanager
 def joined_by_torchrun(gpu: bool) -> Iterator[None]:
     """Make this process, in the body, the rank that torchrun's variables define."""
-    store, rank, world = next(iter(dist.rendezvous("env://", timeout=TIMEOUT)))
-    with joined(store, rank, world, gpu):
+    meeting = next(iter(rendezvous("env://", timeout=TIMEOUT)))
+    with joined(*meeting, gpu):
         yield
 
 
 @contextmanager
-def joined(store: dist.Store, rank: int, world: int, gpu: bool = False) -> Iterator[None]:
+def joined(store: Store, rank: int, world: int, gpu: bool = False) -> Iterator[None]:
     """Make this process one rank of a group in the body.
 
     Args:
@@ -98,9 +100,10 @@ def joined(store: dist.Store, rank: int, world: int, gpu: bool = False) -> Itera
     Raises:
         RankLost: if another rank died.
     """
+    backend = "cpu:gloo,cuda:nccl" if gpu else "gloo"
     try:
-        _connect("cpu:gloo,cuda:nccl" if gpu else "gloo", store, rank, world)
-        heartbeat = Heartbeat(dist.PrefixStore("heartbeat", store), rank, world)
+        _connect(backend, store, rank, world)
+        heartbeat = Heartbeat(PrefixStore("heartbeat", store), rank, world)
         heartbeat.start()
         try:
             yield
@@ -122,7 +125,7 @@ def joined(store: dist.Store, rank: int, world: int, gpu: bool = False) -> Itera
         ) from error
 
 
-def _connect(backend: str, store: dist.Store, rank: int, world: int) -> None:
+def _connect(backend: str, store: Store, rank: int, world: int) -> None:
     """Make the group. All ranks retry together if one of them could not connect.
 
     No rank continues before all are connected. An early rank could leave, or die, while another
@@ -130,9 +133,9 @@ def _connect(backend: str, store: dist.Store, rank: int, world: int) -> None:
     """
     failure: RuntimeError | None = None
     for attempt in range(CONNECT_TRIES):
-        store_of_attempt = dist.PrefixStore(f"group, attempt {attempt}", store)
+        store_of_attempt = PrefixStore(f"group, attempt {attempt}", store)
         failure = None
-        _meet(dist.PrefixStore("begin", store_of_attempt), world, TIMEOUT.total_seconds())
+        _meet(PrefixStore("begin", store_of_attempt), world, TIMEOUT.total_seconds())
         try:
             dist.init_process_group(
                 backend,
@@ -153,14 +156,14 @@ def _connect(backend: str, store: dist.Store, rank: int, world: int) -> None:
     raise failure or ranks.RankLost(f"rank {rank}: another of {world} ranks could not connect")
 
 
-def _leave(store: dist.Store, world: int, seconds: float) -> None:
+def _leave(store: Store, world: int, seconds: float) -> None:
     """Wait until all ranks leave, or until the seconds are over."""
     # The rank that holds the store may be gone. Then all ranks have been here.
     with suppress(RuntimeError):
-        _meet(dist.PrefixStore("leave", store), world, seconds)
+        _meet(PrefixStore("leave", store), world, seconds)
 
 
-def _meet(store: dist.Store, world: int, seconds: float) -> bool:
+def _meet(store: Store, world: int, seconds: float) -> bool:
     """Wait until all ranks have called this; return False if the seconds are over first."""
     store.add("here", 1)
     end = time.monotonic() + seconds
@@ -178,7 +181,7 @@ class Heartbeat(threading.Thread):
     with NCCL, if a process is stopped, or if a machine loses its power.
     """
 
-    def __init__(self, store: dist.Store, rank: int, world: int):
+    def __init__(self, store: Store, rank: int, world: int):
         super().__init__(daemon=True, name="heartbeat")
         self.store = store
         self.rank = rank
@@ -207,7 +210,9 @@ class Heartbeat(threading.Thread):
 
     def _value_of(self, other: int) -> bytes:
         """Return the last beat of another rank; empty before its first one."""
-        return self.store.get(str(other)) if self.store.check([str(other)]) else b""
+        if not self.store.check([str(other)]):
+            return b""
+        return self.store.get(str(other))
 
     def stop(self) -> None:
         """End the thread at its next beat. The process continues."""
@@ -231,7 +236,7 @@ def _end_process(reason: str) -> None:
 
 @contextmanager
 def _started_here(
-    world: int, gpu: bool, follow: Callable[..., None], args: tuple
+    world: int, gpu: bool, follow: Callable[..., object], args: tuple
 ) -> Iterator[None]:
     """Start the other ranks on this machine; this process is rank 0 in the body.
 
@@ -243,28 +248,28 @@ def _started_here(
     listener = socket.create_server((HOST, 0))
     port = listener.getsockname()[1]
     arguments = {"is_master": True, "wait_for_workers": False, "timeout": TIMEOUT}
-    store = dist.TCPStore(HOST, port, **arguments, master_listen_fd=listener.detach())
+    store = TCPStore(HOST, port, **arguments, master_listen_fd=listener.detach())
     others: list[BaseProcess] = []
     exit_seconds = 0.0
-    is_over = threading.Event()
+    body_ended = threading.Event()
     try:
         for rank in range(1, world):
             others.append(
                 processes.start(_follow, f"rank {rank}", (rank, world, port, gpu, follow, args))
             )
-        threading.Thread(target=_watch, args=(others, is_over), daemon=True).start()
+        threading.Thread(target=_watch, args=(others, body_ended), daemon=True).start()
         with joined(store, 0, world, gpu):
             yield
         exit_seconds = EXIT_SECONDS
     finally:
-        is_over.set()
+        body_ended.set()
         end = time.monotonic() + exit_seconds
         for process in others:
             process.join(max(0.0, end - time.monotonic()))
             process.kill()
 
 
-def _watch(others: list[BaseProcess], is_over: threading.Event) -> None:
+def _watch(others: list[BaseProcess], body_ended: threading.Event) -> None:
     """Wait until one of the other ranks ends, and end this process unless it notices soon."""
     ended = wait([process.sentinel for process in others])
     for process in others:
@@ -272,14 +277,14 @@ def _watch(others: list[BaseProcess], is_over: threading.Event) -> None:
             process.join(1)  # the exit code is known a little later than the end
             if process.exitcode == Unguarded.EXIT_CODE:
                 _end_process(str(Unguarded()))
-    if not is_over.wait(WATCH_SECONDS):
+    if not body_ended.wait(WATCH_SECONDS):
         _end_process(f"another rank ended; {RESUMES}")
 
 
 def _follow(
-    rank: int, world: int, port: int, gpu: bool, follow: Callable[..., None], args: tuple
+    rank: int, world: int, port: int, gpu: bool, follow: Callable[..., object], args: tuple
 ) -> None:
-    store = dist.TCPStore(HOST, port, is_master=False, wait_for_workers=False, timeout=TIMEOUT)
+    store = TCPStore(HOST, port, is_master=False, wait_for_workers=False, timeout=TIMEOUT)
     try:
         with joined(store, rank, world, gpu):
             follow(*args)

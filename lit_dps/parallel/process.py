@@ -188,7 +188,7 @@ def interruptible(stop: StopRequest, message: str = "") -> Iterator[None]:
 def prepare_process() -> None:
     """Prepare a process of a study: memory, log levels and warnings."""
     keep_freed_memory()
-    # A study prints its own progress. Lightning's tips and deprecation warnings would hide it.
+    # A study prints its progress. Lightning's tips and deprecation warnings would hide it.
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     logging.getLogger("lightning.fabric").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", module="lightning")

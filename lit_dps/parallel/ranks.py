@@ -17,7 +17,8 @@ from torch import Tensor
 from lit_dps.core.errors import UserError
 
 T = TypeVar("T")
-# What torch's errors say if a rank died. A store that waits for a missing rank says `Wait timeout`.
+# Parts of torch's error messages after the death of a rank. `Wait timeout` is the error of a store
+# that waits for a missing rank.
 _BROKEN = re.compile(
     r"gloo|NCCL|Connection (closed|reset|refused)|Broken pipe|[Ww]ait timeout|Socket Timeout"
 )
@@ -29,12 +30,16 @@ class RankLost(UserError):
 
 def rank() -> int:
     """Return the rank of this process, from 0 to world() - 1."""
-    return dist.get_rank() if dist.is_initialized() else 0
+    if not dist.is_initialized():
+        return 0
+    return dist.get_rank()
 
 
 def world() -> int:
     """Return the number of ranks."""
-    return dist.get_world_size() if dist.is_initialized() else 1
+    if not dist.is_initialized():
+        return 1
+    return dist.get_world_size()
 
 
 def local_rank() -> int:
@@ -68,7 +73,7 @@ def is_mine(i: int) -> bool:
 
 
 def all_reduce_sum(tensor: Tensor) -> Tensor:
-    """Return the sum of a tensor over the ranks, on all ranks. The tensor does not change."""
+    """Return, on all ranks, the sum of a tensor over the ranks. The tensor does not change."""
     if world() == 1:
         return tensor
     total = tensor.detach().clone(memory_format=torch.contiguous_format)
@@ -80,7 +85,9 @@ def broadcast(value: T) -> T:
     """Return rank 0's value on every rank. The values of other ranks are ignored."""
     if world() == 1:
         return value
-    values: list[Any] = [value if rank() == 0 else None]
+    values: list[Any] = [None]
+    if rank() == 0:
+        values = [value]
     dist.broadcast_object_list(values, src=0, device=torch.device("cpu"))
     return values[0]
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from lightning.fabric.plugins.environments import ClusterEnvironment, LightningEnvironment
+from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment
+from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 
 from lit_dps.core.errors import ConfigError
 from lit_dps.parallel import ranks
@@ -52,11 +53,11 @@ def _check_torchrun(trainer: Mapping[str, Any], count: int, nodes: int) -> None:
     world = int(os.environ["WORLD_SIZE"])
     local = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
     if devices not in ("auto", None) and count != local:
-        shown = devices if _is_list(devices) else count
-        allowed = f"auto, or {local}: as many as torchrun has started here"
-        raise ConfigError("trainer.devices", shown, allowed)
+        value = devices if _is_list(devices) else count
+        allowed = f"auto, or {local}, the number of ranks that torchrun started here"
+        raise ConfigError("trainer.devices", value, allowed)
     if nodes not in (1, world // local):
-        raise ConfigError("trainer.num_nodes", nodes, "left out: torchrun knows")
+        raise ConfigError("trainer.num_nodes", nodes, "left out: torchrun defines it")
 
 
 def on_gpu(trainer: Mapping[str, Any]) -> bool:
@@ -74,30 +75,41 @@ def arguments(trainer: Mapping[str, Any]) -> dict[str, Any]:
     take over the signals, and load one trial's checkpoint into the next trial.
     """
     plugins = trainer.get("plugins") or []
-    plugins = list(plugins) if isinstance(plugins, (list, tuple)) else [plugins]
+    if not isinstance(plugins, (list, tuple)):
+        plugins = [plugins]
     if ranks.world() == 1:
         return _one_device_arguments(trainer, plugins)
+    return _group_arguments(trainer, plugins)
+
+
+def _group_arguments(trainer: Mapping[str, Any], plugins: Sequence[Any]) -> dict[str, Any]:
     devices = trainer.get("devices", "auto")
-    options = {"find_unused_parameters": True} if trainer.get("strategy") == DDP_UNUSED else {}
+    if not _is_list(devices):
+        devices = ranks.local_world()
+    if trainer.get("strategy") == DDP_UNUSED:
+        strategy = SharedBatchDDP(find_unused_parameters=True)
+    else:
+        strategy = SharedBatchDDP()
     return {
         **trainer,
-        "strategy": SharedBatchDDP(**options),
-        "devices": devices if _is_list(devices) else ranks.local_world(),
-        "num_nodes": 1,  # nodes may have different numbers of ranks; `Ranks` has the total
+        "strategy": strategy,
+        "devices": devices,
+        "num_nodes": 1,  # nodes may have different numbers of ranks; `ExistingGroup` has the total
         "use_distributed_sampler": False,
         "plugins": [plugin for plugin in plugins if not isinstance(plugin, ClusterEnvironment)],
     }
 
 
-def _one_device_arguments(trainer: Mapping[str, Any], plugins: list[Any]) -> dict[str, Any]:
+def _one_device_arguments(trainer: Mapping[str, Any], plugins: Sequence[Any]) -> dict[str, Any]:
     strategy = trainer.get("strategy") or "auto"
-    arguments = {**trainer, "num_nodes": 1}
-    arguments["strategy"] = "auto" if strategy in DDP else strategy
+    if strategy in DDP:
+        strategy = "auto"
+    arguments = {**trainer, "num_nodes": 1, "strategy": strategy}
     if _device_count(trainer) != 1 or trainer.get("devices", "auto") == "auto":
         arguments["devices"] = 1
     if not any(isinstance(plugin, ClusterEnvironment) for plugin in plugins):
         plugins = [*plugins, LightningEnvironment()]
-    return arguments | {"plugins": plugins}
+    return arguments | {"plugins": list(plugins)}
 
 
 def _device_count(trainer: Mapping[str, Any]) -> int:
@@ -105,7 +117,9 @@ def _device_count(trainer: Mapping[str, Any]) -> int:
     devices = trainer.get("devices", "auto")
     gpus = torch.cuda.device_count() if on_gpu(trainer) else 0
     if devices in ("auto", None):
-        return max(gpus, 1) if trainer.get("strategy") in DDP else 1
+        if trainer.get("strategy") in DDP:
+            return max(gpus, 1)
+        return 1
     if isinstance(devices, (list, tuple)):
         return len(devices)
     if _is_list(devices):
@@ -124,5 +138,5 @@ def _device_count(trainer: Mapping[str, Any]) -> int:
 
 
 def _is_list(devices: Any) -> bool:
-    """Return True if devices are given one by one: [0, 1] or "0,1"."""
+    """Return True if a configuration names each device: [0, 1] or "0,1"."""
     return isinstance(devices, (list, tuple)) or (isinstance(devices, str) and "," in devices)

@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 import lit_dps.training.lightning_private as lightning_private
 from lit_dps.core.errors import ConfigError
 from lit_dps.parallel import ranks
-from lit_dps.parallel.ddp import whole
+from lit_dps.parallel.ddp import unsharded
 from lit_dps.training.adam_scaling import AdamScalingCallback, is_adaptive, scale_groups
 from lit_dps.training.example_count import full_batch_size, record_batches
 from lit_dps.training.pruning_callback import masks_of
@@ -217,7 +217,7 @@ class BranchCallback(Callback):
             module: The module of the fit.
             seed: Determines the examples, and the draws of the module.
         """
-        loader = whole(trainer.train_dataloader)
+        loader = unsharded(trainer.train_dataloader)
         samplers = (getattr(loader, "sampler", None), getattr(loader, "batch_sampler", None))
         data = getattr(trainer, "datamodule", None)
         count = (self.stretches + 1) * max(self.factors) * trainer.accumulate_grad_batches
@@ -304,7 +304,7 @@ def _batches(trainer: Trainer, module: LightningModule, count: int) -> Iterator[
     yielded = 0
     while True:
         yielded_before = yielded
-        for batch in copy_loader(whole(trainer.train_dataloader)):
+        for batch in copy_loader(unsharded(trainer.train_dataloader)):
             batch = trainer.precision_plugin.convert_input(batch)
             batch = lightning_private.before_transfer(module, batch)
             yield trainer.strategy.batch_to_device(batch, module.device, 0)

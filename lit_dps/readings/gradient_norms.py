@@ -56,7 +56,7 @@ class GradientNorms(Callback):
             raise ConfigError(key, trainer.accumulate_grad_batches, "1 for GradientNorms")
         self._masks: dict[Tensor, Tensor] | None = None
         if isinstance(trainer.strategy, SharedBatchDDP):
-            trainer.strategy.watch(self._add_bucket)
+            trainer.strategy.observe_gradients(self._add_bucket)
 
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int

@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary
 from lightning.pytorch import Trainer
 
 import lit_dps.training.lightning_private as lightning_private
-from lit_dps.parallel.ddp import ShardLoader, whole
+from lit_dps.parallel.ddp import ShardLoader, unsharded
 from lit_dps.parallel.example_count import (
     Sizes,
     batch_size_of,
@@ -50,7 +50,7 @@ def record_batches(trainer: Trainer, batch_size: int | None = None) -> None:
 
         def process_dataloader(loader: Any) -> Any:
             processed = process(loader)
-            record_examples(whole(processed))
+            record_examples(unsharded(processed))
             return processed
 
         vars(trainer.strategy)["process_dataloader"] = process_dataloader
@@ -125,4 +125,4 @@ def training_sizes(trainer: Trainer) -> Sizes:
 def _declared_batch_size(trainer: Trainer) -> int | None:
     """Return the batch size that the first train dataloader declares; None if it declares none."""
     loaders, _ = lightning_private.train_loaders(trainer)
-    return None if loaders is None else batch_size_of(whole(loaders.flattened[0]))
+    return None if loaders is None else batch_size_of(unsharded(loaders.flattened[0]))

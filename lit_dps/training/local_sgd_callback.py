@@ -17,7 +17,7 @@ from lit_dps.core.errors import ConfigError
 from lit_dps.core.local_sgd import LocalSGDSchedule
 from lit_dps.optim.local_sgd import LocalSGD
 from lit_dps.parallel import ranks
-from lit_dps.parallel.ddp import SharedBatchDDP, whole
+from lit_dps.parallel.ddp import SharedBatchDDP, unsharded
 from lit_dps.parallel.example_count import can_be_cut, cut
 from lit_dps.training.delay_callback import DelayCallback, requires_closure
 from lit_dps.training.example_count import examples_of, examples_of_part, record_batches
@@ -131,7 +131,7 @@ class LocalSGDCallback(Callback):
             raise self._error(f"1 with trainer.precision = {precision}: it scales one loss for all")
         for callback in lightning_private.callbacks_of(trainer):
             self._check_callback(callback)
-        self._check_last_batch(whole(trainer.train_dataloader))
+        self._check_last_batch(unsharded(trainer.train_dataloader))
 
     def _check_callback(self, callback: Callback) -> None:
         name = type(callback).__name__
@@ -182,7 +182,7 @@ class LocalSGDCallback(Callback):
                 raise self._error(f"1 for {name}, which keeps state in its groups")
 
         if workers.is_local and isinstance(strategy, SharedBatchDDP):
-            strategy.part_ways()
+            strategy.stop_reducing_gradients()
         workers.step(update)
         self._expect_weights(workers)
         if workers.steps == 1:

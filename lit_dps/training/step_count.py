@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 import lit_dps.training.lightning_private as lightning_private
 from lit_dps.core.errors import ConfigError
 from lit_dps.core.trial import SHORT_STEPS, UNCOUNTED_STEPS
-from lit_dps.parallel.ddp import whole
+from lit_dps.parallel.ddp import unsharded
 from lit_dps.parallel.example_count import Sizes, batch_size_of, can_be_cut, counted
 from lit_dps.training.example_count import examples_of, record_batches
 from lit_dps.training.training_pass import copy_loader
@@ -208,7 +208,7 @@ class ExamplesCallback(Callback):
         if not self._steps or self._largest_step == self.batch_size:
             return
         batches_per_step = trainer.accumulate_grad_batches
-        loader = next(iter(tree_leaves(whole(trainer.train_dataloader))))
+        loader = next(iter(tree_leaves(unsharded(trainer.train_dataloader))))
         sizes = Sizes(self.batch_size // batches_per_step)
         for _, examples in islice(counted(copy_loader(loader), sizes), FIRST_STEPS):
             self._largest_step = max(self._largest_step, batches_per_step * (examples or 0))
@@ -270,7 +270,7 @@ def sizes_of_loader(loader: Any) -> LoaderSizes:
 
 def refuse_too_large(trainer: Trainer, batch_size: int) -> None:
     """Raise ConfigError if a batch size is above the size of the training split, if it is known."""
-    sizes = sizes_of_loader(whole(trainer.train_dataloader))
+    sizes = sizes_of_loader(unsharded(trainer.train_dataloader))
     if sizes.batch_size is None or sizes.examples is None:
         return
     if sizes.examples < batch_size:

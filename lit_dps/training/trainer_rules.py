@@ -17,7 +17,7 @@ from lightning.pytorch import callbacks as stock
 import lit_dps.training.lightning_private as lightning_private
 from lit_dps.core.errors import ConfigError
 from lit_dps.data.loaders import EndlessLoader
-from lit_dps.parallel.ddp import whole
+from lit_dps.parallel.ddp import unsharded
 
 # Arguments that a study sets itself. Lightning's logger would be a second place of results. Modules
 # and callbacks that need a logger get a `DummyLogger`, which discards everything.
@@ -162,7 +162,7 @@ def prepare_schedules(trainer: Trainer, module: LightningModule) -> None:
     for callback in lightning_private.callbacks_of(trainer):
         if isinstance(callback, stock.StochasticWeightAveraging):
             acts_by_epochs = True
-    if acts_by_epochs and isinstance(whole(trainer.train_dataloader), EndlessLoader):
+    if acts_by_epochs and isinstance(unsharded(trainer.train_dataloader), EndlessLoader):
         data = type(lightning_private.data_module_of(trainer)).__name__
         raise ConfigError(
             "model",

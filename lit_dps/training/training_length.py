@@ -12,7 +12,7 @@ from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 import lit_dps.training.lightning_private as lightning_private
 from lit_dps.core.errors import ConfigError
 from lit_dps.data.loaders import EndlessLoader
-from lit_dps.parallel.ddp import whole
+from lit_dps.parallel.ddp import unsharded
 
 
 class TrainingLength:
@@ -108,7 +108,7 @@ class TrainingLength:
             self._limited_batches = lightning_private.batches_of_epoch(trainer)
             whole_epoch = lightning_private.batches_of_whole_epoch(trainer)
             lightning_private.set_batches_of_epoch(trainer, whole_epoch)
-        if isinstance(whole(trainer.train_dataloader), EndlessLoader):
+        if isinstance(unsharded(trainer.train_dataloader), EndlessLoader):
             # To Lightning this is one endless epoch. The examples give the number of passes.
             data = lightning_private.data_module_of(trainer)
             size = getattr(data, "training_size", None)

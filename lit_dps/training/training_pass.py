@@ -38,7 +38,7 @@ import lit_dps.training.lightning_private as lightning_private
 from lit_dps.core.errors import ConfigError
 from lit_dps.data.order import AUTHORS_SEED
 from lit_dps.parallel import ranks
-from lit_dps.parallel.ddp import whole
+from lit_dps.parallel.ddp import unsharded
 from lit_dps.parallel.example_count import Sizes, can_be_cut, counted, cut
 from lit_dps.pruning.attributes import MODULE_PARTS
 from lit_dps.training.example_count import training_sizes
@@ -92,7 +92,7 @@ class TrainingPass:
     @property
     def _training(self) -> Any:
         """The train dataloader. Lightning may replace it between two epochs."""
-        return whole(self.trainer.train_dataloader)
+        return unsharded(self.trainer.train_dataloader)
 
     @contextmanager
     def without_side_effects(self, begin: bool = False) -> Iterator[LightningModule]:

@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 import lit_dps.training.lightning_private as lightning_private
 from lit_dps.core.errors import ConfigError
 from lit_dps.parallel import ranks
-from lit_dps.parallel.ddp import SharedBatchDDP, whole
+from lit_dps.parallel.ddp import SharedBatchDDP, unsharded
 from lit_dps.training.example_count import validation_examples_of
 from lit_dps.training.step_count import sizes_of_loader
 
@@ -118,7 +118,7 @@ class ValidationCount:
 
 def refuse_drop_last(trainer: Trainer) -> None:
     """Raise ConfigError if a validation dataloader drops examples by `drop_last`."""
-    for loader in map(whole, tree_leaves(trainer.val_dataloaders)):
+    for loader in map(unsharded, tree_leaves(trainer.val_dataloaders)):
         if not getattr(loader, "drop_last", False):
             continue
         batch_size, examples = sizes_of_loader(loader)
