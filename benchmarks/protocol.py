@@ -30,9 +30,9 @@ from benchmarks.pool import Apply, pool
 from benchmarks.raced import run_raced, short_sample
 from benchmarks.setups import middle_trial, paper_setup, varied
 from benchmarks.text import NO_GPU, between, ratio, seconds, table
-from lit_dps.core.format import format_duration
 from lit_dps.core.racing import best_steps
 from lit_dps.core.search_space import short_names
+from lit_dps.core.text import format_duration
 from lit_dps.core.trial import Status, TrialResult
 from lit_dps.study.setup import StudySetup
 

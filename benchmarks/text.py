@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from benchmarks.numbers import Bounds, Sample
-from lit_dps.core.format import format_duration
+from lit_dps.core.text import format_duration
 
 NO_GPU = "not measured: no GPU here"
 

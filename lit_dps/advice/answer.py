@@ -23,7 +23,7 @@ from lit_dps.analysis.law import Law, fit_law
 from lit_dps.analysis.observations import medians
 from lit_dps.analysis.rates import RateLaw
 from lit_dps.analysis.tables import listed_numbers
-from lit_dps.core.format import format_duration
+from lit_dps.core.text import format_duration
 
 HOUR = 3600.0
 GRID_SIZE = 97  # batch sizes between the ends of the range, from which the interval is read

@@ -13,7 +13,7 @@ from lit_dps.advice.step_probe import of_one_device
 from lit_dps.advice.user_workload import user_batch_size
 from lit_dps.core.attempt import Attempt
 from lit_dps.core.errors import UserError
-from lit_dps.core.format import number_text
+from lit_dps.core.text import number_text
 from lit_dps.core.trial import Cell, Trial
 from lit_dps.parallel.process import Interrupted, StopRequest
 from lit_dps.readings import BranchCallback

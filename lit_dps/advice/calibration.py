@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from lit_dps.analysis.tables import aligned, significant, three_digits
-from lit_dps.core.format import number_text
+from lit_dps.core.text import number_text
 
 
 def calibrate(outcomes: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:

@@ -15,10 +15,9 @@ from lit_dps.advice.options import Options
 from lit_dps.advice.step_probe import of_one_device, time_briefly
 from lit_dps.advice.user_workload import probe_setup, user_batch_size
 from lit_dps.core.attempt import Attempt
-from lit_dps.core.error_origin import first_line, place_in_user_code
-from lit_dps.core.errors import ConfigError
-from lit_dps.core.format import number_text
+from lit_dps.core.errors import ConfigError, first_line, place_in_user_code
 from lit_dps.core.goal import Goal
+from lit_dps.core.text import number_text
 from lit_dps.core.trial import Cell, Trial
 from lit_dps.parallel.process import StopRequest, interruptible
 from lit_dps.study.probe_run import EndProbe, probe_run

@@ -19,8 +19,8 @@ from lit_dps.advice.question import Question
 from lit_dps.advice.user_workload import user_batch_size
 from lit_dps.analysis.law_fit import AT_LEAST, AT_MOST
 from lit_dps.analysis.observations import Observation
-from lit_dps.core.format import format_duration
 from lit_dps.core.record import StudyRecord
+from lit_dps.core.text import format_duration
 from lit_dps.parallel.process import StopRequest
 
 # The first probes share the time equally, because it is unknown how long a probe takes.

@@ -22,8 +22,7 @@ from lit_dps.analysis.observations import Observation, observation_of_cell
 from lit_dps.analysis.rates import RateCurve
 from lit_dps.analysis.step_seconds import step_seconds
 from lit_dps.core.environment import KEY, SOURCES
-from lit_dps.core.error_origin import first_line, place_in_user_code
-from lit_dps.core.errors import StorageError, UserError
+from lit_dps.core.errors import StorageError, UserError, first_line, place_in_user_code
 from lit_dps.core.record import StudyRecord
 from lit_dps.core.trial import Status, TrialResult
 from lit_dps.parallel.process import Interrupted, StopRequest

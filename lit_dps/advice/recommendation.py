@@ -22,9 +22,9 @@ from lit_dps.advice.step_probe import fit_threads, of_one_device
 from lit_dps.advice.user_workload import probe_setup
 from lit_dps.analysis.analysis import Analysis
 from lit_dps.core.attempt import Attempt
-from lit_dps.core.format import format_duration
 from lit_dps.core.goal import Goal
 from lit_dps.core.record import StudyRecord
+from lit_dps.core.text import format_duration
 from lit_dps.core.trial import Cell, Status, Trial, TrialResult
 from lit_dps.core.trial_config import plain
 from lit_dps.parallel.process import Interrupted, StopRequest

@@ -26,8 +26,8 @@ from lit_dps.analysis.rates import adaptive_advice
 from lit_dps.analysis.tables import listed_numbers, three_digits, write_csv
 from lit_dps.core.atomic_write import not_written, replacing
 from lit_dps.core.errors import StorageError
-from lit_dps.core.format import format_duration
 from lit_dps.core.record import StudyRecord
+from lit_dps.core.text import format_duration
 from lit_dps.core.trial import Cell, Trial
 from lit_dps.report.notes import lines_of
 from lit_dps.report.publish import figures_folder

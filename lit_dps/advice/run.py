@@ -40,8 +40,8 @@ from lit_dps.advice.user_workload import (
 from lit_dps.analysis.tables import significant
 from lit_dps.core.environment import SOURCES, changes_since
 from lit_dps.core.errors import ConfigError, StorageError, UserError
-from lit_dps.core.format import format_duration
 from lit_dps.core.noise_scale import NoiseScale
+from lit_dps.core.text import format_duration
 from lit_dps.parallel.process import (
     INTERRUPTED,
     Interrupted,

@@ -16,9 +16,8 @@ import torch
 from lit_dps.advice.memory import Memory, is_full
 from lit_dps.advice.step_time import Timed
 from lit_dps.core.config import cores
-from lit_dps.core.error_origin import first_line
-from lit_dps.core.errors import UserError, is_about
-from lit_dps.core.format import format_duration, number_text
+from lit_dps.core.errors import UserError, first_line, is_about
+from lit_dps.core.text import format_duration, number_text
 from lit_dps.core.trial import Cell, Trial
 from lit_dps.study.probe_run import timed_run
 from lit_dps.study.setup import StudySetup

@@ -22,7 +22,7 @@ import numpy as np
 from scipy.optimize import OptimizeResult, least_squares
 
 from lit_dps.analysis.tables import three_digits
-from lit_dps.core.format import format_duration, number_text
+from lit_dps.core.text import format_duration, number_text
 
 MAX_EXPONENT = 16.0  # of p and q; beyond it the knee is a corner
 # A knee is one constant more than a line. It needs so many local batch sizes and a misfit of the

@@ -16,10 +16,9 @@ from lit_dps.advice.options import Options
 from lit_dps.advice.step_probe import MIN_STEPS, of_one_device
 from lit_dps.core.attempt import Attempt
 from lit_dps.core.batch_scaling import BETA2_FLOOR
-from lit_dps.core.error_origin import first_line
-from lit_dps.core.errors import ConfigError
-from lit_dps.core.format import number_text
+from lit_dps.core.errors import ConfigError, first_line
 from lit_dps.core.search_space import RATE_NAMES, Range
+from lit_dps.core.text import number_text
 from lit_dps.core.trial import Trial
 from lit_dps.storage.header import identity_changes
 from lit_dps.storage.schema import PROBES_SUFFIX

@@ -21,9 +21,9 @@ from lit_dps.analysis.intervals import REPLICATES
 from lit_dps.analysis.summary import CellSummary
 from lit_dps.analysis.tables import columns_of, frame, numbers, where
 from lit_dps.core.batch_scaling import scaled_beta2, scaled_decay
-from lit_dps.core.format import number_text
 from lit_dps.core.record import StudyRecord, setting
 from lit_dps.core.search_space import RATE_NAMES
+from lit_dps.core.text import number_text
 from lit_dps.core.trial import Series, TrialResult, Value
 
 # Trials that need at most this many times K* are as good as the best; the table has their rates.

@@ -14,8 +14,7 @@ from jsonargparse import ArgumentParser, Namespace
 from lit_dps.cli.command_line import CommandLine
 from lit_dps.cli.config_file import ConfigFile
 from lit_dps.cli.shipped import how_to_get
-from lit_dps.core.error_origin import find_user_error
-from lit_dps.core.errors import ConfigError, UserError
+from lit_dps.core.errors import ConfigError, UserError, find_user_error
 from lit_dps.core.parse_errors import one_line
 from lit_dps.core.text import closest_name, shorten_message
 from lit_dps.storage.urls import without_password

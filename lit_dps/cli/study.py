@@ -19,8 +19,7 @@ from lit_dps.cli.fit import DPSCLI
 from lit_dps.cli.options import StudyOptions, add_options, take_options
 from lit_dps.cli.parser import CommandError
 from lit_dps.core.config import NO_RACE, StudyConfig
-from lit_dps.core.error_origin import find_user_error
-from lit_dps.core.errors import ConfigError
+from lit_dps.core.errors import ConfigError, find_user_error
 from lit_dps.core.parse_errors import one_line
 from lit_dps.core.trial_config import TRIAL_SECTIONS
 from lit_dps.forecast.forecast import forecast

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from lit_dps.core.format import number_text
+from lit_dps.core.text import number_text
 
 if TYPE_CHECKING:  # a configuration is read without them, in no time
     import numpy as np

@@ -11,8 +11,7 @@ from lit_dps.core.errors import ConfigError
 from lit_dps.core.goal import Goal
 from lit_dps.core.noise_scale import NoiseScale
 from lit_dps.core.repeats import RepeatId, RepeatPlan, missing_repeats
-from lit_dps.core.search_space import Box, short_names
-from lit_dps.core.space_history import ExpandedSpace
+from lit_dps.core.search_space import Box, ExpandedSpace, short_names
 from lit_dps.core.step_timing import StepTiming
 from lit_dps.core.trial import Cell, Series, Status, TrialResult, Value, short_name, text_of
 

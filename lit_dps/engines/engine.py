@@ -13,8 +13,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from lit_dps.core.attempt import Attempt
-from lit_dps.core.error_origin import error_text
-from lit_dps.core.errors import StorageError, UserError
+from lit_dps.core.errors import StorageError, UserError, error_text
 from lit_dps.core.local_sgd import LocalSGDSchedule
 from lit_dps.core.search_space import RATE_NAMES
 from lit_dps.core.trial import Status, Trial, TrialResult

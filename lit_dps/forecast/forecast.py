@@ -7,11 +7,17 @@ workload: 14 batch sizes x 4 sparsities x 100 trials, each of 40,000 steps, vali
 from __future__ import annotations
 
 from lit_dps.core import paper_protocol as protocol
-from lit_dps.core.format import format_duration
 from lit_dps.core.record import grid
+from lit_dps.core.text import format_duration
 from lit_dps.core.trial import LIGHTNING, SINGLE
-from lit_dps.forecast.basis import nearest_record, stored_record
-from lit_dps.forecast.remaining import Points, max_work, pruning_passes, total_work
+from lit_dps.forecast.remaining import (
+    Points,
+    max_work,
+    nearest_record,
+    pruning_passes,
+    stored_record,
+    total_work,
+)
 from lit_dps.forecast.table import pruning_seconds, study_table, training_seconds
 from lit_dps.readings import SmoothnessCallback
 from lit_dps.study.setup import StudySetup

@@ -8,21 +8,23 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from lit_dps.analysis.tables import aligned
-from lit_dps.core.format import format_duration
 from lit_dps.core.noise_scale import read_at
 from lit_dps.core.racing import rungs
 from lit_dps.core.record import StudyRecord
+from lit_dps.core.text import format_duration
 from lit_dps.core.trial import Cell
-from lit_dps.forecast.basis import forecast_basis, laws_of, ratio_by_laws
 from lit_dps.forecast.remaining import (
     Points,
     Work,
     expected_repeat_work,
     expected_work,
+    forecast_basis,
+    laws_of,
     limited,
     max_repeat_work,
     max_work,
     pruning_passes,
+    ratio_by_laws,
     repeat_pruning_passes,
     total_work,
 )

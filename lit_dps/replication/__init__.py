@@ -2,7 +2,7 @@
 
 Read in this order: `claims.yaml` (what the paper claims and when a study agrees), `claims` (which
 studies a claim is judged on), `rules` (how a number becomes a verdict), `quantities` (what can be
-measured: one function each in `scaling`, `critical`, `terms` and `search`), `parts`, `page` and
+measured: one function each in `scaling`, `terms` and `search`), `parts`, `page` and
 `appendix` (what is written). A claim on an existing quantity is an entry of `claims.yaml`.
 
 This room imports public names of `lit_dps` and `lit_dps.analysis`, as a user's script does, and the

@@ -11,8 +11,7 @@ from itertools import pairwise
 from lit_dps import Study, StudyRecord
 from lit_dps.core.paper_protocol import BATCH_SIZES, SPARSITIES, TRIALS, protocol_of
 from lit_dps.replication.claims import Judgement, studies_by_verdict
-from lit_dps.replication.markdown import code_block, figures, table
-from lit_dps.replication.parts import Image, Machine, Part, judge_parts
+from lit_dps.replication.parts import Image, Machine, Part, code_block, figures, judge_parts, table
 from lit_dps.replication.rules import Verdict
 
 _THEORY = """\

@@ -18,8 +18,7 @@ from lit_dps.replication.claims import Claim, Judgement
 from lit_dps.replication.comparable import is_search, workload_and_goal
 from lit_dps.replication.estimates import DENSE, LUCK_POINTS, POINT_LUCK, SPARSE
 from lit_dps.replication.incomplete_cells import incomplete_cells
-from lit_dps.replication.markdown import escaped, table
-from lit_dps.replication.parts import Image, Machine, Part, judge_parts, scale_of
+from lit_dps.replication.parts import Image, Machine, Part, escaped, judge_parts, scale_of, table
 from lit_dps.replication.rules import Verdict
 
 _ABOUT = (

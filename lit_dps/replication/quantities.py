@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from lit_dps.replication import critical, scaling, search, terms
+from lit_dps.replication import scaling, search, terms
 from lit_dps.replication.rules import Measurements
 
 
@@ -26,8 +26,8 @@ QUANTITIES = {
     "examples_ratio": Quantity(scaling.examples_ratio),
     "steps_per_doubling": Quantity(scaling.steps_per_doubling),
     "sparse_steps_ratio": Quantity(scaling.sparse_steps_ratio),
-    "sparse_critical_ratio": Quantity(critical.sparse_critical_ratio),
-    "critical_ratio_of_optimizers": Quantity(critical.critical_ratio_of_optimizers, studies=2),
+    "sparse_critical_ratio": Quantity(scaling.sparse_critical_ratio),
+    "critical_ratio_of_optimizers": Quantity(scaling.critical_ratio_of_optimizers, studies=2),
     "rate_trend": Quantity(search.rate_trend),
     "success_trend": Quantity(search.success_trend),
     "term_ratio": Quantity(terms.term_ratio),

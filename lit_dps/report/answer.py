@@ -26,8 +26,8 @@ from lit_dps.analysis.tables import (
     three_digits,
     where,
 )
-from lit_dps.core.format import format_duration
 from lit_dps.core.record import StudyRecord
+from lit_dps.core.text import format_duration
 from lit_dps.core.trial import Series
 
 LIMITS = "95 % interval of the time"

@@ -12,8 +12,7 @@ from collections.abc import Iterator
 from lit_dps.analysis.analysis import Analysis
 from lit_dps.analysis.summary import CellSummary, is_at_first_check
 from lit_dps.core.record import setting
-from lit_dps.core.search_space import Range, short_names
-from lit_dps.core.space_history import describe_expansions, expand_range
+from lit_dps.core.search_space import Range, describe_expansions, expand_range, short_names
 from lit_dps.report.environment_notes import ENVIRONMENTS
 from lit_dps.report.no_result import missed_text
 from lit_dps.report.notes import Note, Values, finished_trials, first_names, lines_of

@@ -19,8 +19,7 @@ from lit_dps.core.environment import DATA
 from lit_dps.core.errors import ConfigError, UserError
 from lit_dps.core.goal import Goal
 from lit_dps.core.repeats import RepeatPlan
-from lit_dps.core.search_space import space_to_dict
-from lit_dps.core.space_history import ExpandedSpace, is_continuation
+from lit_dps.core.search_space import ExpandedSpace, is_continuation, space_to_dict
 from lit_dps.core.trial import check_names, derive_seed
 from lit_dps.storage import schema
 from lit_dps.storage.database import storage_errors, temporary_storage

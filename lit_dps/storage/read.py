@@ -20,8 +20,7 @@ from lit_dps.core.progress_line import with_progress
 from lit_dps.core.racing import longest_attempt, truncate_at_race_limit
 from lit_dps.core.record import StudyRecord
 from lit_dps.core.repeats import RepeatId
-from lit_dps.core.search_space import space_from_dict
-from lit_dps.core.space_history import ExpandedSpace
+from lit_dps.core.search_space import ExpandedSpace, space_from_dict
 from lit_dps.core.step_timing import StepTiming
 from lit_dps.core.text import escape_json
 from lit_dps.core.trial import Cell, Trial, TrialResult

@@ -29,8 +29,7 @@ from lit_dps.core.config import SAMPLERS, StudyConfig
 from lit_dps.core.errors import ConfigError
 from lit_dps.core.goal import Goal
 from lit_dps.core.registry import named
-from lit_dps.core.search_space import Box, Choices, Space
-from lit_dps.core.space_history import ExpandedSpace, is_inside
+from lit_dps.core.search_space import Box, Choices, ExpandedSpace, Space, is_inside
 from lit_dps.core.trial import Cell, Status, Value, derive_seed
 from lit_dps.storage import columns, schema
 from lit_dps.storage.schema import POINT_ATTR, RESULT_ATTR, cell_study_name

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from lit_dps.analysis.summary import summarize
 from lit_dps.core.errors import ConfigError, StorageError
 from lit_dps.core.record import StudyRecord
-from lit_dps.core.space_history import is_inside
+from lit_dps.core.search_space import is_inside
 from lit_dps.core.trial import Cell, Value
 from lit_dps.storage.read import read_study
 from lit_dps.study.setup import StudySetup

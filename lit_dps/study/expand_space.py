@@ -8,7 +8,7 @@ import sys
 from lit_dps.analysis.analysis import Analysis
 from lit_dps.core.errors import StorageError, UserError
 from lit_dps.core.record import StudyRecord
-from lit_dps.core.space_history import ExpandedSpace, expand_space
+from lit_dps.core.search_space import ExpandedSpace, expand_space
 from lit_dps.core.trial import Status
 from lit_dps.storage.read import read_study
 from lit_dps.storage.urls import check_place

@@ -16,8 +16,7 @@ from lit_dps.core.goal import Goal
 from lit_dps.core.local_sgd import LocalSGDSchedule
 from lit_dps.core.record import StudyRecord
 from lit_dps.core.repeats import missing_repeats
-from lit_dps.core.search_space import Space
-from lit_dps.core.space_history import ExpandedSpace
+from lit_dps.core.search_space import ExpandedSpace, Space
 from lit_dps.core.trial import ENGINE_SET, LIGHTNING, STACKED, Cell, Status, TrialResult
 from lit_dps.core.trial_config import (
     TRIAL_SECTIONS,

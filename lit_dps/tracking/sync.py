@@ -32,22 +32,24 @@ from lit_dps.core.trial import Cell, Status, TrialResult
 from lit_dps.storage.locks import peers
 from lit_dps.storage.schema import CELL_TAG, KIND_TAG, NAME_TAG, STATUS_TAG
 from lit_dps.tracking.client import mlflow_errors
-from lit_dps.tracking.description import markdown
-from lit_dps.tracking.outcome import (
+from lit_dps.tracking.description import (
     cell_outcomes,
     is_finished,
+    markdown,
     scaling,
     study_metrics,
     study_params,
 )
 from lit_dps.tracking.pages import SHARED, view_key, views_of
-from lit_dps.tracking.runs import MetricPoint, StudyRuns, log_artifacts
-from lit_dps.tracking.trial_run import (
+from lit_dps.tracking.runs import (
     MAX_TAG_CHARACTERS,
     LoggedAttempt,
+    MetricPoint,
+    StudyRuns,
     TrialKey,
     cell_params,
     curve_points,
+    log_artifacts,
     run_name,
     trial_metrics,
     trial_params,

@@ -14,8 +14,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 import lit_dps.training.lightning_private as lightning_private
-from lit_dps.core.error_origin import error_text, place_in_user_code
-from lit_dps.core.errors import ConfigError, UserError
+from lit_dps.core.errors import ConfigError, UserError, error_text, place_in_user_code
 from lit_dps.core.trial import COPIES
 from lit_dps.core.trial_config import Biases, Init, PruningConfig
 from lit_dps.pruning import PRUNERS, Mask, Network, mask_flags, prunable, prune, pruner_of

@@ -21,8 +21,7 @@ from jsonargparse import ArgumentError, ArgumentParser, Namespace
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.loggers.logger import DummyLogger
 
-from lit_dps.core.error_origin import find_user_error
-from lit_dps.core.errors import ConfigError, UserError
+from lit_dps.core.errors import ConfigError, UserError, find_user_error
 from lit_dps.core.parse_errors import one_line
 from lit_dps.core.trial import Trial
 from lit_dps.data import ImageData

@@ -19,8 +19,13 @@ from lightning.pytorch import Callback, LightningDataModule, LightningModule, Tr
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from lit_dps.core.attempt import Attempt
-from lit_dps.core.error_origin import error_text, find_user_error, place_in_user_code
-from lit_dps.core.errors import ConfigError, UserError
+from lit_dps.core.errors import (
+    ConfigError,
+    UserError,
+    error_text,
+    find_user_error,
+    place_in_user_code,
+)
 from lit_dps.core.trial import Trial
 from lit_dps.data.loaders import EndlessLoader
 from lit_dps.engines.eligible import standard_data

@@ -13,12 +13,12 @@ from lit_dps.analysis.answer import answer_rows, probabilities_of_fastest
 from lit_dps.analysis.rates import rate_curves, rate_laws
 from lit_dps.analysis.step_seconds import StepSeconds, step_seconds
 from lit_dps.analysis.summary import summarize
-from lit_dps.core.format import format_duration
 from lit_dps.core.goal import Goal
 from lit_dps.core.record import StudyRecord
 from lit_dps.core.repeats import RepeatPlan
 from lit_dps.core.search_space import Range
 from lit_dps.core.step_timing import CellTiming, StepTiming
+from lit_dps.core.text import format_duration
 from lit_dps.core.trial import SPARSE_KERNELS, STACKED, Cell, Series, Status, Trial, TrialResult
 from lit_dps.report.answer import answer_text
 

@@ -10,8 +10,14 @@ import numpy as np
 import pytest
 from torch.utils.data import DataLoader, Dataset
 
-from lit_dps.core.error_origin import error_text, place_in_user_code
-from lit_dps.core.errors import ConfigError, DataError, StorageError, UserError
+from lit_dps.core.errors import (
+    ConfigError,
+    DataError,
+    StorageError,
+    UserError,
+    error_text,
+    place_in_user_code,
+)
 from lit_dps.storage.database import StudyLost
 from lit_dps.storage.header import StudyChanged
 from lit_dps.storage.ownership import ForeignStudy

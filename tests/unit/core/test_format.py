@@ -7,8 +7,8 @@ import math
 import pytest
 
 from lit_dps.analysis.rates import rate_law, spacing_of
-from lit_dps.core.format import format_duration, number_text
 from lit_dps.core.noise_scale import NoiseScale
+from lit_dps.core.text import format_duration, number_text
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,9 @@ from lit_dps.analysis.analysis import Analysis
 from lit_dps.core.config import StorageConfig, StudyConfig
 from lit_dps.core.errors import UserError
 from lit_dps.core.goal import Goal
-from lit_dps.core.search_space import Range
-from lit_dps.core.space_history import (
+from lit_dps.core.search_space import (
     ExpandedSpace,
+    Range,
     expand_range,
     expand_space,
     is_continuation,

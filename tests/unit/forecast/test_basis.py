@@ -10,8 +10,15 @@ import pytest
 from lit_dps.core.config import StorageConfig, StudyConfig
 from lit_dps.core.goal import Goal
 from lit_dps.core.trial import Cell
-from lit_dps.forecast.basis import laws_of, nearest_record, ratio_by_laws, stored_record
-from lit_dps.forecast.remaining import Work, expected_work, limited
+from lit_dps.forecast.remaining import (
+    Work,
+    expected_work,
+    laws_of,
+    limited,
+    nearest_record,
+    ratio_by_laws,
+    stored_record,
+)
 from lit_dps.forecast.table import study_table
 from lit_dps.storage.advice_store import AdviceStore
 from lit_dps.training.workload import Workload

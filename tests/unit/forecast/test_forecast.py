@@ -8,10 +8,10 @@ import re
 import pytest
 
 from lit_dps.core.config import StorageConfig, StudyConfig
-from lit_dps.core.format import format_duration
 from lit_dps.core.goal import Goal
 from lit_dps.core.record import StudyRecord, grid
 from lit_dps.core.repeats import RepeatPlan
+from lit_dps.core.text import format_duration
 from lit_dps.core.trial import Cell, TrialResult
 from lit_dps.forecast.remaining import (
     Work,

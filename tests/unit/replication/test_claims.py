@@ -7,12 +7,12 @@ import pytest
 
 from lit_dps.analysis.analysis import Analysis
 from lit_dps.core.trial import Cell, Series
-from lit_dps.replication.critical import sparse_critical_ratio
 from lit_dps.replication.rules import Verdict
 from lit_dps.replication.scaling import (
     examples_ratio,
     exponent,
     exponent_at_small_batches,
+    sparse_critical_ratio,
     sparse_steps_ratio,
     steps_per_doubling,
 )

@@ -10,9 +10,8 @@ from lit_dps.core.goal import Goal
 from lit_dps.core.paper_protocol import workload
 from lit_dps.core.trial import STACKED, Cell
 from lit_dps.replication.appendix import appendix_page, protocol_rows
-from lit_dps.replication.markdown import table
 from lit_dps.replication.page import replication_page
-from lit_dps.replication.parts import Core, Image, Machine, Part
+from lit_dps.replication.parts import Core, Image, Machine, Part, table
 from lit_dps.report.text import table_and_law, theory_text
 from lit_dps.storage.read import read_study
 from tests.support.fake_study import law_study, result, theory_terms, write_study

@@ -12,7 +12,7 @@ import pytest
 
 import lit_dps
 from lit_dps.analysis.tables import three_digits
-from lit_dps.core.format import format_duration
+from lit_dps.core.text import format_duration
 from lit_dps.core.trial import Cell
 from lit_dps.report.html import page
 from lit_dps.report.publish import publish

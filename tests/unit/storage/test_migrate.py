@@ -20,8 +20,7 @@ from lit_dps.core.attempt import Attempt
 from lit_dps.core.config import StudyConfig
 from lit_dps.core.errors import StorageError
 from lit_dps.core.goal import Goal
-from lit_dps.core.search_space import Range
-from lit_dps.core.space_history import ExpandedSpace
+from lit_dps.core.search_space import ExpandedSpace, Range
 from lit_dps.core.trial import Cell, Status, TrialResult
 from lit_dps.storage import schema
 from lit_dps.storage.advice_store import AdviceStore, list_advice

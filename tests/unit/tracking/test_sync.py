@@ -14,8 +14,8 @@ from lit_dps.cli import main
 from lit_dps.core.errors import StorageError
 from lit_dps.core.trial import Cell
 from lit_dps.storage.read import read_study
+from lit_dps.tracking.runs import LoggedAttempt
 from lit_dps.tracking.sync import MlflowSync
-from lit_dps.tracking.trial_run import LoggedAttempt
 from tests.support.fake_study import GOAL, law_study, result, write_study
 
 

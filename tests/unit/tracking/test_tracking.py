@@ -15,8 +15,8 @@ from lit_dps.core.errors import StorageError
 from lit_dps.core.trial import Cell, Status, Trial, TrialResult
 from lit_dps.tracking.client import experiments
 from lit_dps.tracking.pages import page_address
+from lit_dps.tracking.runs import LoggedAttempt
 from lit_dps.tracking.sync import MlflowSync
-from lit_dps.tracking.trial_run import LoggedAttempt
 
 CELL = Cell(16, 0.9)
 
