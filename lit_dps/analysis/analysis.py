@@ -13,10 +13,10 @@ from lit_dps.analysis.critical import Critical, critical_batch_sizes, critical_r
 from lit_dps.analysis.curves import series_curves
 from lit_dps.analysis.delay import (
     DelayLaw,
+    critical_delay_rows,
     delay_laws,
     delay_points,
     delay_rows,
-    doubling_rows,
 )
 from lit_dps.analysis.gradient_noise import (
     NoiseLaw,
@@ -28,7 +28,7 @@ from lit_dps.analysis.intervals import REPLICATES
 from lit_dps.analysis.k_star_draws import Draws, draws_of_repeats, draws_of_trials
 from lit_dps.analysis.law import Law, fit_law
 from lit_dps.analysis.law_table import law_rows
-from lit_dps.analysis.local_sgd import Curve, curve_rows, curves, with_communications
+from lit_dps.analysis.local_sgd import LocalCurve, local_curves, local_rows, with_communications
 from lit_dps.analysis.observations import (
     noise_of_search,
     observations_of_cells,
@@ -320,30 +320,30 @@ class Analysis:
 
     @cached_property
     def delay_laws(self) -> list[DelayLaw]:
-        """The law of batch size and delay of each series that has delays (`delay`)."""
+        """The joint law of batch size and delay of each series (`delay.delay_laws`)."""
         return delay_laws(self.scalings)
 
     @cached_property
     def delays(self) -> pd.DataFrame:
-        """One row a series and delay: the common law and its own (`delay.delay_rows`)."""
-        return delay_rows(self.delay_laws, self.scalings)
+        """One row a series and delay: joint and separate law (`delay.delay_rows`)."""
+        return delay_rows(self.delay_laws)
 
     @cached_property
     def delay_points(self) -> pd.DataFrame:
-        """One row a cell with K*, beside the law of all delays (`delay.delay_points`)."""
+        """One row a cell with K*, beside the joint law (`delay.delay_points`)."""
         return delay_points(self.delay_laws)
 
     @cached_property
     def critical_delays(self) -> pd.DataFrame:
-        """One row a series and batch size: the delay that doubles K* (`delay.doubling_rows`)."""
-        return doubling_rows(self.delay_laws)
+        """One row a series and batch size: the delay that doubles K* (`delay`)."""
+        return critical_delay_rows(self.delay_laws)
 
     @cached_property
-    def local_curves(self) -> list[Curve]:
+    def local_curves(self) -> list[LocalCurve]:
         """K* against the local steps of a round, by series and batch size (`local_sgd`)."""
-        return curves(self.record, self.cells)
+        return local_curves(self.record, self.cells)
 
     @cached_property
     def local_points(self) -> pd.DataFrame:
-        """One row a cell with K* of local SGD (`local_sgd.curve_rows`)."""
-        return curve_rows(self.local_curves)
+        """One row a cell with K* of local SGD (`local_sgd.local_rows`)."""
+        return local_rows(self.local_curves)

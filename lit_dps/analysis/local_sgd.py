@@ -1,13 +1,14 @@
-"""Local SGD: communications to the goal, and how K* depends on the length H of a round.
+"""Local SGD: communications to the goal, and how K* depends on the local steps H of a round.
 
-Theory has K* flat in H up to some H_crit, then rising (Stich 2019; Lin et al. 2020). On a quadratic
-with additive noise it is flat for any H, so all dependence comes from curvature that varies.
+In theory K* is constant in H up to some H_crit, then rises (Stich 2019; Lin et al. 2020). On a
+quadratic with additive noise it is constant for any H, so all dependence is due to curvature that
+varies.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
 import pandas as pd
@@ -20,15 +21,14 @@ from lit_dps.core.trial import Series, Trial
 
 KEY = "local.steps"
 SECTION = "local."
-# K* within this factor of that of the shortest rounds, or within a check interval of it, has not
-# grown.
+# K* is flat while it is within this factor of K* at the least H, or within a check interval of it.
 FLAT = 1.25
 
 
-def rounds_of(record: StudyRecord, trial: Trial) -> LocalSGDSchedule:
-    """Return the rounds that a trial was trained in.
+def schedule_of(record: StudyRecord, trial: Trial) -> LocalSGDSchedule:
+    """Return the schedule that a trial was trained with.
 
-    They come from its point, its cell, and the configuration of its study, in this order.
+    Metaparameters of the trial override its cell, which overrides the configuration of the study.
     """
     names = {field.name for field in fields(LocalSGDSchedule)}
     arguments: dict[str, Any] = {}
@@ -41,33 +41,33 @@ def rounds_of(record: StudyRecord, trial: Trial) -> LocalSGDSchedule:
     return LocalSGDSchedule(**arguments)
 
 
-def is_local(record: StudyRecord) -> bool:
-    """Return True if any cell of a study was, or is to be, trained by local SGD."""
-    middle: dict[str, Any] = {}
+def uses_local_sgd(record: StudyRecord) -> bool:
+    """Return True if any cell of a study is trained by local SGD."""
+    params: dict[str, Any] = {}
     for key, box in record.space.items():
         if key.startswith(SECTION):
-            middle[key] = box.at(0.5)
-    return any(rounds_of(record, Trial(cell, 0, middle)).on for cell in record.cells)
+            params[key] = box.at(0.5)
+    return any(schedule_of(record, Trial(cell, 0, params)).on for cell in record.cells)
 
 
 def communications(record: StudyRecord, summary: CellSummary) -> int | None:
     """Return how often the workers of the K* trial communicated until it met its goal.
 
-    See `LocalSGDSchedule.communications`. None without a K*, and without workers.
+    See `LocalSGDSchedule.communications`. None without a K*, and for a single worker.
     """
     if summary.best is None or summary.best.steps is None:
         return None
-    rounds = rounds_of(record, summary.best.trial)
-    if rounds.workers <= 1:
+    schedule = schedule_of(record, summary.best.trial)
+    if schedule.workers <= 1:
         return None
-    return rounds.communications(summary.best.steps)
+    return schedule.communications(summary.best.steps)
 
 
 def with_communications(
     record: StudyRecord, cells: Iterable[CellSummary], table: pd.DataFrame
 ) -> pd.DataFrame:
-    """Return a table of cells with the column communications, if any cell is of local SGD."""
-    if is_local(record):
+    """Return a table of cells, with the column communications if the study uses local SGD."""
+    if uses_local_sgd(record):
         column = frame({"communications": communications(record, cell)} for cell in cells)
         position = table.columns.get_loc("k_star")
         assert isinstance(position, int)
@@ -83,114 +83,136 @@ def communications_text(row: Row) -> dict[str, str]:
 
 
 class Point(NamedTuple):
-    """K* of one length of rounds.
+    """K* at one number of local steps.
 
     Attributes:
-        length: H, local steps of a round.
+        local_steps: H.
         k_star: K*, in steps.
-        communications: Until the goal.
-        is_bound: Whether K* is at the first check, and so an upper bound.
+        communications: Number of communications until the goal.
+        is_bound: Whether K* is at the first check, so that it is an upper bound.
     """
 
-    length: int
+    local_steps: int
     k_star: int
     communications: int
     is_bound: bool
 
+    def __str__(self) -> str:
+        bound = ""
+        relation = "="
+        if self.is_bound:
+            bound = "<= "
+            relation = "<="
+        communications = f"{bound}{self.communications} at H = {self.local_steps}"
+        return f"{communications} (K* {relation} {self.k_star})"
+
 
 @dataclass(frozen=True)
-class Curve:
-    """K* against H, at one batch size of a series without its H.
+class LocalCurve:
+    """K* against H at one batch size.
 
     Attributes:
-        series: Without its H.
+        series: The series, without its H.
         batch_size: In examples.
-        points: By H; cells without a K* are left out.
-        unmet: H without a complete trial.
+        points: Cells with a K*, by H, ascending.
+        missed: H of the cells without a complete trial, ascending.
         check_interval: Steps between two checks.
     """
 
     series: Series
     batch_size: int
     points: tuple[Point, ...]
-    unmet: tuple[int, ...]
+    missed: tuple[int, ...]
     check_interval: int
 
-    def grown(self, k_star: int) -> bool:
-        """Return True if K* is above that of the shortest rounds, beyond chance and rounding."""
+    def is_flat(self, k_star: int) -> bool:
+        """Return True if K* is that of the least H, up to chance and the check interval."""
         least = self.points[0].k_star
-        return k_star > max(FLAT * least, least + self.check_interval)
+        return k_star <= max(FLAT * least, least + self.check_interval)
 
     @property
     def flat_to(self) -> int | None:
-        """H_crit: the longest rounds up to which K* has not grown.
-
-        None without a K* of the shortest rounds, and where that is an upper bound.
-        """
+        """H_crit, the largest H up to which K* is flat; None if K* of the least H is unknown."""
         if not self.points or self.points[0].is_bound:
             return None
-        if any(length < self.points[0].length for length in self.unmet):
-            return None
-        k_star = {point.length: point.k_star for point in self.points}
+        first_missed = min(self.missed, default=None)
         flat_to = None
-        for length in sorted({*k_star, *self.unmet}):
-            if length in self.unmet or self.grown(k_star[length]):
+        for point in self.points:
+            is_beyond_missed = first_missed is not None and point.local_steps > first_missed
+            if is_beyond_missed or not self.is_flat(point.k_star):
                 break
-            flat_to = length
+            flat_to = point.local_steps
         return flat_to
 
     @property
-    def longest(self) -> int:
-        """The longest rounds that were tried."""
-        return max([*(point.length for point in self.points), *self.unmet])
+    def largest(self) -> int:
+        """The largest H that was tried."""
+        return max([*(point.local_steps for point in self.points), *self.missed])
+
+    def describe(self) -> str:
+        """Return up to which H K* is flat, and the fewest communications, in words."""
+        if len(self.points) < 2:
+            return "fewer than two H with a K*"
+        first = self.points[0]
+        if first.is_bound:
+            flat = f"K* at H = {first.local_steps} is an upper bound, so H_crit is unknown"
+        elif self.flat_to is None:
+            flat = "K* of the least H is unknown, so H_crit is unknown"
+        elif self.flat_to == self.largest:
+            flat = f"K* flat to H = {self.flat_to}, the largest"
+        else:
+            flat = f"K* flat to H = {self.flat_to}"
+        fewest = min(self.points, key=lambda point: point.communications)
+        return f"{flat}; fewest communications {fewest}, {first}"
 
 
-def curves(record: StudyRecord, cells: Iterable[CellSummary]) -> list[Curve]:
-    """Return K* against H of each series and batch size; none where H is no axis of the grid."""
+def local_curves(record: StudyRecord, cells: Iterable[CellSummary]) -> list[LocalCurve]:
+    """Return K* against H of each series and batch size; empty if H is no axis."""
     by_curve: dict[tuple[Series, int], list[CellSummary]] = {}
     for summary in cells:
-        axes = dict(summary.cell.axes)
-        if axes.pop(KEY, None) is not None:
-            series = replace(summary.cell.series, axes=tuple(sorted(axes.items())))
-            by_curve.setdefault((series, summary.cell.batch_size), []).append(summary)
-    found = []
-    for (series, batch_size), of_curve in sorted(by_curve.items(), key=lambda item: item[0]):
-        found.append(_curve(record, series, batch_size, of_curve))
-    return found
+        series = summary.cell.series
+        if KEY in dict(series.axes):
+            curve = (series.without(KEY), summary.cell.batch_size)
+            by_curve.setdefault(curve, []).append(summary)
+    curves = []
+    for (series, batch_size), summaries in sorted(by_curve.items(), key=lambda item: item[0]):
+        points = []
+        missed = []
+        for summary in summaries:
+            local_steps: Any = dict(summary.cell.axes)[KEY]
+            exchanges = communications(record, summary)
+            if summary.k_star is None:
+                missed.append(local_steps)
+            elif exchanges is not None:
+                point = Point(local_steps, summary.k_star, exchanges, summary.is_upper_bound)
+                points.append(point)
+        curves.append(
+            LocalCurve(
+                series,
+                batch_size,
+                tuple(sorted(points)),
+                tuple(sorted(missed)),
+                record.goal.check_interval,
+            )
+        )
+    return curves
 
 
-def _curve(
-    record: StudyRecord, series: Series, batch_size: int, cells: Sequence[CellSummary]
-) -> Curve:
-    """Return the curve of some cells that differ in H alone."""
-    points, unmet = [], []
-    for summary in cells:
-        length: Any = dict(summary.cell.axes)[KEY]
-        count = communications(record, summary)
-        if summary.k_star is None:
-            unmet.append(length)
-        elif count is not None:
-            points.append(Point(length, summary.k_star, count, summary.is_upper_bound))
-    return Curve(
-        series, batch_size, tuple(sorted(points)), tuple(sorted(unmet)), record.goal.check_interval
-    )
+def local_rows(curves: Iterable[LocalCurve]) -> pd.DataFrame:
+    """Return one row per cell with a K*.
 
-
-def curve_rows(found: Iterable[Curve]) -> pd.DataFrame:
-    """Return one row a cell with a K*.
-
-    Columns: sparsity and further axes, batch_size [examples], local_steps, H, k_star [steps],
-    communications, floor (1 where K* is at the first check, so that both are upper bounds), and
-    times_k_star, K* over that of the least H.
+    Columns: sparsity and further axes, batch_size [examples], local_steps (H), k_star [steps],
+    communications, floor (1 if K* is at the first check, so that both are upper bounds) and
+    times_k_star (K* over K* at the least H).
     """
     rows = []
-    for curve in found:
+    for curve in curves:
         for point in curve.points:
             rows.append(
                 {
                     **columns_of(curve.series),
                     "batch_size": curve.batch_size,
-                    "local_steps": point.length,
+                    "local_steps": point.local_steps,
                     "k_star": point.k_star,
                     "communications": point.communications,
                     "floor": int(point.is_bound),
@@ -200,35 +222,12 @@ def curve_rows(found: Iterable[Curve]) -> pd.DataFrame:
     return frame(rows)
 
 
-def sentence(curve: Curve) -> str:
-    """Return how far K* is flat in H, and the fewest communications, in words."""
-    if len(curve.points) < 2:
-        return "too few cells with a K*"
-    first = curve.points[0]
-    flat = "how far K* is flat is not known"
-    if curve.flat_to is not None:
-        flat = f"K* flat to H = {curve.flat_to}"
-    if first.is_bound:
-        flat += f": at H = {first.length} it is an upper bound"
-    elif curve.flat_to == curve.longest:
-        flat += ", the longest"
-    fewest = min(curve.points, key=lambda point: point.communications)
-    return f"{flat}; fewest communications {_point_text(fewest)}, {_point_text(first)}"
-
-
-def _point_text(point: Point) -> str:
-    """Return the communications and K* of a point in words."""
-    bound, relation = ("<= ", "<=") if point.is_bound else ("", "=")
-    k_star = f"(K* {relation} {point.k_star})"
-    return f"{bound}{point.communications} at H = {point.length} {k_star}"
-
-
-def local_text(every: Sequence[Curve]) -> str:
-    """Return the section of a report on local SGD: a line a curve; empty where H is no axis."""
-    if not every:
+def local_text(curves: Sequence[LocalCurve]) -> str:
+    """Return the section of a report on local SGD, a line per curve; empty without curves."""
+    if not curves:
         return ""
-    lines = [
-        f"local SGD: K* against H, flat while within x{FLAT:g} or a check of that of the least H"
-    ]
-    lines += [f"  {curve.series}  B={curve.batch_size}  {sentence(curve)}" for curve in every]
+    flat = f"at most {FLAT:g} x K* at the least H, or one check above it"
+    lines = [f"local SGD: K* against H (flat: {flat})"]
+    for curve in curves:
+        lines.append(f"  {curve.series}  B={curve.batch_size}  {curve.describe()}")
     return "\n".join(lines) + "\n"

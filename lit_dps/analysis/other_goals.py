@@ -1,8 +1,14 @@
-"""A study as it would have ended at another goal, from the curves of its trials."""
+"""The results of a study as if its goal had been another value of the same metric.
+
+Training does not depend on the goal, except for the step at which it stops. So the curve of a trial
+that stopped at the study's goal also shows when the trial reached every easier goal.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
+from typing import NamedTuple
 
 from lit_dps.core.errors import ConfigError
 from lit_dps.core.goal import Goal
@@ -12,40 +18,37 @@ from lit_dps.core.trial import Status, TrialResult
 
 
 def at_goal(record: StudyRecord, value: float) -> StudyRecord:
-    """The study as it would have ended at another value of the goal's metric, everything else
-    equal.
+    """Return a study as if its goal had been another value of the metric.
 
-    The curve of a run that went on to the hardest goal answers all easier ones: a trial is complete
-    at the first check that meets this goal, whatever became of it afterwards; one that never met it
-    ended as it did. Exact, since training knows nothing of the goal but when to stop. Where checks
-    stopped early (`GoalErrorCallback.early_reject`) and this was no goal of the study then, trials
-    of which nobody can tell are left out and told (`record.untold`), and so are all repeats of a
-    cell where one of them is such a trial. Where runs went on after their goal
-    (`record.train_past_goal`) so do these, and they answer harder goals too; but not repeats, which
-    end at the study's own goal: at a harder one there are none.
+    A trial is complete at its first check that meets the new goal, however it ended later. A trial
+    that never meets the new goal ends as it did. If trials train past the goal
+    (`record.train_past_goal`), they do so here too, and they also answer harder goals.
+
+    Two kinds of results are left out:
+        - A trial that may first have met the new goal at a check that stopped early
+          (`GoalErrorCallback.early_reject`). It is listed in `undetermined_points`. If a repeat is
+          such a trial, all repeats of its cell are left out.
+        - Repeats, if the new goal is harder: they always stop at the study's goal.
 
     Raises:
-        ConfigError: for a goal harder than the study's own, whose trials stopped too early to tell.
+        ConfigError: for a harder goal, if the trials stopped at the study's goal.
     """
-    own = record.goal
-    beyond = value != own.value and not own.is_easier(value)
-    if beyond and not record.train_past_goal:
-        side = "at most" if own.at_least else "at least"
-        raise ConfigError(
-            "goals", value, f"{side} {own.value:g}, the goal that the trials stopped at"
-        )
-    goal = own.with_value(value)
-    results, undetermined_points, repeats = {}, {}, {}
-    for cell, ended in record.results.items():
-        seen = {result.trial.point: _at(result, goal, record.train_past_goal) for result in ended}
-        known = [each for each in seen.values() if isinstance(each, TrialResult)]
-        results[cell] = truncate_at_race_limit(known, record.race_factor)
-        undetermined_points[cell] = {
-            point: step for point, step in seen.items() if isinstance(step, int)
-        }
-    for cell, ended in record.repeats.items():
-        seen = [] if beyond else [_at(result, goal, False) for result in ended]
-        repeats[cell] = [] if any(isinstance(each, int) for each in seen) else seen
+    is_harder = value != record.goal.value and not record.goal.is_easier(value)
+    if is_harder and not record.train_past_goal:
+        side = "at most" if record.goal.at_least else "at least"
+        allowed = f"{side} {record.goal.value:g}, because the trials stopped at that goal"
+        raise ConfigError("goals", value, allowed)
+    goal = record.goal.with_value(value)
+    results = {}
+    undetermined_points = {}
+    for cell, trials in record.results.items():
+        ended, undetermined = _end_at_goal(trials, goal, record.train_past_goal)
+        results[cell] = truncate_at_race_limit(ended, record.race_factor)
+        undetermined_points[cell] = undetermined
+    repeats = {}
+    for cell, trials in record.repeats.items():
+        ended, undetermined = _end_at_goal(trials, goal, train_past_goal=False)
+        repeats[cell] = [] if is_harder or undetermined else ended
     return dataclasses.replace(
         record,
         goal=goal,
@@ -56,26 +59,58 @@ def at_goal(record: StudyRecord, value: float) -> StudyRecord:
     )
 
 
-def _at(result: TrialResult, goal: Goal, train_past_goal: bool) -> TrialResult | int:
-    """How a trial would have ended, or the first check at which it may have met the goal, where
-    nobody can tell."""
-    steps, errors = result.curve.get("step", []), result.curve.get(goal.metric, [])
-    first = next((i for i, error in enumerate(errors) if goal.is_reached(error)), None)
-    if first is None:
-        return _missed(result, goal) if train_past_goal and result.steps is not None else result
-    stop = int(steps[first])
-    if not result.curve.get("exact", [1] * len(errors))[
-        first
-    ]:  # the true error lies above this one
-        return stop
-    complete = dataclasses.replace(result, status=Status.COMPLETE, steps=stop)
-    return complete if train_past_goal else cut(complete, stop)
+class _FirstMet(NamedTuple):
+    """The first check of a trial whose metric meets a goal.
+
+    Attributes:
+        step: Of the check.
+        is_bound: Whether the metric is a bound, so that its true value may miss the goal.
+    """
+
+    step: int
+    is_bound: bool
+
+
+def _first_met(result: TrialResult, goal: Goal) -> _FirstMet | None:
+    """Return the first check of a trial whose metric meets a goal; None if there is none."""
+    is_exact = result.curve.get("exact")
+    for i, value in enumerate(result.curve.get(goal.metric, [])):
+        if goal.is_reached(value):
+            is_bound = is_exact is not None and not is_exact[i]
+            return _FirstMet(int(result.curve["step"][i]), is_bound)
+    return None
+
+
+def _end_at_goal(
+    results: Iterable[TrialResult], goal: Goal, train_past_goal: bool
+) -> tuple[list[TrialResult], dict[int, int]]:
+    """Return how trials end at a goal, and the trials of which that is undetermined.
+
+    The latter are listed by point, with the first step at which each may have met the goal.
+    """
+    ended = []
+    undetermined = {}
+    for result in results:
+        met = _first_met(result, goal)
+        if met is None:
+            if train_past_goal and result.steps is not None:
+                ended.append(_missed(result, goal))
+            else:
+                ended.append(result)
+        elif met.is_bound:
+            undetermined[result.trial.point] = met.step
+        else:
+            complete = dataclasses.replace(result, status=Status.COMPLETE, steps=met.step)
+            ended.append(complete if train_past_goal else cut(complete, met.step))
+    return ended, undetermined
 
 
 def _missed(result: TrialResult, goal: Goal) -> TrialResult:
-    """How a run that went on after an easier goal ended, which did not meet this one."""
+    """Return how a trial ends that met an easier goal, trained on, and missed this one."""
     if result.steps_run >= goal.max_steps:
         status = Status.INCOMPLETE
+    elif result.failure:
+        status = Status.STOPPED
     else:
-        status = Status.STOPPED if result.failure else Status.INFEASIBLE
+        status = Status.INFEASIBLE
     return dataclasses.replace(result, status=status, steps=None)

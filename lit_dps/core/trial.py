@@ -56,6 +56,10 @@ class Series:
     sparsity: float = 0.0
     axes: tuple[tuple[str, Value], ...] = ()
 
+    def without(self, *keys: str) -> Series:
+        """Return the series without some of its further axes."""
+        return Series(self.sparsity, tuple(axis for axis in self.axes if axis[0] not in keys))
+
     def __str__(self) -> str:
         parts = [f"S={self.sparsity:g}"]
         for key, value in self.axes:

@@ -12,7 +12,7 @@ from matplotlib.lines import Line2D
 
 import lit_dps.report.figures.style as look
 from lit_dps.analysis.analysis import Analysis
-from lit_dps.analysis.budgets import EXAMPLES, STEPS, goes_on
+from lit_dps.analysis.budgets import EXAMPLES, STEPS, has_trained_past_goal
 from lit_dps.analysis.tables import count, legend, numbers, rows_of, where
 from lit_dps.core.goal import VALIDATION_ERROR
 from lit_dps.core.record import StudyRecord
@@ -24,7 +24,7 @@ TITLES = {STEPS: "within a number of steps", EXAMPLES: "within a number of examp
 
 def by_default(study: Analysis) -> bool:
     """Return True if trials continue after the goal; else most of its points are bounds."""
-    return goes_on(study.record) and missing(study) is None
+    return has_trained_past_goal(study.record) and missing(study) is None
 
 
 def rows(study: Analysis) -> pd.DataFrame:

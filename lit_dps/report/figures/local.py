@@ -27,14 +27,14 @@ def notes(study: Analysis) -> list[str]:
     """Return which cells the figure lacks."""
     cells = []
     for curve in study.local_curves:
-        cells += [f"B={curve.batch_size} {curve.series} H={length}" for length in curve.unmet]
+        cells += [f"B={curve.batch_size} {curve.series} H={steps}" for steps in curve.missed]
     if not cells:
         return []
     return [f"The local figure lacks cells in which no trial met the goal: {', '.join(cells)}."]
 
 
 def rows(study: Analysis) -> pd.DataFrame:
-    """Return the rows of `local_sgd.curve_rows`."""
+    """Return the rows of `local_sgd.local_rows`."""
     return study.local_points
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import matplotlib
 import pandas as pd
@@ -44,7 +43,7 @@ def draw(rows: pd.DataFrame, study: Analysis) -> Figure:
     panels: dict[Series, list[Series]] = {}
     for series, law in study.scalings.items():
         if law.k_star:
-            panels.setdefault(_without_method(series), []).append(series)
+            panels.setdefault(series.without(*KEYS), []).append(series)
     methods = sorted({_method(series) for series, law in study.scalings.items() if law.k_star})
     is_aside = len(methods) > MOST_ENTRIES
     columns = min(3, len(panels))
@@ -75,11 +74,6 @@ def draw(rows: pd.DataFrame, study: Analysis) -> Figure:
     else:
         look.legend_above(figure, handles)
     return figure
-
-
-def _without_method(series: Series) -> Series:
-    """Return a series without its method and start."""
-    return replace(series, axes=tuple(axis for axis in series.axes if axis[0] not in KEYS))
 
 
 def _method(series: Series) -> tuple[str, ...]:

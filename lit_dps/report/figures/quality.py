@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 
 import lit_dps.report.figures.style as look
 from lit_dps.analysis.analysis import Analysis
-from lit_dps.analysis.budgets import TOP, goes_on
+from lit_dps.analysis.budgets import TOP, has_trained_past_goal
 from lit_dps.analysis.tables import count, numbers, rows_of, where
 from lit_dps.report.figures.budgets import metric_axis, metric_label, why_no_metric
 
@@ -18,7 +18,7 @@ CAPTION = "best validation error within max_steps against batch size"
 
 def by_default(study: Analysis) -> bool:
     """Return True if trials continue after the goal; else the best value is only a bound."""
-    return goes_on(study.record) and missing(study) is None
+    return has_trained_past_goal(study.record) and missing(study) is None
 
 
 def rows(study: Analysis) -> pd.DataFrame:

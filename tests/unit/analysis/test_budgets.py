@@ -5,7 +5,14 @@ import math
 import pandas as pd
 import pytest
 
-from lit_dps.analysis.budgets import budget_rows, example_budgets, step_budgets
+from lit_dps.analysis.budgets import (
+    EXAMPLES,
+    STEPS,
+    Budget,
+    budget_rows,
+    example_budgets,
+    step_budgets,
+)
 from lit_dps.analysis.tables import records
 from lit_dps.core.goal import Goal
 from lit_dps.core.trial import Cell
@@ -33,7 +40,9 @@ def table(*trials, steps=(10, 40, 80), examples=(), goal=GOAL, **kw):
     for one in trials:
         cells.setdefault(one.trial.cell, []).append(one)
     study = analysis_of(cells, goal=goal, **kw)
-    return budget_rows(study.record, study.cells, steps, examples)
+    budgets = [Budget(STEPS, size) for size in steps]
+    budgets += [Budget(EXAMPLES, size) for size in examples]
+    return budget_rows(study.record, study.cells, budgets)
 
 
 def values(rows: pd.DataFrame, *names):
@@ -156,11 +165,13 @@ def test_ties_go_to_the_lowest_point_and_the_first_check():
 
 
 def test_the_families_of_budgets():
-    assert step_budgets(Goal(0.1, 16, 40_000)) == [32, 144, 624, 2496, 10_000, 40_000]
-    assert step_budgets(GOAL) == [10, 20, 40, 80]
-    assert example_budgets(GOAL, (4, 16, 64)) == [160, 320, 640, 1280]
-    for budget in example_budgets(GOAL, (4, 16, 64)):
-        assert sum(10 <= budget // b <= 80 for b in (4, 16, 64)) >= 2
+    long = step_budgets(Goal(0.1, 16, 40_000))
+    assert long == [(STEPS, size) for size in (32, 144, 624, 2496, 10_000, 40_000)]
+    assert step_budgets(GOAL) == [(STEPS, size) for size in (10, 20, 40, 80)]
+    by_examples = example_budgets(GOAL, (4, 16, 64))
+    assert by_examples == [(EXAMPLES, size) for size in (160, 320, 640, 1280)]
+    for budget in by_examples:
+        assert sum(10 <= budget.last_check(b, 10) <= 80 for b in (4, 16, 64)) >= 2
     assert example_budgets(GOAL, (4,)) == []
 
 

@@ -51,7 +51,7 @@ def test_a_known_law_is_found_again_from_all_delays_together():
     (law,) = study(lambda b, tau: 4e4 / b + 60 / stable_share(tau)).delay_laws
     assert law.fit.c1 == pytest.approx(4e4, rel=2e-3) and law.fit.c2 == pytest.approx(60, rel=5e-3)
     assert law.misfit < 0.005
-    assert str(law.series) == "S=0" and law.delays == DELAYS
+    assert str(law.series) == "S=0" and tuple(law.separate) == DELAYS
 
 
 def test_the_delay_that_doubles_the_steps():
@@ -59,11 +59,13 @@ def test_the_delay_that_doubles_the_steps():
         lambda b, tau: 4e4 / b + 60 / stable_share(tau), spread=(1.0, 1.1, 1.3)
     ).delay_laws
     for batch_size in (16, 1024):
-        tau, (low, high) = law.doubling(batch_size)
+        tau, (low, high) = law.critical_delay(batch_size)
         assert law.steps(batch_size, tau) == pytest.approx(2 * law.steps(batch_size, 0))
         assert low <= tau <= high and high < 1.5 * low + 1
-    assert law.doubling(16)[0] > 20 * law.doubling(1024)[0]  # small batches tolerate delay
-    assert law.doubling(10**9)[0] == pytest.approx(1.0, abs=1e-3)  # 1 / sin(pi / 6) = 2
+    assert (
+        law.critical_delay(16)[0] > 20 * law.critical_delay(1024)[0]
+    )  # small batches tolerate delay
+    assert law.critical_delay(10**9)[0] == pytest.approx(1.0, abs=1e-3)  # 1 / sin(pi / 6) = 2
 
 
 def test_two_points_meet_any_law():
@@ -89,7 +91,7 @@ COARSE = {
 
 
 def test_the_floor_without_a_delay_predicts_those_with_one():
-    law = DelayLaw(Series(0.0), (0,), {}, Law((), fit=Fit(1e4, 283)))
+    law = DelayLaw(Series(0.0), {}, Law((), fit=Fit(1e4, 283)))
     predicted = {tau: law.steps(WITHOUT_NOISE, tau) for tau in COARSE[WITHOUT_NOISE]}
     assert list(predicted.values()) == pytest.approx(
         [283, 566, 916, 1630, 3066, 5949, 11710], rel=2e-3
@@ -173,29 +175,25 @@ def test_the_critical_delay_is_the_one_that_doubles_the_steps_of_the_noisy_quadr
     ).delay_laws
     for b in sizes:
         true = float(np.interp(2 * found[b, 0], [found[b, tau] for tau in delays], delays))
-        tau, (low, high) = law.doubling(b)
+        tau, (low, high) = law.critical_delay(b)
         assert tau == pytest.approx(true, rel=0.25, abs=0.2)
         assert 0.75 * low - 0.2 <= true <= 1.25 * high + 0.2
 
 
-def test_the_report_has_the_free_laws_beside_the_one():
+def test_the_report_has_the_separate_laws_beside_the_joint_one():
     found = study(
         lambda b, tau: (2 if tau == 8 else 1) * 4e4 / b + 60 / stable_share(tau), spread=(1.0, 1.1)
     )
     lines = render(found).splitlines()
-    start = lines.index(
-        "each delay by a law of its own, and what the one law says of its c1 and c2"
-    )
+    (start,) = [i for i, line in enumerate(lines) if line.startswith("separate fit of each delay")]
     head, *rows = lines[start + 1 : start + 2 + len(DELAYS)]
-    assert "one law's c2" in head and [x.strip() for x in head.split("  ")[-2:]] == [
-        "own misfit",
-        "one law's misfit",
-    ]
+    assert "joint c2" in head
+    assert [x.strip() for x in head.split("  ")[-2:]] == ["separate misfit", "joint misfit"]
     by_delay = {int(line.split()[1]): line.split() for line in rows}
     assert list(by_delay) == list(DELAYS)
     assert float(by_delay[4][2]) == pytest.approx(
         4e4, rel=0.02
-    )  # own c1 of most delays, and of the one that differs
+    )  # separate c1 of most delays, and of the one that differs
     assert float(by_delay[8][2]) == pytest.approx(8e4, rel=0.02)
     assert float(by_delay[8][-2].rstrip("%")) <= 1 and found.delay_laws[0].misfit > 0.1
     assert float(by_delay[8][-1].rstrip("%")) > 15
@@ -211,10 +209,10 @@ def test_table_report_and_figure(tmp_path):
     assert list(table["own_c2"]) == pytest.approx(list(table["floor"]), rel=0.02)
     text = render(found)
     assert (
-        "K* = c1 / B + c2 / sin(pi / (2 (2 tau + 1))), all delays tau together\n  S=0  c1 = 40000 "
+        "K* = c1 / B + c2 / sin(pi / (2 (2 tau + 1))), joint fit of all delays tau\n  S=0  c1 = 40000 "
         " c2 = 60  misfit 0%" in text
     )
-    assert "the delay that doubles K*: " in text and " at B=16 and " in text
+    assert "K* doubles at delay " in text and " at B=16 and " in text
     files, notes = write_figures([FIGURE], [found], tmp_path)
     assert {path.name for path in files} == {"delay.csv", "delay.png", "delay.pdf"} and notes == []
     names = [path.name for path in write_all(found, tmp_path / "all")[0]]
@@ -223,7 +221,9 @@ def test_table_report_and_figure(tmp_path):
     )
     (law,) = found.delay_laws
     for row in records(found.critical_delays):
-        assert (row["critical_delay"], (row["low"], row["high"])) == law.doubling(row["batch_size"])
+        assert (row["critical_delay"], (row["low"], row["high"])) == law.critical_delay(
+            row["batch_size"]
+        )
     assert list(found.critical_delays["batch_size"]) == list(BATCH_SIZES)
     assert "own_c2" in (tmp_path / "all" / "delay-law.csv").read_text()
     left, right = drawn(FIGURE, found).axes

