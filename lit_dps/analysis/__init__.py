@@ -2,8 +2,8 @@
 
 `Analysis` is the index: it computes each table once, when it is first used. Read in this order:
 `summary` (K* of each cell), `observations` (K, its noise and its bounds), `law_fit`,
-`law_posterior` and `law` (K = c1 / B + c2, its intervals and its verdict), `k_star_draws`,
-`repeats`, `critical`, `answer` (time to the goal), `rates`, `theory`. This room imports
+`law_posterior` and `law` (K = c1 / B + c2, its intervals and its verdict), `repeats`,
+`critical`, `answer` (time to the goal), `rates`, `theory`. This room imports
 `lit_dps.core` only; `lit_dps.report` prints and draws its results.
 
 The names below are for other rooms and for users' scripts; `lit_dps.replication` uses no others.
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from lit_dps.analysis.intervals import REPLICATES as REPLICATES
     from lit_dps.analysis.intervals import Interval as Interval
     from lit_dps.analysis.intervals import estimate as estimate
-    from lit_dps.analysis.k_star_draws import Draws as Draws
     from lit_dps.analysis.law import MAX_MISFIT as MAX_MISFIT
     from lit_dps.analysis.law import Law as Law
+    from lit_dps.analysis.observations import noise_of_search as noise_of_search
     from lit_dps.analysis.rates import RATE_NAMES as RATE_NAMES
     from lit_dps.analysis.tables import cell_of as cell_of
     from lit_dps.analysis.tables import significant as significant
@@ -41,13 +41,13 @@ if TYPE_CHECKING:
 _PUBLIC = {
     "Analysis": "analysis",
     "DEFINITIONS": "critical",
-    "Draws": "k_star_draws",
     "MAX_MISFIT": "law",
     "PERCENTILES": "intervals",
     "REPLICATES": "intervals",
     "Interval": "intervals",
     "Law": "law",
     "estimate": "intervals",
+    "noise_of_search": "observations",
     "RATE_NAMES": "rates",
     "cell_of": "tables",
     "significant": "tables",

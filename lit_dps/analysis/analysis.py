@@ -25,7 +25,6 @@ from lit_dps.analysis.gradient_noise import (
     series_noise_laws,
 )
 from lit_dps.analysis.intervals import REPLICATES
-from lit_dps.analysis.k_star_draws import Draws, draws_of_repeats, draws_of_trials
 from lit_dps.analysis.law import Law, fit_law
 from lit_dps.analysis.law_table import law_rows
 from lit_dps.analysis.local_sgd import LocalCurve, local_curves, local_rows, with_communications
@@ -147,15 +146,6 @@ class Analysis:
         repeats = [each for each in self.repeats if each.cell.series == series]
         return fit_law(observations_of_repeats(repeats, luck), of_medians=True)
 
-    def k_star_draws(self, cell: Cell, over_seeds: bool = False, luck: float = 0.0) -> Draws:
-        """Return limits of K* in resamples of a cell (`k_star_draws`); arguments as in `law`."""
-        if not over_seeds:
-            return draws_of_trials(self.record, self.by_cell[cell])
-        steps = self.steps_over_seeds[cell.series][cell.batch_size]
-        interval = self.record.goal.check_interval
-        name = self.name_of(cell.series)
-        return draws_of_repeats(steps, cell.batch_size, interval, name, luck)
-
     def is_repeated(self, series: Series, min_seeds: int) -> bool:
         """Return True if each K* of a series was repeated on at least so many seeds."""
         if series not in self.median_scalings:
@@ -167,9 +157,9 @@ class Analysis:
         return all(len(steps) >= min_seeds for steps in seeds.values())
 
     def name_of(self, series: Series) -> str:
-        """Return the name that seeds the resampling of a series' repeats.
+        """Return the name that seeds the draws of a series (`Observation.draws`).
 
-        Repeats of other series and studies are resampled independently.
+        Draws of other series and studies are independent.
         """
         return f"{self.record.name} | {series}"
 

@@ -82,6 +82,11 @@ class Observation:
         return self.noise**2 + (self.check / self.steps) ** 2 / 12
 
     @property
+    def is_lower_bound(self) -> bool:
+        """Whether the goal was not met by these steps."""
+        return self.bound == AT_LEAST
+
+    @property
     def limits(self) -> Interval | None:
         """95 % limits of K; None for a bound, and where the noise is not known."""
         if self.bound or not self.noise:

@@ -1,14 +1,13 @@
-"""Numbers with 95 % intervals, from resampled trials or from repeats on fresh seeds.
+"""Numbers with 95 % intervals, from draws of K* or of medians over fresh seeds.
 
 Claims on steps are judged on the medians over seeds if the best points of all compared series were
-repeated, otherwise on K* (`laws_of`). The intervals of medians come from resampling the seeds, that
-is initial weights, masks and orders of examples. Another search might have another best
-point: `point_luck` adds that uncertainty to each cell.
+repeated, otherwise on K* (`laws_of`). Draws have the noise of the observations that the law is
+fitted to. Another search might have another best point: `search_noise` adds that uncertainty to
+the medians, as the noise of a K* contains it.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
@@ -20,10 +19,10 @@ from lit_dps.analysis import (
     PERCENTILES,
     REPLICATES,
     Analysis,
-    Draws,
     Interval,
     Law,
     estimate,
+    noise_of_search,
 )
 
 DENSE = 0.0
@@ -31,13 +30,13 @@ SPARSE = 0.9  # the sparsity that the paper compares with dense networks
 # Trials of a cell, seeds, points of the search or batch sizes below which a bootstrap decides
 # nothing.
 MIN_SAMPLES = 4
-# Standard deviation of log K* between searches of 25 points, of dense and of sparse cells. The next
-# 75 points lower log K* by 0.658, 0.346, 0.310, 0.260, 0.071, 0.069 and 9 times 0 in dense cells,
-# and by 0.681, 0.616, 0.602, 0.428, 0.400, 0.396, 0.300, 0.258, 0.227, 0.160, 0.132, 0.129 and
-# twice 0 at S = 0.9. In mean square these are 1.5 variances of exponential excesses of 0.18 and
-# 0.31; the value for sparse cells is rounded up.
-LUCK_POINTS = 25
-POINT_LUCK = {DENSE: 0.18, SPARSE: 0.35}
+
+
+class Draws(NamedTuple):
+    """Limits of a number in draws, each (R,); equal where the number itself is drawn."""
+
+    low: np.ndarray
+    high: np.ndarray
 
 
 class Estimate(NamedTuple):
@@ -99,35 +98,36 @@ def rests_on_medians(study: Analysis, *series: Series) -> bool:
 def laws_of(study: Analysis, *series: Series) -> list[Law]:
     """Return the laws that claims on steps are judged on: of medians (`rests_on_medians`) or K*."""
     over_seeds = rests_on_medians(study, *series)
-    return [study.law(each, over_seeds, point_luck(study, each)) for each in series]
+    noise = search_noise(study)
+    return [study.law(each, over_seeds, noise) for each in series]
 
 
-def point_luck(study: Analysis, series: Series) -> float:
-    """Return the standard deviation of log K* between searches of equally many points.
+def search_noise(study: Analysis) -> float:
+    """Return the standard deviation of log K* between searches of the cell with fewest trials."""
+    fewest = min(len(cell.trials) for cell in study.cells)
+    return noise_of_search(fewest, len(study.record.space))
 
-    It falls at least with the square root of the number of points: the nearest of n points is
-    nearer to the best one by n to the power of one over the dimensions, here one or two, and K is
-    smooth around it. The cell with the fewest points counts.
+
+def k_star_draws(study: Analysis, law: Law, cell: Cell) -> Draws:
+    """Return draws of K* of a cell, or of its median over seeds if the law is one of medians.
+
+    They are lower limits in a cell in which every trial missed the goal. The limits are 0 and
+    infinity if a law has no K* of the cell, or if it has fewer than `MIN_SAMPLES` trials.
     """
-    fewest = max(1, min(len(cell.trials) for cell in study.cells))
-    luck = POINT_LUCK[DENSE if series.sparsity == DENSE else SPARSE]
-    return luck * math.sqrt(LUCK_POINTS / fewest)
-
-
-def k_star_draws(study: Analysis, cell: Cell, of_medians: bool = False) -> Draws:
-    """Return limits of K* of a cell in resamples, or of its median over seeds.
-
-    A cell with fewer than `MIN_SAMPLES` trials has the limits 0 and infinity.
-    """
-    if of_medians:
-        return study.k_star_draws(cell, over_seeds=True, luck=point_luck(study, cell.series))
-    if len(study.by_cell[cell].trials) < MIN_SAMPLES:
-        return Draws(np.zeros(REPLICATES), np.full(REPLICATES, np.inf))
-    return study.k_star_draws(cell)
+    unlimited = np.full(REPLICATES, np.inf)
+    observation = law.observation(cell.batch_size)
+    if observation is None:
+        observation = study.scalings[cell.series].observation(cell.batch_size)
+    if observation is None or len(study.by_cell[cell].trials) < MIN_SAMPLES:
+        return Draws(np.zeros(REPLICATES), unlimited)
+    if observation.is_lower_bound:
+        return Draws(np.full(REPLICATES, observation.steps), unlimited)
+    drawn = observation.draws(REPLICATES, study.name_of(cell.series))
+    return Draws(drawn, drawn)
 
 
 def log_ratio(over: Draws, under: Draws) -> Draws:
-    """Return limits of log(over / under), from limits of both."""
+    """Return draws of log(over / under), from draws of both."""
     with np.errstate(divide="ignore"):  # a lower limit of 0 steps
         low = np.log(over.low) - np.log(under.high)
         high = np.log(over.high) - np.log(under.low)

@@ -9,7 +9,7 @@ from lit_dps import Cell, StudyRecord
 from lit_dps.replication.estimates import MIN_SAMPLES
 
 # Share of the trials of the fullest cell, below which a cell is incomplete: K* of fewer points is
-# higher, by more than `point_luck` allows for.
+# higher, by more than the noise of a search allows for.
 MIN_SHARE_OF_TRIALS = 0.5
 
 

@@ -12,11 +12,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from lit_dps import TrialResult
-from lit_dps.analysis import DEFINITIONS
+from lit_dps.analysis import DEFINITIONS, noise_of_search
 from lit_dps.core.paper_protocol import BATCH_SIZES, TRIALS
 from lit_dps.replication.claims import Claim, Judgement
 from lit_dps.replication.comparable import is_search, workload_and_goal
-from lit_dps.replication.estimates import DENSE, LUCK_POINTS, POINT_LUCK, SPARSE
 from lit_dps.replication.incomplete_cells import incomplete_cells
 from lit_dps.replication.parts import Image, Machine, Part, escaped, judge_parts, scale_of, table
 from lit_dps.replication.rules import Verdict
@@ -32,10 +31,11 @@ whole 95 % interval of the number, in brackets, is in the range, and not seen if
 is outside; otherwise it is undecided. The ranges were fixed before the first trial, except for
 "need more steps". This range, the other rules and the numbers of seeds were settled while studies
 ran, after first verdicts. Medians are over {seeds} of the best points. Their intervals include the
-noise of the search: with {points} samples per batch size a factor of {dense:.2g} where S = 0 and of
-{sparse:.2g} above. Each row shows the largest study that reaches a verdict, studies at the paper's
-goal first; if none reaches one, the largest study. Studies with the contrary verdict are listed
-beside it."""
+noise of the search: with {points} samples of learning rate and momentum per batch size a factor of
+{factor:.2g}. Each row shows the largest study that reaches a verdict, studies at the paper's goal
+first; if none reaches one, the largest study. Studies with the contrary verdict are listed beside
+it."""
+_EXAMPLE_POINTS = 25  # samples for which the page shows the noise of the search
 _WORDS = """\
 B is the batch size, S the share of pruned weights, K\\* the fewest optimizer steps to the goal of
 any trial. The law is K\\* = c1 / B + c2, and B_crit = c1 / c2. L, beta, Delta and epsilon are terms
@@ -265,12 +265,8 @@ def _rules(parts: Sequence[Part]) -> str:
         seeds = f"{min(counts)} seeds"
     elif counts:
         seeds = f"{min(counts)} to {max(counts)} seeds"
-    return _RULES.format(
-        seeds=seeds,
-        points=LUCK_POINTS,
-        dense=math.exp(POINT_LUCK[DENSE]),
-        sparse=math.exp(POINT_LUCK[SPARSE]),
-    )
+    noise = noise_of_search(_EXAMPLE_POINTS, dimensions=2)
+    return _RULES.format(seeds=seeds, points=_EXAMPLE_POINTS, factor=math.exp(noise))
 
 
 def _figure_sections(

@@ -26,7 +26,7 @@ from typing import NamedTuple
 import numpy as np
 
 from lit_dps import Series
-from lit_dps.analysis import Analysis, Draws, Law, cell_of, three_digits
+from lit_dps.analysis import Analysis, Law, cell_of, three_digits
 from lit_dps.replication.comparable import (
     OPTIMIZER,
     have_same_goal,
@@ -133,8 +133,8 @@ def exponent(study: Analysis, series: Series, small: int, large: int) -> Estimat
     """Return e of K* ~ B^e between two batch sizes that have a K* beyond the first check."""
     (law,) = laws_of(study, series)
     octaves = math.log(large / small)
-    over = k_star_draws(study, cell_of(series, large), law.of_medians)
-    under = k_star_draws(study, cell_of(series, small), law.of_medians)
+    over = k_star_draws(study, law, cell_of(series, large))
+    under = k_star_draws(study, law, cell_of(series, small))
     low, high = log_ratio(over, under)
     value = math.log(law.resolved[large] / law.resolved[small]) / octaves
     return estimate_of(value, low / octaves, high / octaves)
@@ -198,7 +198,9 @@ def _sparse_steps_ratio(study: Analysis, sparse: Series, dense: Series) -> Measu
     logs = []
     draws = []
     for batch_size in usable:
-        of_ratio = _ratio_draws(study, sparse, dense, batch_size, dense_law.of_medians)
+        sparse_draws = k_star_draws(study, sparse_law, cell_of(sparse, batch_size))
+        dense_draws = k_star_draws(study, dense_law, cell_of(dense, batch_size))
+        of_ratio = log_ratio(sparse_draws, dense_draws)
         draws.append(of_ratio)
         if batch_size in ratios:
             logs.append(math.log(ratios[batch_size]))
@@ -214,16 +216,6 @@ def _sparse_steps_ratio(study: Analysis, sparse: Series, dense: Series) -> Measu
     )
     notes = () if len(ratios) == len(under) else (coverage,)
     return Measurement(sentence, mean, of_medians=sparse_law.of_medians, notes=notes)
-
-
-def _ratio_draws(
-    study: Analysis, sparse: Series, dense: Series, batch_size: int, of_medians: bool
-) -> Draws:
-    """Return limits of the logarithm of sparse over dense K* at a batch size, in resamples."""
-    sparse_cell = cell_of(sparse, batch_size)
-    has_k_star = study.by_cell[sparse_cell].k_star is not None
-    over = k_star_draws(study, sparse_cell, of_medians and has_k_star)
-    return log_ratio(over, k_star_draws(study, cell_of(dense, batch_size), of_medians))
 
 
 def sparse_critical_ratio(study: Analysis, sparsity: float = SPARSE) -> Measurements | None:

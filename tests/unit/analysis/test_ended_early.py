@@ -14,7 +14,6 @@ from lit_dps.analysis.term_comparisons import measured_terms
 from lit_dps.core.racing import longest_attempt, truncate_at_race_limit
 from lit_dps.core.search_space import Range
 from lit_dps.core.trial import Cell, Series, Status
-from lit_dps.replication.estimates import k_star_draws
 from lit_dps.report.figures import lipschitz, metaparameters
 from lit_dps.storage.read import read_study
 from tests.support.claims import judged
@@ -138,18 +137,6 @@ def test_failed_trials_are_no_trials_of_a_resample_and_stopped_ones_are_not_succ
         for more in ([], [ended(10, "failed")], [ended(10, "stopped", 160)])
     )
     assert failed == plain != stopped and plain[0].interval is not None
-
-
-def test_where_a_stopped_trial_would_have_met_the_goal_is_open_from_there():
-    found = [*steps_of(CELL, 320, 640, None), ended(3, "stopped", 160)]
-    record = read({CELL: found}, trials=4)
-    low, high = k_star_draws(Analysis(record), CELL)
-    assert {*zip(low, high, strict=True)} == {(304, 320), (624, 640), (160, np.inf)}
-    failed = read({CELL: [*steps_of(CELL, 320, 640, None), ended(3, "failed", 160)]})
-    low, high = k_star_draws(Analysis(failed), CELL)
-    assert {*zip(low, high, strict=True)} == {
-        (0, np.inf)
-    }  # three trials that tell something are too few
 
 
 SIZES = (4, 16, 64, 256)

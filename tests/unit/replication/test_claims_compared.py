@@ -72,6 +72,7 @@ def test_only_studies_of_one_workload_are_compared():
     )
 
 
+@pytest.mark.usefixtures("certain_searches")
 def test_one_row_a_claim_and_study():
     sgd = study_of(law(1e6, 1000, POWERS), "sgd", config=SGD)
     momentum = study_of(law(3e6, 1000, POWERS), "momentum", config=MOMENTUM)

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 from scipy.stats import spearmanr
 
-from lit_dps.analysis import Draws
 from lit_dps.analysis.intervals import Interval
 from lit_dps.analysis.law import fit_law
 from lit_dps.analysis.observations import Observation
 from lit_dps.core.goal import Goal
 from lit_dps.core.trial import Cell, Series
 from lit_dps.replication.estimates import (
+    Draws,
     Estimate,
     estimate_of,
     k_star_draws,
@@ -160,26 +160,29 @@ def study_of(steps, slack=None, **goal):
     return analysis_of(cells, goal=Goal(0.1, **goal), race_factor=slack)
 
 
-def test_k_star_lies_between_checks_or_beyond_the_budget():
-    cell, few = Cell(8, 0.0), Cell(16, 0.0)
-    study = study_of(
-        {cell: [320, 640, None, None], few: [100, 100, 100]}, check_interval=20, max_steps=1000
-    )
-    low, high = k_star_draws(study, cell)
-    assert low.shape == high.shape == (1000,)
-    assert {*zip(low, high, strict=True)} == {(300, 320), (620, 640), (1000, math.inf)}
-    assert np.mean(high == math.inf) == pytest.approx(
-        1 / 16, abs=0.03
-    )  # all four draws miss both: (1/2)^4
-    assert {*zip(*k_star_draws(study, few), strict=True)} == {(0, math.inf)}
+def draws_at(study, batch_size):
+    """Draws of K* of a dense cell."""
+    return k_star_draws(study, study.scalings[Series(0.0)], Cell(batch_size, 0.0))
 
 
-def test_k_star_of_outraced_trials_lies_beyond_the_race():
-    cell = Cell(8, 0.0)
-    low, high = k_star_draws(
-        study_of({cell: [320, 640, 960, 960]}, 2.0, check_interval=20, max_steps=1000), cell
-    )
-    assert {*zip(low, high, strict=True)} == {(300, 320), (620, 640), (640, math.inf)}
+def test_draws_of_k_star_have_its_noise_and_the_checks():
+    study = study_of({Cell(8, 0.0): [320, 640, None, None]}, check_interval=20, max_steps=1000)
+    low, high = draws_at(study, 8)
+    assert low.shape == (1000,) and (low == high).all()
+    noise = study.scalings[Series(0.0)].observation(8).noise
+    assert np.log(low).std() == pytest.approx(noise, rel=0.1)
+    assert np.median(low) == pytest.approx(310, rel=0.05), "between the checks at 300 and 320"
+
+
+def test_k_star_of_a_cell_that_missed_the_goal_is_above_max_steps():
+    study = study_of({Cell(8, 0.0): [None] * 4}, check_interval=20, max_steps=1000)
+    assert {*zip(*draws_at(study, 8), strict=True)} == {(1000, math.inf)}
+
+
+@pytest.mark.parametrize("steps", [[100, 100, 100], [None, None, None]])
+def test_few_trials_leave_k_star_open(steps):
+    study = study_of({Cell(16, 0.0): steps}, check_interval=20, max_steps=1000)
+    assert {*zip(*draws_at(study, 16), strict=True)} == {(0, math.inf)}
 
 
 def test_ratios_of_limits():

@@ -212,7 +212,7 @@ def test_claims_are_judged_and_repeated_by_verdict():
         for line in claims.splitlines()
         if line.startswith("| larger batches give diminishing returns | fake")
     )
-    said = "S=0: examples at B=16384 over those at B=2: x1 [0.997, 1]"
+    said = "S=0: examples at B=16384 over those at B=2: x1 [0.998, 1]"
     assert (
         row
         == f"| larger batches give diminishing returns | fake | K\\* B grows | {said} | not seen "
