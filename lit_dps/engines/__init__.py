@@ -1,1 +1,25 @@
-"""Engines: who trains the trials."""
+"""Engines train the trials of a study.
+
+The course of one trial, with the file of each step:
+
+1. `lit_dps.study.workers.work` passes an `Attempt` at the trial to an engine, by `Engine.train`
+   (`engine`). The attempt has the goal, the step at which a race stops it, and where it pauses.
+2. `IntervalLoop.train` (`interval_loop`) chooses the loop. `eligible` decides whether the trial can
+   be stacked, trained as a single network, or needs Lightning's loop.
+3. `NetworkRun.begin` (`network_run`) builds the network and the data. It resumes the run from its
+   checkpoint, or prunes the network. `StackFiller` (`stack_filler`) finds the attempts of a stack.
+4. `RunGroup.train_interval` (`run_group`) trains the networks for `check_interval` steps, by
+   `SingleNetwork` (`single_network`) or `StackedNetworks` (`stack`), and validates them.
+5. `Attempt.record` (`lit_dps.core.attempt`) stores the check in the curve and decides: the goal is
+   met, the run diverged, its steps are spent, a race stops it, it pauses, or it continues.
+6. `RunGroup.end_interval` calls `at_check`, which raises if the process is asked to stop, and saves
+   checkpoints.
+7. The engine yields `Attempt.result()`. The worker stores it.
+
+In Lightning's loop, `TrainerEngine` (`trainer`) calls `Trainer.fit`. Callbacks of
+`lit_dps.training` take these steps: `PruningCallback` step 3, `GoalErrorCallback` steps 4 and 5,
+`CheckpointCallback` step 6.
+
+Two files hold rules that `eligible` checks: `module_hooks` lists the hooks of a module that the
+interval loop calls, and `update_check` compares the update of a stack with the optimizer's.
+"""

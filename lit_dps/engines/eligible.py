@@ -1,8 +1,8 @@
 """Which trials the interval loop can train, and which of them it can stack.
 
-The interval loop replaces Lightning's loop if module, data and trainer are those of lit_dps, or
+The interval loop replaces Lightning's loop if module, data and trainer come from lit_dps, or
 override nothing that the loop would leave out (`module_hooks`). A network in a stack must compute
-what it would compute by itself.
+the same as a single network.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from lit_dps.engines.module_hooks import (
     end_module,
     overridden,
 )
-from lit_dps.engines.update_check import why_not_its_schedule, why_not_its_update
+from lit_dps.engines.update_check import reason_against_schedule, reason_against_update
 from lit_dps.module import ImageClassifier, logs
-from lit_dps.optim import RULES, rule_of
+from lit_dps.optim import RULES, rule_of, trained_parameters
 from lit_dps.pruning import prunable
 from lit_dps.pruning.network_copies import copies_of, why_unprunable
 from lit_dps.training import GoalErrorCallback, lightning_private
@@ -92,7 +92,7 @@ def reason_of(error: Exception) -> str:
 
 def _reason_against_loop(built: Built, trainer: Trainer, training: Training) -> str | None:
     """Return why a trial needs Lightning's loop; None if the interval loop can train it."""
-    module, data = built.module, built.data
+    module = built.module
     name = type(module).__name__
     if training.smoothness.interval is not None:
         return "smoothness.interval is set, and Lightning's loop alone measures smoothness"
@@ -101,13 +101,53 @@ def _reason_against_loop(built: Built, trainer: Trainer, training: Training) -> 
         return reason
     if not isinstance(module, ImageClassifier):
         return f"{name} is no ImageClassifier"
+    reason = (
+        _reason_against_steps(module)
+        or _reason_against_data(built.data)
+        or _reason_against_validation(module, trainer, training)
+    )
+    if reason is not None:
+        return reason
+    if why_unprunable(module) or any(map(is_parametrized, module.modules())):
+        return f"{name} makes its weights from other parameters"
+    with unchanged_attributes(module):  # the module may be trained afterwards
+        configured = module.configure_optimizers()
+    reason = _reason_against_optimizer(module, configured)
+    if reason is not None:
+        return reason
+    module.to(trainer.strategy.root_device)
+    detach_trainer(module)
+    examples = _first_examples(built)
+    if overridden(module, CALLED_HOOKS):
+        optimizer, _ = optimizer_of(configured)
+        return _reason_against_hooks(module, optimizer, examples)
+    module.loss(examples)
+    return None
+
+
+def _reason_against_steps(module: ImageClassifier) -> str | None:
+    """Return why the training steps of a module need Lightning's loop; None if they do not."""
+    name = type(module).__name__
     if not module.automatic_optimization:
         return f"{name} uses manual optimization"
     methods = overridden(module, LIGHTNING_METHODS)
     if methods:
         return f"{name} overrides {', '.join(methods)}"
-    if not (standard_data(data) and inherits(data, ImageData, DATA_METHODS)):
-        return f"{type(data).__name__} does not keep its images in memory as ImageData does"
+    return None
+
+
+def _reason_against_data(data: LightningDataModule) -> str | None:
+    """Return why a data module needs Lightning's loop; None if it does not."""
+    if standard_data(data) and inherits(data, ImageData, DATA_METHODS):
+        return None
+    return f"{type(data).__name__} does not keep its images in memory as ImageData does"
+
+
+def _reason_against_validation(
+    module: ImageClassifier, trainer: Trainer, training: Training
+) -> str | None:
+    """Return why the validation of a module needs Lightning's loop; None if it does not."""
+    name = type(module).__name__
     metrics = sorted({*training.metrics} - {"val_loss"})
     if metrics:
         return f"study.metrics has {', '.join(metrics)}, and only val_loss is measured without it"
@@ -116,29 +156,31 @@ def _reason_against_loop(built: Built, trainer: Trainer, training: Training) -> 
     methods = overridden(module, VALIDATION_METHODS)
     if methods and not goal.early_reject:
         return f"{name} overrides {', '.join(methods)}, and goal.early_reject is false"
-    if not EarlyCheck.supports(trainer, module, goal.monitor):
-        if methods:
-            return f"{name} overrides {', '.join(methods)}, and not per_example_error after it"
-        return f"{name} validates {goal.monitor}, and not by per_example_error"
-    if why_unprunable(module) or any(map(is_parametrized, module.modules())):
-        return f"{name} makes its weights from other parameters"
-    with unchanged_attributes(module):  # the module may be trained afterwards
-        configured: Any = module.configure_optimizers()
+    if EarlyCheck.supports(trainer, module, goal.monitor):
+        return None
+    if methods:
+        return f"{name} overrides {', '.join(methods)}, and not per_example_error after it"
+    return f"{name} validates {goal.monitor}, and not by per_example_error"
+
+
+def _reason_against_optimizer(module: ImageClassifier, configured: Any) -> str | None:
+    """Return why an optimizer or schedule needs Lightning's loop; None if it does not.
+
+    Args:
+        module: The module.
+        configured: The value of its `configure_optimizers`.
+    """
+    name = type(module).__name__
     optimizer, schedule = optimizer_of(configured)
-    if not isinstance(optimizer, torch.optim.Optimizer) or requires_closure(optimizer):
-        return f"{name} has no optimizer that steps by itself"
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        return f"{name} does not have exactly one optimizer of torch"
+    if requires_closure(optimizer):
+        return f"the optimizer of {name} needs a closure"
     if schedule is not None and not _is_stepped_every_step(configured["lr_scheduler"]):
         return f"the schedule of {name} is not stepped once a step"
-    trained = set()
-    for group in optimizer.param_groups:
-        trained.update(id(p) for p in group["params"] if p.requires_grad)
-    if copies_of(module, prunable(module, held=trained), trained):
+    trained_ids = set(map(id, trained_parameters(optimizer)))
+    if copies_of(module, prunable(module, held=trained_ids), trained_ids):
         return f"{name} holds a copy of its network, which is pruned with it"
-    module.to(trainer.strategy.root_device)
-    detach_trainer(module)
-    if overridden(module, CALLED_HOOKS):
-        return _reason_against_hooks(module, optimizer, _first_examples(built))
-    module.loss(_first_examples(built))
     return None
 
 
@@ -189,7 +231,7 @@ def standard_data(data: LightningDataModule | None) -> bool:
 
 
 def _reason_against_trainer(trainer: Trainer) -> str | None:
-    """Return which setting of a trainer needs Lightning's loop; None if there is none.
+    """Return which setting of a trainer needs Lightning's loop; None if no setting does.
 
     The interval loop only updates weights in a step, on one device in full precision.
     """
@@ -213,7 +255,7 @@ def _reason_against_trainer(trainer: Trainer) -> str | None:
     }
     for name, needs_lightning in settings.items():
         if needs_lightning:
-            return f"trainer.{name} needs Lightning's own loop"
+            return f"trainer.{name} needs Lightning's loop"
     return None
 
 
@@ -226,17 +268,18 @@ def _reason_against_stack(built: Built, max_steps: int) -> str | None:
     if hooks:
         return f"{name} overrides {', '.join(hooks)}, called for one network at a time"
     optimizer, schedule = optimizer_of(module.configure_optimizers())
-    if rule_of(optimizer) is None:
-        return f"{type(optimizer).__name__} as configured is none of {', '.join(RULES)}"
-    reason = why_not_its_schedule(schedule, max_steps)
+    if not rule_of(optimizer):
+        return f"{type(optimizer).__name__} as configured matches no rule of {', '.join(RULES)}"
+    reason = reason_against_schedule(schedule, max_steps)
     if reason is not None:
         return f"the schedule of {name} cannot be stacked: {reason}"
     parameters = list(module.parameters())
-    has_hooks = any(p._backward_hooks or p._post_accumulate_grad_hooks for p in parameters)  # pyright: ignore[reportAttributeAccessIssue]
-    if has_hooks or optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
-        return f"{name} has hooks on its parameters or its optimizer"
-    trained = {id(p) for p in parameters if p.requires_grad}
-    if {id(p) for p in optimizer.param_groups[0]["params"] if p.requires_grad} != trained:
+    if any(map(_has_hooks, parameters)):
+        return f"{name} has hooks on its parameters"
+    if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
+        return f"{name} has hooks on its optimizer"
+    trained_ids = {id(p) for p in parameters if p.requires_grad}
+    if set(map(id, trained_parameters(optimizer))) != trained_ids:
         return "the optimizer and the trained parameters are not the same"
     reason = _reason_against_stacked_loss(module, _first_examples(built))
     if reason is not None:
@@ -245,7 +288,12 @@ def _reason_against_stack(built: Built, max_steps: int) -> str | None:
     optimizer, _ = optimizer_of(module.configure_optimizers())
     rule = rule_of(optimizer)
     assert rule is not None
-    return why_not_its_update(module, optimizer, rule)
+    return reason_against_update(module, optimizer, rule)
+
+
+def _has_hooks(parameter: Any) -> bool:
+    """Return True if a parameter has hooks on its gradient."""
+    return bool(parameter._backward_hooks or parameter._post_accumulate_grad_hooks)
 
 
 def _reason_against_stacked_loss(
@@ -255,10 +303,7 @@ def _reason_against_stacked_loss(
     name = type(module).__name__
     try:
         with torch.no_grad(), full_float32():
-            reason = _reason_against_loss(module, batch)
-            if reason is None:
-                reason = _reason_against_vmap(module, batch)
-            return reason
+            return _reason_against_loss(module, batch) or _reason_against_vmap(module, batch)
     except (RuntimeError, TypeError, ValueError) as error:
         text = str(error).splitlines()[0][:ERROR_LENGTH]
         return f"{name} does not run under torch.vmap ({text})"
@@ -294,14 +339,14 @@ def _reason_against_vmap(module: ImageClassifier, batch: tuple[Tensor, Tensor]) 
         two[key] = torch.stack([tensor.detach(), tensor.detach()])
     stacked_loss = vmap(lambda tensors: call("loss", tensors, batch))(two)
     if not torch.allclose(stacked_loss, torch.stack([loss, loss]), rtol=TOLERANCE):
-        return f"the loss of {name} is another under torch.vmap"
+        return f"the loss of {name} differs under torch.vmap"
     module.eval()
-    alone = module.per_example_error(batch).expand(2, -1)
+    single = module.per_example_error(batch).expand(2, -1)
     stacked = vmap(lambda tensors: call("per_example_error", tensors, batch))(two)
     # A check counts decisions, so these must be equal and not only close.
-    same_decisions = torch.equal(stacked >= 1, alone >= 1)
-    if not same_decisions or not torch.allclose(stacked, alone, rtol=TOLERANCE):
-        return f"the per_example_error of {name} is another under torch.vmap"
+    same_decisions = torch.equal(stacked >= 1, single >= 1)
+    if not same_decisions or not torch.allclose(stacked, single, rtol=TOLERANCE):
+        return f"the per_example_error of {name} differs under torch.vmap"
     return None
 
 

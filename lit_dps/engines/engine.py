@@ -1,7 +1,8 @@
-"""What all engines share: their protocol, and the settings that the trials of a study share.
+"""Engine: the protocol of all engines; Training: the settings that the trials of a study share.
 
-`IntervalLoop` trains the trials that it supports without Lightning's loop, and `TrainerEngine`
-trains any trial with it. Both ask `Attempt.record` at each check how a run continues.
+`IntervalLoop` trains the trials that it supports without Lightning's loop. `TrainerEngine` trains
+any trial with Lightning's loop. Both pass each check to `Attempt.record`, which decides whether the
+run continues.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ from lit_dps.training.checkpoint_files import CheckpointFile, Checkpoints
 from lit_dps.training.lightning_private import error_of_fit
 from lit_dps.training.workload import Workload
 
-OPTIONS = "pruning.options."  # an axis of the grid may be an argument of the pruning method
+# Prefix of keys that name an argument of the pruning method, such as an axis of the grid.
+METHOD_OPTIONS = "pruning.options."
 # In elements: 256 MiB in float32, which is several times all 100 points of the paper's networks.
 MAX_STORED_SCORES = 2**26
 PassKey = tuple[int, ...]  # `TrainingPass.key` of the pass that took the scores
@@ -49,10 +51,10 @@ class Engine(Protocol):
         """Train attempts until none remains, and yield each result as soon as it is available.
 
         Args:
-            next_attempt: Returns the next attempt, or None if there is none at present. An engine
-                calls it when it has room for another attempt.
+            next_attempt: Returns the next attempt, or None if no attempt remains at present. An
+                engine calls it when it has room for another attempt.
             at_check: Called after each check whose run continues. To stop training, it raises on
-                all ranks.
+                all ranks. Then the runs are saved, and resume when they are attempted again.
         """
         ...
 
@@ -68,10 +70,10 @@ class Training:
         smoothness: What is measured along a trial.
         optim: The delay of the gradients.
         local: The workers of local SGD.
-        checkpoints: Where long runs are saved and resumed from; None saves nothing.
+        checkpoints: The checkpoint files of long runs; None saves nothing.
         metrics: Further validation metrics to keep in the curve.
-        budget: The trainer's steps that the module and its schedules see, if runs end earlier; None
-            for the goal's.
+        budget: The number of steps that the module and its schedules see, if runs end earlier; None
+            shows `goal.max_steps`.
     """
 
     workload: Workload
@@ -93,8 +95,8 @@ class Training:
         arguments: dict[str, Any] = {}
         options = {}
         for key, value in trial.cell.axes:
-            if key.startswith(OPTIONS):
-                options[key.removeprefix(OPTIONS)] = value
+            if key.startswith(METHOD_OPTIONS):
+                options[key.removeprefix(METHOD_OPTIONS)] = value
             elif key.startswith("pruning."):
                 arguments[key.removeprefix("pruning.")] = value
         if options:
@@ -129,9 +131,11 @@ class Training:
             trial: The trial whose network was scored. A repeat has a different network in each
                 cell, so its scores are not stored.
             key: Key of the scoring pass; None if the pass depends on the training batch size.
-            scores: The scores; None if the method has no scores that serve other sparsities.
+            scores: The scores; None if the scores of the method depend on the sparsity.
         """
-        if scores is None or key is None or trial.repeat or not network_is_shared(self.workload):
+        if scores is None or key is None:
+            return
+        if trial.repeat or not network_is_shared(self.workload):
             return
         size = sum(score.numel() for score in scores.values())
         for _, stored in self._scores.values():
@@ -148,14 +152,14 @@ class Training:
             trial: The trial.
             measure: Measures the shape. It is called once for all trials that share the shape.
         """
-        others = []
+        other_params = []
         for key, value in trial.params.items():
             if key.rpartition(".")[2] not in RATE_NAMES:
-                others.append((key, value))
-        shared = trial.cell.batch_size, trial.cell.axes, repr(sorted(others))
-        if shared not in self._schedules:
-            self._schedules[shared] = measure()
-        return self._schedules[shared]
+                other_params.append((key, value))
+        shared_key = trial.cell.batch_size, trial.cell.axes, repr(sorted(other_params))
+        if shared_key not in self._schedules:
+            self._schedules[shared_key] = measure()
+        return self._schedules[shared_key]
 
     def checkpoint_file(self, attempt: Attempt, engine: str) -> CheckpointFile | None:
         """Return the file in which an engine saves an attempt; None without checkpoints."""
@@ -177,15 +181,15 @@ class Training:
             del settings["smoothness"]["noise"]
         if self.optim.delay:
             settings["optim"] = plain(self.optim)
-        rounds = self.local_sgd_callback(trial).rounds
-        if rounds.on:
-            settings["local"] = plain(rounds)
+        local = self.local_sgd_callback(trial).rounds
+        if local.on:
+            settings["local"] = plain(local)
         if self.metrics:
             settings["metrics"] = list(self.metrics)
         return self.checkpoints.file(trial, settings)
 
     def run_attempt(self, attempt: Attempt, train: Callable[[Attempt], None]) -> TrialResult:
-        """Train an attempt and return its result; an error of its own makes it a failed trial.
+        """Train an attempt and return its result; an error in its code makes it a failed trial.
 
         Raises:
             NeedsLightning: If the interval loop cannot train the attempt.

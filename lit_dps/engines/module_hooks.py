@@ -4,8 +4,8 @@ A subclass of `ImageClassifier` may override any hook of Lightning. It trains in
 if each hook that it overrides is of one of these kinds:
 
 - The interval loop calls the hook where Lightning does: `START_HOOKS`, `STEP_HOOKS`, `END_HOOKS`.
-- A fit does not call the hook: those of tests and predictions.
-- The hook does nothing: its body is empty, like that of the method it overrides.
+- A fit does not call the hook, because it is a hook of tests or predictions.
+- The hook does nothing: its body and the body of the method it overrides are empty.
 
 It must not use the trainer either, because the interval loop has none. `self.log` is allowed: a
 study has no logger, so that the logged values are lost in Lightning's loop too.
@@ -86,7 +86,7 @@ class NeedsLightning(RuntimeError):
 
 
 class NoTrainer:
-    """Stands in for the trainer of a module in the interval loop. Reading it raises.
+    """Replaces the trainer of a module in the interval loop. Reading an attribute raises.
 
     Args:
         module: Name of the module's class.
@@ -132,7 +132,8 @@ def does_nothing(method: Callable) -> bool:
 
 def detach_trainer(module: LightningModule) -> None:
     """Make a module raise NeedsLightning if it reads its trainer, and ignore what it logs."""
-    module._trainer = NoTrainer(type(module).__name__)  # pyright: ignore[reportAttributeAccessIssue]
+    trainer: Any = NoTrainer(type(module).__name__)
+    module._trainer = trainer
     if type(module).log is LightningModule.log:
         module.__dict__["log"] = _ignore
 

@@ -1,39 +1,36 @@
-"""One run of the interval loop: how it starts, trains by itself, is saved and resumes."""
+"""NetworkRun: an attempt in the interval loop, from its start or resume to its checkpoints."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import torch
+from lightning.pytorch import Trainer
 from lightning.pytorch.utilities.types import LRSchedulerConfig
 from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from lit_dps.core.attempt import Attempt
+from lit_dps.core.trial import STACKED, Trial
 from lit_dps.data import ImageData
-from lit_dps.data.loaders import Steps
 from lit_dps.data.order import steps
 from lit_dps.engines.eligible import optimizer_of
 from lit_dps.engines.engine import Training
-from lit_dps.engines.module_hooks import STEP_HOOKS, NeedsLightning, overridden
-from lit_dps.module import ImageClassifier, weights_finite
-from lit_dps.optim import OURS, rule_of
-from lit_dps.optim.delay import delay_gradients
+from lit_dps.engines.module_hooks import prepare_module
+from lit_dps.module import ImageClassifier
+from lit_dps.optim import trained_parameters
 from lit_dps.optim.local_sgd import LocalSGD
 from lit_dps.pruning import Mask, Network, mask_flags, prunable, prune
 from lit_dps.pruning.mask import multiply
 from lit_dps.pruning.start import start
-from lit_dps.training.checkpoint_files import CheckpointFile, Checkpoints
-from lit_dps.training.early_check import evaluating
+from lit_dps.training.checkpoint_files import CheckpointFile
 from lit_dps.training.hidden_state import capture_attributes, restore_attributes
-from lit_dps.training.local_sgd_callback import SharedTensors, mean_of, part_of
 from lit_dps.training.pruning_callback import PruningCallback
 from lit_dps.training.rate_curve import rates_of_steps, schedule_shape
 from lit_dps.training.rng_state import capture, preserve_rng_state, restore
@@ -45,8 +42,29 @@ from lit_dps.training.workload import Built
 GPU_PASS_BATCH_SIZE = 1000
 
 
+def build_trial(training: Training, trial: Trial | None) -> tuple[Built, torch.device]:
+    """Return the module and data of a trial, set up, and the device on which it trains."""
+    assert trial is not None
+    built = training.workload.build(trial)
+    trainer = Trainer(**built.trainer)
+    built.data.trainer = trainer  # the setup of a user's data module may read it
+    built.data.prepare_data()
+    built.data.setup("fit")
+    prepare_module(built.module)
+    return built, trainer.strategy.root_device
+
+
 class CheckOutcome(NamedTuple):
-    """What a check at the end of an interval found for one run; see `Attempt.record`."""
+    """The result of the check of one run at the end of an interval.
+
+    Attributes:
+        row: The row of the run in its stack; 0 for a single network.
+        error: The validation error, or a lower bound of it.
+        exact: Whether the error is no bound.
+        loss: Training loss of the last batch, before its update.
+        finite: Whether all weights are finite.
+        metrics: Values of the further metrics.
+    """
 
     row: int
     error: float
@@ -115,17 +133,16 @@ class NetworkRun:
         """
         trial = attempt.trial
         assert trial is not None and isinstance(built.data, ImageData)
-        checkpoints = training.checkpoints
-        file = training.checkpoint_file(attempt, "interval loop")
-        checkpoint = None
-        if file is not None:
-            assert checkpoints is not None
-            checkpoint = checkpoints.find(trial, file.about)
+        if training.goal.stops_checks_early:
+            attempt.enable_early_checks()
         module = built.module.to(device)
         assert isinstance(module, ImageClassifier)
         optimizer, schedule = optimizer_of(module.configure_optimizers())
         module.on_fit_start()
-        rounds = training.local_sgd_callback(trial).rounds
+        local = None
+        local_schedule = training.local_sgd_callback(trial).rounds
+        if local_schedule.on:
+            local = LocalSGD(local_schedule, optimizer)
         run = cls(
             attempt,
             module,
@@ -133,25 +150,32 @@ class NetworkRun:
             optimizer,
             schedule,
             mask=None,
-            file=file,
+            file=training.checkpoint_file(attempt, "interval loop"),
             batches=steps(built.data.epochs(), built.data.batch_size, attempt.goal.check_interval),
             delay=training.delay_callback(trial).delay,
-            local=LocalSGD(rounds, optimizer) if rounds.on else None,
+            local=local,
         )
-        if checkpoint is not None and checkpoints is not None:
-            # The state is restored last, so that these hooks do not change it a second time.
-            module.on_train_start()
-            state = torch.load(checkpoint, map_location=device, weights_only=True)
-            run._resume(state, checkpoints)
-        else:
-            run._prune(training, GPU_PASS_BATCH_SIZE if stacked and device.type == "cuda" else 0)
-            shape = training.schedule_shape(trial, partial(run._schedule_shape, training))
-            attempt.flags = {**attempt.flags, **shape}
-            module.on_train_start()
-            module.on_train_epoch_start()
-            run._mask_weights()
-        attempt.kept = {} if run.mask is None else run.mask.kept()
+        if not run._resume_from_file():
+            run._start(training, stacked)
+        if run.mask is not None:
+            attempt.kept = run.mask.kept()
+        if stacked:
+            attempt.flags = {**attempt.flags, STACKED: 1}
         return run
+
+    def _start(self, training: Training, stacked: bool) -> None:
+        """Prune the network and begin training, with the hooks that Lightning calls."""
+        trial = self.attempt.trial
+        assert trial is not None
+        min_batch_size = 0
+        if stacked and self.module.device.type == "cuda":
+            min_batch_size = GPU_PASS_BATCH_SIZE
+        self._prune(training, min_batch_size)
+        shape = training.schedule_shape(trial, partial(self._schedule_shape, training))
+        self.attempt.flags = {**self.attempt.flags, **shape}
+        self.module.on_train_start()
+        self.module.on_train_epoch_start()
+        self._mask_weights()
 
     def _prune(self, training: Training, min_batch_size: int) -> None:
         """Prune the network as `PruningCallback` does.
@@ -164,13 +188,14 @@ class NetworkRun:
         pruning = training.pruning_callback(trial)
         if pruning.sparsity == 0:
             return
-        trained_ids = set()
-        for group in self.optimizer.param_groups:
-            trained_ids.update(id(p) for p in group["params"] if p.requires_grad)
+        trained_ids = set(map(id, trained_parameters(self.optimizer)))
         batch_size = pruning.batch_size
         if pruning.pruner.batch_invariant:
             batch_size = max(min_batch_size, batch_size)
+        stored_scores = None
         stored = training.stored_scores(trial)
+        if stored is not None:
+            stored_scores = stored[1]
         make_copy = partial(self._copy, pruning, trained_ids, batch_size)
         self.mask, scores = prune(
             pruning.pruner,
@@ -178,7 +203,7 @@ class NetworkRun:
             pruning.sparsity,
             pruning.seed,
             name=type(self.module).__name__,
-            known=None if stored is None else stored[1],
+            known=stored_scores,
         )
         # The data module makes the scoring pass, so the key of the pass is empty.
         training.store_scores(trial, (), scores)
@@ -187,17 +212,21 @@ class NetworkRun:
             if parameter.requires_grad and id(parameter) in trained_ids:
                 trained += parameter.numel()
         start_flags = start(pruning.init, self.module, self.mask, make_copy, pruning.redraw)
-        self.attempt.flags = mask_flags(self.mask, pruning.pruner, trained) | start_flags
+        self.attempt.flags = {**mask_flags(self.mask, pruning.pruner, trained), **start_flags}
 
     def _mask_weights(self) -> None:
         """Set the pruned weights to zero, which a hook of the module may have changed."""
-        if self.mask is None:
-            return
-        parameters = dict(self.module.named_parameters())
         with torch.no_grad():
-            multiply(
-                [(parameters[name], keep.to(parameters[name])) for name, keep in self.mask.items()]
-            )
+            multiply(self.masked_parameters())
+
+    def masked_parameters(self) -> list[tuple[Tensor, Tensor]]:
+        """Return each pruned parameter with its mask, which has the parameter's type and device."""
+        parameters = dict(self.module.named_parameters())
+        pairs = []
+        for name, keep in (self.mask or {}).items():
+            parameter = parameters[name]
+            pairs.append((parameter, keep.to(parameter)))
+        return pairs
 
     def _schedule_shape(self, training: Training) -> dict[str, float]:
         """Return the shape of the schedule as `ScheduleCallback` measures it."""
@@ -267,19 +296,23 @@ class NetworkRun:
         """
         assert self.file is not None
         state = {
-            "about": self.file.about,
+            "about": self.file.identity,
             "global_step": self.steps,
             "seconds": self.elapsed_seconds(),
             "paused": self.attempt.status is not None,
             "run": {"curve": self.attempt.curve, "observed": self.attempt.flags},
-            "mask": None if self.mask is None else dict(self.mask),
+            "mask": None,
             "module": self.module.state_dict(),
             "optimizer": self.optimizer.state_dict(),
-            "schedule": None if self.schedule is None else self.schedule.state_dict(),
+            "schedule": None,
             "priority": priority,
             "generators": capture(self.module, self.data),
             "kept": capture_attributes(self.module, self.data),
         }
+        if self.mask is not None:
+            state["mask"] = dict(self.mask)
+        if self.schedule is not None:
+            state["schedule"] = self.schedule.state_dict()
         if self.local is not None:
             state["local"] = self.local.state_dict()
 
@@ -290,8 +323,23 @@ class NetworkRun:
         self.file.write(write, type(self.module).__name__)
         self.saved_at = time.monotonic()
 
-    def _resume(self, state: Mapping[str, Any], checkpoints: Checkpoints) -> None:
-        """Continue from the state that `save` wrote."""
+    def _resume_from_file(self) -> bool:
+        """Restore the run from its checkpoint; return False if there is no valid one."""
+        if self.file is None:
+            return False
+        path = self.file.find()
+        if path is None:
+            return False
+        # The state is restored after this hook, so that the hook does not change it a second time.
+        self.module.on_train_start()
+        state = torch.load(path, map_location=self.module.device, weights_only=True)
+        self._restore(state)
+        if not state["paused"]:  # a paused run resumes in every study, which is not reported
+            self.file.report(f"{self.file.name} resumes from step {self.steps}")
+        return True
+
+    def _restore(self, state: Mapping[str, Any]) -> None:
+        """Restore the state that `save` wrote, and skip the batches that were trained on."""
         self.module.load_state_dict(state["module"])
         self.optimizer.load_state_dict(state["optimizer"])
         if self.local is not None:
@@ -306,128 +354,6 @@ class NetworkRun:
         self.attempt.curve = state["run"]["curve"]
         self.attempt.flags = state["run"]["observed"]
         restore(state["generators"], self.module, self.data)
-        past_intervals = self.steps // self.attempt.goal.check_interval
-        next(islice(self.batches, past_intervals, past_intervals), None)  # skips these batches
+        for _ in range(self.steps // self.attempt.goal.check_interval):
+            next(self.batches)
         restore_attributes(state.get("kept", [None, None]), self.module, self.data)
-        if not state["paused"] and self.file is not None:  # pauses are part of every study
-            checkpoints.say(f"{self.file.about['name']} resumes from step {self.steps}")
-
-
-class SingleNetwork:
-    """Trains one network with the same result as Lightning's loop, to the bit.
-
-    It calls the module's loss and optimizer in the same order. Lightning also asks hooks, loggers
-    and counters after each batch, which takes 0.4 ms: nearly as long as a step of Simple-CNN at a
-    batch size of 2. This class has the interface of a `StackedNetworks` with one row.
-
-    Args:
-        run: The run to train.
-    """
-
-    live: Sequence[int] = (0,)
-
-    def __init__(self, run: NetworkRun):
-        self.runs: list[NetworkRun | None] = [run]
-        self.run = run
-        parameters = dict(run.module.named_parameters())
-        self._masked = []
-        for name, keep in (run.mask or {}).items():
-            parameter = parameters[name]
-            self._masked.append((parameter, keep.to(parameter)))
-        # Our own rules do not move weights with masked gradients. Another rule may move any weight,
-        # for example by noise, and so may a hook.
-        self._has_step_hooks = bool(overridden(run.module, STEP_HOOKS))
-        self._moves_pruned = rule_of(run.optimizer) not in OURS or self._has_step_hooks
-        self._trainable = self._find_trainable()
-        self._local: tuple[LocalSGD, SharedTensors] | None = None
-        if run.local is not None:
-            self._local = run.local, SharedTensors(run.module, run.optimizer, run.local.rounds)
-
-    def train(self, x: Tensor, y: Tensor, index: Tensor) -> Tensor:
-        """Take one optimizer step for each row of `index`; see `StackedNetworks.train`."""
-        schedule = self.run.schedule
-        loss = None
-        for batch in Steps(x, y, index):
-            if self._local is None:
-                loss = self._update(batch)
-            else:
-                loss = self._update_workers(batch, *self._local)
-            if schedule is not None:
-                schedule.step()
-        if self._local is not None:
-            local, shared = self._local
-            shared.check()
-            local.show()  # so that the check sees the average of the workers
-        if self._find_trainable() != self._trainable:
-            name = type(self.run.module).__name__
-            raise NeedsLightning(f"{name} changes which weights are trained")
-        assert loss is not None
-        return loss[None]
-
-    def _find_trainable(self) -> list[bool]:
-        """Return for each parameter whether it is trained."""
-        return [parameter.requires_grad for parameter in self.run.module.parameters()]
-
-    def _update_workers(
-        self, batch: tuple[Tensor, Tensor], local: LocalSGD, shared: SharedTensors
-    ) -> Tensor:
-        """Take a step of all workers of local SGD; return their mean loss before it."""
-        losses = []
-
-        def update(worker: int | None) -> None:
-            if worker is None:
-                part = batch
-            else:
-                part = part_of(batch, worker, local.rounds.workers, len(batch[0]))
-            losses.append(self._update(part))
-
-        local.step(update)
-        if local.steps == 1:
-            shared.check()
-        return mean_of(losses)
-
-    def _update(self, batch: tuple[Tensor, Tensor]) -> Tensor:
-        """Take an optimizer step; return the loss before it."""
-        module = self.run.module
-        optimizer = self.run.optimizer
-        loss = module.loss(batch)
-        module.on_before_zero_grad(optimizer)
-        optimizer.zero_grad()
-        module.on_before_backward(loss)
-        loss.backward()
-        self._mask_gradients()
-        module.on_after_backward()
-        if self._has_step_hooks:
-            self._mask_gradients()
-        delay_gradients(optimizer, self.run.delay)
-        module.on_before_optimizer_step(optimizer)
-        optimizer.step()
-        if self._moves_pruned:
-            with torch.no_grad():
-                multiply(self._masked)
-        return loss.detach()
-
-    def _mask_gradients(self) -> None:
-        """Set the gradients of pruned weights to zero."""
-        gradients = []
-        for parameter, keep in self._masked:
-            if parameter.grad is not None:
-                gradients.append((parameter.grad, keep))
-        multiply(gradients)
-
-    def write_back(self, row: int) -> None:
-        """Do nothing: module and optimizer of the run are up to date."""
-
-    def finite(self) -> list[bool]:
-        """Return whether all weights are finite, in a list of one."""
-        return [weights_finite(self.run.module)]
-
-    def losses(self, rows: Tensor, x: Tensor, y: Tensor, index: Tensor) -> Tensor:
-        """See `NetworkBatch.losses`."""
-        with evaluating(self.run.module):
-            return self.run.module.summed_loss((x[index[0]], y[index[0]])).double()[None]
-
-    def per_example_error(self, rows: Tensor, x: Tensor, y: Tensor, index: Tensor) -> Tensor:
-        """See `NetworkBatch.per_example_error`."""
-        with evaluating(self.run.module):
-            return self.run.module.per_example_error((x[index[0]], y[index[0]])).float()[None]

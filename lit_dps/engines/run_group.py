@@ -1,31 +1,20 @@
-"""RunGroup: what runs that train together share, and how they are checked."""
+"""RunGroup: trains runs together from one check to the next, checks them and saves them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map
 
-from lit_dps.core.attempt import Attempt
-from lit_dps.core.trial import STACKED
-from lit_dps.data import ImageData
-from lit_dps.engines.eligible import Functional, optimizer_of, tensors_of
 from lit_dps.engines.engine import Training
-from lit_dps.engines.network_run import NetworkRun
-from lit_dps.module import ImageClassifier
-from lit_dps.optim import rule_of
+from lit_dps.engines.network_run import CheckOutcome, NetworkRun
+from lit_dps.training.checkpoint_files import MIN_SECONDS_WORTH_SAVING
 from lit_dps.training.early_check import Check, HardestFirst
-from lit_dps.training.hidden_state import unchanged_attributes
 from lit_dps.training.stopwatch import Stopwatch
-from lit_dps.training.workload import Built
-
-# Examples whose loss shows whether two modules differ in more than their weights.
-COMPARED_EXAMPLES = 64
-# Relative tolerance of that loss in float64. A penalty of weight 1e-6 changes it by 1e-5.
-LOSS_TOLERANCE = 1e-9
 
 
 class NetworkBatch(Protocol):
@@ -40,6 +29,10 @@ class NetworkBatch(Protocol):
 
     @property
     def live(self) -> Sequence[int]: ...
+
+    def run_at(self, row: int) -> NetworkRun:
+        """Return the run of a live row."""
+        ...
 
     def train(self, x: Tensor, y: Tensor, index: Tensor) -> Tensor:
         """Take optimizer steps; return the loss of each row at the last step, before its update.
@@ -68,125 +61,132 @@ class NetworkBatch(Protocol):
 
 
 class RunGroup:
-    """What runs that train together share: data on the device, checks, and the order of batches.
+    """Trains runs together from one check to the next, checks them and saves them.
+
+    The caller passes the outcomes of the checks to the runs, which decide whether they continue.
 
     Args:
+        networks: The networks of the runs.
         training: The settings of the study.
-        built: The first trial of the group, with its data set up.
-        device: Where the networks are trained.
-        stack_size: Networks that train together, at most.
 
     Attributes:
-        x, y: Images and classes of the training split, on the device.
-        interval: Optimizer steps between two checks.
-        watch: Seconds of steps and of checks.
+        networks: The networks of the runs.
+        hardest_first: Orders the validation examples of each row, for early checks.
+        stopwatch: Measures the seconds of steps and of checks.
     """
 
-    def __init__(self, training: Training, built: Built, device: torch.device, stack_size: int):
-        assert isinstance(built.data, ImageData)
-        self.training = training
-        self.device = device
-        self.stack_size = stack_size
-        self.interval = training.goal.check_interval
-        self.watch = Stopwatch()
-        self.x, self.y = built.data.on_device("train", device)
-        self._validation = built.data.on_device("val", device)
-        self._early_reject = training.goal.stops_checks_early
-        self._data = built.data
-        self._module = built.module
-        self._kind = _kind_of(built)
+    def __init__(self, networks: NetworkBatch, training: Training):
+        self.networks = networks
+        first = networks.run_at(0)
+        self._training = training
+        self._device = first.module.device
+        self._eval_batch_size = first.data.eval_batch_size
+        self._train_split = first.data.on_device("train", self._device)
+        self._validation_split = first.data.on_device("val", self._device)
+        self.stopwatch = Stopwatch()
+        rows = len(networks.runs)
+        self.hardest_first = HardestFirst(self._validation_size, rows, self._device)
+        for row in networks.live:
+            self.hardest_first.begin(row, networks.run_at(row).priority)
 
-    @torch.no_grad()
-    def accepts(self, built: Built) -> bool:
-        """Return True if a trial's module equals the group's except for its weights."""
-        if _kind_of(built) != self._kind:
-            return False
-        module = built.module.to(self.device)
-        batch = self.x[:COMPARED_EXAMPLES], self.y[:COMPARED_EXAMPLES]
-        batch = tree_map(_to_double, batch)
-        tensors = tree_map(_to_double, tensors_of(module))
-        expected = Functional(self._module).call("loss", tensors, batch)
-        loss = Functional(module).call("loss", tensors, batch)
-        return torch.allclose(expected, loss, rtol=LOSS_TOLERANCE, atol=0)
+    @property
+    def _validation_size(self) -> int:
+        return len(self._validation_split[1])
 
-    def begin(self, attempt: Attempt, built: Built) -> NetworkRun:
-        """Begin or resume the run of an attempt."""
-        if self._early_reject:
-            attempt.enable_early_checks()
-        stacked = self.stack_size > 1
-        run = NetworkRun.begin(attempt, built, self.training, self.device, stacked)
-        if stacked:
-            attempt.flags = {**attempt.flags, STACKED: 1}
-        return run
+    def train_interval(self) -> list[CheckOutcome]:
+        """Train all runs for `check_interval` steps, and return the outcomes of their checks.
 
-    def next_batches(self, runs: Sequence[NetworkRun | None]) -> Tensor:
+        The best outcome comes first, because it may end the other runs of its cell.
+        """
+        self.stopwatch.switch_to("training")
+        losses = self.networks.train(*self._train_split, self._next_batches()).tolist()
+        # The losses were copied from the device, so it has finished the steps.
+        self.stopwatch.switch_to("checking")
+        finite = self.networks.finite()
+        checks = self._check()
+        metrics = self._further_metrics()
+        self.stopwatch.add_check(self._training.goal.check_interval)
+        outcomes = []
+        for row, check, values in zip(self.networks.live, checks, metrics, strict=True):
+            error = check.error(self._validation_size)
+            outcomes.append(CheckOutcome(row, error, check.exact, losses[row], finite[row], values))
+        return sorted(outcomes, key=lambda outcome: outcome.error)
+
+    def _next_batches(self) -> Tensor:
         """Return the batches of the next interval.
 
         Their shape is (steps, batch) if all runs have the same batches, else (steps, rows, batch).
         """
-        batches = [None if run is None else next(run.batches) for run in runs]
-        present = [each for each in batches if each is not None]
-        first = present[0]
-        if all(torch.equal(each, first) for each in present):
-            return first.to(self.device)
-        # The networks of empty rows are trained too, and nobody reads them.
-        filled = [first if each is None else each for each in batches]
-        return torch.stack(filled, dim=1).to(self.device)
+        batches = {row: next(self.networks.run_at(row).batches) for row in self.networks.live}
+        first = batches[self.networks.live[0]]
+        if all(torch.equal(of_row, first) for of_row in batches.values()):
+            return first.to(self._device)
+        # The networks of empty rows are trained too, and their results are ignored.
+        filled = [batches.get(row, first) for row in range(len(self.networks.runs))]
+        return torch.stack(filled, dim=1).to(self._device)
 
-    def hardest_first(self, runs: Sequence[NetworkRun]) -> HardestFirst:
-        """Return the early check of these runs, with the priorities of resumed runs."""
-        hardest_first = HardestFirst(len(self._validation[1]), len(runs), self.device)
-        for row, run in enumerate(runs):
-            hardest_first.begin(row, run.priority)
-        return hardest_first
-
-    def check(self, networks: NetworkBatch, hardest_first: HardestFirst) -> list[Check]:
+    def _check(self) -> list[Check]:
         """Return the check of each live run. Early checks stop when the goal is surely missed."""
-        x, y = self._validation
-        if self._early_reject:
+        networks = self.networks
+        x, y = self._validation_split
+        if self._training.goal.stops_checks_early:
             allowed = []
             for row in networks.live:
-                run = networks.runs[row]
-                assert run is not None
-                allowed.append(run.attempt.max_mistakes(hardest_first.size))
-            return hardest_first(
+                allowed.append(networks.run_at(row).attempt.max_mistakes(self._validation_size))
+            return self.hardest_first(
                 lambda rows, index: networks.per_example_error(rows, x, y, index),
                 networks.live,
                 allowed,
             )
-        mistakes = torch.zeros(len(networks.live), dtype=torch.int64, device=self.device)
-        for rows, index in self._validation_batches(networks.live):
+        mistakes = torch.zeros(len(networks.live), dtype=torch.int64, device=self._device)
+        for rows, index in self._validation_batches():
             mistakes += (networks.per_example_error(rows, x, y, index) >= 1).sum(1)
-        return [Check(count, True) for count in mistakes.tolist()]
+        return [Check(count, exact=True) for count in mistakes.tolist()]
 
-    def validation_losses(self, networks: NetworkBatch) -> list[dict[str, float]]:
-        """Return `val_loss` of each live run, rounded to float32 as a logged value."""
-        x, y = self._validation
-        total = torch.zeros(len(networks.live), dtype=torch.float64, device=self.device)
-        for rows, index in self._validation_batches(networks.live):
-            total += networks.losses(rows, x, y, index)
+    def _further_metrics(self) -> Sequence[Mapping[str, float]]:
+        """Return `val_loss` of each live run if the study keeps it, rounded to float32."""
+        live = self.networks.live
+        if not self._training.metrics:
+            return [{}] * len(live)
+        x, y = self._validation_split
+        total = torch.zeros(len(live), dtype=torch.float64, device=self._device)
+        for rows, index in self._validation_batches():
+            total += self.networks.losses(rows, x, y, index)
+        # A value that Lightning logs is rounded in the same way.
         means = (total.float() / len(y)).double()
         return [{"val_loss": loss} for loss in means.tolist()]
 
-    def _validation_batches(self, live: Sequence[int]) -> Iterator[tuple[Tensor, Tensor]]:
+    def _validation_batches(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield the live rows and the batches of the validation split, as in Lightning's loop."""
-        rows = torch.tensor(live, device=self.device)
-        examples = torch.arange(len(self._validation[1]), device=self.device)
-        for index in examples.split(self._data.eval_batch_size):
+        live = self.networks.live
+        rows = torch.tensor(live, device=self._device)
+        examples = torch.arange(self._validation_size, device=self._device)
+        for index in examples.split(self._eval_batch_size):
             yield rows, index.expand(len(live), -1)
 
+    def end_interval(self, at_check: Callable[[], None]) -> None:
+        """Call `at_check`, and save the runs that pause or whose last checkpoint is old.
 
-def _kind_of(built: Built) -> tuple:
-    """Return what the trials of a group must have in common: rule, shapes and images."""
-    module, data = built.module, built.data
-    assert isinstance(module, ImageClassifier) and isinstance(data, ImageData)
-    shapes = {}
-    for name, tensor in tensors_of(module).items():
-        shapes[name] = tensor.shape, tensor.requires_grad
-    with unchanged_attributes(module):  # the module is trained afterwards
-        optimizer, _ = optimizer_of(module.configure_optimizers())
-    return rule_of(optimizer), shapes, id(data.images)
+        `at_check` raises to end the process. Then all runs that are worth a file are saved, unless
+        the exception has a true attribute `now`.
+        """
+        try:
+            at_check()
+        except BaseException as interruption:
+            if not getattr(interruption, "now", False):
+                for row in self.networks.live:
+                    self.save(row, MIN_SECONDS_WORTH_SAVING)
+            raise
+        for row in self.networks.live:
+            is_paused = self.networks.run_at(row).attempt.status is not None
+            self.save(row, MIN_SECONDS_WORTH_SAVING if is_paused else math.inf)
 
-
-def _to_double(tensor: Tensor) -> Tensor:
-    return tensor.double() if tensor.is_floating_point() else tensor
+    def save(self, row: int, min_seconds: float) -> None:
+        """Save a run if its last file is older than `min_seconds` or the checkpoint interval."""
+        run = self.networks.run_at(row)
+        checkpoints = self._training.checkpoints
+        if run.file is None or checkpoints is None:
+            return
+        if time.monotonic() - run.saved_at >= min(min_seconds, checkpoints.seconds):
+            self.networks.write_back(row)
+            run.save(self.hardest_first.priority[row])

@@ -51,13 +51,13 @@ class _Rows(NamedTuple):
 class StackedNetworks:
     """Networks of one architecture under one update rule, trained at the same time.
 
-    Each network has its own weights, mask, learning rate and hyperparameters. `torch.vmap` calls
-    the module's own `loss` and `per_example_error` over the first dimension of the stacked
-    parameters, so that the module does not need to support stacks.
+    The networks differ in weights, mask, learning rate and hyperparameters. `torch.vmap` calls
+    `loss` and `per_example_error` of the module over the first dimension of the stacked parameters,
+    so that the module does not need to support stacks.
 
     Args:
-        runs: The runs, one a row. The module of the first run computes the losses of all rows; its
-            own weights are not used.
+        runs: The runs, one a row. The module of the first run computes the losses of all rows,
+            with the weights of each row.
         microbatch: Examples of a batch that are computed at a time. The gradients of the parts of a
             larger batch are added.
         matmul_limit: Examples at a time up to which convolutions are matrix products; by default
@@ -84,16 +84,19 @@ class StackedNetworks:
         self.module = first.module
         self.microbatch = microbatch
         self.eval_microbatch = CHUNK
-        if matmul_limit is None:
-            matmul_limit = MATMUL_LIMIT if first.module.device.type == "cuda" else 0
-        self.matmul_limit = matmul_limit
+        if matmul_limit is not None:
+            self.matmul_limit = matmul_limit
+        elif first.module.device.type == "cuda":
+            self.matmul_limit = MATMUL_LIMIT
+        else:
+            self.matmul_limit = 0
         self._functional = Functional(self.module)
         self._shapes = {}
         for name, parameter in self.module.named_parameters():
             if parameter.requires_grad:
                 self._shapes[name] = parameter.shape
         self._sizes = [shape.numel() for shape in self._shapes.values()]
-        rows = [self._rows_of(run) for run in runs]
+        rows = map(self._rows_of, runs)
         self.tensors: _Rows = tree_map(lambda *tensors: torch.stack(tensors), *rows)
 
     def _rows_of(self, run: NetworkRun) -> _Rows:
@@ -108,7 +111,10 @@ class StackedNetworks:
         mask = run.mask or {}
         keep = []
         for name, parameter in trained.items():
-            keep.append(mask[name].to(parameter) if name in mask else torch.ones_like(parameter))
+            if name in mask:
+                keep.append(mask[name].to(parameter))
+            else:
+                keep.append(torch.ones_like(parameter))
         numbers = self.rule.hyperparameters_of(run.optimizer.param_groups[0])
         hyperparameters = {}
         for name, number in zip(self.rule.hyperparameters, numbers, strict=True):
@@ -135,7 +141,9 @@ class StackedNetworks:
             parts = []
             for name in self._shapes:
                 gradient = gradients[positions[id(parameters[name])]]
-                parts.append(torch.zeros_like(parameters[name]) if gradient is None else gradient)
+                if gradient is None:
+                    gradient = torch.zeros_like(parameters[name])
+                parts.append(gradient)
             delayed[step % run.delay] = _flatten(parts)
         return delayed
 
@@ -146,7 +154,7 @@ class StackedNetworks:
 
     @property
     def live(self) -> list[int]:
-        """The rows with a run. The others are trained too, but nobody reads them."""
+        """The rows with a run. The others are trained too, and their results are ignored."""
         return [row for row, run in enumerate(self.runs) if run is not None]
 
     def run_at(self, row: int) -> NetworkRun:
@@ -203,8 +211,10 @@ class StackedNetworks:
     def _split(self, flat: Tensor) -> dict[str, Tensor]:
         """Return each parameter of flat tensors, shape (parameters,) or (rows, parameters)."""
         parts = flat.split(self._sizes, dim=-1)
-        named = zip(self._shapes.items(), parts, strict=True)
-        return {name: part.view(*part.shape[:-1], *shape) for (name, shape), part in named}
+        by_name = {}
+        for (name, shape), part in zip(self._shapes.items(), parts, strict=True):
+            by_name[name] = part.view(*part.shape[:-1], *shape)
+        return by_name
 
     def train(self, x: Tensor, y: Tensor, index: Tensor) -> Tensor:
         """Take optimizer steps on images and classes of the training split.
@@ -217,29 +227,49 @@ class StackedNetworks:
         Returns:
             The loss of each network at the last step, before its update: shape (rows,).
         """
-        weights, keep, hyperparameters, state, _, delayed = self.tensors
-        delay = delayed.shape[1]
         loss = None
         for step, batch in enumerate(index):
-            steps_before = [0 if run is None else run.steps + step for run in self.runs]
-            rates = []
-            for run, steps in zip(self.runs, steps_before, strict=True):
-                # The first delayed gradient is applied after `delay` steps.
-                if run is None or steps < delay:
-                    rates.append(0.0)
-                else:
-                    rates.append(run.learning_rate(steps))
             loss, gradients = self.gradients(x, y, batch)
-            gradients.mul_(keep)
-            if delay:
-                gradients = _exchange(delayed, gradients, steps_before)
-            updates = weights.new_tensor([[max(s - delay, 0) + 1.0] for s in steps_before])
-            learning_rates = weights.new_tensor(rates)[:, None]
-            self.rule.update_(weights, gradients, state, learning_rates, hyperparameters, updates)
-            if self.rule not in OURS:  # another rule may move pruned weights
-                weights.mul_(keep)
+            self._update(step, gradients)
         assert loss is not None
         return loss
+
+    def _update(self, step: int, gradients: Tensor) -> None:
+        """Take an optimizer step of all rows.
+
+        Args:
+            step: The number of the step since the last check, from 0.
+            gradients: Shape (rows, parameters); may be changed.
+        """
+        tensors = self.tensors
+        delay = tensors.delayed.shape[1]
+        steps_before = []  # of each row, since the start of its run
+        rates = []
+        updates = []
+        for run in self.runs:
+            steps = 0
+            rate = 0.0
+            if run is not None:
+                steps = run.steps + step
+                # The first delayed gradient is applied after `delay` steps.
+                if steps >= delay:
+                    rate = run.learning_rate(steps)
+            steps_before.append(steps)
+            rates.append([rate])
+            updates.append([max(steps - delay, 0) + 1.0])
+        gradients.mul_(tensors.keep)
+        if delay:
+            gradients = _exchange(tensors.delayed, gradients, steps_before)
+        self.rule.update_(
+            tensors.weights,
+            gradients,
+            tensors.state,
+            tensors.weights.new_tensor(rates),
+            tensors.hyperparameters,
+            tensors.weights.new_tensor(updates),
+        )
+        if self.rule not in OURS:  # another rule may move pruned weights
+            tensors.weights.mul_(tensors.keep)
 
     def gradients(self, x: Tensor, y: Tensor, batch: Tensor) -> tuple[Tensor, Tensor]:
         """Return loss and gradient of each network, shapes (rows,) and (rows, parameters).
@@ -257,8 +287,10 @@ class StackedNetworks:
             total = torch.zeros(())
             for i, part in enumerate(batch.split(self.microbatch, dim=-1)):
                 share = part.shape[-1] / batch.shape[-1]
-                as_products = part.shape[-1] <= self.matmul_limit
-                with ConvolutionsAsProducts() if as_products else nullcontext():
+                convolutions = nullcontext()
+                if part.shape[-1] <= self.matmul_limit:
+                    convolutions = ConvolutionsAsProducts()
+                with convolutions:
                     buffers = self.tensors.buffers
                     losses = self._over_rows("loss", weights, buffers, x[part], y[part]) * share
                 losses.sum().backward()
@@ -314,7 +346,7 @@ class StackedNetworks:
         """Return the value of a computation, halving its limit while memory is insufficient.
 
         Args:
-            compute: Computes a value, with as many examples at a time as the limit allows.
+            compute: Computes a value. Its limit is the number of examples at a time.
             limit: The attribute that is the limit.
             size: Examples in total.
         """
@@ -394,7 +426,8 @@ def _conv2d(
 ) -> Tensor:
     """Return what `torch.conv2d` returns for an input (batch, channels, height, width)."""
     if groups != 1 or _pair(dilation) != (1, 1) or isinstance(padding, str) or input.ndim != 4:
-        return torch.conv2d(input, weight, bias, stride, padding, dilation, groups)  # pyright: ignore[reportCallIssue, reportArgumentType]
+        options: Any = (stride, padding, dilation, groups)
+        return torch.conv2d(input, weight, bias, *options)
     rows, columns = _pair(padding)
     down, right = _pair(stride)
     padded = input

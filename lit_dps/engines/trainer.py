@@ -18,7 +18,13 @@ from lit_dps.engines.eligible import standard_data
 from lit_dps.engines.engine import Training
 from lit_dps.parallel import ranks
 from lit_dps.readings import SmoothnessCallback
-from lit_dps.training import GoalErrorCallback, PruningCallback, lightning_private
+from lit_dps.training import (
+    DelayCallback,
+    GoalErrorCallback,
+    LocalSGDCallback,
+    PruningCallback,
+    lightning_private,
+)
 from lit_dps.training.checkpoint_callback import CheckpointCallback, Paused
 from lit_dps.training.checkpoint_files import CheckpointFile
 from lit_dps.training.rate_curve import rate_curve, schedule_shape
@@ -36,10 +42,9 @@ class TrialFit:
 
     Attributes:
         built: The module, the data module and the trainer's arguments.
-        goal, pruning, smoothness, examples, schedule: Callbacks of the study.
+        goal: Validates the run and ends it.
+        pruning, smoothness, examples, schedule, delay, local: Further callbacks of the study.
         checkpoint: Saves the run; None if the run is not saved.
-        callbacks: The callbacks of the study in their order; they are called after those of the
-            user.
     """
 
     built: Built
@@ -48,8 +53,9 @@ class TrialFit:
     smoothness: SmoothnessCallback
     examples: ExamplesCallback
     schedule: ScheduleCallback
+    delay: DelayCallback
+    local: LocalSGDCallback
     checkpoint: CheckpointCallback | None
-    callbacks: tuple[Callback, ...]
 
     @classmethod
     def of(
@@ -72,6 +78,7 @@ class TrialFit:
         trial = attempt.trial
         assert trial is not None
         built = training.workload.build(trial)
+        filter_module_callbacks(built.module)
         if goal is None:
             goal = GoalErrorCallback.of(training.goal)
             goal.budget = training.budget
@@ -82,37 +89,42 @@ class TrialFit:
             checkpoint = CheckpointCallback(file, training.checkpoints.seconds, attempt, at_check)
             goal.at_check = checkpoint.checked
             goal.saves_pause = lambda: checkpoint.can_save
-        pruning = training.pruning_callback(trial)
-        smoothness = SmoothnessCallback.of(training.smoothness)
-        examples = ExamplesCallback(trial.cell.batch_size, training.workload.batch_size_key)
-        delay = training.delay_callback(trial)
-        local = training.local_sgd_callback(trial)
-        schedule = ScheduleCallback(training, trial, goal)
-        callbacks: list[Callback] = [_OwnSignals(), pruning]
-        if delay.delay:
-            callbacks.append(delay)
-        if smoothness.interval:
-            callbacks.append(smoothness)
-        if local.rounds.on:
-            callbacks.append(local)  # before the goal, which asks for the loss of all workers
-        callbacks += [goal, schedule]
-        if not standard_data(built.data):
-            callbacks.append(examples)
-        if checkpoint is not None:
-            callbacks.append(checkpoint)
-        filter_module_callbacks(built.module)
         return cls(
-            built, goal, pruning, smoothness, examples, schedule, checkpoint, tuple(callbacks)
+            built=built,
+            goal=goal,
+            pruning=training.pruning_callback(trial),
+            smoothness=SmoothnessCallback.of(training.smoothness),
+            examples=ExamplesCallback(trial.cell.batch_size, training.workload.batch_size_key),
+            schedule=ScheduleCallback(training, trial, goal),
+            delay=training.delay_callback(trial),
+            local=training.local_sgd_callback(trial),
+            checkpoint=checkpoint,
         )
+
+    def callbacks(self) -> list[Callback]:
+        """Return the callbacks of the study, in the order in which Lightning calls them."""
+        callbacks: list[Callback] = [StudySignals(), self.pruning]
+        if self.delay.delay:
+            callbacks.append(self.delay)
+        if self.smoothness.interval:
+            callbacks.append(self.smoothness)
+        if self.local.rounds.on:
+            callbacks.append(self.local)  # before the goal, which reads the loss of all workers
+        callbacks += [self.goal, self.schedule]
+        if not standard_data(self.built.data):
+            callbacks.append(self.examples)
+        if self.checkpoint is not None:
+            callbacks.append(self.checkpoint)
+        return callbacks
 
     def trainer(self, further: Sequence[Callback] = (), last: Sequence[Callback] = ()) -> Trainer:
         """Return the trainer.
 
         Args:
-            further: Callbacks between those of the user and those of the study.
-            last: Callbacks after those of the study.
+            further: Callbacks that follow the user's callbacks and precede the study's.
+            last: Callbacks that follow the study's callbacks.
         """
-        callbacks = [*self.built.trainer["callbacks"], *further, *self.callbacks, *last]
+        callbacks = [*self.built.trainer["callbacks"], *further, *self.callbacks(), *last]
         trainer = Trainer(**{**self.built.trainer, "callbacks": callbacks})
         self.goal.before_fit(trainer, self.built.data)
         return trainer
@@ -151,18 +163,17 @@ class TrainerEngine:
         Raises:
             Exception: An error of the module, its data or a callback.
         """
-        begin = time.perf_counter()
+        start = time.perf_counter()
         attempt.set_engine(LIGHTNING, self.reason)
         file = self.training.checkpoint_file(attempt, "Trainer")
-        if file is None or not self._resume(attempt, at_check, file):
+        has_resumed = file is not None and self._resume(attempt, at_check, file)
+        if not has_resumed:
             self._train(attempt, at_check, file)
-        attempt.seconds += time.perf_counter() - begin
+        attempt.seconds += time.perf_counter() - start
 
     def _resume(self, attempt: Attempt, at_check: Callable[[], None], file: CheckpointFile) -> bool:
         """Train an attempt from its checkpoint; return False if it must begin from the start."""
-        checkpoints, trial = self.training.checkpoints, attempt.trial
-        assert checkpoints is not None and trial is not None
-        saved = ranks.on_rank_zero(lambda: checkpoints.find(trial, file.about))
+        saved = ranks.on_rank_zero(file.find)
         if saved is None:
             return False
         try:
@@ -174,13 +185,11 @@ class TrainerEngine:
             # run from the start shows it.
             if ranks.is_rank_loss(error):
                 raise
-            checkpoints.remove(trial)
+            file.remove()
             if ranks.world() > 1:  # the other ranks may be elsewhere in the code
                 raise
-            why = str(error).split("\n")[0]
-            checkpoints.say(
-                f"{file.about['name']} restarts: it cannot resume from its checkpoint ({why})"
-            )
+            reason = str(error).split("\n")[0]
+            file.report(f"{file.name} restarts: it cannot resume from its checkpoint ({reason})")
             attempt.restart()
             return False
         return True
@@ -193,7 +202,8 @@ class TrainerEngine:
         saved: Path | None = None,
     ) -> None:
         """Train an attempt by `Trainer.fit`, and collect what the callbacks measured."""
-        training, trial = self.training, attempt.trial
+        training = self.training
+        trial = attempt.trial
         assert trial is not None
         fit = TrialFit.of(training, attempt, file=file, at_check=at_check)
         stored = training.stored_scores(trial)
@@ -217,16 +227,15 @@ class TrainerEngine:
 
 def _collect(fit: TrialFit, attempt: Attempt) -> None:
     """Store in an attempt what the callbacks of its fit measured."""
-    attempt.kept = {} if fit.pruning.mask is None else fit.pruning.mask.kept()
-    attempt.seconds = 0.0 if fit.checkpoint is None else fit.checkpoint.seconds
+    if fit.pruning.mask is not None:
+        attempt.kept = fit.pruning.mask.kept()
+    if fit.checkpoint is not None:
+        attempt.seconds = fit.checkpoint.seconds
     attempt.timed = fit.goal.stopwatch.timed
-    attempt.smoothness = fit.smoothness.curve if fit.smoothness.interval else {}
+    if fit.smoothness.interval:
+        attempt.smoothness = fit.smoothness.curve
     attempt.theory = fit.smoothness.terms
-    attempt.flags = {
-        **fit.pruning.flags,
-        **fit.examples.flags,
-        **fit.schedule.flags,
-    }
+    attempt.flags = {**fit.pruning.flags, **fit.examples.flags, **fit.schedule.flags}
     if ranks.world() > 1:
         attempt.flags[RANKS] = ranks.world()
 
@@ -239,7 +248,9 @@ class ScheduleCallback(Callback):
     """
 
     def __init__(self, training: Training, trial: Trial, goal: GoalErrorCallback):
-        self.training, self.trial, self.goal = training, trial, goal
+        self.training = training
+        self.trial = trial
+        self.goal = goal
         self.flags: dict[str, float] = {}
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -261,8 +272,8 @@ class ScheduleCallback(Callback):
         self.flags = state_dict
 
 
-class _OwnSignals(Callback):
-    """Keeps Lightning from handling signals, which the study does."""
+class StudySignals(Callback):
+    """Keeps Lightning from handling signals, because the study handles them."""
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         lightning_private.leave_signals_alone(trainer)

@@ -1,8 +1,8 @@
-"""Checks that a stack updates weights as the trial's own optimizer and schedule do.
+"""Checks that a stack updates weights as the optimizer and the schedule of a module do.
 
-A stack trains several trials at once by its own update. The last trial of a stack continues alone,
-with its optimizer. Trials of a cell are comparable only if both updates are equal. So both take
-some steps in double precision before trials are stacked.
+A stack trains several trials at once by the update of a `Rule`; a single trial is trained by its
+optimizer. Trials of a cell are comparable only if both updates are equal. So both take some steps
+in double precision before trials are stacked.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
-from lit_dps.optim import OURS, Rule, rule_of
+from lit_dps.optim import OURS, Rule, rule_of, trained_parameters
 
 # Some optimizers synchronize slow weights every 5 or 6 steps, or correct a bias from step 6 on.
 STEPS = 8
-SCHEDULE_STEPS = 200  # enough for a factor that counts its own calls to drift
+SCHEDULE_STEPS = 200  # enough to show a factor that counts its calls
 RATE = 0.1
 # Tolerance relative to the largest displacement. A weight decay of 1e-6 moves weights by more.
 RELATIVE = 1e-9
@@ -29,7 +29,7 @@ ROUNDING = 2e-14  # error of STEPS additions to weights of size 1 in double prec
 SMALLEST = 1e-9
 
 
-def why_not_its_schedule(schedule: LRScheduler | None, steps: int) -> str | None:
+def reason_against_schedule(schedule: LRScheduler | None, steps: int) -> str | None:
     """Return why a stack cannot follow a schedule for `steps` steps; None if it can.
 
     A stack computes the rate of each step as the initial rate times the factor of a `LambdaLR`. The
@@ -51,15 +51,12 @@ def why_not_its_schedule(schedule: LRScheduler | None, steps: int) -> str | None
     # In reverse order, so that a factor that counts its calls gives other values.
     for step in reversed(range(count)):
         if float(base * factor(step)) != rates[step]:
-            return (
-                f"its rate at step {step} is {rates[step]:g}, and "
-                f"{float(base * factor(step)):g} "
-                "if computed again"
-            )
+            again = float(base * factor(step))
+            return f"its rate at step {step} is {rates[step]:g}, and {again:g} if computed again"
     return None
 
 
-def why_not_its_update(module: LightningModule, optimizer: Optimizer, rule: Rule) -> str | None:
+def reason_against_update(module: LightningModule, optimizer: Optimizer, rule: Rule) -> str | None:
     """Return how the update of a stack differs from the module's optimizer; None if both agree.
 
     The trained parameters of the module become random numbers.
@@ -70,7 +67,7 @@ def why_not_its_update(module: LightningModule, optimizer: Optimizer, rule: Rule
         rule: The rule that `rule_of` finds for the optimizer.
     """
     differs = (
-        f"the update of rule {rule.name} differs from that of its optimizer "
+        f"the update of rule {rule.name} differs from the update of its optimizer "
         f"{type(optimizer).__name__}"
     )
     if not _agree(rule, optimizer):
@@ -78,7 +75,9 @@ def why_not_its_update(module: LightningModule, optimizer: Optimizer, rule: Rule
     if rule in OURS:
         return None
     # Other trials of the stack have other hyperparameters, and the rule must use them all.
-    numbers = {key: 0.3 + 0.1 * place for place, key in enumerate(rule.hyperparameters)}
+    numbers = {}
+    for place, key in enumerate(rule.hyperparameters):
+        numbers[key] = 0.3 + 0.1 * place
     parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
     other = rule.make(parameters, RATE, numbers)
     if rule_of(other) is rule and not _agree(rule, other):
@@ -90,7 +89,7 @@ def why_not_its_update(module: LightningModule, optimizer: Optimizer, rule: Rule
 def _agree(rule: Rule, optimizer: Optimizer) -> bool:
     """Return True if rule and optimizer change random weights and their state equally."""
     group = optimizer.param_groups[0]
-    parameters = [parameter for parameter in group["params"] if parameter.requires_grad]
+    parameters = trained_parameters(optimizer)
     group["lr"] = RATE  # a schedule may begin with a rate of 0
     generator = torch.Generator().manual_seed(0)
     size = sum(parameter.numel() for parameter in parameters)
@@ -117,10 +116,13 @@ def _agree(rule: Rule, optimizer: Optimizer) -> bool:
     if not _close(weights[0] - before, moved - before):
         return False
     for key in rule.state:
-        theirs = [optimizer.state[parameter].get(key) for parameter in parameters]
-        if any(tensor is None for tensor in theirs):
-            return False
-        if not _close(state[key][0], torch.cat([tensor.flatten() for tensor in theirs])):
+        tensors = []
+        for parameter in parameters:
+            tensor = optimizer.state[parameter].get(key)
+            if not isinstance(tensor, Tensor):
+                return False
+            tensors.append(tensor.flatten())
+        if not _close(state[key][0], torch.cat(tensors)):
             return False
     return True
 
@@ -128,10 +130,10 @@ def _agree(rule: Rule, optimizer: Optimizer) -> bool:
 def _parts(parameters: Sequence[Tensor], flat: Tensor) -> list[tuple[Tensor, Tensor]]:
     """Return each parameter with its part of a flat tensor, reshaped like the parameter."""
     parts = flat.split([parameter.numel() for parameter in parameters])
-    return [
-        (parameter, part.view(parameter.shape))
-        for parameter, part in zip(parameters, parts, strict=True)
-    ]
+    pairs = []
+    for parameter, part in zip(parameters, parts, strict=True):
+        pairs.append((parameter, part.view(parameter.shape)))
+    return pairs
 
 
 def _gradients(size: int, generator: torch.Generator) -> Tensor:

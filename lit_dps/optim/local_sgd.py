@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from lit_dps.core.local_sgd import LocalSGDSchedule
+from lit_dps.optim import trained_parameters
 
 Tensors = list[Tensor]  # of the trained parameters, in the order of the optimizer
 
@@ -56,9 +57,7 @@ class LocalSGD:
         self.add_up = add_up
         self.steps = 0
         self.ours = list(range(rounds.workers)) if ours is None else list(ours)
-        self.parameters: Tensors = []
-        for group in optimizer.param_groups:
-            self.parameters += [p for p in group["params"] if p.requires_grad]
+        self.parameters: Tensors = trained_parameters(optimizer)
         # By worker of this process; empty before the first local step.
         self._weights: list[Tensors] = []
         self._states: list[dict[Any, Any]] = []

@@ -64,7 +64,7 @@ from lit_dps.study.sources import refuse_changed_sources, source_hashes
 from lit_dps.study.training_loop import describe_loops
 from lit_dps.study.workers import first_of_ranks, follow_torchrun
 from lit_dps.tracking.pages import CELLS, CURVES, page_address, view_key
-from lit_dps.training.checkpoint_files import clear
+from lit_dps.training.checkpoint_files import clear_checkpoints
 
 T = TypeVar("T")
 WAITING = 4  # exit code: all remaining trials are run by other processes
@@ -172,7 +172,7 @@ def _prepare(setup: StudySetup, stop: StopRequest, options: RunOptions) -> _Stud
         raise Unguarded  # workers would refuse later, when the study is declared
     if changes:
         # Paused trials were trained by other code, so they restart.
-        clear(setup.storage.checkpoints(setup.study.name))
+        clear_checkpoints(setup.storage.checkpoints(setup.study.name))
     setup = dataclasses.replace(setup, environment=environment[KEY], sources=environment[SOURCES])
     return _StudyRun(setup, data, environment, stop, options)
 
@@ -382,7 +382,7 @@ class _StudyRun:
         storage = self.setup.storage
         is_running = any(record.running.values())
         if not is_running and all(len(r) >= record.trials for r in record.results.values()):
-            clear(storage.checkpoints(self.name))
+            clear_checkpoints(storage.checkpoints(self.name))
         analysis = Analysis(record, validate_every=self.options.validate_every)
         folder = figures_folder(storage.folder, self.name)
         text, files = publish(analysis, folder, self.options.show)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from lit_dps.core.trial import LIGHTNING, SINGLE, STACKED, Trial
-from lit_dps.engines.interval_loop import Choice, IntervalLoop
+from lit_dps.engines.interval_loop import IntervalLoop, LoopChoice
 from lit_dps.study.setup import StudySetup
 
 DESCRIPTIONS = {
@@ -30,12 +30,12 @@ def describe_loops(setup: StudySetup) -> str:
     return f"trains {'; '.join(parts)}"
 
 
-def _choices(setup: StudySetup) -> list[Choice]:
+def _choices(setup: StudySetup) -> list[LoopChoice]:
     """Return the loop of each cell."""
     engine = setup.engine()
     if not isinstance(engine, IntervalLoop):
-        return [Choice(LIGHTNING, setup.reason_for_lightning or "")] * len(setup.cells)
-    by_axes: dict[tuple, Choice] = {}
+        return [LoopChoice(LIGHTNING, setup.reason_for_lightning or "")] * len(setup.cells)
+    by_axes: dict[tuple, LoopChoice] = {}
     choices = []
     for cell in setup.cells:
         axes = tuple(pair for pair in cell.axes if not pair[0].startswith("pruning."))
@@ -45,6 +45,6 @@ def _choices(setup: StudySetup) -> list[Choice]:
     return choices
 
 
-def _describe(choice: Choice) -> str:
+def _describe(choice: LoopChoice) -> str:
     text = f"engine {choice.engine} ({DESCRIPTIONS[choice.engine]})"
     return f"{text}, because {choice.reason}" if choice.reason else text

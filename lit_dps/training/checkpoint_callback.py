@@ -169,7 +169,7 @@ class CheckpointCallback(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         # The end of a pause is not reported.
         if self._position is not None and not self._is_paused:
-            self.file.say(f"{self.file.about['name']} resumes from step {trainer.global_step}")
+            self.file.report(f"{self.file.name} resumes from step {trainer.global_step}")
         self._position = None
         self._is_paused = False
 
@@ -195,7 +195,7 @@ class CheckpointCallback(Callback):
             return {}
         assert self._loader is not None
         return {
-            "about": self.file.about,
+            "about": self.file.identity,
             "seconds": self.seconds + time.monotonic() - self._began,
             "positions": ranks.all_gather(self._loader.position()),
             "paused": self._is_paused,

@@ -44,24 +44,26 @@ class Checkpoints:
         folder: The study's folder. A deleted study of the same name may have left files there.
         study: Identifies the study among all others. With several ranks, only rank 0 needs it.
         minutes: Minutes of training between two files of a trial.
-        say: Takes messages of one line; all ranks call it.
+        report: Takes messages of one line; all ranks call it.
     """
 
     folder: Path
     study: str | None
     minutes: float
-    say: Callable[[str], None] = _print_on_rank_zero
-    _messages: set[str] = field(default_factory=set, init=False, repr=False)
+    report: Callable[[str], None] = _print_on_rank_zero
+    _reported: set[str] = field(default_factory=set, init=False, repr=False)
 
     @property
     def seconds(self) -> float:
+        """Seconds of training between two files of a trial."""
         return 60 * self.minutes
 
     def path(self, trial: Trial) -> Path:
+        """Return the path of a trial's file."""
         return self.folder / str(trial.cell) / f"{trial.file_name}.ckpt"
 
     def file(self, trial: Trial, settings: Mapping[str, Any]) -> CheckpointFile:
-        """Return the file of a trial, with a record of the run. Only equal runs resume from it.
+        """Return the file of a trial. A run resumes from it only if its identity is equal.
 
         Args:
             trial: The trial.
@@ -74,35 +76,20 @@ class Checkpoints:
             "ranks": ranks.world(),
         }
         text = json.dumps({**settings, **environment}, sort_keys=True, default=str)
-        about = {
+        identity = {
             "name": str(trial),
             "study": self.study,
             "seed": trial.seed,
             "params": dict(trial.params),
             "settings": hashlib.sha256(text.encode()).hexdigest(),
         }
-        return CheckpointFile(self.path(trial), about, self.say_once)
+        return CheckpointFile(self.path(trial), identity, self._report_once)
 
-    def find(self, trial: Trial, about: Mapping[str, Any]) -> Path | None:
-        """Return the file that a trial can resume from; None if there is none.
-
-        An invalid file is reported and removed.
-        """
-        path = self.path(trial)
-        if not path.exists():
-            return None
-        reason = why_unusable(path, about)
-        if reason is None:
-            return path
-        self.say(f"{about['name']} restarts: its checkpoint {reason}")
-        self.remove(trial)
-        return None
-
-    def say_once(self, text: str) -> None:
+    def _report_once(self, text: str) -> None:
         """Report a message, unless this process has already reported it."""
-        if text not in self._messages:
-            self._messages.add(text)
-            self.say(text)
+        if text not in self._reported:
+            self._reported.add(text)
+            self.report(text)
 
     def on_result_stored(self, result: TrialResult, limit: float) -> None:
         """Remove files that no trial needs any more, after a result was stored.
@@ -122,7 +109,7 @@ class Checkpoints:
                 _remove(path)
 
     def remove(self, trial: Trial) -> None:
-        """Remove the files of a trial, if there are any."""
+        """Remove the file of a trial, if it exists."""
         _remove(self.path(trial))
 
 
@@ -131,17 +118,40 @@ class CheckpointFile:
 
     Args:
         path: The file.
-        about: Identifies the run (see `why_unusable`).
-        say: Takes messages of one line.
+        identity: Identifies the run: name, study, seed, parameters and settings of the trial.
+        report: Takes messages of one line.
     """
 
-    def __init__(self, path: Path, about: Mapping[str, Any], say: Callable[[str], None]):
+    def __init__(self, path: Path, identity: Mapping[str, Any], report: Callable[[str], None]):
         self.path = path
-        self.about = about
-        self.say = say
+        self.identity = identity
+        self.report = report
         self._is_readable = False
 
-    def write(self, save: Callable[[Path], None], owner: str) -> None:
+    @property
+    def name(self) -> str:
+        """The name of the run's trial, for messages."""
+        return self.identity["name"]
+
+    def find(self) -> Path | None:
+        """Return the path if the run can resume from the file, else None.
+
+        An invalid file is reported and removed.
+        """
+        if not self.path.exists():
+            return None
+        reason = why_unusable(self.path, self.identity)
+        if reason is None:
+            return self.path
+        self.report(f"{self.name} restarts: its checkpoint {reason}")
+        self.remove()
+        return None
+
+    def remove(self) -> None:
+        """Remove the file, if it exists."""
+        _remove(self.path)
+
+    def write(self, save: Callable[[Path], None], module: str) -> None:
         """Replace the file. Call this on all ranks.
 
         Errors are reported and do not stop training, such as a full disk or a state that cannot be
@@ -149,29 +159,29 @@ class CheckpointFile:
 
         Args:
             save: Writes a file to a path.
-            owner: Name of the module, for messages.
+            module: Name of the module's class, for messages.
         """
         part = self.path.with_suffix(".part")
         try:
             save(part)
-            ranks.on_rank_zero(lambda: self._replace_by(part, owner), Exception)
+            ranks.on_rank_zero(lambda: self._replace_by(part, module), Exception)
         except Exception as error:
             if ranks.is_rank_loss(error):
                 raise
             reason = str(error).split("\n")[0]
             if isinstance(error, OSError) and error.strerror:
                 reason = error.strerror
-            self.say(f"warning: cannot save a checkpoint ({reason}); training continues")
+            self.report(f"warning: cannot save a checkpoint ({reason}); training continues")
             with suppress(OSError):
                 part.unlink(missing_ok=True)
 
-    def _replace_by(self, part: Path, owner: str) -> None:
+    def _replace_by(self, part: Path, module: str) -> None:
         """Replace the file by a new one. The first file of a run is read back to check it."""
         if not self._is_readable:
             # A module may save objects that cannot be loaded safely.
-            reason = why_unusable(part, self.about)
+            reason = why_unusable(part, self.identity)
             if reason is not None:
-                raise RuntimeError(f"what {owner} saves {reason}")
+                raise RuntimeError(f"what {module} saves {reason}")
             self._is_readable = True
         # Without this, a power failure may replace the last file by an empty one.
         with part.open("rb") as file:
@@ -179,12 +189,12 @@ class CheckpointFile:
         os.replace(part, self.path)
 
 
-def why_unusable(path: Path, about: Mapping[str, Any]) -> str | None:
+def why_unusable(path: Path, identity: Mapping[str, Any]) -> str | None:
     """Return why a file is no checkpoint of a run; None if it is one. No code in it is executed.
 
     Args:
         path: The file.
-        about: Identifies the run: name, study, seed, parameters and settings of the trial.
+        identity: Identifies the run (see `CheckpointFile`).
     """
     try:
         # torch itself does not compare checksums.
@@ -195,11 +205,11 @@ def why_unusable(path: Path, about: Mapping[str, Any]) -> str | None:
         if "about" not in saved:
             # Lightning's trainer wrote the file, with the state of `CheckpointCallback`.
             saved = saved["callbacks"]["CheckpointCallback"]
-        saved_about = saved["about"]
+        saved_identity = saved["about"]
     # A damaged or foreign file may raise any error.
     except Exception:
         return "cannot be read"
-    if saved_about != dict(about):
+    if saved_identity != dict(identity):
         return "is of another study or configuration"
     return None
 
@@ -213,7 +223,7 @@ def steps_saved(path: Path) -> int | None:
         return None
 
 
-def clear(folder: Path) -> None:
+def clear_checkpoints(folder: Path) -> None:
     """Remove all checkpoint files from a study's folder, and the folder if it is empty then."""
     for pattern in ("point-*.*", "repeat-*.*"):
         for path in folder.glob(f"B=* S=*/{pattern}"):

@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 import lit_dps.training.lightning_private as lightning_private
 from lit_dps.core.errors import ConfigError
 from lit_dps.core.local_sgd import LocalSGDSchedule
+from lit_dps.optim import trained_parameters
 from lit_dps.optim.local_sgd import LocalSGD
 from lit_dps.parallel import ranks
 from lit_dps.parallel.ddp import SharedBatchDDP, unsharded
@@ -298,9 +299,7 @@ class SharedTensors:
     def __init__(self, module: nn.Module, optimizer: Optimizer, rounds: LocalSGDSchedule):
         self.module = module
         self.rounds = rounds
-        self._trained: list[Tensor] = []
-        for group in optimizer.param_groups:
-            self._trained += [p for p in group["params"] if p.requires_grad]
+        self._trained = trained_parameters(optimizer)
         self._before = {name: tensor.detach().clone() for name, tensor in self._tensors()}
 
     def _tensors(self) -> list[tuple[str, Tensor]]:

@@ -17,6 +17,7 @@ import lit_dps.training.lightning_private as lightning_private
 from lit_dps.core.errors import ConfigError, UserError, error_text, place_in_user_code
 from lit_dps.core.trial import COPIES
 from lit_dps.core.trial_config import Biases, Init, PruningConfig
+from lit_dps.optim import trained_parameters
 from lit_dps.pruning import PRUNERS, Mask, Network, mask_flags, prunable, prune, pruner_of
 from lit_dps.pruning.isometry import STEPS
 from lit_dps.pruning.network_copies import copies_of, why_pruned_weights_return, why_unprunable
@@ -371,11 +372,10 @@ def masks_by_parameter(trainer: Trainer, module: LightningModule) -> dict[Tensor
 
 def _trained_ids(trainer: Trainer) -> set[int]:
     """Return the `id` of each parameter that an optimizer trains."""
-    held = set()
+    ids = set()
     for optimizer in trainer.optimizers:
-        for group in optimizer.param_groups:
-            held |= {id(p) for p in group["params"] if p.requires_grad}
-    return held
+        ids.update(map(id, trained_parameters(optimizer)))
+    return ids
 
 
 def is_reentrant(loss: Tensor) -> bool:

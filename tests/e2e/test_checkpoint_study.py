@@ -14,7 +14,7 @@ import pytest
 
 from lit_dps.report.no_result import NO_RESULT
 from lit_dps.storage.read import read_study
-from lit_dps.training.checkpoint_files import Checkpoints, steps_saved
+from lit_dps.training.checkpoint_files import CheckpointFile, steps_saved
 from tests.e2e.commands import FAST, run, run_here, start, table
 
 pytestmark = pytest.mark.slow
@@ -87,14 +87,14 @@ def test_a_long_trial_goes_on_where_it_was(tmp_path, whole, sent, workers):
 
 
 def test_a_trial_that_paused_in_a_heat_goes_on_with_the_next(tmp_path, monkeypatch):
-    find, went_on = Checkpoints.find, []
+    find, went_on = CheckpointFile.find, []
 
     def noting(self, *args):
         path = find(self, *args)
         went_on.append(path and (path.stem, steps_saved(path)))
         return path
 
-    monkeypatch.setattr(Checkpoints, "find", noting)
+    monkeypatch.setattr(CheckpointFile, "find", noting)
     folders = tmp_path / "saved", tmp_path / "anew"
     for folder, minutes in zip(folders, (1e-6, "null"), strict=True):
         folder.mkdir()

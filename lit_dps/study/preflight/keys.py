@@ -18,7 +18,7 @@ from lit_dps.core.goal import RESERVED_NAMES
 from lit_dps.core.local_sgd import LocalSGDSchedule
 from lit_dps.core.search_space import Choices
 from lit_dps.core.trial import Cell, Trial, Value
-from lit_dps.engines.engine import OPTIONS
+from lit_dps.engines.engine import METHOD_OPTIONS
 from lit_dps.study.setup import StudySetup
 from lit_dps.training.workload import locate
 
@@ -74,8 +74,14 @@ def _check_key(source: str, key: str) -> None:
     """Raise ConfigError for an unknown key of local SGD, pruning or stale gradients."""
     if key.startswith("local.") and key not in LOCAL_KEYS:
         raise ConfigError(source, key, f"one of {', '.join(LOCAL_KEYS)}")
-    if key.startswith("pruning.") and key not in PRUNING_KEYS and not key.startswith(OPTIONS):
-        allowed = f"one of {', '.join(PRUNING_KEYS)}, {OPTIONS}NAME of an argument of the method"
+    if (
+        key.startswith("pruning.")
+        and key not in PRUNING_KEYS
+        and not key.startswith(METHOD_OPTIONS)
+    ):
+        allowed = (
+            f"one of {', '.join(PRUNING_KEYS)}, {METHOD_OPTIONS}NAME of an argument of the method"
+        )
         raise ConfigError(source, key, allowed)
     if key.startswith("optim.") and key != DELAY_KEY:
         raise ConfigError(source, key, DELAY_KEY)

@@ -182,7 +182,7 @@ def _interrupted(training: Training, trial: Trial) -> tuple[_ShortRun | None, st
     """
     messages: list[str] = []
     with tempfile.TemporaryDirectory(prefix="lit_dps-") as folder:
-        checkpoints = Checkpoints(Path(folder), None, minutes=0, say=messages.append)
+        checkpoints = Checkpoints(Path(folder), None, minutes=0, report=messages.append)
         training = replace(training, checkpoints=checkpoints)
         file = checkpoints.file(trial, {})
 
@@ -192,7 +192,7 @@ def _interrupted(training: Training, trial: Trial) -> tuple[_ShortRun | None, st
         try:
             with suppress(_Interrupted):
                 _run(training, trial, file, interrupt)
-            path = checkpoints.find(trial, file.about)
+            path = file.find()
             if path is not None:
                 return _run(training, trial, file, checkpoint=path), ""
         # For example, a module may not save all of its state.

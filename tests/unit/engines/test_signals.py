@@ -8,7 +8,7 @@ import signal
 from lightning.pytorch import Trainer
 from lightning.pytorch.demos.boring_classes import BoringModel
 
-from lit_dps.engines.trainer import _OwnSignals
+from lit_dps.engines.trainer import StudySignals
 
 
 class Watching(BoringModel):
@@ -42,7 +42,7 @@ def test_signals_are_ours_from_the_first_loader_on():
 
     before = signal.signal(signal.SIGTERM, ours)
     try:
-        assert fitted([_OwnSignals()]) == {"loader": ours, "step": ours}
+        assert fitted([StudySignals()]) == {"loader": ours, "step": ours}
         assert signal.getsignal(signal.SIGTERM) is ours
         assert fitted([])["loader"] is not ours, (
             "Lightning has none of its own any more: nothing is tested"

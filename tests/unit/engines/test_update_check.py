@@ -10,7 +10,7 @@ import torch
 from torch.optim.lr_scheduler import LambdaLR
 
 from lit_dps.core.trial import Cell
-from lit_dps.engines.update_check import why_not_its_schedule
+from lit_dps.engines.update_check import reason_against_schedule
 from lit_dps.module import ImageClassifier
 from lit_dps.optim import ADAM, MOMENTUM, NESTEROV, RULES
 from lit_dps.optim.rule import Rule
@@ -144,7 +144,7 @@ def test_a_rule_that_is_its_optimizers_is_stacked(name, monkeypatch):
 @pytest.mark.parametrize("name", WRONG)
 def test_a_rule_that_is_not_its_optimizers_is_trained_alone(name, monkeypatch):
     done, reasons = results(name, WRONG[name], monkeypatch)
-    assert len(reasons) == 1 and "differs from that of its optimizer" in reasons.pop()
+    assert len(reasons) == 1 and "differs from the update of its optimizer" in reasons.pop()
     assert not any("stacked" in result.flags for result in done)
     lightning = train(
         [r.trial for r in done], workload(optimizer=name), {**GOAL, "max_steps": 8}, lean=False
@@ -206,4 +206,4 @@ def test_a_schedule_is_asked_for_the_steps_of_the_budget_alone():
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
     asked = []
     schedule = LambdaLR(optimizer, lambda step: asked.append(step) or (1 - step / 20) ** 0.9)
-    assert why_not_its_schedule(schedule, 20) is None and max(asked) == 20
+    assert reason_against_schedule(schedule, 20) is None and max(asked) == 20

@@ -212,7 +212,7 @@ def test_the_original_start_is_that_of_studies_without_the_key():
     (run,) = [Attempt(Trial(Cell(16, 0.5), 0, PARAMS), plain.goal_of_trials)]
     saved = Checkpoints(Path(), "a", 1.0, print)
     files = [
-        setup.training(saved).checkpoint_file(run, "interval loop").about
+        setup.training(saved).checkpoint_file(run, "interval loop").identity
         for setup in (plain, *starts)
     ]
     assert files[0] == files[1] != files[2], "files of earlier versions are gone on from"

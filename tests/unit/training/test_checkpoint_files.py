@@ -16,7 +16,7 @@ from lit_dps.core.goal import Goal
 from lit_dps.core.search_space import Range
 from lit_dps.core.trial import Cell, Status, Trial, TrialResult
 from lit_dps.storage.header import declare
-from lit_dps.training.checkpoint_files import clear
+from lit_dps.training.checkpoint_files import clear_checkpoints
 from tests.support.runs import train_one
 from tests.support.saved_study import GOAL, USER, USER_DATA, Steps, Study, workload
 from tests.unit.engines.test_engine import PARAMS, quiet  # noqa: F401
@@ -109,7 +109,7 @@ def test_time_counts_from_the_first_begin_and_a_short_trial_is_not_saved(tmp_pat
     assert study.run(trial, interrupt=2)[0] is None
     assert not study.checkpoints().path(trial).exists(), "not worth a file"
     clock = iter(range(0, 100_000, 25))  # every look at the clock is 25 seconds later
-    monkeypatch.setattr("lit_dps.engines.interval_loop.time.monotonic", lambda: float(next(clock)))
+    monkeypatch.setattr("lit_dps.engines.run_group.time.monotonic", lambda: float(next(clock)))
     study.run(trial, interrupt=4)
     assert study.checkpoints().path(trial).exists()
     monkeypatch.undo()
@@ -156,8 +156,8 @@ def test_files_are_removed_alone(tmp_path):
     study.checkpoints().remove(trial)
     assert [path.name for path in folder.rglob("*.ckpt")] == ["point-2.ckpt"]
     (folder / "mine.txt").touch()
-    clear(folder)
+    clear_checkpoints(folder)
     assert [path.name for path in folder.iterdir()] == ["mine.txt"]
     (folder / "mine.txt").unlink()
-    clear(folder)
+    clear_checkpoints(folder)
     assert not folder.parent.exists()

@@ -10,12 +10,13 @@ import pytest
 import torch
 from torch import nn
 
-from lit_dps.core.trial import Cell, Trial, TrialResult
+from lit_dps.core.trial import Cell, Status, Trial, TrialResult
 from lit_dps.module import ImageClassifier
+from lit_dps.pruning.snip import Snip
 from lit_dps.training.workload import Workload
 from tests.support.runs import train
 from tests.unit.engines.test_engine import quiet  # noqa: F401
-from tests.unit.engines.test_stack_lockstep import GOAL, workload
+from tests.unit.engines.test_stack_lockstep import GOAL, trials, workload
 
 
 def of_second(results: Iterable[TrialResult]) -> TrialResult:
@@ -33,7 +34,7 @@ class Penalized(ImageClassifier):
 
 @pytest.mark.parametrize("key", ["model.penalty", "model.weight_decay"])
 def test_a_small_difference_of_losses_is_one(key):
-    used = workload(class_path="tests.unit.engines.test_batching_key.Penalized")
+    used = workload(class_path="tests.unit.engines.test_stack_filler.Penalized")
     params = [{"model.learning_rate": 0.05, key: number} for number in (1e-6, 3e-6)]
     asked = [Trial(Cell(16, 0.0), i, p) for i, p in enumerate(params)]
     ours = train(asked, used, {**GOAL, "max_steps": 16}, size=4)
@@ -99,3 +100,16 @@ def test_workers_of_a_point_are_its_own():
     ours = of_second(train(asked, workload(), goal, size=2, local={"steps": 4}))
     (reference,) = train(asked[1:], workload(), goal, lean=False, local={"steps": 4})
     assert ours.curve == reference.curve
+
+
+class Raising(Snip):
+    def scores(self, network, generator):
+        raise ValueError("this method has no scores")
+
+
+def test_an_error_at_the_start_of_a_stacked_trial_makes_it_a_failed_one():
+    asked = trials(Cell(16, 0.5), rates=[0.02, 0.1, 0.05])
+    pruning = {"method": f"{__name__}.Raising"}
+    results = train(asked, workload(), {**GOAL, "max_steps": 8}, size=3, pruning=pruning)
+    assert [result.trial for result in results] == asked
+    assert {result.status for result in results} == {Status.FAILED}
