@@ -19,6 +19,7 @@ SECTIONS = (
     "claims",
     "checks",
     "fused",
+    "stacked",
     "scaling",
     "analyze",
     "shown",

@@ -126,6 +126,9 @@ def _parser() -> argparse.ArgumentParser:
     numbers.add_argument(
         "--sample", type=int, help="protocol: trials of each cell to run both ways"
     )
+    numbers.add_argument(
+        "--study-seconds", type=float, help="stacked: time limit of the study in seconds"
+    )
     return parser
 
 

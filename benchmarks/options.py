@@ -22,6 +22,7 @@ class Options:
             they are; likewise.
         sample: How many trials of each cell run both ways, to see the same result.
         stored: Stored trials that the time of one more is measured at.
+        study_seconds: Time limit of the study in the section "stacked".
     """
 
     quick: bool = False
@@ -38,6 +39,7 @@ class Options:
     calibrate: tuple[int, ...] = (16, 0)  # 40,000 steps take minutes at B = 16, hours at B = 1024
     sample: int = 3
     stored: tuple[int, ...] = (100, 1_000, 10_000)
+    study_seconds: float = 50.0
 
     def at(self, batch_size: int, numbers: tuple[int, ...]) -> int:
         """The number for a batch size, of `trials` or `calibrate`."""
@@ -56,4 +58,5 @@ QUICK = Options(
     calibrate=(1,),
     sample=2,
     stored=(4, 16),
+    study_seconds=120.0,
 )

@@ -20,17 +20,18 @@ from lit_dps.parallel.process import prepare_process
 from lit_dps.study.setup import StudySetup
 
 CONFIG = Path(__file__).parents[1] / "configs" / "mnist-simple-cnn-sgd.yaml"
+MOMENTUM_CONFIG = CONFIG.with_name("mnist-simple-cnn-momentum.yaml")
 UNREACHABLE = 1e-6  # a goal error below one mistake of any validation split here
 
 
-def paper_setup(quick: bool) -> StudySetup:
+def paper_setup(quick: bool, config: Path = CONFIG) -> StudySetup:
     """The paper's workload as the study command reads it; on digits if quick, which need no
     files."""
     from lit_dps.cli.study import read_setup
 
     prepare_process()
     options = ["--data=lit_dps.data.Digits"] if quick else []
-    return read_setup([f"--config={CONFIG}", *options])
+    return read_setup([f"--config={config}", *options])
 
 
 def varied(

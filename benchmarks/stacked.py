@@ -1,0 +1,605 @@
+"""Stacked training: a bare loop, the engine without and with checks, a study, a stranger's GPT.
+
+All run on the same device in one run, so that their ratios say what each layer costs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+
+import torch
+
+from benchmarks.bare_stack import (
+    BF16,
+    FLOAT32,
+    FLOPS_PER_EXAMPLE,
+    GROUPS,
+    INTERVAL_STEPS,
+    PRODUCTS,
+    TF32,
+    Variant,
+    bare_rate,
+    set_tf32,
+)
+from benchmarks.options import Options
+from benchmarks.setups import (
+    MOMENTUM_CONFIG,
+    UNREACHABLE,
+    middle_trial,
+    on_device,
+    paper_setup,
+)
+from benchmarks.step import now, threads
+from benchmarks.stranger import BARE, BATCH_SIZE, StrangerSteps, measure_stranger
+from benchmarks.text import NO_GPU, ratio, seconds, table, times
+from lit_dps.core.attempt import Attempt
+from lit_dps.core.format import format_duration
+from lit_dps.core.trial import SINGLE, STACKED, Cell, Status
+from lit_dps.engines.engine import Training
+from lit_dps.engines.interval_loop import IntervalLoop
+from lit_dps.storage.read import read_study
+from lit_dps.study.setup import StudySetup
+from lit_dps.training.checkpoint_files import steps_saved
+
+TITLE = "Stacked training beside a bare loop"
+COMMAND = Path(__file__).parents[1] / "cli.py"
+GOAL_ERROR = 0.02
+SPARSITY = 0.9  # of half of the engine's networks; the others are dense
+EARLY_CHECKS = "early checks"
+FULL_CHECKS = "full checks"
+# Dense peak of one card in TFLOP/s, from NVIDIA's data sheet (SXM).
+HOPPER_PEAKS = {FLOAT32: 67.0, TF32: 494.7, BF16: 989.4}
+PEAKS = {"H100": HOPPER_PEAKS, "H200": HOPPER_PEAKS}
+# Seconds that a study may need to save its trials after an interrupt.
+STOP_SECONDS = 30.0
+LOG_CHARACTERS = 3000  # of the output of the study
+
+
+@dataclass(frozen=True)
+class Case:
+    """Networks that train at once.
+
+    Attributes:
+        networks: Number of networks; 1 is trained by the engine for single networks.
+        batch_size: Examples of a step of each network.
+        interval: Steps between two checks in the measurement without checks.
+        checks: Which checks are measured: `EARLY_CHECKS`, `FULL_CHECKS`.
+        in_engine: Whether the engine is measured, besides the bare loop.
+    """
+
+    networks: int
+    batch_size: int
+    interval: int
+    checks: tuple[str, ...] = ()
+    in_engine: bool = True
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is measured on a device.
+
+    Attributes:
+        cases: Networks and batch sizes.
+        variants: Ways to write the bare loop.
+        seconds: Seconds of each measurement of the bare loop, at least.
+        intervals: Intervals of each measurement of the engine. The first is not timed.
+        study_batch_size, study_trials: The only cell of the study.
+        stranger_steps, stranger_repeats: Timed steps of the GPT, and repeats.
+    """
+
+    cases: tuple[Case, ...]
+    variants: tuple[Variant, ...]
+    seconds: float
+    intervals: int
+    study_batch_size: int
+    study_trials: int
+    stranger_steps: int
+    stranger_repeats: int
+
+
+EAGER = (Variant(PRODUCTS), Variant(GROUPS))
+GRAPHS = tuple(
+    Variant(convolutions, precision, is_graph=True)
+    for precision in (FLOAT32, TF32, BF16)
+    for convolutions in (PRODUCTS, GROUPS)
+)
+PLANS = {
+    "cuda": Plan(
+        cases=(
+            Case(100, 2, 128, (EARLY_CHECKS,)),
+            Case(100, 16, 128, (EARLY_CHECKS, FULL_CHECKS)),
+            Case(100, 128, 32, (EARLY_CHECKS,)),
+            Case(25, 512, 32),
+            Case(1, 16, 256),
+            Case(1, 128, 256),
+            Case(1, 1024, 128, in_engine=False),
+        ),
+        variants=(*EAGER, *GRAPHS),
+        seconds=0.2,
+        intervals=3,
+        study_batch_size=16,
+        study_trials=100,
+        stranger_steps=100,
+        stranger_repeats=2,
+    ),
+    "cpu": Plan(
+        cases=(Case(8, 2, 64, (EARLY_CHECKS,)), Case(8, 16, 32, (EARLY_CHECKS, FULL_CHECKS))),
+        variants=EAGER,
+        seconds=1.0,
+        intervals=3,
+        study_batch_size=16,
+        study_trials=8,
+        stranger_steps=100,
+        stranger_repeats=3,
+    ),
+}
+# A rehearsal of all code, on small images that need no files.
+QUICK_PLAN = Plan(
+    cases=(Case(2, 2, 8, (EARLY_CHECKS, FULL_CHECKS)), Case(1, 2, 8)),
+    variants=(Variant(PRODUCTS), Variant(GROUPS, BF16)),
+    seconds=0.0,
+    intervals=2,
+    study_batch_size=16,
+    study_trials=2,
+    stranger_steps=4,
+    stranger_repeats=1,
+)
+
+
+@dataclass(frozen=True)
+class BareRow:
+    """Network-steps a second of the bare loop for one case, and the shares of the card's peak."""
+
+    networks: int
+    batch_size: int
+    rates: dict[str, float] = field(default_factory=dict)
+    shares: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How fast an engine trains.
+
+    Attributes:
+        setup_seconds: Seconds of a trial before its first step.
+        rate: Network-steps a second after the first interval.
+    """
+
+    setup_seconds: float
+    rate: float
+
+
+@dataclass(frozen=True)
+class EngineRow:
+    """The engine for one case.
+
+    Attributes:
+        networks, batch_size: The case.
+        setup_seconds: Seconds of a trial before its first step.
+        without_checks: Network-steps a second, with one check in many steps.
+        over_bare: `without_checks` over the fastest bare loop in full float32.
+        with_checks: Network-steps a second with a check every 16 steps, by kind of check.
+    """
+
+    networks: int
+    batch_size: int
+    setup_seconds: float
+    without_checks: float
+    over_bare: float
+    with_checks: dict[str, float]
+
+
+@dataclass(frozen=True)
+class StudyRun:
+    """A study from the command line, stopped after a limit of time.
+
+    Attributes:
+        batch_size, trials, sparsity: Its only cell.
+        seconds: Wall time of the command.
+        training_seconds: From the begin of the first trial to the end of the command.
+        trials_done: Trials with a result.
+        engines: Trials of each loop.
+        steps_done: Optimizer steps of these trials.
+        steps_saved: Optimizer steps of the trials that the limit interrupted.
+        best_steps: K*; None if no trial met the goal.
+        rate: Network-steps a second over `training_seconds`.
+        over_engine: `rate` over the engine without checks at that batch size.
+        over_bare: `rate` over the fastest bare loop in full float32 at that batch size.
+    """
+
+    batch_size: int
+    trials: int
+    sparsity: float
+    seconds: float
+    training_seconds: float
+    trials_done: int
+    engines: dict[str, int]
+    steps_done: int
+    steps_saved: int
+    best_steps: int | None
+    rate: float
+    over_engine: float
+    over_bare: float
+
+
+@dataclass(frozen=True)
+class StackedReport:
+    """All measurements on one device."""
+
+    device: str
+    workload: str
+    interval_steps: int
+    bare: tuple[BareRow, ...]
+    engine: tuple[EngineRow, ...]
+    study: StudyRun
+    stranger: StrangerSteps
+
+
+def measure(options: Options) -> StackedReport:
+    """Measure on the GPU if there is one, else on the CPU; with one CPU thread."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    plan = QUICK_PLAN if options.quick else PLANS[device]
+    setup = on_device(paper_setup(options.quick, MOMENTUM_CONFIG), device)
+    with threads(1):
+        bare = tuple(_bare_row(case, plan, device) for case in plan.cases)
+        engine = _engine_rows(setup, plan, bare, device)
+        stranger = measure_stranger(device, plan.stranger_steps, plan.stranger_repeats)
+        _log(f"stranger: {stranger}")
+        study = _study_run(plan, options, device, bare, engine)
+    return StackedReport(
+        device, setup.workload_name(), INTERVAL_STEPS, bare, engine, study, stranger
+    )
+
+
+def _bare_row(case: Case, plan: Plan, device: str) -> BareRow:
+    """Measure the bare loop for one case."""
+    row = BareRow(case.networks, case.batch_size)
+    peaks = peaks_of_card()
+    for variant in plan.variants:
+        try:
+            rate = bare_rate(case.networks, case.batch_size, device, variant, plan.seconds)
+        except torch.OutOfMemoryError:
+            rate = math.nan
+        name = str(variant)
+        row.rates[name] = rate
+        if variant.precision in peaks:
+            flops = rate * case.batch_size * FLOPS_PER_EXAMPLE
+            row.shares[name] = flops / (1e12 * peaks[variant.precision])
+        if device == "cuda":
+            torch.cuda.empty_cache()
+    set_tf32(False)
+    _log(f"bare loop, {case.networks} x {case.batch_size}: {row.rates}")
+    return row
+
+
+def peaks_of_card() -> dict[str, float]:
+    """Return the peak of the card in TFLOP/s by precision; empty if it is unknown."""
+    if not torch.cuda.is_available():
+        return {}
+    name = torch.cuda.get_device_name(0)
+    for card, peaks in PEAKS.items():
+        if card in name:
+            return peaks
+    return {}
+
+
+def best_float32_rate(row: BareRow) -> float:
+    """Return the rate of the fastest bare loop in full float32."""
+    rates = []
+    for name, rate in row.rates.items():
+        if name.endswith(FLOAT32) and math.isfinite(rate):
+            rates.append(rate)
+    return max(rates, default=math.nan)
+
+
+def _engine_rows(
+    setup: StudySetup, plan: Plan, bare: Sequence[BareRow], device: str
+) -> tuple[EngineRow, ...]:
+    """Measure the engine for each case, in full float32."""
+    set_tf32(False)
+    rows = []
+    for case, bare_row in zip(plan.cases, bare, strict=True):
+        if not case.in_engine:
+            continue
+        # One check in many steps, which stops at the first mistake.
+        pace = _pace(setup, case, case.interval, UNREACHABLE, plan.intervals, device)
+        with_checks = {}
+        for kind in case.checks:
+            error = None if kind == FULL_CHECKS else GOAL_ERROR
+            intervals = max(2, plan.intervals * case.interval // INTERVAL_STEPS)
+            checked = _pace(setup, case, INTERVAL_STEPS, error, intervals, device)
+            with_checks[kind] = checked.rate
+        over_bare = pace.rate / best_float32_rate(bare_row)
+        row = EngineRow(
+            case.networks,
+            case.batch_size,
+            pace.setup_seconds,
+            pace.rate,
+            over_bare,
+            with_checks,
+        )
+        _log(f"engine: {row}")
+        rows.append(row)
+    return tuple(rows)
+
+
+def _pace(
+    setup: StudySetup,
+    case: Case,
+    interval: int,
+    error: float | None,
+    intervals: int,
+    device: str,
+) -> Pace:
+    """Train the networks of a case for a number of intervals.
+
+    Args:
+        setup: The workload.
+        case: Networks and batch size.
+        interval: Steps between two checks.
+        error: Goal error of early checks; None for full checks, with a goal that is not reached.
+        intervals: Intervals, at least 2.
+        device: "cpu" or "cuda".
+    """
+    goal_config = dataclasses.replace(
+        setup.goal,
+        error=error or UNREACHABLE,
+        check_interval=interval,
+        max_steps=interval * intervals,
+        early_reject=error is not None,
+    )
+    pruning = dataclasses.replace(setup.pruning, method="magnitude")  # it needs no scoring pass
+    engine = IntervalLoop(Training(setup.workload, goal_config, pruning), case.networks)
+    attempts = []
+    for point in range(case.networks):
+        cell = Cell(case.batch_size, SPARSITY if point % 2 else 0.0)
+        attempts.append(Attempt(middle_trial(setup, cell, point), goal_config.build()))
+    waiting = [*attempts]
+    stamps: list[tuple[float, int]] = []
+
+    def next_attempt() -> Attempt | None:
+        return waiting.pop(0) if waiting else None
+
+    def stamp() -> None:
+        stamps.append((now(device), steps_taken(attempts)))
+
+    begin = now(device)
+    expected = STACKED if case.networks > 1 else SINGLE
+    for result in engine.train(next_attempt, stamp):
+        if result.status is Status.FAILED or result.engine != expected:
+            raise RuntimeError(result.traceback or result.engine_reason)
+    stamp()
+    first_time, first_steps = stamps[0]
+    last_time, last_steps = stamps[-1]
+    rate = (last_steps - first_steps) / (last_time - first_time)
+    # The first interval also loads kernels, which counts as set-up here.
+    setup_seconds = first_time - begin - first_steps / rate
+    return Pace(setup_seconds / case.networks, rate)
+
+
+def steps_taken(attempts: Sequence[Attempt]) -> int:
+    """Return the optimizer steps of all attempts up to their last checks."""
+    total = 0
+    for attempt in attempts:
+        if attempt.curve["step"]:
+            total += int(attempt.curve["step"][-1])
+    return total
+
+
+def _study_run(
+    plan: Plan,
+    options: Options,
+    device: str,
+    bare: Sequence[BareRow],
+    engine: Sequence[EngineRow],
+) -> StudyRun:
+    """Run a study by the command line, interrupt it after `options.study_seconds`, and read it."""
+    batch_size = plan.study_batch_size
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = {
+            "--config": str(MOMENTUM_CONFIG),
+            "--study.batch_sizes": f"[{batch_size}]",
+            "--study.sparsities": "[0]",
+            "--study.trials": str(plan.study_trials),
+            "--study.race_factor": "1",
+            "--study.engine": "auto" if device == "cuda" else "stacked",
+            "--study.workers": "1",
+            "--study.name": "stacked",
+            "--trainer.accelerator": "gpu" if device == "cuda" else "cpu",
+            "--goal.error": str(GOAL_ERROR),
+            "--storage.folder": folder,
+        }
+        if options.quick:
+            arguments["--data"] = "lit_dps.data.Digits"
+            arguments["--goal.error"] = "0.5"
+            arguments["--goal.max_steps"] = "64"
+        command = [sys.executable, str(COMMAND), "study"]
+        for key, value in arguments.items():
+            command += [key, value]
+        begin = time.time()
+        _run_for(command, options.study_seconds)
+        end = time.time()
+        database = Path(folder, "study.db")
+        record = read_study(f"sqlite:///{database}", "stacked")
+        first = _first_start(database)
+        interrupted = [steps_saved(path) or 0 for path in Path(folder).rglob("*.ckpt")]
+    results = []
+    for cell_results in record.results.values():
+        results += cell_results
+    engines: dict[str, int] = {}
+    for result in results:
+        engines[result.engine] = engines.get(result.engine, 0) + 1
+    steps_done = sum(result.steps_run for result in results)
+    rate = (steps_done + sum(interrupted)) / (end - first)
+    engine_rates = [row.without_checks for row in engine if _is_stack(row, batch_size)]
+    bare_rates = [best_float32_rate(row) for row in bare if _is_stack(row, batch_size)]
+    reached = [result.steps for result in results if result.steps is not None]
+    run = StudyRun(
+        batch_size=batch_size,
+        trials=plan.study_trials,
+        sparsity=0.0,
+        seconds=end - begin,
+        training_seconds=end - first,
+        trials_done=len(results),
+        engines=engines,
+        steps_done=steps_done,
+        steps_saved=sum(interrupted),
+        best_steps=min(reached, default=None),
+        rate=rate,
+        over_engine=rate / max(engine_rates, default=math.nan),
+        over_bare=rate / max(bare_rates, default=math.nan),
+    )
+    _log(f"study: {run}")
+    return run
+
+
+def _is_stack(row: BareRow | EngineRow, batch_size: int) -> bool:
+    return row.networks > 1 and row.batch_size == batch_size
+
+
+def _run_for(command: Sequence[str], limit: float) -> None:
+    """Run a command, and interrupt it after `limit` seconds."""
+    with tempfile.TemporaryFile("w+") as output:
+        process = subprocess.Popen(
+            command, stdout=output, stderr=output, start_new_session=True, env=os.environ.copy()
+        )
+        try:
+            process.wait(limit)
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGINT)
+        try:
+            process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        output.seek(0)
+        _log(f"the study exited with {process.returncode}:\n{output.read()[-LOG_CHARACTERS:]}")
+
+
+def _first_start(database: Path) -> float:
+    """Return when the first trial of a database began, as a timestamp; nan if none has begun."""
+    with closing(sqlite3.connect(database)) as connection:
+        (first,) = connection.execute("select min(datetime_start) from trials").fetchone()
+    if first is None:
+        return math.nan
+    return datetime.fromisoformat(first).timestamp()
+
+
+def _log(text: str) -> None:
+    # Each part is printed at once, so that a time limit loses only the rest.
+    print(text, file=sys.stderr, flush=True)
+
+
+def show(found: StackedReport) -> str:
+    """Return the four tables."""
+    parts = [
+        f"{found.workload}, Simple-CNN on 28 x 28 images, momentum, masks; device: {found.device}. "
+        "Rates are network-steps a second: optimizer steps, summed over the networks. Engine and "
+        "bare loop are in full float32 unless a column says otherwise.",
+        _bare_text(found),
+        _engine_text(found),
+        _study_text(found.study),
+        _stranger_text(found.stranger),
+    ]
+    if found.device != "cuda":
+        parts.append(f"On a GPU: {NO_GPU}.")
+    return "\n\n".join(parts)
+
+
+def _rate(value: float) -> str:
+    if math.isnan(value):
+        return "not measured"
+    return f"{value:,.0f}"
+
+
+def _bare_text(found: StackedReport) -> str:
+    variants = list(found.bare[0].rates)
+    rows = []
+    for row in found.bare:
+        cells = []
+        for name in variants:
+            text = _rate(row.rates[name])
+            if name in row.shares and math.isfinite(row.shares[name]):
+                text += f" ({row.shares[name]:.1%})"
+            cells.append(text)
+        rows.append([row.networks, row.batch_size, *cells])
+    text = (
+        "**A bare loop**, written without lit_dps: gather, forward, backward, mask, update. "
+        f"A graph holds {found.interval_steps} steps. In brackets: the share of the card's peak "
+        "in that precision."
+    )
+    return f"{text}\n\n{table(['networks', 'B', *variants], rows)}"
+
+
+def _engine_text(found: StackedReport) -> str:
+    head = [
+        "networks",
+        "B",
+        "set-up of a trial",
+        "without checks",
+        "/ bare loop",
+        EARLY_CHECKS,
+        FULL_CHECKS,
+    ]
+    rows = []
+    for row in found.engine:
+        checked = []
+        for kind in (EARLY_CHECKS, FULL_CHECKS):
+            checked.append(_rate(row.with_checks[kind]) if kind in row.with_checks else "")
+        rows.append(
+            [
+                row.networks,
+                row.batch_size,
+                format_duration(row.setup_seconds),
+                _rate(row.without_checks),
+                ratio(row.over_bare),
+                *checked,
+            ]
+        )
+    text = (
+        "**The engine**, after its first interval. Without checks: one check in many steps. Early "
+        f"checks: every {found.interval_steps} steps, far from the goal of {GOAL_ERROR:g}. Full "
+        "checks: the entire validation split each time. The bare loop is the fastest one in full "
+        "float32. Set-up is from the start to the first step, divided by the networks."
+    )
+    return f"{text}\n\n{table(head, rows)}"
+
+
+def _study_text(run: StudyRun) -> str:
+    loops = ", ".join(f"{count} {name}" for name, count in run.engines.items()) or "none"
+    best = "no trial met the goal" if run.best_steps is None else f"K* = {run.best_steps:,}"
+    return (
+        f"**A study from the command line**: B = {run.batch_size}, S = {run.sparsity:g}, "
+        f"{run.trials} trials, race factor 1. {run.trials_done} trials have a result ({loops}); "
+        f"{best}. {run.steps_done:,} steps of these trials and {run.steps_saved:,} steps of "
+        f"interrupted trials in {run.training_seconds:.1f} s after the begin of the first trial "
+        f"({run.seconds:.1f} s in all): **{_rate(run.rate)} network-steps/s**, "
+        f"{ratio(run.over_engine)} of the engine without checks and {ratio(run.over_bare)} of the "
+        "bare loop."
+    )
+
+
+def _stranger_text(found: StrangerSteps) -> str:
+    rows = []
+    for name, sample in found.seconds.items():
+        over = "" if name == BARE else times(found.ratios[name])
+        rows.append([name, seconds(sample), over])
+    text = (
+        f"**A stranger's GPT** of {found.parameters:,} parameters, {BATCH_SIZE} windows of "
+        f"{found.context} tokens a step, {found.precision}, AdamW, the same loader "
+        f"(num_workers 0) in all loops, {found.steps} steps."
+    )
+    return f"{text}\n\n{table(['loop', 'a step', 'ratio to the bare loop'], rows)}"
