@@ -46,7 +46,7 @@ from benchmarks.step import now, threads
 from benchmarks.stranger import BARE, BATCH_SIZE, StrangerSteps, measure_stranger
 from benchmarks.text import NO_GPU, ratio, seconds, table, times
 from lit_dps.core.attempt import Attempt
-from lit_dps.core.format import format_duration
+from lit_dps.core.text import format_duration
 from lit_dps.core.trial import SINGLE, STACKED, Cell, Status
 from lit_dps.engines.engine import Training
 from lit_dps.engines.interval_loop import IntervalLoop
