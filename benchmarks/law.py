@@ -16,9 +16,10 @@ import numpy as np
 import pandas as pd
 
 from benchmarks.text import table
-from lit_dps.analysis.law import MAX_EXTRAPOLATION, Law, Refusal, fit_law
-from lit_dps.analysis.law_fit import MIN_BATCH_SIZES, Fit, fit_many
+from lit_dps.analysis.law import MAX_EXTRAPOLATION, Law, fit_law
+from lit_dps.analysis.law_fit import MIN_BATCH_SIZES, Fit, fit_scaling
 from lit_dps.analysis.observations import Observation, exact, medians
+from lit_dps.analysis.verdict import Refusal
 
 DATA = Path(__file__).parents[1] / "tests" / "data" / "steps_to_goal.csv"
 TITLE = "The law on public runs"
@@ -134,10 +135,9 @@ def _time_lost(law: Law, points: list[Observation], knee: float) -> dict[str, fl
 def _least_squares(law: Law) -> Fit:
     """Return the plain least-squares fit to the K of a law."""
     points = exact(law.observations)
-    batch = np.array([point.batch_size for point in points])
-    steps = np.array([[point.steps for point in points]])
-    ((c1, c2),) = fit_many(batch, steps, LEAST_SQUARES)
-    return Fit(float(c1), float(c2))
+    batch = [point.batch_size for point in points]
+    steps = [point.steps for point in points]
+    return fit_scaling(batch, steps, loss_scale=LEAST_SQUARES)
 
 
 def _table_of_points(found: Found) -> str:

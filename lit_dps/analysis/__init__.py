@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from lit_dps.analysis.intervals import REPLICATES as REPLICATES
     from lit_dps.analysis.intervals import Interval as Interval
     from lit_dps.analysis.intervals import estimate as estimate
-    from lit_dps.analysis.law import MAX_MISFIT as MAX_MISFIT
     from lit_dps.analysis.law import Law as Law
     from lit_dps.analysis.observations import noise_of_search as noise_of_search
     from lit_dps.analysis.rates import RATE_NAMES as RATE_NAMES
@@ -35,13 +34,14 @@ if TYPE_CHECKING:
     from lit_dps.analysis.term_comparisons import readings_to_goal as readings_to_goal
     from lit_dps.analysis.theory import start_of as start_of
     from lit_dps.analysis.theory import terms_of as terms_of
+    from lit_dps.analysis.verdict import MAX_MISFIT as MAX_MISFIT
 
 # Public names by the module that has them. They are imported when they are first used: whoever
 # needs one table formatter does not wait for SciPy.
 _PUBLIC = {
     "Analysis": "analysis",
     "DEFINITIONS": "critical",
-    "MAX_MISFIT": "law",
+    "MAX_MISFIT": "verdict",
     "PERCENTILES": "intervals",
     "REPLICATES": "intervals",
     "Interval": "intervals",

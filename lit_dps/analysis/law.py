@@ -1,9 +1,9 @@
 """The law K = c1 / B + c2 of steps to result against batch size, and how far it can be trusted.
 
-`fit_law` fits it to observations, lower and upper bounds among them, by weighted M-estimation
-(`law_fit.fit_many`). It adds an error of the law itself, a posterior of the constants
-(`law_posterior`), and a verdict: what is refused, and why. The table, the figures, the answer, the
-forecast, advice and the replication all use this law.
+`fit_law` fits it to observations of K (`observations`), lower and upper bounds among them, by
+weighted M-estimation (`law_fit`). It adds the error of the law and a posterior of the constants
+(`law_posterior`), which give the intervals, and a `verdict`: what is refused, and why. The table,
+the figures, the answer, the forecast, advice and the replication all use this law.
 """
 
 from __future__ import annotations
@@ -11,13 +11,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from enum import IntEnum
 from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
-from scipy import special
 
 from lit_dps.analysis.intervals import (
     NORMAL_95,
@@ -26,88 +24,48 @@ from lit_dps.analysis.intervals import (
     estimate,
     percentile_interval,
 )
-from lit_dps.analysis.law_fit import AT_LEAST, AT_MOST, LOSS_SCALE, MIN_BATCH_SIZES, Fit, fit_many
-from lit_dps.analysis.law_posterior import DRAWS, posterior
+from lit_dps.analysis.law_fit import (
+    AT_LEAST,
+    AT_MOST,
+    LOSS_SCALE,
+    MIN_BATCH_SIZES,
+    Fit,
+    fit_scaling,
+)
+from lit_dps.analysis.law_posterior import (
+    DRAWS,
+    TYPICAL_ERROR,
+    error_draws,
+    error_of_law,
+    posterior,
+)
 from lit_dps.analysis.observations import Observation, exact, note_on_edges
-from lit_dps.analysis.tables import listed_numbers, three_digits
+from lit_dps.analysis.verdict import Refusal, Verdict, judge_data, judge_fit
 
-# How far the law itself is off: a prior of the root mean square of log K at a batch size that was
-# left out, worth so many points. With 0.05 and 0.03 the 80 % intervals hold 87 % of the 275 K of
-# public runs that were left out (`python -m benchmarks law`); with 0.07 and 0.11 they held 95 %.
-TYPICAL_ERROR = 0.05
-PRIOR_POINTS = 3.0
-# What is added to it, in quadrature, for each doubling beyond the measured batch sizes, in log K.
+# What is added to the law's error, in quadrature, for each doubling beyond the measured batch
+# sizes, in log K.
 ERROR_PER_DOUBLING = 0.03
-# Farther from the measured batch sizes nothing is known.
+# Factor beyond the measured batch sizes up to which K is predicted.
 MAX_EXTRAPOLATION = 16.0
-# Standard deviation of log K at a batch size between two measured ones where K follows no law: on
-# public curves half of the straight lines between neighbours are off by more than 14 %.
+# Standard deviation of log K between two measured batch sizes where K follows no law: on public
+# curves half of the straight lines between neighbours are off by more than 14 %.
 INTERPOLATION_ERROR = 0.2
 
-# Limits of the verdict.
-# Batch sizes whose largest is below this times the smallest show no curve.
-MIN_RANGE = 1.2
-# Share of B_crit that the largest batch size has to reach: c2 is then a third of K there.
-MIN_SHARE_OF_CRITICAL = 0.5
-# Root mean square of the residuals of log K beyond their noise, above which the law does not
-# describe K.
-MAX_MISFIT = 0.2
-# Log of the fall of K over the range, below which a curve is flat.
-MIN_DECLINE = 0.1
-# Log of a rise of K with B, above which it may be more than noise.
-MAX_RISE = 0.2
-# Factor that the 95 % interval of B_crit may span.
-MAX_SPAN = 100.0
 
-
-class Refusal(IntEnum):
-    """What a verdict refuses; each value also refuses what the values before it refuse."""
-
-    NOTHING = 0
-    # B_crit is not identifiable. K is predicted, up to `MAX_EXTRAPOLATION` times the range.
-    CRITICAL = 1
-    # The law does not describe K. K is interpolated between the measured batch sizes.
-    EXTRAPOLATION = 2
-    # Only measured K are answers.
-    PREDICTION = 3
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """What is refused of a law, and why.
+class Prediction(NamedTuple):
+    """Steps to result at a batch size, with 95 % limits; nan if refused.
 
     Attributes:
-        refusal: What is refused.
-        reason: A clause; empty where nothing is refused.
-        bound: What B_crit exceeds, in examples; None where that is not known.
+        batch_size: In examples.
+        steps, low, high: In steps.
+        known: "law", "extrapolated", "interpolated", "measured" or "refused".
     """
 
-    refusal: Refusal = Refusal.NOTHING
-    reason: str = ""
-    bound: float | None = None
-
-    def __str__(self) -> str:
-        return self.reason
-
-
-class _Data(NamedTuple):
-    """Observations as arrays (n,)."""
-
-    batch_sizes: np.ndarray
-    steps: np.ndarray
-    variance: np.ndarray
-    bounds: np.ndarray
-
-    @classmethod
-    def of(cls, observations: Sequence[Observation]) -> _Data:
-        """Return the arrays of some observations."""
-        names = ("batch_size", "steps", "variance", "bound")
-        return cls(*(np.array([getattr(o, n) for o in observations], float) for n in names))
-
-    @property
-    def is_exact(self) -> np.ndarray:
-        """(n,): whether an observation is K itself, no bound."""
-        return self.bounds == 0
+    batch_size: float
+    steps: float
+    low: float
+    high: float
+    known: str
 
 
 @dataclass(frozen=True)
@@ -121,11 +79,10 @@ class Law:
         misfit: Root mean square of the residuals of log K, corrected for two constants; nan without
             a fit.
         misfit_beyond_noise: The part of it that the noise of the observations does not explain.
-        error: Standard deviation of log K about the law within the range, from residuals and
-            `TYPICAL_ERROR`.
+        error: Standard deviation of log K about the law within the range (`error_of_law`).
         of_medians: Whether K is the median over seeds of the best point, not K*.
         draws: (DRAWS, 2), c1 and c2 from their posterior; empty without any K.
-        deviates: (DRAWS,), of the law's error, in units of its standard deviation.
+        deviates: (DRAWS,), draws of the law's error, in units of `error`.
     """
 
     observations: tuple[Observation, ...]
@@ -142,7 +99,7 @@ class Law:
 
     @cached_property
     def k_star(self) -> dict[int, float]:
-        """K by batch size, ascending; upper bounds are among them, lower bounds are not."""
+        """K by batch size, ascending, with upper bounds and without lower bounds."""
         k_star = {}
         for o in self.observations:
             if o.bound != AT_LEAST:
@@ -156,12 +113,12 @@ class Law:
 
     @cached_property
     def resolved(self) -> dict[int, float]:
-        """K by batch size, without bounds."""
-        return {b: k for b, k in self.k_star.items() if b not in self.upper_bounds}
+        """K by batch size, ascending, without bounds."""
+        return {_integer(o.batch_size): _integer(o.steps) for o in exact(self.observations)}
 
     @cached_property
     def limits(self) -> dict[int, Interval]:
-        """95 % limits of each K alone, by batch size, where its noise is known."""
+        """95 % limits of each K alone, by batch size, if its noise is known."""
         limits = {}
         for o in self.observations:
             if o.limits is not None:
@@ -170,9 +127,30 @@ class Law:
 
     @property
     def range(self) -> tuple[float, float]:
-        """The smallest and largest batch size with a K; nan without any."""
-        sizes = [o.batch_size for o in exact(self.observations)] or [math.nan]
-        return min(sizes), max(sizes)
+        """The smallest and largest batch size with a K that is no bound; nan without any."""
+        measured = exact(self.observations)
+        if not measured:
+            return math.nan, math.nan
+        return measured[0].batch_size, measured[-1].batch_size
+
+    def observation(self, batch_size: float) -> Observation | None:
+        """Return the observation at a batch size; None without one."""
+        for o in self.observations:
+            if o.batch_size == batch_size:
+                return o
+        return None
+
+    def draw_observations(self, count: int, name: str) -> np.ndarray:
+        """Return draws (count, n) of the n K in `resolved`; (0, n) if all are without noise.
+
+        Args:
+            count: Number of draws.
+            name: As in `Observation.draws`.
+        """
+        measured = exact(self.observations)
+        if not any(o.variance for o in measured):
+            return np.empty((0, len(measured)))
+        return np.stack([o.draws(count, name) for o in measured], axis=1)
 
     # The constants
 
@@ -225,11 +203,42 @@ class Law:
             raise ValueError(f"no law: {self.verdict}")
         return self.fit.steps(batch_size)
 
+    def predict(self, batch_sizes: Iterable[float]) -> pd.DataFrame:
+        """Return the `Prediction` at each of some batch sizes, one row each.
+
+        It is of the law between the measured batch sizes, or extrapolated within `reach`. If the
+        law does not describe K, it is measured, or interpolated within `reach`.
+        """
+        rows = [self._prediction(float(batch_size)) for batch_size in batch_sizes]
+        columns = Prediction._fields
+        return pd.DataFrame(rows, columns=columns).astype(dict.fromkeys(columns[:-1], float))
+
+    def _prediction(self, batch_size: float) -> Prediction:
+        """Return a row of `predict`."""
+        if self.verdict.refusal >= Refusal.EXTRAPOLATION:
+            observation = self.observation(batch_size)
+            if observation is not None and not observation.bound:
+                return _measured_prediction(observation)
+        low, high = self.reach
+        if not low <= batch_size <= high:
+            return Prediction(batch_size, math.nan, math.nan, math.nan, "refused")
+        if self.verdict.refusal is Refusal.EXTRAPOLATION:
+            known = "interpolated"
+            steps = math.exp(self._interpolated(np.array([batch_size]))[0][0])
+        else:
+            known = "extrapolated"
+            low, high = self.range
+            if low <= batch_size <= high:
+                known = "law"
+            steps = float(self.steps(batch_size))
+        limits = percentile_interval(self.samples([batch_size])[:, 0], steps)
+        return Prediction(batch_size, steps, limits.low, limits.high, known)
+
     def samples(self, batch_sizes: Any) -> np.ndarray:
         """Return steps (DRAWS, n) at batch sizes (n,) within `reach`: the posterior predictive.
 
-        They contain the uncertainty of the constants and the law's own error, or, where the law
-        does not describe K, the error of interpolation.
+        They contain the uncertainty of the constants and the law's error or, if the law does not
+        describe K, the error of interpolation.
         """
         batch = np.asarray(batch_sizes, float)
         if self.verdict.refusal is Refusal.EXTRAPOLATION:
@@ -239,7 +248,8 @@ class Law:
 
     def _law_samples(self, batch: np.ndarray) -> np.ndarray:
         """Return steps (DRAWS, n) by the law, also where it is refused."""
-        c1, c2 = (column[:, None] for column in self.draws.T)
+        c1 = self.draws[:, :1]
+        c2 = self.draws[:, 1:]
         low, high = self.range
         doublings_beyond = np.log2(np.maximum(1.0, np.maximum(batch / high, low / batch)))
         error = np.sqrt(self.error**2 + (ERROR_PER_DOUBLING * doublings_beyond) ** 2)
@@ -251,44 +261,10 @@ class Law:
         log_b = np.log([o.batch_size for o in measured])
         x = np.log(batch)
         log_steps = np.interp(x, log_b, np.log([o.steps for o in measured]))
-        variance = np.interp(x, log_b, [_known_variance(o) for o in measured])
+        variance = np.interp(x, log_b, [_variance_or_default(o) for o in measured])
         is_measured = np.isclose(x[:, None], log_b).any(axis=1)
         error = np.where(is_measured, 0.0, INTERPOLATION_ERROR)
         return log_steps, np.sqrt(variance + error**2)
-
-    def predict(self, batch_sizes: Iterable[float]) -> pd.DataFrame:
-        """Return steps to result at some batch sizes, with 95 % limits.
-
-        Columns: batch_size [examples], steps, low and high [steps], and known: "law",
-        "extrapolated", "interpolated" or "measured" (where the law is refused), or "refused", where
-        the steps are missing.
-        """
-        measured = {o.batch_size: o for o in exact(self.observations)}
-        rows = []
-        for b in map(float, batch_sizes):
-            row: dict[str, object] = {"batch_size": b, "steps": None, "low": None, "high": None}
-            low, high = self.reach
-            if self.verdict.refusal >= Refusal.EXTRAPOLATION and b in measured:
-                row |= _measured_steps(measured[b])
-            elif low <= b <= high:
-                row |= self._prediction(b)
-            else:
-                row["known"] = "refused"
-            rows.append(row)
-        columns = ["batch_size", "steps", "low", "high", "known"]
-        return pd.DataFrame(rows, columns=columns).astype(dict.fromkeys(columns[:-1], float))
-
-    def _prediction(self, batch_size: float) -> dict[str, object]:
-        """Return the columns of `predict` at a batch size within `reach`."""
-        if self.verdict.refusal is Refusal.EXTRAPOLATION:
-            known = "interpolated"
-            steps = math.exp(self._interpolated(np.array([batch_size]))[0][0])
-        else:
-            low, high = self.range
-            known = "law" if low <= batch_size <= high else "extrapolated"
-            steps = float(self.steps(batch_size))
-        limits = percentile_interval(self.samples([batch_size])[:, 0], steps)
-        return {"steps": steps, "low": limits.low, "high": limits.high, "known": known}
 
     def band(self, batch_sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
         """Return the 95 % limits (n,) of the law at some batch sizes (n,); None without a fit."""
@@ -297,24 +273,6 @@ class Law:
         low, high = np.percentile(self._law_samples(batch_sizes), PERCENTILES, axis=0)
         fitted = self.fit.steps(batch_sizes)
         return np.minimum(low, fitted), np.maximum(high, fitted)
-
-    def draw_observations(self, count: int, name: str) -> np.ndarray:
-        """Return draws (count, n) of the n K in `resolved`; none if no noise or check is known.
-
-        Args:
-            count, name: As of `Observation.draws`.
-        """
-        measured = exact(self.observations)
-        if not any(o.variance for o in measured):
-            return np.empty((0, len(measured)))
-        return np.stack([o.draws(count, name) for o in measured], axis=1)
-
-    def observation(self, batch_size: float) -> Observation | None:
-        """Return the observation at a batch size; None without one."""
-        for o in self.observations:
-            if o.batch_size == batch_size:
-                return o
-        return None
 
     # In words
 
@@ -350,20 +308,26 @@ class Law:
 
 def _integer(number: float) -> Any:
     """Return a number as an integer if it is one."""
-    return int(number) if number == int(number) else number
+    if number == int(number):
+        return int(number)
+    return number
 
 
-def _known_variance(observation: Observation) -> float:
-    """Return the variance of log K of an observation, that of `LOSS_SCALE` if it is unknown."""
+def _variance_or_default(observation: Observation) -> float:
+    """Return the variance of log K of an observation; that of `LOSS_SCALE` if it is unknown."""
     return observation.variance or LOSS_SCALE**2
 
 
-def _measured_steps(observation: Observation) -> dict[str, object]:
-    """Return K of an observation with its 95 % limits, as columns of `Law.predict`."""
+def _measured_prediction(observation: Observation) -> Prediction:
+    """Return the K of an observation with its 95 % limits."""
     k = observation.steps
-    half_width = NORMAL_95 * math.sqrt(_known_variance(observation))
-    low, high = k * math.exp(-half_width), k * math.exp(half_width)
-    return {"steps": k, "low": low, "high": high, "known": "measured"}
+    half_width = NORMAL_95 * math.sqrt(_variance_or_default(observation))
+    low = k * math.exp(-half_width)
+    high = k * math.exp(half_width)
+    return Prediction(observation.batch_size, k, low, high, "measured")
+
+
+# The fit
 
 
 def fit_law(
@@ -385,111 +349,90 @@ def fit_law(
     observations = tuple(sorted(observations))
     if len({o.batch_size for o in observations}) < len(observations):
         raise ValueError("more than one observation of a batch size: take their median (`medians`)")
-    verdict = Verdict()
-    reason = _why_not_fitted(observations)
-    if reason:
-        verdict = Verdict(Refusal.PREDICTION, reason)
+    verdict = judge_data(observations)
     law = Law(observations, verdict, of_medians=of_medians)
-    if not exact(observations):
+    measured = exact(observations)
+    if not measured:
         return law
-    law = _fitted(law, expected)
-    if reason:
-        return law
-    return replace(law, verdict=_verdict(law))
+    if len(measured) >= MIN_BATCH_SIZES:
+        law = _with_fit(law)
+    law = _with_posterior(law, expected)
+    if verdict.refusal is Refusal.NOTHING:
+        assert law.fit is not None and law.critical is not None
+        verdict = judge_fit(
+            observations, law.fit, law.critical, law.misfit, law.misfit_beyond_noise
+        )
+    return replace(law, verdict=verdict)
 
 
-def _why_not_fitted(observations: Sequence[Observation]) -> str:
-    """Return what is missing for a law at all; empty if nothing is."""
-    sizes = [o.batch_size for o in exact(observations)]
-    if len(sizes) < MIN_BATCH_SIZES:
-        listed = f" ({listed_numbers(sizes)})" if sizes else ""
-        reason = f"K is known at {len(sizes)} batch sizes{listed}; {MIN_BATCH_SIZES} are needed"
-        upper_bounds = sum(o.bound == AT_MOST for o in observations)
-        if upper_bounds:
-            reason += f", and {upper_bounds} K are upper bounds"
-        return reason
-    if max(sizes) <= MIN_RANGE * min(sizes):
-        span = max(sizes) / min(sizes) - 1
-        return f"all batch sizes lie within {100 * span:.0f} %: {listed_numbers(sizes)}"
-    return ""
+class _Data(NamedTuple):
+    """Observations as arrays (n,)."""
+
+    batch_sizes: np.ndarray
+    steps: np.ndarray
+    variance: np.ndarray
+    bounds: np.ndarray
 
 
-def _verdict(law: Law) -> Verdict:
-    """Return what is refused of a fitted law: K rises, a misfit, a flat curve, B_crit not shown."""
-    assert law.fit is not None and law.critical is not None
-    rise = _rise(exact(law.observations))
-    if rise:
-        return Verdict(Refusal.PREDICTION, rise)
-    if law.misfit_beyond_noise > MAX_MISFIT:
-        reason = f"c1 / B + c2 does not fit: it misses K by {law.misfit:.0%}"
-        return Verdict(Refusal.EXTRAPOLATION, reason)
-    low, high = law.range
-    fall = math.log(float(law.steps(low)) / float(law.steps(high)))
-    if fall < MIN_DECLINE:
-        share = 1 - math.exp(-fall)
-        reason = f"K is flat: it falls by {share:.0%} from B = {low:g} to {high:g}"
-        return Verdict(Refusal.CRITICAL, reason)
-    bound = law.critical.low
-    if high < MIN_SHARE_OF_CRITICAL * law.fit.critical_batch_size:
-        return Verdict(Refusal.CRITICAL, f"B_crit > {three_digits(bound)}", bound)
-    if law.critical.high > MAX_SPAN * bound:
-        interval = f"[{three_digits(bound)}, {three_digits(law.critical.high)}]"
-        reason = f"the 95 % interval of B_crit, {interval}, spans more than x{MAX_SPAN:g}"
-        return Verdict(Refusal.CRITICAL, reason, bound)
-    return Verdict()
+def _data_of(observations: Sequence[Observation]) -> _Data:
+    """Return observations as arrays."""
+    rows = [(o.batch_size, o.steps, o.variance, o.bound) for o in observations]
+    return _Data(*np.ascontiguousarray(np.array(rows, float).T))
 
 
-def _rise(observations: Iterable[Observation]) -> str:
-    """Return the first rise of K with the batch size that is more than noise; empty if none is."""
-    ascending = sorted(observations)
-    for i, before in enumerate(ascending):
-        for after in ascending[i + 1 :]:
-            rise = math.log(after.steps / before.steps)
-            noise = math.sqrt(before.variance + after.variance + 2 * TYPICAL_ERROR**2)
-            if rise > max(MAX_RISE, 3 * noise):
-                return (
-                    f"K rises from {before.steps:.0f} at B = {before.batch_size:g} to "
-                    f"{after.steps:.0f} at {after.batch_size:g}; is the rate tuned at each batch "
-                    "size?"
-                )
-    return ""
+class _Residuals(NamedTuple):
+    """The residuals of log K about a fit.
+
+    Attributes:
+        squares: Sum of their squares.
+        excess: The part of it that the noise of the observations does not explain.
+        free: Degrees of freedom.
+    """
+
+    squares: float
+    excess: float
+    free: int
 
 
-def _fitted(law: Law, expected: tuple[float, float] | None) -> Law:
-    """Return a law with constants, their posterior and its error; without a fit of too few K."""
-    data = _Data.of(law.observations)
-    is_exact = data.is_exact
-    free = max(int(is_exact.sum()) - 2, 0)
-    degrees = PRIOR_POINTS + free
-    error = TYPICAL_ERROR
-    misfit, misfit_beyond_noise = math.nan, math.nan
-    fit = None
-    if int(is_exact.sum()) >= MIN_BATCH_SIZES:
-        # Weights need the law's own error, and the error needs the residuals: iterate once.
-        for _ in range(2):
-            weights = 1 / (data.variance + error**2)
-            weights = weights / weights[is_exact].mean()
-            ((c1, c2),) = fit_many(
-                data.batch_sizes, data.steps[None], LOSS_SCALE, weights, data.bounds
-            )
-            fit = Fit(float(c1), float(c2))
-            residuals = np.log(data.steps) - np.log(fit.steps(data.batch_sizes))
-            squares = residuals[is_exact] ** 2
-            excess = max(0.0, float((squares - data.variance[is_exact]).sum()))
-            error = math.sqrt((PRIOR_POINTS * TYPICAL_ERROR**2 + excess) / degrees)
-            misfit = math.sqrt(float(squares.sum()) / free)
-            misfit_beyond_noise = math.sqrt(excess / free)
-    deviation = np.sqrt(data.variance + error**2)
-    draws = posterior(data.batch_sizes, data.steps, deviation, data.bounds, expected)
-    # The error is an estimate from few residuals, so deviations from the law follow Student's t.
-    deviates = special.stdtrit(degrees, (np.arange(DRAWS) + 0.5) / DRAWS)
-    np.random.default_rng(0).shuffle(deviates)
+def _with_fit(law: Law) -> Law:
+    """Return a law with its constants, its misfit and its error, from `MIN_BATCH_SIZES` K or more.
+
+    Weights need the law's error, and the error needs residuals. So the fit is repeated once.
+    """
+    data = _data_of(law.observations)
+    first = _weighted_fit(data, TYPICAL_ERROR)
+    residuals = _residuals(data, first)
+    fit = _weighted_fit(data, error_of_law(residuals.excess, residuals.free))
+    residuals = _residuals(data, fit)
     return replace(
         law,
         fit=fit,
-        misfit=misfit,
-        misfit_beyond_noise=misfit_beyond_noise,
-        error=error,
-        draws=draws,
-        deviates=deviates,
+        misfit=math.sqrt(residuals.squares / residuals.free),
+        misfit_beyond_noise=math.sqrt(residuals.excess / residuals.free),
+        error=error_of_law(residuals.excess, residuals.free),
     )
+
+
+def _weighted_fit(data: _Data, error: float) -> Fit:
+    """Return the fit whose weights are inverse variances: of the noise plus the law's error."""
+    weights = 1 / (data.variance + error**2)
+    weights = weights / weights[data.bounds == 0].mean()
+    return fit_scaling(data.batch_sizes, data.steps, weights, data.bounds)
+
+
+def _residuals(data: _Data, fit: Fit) -> _Residuals:
+    """Return the residuals of the K that are not bounds."""
+    is_exact = data.bounds == 0
+    residuals = np.log(data.steps) - np.log(fit.steps(data.batch_sizes))
+    squares = residuals[is_exact] ** 2
+    excess = max(0.0, float((squares - data.variance[is_exact]).sum()))
+    return _Residuals(float(squares.sum()), excess, int(is_exact.sum()) - 2)
+
+
+def _with_posterior(law: Law, expected: tuple[float, float] | None) -> Law:
+    """Return a law with draws of its constants and of its error; `expected` as in `fit_law`."""
+    data = _data_of(law.observations)
+    deviation = np.sqrt(data.variance + law.error**2)
+    draws = posterior(data.batch_sizes, data.steps, deviation, data.bounds, expected)
+    free = max(len(exact(law.observations)) - 2, 0)
+    return replace(law, draws=draws, deviates=error_draws(free))

@@ -7,9 +7,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from lit_dps.analysis.law import Refusal, fit_law
-from lit_dps.analysis.law_fit import AT_LEAST, AT_MOST, Fit, fit_many, fit_scaling
+from lit_dps.analysis.law import fit_law
+from lit_dps.analysis.law_fit import AT_LEAST, AT_MOST, fit_scaling
 from lit_dps.analysis.observations import Observation, medians
+from lit_dps.analysis.verdict import Refusal
 
 BATCH = 2.0 ** np.arange(3, 13)
 
@@ -22,17 +23,10 @@ def curve(c1=4e4, c2=60.0, batch=BATCH, noise=0.0, seed=0):
     return [Observation(b, k) for b, k in zip(batch, steps, strict=True)]
 
 
-def fit(batch, steps, **how):
-    ((c1, c2),) = fit_many(
-        np.array(batch), np.array([steps]), **{key: np.array(value) for key, value in how.items()}
-    )
-    return Fit(c1, c2)
-
-
 def test_a_weight_of_two_is_a_point_given_twice():
     batch, steps = [4, 8, 16, 32], np.array([110, 64, 48, 30])
     doubled = fit_scaling([4, 8, 8, 16, 32], [110, 64, 64, 48, 30])
-    weighted = fit(batch, steps, weights=[1, 2, 1, 1])
+    weighted = fit_scaling(batch, steps, weights=np.array([1, 2, 1, 1]))
     assert [weighted.c1, weighted.c2] == pytest.approx([doubled.c1, doubled.c2], rel=1e-6)
     assert weighted.c2 != pytest.approx(fit_scaling(batch, steps).c2, rel=1e-3)
 
@@ -44,24 +38,19 @@ def test_a_bound_that_the_law_keeps_changes_nothing_and_one_that_it_breaks_pulls
     )  # 4000 / B + 10
     bare = fit_scaling(batch[:4], steps[:4])
     for bound, value in ((AT_LEAST, 50), (AT_MOST, 100)):
-        kept = fit(batch, [*steps[:4], value], bounds=[0, 0, 0, 0, bound])
+        kept = fit_scaling(batch, [*steps[:4], value], bounds=np.array([0, 0, 0, 0, bound]))
         assert [kept.c1, kept.c2] == pytest.approx([bare.c1, bare.c2], rel=1e-6)
-    raised = fit(batch, [*steps[:4], 150], bounds=[0, 0, 0, 0, AT_LEAST])
-    lowered = fit(batch, [*steps[:4], 40], bounds=[0, 0, 0, 0, AT_MOST])
+    raised = fit_scaling(batch, [*steps[:4], 150], bounds=np.array([0, 0, 0, 0, AT_LEAST]))
+    lowered = fit_scaling(batch, [*steps[:4], 40], bounds=np.array([0, 0, 0, 0, AT_MOST]))
     assert raised.steps(64) > 1.2 * bare.steps(64)
     assert lowered.steps(64) < 0.9 * bare.steps(64)
 
 
 def test_a_broken_bound_counts_as_a_point_would():
     batch, steps = [4.0, 8, 16, 32], [1010.0, 510, 260, 500]
-    as_point, as_bound = fit_scaling(batch, steps), fit(batch, steps, bounds=[0, 0, 0, AT_LEAST])
+    as_point = fit_scaling(batch, steps)
+    as_bound = fit_scaling(batch, steps, bounds=np.array([0, 0, 0, AT_LEAST]))
     assert [as_point.c1, as_point.c2] == pytest.approx([as_bound.c1, as_bound.c2], rel=1e-6)
-
-
-def test_curves_may_have_batch_sizes_of_their_own():
-    batch = np.array([[4.0, 8, 16], [40, 80, 160]])
-    both = fit_many(batch, 1e3 / batch + 5)
-    assert both == pytest.approx(np.array([[1e3, 5.0]] * 2), rel=1e-6)
 
 
 def test_recovers_an_exact_law_and_its_interval_widens_beyond_the_data():
