@@ -18,7 +18,7 @@ from lit_dps.advice.memory import is_full
 from lit_dps.advice.options import Clock
 from lit_dps.advice.step_probe import is_above_split
 from lit_dps.analysis.analysis import Analysis
-from lit_dps.analysis.observations import Observation, observation_of_cell
+from lit_dps.analysis.observations import Observation, observations_of_cells
 from lit_dps.analysis.rates import RateCurve
 from lit_dps.analysis.step_seconds import step_seconds
 from lit_dps.core.environment import KEY, SOURCES
@@ -161,11 +161,10 @@ def _cause(error: Exception, setup: StudySetup, batch_size: int) -> Exception:
 
 
 def observations(record: StudyRecord | None) -> list[Observation]:
-    """Return the K of each probe, or its bound (`observation_of_cell`)."""
+    """Return the K of each probe, or its bound (`observations_of_cells`)."""
     if record is None:
         return []
-    results = [observation_of_cell(record, cell) for cell in Analysis(record).cells]
-    return [result for result in results if result is not None]
+    return observations_of_cells(record, Analysis(record).cells)
 
 
 def best_rates(record: StudyRecord | None) -> RateCurve | None:

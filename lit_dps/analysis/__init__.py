@@ -1,12 +1,23 @@
 """Analysis: numbers from a `StudyRecord`. No torch, no database.
 
-`Analysis` is the index: it computes each table once, when it is first used. Read in this order:
-`summary` (K* of each cell), `observations` (K, its noise and its bounds), `law_fit`,
-`law_posterior` and `law` (K = c1 / B + c2, its intervals and its verdict), `repeats`,
-`critical`, `answer` (time to the goal), `rates`, `theory`. This room imports
-`lit_dps.core` only; `lit_dps.report` prints and draws its results.
+How trials become a number, in the order of reading:
 
-The names below are for other rooms and for users' scripts; `lit_dps.replication` uses no others.
+1. `summary`: the trials of a cell -> K*, the fewest steps to the goal.
+2. `repeats`: the best points on fresh seeds -> the median K over seeds.
+3. `observations`: K* or the median -> K with its noise, or a bound of K.
+4. `law_fit`: observations -> c1 and c2 of K = c1 / B + c2, a robust fit.
+5. `law_posterior`: draws of c1 and c2, and the law's error -> intervals.
+6. `verdict`: what is refused of a fit, and why.
+7. `law`: `fit_law` joins 4 to 6 in a `Law`, which predicts K; `law_tables` are its tables.
+8. `critical`: B_crit by other definitions. `answer`: K by the law x `step_seconds` -> time.
+
+`Analysis` is the index of these and all other tables: it computes each one once, when it is first
+used. The other modules can be read alone: `rates` and `rate_rules` (learning rates), `theory` and
+`term_comparisons`, `budgets`, `sparse_ratios`, `best_of_n`, `delay`, `local_sgd`, `layers`,
+`training_curves`, `gradient_noise`, `other_goals`, `quadratic`. `tables` and `intervals` are tools.
+
+This room imports `lit_dps.core` only; `lit_dps.report` prints and draws its results. The names
+below are for other rooms and for users' scripts; `lit_dps.replication` uses no others.
 """
 
 from importlib import import_module
@@ -36,8 +47,8 @@ if TYPE_CHECKING:
     from lit_dps.analysis.theory import terms_of as terms_of
     from lit_dps.analysis.verdict import MAX_MISFIT as MAX_MISFIT
 
-# Public names by the module that has them. They are imported when they are first used: whoever
-# needs one table formatter does not wait for SciPy.
+# Public names by the module that has them. They are imported when they are first used, so that a
+# table formatter does not wait for SciPy.
 _PUBLIC = {
     "Analysis": "analysis",
     "DEFINITIONS": "critical",

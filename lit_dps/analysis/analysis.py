@@ -10,7 +10,6 @@ from lit_dps.analysis.answer import Steps, answer_rows, expected_steps
 from lit_dps.analysis.best_of_n import draw_rows
 from lit_dps.analysis.budgets import budget_rows, quality_rows
 from lit_dps.analysis.critical import Critical, critical_batch_sizes, critical_rows
-from lit_dps.analysis.curves import series_curves
 from lit_dps.analysis.delay import (
     DelayLaw,
     critical_delay_rows,
@@ -26,7 +25,7 @@ from lit_dps.analysis.gradient_noise import (
 )
 from lit_dps.analysis.intervals import REPLICATES
 from lit_dps.analysis.law import Law, fit_law
-from lit_dps.analysis.law_table import law_rows
+from lit_dps.analysis.law_tables import law_rows, series_curves
 from lit_dps.analysis.local_sgd import LocalCurve, local_curves, local_rows, with_communications
 from lit_dps.analysis.observations import (
     noise_of_search,
@@ -129,22 +128,22 @@ class Analysis:
         search_noise = noise_of_search(self.record.trials, len(self.record.space))
         laws = {}
         for series in self.steps_over_seeds:
-            laws[series] = self.law(series, over_seeds=True, luck=search_noise)
+            laws[series] = self.law(series, over_seeds=True, search_noise=search_noise)
         return laws
 
-    def law(self, series: Series, over_seeds: bool = False, luck: float = 0.0) -> Law:
+    def law(self, series: Series, over_seeds: bool = False, search_noise: float = 0.0) -> Law:
         """Return the law of a series, with intervals.
 
         Args:
             series: The series.
             over_seeds: The law of the medians over seeds instead of K*; the series has repeats.
-            luck: Standard deviation of log K* between searches of other points, which widens the
-                intervals of the medians.
+            search_noise: Standard deviation of log K* between searches of other points, which
+                widens the intervals of the medians.
         """
         if not over_seeds:
             return self.scalings[series]
         repeats = [each for each in self.repeats if each.cell.series == series]
-        return fit_law(observations_of_repeats(repeats, luck), of_medians=True)
+        return fit_law(observations_of_repeats(repeats, search_noise), of_medians=True)
 
     def is_repeated(self, series: Series, min_seeds: int) -> bool:
         """Return True if each K* of a series was repeated on at least so many seeds."""
@@ -165,12 +164,12 @@ class Analysis:
 
     @cached_property
     def laws(self) -> pd.DataFrame:
-        """One row a series: c1, c2 and B_crit, their limits and a verdict (`law_table`)."""
+        """One row a series: c1, c2 and B_crit, their limits and a verdict (`law_tables`)."""
         return law_rows(self.scalings)
 
     @cached_property
     def curves(self) -> pd.DataFrame:
-        """K* and the law of each series as points of a curve (`curves.series_curves`)."""
+        """K* and the law of each series as points of a curve (`law_tables.series_curves`)."""
         return self.curves_beyond(1)
 
     def curves_beyond(self, factor: float) -> pd.DataFrame:

@@ -10,7 +10,7 @@ import numpy as np
 
 from lit_dps.analysis.tables import three_digits
 
-# Resamples that an interval rests on: its ends then vary by about 5 % of its width.
+# Resamples for an interval: its ends then vary by about 5 % of its width.
 REPLICATES = 1000
 # Ends of a 95 % interval.
 PERCENTILES = (2.5, 97.5)
@@ -31,7 +31,12 @@ def resampling_rng(*salts: int | str) -> np.random.Generator:
     Different salts, such as the batch size of a cell, make resamples independent. With other salts
     the tables of stored studies would change.
     """
-    numbers = [crc32(salt.encode()) if isinstance(salt, str) else salt for salt in salts]
+    numbers = []
+    for salt in salts:
+        if isinstance(salt, str):
+            numbers.append(crc32(salt.encode()))
+        else:
+            numbers.append(salt)
     return np.random.default_rng(numbers)
 
 
@@ -50,13 +55,21 @@ def percentile_interval(values: np.ndarray, estimate: float) -> Interval:
 
 def inverted(interval: Interval) -> Interval:
     """Return the interval of 1 / x from the interval of x >= 0; infinite where x is 0."""
-    low, high = (1 / x if x > 0 else math.inf for x in reversed(interval))
-    return Interval(low, high)
+    return Interval(_inverse(interval.high), _inverse(interval.low))
+
+
+def _inverse(x: float) -> float:
+    """Return 1 / x; infinity for 0."""
+    if x > 0:
+        return 1 / x
+    return math.inf
 
 
 def interval_columns(
     name: str, value: float | None, interval: Interval | None
 ) -> dict[str, float | None]:
     """Return the columns of a value and its limits: name, name_low and name_high."""
-    low, high = (None, None) if interval is None else interval
-    return {name: value, f"{name}_low": low, f"{name}_high": high}
+    columns: dict[str, float | None] = {name: value, f"{name}_low": None, f"{name}_high": None}
+    if interval is not None:
+        columns[f"{name}_low"], columns[f"{name}_high"] = interval
+    return columns

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -16,28 +17,27 @@ import pandas as pd
 from lit_dps.analysis.intervals import NORMAL_95, Interval, resampling_rng
 from lit_dps.analysis.law_fit import AT_LEAST, AT_MOST
 from lit_dps.analysis.repeats import RepeatSummary
-from lit_dps.analysis.summary import CellSummary, is_at_first_check
+from lit_dps.analysis.summary import CellSummary, boundary_texts, is_at_first_check
 from lit_dps.analysis.tables import listed_numbers
 from lit_dps.core.record import StudyRecord
-from lit_dps.core.search_space import short_names
 from lit_dps.core.trial import Status, TrialResult
 
 # The standard error of the median of n normal values is this times their standard deviation over
 # sqrt(n), for large n: sqrt(pi / 2).
 _MEDIAN_FACTOR = 1.2533
-# Trials behind the best one whose distances tell the noise of K*. Farther ones belong to another
+# Trials next to the best one whose distances give the noise of K*. Farther ones belong to another
 # part of the search space.
 NEAREST_TRIALS = 3
-# The noise of K* between searches of n points in d = 1 or 2 metaparameters: n^(-1 / d), and that of
-# seeds. Blocks of 4, 8, 16, 25 and 32 of the 100 points of the stored studies (d = 2) have 0.41,
-# 0.34, 0.24, 0.20 and 0.18; blocks of 4 and 8 points of one learning rate 0.30 and 0.14.
-# Then the 80 % intervals of 25 of these 100 points hold 80 to 83 %; those of a bootstrap of the
-# minimum hold 33 to 70 %.
+# The noise of K* between searches of n points in d = 1 or 2 metaparameters is n^(-1 / d), plus that
+# of seeds. Blocks of 4, 8, 16, 25 and 32 of the 100 points of the stored studies (d = 2) have 0.41,
+# 0.34, 0.24, 0.20 and 0.18; blocks of 4 and 8 points of one learning rate 0.30 and 0.14. Then the
+# 80 % intervals of 25 of these 100 points hold 80 to 83 %; those of a bootstrap of the minimum hold
+# 33 to 70 %.
 MAX_DIMENSIONS = 2
 SEED_NOISE = 0.1
-# This noise counts as so many distances.
+# This prior counts as this number of distances.
 PRIOR_DISTANCES = 3
-# Fewer trials are single points that somebody chose, not a search.
+# Fewer trials are single points that the user chose, not a search.
 MIN_SEARCHED_TRIALS = 4
 
 
@@ -48,14 +48,14 @@ class Observation:
     Attributes:
         batch_size: B, in examples.
         steps: K, in optimizer steps, or the bound of it.
-        noise: Standard error of log K between repetitions, which are seeds or searches; 0 where it
-            is not known.
-        check: Steps between two checks; the goal was met somewhere in (steps - check, steps]. 0
-            where K is exact.
-        bound: 0; `AT_LEAST`, where the goal was not met by then; `AT_MOST`, where it was, maybe
-            long before, as at the first check.
-        edge: Metaparameters whose best value lies on an end of its range, as "learning_rate low";
-            else empty. K could be smaller beyond it.
+        noise: Standard error of log K between repetitions, which are seeds or searches; 0 if it is
+            unknown.
+        check: Steps between two checks; the goal was met in (steps - check, steps]. 0 if K is
+            exact.
+        bound: 0; `AT_LEAST` if the goal was not met by then; `AT_MOST` if it was met, maybe long
+            before, as at the first check.
+        edge: Metaparameters with their best value on an end of the range, as "learning_rate low";
+            else empty. K may be smaller beyond that end.
     """
 
     batch_size: float
@@ -88,7 +88,7 @@ class Observation:
 
     @property
     def limits(self) -> Interval | None:
-        """95 % limits of K; None for a bound, and where the noise is not known."""
+        """95 % limits of K; None for a bound, or if the noise is unknown."""
         if self.bound or not self.noise:
             return None
         half_width = NORMAL_95 * math.sqrt(self.variance)
@@ -109,54 +109,53 @@ class Observation:
 
 
 def exact(observations: Iterable[Observation]) -> list[Observation]:
-    """Return the observations that are K itself, no bound."""
+    """Return the observations that are K itself, not a bound."""
     return [o for o in observations if not o.bound]
 
 
 def observations_of_cells(record: StudyRecord, cells: Iterable[CellSummary]) -> list[Observation]:
-    """Return the observations of K by the trials of some cells (`observation_of_cell`)."""
+    """Return the observations of K by the trials of some cells.
+
+    If no trial of a cell met the goal, max steps is a lower bound of K, provided that every trial
+    spent them or diverged. If more than half of the trials were not run, K* is an upper bound,
+    since a search proceeds to better rates.
+    """
     observations = []
     for cell in cells:
-        observation = observation_of_cell(record, cell)
+        observation = _observation_of_cell(record, cell)
         if observation is not None:
             observations.append(observation)
     return observations
 
 
-def observation_of_cell(record: StudyRecord, cell: CellSummary) -> Observation | None:
-    """Return the observation of K by the trials of a cell, maybe a bound; None if they say nothing.
-
-    Where no trial met the goal, max steps is a lower bound of K if every trial ran that far. Where
-    more than half of the trials were not run, K* is an upper bound, since a search proceeds to
-    better rates.
-    """
+def _observation_of_cell(record: StudyRecord, cell: CellSummary) -> Observation | None:
+    """Return the observation of K by the trials of a cell, maybe a bound; None if undetermined."""
     goal = record.goal
     size = float(cell.cell.batch_size)
     missing = cell.pending + len(cell.undetermined_points)
     if cell.k_star is None:
-        if cell.trials and not missing and all(map(_ran_to_max_steps, cell.trials)):
-            return Observation(size, float(goal.max_steps), bound=AT_LEAST)
-        return None
+        if missing or not cell.trials or not all(map(_missed_for_good, cell.trials)):
+            return None
+        return Observation(size, float(goal.max_steps), bound=AT_LEAST)
     if cell.is_upper_bound or 2 * missing > record.trials:
         return Observation(size, float(cell.k_star), bound=AT_MOST)
     noise = noise_of_minimum(cell.steps, len(record.space))
-    names = short_names(list(record.space))
-    edge = ", ".join(f"{names[key]} {end}" for key, end in cell.boundary.items())
+    edge = ", ".join(boundary_texts(record, cell))
     return Observation(size, float(cell.k_star), noise, float(goal.check_interval), edge=edge)
 
 
-def _ran_to_max_steps(result: TrialResult) -> bool:
-    """Return True if a trial without a K shows that its K is above max steps."""
+def _missed_for_good(result: TrialResult) -> bool:
+    """Return True if a trial spent max steps without the goal, or diverged."""
     return result.status in (Status.INCOMPLETE, Status.INFEASIBLE)
 
 
 def noise_of_minimum(steps: Sequence[int | None], dimensions: int) -> float:
     """Return the standard error of log K*, the least steps of the trials of a cell; 0 if unknown.
 
-    With exponential distances from the best possible K, n - i times the distance of the i-th best
-    of n trials to the next one has a mean of n times the standard deviation of the minimum (Renyi
-    1953). The mean of the nearest ones is shrunk towards the noise of other searches. Trials that a
-    race stopped count as later ones.
+    Suppose that distances from the best possible K are exponential. Then n - i times the distance
+    of the i-th best of n trials to the next one has a mean of n times the standard deviation of the
+    minimum (Renyi 1953). The mean of the nearest distances is shrunk towards the noise of other
+    searches. Trials that a race stopped count as later ones.
 
     Args:
         steps: Steps to result of each trial; None for one that is not complete.
@@ -176,7 +175,7 @@ def noise_of_minimum(steps: Sequence[int | None], dimensions: int) -> float:
 
 
 def noise_of_search(trials: int, dimensions: int) -> float:
-    """Return the standard deviation of log K between searches for the best point, without seeds."""
+    """Return the standard deviation of log K between searches, without the noise of seeds."""
     if not dimensions or not trials:
         return 0.0
     return trials ** (-1 / min(dimensions, MAX_DIMENSIONS))
@@ -198,61 +197,77 @@ def observations_of_repeats(
     for repeated in repeats:
         if repeated.rank != 1:
             continue
+        row = {"batch_size": repeated.cell.batch_size, "check": repeated.check_interval}
         for k, limit in zip(repeated.steps_over_seeds, repeated.steps_or_limit, strict=True):
-            rows.append(
-                {
-                    "batch_size": repeated.cell.batch_size,
-                    "steps": limit,
-                    "censored": math.isinf(k),
-                    "check": repeated.check_interval,
-                }
-            )
+            rows.append({**row, "steps": limit, "censored": math.isinf(k)})
     if not rows:
         return []
-    observations = medians(pd.DataFrame(rows))
-    for i, o in enumerate(observations):
+    observations = []
+    for o in medians(pd.DataFrame(rows)):
+        noise = math.hypot(o.noise, search_noise)
         if not o.bound and is_at_first_check(o.steps, o.check):
-            observations[i] = replace(o, bound=AT_MOST, check=0.0)
-    return [replace(o, noise=math.hypot(o.noise, search_noise)) for o in observations]
+            observations.append(replace(o, noise=noise, bound=AT_MOST, check=0.0))
+        else:
+            observations.append(replace(o, noise=noise))
+    return observations
+
+
+class _Runs(NamedTuple):
+    """The runs of several seeds at one batch size."""
+
+    batch_size: float
+    steps: np.ndarray  # (n,), K, or the limit of a run that missed the goal; nan without a limit
+    missed: np.ndarray  # (n,), whether a run missed the goal
+    check: float  # steps between two checks; 0 if unknown
+
+
+def _runs_of(group: pd.DataFrame) -> _Runs:
+    """Return the runs of one batch size; columns as in `medians`."""
+    missed = np.zeros(len(group), bool)
+    if "censored" in group:
+        missed = group["censored"].to_numpy(bool)
+    check = 0.0
+    if "check" in group:
+        check = float(np.nan_to_num(group["check"].median()))
+    batch_size = float(group["batch_size"].iloc[0])
+    return _Runs(batch_size, group["steps"].to_numpy(float), missed, check)
 
 
 def medians(runs: pd.DataFrame) -> list[Observation]:
     """Return one observation a batch size from runs of several seeds: the median of K.
 
-    Its standard error takes the spread of log K pooled over all batch sizes that have several runs.
-    A run that did not meet the goal may have met it at any step beyond its limit. So the median
-    lies between the median with limits and the median with infinity in place of these runs: where
-    the two differ it is an upper bound, and a lower one where half of the runs did not meet it.
+    Its standard error is from the spread of log K, pooled over the batch sizes with several runs. A
+    run that missed the goal may have met it at any step beyond its limit. So the median is between
+    the median with limits and the median with infinity in place of these runs. If the two differ it
+    is an upper bound, or a lower bound if half of the runs missed the goal.
 
     Args:
-        runs: Columns batch_size [examples] and steps; censored, if there, is 1 for a run that did
-            not meet the goal (its steps are its limit; missing where it would never have met it);
-            check, if there, is the spacing of checks [steps].
+        runs: Columns batch_size [examples] and steps; optional: censored, 1 for a run that missed
+            the goal (its steps are its limit; missing if it would never meet it); check, the
+            spacing of checks [steps].
     """
-    groups = []
-    squares, degrees = 0.0, 0
-    for _, group in runs.groupby("batch_size"):
-        batch_size = float(group["batch_size"].iloc[0])
-        missed = np.zeros(len(group), bool)
-        if "censored" in group:
-            missed = group["censored"].to_numpy(bool)
-        steps = group["steps"].to_numpy(float)
-        check = 0.0
-        if "check" in group:
-            check = float(np.nan_to_num(group["check"].median()))
-        groups.append((batch_size, steps, missed, check))
-        logs = np.log(steps[~missed])
-        if logs.size > 1:
-            squares += float(((logs - logs.mean()) ** 2).sum())
-            degrees += logs.size - 1
-    deviation = math.sqrt(squares / degrees) if degrees else 0.0
+    groups = [_runs_of(group) for _, group in runs.groupby("batch_size")]
+    deviation = _pooled_deviation(groups)
     observations = []
-    for batch_size, steps, missed, check in groups:
-        noise = deviation * _error_of_median(len(steps))
-        observation = _median_observation(batch_size, steps, missed, noise, check)
+    for group in groups:
+        observation = _median_observation(group, deviation * _error_of_median(len(group.steps)))
         if observation is not None:
             observations.append(observation)
     return observations
+
+
+def _pooled_deviation(groups: Iterable[_Runs]) -> float:
+    """Return the standard deviation of log K over seeds, pooled over batch sizes; 0 if unknown."""
+    squares = 0.0
+    degrees = 0
+    for group in groups:
+        logs = np.log(group.steps[~group.missed])
+        if logs.size > 1:
+            squares += float(((logs - logs.mean()) ** 2).sum())
+            degrees += logs.size - 1
+    if not degrees:
+        return 0.0
+    return math.sqrt(squares / degrees)
 
 
 def _error_of_median(count: int) -> float:
@@ -262,21 +277,19 @@ def _error_of_median(count: int) -> float:
     return 1 / math.sqrt(count)
 
 
-def _median_observation(
-    batch_size: float, steps: np.ndarray, missed: np.ndarray, noise: float, check: float
-) -> Observation | None:
+def _median_observation(runs: _Runs, noise: float) -> Observation | None:
     """Return the median of the runs of one batch size, or its bound; None if neither is finite."""
-    limits = np.where(missed & np.isnan(steps), np.inf, steps)
+    limits = np.where(runs.missed & np.isnan(runs.steps), np.inf, runs.steps)
     least = _median(limits)
-    most = _median(np.where(missed, np.inf, steps))
+    most = _median(np.where(runs.missed, np.inf, runs.steps))
     if least == most < math.inf:
-        return Observation(batch_size, most, noise, check)
+        return Observation(runs.batch_size, most, noise, runs.check)
     if most < math.inf:
-        return Observation(batch_size, most, noise, 0.0, AT_MOST)
+        return Observation(runs.batch_size, most, noise, bound=AT_MOST)
     finite = limits[np.isfinite(limits)]
     if not finite.size:
         return None
-    return Observation(batch_size, min(least, float(finite.max())), noise, 0.0, AT_LEAST)
+    return Observation(runs.batch_size, min(least, float(finite.max())), noise, bound=AT_LEAST)
 
 
 def _median(steps: np.ndarray) -> float:
@@ -286,7 +299,7 @@ def _median(steps: np.ndarray) -> float:
 
 
 def note_on_edges(observations: Sequence[Observation]) -> str | None:
-    """Return a note if best metaparameters lie on an end of their ranges; None if none does."""
+    """Return a note on best metaparameters that are on an end of their range; None without any."""
     on_edge = [o for o in observations if o.edge]
     if not on_edge:
         return None

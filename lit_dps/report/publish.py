@@ -18,7 +18,7 @@ from typing import NamedTuple
 import pandas as pd
 
 from lit_dps.analysis.analysis import Analysis
-from lit_dps.analysis.law_table import law_rows
+from lit_dps.analysis.law_tables import law_rows
 from lit_dps.analysis.layers import jacobian_rows
 from lit_dps.analysis.tables import count, has_values, write_csv
 from lit_dps.core.atomic_write import NOT_WRITTEN, not_written, replacing

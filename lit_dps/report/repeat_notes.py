@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 
 from lit_dps.analysis.analysis import Analysis
 from lit_dps.analysis.law import Law
-from lit_dps.analysis.law_table import medians_outside
+from lit_dps.analysis.law_tables import medians_outside
 from lit_dps.analysis.repeats import all_runs_are_equal
 from lit_dps.analysis.tables import times
 from lit_dps.core.record import setting

@@ -13,8 +13,8 @@ from matplotlib.figure import Figure
 import lit_dps.report.figures.scaling as scaling
 import lit_dps.report.figures.style as look
 from lit_dps.analysis.analysis import Analysis
-from lit_dps.analysis.curves import common_batch_size, curve_rows
 from lit_dps.analysis.law import Law
+from lit_dps.analysis.law_tables import common_batch_size, law_curve
 from lit_dps.analysis.tables import columns_of, rows_of, title, where
 from lit_dps.core.record import StudyRecord, setting
 from lit_dps.core.trial import Series, text_of
@@ -34,8 +34,8 @@ def rows(*studies: Analysis) -> pd.DataFrame:
     """Return the curves of several studies, by series, study, then batch size.
 
     Series are those in which at least two of the studies have a K*, with the studies that have one.
-    Columns: those of the series, study, label (`study_labels`), and those of `curves.curve_rows`,
-    normalised at the smallest batch size that has a K* in each study.
+    Columns: those of the series, study, label (`study_labels`), and those of
+    `law_tables.law_curve`, normalised at the smallest batch size that has a K* in each study.
     """
     labels = study_labels([study.record for study in studies])
     parts = []
@@ -44,7 +44,7 @@ def rows(*studies: Analysis) -> pd.DataFrame:
         common = common_batch_size([study.scalings[series] for study in compared])
         for study in compared:
             name = study.record.name
-            curve = curve_rows(study.scalings[series], study.record.batch_sizes, common)
+            curve = law_curve(study.scalings[series], study.record.batch_sizes, common)
             names = {**columns_of(series), "study": name, "label": labels[name]}
             parts.append(pd.DataFrame({**names, **curve}))
     return pd.concat(parts, ignore_index=True)

@@ -29,7 +29,7 @@ def by_default(study: Analysis) -> bool:
 
 
 def rows(study: Analysis) -> pd.DataFrame:
-    """Return the rows of `curves.series_curves` without normalised values and medians."""
+    """Return the rows of `law_tables.series_curves` without normalised values and medians."""
     names = [name for name in study.curves if not str(name).startswith("normalised")]
     return study.curves.loc[:, names].drop(columns="median")
 

@@ -19,7 +19,7 @@ from matplotlib.patches import Patch
 import lit_dps.report.figures.style as look
 from lit_dps.analysis.analysis import Analysis
 from lit_dps.analysis.law import Law
-from lit_dps.analysis.law_table import medians_outside
+from lit_dps.analysis.law_tables import medians_outside
 from lit_dps.analysis.tables import (
     has_values,
     legend,
@@ -54,7 +54,7 @@ ARROW = 0.35  # length of the arrow of an upper bound, as a share of K*
 
 
 def rows(study: Analysis) -> pd.DataFrame:
-    """Return the rows of `curves.series_curves`."""
+    """Return the rows of `law_tables.series_curves`."""
     return study.curves
 
 
@@ -262,7 +262,7 @@ def draw_curve(
 
     Args:
         ax: The panel.
-        rows: The rows of one curve (`curve_rows`).
+        rows: The rows of one curve (`law_curve`).
         i: The number of the style.
         prefix: Of the columns: "" or "normalised_".
         label: The entry of the legend.

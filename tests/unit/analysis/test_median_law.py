@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from lit_dps.analysis.law import fit_law
-from lit_dps.analysis.law_table import medians_outside
+from lit_dps.analysis.law_tables import medians_outside
 from lit_dps.analysis.observations import (
     Observation,
     noise_of_minimum,

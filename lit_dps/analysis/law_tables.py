@@ -1,0 +1,182 @@
+"""The laws of a study as tables: their constants, their curves, and medians outside of a band."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from lit_dps.analysis.intervals import interval_columns
+from lit_dps.analysis.law import Law
+from lit_dps.analysis.tables import columns_of, frame
+from lit_dps.core.trial import Series
+
+# Points of a fitted curve in each doubling of the batch size.
+POINTS_PER_DOUBLING = 8
+# Points of a curve that are closer to a measured batch size than this, in log B, are left out.
+MIN_LOG_DISTANCE = 1e-6
+
+
+def law_rows(laws: Mapping[Series, Law]) -> pd.DataFrame:
+    """Return one row a series: its law, 95 % limits and a verdict.
+
+    Columns: sparsity and further axes, batch_sizes (the number of those that the law is fitted to),
+    c1 [examples], c2 [steps] and b_crit [examples], each with its limits (_low and _high),
+    identifiable, verdict.
+    """
+    rows = []
+    for series, law in sorted(laws.items()):
+        row: dict[str, object] = {**columns_of(series), "batch_sizes": len(law.resolved)}
+        if law.fit is None:
+            for name in ("c1", "c2", "b_crit"):
+                row |= interval_columns(name, None, None)
+        else:
+            row |= interval_columns("c1", law.fit.c1, law.c1)
+            row |= interval_columns("c2", law.fit.c2, law.c2)
+            row |= interval_columns("b_crit", law.fit.critical_batch_size, law.critical)
+        row["identifiable"] = law.identifiable
+        row["verdict"] = law.describe()
+        rows.append(row)
+    return frame(rows)
+
+
+def medians_outside(law: Law, medians: Law, check_interval: int) -> dict[int, float]:
+    """Return median over law, by batch size, of the medians outside the law's 95 % band.
+
+    Empty without a band. A median is exact up to a check interval: it leaves the band if this
+    entire interval does. Batch sizes where the law or the median is a bound are left out.
+    """
+    outside = {}
+    for batch_size, median in medians.resolved.items():
+        sizes = np.array([float(batch_size)])
+        band = law.band(sizes)
+        if law.fit is None or band is None or batch_size not in law.resolved:
+            continue
+        low, high = band
+        if median < low[0] or median - check_interval > high[0]:
+            outside[batch_size] = float(median / law.fit.steps(sizes)[0])
+    return outside
+
+
+def series_curves(
+    laws: Mapping[Series, Law],
+    medians: Mapping[Series, Law],
+    batch_sizes: Sequence[int],
+    beyond: float = 1,
+) -> pd.DataFrame:
+    """Return the rows of `law_curve` of each series of a study, with its columns first.
+
+    They are normalised at `common_batch_size`. `median` [steps] is the median over seeds of the
+    best sample, missing if it was not repeated.
+
+    Args:
+        laws: The law of K*, by series.
+        medians: The law of the median over seeds, for series that have repeats.
+        batch_sizes: The grid, ascending.
+        beyond: As in `law_curve`.
+    """
+    common = common_batch_size(laws.values())
+    parts = []
+    for series, law in laws.items():
+        curve = law_curve(law, batch_sizes, common, beyond)
+        steps = {}
+        if series in medians:
+            steps = medians[series].k_star
+        of_rows = [steps.get(batch_size) for batch_size in curve["batch_size"]]
+        curve["median"] = pd.array(of_rows, "Float64")
+        parts.append(pd.DataFrame({**columns_of(series), **curve}))
+    return pd.concat(parts, ignore_index=True)
+
+
+def law_curve(
+    law: Law, batch_sizes: Sequence[int], common: int | None, beyond: float = 1
+) -> pd.DataFrame:
+    """Return K* and the fitted law of one series, by batch size, as the points of a curve.
+
+    The batch sizes of the grid are among the rows; those between them draw the curve. Values are
+    missing where they are unknown. Upper bounds of K* are not normalised, and `perfect` does not
+    start from one.
+
+    Columns:
+        batch_size [examples]: an integer if it is of the grid.
+        k_star, k_star_low, k_star_high [steps]: K* and its 95 % limits (`Observation.limits`).
+        floor: 1 where K* is at the first validation and so an upper bound, else 0.
+        fit, fit_low, fit_high [steps]: the law and its 95 % limits.
+        perfect [steps]: K*(b) b / B from the smallest b with a K*.
+        normalised_by [examples]: the batch size `common`.
+        normalised_k_star, normalised_fit, normalised_perfect: over K* at that batch size.
+
+    Args:
+        law: The law of K*.
+        batch_sizes: The grid, ascending.
+        common: The batch size to normalise at (`common_batch_size`).
+        beyond: How far beyond the largest batch size the curve extends, a factor.
+    """
+    batch = _curve_points(batch_sizes, beyond)
+    sizes = _integers_of_grid(batch, batch_sizes)
+    curve = pd.DataFrame({"batch_size": pd.Series(sizes, dtype=object)})
+    curve["k_star"] = pd.array([law.k_star.get(b) for b in sizes], "Int64")
+    limits = np.array([law.limits.get(b, (np.nan, np.nan)) for b in sizes])
+    curve["k_star_low"] = limits[:, 0]
+    curve["k_star_high"] = limits[:, 1]
+    curve["floor"] = [int(b in law.upper_bounds) for b in sizes]
+    curve[["fit", "fit_low", "fit_high", "perfect"]] = np.nan
+    band = law.band(batch)
+    if law.fit is not None and band is not None:
+        curve["fit"] = law.fit.steps(batch)
+        curve["fit_low"], curve["fit_high"] = band
+    if law.resolved:
+        first = min(law.resolved)
+        curve["perfect"] = law.resolved[first] * first / batch
+    return curve.assign(**_normalised(curve, law, common))
+
+
+def _normalised(curve: pd.DataFrame, law: Law, common: int | None) -> dict[str, Any]:
+    """Return the columns of `law_curve` that are normalised at a batch size."""
+    sizes = curve["batch_size"].tolist()
+    unit = np.nan
+    perfect = np.full(len(sizes), np.nan)
+    if common is not None:
+        unit = law.resolved.get(common, np.nan)
+        if law.k_star:
+            perfect = common / np.array(sizes, float)
+    return {
+        "normalised_by": pd.array([common] * len(sizes), "Int64"),
+        "normalised_k_star": np.array([law.resolved.get(b, np.nan) for b in sizes]) / unit,
+        "normalised_fit": curve["fit"] / unit,
+        "normalised_perfect": perfect,
+    }
+
+
+def _curve_points(batch_sizes: Sequence[int], beyond: float) -> np.ndarray:
+    """Return the batch sizes of a curve: those of the grid, and points between and beyond them."""
+    low = min(batch_sizes)
+    high = beyond * max(batch_sizes)
+    count = 1 + round(POINTS_PER_DOUBLING * float(np.log2(high / low)))
+    points = np.geomspace(low, high, count)
+    distances = np.abs(np.log(points[:, None] / np.array(batch_sizes))).min(axis=1)
+    return np.sort(np.concatenate([points[distances > MIN_LOG_DISTANCE], batch_sizes]))
+
+
+def _integers_of_grid(batch: np.ndarray, batch_sizes: Sequence[int]) -> list[Any]:
+    """Return the batch sizes of a curve, those of the grid as integers."""
+    sizes: list[Any] = []
+    for batch_size in batch.tolist():
+        if batch_size in batch_sizes:
+            sizes.append(int(batch_size))
+        else:
+            sizes.append(batch_size)
+    return sizes
+
+
+def common_batch_size(laws: Iterable[Law]) -> int | None:
+    """Return the smallest batch size at which curves can be normalised; None without one.
+
+    Every curve that has a K* beyond the first validation has one there.
+    """
+    measured = [set(law.resolved) for law in laws if law.resolved]
+    if not measured:
+        return None
+    return min(set.intersection(*measured), default=None)
