@@ -1,8 +1,8 @@
 """Counts the files that a question leads through: `python docs/questions.py` prints the table.
 
 While the answer is at work, every line of the package that runs is recorded (`sys.settrace`).
-Imports do not count. A question about an addition (racing, ranks, an axis) counts lines that run
-with the addition and do not run without it. The table in docs/architecture.md is this output.
+Imports do not count. A question about an addition (racing, ranks, an axis, advice) counts lines
+that run with the addition and do not run without it. The table in docs/architecture.md is this output.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ SMALL = {
     "study.noise_scale": "false",
     "goal.error": 0.3,
 }
+ADVICE_BUDGET = "2m"  # recording makes Python several times slower
 SHARE = 0.9  # of the lines; the rest is in helpers of a few lines each
 
 Lines = dict[str, set[int]]  # file -> numbers of the lines that ran
@@ -114,6 +115,32 @@ def lines_of_resumed_trials() -> Lines:
     return recorder.lines
 
 
+def lines_of_study() -> Lines:
+    """Run a small study, and return the lines below the verb."""
+    from lit_dps.cli import main, study
+
+    recorder = LinesRun(study.main)
+    with tempfile.TemporaryDirectory() as folder, recorder.recording():
+        assert main(arguments_of_study(folder)) == 0
+    return recorder.lines
+
+
+def lines_of_advice() -> Lines:
+    """Ask for advice on the quickstart, and return the lines below the verb.
+
+    The budget is enough for timed steps, the noise scale, a few probes, and the recommended run.
+    """
+    from lit_dps.cli import advise, main
+
+    settings = {"study.name": "question", "study.workers": 1, "goal.error": 0.3}
+    recorder = LinesRun(advise.main)
+    with tempfile.TemporaryDirectory() as folder, recorder.recording():
+        options = [f"--{key}={value}" for key, value in settings.items()]
+        options += [f"--storage.folder={folder}", f"--budget={ADVICE_BUDGET}", "--trials=2"]
+        assert main(["advise", f"--config={CONFIG}", *options]) == 0
+    return recorder.lines
+
+
 def lines_of_call(call: Callable[[], object]) -> Lines:
     """Return the lines that a call runs."""
     recorder = LinesRun()
@@ -167,6 +194,7 @@ def questions() -> Iterator[tuple[str, Lines]]:
     with tempfile.TemporaryDirectory() as folder:
         report = lines_of_call(lambda: publish(Analysis(record), Path(folder)))
         yield "Where does the report come from?", report
+    yield "What does `advise` do beyond `study`?", added(lines_of_advice(), lines_of_study())
 
 
 if __name__ == "__main__":
