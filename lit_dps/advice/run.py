@@ -33,7 +33,6 @@ from lit_dps.advice.step_probe import (
 )
 from lit_dps.advice.user_workload import (
     ProbeStudy,
-    earlier_probe_study,
     prepare_probes,
     user_batch_size,
 )
@@ -164,19 +163,14 @@ def _check(
         return probe_study, data
     before = stored["configuration"]
     differences = identity_changes(before, probe_study.setup.identity(data))
-    if not differences:
-        return probe_study, data
-    earlier = earlier_probe_study(setup, options, probe_study.adaptive, data, before)
-    if earlier is None:
+    if differences:
         raise UserError(
             f"advice on {setup.study.name!r} was asked for with another configuration: "
             f"{'; '.join(map(str, differences))}; restore it, or choose another study.name",
             key="study.name",
             value=setup.study.name,
         )
-    for note in earlier.notes:
-        print_line(f"note: {note}")
-    return earlier, data
+    return probe_study, data
 
 
 def _refuse_changed_code(

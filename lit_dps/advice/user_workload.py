@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from importlib import import_module
 from typing import Any, NamedTuple
 
-from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
+from lightning.pytorch import Callback, LightningModule, Trainer
 from torch.optim import Optimizer
 
 from lit_dps.advice.options import Options
@@ -20,7 +20,6 @@ from lit_dps.core.errors import ConfigError, first_line
 from lit_dps.core.search_space import RATE_NAMES, Range
 from lit_dps.core.text import number_text
 from lit_dps.core.trial import Trial
-from lit_dps.storage.header import identity_changes
 from lit_dps.storage.schema import PROBES_SUFFIX
 from lit_dps.study.probe_run import EndProbe, probe_run
 from lit_dps.study.setup import StudySetup
@@ -189,35 +188,6 @@ def _scaling_notes(adaptive: AdamScales, batch_size: int) -> list[str]:
     if not changes:
         return []
     return [f"At a batch size B other than {batch_size}, {' and '.join(changes)}."]
-
-
-def earlier_probe_study(
-    setup: StudySetup,
-    options: Options,
-    adaptive: AdamScales | None,
-    data: LightningDataModule,
-    stored: Any,
-) -> ProbeStudy | None:
-    """Return the study that an earlier version stored; None if the stored one is different.
-
-    Args:
-        setup: The user's configuration.
-        options: Options of the command.
-        adaptive: Settings of an adaptive optimizer.
-        data: The data module, set up.
-        stored: The stored identity of the study that probes.
-    """
-    if adaptive is None:
-        return None
-    for earlier in (dataclasses.replace(adaptive, rate=None), None):
-        candidate = probe_setup(setup, options.trials, earlier)
-        if not identity_changes(stored, candidate.identity(data)):
-            note = (
-                "These probes began with an earlier version of lit_dps; weight decay follows the "
-                "batch size as it did there."
-            )
-            return ProbeStudy(candidate, earlier, [note])
-    return None
 
 
 class OptimizerLook(Callback):

@@ -269,38 +269,13 @@ class CommandLine:
         self._set(name, mapping, Source(f"--{name}.{key}"))
 
     def _name_study(self) -> None:
-        """Name a study without a name after its last configuration file.
-
-        Earlier versions named such a study "study". If the storage holds a study "study" and none
-        with the name of the file, the name remains "study".
-        """
+        """Name a study without a name after its last configuration file."""
         study = self.section("study")
         if study is None or "name" in study or not self.files:
             return
         name = Path(list(self.files)[-1]).stem
-        # Masks are not stored.
-        stored = set() if self.verb == "masks" else self._stored_names()
-        if StudyConfig.name in stored and name not in stored:
-            name = StudyConfig.name
         self.words.append(f"--study.name={name}")
         self._set("study.name", name, Source("--study.name"))
-
-    def _stored_names(self) -> set[str]:
-        """Return the names of all studies and all advice in the storage."""
-        section = self.section("storage") or {}
-        places = {key: section[key] for key in ("folder", "optuna") if section.get(key) is not None}
-        if not all(isinstance(place, str) for place in places.values()):
-            # The parser refuses these values.
-            return set()
-        from lit_dps.storage.advice_store import list_advice  # imports take time
-        from lit_dps.storage.read import list_studies  # imports take time
-        from lit_dps.storage.urls import sqlite_file  # imports take time
-
-        url = StorageConfig(**places).optuna_url
-        file = sqlite_file(url)
-        if file is not None and not file.is_file():
-            return set()
-        return {*list_studies(url), *list_advice(url)}
 
 
 def option_value(text: str) -> Any:

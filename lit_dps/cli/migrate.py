@@ -11,7 +11,7 @@ from pathlib import Path
 
 from lit_dps.cli.command_line import CommandLine
 from lit_dps.cli.parser import new_parser
-from lit_dps.core.config import StorageConfig
+from lit_dps.core.config import StorageConfig, StudyConfig
 from lit_dps.core.text import escape
 from lit_dps.storage.migrate import Migration, migrate, migrate_packed
 from lit_dps.storage.schema import FORMAT
@@ -62,6 +62,9 @@ def report(migration: Migration, file: Path | None) -> list[str]:
         lines.append(f"copy of the storage from before: {migration.backup}")
     for name, trials in migration.converted.items():
         lines.append(f"study {name}: converted to format {FORMAT}, trials: {trials}")
+        if name == StudyConfig.name:
+            # Format 1 gave this name to each study whose configuration has no study.name.
+            lines.append(f"to resume it, add study.name: {name} to its configuration file")
     for name in migration.unchanged:
         lines.append(f"study {name}: has format {FORMAT} already")
     if file is not None:

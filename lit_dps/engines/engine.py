@@ -170,22 +170,13 @@ class Training:
             "goal": plain(self.goal),
             "pruning": plain(self.pruning),
             "smoothness": plain(self.smoothness),
+            "optim": plain(self.optim),
+            "local": plain(self.local_sgd_callback(trial).rounds),
+            "metrics": list(self.metrics),
             "goals": attempt.other_goals,
             "engine": engine,
             "workload": asdict(self.workload),
         }
-        # Checkpoints of earlier versions, which do not have these keys, stay valid.
-        if self.pruning.init == "original":
-            del settings["pruning"]["init"]
-        if not self.smoothness.noise:
-            del settings["smoothness"]["noise"]
-        if self.optim.delay:
-            settings["optim"] = plain(self.optim)
-        local = self.local_sgd_callback(trial).rounds
-        if local.on:
-            settings["local"] = plain(local)
-        if self.metrics:
-            settings["metrics"] = list(self.metrics)
         return self.checkpoints.file(trial, settings)
 
     def run_attempt(self, attempt: Attempt, train: Callable[[Attempt], None]) -> TrialResult:

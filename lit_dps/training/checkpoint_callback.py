@@ -207,8 +207,6 @@ class CheckpointCallback(Callback):
         self._position = position
         self.seconds = state_dict["seconds"]
         self._is_paused = state_dict["paused"]
-        if "trainable" not in state_dict:
-            raise ValueError("an earlier version did not save which weights are trained")
         self._trainable = state_dict["trainable"]
         if self._loader is not None:
             # A module or callback has read the length of training, so the loader exists already.

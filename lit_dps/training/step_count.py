@@ -239,9 +239,8 @@ class ExamplesCallback(Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._short_steps = state_dict["short"]
         self._steps = state_dict["steps"]
-        # An earlier version refused a first step that was not full.
-        self._largest_step = state_dict.get("largest", self.batch_size)
-        self._uncounted_steps = state_dict.get("uncounted", 0)
+        self._largest_step = state_dict["largest"]
+        self._uncounted_steps = state_dict["uncounted"]
 
 
 def _volume(batch: Any) -> int:

@@ -14,11 +14,12 @@ from jsonargparse import ActionConfigFile
 
 from lit_dps.cli import main
 from lit_dps.cli.command_line import CommandLine
+from lit_dps.cli.migrate import report
 from lit_dps.cli.parser import CommandParser, likely_meant
 from lit_dps.core.aliases import warn_of_former_name
 from lit_dps.core.config import StudyConfig
 from lit_dps.core.errors import UserError
-from lit_dps.storage.advice_store import AdviceStore
+from lit_dps.storage.migrate import Migration
 from tests.e2e.commands import FAST
 from tests.support.errors import refuses
 from tests.support.fake_study import law_study
@@ -169,16 +170,11 @@ def test_a_study_is_named_after_its_last_file(config, tmp_path):
     assert expanded(["analyze", "--storage.folder", "there"])[-1] == "--storage.folder=there"
 
 
-def test_a_study_of_an_earlier_version_keeps_its_name(config, tmp_path):
-    law_study(f"sqlite:///{tmp_path}/study.db", "study", trials=0)
-    here = ["--storage.folder", str(tmp_path)]
-    assert (name_of(config), name_of(config, *here)) == ("mine", "study")
-    assert expanded(["masks", config, *here])[-1] == "--study.name=mine"
-    law_study(f"sqlite:///{tmp_path}/study.db", "mine", trials=0)
-    assert name_of(config, *here) == "mine"
-    advice = f"sqlite:///{tmp_path}/advice.db"
-    AdviceStore(advice, "study").keep(seed=0)
-    assert name_of(config, "--storage", f"{{optuna: {advice}}}") == "study"
+def test_migrate_says_how_a_study_without_a_name_is_resumed():
+    lines = report(Migration({"study": 3, "other": 4}, [], None), None)
+    assert [line for line in lines if "study.name: " in line] == [
+        "to resume it, add study.name: study to its configuration file"
+    ]
 
 
 def test_the_name_of_a_file_is_refused_as_any_other(config, tmp_path, capsys, monkeypatch):
