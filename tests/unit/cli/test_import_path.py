@@ -67,7 +67,7 @@ def test_a_planted_module_is_not_imported_where_no_class_is(planted, argv):
     assert done.returncode == (0 if argv == ("configs",) else 2), done.stderr
 
 
-@pytest.mark.parametrize("safe", ["", "1"])
+@pytest.mark.parametrize("safe", ["", pytest.param("1", marks=pytest.mark.long)])
 def test_a_class_path_is_found_and_a_planted_module_replaces_none(planted, safe):
     (planted / "mine.py").write_text("from lit_dps.module import ImageClassifier\n")
     (planted / "study.yaml").write_text(

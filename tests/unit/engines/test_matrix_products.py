@@ -71,7 +71,7 @@ def test_trials_end_as_alone_where_batches_are_small_enough_for_products(
         "__enter__",
         lambda self, was=ConvolutionsAsProducts.__enter__: taken.append(1) or was(self),
     )
-    asked = trials(Cell(20, 0.0), Cell(20, 0.9), rates=[0.01, 0.05], momentum=0.8)
+    asked = trials(Cell(20, 0.0), Cell(20, 0.9), rates=[0.05], momentum=0.8)
     ours, reference = both(
         workload(network=RESNET, optimizer="nesterov"), asked, {**GOAL, "max_steps": 8}
     )

@@ -84,14 +84,6 @@ def test_a_slot_that_is_filled_again_changes_nothing(order, slots):
     assert len({r.steps_run for r in ours}) > 3, "slots became free at different checks"
 
 
-def test_convolutions_and_residual_blocks():
-    asked = trials(Cell(20, 0.0), Cell(20, 0.9), rates=[0.01, 0.05], momentum=0.8)
-    ours, reference = both(
-        workload(network=RESNET, optimizer="nesterov"), asked, {**GOAL, "max_steps": 8}
-    )
-    assert assert_conform(ours, reference, Goal.from_dict(GOAL), EXAMPLES) == []
-
-
 def test_a_batch_in_parts_is_the_same_batch(monkeypatch):
     monkeypatch.setattr(StackedNetworks.__init__, "__defaults__", (7, None))
     ours, reference = both(workload(), trials(Cell(50, 0.5)))
