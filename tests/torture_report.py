@@ -21,8 +21,8 @@ TEXT = """# Reliability
 undisturbed one. A study that resumes after a fault keeps its results, and ends with the same table.
 
 - *Lost* results were stored, but are missing or different at the end.
-- *Changed* results differ from those of the undisturbed study.
-- *Doubled* results are further results of a point that has one.
+- *Changed* results differ from the results of the undisturbed study.
+- *Doubled* results belong to a point that already has a result.
 
 {kills}
 {faults}
@@ -31,11 +31,11 @@ KILLS = "## Processes that are killed at random"
 KILLS_TEXT = """
 {about}
 
-Several `study` commands share a study. In turn, one has two workers, and one has two ranks that train
-each trial together. While they train, a process, or a command with all its processes, is killed,
+Several `study` commands share a study. They alternate: one has two workers, the next has two ranks that
+train each trial together. While they train, a process, or a command with all its processes, is killed,
 terminated or suspended for a while. Commands that ended are started again.
 
-| what was tried | how often | lost | changed | doubled | what is said |
+| fault | how often | lost | changed | doubled | message and exit code |
 |---|---|---|---|---|---|
 {rows}
 """
@@ -45,17 +45,17 @@ FAULTS_TEXT = """
 
 Each fault has a small study. The last column shows the line that the next command printed about the
 fault. Results are lost only if a restored copy lacks them; they are trained again. The suspended
-process holds no lock here; the table below has the case of a process with a lock.
+process holds no lock here. The table below has the case of a process with a lock.
 
-| what was tried | how often | lost | changed | doubled | what is said |
+| fault | how often | lost | changed | doubled | message and exit code |
 |---|---|---|---|---|---|
 {rows}
 """
 TESTED_TEXT = """## Faults that only a test tries
 
-If a database is missing or damaged, the trials without a copy are lost; the line says so.
+If a database is missing or damaged, the trials without a copy are lost. The printed line reports it.
 
-| what happens | what the next command does | test |
+| fault | reaction of the next command | test |
 |---|---|---|
 {rows}
 """
@@ -84,7 +84,7 @@ TESTED = (
     ),
     (
         "a process is suspended while it holds the lock of the storage or of MLflow's file",
-        "waits, names the process after 10 s and says how to continue or end it",
+        "waits, and after 10 s names the process and how to continue or end it",
         "storage/test_announced_lock",
     ),
     (
