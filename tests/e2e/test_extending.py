@@ -64,7 +64,7 @@ def test_its_figure_is_drawn(project):
     drawn = folder / "mlruns/figures/stripes"
     assert (
         "success.{csv,png,pdf}" in figure
-        and "note: trials that were outraced count as misses" in figure
+        and "note: trials that racing stopped early count as misses" in figure
     )
     assert (drawn / "success.png").read_bytes().startswith(b"\x89PNG")
     assert len(pd.read_csv(drawn / "success.csv")) == 12
