@@ -243,7 +243,7 @@ def _by_theory(summary: CellSummary) -> float | None:
     if summary.best is None or summary.k_star is None:
         return None
     terms = terms_of(summary.best)
-    law = None if terms is None else terms.law_of(summary.k_star)
+    law = None if terms is None else terms.law_to(summary.k_star)
     return None if law is None else law.critical_batch_size
 
 

@@ -1,30 +1,29 @@
-"""What convergence theory says of c1 and c2, from terms measured along the trials (Lee et al. 2021,
-Section 4).
+"""Convergence theory of c1 and c2, from terms measured along trials (Lee et al. 2021, Section 4).
 
-SGD at a constant rate eta on batches of B, with an L-smooth f and gradient noise of variance beta /
-B, has (Bottou, Curtis and Nocedal 2018, Theorem 4.8)
+SGD at a constant rate eta on batches of B, with an L-smooth f and gradient noise of variance
+beta / B, has (Bottou, Curtis and Nocedal 2018, Theorem 4.8)
 
-    mean over K steps of ||grad f||^2  <=  Delta / (eta mu K) + eta L beta / (mu B),    Delta = 2
-    (f(w1) - f_inf).
+    mean over K steps of ||grad f||^2  <=  Delta / (eta mu K) + eta L beta / (mu B),
+    Delta = 2 (f(w1) - f_inf).
 
-With the left side as epsilon, K = Delta / (eta mu (epsilon - eta L beta / (mu B))); to first order
-in 1 / B that is
+Let the left side be epsilon. Then K = Delta / (eta mu (epsilon - eta L beta / (mu B))). To first
+order in 1 / B this is
 
     K* = c1 / B + c2,    c1 = Delta L beta / (mu^2 epsilon^2),    c2 = Delta / (eta mu epsilon).
 
-With rates eta_k (Lee et al. 2021, Eqs. 7 to 10; Bottou et al., Theorem 4.10), A = sum eta_k and H =
-sum eta_k^2 over K steps, the mean of ||grad f||^2 weighted by eta_k is at most (Delta + L beta H /
-B) / (mu A). With A = K etabar,
+At rates eta_k (Lee et al. 2021, Eqs. 7 to 10; Bottou et al., Theorem 4.10), with A = sum eta_k and
+H = sum eta_k^2 over K steps, the mean of ||grad f||^2 weighted by eta_k is at most
+(Delta + L beta H / B) / (mu A). With A = K etabar,
 
     c1 = L beta H / (mu etabar epsilon),    c2 = Delta / (mu etabar epsilon).
 
-At a constant rate the two differ by more than notation. H = K eta^2 is then as large as K itself:
-the first form solves for K before it takes H to be known, the second holds H at what the run had.
-The equations follow Bottou et al.; they are not quoted from the paper.
+At a constant rate the two forms differ, because H = K eta^2 depends on K: the first form solves for
+K, the second takes H from the run. The equations follow Bottou et al.; they are not quotations of
+the paper.
 
-The bounds are for plain SGD: they know no momentum, and a rate here is the optimizer's own, not
-rate / (1 - momentum). They are upper bounds, so that ratios between sparsities, where a common
-factor drops out, say more than sizes.
+The bounds hold for plain SGD, without momentum: a rate is the optimizer's learning rate, not
+rate / (1 - momentum). They are upper bounds. So ratios between sparsities, in which a common factor
+cancels, are more reliable than values.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pandas as pd
 
@@ -43,31 +42,32 @@ from lit_dps.analysis.tables import columns_of, frame
 from lit_dps.core.racing import to_goal
 from lit_dps.core.trial import Series, TrialResult
 
-MU = 1.0  # the paper's: batch gradients are unbiased
-# Sums of squares of rates that are all equal differ from the square of their sum by rounding alone.
+MU = 1.0  # the paper's value: batch gradients are unbiased
+# Relative difference of the two sides of the test for equal rates, which rounding can cause.
 _EQUAL_RATES = 1e-9
 
 
 @dataclass(frozen=True)
 class Terms:
-    """The terms of the theory, measured along one trial. In units of the loss ("nats"), weights w
-    and steps.
+    """The terms of the theory, measured along one trial; w is the unit of weights.
 
-    `steps` are those that the rates are of: all that the run made, also where it counts only up to
-    a goal that it met before (`lit_dps.analysis.other_goals.at_goal`) or to where it was outraced.
+    Attributes:
+        delta: Delta = 2 (f(w1) - f_inf) of the training loss after pruning, in nats.
+        lipschitz: L, mean of the local Lipschitz constants of the gradient, in nats / w^2.
+        beta: E ||g - grad f||^2 of one example before the first step, in (nats / w)^2 examples.
+        epsilon: Mean of ||grad f||^2 over the steps, in (nats / w)^2.
+        rate: etabar, mean learning rate, in w^2 / nats per step.
+        rate_squares: H, sum over the steps of the squared learning rate, in (w^2 / nats)^2.
+        steps: Number of steps of the rates. These are all steps of the run, even if the other terms
+            end at a goal that it met before, or where it was stopped early.
     """
 
-    delta: float  # Delta = 2 (f(w1) - f_inf) of the training loss after pruning, in nats
-    lipschitz: (
-        float  # L, mean over the run of the local Lipschitz constant of the gradient, in nats / w^2
-    )
-    # trace of the covariance of the per-example gradient before the first step, in (nats / w)^2
-    # examples
+    delta: float
+    lipschitz: float
     beta: float
-    # mean over the run's steps of the squared norm of the training gradient, in (nats / w)^2
     epsilon: float
-    rate: float  # etabar, mean learning rate, in w^2 / nats a step
-    rate_squares: float  # H, sum over the steps of the squared learning rate, in (w^2 / nats)^2
+    rate: float
+    rate_squares: float
     steps: int
 
     @property
@@ -77,29 +77,36 @@ class Terms:
 
     @property
     def c2(self) -> float:
-        """c2 in steps; the same in both forms."""
+        """c2 in steps, the same in both forms."""
         return self.delta / (MU * self.rate * self.epsilon)
 
     @property
-    def decays(self) -> bool:
+    def has_varying_rates(self) -> bool:
         """Whether the rate changed along the run: then K H > A^2 (Cauchy and Schwarz)."""
         return self.rate_squares > self.steps * self.rate**2 * (1 + _EQUAL_RATES)
 
     @property
     def law(self) -> Fit:
-        """The predicted K* = c1 / B + c2, in the form that the run's rates ask for."""
-        decaying = self.lipschitz * self.beta * self.rate_squares / (MU * self.rate * self.epsilon)
-        return Fit(decaying if self.decays else self.c1, self.c2)
+        """The predicted K* = c1 / B + c2, in the form for the rates of the run."""
+        c1 = self.c1
+        if self.has_varying_rates:
+            noise = self.lipschitz * self.beta * self.rate_squares
+            c1 = noise / (MU * self.rate * self.epsilon)
+        return Fit(c1, self.c2)
 
-    def law_of(self, k_star: int) -> Fit | None:
-        """`law` of a run that met its goal at a step; None where its rates changed beyond: those to
-        there are lost."""
-        return None if self.decays and self.steps != k_star else self.law
+    def law_to(self, k_star: int) -> Fit | None:
+        """Return `law` of a run that met its goal at step `k_star`.
+
+        None if the rates vary and the run continued after that step: then the sums of the rates up
+        to that step are unknown.
+        """
+        if self.has_varying_rates and self.steps != k_star:
+            return None
+        return self.law
 
 
 class Start(NamedTuple):
-    """The terms of a trial that are those before its first step: no later measurement is needed for
-    them.
+    """The terms of a trial before its first step.
 
     Attributes:
         delta: As in `Terms`.
@@ -111,94 +118,113 @@ class Start(NamedTuple):
 
 
 def start_of(result: TrialResult) -> Start | None:
-    """The terms of a trial before its first step; None where they were not measured or are not
-    positive and finite."""
-    if not (measured := result.theory):
+    """Return the terms of a trial before its first step.
+
+    None if they were not measured or are not positive and finite.
+    """
+    measured = result.theory
+    if not measured:
         return None
     start = Start(2 * (measured["loss"] - measured["floor"]), measured["gradient_variance"])
-    return start if all(math.isfinite(x) and x > 0 for x in start) else None
+    return start if _are_positive(start) else None
 
 
 def terms_of(result: TrialResult) -> Terms | None:
-    """The terms of a trial, means taken over the finite measurements up to its goal, of epsilon
-    over steps.
+    """Return the terms of a trial, from its finite measurements up to its goal.
 
-    None where a term was not measured (a run may end before its first measurement of L) or is not
-    positive and finite.
+    None if a term was not measured or is not positive and finite. A run may end before its first
+    measurement of L.
     """
-    measured, curve = result.theory, to_goal(result).smoothness
-    start, lipschitz = start_of(result), finite(curve.get("lipschitz", ()))
+    measured = result.theory
+    start = start_of(result)
+    curve = to_goal(result).smoothness
+    lipschitz = finite(curve.get("lipschitz", ()))
     if start is None or not lipschitz or not measured["steps"]:
         return None
-    squared: Any = zip(
-        (1, *curve["step"]), (measured["squared_gradient"], *curve["squared_gradient"]), strict=True
-    )
     terms = Terms(
         delta=start.delta,
         lipschitz=sum(lipschitz) / len(lipschitz),
         beta=start.beta,
-        epsilon=_mean_over_steps(squared),
+        epsilon=_mean_over_steps(
+            (1, *curve["step"]), (measured["squared_gradient"], *curve["squared_gradient"])
+        ),
         rate=measured["rate_sum"] / measured["steps"],
         rate_squares=measured["rate_square_sum"],
         steps=int(measured["steps"]),
     )
-    return terms if all(math.isfinite(x) and x > 0 for x in vars(terms).values()) else None
+    return terms if _are_positive(vars(terms).values()) else None
 
 
-def _mean_over_steps(readings: Iterable[tuple[int, float]]) -> float:
-    """The mean over the steps up to the last reading, (step, value) each; a reading stands for
-    those since the last.
+def _are_positive(values: Iterable[float]) -> bool:
+    """Return True if all values are positive and finite."""
+    return all(math.isfinite(value) and value > 0 for value in values)
 
-    The gradient before the first step may be a thousand times any later one: a plain mean of one
-    reading in a hundred steps would say how many readings there are, and nothing of the run. Those
-    that are not finite are left out; nan without any.
+
+def _mean_over_steps(steps: Iterable[float], values: Iterable[float]) -> float:
+    """Return the mean of a quantity over the steps up to its last measurement.
+
+    Each measurement counts for the steps since the one before. The gradient before the first step
+    may be a thousand times any later one, so a plain mean would depend on the number of
+    measurements. Values that are not finite are left out; nan if none is finite.
     """
-    total, last = 0.0, 0
-    for step, value in readings:
+    total = 0.0
+    last_step = 0.0
+    for step, value in zip(steps, values, strict=True):
         if math.isfinite(value):
-            total, last = total + (step - last) * value, step
-    return total / last if last else math.nan
+            total += (step - last_step) * value
+            last_step = step
+    if not last_step:
+        return math.nan
+    return total / last_step
 
 
 def finite(values: Sequence[float]) -> list[float]:
-    """The finite ones of some measurements."""
-    return [x for x in values if math.isfinite(x)]
+    """Return the finite ones of some values."""
+    return [value for value in values if math.isfinite(value)]
 
 
 def theory_rows(cells: Iterable[CellSummary], laws: Mapping[Series, Law]) -> pd.DataFrame:
-    """What the theory predicts from the K* trial of each cell, by series, then batch size; missing
-    where unknown.
-
-    With rates that change, nothing is predicted from a run that went on beyond the goal: its rates
-    up to there are not known.
+    """Return the prediction of the theory for the K* trial of each cell, by series, batch size.
 
     Columns: batch_size [examples], sparsity and further axes, point; delta, lipschitz, beta,
     epsilon, rate as in `Terms`; predicted_c1 [examples], predicted_c2 [steps] and predicted_k_star
-    = predicted_c1 / batch_size + predicted_c2 [steps]; measured k_star [steps], and floor, 1 where
-    it is an upper bound (`CellSummary.is_upper_bound`), else 0; c1 [examples] and c2 [steps],
-    fitted to the K* of this series.
+    = predicted_c1 / batch_size + predicted_c2 [steps]; measured k_star [steps]; floor (1 if that is
+    an upper bound, else 0); c1 [examples] and c2 [steps], fitted to the K* of this series. Unknown
+    values are missing. Nothing is predicted from a run with varying rates that continued after its
+    goal (`Terms.law_to`).
     """
+    rows = []
+    for summary in cells:
+        series = summary.cell.series
+        row: dict[str, object] = {"batch_size": summary.cell.batch_size, **columns_of(series)}
+        row |= _prediction_columns(summary)
+        row["k_star"] = summary.k_star
+        row["floor"] = int(summary.is_upper_bound)
+        row |= dict.fromkeys(("c1", "c2"))
+        fit = laws[series].fit
+        if fit is not None:
+            row |= {"c1": fit.c1, "c2": fit.c2}
+        rows.append(row)
+    return frame(rows)
 
-    def row(summary: CellSummary) -> dict[str, object]:
-        cell, best, fit = summary.cell, summary.best, laws[summary.cell.series].fit
-        terms: Any = None if best is None else terms_of(best)
-        law = None if terms is None else terms.law_of(summary.k_star)
-        return {
-            "batch_size": cell.batch_size,
-            **columns_of(cell.series),
-            "point": None if best is None else best.trial.point,
-            **{
-                name: getattr(terms, name, None)
-                for name in ("delta", "lipschitz", "beta", "epsilon")
-            },
-            "rate": None if terms is None or law is None else terms.rate,
-            "predicted_c1": getattr(law, "c1", None),
-            "predicted_c2": getattr(law, "c2", None),
-            "predicted_k_star": None if law is None else law.steps(cell.batch_size),
-            "k_star": summary.k_star,
-            "floor": int(summary.is_upper_bound),
-            "c1": getattr(fit, "c1", None),
-            "c2": getattr(fit, "c2", None),
-        }
 
-    return frame(map(row, cells))
+def _prediction_columns(summary: CellSummary) -> dict[str, object]:
+    """Return the columns point to predicted_k_star of `theory_rows`."""
+    names = ("point", "delta", "lipschitz", "beta", "epsilon", "rate")
+    names += ("predicted_c1", "predicted_c2", "predicted_k_star")
+    columns: dict[str, object] = dict.fromkeys(names)
+    if summary.best is None or summary.k_star is None:
+        return columns
+    columns["point"] = summary.best.trial.point
+    terms = terms_of(summary.best)
+    if terms is None:
+        return columns
+    for name in ("delta", "lipschitz", "beta", "epsilon"):
+        columns[name] = getattr(terms, name)
+    law = terms.law_to(summary.k_star)
+    if law is not None:
+        columns["rate"] = terms.rate
+        columns["predicted_c1"] = law.c1
+        columns["predicted_c2"] = law.c2
+        columns["predicted_k_star"] = law.steps(summary.cell.batch_size)
+    return columns

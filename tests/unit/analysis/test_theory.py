@@ -45,7 +45,7 @@ def test_the_law_at_a_constant_rate():
     )
     assert terms.c1 == pytest.approx(4 * 3 * 10 / 0.16)  # 750
     assert terms.c2 == pytest.approx(4 / (0.05 * 0.4))  # 200
-    assert not terms.decays
+    assert not terms.has_varying_rates
     assert terms.law.steps(15) == pytest.approx(750 / 15 + 200)
     # What both forms share: the bound is met with equality at K* = A / rate, up to the first order
     # in 1 / B.
@@ -55,7 +55,7 @@ def test_the_law_at_a_constant_rate():
 def test_the_law_at_rates_that_fall():
     # Rates 0.3, 0.2, 0.1: mean 0.2, H = 0.14 > 3 x 0.04 = 0.12
     terms = Terms(delta=4, lipschitz=3, beta=10, epsilon=0.4, rate=0.2, rate_squares=0.14, steps=3)
-    assert terms.decays
+    assert terms.has_varying_rates
     assert terms.law.c1 == pytest.approx(3 * 10 * 0.14 / (0.2 * 0.4))  # 52.5
     assert (terms.law.c1, terms.law.c2) == pytest.approx((52.5, 4 / (0.2 * 0.4)))
     # (Delta + L beta H / B) / A = epsilon at K = c1 / B + c2, as the bound has it
