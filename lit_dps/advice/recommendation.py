@@ -66,7 +66,7 @@ def recommended_params(record: StudyRecord | None, result: Answer) -> dict[str, 
     if rates is not None:
         rate = rates.at(size, params)
         if rate is not None:
-            params[rates.source.rate] = float(rate)
+            params[rates.source.rate_key] = float(rate)
     return params
 
 

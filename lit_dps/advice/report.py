@@ -22,9 +22,9 @@ from lit_dps.advice.user_workload import look_at_optimizers, user_batch_size
 from lit_dps.analysis.analysis import Analysis
 from lit_dps.analysis.law import Law
 from lit_dps.analysis.law_fit import AT_LEAST
-from lit_dps.analysis.rates import adaptive_advice
 from lit_dps.analysis.tables import listed_numbers, three_digits, write_csv
 from lit_dps.core.atomic_write import not_written, replacing
+from lit_dps.core.batch_scaling import scaled_beta2, scaled_decay
 from lit_dps.core.errors import StorageError
 from lit_dps.core.record import StudyRecord
 from lit_dps.core.text import format_duration
@@ -228,7 +228,32 @@ def adaptive_note(
         return None
     if size == user_size and ratio == 1.0:
         return None
-    return adaptive_advice(user_size, size, adaptive.beta2, decay, ratio)
+    return adaptive_text(user_size, size, adaptive.beta2, decay, ratio)
+
+
+def adaptive_text(
+    batch_size: int, other: int, beta2: float | None, weight_decay: float, rate_ratio: float = 1.0
+) -> str:
+    """Return second moment and weight decay at another batch size, as `AdamScalingCallback` does.
+
+    Args:
+        batch_size: B0, at which the values are known.
+        other: B, the other batch size.
+        beta2: At B0; None for a rule without a second moment.
+        weight_decay: At B0.
+        rate_ratio: Learning rate at B over the learning rate at B0.
+    """
+    factor = other / batch_size
+    new = []
+    old = []
+    if beta2 is not None:
+        # With 3 digits it would be 1.00.
+        new.append(f"beta2 {scaled_beta2(beta2, factor):.6g}")
+        old.append(f"{beta2:.6g}")
+    if weight_decay:
+        new.append(f"weight decay {scaled_decay(weight_decay, factor, rate_ratio):.3g}")
+        old.append(f"{weight_decay:.3g}")
+    return f"B = {other:g}: {', '.join(new)} (from {' and '.join(old)} at B = {batch_size:g})"
 
 
 def _initial_rate(question: Question, batch_size: int, params: Mapping[str, Any]) -> float | None:

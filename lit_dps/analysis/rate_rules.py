@@ -1,31 +1,31 @@
-"""What a rule for the learning rate costs: K at the rule's rate over K*, at each batch size.
+"""The price of a scaling rule: K at the rule's learning rate over K*, at each batch size.
 
-A rule takes the best rate of the smallest batch size and scales it with the batch size, or with its
-square root. No trial has exactly that rate: K is that of the best trial whose rate lies within a
-factor `WINDOW` of it, at whatever other metaparameters. So the price is that of fixing the rate
-alone, with momentum and all else tuned again. It rests on a few trials, and the best of few is
-worse than the best of many: it is biased upward, the more the smaller the table's `near`. Shallue
-et al. (2019) draw the rules beside the best rates, without a price.
+A rule scales the best rate of the smallest batch size with the batch size or with its square root.
+No trial has exactly that rate, so K is that of the best trial within a factor `WINDOW` of it, with
+any other metaparameters. The price is therefore that of fixing the rate alone, with momentum and
+all else tuned again. The best of few trials is worse than the best of many, so the price is biased
+upward, most where `near` in the table is small. Shallue et al. (2019) draw the rules beside the
+best rates, without a price.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from itertools import product
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 
 from lit_dps.analysis.intervals import PERCENTILES, resampling_rng
 from lit_dps.analysis.rates import EFFECTIVE, RULES, RateCurve
-from lit_dps.analysis.summary import CellSummary
 from lit_dps.analysis.tables import columns_of, frame
 from lit_dps.core.record import StudyRecord
 from lit_dps.core.trial import Status, TrialResult
 
-# How far from the rule's rate, as a factor, a trial may lie. Rules differ by 1.4 after one doubling
-# of B.
+# A trial counts within this factor of the rule's rate. After one doubling of B the rules differ by
+# a factor of 1.4.
 WINDOW = 1.25
 # Verdicts: what a price is, or why there is none.
 MEASURED = "measured"
@@ -36,166 +36,171 @@ OUTSIDE = "outside the search space"
 DIVERGED = "all near diverged"
 
 
-def price_rows(record: StudyRecord, curves: Sequence[RateCurve]) -> pd.DataFrame:
-    """Return one row a cell beyond the smallest batch size, kind of rate and rule, in this order.
+def price_rows(record: StudyRecord, curves: Iterable[RateCurve]) -> pd.DataFrame:
+    """Return one row per cell beyond the smallest batch size, kind of rate and rule.
 
-    Columns: sparsity and further axes, batch_size [examples], rate ("effective_rate", and where
-    momentum is searched too "learning_rate"), rule ("linear" or "square_root"), scaled_from, the
-    batch size whose best rate it scales, rule_rate, best_rate (of the K* trial), near, the number
-    of trials within `WINDOW`, complete, those of them that met the goal, steps, the fewest that any
-    of them needed, k_star [steps], price, their quotient, price_low and price_high, its 95 % limits
-    over resampled trials, which move the rule's rate too, and verdict: "measured", "at least" or
-    "at most" where the price is a bound, else why there is none.
+    Columns: sparsity and further axes, batch_size [examples], rate ("effective_rate", and if
+    momentum is searched also "learning_rate"), rule ("linear" or "square_root"), scaled_from (the
+    batch size whose best rate is scaled), rule_rate, best_rate (of the K* trial), near (number of
+    trials within `WINDOW` of rule_rate), complete (number of these that met the goal), steps (the
+    fewest of these), k_star [steps], price (steps / k_star), price_low and price_high (its 95 %
+    limits over resampled trials, which also change the rule's rate), and verdict: "measured";
+    "at least" or "at most" if the price is a bound; else why there is no price.
     """
-    rows = [row for curve in curves for row in _rows_of_curve(record, curve)]
+    rows = []
+    for curve in curves:
+        for batch_size in curve.cells:
+            if curve.first is None or batch_size <= curve.first:
+                continue
+            for kind, rule in product(curve.source.kinds, RULES):
+                row = {**columns_of(curve.series), "batch_size": batch_size, "rate": kind}
+                row |= {"rule": rule, "scaled_from": curve.first}
+                rows.append(row | _price_columns(record, curve, batch_size, kind, rule))
     columns = [*columns_of(record.series[0]), "batch_size", "rate", "rule", "scaled_from"]
     columns += ["rule_rate", "best_rate", "near", "complete", "steps", "k_star", "price"]
     return frame(rows, [*columns, "price_low", "price_high", "verdict"])
 
 
-def _rows_of_curve(record: StudyRecord, curve: RateCurve) -> Iterator[dict[str, object]]:
-    """Yield the rows of one series."""
-    first = curve.first
-    if first is None:
-        return
-    for batch_size in curve.cells:
-        if batch_size <= first:
-            continue
-        for kind, rate in curve.source.kinds.items():
-            for rule in RULES:
-                row = {**columns_of(curve.series), "batch_size": batch_size, "rate": kind}
-                row |= {"rule": rule, "scaled_from": first}
-                row |= _price_columns(record, curve, batch_size, kind, rate, rule)
-                yield row
-
-
 def _price_columns(
-    record: StudyRecord,
-    curve: RateCurve,
-    batch_size: int,
-    kind: str,
-    rate: Callable[[TrialResult], float],
-    rule: str,
+    record: StudyRecord, curve: RateCurve, batch_size: int, kind: str, rule: str
 ) -> dict[str, object]:
-    """Return the columns of `price_rows` from rule_rate on, of one cell, kind of rate and rule."""
-    first = curve.first
+    """Return the columns of `price_rows` from rule_rate on."""
     cell = curve.cells[batch_size]
-    assert first is not None and cell.k_star is not None
-    growth = (batch_size / first) ** RULES[rule]
-    rule_rate = rate(curve.best_trial(first)) * growth
-    near = [result for result in cell.trials if _is_near(rate(result), rule_rate)]
-    price, verdict = priced(near, cell.k_star, cell.is_upper_bound)
-    if verdict == NO_TRIAL and not _is_reachable(record, curve, kind, rule_rate):
-        verdict = OUTSIDE
-    low, high = None, None
-    if price is not None and verdict == MEASURED:
-        resampled_rates = _best_rates(curve, first, rate) * growth
-        low, high = _limits(cell, curve.replicates, rate, resampled_rates, price)
-    met = [result.steps for result in near if result.steps is not None]
+    rule_rate = curve.rule_rate(rule, batch_size, kind)
+    assert rule_rate is not None and cell.k_star is not None
+    near = []
+    for result in cell.trials:
+        if _is_near(curve.source.rate(result, kind), rule_rate):
+            near.append(result)
+    complete_steps = [result.steps for result in near if result.steps is not None]
+    price = _price(near, cell.k_star, cell.is_upper_bound)
+    if price.verdict == NO_TRIAL and not _is_reachable(record, curve, kind, rule_rate):
+        price = Price(None, OUTSIDE)
+    low = None
+    high = None
+    if price.value is not None and price.verdict == MEASURED:
+        low, high = _limits(curve, batch_size, kind, rule, price.value)
     return {
         "rule_rate": rule_rate,
-        "best_rate": rate(curve.best_trial(batch_size)),
+        "best_rate": curve.best(batch_size, kind),
         "near": len(near),
-        "complete": len(met),
-        "steps": min(met, default=None),
+        "complete": len(complete_steps),
+        "steps": min(complete_steps, default=None),
         "k_star": cell.k_star,
-        "price": price,
+        "price": price.value,
         "price_low": low,
         "price_high": high,
-        "verdict": verdict,
+        "verdict": price.verdict,
     }
 
 
 def _is_near(rates: Any, rule_rate: Any) -> Any:
-    """Return whether rates lie within `WINDOW` of that of a rule (numbers or arrays)."""
+    """Return whether rates are within `WINDOW` of the rate of a rule (numbers or arrays)."""
     return np.abs(np.log(rates / rule_rate)) <= math.log(WINDOW) * (1 + 1e-9)
 
 
-def priced(
-    near: Sequence[TrialResult], k_star: int, at_first_check: bool
-) -> tuple[float | None, str]:
-    """Return K of the best of some trials over K*, or a bound of it, and the verdict.
+class Price(NamedTuple):
+    """K of the best of some trials over K*.
 
-    Trials that did not meet the goal need more steps than they ran; diverged ones never meet it.
-    Where K* is at the first check it is an upper bound, and so the price a lower one.
+    Attributes:
+        value: The quotient or a bound of it; None if there is none.
+        verdict: Which of these it is, or why there is none.
+    """
+
+    value: float | None
+    verdict: str
+
+
+def _price(near: Sequence[TrialResult], k_star: int, is_upper_bound: bool) -> Price:
+    """Return the price of a rule with some trials near its rate.
+
+    Trials that missed the goal need more steps than they ran; diverged ones never meet it. If K* is
+    an upper bound, the price is a lower bound.
     """
     if not near:
-        return None, NO_TRIAL
-    met, ran = math.inf, math.inf
+        return Price(None, NO_TRIAL)
+    fewest = math.inf
+    stopped_at = math.inf
     for result in near:
         if result.steps is not None:
-            met = min(met, result.steps)
+            fewest = min(fewest, result.steps)
         elif result.status is not Status.INFEASIBLE:
-            ran = min(ran, result.steps_run)
-    if math.isinf(met) and math.isinf(ran):
-        return None, DIVERGED
-    if math.isinf(met):
-        return max(ran / k_star, 1.0), AT_LEAST
-    if ran < met:
-        # This trial was stopped, and might have met the goal sooner.
-        return met / k_star, AT_MOST
-    return met / k_star, AT_LEAST if at_first_check else MEASURED
+            stopped_at = min(stopped_at, result.steps_run)
+    if math.isinf(fewest) and math.isinf(stopped_at):
+        return Price(None, DIVERGED)
+    if math.isinf(fewest):
+        return Price(max(stopped_at / k_star, 1.0), AT_LEAST)
+    if stopped_at < fewest:
+        # The trial that stopped might have met the goal before the others.
+        return Price(fewest / k_star, AT_MOST)
+    return Price(fewest / k_star, AT_LEAST if is_upper_bound else MEASURED)
 
 
 def _is_reachable(record: StudyRecord, curve: RateCurve, kind: str, rate: float) -> bool:
-    """Return True if a trial of the search space could lie near a rate."""
+    """Return True if a trial of the search space could be near a rate."""
     source = curve.source
-    rates: Any = record.space[source.rate].extremes
-    low, high = min(rates), max(rates)
+    rates: Any = record.space[source.rate_key].extremes
+    momenta: Any = (source.fixed_momentum,)
+    if source.momentum_key is not None:
+        momenta = record.space[source.momentum_key].extremes
+    low = min(rates)
+    high = max(rates)
     if kind == EFFECTIVE:
-        if isinstance(source.momentum, str):
-            momenta: Any = record.space[source.momentum].extremes
-        else:
-            momenta = [source.momentum]
-        low, high = low / (1 - min(momenta)), high / (1 - max(momenta))
+        low = low / (1 - min(momenta))
+        high = high / (1 - max(momenta))
     return low / WINDOW <= rate <= high * WINDOW
 
 
-def _steps_of(trials: Sequence[TrialResult]) -> np.ndarray:
-    """Return steps to result (n,), infinite for a trial that is not complete."""
-    return np.array([math.inf if r.steps is None else r.steps for r in trials], float)
+class _Resamples(NamedTuple):
+    """Trials of a cell, resampled with replacement.
 
+    Attributes:
+        steps: (R, n), steps to result; infinite for a trial that is not complete.
+        rates: (R, n).
+    """
 
-def _resamples(count: int, replicates: int, batch_size: int) -> np.ndarray:
-    """Return indices (R, n) of resampled trials, drawn with replacement."""
-    return resampling_rng(0, batch_size).integers(count, size=(replicates, count))
+    steps: np.ndarray
+    rates: np.ndarray
 
+    @classmethod
+    def of(cls, curve: RateCurve, batch_size: int, kind: str) -> _Resamples:
+        """Return the resamples of the cell at a batch size, with their rates of a kind."""
+        steps = []
+        rates = []
+        for result in curve.cells[batch_size].trials:
+            steps.append(math.inf if result.steps is None else result.steps)
+            rates.append(curve.source.rate(result, kind))
+        shape = (curve.replicates, len(steps))
+        chosen = resampling_rng(0, batch_size).integers(len(steps), size=shape)
+        return cls(np.array(steps, float)[chosen], np.array(rates)[chosen])
 
-def _best_rates(
-    curve: RateCurve, batch_size: int, rate: Callable[[TrialResult], float]
-) -> np.ndarray:
-    """Return the rate (R,) of the best trial in resamples of a cell; nan without a complete one."""
-    trials = curve.cells[batch_size].trials
-    steps = _steps_of(trials)
-    chosen = _resamples(len(trials), curve.replicates, batch_size)
-    # The first drawn one among equals.
-    best = chosen[np.arange(len(chosen)), steps[chosen].argmin(axis=1)]
-    rates = np.array([rate(result) for result in trials])
-    return np.where(np.isfinite(steps[best]), rates[best], np.nan)
+    @property
+    def best_rates(self) -> np.ndarray:
+        """The rate (R,) of the best trial, the first drawn one among equals; nan without one."""
+        rows = np.arange(len(self.steps))
+        best = self.steps.argmin(axis=1)
+        return np.where(np.isfinite(self.steps[rows, best]), self.rates[rows, best], np.nan)
 
 
 def _limits(
-    cell: CellSummary,
-    replicates: int,
-    rate: Callable[[TrialResult], float],
-    rule_rates: np.ndarray,
-    price: float,
+    curve: RateCurve, batch_size: int, kind: str, rule: str, price: float
 ) -> tuple[float | None, float | None]:
     """Return the 95 % limits of a price, widened to hold it.
 
-    They are percentiles over resamples of its cell and of the rule's rate (R,). Resamples with no
-    trial near the rule's rate, or without a K*, drop out; where those near did not meet the goal
-    the price is infinite.
+    They are percentiles over resamples of its cell and of the cell that the rule starts from.
+    Resamples with no trial near the rule's rate, or without a K*, do not count. If no trial near
+    the rate met the goal, the price is infinite.
     """
-    steps = _steps_of(cell.trials)
-    rates = np.array([rate(result) for result in cell.trials])
-    chosen = _resamples(len(steps), replicates, cell.cell.batch_size)
-    best = steps[chosen].min(axis=1)
-    near = _is_near(rates[chosen], rule_rates[:, None])
-    at_rule = np.where(near, steps[chosen], math.inf).min(axis=1)
-    counts = near.any(axis=1) & np.isfinite(best) & np.isfinite(rule_rates)
+    assert curve.first is not None
+    growth = (batch_size / curve.first) ** RULES[rule]
+    rule_rates = _Resamples.of(curve, curve.first, kind).best_rates * growth
+    resamples = _Resamples.of(curve, batch_size, kind)
+    k_star = resamples.steps.min(axis=1)
+    is_near = _is_near(resamples.rates, rule_rates[:, None])
+    steps_at_rule = np.where(is_near, resamples.steps, math.inf).min(axis=1)
+    counts = is_near.any(axis=1) & np.isfinite(k_star) & np.isfinite(rule_rates)
     if not counts.any():
         return None, None
-    prices = at_rule[counts] / best[counts]
+    prices = steps_at_rule[counts] / k_star[counts]
     low, high = np.percentile(prices, PERCENTILES, method="inverted_cdf")
     return float(min(low, price)), float(max(high, price))

@@ -1,16 +1,16 @@
 """The best learning rate against the batch size: a power law, beside two rules of scaling.
 
 Shallue et al. (2019) draw the effective learning rate eta / (1 - m) of the best trial, with lines
-of linear and of square-root scaling from the smallest batch size: heavy-ball and Nesterov momentum
-sum 1 / (1 - m) gradients, where their direction lasts. Adam averages its gradients, so there it is
-eta itself; beta2 and the weight decay, which rules for Adam move as well, are as the search drew
-them. A rate that decays is taken at its start.
+of linear and of square-root scaling from the smallest batch size. Heavy-ball and Nesterov momentum
+sum 1 / (1 - m) gradients if their direction is constant. Adam averages its gradients, so its
+effective rate is eta. Scaling rules for Adam also change beta2 and the weight decay; here these are
+as they were sampled. A rate that decays counts at its start.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -20,24 +20,23 @@ import pandas as pd
 from lit_dps.analysis.intervals import REPLICATES
 from lit_dps.analysis.summary import CellSummary
 from lit_dps.analysis.tables import columns_of, frame, numbers, where
-from lit_dps.core.batch_scaling import scaled_beta2, scaled_decay
 from lit_dps.core.record import StudyRecord, setting
 from lit_dps.core.search_space import RATE_NAMES
 from lit_dps.core.text import number_text
 from lit_dps.core.trial import Series, TrialResult, Value
 
-# Trials that need at most this many times K* are as good as the best; the table has their rates.
+# Trials that need at most this many times K* are about as good as the best trial.
 NEAR = 1.25
 RULES = {"linear": 1.0, "square_root": 0.5}  # the power of the batch size
 RULE_NAMES = {"linear": "linear scaling", "square_root": "square-root scaling"}
-# Kinds of rate.
+# Kinds of rate, also columns of `rate_rows`.
 EFFECTIVE = "effective_rate"
 PLAIN = "learning_rate"
 
-# Update rules, by name.
+# Update rules by what they do with gradients.
 HEAVY_BALL = ("momentum", "nesterov")
 AVERAGING = ("adam", "adamw")
-WITHOUT = ("sgd",)
+WITHOUT_MOMENTUM = ("sgd",)
 DEFAULT_MOMENTUM = 0.9  # of `ImageClassifier`
 
 
@@ -46,14 +45,13 @@ class RateLaw:
     """rate = scale B^exponent, fitted to the logarithms of the best rates.
 
     Attributes:
-        scale, exponent: Of the law; sqrt(B) is an exponent of 0.5.
-        error: Standard error of the exponent; nan with two batch sizes and no known spacing of the
-            rates.
-        scatter: Standard deviation of the log of the best rates about the law, at least their
-            spacing; likewise.
+        scale: Rate at B = 1 by the law.
+        exponent: 0.5 is square-root scaling.
+        error: Standard error of the exponent; nan with two batch sizes and an unknown spacing.
+        scatter: Standard deviation of the log of the best rates about the law, at least the spacing
+            of the rates that were tried; nan like `error`.
         range: Smallest and largest batch size measured; the law holds between them.
-        name: What the rate is: "learning_rate", or the effective one, "learning_rate / (1 -
-            momentum)".
+        name: Of the rate: "learning_rate" or "learning_rate / (1 - momentum)".
     """
 
     scale: float
@@ -89,14 +87,14 @@ def rate_law(
     name: str = "learning_rate",
     spacing: float = 0.0,
 ) -> RateLaw | None:
-    """Return the least-squares power law of rates; None of fewer than two batch sizes.
+    """Return the least-squares power law of rates; None for fewer than two batch sizes.
 
     Args:
         batch_sizes: (n,), in examples.
         rates: (n,), the best rate at each.
-        name: What the rate is.
-        spacing: Distance of neighbouring rates that were tried, in the logarithm. A best rate is
-            not known better than that, however well the best of the grid lie on a line.
+        name: Of the rate.
+        spacing: Distance between the logarithms of neighbouring rates that were tried. The error
+            of a best rate is at least that, even if the best rates of a grid are on a line.
 
     Raises:
         ValueError: for numbers that are not positive and finite.
@@ -112,11 +110,11 @@ def rate_law(
     centred = x - x.mean()
     exponent, offset = np.polyfit(centred, y, 1)
     residuals = y - offset - exponent * centred
-    free = len(x) - 2
+    degrees_of_freedom = len(x) - 2
     scatter = math.nan
-    if free:
-        scatter = math.sqrt(float((residuals**2).sum()) / free)
-    if spacing > 0 and not scatter > spacing:
+    if degrees_of_freedom:
+        scatter = math.sqrt(float((residuals**2).sum()) / degrees_of_freedom)
+    if spacing > 0 and (math.isnan(scatter) or scatter < spacing):
         scatter = spacing
     return RateLaw(
         scale=math.exp(offset - exponent * x.mean()),
@@ -128,112 +126,102 @@ def rate_law(
     )
 
 
-def adaptive_advice(
-    batch_size: float,
-    other: float,
-    beta2: float | None,
-    weight_decay: float,
-    rate_ratio: float = 1.0,
-) -> str:
-    """Return second moment and weight decay at another batch size, as `AdamScalingCallback` does.
-
-    Args:
-        batch_size, other: B0, where the values are known, and B.
-        beta2, weight_decay: At B0; beta2 is None for a rule without a second moment.
-        rate_ratio: Rate at B over the rate at B0.
-    """
-    factor = other / batch_size
-    new, old = [], []
-    if beta2 is not None:
-        new.append(f"beta2 {scaled_beta2(beta2, factor):.6g}")  # 3 digits would be 1.00
-        old.append(f"{beta2:.6g}")
-    if weight_decay:
-        new.append(f"weight decay {scaled_decay(weight_decay, factor, rate_ratio):.3g}")
-        old.append(f"{weight_decay:.3g}")
-    return f"B = {other:g}: {', '.join(new)} (from {' and '.join(old)} at B = {batch_size:g})"
-
-
 @dataclass(frozen=True)
-class RateOf:
+class RateSource:
     """How to read the learning rate of the trials of a series.
 
     Attributes:
-        rate: The metaparameter that is the learning rate.
-        momentum: The metaparameter that is the momentum, or its value; 0 where there is none to
-            count.
-        optimizer: Name or class path of the update rule; None where it is not known.
+        rate_key: The metaparameter that is the learning rate.
+        momentum_key: The metaparameter that is the momentum; None if momentum is not searched.
+        fixed_momentum: The momentum if it is not searched; 0 if the update rule sums no gradients.
+        optimizer: Name or class path of the update rule; None if it is unknown.
     """
 
-    rate: str
-    momentum: str | float
+    rate_key: str
+    momentum_key: str | None
+    fixed_momentum: float
     optimizer: str | None
 
     @property
-    def searches_momentum(self) -> bool:
-        """Whether the momentum is a metaparameter too."""
-        return isinstance(self.momentum, str)
-
-    def eta(self, result: TrialResult) -> float:
-        """Return the learning rate of a trial, at its start."""
-        return float(result.trial.params[self.rate])
-
-    def of_momentum(self, result: TrialResult) -> float:
-        """Return the momentum of a trial; 0 where none is counted."""
-        if isinstance(self.momentum, str):
-            return float(result.trial.params[self.momentum])
-        return float(self.momentum)
-
-    def effective(self, result: TrialResult) -> float:
-        """Return eta / (1 - m) of a trial."""
-        return self.eta(result) / (1 - self.of_momentum(result))
+    def has_momentum(self) -> bool:
+        """Whether the effective rate differs from the learning rate."""
+        return self.momentum_key is not None or self.fixed_momentum != 0
 
     @property
-    def kinds(self) -> dict[str, Callable[[TrialResult], float]]:
-        """The rates to scale: the effective one, and the plain one if momentum is searched too."""
-        kinds = {EFFECTIVE: self.effective}
-        if self.searches_momentum:
-            kinds[PLAIN] = self.eta
-        return kinds
+    def assumes_heavy_ball(self) -> bool:
+        """Whether it is unknown how the update rule uses its momentum."""
+        return self.has_momentum and self.optimizer not in HEAVY_BALL
 
     @property
-    def assumed(self) -> bool:
-        """Whether it is not known how the update rule takes its momentum."""
-        return self.momentum != 0 and self.optimizer not in HEAVY_BALL
+    def kinds(self) -> list[str]:
+        """The kinds of rate to scale; the plain one is among them if momentum is searched."""
+        if self.momentum_key is None:
+            return [EFFECTIVE]
+        return [EFFECTIVE, PLAIN]
+
+    def momentum(self, result: TrialResult) -> float:
+        """Return the momentum m of a trial; 0 if its update rule sums no gradients."""
+        if self.momentum_key is None:
+            return self.fixed_momentum
+        return float(result.trial.params[self.momentum_key])
+
+    def rate(self, result: TrialResult, kind: str = EFFECTIVE) -> float:
+        """Return the rate of a trial at its start: the learning rate, or that over 1 - m.
+
+        Args:
+            result: The trial.
+            kind: `PLAIN` or `EFFECTIVE`.
+        """
+        learning_rate = float(result.trial.params[self.rate_key])
+        if kind == PLAIN:
+            return learning_rate
+        return learning_rate / (1 - self.momentum(result))
 
 
-def rate_of(record: StudyRecord, series: Series) -> RateOf | None:
+def rate_source(record: StudyRecord, series: Series) -> RateSource | None:
     """Return how to read the rate of a series; None if no rate, or its optimizer, is searched."""
-    keys_by_name: dict[str, list[str]] = {}
+    rate_keys = []
+    momentum_keys = []
     for key in record.space:
-        keys_by_name.setdefault(key.rpartition(".")[2], []).append(key)
-    rates = [key for name, keys in keys_by_name.items() if name in RATE_NAMES for key in keys]
-    # Rates of several optimizers cannot be compared.
-    if len(rates) != 1 or "optimizer" in keys_by_name:
+        name = key.rpartition(".")[2]
+        if name == "optimizer":
+            # Rates of several optimizers cannot be compared.
+            return None
+        if name in RATE_NAMES:
+            rate_keys.append(key)
+        elif name == "momentum":
+            momentum_keys.append(key)
+    if len(rate_keys) != 1:
         return None
-    optimizer = _setting(record, series, "model.optimizer")
+    (rate_key,) = rate_keys
+    optimizer = _model_setting(record, series, "optimizer")
     if not isinstance(optimizer, str):
         optimizer = None
-    if optimizer in (*AVERAGING, *WITHOUT):
-        return RateOf(rates[0], 0.0, optimizer)
-    if "momentum" in keys_by_name:
-        return RateOf(rates[0], keys_by_name["momentum"][0], optimizer)
-    momentum = _setting(record, series, "model.momentum")
+    if optimizer in (*AVERAGING, *WITHOUT_MOMENTUM):
+        return RateSource(rate_key, None, 0.0, optimizer)
+    if momentum_keys:
+        return RateSource(rate_key, momentum_keys[0], 0.0, optimizer)
+    momentum = _model_setting(record, series, "momentum")
     if isinstance(momentum, int | float) and 0 <= momentum < 1:
-        return RateOf(rates[0], float(momentum), optimizer)
-    default = DEFAULT_MOMENTUM if optimizer in HEAVY_BALL else 0.0
-    return RateOf(rates[0], default, optimizer)
+        return RateSource(rate_key, None, float(momentum), optimizer)
+    if optimizer in HEAVY_BALL:
+        return RateSource(rate_key, None, DEFAULT_MOMENTUM, optimizer)
+    return RateSource(rate_key, None, 0.0, optimizer)
 
 
-def _setting(record: StudyRecord, series: Series, key: str) -> object:
-    """Return a value that the trials of a series share: of the grid, or of the configuration."""
-    section, _, name = key.partition(".")
-    value = dict(series.axes).get(key, setting(record.config, f"{section}.init_args.{name}"))
+def _model_setting(record: StudyRecord, series: Series, name: str) -> object:
+    """Return an argument of the model that all trials of a series share; None if it is unknown."""
+    key = f"model.{name}"
+    axes = dict(series.axes)
+    if key in axes:
+        return axes[key]
+    value = setting(record.config, f"model.init_args.{name}")
     if value is None:
         return setting(record.config, key)
     return value
 
 
-def spacing_of(rates: Sequence[float]) -> float:
+def spacing_of(rates: Iterable[float]) -> float:
     """Return the mean distance between neighbouring logarithms of rates; 0 for a single one."""
     logs = sorted({math.log(rate) for rate in rates if rate > 0})
     if len(logs) < 2:
@@ -248,20 +236,20 @@ class RateCurve:
     Attributes:
         series: The series.
         source: How to read the rates.
-        cells: Its cells that have a K*, by batch size.
-        replicates: Resamples that intervals rest on.
+        cells: Its cells with a K*, by batch size.
+        replicates: Number of resamples for intervals.
     """
 
     series: Series
-    source: RateOf
+    source: RateSource
     cells: Mapping[int, CellSummary]
     replicates: int = REPLICATES
 
     @property
     def first(self) -> int | None:
-        """The smallest batch size with a K* beyond the first check; None without one.
+        """The smallest batch size whose K* is no upper bound; None without one.
 
-        The rules scale its best rate.
+        The scaling rules start from its best rate.
         """
         sizes = [b for b, cell in self.cells.items() if not cell.is_upper_bound]
         return min(sizes, default=None)
@@ -272,9 +260,9 @@ class RateCurve:
         assert best is not None
         return best
 
-    def best(self, batch_size: int) -> float:
-        """Return the effective rate of the K* trial."""
-        return self.source.effective(self.best_trial(batch_size))
+    def best(self, batch_size: int, kind: str = EFFECTIVE) -> float:
+        """Return the rate of the K* trial."""
+        return self.source.rate(self.best_trial(batch_size), kind)
 
     def near(self, batch_size: int) -> list[TrialResult]:
         """Return the trials that need at most `NEAR` times K*."""
@@ -283,33 +271,34 @@ class RateCurve:
         limit = NEAR * cell.k_star
         return [r for r in cell.trials if r.steps is not None and r.steps <= limit]
 
-    def rule(self, name: str, batch_size: int) -> float | None:
-        """Return the effective rate of a rule, scaled from the best one at `first`."""
+    def rule_rate(self, rule: str, batch_size: int, kind: str = EFFECTIVE) -> float | None:
+        """Return the rate of a scaling rule, from the best rate at `first`; None without it."""
         if self.first is None:
             return None
-        return self.best(self.first) * (batch_size / self.first) ** RULES[name]
+        return self.best(self.first, kind) * (batch_size / self.first) ** RULES[rule]
 
     @property
     def law(self) -> RateLaw | None:
         """The power law of the best rates, effective ones if momentum is searched.
 
-        Left out are cells with K* at the first check, and those whose best rate lies on an end of
-        its range: the best one lies beyond it. None of fewer than two batch sizes.
+        Cells with an upper bound of K* do not count, nor cells whose best rate is an end of its
+        range: a better one may be outside. None for fewer than two batch sizes.
         """
-        source = self.source
-        name = source.rate.rpartition(".")[2]
-        rate = source.eta
-        if isinstance(source.momentum, str):
-            name = f"{name} / (1 - {source.momentum.rpartition('.')[2]})"
-            rate = source.effective
-        sizes, best, tried = [], [], []
+        name = self.source.rate_key.rpartition(".")[2]
+        kind = PLAIN
+        if self.source.momentum_key is not None:
+            name = f"{name} / (1 - {self.source.momentum_key.rpartition('.')[2]})"
+            kind = EFFECTIVE
+        batch_sizes = []
+        best_rates = []
+        all_rates = []
         for batch_size, cell in self.cells.items():
-            if cell.is_upper_bound or source.rate in cell.boundary:
+            if cell.is_upper_bound or self.source.rate_key in cell.boundary:
                 continue
-            sizes.append(batch_size)
-            best.append(rate(self.best_trial(batch_size)))
-            tried += [rate(result) for result in cell.trials]
-        return rate_law(sizes, best, name, spacing_of(tried))
+            batch_sizes.append(batch_size)
+            best_rates.append(self.best(batch_size, kind))
+            all_rates += [self.source.rate(result, kind) for result in cell.trials]
+        return rate_law(batch_sizes, best_rates, name, spacing_of(all_rates))
 
     def at(self, batch_size: float, params: Mapping[str, Value]) -> float | None:
         """Return the learning rate of the law at a batch size; None beyond the measured ones.
@@ -318,90 +307,94 @@ class RateCurve:
             batch_size: In examples.
             params: The other metaparameters, the momentum among them if it is searched.
         """
-        law = self.law
-        rate = None if law is None else law.at(batch_size)
-        momentum = self.source.momentum
-        if rate is None or not isinstance(momentum, str):
+        if self.law is None:
+            return None
+        rate = self.law.at(batch_size)
+        if rate is None or self.source.momentum_key is None:
             return rate
-        return rate * (1 - float(params[momentum]))
+        return rate * (1 - float(params[self.source.momentum_key]))
 
 
 def rate_curves(
-    record: StudyRecord, cells: Sequence[CellSummary], replicates: int = REPLICATES
+    record: StudyRecord, cells: Iterable[CellSummary], replicates: int = REPLICATES
 ) -> list[RateCurve]:
     """Return the best rates of each series that has a K* and searches a learning rate."""
+    by_series: dict[Series, dict[int, CellSummary]] = {}
+    for summary in cells:
+        if summary.best is not None:
+            by_series.setdefault(summary.cell.series, {})[summary.cell.batch_size] = summary
     curves = []
     for series in record.series:
-        answered = {}
-        for summary in cells:
-            if summary.cell.series == series and summary.best is not None:
-                answered[summary.cell.batch_size] = summary
-        source = rate_of(record, series)
-        if answered and source is not None:
-            curves.append(RateCurve(series, source, answered, replicates))
+        source = rate_source(record, series)
+        if series in by_series and source is not None:
+            curves.append(RateCurve(series, source, by_series[series], replicates))
     return curves
 
 
-def rate_laws(record: StudyRecord, curves: Sequence[RateCurve]) -> dict[Series, RateLaw | None]:
-    """Return the law of the best rates of each series; None where there is none."""
+def rate_laws(record: StudyRecord, curves: Iterable[RateCurve]) -> dict[Series, RateLaw | None]:
+    """Return the law of the best rates of each series; None for a series without one."""
     laws: dict[Series, RateLaw | None] = dict.fromkeys(record.series)
     for curve in curves:
         laws[curve.series] = curve.law
     return laws
 
 
-def rate_rows(record: StudyRecord, curves: Sequence[RateCurve]) -> pd.DataFrame:
-    """Return one row a cell that has a K*, by series, then batch size.
+def rate_rows(record: StudyRecord, curves: Iterable[RateCurve]) -> pd.DataFrame:
+    """Return one row per cell with a K*, by series, then batch size.
 
-    Columns: sparsity and further axes, batch_size [examples], k_star [steps], floor (1 where it is
-    at the first check and says little of the rate, else 0), point of the K* trial, its
-    learning_rate, momentum (0 where none is counted) and effective_rate; near, the number of trials
-    within `NEAR` times K*, and of both rates the lowest and the highest among them (racing may have
-    stopped more: `study.race_factor`); boundary, the end of its range on which the learning rate
-    lies, or empty; linear and square_root, the effective rates of the rules, from that of the batch
-    size `scaled_from`.
+    Columns: sparsity and further axes, batch_size [examples], k_star [steps], floor (1 if that is
+    an upper bound, which says little about the rate, else 0). Of the K* trial: point,
+    learning_rate, momentum (0 if its update rule sums no gradients) and effective_rate. Of the
+    trials that need at most `NEAR` times K*: near (their number), and the lowest and highest of
+    both rates (racing may have stopped more of these trials: `study.race_factor`). boundary is the
+    end of its range that the learning rate is on, or empty. linear and square_root are the
+    effective rates of the scaling rules, from the best one at batch size scaled_from.
     """
     columns = [*columns_of(record.series[0]), "batch_size", "k_star", "floor", "point"]
-    columns += ["learning_rate", "momentum", "effective_rate", "near"]
-    columns += ["learning_rate_low", "learning_rate_high"]
-    columns += ["effective_rate_low", "effective_rate_high", "boundary", "scaled_from", *RULES]
+    columns += [PLAIN, "momentum", EFFECTIVE, "near", f"{PLAIN}_low", f"{PLAIN}_high"]
+    columns += [f"{EFFECTIVE}_low", f"{EFFECTIVE}_high", "boundary", "scaled_from", *RULES]
     rows = []
     for curve in curves:
-        source = curve.source
-        for batch_size, cell in curve.cells.items():
-            best = curve.best_trial(batch_size)
-            near = curve.near(batch_size)
-            plain_rates = [source.eta(result) for result in near]
-            effective_rates = [source.effective(result) for result in near]
-            row = {
-                **columns_of(curve.series),
-                "batch_size": batch_size,
-                "k_star": cell.k_star,
-                "floor": int(cell.is_upper_bound),
-                "point": best.trial.point,
-                "learning_rate": source.eta(best),
-                "momentum": source.of_momentum(best),
-                "effective_rate": curve.best(batch_size),
-                "near": len(near),
-                "learning_rate_low": min(plain_rates),
-                "learning_rate_high": max(plain_rates),
-                "effective_rate_low": min(effective_rates),
-                "effective_rate_high": max(effective_rates),
-                "boundary": cell.boundary.get(source.rate, ""),
-                "scaled_from": curve.first,
-            }
-            row |= {name: curve.rule(name, batch_size) for name in RULES}
-            rows.append(row)
+        for batch_size in curve.cells:
+            rows.append(_rate_row(curve, batch_size))
     return frame(rows, columns)
 
 
-def rule_line(rows: pd.DataFrame, kind: str, rule: str) -> pd.DataFrame:
-    """Return the ends of the line of a scaling rule, at the batch size it starts from and the last.
+def _rate_row(curve: RateCurve, batch_size: int) -> dict[str, object]:
+    """Return the row of `rate_rows` of one cell."""
+    cell = curve.cells[batch_size]
+    best = curve.best_trial(batch_size)
+    near = curve.near(batch_size)
+    row: dict[str, object] = {
+        **columns_of(curve.series),
+        "batch_size": batch_size,
+        "k_star": cell.k_star,
+        "floor": int(cell.is_upper_bound),
+        "point": best.trial.point,
+        "momentum": curve.source.momentum(best),
+        "near": len(near),
+        "boundary": cell.boundary.get(curve.source.rate_key, ""),
+        "scaled_from": curve.first,
+    }
+    for kind in (PLAIN, EFFECTIVE):
+        rates = [curve.source.rate(result, kind) for result in near]
+        row |= {
+            kind: curve.source.rate(best, kind),
+            f"{kind}_low": min(rates),
+            f"{kind}_high": max(rates),
+        }
+    for rule in RULES:
+        row[rule] = curve.rule_rate(rule, batch_size)
+    return row
 
-    Columns: batch_size [examples], rate. No rows without a batch size to start from.
+
+def rule_line(rows: pd.DataFrame, kind: str, rule: str) -> pd.DataFrame:
+    """Return the line of a scaling rule, from the batch size it starts at to the last one.
+
+    Columns: batch_size [examples], rate; a row per end. No rows without a batch size to start at.
 
     Args:
-        rows: Those of `rate_rows` of one series.
+        rows: The rows of `rate_rows` of one series.
         kind: `EFFECTIVE` or `PLAIN`.
         rule: One of `RULES`.
     """
@@ -419,7 +412,7 @@ class EqualRateLine(NamedTuple):
     """A line of equal effective rates eta / (1 - m) in a search space.
 
     Attributes:
-        effective_rate: The rate along it.
+        effective_rate: The rate of all points of the line.
         rates: Learning rates eta of its two ends.
         rests: 1 - m of its two ends.
     """
@@ -444,7 +437,7 @@ def equal_rate_lines(
         effective_rate = 10.0**power
         low = max(rates[0], effective_rate * rests[0])
         high = min(rates[1], effective_rate * rests[1])
-        # Up to rounding, a line through a corner has no length.
+        # A line through a corner has no length, up to rounding.
         if low < high and not math.isclose(low, high):
             ends = (low / effective_rate, high / effective_rate)
             yield EqualRateLine(effective_rate, (low, high), ends)

@@ -210,8 +210,8 @@ def theory_rows(cells: Iterable[CellSummary], laws: Mapping[Series, Law]) -> pd.
 
 def _prediction_columns(summary: CellSummary) -> dict[str, object]:
     """Return the columns point to predicted_k_star of `theory_rows`."""
-    names = ("point", "delta", "lipschitz", "beta", "epsilon", "rate")
-    names += ("predicted_c1", "predicted_c2", "predicted_k_star")
+    names = ["point", "delta", "lipschitz", "beta", "epsilon", "rate"]
+    names += ["predicted_c1", "predicted_c2", "predicted_k_star"]
     columns: dict[str, object] = dict.fromkeys(names)
     if summary.best is None or summary.k_star is None:
         return columns

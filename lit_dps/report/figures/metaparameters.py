@@ -19,7 +19,7 @@ from matplotlib.patches import Patch
 
 import lit_dps.report.figures.style as look
 from lit_dps.analysis.analysis import Analysis
-from lit_dps.analysis.rates import equal_rate_lines, rate_of
+from lit_dps.analysis.rates import equal_rate_lines, rate_source
 from lit_dps.analysis.tables import cell_of, legend, numbers, rows_of, where
 from lit_dps.core.record import StudyRecord
 from lit_dps.core.search_space import Box, Range, short_names
@@ -268,14 +268,14 @@ class _Drawing:
 
         None also for an update rule that does not sum gradients by its momentum.
         """
-        source = rate_of(self.record, cell.series)
-        if source is None or not isinstance(source.momentum, str):
+        source = rate_source(self.record, cell.series)
+        if source is None or source.momentum_key is None:
             return None
         for box in self.axes.values():
             if not isinstance(box, Range) or box.scale == "linear":
                 return None
         names = short_names(list(self.record.space))
-        rate, momentum = names[source.rate], names[source.momentum]
+        rate, momentum = names[source.rate_key], names[source.momentum_key]
         return (rate, momentum) if {rate, momentum} == {*self.axes} else None
 
     def _draw_equal_rates(self, ax: Axes, rate: str, momentum: str) -> None:

@@ -77,7 +77,7 @@ def notes(study: Analysis) -> list[str]:
             f"Only the rate is scaled at {listed(averaging)}: Adam averages gradients. Its beta2 "
             "and weight decay are those of the search."
         )
-    assumed = [curve.series for curve in curves if curve.source.assumed]
+    assumed = [curve.series for curve in curves if curve.source.assumes_heavy_ball]
     if assumed:
         lines.append(
             f"Effective rates eta / (1 - m) at {listed(assumed)} assume heavy-ball momentum."
@@ -100,7 +100,7 @@ def notes(study: Analysis) -> list[str]:
 
 def _starts_at_edge(curve: RateCurve) -> bool:
     """Return True if the rules start from a best rate at an end of its range."""
-    return curve.first is not None and curve.source.rate in curve.cells[curve.first].boundary
+    return curve.first is not None and curve.source.rate_key in curve.cells[curve.first].boundary
 
 
 def early_stopping_notes(study: Analysis) -> list[str]:
@@ -156,7 +156,7 @@ def draw(rows: pd.DataFrame, prices: pd.DataFrame, study: Analysis) -> Figure:
         if len(of_kind):
             of_kind = rows_of(curve.series, of_kind)
         _draw_prices(price_panel, of_kind)
-        rate_panel.set_ylabel(LABELS[kind if curve.source.momentum != 0 else PLAIN])
+        rate_panel.set_ylabel(LABELS[kind if curve.source.has_momentum else PLAIN])
         price_panel.set_ylabel("K at the rule's rate / K*")
         if len(study.record.series) > 1:
             rate_panel.set_title(legend(curve.series))

@@ -225,7 +225,7 @@ def rates(study: Analysis) -> go.Figure | None:
     for i, series in enumerate(study.record.series):
         if series in by_series and len(by_series[series].cells) > 1:
             _add_rates(figure, by_series[series], rows_of(series, study.rates), colour(i))
-            kinds.add(EFFECTIVE if by_series[series].source.momentum != 0 else PLAIN)
+            kinds.add(EFFECTIVE if by_series[series].source.has_momentum else PLAIN)
     if not kinds:
         return None
     label = " or ".join(RATES[kind] for kind in sorted(kinds))

@@ -7,8 +7,8 @@ import torch
 
 from lit_dps.advice.calibration import calibrate
 from lit_dps.advice.options import STORE_SECONDS, Clock, Options, seconds_of
+from lit_dps.advice.report import adaptive_text
 from lit_dps.advice.user_workload import rate_range, user_batch_size
-from lit_dps.analysis.rates import adaptive_advice
 from lit_dps.core.batch_scaling import scaled_beta2, scaled_decay
 from lit_dps.core.errors import ConfigError
 from lit_dps.parallel.process import cpu_wait_seconds
@@ -100,14 +100,14 @@ def test_beta2_and_weight_decay_are_told_at_the_recommended_batch_size():
     assert adam_scales_of([sgd]) is None and adam_scales_of([sgd, adamw]) == AdamScales(
         0.99, 0.01, 0.3
     )
-    assert adaptive_advice(32, 128, 0.99, 0.01) == (
+    assert adaptive_text(32, 128, 0.99, 0.01) == (
         "B = 128: beta2 0.960596, weight decay 0.04 (from 0.99 and 0.01 at B = 32)"
     )
-    assert adaptive_advice(32, 128, 0.99, 0.01, 2.0) == (
+    assert adaptive_text(32, 128, 0.99, 0.01, 2.0) == (
         "B = 128: beta2 0.960596, weight decay 0.02 (from 0.99 and 0.01 at B = 32)"
     )
-    assert adaptive_advice(32, 1, 0.999, 0) == "B = 1: beta2 0.999969 (from 0.999 at B = 32)"
-    assert adaptive_advice(32, 128, None, 0.1) == "B = 128: weight decay 0.4 (from 0.1 at B = 32)"
+    assert adaptive_text(32, 1, 0.999, 0) == "B = 1: beta2 0.999969 (from 0.999 at B = 32)"
+    assert adaptive_text(32, 128, None, 0.1) == "B = 128: weight decay 0.4 (from 0.1 at B = 32)"
 
 
 def test_beta2_has_a_floor_and_is_never_raised_to_it():
