@@ -1,29 +1,29 @@
-"""All critical batch sizes of a study in one table: each definition in examples, with interval.
+"""The critical batch sizes of a study by each definition in use, with intervals.
 
-- law: c1 / c2 of K* = c1 / B + c2, where a run needs 2 x the examples of a small batch (McCandlish
-  et al. 2018; Lee et al. 2021, Section 4). Interval of the posterior (`law.fit_law`).
-- overhead: where the law needs 20 % more examples than at the smallest batch size measured (Zhang
-  et al. 2024, "How Does Critical Batch Size Scale in Pre-training?";
+- law: c1 / c2 of K* = c1 / B + c2, at which a run needs twice the examples of a small batch
+  (McCandlish et al. 2018; Lee et al. 2021, Section 4). Interval: the posterior (`law.fit_law`).
+- overhead: the batch size at which the law needs 20 % more examples than at the smallest measured
+  one (Zhang et al. 2024, "How Does Critical Batch Size Scale in Pre-training?";
   `law_fit.overhead_batch_size`). The same interval.
-- linear_20, linear_50: the end of perfect scaling as measured, without a law: where the examples
-  B K* exceed those at the smallest batch size by 20 % and by 50 %. Shallue et al. (2019) read it
-  off by eye. Here log(B K*) is made monotone in B first by isotonic regression, so that one lucky
-  or unlucky cell is no end; then it is interpolated in log B. Interval of draws of each K*
+- linear_20, linear_50: the measured end of linear scaling, without a law: the batch size at which
+  the examples B K* exceed those at the smallest one by 20 % or 50 %. Shallue et al. (2019) read it
+  from figures by eye. Here isotonic regression first makes log(B K*) monotone in B, so that one
+  lucky or unlucky cell is no end. Then it is interpolated in log B. Interval: draws of each K*
   (`observations.Observation.draws`).
-- theory: eta L beta / (mu epsilon) (Lee et al. 2021, Section 4), c1 / c2 of the terms of each K*
-  trial.
+- theory: eta L beta / (mu epsilon), c1 / c2 of the terms of each K* trial (Lee et al. 2021,
+  Section 4).
 - noise_scale: tr(Sigma) / |G|^2 (McCandlish et al. 2018, Section 2.2). Both parts are averaged over
-  the measurements of each K* trial, then over these trials, then divided; Fieller's limits
+  the measurements of each K* trial and over these trials, then divided. Interval: Fieller's limits
   (`lit_dps.core.noise_scale.noise_scale`).
 - noise_law: M + sigma^2 / epsilon (Stich, Mohtashami, Jaggi 2021: batch sizes up to its order do
-  not slow SGD down), of the line through the noise of each K* trial (`gradient_noise.noise_law`),
-  with epsilon its squared gradient at the last measurement before the goal. With the mean over the
-  run instead it would be the noise scale again.
+  not slow SGD down), from the line through the noise of each K* trial (`gradient_noise.noise_law`).
+  Epsilon is its squared gradient at the last measurement before the goal. With the mean over the
+  run it would equal the noise scale.
 
 Theory and noise law are geometric means over the K* trials of the batch sizes, with 95 % limits of
-Student's t: how far the batch sizes agree. Both are orders of magnitude, not predictions: their
-constants are not known. Measurements after the goal, of runs that trained past it, do not count;
-where their rates changed there is no theory.
+Student's t, which show how well the batch sizes agree. Both are orders of magnitude, because their
+constants are unknown. Measurements after the goal do not count. There is no theory of a run past
+its goal whose rates varied.
 """
 
 from __future__ import annotations
@@ -39,12 +39,7 @@ from scipy import special
 from scipy.optimize import isotonic_regression
 
 from lit_dps.analysis.gradient_noise import Readings, noise_law, readings_of
-from lit_dps.analysis.intervals import (
-    Interval,
-    estimate,
-    inverted,
-    percentile_interval,
-)
+from lit_dps.analysis.intervals import Interval, estimate, inverted, percentile_interval
 from lit_dps.analysis.law import Law
 from lit_dps.analysis.law_fit import MIN_BATCH_SIZES, Fit, overhead_batch_size
 from lit_dps.analysis.summary import CellSummary
@@ -55,7 +50,8 @@ from lit_dps.core.progress_line import with_progress
 from lit_dps.core.racing import to_goal
 from lit_dps.core.trial import Series
 
-DEFINITIONS = {  # what the report calls them
+# Definitions and their headings in a report.
+DEFINITIONS = {
     "law": "law, 2x",
     "overhead": "law, +20 %",
     "linear_20": "measured, +20 %",
@@ -67,9 +63,10 @@ DEFINITIONS = {  # what the report calls them
 OVERHEAD = 0.2
 LINEAR_ENDS = {"linear_20": 0.2, "linear_50": 0.5}
 NOT_MEASURED = "not measured"
+ONE_TRIAL = "of one trial"
 FOOTNOTE = (
-    "* below the smallest batch size, counted from one beyond linear scaling, of one trial, or "
-    "without limits: critical.csv says which"
+    "* below the smallest batch size, counted from a batch size beyond linear scaling, of one "
+    "trial, or without limits: critical.csv has the reason"
 )
 
 
@@ -78,55 +75,55 @@ class Critical:
     """A critical batch size by one definition, in examples.
 
     Attributes:
-        value: None where there is none.
-        interval: 95 %; None where there is none.
-        verdict: Why there is no value, or its limitation; else empty.
-        bound: What it exceeds where it is not identifiable.
+        value: None if it is unknown.
+        interval: 95 %; None if it is unknown.
+        verdict: Why there is no value, or the limitation of the value; else empty.
+        bound: A lower bound, if only that is known.
     """
 
     value: float | None = None
     interval: Interval | None = None
-    verdict: str = NOT_MEASURED
+    verdict: str = ""
     bound: float | None = None
 
     def __str__(self) -> str:
         if self.value is not None:
-            return estimate(self.value, self.interval) + " *" * bool(self.verdict)
+            text = estimate(self.value, self.interval)
+            return f"{text} *" if self.verdict else text
         if self.bound is not None:
             return f"> {three_digits(self.bound)}"
         return "-"
 
 
 def critical_batch_sizes(
-    cells: Iterable[CellSummary],
-    laws: Mapping[Series, Law],
-    replicates: int,
+    cells: Iterable[CellSummary], laws: Mapping[Series, Law], replicates: int
 ) -> dict[Series, dict[str, Critical]]:
     """Return each definition's critical batch size in each series, in the order of `DEFINITIONS`.
 
     Args:
-        cells, laws: Of a study, and the law of each series.
-        replicates: Draws of K* that the ends of linear scaling rest on.
+        cells: The cells of a study.
+        laws: The law of each series.
+        replicates: Number of draws of K* for the ends of linear scaling.
     """
     by_series: dict[Series, list[CellSummary]] = {series: [] for series in sorted(laws)}
     for summary in cells:
         by_series[summary.cell.series].append(summary)
     table = {}
     for series in with_progress("critical batch sizes", list(by_series)):
-        of_series = by_series[series]
         law = laws[series]
-        draws = law.draw_observations(replicates, str(series))
-        definitions = _by_law(law) | _by_measurement(law, draws)
-        definitions["theory"] = _geometric_mean([_by_theory(summary) for summary in of_series])
-        definitions["noise_scale"] = _noise_scale(of_series)
-        definitions["noise_law"] = _geometric_mean([_by_noise(s) for s in of_series])
+        definitions = _by_law(law)
+        definitions |= _by_measurement(law, law.draw_observations(replicates, str(series)))
+        definitions["theory"] = _geometric_mean(map(_by_theory, by_series[series]))
+        definitions["noise_scale"] = _noise_scale(by_series[series])
+        definitions["noise_law"] = _geometric_mean(map(_by_noise, by_series[series]))
         table[series] = definitions
     return table
 
 
 def _by_law(law: Law) -> dict[str, Critical]:
-    """Return the definitions that take the law of K*: law and overhead."""
-    if law.fit is None or law.critical is None:
+    """Return the definitions that use the law of K*: law and overhead."""
+    is_known = law.identifiable or law.verdict.bound is not None
+    if law.fit is None or law.critical is None or not is_known:
         return dict.fromkeys(("law", "overhead"), Critical(verdict=law.describe()))
     smallest = min(law.resolved)
 
@@ -136,17 +133,15 @@ def _by_law(law: Law) -> dict[str, Critical]:
     if law.verdict.bound is not None:
         bound = law.verdict.bound
         return {"law": _above(bound), "overhead": _above(overhead(bound))}
-    if not law.identifiable:
-        return dict.fromkeys(("law", "overhead"), Critical(verdict=law.describe()))
     value = law.fit.critical_batch_size
-    low, high = law.critical
     below = ""
     if value < smallest:
         below = f"below the smallest batch size, {smallest}"
-    late = _late_start(law, OVERHEAD)
+    low, high = law.critical
+    interval = Interval(overhead(low), overhead(high))
     return {
         "law": Critical(value, law.critical, below),
-        "overhead": Critical(overhead(value), Interval(overhead(low), overhead(high)), late),
+        "overhead": Critical(overhead(value), interval, _late_start(law, OVERHEAD)),
     }
 
 
@@ -156,7 +151,7 @@ def _above(bound: float) -> Critical:
 
 
 def _late_start(law: Law, share: float) -> str:
-    """Return a verdict if the smallest batch size is beyond linear law already, else empty."""
+    """Return a verdict if the law already has a share of overhead at the smallest batch size."""
     assert law.fit is not None
     smallest = min(law.resolved)
     overhead = smallest / law.fit.critical_batch_size
@@ -170,7 +165,7 @@ class PooledExamples(NamedTuple):
 
     Attributes:
         log_b: (n,), logarithms of the batch sizes, ascending.
-        excess: (n,), log(B K) less that of the smallest batch size, ascending.
+        excess: (n,), log(B K) minus log(B K) at the smallest batch size, ascending.
     """
 
     log_b: np.ndarray
@@ -203,39 +198,32 @@ def linear_end(batch_sizes: np.ndarray, steps: np.ndarray, share: float) -> floa
 
 
 def _by_measurement(law: Law, draws: np.ndarray) -> dict[str, Critical]:
-    """Return the definitions that take K* as measured.
+    """Return the definitions that use K* without a law.
 
     Args:
         law: The law of a series.
         draws: (R, batch sizes of `law.resolved`), draws of K*, in steps.
     """
-    sizes = list(law.resolved)
     if law.fit is None:
-        verdict = f"needs K* at {MIN_BATCH_SIZES} batch sizes; has {len(sizes)}"
+        verdict = f"needs K* at {MIN_BATCH_SIZES} batch sizes; has {len(law.resolved)}"
         return dict.fromkeys(LINEAR_ENDS, Critical(verdict=verdict))
-    batch = np.array(sizes, float)
-    measured = PooledExamples.of(batch, np.array(list(law.resolved.values()), float))
-    drawn = [PooledExamples.of(batch, row) for row in draws]
+    batch_sizes = np.array(list(law.resolved), float)
+    measured = PooledExamples.of(batch_sizes, np.array(list(law.resolved.values()), float))
+    drawn = [PooledExamples.of(batch_sizes, steps) for steps in draws]
     definitions = {}
     for name, share in LINEAR_ENDS.items():
         end = measured.end(share)
         if math.isinf(end):
-            bound = sizes[-1]
-            definitions[name] = Critical(None, None, f"not identifiable: > {bound}", bound)
+            largest = max(law.resolved)
+            definitions[name] = Critical(verdict=f"not identifiable: > {largest}", bound=largest)
             continue
-        interval = end_interval(np.array([each.end(share) for each in drawn]), end)
+        interval = None
+        if drawn:
+            # The ends of some draws are infinite, but 1 / end is finite.
+            inverse_ends = 1 / np.array([each.end(share) for each in drawn])
+            interval = inverted(percentile_interval(inverse_ends, 1 / end))
         definitions[name] = Critical(end, interval, _late_start(law, share))
     return definitions
-
-
-def end_interval(ends: np.ndarray, end: float) -> Interval | None:
-    """Return the 95 % interval of an end from draws (R,), widened to hold it; None without draws.
-
-    The ends of some draws are infinite, but 1 / end is finite.
-    """
-    if not len(ends) or not math.isfinite(end):
-        return None
-    return inverted(percentile_interval(1 / ends, 1 / end))
 
 
 def _by_theory(summary: CellSummary) -> float | None:
@@ -243,15 +231,24 @@ def _by_theory(summary: CellSummary) -> float | None:
     if summary.best is None or summary.k_star is None:
         return None
     terms = terms_of(summary.best)
-    law = None if terms is None else terms.law_to(summary.k_star)
-    return None if law is None else law.critical_batch_size
+    if terms is None:
+        return None
+    law = terms.law_to(summary.k_star)
+    if law is None:
+        return None
+    return law.critical_batch_size
+
+
+def _readings_to_goal(summary: CellSummary) -> Readings | None:
+    """Return the gradient noise of a cell's K* trial up to its goal."""
+    if summary.best is None:
+        return None
+    return readings_of(to_goal(summary.best))
 
 
 def _by_noise(summary: CellSummary) -> float | None:
-    """Return the noise over the squared gradient at the goal of a cell's K* trial."""
-    readings = None
-    if summary.best is not None:
-        readings = readings_of(to_goal(summary.best))
+    """Return the noise over the squared gradient of a cell's K* trial at its goal."""
+    readings = _readings_to_goal(summary)
     if readings is None:
         return None
     law = noise_law([readings])
@@ -264,65 +261,56 @@ def _by_noise(summary: CellSummary) -> float | None:
 
 def _noise_scale(cells: Iterable[CellSummary]) -> Critical:
     """Return the noise scale of the K* trials of a series."""
-    trials: list[Readings] = []
+    squared_gradients = []
+    variances = []
     for summary in cells:
-        if summary.best is None:
-            continue
-        readings = readings_of(to_goal(summary.best))
+        readings = _readings_to_goal(summary)
         if readings is not None:
-            trials.append(readings)
-    if not trials:
-        return Critical()
-    squared_gradients = [squared_gradient.mean() for squared_gradient, _ in trials]
-    variances = [noise.mean() for _, noise in trials]
-    if len(trials) == 1:
-        return Critical(float(variances[0] / squared_gradients[0]), None, "of one trial")
+            squared_gradients.append(readings[0].mean())
+            variances.append(readings[1].mean())
+    if not variances:
+        return Critical(verdict=NOT_MEASURED)
+    if len(variances) == 1:
+        return Critical(float(variances[0] / squared_gradients[0]), verdict=ONE_TRIAL)
     scale: Any = noise_scale({"squared_gradient": squared_gradients, "variance": variances}, 0)
     if not scale.resolved:
-        return Critical(None, None, f"not resolved: > {three_digits(scale.low)}", scale.low)
-    return Critical(scale.value, Interval(scale.low, scale.high), "")
+        return Critical(verdict=f"not resolved: > {three_digits(scale.low)}", bound=scale.low)
+    return Critical(scale.value, Interval(scale.low, scale.high))
 
 
 def _geometric_mean(values: Iterable[float | None]) -> Critical:
     """Return the geometric mean of the values that are known, with limits of Student's t."""
     logs = np.log([value for value in values if value is not None])
     if not len(logs):
-        return Critical()
+        return Critical(verdict=NOT_MEASURED)
     mean = float(logs.mean())
     if len(logs) == 1:
-        return Critical(math.exp(mean), None, "of one trial")
+        return Critical(math.exp(mean), verdict=ONE_TRIAL)
     quantile = special.stdtrit(len(logs) - 1, 0.5 + LEVEL / 2)
-    half = float(quantile * logs.std(ddof=1) / math.sqrt(len(logs)))
-    return Critical(math.exp(mean), Interval(math.exp(mean - half), math.exp(mean + half)), "")
+    half_width = float(quantile * logs.std(ddof=1) / math.sqrt(len(logs)))
+    interval = Interval(math.exp(mean - half_width), math.exp(mean + half_width))
+    return Critical(math.exp(mean), interval)
 
 
 def critical_rows(table: Mapping[Series, Mapping[str, Critical]]) -> pd.DataFrame:
-    """Return one row a series and definition.
+    """Return one row per series and definition.
 
-    Columns: sparsity and further axes, definition (those of the module's docstring), critical
-    [examples], low and high, its 95 % limits, bound [examples], what it exceeds where it is not
-    identifiable, and verdict.
+    Columns: sparsity and further axes, definition (as in the module's docstring), critical
+    [examples], low and high (its 95 % limits), bound [examples] (a lower bound, if only that is
+    known) and verdict.
     """
     rows = []
     for series, definitions in table.items():
         for name, critical in definitions.items():
             low, high = critical.interval or (None, None)
-            rows.append(
-                {
-                    **columns_of(series),
-                    "definition": name,
-                    "critical": critical.value,
-                    "low": low,
-                    "high": high,
-                    "bound": critical.bound,
-                    "verdict": critical.verdict,
-                }
-            )
+            row = {**columns_of(series), "definition": name, "critical": critical.value}
+            row |= {"low": low, "high": high}
+            rows.append(row | {"bound": critical.bound, "verdict": critical.verdict})
     return frame(rows)
 
 
 def critical_text(table: Mapping[Series, Mapping[str, Critical]]) -> str:
-    """Return the section of a report: a line a series; empty of fewer than two definitions.
+    """Return the section of a report, a line per series; empty for fewer than two definitions.
 
     Definitions without a value or bound in any series are left out.
     """

@@ -31,7 +31,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pandas as pd
 
@@ -212,7 +212,7 @@ def _prediction_columns(summary: CellSummary) -> dict[str, object]:
     """Return the columns point to predicted_k_star of `theory_rows`."""
     names = ["point", "delta", "lipschitz", "beta", "epsilon", "rate"]
     names += ["predicted_c1", "predicted_c2", "predicted_k_star"]
-    columns: dict[str, object] = dict.fromkeys(names)
+    columns: dict[str, Any] = dict.fromkeys(names)
     if summary.best is None or summary.k_star is None:
         return columns
     columns["point"] = summary.best.trial.point
