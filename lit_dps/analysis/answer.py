@@ -1,4 +1,4 @@
-"""Answers the question behind a study: which batch size is the fastest on this machine.
+"""The answer of a study: which batch size is the fastest on this machine.
 
 `expected_steps` takes the steps to the goal from the law of batch size where it describes K, since
 a single K* is noisy; `answer_rows` multiplies them with the seconds of a step.
@@ -26,28 +26,59 @@ from lit_dps.core.trial import Cell, Series
 K_STAR = "K*"
 MEDIAN = "the median K over seeds"
 
-MIN_SEEDS = 3  # repeats of each K* on whose medians the answer may rest
-NEAR = 1.1  # times the least time
+# Repeats that each K* of a series needs before its answer is by medians.
+MIN_SEEDS = 3
+# Times the least time: below it, a batch size is near the fastest.
+NEAR = 1.1
 # A batch size belongs to the verdict if it is the fastest with at least this probability.
 MIN_PROBABILITY = 0.05
 DRAWS = 4000
+# Distance of a quartile from the mean of a normal distribution, in standard deviations.
 NORMAL_QUARTILE = 0.6745
+
+# Columns of `answer_rows` after those of the series.
+_COLUMNS = (
+    "batch_size",
+    "k_star",
+    "floor",
+    "examples",
+    "step_seconds",
+    "step_low",
+    "step_high",
+    "seconds",
+    "fastest",
+    "near",
+    "fewest",
+    "training_seconds",
+    "check_seconds",
+    "steps",
+    "steps_low",
+    "steps_high",
+    "seconds_low",
+    "seconds_high",
+    "steps_of",
+    "why_not_law",
+    "validation_seconds",
+    "probability",
+    "tied",
+    "timing",
+)
 
 
 class Steps(NamedTuple):
     """Steps to the goal with 95 % limits.
 
     Attributes:
-        value, low, high: The steps and their limits; these are nan where they are not known.
-        of: What they are: "K*" or "the median K over seeds".
-        why: Why they are not from its law; empty where they are.
+        value, low, high: The steps and their limits, nan if unknown.
+        statistic: What they are: `K_STAR` or `MEDIAN`.
+        why_not_law: Why they are not from its law; empty if they are.
     """
 
     value: float
     low: float
     high: float
-    of: str
-    why: str
+    statistic: str
+    why_not_law: str
 
 
 def expected_steps(
@@ -58,37 +89,46 @@ def expected_steps(
 ) -> dict[Cell, Steps]:
     """Return the steps to the goal of each cell that has a K*.
 
-    They are from the law of its series, where that describes K, between the batch sizes that it is
-    fitted to; else K itself. K is the median over seeds where each K* of the series has `MIN_SEEDS`
-    repeats, for one run is seldom as lucky as the best of many; else K*.
+    They are from the law of its series if that describes K, between the batch sizes that it is
+    fitted to; else K itself. K is the median over seeds if each K* of the series has `MIN_SEEDS`
+    repeats, since one run is seldom as lucky as the best of many; else K*.
 
     Args:
         cells: Of a study.
         laws, median_laws: By series, of K* and of medians over seeds.
         repeats: Of the best points.
     """
-    counts = {each.cell: len(each.results) for each in repeats if each.rank == 1}
+    seeds = {each.cell: len(each.results) for each in repeats if each.rank == 1}
     steps = {}
     for series, law in laws.items():
         answered = []
         for summary in cells:
             if summary.cell.series == series and summary.k_star is not None:
                 answered.append(summary)
-        has_seeds = all(counts.get(summary.cell, 0) >= MIN_SEEDS for summary in answered)
-        if has_seeds and series in median_laws:
-            medians = median_laws[series].k_star
-            if all(summary.cell.batch_size in medians for summary in answered):
-                law = median_laws[series]
+        if series in median_laws and _have_medians(answered, median_laws[series], seeds):
+            law = median_laws[series]
         steps |= _steps_by_law(law, answered)
     return steps
 
 
-def _steps_by_law(law: Law, answered: Sequence[CellSummary]) -> dict[Cell, Steps]:
-    """Return the expected steps of the cells of one series that have a K*."""
-    statistic = MEDIAN if law.of_medians else K_STAR
-    predictions = law.predict([summary.cell.batch_size for summary in answered])
+def _have_medians(cells: Sequence[CellSummary], medians: Law, seeds: Mapping[Cell, int]) -> bool:
+    """Return True if all cells have a median over at least `MIN_SEEDS` seeds."""
+    for summary in cells:
+        if seeds.get(summary.cell, 0) < MIN_SEEDS:
+            return False
+        if summary.cell.batch_size not in medians.k_star:
+            return False
+    return True
+
+
+def _steps_by_law(law: Law, cells: Sequence[CellSummary]) -> dict[Cell, Steps]:
+    """Return the expected steps of cells of one series that have a K*."""
+    statistic = K_STAR
+    if law.of_medians:
+        statistic = MEDIAN
     steps = {}
-    for summary, row in zip(answered, predictions.to_dict("records"), strict=True):
+    predictions = law.predict([summary.cell.batch_size for summary in cells])
+    for summary, row in zip(cells, predictions.to_dict("records"), strict=True):
         limits = float(row["steps"]), float(row["low"]), float(row["high"])
         if row["known"] == "law":
             steps[summary.cell] = Steps(*limits, statistic, "")
@@ -116,23 +156,25 @@ def answer_rows(
     (median and quartiles of a training step, without checks), seconds (steps x step_seconds;
     without the start of a trial and without validation), fastest (least seconds of the series),
     near (within 10 % of the fastest), fewest (least examples of the series), training_seconds (as
-    step_seconds; missing where the trials do not separate steps from checks) and check_seconds (of
-    one validation); steps to the goal with steps_low and steps_high (95 %), as `expected`, else K*;
+    step_seconds; missing if the trials do not separate steps from checks) and check_seconds (of one
+    validation); steps to the goal with steps_low and steps_high (95 %), as `expected`, else K*;
     seconds_low and seconds_high (95 %), from these and the spread of step times; steps_of and
     why_not_law, as in `Steps`; validation_seconds (of all validations up to the goal, one every
     `validate_every` steps; missing without it), probability (of being the fastest of the series,
     `probabilities_of_fastest`), tied (whether it may be the fastest by the rule of
-    `MIN_PROBABILITY`), timing (`StepSeconds.source`). Seconds are missing where they are not known.
+    `MIN_PROBABILITY`), timing (`StepSeconds.source`). Seconds are missing if they are unknown.
     """
     rows = []
     for summary in cells:
-        cell = summary.cell
         if summary.k_star is None:
             continue
         steps = Steps(summary.k_star, math.nan, math.nan, K_STAR, "")
-        if expected is not None and cell in expected:
-            steps = expected[cell]
-        rows.append(_row(summary, steps, seconds.get(cell), validate_every))
+        if expected is not None:
+            steps = expected.get(summary.cell, steps)
+        row = _row(summary, summary.k_star, steps)
+        if summary.cell in seconds:
+            row |= _times(steps, seconds[summary.cell], validate_every)
+        rows.append(row)
     table = frame(rows)
     if not len(table):
         return table
@@ -144,47 +186,27 @@ def answer_rows(
     return table
 
 
-def _row(
-    summary: CellSummary,
-    steps: Steps,
-    times: StepSeconds | None,
-    validate_every: int | None,
-) -> dict[str, object]:
-    """Return the row of a cell, before rows of its series are compared."""
-    k_star = summary.k_star
-    assert k_star is not None
-    batch_size = summary.cell.batch_size
-    # Columns keep this order, also where times are missing.
-    row: dict[str, object] = {
-        **columns_of(summary.cell.series),
-        "batch_size": batch_size,
+def _row(summary: CellSummary, k_star: int, steps: Steps) -> dict[str, object]:
+    """Return the row of a cell without times and without comparisons with its series."""
+    row: dict[str, object] = {**columns_of(summary.cell.series), **dict.fromkeys(_COLUMNS)}
+    row |= dict.fromkeys(("fastest", "near", "fewest", "tied"), False)
+    row |= {
+        "batch_size": summary.cell.batch_size,
         "k_star": k_star,
         "floor": int(summary.is_upper_bound),
-        "examples": k_star * batch_size,
-        "step_seconds": None,
-        "step_low": None,
-        "step_high": None,
-        "seconds": None,
-        "fastest": False,
-        "near": False,
-        "fewest": False,
-        "training_seconds": None,
-        "check_seconds": None,
+        "examples": k_star * summary.cell.batch_size,
         "steps": steps.value,
         "steps_low": steps.low,
         "steps_high": steps.high,
-        "seconds_low": None,
-        "seconds_high": None,
-        "steps_of": steps.of,
-        "why_not_law": steps.why,
-        "validation_seconds": None,
-        "probability": None,
-        "tied": False,
-        "timing": None,
+        "steps_of": steps.statistic,
+        "why_not_law": steps.why_not_law,
     }
-    if times is None:
-        return row
-    row |= {
+    return row
+
+
+def _times(steps: Steps, times: StepSeconds, validate_every: int | None) -> dict[str, object]:
+    """Return the columns of a row with times."""
+    columns: dict[str, object] = {
         "step_seconds": times.median,
         "step_low": times.low,
         "step_high": times.high,
@@ -194,17 +216,17 @@ def _row(
         "timing": times.source,
     }
     if not math.isnan(steps.low):
-        row["seconds_low"], row["seconds_high"] = _limits(steps, times)
+        columns["seconds_low"], columns["seconds_high"] = _limits(steps, times)
     if validate_every is not None and not math.isnan(times.check):
-        row["validation_seconds"] = math.ceil(steps.value / validate_every) * times.check
-    return row
+        columns["validation_seconds"] = math.ceil(steps.value / validate_every) * times.check
+    return columns
 
 
 def _limits(steps: Steps, times: StepSeconds) -> tuple[float, float]:
     """Return the 95 % limits of the seconds to the goal.
 
-    The limits of the steps and the spread of step times, a normal distribution of the logarithm
-    with the measured quartiles, are taken to be independent.
+    The limits of the steps and the spread of step times are assumed to be independent. The
+    logarithm of step times is assumed to be normal, with the measured quartiles.
     """
     wide = NORMAL_95 / NORMAL_QUARTILE
     below = math.hypot(math.log(steps.value / steps.low), wide * math.log(times.median / times.low))
@@ -218,19 +240,18 @@ def _limits(steps: Steps, times: StepSeconds) -> tuple[float, float]:
 def _mark(table: pd.DataFrame, part: Any) -> None:
     """Set the columns fastest, near, fewest, probability and tied of the rows of one series."""
     table.loc[part["examples"].astype(int).idxmin(), "fewest"] = True
-    known = part["seconds"].astype(float)
-    if known.isna().all():
+    seconds = part["seconds"].astype(float)
+    if seconds.isna().all():
         return
-    best = known.idxmin()
-    near = known <= NEAR * known.min()
-    table.loc[best, "fastest"] = True
-    table.loc[part.index[near], "near"] = True
-    # A batch size without an interval has no probability; then 10 % is the rule.
-    table.loc[part.index[near & part["seconds_low"].isna()], "tied"] = True
-    table.loc[best, "tied"] = True
+    fastest = seconds.idxmin()
+    is_near = seconds <= NEAR * seconds.min()
+    table.loc[fastest, ["fastest", "tied"]] = True
+    table.loc[part.index[is_near], "near"] = True
+    # A batch size without an interval has no probability. Then 10 % is the rule.
+    table.loc[part.index[is_near & part["seconds_low"].isna()], "tied"] = True
     if part["seconds_low"].isna().all():
         return
-    timed = part[known.notna()]
+    timed = part[seconds.notna()]
     probability = probabilities_of_fastest(timed)
     table.loc[timed.index, "probability"] = probability
     table.loc[timed.index[probability >= MIN_PROBABILITY], "tied"] = True
@@ -241,12 +262,12 @@ def probabilities_of_fastest(rows: Any) -> np.ndarray:
 
     The logarithm of each time is drawn `DRAWS` times from a normal distribution whose sides have
     the 95 % limits of the row. Rows are independent. That overstates the uncertainty of
-    differences, since the law has a common error, and so errs on the side of more batch sizes in
-    the verdict. The draws are the same at every call.
+    differences, since the error of the law is common, and puts more batch sizes into the verdict.
+    The draws are the same at every call.
 
     Args:
-        rows: A table with columns seconds, seconds_low and seconds_high. A row without limits is
-            taken as exact.
+        rows: A table with columns seconds, seconds_low and seconds_high. A row without limits
+            counts as exact.
     """
     seconds = rows["seconds"].astype(float)
     middle = np.log(seconds).to_numpy()

@@ -1,9 +1,9 @@
-"""The noise of the gradient along training: noise = sigma^2 + M |grad|^2 (Stich, Mohtashami, Jaggi
-2021).
+"""The noise of the gradient along training, and the line sigma^2 + M |grad|^2 through it.
 
-The noise is E |g - grad|^2 of the gradient g of one example, the trace of its covariance; of a
-batch of B it is 1 / B of that. Their assumption is an upper bound; this is the line through what
-was measured. sigma^2 is the noise where the gradient vanishes, M that which grows with it.
+The noise is E |g - grad|^2 of the gradient g of one example, the trace of its covariance. The noise
+of a batch of B examples is 1 / B of that. Stich, Mohtashami, Jaggi 2021 assume the line as an upper
+bound; here it is fitted to what was measured. sigma^2 is the noise where the gradient vanishes, and
+M is the noise that grows with the gradient.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -23,29 +23,37 @@ from lit_dps.core.noise_scale import BLOCKS, LEVEL
 from lit_dps.core.record import StudyRecord
 from lit_dps.core.trial import Series, TrialResult
 
-LINE_POINTS = 64  # of a line that is drawn
-ROUNDS = 10  # of reweighting; the line is stable to 1e-6 after some 5
-Readings = tuple[
-    np.ndarray, np.ndarray
-]  # |grad|^2 and noise of a trial, each (n,), in the order of the steps
+# Points of a drawn line.
+LINE_POINTS = 64
+# Rounds of reweighting; the line is stable to 1e-6 after about 5.
+ROUNDS = 10
+# Measurements that a line needs.
+MIN_MEASUREMENTS = 4
+
+
+class Readings(NamedTuple):
+    """Measurements along a trial, in the order of the steps."""
+
+    squared_gradient: np.ndarray  # (n,), |grad|^2
+    noise: np.ndarray  # (n,)
 
 
 @dataclass(frozen=True)
 class NoiseLaw:
     """noise = sigma^2 + M |grad|^2, by least squares of the relative deviations.
 
-    Relative, since noise falls by orders of magnitude along training: the end, near the goal,
-    counts as the beginning. Errors are of a jackknife that leaves out one trial at a time, or of a
-    single trial one of 8 stretches of neighbouring measurements: what is measured along one run
-    drifts together.
+    Noise falls by orders of magnitude along training. With relative deviations, the end near the
+    goal counts as much as the beginning. Measurements along a run are correlated. So the errors are
+    from a jackknife that leaves out one trial at a time, or one of 8 blocks of neighbouring
+    measurements of a single trial.
 
     Attributes:
         variance: sigma^2, in (nats / w)^2 examples.
         variance_error: Its standard error.
         factor: M, in examples.
         factor_error: Its standard error.
-        measurements: How many there were.
-        groups: Trials, or stretches of one, that the errors rest on.
+        measurements: The number of measurements.
+        groups: The number of trials, or of blocks of one trial.
     """
 
     variance: float
@@ -62,58 +70,75 @@ class NoiseLaw:
 
     @property
     def variance_resolved(self) -> bool:
+        """Whether sigma^2 is above 0 by its 95 % interval."""
         return self.variance > self.quantile * self.variance_error
 
     @property
     def factor_resolved(self) -> bool:
+        """Whether M is above 0 by its 95 % interval."""
         return self.factor > self.quantile * self.factor_error
 
-    def at(self, squared_gradient):
-        """The noise where the gradient has this squared norm (number or array)."""
+    def at(self, squared_gradient: Any) -> Any:
+        """Return the noise at a squared norm of the gradient (number or array)."""
         return self.variance + self.factor * squared_gradient
 
 
 def readings_of(result: TrialResult) -> Readings | None:
-    """What was measured of a trial, without what is not positive and finite; None if nothing is
-    left."""
+    """Return the positive and finite measurements of a comparable trial; None without any."""
     curve = result.smoothness
     if not curve.get("noise") or not comparable(result):
         return None
     pairs = np.array([curve["squared_gradient"], curve["noise"]], float)
     pairs = pairs[:, (np.isfinite(pairs) & (pairs > 0)).all(axis=0)]
-    return (pairs[0], pairs[1]) if pairs.shape[1] else None
+    if not pairs.shape[1]:
+        return None
+    return Readings(*pairs)
 
 
 def noise_law(readings: Sequence[Readings]) -> NoiseLaw | None:
-    """The line through the measurements of some trials; None of fewer than 4 in fewer than 2
-    groups."""
+    """Return the line through the measurements of some trials.
+
+    None for fewer than `MIN_MEASUREMENTS`, or if a line without one group is not determined.
+    """
     groups = list(readings)
     if len(groups) == 1:
-        blocks = min(BLOCKS, len(groups[0][0]))
-        groups = list(zip(*(np.array_split(part, blocks) for part in groups[0]), strict=True))
-    count = sum(len(x) for x, _ in groups)
-    if count < 4 or len(groups) < 2:
+        groups = _blocks(groups[0])
+    count = sum(len(group.noise) for group in groups)
+    if count < MIN_MEASUREMENTS or len(groups) < 2:
         return None
-    whole = _line(groups)
-    without = np.array([_line(groups[:i] + groups[i + 1 :]) for i in range(len(groups))])
-    if not (np.isfinite(whole).all() and np.isfinite(without).all()):
+    line = _line(groups)
+    jackknife = np.array([_line(groups[:i] + groups[i + 1 :]) for i in range(len(groups))])
+    if not (np.isfinite(line).all() and np.isfinite(jackknife).all()):
         return None
-    errors = np.sqrt(
-        (len(groups) - 1) / len(groups) * ((without - without.mean(axis=0)) ** 2).sum(axis=0)
-    )
-    (variance, factor), (of_variance, of_factor) = whole, errors
+    squares = ((jackknife - jackknife.mean(axis=0)) ** 2).sum(axis=0)
+    errors = np.sqrt((len(groups) - 1) / len(groups) * squares)
     return NoiseLaw(
-        float(variance), float(of_variance), float(factor), float(of_factor), count, len(groups)
+        variance=float(line[0]),
+        variance_error=float(errors[0]),
+        factor=float(line[1]),
+        factor_error=float(errors[1]),
+        measurements=count,
+        groups=len(groups),
     )
+
+
+def _blocks(readings: Readings) -> list[Readings]:
+    """Return the measurements of a trial in `BLOCKS` blocks of neighbours, or in single ones."""
+    count = min(BLOCKS, len(readings.noise))
+    squared_gradients = np.array_split(readings.squared_gradient, count)
+    noises = np.array_split(readings.noise, count)
+    return [Readings(*pair) for pair in zip(squared_gradients, noises, strict=True)]
 
 
 def _line(groups: Sequence[Readings]) -> np.ndarray:
-    """Return intercept and slope of y against x; nan where x is one number.
+    """Return sigma^2 and M of a line, (2,); nan if all squared gradients are equal.
 
     Iteratively reweighted least squares of the deviations relative to the fit.
     """
-    x, y = (np.concatenate(parts) for parts in zip(*groups, strict=True))
-    scale = x.max()  # units in which both columns are alike
+    x = np.concatenate([group.squared_gradient for group in groups])
+    y = np.concatenate([group.noise for group in groups])
+    # In these units both columns have the same order of magnitude.
+    scale = x.max()
     columns = np.stack([np.ones_like(x), x / scale], axis=1)
     constants = np.full(2, math.nan)
     rank = 0
@@ -128,8 +153,7 @@ def _line(groups: Sequence[Readings]) -> np.ndarray:
 
 
 def noise_rows(record: StudyRecord) -> pd.DataFrame:
-    """sigma^2 and M of each cell, over all its trials that were measured, then of each of these
-    trials.
+    """Return the line of each cell over all its measured trials, then of each of these trials.
 
     By series, batch size, then point. Columns: sparsity and further axes, batch_size [examples],
     point (missing in the row of the cell), measurements, sigma2 and m, each with its standard error
@@ -137,29 +161,29 @@ def noise_rows(record: StudyRecord) -> pd.DataFrame:
     """
     rows = []
     for cell in record.cells:
-        trials = {
-            r.trial.point: found
-            for r in record.results[cell]
-            if (found := readings_of(r)) is not None
-        }
+        trials = {}
+        for result in record.results[cell]:
+            readings = readings_of(result)
+            if readings is not None:
+                trials[result.trial.point] = readings
+        if not trials:
+            continue
         names = {**columns_of(cell.series), "batch_size": cell.batch_size}
-        if trials:
-            rows.append({**names, "point": None, **_columns(noise_law(list(trials.values())))})
-            rows += [
-                {**names, "point": point, **_columns(noise_law([found]))}
-                for point, found in trials.items()
-            ]
+        rows.append({**names, "point": None, **_columns(noise_law(list(trials.values())))})
+        for point, readings in trials.items():
+            rows.append({**names, "point": point, **_columns(noise_law([readings]))})
     return frame(rows)
 
 
 def _columns(law: NoiseLaw | None) -> dict[str, object]:
-    names = {"variance": "sigma2", "factor": "m"}
-    row: dict[str, object] = {"measurements": law.measurements if law else None}
-    for attribute, name in names.items():
-        row[name] = getattr(law, attribute, None)
-        row[f"{name}_error"] = getattr(law, f"{attribute}_error", None)
-        row[f"{name}_resolved"] = getattr(law, f"{attribute}_resolved", None)
-    return row
+    """Return the columns of a line; they are missing without one."""
+    columns = ("measurements", "sigma2", "sigma2_error", "sigma2_resolved")
+    columns += ("m", "m_error", "m_resolved")
+    if law is None:
+        return dict.fromkeys(columns)
+    of_variance = (law.variance, law.variance_error, law.variance_resolved)
+    of_factor = (law.factor, law.factor_error, law.factor_resolved)
+    return dict(zip(columns, (law.measurements, *of_variance, *of_factor), strict=True))
 
 
 def reading_rows(record: StudyRecord) -> pd.DataFrame:
@@ -170,10 +194,12 @@ def reading_rows(record: StudyRecord) -> pd.DataFrame:
     rows = []
     for cell in record.cells:
         for result in record.results[cell]:
+            readings = readings_of(result)
+            if readings is None:
+                continue
             names = {**columns_of(cell.series), "batch_size": cell.batch_size}
             names["point"] = result.trial.point
-            squared_gradients, noises = readings_of(result) or ((), ())
-            for squared_gradient, noise in zip(squared_gradients, noises, strict=True):
+            for squared_gradient, noise in zip(*readings, strict=True):
                 rows.append({**names, "squared_gradient": squared_gradient, "noise": noise})
     return frame(rows)
 

@@ -8,7 +8,12 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from lit_dps.analysis.intervals import REPLICATES, Interval, percentile_interval
+from lit_dps.analysis.intervals import (
+    REPLICATES,
+    Interval,
+    interval_columns,
+    percentile_interval,
+)
 from lit_dps.analysis.law import Law
 from lit_dps.analysis.summary import CellSummary
 from lit_dps.analysis.tables import base_of, columns_of, frame
@@ -24,7 +29,7 @@ class Ratio:
         base: Sparsity of the base cell.
         value: The ratio.
         interval: 95 %, of independent draws of both K* (`Observation.draws`), widened to hold the
-            value; None where the noise of one is unknown.
+            value; None if the noise of one is unknown.
     """
 
     cell: Cell
@@ -38,7 +43,7 @@ def ratios(
 ) -> list[Ratio]:
     """Return the ratio of every cell above the smallest sparsity, the base, by series, batch size.
 
-    Cells without a K*, or without one at the base, are left out; so are `ratio_bounds`.
+    Cells that have no K*, or whose base has none, are skipped; so are `ratio_bounds`.
 
     Args:
         cells: Of a study.
@@ -47,9 +52,9 @@ def ratios(
     """
     ratios = []
     for sparse, base in _pairs(cells):
+        assert sparse.k_star is not None and base.k_star is not None
         if _is_bound(sparse, laws) or _is_bound(base, laws):
             continue
-        assert sparse.k_star is not None and base.k_star is not None
         value = sparse.k_star / base.k_star
         above = _draws(sparse, laws, replicates)
         below = _draws(base, laws, replicates)
@@ -66,7 +71,7 @@ def _is_bound(summary: CellSummary, laws: Mapping[Series, Law]) -> bool:
 
 
 def _draws(summary: CellSummary, laws: Mapping[Series, Law], replicates: int) -> np.ndarray:
-    """Return draws (R,) of the K* of a cell; empty where its noise is not known."""
+    """Return draws (R,) of the K* of a cell; empty if its noise is unknown."""
     observation = laws[summary.cell.series].observation(summary.cell.batch_size)
     if observation is None or not observation.noise:
         return np.empty(0)
@@ -74,7 +79,7 @@ def _draws(summary: CellSummary, laws: Mapping[Series, Law], replicates: int) ->
 
 
 def ratio_bounds(cells: Iterable[CellSummary], laws: Mapping[Series, Law]) -> list[Cell]:
-    """Return the cells whose ratio would be a bound, as a K* of it is only an upper bound."""
+    """Return the cells whose ratio would be a bound, because one of its K* is an upper bound."""
     bounds = []
     for sparse, base in _pairs(cells):
         if _is_bound(sparse, laws) or _is_bound(base, laws):
@@ -96,23 +101,18 @@ def ratio_rows(ratios: Iterable[tuple[str, Ratio]]) -> pd.DataFrame:
     """Return one row a ratio.
 
     Columns: study, sparsity and further axes, base_sparsity, batch_size [examples], ratio, and its
-    95 % limits ratio_low and ratio_high, missing where they are not known.
+    95 % limits ratio_low and ratio_high, missing if they are unknown.
 
     Args:
         ratios: Each with the name of its study.
     """
     rows = []
     for study, ratio in ratios:
-        low, high = ratio.interval or (None, None)
-        rows.append(
-            {
-                "study": study,
-                **columns_of(ratio.cell.series),
-                "base_sparsity": ratio.base,
-                "batch_size": ratio.cell.batch_size,
-                "ratio": ratio.value,
-                "ratio_low": low,
-                "ratio_high": high,
-            }
-        )
+        row = {
+            "study": study,
+            **columns_of(ratio.cell.series),
+            "base_sparsity": ratio.base,
+            "batch_size": ratio.cell.batch_size,
+        }
+        rows.append(row | interval_columns("ratio", ratio.value, ratio.interval))
     return frame(rows)

@@ -22,7 +22,7 @@ def best_trial_curves(cells: Iterable[CellSummary], metric: str) -> pd.DataFrame
 
     Columns: sparsity and further axes, batch_size [examples], point, step, train_loss (of that
     step's batch, before its update) and the goal's metric (of the entire validation split), missing
-    where the validation stopped early and has only a lower bound.
+    if the validation stopped early and has only a lower bound.
 
     Args:
         cells: The cells of a study.
@@ -38,8 +38,10 @@ def best_trial_curves(cells: Iterable[CellSummary], metric: str) -> pd.DataFrame
         is_exact = curve.get("exact") or [1] * len(steps)
         columns = (steps, curve.get("train_loss", ()), curve.get(metric, ()), is_exact)
         for step, loss, value, exact in zip(*columns, strict=True):
-            known = value if exact else None
-            rows.append({**names, "step": step, "train_loss": loss, metric: known})
+            row = {**names, "step": step, "train_loss": loss, metric: None}
+            if exact:
+                row[metric] = value
+            rows.append(row)
     return frame(rows)
 
 
@@ -47,10 +49,10 @@ def lipschitz_rows(record: StudyRecord) -> pd.DataFrame:
     """Return every measurement of the Lipschitz constant up to the goal.
 
     By series, batch size, point, then step. Columns: sparsity and further axes, batch_size
-    [examples], point, status, step, lipschitz (missing where it is not a number), and drawn:
-    whether `lipschitz_means` includes it. These are the positive and finite constants of comparable
-    trials (`summary.comparable`), of the samples that all series share, or of all samples if the
-    series share none.
+    [examples], point, status, step, lipschitz (missing if it is not a number), and drawn: whether
+    `lipschitz_means` includes it. These are the positive and finite constants of comparable trials
+    (`summary.comparable`), of the samples that all series share, or of all samples if the series
+    share none.
     """
     rows = []
     for cell in record.cells:
@@ -98,7 +100,9 @@ def measured_samples(record: StudyRecord, batch_size: int) -> list[set[int]]:
 def common_samples(record: StudyRecord, batch_size: int) -> set[int]:
     """Return the samples that were measured in every series: these alone compare series."""
     samples = measured_samples(record, batch_size)
-    return set.intersection(*samples) if samples else set()
+    if not samples:
+        return set()
+    return set.intersection(*samples)
 
 
 def has_lipschitz(result: TrialResult) -> bool:

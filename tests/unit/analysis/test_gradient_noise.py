@@ -12,7 +12,7 @@ from lightning.pytorch import LightningModule
 from torch import nn
 from torch.utils.data import DataLoader
 
-from lit_dps.analysis.gradient_noise import noise_law, readings_of
+from lit_dps.analysis.gradient_noise import Readings, noise_law, readings_of
 from lit_dps.core.config import StorageConfig, StudyConfig
 from lit_dps.core.trial import Cell
 from lit_dps.data import GradientNoise
@@ -78,7 +78,7 @@ def test_noise_that_grows_with_the_gradient_is_all_m():
 def made(seed, n=40, sigma=0.0, m=0.0, spread=0.1):
     rng = np.random.default_rng(seed)
     x = np.geomspace(10, 0.1, n)
-    return x, (sigma + m * x) * rng.lognormal(0, spread, n)
+    return Readings(x, (sigma + m * x) * rng.lognormal(0, spread, n))
 
 
 def test_a_line_is_found_again_and_its_intervals_hold_it():
@@ -99,8 +99,8 @@ def test_what_is_not_there_is_not_resolved():
 
 def test_too_little_to_tell():
     x, y = np.array([1.0, 2, 3]), np.array([1.0, 2, 3])
-    assert noise_law([(x, y)]) is None and noise_law([]) is None
-    assert noise_law([(np.ones(9), np.ones(9))]) is None  # one gradient: no line
+    assert noise_law([Readings(x, y)]) is None and noise_law([]) is None
+    assert noise_law([Readings(np.ones(9), np.ones(9))]) is None  # one gradient: no line
 
 
 def study(config=None):
