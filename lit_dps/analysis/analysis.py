@@ -52,11 +52,11 @@ class Analysis:
 
     Args:
         record: The study.
-        replicates: Resamples that the intervals rest on.
+        replicates: Resamples or draws of each interval.
         original: The study at the goal it was run with, if `record` is at another goal. The
             seconds of its trials are up to this goal.
-        validate_every: Steps between two validations in the user's own training; None leaves
-            validation out.
+        validate_every: Steps between two validations in the user's training; None for no
+            validation.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class Analysis:
 
     @cached_property
     def at_each_goal(self) -> list[Analysis]:
-        """The study at its own goal, then at each of its further goals."""
+        """The study at its goal, then at each of its further goals."""
         return [self, *map(self.at_goal, self.record.goals)]
 
     # Cells and trials
@@ -114,12 +114,10 @@ class Analysis:
     @cached_property
     def scalings(self) -> dict[Series, Law]:
         """The law of K* of each series (`law.fit_law`)."""
-        cells: dict[Series, list[CellSummary]] = {series: [] for series in self.record.series}
-        for summary in self.cells:
-            cells[summary.cell.series].append(summary)
         laws = {}
-        for series, of_series in with_progress("laws fitted", list(cells.items())):
-            laws[series] = fit_law(observations_of_cells(self.record, of_series))
+        for series in with_progress("laws fitted", self.record.series):
+            cells = [summary for summary in self.cells if summary.cell.series == series]
+            laws[series] = fit_law(observations_of_cells(self.record, cells))
         return laws
 
     @cached_property
@@ -146,7 +144,7 @@ class Analysis:
         return fit_law(observations_of_repeats(repeats, search_noise), of_medians=True)
 
     def is_repeated(self, series: Series, min_seeds: int) -> bool:
-        """Return True if each K* of a series was repeated on at least so many seeds."""
+        """Return True if each K* of a series was repeated on at least `min_seeds` seeds."""
         if series not in self.median_scalings:
             return False
         medians = self.median_scalings[series].k_star
@@ -194,7 +192,7 @@ class Analysis:
 
     @cached_property
     def ratio_bounds(self) -> list[Cell]:
-        """The cells whose ratio is left out, as it would only be a bound."""
+        """The cells that have no ratio, because it would only be a bound (`sparse_ratios`)."""
         return ratio_bounds(self.cells, self.scalings)
 
     # Repeats on fresh seeds
@@ -245,7 +243,7 @@ class Analysis:
 
     @cached_property
     def rates(self) -> pd.DataFrame:
-        """One row a cell: the best learning rate and those of the rules (`rates.rate_rows`)."""
+        """One row a cell: the best learning rate, and rates by rules (`rates.rate_rows`)."""
         return rate_rows(self.record, self.rate_curves)
 
     @cached_property

@@ -2,7 +2,7 @@
 
 `expected_steps` takes the steps to the goal from the law of batch size where it describes K, since
 a single K* is noisy; `answer_rows` multiplies them with the seconds of a step.
-`lit_dps.report.answer` says it in words.
+`lit_dps.report.answer` writes it in words.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ DRAWS = 4000
 # Distance of a quartile from the mean of a normal distribution, in standard deviations.
 NORMAL_QUARTILE = 0.6745
 
-# Columns of `answer_rows` after those of the series.
+# Columns of `answer_rows` after the columns of the series.
 _COLUMNS = (
     "batch_size",
     "k_star",

@@ -29,6 +29,16 @@ LINE_POINTS = 64
 ROUNDS = 10
 # Measurements that a line needs.
 MIN_MEASUREMENTS = 4
+# Columns of a line in `noise_rows`.
+_COLUMNS: tuple[str, ...] = (
+    "measurements",
+    "sigma2",
+    "sigma2_error",
+    "sigma2_resolved",
+    "m",
+    "m_error",
+    "m_resolved",
+)
 
 
 class Readings(NamedTuple):
@@ -175,15 +185,19 @@ def noise_rows(record: StudyRecord) -> pd.DataFrame:
     return frame(rows)
 
 
-def _columns(law: NoiseLaw | None) -> dict[str, object]:
+def _columns(law: NoiseLaw | None) -> dict[str, Any]:
     """Return the columns of a line; they are missing without one."""
-    columns = ("measurements", "sigma2", "sigma2_error", "sigma2_resolved")
-    columns += ("m", "m_error", "m_resolved")
     if law is None:
-        return dict.fromkeys(columns)
-    of_variance = (law.variance, law.variance_error, law.variance_resolved)
-    of_factor = (law.factor, law.factor_error, law.factor_resolved)
-    return dict(zip(columns, (law.measurements, *of_variance, *of_factor), strict=True))
+        return dict.fromkeys(_COLUMNS)
+    return {
+        "measurements": law.measurements,
+        "sigma2": law.variance,
+        "sigma2_error": law.variance_error,
+        "sigma2_resolved": law.variance_resolved,
+        "m": law.factor,
+        "m_error": law.factor_error,
+        "m_resolved": law.factor_resolved,
+    }
 
 
 def reading_rows(record: StudyRecord) -> pd.DataFrame:

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-# Any two points lie on the law, so a fit takes at least three batch sizes.
+# The law fits any two points, so a fit needs at least three batch sizes.
 MIN_BATCH_SIZES = 3
 
 # Residuals are differences of log steps. Below about 10 % a point counts as in least squares,
@@ -31,9 +31,9 @@ LOSS_SCALE = 0.1
 AT_LEAST = 1
 AT_MOST = -1
 
-# Ratios c2 / c1 are searched from 0 up to that of a B_crit of a thousandth of the smallest batch.
-# Beyond it the curve is flat to 0.1 %, so that c1 has no effect. Below the first positive ratio, c2
-# adds 0.01 % to K* at the largest batch size.
+# Ratios c2 / c1 are searched from 0 up to 1000 over the smallest batch size. Beyond it the curve is
+# flat to 0.1 %, so that c1 has no effect. At the first positive ratio, c2 adds 0.01 % to K* at the
+# largest batch size.
 _SMALLEST_RATIO = 1e-4
 _LARGEST_RATIO = 1e3
 _GRID_POINTS = 48

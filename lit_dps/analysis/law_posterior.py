@@ -1,4 +1,4 @@
-"""What is uncertain about K = c1 / B + c2: its constants, and its own error.
+"""The uncertainty of K = c1 / B + c2: a posterior of its constants, and the error of the law.
 
 The posterior of the constants is computed on a grid. Errors of log K follow Student's t, a robust
 likelihood. A bound counts by the probability that the law keeps it (a censored, or Tobit,
@@ -15,9 +15,9 @@ from scipy import special
 
 DRAWS = 2000
 
-# Prior of the error of the law: the root mean square of log K at a batch size that is left out of
-# the fit. It counts as this number of points. With 0.05 and `law.ERROR_PER_DOUBLING` = 0.03, the
-# 80 % intervals hold 87 % of the 275 K of public runs that were left out (`python -m benchmarks
+# Prior of the error of the law: the root mean square of log K at a batch size that the fit has not
+# seen, and the number of points that the prior counts as. With 0.05 and `law.ERROR_PER_DOUBLING` =
+# 0.03, the 80 % intervals hold 87 % of the 275 held-out K of public runs (`python -m benchmarks
 # law`); with 0.07 and 0.11 they held 95 %.
 TYPICAL_ERROR = 0.05
 PRIOR_POINTS = 3.0

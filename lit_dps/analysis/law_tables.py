@@ -15,7 +15,7 @@ from lit_dps.core.trial import Series
 
 # Points of a fitted curve in each doubling of the batch size.
 POINTS_PER_DOUBLING = 8
-# Points of a curve that are closer to a measured batch size than this, in log B, are left out.
+# A curve has no points that are closer than this to a measured batch size, in log B.
 MIN_LOG_DISTANCE = 1e-6
 
 
@@ -46,7 +46,7 @@ def medians_outside(law: Law, medians: Law, check_interval: int) -> dict[int, fl
     """Return median over law, by batch size, of the medians outside the law's 95 % band.
 
     Empty without a band. A median is exact up to a check interval: it leaves the band if this
-    entire interval does. Batch sizes where the law or the median is a bound are left out.
+    entire interval does. Batch sizes where the law or the median is a bound are skipped.
     """
     outside = {}
     for batch_size, median in medians.resolved.items():
@@ -151,7 +151,7 @@ def _normalised(curve: pd.DataFrame, law: Law, common: int | None) -> dict[str, 
 
 
 def _curve_points(batch_sizes: Sequence[int], beyond: float) -> np.ndarray:
-    """Return the batch sizes of a curve: those of the grid, and points between and beyond them."""
+    """Return the batch sizes of a curve: the grid, and points between and beyond its sizes."""
     low = min(batch_sizes)
     high = beyond * max(batch_sizes)
     count = 1 + round(POINTS_PER_DOUBLING * float(np.log2(high / low)))
@@ -161,7 +161,7 @@ def _curve_points(batch_sizes: Sequence[int], beyond: float) -> np.ndarray:
 
 
 def _integers_of_grid(batch: np.ndarray, batch_sizes: Sequence[int]) -> list[Any]:
-    """Return the batch sizes of a curve, those of the grid as integers."""
+    """Return the batch sizes of a curve, as integers if they are of the grid."""
     sizes: list[Any] = []
     for batch_size in batch.tolist():
         if batch_size in batch_sizes:

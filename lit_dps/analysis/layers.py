@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from statistics import fmean
 from typing import Any, NamedTuple
 
@@ -13,15 +14,18 @@ from lit_dps.core.record import StudyRecord
 from lit_dps.core.trial import JACOBIAN, RESIDUAL, Series, TrialResult, text_of
 
 Kept = Mapping[str, tuple[int, int]]  # as `TrialResult.kept`
+
+# The axis of weights that are trained under a mask. The mask does not depend on it.
 INIT = "pruning.init"
+# Statistics of the singular values of the Jacobian, by their name in `JACOBIAN`.
 SPECTRUM = ("mean", "spread", "condition")
 
 
 def kept_of(record: StudyRecord) -> Iterator[tuple[Series, int, Kept]]:
     """Yield series, point, and what its mask keeps, once for each point.
 
-    The mask is the same at every batch size, and whatever weights are trained under it
-    (`pruning.init`), which is left out of the series.
+    The mask is the same at every batch size and for all weights that are trained under it. So the
+    series are without the axis `pruning.init`.
     """
     seen = set()
     for cell in record.cells:
@@ -37,7 +41,7 @@ def kept_of(record: StudyRecord) -> Iterator[tuple[Series, int, Kept]]:
 def layer_rows(kept: Iterable[tuple[Series, int, Kept]]) -> pd.DataFrame:
     """Return one row a series and layer, in the network's order.
 
-    Biases are left out: where they begin at zero all are pruned. Columns: sparsity and further
+    Biases are skipped: if they begin at zero, all of them are pruned. Columns: sparsity and further
     axes, layer, total [elements], points, kept (the mean over the points), share, low and high (the
     least and the greatest share of a point), empty (points in which nothing of it is kept).
     """
@@ -50,20 +54,21 @@ def layer_rows(kept: Iterable[tuple[Series, int, Kept]]) -> pd.DataFrame:
             if is_bias(layer):
                 continue
             counts = [point[layer][0] for point in points if layer in point]
-            rows.append(
-                {
-                    **columns_of(series),
-                    "layer": layer,
-                    "total": total,
-                    "points": len(counts),
-                    "kept": fmean(counts),
-                    "share": fmean(counts) / total,
-                    "low": min(counts) / total,
-                    "high": max(counts) / total,
-                    "empty": counts.count(0),
-                }
-            )
+            rows.append({**columns_of(series), "layer": layer, **_shares(counts, total)})
     return frame(rows)
+
+
+def _shares(counts: Sequence[int], total: int) -> dict[str, float]:
+    """Return the columns of a layer: the elements that each point keeps, of a total."""
+    return {
+        "total": total,
+        "points": len(counts),
+        "kept": fmean(counts),
+        "share": fmean(counts) / total,
+        "low": min(counts) / total,
+        "high": max(counts) / total,
+        "empty": counts.count(0),
+    }
 
 
 def is_bias(name: str) -> bool:
@@ -75,10 +80,9 @@ def collapse_rows(layers: pd.DataFrame) -> pd.DataFrame:
     """Return one row a way of pruning and sparsity, from `layer_rows`.
 
     Columns: further axes, sparsity, points, kept (the share of all layers' weights, the mean over
-    the points: less than 1 - sparsity where that counts nodes), least (the least share of a layer
-    that any point keeps), layer (which), empty (points in which some layer is empty, at least),
-    collapses (the first of the sparsities at which a layer of some point is empty; missing where
-    none is).
+    the points: less than 1 - sparsity if that counts nodes), least (the least share of a layer that
+    any point keeps), layer (of that share), empty (a lower bound of the points with empty layers),
+    collapses (the first sparsity at which a point has an empty layer; missing without any).
     """
     ways = _names_of_series(layers)[1:]
     groups: Any = [((), layers)]
@@ -86,7 +90,9 @@ def collapse_rows(layers: pd.DataFrame) -> pd.DataFrame:
         groups = layers.groupby(ways, sort=False)
     rows = []
     for way, part in groups:
-        first = part.loc[part["empty"] > 0, "sparsity"].min()
+        collapses = part.loc[part["empty"] > 0, "sparsity"].min()
+        if pd.isna(collapses):
+            collapses = None
         for sparsity, here in part.groupby("sparsity"):
             least = here.loc[here["low"].idxmin()]
             rows.append(
@@ -98,7 +104,7 @@ def collapse_rows(layers: pd.DataFrame) -> pd.DataFrame:
                     "least": float(least["low"]),
                     "layer": least["layer"],
                     "empty": int(here["empty"].max()),
-                    "collapses": None if pd.isna(first) else first,
+                    "collapses": collapses,
                 }
             )
     return frame(rows)
@@ -111,20 +117,19 @@ def _names_of_series(layers: pd.DataFrame) -> list[str]:
 
 
 def empty_layers(record: StudyRecord) -> list[str]:
-    """Return the layers that pruning left empty, each with its series and its samples.
+    """Return the layers that are empty after pruning, each with its series and its samples.
 
-    They pass nothing on but biases.
+    They pass on biases only.
     """
     table = layer_rows(kept_of(record))
     if not len(table):
         return []
-    names = _names_of_series(table)
+    names = {name: name for name in _names_of_series(table)}
+    names["sparsity"] = "S"
     places = []
     for row in records(table):
         if row["empty"]:
-            series = []
-            for name in names:
-                series.append(f"{'S' if name == 'sparsity' else name}={text_of(row[name])}")
+            series = [f"{text}={text_of(row[name])}" for name, text in names.items()]
             samples = f"at {row['empty']} of {row['points']} samples"
             places.append(f"{' '.join(series)}: {row['layer']} {samples}")
     return places
@@ -136,7 +141,7 @@ def jacobian_rows(record: StudyRecord) -> pd.DataFrame:
     Columns: sparsity and further axes, batch_size [examples], point; distance_before and
     distance_after, the sum over the layers of ||W'W - I||_F; mean, spread (standard deviation over
     all examples) and condition (median over the examples of largest over smallest) of the singular
-    values of d outputs / d inputs, each _before and _after, missing where they were not measured.
+    values of d outputs / d inputs, each _before and _after, missing if they were not measured.
     """
     rows = []
     for cell in record.cells:
@@ -190,7 +195,7 @@ def repaired_spectra(record: StudyRecord) -> dict[Series, tuple[Spectrum, Spectr
 
 def without_jacobian(record: StudyRecord) -> int:
     """Return the number of repaired networks whose Jacobian was not measured."""
-    results = [result for of_cell in record.results.values() for result in of_cell]
+    results = chain.from_iterable(record.results.values())
     return sum(_is_repaired(result) and not _has_jacobian(result) for result in results)
 
 

@@ -31,8 +31,8 @@ NEAREST_TRIALS = 3
 # The noise of K* between searches of n points in d = 1 or 2 metaparameters is n^(-1 / d), plus that
 # of seeds. Blocks of 4, 8, 16, 25 and 32 of the 100 points of the stored studies (d = 2) have 0.41,
 # 0.34, 0.24, 0.20 and 0.18; blocks of 4 and 8 points of one learning rate 0.30 and 0.14. Then the
-# 80 % intervals of 25 of these 100 points hold 80 to 83 %; those of a bootstrap of the minimum hold
-# 33 to 70 %.
+# 80 % intervals of 25 of these 100 points hold 80 to 83 %; intervals of a bootstrap of the
+# minimum hold 33 to 70 %.
 MAX_DIMENSIONS = 2
 SEED_NOISE = 0.1
 # This prior counts as this number of distances.

@@ -1,4 +1,4 @@
-"""The steps of a sparse network over those of a dense one, with intervals (the paper's Fig. 12)."""
+"""Ratios of K*, sparse over dense, with intervals (Lee et al. 2021, Figure 12)."""
 
 from __future__ import annotations
 

@@ -20,8 +20,8 @@ QUIET = "quiet timing"
 TRIALS = "trials"
 WITH_CHECKS = "trials with checks"
 
-# Trials of these ends ran as many steps as their curves have. The curve of a trial that a race
-# ended may be truncated.
+# Trials of these ends ran all steps of their curves. The curve of a trial that a race ended may be
+# truncated.
 _FULL_LENGTH = (Status.COMPLETE, Status.INCOMPLETE)
 # Minimum share of a trial's time that counts as steps, if its start took longer on other trials.
 _MIN_STEP_SHARE = 0.05
@@ -157,7 +157,7 @@ def _seconds_to_start(steps: dict[Cell, np.ndarray], seconds: dict[Cell, np.ndar
 
 
 def _ran_alone(result: TrialResult) -> bool:
-    """Return True if the wall time of a trial is that of its steps alone.
+    """Return True if the wall time of a trial went into its steps alone.
 
     Stacked trials share their time, and trials that measured smoothness spent some on that.
     """

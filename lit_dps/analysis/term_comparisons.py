@@ -1,14 +1,14 @@
 """Which terms of the convergence theory change with sparsity as K* does (Lee et al. 2021, Sec. 4).
 
-The terms are those of `theory`. Ratios of sparse over dense are taken over pairs of trials, one
-point at one batch size. Rank correlations are over the series of a study, within one batch size: if
-smoothness carries the effect of a mask, the series with the larger L needs the more steps.
+`theory` computes the terms. Ratios of sparse over dense are over pairs of trials, one point at one
+batch size. Rank correlations are over the series of a study, within one batch size: if smoothness
+carries the effect of a mask, a series with a larger L needs more steps.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -18,16 +18,20 @@ import pandas as pd
 from lit_dps.analysis.intervals import PERCENTILES, REPLICATES, resampling_rng
 from lit_dps.analysis.law import Law
 from lit_dps.analysis.summary import comparable
-from lit_dps.analysis.tables import base_of, columns_of, frame
+from lit_dps.analysis.tables import base_of, cell_of, columns_of, frame
 from lit_dps.analysis.theory import Start, Terms, finite, terms_of
 from lit_dps.core.racing import to_goal
 from lit_dps.core.record import StudyRecord
-from lit_dps.core.trial import Cell, Series, TrialResult
+from lit_dps.core.trial import Series, TrialResult
 
-RATIOS = ("delta", "beta", "lipschitz", "epsilon")
 Measured = Terms | Start
+TermsReader = Callable[[TrialResult], Any]  # `terms_of` or `start_of`
 
-FEWEST = 4  # series that a rank correlation takes
+# Terms whose ratios are in the table of ratios.
+RATIOS = ("delta", "beta", "lipschitz", "epsilon")
+# Series that a rank correlation needs.
+MIN_SERIES = 4
+# Terms that are correlated with K*.
 TERMS: dict[str, Callable[[Terms], float]] = {
     "lipschitz": lambda terms: terms.lipschitz,
     "beta": lambda terms: terms.beta,
@@ -43,7 +47,7 @@ class Pair(NamedTuple):
     """One point at one batch size, dense and sparse, with the same initial weights.
 
     In a search the two have the same metaparameters. In a study of best points (study.best_of) a
-    point is a seed, and each sparsity has its own metaparameters.
+    point is a seed, and metaparameters differ between sparsities.
     """
 
     batch_size: int
@@ -53,28 +57,29 @@ class Pair(NamedTuple):
 
     def log_ratio(self, *names: str) -> float:
         """Return the logarithm of sparse over base, of the product of some of the terms."""
-        return sum(
-            math.log(getattr(self.sparse, name) / getattr(self.base, name)) for name in names
-        )
+        total = 0.0
+        for name in names:
+            total += math.log(getattr(self.sparse, name) / getattr(self.base, name))
+        return total
 
 
 def measured_terms(
-    record: StudyRecord, series: Series, of: Callable[[TrialResult], Any] = terms_of
+    record: StudyRecord, series: Series, read_terms: TermsReader = terms_of
 ) -> dict[tuple[int, int], Any]:
     """Return the terms of the comparable trials of a series, by (batch size, point).
 
     Args:
         record: The study.
         series: One of its series.
-        of: `terms_of`, or `start_of` for what is known before the first step, also where L was
-            never measured.
+        read_terms: `terms_of`, or `start_of` for the terms before the first step, which trials have
+            without a measurement of L.
     """
-    found = {}
+    by_trial = {}
     for key, result in _comparable(record, series).items():
-        terms = of(result)
+        terms = read_terms(result)
         if terms is not None:
-            found[key] = terms
-    return found
+            by_trial[key] = terms
+    return by_trial
 
 
 def _comparable(record: StudyRecord, series: Series) -> dict[tuple[int, int], TrialResult]:
@@ -93,35 +98,38 @@ def paired_terms(
     record: StudyRecord,
     base: Series,
     series: Series,
-    of: Callable[[TrialResult], Any] = terms_of,
+    read_terms: TermsReader = terms_of,
 ) -> list[Pair]:
     """Return the points measured in two series, by batch size, then point; see `measured_terms`."""
-    dense = measured_terms(record, base, of)
-    sparse = measured_terms(record, series, of)
+    dense = measured_terms(record, base, read_terms)
+    sparse = measured_terms(record, series, read_terms)
     return [Pair(*key, dense[key], sparse[key]) for key in sorted(dense.keys() & sparse.keys())]
 
 
 def lipschitz_at_the_same_steps(
     record: StudyRecord, base: Series, series: Series
 ) -> list[tuple[int, float]]:
-    """Return (point, log of L over L) of each pair of trials, by batch size, then point.
+    """Return (point, log of sparse over base L) of each pair of trials, by batch size, point.
 
-    As in `paired_terms`, but L is the mean over the steps that both trials measured it at: where
-    the constant changes along the run, the means over runs of different lengths differ for that
-    reason alone.
+    Unlike in `paired_terms`, L is the mean over the steps at which both trials measured it. If the
+    constant changes along the run, means over runs of different lengths differ for that reason
+    alone.
     """
     dense = _comparable(record, base)
     sparse = _comparable(record, series)
     ratios = []
     for key in sorted(dense.keys() & sparse.keys()):
-        below = _lipschitz_by_step(dense[key])
-        above = _lipschitz_by_step(sparse[key])
-        shared = [step for step in below if step in above]
-        shared = [step for step in shared if len(finite([above[step], below[step]])) == 2]
-        total_above = sum(above[step] for step in shared)
-        total_below = sum(below[step] for step in shared)
-        if shared and min(total_above, total_below) > 0:
-            ratios.append((key[1], math.log(total_above / total_below)))
+        of_base = _lipschitz_by_step(dense[key])
+        of_sparse = _lipschitz_by_step(sparse[key])
+        total_base = 0.0
+        total_sparse = 0.0
+        for step, value in of_base.items():
+            pair = (value, of_sparse.get(step, math.nan))
+            if len(finite(pair)) == 2:
+                total_base += pair[0]
+                total_sparse += pair[1]
+        if min(total_base, total_sparse) > 0:
+            ratios.append((key[1], math.log(total_sparse / total_base)))
     return ratios
 
 
@@ -145,96 +153,120 @@ def _lipschitz_by_step(result: TrialResult) -> dict[int, float]:
 def term_ratio_rows(record: StudyRecord, laws: Mapping[Series, Law]) -> pd.DataFrame:
     """Return how the terms change from the smallest sparsity to each higher one, one row each.
 
-    By series, then batch size, then over all; the two sparsities agree on all further axes of the
-    grid. Ratios of the terms are geometric means over pairs of trials (`paired_terms`), in the row
-    of all batch sizes over all pairs. Columns: sparsity and further axes; base; batch_size
-    [examples], missing in the row of all; pairs; delta, beta, lipschitz, epsilon, the ratios;
-    predicted_c1, the ratio of c1 at equal epsilon as in the paper (Delta x beta x L: 1.00 x 0.54 x
-    3.09 = 1.67 for 90 % of Simple-CNN on MNIST); predicted_c1_measured_epsilon, that over the
-    squared ratio of epsilon; c1, the ratio of the fitted c1; k_star, the ratio of K*, in the row of
-    all the geometric mean over the batch sizes with both, k_star_low and k_star_high the least and
-    the greatest, without K* that are upper bounds. Missing where unknown.
+    By series, then batch size, then over all batch sizes. The two sparsities have the same further
+    axes. Ratios of terms are geometric means over pairs of trials (`paired_terms`), in the row of
+    all batch sizes over all pairs. Values are missing if unknown.
+
+    Columns:
+        sparsity and further axes; base: the smallest sparsity.
+        batch_size [examples]: missing in the row of all.
+        pairs: The number of pairs.
+        delta, beta, lipschitz, epsilon: The ratios.
+        predicted_c1: The ratio of c1 at equal epsilon as in the paper (Delta x beta x L: 1.00 x
+            0.54 x 3.09 = 1.67 for 90 % of Simple-CNN on MNIST).
+        predicted_c1_measured_epsilon: predicted_c1 over the squared ratio of epsilon.
+        c1: The ratio of the fitted c1.
+        k_star: The ratio of K*, without upper bounds; in the row of all the geometric mean over the
+            batch sizes with both K*, k_star_low and k_star_high the least and the greatest.
     """
     rows = []
     for series in record.series:
         base = base_of(series, record.series)
         if base == series:
             continue
-        dense, sparse = laws[base], laws[series]
         pairs = paired_terms(record, base, series)
-        c1 = None
-        if dense.fit is not None and sparse.fit is not None:
-            c1 = sparse.fit.c1 / dense.fit.c1
-        ratios = {}
-        for batch_size, k_star in dense.resolved.items():
-            if batch_size in sparse.resolved:
-                ratios[batch_size] = sparse.resolved[batch_size] / k_star
-        for batch_size in (*record.batch_sizes, None):
-            if batch_size is None:
-                pairs_here = pairs
-                ratios_here = list(ratios.values())
-            else:
-                pairs_here = [pair for pair in pairs if pair.batch_size == batch_size]
-                ratios_here = [ratio for b, ratio in ratios.items() if b == batch_size]
-            row = {
-                **columns_of(series),
-                "base": base.sparsity,
-                "batch_size": batch_size,
-                "pairs": len(pairs_here),
-            }
-            row |= _term_ratios(pairs_here)
-            row["c1"] = c1
-            row["k_star"] = float(np.exp(np.mean(np.log(ratios_here)))) if ratios_here else None
-            row["k_star_low"] = min(ratios_here, default=None)
-            row["k_star_high"] = max(ratios_here, default=None)
-            rows.append(row)
-    return frame(rows, None if rows else ["base", "batch_size", "pairs"])
+        c1 = _c1_ratio(laws[base], laws[series])
+        k_star = _k_star_ratios(laws[base], laws[series])
+        names = {**columns_of(series), "base": base.sparsity}
+        for batch_size in record.batch_sizes:
+            here = [pair for pair in pairs if pair.batch_size == batch_size]
+            ratios = []
+            if batch_size in k_star:
+                ratios.append(k_star[batch_size])
+            rows.append({**names, "batch_size": batch_size, **_ratio_columns(here, c1, ratios)})
+        of_all = _ratio_columns(pairs, c1, list(k_star.values()))
+        rows.append({**names, "batch_size": None, **of_all})
+    if not rows:
+        return frame(rows, ["base", "batch_size", "pairs"])
+    return frame(rows)
+
+
+def _c1_ratio(dense: Law, sparse: Law) -> float | None:
+    """Return the ratio of the fitted c1, sparse over dense; None if a law has no fit."""
+    if dense.fit is None or sparse.fit is None:
+        return None
+    return sparse.fit.c1 / dense.fit.c1
+
+
+def _k_star_ratios(dense: Law, sparse: Law) -> dict[int, float]:
+    """Return the ratio of K*, sparse over dense, at each batch size with both and no bound."""
+    ratios = {}
+    for batch_size, k_star in dense.resolved.items():
+        if batch_size in sparse.resolved:
+            ratios[batch_size] = sparse.resolved[batch_size] / k_star
+    return ratios
+
+
+def _ratio_columns(
+    pairs: Sequence[Pair], c1: float | None, k_star: Sequence[float]
+) -> dict[str, Any]:
+    """Return the columns of a row of `term_ratio_rows` after those that name it."""
+    row: dict[str, Any] = {"pairs": len(pairs), **_term_ratios(pairs), "c1": c1}
+    row |= dict.fromkeys(("k_star", "k_star_low", "k_star_high"))
+    if k_star:
+        row["k_star"] = float(np.exp(np.mean(np.log(k_star))))
+        row["k_star_low"] = min(k_star)
+        row["k_star_high"] = max(k_star)
+    return row
 
 
 def _term_ratios(pairs: Sequence[Pair]) -> dict[str, float | None]:
     """Return the geometric means of the ratios of the terms, and the predicted ratios of c1."""
     if not pairs:
         return dict.fromkeys((*RATIOS, "predicted_c1", "predicted_c1_measured_epsilon"))
-    logs = np.array([[pair.log_ratio(name) for name in RATIOS] for pair in pairs])
-    means: dict[str, Any] = dict(zip(RATIOS, np.exp(np.mean(logs, axis=0)).tolist(), strict=True))
+    logs = []
+    for pair in pairs:
+        logs.append([pair.log_ratio(name) for name in RATIOS])
+    ratios = np.exp(np.mean(logs, axis=0)).tolist()
+    means: dict[str, Any] = dict(zip(RATIOS, ratios, strict=True))
     predicted = means["delta"] * means["beta"] * means["lipschitz"]
     means["predicted_c1"] = predicted
     means["predicted_c1_measured_epsilon"] = predicted / means["epsilon"] ** 2
     return means
 
 
-def series_terms(
-    record: StudyRecord, batch_size: int
-) -> tuple[dict[Series, np.ndarray], dict[Series, np.ndarray]]:
-    """Return steps to result (points,) and terms (points, TERMS) of each series.
+class _SeriesTerms(NamedTuple):
+    """The trials of a series at one batch size, of the points that have ended in every series."""
 
-    Of the points whose trial has ended in every series. Steps are infinite where a trial is not
-    complete, terms nan where unknown.
-    """
+    steps: np.ndarray  # (points,), steps to result; infinite for a trial that is not complete
+    terms: np.ndarray  # (points, TERMS), nan if unknown
+
+
+def _series_terms(record: StudyRecord, batch_size: int) -> dict[Series, _SeriesTerms]:
+    """Return steps to result and terms of each series that has trials at a batch size."""
     results: dict[Series, Mapping[int, TrialResult]] = {}
     for series in record.series:
-        cell = Cell(batch_size, series.sparsity, series.axes)
-        by_point = {r.trial.point: r for r in record.resolved_results(cell)}
-        if by_point:
-            results[series] = by_point
-    points = []
-    if results:
-        points = sorted(set.intersection(*map(set, results.values())))
-    steps, terms = {}, {}
+        trials = record.resolved_results(cell_of(series, batch_size))
+        if trials:
+            results[series] = {result.trial.point: result for result in trials}
+    if not results:
+        return {}
+    points = sorted(set.intersection(*map(set, results.values())))
+    by_series = {}
     for series, by_point in results.items():
-        trials = [by_point[point] for point in points]
-        steps[series] = np.array([math.inf if r.steps is None else r.steps for r in trials], float)
-        values = np.array([_values(result) for result in trials], float)
-        terms[series] = values.reshape(len(points), len(TERMS))
-    return steps, terms
-
-
-def _values(result: TrialResult) -> list[float]:
-    """Return the terms of a trial, in the order of `TERMS`; nan where it is not comparable."""
-    terms = terms_of(result) if comparable(result) else None
-    if terms is None:
-        return [math.nan] * len(TERMS)
-    return [of(terms) for of in TERMS.values()]
+        steps = np.full(len(points), math.inf)
+        terms = np.full((len(points), len(TERMS)), math.nan)
+        for i, point in enumerate(points):
+            result = by_point[point]
+            if result.steps is not None:
+                steps[i] = result.steps
+            measured = None
+            if comparable(result):
+                measured = terms_of(result)
+            if measured is not None:
+                terms[i] = [of(measured) for of in TERMS.values()]
+        by_series[series] = _SeriesTerms(steps, terms)
+    return by_series
 
 
 def rank_rows(record: StudyRecord) -> pd.DataFrame:
@@ -246,18 +278,16 @@ def rank_rows(record: StudyRecord) -> pd.DataFrame:
     """
     rows = []
     for batch_size in record.batch_sizes:
-        steps, terms = series_terms(record, batch_size)
-        for series, of_series in steps.items():
-            best = of_series.min() if len(of_series) else math.inf
-            means = _geometric_means(terms[series][None])[0]
-            row = {
-                "batch_size": batch_size,
-                **columns_of(series),
-                "points": len(of_series),
-                "k_star": int(best) if math.isfinite(best) else None,
-            }
-            for name, mean in zip(TERMS, means, strict=True):
-                row[name] = None if math.isnan(mean) else float(mean)
+        for series, (steps, terms) in _series_terms(record, batch_size).items():
+            row = {"batch_size": batch_size, **columns_of(series), "points": len(steps)}
+            best = steps.min(initial=math.inf)
+            row["k_star"] = None
+            if math.isfinite(best):
+                row["k_star"] = int(best)
+            for name, mean in zip(TERMS, _geometric_means(terms), strict=True):
+                row[name] = None
+                if not math.isnan(mean):
+                    row[name] = float(mean)
             rows.append(row)
     return frame(rows)
 
@@ -274,44 +304,48 @@ def correlation_rows(record: StudyRecord, replicates: int = REPLICATES) -> pd.Da
     """
     rows = []
     for batch_size in record.batch_sizes:
-        steps, terms = series_terms(record, batch_size)
-        if not steps or not len(next(iter(steps.values()))):
-            continue
-        k = np.array(list(steps.values()))  # (series, points)
-        values = np.array(list(terms.values()))  # (series, points, terms)
-        points = k.shape[1]
-        random = resampling_rng(0, batch_size)
-        resamples = random.integers(points, size=(replicates, points))
-        k_star = k.min(axis=1)
-        resampled_k_star = k[:, resamples].min(axis=2).T  # (replicates, series)
-        means = _geometric_means(values)  # (series, terms)
-        resampled_means = np.array([_geometric_means(values[:, chosen]) for chosen in resamples])
-        for i, name in enumerate(TERMS):
-            known = np.isfinite(means[:, i]) & np.isfinite(k_star)
-            count = int(known.sum())
-            if count < FEWEST:
-                continue
-            rho = _rank_correlation(means[known, i], k_star[known])
-            low, high = _limits(resampled_means[:, known, i], resampled_k_star[:, known])
-            rows.append(
-                {
-                    "batch_size": batch_size,
-                    "term": name,
-                    "series": count,
-                    "rho": rho,
-                    "low": min(low, rho),
-                    "high": max(high, rho),
-                    "chance": _chance(count),
-                }
-            )
+        by_series = _series_terms(record, batch_size)
+        for correlation in _correlations(list(by_series.values()), batch_size, replicates):
+            rows.append({"batch_size": batch_size, **correlation})
     return frame(rows)
+
+
+def _correlations(
+    of_series: Sequence[_SeriesTerms], batch_size: int, replicates: int
+) -> Iterator[dict[str, Any]]:
+    """Yield the columns of `correlation_rows` of each term that enough series have."""
+    if not of_series or not len(of_series[0].steps):
+        return
+    steps = np.array([each.steps for each in of_series])  # (series, points)
+    terms = np.array([each.terms for each in of_series])  # (series, points, terms)
+    points = steps.shape[1]
+    resamples = resampling_rng(0, batch_size).integers(points, size=(replicates, points))
+    k_star = steps.min(axis=1)
+    resampled_k_star = steps[:, resamples].min(axis=2).T  # (replicates, series)
+    means = _geometric_means(terms)  # (series, terms)
+    resampled_means = np.array([_geometric_means(terms[:, chosen]) for chosen in resamples])
+    for i, name in enumerate(TERMS):
+        has_both = np.isfinite(means[:, i]) & np.isfinite(k_star)
+        count = int(has_both.sum())
+        if count < MIN_SERIES:
+            continue
+        rho = _rank_correlation(means[has_both, i], k_star[has_both])
+        low, high = _limits(resampled_means[:, has_both, i], resampled_k_star[:, has_both])
+        yield {
+            "term": name,
+            "series": count,
+            "rho": rho,
+            "low": min(low, rho),
+            "high": max(high, rho),
+            "chance": _chance(count),
+        }
 
 
 def _limits(terms: np.ndarray, k_star: np.ndarray) -> tuple[float, float]:
     """Return percentiles of the correlation over resamples (R, series); nan without any."""
     rhos = []
-    for of_terms, of_k_star in zip(terms, k_star, strict=True):
-        rho = _rank_correlation(of_terms, of_k_star)
+    for resampled_terms, resampled_k_star in zip(terms, k_star, strict=True):
+        rho = _rank_correlation(resampled_terms, resampled_k_star)
         if math.isfinite(rho):
             rhos.append(rho)
     if not rhos:
@@ -321,11 +355,11 @@ def _limits(terms: np.ndarray, k_star: np.ndarray) -> tuple[float, float]:
 
 
 def _geometric_means(values: np.ndarray) -> np.ndarray:
-    """Return geometric means (..., terms) over the known points of values (..., points, terms)."""
+    """Return geometric means (..., terms) over the finite points of values (..., points, terms)."""
     logs = np.log(values)
-    known = np.isfinite(values)
+    is_finite = np.isfinite(values)
     with np.errstate(invalid="ignore"):
-        return np.exp(np.where(known, logs, 0).sum(-2) / known.sum(-2))
+        return np.exp(np.where(is_finite, logs, 0).sum(-2) / is_finite.sum(-2))
 
 
 def _rank_correlation(x: np.ndarray, y: np.ndarray) -> float:
@@ -334,8 +368,10 @@ def _rank_correlation(x: np.ndarray, y: np.ndarray) -> float:
         return math.nan
     from scipy.stats import rankdata  # its import takes half a second
 
-    a, b = rankdata(x), rankdata(y)
-    a, b = a - a.mean(), b - b.mean()
+    a = rankdata(x)
+    b = rankdata(y)
+    a = a - a.mean()
+    b = b - b.mean()
     scale = math.sqrt(float((a * a).sum() * (b * b).sum()))
     if not scale:
         return math.nan

@@ -66,7 +66,7 @@ def judge_data(observations: Sequence[Observation]) -> Verdict:
         return Verdict(Refusal.PREDICTION, _too_few(observations, sizes))
     if max(sizes) <= MIN_RANGE * min(sizes):
         span = max(sizes) / min(sizes) - 1
-        reason = f"all batch sizes lie within {100 * span:.0f} %: {listed_numbers(sizes)}"
+        reason = f"all batch sizes are within {100 * span:.0f} %: {listed_numbers(sizes)}"
         return Verdict(Refusal.PREDICTION, reason)
     return Verdict()
 

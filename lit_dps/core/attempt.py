@@ -68,7 +68,9 @@ class Attempt:
     @property
     def steps_to_result(self) -> int | None:
         """The step of the first check that met the goal; None unless the attempt is complete."""
-        return self._first_met_step if self.status is Status.COMPLETE else None
+        if self.status is not Status.COMPLETE:
+            return None
+        return self._first_met_step
 
     @property
     def _first_met_step(self) -> int | None:
@@ -79,9 +81,9 @@ class Attempt:
         return None
 
     def max_mistakes(self, examples: int) -> int:
-        """Return the most mistakes that may still matter: those of the easiest unmet goal.
+        """Return the most mistakes with which the next check meets the easiest unmet goal.
 
-        The next check may stop early once it has made more mistakes.
+        The check may stop early once it has made more mistakes.
 
         Args:
             examples: Size of the validation split.
@@ -132,14 +134,16 @@ class Attempt:
             "step": step,
             self.goal.metric: value,
             "exact": int(is_exact),
-            "train_loss": math.nan if loss is None else loss,
+            "train_loss": math.nan,
         }
+        if loss is not None:
+            point["train_loss"] = loss
         for key, values in self.curve.items():
             values.append(point[key])
         self.status = self.goal.judge(
             step,
             value,
-            loss=0.0 if loss is None else loss,
+            loss=loss or 0.0,
             weights_finite=weights_finite,
             train_past_goal=self.train_past_goal,
             met_before=met_before,
@@ -162,20 +166,26 @@ class Attempt:
     @property
     def last_check(self) -> str:
         """The last check in words; empty before the first check."""
-        return self._check_text(-1) if self.curve["step"] else ""
+        if not self.curve["step"]:
+            return ""
+        return self._check_text(-1)
 
     def _check_text(self, i: int) -> str:
         """Return the i-th check in words, such as "val_error at least 0.2500 at step 8"."""
         step = int(self.curve["step"][i])
         value = self.curve[self.goal.metric][i]
-        is_exact = self.curve["exact"][i] if "exact" in self.curve else True
-        bound = "" if is_exact or not math.isfinite(value) else "at least "
+        is_bound = "exact" in self.curve and not self.curve["exact"][i]
+        bound = ""
+        if is_bound and math.isfinite(value):
+            bound = "at least "
         return f"{self.goal.metric} {bound}{value:.4f} at step {step}"
 
     @property
     def outcome(self) -> str:
         """How the attempt ended, in a line that begins with its status."""
-        steps = int(self.curve["step"][-1]) if self.curve["step"] else 0
+        steps = 0
+        if self.curve["step"]:
+            steps = int(self.curve["step"][-1])
         if self.status is Status.COMPLETE:
             return self._complete_text(steps)
         if self.status is Status.INCOMPLETE:
@@ -183,10 +193,11 @@ class Attempt:
             return f"incomplete: the budget of {budget} steps is spent, {self.last_check}"
         if self.status is Status.INFEASIBLE:
             return f"infeasible: diverged after {steps} steps, {self.last_check}"
-        status = "interrupted" if self.status is None else str(self.status)
-        reasons = [self.failure] if self.failure else []
-        reasons.append(self.last_check or "before its first check")
-        return f"{status}: {'; '.join(reasons)}"
+        text = str(self.status or "interrupted")
+        last_check = self.last_check or "before its first check"
+        if self.failure:
+            return f"{text}: {self.failure}; {last_check}"
+        return f"{text}: {last_check}"
 
     def _complete_text(self, last_step: int) -> str:
         met_step = self._first_met_step
@@ -224,8 +235,9 @@ class Attempt:
         An attempt that is stopped after it has met its goal is complete.
         """
         if self.status is None:
-            is_met = self._first_met_step is not None
-            self.status = Status.COMPLETE if is_met else Status.STOPPED
+            self.status = Status.STOPPED
+            if self._first_met_step is not None:
+                self.status = Status.COMPLETE
         assert self.trial is not None, "an attempt outside of a study has no result"
         return TrialResult(
             trial=self.trial,

@@ -1,12 +1,10 @@
-"""Rounds: the schedule of local SGD, in which workers take steps of their own and meet after so
-many of them.
+"""The schedule of local SGD: when workers train separately, and when they meet.
 
-Steps up to `start` are synchronous: one network on the whole batch. Then each of the workers takes
-steps of its own, on its part of the batch, and after every `steps` of them all meet (Stich 2019,
-"Local SGD Converges Fast and Communicates Little"; post-local SGD, with a start: Lin et al. 2020,
-"Don't Use Large Mini-Batches, Use Local SGD"). Here every round has the same length; the code of
-Lin et al. and torch's PeriodicModelAverager also meet right after the first local step, which is a
-round of a single step.
+Steps up to `start` are synchronous: one network on the entire batch. Then each worker trains its
+network on its part of the batch, and all meet after every `steps` steps (Stich 2019, "Local SGD
+Converges Fast and Communicates Little"; post-local SGD, with a start: Lin et al. 2020, "Don't Use
+Large Mini-Batches, Use Local SGD"). Here every round has the same length. The code of Lin et al.
+and torch's PeriodicModelAverager also meet right after the first local step.
 """
 
 from __future__ import annotations
@@ -19,6 +17,7 @@ from lit_dps.core.errors import ConfigError
 
 
 def _is_number(value: object) -> bool:
+    """Return True for a number; a bool is none."""
     return isinstance(value, Real) and not isinstance(value, bool)
 
 
@@ -68,23 +67,18 @@ class LocalSGDSchedule:
 
     @property
     def on(self) -> bool:
-        """Whether this is another training than the usual one: a single worker that meets itself
-        stays where it is."""
+        """Whether training differs from the usual one; a meeting of one worker changes nothing."""
         return self.workers > 1 or self.outer_learning_rate != 1 or self.outer_momentum != 0
 
     def meet_after(self, step: int) -> bool:
-        """Whether the workers meet after this step, counted from 1."""
+        """Return True if the workers meet after a step, counted from 1."""
         return step > self.start and (step - self.start) % self.steps == 0
 
     def communications(self, steps: int) -> int:
-        """How often the workers talk to each other in so many steps: in each synchronous one, and
-        at each meeting.
+        """Return how often the workers communicate in some steps of training; 0 for one worker.
 
-        One worker has nobody to talk to. What a check asks them for is not counted: it is no part
-        of training.
+        They communicate in each synchronous step and at each meeting. Checks do not count.
         """
-        return (
-            0
-            if self.workers == 1
-            else min(steps, self.start) + max(0, steps - self.start) // self.steps
-        )
+        if self.workers == 1:
+            return 0
+        return min(steps, self.start) + max(0, steps - self.start) // self.steps

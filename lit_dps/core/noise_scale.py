@@ -2,7 +2,7 @@
 
 B_simple = tr(Sigma) / |G|^2 (McCandlish et al. 2018, Section 2.2): the batch size at which the
 noise of the gradient of a batch is as large as the gradient. It is a first guess of the critical
-batch size near the batch size that it was read at, and often lies below it (Merrill et al. 2025).
+batch size, near the batch size of the readings, and often too small (Merrill et al. 2025).
 """
 
 from __future__ import annotations
@@ -14,22 +14,25 @@ from typing import TYPE_CHECKING, Any
 
 from lit_dps.core.text import number_text
 
-if TYPE_CHECKING:  # a configuration is read without them, in no time
+if TYPE_CHECKING:  # at run time NumPy and SciPy are imported only for readings: they are slow
     import numpy as np
 
-SMALL = 32  # examples: smaller batches say little of the mean gradient
-BLOCKS = 8  # of neighbouring readings, whose means are taken to be independent
+# Examples: smaller batches have little information on the mean gradient.
+MIN_BATCH_SIZE = 32
+# Blocks of neighbouring readings. The means of blocks are assumed to be independent.
+BLOCKS = 8
+# Of the intervals.
 LEVEL = 0.95
 
 
-def read_at(batch_sizes: Iterable[int]) -> int:
-    """The batch size of a study at which its noise scale is read: the smallest one of at least
-    `SMALL`, or the largest.
+def reading_batch_size(batch_sizes: Iterable[int]) -> int:
+    """Return the smallest of some batch sizes of at least `MIN_BATCH_SIZE`, or the largest.
 
-    The choice from parts of a grid, then from what was chosen, is that from the whole.
+    A study reads its noise scale there. The choice among the choices from parts of a grid is the
+    choice from the entire grid.
     """
     sizes = list(batch_sizes)
-    return min((size for size in sizes if size >= SMALL), default=max(sizes))
+    return min((size for size in sizes if size >= MIN_BATCH_SIZE), default=max(sizes))
 
 
 @dataclass(frozen=True)
@@ -42,11 +45,10 @@ class NoiseScale:
         variance: tr(Sigma), the trace of the covariance of the per-example gradient, averaged over
             the readings.
         variance_error: Its standard error.
-        low, high: 95 % limits of the noise scale, in examples (Fieller's of a ratio of means);
-            `high` is infinite and
-            `low` a lower bound where |G|^2 is not resolved.
-        readings: How many readings there were.
-        batch_size: Examples of an optimizer step while they were taken.
+        low, high: 95 % limits of the noise scale, in examples (Fieller's, of a ratio of means). If
+            |G|^2 is not resolved, `high` is infinite and `low` is a lower bound.
+        readings: The number of readings.
+        batch_size: Examples of an optimizer step at the readings.
     """
 
     squared_gradient: float
@@ -60,58 +62,64 @@ class NoiseScale:
 
     @property
     def resolved(self) -> bool:
-        """Whether |G|^2 lies above 0 by more than its error allows: else there is no noise scale,
-        but a lower bound."""
+        """Whether |G|^2 is above 0 by its 95 % interval; else only a lower bound is known."""
         return math.isfinite(self.high)
 
     @property
     def value(self) -> float:
-        """tr(Sigma) / |G|^2, in examples; nan where it is not resolved."""
-        return self.variance / self.squared_gradient if self.resolved else math.nan
+        """tr(Sigma) / |G|^2, in examples; nan if it is not resolved."""
+        if not self.resolved:
+            return math.nan
+        return self.variance / self.squared_gradient
 
     def to_dict(self) -> dict[str, Any]:
-        """The fields as plain JSON; without a finite upper limit that is null."""
-        return asdict(self) | {"high": self.high if self.resolved else None}
+        """Return the fields as plain JSON; an infinite upper limit is null."""
+        stored = asdict(self)
+        if not self.resolved:
+            stored["high"] = None
+        return stored
+
+    @classmethod
+    def from_dict(cls, stored: Mapping[str, Any]) -> NoiseScale:
+        """Return the noise scale from the output of `to_dict`."""
+        fields = dict(stored)
+        if fields["high"] is None:
+            fields["high"] = math.inf
+        return cls(**fields)
 
     @property
     def sentence(self) -> str:
-        """What a study says of it."""
+        """The noise scale, its readings and its meaning in words."""
         return (
             f"noise scale {self} by {self.readings} readings at B = {self.batch_size}: a first "
             "guess of B_crit"
         )
 
-    @classmethod
-    def from_dict(cls, stored: Mapping[str, Any]) -> NoiseScale:
-        """The inverse of `stored`."""
-        return cls(**{**stored, "high": math.inf if stored["high"] is None else stored["high"]})
-
     def __str__(self) -> str:
         if self.resolved:
             low, high = number_text(self.low), number_text(self.high)
             return f"{number_text(self.value)} [{low}, {high}]"
-        wide = _quantile(self.readings) * self.squared_gradient_error
-        low = number_text(self.squared_gradient - wide)
-        high = number_text(self.squared_gradient + wide)
-        squared = (
-            f"|G|^2 = {number_text(self.squared_gradient)}, and its 95 % interval [{low}, "
-            f"{high}] "
-            "includes 0"
-        )
-        bound = f" (above {number_text(self.low)})" if self.low > 0 else ""
-        return f"not resolved{bound}: {squared}"
+        bound = ""
+        if self.low > 0:
+            bound = f" (above {number_text(self.low)})"
+        half_width = _quantile(self.readings) * self.squared_gradient_error
+        low = number_text(self.squared_gradient - half_width)
+        high = number_text(self.squared_gradient + half_width)
+        squared = number_text(self.squared_gradient)
+        interval = f"its 95 % interval [{low}, {high}] includes 0"
+        return f"not resolved{bound}: |G|^2 = {squared}, and {interval}"
 
 
-def two_sizes(
+def unbiased_moments(
     small: float, large: float, small_square: float, large_square: float
 ) -> tuple[float, float]:
-    """Unbiased |G|^2 and tr(Sigma) from squared norms of the gradient at two batch sizes.
+    """Return unbiased |G|^2 and tr(Sigma) from squared norms of the gradient at two batch sizes.
 
     E |g_b|^2 = |G|^2 + tr(Sigma) / b (McCandlish et al. 2018, Appendix A.1). Either may be negative
     in one reading.
 
     Args:
-        small, large: Examples of the parts and of the whole.
+        small, large: Examples of the parts and of the entire batch.
         small_square, large_square: Squared norms of the mean gradient over each; of several parts
             the mean.
     """
@@ -120,41 +128,39 @@ def two_sizes(
 
 
 def noise_scale(readings: Mapping[str, Sequence[float]], batch_size: int) -> NoiseScale | None:
-    """The noise scale of readings in the order of the steps; None of fewer than 2 finite ones.
+    """Return the noise scale of readings in the order of the steps; None for fewer than 2 finite.
 
     Both parts are averaged over the readings first, then divided: the mean of ratios would be
-    biased, and infinite where one reading has no gradient. Limits are Fieller's for the ratio of
-    two means, with the covariance of the means of blocks of neighbouring readings, since what is
-    measured drifts along training.
+    biased, and infinite if one reading has no gradient. Limits are Fieller's for the ratio of
+    two means, with the covariance of the means of blocks of neighbouring readings, since readings
+    drift along training.
 
     Args:
-        readings: Equally long "squared_gradient" and "variance", as `two_sizes` gives them.
+        readings: Equally long "squared_gradient" and "variance", from `unbiased_moments`.
         batch_size: Examples of an optimizer step.
     """
     import numpy as np
 
-    pairs = np.array([readings["variance"], readings["squared_gradient"]], dtype=float).reshape(
-        2, -1
-    )
+    pairs = np.array([readings["variance"], readings["squared_gradient"]], float).reshape(2, -1)
     pairs = pairs[:, np.isfinite(pairs).all(axis=0)]
     count = pairs.shape[1]
     if count < 2:
         return None
     blocks = min(BLOCKS, count)
     means = np.array([part.mean(axis=1) for part in np.array_split(pairs, blocks, axis=1)])
-    top, bottom = pairs.mean(axis=1)
+    variance, squared_gradient = pairs.mean(axis=1)
     covariance = np.cov(means.T) / blocks
-    low, high = _fieller(top, bottom, covariance, _quantile(count))
+    low, high = _fieller(variance, squared_gradient, covariance, _quantile(count))
     errors = np.sqrt(np.diag(covariance))
     return NoiseScale(
-        float(bottom),
-        float(errors[1]),
-        float(top),
-        float(errors[0]),
-        max(low, 0.0),
-        high,
-        count,
-        batch_size,
+        squared_gradient=float(squared_gradient),
+        squared_gradient_error=float(errors[1]),
+        variance=float(variance),
+        variance_error=float(errors[0]),
+        low=max(low, 0.0),
+        high=high,
+        readings=count,
+        batch_size=batch_size,
     )
 
 
@@ -166,15 +172,26 @@ def _quantile(readings: int) -> float:
 
 
 def _fieller(top: float, bottom: float, covariance: np.ndarray, t: float) -> tuple[float, float]:
-    """Limits of top / bottom: all r with |top - r bottom| within t standard errors; (lower bound,
-    inf) if unbounded."""
-    (vt, c), (_, vb) = covariance
-    a, b, d = bottom**2 - t**2 * vb, top * bottom - t**2 * c, top**2 - t**2 * vt
+    """Return the limits of top / bottom; a lower bound and infinity if they are unbounded.
+
+    They contain all r with |top - r bottom| within t standard errors (Fieller 1954).
+
+    Args:
+        top, bottom: The numerator and the denominator.
+        covariance: Theirs, (2, 2).
+        t: Standard errors in half an interval.
+    """
+    (top_variance, shared), (_, bottom_variance) = covariance
+    # The limits solve a r^2 - 2 b r + c = 0.
+    a = bottom**2 - t**2 * bottom_variance
+    b = top * bottom - t**2 * shared
+    c = top**2 - t**2 * top_variance
     if bottom > 0 and a > 0:
-        root = math.sqrt(max(b * b - a * d, 0.0))
+        root = math.sqrt(max(b * b - a * c, 0.0))
         return (b - root) / a, (b + root) / a
-    largest = bottom + t * math.sqrt(
-        vb
-    )  # the largest gradient and the smallest variance that the data allow
-    smallest = max(top - t * math.sqrt(vt), 0.0)
-    return (smallest / largest if largest > 0 else 0.0), math.inf
+    # The smallest numerator over the largest denominator that the readings allow.
+    smallest = max(top - t * math.sqrt(top_variance), 0.0)
+    largest = bottom + t * math.sqrt(bottom_variance)
+    if largest <= 0:
+        return 0.0, math.inf
+    return smallest / largest, math.inf

@@ -1,5 +1,4 @@
-"""What a configuration names: something of the package by its name, or somebody else's by its class
-path."""
+"""Names in a configuration: a name of the package, or a class path of other code."""
 
 from __future__ import annotations
 
@@ -14,34 +13,34 @@ T = TypeVar("T")
 
 
 def named(
-    key: str, name: str, known: Mapping[str, T], kind: str, fits: Callable[[object], bool]
+    key: str, name: str, built_in: Mapping[str, T], kind: str, is_kind: Callable[[object], bool]
 ) -> T:
-    """The value that a configuration names.
+    """Return the value that a configuration names.
 
     Args:
-        key: Where it stands in the configuration, such as "pruning.method".
-        name: One of `known`, or a class path, package.module.Name.
-        known: The package's own, by name.
-        kind: What it has to be, for messages.
-        fits: Whether what a class path names is that.
+        key: Its key in the configuration, such as "pruning.method".
+        name: One of `built_in`, or a class path, package.module.Name.
+        built_in: The values of the package, by name.
+        kind: What the value must be, for messages.
+        is_kind: Returns True for a value of this kind.
 
     Raises:
-        ConfigError: if there is no such thing, or it is of another kind.
+        ConfigError: if the name has no value, or a value of another kind.
     """
-    if name in known:
-        return known[name]
+    if name in built_in:
+        return built_in[name]
     module, _, attribute = str(name).rpartition(".")
-    allowed = f"one of {', '.join(known)}, or the class path of a {kind}"
+    allowed = f"one of {', '.join(built_in)}, or the class path of a {kind}"
     hint = None
-    near = closest_name(str(name), known)
+    near = closest_name(str(name), built_in)
     if near is not None:
         hint = f"Did you mean {near}?"
     if not module:
         raise ConfigError(key, name, allowed, hint)
     try:
-        found = getattr(import_module(module), attribute)
+        value = getattr(import_module(module), attribute)
     except (ImportError, AttributeError) as error:
         raise ConfigError(key, name, f"{allowed}: {error}", hint) from error
-    if not fits(found):
+    if not is_kind(value):
         raise ConfigError(key, name, allowed, hint)
-    return found
+    return value

@@ -1,5 +1,4 @@
-"""StepTiming: seconds of a training step in each cell, measured after the last trial. Plain
-data."""
+"""StepTiming: seconds of a training step in each cell, measured after the last trial."""
 
 from __future__ import annotations
 
@@ -86,7 +85,7 @@ class StepTiming:
 
     @classmethod
     def from_dict(cls, stored: Mapping[str, Any]) -> StepTiming:
-        """Return the times whose `stored` form this is.
+        """Return the times from the output of `to_dict`.
 
         Raises:
             KeyError, TypeError or AttributeError: for any other input.

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from lit_dps.analysis.tables import aligned
-from lit_dps.core.noise_scale import read_at
+from lit_dps.core.noise_scale import reading_batch_size
 from lit_dps.core.racing import rungs
 from lit_dps.core.record import StudyRecord
 from lit_dps.core.text import format_duration
@@ -121,7 +121,7 @@ def noise_seconds(setup: StudySetup, timing: Timing) -> float:
 
     Each of its steps takes about as long as two.
     """
-    step = timing.step.at(read_at(setup.study.batch_sizes))
+    step = timing.step.at(reading_batch_size(setup.study.batch_sizes))
     return timing.start + min(MAX_SECONDS, 2 * STEPS * step)
 
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.distributed import GradBucket  # pyright: ignore[reportPrivateImportUsage]
 
 from lit_dps.core.errors import ConfigError
-from lit_dps.core.noise_scale import NoiseScale, noise_scale, two_sizes
+from lit_dps.core.noise_scale import NoiseScale, noise_scale, unbiased_moments
 from lit_dps.parallel import ranks
 from lit_dps.parallel.ddp import SharedBatchDDP
 from lit_dps.parallel.example_count import can_be_cut, cut
@@ -128,7 +128,7 @@ class NoiseScaleCallback(Callback):
     """Measures |G|^2 and tr(Sigma), whose ratio is the noise scale, every `interval` steps.
 
     Both follow from squared norms of the gradient of a batch and of its parts
-    (`lit_dps.core.noise_scale.two_sizes`). The parts are:
+    (`lit_dps.core.noise_scale.unbiased_moments`). The parts are:
 
     - under lit_dps' DDP: the parts of the ranks, before and after the sum of their gradients;
     - with accumulated gradients on one device: the accumulated batches;
@@ -258,7 +258,7 @@ class NoiseScaleCallback(Callback):
         scale = getattr(scaler, "get_scale", lambda: 1.0)() ** 2
         part = sum(square / scale for square in self._squares) / count
         total = sum(self._sizes)
-        return Reading(*two_sizes(self._sizes[0], total, part, whole / scale), total)
+        return Reading(*unbiased_moments(self._sizes[0], total, part, whole / scale), total)
 
     def _reading_of_halves(self, module: LightningModule, batch: Any, batch_idx: int) -> Reading:
         """Return the reading from the gradients of both halves of a batch, by a copy."""
@@ -279,7 +279,9 @@ class NoiseScaleCallback(Callback):
         first, second = gradients
         mean = {parameter: (first[parameter] + second[parameter]) / 2 for parameter in first}
         part_square = (self._squared_norm(first) + self._squared_norm(second)) / 2
-        return Reading(*two_sizes(half, 2 * half, part_square, self._squared_norm(mean)), size)
+        return Reading(
+            *unbiased_moments(half, 2 * half, part_square, self._squared_norm(mean)), size
+        )
 
     def _reading_of_ranks(self, part: float, whole: float) -> Reading:
         """Return the reading from the squared norms of all ranks' parts of a batch."""
@@ -296,7 +298,7 @@ class NoiseScaleCallback(Callback):
         # E |g_i|^2 = |G|^2 + tr(Sigma) / b_i, so the mean square of parts of different sizes
         # belongs to the harmonic mean of their sizes.
         mean_size = count / sum(1 / size for size in sizes)
-        return Reading(*two_sizes(mean_size, total, sum(squares) / count, whole), total)
+        return Reading(*unbiased_moments(mean_size, total, sum(squares) / count, whole), total)
 
     def _add(self, trainer: Trainer, reading: Reading) -> None:
         """Store and log a reading, of all ranks together."""

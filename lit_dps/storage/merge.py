@@ -14,7 +14,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from lit_dps.core.config import check_name
 from lit_dps.core.errors import StorageError
-from lit_dps.core.noise_scale import read_at
+from lit_dps.core.noise_scale import reading_batch_size
 from lit_dps.core.racing import longest_attempt
 from lit_dps.core.repeats import RepeatId
 from lit_dps.core.trial import Cell, Status, Trial, TrialResult, Value
@@ -260,7 +260,7 @@ def _merge_noise(
     elif ours["batch_size"] == theirs["batch_size"]:
         is_better = ours["readings"] < theirs["readings"]
     else:
-        preferred = read_at((ours["batch_size"], theirs["batch_size"]))
+        preferred = reading_batch_size((ours["batch_size"], theirs["batch_size"]))
         is_better = preferred == theirs["batch_size"]
     if is_better:
         optuna.load_study(study_name=name, storage=storage).set_user_attr(schema.NOISE, theirs)

@@ -14,7 +14,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lit_dps.core.attempt import Attempt
 from lit_dps.core.errors import UserError
 from lit_dps.core.local_sgd import LocalSGDSchedule
-from lit_dps.core.noise_scale import NoiseScale, read_at
+from lit_dps.core.noise_scale import NoiseScale, reading_batch_size
 from lit_dps.core.trial import Cell, Trial, Value
 from lit_dps.readings import NoiseScaleCallback
 from lit_dps.study.probe_run import EndProbe, probe_run
@@ -38,7 +38,7 @@ def first_guess(setup: StudySetup, at_step: Callable[[], None] = lambda: None) -
     Returns:
         The noise scale, or the reason why it was not measured, as one line.
     """
-    batch_size = read_at(setup.study.batch_sizes)
+    batch_size = reading_batch_size(setup.study.batch_sizes)
     return short_run(setup, batch_size, setup.middle, STEPS, MAX_SECONDS, at_step)
 
 

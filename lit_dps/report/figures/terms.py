@@ -16,7 +16,7 @@ from matplotlib.ticker import NullLocator
 import lit_dps.report.figures.style as look
 from lit_dps.analysis.analysis import Analysis
 from lit_dps.analysis.tables import numbers, three_digits, where
-from lit_dps.analysis.term_comparisons import FEWEST, TERMS, correlation_rows, rank_rows
+from lit_dps.analysis.term_comparisons import MIN_SERIES, TERMS, correlation_rows, rank_rows
 from lit_dps.core.trial import text_of
 from lit_dps.report.figures.pruners import by_default as by_default
 
@@ -39,8 +39,8 @@ def missing(study: Analysis) -> str | None:
     rows = rank_rows(study.record)
     if not len(rows) or not len(_known(rows)):
         return "no measured terms of the theory (smoothness.interval)"
-    if max(Counter(_known(rows)["batch_size"]).values()) < FEWEST:
-        return f"terms and K* of fewer than {FEWEST} series at one batch size"
+    if max(Counter(_known(rows)["batch_size"]).values()) < MIN_SERIES:
+        return f"terms and K* of fewer than {MIN_SERIES} series at one batch size"
     return None
 
 

@@ -20,7 +20,7 @@ from lit_dps.advice.step_time import Link, StepTime, Timed, fit_step_time
 from lit_dps.analysis.law import fit_law
 from lit_dps.analysis.law_fit import AT_LEAST
 from lit_dps.analysis.observations import Observation
-from lit_dps.core.noise_scale import noise_scale, two_sizes
+from lit_dps.core.noise_scale import noise_scale, unbiased_moments
 
 SIZES = (4, 8, 16, 32, 64, 128, 256)
 C1, C2 = 4e4, 100.0
@@ -123,7 +123,7 @@ def test_public_step_times_are_predicted():
 
 
 def scale_of(small, large, sizes):
-    squared, variance = two_sizes(*sizes, small, large)
+    squared, variance = unbiased_moments(*sizes, small, large)
     return noise_scale({"squared_gradient": squared, "variance": variance}, sizes[1])
 
 

@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from lit_dps.core.errors import ConfigError
-from lit_dps.core.noise_scale import NoiseScale, noise_scale, read_at, two_sizes
+from lit_dps.core.noise_scale import NoiseScale, noise_scale, reading_batch_size, unbiased_moments
 from lit_dps.data import Digits
 from lit_dps.models import MLP
 from lit_dps.module import ImageClassifier
@@ -50,14 +50,18 @@ TRUE_SQUARE, TRUE_VARIANCE = DIMENSIONS * 0.25, DIMENSIONS * SPREAD**2
 
 def test_two_sizes_solve_the_two_equations():
     squared, variance = 2.5, 90.0
-    assert two_sizes(8, 32, squared + variance / 8, squared + variance / 32) == pytest.approx(
-        (squared, variance)
-    )
+    assert unbiased_moments(
+        8, 32, squared + variance / 8, squared + variance / 32
+    ) == pytest.approx((squared, variance))
 
 
 def test_a_study_reads_at_the_smallest_batch_size_that_is_not_small():
-    assert read_at([4, 16, 64, 256]) == 64 and read_at([32, 64]) == 32 and read_at([8, 4]) == 8
-    assert read_at([read_at([4, 256]), read_at([16, 64])]) == 64
+    assert (
+        reading_batch_size([4, 16, 64, 256]) == 64
+        and reading_batch_size([32, 64]) == 32
+        and reading_batch_size([8, 4]) == 8
+    )
+    assert reading_batch_size([reading_batch_size([4, 256]), reading_batch_size([16, 64])]) == 64
 
 
 @pytest.mark.parametrize("accumulated", [1, 4])
