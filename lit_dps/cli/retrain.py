@@ -24,7 +24,7 @@ from lit_dps.core.record import StudyRecord
 from lit_dps.core.text import shorten
 from lit_dps.core.trial import Status, text_of
 from lit_dps.parallel.process import INTERRUPTED
-from lit_dps.storage.ownership import foreign_modules, is_own
+from lit_dps.storage.ownership import foreign_modules, was_run_by_user
 from lit_dps.storage.read import read_study, study_uid
 from lit_dps.study.retrain import compare_with_stored, retrain, stored_trial
 from lit_dps.study.setup import StudySetup
@@ -67,7 +67,7 @@ def _check_trust(record: StudyRecord, storage: StorageConfig) -> None:
     # paths.
     study = {key: record.config.get("study", {}).get(key) for key in ("grid", "space", "sampler")}
     modules = foreign_modules({**record.config, "study": study})
-    if modules and not is_own(study_uid(storage.optuna_url, record.name)):
+    if modules and not was_run_by_user(study_uid(storage.optuna_url, record.name)):
         raise UserError(
             f"study {record.name!r} was not run by you on this machine, and training its trial "
             f"again imports {shorten(', '.join(modules))}, which runs code; add --trust if you "

@@ -34,12 +34,10 @@ class StoredTrial(NamedTuple):
 
 def read_trials(storage: RDBStorage, study_ids: Collection[int]) -> dict[int, list[StoredTrial]]:
     """Return the trials of each study by its id, in the order of their numbers."""
-    trial, param, attribute = (
-        models.TrialModel,
-        models.TrialParamModel,
-        models.TrialUserAttributeModel,
-    )
-    asked = trial.study_id.in_(study_ids)
+    trial = models.TrialModel
+    param = models.TrialParamModel
+    attribute = models.TrialUserAttributeModel
+    is_requested = trial.study_id.in_(study_ids)
     trials = select(trial.trial_id, trial.study_id, trial.number, trial.state)
     params = select(param.trial_id, param.param_name, param.param_value, param.distribution_json)
     attributes = select(attribute.trial_id, attribute.key, attribute.value_json)
@@ -47,17 +45,16 @@ def read_trials(storage: RDBStorage, study_ids: Collection[int]) -> dict[int, li
     by_id: dict[int, StoredTrial] = {}
     json_to_box = cache(json_to_distribution)
     with _create_scoped_session(storage.scoped_session) as session:
-        for trial_id, study_id, number, state in session.execute(
-            trials.where(asked).order_by(trial.number)
-        ):
+        rows = session.execute(trials.where(is_requested).order_by(trial.number))
+        for trial_id, study_id, number, state in rows:
             by_id[trial_id] = StoredTrial(number, state, {}, {})
             by_study[study_id].append(by_id[trial_id])
         # A worker may add trials between two queries; these are not in `by_id`.
-        rows = session.execute(params.join(trial).where(asked).order_by(param.param_id))
+        rows = session.execute(params.join(trial).where(is_requested).order_by(param.param_id))
         for trial_id, name, value, box in rows:
             if trial_id in by_id:
                 by_id[trial_id].params[name] = json_to_box(box).to_external_repr(value)
-        for trial_id, key, text in session.execute(attributes.join(trial).where(asked)):
+        for trial_id, key, text in session.execute(attributes.join(trial).where(is_requested)):
             if trial_id in by_id:
                 by_id[trial_id].user_attrs[key] = _value_of(text, key, by_id[trial_id].number)
     return by_study

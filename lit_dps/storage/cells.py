@@ -42,7 +42,7 @@ class WrongCell(StorageError):
 
     Attributes:
         name: The name of the Optuna study.
-        keys: Its user attributes that differ from those of the cell.
+        keys: Its user attributes that differ from the user attributes of the cell.
     """
 
     def __init__(self, message: str, name: str = "", keys: Sequence[str] = ()):
@@ -67,7 +67,9 @@ def open_cell(
         WrongCell: as `check_cell`.
         ForeignStudy: if another program made the Optuna study.
     """
-    study_name = repeats_study_name(name, cell) if repeats else cell_study_name(name, cell)
+    study_name = cell_study_name(name, cell)
+    if repeats:
+        study_name = repeats_study_name(name, cell)
     refuse_foreign_cell(storage, study_name)
     study = optuna.create_study(
         study_name=study_name,
@@ -100,7 +102,7 @@ def set_metric_name(study: optuna.Study, name: str) -> None:
 
 
 def check_cell(attrs: Mapping[str, Any], name: str, cell: Cell, uid: str | None) -> None:
-    """Check that the user attributes of an Optuna study are those of a cell.
+    """Check that an Optuna study has the user attributes of a cell.
 
     Raises:
         WrongCell: if the study holds another cell of this name, or a deleted study's cell.
@@ -198,7 +200,9 @@ def fewest_steps(storage: RDBStorage, study: int) -> int | None:
     )
     with Session(storage.engine) as session:
         steps = session.scalar(least)
-    return None if steps is None else int(steps)
+    if steps is None:
+        return None
+    return int(steps)
 
 
 def pruned_results(storage: RDBStorage, study: int, point: int) -> list[dict[str, Any]]:

@@ -52,7 +52,9 @@ def decode_columns(columns: Mapping[str, Any]) -> dict[str, list[float]]:
 def last_step(columns: Mapping[str, Any]) -> float:
     """Return the last step of encoded columns; minus infinity if they are empty."""
     steps = _decode_column(columns.get(STEP, []))
-    return steps[-1] if steps else -math.inf
+    if not steps:
+        return -math.inf
+    return steps[-1]
 
 
 def encode_values(values: Mapping[str, float]) -> dict[str, float | str]:
@@ -97,7 +99,9 @@ def _decode_column(column: Any) -> list[float]:
 def _encode_whole_numbers(values: list[int]) -> Any:
     if len(values) > 1 and set(values) <= {0, 1}:
         runs = [len(list(group)) for _, group in groupby(values)]
-        return {"runs": [0, *runs] if values[0] == 1 else runs}
+        if values[0] == 1:
+            runs = [0, *runs]
+        return {"runs": runs}
     if len(values) > 1 and values[1] > values[0]:
         interval = values[1] - values[0]
         last = values[0] + interval * len(values)
@@ -121,12 +125,15 @@ def _encode_shares(values: Sequence[float]) -> dict[str, Any] | None:
         return None
     counts: list[int | str] = []
     for value in values:
-        counts.append(round(value * examples) if math.isfinite(value) else str(value))
+        if math.isfinite(value):
+            counts.append(round(value * examples))
+        else:
+            counts.append(str(value))
     return {"counts": counts, "of": examples, "bits": bits}
 
 
 def _smallest_denominator(shares: np.ndarray, bits: int) -> int | None:
-    """Return the smallest number of examples whose shares these are; None if there is none."""
+    """Return the smallest number of examples whose shares these are; None if no number fits."""
     distinct = np.unique(shares)
     if distinct.size < MIN_DISTINCT_SHARES:
         return None
@@ -145,7 +152,9 @@ def _nearest_share(shares: Any, examples: Any, bits: int) -> np.ndarray:
 
 def _share(counts: np.ndarray, examples: Any, bits: int) -> np.ndarray:
     shares = counts / examples
-    return shares.astype(np.float32).astype(float) if bits == 32 else shares
+    if bits == 32:
+        return shares.astype(np.float32).astype(float)
+    return shares
 
 
 def _decode_shares(column: Mapping[str, Any]) -> list[float]:
@@ -165,12 +174,18 @@ def _round(value: int | float) -> int | float:
 
 def _to_number(value: Any) -> int | float:
     """Return a number of Python for one of torch or NumPy."""
-    return int(value) if isinstance(value, Integral) else float(value)
+    if isinstance(value, Integral):
+        return int(value)
+    return float(value)
 
 
 def _to_json(value: int | float) -> int | float | str:
-    return value if math.isfinite(value) else str(value)
+    if math.isfinite(value):
+        return value
+    return str(value)
 
 
 def _from_json(value: float | str) -> float:
-    return float(value) if isinstance(value, str) else value
+    if isinstance(value, str):
+        return float(value)
+    return value

@@ -131,20 +131,12 @@ def declare(
         StorageError: if the storage cannot be used.
     """
     attrs = {
-        schema.ABOUT: f"study {study.name}: K* of each cell; the trials of a cell are in "
-        f"{study.name} | B=...",
+        **_study_attributes(study),
+        **_grid_attributes(study, boxes),
         schema.WORKLOAD: workload,
         schema.GOAL: dataclasses.asdict(goal),
-        schema.SEED: study.seed,
-        schema.TRIAL_SEED: study.seed,
-        schema.SPACE: space_to_dict(study.space),
         schema.IDENTITY: dict(identity),
         schema.CONFIG: dict(config),
-        **_grid_attributes(study, boxes),
-        schema.GOALS: study.goals,
-        schema.RACE_FACTOR: study.race_factor,
-        schema.TRAIN_PAST_GOAL: study.train_past_goal,
-        schema.REPEATS: _encode_plan(study.repeat_plan),
     }
     with storage_errors(url), temporary_storage(url) as storage, storage_lock(url):
         refuse_foreign_header(storage, study.name)
@@ -159,6 +151,21 @@ def declare(
             attrs[schema.TRIAL_SEED] = stored[schema.TRIAL_SEED]
         header = extend(storage, study.name, attrs)
     return Declared(header[schema.RACE_FACTOR], header[schema.UID])
+
+
+def _study_attributes(study: StudyConfig) -> dict[str, Any]:
+    """Return the header's attributes about the search, without the grid."""
+    name = study.name
+    return {
+        schema.ABOUT: f"study {name}: K* of each cell; the trials of a cell are in {name} | B=...",
+        schema.SEED: study.seed,
+        schema.TRIAL_SEED: study.seed,
+        schema.SPACE: space_to_dict(study.space),
+        schema.GOALS: study.goals,
+        schema.RACE_FACTOR: study.race_factor,
+        schema.TRAIN_PAST_GOAL: study.train_past_goal,
+        schema.REPEATS: _encode_plan(study.repeat_plan),
+    }
 
 
 def extend(storage: RDBStorage, name: str, attrs: Mapping[str, Any]) -> dict[str, Any]:

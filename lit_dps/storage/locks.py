@@ -229,8 +229,8 @@ class WorkerFile:
             return []
         names = []
         for file in sorted(self._folder.iterdir()):
-            is_own = self.is_held and file.name == self._token
-            if not is_own and self.liveness(file.name) is not Liveness.DEAD:
+            is_ours = self.is_held and file.name == self._token
+            if not is_ours and self.liveness(file.name) is not Liveness.DEAD:
                 names.append(f"the process with the file {file}")
         return names
 
@@ -267,7 +267,9 @@ _UNTOKENED = re.compile(r"(.*):(\d+):(\w*)")
 def token_of(owner: str) -> str | None:
     """Return the token of an owner; None for owners on servers."""
     match = _OWNER.fullmatch(owner)
-    return match[1] if match else None
+    if match is None:
+        return None
+    return match[1]
 
 
 def describe_owner(owner: str) -> str:
@@ -350,7 +352,9 @@ class ServerPeers:
             return Liveness.ALIVE
         with self._thread:
             free = self._ask("pg_try_advisory_xact_lock_shared", owner)
-        return Liveness.DEAD if free else Liveness.ALIVE
+        if free:
+            return Liveness.DEAD
+        return Liveness.ALIVE
 
     def alive(self, owner: str | None) -> bool:
         """Return True if the owner is alive; False if there is no owner."""

@@ -195,7 +195,7 @@ def _check_same_study(
     differences = identity_changes(ours[schema.IDENTITY], theirs[schema.IDENTITY])
     if differences:
         raise StudyChanged(
-            f"study {name!r} of {other_place} was made with another configuration than that of "
+            f"study {name!r} was made with another configuration in {other_place} than in "
             f"{place}: {'; '.join(map(str, differences))}",
             keys=[difference.key for difference in differences],
         )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import lzma
 import os
+import re
 import shutil
 import socket
 import sqlite3
@@ -50,7 +51,7 @@ class Migration(NamedTuple):
     Attributes:
         converted: Number of trials of each converted study, by name.
         unchanged: Names of the studies that have the present format already.
-        backup: The copy of a SQLite file from before; None if there is none.
+        backup: The copy of the SQLite file before the migration; None without a copy.
     """
 
     converted: dict[str, int]
@@ -105,7 +106,9 @@ def migrate(
         _refuse_other_processes(url)
         for name in names:
             _refuse_running(storage, url, name, take_over)
-        backup = _back_up(file) if file is not None and backs_up else None
+        backup = None
+        if file is not None and backs_up:
+            backup = _back_up(file)
         converted = {}
         for name in names:
             with Session(storage.engine) as session, session.begin():
@@ -198,7 +201,7 @@ def _refuse_running(storage: RDBStorage, url: str, name: str, take_over: bool) -
         owners = {json.loads(row.value_json) for row in rows}
     for owner in sorted(owners):
         if sqlite_file(url) is None or token_of(owner) is not None:
-            # `_refuse_other_processes` has found these owners dead.
+            # `_refuse_other_processes` has checked that these owners are dead.
             continue
         liveness = liveness_without_token(owner)
         if liveness is Liveness.ALIVE:
@@ -241,18 +244,17 @@ def liveness_without_token(owner: str) -> Liveness:
     A process of this host is alive if a process with the same number and start time exists. A
     process of another host is UNKNOWN.
     """
-    host, _, rest = owner.partition(":")
-    number, _, start = rest.partition(":")
-    if host != socket.gethostname() or not number.isdecimal():
+    match = re.fullmatch(r"([^:]*):(\d+):(.*)", owner)
+    if match is None or match[1] != socket.gethostname():
         return Liveness.UNKNOWN
-    process = int(number)
+    process = int(match[2])
     try:
         os.kill(process, 0)
     except (ProcessLookupError, OverflowError):
         return Liveness.DEAD
     except PermissionError:
         pass
-    if start_of(process) == start:
+    if start_of(process) == match[3]:
         return Liveness.ALIVE
     return Liveness.DEAD
 

@@ -1,11 +1,11 @@
-"""Whose study is it? Refuses Optuna studies of other programs; knows the studies of this user.
+"""Whose study is it? Refuses Optuna studies of other programs; records the studies of this user.
 
 `refuse_foreign_*` run before anything is written to an Optuna study whose name another program may
 have used.
 
 A database holds no code. But its configuration names modules, and importing a module runs code.
-So `lit-dps study` notes the uid of each study that it runs in a file of the user. A note in the
-storage would prove nothing, because the storage may come from somebody else.
+So `lit-dps study` writes the uid of each study that it runs into a file of the user. An entry in
+the storage would prove nothing, because the storage may come from another person.
 """
 
 from __future__ import annotations
@@ -82,8 +82,7 @@ def refuse_foreign_cells(storage: RDBStorage, name: str, cells: Iterable[Cell]) 
 
 
 def refuse_foreign_cell(storage: RDBStorage, study_name: str) -> None:
-    """Raise ForeignStudy if another program made an Optuna study of a cell, or one of its
-    trials."""
+    """Raise ForeignStudy if another program made a cell's Optuna study, or one of its trials."""
     study = _study_id(storage, study_name)
     if study is None:
         return
@@ -119,9 +118,9 @@ def _study_id(storage: RDBStorage, study_name: str) -> int | None:
 def _may_be_interrupted(
     storage: RDBStorage, study: int, attrs: Mapping[str, Any], our_attrs: Mapping[str, Stored]
 ) -> bool:
-    """Return True if a study may be an interrupted one of ours.
+    """Return True if lit_dps may have been interrupted while it created an Optuna study.
 
-    It then has no trials, only attributes of ours, and one objective, which is minimized.
+    Such a study has no trials, only attributes of lit_dps, and one objective, which is minimized.
     """
     if storage.get_n_trials(study) > 0 or not attrs.keys() <= our_attrs.keys():
         return False
@@ -134,30 +133,30 @@ def _may_be_interrupted(
 KNOWN_PACKAGES = {"lit_dps", "lightning", "torch", "torchvision", "optuna"}
 
 
-def own_studies_file() -> Path:
+def user_studies_file() -> Path:
     """Return the file of uids, one a line, below $XDG_STATE_HOME or ~/.local/state."""
     folder = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
     return Path(folder) / "lit_dps" / "studies"
 
 
 def remember(uid: str) -> None:
-    """Note that this user has run a study."""
-    if is_own(uid):
+    """Record that this user has run a study."""
+    if was_run_by_user(uid):
         return
-    file = own_studies_file()
-    # Without a note, the user can still pass --trust.
+    file = user_studies_file()
+    # Without an entry, the user can still pass --trust.
     with suppress(OSError):
         file.parent.mkdir(parents=True, exist_ok=True)
         with file.open("a", encoding="utf-8") as lines:
             lines.write(f"{uid}\n")
 
 
-def is_own(uid: str | None) -> bool:
+def was_run_by_user(uid: str | None) -> bool:
     """Return True if this user has run the study with this uid."""
     if uid is None:
         return False
     try:
-        return uid in own_studies_file().read_text(encoding="utf-8").splitlines()
+        return uid in user_studies_file().read_text(encoding="utf-8").splitlines()
     except (OSError, ValueError):
         return False
 
@@ -165,8 +164,8 @@ def is_own(uid: str | None) -> bool:
 def foreign_modules(config: Any) -> list[str]:
     """Return the modules outside `KNOWN_PACKAGES` that a configuration may import, sorted.
 
-    Every text that may be a class path counts, under any key, because a class may be given by its
-    path alone, without `class_path`.
+    Every text that may be a class path counts, under any key, because a configuration may name a
+    class without the key `class_path`.
     """
     modules = {text.rpartition(".")[0] for text in _texts(config)}
     return sorted(module for module in modules if module.partition(".")[0] not in KNOWN_PACKAGES)

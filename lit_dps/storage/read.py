@@ -128,7 +128,12 @@ def _record(name: str, header: Mapping[str, Any], trials: _Trials) -> StudyRecor
     axes = {}
     for key, values in sorted(header[schema.AXES].items()):
         axes[key] = tuple(values)
-    noise, timing = header[schema.NOISE], header[schema.STEP_TIMING]
+    noise = header[schema.NOISE]
+    if noise is not None:
+        noise = NoiseScale.from_dict(noise)
+    timing = header[schema.STEP_TIMING]
+    if timing is not None:
+        timing = StepTiming.from_dict(timing)
     return StudyRecord(
         name=name,
         workload=header[schema.WORKLOAD],
@@ -146,8 +151,8 @@ def _record(name: str, header: Mapping[str, Any], trials: _Trials) -> StudyRecor
         results=trials.results,
         repeats=trials.repeats,
         running=trials.running,
-        noise=None if noise is None else NoiseScale.from_dict(noise),
-        step_timing=None if timing is None else StepTiming.from_dict(timing),
+        noise=noise,
+        step_timing=timing,
         train_past_goal=header[schema.TRAIN_PAST_GOAL],
         plan=decode_plan(header[schema.REPEATS]),
         environments=tuple(header[schema.ENVIRONMENTS]),
@@ -183,7 +188,10 @@ def _read_trials(
             for study_id in existing:
                 trials[study_id] = storage.get_all_trials(study_id, deepcopy=False)
         for study_id in part:
-            yield [] if study_id is None else trials[study_id]
+            if study_id is None:
+                yield []
+            else:
+                yield trials[study_id]
 
 
 def _decode_trials(
@@ -258,7 +266,7 @@ def open_elsewhere(other: str, url: str, limit: int = UNPACKED_BYTES) -> Iterato
 
     Args:
         other: Its URL, or the path of a SQLite file, which may be compressed: .db.xz.
-        url: The URL of the study's own storage; "" if it has none.
+        url: The URL of the study's storage; "" if it has no storage.
         limit: Bytes that a compressed file may have when unpacked.
 
     Raises:
@@ -308,9 +316,11 @@ def decompress(file: Path, target: Path, limit: int) -> None:
         with file.open("rb") as packed, target.open("wb") as plain:
             unpack = lzma.LZMADecompressor(memlimit=UNPACKING_MEMORY)
             while not unpack.eof:
-                data = packed.read(CHUNK_BYTES) if unpack.needs_input else b""
-                if unpack.needs_input and not data:
-                    raise EOFError("it is truncated")
+                data = b""
+                if unpack.needs_input:
+                    data = packed.read(CHUNK_BYTES)
+                    if not data:
+                        raise EOFError("it is truncated")
                 part = unpack.decompress(data, max_length=CHUNK_BYTES)
                 written += len(part)
                 if written > limit:

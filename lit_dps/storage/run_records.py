@@ -67,7 +67,7 @@ def _store(url: str, name: str, key: str, value: Any) -> None:
 
 
 def store_environment(url: str, name: str, environment: Mapping[str, Any]) -> None:
-    """Add an environment to those of a declared study, unless it is stored already.
+    """Add an environment to a declared study, unless it is stored already.
 
     Raises:
         StorageError: if the storage cannot be used.
@@ -79,7 +79,7 @@ def store_environment(url: str, name: str, environment: Mapping[str, Any]) -> No
 def add_environments(
     storage: BaseStorage, name: str, environments: Sequence[Mapping[str, Any]]
 ) -> None:
-    """Add environments to those of a study: each once, the oldest first.
+    """Add environments to a study, unless they are stored already. The order stays.
 
     The caller holds the storage's lock.
     """

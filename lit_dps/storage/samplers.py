@@ -1,4 +1,4 @@
-"""Samplers: where the points of a study's cells lie in the search space.
+"""Samplers: the metaparameters of each point of a study's cells.
 
 `SobolSampler` is the default. `SearchSampler` uses one of Optuna's adaptive samplers. With
 `BestOfSampler`, all trials of a cell run the best point of another study.
@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from itertools import count
 from typing import Any
 
 import optuna
@@ -143,8 +142,8 @@ class PointSampler(BaseSampler):
 def sobol_point(space: Space, seed: int, index: int, scramble: bool = True) -> dict[str, Value]:
     """Return point `index` of the Sobol sequence over the space; it depends on the arguments only.
 
-    Dimensions are in the order of the sorted keys. The sequence is that of Optuna's QMCSampler,
-    which uses the argument `seed`; `rng` would give another sequence.
+    Dimensions are in the order of the sorted keys. Optuna's QMCSampler draws the same sequence. It
+    uses the argument `seed`; `rng` would give another sequence.
     """
     keys = sorted(space)
     with warnings.catch_warnings():
@@ -164,15 +163,17 @@ def boxed_point(
 ) -> dict[str, Value]:
     """Return point `index` of a study whose space was expanded; it depends on the arguments only.
 
-    The first points are the Sobol sequence over the first space. After an expansion come the points
-    of the sequence over the new space that lie outside of the former one, as many as
-    `ExpandedSpace` says, and then all points that follow in this sequence.
+    The first points are the Sobol sequence over the first space. An expansion continues with the
+    sequence over the new space: first its points outside of the former space, from
+    `ExpandedSpace.first` to `ExpandedSpace.end`, then all points that follow in this sequence.
     """
-    expansion, former_space = None, space
+    expansion: ExpandedSpace | None = None
+    former_space = space
     for each in history:
         if index < each.first:
             break
-        former_space = space if expansion is None else expansion.space
+        if expansion is not None:
+            former_space = expansion.space
         expansion = each
     if expansion is None:
         return sobol_point(space, seed, index, scramble)
@@ -183,14 +184,13 @@ def boxed_point(
 
 
 def _position_outside(former: Space, space: Space, seed: int, number: int, scramble: bool) -> int:
-    """Return the position of point `number` of those outside of the former space."""
-    seen = 0
-    for position in count():
-        if not is_inside(former, sobol_point(space, seed, position, scramble)):
-            if seen == number:
-                return position
-            seen += 1
-    raise AssertionError("count() does not end")
+    """Return the position in the sequence of the `number`-th point outside of the former space."""
+    position = -1
+    for _ in range(number + 1):
+        position += 1
+        while is_inside(former, sobol_point(space, seed, position, scramble)):
+            position += 1
+    return position
 
 
 class SobolSampler(PointSampler):
@@ -209,7 +209,8 @@ class SobolSampler(PointSampler):
     def __init__(
         self, space: Space, seed: int, scramble: bool = True, history: Sequence[ExpandedSpace] = ()
     ):
-        super().__init__(history[-1].space if history else space)
+        last_space = history[-1].space if history else space
+        super().__init__(last_space)
         self._first_space = dict(space)
         self._history = tuple(history)
         self._seed = seed
@@ -287,7 +288,9 @@ class SearchSampler(PointSampler):
             memory = optuna.create_study(sampler=sampler)
             for key in sorted(attempts):
                 trial, objective = attempts[key]
-                memory.add_trial(self._unit_trial(trial, worst if objective is None else objective))
+                if objective is None:
+                    objective = worst
+                memory.add_trial(self._unit_trial(trial, objective))
             drawn = memory.ask(dict.fromkeys(sorted(self.space), UNIT_INTERVAL)).params
         params = {}
         for name, box in self.space.items():

@@ -50,14 +50,31 @@ class Stored(NamedTuple):
 
 
 # ---- User attributes of the header ----
-MADE_BY, FORMAT_ATTR, UID = "made_by", "lit_dps_format", "uid"
-IDENTITY, CONFIG, ABOUT = "identity", "config", "about"
-WORKLOAD, GOAL, SEED, TRIAL_SEED, SPACE = "workload", "goal", "seed", "trial_seed", "space"
-BATCH_SIZES, SPARSITIES, AXES, TRIALS = "batch_sizes", "sparsities", "axes", "trials"
-GOALS, RACE_FACTOR, TRAIN_PAST_GOAL = "goals", "race_factor", "train_past_goal"
-REPEATS, SPACE_HISTORY = "repeats", "space_history"
-NOISE, STEP_TIMING, ENVIRONMENTS = "noise_scale", "step_timing", "environments"
-RUNS, REPORTED = "runs", "reported"
+MADE_BY = "made_by"
+FORMAT_ATTR = "lit_dps_format"
+UID = "uid"
+IDENTITY = "identity"
+CONFIG = "config"
+ABOUT = "about"
+WORKLOAD = "workload"
+GOAL = "goal"
+SEED = "seed"
+TRIAL_SEED = "trial_seed"
+SPACE = "space"
+BATCH_SIZES = "batch_sizes"
+SPARSITIES = "sparsities"
+AXES = "axes"
+TRIALS = "trials"
+GOALS = "goals"
+RACE_FACTOR = "race_factor"
+TRAIN_PAST_GOAL = "train_past_goal"
+REPEATS = "repeats"
+SPACE_HISTORY = "space_history"
+NOISE = "noise_scale"
+STEP_TIMING = "step_timing"
+ENVIRONMENTS = "environments"
+RUNS = "runs"
+REPORTED = "reported"
 # A key in the identity: arguments of data of which nothing was read, so that they have no digest.
 UNREAD = "unread_data"
 
@@ -120,8 +137,13 @@ CELL_ATTRS = {
 # ---- Trials of a cell: user attributes ----
 # The parameters of a trial are its metaparameters by configuration key. The value of a complete
 # trial is its steps to result. A trial's number identifies the attempt: a point may have several.
-POINT_ATTR, REPEAT_ATTR, OWNER, ENVIRONMENT = "point", "repeat", "owner", "environment"
-RESULT_ATTR, STATUS_ATTR, MERGED_FROM = "result", "status", "merged_from"
+POINT_ATTR = "point"
+REPEAT_ATTR = "repeat"
+OWNER = "owner"
+ENVIRONMENT = "environment"
+RESULT_ATTR = "result"
+STATUS_ATTR = "status"
+MERGED_FROM = "merged_from"
 TRIAL_ATTRS = {
     POINT_ATTR: Stored(int, "Index into the Sobol sequence, or the order of another sampler."),
     REPEAT_ATTR: Stored(int, "0 for a trial of the search; its repeats count from 1."),
@@ -185,7 +207,9 @@ STATES = {
 # ---- Trials of the header: one for each cell ----
 # The value is K*. The parameters are the cell's axes that are numbers. If a cell has several
 # trials, the last one counts.
-CELL_ATTR, BEST_POINT, BEST_ATTR = "cell", "best_point", "metaparameters"
+CELL_ATTR = "cell"
+BEST_POINT = "best_point"
+BEST_ATTR = "metaparameters"
 OUTCOME_ATTRS = {
     CELL_ATTR: Stored(str, "The cell, as `str(Cell)`."),
     BEST_POINT: Stored(int, "The point whose trial needed K* steps."),
@@ -223,9 +247,14 @@ ADVICE_ATTRS = {
 }
 
 # ---- Tags of MLflow runs ----
-NAME_TAG, KIND_TAG, CELL_TAG = "lit_dps.study", "lit_dps.kind", "lit_dps.cell"
-POINT_TAG, REPEAT_TAG, ATTEMPT_TAG = "lit_dps.point", "lit_dps.repeat", "lit_dps.attempt"
-STATUS_TAG, FAILURE_TAG = "lit_dps.status", "lit_dps.failure"
+NAME_TAG = "lit_dps.study"
+KIND_TAG = "lit_dps.kind"
+CELL_TAG = "lit_dps.cell"
+POINT_TAG = "lit_dps.point"
+REPEAT_TAG = "lit_dps.repeat"
+ATTEMPT_TAG = "lit_dps.attempt"
+STATUS_TAG = "lit_dps.status"
+FAILURE_TAG = "lit_dps.failure"
 RUN_TAGS = {
     NAME_TAG: Stored(str, "Name of the study."),
     KIND_TAG: Stored(str, "study, cell, trial or repeat."),
@@ -293,9 +322,12 @@ def encode_result(
         failed_at: Time of a failure, in s since 1970.
         failed_in: The number of the study's run that failed.
     """
+    steps = result.steps
+    if steps is not None:
+        steps = int(steps)  # NumPy's integers are no JSON
     return {
         "status": str(result.status),
-        "steps": None if result.steps is None else int(result.steps),
+        "steps": steps,
         "curve": encode_columns(result.curve),
         "kept": {name: [int(kept), int(total)] for name, (kept, total) in result.kept.items()},
         "seconds": float(result.seconds),

@@ -270,8 +270,8 @@ class TrialQueue:
                 uid = study_attributes(self.storage, self.name).get(UID)
                 if uid != self.uid:
                     raise StorageError(
-                        f"study {self.name!r} was deleted or made anew while this process worked "
-                        "on it"
+                        f"study {self.name!r} was deleted or created again while this process "
+                        "worked on it"
                     )
             yield
 
@@ -300,8 +300,11 @@ class TrialQueue:
         study = self._study(cell)
         state = self._read_state(study)
         last_limit = race_limit(study, self.race_factor)
-        limits = self.rungs if last_limit == math.inf else [last_limit]
-        limit, missing = last_limit, []
+        limits = [last_limit]
+        if last_limit == math.inf:
+            limits = self.rungs
+        limit = last_limit
+        missing = []
         for limit in limits:
             missing = self._points_below(limit, state)
             if missing:
@@ -381,7 +384,7 @@ class TrialQueue:
 
     def _claim(self, cell: Cell) -> Attempt | None:
         """Claim a waiting trial of a cell for this process, and draw its metaparameters."""
-        # A search depends on the trials that other processes run, so the processes draw in turn.
+        # A search depends on the trials that other processes run, so they draw one after another.
         # Otherwise the lock of this process is enough. It begins the session; without a session the
         # other processes would regard this process as dead.
         target = None

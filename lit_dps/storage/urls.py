@@ -1,11 +1,11 @@
-"""Database URLs: the file of a sqlite one, whether it can be made, and how to show one without its
-secrets."""
+"""Database URLs: the file that a URL names, whether it can be used, and how to hide secrets."""
 
 from __future__ import annotations
 
 import os
 import re
 from pathlib import Path
+from typing import NamedTuple
 from urllib.parse import quote, unquote, unquote_plus
 
 import lit_dps
@@ -26,41 +26,50 @@ _HOST = re.compile(
 )
 # Options of drivers that hold no secret; the values of all others are hidden.
 _HARMLESS = {
-    *(
-        "application_name",
-        "cache",
-        "charset",
-        "check_same_thread",
-        "connect_timeout",
-        "host",
-        "mode",
-        "port",
-    ),
-    *("sslmode", "target_session_attrs", "timeout", "uri", "user", "username"),
+    "application_name",
+    "cache",
+    "charset",
+    "check_same_thread",
+    "connect_timeout",
+    "host",
+    "mode",
+    "port",
+    "sslmode",
+    "target_session_attrs",
+    "timeout",
+    "uri",
+    "user",
+    "username",
 }
 _RESERVED = re.compile(r"[@:/?#&;=\[\]\s]")
 
 
 def sqlite_file(url: str) -> Path | None:
-    """The file that a sqlite URL names; None for a server."""
+    """Return the file that a sqlite URL names; None for a server."""
     match = re.fullmatch(r"sqlite(?:\+\w+)?:///([^?]+)(?:\?.*)?", url)
-    return Path(match[1]) if match else None
+    if match is None:
+        return None
+    return Path(match[1])
 
 
 def absolute(url: str) -> str:
-    """The URL with the whole path of a sqlite file: MLflow keeps its connection to one by the URL's
-    text alone."""
+    """Return a URL with the absolute path of its sqlite file.
+
+    MLflow caches connections by the text of the URL, and the working directory may change.
+    """
     file = sqlite_file(url)
-    return url if file is None else url.replace(f":///{file}", f":///{file.absolute()}", 1)
+    if file is None:
+        return url
+    return url.replace(f":///{file}", f":///{file.absolute()}", 1)
 
 
 def is_postgresql(url: str) -> bool:
-    """Whether a URL names a PostgreSQL database."""
+    """Return True if a URL names a PostgreSQL database."""
     return re.match(r"postgres(ql)?(\+\w+)?://", url) is not None
 
 
 def is_http(url: str) -> bool:
-    """Whether a URL names a web server."""
+    """Return True if a URL names a web server."""
     return re.match(r"https?://", url) is not None
 
 
@@ -69,50 +78,71 @@ def without_password(url: str) -> str:
 
     A text that is no URL is returned unchanged if it looks like a path, else as ***.
     """
-    return _shown_and_secrets(url)[0]
+    return _redact(url).text
 
 
-def _shown_and_secrets(url: str) -> tuple[str, list[str]]:
-    """Return a URL without its secrets, and the secrets."""
+class _Redacted(NamedTuple):
+    """A URL without its secrets.
+
+    Attributes:
+        text: The URL with *** in place of its secrets.
+        secrets: The secrets.
+    """
+
+    text: str
+    secrets: list[str]
+
+
+def _redact(url: str) -> _Redacted:
     match = _URL.fullmatch(url)
     if match is None:
-        return (url, []) if _PATH.fullmatch(url) else (HIDDEN, [url])
-    before, scheme, rest = match["before"], match["scheme"], match["rest"]
+        if _PATH.fullmatch(url):
+            return _Redacted(url, [])
+        return _Redacted(HIDDEN, [url])
+    before = match["before"]
+    scheme = match["scheme"]
+    rest = match["rest"]
     if before and not re.fullmatch(r"[\w. -]*=?", before):
-        return HIDDEN, [url]
+        return _Redacted(HIDDEN, [url])
     secrets = []
-    if scheme.partition("+")[0] == "sqlite" and rest.startswith("/"):
-        start = ""
-    else:
-        # A password may contain characters that should be quoted, so it ends at the last @.
-        user, at, rest = rest.rpartition("@")
-        start = f"{_shown_user(scheme, user, secrets)}{at}"
+    user = ""
+    is_file = scheme.partition("+")[0] == "sqlite" and rest.startswith("/")
+    if not is_file:
+        if "@" in rest:
+            # A password may contain characters that should be quoted, so it ends at the last @.
+            user, rest = rest.rsplit("@", 1)
+            user = f"{_redact_user(scheme, user, secrets)}@"
         if not _HOST.fullmatch(rest):
             # Without an @ this may be user:password. Drivers may quote only the password.
             secrets += [rest, rest.partition(":")[2]]
             rest = HIDDEN
-    place, mark, options = rest.partition("?")
-    if mark:
-        place += mark + _shown_options(options, secrets)
-    shown = f"{before}{scheme}://{start}{place}"
-    if not shown.isprintable():
-        return f"{scheme}://{HIDDEN}", [*secrets, rest]
-    return shown, secrets
+    place = rest
+    if "?" in rest:
+        place, options = rest.split("?", 1)
+        place += f"?{_redact_options(options, secrets)}"
+    text = f"{before}{scheme}://{user}{place}"
+    if not text.isprintable():
+        return _Redacted(f"{scheme}://{HIDDEN}", [*secrets, rest])
+    return _Redacted(text, secrets)
 
 
-def _shown_user(scheme: str, user: str, secrets: list[str]) -> str:
+def _redact_user(scheme: str, user: str, secrets: list[str]) -> str:
     """Return the part before the @ of a URL without its secrets; append these to `secrets`."""
-    name, colon, password = user.partition(":")
-    if colon and password:
+    name, password = user, None
+    if ":" in user:
+        name, password = user.split(":", 1)
+    if password:
         secrets.append(password)
     # A web server's user without a password is a token.
     if not _USER.fullmatch(name) or (name and not password and is_http(f"{scheme}://")):
         secrets.append(name)
         name = HIDDEN
-    return f"{name}{colon}{HIDDEN}" if colon else name
+    if password is None:
+        return name
+    return f"{name}:{HIDDEN}"
 
 
-def _shown_options(options: str, secrets: list[str]) -> str:
+def _redact_options(options: str, secrets: list[str]) -> str:
     """Return the options of a URL without possible secrets; append these to `secrets`."""
     shown = []
     for part in re.split(r"([&;])", options):
@@ -129,13 +159,16 @@ def _shown_options(options: str, secrets: list[str]) -> str:
 
 
 def ui_command(uri: str) -> str:
-    """The command that shows what a tracking URI has: make's in a checkout, whose package need not
-    be installed."""
+    """Return the command that shows the runs of a tracking URI.
+
+    In a checkout it is a command of make, because the package may not be installed.
+    """
     if uri != StorageConfig().mlflow_uri:
         return f"lit-dps ui --storage.mlflow {without_password(uri)}"
     here = Path.cwd()
-    checkout = Path(lit_dps.__file__).parents[1] == here and (here / "Makefile").is_file()
-    return "make ui" if checkout else "lit-dps ui"
+    if Path(lit_dps.__file__).parents[1] == here and (here / "Makefile").is_file():
+        return "make ui"
+    return "lit-dps ui"
 
 
 def scrubbed(text: str, url: str) -> str:
@@ -144,7 +177,7 @@ def scrubbed(text: str, url: str) -> str:
     If the URL can be parsed in several ways, a fixed sentence replaces the message, because the
     message may contain parts of a secret.
     """
-    _, secrets = _shown_and_secrets(url)
+    secrets = _redact(url).secrets
     if any(_RESERVED.search(secret) for secret in secrets):
         return "the message of the driver is not shown, because parts of the password may be in it"
     return _replaced(text, secrets)
@@ -152,15 +185,19 @@ def scrubbed(text: str, url: str) -> str:
 
 def scrubbed_of(text: str, url: str) -> str:
     """Return a message of lit_dps with *** in place of the secrets of a URL."""
-    if "://" not in url:
-        # The part before an @ or after a = may be a password.
-        return _replaced(text, [url] if "@" in url or "=" in url else [])
-    return _replaced(text, _shown_and_secrets(url)[1])
+    if "://" in url:
+        return _replaced(text, _redact(url).secrets)
+    # The part before an @ or after a = may be a password.
+    if "@" in url or "=" in url:
+        return _replaced(text, [url])
+    return text
 
 
 def _replaced(text: str, secrets: list[str]) -> str:
+    """Return a text with *** in place of secrets, in all forms that a driver may print."""
     # A driver may end a secret at a #, so the part before it is hidden, too.
-    for secret in [*secrets, *(secret.partition("#")[0] for secret in secrets)]:
+    beginnings = [secret.partition("#")[0] for secret in secrets]
+    for secret in [*secrets, *beginnings]:
         if len(secret) < SHORTEST_SECRET:
             continue
         forms = {secret, " ".join(secret.split()), secret.lower()}

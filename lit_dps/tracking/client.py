@@ -66,8 +66,10 @@ def open_experiment(uri: str, folder: str, name: str) -> tuple[mlflow.MlflowClie
         client = _client(uri)
         experiment = client.get_experiment_by_name(name)
         if experiment is None:
-            artifacts = Path(folder).absolute() / "artifacts" / artifact_folder(name)
-            location = None if is_http(uri) else artifacts.as_uri()
+            location = None
+            if not is_http(uri):
+                artifacts = Path(folder).absolute() / "artifacts" / artifact_folder(name)
+                location = artifacts.as_uri()
             try:
                 return client, client.create_experiment(name, artifact_location=location)
             except MlflowException:
@@ -179,7 +181,9 @@ def move_broken(file: Path) -> Path | None:
     The caller holds the lock of `open_experiment`. MLflow has not opened the file yet.
     """
     why = why_broken(file)
-    return move_aside(file, why) if why else None
+    if not why:
+        return None
+    return move_aside(file, why)
 
 
 def why_broken(file: Path) -> str:
@@ -205,8 +209,10 @@ def why_broken(file: Path) -> str:
         with closing(sqlite3.connect(address, uri=True)) as database:
             return _why_tables_broken(database)
     except sqlite3.DatabaseError as error:
-        # Other errors, such as a locked or unreadable file, say nothing about the content.
-        return str(error) if is_damage(str(error)) else ""
+        if is_damage(str(error)):
+            return str(error)
+        # Other errors, such as of a locked or unreadable file, do not mean that it is damaged.
+        return ""
 
 
 def is_damage(message: str) -> bool:
@@ -233,8 +239,10 @@ def _why_tables_broken(database: sqlite3.Connection) -> str:
 def move_aside(file: Path, why: str) -> Path:
     """Rename a database with its journal files, print a warning, and return the new path."""
     number = 1
-    while (target := file.with_name(f"{file.stem}.broken-{number}{file.suffix}")).exists():
+    target = file.with_name(f"{file.stem}.broken-1{file.suffix}")
+    while target.exists():
         number += 1
+        target = file.with_name(f"{file.stem}.broken-{number}{file.suffix}")
     os.replace(file, target)
     for ending in ("-journal", "-wal", "-shm"):
         beside = file.with_name(file.name + ending)

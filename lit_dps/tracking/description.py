@@ -89,7 +89,7 @@ def _escaped(line: str) -> str:
 def constants(config: Mapping[str, Any]) -> dict[str, str]:
     """Return what all trials of a study share, by dotted key, without missing and empty values.
 
-    Keys that differ between cells or trials, such as the batch size, are left out.
+    Keys that differ between cells or trials, such as the batch size, are not among them.
     """
     study = config.get("study", {})
     varied = {
@@ -102,8 +102,9 @@ def constants(config: Mapping[str, Any]) -> dict[str, str]:
     values: dict[str, str] = {}
     for section in SECTIONS:
         values |= _flat_values(section, config.get(section, {}), varied)
+    trainer = config.get("trainer", {})
     for key in TRAINER:
-        values |= _flat_values(f"trainer.{key}", config.get("trainer", {}).get(key), varied)
+        values |= _flat_values(f"trainer.{key}", trainer.get(key), varied)
     return values
 
 
@@ -114,8 +115,10 @@ def _flat_values(key: str, value: object, varied: Collection[str]) -> dict[str, 
     if isinstance(value, Mapping):
         values = {}
         for name, each in value.items():
-            inner_key = key if name == "init_args" else f"{key}.{name}"
-            values |= _flat_values(inner_key, each, varied)
+            if name == "init_args":
+                values |= _flat_values(key, each, varied)
+            else:
+                values |= _flat_values(f"{key}.{name}", each, varied)
         return values
     if value in (None, [], ""):
         return {}
@@ -212,8 +215,12 @@ def study_metrics(study: Analysis) -> dict[str, Any]:
     """Return the constants of the fitted laws and the noise scale."""
     metrics: dict[str, Any] = {}
     for series, row in zip(sorted(study.scalings), records(study.laws), strict=True):
-        critical = "b_crit" if row["identifiable"] else "b_crit_low"
-        for name in ("c1", "c2", critical):
+        names = ["c1", "c2"]
+        if row["identifiable"]:
+            names.append("b_crit")
+        else:
+            names.append("b_crit_low")
+        for name in names:
             if row[name] is not None:
                 metrics[f"{name}/{_metric_name(series)}"] = row[name]
     noise = study.record.noise
@@ -225,6 +232,7 @@ def study_metrics(study: Analysis) -> dict[str, Any]:
 
 
 def study_params(record: StudyRecord) -> dict[str, object]:
+    """Return the parameters of a study's run: constants, goal, seed and search space."""
     params: dict[str, object] = dict(constants(record.config))
     for key, value in record.goal.to_dict().items():
         params[f"goal.{key}"] = value

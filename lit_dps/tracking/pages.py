@@ -16,7 +16,10 @@ from lit_dps.storage.schema import KIND_TAG, NAME_TAG, STATUS_TAG
 from lit_dps.storage.urls import is_http, without_password
 
 SHARED = "mlflow.sharedViewState."
-CELLS, TRIALS, CURVES = "cells", "trials", "curves"  # names of views
+# Names of views.
+CELLS = "cells"
+TRIALS = "trials"
+CURVES = "curves"
 MAX_LINES = 40  # in a chart; more cannot be distinguished
 UI_PORT = 5000  # of `lit-dps ui`
 
@@ -30,7 +33,9 @@ def page_address(uri: str, experiment_id: str, port: int = UI_PORT, view: str | 
         port: Port of `lit-dps ui`.
         view: Key of a view (`view_key`), which the page then shows.
     """
-    server = without_password(uri).rstrip("/") if is_http(uri) else f"http://127.0.0.1:{port}"
+    server = f"http://127.0.0.1:{port}"
+    if is_http(uri):
+        server = without_password(uri).rstrip("/")
     # Without the workflow type, MLflow 3 opens its pages for language models.
     address = f"{server}/#/experiments/{experiment_id}/runs?workflowType=machine_learning"
     if view is not None:
@@ -96,7 +101,7 @@ def _chart(curves: Sequence[str]) -> dict[str, Any]:
         "uuid": "k-star",
         "displayName": "K* (step = batch size B)",
         "metricSectionId": "scaling",
-        "metricKey": curves[0] if curves else "",
+        "metricKey": next(iter(curves), ""),
         "selectedMetricKeys": list(curves),
         "xAxisKey": "step",
         "selectedXAxisMetricKey": "",

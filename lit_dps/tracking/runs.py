@@ -64,14 +64,11 @@ class TrialKey(NamedTuple):
         return cls(tags[CELL_TAG], int(tags[POINT_TAG]), int(tags.get(REPEAT_TAG, 0)))
 
     def tags(self) -> dict[str, str]:
-        """Return the tags by which the runs of the trial are found, the rarest first."""
-        tags = {}
+        """Return the tags that identify the runs of the trial, the rarest first."""
+        tags = {POINT_TAG: str(self.point), CELL_TAG: self.cell}
         if self.repeat:
-            tags[REPEAT_TAG] = str(self.repeat)
-        tags[POINT_TAG] = str(self.point)
-        tags[CELL_TAG] = self.cell
-        tags[KIND_TAG] = "repeat" if self.repeat else "trial"
-        return tags
+            return {REPEAT_TAG: str(self.repeat), **tags, KIND_TAG: "repeat"}
+        return {**tags, KIND_TAG: "trial"}
 
 
 @dataclass(frozen=True)
@@ -91,8 +88,10 @@ class LoggedAttempt:
         """Return the attempt that a run shows."""
         # MLflow is not migrated: runs of earlier versions have no number of the attempt.
         attempt = run.data.tags.get(ATTEMPT_TAG)
-        seconds = run.data.metrics.get("seconds", math.inf)
-        return cls(None if attempt is None else int(attempt), seconds)
+        number = None
+        if attempt is not None:
+            number = int(attempt)
+        return cls(number, run.data.metrics.get("seconds", math.inf))
 
     def shows(self, result: TrialResult) -> bool:
         """Return True if it is the attempt of a result.
@@ -108,8 +107,9 @@ class LoggedAttempt:
 
 def run_name(trial: Trial) -> str:
     """Return the name of a trial's run; the point comes first, because lists cut names short."""
-    repeat = f" repeat {trial.repeat}" if trial.repeat else ""
-    return f"point {trial.point}{repeat} | {trial.cell}"
+    if trial.repeat:
+        return f"point {trial.point} repeat {trial.repeat} | {trial.cell}"
+    return f"point {trial.point} | {trial.cell}"
 
 
 def trial_tags(result: TrialResult) -> dict[str, str]:
@@ -161,9 +161,10 @@ def curve_points(curve: Mapping[str, Sequence[float]]) -> list[MetricPoint]:
     steps = curve.get("step", ())
     points = []
     for name, values in curve.items():
-        if name != "step":
-            for i in _logged_indices(len(steps)):
-                points.append(MetricPoint(name, values[i], int(steps[i])))
+        if name == "step":
+            continue
+        for i in _logged_indices(len(steps)):
+            points.append(MetricPoint(name, values[i], int(steps[i])))
     return points
 
 
@@ -327,7 +328,9 @@ def log_artifacts(
         files: Files. They keep their places below the folder that contains all of them.
         texts: Text by the name of its artifact.
     """
-    root = os.path.commonpath([path.parent for path in files]) if files else ""
+    root = ""
+    if files:
+        root = os.path.commonpath([path.parent for path in files])
     artifacts = _Artifacts(client, run)
     for path in files:
         name = os.path.relpath(path, root)

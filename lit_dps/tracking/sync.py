@@ -1,8 +1,8 @@
 """MlflowSync: mirrors a stored study to MLflow, while it runs and afterwards (`analyze --sync`).
 
 MLflow only shows what Optuna's storage holds, as runs of the study, its cells, its trials and its
-repeats. Runs are found again by their tags (`lit_dps.storage.schema.RUN_TAGS`). So a resumed study
-continues in the same runs, whichever process logs to them.
+repeats. Tags identify the runs (`lit_dps.storage.schema.RUN_TAGS`). So a resumed study continues in
+the same runs, whichever process logs to them.
 """
 
 from __future__ import annotations
@@ -133,7 +133,9 @@ class MlflowSync:
     @property
     def experiment_id(self) -> str | None:
         """The id of the experiment; None if MLflow has failed, or was not used yet."""
-        return None if self._runs is None else self._runs.experiment_id
+        if self._runs is None:
+            return None
+        return self._runs.experiment_id
 
     # ---- The entire study ----
 
@@ -223,8 +225,11 @@ class MlflowSync:
         self, record: StudyRecord, logged: Mapping[TrialKey, LoggedAttempt] | None
     ) -> None:
         """Log the missing trials; delete the logged ones that are not stored, see `sync`."""
-        attempts = self.logged() if logged is None else logged
-        stored, missing = set(), []
+        attempts = logged
+        if attempts is None:
+            attempts = self.logged()
+        stored: set[TrialKey] = set()
+        missing: list[TrialResult] = []
         for result in itertools.chain(*record.results.values(), *record.repeats.values()):
             key = TrialKey.of_trial(result.trial)
             stored.add(key)
@@ -258,7 +263,9 @@ class MlflowSync:
         curves = sorted(name for name in values if name.startswith("K_star/"))
         keys = ["batch_size", "sparsity", *record.axes]
         views = views_of(record.name, keys, list(record.space), record.goal.metric, curves)
-        report = self.artifact_page("report.html") if files else None
+        report = None
+        if files:
+            report = self.artifact_page("report.html")
         self.describe(markdown(study, report), views)
         self.log_study(
             values,
@@ -419,7 +426,7 @@ class MlflowSync:
                     self.runs.client.set_experiment_tag(self.runs.experiment_id, key, text)
 
     def artifact_page(self, name: str) -> str:
-        """Return the page of an artifact of the study's run, as a link on MLflow's own pages."""
+        """Return a link, for MLflow's pages, to the page of an artifact of the study's run."""
         return f"#/experiments/{self.runs.experiment_id}/runs/{self.runs.run_id}/artifacts/{name}"
 
     def _cell_run(self, cell: Cell) -> str:

@@ -67,7 +67,7 @@ def test_a_study_made_anew_gets_nothing_of_a_process_that_worked_on_the_old_one(
         lambda: next(asked),
         working.release_claims,
     ):
-        with pytest.raises(StorageError, match="study 's' was deleted or made anew"):
+        with pytest.raises(StorageError, match="study 's' was deleted or created again"):
             late()
     new.store_result(ended(theirs))
     results = read_study(url, "s").results[trial.cell]
