@@ -20,8 +20,9 @@ from lit_dps.core.goal import Goal
 from lit_dps.core.text import number_text
 from lit_dps.core.trial import Cell, Trial
 from lit_dps.parallel.process import StopRequest, interruptible
+from lit_dps.study.display import LEAVING
+from lit_dps.study.preflight.check import check_study
 from lit_dps.study.probe_run import EndProbe, probe_run
-from lit_dps.study.run import LEAVING, check_study
 from lit_dps.study.setup import StudySetup
 
 # The share of --budget that one training of the proposed length takes, at most. An answer needs

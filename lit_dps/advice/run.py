@@ -51,10 +51,11 @@ from lit_dps.parallel.process import (
 )
 from lit_dps.storage.advice_store import AdviceStore
 from lit_dps.storage.header import identity_changes
+from lit_dps.study.display import LEAVING
 from lit_dps.study.environment import environment_of
 from lit_dps.study.failures import FAILED, AllFail
 from lit_dps.study.noise import short_run
-from lit_dps.study.run import LEAVING, check_study
+from lit_dps.study.preflight.check import check_study
 from lit_dps.study.setup import StudySetup
 from lit_dps.study.sources import refuse_changed_sources, source_hashes
 
@@ -153,7 +154,7 @@ def _check(
         UserError: if a check fails, or if the stored advice has another configuration.
     """
     probe_study = prepare_probes(setup, options)
-    data, _ = check_study(probe_study.setup)
+    data = check_study(probe_study.setup).data
     notes = list(probe_study.notes)
     if proposal is not None:
         notes.append(proposal.note)

@@ -22,7 +22,7 @@ from lit_dps.report.figures.style import without_math
 from lit_dps.report.figures.write import save
 from lit_dps.report.publish import figures_folder, listing
 from lit_dps.study.mask_table import masks
-from lit_dps.study.run import check_study
+from lit_dps.study.preflight.check import check_study
 from lit_dps.study.setup import StudySetup
 
 # Sparsities of the table if neither the study nor an option names any.

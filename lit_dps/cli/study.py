@@ -26,8 +26,9 @@ from lit_dps.forecast.forecast import forecast
 from lit_dps.parallel.ranks import follows_torchrun
 from lit_dps.report.text import parts_of
 from lit_dps.study.expand_space import with_stored_space
+from lit_dps.study.preflight.check import check_study
 from lit_dps.study.preflight.keys import check_effects
-from lit_dps.study.run import RunOptions, check_study, run_study
+from lit_dps.study.run import RunOptions, run_study
 from lit_dps.study.setup import StudySetup
 from lit_dps.training.workload import Workload
 

@@ -17,9 +17,10 @@ from rich.table import Table
 from rich.text import Text
 
 from lit_dps.core.goal import Goal
-from lit_dps.core.trial import Cell, Series, Status, Trial, TrialResult
+from lit_dps.core.trial import Cell, Series, Trial, TrialResult
 from lit_dps.parallel.process import StopRequest
 from lit_dps.study.progress import Progress, TimeRemaining, clock
+from lit_dps.study.setup import StudySetup
 from lit_dps.study.worker_events import ProgressEvent
 
 REFRESHES_PER_SECOND = 2
@@ -57,8 +58,8 @@ class Display:
         self._running: dict[tuple, ProgressEvent] = {}  # by trial
         # A thread of rich draws the screen, so that its clock runs while a step takes minutes.
         self._lock = threading.RLock()
-        self._began = time.monotonic()
-        self._ended = False
+        self._start = time.monotonic()
+        self._is_closed = False
         self._estimate: _Estimate | None = None  # None if a result came since
         self._live = Live(
             console=self.console,
@@ -101,7 +102,7 @@ class Display:
     def close(self) -> None:
         """Stop drawing; the bar stays."""
         with self._lock:
-            self._ended = True
+            self._is_closed = True
         self._live.stop()
         self.stop.shown = False
 
@@ -110,7 +111,7 @@ class Display:
         with self._lock:
             estimate = self._current_estimate()
             parts: list[RenderableType] = [self._bar(estimate), self._times(estimate)]
-            if not self._ended:
+            if not self._is_closed:
                 running = [self._running[key] for key in sorted(self._running)]
                 lines = self.console.height - 6 - min(len(running), MAX_RUNNING_SHOWN + 1)
                 lines = max(lines, MIN_TABLE_LINES)
@@ -122,18 +123,18 @@ class Display:
 
     def _current_estimate(self) -> _Estimate:
         if self._estimate is None:
-            finished = self.progress.finished
-            remaining = self.progress.remaining(finished)
+            finished = self.progress.finished()
+            remaining = self.progress.time_remaining(finished)
             self._estimate = _Estimate(finished, remaining, time.monotonic())
         return self._estimate
 
     def _bar(self, estimate: _Estimate) -> Table:
         done = sum(estimate.finished.values())
-        total = len(estimate.finished) * self.progress.points
-        if self.progress.plan.count:
-            repeats_done, repeats = self.progress.repeated
-            done += repeats_done
-            total += repeats
+        total = len(estimate.finished) * self.progress.plan.points
+        if self.progress.plan.repeats.count:
+            repeats = self.progress.repeat_counts()
+            done += repeats.finished
+            total += sum(repeats)
         grid = Table.grid(padding=(0, 1), expand=True)
         grid.add_column(no_wrap=True, max_width=max(10, self.console.width // 3))
         grid.add_column(ratio=1)
@@ -143,13 +144,11 @@ class Display:
 
     def _times(self, estimate: _Estimate) -> Text:
         now = time.monotonic()
-        parts = [f"{clock(now - self._began)} elapsed"]
-        if not self._ended:
+        parts = [f"{clock(now - self._start)} elapsed"]
+        if not self._is_closed:
             parts.append(_remaining_text(estimate, now))
-            parts.append(f"{self.progress.workers} at a time")
-        failed = 0
-        for results in self.progress.done.values():
-            failed += sum(result.status is Status.FAILED for result in results.values())
+            parts.append(f"{self.progress.plan.workers} at a time")
+        failed = self.progress.failed()
         if failed:
             parts.append(f"{failed} failed")
         return Text(", ".join(parts), no_wrap=True, overflow="ellipsis")
@@ -161,7 +160,7 @@ class Display:
 
         If not all batch sizes fit, those of running trials are shown.
         """
-        texts = {cell: self._k_star_text(cell, estimate) for cell in self.progress.done}
+        texts = {cell: self._k_star_text(cell, estimate) for cell in self.progress.results}
         series = sorted({cell.series for cell in texts})
         widths = _column_widths(texts)
         longest_name = max(cell_len(str(each)) for each in series)
@@ -189,15 +188,19 @@ class Display:
 
         "<=" marks a K* that further trials may lower, or that the first validation met.
         """
-        best = self.progress.best(cell)
-        finished, points = estimate.finished[cell], self.progress.points
+        k_star = self.progress.k_star(cell)
+        finished = estimate.finished[cell]
+        points = self.progress.plan.points
         is_complete = finished >= points
-        if best is not None:
-            is_exact = is_complete and best > self.goal.check_interval
-            return str(best) if is_exact else f"<={best}"
+        if k_star is not None:
+            if is_complete and k_star > self.goal.check_interval:
+                return str(k_star)
+            return f"<={k_star}"
         if is_complete:
             return "-"
-        return f"{finished}/{points}" if self.progress.done[cell] else "."
+        if self.progress.results[cell]:
+            return f"{finished}/{points}"
+        return "."
 
     def _running_table(self, running: Sequence[ProgressEvent]) -> Table:
         table = Table(box=None, padding=(0, 2, 0, 0), show_edge=False, header_style="bold")
@@ -274,6 +277,17 @@ def _k_star_table(
 
 def _key(trial: Trial) -> tuple:
     return trial.cell, trial.point, trial.repeat
+
+
+def print_line(setup: StudySetup, line: str) -> None:
+    """Print a line about a study."""
+    print(f"study {setup.study.name}: {line}", file=sys.stderr, flush=True)
+
+
+def print_line_at_terminal(setup: StudySetup, activity: str) -> None:
+    """Print at a terminal what takes the next seconds; print nothing into a log."""
+    if at_terminal():
+        print_line(setup, f"{activity} ...")
 
 
 def at_terminal() -> bool:

@@ -1,6 +1,7 @@
-"""The progress of a study: trials, best K so far and remaining time; printed as lines of a log.
+"""Progress: counts the trials of a study and estimates its remaining time.
 
-At a terminal, `lit_dps.study.display` shows it in place.
+`ProgressLog` prints the progress as lines of a log. At a terminal, `lit_dps.study.display` shows it
+in place.
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ from lit_dps.core.racing import longest_attempt, truncate_at_race_limit
 from lit_dps.core.repeats import RepeatPlan, missing_repeats
 from lit_dps.core.trial import STACKED, Cell, Status, TrialResult
 
-# The ratio of a quantity of a cell to that at another batch size.
+# The ratio of a quantity of a cell to the same quantity at another batch size.
 Ratio = Callable[[Cell, int], float]
 MIN_SECONDS = 1e-9  # of a run: keeps ratios defined
+SECONDS_BETWEEN_LINES = 15.0
 
 
 def ratio_one(cell: Cell, batch_size: int) -> float:
@@ -38,72 +40,188 @@ class TimeRemaining(NamedTuple):
     bound: bool
 
 
+class RepeatCounts(NamedTuple):
+    """The number of repeats that have finished, and that remain."""
+
+    finished: int
+    remaining: int
+
+
+@dataclasses.dataclass(frozen=True)
+class RunPlan:
+    """The trials of one run of a study.
+
+    Attributes:
+        cells: The cells of the run.
+        points: The number of trials of each cell.
+        workers: The number of trials that run at the same time.
+        race_factor: The factor at which trials are stopped early; None without racing.
+        repeats: The repeats after the search.
+    """
+
+    cells: Sequence[Cell]
+    points: int
+    workers: int
+    race_factor: float | None = None
+    repeats: RepeatPlan = RepeatPlan()
+
+
 class Progress:
-    """Counts the finished trials of a study, and prints a line from time to time.
+    """Counts the finished trials of a study, and estimates its remaining time.
 
     Args:
+        plan: The trials of this run.
         results: Results of earlier runs of the study, by cell. Failed trials run again.
-        cells: The cells of this run.
-        points: The number of trials of each cell.
-        workers: Trials that run at the same time.
-        slack: The factor at which trials are stopped early; None without racing.
-        plan: The repeats after the search.
         repeats: Repeats of earlier runs, by cell.
-        stream: Where lines are printed; by default stderr.
-        every: Seconds between two lines.
+
+    Attributes:
+        results: The result of each trial by cell and point, without its curve.
+        repeats: The results of the repeats by cell, without their curves.
     """
 
     def __init__(
         self,
-        results: Mapping[Cell, Sequence[TrialResult]],
-        cells: Sequence[Cell],
-        points: int,
-        workers: int,
-        slack: float | None = None,
-        plan: RepeatPlan = RepeatPlan(),  # noqa: B008 (it is frozen)
+        plan: RunPlan,
+        results: Mapping[Cell, Sequence[TrialResult]] | None = None,
         repeats: Mapping[Cell, Sequence[TrialResult]] | None = None,
-        stream: TextIO | None = None,
-        every: float = 15.0,
     ):
-        self.stream = stream or sys.stderr
-        self.every = every
-        self.points = points
-        self.workers = workers
-        self.slack = slack
         self.plan = plan
-        self.done: dict[Cell, dict[int, TrialResult]] = {}
+        self.results: dict[Cell, dict[int, TrialResult]] = {}
         self.repeats: dict[Cell, list[TrialResult]] = {}
-        for cell in cells:
-            self.done[cell] = {}
-            for result in results.get(cell, ()):
-                if result.status is not Status.FAILED and result.trial.point < points:
-                    self.done[cell][result.trial.point] = _without_curves(result)
-            stored_repeats = (repeats or {}).get(cell, ())
-            self.repeats[cell] = [_without_curves(result) for result in stored_repeats]
-        self._last_line = -math.inf  # time of the last printed line
-        self._began = time.monotonic()
+        for cell in plan.cells:
+            self.results[cell] = {}
+            for result in (results or {}).get(cell, ()):
+                if result.status is not Status.FAILED and result.trial.point < plan.points:
+                    self.results[cell][result.trial.point] = _without_curves(result)
+            self.repeats[cell] = []
+            for result in (repeats or {}).get(cell, ()):
+                self.repeats[cell].append(_without_curves(result))
+        self._start = time.monotonic()
         self._stacked_seconds = 0.0
-
-    def update(self, result: TrialResult) -> None:
-        """Add a new result, and print a line if the last one is old."""
-        self.add(result)
-        self.show(result.trial.cell)
 
     def add(self, result: TrialResult) -> None:
         """Add a new result."""
-        cell, point = result.trial.cell, result.trial.point
+        cell = result.trial.cell
+        point = result.trial.point
         short = _without_curves(result)
         if result.trial.repeat:
             self.repeats[cell].append(short)
         else:
-            self.done[cell][point] = longest_attempt(self.done[cell].get(point), short)
+            self.results[cell][point] = longest_attempt(self.results[cell].get(point), short)
         if result.flags.get(STACKED):
             self._stacked_seconds += result.seconds
 
-    def show(self, cell: Cell | None = None) -> None:
-        """Print a line with the best K of a cell, unless the last line is recent."""
-        if time.monotonic() - self._last_line >= self.every:
-            self._print(self.line(cell))
+    def finished(self) -> dict[Cell, int]:
+        """Return the number of trials of each cell that ran as far as racing requires so far."""
+        return {cell: len(self._ended(cell)) for cell in self.results}
+
+    def failed(self) -> int:
+        """Return the number of trials that failed."""
+        count = 0
+        for results in self.results.values():
+            count += sum(result.status is Status.FAILED for result in results.values())
+        return count
+
+    def repeat_counts(self) -> RepeatCounts:
+        """Return the number of repeats that have finished, and that remain."""
+        finished = 0
+        remaining = 0
+        for cell in self.results:
+            counts = self._repeat_counts_of(cell)
+            finished += counts.finished
+            remaining += counts.remaining
+        return RepeatCounts(finished, remaining)
+
+    def k_star(self, cell: Cell) -> int | None:
+        """Return the fewest steps to the goal in a cell so far; None without a complete trial."""
+        steps = [result.steps for result in self.results[cell].values() if result.steps is not None]
+        return min(steps, default=None)
+
+    def _ended(self, cell: Cell) -> list[TrialResult]:
+        """Return the trials of a cell that ran as far as racing requires so far."""
+        return truncate_at_race_limit(list(self.results[cell].values()), self.plan.race_factor)
+
+    def _repeat_counts_of(self, cell: Cell) -> RepeatCounts:
+        """Return the number of repeats of a cell. A cell without a K* is assumed to get one."""
+        plan = self.plan.repeats
+        results = self.results[cell].values()
+        complete = [(r.steps, r.trial.point) for r in results if r.steps is not None]
+        if not complete:
+            remaining = 0
+            if len(self._ended(cell)) < self.plan.points:
+                remaining = plan.count * plan.points
+            return RepeatCounts(0, remaining)
+        ended = [r for r in self.repeats[cell] if r.status is not Status.FAILED]
+        remaining = len(missing_repeats(plan, results, ended))
+        total = plan.count * len(plan.best_points(complete))
+        return RepeatCounts(total - remaining, remaining)
+
+    def time_remaining(self, finished: Mapping[Cell, int]) -> TimeRemaining | None:
+        """Estimate the remaining time from the mean time of finished trials.
+
+        A cell without finished trials takes the mean of the nearest batch size. K* falls as the
+        batch grows, so that a trial costs about as much up to the critical batch size, and more
+        above it. A paused trial counts as finished. While all trials pause, their times are a
+        lower bound.
+
+        Args:
+            finished: The number of finished trials of each cell.
+
+        Returns:
+            The time with all workers; None without any result.
+        """
+        of_ended: dict[Cell, list[float]] = {}
+        of_all: dict[Cell, list[float]] = {}
+        for cell, results in self.results.items():
+            of_ended[cell] = [result.seconds for result in self._ended(cell)]
+            of_all[cell] = [result.seconds for result in results.values()]
+        mean = mean_of_nearest_batch_size(of_ended, self.results)
+        is_bound = mean is None
+        if mean is None:
+            mean = mean_of_nearest_batch_size(of_all, self.results)
+        if mean is None:
+            return None
+        seconds = 0.0
+        for cell in self.results:
+            repeats = self._repeat_counts_of(cell).remaining
+            seconds += mean[cell] * (self.plan.points - finished[cell] + repeats)
+        return TimeRemaining(seconds / self._trials_at_a_time(), is_bound)
+
+    def _trials_at_a_time(self) -> float:
+        """Return the number of workers; with stacked trials, the mean number of stacked ones."""
+        seconds = max(time.monotonic() - self._start, MIN_SECONDS)
+        return max(self.plan.workers, self._stacked_seconds / seconds)
+
+
+class ProgressLog:
+    """Prints the progress of a study as lines of a log.
+
+    Args:
+        progress: The progress.
+        stream: The stream that is written to; by default stderr.
+        seconds: Seconds between two lines.
+    """
+
+    def __init__(
+        self,
+        progress: Progress,
+        stream: TextIO | None = None,
+        seconds: float = SECONDS_BETWEEN_LINES,
+    ):
+        self.progress = progress
+        self.stream = stream or sys.stderr
+        self.seconds = seconds
+        self._last_line = -math.inf  # time of the last printed line
+
+    def show(self) -> None:
+        """Print a first line."""
+        self._print(self.line())
+
+    def update(self, result: TrialResult) -> None:
+        """Add a new result, and print a line with its cell unless the last line is recent."""
+        self.progress.add(result)
+        if time.monotonic() - self._last_line >= self.seconds:
+            self._print(self.line(result.trial.cell))
 
     def close(self) -> None:
         """Print a last line."""
@@ -116,95 +234,28 @@ class Progress:
 
     def line(self, cell: Cell | None = None) -> str:
         """Return the text of a line, with the best K of a cell."""
-        finished = self.finished
-        full = sum(count >= self.points for count in finished.values())
-        trials = len(self.done) * self.points
-        parts = [f"cells {full}/{len(self.done)}", f"trials {sum(finished.values())}/{trials}"]
-        if self.plan.count:
-            done, total = self.repeated
-            parts.append(f"repeats {done}/{total}")
+        progress = self.progress
+        points = progress.plan.points
+        finished = progress.finished()
+        cells = len(finished)
+        full_cells = sum(count >= points for count in finished.values())
+        parts = [
+            f"cells {full_cells}/{cells}",
+            f"trials {sum(finished.values())}/{cells * points}",
+        ]
+        if progress.plan.repeats.count:
+            repeats = progress.repeat_counts()
+            parts.append(f"repeats {repeats.finished}/{sum(repeats)}")
         if cell is not None:
-            parts.append(f"{cell}: best K {self.best(cell) or '-'}")
-        remaining = self.remaining(finished)
+            parts.append(f"{cell}: best K {progress.k_star(cell) or '-'}")
+        remaining = progress.time_remaining(finished)
         if remaining is None:
             parts.append("time left ?")
+        elif remaining.bound:
+            parts.append(f"time left at least {clock(remaining.seconds)}")
         else:
-            at_least = "at least " if remaining.bound else ""
-            parts.append(f"time left {at_least}{clock(remaining.seconds)}")
+            parts.append(f"time left {clock(remaining.seconds)}")
         return "  ".join(parts)
-
-    @property
-    def finished(self) -> dict[Cell, int]:
-        """The number of trials of each cell that have run as far as racing requires so far."""
-        return {cell: len(self._ended(cell)) for cell in self.done}
-
-    @property
-    def repeated(self) -> tuple[int, int]:
-        """The number of finished repeats, and of all repeats."""
-        done, remaining = 0, 0
-        for cell in self.done:
-            done_of_cell, remaining_of_cell = self._repeats(cell)
-            done += done_of_cell
-            remaining += remaining_of_cell
-        return done, done + remaining
-
-    def best(self, cell: Cell) -> int | None:
-        """Return the fewest steps to the goal in a cell so far; None without a complete trial."""
-        steps = [result.steps for result in self.done[cell].values() if result.steps is not None]
-        return min(steps, default=None)
-
-    def _ended(self, cell: Cell) -> list[TrialResult]:
-        return truncate_at_race_limit(list(self.done[cell].values()), self.slack)
-
-    def _repeats(self, cell: Cell) -> tuple[int, int]:
-        """Return the number of finished and of remaining repeats of a cell.
-
-        Until a cell has a K*, it is assumed to get one.
-        """
-        results = self.done[cell].values()
-        complete = [(r.steps, r.trial.point) for r in results if r.steps is not None]
-        if not complete:
-            has_open_trials = len(self._ended(cell)) < self.points
-            return 0, self.plan.count * self.plan.points if has_open_trials else 0
-        ended = [r for r in self.repeats[cell] if r.status is not Status.FAILED]
-        remaining = len(missing_repeats(self.plan, results, ended))
-        return self.plan.count * len(self.plan.best_points(complete)) - remaining, remaining
-
-    def remaining(self, finished: Mapping[Cell, int]) -> TimeRemaining | None:
-        """Estimate the remaining time from the mean time of finished trials.
-
-        A cell without finished trials takes the mean of the nearest batch size. K* falls as the
-        batch grows, so that a trial costs about as much up to the critical batch size, and more
-        above it. A paused trial counts as finished. While all trials pause, their own times are a
-        lower bound.
-
-        Args:
-            finished: The number of finished trials of each cell.
-
-        Returns:
-            The time with all workers; None without any result.
-        """
-        ended: dict[Cell, list[float]] = {}
-        paused: dict[Cell, list[float]] = {}
-        for cell, results in self.done.items():
-            ended[cell] = [r.seconds for r in self._ended(cell)]
-            paused[cell] = [r.seconds for r in results.values()]
-        mean = mean_of_nearest_batch_size(ended, self.done)
-        is_bound = mean is None
-        if mean is None:
-            mean = mean_of_nearest_batch_size(paused, self.done)
-        if mean is None:
-            return None
-        seconds = 0.0
-        for cell in self.done:
-            trials = self.points - finished[cell] + self._repeats(cell)[1]
-            seconds += mean[cell] * trials
-        return TimeRemaining(seconds / self._trials_at_a_time(), is_bound)
-
-    def _trials_at_a_time(self) -> float:
-        """Return the number of workers; with stacked trials, the mean number of stacked ones."""
-        seconds = max(time.monotonic() - self._began, MIN_SECONDS)
-        return max(self.workers, self._stacked_seconds / seconds)
 
 
 def mean_of_nearest_batch_size(
@@ -219,7 +270,7 @@ def mean_of_nearest_batch_size(
     Args:
         values: Values of some cells.
         cells: The cells to estimate.
-        ratio: The expected ratio of a cell's value to that at another batch size.
+        ratio: The expected ratio of a cell's value to the value at another batch size.
 
     Returns:
         None if there are no values.

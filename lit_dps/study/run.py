@@ -29,12 +29,9 @@ from lit_dps.parallel.process import (
     Interrupted,
     StopRequest,
     interruptible,
-    prepare_process,
 )
 from lit_dps.report.no_result import NO_RESULT, ended_without_result
 from lit_dps.report.publish import figures_folder, publish
-from lit_dps.storage.database import refuse_lost
-from lit_dps.storage.header import check_unchanged
 from lit_dps.storage.ownership import remember
 from lit_dps.storage.read import read_study
 from lit_dps.storage.run_records import (
@@ -44,18 +41,19 @@ from lit_dps.storage.run_records import (
     store_noise_scale,
 )
 from lit_dps.storage.take_over import claim_report, take_over
-from lit_dps.storage.urls import check_place, check_writable, ui_command, without_password
-from lit_dps.study.best_of import check_best_of
-from lit_dps.study.display import LEAVING, Display, at_terminal
+from lit_dps.storage.urls import ui_command, without_password
+from lit_dps.study.display import (
+    LEAVING,
+    Display,
+    at_terminal,
+    print_line,
+    print_line_at_terminal,
+)
 from lit_dps.study.environment import environment_of
 from lit_dps.study.failures import FAILED, AllFail, Failures
 from lit_dps.study.noise import first_guess
-from lit_dps.study.preflight.check import (
-    check_configuration,
-    check_with_dry_run,
-    set_up_data,
-)
-from lit_dps.study.progress import Progress
+from lit_dps.study.preflight.check import check_study
+from lit_dps.study.progress import Progress, ProgressLog, RunPlan
 from lit_dps.study.quiet_timing import update_step_timing
 from lit_dps.study.retrain_hint import retrain_hint
 from lit_dps.study.run_cells import begin_run, declare_study, mlflow_of, run_cells
@@ -76,7 +74,7 @@ class RunOptions:
 
     Attributes:
         show: Further parts of the report that are printed, as in `publish`.
-        validate_every: Steps between two validations in the user's own training; None leaves
+        validate_every: Steps between two validations in a later training of the user; None leaves
             validation out.
         time_steps: Whether to time the steps of every cell again if times are stored.
         takes_over: Whether to release the trials of processes that do not answer.
@@ -127,74 +125,29 @@ def run_study(setup: StudySetup, options: RunOptions = RunOptions()) -> int:
             return INTERRUPTED
 
 
-def check_study(setup: StudySetup) -> tuple[LightningDataModule, bool]:
-    """Check configuration, data and storage, and that a stored study can be resumed.
-
-    Creates nothing.
-
-    Returns:
-        The data module, set up for training, and whether trials of the study remain.
-
-    Raises:
-        UserError: if a check fails.
-    """
-    prepare_process()
-    storage, name = setup.storage, setup.study.name
-    refuse_lost(storage, name, figures_folder(storage.folder, name))
-    _print_at_terminal(setup, "checking it with a dry run")
-    data = check_configuration(setup)
-    trials_remain = _trials_remain(setup)
-    if trials_remain:
-        data = check_with_dry_run(setup)
-    else:
-        set_up_data(data)
-    check_place(storage.optuna_url)
-    check_place(storage.mlflow_uri)
-    # MLflow's storage may be unavailable; the study then runs without MLflow.
-    check_writable(storage.optuna_url)
-    check_unchanged(storage.optuna_url, name, setup.identity(data), setup.study, setup.boxes)
-    if setup.study.best_of is not None and trials_remain:
-        check_best_of(setup)
-    return data, trials_remain
-
-
 def _prepare(setup: StudySetup, stop: StopRequest, options: RunOptions) -> _StudyRun:
     """Check a study and the code and data of its stored trials. Creates nothing."""
     # Hashed before anything is imported, and compared afterwards: files may change in between.
     sources = source_hashes(setup.config())
-    data, trials_remain = check_study(setup)
-    environment = environment_of(setup, data, reads_data=trials_remain)
+    checked = check_study(setup)
+    environment = environment_of(setup, checked.data, reads_data=checked.trials_remain)
     refuse_changed_sources(sources, environment[SOURCES])
     changes = _accepted_changes(setup, environment, options.accept_code_change)
     stop.check()
-    starts_processes = setup.workers > 1 or setup.ranks > 1
-    if starts_processes and trials_remain and not ranks.started_by_torchrun() and unguarded():
+    if checked.trials_remain and _starts_processes(setup) and unguarded():
         raise Unguarded  # workers would refuse later, when the study is declared
     if changes:
         # Paused trials were trained by other code, so they restart.
         clear_checkpoints(setup.storage.checkpoints(setup.study.name))
     setup = dataclasses.replace(setup, environment=environment[KEY], sources=environment[SOURCES])
-    return _StudyRun(setup, data, environment, stop, options)
+    return _StudyRun(setup, checked.data, environment, stop, options)
 
 
-def _trials_remain(setup: StudySetup) -> bool:
-    """Return False if the study is stored and all of its trials and repeats have results.
-
-    The caller compares the stored configuration afterwards.
-    """
-    url = setup.storage.optuna_url
-    check_place(url)
-    try:
-        record = read_study(url, setup.study.name)
-    except StorageError:  # usually there is no study yet; `declare` reports other errors
-        return True
-    return _count_remaining(setup, record) > 0
-
-
-def _count_remaining(setup: StudySetup, record: StudyRecord) -> int:
-    """Return the number of trials and repeats of a configuration that have no result or failed."""
-    trials = sum(map(len, setup.remaining_points(record.results).values()))
-    return trials + setup.remaining_repeats(record)
+def _starts_processes(setup: StudySetup) -> bool:
+    """Return True if this process starts workers or ranks."""
+    if ranks.started_by_torchrun():
+        return False
+    return setup.workers > 1 or setup.ranks > 1
 
 
 def _accepted_changes(
@@ -205,7 +158,8 @@ def _accepted_changes(
     Raises:
         StudyChanged: if code or data differ, unless `accepts`.
     """
-    url, name = setup.storage.optuna_url, setup.study.name
+    url = setup.storage.optuna_url
+    name = setup.study.name
     if not accepts:
         check_environment(url, name, environment)
         return []
@@ -213,7 +167,7 @@ def _accepted_changes(
     if changes:
         verb = "is" if len(changes) == 1 else "are"
         line = f"{', '.join(changes)} {verb} not as in its stored trials, which is accepted"
-        _print_line(setup, line)
+        print_line(setup, line)
     return changes
 
 
@@ -249,7 +203,7 @@ class _StudyRun:
         """Run the study. Return the exit code, as in `run_study`."""
         self._declare()
         record = read_study(self.url, self.name)
-        remaining = _count_remaining(self.setup, record)
+        remaining = self.setup.remaining_trials(record)
         stored = chain(*record.results.values(), *record.repeats.values())
         failures = Failures(self.setup.storage.failures(self.name), stored)
         try:
@@ -278,7 +232,7 @@ class _StudyRun:
         remember(self.setup.uid)
         if self.options.takes_over:
             for line in take_over(self.url, self.name) or ["no trial to take over"]:
-                _print_line(self.setup, line)
+                print_line(self.setup, line)
 
     def _train_remaining(self, record: StudyRecord, remaining: int, failures: Failures) -> None:
         """Train the remaining trials and repeats in workers."""
@@ -292,34 +246,33 @@ class _StudyRun:
         """Measure, print and store the noise scale, unless it is stored or turned off."""
         if record.noise is not None or not self.setup.study.noise_scale:
             return
-        _print_at_terminal(self.setup, "reading its gradient noise scale")
+        print_line_at_terminal(self.setup, "reading its gradient noise scale")
         noise = first_guess(self.setup, self.stop.check)
         if isinstance(noise, str):
-            _print_line(self.setup, f"noise scale not measured: {noise}")
+            print_line(self.setup, f"noise scale not measured: {noise}")
             return
-        _print_line(self.setup, noise.sentence)
+        print_line(self.setup, noise.sentence)
         store_noise_scale(self.url, self.name, noise)
 
     def _train(self, record: StudyRecord, workers: int, failures: Failures) -> None:
         """Run workers, and pass each result to the progress display, MLflow and the failures."""
         setup = self.setup
-        progress = Progress(
-            record.results,
+        plan = RunPlan(
             setup.cells,
             setup.study.trials,
             workers,
-            slack=setup.study.race_factor,
-            plan=setup.study.repeat_plan,
-            repeats=record.repeats,
+            setup.study.race_factor,
+            setup.study.repeat_plan,
         )
-        display: Progress | Display = progress
+        progress = Progress(plan, record.results, record.repeats)
+        display: ProgressLog | Display = ProgressLog(progress)
         on_event = None
         if at_terminal():
             display = Display(progress, self.name, setup.goal_of_trials, self.stop)
             on_event = display.on_event
-        _print_line(setup, describe_loops(setup))
+        print_line(setup, describe_loops(setup))
         trials = "1 trial" if workers == 1 else f"{workers} trials"
-        _print_line(setup, f"{trials} at a time in {without_password(self.url)}")
+        print_line(setup, f"{trials} at a time in {without_password(self.url)}")
         display.show()
         results = run_cells(setup, workers, self.stop, on_event)
         try:
@@ -332,7 +285,8 @@ class _StudyRun:
             display.close()
 
     def _report_that_none_remain(self) -> None:
-        _print_line(self.setup, "no trials remain")
+        """Print that no trials remain, and end the other ranks of torchrun."""
+        print_line(self.setup, "no trials remain")
         if ranks.started_by_torchrun():
             with first_of_ranks(self.setup):  # the other ranks wait for a message
                 pass
@@ -348,14 +302,13 @@ class _StudyRun:
             0, `NO_RESULT` or `WAITING`.
         """
         unstored = Unstored()
-        others = None
         if trained:
             others = unstored.attempt(
                 "who writes the analysis", lambda: claim_report(self.url, self.name)
             )
-        if others is not None:
-            print(f"study {self.name}: {others.reason}")
-            return WAITING if others.is_running else 0
+            if others is not None:
+                print(f"study {self.name}: {others.reason}")
+                return WAITING if others.is_running else 0
         # Other processes may store results while this one trains or waits for its ranks.
         if trained or ranks.started_by_torchrun():
             record = read_study(self.url, self.name)
@@ -370,7 +323,7 @@ class _StudyRun:
             record = update_step_timing(self.setup, record, self.stop, self.options.time_steps)
         code = self._write_and_print(record)
         if unstored.names:
-            _print_line(self.setup, unstored.sentence)
+            print_line(self.setup, unstored.sentence)
         return code
 
     def _write_and_print(self, record: StudyRecord) -> int:
@@ -393,7 +346,8 @@ class _StudyRun:
         return NO_RESULT if ended_without_result(analysis.cells) else 0
 
     def _report_interruption(self, signal: Interrupted) -> None:
-        remaining = _count_remaining(self.setup, read_study(self.url, self.name))
+        """Print how many trials remain after a signal."""
+        remaining = self.setup.remaining_trials(read_study(self.url, self.name))
         trials = "1 trial remains" if remaining == 1 else f"{remaining} trials remain"
         print(
             f"\ninterrupted by {signal}: the results so far are stored, {trials}; the same "
@@ -429,18 +383,8 @@ class Unstored:
         return f"not stored: {names}: {self._errors[0]}; the same command stores it"
 
 
-def _print_line(setup: StudySetup, line: str) -> None:
-    print(f"study {setup.study.name}: {line}", file=sys.stderr, flush=True)
-
-
-def _print_at_terminal(setup: StudySetup, activity: str) -> None:
-    """Print at a terminal what takes the next seconds; print nothing into a log."""
-    if at_terminal():
-        _print_line(setup, f"{activity} ...")
-
-
 def _mlflow_pages(storage: StorageConfig, experiment_id: str | None, study: str) -> str:
-    """Return the lines that say where MLflow shows the study."""
+    """Return lines with the addresses at which MLflow shows the study."""
     if experiment_id is None:
         return "MLflow could not be used: analyze --sync logs the study once it can"
     uri = storage.mlflow_uri

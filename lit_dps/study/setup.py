@@ -108,11 +108,19 @@ class StudySetup:
                     remaining[cell].discard(result.trial.point)
         return remaining
 
+    def remaining_trials(self, record: StudyRecord) -> int:
+        """Return the number of trials and repeats that have no result yet, or failed."""
+        count = self.remaining_repeats(record)
+        for points in self.remaining_points(record.results).values():
+            count += len(points)
+        return count
+
     def remaining_repeats(self, record: StudyRecord) -> int:
         """Return the number of repeats that remain at the best points so far."""
         count = 0
         for cell in self.cells:
-            results, repeats = record.results.get(cell, ()), record.repeats.get(cell, ())
+            results = record.results.get(cell, ())
+            repeats = record.repeats.get(cell, ())
             count += len(missing_repeats(self.study.repeat_plan, results, repeats))
         return count
 

@@ -35,11 +35,11 @@ class ProgressEvent:
 
 
 class ProgressReporter:
-    """Reports the progress of the runs of this process.
+    """Reports the progress of the attempts of this process.
 
     Args:
-        on_event: Is called when a run begins, and after its validations.
-        seconds: Least time between two reports of one run after validations.
+        on_event: Called when an attempt begins, and after its validations.
+        seconds: Least time between two reports of one attempt after validations.
     """
 
     def __init__(
@@ -51,34 +51,34 @@ class ProgressReporter:
         self._seconds = seconds
         self._last_report: dict[tuple, float] = {}  # time by trial
 
-    def watch(self, run: Attempt) -> None:
-        """Report the begin of a run, and its progress from now on."""
-        run.on_check = self.on_validation
-        self._on_event(ProgressEvent(os.getpid(), run.trial))
+    def watch(self, attempt: Attempt) -> None:
+        """Report that an attempt begins, and its progress from now on."""
+        attempt.on_check = self.on_validation
+        self._on_event(ProgressEvent(os.getpid(), attempt.trial))
 
-    def on_validation(self, run: Attempt) -> None:
-        """Report the progress of a run, unless its last report is recent."""
-        assert run.trial is not None
-        key = (run.trial.cell, run.trial.point, run.trial.repeat)
+    def on_validation(self, attempt: Attempt) -> None:
+        """Report the progress of an attempt, unless its last report is recent."""
+        assert attempt.trial is not None
+        key = (attempt.trial.cell, attempt.trial.point, attempt.trial.repeat)
         now = time.monotonic()
         if now - self._last_report.get(key, -math.inf) < self._seconds:
             return
         self._last_report[key] = now
-        best, exact = _best_value(run)
-        step = int(run.curve["step"][-1])
-        self._on_event(ProgressEvent(os.getpid(), run.trial, step, best, exact))
+        best, exact = _best_value(attempt)
+        step = int(attempt.curve["step"][-1])
+        self._on_event(ProgressEvent(os.getpid(), attempt.trial, step, best, exact))
 
 
-def _best_value(run: Attempt) -> tuple[float | None, bool]:
+def _best_value(attempt: Attempt) -> tuple[float | None, bool]:
     """Return the best finite value of the goal's metric, and whether it is exact."""
-    values = run.curve[run.goal.metric]
-    exact = run.curve.get("exact", [1] * len(values))
+    values = attempt.curve[attempt.goal.metric]
+    exact = attempt.curve.get("exact", [1] * len(values))
     best = None
     is_exact = True
     for value, value_is_exact in zip(values, exact, strict=True):
         if not math.isfinite(value):
             continue
-        if best is None or (value > best if run.goal.at_least else value < best):
+        if best is None or (value > best if attempt.goal.at_least else value < best):
             best = value
             is_exact = bool(value_is_exact)
     return best, is_exact

@@ -10,8 +10,9 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import partial
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from multiprocessing.synchronize import Event
@@ -47,9 +48,13 @@ from lit_dps.study.worker_events import ProgressEvent, ProgressReporter
 
 SIGNAL_SECONDS = 0.2  # a signal to several processes reaches all of them within this time
 GRACE_SECONDS = 20  # that a worker has to finish its validation when another worker failed
-RECEIVE_SECONDS = 1  # between two looks at the request to stop
+RECEIVE_SECONDS = 1  # between two checks whether a stop was requested
 EventListener = Callable[[ProgressEvent], None]
 Results = Generator[TrialResult, None, None]
+# Like `Engine.train`, with the engine as its first argument.
+TrainOnRanks = Callable[
+    [Engine, Callable[[], Attempt | None], Callable[[], None]], Iterator[TrialResult]
+]
 
 
 class WorkerError(RuntimeError):
@@ -72,14 +77,14 @@ class WorkerDied(UserError):
 
 
 def work(setup: StudySetup, stop: StopRequest, on_event: EventListener | None = None) -> Results:
-    """Run trials of the study in this process until none remains.
+    """Train trials of the study in this process until none remains, and yield their results.
 
     Each result is stored before it is yielded.
 
     Args:
         setup: The study.
         stop: A request to stop.
-        on_event: Is called with the progress of the running trials.
+        on_event: Called with the progress of the running trials.
 
     Raises:
         Interrupted: after a validation or a trial, if `stop` was requested. The trial is released.
@@ -87,36 +92,30 @@ def work(setup: StudySetup, stop: StopRequest, on_event: EventListener | None = 
     """
     prepare_process()
     torch.set_num_threads(setup.study.threads)
-    store = _open_store(setup)
-    reporter = None
+    queue = _open_queue(setup)
+    next_attempt = queue.claim_next
     if on_event is not None:
-        reporter = ProgressReporter(on_event)
-
-    def next_run() -> Attempt | None:
-        run = store.claim_next()
-        if reporter is not None and run is not None:
-            reporter.watch(run)
-        return run
-
+        next_attempt = partial(_claim_and_report, queue, ProgressReporter(on_event))
     checkpoints = setup.checkpoints()
+    engine = setup.engine(checkpoints)
     at_check = raise_if_any_rank_interrupted(stop)
     try:
         with first_of_ranks(setup) as train:
-            for result in train(setup.engine(checkpoints), next_run, at_check):
+            for result in train(engine, next_attempt, at_check):
                 if result.status == Status.FAILED and is_lost_loader_worker(result.failure):
                     # The signal that ended the loader's process may be on its way to this one.
                     time.sleep(SIGNAL_SECONDS)
                     stop.check()
-                result = store.store_result(result)
+                result = queue.store_result(result)
                 if checkpoints is not None:
-                    checkpoints.on_result_stored(result, store.step_limit(result.trial))
+                    checkpoints.on_result_stored(result, queue.step_limit(result.trial))
                 yield result
                 stop.check()
     finally:
-        store.leave()
+        queue.leave()
 
 
-def _open_store(setup: StudySetup) -> TrialQueue:
+def _open_queue(setup: StudySetup) -> TrialQueue:
     """Return the queue of a study's trials in its storage."""
     study = setup.study
     url = setup.storage.optuna_url
@@ -139,6 +138,14 @@ def _open_store(setup: StudySetup) -> TrialQueue:
     )
 
 
+def _claim_and_report(queue: TrialQueue, reporter: ProgressReporter) -> Attempt | None:
+    """Claim the next attempt, and report its progress from now on; None if none remains."""
+    attempt = queue.claim_next()
+    if attempt is not None:
+        reporter.watch(attempt)
+    return attempt
+
+
 def warm_up() -> None:
     """Begin to import what `work_in_processes` needs, in the process that starts workers."""
     processes.start_server(_worker)
@@ -147,15 +154,16 @@ def warm_up() -> None:
 def work_in_processes(
     setup: StudySetup, workers: int, stop: StopRequest, on_event: EventListener | None = None
 ) -> Results:
-    """Run trials in several processes, and yield their results as they come.
+    """Train trials in several processes, and yield their results as they come.
 
-    If a worker is killed, for example because memory is short, the others run the remaining trials.
+    If a worker is killed, for example because memory is short, the others train the remaining
+    trials.
 
     Args:
         setup: The study.
         workers: The number of processes.
         stop: A request to stop.
-        on_event: Is called with the progress of the running trials.
+        on_event: Called with the progress of the running trials.
 
     Raises:
         Interrupted: if this process or all workers were asked to stop.
@@ -164,68 +172,95 @@ def work_in_processes(
         WorkerError: if a worker failed otherwise. The others finish their validation and release
             their trials.
     """
-    leaving = processes.context().Event()
-    started: dict[Any, BaseProcess] = {}  # by the connection to it
-    last_message: Any = None
-    nothing_remains = False
+    pool = _WorkerPool(setup, on_event)
     try:
         for number in range(workers):
-            _start_worker(number, setup, leaving, on_event is not None, started)
-        living = dict(started)
-        while living:
+            pool.start_worker(number)
+        while pool.running:
             if stop:
-                leaving.set()
-            for receiver in wait(list(living), timeout=RECEIVE_SECONDS):
-                message = _receive(receiver, living[receiver])
-                if isinstance(message, TrialResult):
-                    yield message
-                    continue
-                if isinstance(message, ProgressEvent):
-                    if on_event is not None:
-                        on_event(message)
-                    continue
-                # Any other message is the last one of its worker.
-                worker = living.pop(receiver)
-                last_message = message
-                if message is None:
-                    nothing_remains = True
-                else:
-                    _on_worker_failed(worker, message, on_event)
+                pool.leaving.set()
+            yield from pool.receive_results()
         stop.check()
-        if not nothing_remains:
-            raise last_message
+        if not pool.nothing_remains and pool.last_error is not None:
+            raise pool.last_error
     finally:
-        leaving.set()
-        _end(started.values(), 0.0 if stop.now else GRACE_SECONDS)
+        pool.leaving.set()
+        pool.end(0.0 if stop.now else GRACE_SECONDS)
 
 
-def _start_worker(
-    number: int,
-    setup: StudySetup,
-    leaving: Event,
-    reports_progress: bool,
-    started: dict[Any, BaseProcess],
-) -> None:
-    """Start a worker, and add it to `started` by the connection to it.
+class _WorkerPool:
+    """The processes that train the trials of a study, and the messages that they send.
 
-    Each worker has a pipe. If a worker is killed, it cannot hold the lock of a shared queue.
+    Args:
+        setup: The study.
+        on_event: Called with the progress of the running trials.
+
+    Attributes:
+        leaving: Set to ask all workers to stop after their next validation.
+        running: The workers that have not ended, by the connection to each.
+        nothing_remains: Whether a worker has ended because no trial remains.
+        last_error: The last error that ended a worker without ending the study.
     """
-    receiver, sender = processes.context().Pipe(duplex=False)
-    arguments = (setup, sender, leaving, reports_progress)
-    started[receiver] = processes.start(_worker, f"worker {number}", arguments)
-    sender.close()  # otherwise the end of the worker would not be seen
 
+    def __init__(self, setup: StudySetup, on_event: EventListener | None):
+        self.leaving = processes.context().Event()
+        self.running: dict[Any, BaseProcess] = {}
+        self.nothing_remains = False
+        self.last_error: BaseException | None = None
+        self._setup = setup
+        self._on_event = on_event
+        self._started: list[BaseProcess] = []
 
-def _on_worker_failed(
-    worker: BaseProcess, error: BaseException, on_event: EventListener | None
-) -> None:
-    """Print that a worker was killed; raise any other error except Interrupted."""
-    if isinstance(error, WorkerDied):
-        print(f"\nwarning: {error}", file=sys.stderr)
-        if on_event is not None:
-            on_event(ProgressEvent(worker.pid))
-    elif not isinstance(error, Interrupted):
-        raise error
+    def start_worker(self, number: int) -> None:
+        """Start a worker.
+
+        Each worker has a pipe. If a worker is killed, it cannot hold the lock of a shared queue.
+        """
+        receiver, sender = processes.context().Pipe(duplex=False)
+        reports_progress = self._on_event is not None
+        arguments = (self._setup, sender, self.leaving, reports_progress)
+        worker = processes.start(_worker, f"worker {number}", arguments)
+        self._started.append(worker)
+        self.running[receiver] = worker
+        sender.close()  # otherwise the end of the worker would not be seen
+
+    def receive_results(self) -> Iterator[TrialResult]:
+        """Wait for messages for at most `RECEIVE_SECONDS`, and yield the results among them.
+
+        Raises:
+            Exception: The error that ended a worker, unless it was killed or asked to stop.
+        """
+        for receiver in wait(list(self.running), timeout=RECEIVE_SECONDS):
+            message = _receive(receiver, self.running[receiver])
+            if isinstance(message, TrialResult):
+                yield message
+            elif isinstance(message, ProgressEvent):
+                if self._on_event is not None:
+                    self._on_event(message)
+            else:
+                # Any other message is the last one of its worker.
+                worker = self.running.pop(receiver)
+                self._on_worker_ended(worker, message)
+
+    def _on_worker_ended(self, worker: BaseProcess, error: BaseException | None) -> None:
+        """Note why a worker ended: None if no trial remains, else the error that ended it."""
+        if error is None:
+            self.nothing_remains = True
+            return
+        self.last_error = error
+        if isinstance(error, WorkerDied):
+            print(f"\nwarning: {error}", file=sys.stderr)
+            if self._on_event is not None:
+                self._on_event(ProgressEvent(worker.pid))
+        elif not isinstance(error, Interrupted):
+            raise error
+
+    def end(self, grace_seconds: float) -> None:
+        """Wait for all workers to end, and kill those that need longer than `grace_seconds`."""
+        end = time.monotonic() + grace_seconds
+        for worker in self._started:
+            worker.join(max(0.0, end - time.monotonic()))
+            worker.kill()
 
 
 def _receive(receiver: Any, worker: BaseProcess) -> Any:
@@ -241,7 +276,7 @@ def _receive(receiver: Any, worker: BaseProcess) -> Any:
 
 
 def _worker(setup: StudySetup, sender: Connection, leaving: Event, reports_progress: bool) -> None:
-    """Run trials in a process, and send results, then None or the error that ended it."""
+    """Train trials in a process, and send results, then None or the error that ended it."""
     stop = StopRequest(leaving.is_set)
 
     def send(message: Any) -> None:
@@ -262,16 +297,8 @@ def _worker(setup: StudySetup, sender: Connection, leaving: Event, reports_progr
             send(WorkerError(traceback.format_exc()))
 
 
-def _end(workers: Iterable[BaseProcess], grace_seconds: float) -> None:
-    """Wait for processes to end, and kill those that need longer than `grace_seconds`."""
-    end = time.monotonic() + grace_seconds
-    for process in workers:
-        process.join(max(0.0, end - time.monotonic()))
-        process.kill()
-
-
 @contextmanager
-def first_of_ranks(setup: StudySetup) -> Iterator[Callable[..., Iterator[TrialResult]]]:
+def first_of_ranks(setup: StudySetup) -> Iterator[TrainOnRanks]:
     """Make this process the first of the ranks that train the trials of a study.
 
     It may be the only one. The other ranks are started on this machine, unless torchrun has started
@@ -279,37 +306,49 @@ def first_of_ranks(setup: StudySetup) -> Iterator[Callable[..., Iterator[TrialRe
 
     Yields:
         A function like `Engine.train` with the engine as its first argument; all ranks train each
-        run.
+        attempt.
 
     Raises:
         RankLost: if a rank died.
     """
-    # Whether the others train a trial. Otherwise they wait for a message.
-    others_train = False
-
-    def train(
-        engine: Engine, next_run: Callable[[], Attempt | None], at_check: Callable[[], None]
-    ) -> Iterator[TrialResult]:
-        nonlocal others_train
-
-        def next_run_of_all() -> Attempt | None:
-            nonlocal others_train
-            run = next_run()
-            if run is not None:
-                ranks.broadcast((run.trial, dict(setup.sources)))
-                others_train = True
-            return run
-
-        for result in engine.train(next_run_of_all, at_check):
-            others_train = False
-            yield result
-
+    first = _FirstRank(setup)
     with launch.group_of(setup.ranks, setup.on_gpu, _follow_parent, setup):
         try:
-            yield train
+            yield first.train
         finally:
-            if not others_train:  # within a trial, they notice the end of this rank there
+            if not first.others_train:  # within a trial, they notice the end of this rank there
                 ranks.broadcast(None)
+
+
+class _FirstRank:
+    """Trains attempts on all ranks. The other ranks `_follow` it.
+
+    Attributes:
+        others_train: Whether the other ranks train a trial. Otherwise they wait for a message.
+    """
+
+    def __init__(self, setup: StudySetup):
+        self.others_train = False
+        self._sources = dict(setup.sources)
+
+    def train(
+        self,
+        engine: Engine,
+        next_attempt: Callable[[], Attempt | None],
+        at_check: Callable[[], None],
+    ) -> Iterator[TrialResult]:
+        """Train attempts by an engine on all ranks; see `Engine.train`."""
+        for result in engine.train(partial(self._broadcast_next, next_attempt), at_check):
+            self.others_train = False
+            yield result
+
+    def _broadcast_next(self, next_attempt: Callable[[], Attempt | None]) -> Attempt | None:
+        """Return the next attempt, and send its trial to the other ranks."""
+        attempt = next_attempt()
+        if attempt is not None:
+            ranks.broadcast((attempt.trial, self._sources))
+            self.others_train = True
+        return attempt
 
 
 def follow_torchrun(setup: StudySetup) -> int:
@@ -323,6 +362,48 @@ def follow_torchrun(setup: StudySetup) -> int:
         except Interrupted:
             return INTERRUPTED
     return 0
+
+
+def _follow_parent(setup: StudySetup) -> None:
+    """Train the trials of the first rank, in a process that the first rank started."""
+    stop = StopRequest()
+    try:
+        _import_sources(setup)
+    except UserError as error:  # the first rank only notices that this one ended
+        print(f"lit-dps: error: {error}", file=sys.stderr, flush=True)
+        raise SystemExit(2) from None
+    with interruptible(stop), suppress(Interrupted):
+        _follow(setup, stop)
+
+
+def _follow(setup: StudySetup, stop: StopRequest) -> None:
+    """Train the trials that the first rank broadcasts, until it broadcasts None."""
+    prepare_process()
+    torch.set_num_threads(setup.study.threads)
+    attempts = _broadcast_attempts(setup)
+    engine = setup.engine(setup.checkpoints())
+    for _ in engine.train(lambda: next(attempts, None), raise_if_any_rank_interrupted(stop)):
+        pass
+
+
+def _broadcast_attempts(setup: StudySetup) -> Iterator[Attempt]:
+    """Receive the trials of the first rank, and yield an attempt at each of them."""
+    is_first_trial = True
+    while True:
+        message: Any = ranks.broadcast(None)
+        if message is None:
+            return
+        trial, sources = message
+        if is_first_trial and ranks.started_by_torchrun():
+            _refuse_other_sources(setup, sources)
+        is_first_trial = False
+        yield Attempt(
+            trial,
+            setup.goal_of_trials,
+            setup.study.goals,
+            train_past_goal=setup.study.train_past_goal and not trial.repeat,
+            metrics=setup.study.metrics,
+        )
 
 
 def raise_if_any_rank_interrupted(stop: StopRequest) -> Callable[[], None]:
@@ -346,49 +427,9 @@ def _import_sources(setup: StudySetup) -> None:
 
 def _refuse_other_sources(setup: StudySetup, sources: Mapping[str, Any]) -> None:
     """Raise UserError if this rank of torchrun has imported other code than the first rank."""
-    others = changed_files(sources, source_hashes(setup.config()))
-    if others:
+    changed = changed_files(sources, source_hashes(setup.config()))
+    if changed:
         raise UserError(
-            f"{', '.join(others)} on rank {ranks.rank()} is not as on the first rank: all "
+            f"{', '.join(changed)} on rank {ranks.rank()} is not as on the first rank: all "
             "machines need the same code"
         )
-
-
-def _follow_parent(setup: StudySetup) -> None:
-    """Train the trials of the first rank, in a process that the first rank started."""
-    stop = StopRequest()
-    try:
-        _import_sources(setup)
-    except UserError as error:  # the first rank only notices that this one ended
-        print(f"lit-dps: error: {error}", file=sys.stderr, flush=True)
-        raise SystemExit(2) from None
-    with interruptible(stop), suppress(Interrupted):
-        _follow(setup, stop)
-
-
-def _follow(setup: StudySetup, stop: StopRequest) -> None:
-    """Train the trials that the first rank broadcasts, until it broadcasts None."""
-    prepare_process()
-    torch.set_num_threads(setup.study.threads)
-    is_first_trial = True
-
-    def next_run() -> Attempt | None:
-        nonlocal is_first_trial
-        message: Any = ranks.broadcast(None)
-        if message is None:
-            return None
-        trial, sources = message
-        if is_first_trial and ranks.started_by_torchrun():
-            _refuse_other_sources(setup, sources)
-        is_first_trial = False
-        return Attempt(
-            trial,
-            setup.goal_of_trials,
-            setup.study.goals,
-            train_past_goal=setup.study.train_past_goal and not trial.repeat,
-            metrics=setup.study.metrics,
-        )
-
-    engine = setup.engine(setup.checkpoints())
-    for _ in engine.train(next_run, raise_if_any_rank_interrupted(stop)):
-        pass

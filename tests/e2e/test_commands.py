@@ -17,8 +17,8 @@ from lit_dps.core.attempt import Attempt
 from lit_dps.core.trial import Trial
 from lit_dps.report.no_result import NO_RESULT
 from lit_dps.storage.samplers import sobol_point
-from lit_dps.study.preflight.check import check
 from tests.e2e.commands import FAST, ROOT, environment, real, run
+from tests.support.setups import check
 
 BLOCK = """
 import sys

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from lightning.pytorch import LightningDataModule
+
 from lit_dps.core.config import StorageConfig, StudyConfig
 from lit_dps.core.trial_config import TRIAL_SECTIONS
 from lit_dps.engines.engine import Training
+from lit_dps.study.preflight.check import check_configuration, check_with_dry_run
 from lit_dps.study.setup import StudySetup
 from lit_dps.training.workload import Workload
 
@@ -44,3 +47,9 @@ def training_of(
     configs = {name: others.pop(name) for name in TRIAL_SECTIONS if name in others}
     common = {"goal": goal, "pruning": pruning or {}, **configs}
     return Training(workload, **sections(**common), **others)
+
+
+def check(setup: StudySetup) -> LightningDataModule:
+    """Check the configuration of a study, then run it dry. Return its data module, set up."""
+    check_configuration(setup)
+    return check_with_dry_run(setup)

@@ -1,18 +1,26 @@
-"""Checks a study before anything is created: its keys, then a dry run at both ends of its grid."""
+"""Checks a study before anything is created: configuration, data, storage, and a dry run."""
 
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
+from typing import NamedTuple
 
 from lightning.pytorch import LightningDataModule
 
-from lit_dps.core.errors import ConfigError
+from lit_dps.core.errors import ConfigError, StorageError
 from lit_dps.core.search_space import extreme_points
 from lit_dps.core.trial import STACKED, Trial
 from lit_dps.engines.eligible import standard_data
 from lit_dps.parallel import ranks, settings
+from lit_dps.parallel.process import prepare_process
+from lit_dps.report.publish import figures_folder
+from lit_dps.storage.database import refuse_lost
+from lit_dps.storage.header import check_unchanged
+from lit_dps.storage.read import read_study
 from lit_dps.storage.samplers import make_sampler
+from lit_dps.storage.urls import check_place, check_writable
+from lit_dps.study.display import print_line_at_terminal
+from lit_dps.study.preflight.best_of import check_best_of
 from lit_dps.study.preflight.dry_run import dry_run
 from lit_dps.study.preflight.keys import check_goals, check_keys, check_workers
 from lit_dps.study.setup import StudySetup
@@ -20,18 +28,59 @@ from lit_dps.training import PruningCallback
 from lit_dps.training.trainer_rules import check_trainer, overridden_arguments
 
 
-def check(setup: StudySetup) -> LightningDataModule:
-    """Check the configuration of a study, then run it dry. Creates nothing.
+class CheckedStudy(NamedTuple):
+    """A study that passed its checks.
 
-    Returns:
-        The data module, set up for training.
+    Attributes:
+        data: Its data module, set up for training.
+        trials_remain: Whether trials of the study remain.
+    """
+
+    data: LightningDataModule
+    trials_remain: bool
+
+
+def check_study(setup: StudySetup) -> CheckedStudy:
+    """Check configuration, data and storage, and that a stored study can be resumed.
+
+    Creates nothing.
 
     Raises:
-        ConfigError: naming the key, the value and what is allowed.
-        DataError: if the data cannot be read.
+        UserError: if a check fails.
     """
-    check_configuration(setup)
-    return check_with_dry_run(setup)
+    prepare_process()
+    storage = setup.storage
+    name = setup.study.name
+    refuse_lost(storage, name, figures_folder(storage.folder, name))
+    print_line_at_terminal(setup, "checking it with a dry run")
+    data = check_configuration(setup)
+    trials_remain = _trials_remain(setup)
+    if trials_remain:
+        data = check_with_dry_run(setup)
+    else:
+        set_up_data(data)
+    check_place(storage.optuna_url)
+    check_place(storage.mlflow_uri)
+    # MLflow's storage may be unavailable; the study then runs without MLflow.
+    check_writable(storage.optuna_url)
+    check_unchanged(storage.optuna_url, name, setup.identity(data), setup.study, setup.boxes)
+    if setup.study.best_of is not None and trials_remain:
+        check_best_of(setup)
+    return CheckedStudy(data, trials_remain)
+
+
+def _trials_remain(setup: StudySetup) -> bool:
+    """Return False if the study is stored and all of its trials and repeats have results.
+
+    The caller compares the stored configuration afterwards.
+    """
+    url = setup.storage.optuna_url
+    check_place(url)
+    try:
+        record = read_study(url, setup.study.name)
+    except StorageError:  # usually there is no study yet; `declare` reports other errors
+        return True
+    return setup.remaining_trials(record) > 0
 
 
 def check_configuration(setup: StudySetup) -> LightningDataModule:
@@ -88,9 +137,10 @@ def _build_at_ends(setup: StudySetup) -> LightningDataModule:
     Classes refuse values that they do not allow.
     """
     smallest = min(setup.study.batch_sizes)
-    cells = {replace(cell, batch_size=smallest): None for cell in setup.study.cells}
     data = None
-    for cell in cells:
+    for cell in setup.study.cells:
+        if cell.batch_size != smallest:
+            continue
         setup.training().pruning_callback(Trial(cell, 0))
         setup.training().delay_callback(Trial(cell, 0))
         for params in extreme_points(setup.space):

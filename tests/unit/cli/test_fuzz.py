@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 import lit_dps.cli.study as study_command
 from lit_dps.cli import main
-from lit_dps.study.run import check_study
+from lit_dps.study.preflight.check import check_study
 from tests.e2e.commands import FAST
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]

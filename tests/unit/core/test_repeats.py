@@ -22,7 +22,7 @@ from lit_dps.storage.samplers import SobolSampler
 from lit_dps.storage.stored_format import study_attributes
 from lit_dps.storage.take_over import claim_report
 from lit_dps.storage.trial_queue import TrialQueue
-from lit_dps.study.progress import Progress
+from lit_dps.study.progress import Progress, ProgressLog, RunPlan
 from tests.support.fake_study import analysis_of, result
 from tests.support.runs import trials_of
 from tests.unit.engines.test_engine import DATA, MODEL, PARAMS, WORKLOAD, quiet  # noqa: F401
@@ -251,7 +251,7 @@ def test_repeats_are_no_part_of_the_identity():
 
 
 def test_progress_counts_repeats():
-    progress = Progress({}, [A], 1, 1, plan=RepeatPlan(2))
+    progress = ProgressLog(Progress(RunPlan([A], 1, 1, repeats=RepeatPlan(2))))
     assert "repeats 0/2" in progress.line()
     progress.update(ended(Trial(A, 0), 96))
     progress.update(ended(Trial(A, 0, repeat=1), 96))

@@ -18,12 +18,11 @@ from lit_dps.models import Transformer
 from lit_dps.models.transformer import Attention
 from lit_dps.module import LanguageModel
 from lit_dps.pruning import Network, prunable, pruner_of
-from lit_dps.study.preflight.check import check
 from lit_dps.training.workload import Workload
 from tests.support.ranks import same_on_ranks
 from tests.support.runs import train, train_one
 from tests.support.saved_study import Study
-from tests.support.setups import setup_of
+from tests.support.setups import check, setup_of
 from tests.support.tiny import QUIET, fit
 from tests.unit.engines.test_engine import quiet  # noqa: F401
 from tests.unit.training.test_checkpoint_callback import assert_goes_on

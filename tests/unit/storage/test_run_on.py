@@ -28,14 +28,13 @@ from lit_dps.storage.read import read_study
 from lit_dps.storage.samplers import SobolSampler
 from lit_dps.storage.stored_format import study_attributes
 from lit_dps.storage.trial_queue import TrialQueue
-from lit_dps.study.preflight.check import check
 from lit_dps.study.setup import StudySetup
 from lit_dps.training.workload import Workload
 from tests.support.fake_study import result, theory_terms, write_study
 from tests.support.ranks import same_on_ranks
 from tests.support.runs import train, train_one
 from tests.support.saved_study import Study
-from tests.support.setups import setup_of
+from tests.support.setups import check, setup_of
 from tests.unit.engines.test_engine import DATA, GOAL, MODEL, PARAMS, WORKLOAD, quiet  # noqa: F401
 from tests.unit.training.test_checkpoint_callback import assert_goes_on
 

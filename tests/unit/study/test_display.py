@@ -14,7 +14,7 @@ from lit_dps.core.goal import Goal
 from lit_dps.core.trial import Cell, Status, Trial, TrialResult
 from lit_dps.parallel.process import StopRequest
 from lit_dps.study.display import LEAVING, Display
-from lit_dps.study.progress import Progress
+from lit_dps.study.progress import Progress, RunPlan
 from lit_dps.study.worker_events import ProgressEvent, ProgressReporter
 
 SIZES, GOAL = [2**i for i in range(1, 15)], Goal(0.08, 16, 4000)
@@ -27,7 +27,7 @@ def display(
     console = Console(
         file=io.StringIO(), force_terminal=True, width=width, height=height, color_system=None
     )
-    progress = Progress({}, cells, points, workers=2, stream=io.StringIO())
+    progress = Progress(RunPlan(cells, points, workers=2))
     return Display(progress, "quickstart", GOAL, StopRequest(), console)
 
 

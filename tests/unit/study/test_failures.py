@@ -22,7 +22,7 @@ from lit_dps.storage.samplers import SobolSampler
 from lit_dps.storage.schema import RESULT_ATTR, encode_result
 from lit_dps.storage.trial_queue import TrialQueue
 from lit_dps.study.failures import AllFail, Failure, Failures, failure_in
-from lit_dps.study.progress import Progress
+from lit_dps.study.progress import Progress, ProgressLog, RunPlan
 from tests.support.runs import trials_of
 from tests.unit.storage.test_store import SPACE, cell_trials, ended
 from tests.unit.storage.test_store_shared import declared
@@ -295,7 +295,7 @@ def test_a_study_ends_when_its_first_trials_all_failed(tmp_path, fails, at_once)
 
 def test_progress_counts_the_failed_trials_of_this_run_as_finished():
     earlier = [failed(Trial(CELL, 0)), ended(Trial(CELL, 1))]
-    progress = Progress({CELL: earlier}, [CELL], 3, workers=1, slack=2)
+    progress = ProgressLog(Progress(RunPlan([CELL], 3, 1, race_factor=2), {CELL: earlier}))
     assert progress.line().startswith("cells 0/1  trials 1/3")
     for result in (
         failed(Trial(CELL, 0)),

@@ -14,12 +14,11 @@ from lit_dps.core.errors import ConfigError
 from lit_dps.core.search_space import Range
 from lit_dps.core.trial import Cell, Series, Trial
 from lit_dps.models import MLP, SimpleCNN
-from lit_dps.study.preflight.check import check
 from lit_dps.study.setup import StudySetup
 from lit_dps.training.checkpoint_files import Checkpoints
 from lit_dps.training.workload import Workload
 from tests.support.runs import train
-from tests.support.setups import setup_of
+from tests.support.setups import check, setup_of
 from tests.unit.engines.test_engine import DATA, GOAL, MODEL, PARAMS, WORKLOAD, quiet  # noqa: F401
 
 SPACE = {"model.learning_rate": Range(1e-3, 1.0, "log")}

@@ -10,13 +10,12 @@ from lit_dps.core.errors import ConfigError
 from lit_dps.core.search_space import Range
 from lit_dps.core.trial import Cell, Trial
 from lit_dps.module import ImageClassifier
-from lit_dps.study.preflight.check import check
 from lit_dps.study.setup import StudySetup
 from lit_dps.training.workload import Workload
 from tests.support.ranks import same_on_ranks
 from tests.support.runs import train
 from tests.support.saved_study import Study
-from tests.support.setups import setup_of
+from tests.support.setups import check, setup_of
 from tests.unit.engines.test_engine import DATA, GOAL, MODEL, PARAMS, WORKLOAD, quiet  # noqa: F401
 from tests.unit.training.test_checkpoint_callback import assert_goes_on
 

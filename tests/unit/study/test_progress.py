@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 
 from lit_dps.core.trial import Cell, Status, Trial, TrialResult
-from lit_dps.study.progress import Progress
+from lit_dps.study.progress import Progress, ProgressLog, RunPlan
 
 CELLS = [Cell(4, 0.0), Cell(64, 0.0)]
 
@@ -17,9 +17,8 @@ def result(cell: Cell, point: int, steps: int | None, seconds: float = 10.0) -> 
 
 def test_counts_best_and_time_left():
     stream = io.StringIO()
-    progress = Progress(
-        {CELLS[0]: [result(CELLS[0], 0, 160)]}, CELLS, 3, workers=2, stream=stream, every=0.0
-    )
+    counted = Progress(RunPlan(CELLS, 3, workers=2), {CELLS[0]: [result(CELLS[0], 0, 160)]})
+    progress = ProgressLog(counted, stream, seconds=0.0)
     assert (
         progress.line() == "cells 0/2  trials 1/6  time left 0:00:25"
     )  # five trials of 10 s by two workers
@@ -35,7 +34,7 @@ def test_counts_best_and_time_left():
 
 def test_nothing_known_yet_and_a_quiet_stream():
     stream = io.StringIO()
-    progress = Progress({}, CELLS, 1, workers=1, stream=stream, every=1000)
+    progress = ProgressLog(Progress(RunPlan(CELLS, 1, workers=1)), stream, seconds=1000)
     assert progress.line() == "cells 0/2  trials 0/2  time left ?"
     for cell in CELLS:
         progress.update(result(cell, 0, 16))
@@ -51,7 +50,8 @@ def stopped(point: int, step: int) -> TrialResult:
 
 
 def test_a_trial_that_has_to_go_on_is_not_finished():
-    progress = Progress({}, CELLS[:1], 3, workers=1, slack=2, stream=io.StringIO())
+    counted = Progress(RunPlan(CELLS[:1], 3, workers=1, race_factor=2))
+    progress = ProgressLog(counted, io.StringIO())
     for point in range(3):
         progress.update(stopped(point, 80))
     assert progress.line() == "cells 0/1  trials 0/3  time left at least 0:00:30", (

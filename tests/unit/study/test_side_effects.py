@@ -13,11 +13,10 @@ from lit_dps.core.trial import Cell, Trial
 from lit_dps.core.trial_config import SmoothnessConfig
 from lit_dps.module import ImageClassifier
 from lit_dps.study.noise import first_guess
-from lit_dps.study.preflight.check import check
 from lit_dps.study.step_probe import measure, single_gradient_seconds
 from lit_dps.training.workload import Workload
 from tests.support.runs import train_one
-from tests.support.setups import setup_of
+from tests.support.setups import check, setup_of
 from tests.unit.engines.test_engine import DATA, GOAL, MODEL, PARAMS, quiet  # noqa: F401
 
 

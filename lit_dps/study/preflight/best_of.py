@@ -48,7 +48,7 @@ def check_best_of(setup: StudySetup) -> None:
 
 
 def _stored(setup: StudySetup) -> StudyRecord | None:
-    """Return the stored study; None if there is none yet. `declare` reports other errors."""
+    """Return the stored study; None if it is not stored yet. `declare` reports other errors."""
     try:
         return read_study(setup.storage.optuna_url, setup.study.name)
     except StorageError:
