@@ -20,6 +20,7 @@ from torch.func import functional_call, vmap
 from torch.nn.utils.parametrize import is_parametrized
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
+from lit_dps.core.errors import first_line
 from lit_dps.data import ImageData
 from lit_dps.engines.engine import Training
 from lit_dps.engines.module_hooks import (
@@ -305,7 +306,7 @@ def _reason_against_stacked_loss(
         with torch.no_grad(), full_float32():
             return _reason_against_loss(module, batch) or _reason_against_vmap(module, batch)
     except (RuntimeError, TypeError, ValueError) as error:
-        text = str(error).splitlines()[0][:ERROR_LENGTH]
+        text = first_line(error)[:ERROR_LENGTH]
         return f"{name} does not run under torch.vmap ({text})"
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from lit_dps.core.attempt import Attempt
-from lit_dps.core.errors import UserError
+from lit_dps.core.errors import UserError, first_line
 from lit_dps.core.trial import LIGHTNING, RANKS, Trial, TrialResult
 from lit_dps.engines.eligible import standard_data
 from lit_dps.engines.engine import Training
@@ -188,7 +188,7 @@ class TrainerEngine:
             file.remove()
             if ranks.world() > 1:  # the other ranks may be elsewhere in the code
                 raise
-            reason = str(error).split("\n")[0]
+            reason = first_line(error)
             file.report(f"{file.name} restarts: it cannot resume from its checkpoint ({reason})")
             attempt.restart()
             return False

@@ -1,6 +1,22 @@
-"""Runs a study: checks it, starts workers and ranks, and shows its progress.
+"""Study: runs a study from its configuration to its result, and resumes it.
 
-Read in this order: `setup` (the configuration of a study), `preflight` (its checks), `run` (from
-the configuration to the result), `run_cells` and `workers` (how its trials are trained).
-`probe_run` has the short runs beside a study, which time or check something.
+The course of `lit-dps study`, with the file of each step:
+
+1. `StudySetup` (`setup`) is the configuration as plain data. `identity` selects the part of it that
+   decides results; a stored study with another identity is refused.
+2. `run_study` (`run`) checks the study before anything is created: `preflight.check.check_study`
+   checks its keys and its storage, trains short trials, and resumes one of them.
+3. `declare_study` (`run_cells`) creates the study in the storage, or extends the stored one. Only
+   trials without a result remain, so the same command resumes a study.
+4. `run_cells` trains them in this process or in several ones (`workers`). A worker claims an
+   `Attempt` from the `TrialQueue` of `lit_dps.storage`, which knows from K* of the cell where the
+   race stops the attempt. An engine of `lit_dps.engines` trains it; the worker stores its result.
+   After a signal, workers stop at the next validation, and release their trials.
+5. `run` passes each result to `progress` (at a terminal `display`), MLflow and `failures`.
+6. `run` stores the trial of each K*, times steps without other programs (`quiet_timing`), and
+   publishes the report.
+
+`environment`, `sources` and `data_hashes` record code, data and machine of a trial. `probe_run` has
+the short runs beside a study that time or check something: `step_probe`, `noise`, `quiet_timing`.
+`retrain`, `expand_space` and `mask_table` are what further commands do with a study.
 """

@@ -56,8 +56,8 @@ def data_hashes(setup: StudySetup) -> dict[str, list[str]]:
 def check_validation_data(setup: StudySetup) -> list[str]:
     """Return a note if two points of the search validate on different data.
 
-    A data module that splits its data in `setup`, without a generator of its own, splits them by
-    the seed of the point.
+    A data module that splits its data in `setup`, without a seeded generator, splits them by the
+    seed of the point.
     """
     study = setup.study
     if study.trials < 2:
@@ -73,7 +73,7 @@ def check_validation_data(setup: StudySetup) -> list[str]:
     if hashes[0] == hashes[1]:
         return []
     return [
-        "two points of the search validate on different data: K* may be that of an easy split. "
+        "two points of the search validate on different data: K* may come from an easy split. "
         "Split with a generator of a fixed seed, torch.Generator().manual_seed(0)"
     ]
 

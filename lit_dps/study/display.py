@@ -74,7 +74,7 @@ class Display:
         stdout, stderr = sys.stdout, sys.stderr
 
         def in_child() -> None:
-            # A forked process, for example of a data loader, prints by itself and draws nothing.
+            # A forked process, for example of a data loader, prints directly and draws nothing.
             if self._live.is_started:
                 sys.stdout, sys.stderr = stdout, stderr
 
@@ -158,7 +158,7 @@ class Display:
     ) -> list[RenderableType]:
         """Return tables of K* by series and batch size that fit into the width and `lines`.
 
-        If not all batch sizes fit, those of running trials are shown.
+        If not all batch sizes fit, the batch sizes of running trials are shown.
         """
         texts = {cell: self._k_star_text(cell, estimate) for cell in self.progress.results}
         series = sorted({cell.series for cell in texts})

@@ -133,7 +133,7 @@ class Failures:
         """Return the kinds of trials that always fail in the same place, with their failure.
 
         All attempts at trials of a kind failed with the same type of error in the same place, and
-        there were at least `EQUAL_FAILURES` attempts. A kind is left out if a larger kind contains
+        there were at least `EQUAL_FAILURES` attempts. A kind is omitted if a larger kind contains
         it.
         """
         kinds: dict[str, Failure] = {}

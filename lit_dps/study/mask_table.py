@@ -24,8 +24,8 @@ def masks(
 ) -> Iterator[tuple[Series, int, dict[str, tuple[int, int]]]]:
     """Yield series, point, and the kept and all elements of each tensor.
 
-    The masks are those of the study's trials at its smallest batch size; a mask does not depend on
-    the batch size. Scores that serve every sparsity are computed once a point.
+    The study's trials have the same masks at its smallest batch size; a mask does not depend on the
+    batch size. Scores that are valid for every sparsity are computed once a point.
 
     Args:
         setup: The study, checked.

@@ -27,13 +27,13 @@ MAX_SECONDS = 20.0  # a slow run ends after this time, with fewer measurements
 def first_guess(setup: StudySetup, at_step: Callable[[], None] = lambda: None) -> NoiseScale | str:
     """Measure the noise scale along the first steps of a study's dense network.
 
-    Metaparameters are at the middle of their ranges; seeds are those of point 0. The run takes
-    place in this process, on one device. It stores nothing, and removes what the module writes into
-    the folder of its trial.
+    Metaparameters are at the middle of their ranges, and seeds are the seeds of point 0. The run
+    takes place in this process, on one device. It stores nothing, and removes what the module
+    writes into the folder of its trial.
 
     Args:
         setup: A study that was checked.
-        at_step: Is called after each step; may raise to end the run.
+        at_step: Called after each step; may raise to end the run.
 
     Returns:
         The noise scale, or the reason why it was not measured, as one line.
@@ -58,7 +58,7 @@ def short_run(
         params: The metaparameters of the run.
         steps: The length of the run.
         seconds: The run ends after this time.
-        at_step: Is called after each step; may raise to end the run.
+        at_step: Called after each step; may raise to end the run.
 
     Returns:
         The noise scale, or the reason why it was not measured, as one line.

@@ -1,7 +1,7 @@
 """Short runs beside a study: they measure or check something, and store nothing.
 
 - `probe_run` trains a trial in Lightning's loop, with callbacks that read it.
-- `probe_fit` does the same for the dry run, whose callbacks follow those of the study.
+- `probe_fit` does the same for the dry run, whose callbacks follow the study's callbacks.
 - `engine_run` trains a trial as the study does, by its engine and on its ranks.
 - `timed_run` measures the seconds of steps and of a validation, by `engine_run`.
 
@@ -65,7 +65,7 @@ def probe_run(
     Args:
         setup: The study.
         attempt: The trial and its goal, such as `setup.unreachable_goal(steps)`.
-        callbacks: They are called before those of the study.
+        callbacks: They are called before the study's callbacks.
         at_check: Called after each check; may raise to end the run.
 
     Raises:
@@ -87,7 +87,7 @@ def probe_fit(
     Args:
         training: The settings of the study.
         trial: The trial.
-        callback: It is called after those of the study.
+        callback: It is called after the study's callbacks.
         seed: Seed of the run; None takes the seed of the trial.
 
     Raises:
@@ -121,11 +121,7 @@ def engine_run(
         Exception: On several ranks, an error of the module, its data or a callback. Otherwise such
             an error makes the result a failed one.
     """
-    queue = [attempt]
-
-    def next_attempt() -> Attempt | None:
-        return queue.pop() if queue else None
-
+    queue = iter([attempt])
     with ExitStack() as stack:
         workload = stack.enter_context(setup.workload.without_side_effects())
         setup = replace(setup, workload=workload)
@@ -133,7 +129,7 @@ def engine_run(
         train = engine.train
         if on_all_ranks:
             train = partial(stack.enter_context(first_of_ranks(setup)), engine)
-        (result,) = train(next_attempt, at_check)
+        (result,) = train(lambda: next(queue, None), at_check)
         return result
 
 
@@ -150,7 +146,7 @@ def timed_run(
 ) -> RunTimes:
     """Time some steps of a trial and a full validation, as the study's engine runs them.
 
-    Module and schedules see the budget of the study. Steps beyond this budget are left out.
+    Module and schedules see the budget of the study. Steps beyond this budget are not timed.
 
     Args:
         setup: The study.

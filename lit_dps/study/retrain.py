@@ -57,7 +57,7 @@ def stored_trial(record: StudyRecord, cell: Cell, point: int | None) -> TrialRes
     """Return the stored trial of a point of a cell; without a point, the trial of K*.
 
     Raises:
-        ConfigError: if there is none.
+        ConfigError: if the cell has no such trial.
     """
     results = record.results[cell]
     if point is None:
@@ -77,8 +77,8 @@ def retrain(
 ) -> Attempt:
     """Train a stored trial to its goal, its budget or divergence. Nothing is stored.
 
-    Seeds, data order, mask, schedule and threads are those of the trial, so K is equal. A trial
-    that a race stopped early runs to its goal or budget.
+    Seeds, data order, mask, schedule and threads are the same as in the trial, so K is equal. A
+    trial that a race stopped early runs to its goal or budget.
 
     Args:
         setup: The study, with the configuration that is stored with it.
@@ -87,14 +87,14 @@ def retrain(
         keep: The file for a checkpoint of the final weights.
 
     Returns:
-        The run. Its status is None if it was interrupted, and failed if the module or its data
+        The attempt. Its status is None if it was interrupted, and failed if the module or its data
         raised an error.
 
     Raises:
-        UserError: if data or classes differ from those of the study, before anything is trained.
+        UserError: if data or classes differ from the study's, before anything is trained.
     """
     if keep is not None and setup.ranks > 1:
-        allowed = f"left out where {setup.ranks} ranks train each trial"
+        allowed = f"unset where {setup.ranks} ranks train each trial"
         raise ConfigError("--checkpoint", str(keep), allowed)
     # Checkpoints of trials belong to the study.
     study = dataclasses.replace(setup.study, checkpoint_minutes=None)
@@ -107,7 +107,7 @@ def retrain(
     if note:
         print(f"note: {note}", file=sys.stderr, flush=True)
     torch.set_num_threads(setup.study.threads)
-    run = Attempt(
+    attempt = Attempt(
         stored.trial,
         record.goal,
         record.goals,
@@ -119,18 +119,15 @@ def retrain(
         model = setup.workload.specs(stored.trial)["model"]
         callbacks.append(KeepWeights(keep, model))
     engine = TrainerEngine(setup.training(), tuple(callbacks))
-    _train(setup, engine, run)
-    return run
+    _train(setup, engine, attempt)
+    return attempt
 
 
-def _train(setup: StudySetup, engine: TrainerEngine, run: Attempt) -> None:
-    """Train one run on all ranks, and show its last validation at a terminal."""
+def _train(setup: StudySetup, engine: TrainerEngine, attempt: Attempt) -> None:
+    """Train one attempt on all ranks, and show its last validation at a terminal."""
     shows = sys.stderr.isatty()
     stop = StopRequest()
-    queue = [run]
-
-    def next_run() -> Attempt | None:
-        return queue.pop() if queue else None
+    queue = iter([attempt])
 
     with interruptible(stop, STOPPING):
         raise_if_interrupted = raise_if_any_rank_interrupted(stop)
@@ -138,14 +135,14 @@ def _train(setup: StudySetup, engine: TrainerEngine, run: Attempt) -> None:
         def at_check() -> None:
             raise_if_interrupted()
             if shows:
-                print(f"\r{run.last_check}{CLEAR_LINE}", end="", file=sys.stderr, flush=True)
+                print(f"\r{attempt.last_check}{CLEAR_LINE}", end="", file=sys.stderr, flush=True)
 
         try:
             with first_of_ranks(setup) as train:
-                for _ in train(engine, next_run, at_check):
+                for _ in train(engine, lambda: next(queue, None), at_check):
                     pass
         except Interrupted:
-            run.status = None
+            attempt.status = None
     if shows:
         print(f"\r{CLEAR_LINE}", end="", file=sys.stderr, flush=True)
 
@@ -166,13 +163,13 @@ def _changes_since(
     )
 
 
-def compare_with_stored(run: Attempt, stored: TrialResult) -> str:
-    """Return a line on whether a run ended like the stored trial, with the reason if not."""
-    if run.status is None:
+def compare_with_stored(attempt: Attempt, stored: TrialResult) -> str:
+    """Return a line on whether an attempt ended like the stored trial, with the reason if not."""
+    if attempt.status is None:
         return f"the study stored: {_end_of(stored)}"
     if stored.status in (Status.OUTRACED, Status.STOPPED):
         return f"the study stopped it before: {_end_of(stored)}"
-    if (run.status, run.steps_to_result) == (stored.status, stored.steps):
+    if (attempt.status, attempt.steps_to_result) == (stored.status, stored.steps):
         return "as the study stored it"
     return f"warning: the study stored: {_end_of(stored)}; {_reason_of_difference(stored)}"
 

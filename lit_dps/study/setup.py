@@ -1,5 +1,4 @@
-"""StudySetup: the whole configuration of a study as plain data, and all of it that decides
-results."""
+"""StudySetup: the configuration of a study as plain data, with what follows from it."""
 
 from __future__ import annotations
 
@@ -36,10 +35,10 @@ from lit_dps.training.checkpoint_files import Checkpoints
 from lit_dps.training.workload import Workload
 
 # Default of study.slots, the most networks of a stack. More than 16 do not fit into a core's cache.
-CPU_SLOTS = 16
+CPU_STACK_SIZE = 16
 # On an H200, a network of a stack of 25 and of 100 takes about the same time at B = 256. At B = 2,
 # larger stacks are faster (benchmarks/products.py).
-GPU_SLOTS = 64
+GPU_STACK_SIZE = 64
 
 
 @dataclass(frozen=True)
@@ -153,8 +152,8 @@ class StudySetup:
     def workers(self) -> int:
         """The number of trials that run at the same time.
 
-        The default is 1 on GPUs and under torchrun, else as many as there are CPU cores for. Each
-        rank of a trial uses `threads` cores.
+        The default is 1 on GPUs and under torchrun. Otherwise it is the number of trials that the
+        CPU cores suffice for. Each rank of a trial uses `threads` cores.
         """
         if self.study.workers is not None:
             return self.study.workers
@@ -208,7 +207,7 @@ class StudySetup:
             return 1
         cells = len(self.study.cells) // len(self.study.batch_sizes)
         share = math.ceil(self.study.trials * cells / self.workers)
-        limit = GPU_SLOTS if self.on_gpu else CPU_SLOTS
+        limit = GPU_STACK_SIZE if self.on_gpu else CPU_STACK_SIZE
         return self.study.slots or min(limit, share)
 
     def config(self) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from lit_dps.core.errors import UserError
 
 LENGTH = 16  # hexadecimal digits of a hash
 MAIN = ("__main__", "__mp_main__")  # the script or notebook that runs lit_dps; its name in workers
-MACHINE_MODULES = ("sitecustomize", "usercustomize")  # each installation of Python has its own
+MACHINE_MODULES = ("sitecustomize", "usercustomize")  # they differ between installations
 _PACKAGE_FOLDERS = {"site-packages", "dist-packages"}
 _WITH_DOCSTRING = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
@@ -71,7 +71,7 @@ def import_sources(config: Any, sources: Mapping[str, Any]) -> None:
 
     Args:
         config: The configuration, nested, whose texts may be class paths.
-        sources: Hashes of another process: modules that it had not imported are left out.
+        sources: Hashes of another process: modules that it had not imported are skipped.
     """
     for text in sorted(set(texts_in(config))):
         module = text.rpartition(".")[0]

@@ -231,10 +231,10 @@ class _PruningStopwatch(Callback):
         callbacks = []
         for cell in cells.values():
             callbacks.append(setup.training().pruning_callback(Trial(cell, 0)))
-        scores_serve_all = all(
+        are_scores_general = all(
             isinstance(each.pruner, OneShot) and each.init != "isometry" for each in callbacks
         )
-        self.reuses_scores = scores_serve_all and self._scores_are_shared(data_pass, pl_module)
+        self.reuses_scores = are_scores_general and self._scores_are_shared(data_pass, pl_module)
         if setup.goal.stops_checks_early and EarlyCheck.supports(trainer, pl_module):
             data: Any = trainer.datamodule  # pyright: ignore[reportAttributeAccessIssue]
             self.min_check_share = min_evaluated_share(setup.goal_of_trials, data.validation_size)
@@ -251,7 +251,7 @@ class _PruningStopwatch(Callback):
         setup = self.study_setup
         weights = prunable(module, setup.pruning.biases).values()
         scores = setup.study.trials * sum(weight.numel() for weight in weights)
-        # Otherwise each cell has its own points.
+        # With another sampler, cells have different points.
         cells_share_points = setup.study.sampler == "sobol" and setup.study.best_of is None
         return (
             data_pass.key is not None
@@ -303,8 +303,8 @@ def _isometry_seconds(
 ) -> float:
     """Return the seconds of the descent to isometry.
 
-    They are measured if the descent ends within about 2 `SECONDS`. Otherwise they are those of all
-    steps that are allowed.
+    They are measured if the descent ends within about 2 `SECONDS`. Otherwise they are extrapolated
+    to all steps that are allowed.
     """
     begin = now(device)
     restore_isometry(parameters, mask, ISOMETRY_STEPS)

@@ -23,6 +23,7 @@ from typing import Any
 import lightning
 import torch
 
+from lit_dps.core.errors import first_line
 from lit_dps.core.racing import needs_no_rerun
 from lit_dps.core.trial import Status, Trial, TrialResult
 from lit_dps.parallel import ranks
@@ -168,7 +169,7 @@ class CheckpointFile:
         except Exception as error:
             if ranks.is_rank_loss(error):
                 raise
-            reason = str(error).split("\n")[0]
+            reason = first_line(error)
             if isinstance(error, OSError) and error.strerror:
                 reason = error.strerror
             self.report(f"warning: cannot save a checkpoint ({reason}); training continues")

@@ -64,7 +64,7 @@ def compare_metrics(training: Training, trial: Trial, setup: StudySetup) -> list
     weights. Without noise, an untrained network may give the same output for every example.
 
     The networks are validated in full precision, because half precision hides differences below 1
-    %. A module that fails in full precision is validated in its own precision.
+    %. A module that fails in full precision is validated in the precision of the trainer.
 
     Args:
         training: The settings of the study.
@@ -180,7 +180,7 @@ def _first_ragged_size(
     """Return the smallest batch size with a short last validation batch.
 
     Returns:
-        None if there is none, or if the smallest or the largest batch size has a short batch.
+        None if no size has one, or if the smallest or the largest batch size has a short batch.
     """
 
     def is_ragged(batch_size: int) -> bool:

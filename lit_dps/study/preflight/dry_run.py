@@ -51,7 +51,7 @@ def _dry_run(setup: StudySetup, training: Training) -> tuple[LightningDataModule
         _check_short_trial(setup, short)
     trial = trials[-1]
     if not standard_data(short.data):
-        # The batches and validation of our own data are known to be right.
+        # The batches and the validation of `ImageData` need no check.
         largest = max(setup.study.batch_sizes)
         if largest > trial.cell.batch_size:
             last = run_short(training, replace(trial, cell=replace(trial.cell, batch_size=largest)))
@@ -99,7 +99,7 @@ def _check_short_trial(setup: StudySetup, short: ShortTrial) -> None:
     """Raise ConfigError if a study cannot use the goal or the data of a short trial."""
     _refuse_goal_met_untrained(short)
     if setup.ranks > 1 and short.counted.can_be_cut is False:
-        allowed = "left out: ddp needs tensors that all have the examples as first dimension"
+        allowed = "unset: ddp needs tensors that all have the examples as first dimension"
         raise ConfigError("trainer.strategy", "ddp", allowed)
     # Each value of an axis may have another data module.
     check_batch_size = getattr(short.data, "check_batch_size", None)
@@ -153,7 +153,7 @@ def _equal_weights_note(training: Training, trial: Trial) -> list[str]:
         return []
     return [
         f"all points of the search begin with equal weights: {first.module} loads them, or sets "
-        "a seed of its own. So luck of the initial weights is no part of K*, nor of study.repeats"
+        "a seed. K* and study.repeats then do not include the variation between initial weights"
     ]
 
 

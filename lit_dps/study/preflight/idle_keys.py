@@ -132,7 +132,7 @@ def _is_known_to_act(setup: StudySetup, key: str) -> bool:
 
 
 def _texts_of_section(setup: StudySetup, section: str) -> list[str]:
-    """Return the texts that may name a class which reads a section: also those of callbacks."""
+    """Return the texts that may name a class which reads a section, including callbacks."""
     sections: dict[str, Any] = {
         "model": setup.workload.model,
         "data": setup.workload.data,
@@ -270,7 +270,7 @@ class _Recorder(Callback):
     """Records hashes of all results of the steps of a trial.
 
     Args:
-        batches: The number of batches after which the fit ends; None to let the fit end by itself.
+        batches: The number of batches after which the fit ends; None for no limit.
 
     Attributes:
         results: Hashes of weights, batches, losses, schedules and validation, in order.

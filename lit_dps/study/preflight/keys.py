@@ -59,7 +59,7 @@ def check_keys(setup: StudySetup) -> None:
     for key in study.axes:
         _check_key(GRID, key)
         if key in study.space and key in LOCAL_KEYS:
-            raise ConfigError(GRID, key, f"a key of its own: {SPACE} sets this one already")
+            raise ConfigError(GRID, key, f"another key: {SPACE} sets this one already")
     _check_set_once(setup)
     for batch_size in study.batch_sizes:
         if batch_size % workload.accumulated:
@@ -106,9 +106,7 @@ def _check_set_once(setup: StudySetup) -> None:
         node, name = locate(specs, key, source, may_be_class)
         place = (id(node), name)
         if place in set_by:
-            raise ConfigError(
-                source, key, f"a key of its own: {set_by[place]} sets this one already"
-            )
+            raise ConfigError(source, key, f"another key: {set_by[place]} sets this one already")
         set_by[place] = source if source == BATCH_SIZE_KEY else f"{source} {key}"
 
 
@@ -141,7 +139,7 @@ def check_effects(setup: StudySetup) -> list[str]:
                 _refuse_lost_arguments(source, key, node[name])
     sparsity = setup.pruning.sparsity
     if sparsity and sparsity not in study.sparsities:
-        allowed = f"one of study.sparsities {study.sparsities}, or left out"
+        allowed = f"one of study.sparsities {study.sparsities}, or unset"
         raise ConfigError("pruning.sparsity", sparsity, allowed)
     if not sparsity or study.sparsities == [sparsity]:
         return []
@@ -167,7 +165,7 @@ def _refuse_lost_arguments(source: str, key: str, spec: Mapping[str, Any]) -> No
             default = list(default)
         if value != default:
             allowed = (
-                f"a class without arguments of its own: {key}.{argument} = {value!r} would be "
-                "lost; leave it out, or make it an axis too"
+                f"a class without arguments: {key}.{argument} = {value!r} would be "
+                "lost; remove it, or make it an axis too"
             )
             raise ConfigError(source, key, allowed)

@@ -17,7 +17,7 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
-from lit_dps.core.errors import ConfigError
+from lit_dps.core.errors import ConfigError, first_line
 from lit_dps.core.trial import Trial
 from lit_dps.engines.engine import Training
 from lit_dps.study.data_hashes import fingerprint
@@ -133,7 +133,7 @@ class _ShortRun:
     saved_at: int = 0
 
     def difference(self, other: _ShortRun, rounding: float) -> _Difference | None:
-        """Return the first difference from another run; None if there is none."""
+        """Return the first difference from another run; None if both are equal."""
         for number in sorted(self.batches.keys() & other.batches.keys()):
             if self.batches[number] != other.batches[number]:
                 return _Difference(f"batch {number + 1} is another batch", is_of_data=True)
@@ -197,8 +197,7 @@ def _interrupted(training: Training, trial: Trial) -> tuple[_ShortRun | None, st
                 return _run(training, trial, file, checkpoint=path), ""
         # For example, a module may not save all of its state.
         except Exception as error:
-            first_line = str(error).split("\n")[0]
-            return None, f"{type(error).__name__}: {first_line}"
+            return None, f"{type(error).__name__}: {first_line(error)}"
     if messages:
         return None, messages[-1].removeprefix("warning: ")
     return None, "its position in the training data cannot be saved"

@@ -132,7 +132,7 @@ def run_short(training: Training, trial: Trial, watchers: Sequence[Callback] = (
     Args:
         training: The settings of the study.
         trial: The trial.
-        watchers: Further callbacks, called after those of the study.
+        watchers: Further callbacks, called after the callbacks of the study.
 
     Raises:
         UserError: if the trial fails, in one line. For errors of the user's code, with its place.

@@ -115,7 +115,7 @@ def test_cells_are_the_product_of_all_axes():
         ),
         (
             {"model.learning_rate": [0.1, 0.2]},
-            "a key of its own: study.space model.learning_rate sets this",
+            "another key: study.space model.learning_rate sets this",
         ),
     ],
     ids=str,

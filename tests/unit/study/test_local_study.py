@@ -87,7 +87,7 @@ def test_a_trial_has_the_numbers_of_the_section_its_cell_and_its_point():
         ),
         (
             {"space": {"local.steps": Range(1, 8, integer=True)}, "grid": {"local.steps": [1, 2]}},
-            "study.grid is 'local.steps'; it must be a key of its own: study.space sets this "
+            "study.grid is 'local.steps'; it must be another key: study.space sets this "
             "one already",
         ),
     ],
