@@ -35,7 +35,8 @@ from lit_dps.engines.module_hooks import (
 )
 from lit_dps.engines.update_check import reason_against_schedule, reason_against_update
 from lit_dps.module import ImageClassifier, logs
-from lit_dps.optim import RULES, rule_of, trained_parameters
+from lit_dps.optim import RULES, rule_of
+from lit_dps.optim.parameter_groups import trained_parameters
 from lit_dps.pruning import prunable
 from lit_dps.pruning.network_copies import copies_of, why_unprunable
 from lit_dps.training import GoalErrorCallback, lightning_private

@@ -24,8 +24,8 @@ from lit_dps.engines.eligible import optimizer_of
 from lit_dps.engines.engine import Training
 from lit_dps.engines.module_hooks import prepare_module
 from lit_dps.module import ImageClassifier
-from lit_dps.optim import trained_parameters
 from lit_dps.optim.local_sgd import LocalSGD
+from lit_dps.optim.parameter_groups import trained_parameters
 from lit_dps.pruning import Mask, Network, mask_flags, prunable, prune
 from lit_dps.pruning.mask import multiply
 from lit_dps.pruning.start import start

@@ -16,7 +16,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
-from lit_dps.optim import OURS, Rule, rule_of, trained_parameters
+from lit_dps.optim import OURS, Rule, rule_of
+from lit_dps.optim.parameter_groups import trained_parameters
 
 # Some optimizers synchronize slow weights every 5 or 6 steps, or correct a bias from step 6 on.
 STEPS = 8

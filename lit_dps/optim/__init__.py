@@ -7,8 +7,6 @@ rule of another package by its class path.
 
 from typing import Any
 
-from torch import Tensor
-
 from lit_dps.core.registry import named
 from lit_dps.optim.adam import ADAM, ADAMW
 from lit_dps.optim.rule import Rule, State
@@ -37,14 +35,6 @@ def rule_of(optimizer: Any) -> Rule | None:
     return None
 
 
-def trained_parameters(optimizer: Any) -> list[Tensor]:
-    """Return the parameters that an optimizer trains, in its order."""
-    parameters = []
-    for group in optimizer.param_groups:
-        parameters += [p for p in group["params"] if p.requires_grad]
-    return parameters
-
-
 __all__ = [
     "OURS",
     "RULES",
@@ -55,5 +45,4 @@ __all__ = [
     "make_scheduler",
     "rule_named",
     "rule_of",
-    "trained_parameters",
 ]

@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lit_dps.optim.parameter_groups import parameters_of
+
 # Key in the state of a torch optimizer, which saves and restores it with its own state.
 KEY = "stale_gradients"
 
@@ -26,9 +28,7 @@ def delay_gradients(optimizer: torch.optim.Optimizer, delay: int) -> None:
         return
     state: Any = optimizer.state
     queue: list[list[Tensor | None]] = state.setdefault(KEY, [])
-    parameters = []
-    for group in optimizer.param_groups:
-        parameters += group["params"]
+    parameters = parameters_of(optimizer)
     queue.append([None if p.grad is None else p.grad.clone() for p in parameters])
     delayed: list[Tensor | None] = [None] * len(parameters)
     if len(queue) > delay:

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from lit_dps.core.local_sgd import LocalSGDSchedule
-from lit_dps.optim import trained_parameters
+from lit_dps.optim.parameter_groups import trained_parameters
 
 Tensors = list[Tensor]  # of the trained parameters, in the order of the optimizer
 

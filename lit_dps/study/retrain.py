@@ -94,7 +94,7 @@ def retrain(
         UserError: if data or classes differ from the study's, before anything is trained.
     """
     if keep is not None and setup.ranks > 1:
-        allowed = f"unset where {setup.ranks} ranks train each trial"
+        allowed = f"left out where {setup.ranks} ranks train each trial"
         raise ConfigError("--checkpoint", str(keep), allowed)
     # Checkpoints of trials belong to the study.
     study = dataclasses.replace(setup.study, checkpoint_minutes=None)

@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 
 from lit_dps.core.batch_scaling import scaled_beta2, scaled_decay
 from lit_dps.core.errors import ConfigError
+from lit_dps.optim.parameter_groups import group_settings
 from lit_dps.parallel import ranks
 from lit_dps.parallel.ddp import SharedBatchDDP
 from lit_dps.training.example_count import full_batch_size, record_batches
@@ -215,8 +216,7 @@ def _update_norm(optimizer: Optimizer, scale: float) -> float:
         start, gradient = torch.randn(4, 4), torch.randn(4, 4)
     parameter = torch.nn.Parameter(start.clone())
     twin = copy.copy(optimizer)
-    settings = {key: value for key, value in optimizer.param_groups[0].items() if key != "params"}
-    settings = copy.deepcopy(settings)
+    settings = copy.deepcopy(group_settings(optimizer.param_groups[0]))
     if "weight_decay" in settings:
         settings["weight_decay"] = 0.0
     if not float(settings.get("lr", 1.0)):  # a warm-up may begin at 0
@@ -227,8 +227,7 @@ def _update_norm(optimizer: Optimizer, scale: float) -> float:
     for _ in range(_STEPS_BEFORE_MEASUREMENT + 1):
         before = parameter.detach().clone()
         parameter.grad = scale * gradient
-        # A schedule or a strategy may have wrapped the step of the instance, so call that of the
-        # class.
+        # A schedule or a strategy may have wrapped the step of the instance. Call the class's step.
         type(optimizer).step(twin)
     return float((parameter.detach() - before).norm())
 

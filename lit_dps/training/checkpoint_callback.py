@@ -33,6 +33,7 @@ from lit_dps.training import rng_state
 from lit_dps.training.checkpoint_files import MIN_SECONDS_WORTH_SAVING, CheckpointFile
 from lit_dps.training.hidden_state import capture_attributes, restore_attributes
 from lit_dps.training.trainable_state import capture_trainable, prepare_trainable, restore_trainable
+from lit_dps.training.trainer_rules import follows_metric
 from lit_dps.training.trainer_state import user_callbacks
 
 Position = dict[str, Any]
@@ -221,7 +222,7 @@ def _can_resume(trainer: Trainer, loader: Any) -> bool:
     if options.overfit_batches or options.reload_dataloaders_every_n_epochs:
         return False
     # The metrics that a schedule follows are not saved.
-    if any(config.reduce_on_plateau for config in trainer.lr_scheduler_configs):
+    if follows_metric(trainer):
         return False
     return ResumableLoader.supports(loader)
 
@@ -323,11 +324,11 @@ class ResumableLoader(CombinedLoader):
         self._yielded = 0
         self._fetched = 0
         # Lightning fetches one batch ahead to find the end of a loader without a length.
-        self._ahead = 1 if sized_len(self) is None else 0
+        self._ahead = int(sized_len(self) is None)
         return self
 
     def __next__(self) -> tuple[Any, int, int]:
-        # Not in `__iter__`, because a sampler is told its epoch after the pass was begun.
+        # Not in `__iter__`, because Lightning sets the epoch of a sampler after it began the pass.
         if self._target is not None:
             self._go_to(self._target)
         if self._yielded == 0:

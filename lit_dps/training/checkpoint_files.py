@@ -42,7 +42,7 @@ class Checkpoints:
     """The checkpoint files of one study: a folder per cell, a file per trial.
 
     Attributes:
-        folder: The study's folder. A deleted study of the same name may have left files there.
+        folder: The study's folder. It may have files of a deleted study of the same name.
         study: Identifies the study among all others. With several ranks, only rank 0 needs it.
         minutes: Minutes of training between two files of a trial.
         report: Takes messages of one line; all ranks call it.

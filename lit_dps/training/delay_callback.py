@@ -60,6 +60,6 @@ class DelayCallback(Callback):
 
 
 def requires_closure(optimizer: Optimizer) -> bool:
-    """Return True if the step of an optimizer needs a closure, such as that of LBFGS."""
+    """Return True if the step of an optimizer needs a closure, as in LBFGS."""
     closure = inspect.signature(type(optimizer).step).parameters.get("closure")
     return closure is not None and closure.default is inspect.Parameter.empty

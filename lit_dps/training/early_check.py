@@ -64,7 +64,7 @@ class HardestFirst:
 
     Examples that a network got wrong, or nearly wrong, in earlier validations come first. So a
     network that misses the goal needs little more than one example for each allowed mistake, and
-    one more. The decision is that of a full validation, whatever the order.
+    one more. The decision equals the decision of a full validation, whatever the order.
 
     Attributes:
         size: Examples of the validation split.

@@ -23,8 +23,13 @@ from lit_dps.training.example_count import record_batches
 from lit_dps.training.local_sgd_callback import show_mean
 from lit_dps.training.step_count import StepCount
 from lit_dps.training.stopwatch import Stopwatch
-from lit_dps.training.trainer_rules import forget_followed_metrics, prepare_schedules
+from lit_dps.training.trainer_rules import (
+    follows_metric,
+    forget_followed_metrics,
+    prepare_schedules,
+)
 from lit_dps.training.training_length import TrainingLength, extend_max_epochs
+from lit_dps.training.training_pass import loss_of_output
 from lit_dps.training.validation import (
     ValidationCount,
     logged_metric,
@@ -255,7 +260,7 @@ class GoalErrorCallback(Callback):
 
     def _begin_early_checks(self, trainer: Trainer, module: LightningModule) -> None:
         self._early = EarlyCheck(trainer, module, self._priority)
-        if any(config.reduce_on_plateau for config in trainer.lr_scheduler_configs):
+        if follows_metric(trainer):
             raise ConfigError(
                 "goal.early_reject", True, "false where a schedule follows a validation metric"
             )
@@ -285,7 +290,7 @@ class GoalErrorCallback(Callback):
             # Lightning does not train on such a batch, and does not call `on_train_batch_start`.
             self._schedule_validation(trainer, is_due=False)
             return
-        loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
+        loss = loss_of_output(outputs)
         if loss is not None:
             # The loss stays a tensor here, because a number would wait for the device.
             self._losses.append(BatchLoss(loss, getattr(trainer.strategy, "share", 1.0)))

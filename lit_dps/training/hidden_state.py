@@ -66,14 +66,15 @@ def capture_attributes(*owners: Any) -> list[Any]:
     """Return the attributes of owners, at any depth, as plain numbers and tensors.
 
     Captured are numbers, texts and members of an Enum, in lists, tuples, dicts, sets and objects.
-    Tensors and arrays are captured too, except in data modules, where they are examples. Left out
-    are tensors in the `state_dict` of a module, objects of libraries, and what cannot be saved.
+    Tensors and arrays are captured too, except in data modules, where they are examples. Not
+    captured are tensors in the `state_dict` of a module, objects of libraries, and objects that
+    cannot be saved.
 
     Returns:
-        The state of each owner: a pair (kind, content), or None if it is left out.
+        The state of each owner: a pair (kind, content), or None if it is not captured.
     """
     walk = _Capture(owners)
-    return [walk.capture_owner(owner) for owner in owners]
+    return list(map(walk.capture_owner, owners))
 
 
 def restore_attributes(state: list[Any], *owners: Any) -> None:
@@ -139,9 +140,9 @@ class _Capture:
         self._saved_by_lightning: set[int] = set()
         for owner in owners:
             if isinstance(owner, nn.Module):
-                values = owner.state_dict(keep_vars=True).values()
-                tensors = [value for value in values if isinstance(value, Tensor)]
-                self._saved_by_lightning.update(map(id, tensors))
+                for value in owner.state_dict(keep_vars=True).values():
+                    if isinstance(value, Tensor):
+                        self._saved_by_lightning.add(id(value))
         self._numbers: dict[int, int] = {}  # of objects by id, in the order of the walk
         self._objects: list[Any] = []  # an id is unique only as long as its object lives
         self._is_data = False
@@ -151,7 +152,7 @@ class _Capture:
         return self._capture(owner)
 
     def _capture(self, item: Any) -> Any:
-        """Return the kind of an item and its content; None if the item is left out."""
+        """Return the kind of an item and its content; None if the item is not captured."""
         if isinstance(item, Enum):
             return "enum", item.name
         if isinstance(item, np.generic):
@@ -167,7 +168,9 @@ class _Capture:
         if kind is None or self._is_long(item):
             return None
         if kind in ("set", "frozenset"):
-            return (kind, list(item)) if _are_plain(item) else None
+            if _are_plain(item):
+                return kind, list(item)
+            return None
         if id(item) in self._numbers:
             return "again", self._numbers[id(item)]
         self._numbers[id(item)] = len(self._objects)
@@ -191,8 +194,9 @@ class _Capture:
         is_collection = isinstance(item, (list, tuple, deque, dict, set, frozenset))
         if not is_collection or len(item) <= MAX_LENGTH:
             return False
-        values = item.values() if isinstance(item, dict) else item
-        return self._is_data or not _are_plain(values)
+        if isinstance(item, dict):
+            item = item.values()
+        return self._is_data or not _are_plain(item)
 
 
 class _Restore:
@@ -206,7 +210,7 @@ class _Restore:
         """Return an item with its saved content: mostly the item itself, changed in place.
 
         Args:
-            item: The current item; `_ABSENT` if there is none.
+            item: The current item; `_ABSENT` without one.
             saved: The captured pair, or None.
             path: Name of the item in messages, such as "Net.teachers.0".
         """

@@ -36,7 +36,7 @@ def inherits(instance: Any, base: type, names: Iterable[str]) -> bool:
 
 
 def decides(instance: Any, wanted: str, *others: str) -> bool:
-    """Return True if `wanted` is defined where the first of these methods is found.
+    """Return True if `wanted` is defined where the first of these methods is defined.
 
     The methods are `wanted` and `others`. They are looked up in the attributes of the instance, in
     its class, and in the bases of the class. In one class, a patched method precedes the others.

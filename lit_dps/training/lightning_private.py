@@ -206,7 +206,7 @@ def before_transfer(module: LightningModule, batch: Any) -> Any:
 
 
 def owners_of(module: LightningModule) -> tuple[Any, Any]:
-    """Return the trainer and the fabric that a module is attached to; None if there is none."""
+    """Return the trainer and the fabric that a module is attached to; None without one."""
     return module._trainer, module._fabric
 
 

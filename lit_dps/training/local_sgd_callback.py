@@ -15,14 +15,15 @@ from torch.optim import Optimizer
 import lit_dps.training.lightning_private as lightning_private
 from lit_dps.core.errors import ConfigError
 from lit_dps.core.local_sgd import LocalSGDSchedule
-from lit_dps.optim import trained_parameters
 from lit_dps.optim.local_sgd import LocalSGD
+from lit_dps.optim.parameter_groups import group_settings, trained_parameters
 from lit_dps.parallel import ranks
 from lit_dps.parallel.ddp import SharedBatchDDP, unsharded
 from lit_dps.parallel.example_count import can_be_cut, cut
 from lit_dps.training.delay_callback import DelayCallback, requires_closure
 from lit_dps.training.example_count import examples_of, examples_of_part, record_batches
 from lit_dps.training.step_count import sizes_of_loader
+from lit_dps.training.training_pass import loss_of_output
 
 KEY = "local.workers"
 
@@ -37,8 +38,9 @@ class LocalSGDCallback(Callback):
     `lit_dps.optim.local_sgd`. The batch size B counts the examples of all workers: each takes B / n
     examples, the same as a rank of its number would (`lit_dps.parallel.ddp.ShardLoader`). One
     step is one local step of all workers. Schedules, clipping and masks act on each of them. One
-    process trains all workers in turn; with several ranks, each rank trains an equal number. Ranks
-    communicate only when workers meet and at validations. The numbers are the same up to rounding.
+    process trains all workers one by one; with several ranks, each rank trains an equal number.
+    Ranks communicate only when workers meet and at validations. The numbers are the same up to
+    rounding.
 
     Between two steps the module holds the weights of one worker, and so does a file of weights that
     is saved then. It holds the mean of the workers at a validation, in a checkpoint of a study, and
@@ -207,9 +209,9 @@ class LocalSGDCallback(Callback):
             )
         part = self._part(batch, trainer, workers)
         output = training_step(part, *args, **kwargs)
-        loss = output.get("loss") if isinstance(output, dict) else output
+        loss = loss_of_output(output)
         if loss is None:
-            raise self._error(f"1 for {name}, which leaves out batches without a loss")
+            raise self._error(f"1 for {name}, which skips batches without a loss")
         self._losses.append(loss.detach())
         return output
 
@@ -353,10 +355,7 @@ def show_mean(trainer: Trainer) -> None:
 
 def _group_settings(optimizer: Optimizer) -> list[str]:
     """Return the settings of each parameter group as text, which is easy to compare."""
-    texts = []
-    for group in optimizer.param_groups:
-        texts.append(repr({key: value for key, value in group.items() if key != "params"}))
-    return texts
+    return [repr(group_settings(group)) for group in optimizer.param_groups]
 
 
 def _are_equal(one: Tensor, other: Tensor) -> bool:

@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from lit_dps.core.errors import ConfigError
+from lit_dps.optim.parameter_groups import parameters_of
 from lit_dps.pruning import Mask
 from lit_dps.pruning.attributes import hidden_tensors
 from lit_dps.pruning.mask import multiply
@@ -96,7 +97,7 @@ class MaskedTensors:
         return any(tensor is masked.tensor for masked in self._masked.values())
 
     def _tensors(self) -> dict[str, Tensor]:
-        """Return the tensors of the module by name, and those of callbacks if copies need them."""
+        """Return the tensors of the module, and of callbacks if copies need them, by name."""
         tensors: dict[str, Tensor] = dict(self.module.named_parameters(remove_duplicate=False))
         tensors |= dict(self.module.named_buffers())
         if self.copies.keys() - tensors.keys():
@@ -143,9 +144,9 @@ class MaskedTensors:
 
         Other weights may still be needed unchanged by a backward pass.
         """
-        held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+        ids = set(map(id, parameters_of(optimizer)))
         with torch.no_grad():
-            multiply(masked for masked in self._masked.values() if id(masked.tensor) in held)
+            multiply(masked for masked in self._masked.values() if id(masked.tensor) in ids)
 
 
 def squared_norm(gradient: Tensor, mask: Tensor | None) -> Tensor:
@@ -155,5 +156,6 @@ def squared_norm(gradient: Tensor, mask: Tensor | None) -> Tensor:
         gradient: A gradient.
         mask: The mask of its parameter; None if the parameter is not pruned.
     """
-    kept = gradient if mask is None else gradient * mask
-    return kept.double().square().sum()
+    if mask is not None:
+        gradient = gradient * mask
+    return gradient.double().square().sum()

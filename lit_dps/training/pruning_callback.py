@@ -17,7 +17,7 @@ import lit_dps.training.lightning_private as lightning_private
 from lit_dps.core.errors import ConfigError, UserError, error_text, place_in_user_code
 from lit_dps.core.trial import COPIES
 from lit_dps.core.trial_config import Biases, Init, PruningConfig
-from lit_dps.optim import trained_parameters
+from lit_dps.optim.parameter_groups import trained_parameters
 from lit_dps.pruning import PRUNERS, Mask, Network, mask_flags, prunable, prune, pruner_of
 from lit_dps.pruning.isometry import STEPS
 from lit_dps.pruning.network_copies import copies_of, why_pruned_weights_return, why_unprunable
@@ -164,8 +164,8 @@ class PruningCallback(Callback):
     def _prune(self, trainer: Trainer, module: LightningModule) -> None:
         """Make the mask, and move the weights to their start under it."""
         self._check_module(module)
-        held = _trained_ids(trainer)
-        parameters = prunable(module, self.biases, self.exclude, held)
+        trained_ids = _trained_ids(trainer)
+        parameters = prunable(module, self.biases, self.exclude, trained_ids)
         data_pass = TrainingPass(trainer, module, self.batch_size, is_short=self.is_short)
         self.key = data_pass.key
         copy = partial(self._copy, data_pass, module, list(parameters))
@@ -174,13 +174,16 @@ class PruningCallback(Callback):
         # An exact method masks all parameters that the loss depends on; the others may join later.
         if not self.pruner.hits_count:
             self._kept_dense = parameters.keys() - mask.keys()
-        for name, parameter in copies_of(module, mask, held, self._callbacks).items():
+        for name, parameter in copies_of(module, mask, trained_ids, self._callbacks).items():
             if not any(fnmatchcase(name, pattern) for pattern in self.exclude):
                 self._copies[name] = parameter
-        trained = [p for p in module.parameters() if p.requires_grad and id(p) in held]
-        self.flags = mask_flags(mask, self.pruner, sum(p.numel() for p in trained))
-        steps = 1 if self.is_short else STEPS
-        self.flags |= start(self.init, module, mask, copy, self.redraw, steps)
+        trained = 0
+        for parameter in module.parameters():
+            if parameter.requires_grad and id(parameter) in trained_ids:
+                trained += parameter.numel()
+        self.flags = mask_flags(mask, self.pruner, trained)
+        isometry_steps = 1 if self.is_short else STEPS
+        self.flags |= start(self.init, module, mask, copy, self.redraw, isometry_steps)
         if self._copies:
             self.flags[COPIES] = sum(mask[name].numel() for name in self._copies.values())
 
@@ -257,9 +260,14 @@ class PruningCallback(Callback):
                 return loss
 
             named = dict(twin.named_parameters())
-            parameters = {name: named[name] for name in names}
-            length, batches = data_pass.__len__, data_pass.batches
-            yield Network(twin, parameters, self.batch_size, length, batches, loss_of)
+            yield Network(
+                module=twin,
+                parameters={name: named[name] for name in names},
+                batch_size=self.batch_size,
+                length=data_pass.__len__,
+                batches=data_pass.batches,
+                loss_of=loss_of,
+            )
 
     def _check_loss(self, loss: Tensor, module: LightningModule) -> None:
         """Raise ConfigError if a method cannot take gradients of the copy's loss."""

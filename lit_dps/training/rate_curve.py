@@ -22,6 +22,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR
 
 from lit_dps.core.trial import SCHEDULE, WARM_UP
+from lit_dps.optim.parameter_groups import group_settings
 from lit_dps.training.hidden_state import unchanged_attributes
 
 MOST_STEPS = 200_000  # evaluated steps: about a second of a CPU core
@@ -86,7 +87,9 @@ def rates_of_steps(
     modules = [each for each in shared if isinstance(each, LightningModule)]
     twin = _without_parameters(optimizer)
     # Copies of schedules refer to the twin of the optimizer, and to the shared objects themselves.
-    memo = {id(optimizer): twin} | {id(each): each for each in shared}
+    memo: dict[int, Any] = {id(optimizer): twin}
+    for each in shared:
+        memo[id(each)] = each
     try:
         with unchanged_attributes(*modules), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch warns because the optimizer is never stepped
@@ -137,8 +140,9 @@ def _is_plain(config: LRSchedulerConfig) -> bool:
 
 def _rates_of_lambda(schedule: LambdaLR, steps: int, memo: dict[int, Any]) -> list[float]:
     """Return the rates of a `LambdaLR` without stepping it. Stepping takes ten times as long."""
-    functions = [_copy_function(function, memo) for function in schedule.lr_lambdas]
-    groups = list(zip(schedule.base_lrs, functions, strict=True))
+    groups = []
+    for base, function in zip(schedule.base_lrs, schedule.lr_lambdas, strict=True):
+        groups.append((base, _copy_function(function, memo)))
     rates = []
     for step in range(schedule.last_epoch, schedule.last_epoch + steps):
         rates.append(max(float(base * factor(step)) for base, factor in groups))
@@ -161,11 +165,13 @@ def _evaluated(
     rates = []
     for step in range(1, steps + 1):
         rates.append(max(float(group["lr"]) for group in twin.param_groups))
-        in_epoch = step if steps_of_epoch is None else (step - 1) % steps_of_epoch + 1
+        step_in_epoch = step
+        if steps_of_epoch is not None:
+            step_in_epoch = (step - 1) % steps_of_epoch + 1
         for schedule, interval, frequency in schedules:
             if interval == "step":
                 # Lightning counts the batches of the current epoch.
-                is_due = in_epoch * accumulated % frequency == 0
+                is_due = step_in_epoch * accumulated % frequency == 0
             else:
                 is_due = steps_of_epoch is not None and step % (steps_of_epoch * frequency) == 0
             if is_due:
@@ -178,8 +184,7 @@ def _without_parameters(optimizer: Optimizer) -> Optimizer:
     twin = copy.copy(optimizer)
     twin.param_groups = []
     for group in optimizer.param_groups:
-        settings = {key: value for key, value in group.items() if key != "params"}
-        twin.param_groups.append({**copy.deepcopy(settings), "params": []})
+        twin.param_groups.append({**copy.deepcopy(group_settings(group)), "params": []})
     twin.state = defaultdict(dict)
     return twin
 
@@ -210,7 +215,7 @@ def schedule_steps(rates: Sequence[float]) -> int:
 def schedule_shape(rates: Sequence[float] | None, budget: int) -> dict[str, float]:
     """Return the steps of warm-up and schedule; empty if the rate is constant or unknown.
 
-    Lengths that the rates do not reach are left out.
+    Lengths that the rates do not reach are omitted.
 
     Args:
         rates: The rates of the first steps.

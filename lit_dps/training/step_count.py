@@ -17,7 +17,7 @@ from lit_dps.core.trial import SHORT_STEPS, UNCOUNTED_STEPS
 from lit_dps.parallel.ddp import unsharded
 from lit_dps.parallel.example_count import Sizes, batch_size_of, can_be_cut, counted
 from lit_dps.training.example_count import examples_of, record_batches
-from lit_dps.training.training_pass import copy_loader
+from lit_dps.training.training_pass import copy_loader, loss_of_output
 
 FIRST_STEPS = 64  # a run without a full step among these is refused
 
@@ -171,8 +171,7 @@ class ExamplesCallback(Callback):
         self._is_in_batch = False
         if trainer.global_step == self._step_before_batch:
             # Gradients are accumulated, but not of a batch without a loss.
-            loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
-            if pl_module.automatic_optimization and loss is None:
+            if pl_module.automatic_optimization and loss_of_output(outputs) is None:
                 self._batch_examples.pop()
             return
         examples = [number for number in self._batch_examples if number is not None]

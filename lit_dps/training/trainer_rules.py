@@ -125,7 +125,7 @@ def filter_callbacks(callbacks: list[Callback], source: str) -> list[Callback]:
             if isinstance(callback, kind):
                 name = type(callback).__name__
                 raise ConfigError(source, name, f"left out: {reason}")
-    return [c for c in callbacks if not isinstance(c, _CALLBACKS_WITHOUT_EFFECT)]
+    return [each for each in callbacks if not isinstance(each, _CALLBACKS_WITHOUT_EFFECT)]
 
 
 def filter_module_callbacks(module: LightningModule) -> None:
@@ -157,7 +157,9 @@ def prepare_schedules(trainer: Trainer, module: LightningModule) -> None:
         ConfigError: if a schedule or weight average acts at the ends of epochs, but the training
             data are one endless epoch.
     """
-    configs = trainer.lr_scheduler_configs if module.automatic_optimization else []
+    configs = []
+    if module.automatic_optimization:
+        configs = trainer.lr_scheduler_configs
     acts_by_epochs = any(config.interval == "epoch" for config in configs)
     for callback in lightning_private.callbacks_of(trainer):
         if isinstance(callback, stock.StochasticWeightAveraging):
@@ -173,6 +175,11 @@ def prepare_schedules(trainer: Trainer, module: LightningModule) -> None:
     for config in configs:
         if config.reduce_on_plateau:
             config.strict = False  # an epoch may end before the first validation
+
+
+def follows_metric(trainer: Trainer) -> bool:
+    """Return True if a schedule of the trainer follows a metric, as `ReduceLROnPlateau` does."""
+    return any(config.reduce_on_plateau for config in trainer.lr_scheduler_configs)
 
 
 def forget_followed_metrics(trainer: Trainer, interval: str, ended: int) -> None:

@@ -13,7 +13,7 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from lit_dps.core.errors import ConfigError
+from lit_dps.optim.parameter_groups import group_settings
 from lit_dps.pruning.attributes import walk_attributes
 from lit_dps.training.hidden_state import (
     PLAIN_TYPES,
@@ -108,34 +109,54 @@ def _unchanged_values(trainer: Trainer) -> Iterator[None]:
 @contextmanager
 def _unchanged_optimizers(trainer: Trainer) -> Iterator[None]:
     """Restore, at the end of the block, groups and attributes of optimizers; delete new states."""
-    groups = [_group_values(optimizer) for optimizer in trainer.optimizers]
-    states = [dict(optimizer.state) for optimizer in trainer.optimizers]
-    namespaces = [SimpleNamespace(**_attributes_of(optimizer)) for optimizer in trainer.optimizers]
+    backups = []
+    namespaces = []
+    for optimizer in trainer.optimizers:
+        namespace = SimpleNamespace(**_attributes_of(optimizer))
+        groups = _group_values(optimizer)
+        backups.append(_OptimizerBackup(optimizer, groups, dict(optimizer.state), namespace))
+        namespaces.append(namespace)
     attributes = capture_attributes(*namespaces)
     try:
         yield
     finally:
-        for optimizer, values, state in zip(trainer.optimizers, groups, states, strict=True):
-            del optimizer.param_groups[len(values) :]
-            for group, before in zip(optimizer.param_groups, values, strict=True):
-                group.clear()
-                group.update(before)
-            for parameter in optimizer.state.keys() - state.keys():
-                del optimizer.state[parameter]
+        for backup in backups:
+            backup.restore_groups()
         restore_attributes(attributes, *namespaces)
-        for optimizer, namespace in zip(trainer.optimizers, namespaces, strict=True):
-            vars(optimizer).update(vars(namespace))
+        for backup in backups:
+            vars(backup.optimizer).update(vars(backup.attributes))
+
+
+class _OptimizerBackup(NamedTuple):
+    """An optimizer with the values of its groups, its state and its attributes."""
+
+    optimizer: Optimizer
+    groups: list[dict[str, Any]]
+    state: dict[Any, Any]
+    attributes: SimpleNamespace
+
+    def restore_groups(self) -> None:
+        """Restore the groups of the optimizer, and delete new entries of its state."""
+        groups = self.optimizer.param_groups
+        del groups[len(self.groups) :]
+        for group, before in zip(groups, self.groups, strict=True):
+            group.clear()
+            group.update(before)
+        for parameter in self.optimizer.state.keys() - self.state.keys():
+            del self.optimizer.state[parameter]
 
 
 @contextmanager
 def _unchanged_schedules(trainer: Trainer) -> Iterator[None]:
     """Restore, at the end of the block, the state of schedules."""
-    schedules: list[Any] = [config.scheduler for config in trainer.lr_scheduler_configs]
-    states = [copy.deepcopy(schedule.state_dict()) for schedule in schedules]
+    states: list[tuple[Any, dict[str, Any]]] = []
+    for config in trainer.lr_scheduler_configs:
+        schedule: Any = config.scheduler
+        states.append((schedule, copy.deepcopy(schedule.state_dict())))
     try:
         yield
     finally:
-        for schedule, state in zip(schedules, states, strict=True):
+        for schedule, state in states:
             if not equal_states(schedule.state_dict(), state):
                 schedule.load_state_dict(state)
 
@@ -149,7 +170,7 @@ class DataTensors:
         trainer: The trainer of the fit.
         contents: Whether to compare the contents of the data too, also of NumPy arrays. This takes
             a second for each GB, and detects changes through NumPy. Arrays above `LARGEST` bytes
-            are left out.
+            are not compared.
     """
 
     def __init__(self, trainer: Trainer, contents: bool = False):
@@ -161,8 +182,9 @@ class DataTensors:
         self._tensors = [tensor for tensor in tensors if not tensor.is_inference()]
         self._contents: list[np.ndarray] = []
         if contents:
-            arrays = _numeric_arrays_in(*data)
-            self._contents = [array for array in arrays if array.nbytes <= LARGEST]
+            for array in _numeric_arrays_in(*data):
+                if array.nbytes <= LARGEST:
+                    self._contents.append(array)
 
     @contextmanager
     def unchanged(self) -> Iterator[None]:
@@ -235,9 +257,11 @@ def _attributes_of(optimizer: Optimizer) -> dict[str, Any]:
 
 def _owners(trainer: Trainer) -> list[Any]:
     """Return the data module and the callbacks of the user."""
-    callbacks = user_callbacks(trainer)
+    owners: list[Any] = user_callbacks(trainer)
     data = getattr(trainer, "datamodule", None)
-    return callbacks if data is None else [data, *callbacks]
+    if data is not None:
+        owners = [data, *owners]
+    return owners
 
 
 def _plain_attributes(trainer: Trainer) -> dict[str, Any]:
@@ -249,6 +273,8 @@ def _group_values(optimizer: Optimizer) -> list[dict[str, Any]]:
     """Return the values of each parameter group: its parameters, and copies of other values."""
     groups = []
     for group in optimizer.param_groups:
-        values = {key: copy.deepcopy(value) for key, value in group.items() if key != "params"}
-        groups.append({"params": list(group["params"]), **values})
+        values: dict[str, Any] = {"params": list(group["params"])}
+        for key, value in group_settings(group).items():
+            values[key] = copy.deepcopy(value)
+        groups.append(values)
     return groups

@@ -61,8 +61,7 @@ class TrainingPass:
     default it takes all.
 
     A short pass, for a dry run, has `SHORT_BATCHES` batches: the first ones, and the last one,
-    which may be short. If batches cannot be chosen, such as those of a stream, it has only the
-    first ones.
+    which may be short. If batches cannot be chosen, as in a stream, it has only the first ones.
 
     Attributes:
         key: Equal for passes over the same examples, at any training batch size; None if the
@@ -177,13 +176,15 @@ class TrainingPass:
         """
         if not self._has_pruning_loader and getattr(self._training, "drop_last", False):
             return False
-        tensors = [leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)]
-        return can_be_cut(batch, size) and all(tensor.ndim > 0 for tensor in tensors)
+        for leaf in tree_leaves(batch):
+            if isinstance(leaf, Tensor) and leaf.ndim == 0:
+                return False
+        return can_be_cut(batch, size)
 
     def losses(self, module: LightningModule) -> Iterator[tuple[Tensor, int]]:
         """Yield the mean loss of each batch by a copy of the module, and its number of examples.
 
-        Batches without a loss are left out.
+        Batches without a loss are skipped.
         """
         for i, (batch, size) in enumerate(self.batches()):
             loss = self.loss(module, batch, i)
@@ -244,6 +245,13 @@ def loss_of(module: LightningModule, batch: Any, batch_idx: int) -> Tensor | Non
     return output["loss"] if isinstance(output, dict) else output
 
 
+def loss_of_output(output: Any) -> Any:
+    """Return the loss in the output of a training step; None without one."""
+    if isinstance(output, dict):
+        return output.get("loss")
+    return output
+
+
 def _examples_of(loader: Any) -> tuple[int, ...] | None:
     """Return how many examples a plain DataLoader has and draws; None for other loaders."""
     if not isinstance(loader, DataLoader) or type(loader).__iter__ is not DataLoader.__iter__:
@@ -281,7 +289,7 @@ def _rebatched(loader: DataLoader, batch_size: int) -> DataLoader:
 def even_batches(order: Sequence[int], most: int) -> list[list[int]]:
     """Return batches with even, nearly equal sizes of at most `most` examples (at least 2).
 
-    If the number of examples is odd, the last example is left out. A single example is a batch.
+    If the number of examples is odd, the last example is dropped. A single example is a batch.
 
     With `drop_last`, a module may rely on batches that are never short. Batch normalization refuses
     a batch of one example, and losses over pairs need an even number.
@@ -295,7 +303,7 @@ def even_batches(order: Sequence[int], most: int) -> list[list[int]]:
 
 
 def copy_loader(loader: Any) -> Any:
-    """Return a shallow copy of a loader that begins its own pass."""
+    """Return a shallow copy of a loader, whose pass begins from the start."""
     loader = copy.copy(loader)
     if getattr(loader, "_iterator", None) is not None:
         # A loader with persistent workers keeps the iterator of the training epoch.
@@ -352,9 +360,9 @@ class _Ends:
 def copy_of(module: LightningModule) -> LightningModule:
     """Return a copy of a module, equal to the bit, that logs nothing.
 
-    The copy has its own parameters, buffers, attributes and generators. Functions among the
-    attributes, such as hooks, refer to the copy where they referred to the module or its
-    attributes. The copy shares the trainer, and what cannot be copied, such as a lock or a file.
+    Parameters, buffers, attributes and generators are copied. Functions among the attributes, such
+    as hooks, refer to the copy where they referred to the module or its attributes. The copy shares
+    the trainer, and what cannot be copied, such as a lock or a file.
     """
     owners = lightning_private.owners_of(module)
     memo: dict[int, Any] = {id(owner): owner for owner in owners}

@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 import lit_dps.training.lightning_private as lightning_private
 from lit_dps.core.trial import IN_NO_MASK, JOINED_AT, TRAINED_THEN
 from lit_dps.core.trial_config import Biases
+from lit_dps.optim.parameter_groups import parameters_of
 from lit_dps.pruning import prunable
 from lit_dps.pruning.attributes import hidden_tensors
 
@@ -31,7 +32,7 @@ class UnmaskedWeights:
 
     Attributes:
         flags: The number of trained elements without a mask, the number of all trained elements,
-            and the step at which the last elements without a mask joined. The keys are those of
+            and the step at which the last elements without a mask joined. The keys are keys of
             `TrialResult.flags`. Empty if the mask covers all.
     """
 
@@ -59,14 +60,19 @@ class UnmaskedWeights:
 
         Call this after the step, before the gradients are cleared.
         """
-        stepped = [p for p in _parameters(optimizer) if p.grad is not None]
-        if all(id(parameter) in self._trained for parameter in stepped):
+        stepped: dict[int, Tensor] = {}
+        for parameter in parameters_of(optimizer):
+            if parameter.grad is not None:
+                stepped[id(parameter)] = parameter
+        if stepped.keys() <= self._trained.keys():
             return
         held: dict[int, Tensor] = {}
         for each in (*trainer.optimizers, optimizer):
-            held |= {id(parameter): parameter for parameter in _parameters(each)}
-        self._trained = {key: p for key, p in self._trained.items() if key in held}
-        self._trained |= {id(parameter): parameter for parameter in stepped}
+            for parameter in parameters_of(each):
+                held[id(parameter)] = parameter
+        for key in self._trained.keys() - held.keys():
+            del self._trained[key]
+        self._trained.update(stepped)
         candidates: dict[str, Tensor] = {}
         candidates |= prunable(module, self.biases, self.exclude, self._trained)
         candidates |= self._unregistered(module)
@@ -105,13 +111,11 @@ def later_weights_note(trainer: Trainer, flags: Mapping[str, float]) -> str:
             finetuning.append(type(callback).__name__)
     if not finetuning and not flags.get(IN_NO_MASK):
         return ""
-    by = f" by {', '.join(finetuning)}" if finetuning else ""
+    by = ""
+    if finetuning:
+        by = f" by {', '.join(finetuning)}"
     return (
         f"weights that join the training after pruning{by} are in no mask and stay dense; a note "
         "below the table counts them. To prune them, let an optimizer train them from the first "
         "step"
     )
-
-
-def _parameters(optimizer: Optimizer) -> list[Tensor]:
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]

@@ -70,8 +70,9 @@ class Workload:
         model: The LightningModule.
         data: The LightningDataModule.
         trainer: Arguments of `lightning.pytorch.Trainer`.
-        batch_size_key: Configuration key of the batch size. A cell's batch size is that of an
-            optimizer step. If the trainer accumulates gradients, its batches are smaller.
+        batch_size_key: Configuration key of the batch size. The batch size of a cell is the number
+            of examples of an optimizer step. If the trainer accumulates gradients, its batches are
+            smaller.
     """
 
     model: Mapping[str, Any]
@@ -108,7 +109,7 @@ class Workload:
         module = self._instantiate("model", specs["model"], trial, trial.seed_for("init"))
         options = _instantiate("trainer", {**self.trainer, **STUDY_TRAINER}, {}, order_seed)
         trainer = arguments(options)
-        # Each trial has its own folder, because Lightning resumes checkpoints that it finds there.
+        # Each trial has a separate folder, because Lightning resumes checkpoints that are there.
         root = trainer.get("default_root_dir") or os.getcwd()
         folder = os.path.join(root, "trials", str(trial.cell), trial.file_name)
         trainer = {
@@ -147,7 +148,7 @@ class Workload:
         for key, value in trial.params.items():
             if not key.startswith("local."):
                 settings.append(Setting("study.space", key, value))
-        # The other keys of the grid say how the trial is trained.
+        # The other keys of the grid decide how the trial is trained.
         for key, value in trial.cell.axes:
             if key.startswith(("model.", "data.")):
                 settings.append(Setting("study.grid", key, value))
@@ -208,7 +209,8 @@ def locate(
 
 def class_paths(workload: Workload) -> Iterator[str]:
     """Yield all classes that the model and the data of a workload name, however deep."""
-    return (node["class_path"] for node in classes_in([workload.model, workload.data]))
+    for node in classes_in([workload.model, workload.data]):
+        yield node["class_path"]
 
 
 def classes_in(nested: Any) -> Iterator[Any]:
@@ -227,7 +229,9 @@ def _arguments(node: dict[str, Any], name: str) -> dict[str, Any]:
     if "class_path" not in node or name == "dict_kwargs":
         return node
     arguments = node.setdefault("init_args", {})
-    return node if name == "init_args" else arguments
+    if name == "init_args":
+        return node
+    return arguments
 
 
 @cache
@@ -238,7 +242,9 @@ def _parser(name: str) -> ArgumentParser:
             Trainer, name, fail_untyped=False, instantiate=False, sub_configs=True
         )
     else:
-        base = LightningModule if name == "model" else LightningDataModule
+        base = LightningDataModule
+        if name == "model":
+            base = LightningModule
         parser.add_subclass_arguments(base, name, fail_untyped=False, required=True)
     return parser
 
@@ -283,7 +289,7 @@ def _parse(name: str, spec: Mapping[str, Any], numbers: Mapping[str, int | float
     if key not in _parsed:
         if len(_parsed) >= MAX_PARSED:
             _parsed.clear()
-        _parsed[key] = _parse_anew(name, spec)
+        _parsed[key] = _parse_object(name, spec)
     # A class may change the lists and dicts that it is given.
     parsed = copy.deepcopy(_parsed[key])
     for path, number in numbers.items():
@@ -291,7 +297,7 @@ def _parse(name: str, spec: Mapping[str, Any], numbers: Mapping[str, int | float
     return parsed
 
 
-def _parse_anew(name: str, spec: Mapping[str, Any]) -> Namespace:
+def _parse_object(name: str, spec: Mapping[str, Any]) -> Namespace:
     try:
         # jsonargparse replaces values in the dict that it is given.
         return _parser(name).parse_object({name: copy.deepcopy(dict(spec))})
@@ -334,13 +340,15 @@ def _plain_numbers(
 
 
 def _class_at(class_path: str) -> type | None:
-    """Return the class of a path; None if there is none, or if it cannot be imported."""
+    """Return the class of a path; None if no class has it, or if it cannot be imported."""
     module, _, name = class_path.rpartition(".")
     try:
-        found = getattr(importlib.import_module(module), name, None)
+        member = getattr(importlib.import_module(module), name, None)
     except Exception:  # jsonargparse reports the error
         return None
-    return found if isinstance(found, type) else None
+    if isinstance(member, type):
+        return member
+    return None
 
 
 @cache
@@ -353,6 +361,5 @@ def _takes_any(cls: type, argument: str, kind: type) -> bool:
     except Exception:  # an annotation that cannot be evaluated; jsonargparse may know more
         return False
     if get_origin(hint) in (Union, types.UnionType):
-        members = [member for member in get_args(hint) if member is not type(None)]
-        return members == [kind]
+        return set(get_args(hint)) - {type(None)} == {kind}
     return hint is kind

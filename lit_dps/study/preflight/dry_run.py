@@ -99,7 +99,7 @@ def _check_short_trial(setup: StudySetup, short: ShortTrial) -> None:
     """Raise ConfigError if a study cannot use the goal or the data of a short trial."""
     _refuse_goal_met_untrained(short)
     if setup.ranks > 1 and short.counted.can_be_cut is False:
-        allowed = "unset: ddp needs tensors that all have the examples as first dimension"
+        allowed = "left out: ddp needs tensors that all have the examples as first dimension"
         raise ConfigError("trainer.strategy", "ddp", allowed)
     # Each value of an axis may have another data module.
     check_batch_size = getattr(short.data, "check_batch_size", None)

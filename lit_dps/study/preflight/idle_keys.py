@@ -20,6 +20,7 @@ from lit_dps.core.trial import Cell, Trial, Value, text_of
 from lit_dps.core.trial_config import plain
 from lit_dps.engines.engine import Training
 from lit_dps.optim import RULES
+from lit_dps.optim.parameter_groups import group_settings
 from lit_dps.storage.samplers import sobol_point
 from lit_dps.study.data_hashes import fingerprint
 from lit_dps.study.preflight.short_trial import goal_of, perturb, run_short
@@ -293,7 +294,7 @@ class _Recorder(Callback):
         self._add([type(optimizer).__qualname__ for optimizer in trainer.optimizers])
         for optimizer in trainer.optimizers:
             for group in optimizer.param_groups:
-                options = {key: value for key, value in group.items() if key != "params"}
+                options = group_settings(group)
                 self.options.append(fingerprint(options))
 
     def on_train_batch_start(self, trainer, pl_module, batch, batch_idx) -> None:

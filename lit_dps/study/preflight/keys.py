@@ -139,7 +139,7 @@ def check_effects(setup: StudySetup) -> list[str]:
                 _refuse_lost_arguments(source, key, node[name])
     sparsity = setup.pruning.sparsity
     if sparsity and sparsity not in study.sparsities:
-        allowed = f"one of study.sparsities {study.sparsities}, or unset"
+        allowed = f"one of study.sparsities {study.sparsities}, or left out"
         raise ConfigError("pruning.sparsity", sparsity, allowed)
     if not sparsity or study.sparsities == [sparsity]:
         return []
