@@ -168,10 +168,7 @@ class Display:
         blocks = _blocks(widths, self.console.width - name_width)
         lines_of_block = len(series) + 1  # with its header
         if len(blocks) * lines_of_block > lines:
-            trials = [event.trial for event in running if event.trial is not None]
-            sizes = {trial.cell.batch_size for trial in trials} or set(widths)
-            blocks = [block for block in blocks if sizes & set(block)]
-            blocks = blocks[: max(1, lines // lines_of_block)]
+            blocks = _blocks_of_running(blocks, running)[: max(1, lines // lines_of_block)]
         lines_for_series = lines // len(blocks) - 1
         if lines_of_block > lines:
             lines_for_series -= 1  # for the line that counts the other series
@@ -226,15 +223,17 @@ def _remaining_text(estimate: _Estimate, now: float) -> str:
     if estimate.remaining is None:
         return "time left not known yet"
     seconds = max(0.0, estimate.remaining.seconds - (now - estimate.at))
-    about = "at least" if estimate.remaining.bound else "about"
-    return f"{about} {clock(seconds)} left"
+    if estimate.remaining.bound:
+        return f"at least {clock(seconds)} left"
+    return f"about {clock(seconds)} left"
 
 
 def _best_text(event: ProgressEvent) -> str:
     if event.best is None:
         return "-"
-    bound = "" if event.exact else ">= "
-    return f"{bound}{event.best:.4g}"
+    if event.exact:
+        return f"{event.best:.4g}"
+    return f">= {event.best:.4g}"
 
 
 def _column_widths(texts: Mapping[Cell, str]) -> dict[int, int]:
@@ -256,6 +255,19 @@ def _blocks(widths: Mapping[int, int], width: int) -> list[list[int]]:
             blocks.append([])
         blocks[-1].append(size)
     return blocks
+
+
+def _blocks_of_running(
+    blocks: Sequence[list[int]], running: Sequence[ProgressEvent]
+) -> list[list[int]]:
+    """Return the blocks with batch sizes of running trials; all blocks if no trial runs."""
+    sizes = set()
+    for event in running:
+        if event.trial is not None:
+            sizes.add(event.trial.cell.batch_size)
+    if not sizes:
+        return list(blocks)
+    return [block for block in blocks if not sizes.isdisjoint(block)]
 
 
 def _k_star_table(

@@ -24,6 +24,11 @@ from lit_dps.storage.schema import UNREAD
 from lit_dps.training.trainer_rules import STUDY_TRAINER
 from lit_dps.training.workload import Workload, class_paths, classes_in, locate, place_of
 
+# Settings of a study that name keys of the model or the data.
+SPACE = "study.space"
+GRID = "study.grid"
+BATCH_SIZE_KEY = "study.batch_size_key"
+
 # Version of how trials of users' modules are seeded, pruned and accumulated. 1 was never stored.
 PROTOCOL = 2
 # Arguments that change speed, folders or output, but no results.
@@ -94,14 +99,24 @@ def _specs(study: StudyConfig, workload: Workload) -> tuple[dict[str, Any], dict
     arguments = specs["data"].get("init_args", {})
     free = {name: arguments.pop(name) for name in FREE_DATA if name in arguments}
     forget_added(specs)
-    keys = [workload.batch_size_key]
-    keys += [key for key in study.space if not key.startswith("local.")]
-    keys += [key for key in study.axes if key.startswith(("model.", "data."))]
+    keys = [key for _, key in keys_of_trials(study, workload)]
     # Keys below a class come before the class.
     for key in sorted(keys, key=place_of, reverse=True):
         node, name = locate(specs, key, "study.grid", classes=True)
         node.pop(name, None)
     return specs, free
+
+
+def keys_of_trials(study: StudyConfig, workload: Workload) -> list[tuple[str, str]]:
+    """Return the keys of model and data that trials set, each after the setting that names it."""
+    keys = [(BATCH_SIZE_KEY, workload.batch_size_key)]
+    for key in study.space:
+        if not key.startswith("local."):
+            keys.append((SPACE, key))
+    for key in study.axes:
+        if key.startswith(("model.", "data.")):
+            keys.append((GRID, key))
+    return keys
 
 
 def _names_below(prefix: str, keys: Iterable[str]) -> set[str]:
@@ -156,10 +171,16 @@ def is_ours(study: StudyConfig, workload: Workload) -> bool:
 
     The classes of axes and choices count too.
     """
+    values: list[Any] = []
+    for axis in study.axes.values():
+        values += axis
+    for box in study.space.values():
+        if isinstance(box, Choices):
+            values += box.choices
     paths = list(class_paths(workload))
-    choices = [box.choices for box in study.space.values() if isinstance(box, Choices)]
-    for values in (*study.axes.values(), *choices):
-        paths += [value for value in values if isinstance(value, str) and "." in value]
+    for value in values:
+        if isinstance(value, str) and "." in value:
+            paths.append(value)
     return all(path.startswith(("lit_dps.", "torch.")) for path in paths)
 
 

@@ -155,6 +155,11 @@ def measure(setup: StudySetup) -> Timing:
         if smaller < sizes[0]:
             steps = _steps_to_time(measured[0].step)
             measured.insert(0, _measure_trial(setup, smaller, steps))
+    return _timing_of(measured)
+
+
+def _timing_of(measured: Sequence[Measured]) -> Timing:
+    """Return the lines through measurements at several batch sizes."""
     batch_sizes = [each.batch_size for each in measured]
     inverse = [1 / size for size in batch_sizes]
     return Timing(

@@ -19,10 +19,10 @@ from lit_dps.core.local_sgd import LocalSGDSchedule
 from lit_dps.core.search_space import Choices
 from lit_dps.core.trial import Cell, Trial, Value
 from lit_dps.engines.engine import METHOD_OPTIONS
+from lit_dps.study.identity import BATCH_SIZE_KEY, GRID, SPACE, keys_of_trials
 from lit_dps.study.setup import StudySetup
 from lit_dps.training.workload import locate
 
-SPACE, GRID, BATCH_SIZE_KEY = "study.space", "study.grid", "study.batch_size_key"
 LOCAL_KEYS = [f"local.{field.name}" for field in dataclasses.fields(LocalSGDSchedule)]
 # Pruning uses the seed of the point, so the seed is no axis.
 PRUNING_KEYS = ["pruning.method", "pruning.init", "pruning.biases", "pruning.batch_size"]
@@ -98,16 +98,15 @@ def _check_set_once(setup: StudySetup) -> None:
     arguments_of_data = specs["data"].get("init_args", {})
     if "order_seed" in arguments_of_data:
         set_by[id(arguments_of_data), "order_seed"] = "study.seed"
-    keys = [(BATCH_SIZE_KEY, workload.batch_size_key)]
-    keys += [(SPACE, key) for key in study.space if not key.startswith("local.")]
-    keys += [(GRID, key) for key in study.axes if key.startswith(("model.", "data."))]
-    for source, key in keys:
+    for source, key in keys_of_trials(study, workload):
         may_be_class = source == GRID or isinstance(study.space.get(key), Choices)
         node, name = locate(specs, key, source, may_be_class)
         place = (id(node), name)
         if place in set_by:
             raise ConfigError(source, key, f"another key: {set_by[place]} sets this one already")
-        set_by[place] = source if source == BATCH_SIZE_KEY else f"{source} {key}"
+        set_by[place] = source
+        if source != BATCH_SIZE_KEY:
+            set_by[place] = f"{source} {key}"
 
 
 def check_workers(setup: StudySetup, cell: Cell, params: Mapping[str, Value]) -> None:
@@ -130,10 +129,9 @@ def check_effects(setup: StudySetup) -> list[str]:
     """
     study, workload = setup.study, setup.workload
     specs = {"model": dict(workload.model), "data": dict(workload.data)}
-    keys = [(SPACE, key) for key, box in study.space.items() if isinstance(box, Choices)]
-    keys += [(GRID, key) for key in study.axes]
-    for source, key in keys:
-        if key.startswith(("model.", "data.")):
+    for source, key in keys_of_trials(study, workload):
+        is_class = source == GRID or isinstance(study.space.get(key), Choices)
+        if is_class and key.startswith(("model.", "data.")):
             node, name = locate(specs, key, source, classes=True)
             if isinstance(node.get(name), dict):
                 _refuse_lost_arguments(source, key, node[name])

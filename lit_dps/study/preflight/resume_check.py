@@ -51,10 +51,10 @@ def check_resume(training: Training, trial: Trial, setup: StudySetup) -> list[st
     """
     if setup.study.checkpoint_minutes is None:
         return []
-    fit, _, epochs = build_short(training, trial)
-    if epochs.goal.is_ours:
+    short = build_short(training, trial)
+    if short.epochs.goal.is_ours:
         return []
-    name = type(fit.built.module).__name__
+    name = type(short.fit.built.module).__name__
     try:
         uninterrupted = _run(training, trial)
     # For example, a module may read what a first validation changed. The dry run reports errors.
@@ -80,7 +80,7 @@ def check_resume(training: Training, trial: Trial, setup: StudySetup) -> list[st
         ]
     if difference is None:
         return []
-    raise _resume_error(fit.built, difference, resumed.saved_at)
+    raise _resume_error(short.fit.built, difference, resumed.saved_at)
 
 
 @dataclass(frozen=True)
@@ -211,7 +211,8 @@ def _run(
     checkpoint: Path | None = None,
 ) -> _ShortRun:
     """Train a short trial, from a checkpoint if there is one, and return its results."""
-    fit, attempt, epochs = build_short(training, trial, file, at_check)
+    short = build_short(training, trial, file, at_check)
+    epochs = short.epochs
     epochs.validates_untrained = False
     if not epochs.is_manual:
         epochs.first_batches *= LONGER
@@ -219,13 +220,12 @@ def _run(
         epochs.goal.checks = 1
     recorder = _Recorder(epochs.goal)
     with preserve_rng_state(seed=trial.seed_for("order")):
-        trainer = fit.trainer(last=[epochs, recorder])
-        trainer.fit(
-            fit.built.module, datamodule=fit.built.data, ckpt_path=checkpoint, weights_only=True
-        )
+        trainer = short.fit.trainer(last=[epochs, recorder])
+        built = short.fit.built
+        trainer.fit(built.module, datamodule=built.data, ckpt_path=checkpoint, weights_only=True)
     run = recorder.run
-    run.curve = attempt.curve
-    run.saved_at = int(attempt.curve["step"][0])
+    run.curve = short.attempt.curve
+    run.saved_at = int(run.curve["step"][0])
     return run
 
 

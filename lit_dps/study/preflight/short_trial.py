@@ -37,7 +37,7 @@ from lit_dps.training.checkpoint_files import CheckpointFile
 from lit_dps.training.rate_curve import rate_curve, rate_remarks
 from lit_dps.training.rng_state import preserve_rng_state
 from lit_dps.training.step_count import ExamplesCallback, refuse_too_large
-from lit_dps.training.training_pass import ends_of, has_indices
+from lit_dps.training.training_pass import ends_of, has_indices, loss_of_output
 from lit_dps.training.unmasked import later_weights_note
 from lit_dps.training.workload import Built
 
@@ -137,7 +137,9 @@ def run_short(training: Training, trial: Trial, watchers: Sequence[Callback] = (
     Raises:
         UserError: if the trial fails, in one line. For errors of the user's code, with its place.
     """
-    fit, _, epochs = build_short(training, trial)
+    short = build_short(training, trial)
+    fit = short.fit
+    epochs = short.epochs
     goal = epochs.goal
     trainer = _fit(fit, trial, [*watchers, epochs], goal)
     _check_ended(fit, trial, goal, trainer)
@@ -333,7 +335,7 @@ class ShortEpochs(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, *args: Any
     ) -> None:
-        loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
+        loss = loss_of_output(outputs)
         if self.is_finite is None and loss is not None:
             self.is_finite = math.isfinite(float(loss))
         self._remaining_batches -= 1
