@@ -1,13 +1,14 @@
-"""The noisy quadratic model, exactly: what a study of `lit_dps.models.NoisyQuadratic` has to find.
+"""The noisy quadratic model, exactly: the true K* of studies of `lit_dps.models.NoisyQuadratic`.
 
-The loss is 1/2 sum h w^2 and the gradient of a batch h w + z with noise z of variance h / B, both
-along each of the axes; E w^2 = 1 at the start, and E z = 0 (Zhang et al. 2019, "Which Algorithmic
-Choices Matter at Which Batch Sizes?"). Updates are linear in w and z, so second moments follow
-their own recursion and K* can be computed instead of measured.
+The loss is 1/2 sum h w^2 and the gradient of a batch is h w + z, with noise z of variance h / B
+along each axis. At the start E w^2 = 1; E z = 0 (Zhang et al. 2019, "Which Algorithmic Choices
+Matter at Which Batch Sizes?"). Updates are linear in w and z, so second moments have a closed
+recursion, and K* is computed instead of measured.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,43 +16,48 @@ from typing import Any
 
 import numpy as np
 
-LONGEST = 2**30  # steps that are looked at where the moments are known in closed form
-DIVERGED = 1e3  # times the loss at the start
+MAX_STEPS = 2**30  # of the closed form
+MAX_MOMENTUM_STEPS = 2**24  # of the recursion with momentum
+DIVERGED = 1e3  # a loss of this many times the initial loss has diverged
 
 
 @dataclass(frozen=True)
 class NoisyQuadraticModel:
-    """Curvatures 1 / i, i = 1 to `dimensions`, as in the paper.
+    """The model with curvatures 1 / i, i = 1 to `dimensions`, as in the paper.
 
     Attributes:
         dimensions: Number of axes.
-        bins: Quantises the curvatures into so many geometric bins, as the authors' notebook does
-            (10,000 in 100), which is faster; None takes each as it is.
-        guard: What the authors' notebook adds to the denominator of the stationary moment, 1e-8. It
-            moves K* by less than 1 % where rates are small (batch size 4), and is 0 here, the true
-            value.
+        bins: Number of geometric bins that the curvatures are rounded to, for speed. The authors'
+            notebook rounds 10,000 curvatures to 100. None keeps each curvature.
+        guard: Added to the denominator of the stationary moment. It is 1e-8 in the authors'
+            notebook, which changes K* by less than 1 % at small rates (batch size 4); 0 is exact.
     """
 
     dimensions: int = 10_000
     bins: int | None = None
     guard: float = 0.0
 
+    @property
+    def _exact_curvatures(self) -> np.ndarray:
+        """h of each axis, descending from 1."""
+        return 1 / np.arange(1, self.dimensions + 1)
+
     @cached_property
     def curvatures(self) -> np.ndarray:
-        """h of each axis or bin, falling from 1."""
-        full = 1 / np.arange(1, self.dimensions + 1)
-        return full if self.bins is None else np.geomspace(1, 1 / self.dimensions, self.bins)
+        """h of each axis or bin, descending from 1."""
+        if self.bins is None:
+            return self._exact_curvatures
+        return np.geomspace(1, 1 / self.dimensions, self.bins)
 
     @cached_property
     def counts(self) -> np.ndarray:
-        """How many axes have each of these curvatures: those from it up to the next higher one."""
+        """Number of axes of each curvature: from it up to the next higher one."""
         if self.bins is None:
             return np.ones(self.dimensions)
-        full = 1 / np.arange(1, self.dimensions + 1)
-        within = np.searchsorted(
-            -self.curvatures, -full * (1 + 1e-12)
-        )  # the last ones are equal but for rounding
-        return np.bincount(within, minlength=self.bins).astype(float)
+        # The lowest curvature and the last bin are equal up to rounding.
+        exact = self._exact_curvatures * (1 + 1e-12)
+        bin_of_axis = np.searchsorted(-self.curvatures, -exact)
+        return np.bincount(bin_of_axis, minlength=self.bins).astype(float)
 
     @property
     def initial_loss(self) -> float:
@@ -60,88 +66,92 @@ class NoisyQuadraticModel:
 
     @property
     def noise(self) -> float:
-        """sigma^2: the trace of the covariance of the per-example gradient, sum h. It is the same
-        everywhere: M = 0."""
+        """sigma^2, the trace of the covariance of the per-example gradient: sum h at any w."""
         return float(self.counts @ self.curvatures)
 
     def expected_loss(self, moments: np.ndarray) -> Any:
-        """The expected loss 1/2 sum h E w^2 of second moments, shape (..., curvatures)."""
+        """Return the expected loss 1/2 sum h E w^2 of second moments (..., curvatures)."""
         return 0.5 * moments @ (self.curvatures * self.counts)
 
     def moments(
         self, rate: float | np.ndarray, batch_size: float, steps: int | np.ndarray
     ) -> np.ndarray:
-        """E w^2 after some steps of SGD (Zhang et al. 2019, Section 3.1).
+        """Return E w^2 after some steps of SGD (Zhang et al. 2019, Section 3.1).
 
         Args:
             rate: Learning rates, any shape.
             batch_size: In examples; may be infinite.
-            steps: Of the shape of the rates, or a number.
+            steps: A number, or numbers in the shape of the rates.
 
         Returns:
-            Of the rates' shape, then (curvatures,).
+            (..., curvatures), with the shape of the rates first.
         """
-        h, rate = self.curvatures, np.asarray(rate, float)[..., None]
-        decay = (1 - rate * h) ** 2
-        stationary = rate**2 * h / batch_size / (1 - decay + self.guard)
+        rates = np.asarray(rate, float)[..., None]
+        decay = (1 - rates * self.curvatures) ** 2
+        stationary = rates**2 * self.curvatures / batch_size / (1 - decay + self.guard)
         return stationary + decay ** np.asarray(steps)[..., None] * (1 - stationary)
 
     def steps(self, target: float, rate: np.ndarray, batch_size: float) -> np.ndarray:
-        """Steps of SGD to an expected loss of at most `target`, infinite where it is never met;
-        shape of the rates.
+        """Return the steps of SGD to an expected loss of at most `target`.
 
-        The loss falls in every step, or rises in every step on some axes, so bisection finds the
-        first one.
+        The loss falls in every step, or rises in every step on some axes. So bisection finds the
+        first step that meets the target.
+
+        Args:
+            target: Expected loss.
+            rate: Learning rates, any shape.
+            batch_size: In examples; may be infinite.
+
+        Returns:
+            In the shape of the rates; infinite if the target is missed.
         """
-        rate = np.asarray(rate, float)
-        low, high = np.zeros(rate.shape, np.int64), np.full(rate.shape, LONGEST)
+        rates = np.asarray(rate, float)
+        low = np.zeros(rates.shape, np.int64)
+        high = np.full(rates.shape, MAX_STEPS)
         with np.errstate(all="ignore"):
-            never = ~(self.expected_loss(self.moments(rate, batch_size, high)) <= target)
+            is_met = self.expected_loss(self.moments(rates, batch_size, high)) <= target
             while (high - low > 1).any():
                 middle = (low + high) // 2
-                met = self.expected_loss(self.moments(rate, batch_size, middle)) <= target
-                low, high = np.where(met, low, middle), np.where(met, middle, high)
-        return np.where(never, np.inf, high)
+                met = self.expected_loss(self.moments(rates, batch_size, middle)) <= target
+                low = np.where(met, low, middle)
+                high = np.where(met, middle, high)
+        return np.where(is_met, high, np.inf)
 
     def momentum_steps(
         self, target: float, rate: np.ndarray, momentum: float, batch_size: float
     ) -> np.ndarray:
-        """As `steps`, with momentum: v <- m v - rate g, w <- w + v (Zhang et al. 2019, Equation
-        21).
+        """Return the steps of SGD with momentum: v <- m v - rate g, w <- w + v.
 
-        (E w^2, E v^2, E w v, 1) of each axis takes one linear step an update; powers of two of that
-        step find the first one that meets the target. Where the loss oscillates it is one of those
-        at which the target is met, as in the authors' notebook.
+        The moments of each axis take a linear step per update (Zhang et al. 2019, Equation 21).
+        Powers of two of that step find the first one that meets the target. If the loss oscillates,
+        the result is one of the steps that meet it, as in the authors' notebook.
 
         Args:
             target: Expected loss.
-            rate: Shape (n,).
+            rate: (n,), learning rates.
             momentum: m in [0, 1).
-            batch_size: In examples.
+            batch_size: In examples; may be infinite.
+
+        Returns:
+            (n,), infinite if the target is missed.
         """
-        rate, h, m = np.asarray(rate, float)[:, None], self.curvatures, momentum
-        x, noise = np.broadcast_arrays(rate * h, rate**2 * h / batch_size)
-        step = np.zeros((*x.shape, 4, 4))
-        step[..., :3, 1], step[..., 3, 3] = m * m, 1
-        step[..., 0, 0], step[..., 1, 0], step[..., 2, 0] = (1 - x) ** 2, x * x, -(1 - x) * x
-        step[..., 0, 2], step[..., 1, 2], step[..., 2, 2] = (
-            2 * (1 - x) * m,
-            -2 * x * m,
-            (1 - 2 * x) * m,
-        )
-        step[..., :3, 3] = noise[..., None]
-        state = np.broadcast_to(np.array([1.0, 0, 0, 1])[:, None], (*x.shape, 4, 1))
-        powers = [step]
+        rates = np.asarray(rate, float)[:, None]
+        noise = rates**2 * self.curvatures / batch_size
+        powers = [_momentum_step(rates * self.curvatures, noise, momentum)]
+        state = np.zeros((*noise.shape, 4, 1))
+        # At the start E w^2 = 1 and v = 0.
+        state[..., (0, 3), 0] = 1
+        missed_steps = np.zeros(len(rates), np.int64)
         with np.errstate(all="ignore"):
-            while 2 ** len(powers) < LONGEST // 64:
+            while 2 ** len(powers) < MAX_MOMENTUM_STEPS:
                 powers.append(powers[-1] @ powers[-1])
-            taken = np.zeros(len(rate), np.int64)
-            for i, power in reversed(list(enumerate(powers))):  # as far as the target is not met
-                further = power @ state
-                missed = ~(self.expected_loss(further[..., 0, 0]) <= target)
-                taken += missed * 2**i
-                state = np.where(missed[:, None, None, None], further, state)
-        return np.where(taken == 2 ** len(powers) - 1, np.inf, taken + 1)
+            for exponent in reversed(range(len(powers))):
+                next_state = powers[exponent] @ state
+                is_missed = ~(self.expected_loss(next_state[..., 0, 0]) <= target)
+                missed_steps += is_missed * 2**exponent
+                state = np.where(is_missed[:, None, None, None], next_state, state)
+        is_never_met = missed_steps == 2 ** len(powers) - 1
+        return np.where(is_never_met, np.inf, missed_steps + 1)
 
     def delayed_steps(
         self,
@@ -150,53 +160,46 @@ class NoisyQuadraticModel:
         batch_size: float,
         delay: int,
         momentum: float = 0.0,
-        longest: int = 20_000,
+        max_steps: int = 20_000,
     ) -> np.ndarray:
-        """As `steps`, with gradients of `delay` steps ago and momentum, step by step: w <- w - rate
-        u, u <- m u + g.
+        """Return the steps of SGD with delayed gradients: u <- m u + g(t - tau), w <- w - rate u.
 
-        Nothing moves while the queue of gradients fills (`lit_dps.optim.delay`). The response of w
-        to its start and that to the noise of one gradient give the moment: E w(t)^2 = a(t)^2 + h /
-        B sum over s <= t - delay of b(s)^2.
+        w does not change while the queue of gradients fills (`lit_dps.optim.delay`). With the
+        response a(t) of w to its start, and b(s) to the noise of a gradient s steps ago,
+        E w(t)^2 = a(t)^2 + h / B sum over s <= t - tau of b(s)^2.
 
         Args:
             target: Expected loss.
-            rate: Shape (n,).
-            batch_size: In examples.
+            rate: (n,), learning rates.
+            batch_size: In examples; may be infinite.
             delay: tau, in steps.
             momentum: m in [0, 1).
-            longest: Steps looked at.
+            max_steps: The target is missed after these steps.
 
         Returns:
-            Shape (n,): infinite where the target is not met until then, or another of the rates is
-                sooner.
+            (n,), infinite if the target is missed, or if another rate meets it in fewer steps.
         """
-        rate, h = np.asarray(rate, float)[:, None], self.curvatures
-        found = np.full(len(rate), np.inf)
-        live: Any = np.arange(len(rate))
-        one, zero = np.ones((len(rate), len(h))), np.zeros((len(rate), len(h)))
-        start, push, kick, pull, noise = [one] * (delay + 1), zero, [zero] * (delay + 1), zero, zero
-        for t in range(1, longest + 1):
-            if t > delay:
-                push = momentum * push + h * start[0]
-                pull = momentum * pull + h * kick[0] + (t == delay + 1)
-            start, kick = [*start[1:], start[-1] - rate * push], [*kick[1:], kick[-1] - rate * pull]
-            if t <= delay:
-                continue
-            noise = noise + kick[-1] ** 2
-            loss = self.expected_loss(start[-1] ** 2 + h / batch_size * noise)
-            found[live[loss <= target]] = t
-            if (loss <= target).any():
-                return found
-            keep = loss < DIVERGED * self.initial_loss
-            if not keep.all():
-                live, rate, push, pull, noise = (
-                    part[keep] for part in (live, rate, push, pull, noise)
-                )
-                start, kick = [part[keep] for part in start], [part[keep] for part in kick]
-                if not len(live):
-                    break
-        return found
+        rates = np.array(rate, float)[:, None]
+        # The responses a and b have the same recursion: the first index is 0 for a, and 1 for b.
+        start = np.zeros((2, len(rates), len(self.curvatures)))
+        start[0] = 1
+        responses = deque([start] * (delay + 1), maxlen=delay + 1)
+        update = np.zeros_like(start)
+        noise = np.zeros(start.shape[1:])
+        for step in range(delay + 1, max_steps + 1):
+            update = momentum * update + self.curvatures * responses[0]
+            if step == delay + 1:
+                # The noise of the first gradient.
+                update[1] += 1
+            responses.append(responses[-1] - rates * update)
+            to_start, to_noise = responses[-1]
+            noise = noise + to_noise**2
+            loss = self.expected_loss(to_start**2 + self.curvatures / batch_size * noise)
+            # A rate that diverged becomes 0: its loss cannot fall any more, nor overflow.
+            rates[~(loss < DIVERGED * self.initial_loss)] = 0
+            if (loss <= target).any() or not rates.any():
+                return np.where(loss <= target, float(step), np.inf)
+        return np.full(len(rates), np.inf)
 
     def k_star(
         self,
@@ -206,15 +209,41 @@ class NoisyQuadraticModel:
         momenta: Iterable[float] = (0.0,),
         delay: int = 0,
     ) -> float:
-        """K*: the fewest steps to an expected loss of at most `target` at any of these rates and
-        momenta."""
-        if delay:
-            found = [self.delayed_steps(target, rates, batch_size, delay, m) for m in momenta]
-        else:
-            found = [
-                self.momentum_steps(target, rates, m, batch_size)
-                if m
-                else self.steps(target, rates, batch_size)
-                for m in momenta
-            ]
-        return float(np.min(found))
+        """Return K*, the fewest steps to an expected loss of at most `target` at any of the rates.
+
+        Args:
+            target: Expected loss.
+            batch_size: In examples; may be infinite.
+            rates: (n,), learning rates.
+            momenta: Each is combined with all rates.
+            delay: tau, in steps.
+        """
+        steps = []
+        for momentum in momenta:
+            if delay:
+                steps.append(self.delayed_steps(target, rates, batch_size, delay, momentum))
+            elif momentum:
+                steps.append(self.momentum_steps(target, rates, momentum, batch_size))
+            else:
+                steps.append(self.steps(target, rates, batch_size))
+        return float(np.min(steps))
+
+
+def _momentum_step(x: np.ndarray, noise: np.ndarray, momentum: float) -> np.ndarray:
+    """Return the linear step (..., 4, 4) of (E w^2, E v^2, E w v, 1) of each axis.
+
+    Args:
+        x: rate h.
+        noise: rate^2 h / B, in the same shape.
+        momentum: m.
+    """
+    zero = np.zeros_like(x)
+    one = np.ones_like(x)
+    m = momentum
+    rows = [
+        [(1 - x) ** 2, m * m * one, 2 * (1 - x) * m, noise],
+        [x * x, m * m * one, -2 * x * m, noise],
+        [-(1 - x) * x, m * m * one, (1 - 2 * x) * m, noise],
+        [zero, zero, zero, one],
+    ]
+    return np.stack([np.stack(row, axis=-1) for row in rows], axis=-2)

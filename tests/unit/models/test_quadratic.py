@@ -108,7 +108,7 @@ def test_a_rate_beyond_the_noise_or_stability_never_gets_there():
     model = NoisyQuadraticModel(10)
     assert model.steps(0.1, np.array([0.1, 1.5, 2.5]), 1).tolist()[1:] == [np.inf, np.inf]
     assert model.momentum_steps(0.1, np.array([0.1, 9.0]), 0.9, 64).tolist()[1] == np.inf
-    assert np.isinf(model.delayed_steps(0.01, [0.5], np.inf, 8, longest=500)).all()
+    assert np.isinf(model.delayed_steps(0.01, [0.5], np.inf, 8, max_steps=500)).all()
 
 
 def run(steps: int, copies: int = 400, batch_size: int = 4, **given) -> NoisyQuadratic:
