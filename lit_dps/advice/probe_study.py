@@ -104,7 +104,7 @@ class Probes:
             all_ended = self._take(results, failures, stop)
             failures.refuse_if_all_failed()
         except AllFail as error:
-            raise AllFail(f"the probe at B = {batch_size}: {error}") from None
+            raise AllFail(f"the probe at B = {batch_size}: {error}", value=error.value) from None
         except Exception as error:
             cause = _cause(error, setup, batch_size)
             if isinstance(cause, CannotRun):
@@ -156,7 +156,8 @@ def _cause(error: Exception, setup: StudySetup, batch_size: int) -> Exception:
     # On several ranks, errors of the module are raised as they are.
     where = place_in_user_code(error)
     return UserError(
-        f"advise: the probe at B = {batch_size} failed: {type(error).__name__}: {line}{where}"
+        f"advise: the probe at B = {batch_size} failed: {type(error).__name__}: {line}{where}",
+        value=batch_size,
     )
 
 

@@ -301,7 +301,8 @@ def _time_trial(
         if above_split or may_fail or is_above_split(line, setup.workload.batch_size_key):
             return line
         raise UserError(
-            f"advise: a step at B = {trial.cell.batch_size} cannot be timed: {line}"
+            f"advise: a step at B = {trial.cell.batch_size} cannot be timed: {line}",
+            value=trial.cell.batch_size,
         ) from None
 
 

@@ -160,7 +160,9 @@ class CommandLine:
             if not is_file(file):
                 raise UserError(
                     f"{self.verb}: no such file {file!r}; a configuration file is needed"
-                    f"{how_to_get(file)}"
+                    f"{how_to_get(file)}",
+                    key="--config",
+                    value=file,
                 )
             options += ["--config", file]
         return [*options, *words]

@@ -110,7 +110,8 @@ def parse_config(
     if not isinstance(root, yaml.MappingNode):
         raise UserError(
             f"{name}: {shorten(repr(_construct(root, name)))} is no configuration. It needs keys "
-            "such as model, data and study."
+            "such as model, data and study.",
+            key=name,
         )
     former_keys: list[str] = []
     has_nested_files = False
@@ -135,9 +136,11 @@ def _read_text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
-        raise UserError(f"{path}: the file is not text in UTF-8: {error}") from error
+        raise UserError(f"{path}: the file is not text in UTF-8: {error}", key=str(path)) from error
     except OSError as error:
-        raise UserError(f"{path}: the file cannot be read: {error.strerror}") from error
+        raise UserError(
+            f"{path}: the file cannot be read: {error.strerror}", key=str(path)
+        ) from error
 
 
 def _compose(text: str, name: str) -> yaml.Node | None:
@@ -157,7 +160,7 @@ def _construct(node: yaml.Node, name: str) -> Any:
     except yaml.YAMLError as error:
         raise _syntax_error(name, error) from error
     except ValueError as error:  # such as a date in the 13th month
-        raise UserError(f"{name}: {error}; it is not valid YAML") from error
+        raise UserError(f"{name}: {error}; it is not valid YAML", key=name) from error
 
 
 def _syntax_error(name: str, error: yaml.YAMLError) -> UserError:
@@ -166,7 +169,8 @@ def _syntax_error(name: str, error: yaml.YAMLError) -> UserError:
     problem = getattr(error, "problem", None) or str(error).splitlines()[0]
     return UserError(
         f"{name}{place}: {shorten(problem)}; it is not valid YAML: look at this line and the one "
-        "before"
+        "before",
+        key=name,
     )
 
 

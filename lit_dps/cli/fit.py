@@ -149,7 +149,9 @@ class DPSCLI(LightningCLI):
             super()._parse_ckpt_path()
         except (OSError, EOFError, RuntimeError, pickle.UnpicklingError) as error:
             lines = str(error).splitlines() or [type(error).__name__]
-            raise DataError(f"cannot read the checkpoint {path}: {lines[0]}") from error
+            raise DataError(
+                f"cannot read the checkpoint {path}: {lines[0]}", key="ckpt_path", value=path
+            ) from error
         if path is None or path in KEYWORDS or is_http(path) or os.path.exists(path):
             return
         raise ConfigError("ckpt_path", path, f"a file, or one of {', '.join(KEYWORDS)}")

@@ -39,4 +39,5 @@ def replacing(path: Path) -> Iterator[Path]:
         finally:
             temporary.unlink(missing_ok=True)
     except OSError as error:
-        raise StorageError(f"cannot write {path}: {error.strerror or error}") from error
+        reason = error.strerror or str(error)
+        raise StorageError(f"cannot write {path}: {reason}", key=str(path), value=reason) from error

@@ -66,7 +66,8 @@ def read_images(
         _download(files, root)
         found = _read_present(files, root, train, download=False)
     if found is None:
-        raise DataError(_missing(files, root, "downloading is switched off (data.download)"))
+        message = _missing(files, root, "downloading is switched off (data.download)")
+        raise DataError(message, key="data.root", value=str(root))
     return found
 
 
@@ -87,7 +88,9 @@ def _read_present(
                 return _checked(read_idx(images, 3)[..., None], read_idx(labels, 1), images)
             if download:  # an interrupted download continues
                 return None
-            raise DataError(f"{files.name}: {images} is there but its labels file is missing")
+            raise DataError(
+                f"{files.name}: {images} is there but its labels file is missing", key=str(images)
+            )
     table = root / files.parquet / ("train.parquet" if train else "test.parquet")
     if table.exists():
         return _checked(*read_parquet(table), table)
@@ -107,15 +110,19 @@ def read_idx(path: Path, dims: int) -> np.ndarray:
         if path.suffix == ".gz":
             data = gzip.decompress(data)
     except (OSError, EOFError, zlib.error) as error:
-        raise DataError(f"cannot read {path}: {error}") from None
+        raise DataError(f"cannot read {path}: {error}", key=str(path)) from None
     if data[:4] != bytes([0, 0, 8, dims]) or len(data) < 4 + 4 * dims:
-        raise DataError(f"{path} is not an IDX file of unsigned bytes with {dims} dimensions")
+        raise DataError(
+            f"{path} is not an IDX file of unsigned bytes with {dims} dimensions", key=str(path)
+        )
     shape = np.frombuffer(data, ">u4", dims, offset=4).astype(int)
     size = int(shape.prod())
     if len(data) != 4 + 4 * dims + size:
         raise DataError(
             f"{path} is truncated or damaged: {len(data) - 4 - 4 * dims} data bytes, its header "
-            f"says {size}"
+            f"says {size}",
+            key=str(path),
+            value=len(data) - 4 - 4 * dims,
         )
     return np.frombuffer(data, np.uint8, offset=4 + 4 * dims).reshape(shape)
 
@@ -158,7 +165,7 @@ def read_parquet(path: Path) -> tuple[np.ndarray, np.ndarray]:
             reason = "no column img or image"
         else:
             reason = str(error).splitlines()[0]
-        raise DataError(f"cannot read {path}: {reason}") from None
+        raise DataError(f"cannot read {path}: {reason}", key=str(path)) from None
     if x.ndim < 4:  # gray images
         x = x[..., None]
     return x, y
@@ -191,7 +198,8 @@ def _download(files: ImageFiles, root: Path) -> None:
             with suppress(OSError):
                 path.rmdir()
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise DataError(_missing(files, root, f"the download failed ({reason})")) from None
+        message = _missing(files, root, f"the download failed ({reason})")
+        raise DataError(message, key="data.root", value=str(root)) from None
 
 
 def _missing(files: ImageFiles, root: Path, why: str) -> str:
@@ -212,7 +220,9 @@ def _missing(files: ImageFiles, root: Path, why: str) -> str:
 def _checked(x: np.ndarray, y: np.ndarray, path: Path) -> tuple[np.ndarray, np.ndarray]:
     """Return images and int64 labels. Raise DataError if their numbers differ or are 0."""
     if len(x) != len(y) or not len(x):
-        raise DataError(f"{path}: {len(x)} images but {len(y)} labels")
+        raise DataError(
+            f"{path}: {len(x)} images but {len(y)} labels", key=str(path), value=(len(x), len(y))
+        )
     return x, y.astype(np.int64)
 
 

@@ -68,7 +68,9 @@ def given_epochs(path: str | Path, n: int) -> Iterator[np.ndarray]:
     try:
         rows = np.atleast_2d(np.load(path, allow_pickle=False))
     except (OSError, ValueError, EOFError, BadZipFile) as error:
-        raise DataError(f"data.order: cannot read {path}: {error}") from None
+        raise DataError(
+            f"data.order: cannot read {path}: {error}", key="data.order", value=str(path)
+        ) from None
     has_shape = rows.shape[1:] == (n,) and len(rows) > 0
     if not has_shape or not (np.sort(rows, axis=1) == np.arange(n)).all():
         allowed = f"an array of permutations of range({n}), the training split"

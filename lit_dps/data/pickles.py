@@ -41,7 +41,9 @@ def read_pickle(path: Path) -> Any:
         with path.open("rb") as file:
             return _Arrays(file, encoding="latin1").load()
     except Exception as error:  # a damaged pickle raises anything
-        raise DataError(f"cannot read {path}: {error or type(error).__name__}") from None
+        raise DataError(
+            f"cannot read {path}: {error or type(error).__name__}", key=str(path)
+        ) from None
 
 
 def read_batches(
@@ -63,7 +65,9 @@ def read_batches(
     for name, digest in official.items():
         path = folder / name
         if not path.is_file() or _md5(path) != digest:
-            raise DataError(f"cannot read {folder}: {name} is missing or corrupted")
+            raise DataError(
+                f"cannot read {folder}: {name} is missing or corrupted", key=str(folder), value=name
+            )
     batches = [read_pickle(folder / name) for name in names]
     pixels = np.concatenate([batch["data"] for batch in batches])
     labels = np.concatenate([batch["labels"] for batch in batches])

@@ -122,4 +122,6 @@ def _read(file: Path) -> str:
     try:
         return file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"data.path: cannot read {file}: {error}") from None
+        raise DataError(
+            f"data.path: cannot read {file}: {error}", key="data.path", value=str(file)
+        ) from None

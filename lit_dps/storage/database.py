@@ -90,7 +90,9 @@ def _refuse_other_tables(file: Path) -> None:
     if tables and optuna_tables.isdisjoint(tables):
         names = shorten(", ".join(tables))
         raise StorageError(
-            f"{file} is a database of another program, with the tables {names}: set storage.optuna"
+            f"{file} is a database of another program, with the tables {names}: set storage.optuna",
+            key=str(file),
+            value=names,
         )
 
 
@@ -138,25 +140,26 @@ MISSING_RECORD = "Record does not exist."
 @contextmanager
 def storage_errors(storage: BaseStorage | str) -> Iterator[None]:
     """Raise StorageError for all errors of an Optuna storage, or of the storage at a URL."""
-    no_url = f"{storage_name(storage)!r} is not a storage URL such as sqlite:///mlruns/study.db"
+    place = storage_name(storage)
+    no_url = f"{place!r} is not a storage URL such as sqlite:///mlruns/study.db"
     if isinstance(storage, str):
         try:
             make_url(storage)
         except (ArgumentError, ValueError) as error:
             # SQLAlchemy raises ValueError for a port that is no number.
-            raise StorageError(no_url) from error
+            raise StorageError(no_url, key=place) from error
     try:
         yield
     except UserError:
         raise
     except ArgumentError as error:
         # There is no database of this kind.
-        raise StorageError(no_url) from error
+        raise StorageError(no_url, key=place) from error
     except KeyError as error:
         if error.args != (MISSING_RECORD,):
             raise
         raise StorageError(
-            f"{storage_name(storage)}: what was there is gone, deleted or put back from a copy"
+            f"{place}: what was there is gone, deleted or put back from a copy", key=place
         ) from error
     except UNUSABLE as error:
         message = scrubbed(first_line(error), _url(storage))
@@ -165,7 +168,9 @@ def storage_errors(storage: BaseStorage | str) -> Iterator[None]:
             if words in message:
                 hint = f" ({remedy})"
                 break
-        raise StorageError(f"cannot use {storage_name(storage)}: {message}{hint}") from error
+        raise StorageError(
+            f"cannot use {place}: {message}{hint}", key=place, value=message
+        ) from error
 
 
 def storage_name(storage: BaseStorage | str) -> str:

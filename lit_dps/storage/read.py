@@ -76,7 +76,9 @@ def read_study(storage: BaseStorage | str, name: str) -> StudyRecord:
         if name not in headers:
             names = ", ".join(sorted(headers)) or "none"
             raise StorageError(
-                f"no study {name!r} in {storage_name(storage)}; studies there: {names}"
+                f"no study {name!r} in {storage_name(storage)}; studies there: {names}",
+                key="study.name",
+                value=name,
             )
         header = escape_json(headers[name])
         check_format(header[schema.FORMAT_ATTR], name, opened)
@@ -86,7 +88,9 @@ def read_study(storage: BaseStorage | str, name: str) -> StudyRecord:
             return _record(name, header, _read_cells(opened, name, header, study_ids))
         except DAMAGE as error:
             raise StorageError(
-                f"study {name!r} is damaged: {first_line(error)}; {RESTORE}"
+                f"study {name!r} is damaged: {first_line(error)}; {RESTORE}",
+                key="study.name",
+                value=name,
             ) from error
 
 
@@ -239,7 +243,7 @@ def open_to_read(storage: BaseStorage | str) -> Iterator[BaseStorage]:
         return
     path = sqlite_file(storage)
     if path is not None and not path.is_file():
-        raise StorageError(f"no study database at {path}")
+        raise StorageError(f"no study database at {path}", key=str(path))
     opened = open_storage(storage, make=False)
     try:
         yield opened
@@ -276,7 +280,8 @@ def open_elsewhere(other: str, url: str, limit: int = UNPACKED_BYTES) -> Iterato
     other_url = other if "://" in other else f"sqlite:///{other}"
     file = sqlite_file(other_url)
     if file is not None and not file.is_file():
-        raise StorageError(f"no study database at {without_password(other)}")
+        place = without_password(other)
+        raise StorageError(f"no study database at {place}", key=place)
     if _is_same_storage(other_url, url):
         allowed = f"another storage than --storage.optuna = {without_password(url)}"
         raise ConfigError("OTHER", without_password(other), allowed)
@@ -326,10 +331,12 @@ def decompress(file: Path, target: Path, limit: int) -> None:
                 if written > limit:
                     raise StorageError(
                         f"cannot read {file}: it has more than {limit / 1e9:g} GB when unpacked; "
-                        "if you trust it, raise the limit by merge --unpacked_gb"
+                        "if you trust it, raise the limit by merge --unpacked_gb",
+                        key=str(file),
+                        value=limit,
                     )
                 plain.write(part)
             if unpack.unused_data.strip(b"\0") or packed.read(1).strip(b"\0"):
                 raise EOFError("other data follow the end of the compressed data")
     except (lzma.LZMAError, EOFError, OSError) as error:
-        raise StorageError(f"cannot read {file}: {error}") from error
+        raise StorageError(f"cannot read {file}: {error}", key=str(file)) from error

@@ -271,7 +271,9 @@ class TrialQueue:
                 if uid != self.uid:
                     raise StorageError(
                         f"study {self.name!r} was deleted or created again while this process "
-                        "worked on it"
+                        "worked on it",
+                        key="study.name",
+                        value=self.name,
                     )
             yield
 

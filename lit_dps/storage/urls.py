@@ -216,15 +216,19 @@ def check_place(url: str) -> None:
     file = sqlite_file(url)
     if file is None:
         return
+    place = without_password(url)
     there = _nearest(file)
     if there != file and not there.is_dir():
-        raise StorageError(f"cannot use {without_password(url)}: {there} is not a folder")
+        raise StorageError(
+            f"cannot use {place}: {there} is not a folder", key=place, value=str(there)
+        )
     if there == file and not file.is_file():
-        raise StorageError(f"cannot use {without_password(url)}: it is not a file")
+        raise StorageError(f"cannot use {place}: it is not a file", key=place)
     if there == file and there.stat().st_size and there.open("rb").read(len(MAGIC)) != MAGIC:
         raise StorageError(
-            f"cannot use {without_password(url)}: file is not a database; "
-            "if it was one, it is damaged: restore it from a copy"
+            f"cannot use {place}: file is not a database; "
+            "if it was one, it is damaged: restore it from a copy",
+            key=place,
         )
 
 
@@ -244,14 +248,18 @@ def check_writable(url: str) -> None:
         kind = url.partition(":")[0]
         raise StorageError(
             f"cannot use a database of kind {kind!r}: studies are kept in a sqlite file "
-            "(sqlite:///mlruns/study.db) or on PostgreSQL (postgresql+psycopg://USER@HOST/DATABASE)"
+            "(sqlite:///mlruns/study.db) or on PostgreSQL (postgresql+psycopg://USER@HOST/DATABASE)",
+            key=without_password(url),
+            value=kind,
         )
     # SQLite writes a journal into the folder.
     for path in (_nearest(file), _nearest(file.parent)):
         if not os.access(path, os.W_OK):
             raise StorageError(
                 f"cannot use {without_password(url)}: {path} is not writable; "
-                "make it writable, or copy the file to another folder"
+                "make it writable, or copy the file to another folder",
+                key=without_password(url),
+                value=str(path),
             )
 
 

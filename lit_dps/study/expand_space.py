@@ -36,7 +36,7 @@ def with_stored_space(setup: StudySetup, expands: bool) -> StudySetup:
         record = read_study(url, name)
     except StorageError as error:  # there is no study yet; `declare` reports other errors
         if expands:
-            raise UserError(f"{OPTION}: {error}") from None
+            raise UserError(f"{OPTION}: {error}", key=error.key, value=error.value) from None
         return setup
     spaces = record.boxes[1:]
     if expands:
@@ -60,18 +60,24 @@ def _expanded(setup: StudySetup, record: StudyRecord) -> ExpandedSpace:
     if study.sampler != "sobol":
         raise UserError(
             f"{OPTION}: study.sampler is {study.sampler}; it must be sobol, whose points fill a "
-            "range."
+            "range.",
+            key="study.sampler",
+            value=study.sampler,
         )
     if study.best_of is not None:
         raise UserError(
             f"{OPTION}: study.best_of is {study.best_of}; it must be left out. Expand the search "
-            "space of that study."
+            "space of that study.",
+            key="study.best_of",
+            value=study.best_of,
         )
     remaining = _count_remaining(record)
     if remaining > 0:
         raise UserError(
             f"{OPTION}: {remaining} trials of study {record.name!r} remain; run it without this "
-            "option first"
+            "option first",
+            key=OPTION,
+            value=remaining,
         )
     ends: dict[str, set[str]] = {}
     for cell in Analysis(record).cells:

@@ -34,7 +34,7 @@ _KINDS: tuple[Callable[[Cell, str], str], ...] = (
 
 
 class AllFail(UserError):
-    """All of the first trials of a run of a study failed."""
+    """All of the first trials of a run of a study failed; the value is the last failure."""
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,8 @@ class Failures:
             return
         raise AllFail(
             f"the first {self._count} trials failed, the last with {self._last}; tracebacks in "
-            f"{self.folder}{self._advice()}"
+            f"{self.folder}{self._advice()}",
+            value=self._last,
         )
 
     def lasting(self) -> dict[str, Failure]:

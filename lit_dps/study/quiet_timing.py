@@ -141,7 +141,8 @@ def _refuse_if_longer(expected: float, limit: float) -> None:
     if expected > limit:
         raise UserError(
             f"it would take about {expected:.0f} s, more than {limit:.0f} s; the answer uses "
-            "times of the trials"
+            "times of the trials",
+            value=limit,
         )
 
 

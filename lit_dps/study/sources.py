@@ -95,7 +95,8 @@ def refuse_changed_sources(began: Mapping[str, Any], now: Mapping[str, Any]) -> 
     if changed:
         raise UserError(
             f"{', '.join(changed)} changed after the command began: wait until edits are done, "
-            "and start it again"
+            "and start it again",
+            value=changed,
         )
 
 

@@ -431,5 +431,6 @@ def _refuse_other_sources(setup: StudySetup, sources: Mapping[str, Any]) -> None
     if changed:
         raise UserError(
             f"{', '.join(changed)} on rank {ranks.rank()} is not as on the first rank: all "
-            "machines need the same code"
+            "machines need the same code",
+            value=changed,
         )

@@ -118,7 +118,8 @@ def experiments(uri: str) -> list[Experiment]:
     file = sqlite_file(uri)
     if file is not None and not file.exists():
         raise StorageError(
-            f"no MLflow database at {file}: run a study first, or name it by --storage.folder"
+            f"no MLflow database at {file}: run a study first, or name it by --storage.folder",
+            key=str(file),
         )
     with_runs = []
     with mlflow_errors(uri):
@@ -148,7 +149,8 @@ def mlflow_errors(uri: str) -> Iterator[None]:
         if file is not None and file.exists() and is_damage(text):
             move_aside(file, "damaged pages")
         message = scrubbed(text, uri)[:MAX_MESSAGE_CHARACTERS]
-        raise StorageError(f"MLflow at {without_password(uri)}: {message}") from error
+        place = without_password(uri)
+        raise StorageError(f"MLflow at {place}: {message}", key=place) from error
 
 
 @contextmanager

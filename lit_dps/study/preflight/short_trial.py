@@ -188,7 +188,8 @@ def _fit(fit: TrialFit, trial: Trial, callbacks: Sequence[Callback], goal: Short
             user_error = find_user_error(error)
             if user_error is not None:
                 raise user_error from error
-            raise UserError(one_line_of(error, trial) + _metric_hint(error, goal)) from error
+            message = one_line_of(error, trial) + _metric_hint(error, goal)
+            raise UserError(message, value=trial.cell) from error
     return trainer
 
 
