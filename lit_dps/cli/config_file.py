@@ -83,7 +83,9 @@ def read_config(file: str, verb: str, section: str | None = None) -> ConfigFile:
         UserError: if the file does not exist, or is no configuration; with line and column.
     """
     if not is_file(file):
-        raise UserError(f"{verb}: no such file {file!r}{how_to_get(file)}")
+        raise UserError(
+            f"{verb}: no such file {file!r}{how_to_get(file)}", key="--config", value=file
+        )
     return parse_config(_read_text(Path(file)), file, section, Path(file).parent)
 
 

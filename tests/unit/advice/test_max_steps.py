@@ -13,9 +13,10 @@ from lit_dps.advice.max_steps import (
     settle_max_steps,
 )
 from lit_dps.advice.options import Options
-from lit_dps.core.errors import ConfigError, UserError
+from lit_dps.core.errors import UserError
 from lit_dps.core.goal import Goal
 from lit_dps.parallel.process import Interrupted, StopRequest
+from tests.support.errors import refuses
 from tests.unit.advice.test_step_probe import with_module
 
 GOAL = Goal(0.1, check_interval=5)
@@ -96,17 +97,18 @@ def test_a_short_run_has_a_budget_that_the_time_pays_and_ends_in_time():
 
 
 def test_what_fails_in_the_short_run_is_refused_with_its_cause():
-    with pytest.raises(UserError, match="division by zero"):
+    with refuses(None, 4, error=UserError) as refused:
         settle_max_steps(with_module("Broken"), Options(60.0), {}, StopRequest())
+    assert "ZeroDivisionError" in str(refused.value)
 
 
 def test_what_fails_in_the_short_run_alone_asks_for_a_number():
     """Its warm-up is longer than what the time pays."""
-    with pytest.raises(ConfigError, match="ValueError: 1000 steps of warm-up") as refused:
+    with refuses("goal.max_steps", None) as refused:
         settle_max_steps(
             with_module("LongWarmUp", max_steps=40_000), Options(1.0), {}, StopRequest()
         )
-    assert refused.value.key == "goal.max_steps"
+    assert "ValueError" in refused.value.allowed
 
 
 def test_a_signal_ends_the_short_run():

@@ -15,11 +15,12 @@ from lit_dps.advice.probe_plan import probe_all
 from lit_dps.advice.probe_study import CannotRun, Probes, failed_trials
 from lit_dps.advice.step_probe import SPENT
 from lit_dps.core.config import StorageConfig
-from lit_dps.core.errors import ConfigError, StorageError
+from lit_dps.core.errors import ConfigError, StorageError, UserError
 from lit_dps.parallel.process import Interrupted, StopRequest
 from lit_dps.study.failures import AllFail
 from lit_dps.study.workers import WorkerDied
 from lit_dps.tracking.sync import MlflowSync
+from tests.support.errors import refuses
 from tests.unit.advice.test_question import question_of
 from tests.unit.advice.test_step_probe import Net, with_module
 
@@ -109,14 +110,16 @@ def test_a_batch_above_the_training_split_is_skipped(tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "cause"),
-    [("Wrong", "ValueError: shapes differ"), ("Misconfigured", "model.width is 3")],
+    [("Wrong", "ValueError"), ("Misconfigured", "model.width")],
 )
 @pytest.mark.parametrize("trials", [2, 4])
 def test_a_failure_of_the_users_code_ends_the_probe_with_its_cause(tmp_path, name, cause, trials):
     work = probes(tmp_path, name, trials)
     assert run(work, 4)
-    with pytest.raises(AllFail, match=f"B = 8: .*{cause}.* all trials of B=8 failed"):
+    with pytest.raises(AllFail) as failed:
         run(work, 8)
+    assert failed.value.value.startswith(cause)
+    assert "B = 8" in str(failed.value)
     assert not work.without_room
     assert len(failed_trials(work.record())[8]) == min(trials, 3)
 
@@ -133,7 +136,7 @@ def test_a_probe_whose_only_trials_in_time_failed_ends_too(tmp_path, monkeypatch
 
     monkeypatch.setattr(probes_module, "run_cells", ends_after_one)
     assert not run(work, 4), "the time is over, and a trial ended well"
-    with pytest.raises(AllFail, match="B = 8: .*shapes differ"):
+    with refuses(None, "ValueError: shapes differ", error=AllFail):
         run(work, 8)
 
 
@@ -182,21 +185,21 @@ def test_what_ends_the_workers_is_told_from_want_of_room(
 
 def test_an_error_of_a_module_on_several_ranks_is_one_line(tmp_path, monkeypatch):
     work = ended_by(tmp_path, monkeypatch, ZeroDivisionError("division by zero"), ranks=2)
-    with pytest.raises(
-        probes_module.UserError, match="B = 4 failed: ZeroDivisionError: division by zero"
-    ):
+    with refuses(None, 4, error=UserError) as failed:
         run(work, 4)
+    assert "ZeroDivisionError" in str(failed.value) and "\n" not in str(failed.value)
 
 
 def test_the_plan_names_what_it_skips_and_passes_on_what_it_may_not(capsys):
     question = question_of(SPENT)
     clock = Clock(60, SimpleNamespace(keep=lambda **kw: None), 0.0)
-    raised = iter([CannotRun("CUDA out of memory"), AllFail("ValueError: shapes differ")])
+    raised = iter([CannotRun("CUDA out of memory"), AllFail("all fail", value="cause")])
 
     def run(batch_size, end, stop, clock):
         raise next(raised)
 
     question.probes.run = run
-    with pytest.raises(AllFail, match="shapes differ"):
+    with refuses(None, "cause", error=AllFail):
         probe_all(question, clock, StopRequest())
-    assert "B = 4 is left out: CUDA out of memory" in capsys.readouterr().err
+    lines = capsys.readouterr().err.splitlines()
+    assert [line for line in lines if "B = 4" in line and "CUDA out of memory" in line]

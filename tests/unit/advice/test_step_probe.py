@@ -22,7 +22,9 @@ from lit_dps.core.errors import ConfigError, UserError
 from lit_dps.core.search_space import Range
 from lit_dps.study.setup import StudySetup
 from lit_dps.training.workload import Workload
+from tests.support.errors import refuses
 from tests.support.setups import setup_of
+from tests.support.texts import numbers_in
 from tests.support.tiny import Plain, points
 
 GIB = 2.0**30
@@ -106,7 +108,8 @@ def test_no_room_for_the_smallest_batch_is_one_line():
 def test_on_a_cpu_no_step_is_tried_that_is_estimated_to_take_more_than_is_free():
     found = time_steps(setup(), 60, lambda line: None, Estimated(free=9))
     assert found.largest == 8 and found.is_memory_full  # 16 would take 8 GiB more, above 80 % of 9
-    assert found.reason.startswith(f"{FULL}: 16 examples") and "0.80 GiB" in found.reason
+    assert found.reason.startswith(FULL) and numbers_in(found.reason)[:1] == [16]
+    assert "0.80 GiB" in found.reason
     roomy = time_steps(setup(), 60, lambda line: None, Estimated(free=100))
     assert roomy.largest == 64 and roomy.split_is_used_up
 
@@ -178,14 +181,13 @@ def test_data_that_refuse_batches_above_their_split_end_the_ladder():
         lambda line: None,
     )
     assert found.largest == 16 and found.split_is_used_up
-    assert found.reason.startswith("data.batch_size is 32; it must be 1 to 16")
+    assert found.reason.startswith("data.batch_size ") and numbers_in(found.reason) == [32, 1, 16]
 
 
 def test_an_error_that_is_no_lack_of_memory_ends_the_command_with_its_cause():
-    with pytest.raises(
-        UserError, match="B = 8 cannot be timed: ZeroDivisionError: division by zero"
-    ):
+    with refuses(None, 8, error=UserError) as refused:
         time_steps(with_module("BrokenAtEight"), 60, lambda line: None)
+    assert "ZeroDivisionError" in str(refused.value)
 
 
 PEAKS = """

@@ -10,7 +10,6 @@ import pytest
 from lit_dps.analysis.analysis import Analysis
 from lit_dps.analysis.other_goals import at_goal
 from lit_dps.analysis.summary import summarize
-from lit_dps.core.errors import ConfigError
 from lit_dps.core.goal import Goal
 from lit_dps.core.repeats import RepeatPlan
 from lit_dps.core.trial import Cell, Status
@@ -28,6 +27,7 @@ from lit_dps.report.warnings import (
     undetermined_trials,
 )
 from lit_dps.storage.read import read_study
+from tests.support.errors import refuses
 from tests.support.fake_study import analysis_of, result, write_study
 from tests.support.texts import numbers_in
 
@@ -80,7 +80,7 @@ def test_the_studys_own_goal_changes_nothing(record):
 
 
 def test_a_lower_goal_is_refused(record):
-    with pytest.raises(ConfigError, match="goals is 0.05; it must be at least 0.1"):
+    with refuses("goals", 0.05):
         at_goal(record, 0.05)
 
 

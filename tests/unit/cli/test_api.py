@@ -13,8 +13,9 @@ import yaml
 import lit_dps
 from lit_dps.analysis.tables import records
 from lit_dps.cli.command_line import CommandLine
-from lit_dps.core.errors import ConfigError, StorageError, Unguarded, UserError
+from lit_dps.core.errors import StorageError, Unguarded, UserError
 from lit_dps.parallel.process import INTERRUPTED
+from tests.support.errors import refuses
 from tests.support.fake_study import law_study
 
 ROOT = Path(__file__).parents[3]
@@ -48,8 +49,9 @@ def test_every_public_name_is_there():
     for name in lit_dps._PUBLIC:
         assert getattr(lit_dps, name).__name__ == name
         assert name in dir(lit_dps)
-    with pytest.raises(AttributeError, match="module 'lit_dps' has no attribute 'fit_all'"):
+    with pytest.raises(AttributeError) as missing:
         lit_dps.fit_all  # noqa: B018
+    assert missing.value.name in (None, "fit_all") and "fit_all" in str(missing.value)
 
 
 def test_type_checkers_see_every_public_name():
@@ -82,14 +84,11 @@ def test_a_made_up_study(tmp_path):
         "sparsity 0.9",
     ]
     assert len(study.plot("metaparameters").axes) == 8
-    with pytest.raises(
-        ConfigError,
-        match="name is 'loss'; it must be any of scaling, time-to-goal, metaparameters, ",
-    ):
+    with refuses("name", "loss"):
         study.plot("loss")
-    with pytest.raises(ConfigError, match="has data for: no Lipschitz measurements"):
+    with refuses("name", "lipschitz"):
         study.plot("lipschitz")
-    with pytest.raises(ConfigError, match="goals is 0.05"):
+    with refuses("goals", 0.05):
         study.at_goal(0.05)
 
 
@@ -110,10 +109,10 @@ def test_a_stored_study_by_folder_or_url(stored):
     assert len(study.at_goal(0.06).plot("ratios").axes) == 1
 
 
-def test_what_is_not_there_is_told(stored):
-    with pytest.raises(StorageError, match="no study 'x' in sqlite"):
+def test_a_study_that_is_not_there_is_refused(stored):
+    with refuses("study.name", "x", error=StorageError):
         lit_dps.load("x", stored)
-    with pytest.raises(StorageError, match="no study database at nowhere/study.db"):
+    with refuses("nowhere/study.db", error=StorageError):
         lit_dps.load("x", "nowhere")
 
 
@@ -137,7 +136,7 @@ def test_a_study_is_run_from_a_file_and_taken_up_from_a_dict(tmp_path, monkeypat
     assert len(study.trials) == 4
     assert study.report == lit_dps.load("fast", "here").report
     assert sys.argv == before
-    with pytest.raises(UserError, match="study.trials is 0; it must be at least 1"):
+    with refuses("study.trials", 0, error=UserError):
         lit_dps.run(config | {"study": config["study"] | {"trials": 0}})
 
 

@@ -13,11 +13,11 @@ import pytest
 import yaml
 
 from lit_dps.cli import main, replicate
-from lit_dps.core.errors import ConfigError
 from lit_dps.core.goal import Goal
 from lit_dps.core.trial import Cell
 from lit_dps.storage.read import read_study
 from lit_dps.storage.schema import IDENTITY
+from tests.support.errors import refuses
 from tests.support.fake_study import law_study
 
 CONFIG = {
@@ -152,7 +152,7 @@ def test_without_any_study_there_is_nothing_to_report(folder, capsys):
 @pytest.mark.parametrize("text", ["study: {}", "[1, 2", "- a", "study: [name]"])
 def test_a_file_without_a_study_is_refused(folder, text):
     (folder / "configs" / "c.yaml").write_text(text)
-    with pytest.raises(ConfigError, match="c.yaml'; it must be the configuration of a study"):
+    with refuses("configs", str(folder / "configs" / "c.yaml")):
         replicate.studies_in(folder / "configs")
 
 

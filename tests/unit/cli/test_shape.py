@@ -14,6 +14,7 @@ import yaml
 from lit_dps.cli.command_line import CommandLine
 from lit_dps.cli.key_checks import check_kinds
 from lit_dps.core.errors import ConfigError, UserError
+from tests.support.errors import refuses
 
 ROOT = Path(__file__).parents[3]
 LONG = list(range(1000))
@@ -74,7 +75,7 @@ def test_a_storage_url_in_the_wrong_place_is_not_shown(tmp_path):
 
 @pytest.mark.parametrize("text", ["[1, 2]", "3", "a word"])
 def test_what_is_no_mapping_is_no_configuration(text, tmp_path):
-    with pytest.raises(UserError, match="is no configuration"):
+    with refuses(str(tmp_path / "c.yaml"), error=UserError):
         check(tmp_path, text)
 
 

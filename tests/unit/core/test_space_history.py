@@ -28,6 +28,7 @@ from lit_dps.storage.samplers import SobolSampler, boxed_point, sobol_point
 from lit_dps.storage.stored_format import study_attributes
 from lit_dps.storage.trial_queue import TrialQueue
 from lit_dps.study.expand_space import with_stored_space
+from tests.support.errors import refuses
 from tests.support.runs import trials_of
 from tests.unit.storage.test_merge import merged
 from tests.unit.study.test_grid import setup
@@ -119,7 +120,7 @@ def of(tmp_path, study: StudyConfig):
 
 def test_a_study_is_widened_gone_on_with_and_widened_again(tmp_path, capsys):
     url, study = StorageConfig(folder=str(tmp_path)).optuna_url, config(trials=16)
-    with pytest.raises(UserError, match="--extend-space: no study database"):
+    with refuses(f"{tmp_path}/study.db", error=UserError):
         with_stored_space(of(tmp_path, study), True)
     assert with_stored_space(of(tmp_path, study), False).boxes == ()
     run(url, study)
@@ -149,7 +150,7 @@ def test_a_study_is_widened_gone_on_with_and_widened_again(tmp_path, capsys):
     assert run(url, plain.study, plain.boxes) == [], "the plain command goes on with it"
     more = with_stored_space(of(tmp_path, config(trials=40)), False)
     declare(url, more.study, "w", GOAL, {"a": 1}, {}, more.boxes)
-    with pytest.raises(UserError, match="trials of study 's' remain"):
+    with refuses("--extend-space", 32, error=UserError):
         with_stored_space(of(tmp_path, study), True)
     run(url, more.study, more.boxes)
     again = with_stored_space(of(tmp_path, study), True)
@@ -158,7 +159,7 @@ def test_a_study_is_widened_gone_on_with_and_widened_again(tmp_path, capsys):
 
 def test_an_adaptive_sampler_has_no_box_to_fill(tmp_path):
     run(StorageConfig(folder=str(tmp_path)).optuna_url, config())
-    with pytest.raises(UserError, match="study.sampler is tpe; it must be sobol"):
+    with refuses("study.sampler", "tpe", error=UserError):
         with_stored_space(of(tmp_path, config(sampler="tpe")), True)
 
 

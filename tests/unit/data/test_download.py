@@ -10,6 +10,7 @@ import torchvision
 from lit_dps.core.errors import DataError
 from lit_dps.data import CIFAR10, MNIST
 from lit_dps.data.files import read_images
+from tests.support.errors import refuses
 from tests.support.tiny import gray, write_idx
 
 TRAIN, TEST = gray(20, 0), gray(7, 1)
@@ -61,7 +62,7 @@ def test_a_failed_download_is_one_line_and_leaves_no_folder(
     with pytest.raises(DataError) as caught:
         read_images(data.files, root, True, download=True)
     message = str(caught.value)
-    assert f"the download failed ({shown})" in message and "\n" not in message
+    assert f"({shown})" in message and "\n" not in message
     assert f"{root}/{folder}" in message
     assert not (tmp_path / "new").exists()
 
@@ -73,8 +74,9 @@ def test_a_failed_download_leaves_the_users_own_empty_folder_alone(tmp_path, mon
     monkeypatch.setattr(torchvision.datasets, "MNIST", failing("MNIST/raw", OSError("offline")))
     root = tmp_path / "mine" / "data"
     (root / folder).mkdir(parents=True)
-    with pytest.raises(DataError, match="offline"):
+    with refuses("data.root", error=DataError) as failed:
         read_images(MNIST.files, root, True, download=True)
+    assert "offline" in str(failed.value)
     assert root.exists()
 
 
@@ -82,15 +84,16 @@ def test_a_failed_download_keeps_the_files_that_are_there(tmp_path, monkeypatch)
     monkeypatch.setattr(
         torchvision.datasets, "MNIST", failing("MNIST/raw", OSError("offline"), leaves="half.gz")
     )
-    with pytest.raises(DataError, match="offline"):
+    with refuses("data.root", error=DataError) as failed:
         read_images(MNIST.files, tmp_path / "data", True, download=True)
+    assert "offline" in str(failed.value)
     assert (tmp_path / "data/MNIST/raw/half.gz").read_bytes() == b"half"
 
 
 def test_a_download_that_brings_nothing_does_not_go_on_for_ever(tmp_path, monkeypatch):
     calls = []
     monkeypatch.setattr(torchvision.datasets, "MNIST", lambda root, download: calls.append(root))
-    with pytest.raises(DataError, match="MNIST: no files at"):
+    with refuses("data.root", str(tmp_path), error=DataError):
         read_images(MNIST.files, tmp_path, True, download=True)
     assert len(calls) == 1
 
@@ -115,5 +118,5 @@ def test_cifar_pickles_that_are_not_the_official_ones_are_refused_unopened(tmp_p
         (folder / name).write_bytes(
             b"cos\nsystem\n(S'exit 3'\ntR."
         )  # unpickled, it would run a command
-    with pytest.raises(DataError, match="cannot read .*cifar-10-batches-py: .*corrupted"):
+    with refuses(str(folder), "data_batch_1", error=DataError):
         read_images(CIFAR10.files, tmp_path, True, download=False)

@@ -18,6 +18,7 @@ from lit_dps.data.files import read_images
 from lit_dps.data.images import CIFAR10
 from lit_dps.data.pickles import read_pickle
 from tests.e2e.commands import FAST
+from tests.support.errors import refuses
 
 
 class Bomb:
@@ -45,17 +46,17 @@ def test_the_bomb_explodes_where_it_is_opened_carelessly(folder):
 )
 def test_a_pickle_that_names_a_function_is_refused(folder, protocol, hide):
     (folder / "batch").write_bytes(pickle.dumps(hide(Bomb()), protocol))
-    with pytest.raises(
-        DataError, match=r"batch: it names (posix|os|nt).mkdir, which no array needs"
-    ):
+    with refuses(str(folder / "batch"), error=DataError) as refused:
         read_pickle(folder / "batch")
+    assert f"{os.mkdir.__module__}.mkdir" in str(refused.value)
 
 
 @pytest.mark.parametrize("bad", [b"", b"\x80", b"nonsense", b"cnumpy\nload\n."])
 def test_a_damaged_pickle_is_one_line(folder, bad):
     (folder / "batch").write_bytes(bad)
-    with pytest.raises(DataError, match="cannot read .*batch: ."):
+    with refuses(str(folder / "batch"), error=DataError) as refused:
         read_pickle(folder / "batch")
+    assert "\n" not in str(refused.value)
 
 
 def test_official_batches_are_read_as_torchvision_reads_them(folder, monkeypatch):
@@ -88,11 +89,8 @@ def test_a_hostile_checkpoint_is_refused_in_one_line(folder, verb, monkeypatch, 
     torch.save({"state_dict": {}, "hyper_parameters": {"x": Bomb()}}, folder / "bad.ckpt")
     monkeypatch.setattr(sys, "argv", ["lit-dps"])
     assert main([verb, "--config", str(FAST), "--ckpt_path", "bad.ckpt"]) == 2
-    said = capfd.readouterr().err
-    assert (
-        said.startswith("lit-dps: error: cannot read the checkpoint bad.ckpt: ")
-        and said.count("\n") == 1
-    )
+    message = capfd.readouterr().err
+    assert "bad.ckpt" in message and message.count("\n") == 1
     assert [path.name for path in folder.iterdir()] == ["bad.ckpt"]
 
 

@@ -14,6 +14,7 @@ from lit_dps.data import CIFAR10, MNIST, FashionMNIST, ImageData
 from lit_dps.data import images as module
 from lit_dps.data.order import seeded_epochs
 from lit_dps.training.workload import Workload
+from tests.support.errors import refuses
 from tests.support.tiny import gray, write_idx, write_parquet
 from tests.unit.engines.test_engine import MODEL
 
@@ -174,18 +175,18 @@ def test_the_variable_names_the_folder(root, monkeypatch):
 
 
 def test_the_sets_of_one_root_do_not_mix(root):
-    with pytest.raises(DataError, match="^FashionMNIST: no files at .*FashionMNIST/raw"):
+    with refuses("data.root", str(root), error=DataError) as refused:
         FashionMNIST(root=str(root), download=False).setup()
+    assert f"{root}/FashionMNIST/raw/" in str(refused.value)
 
 
 def test_a_data_set_that_does_not_say_how_to_read_it_is_told_so():
     class Mine(ImageData):
         pass
 
-    with pytest.raises(
-        TypeError, match="Mine does not define how its images are read: override load"
-    ):
+    with pytest.raises(TypeError) as refused:
         Mine().setup()
+    assert str(refused.value).startswith("Mine ") and "load" in str(refused.value)
 
 
 def test_a_data_set_of_ones_own_needs_only_load():

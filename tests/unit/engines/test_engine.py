@@ -11,13 +11,15 @@ import torch
 from lightning.pytorch import Callback
 
 import lit_dps.training.workload as workload_module
-from lit_dps.core.errors import ConfigError, UserError
+from lit_dps.core.errors import UserError
 from lit_dps.core.trial import Cell, Status, Trial
 from lit_dps.models import MLP
 from lit_dps.module import ImageClassifier
 from lit_dps.training.workload import Workload, locate
+from tests.support.errors import refuses
 from tests.support.runs import train as train_all
 from tests.support.runs import train_one
+from tests.support.texts import numbers_in
 
 MODEL = {
     "class_path": "lit_dps.module.ImageClassifier",
@@ -131,23 +133,24 @@ def test_overrides_reach_the_arguments_of_nested_classes():
 
 
 @pytest.mark.parametrize(
-    ("key", "said"),
+    "key",
     [
-        ("learning_rate", "a key of the model or the data"),
-        ("optimizer.lr", "a key of the model or the data"),
-        ("model.net.width", "model has no part 'net'"),
-        ("model.network", "the key of a number"),
+        "learning_rate",
+        "optimizer.lr",
+        "model.net.width",  # the model has no part "net"
+        "model.network",  # no number
     ],
 )
-def test_keys_that_lead_nowhere(key, said):
-    with pytest.raises(ConfigError, match=f"study.space is '{key}'; it must be .*{said}"):
+def test_keys_that_lead_nowhere(key):
+    with refuses("study.space", key):
         locate({"model": MODEL, "data": DATA}, key, "study.space")
 
 
 def test_unknown_arguments_and_refused_values_are_user_errors():
-    with pytest.raises(UserError, match="model: Option 'foo' is not accepted"):
+    with pytest.raises(UserError) as refused:
         WORKLOAD.build(Trial(Cell(16, 0.0), 0, {"model.foo": 1.0}))
-    with pytest.raises(ConfigError, match="model.momentum is 1.5"):
+    assert "'foo'" in str(refused.value)
+    with refuses("model.momentum", 1.5):
         WORKLOAD.build(Trial(Cell(16, 0.0), 0, {"model.momentum": 1.5}))
 
 
@@ -161,7 +164,7 @@ class Stops(Callback):
 class Raises(Callback):
     def on_train_batch_end(self, trainer, *_):
         if trainer.global_step == 6:
-            raise RuntimeError("a guard\nof two lines")
+            raise RuntimeError("a guard\nof two")
 
 
 def with_callback(callback: type):
@@ -177,7 +180,7 @@ def with_callback(callback: type):
 def test_a_run_that_something_else_stops_is_stopped():
     result = with_callback(Stops)
     assert (result.status, result.steps, result.curve["step"]) == (Status.STOPPED, None, [4])
-    assert result.failure == "the module or a callback stopped it after 6 steps"
+    assert numbers_in(result.failure) == [6]
 
 
 def test_what_a_callback_raises_is_a_failed_trial():
@@ -187,7 +190,7 @@ def test_what_a_callback_raises_is_a_failed_trial():
         None,
         "RuntimeError: a guard",
     )
-    assert "in on_train_batch_end" in result.traceback and "of two lines" in result.traceback
+    assert "on_train_batch_end" in result.traceback and "of two" in result.traceback
 
 
 def test_jsonargparse_parses_the_classes_of_a_study_once(monkeypatch):

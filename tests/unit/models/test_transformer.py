@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from lit_dps.core.config import StorageConfig, StudyConfig
-from lit_dps.core.errors import ConfigError, DataError
+from lit_dps.core.errors import DataError
 from lit_dps.core.search_space import Range
 from lit_dps.core.trial import Cell, Status, Trial
 from lit_dps.data import Text
@@ -19,10 +19,12 @@ from lit_dps.models.transformer import Attention
 from lit_dps.module import LanguageModel
 from lit_dps.pruning import Network, prunable, pruner_of
 from lit_dps.training.workload import Workload
+from tests.support.errors import refuses
 from tests.support.ranks import same_on_ranks
 from tests.support.runs import train, train_one
 from tests.support.saved_study import Study
 from tests.support.setups import check, setup_of
+from tests.support.texts import numbers_in
 from tests.support.tiny import QUIET, fit
 from tests.unit.engines.test_engine import quiet  # noqa: F401
 from tests.unit.training.test_checkpoint_callback import assert_goes_on
@@ -85,17 +87,14 @@ def test_the_untrained_network_knows_no_character():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "key", "value"),
     [
-        (
-            {"width": 9},
-            "model.network.width is 9; it must be a multiple of model.network.heads = 2",
-        ),
-        ({"depth": 0}, "model.network.depth is 0; it must be at least 1"),
+        ({"width": 9}, "model.network.width", 9),
+        ({"depth": 0}, "model.network.depth", 0),
     ],
 )
-def test_shapes_that_cannot_be_are_refused(arguments, said):
-    with pytest.raises(ConfigError, match=said):
+def test_shapes_that_cannot_be_are_refused(arguments, key, value):
+    with refuses(key, value):
         Transformer(**{**SMALL, **arguments})
 
 
@@ -126,14 +125,17 @@ def test_the_text_that_is_there_without_a_file():
 
 
 def test_texts_that_do_not_serve_are_refused(tmp_path):
-    with pytest.raises(DataError, match=r"data.path: cannot read .*none.txt"):
-        text(path=str(tmp_path / "none.txt"))
+    file = str(tmp_path / "none.txt")
+    with refuses("data.path", file, error=DataError):
+        text(path=file)
     (tmp_path / "short.txt").write_text("ab" * 50)
-    with pytest.raises(ConfigError, match="data.context is 32; it must be shorter: 100 characters"):
+    with refuses("data.context", 32) as refused:
         text(path=str(tmp_path / "short.txt"))
+    assert numbers_in(refused.value.allowed)[0] == 100
     (tmp_path / "bytes.txt").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(DataError, match="cannot read"):
-        text(path=str(tmp_path / "bytes.txt"))
+    file = str(tmp_path / "bytes.txt")
+    with refuses("data.path", file, error=DataError):
+        text(path=file)
 
 
 def test_the_loss_is_in_nats_a_character():
@@ -152,14 +154,14 @@ def test_the_loss_is_in_nats_a_character():
 
 
 @pytest.mark.parametrize(
-    ("network", "said"),
+    ("network", "key", "value"),
     [
-        ({"vocabulary": 60}, "model.network.vocabulary is 60"),
-        ({"context": 8}, "data.context is 32"),
+        ({"vocabulary": 60}, "model.network.vocabulary", 60),
+        ({"context": 8}, "data.context", 32),
     ],
 )
-def test_a_network_for_another_text_is_refused(network, said):
-    with pytest.raises(ConfigError, match=said):
+def test_a_network_for_another_text_is_refused(network, key, value):
+    with refuses(key, value):
         fit(
             LanguageModel(Transformer(**{**SMALL, **network})),
             datamodule=text(batch_size=16),
@@ -239,9 +241,7 @@ def test_grasp_takes_a_fused_attention_apart():
     ours = grasp(fused)
     for name, score in grasp(plain).items():
         torch.testing.assert_close(ours[name], score)
-    with pytest.raises(
-        ConfigError, match="pruning.options.per_class is 10; it must be null where an example has"
-    ):
+    with refuses("pruning.options.per_class", 10):
         grasp(plain, per_class=10)
 
 
@@ -262,11 +262,7 @@ def test_synflow_is_refused_before_anything_is_created(tmp_path, monkeypatch):
     study = StudyConfig(space=space, trials=1, batch_sizes=[16], sparsities=[0.5])
     pruning = {"method": "synflow", "biases": "paper", "batch_size": 100}
     setup = setup_of(study, StorageConfig(), WORKLOAD, GOAL, pruning, {"interval": None})
-    said = (
-        "pruning.method is 'synflow'; it must be another method for inputs that are no real "
-        "numbers: its input of "
-    )
-    with pytest.raises(ConfigError, match=said):
+    with refuses("pruning.method", "synflow"):
         check(setup)
     assert list(tmp_path.iterdir()) == []
 

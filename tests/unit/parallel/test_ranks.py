@@ -9,11 +9,12 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from lit_dps.core.errors import ConfigError, StorageError
+from lit_dps.core.errors import StorageError
 from lit_dps.parallel import launch, ranks, settings
 from lit_dps.parallel.ddp import SharedBatchDDP
 from lit_dps.parallel.process import Interrupted, StopRequest
 from lit_dps.study.workers import raise_if_any_rank_interrupted
+from tests.support.errors import refuses
 from tests.support.ranks import on_ranks, same_on_ranks
 
 
@@ -173,30 +174,20 @@ def test_ranks_that_a_configuration_asks_for(trainer, asked, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("trainer", "said"),
+    ("trainer", "refused"),
     [
-        (
-            {"devices": 2, "strategy": "fsdp"},
-            "trainer.strategy is 'fsdp'; it must be auto or one of ddp",
-        ),
-        ({"devices": 2, "strategy": "ddp_spawn"}, "trainer.strategy is 'ddp_spawn'"),
-        (
-            {"devices": 2, "accelerator": "tpu"},
-            "trainer.accelerator is 'tpu'; it must be auto, cpu or gpu",
-        ),
-        ({"devices": 0}, "trainer.devices is 0"),
-        ({"devices": "two"}, "trainer.devices is 'two'"),
-        (
-            {"num_nodes": 2},
-            "trainer.num_nodes is 2; it must be 1; on several nodes, start the command by torchrun",
-        ),
+        ({"devices": 2, "strategy": "fsdp"}, "strategy"),
+        ({"devices": 2, "strategy": "ddp_spawn"}, "strategy"),
+        ({"devices": 2, "accelerator": "tpu"}, "accelerator"),
+        ({"devices": 0}, "devices"),
+        ({"devices": "two"}, "devices"),
+        ({"num_nodes": 2}, "num_nodes"),
     ],
 )
-def test_what_does_not_serve_is_refused(trainer, said, monkeypatch):
+def test_values_that_ranks_cannot_have_are_refused(trainer, refused, monkeypatch):
     monkeypatch.delenv("WORLD_SIZE", raising=False)
-    with pytest.raises(ConfigError) as error:
+    with refuses(f"trainer.{refused}", trainer[refused]):
         settings.ranks_asked({"accelerator": "cpu", **trainer})
-    assert str(error.value).startswith(said)
 
 
 def test_torchrun_says_how_many_ranks_there_are(monkeypatch):
@@ -206,7 +197,7 @@ def test_torchrun_says_how_many_ranks_there_are(monkeypatch):
     for serves in ({}, {"devices": 2}, {"devices": 2, "num_nodes": 2, "strategy": "ddp"}):
         assert settings.ranks_asked({"accelerator": "cpu", **serves}) == 4
     for key, value in {"devices": 4, "num_nodes": 4, "strategy": "fsdp"}.items():
-        with pytest.raises(ConfigError, match=f"trainer.{key} is "):
+        with refuses(f"trainer.{key}", value):
             settings.ranks_asked({"accelerator": "cpu", key: value})
 
 

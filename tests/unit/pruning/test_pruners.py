@@ -7,8 +7,8 @@ import copy
 import pytest
 import torch
 
-from lit_dps.core.errors import ConfigError
 from lit_dps.pruning import PRUNERS, prunable, pruner_of
+from tests.support.errors import refuses
 from tests.support.pruners import equal, kept, mask, network, small
 
 EXACT = [method for method, kind in PRUNERS.items() if kind.hits_count]
@@ -43,27 +43,19 @@ def test_nothing_of_the_network_and_no_global_generator_is_moved(method):
 
 
 @pytest.mark.parametrize(
-    ("method", "options", "said"),
+    ("method", "options", "key", "value"),
     [
-        ("snip", {"batches": 0}, "pruning.options.batches is 0; it must be at least 1 batch"),
-        ("iterative_snip", {"rounds": 0}, "pruning.options.rounds is 0; it must be at least 1"),
-        ("grasp", {"temperature": 0}, "pruning.options.temperature is 0"),
-        ("synflow", {"rounds": -1}, "pruning.options.rounds is -1"),
-        ("snap_it", {"rounds": 0}, "pruning.options.rounds is 0"),
-        ("shuffle", {"of": "snipp"}, "pruning.options.of is 'snipp'; it must be one of snip"),
-        (
-            "shuffle",
-            {"of": None},
-            "pruning.options.of is null; it must be the method whose mask is permuted",
-        ),
-        (
-            "shuffle",
-            {"of": "shuffle"},
-            "pruning.options.of is 'shuffle'; it must be the method whose mask",
-        ),
-        ("snipp", {}, "pruning.method is 'snipp'; it must be one of snip, magnitude, random"),
+        ("snip", {"batches": 0}, "pruning.options.batches", 0),
+        ("iterative_snip", {"rounds": 0}, "pruning.options.rounds", 0),
+        ("grasp", {"temperature": 0}, "pruning.options.temperature", 0),
+        ("synflow", {"rounds": -1}, "pruning.options.rounds", -1),
+        ("snap_it", {"rounds": 0}, "pruning.options.rounds", 0),
+        ("shuffle", {"of": "snipp"}, "pruning.options.of", "snipp"),
+        ("shuffle", {"of": None}, "pruning.options.of", None),
+        ("shuffle", {"of": "shuffle"}, "pruning.options.of", "shuffle"),
+        ("snipp", {}, "pruning.method", "snipp"),
     ],
 )
-def test_options_out_of_their_range_are_refused(method, options, said):
-    with pytest.raises(ConfigError, match=said):
+def test_options_out_of_their_range_are_refused(method, options, key, value):
+    with refuses(key, value):
         pruner_of(method, options)

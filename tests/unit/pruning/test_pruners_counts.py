@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import nn
 
-from lit_dps.core.errors import ConfigError
 from lit_dps.models import MLP, SimpleCNN
 from lit_dps.pruning import Network, prunable, pruner_of
 from lit_dps.pruning.layerwise import SmartRatio, rounded, water_filled
 from lit_dps.pruning.synflow import flow
+from tests.support.errors import refuses
 from tests.support.pruners import equal, images, mask, network, small
 
 
@@ -64,9 +64,7 @@ def test_synflow_refuses_inputs_that_are_no_real_numbers():
     module = nn.Sequential(nn.Embedding(5, 4), nn.Flatten(), nn.Linear(12, 3))
     data = torch.randint(0, 5, (8, 3)), torch.randint(0, 3, (8,))
     net = Network(module, prunable(module), 8, lambda: 1, lambda: iter([(data, 8)]), None)
-    with pytest.raises(
-        ConfigError, match="pruning.method is 'synflow'; it must be another method for inputs"
-    ):
+    with refuses("pruning.method", "synflow"):
         mask("synflow", net, 0.5)
 
 

@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from lit_dps.core.errors import ConfigError
 from lit_dps.pruning import PRUNERS, Network
+from tests.support.errors import refuses
 from tests.support.pruners import equal, images, kept, mask, network, scores, small
 
 
@@ -83,9 +83,7 @@ def test_the_loss_of_the_reference_codes_is_minus_the_logit_of_the_label(method)
     theirs = mask(method, network(small(), (x, y)), 0.8, loss="nll_on_logits")
     assert equal(theirs, mask(method, network(small(), (x, y), loss=minus_target), 0.8))
     assert not equal(theirs, mask(method, network(small(), (x, y)), 0.8))
-    with pytest.raises(
-        ConfigError, match="pruning.options.loss is 'nll'; it must be module, or nll_on_logits"
-    ):
+    with refuses("pruning.options.loss", "nll"):
         mask(method, network(small()), 0.8, loss="nll")
 
 
@@ -188,8 +186,6 @@ def test_grasp_of_some_examples_a_class_takes_the_first_ones():
 
 def test_grasp_of_what_is_no_classifier_says_what_to_do():
     net = network(nn.Sequential(nn.Flatten(), nn.Linear(64, 3), nn.Unflatten(1, (3, 1))), loss=None)
-    with pytest.raises(
-        ConfigError,
-        match="pruning.method is 'grasp'; it must be used with options {temperature: null}, because",
-    ):
+    with refuses("pruning.method", "grasp") as refused:
         scores("grasp", net)
+    assert "{temperature: null}" in refused.value.allowed

@@ -1,6 +1,8 @@
 """The page of the replication: which study each claim and figure stands at, and how short it is."""
 
 import dataclasses
+import re
+from typing import NamedTuple
 
 import optuna
 import pytest
@@ -14,11 +16,39 @@ from lit_dps.replication.comparable import workload_and_goal
 from lit_dps.replication.incomplete_cells import complete_subset
 from lit_dps.replication.page import headlines
 from lit_dps.replication.parts import Core, Image, Part
+from lit_dps.replication.rules import Verdict
 from lit_dps.storage.read import read_study
 from tests.support.claims import CLAIMS
 from tests.support.fake_study import result, write_study
+from tests.support.texts import numbers_in
 from tests.unit.replication.test_claims_terms import PAPER, theory
-from tests.unit.replication.test_replication import CONFIG, front, part, section
+from tests.unit.replication.test_replication import CONFIG, claim_row, front, part, rows_of, section
+
+
+class Summary(NamedTuple):
+    """The numbers of the first paragraph of the page."""
+
+    claims: int
+    seen: int
+    not_seen: int
+    undecided: int
+    at_papers_goal: int
+    studies: int
+    trials: int
+    repeats: int
+    steps: int
+    extent: list[float]
+
+
+def summary_of(text):
+    paragraph = text.partition("Of the paper's ")[2].splitlines()[0]
+    numbers = numbers_in(paragraph.replace(",", ""))
+    return Summary(*map(int, numbers[:9]), numbers[9:])
+
+
+def verdict_of(text, claim_id):
+    """Return the study and the verdict of a claim in the table of claims."""
+    return tuple(claim_row(text, claim_id)[-2:])
 
 
 def k_stars(name, factor, trials, speed=None, sizes=(2, 8, 32)):
@@ -52,10 +82,10 @@ def test_a_claim_stands_at_the_largest_study_that_decides_it():
     linear = at["linear-scaling"]
     assert (linear.where, linear.verdict) == ("large", "seen")
     text = front(*parts)
-    assert "| `large` | seen |" in text
+    assert verdict_of(text, "linear-scaling") == ("`large`", "seen")
     nowhere = at["critical-of-momentum"]
-    assert nowhere.where == "" and nowhere.verdict == "not decidable at this scale"
-    assert "do not decide" not in text and "decided at the paper's goal or a harder one: 0." in text
+    assert nowhere.where == "" and nowhere.verdict is Verdict.UNDECIDABLE
+    assert "do not decide" not in text and summary_of(text).at_papers_goal == 0
 
     bends = {
         Cell(b, 0.0): [result(Cell(b, 0.0), i, k) for i in range(3)]
@@ -67,9 +97,8 @@ def test_a_claim_stands_at_the_largest_study_that_decides_it():
     )
     hard = Part(Analysis(read_study(storage, "hard")), "make hard")
     assert hard.scale > large.scale, "fewer trials, but at the paper's own goal"
-    assert dataclasses.replace(large, incomplete="S = 0.9").scale < small.scale, (
-        "more trials, but of a half-done study"
-    )
+    # It has more trials, but of a half-done study.
+    assert dataclasses.replace(large, incomplete="S=0.9").scale < small.scale
     for asked, whole in (((2, 8), True), ((2, 8, 32, 128), False)):
         beyond = dataclasses.replace(large, incomplete="B = 128", core=Core(asked, 7, (0.0,)))
         assert (beyond.scale > small.scale) == whole, (
@@ -106,15 +135,16 @@ def test_a_claim_stands_at_the_largest_study_that_decides_it():
     missed = dataclasses.replace(hard.study.record, goal=Goal(0.01, 16, 40_000), results=nobody)
     assert not Part(Analysis(missed), "").scale.at_papers_goal, "harder, and met by nobody"
     text = front(*parts, hard)
-    assert " goal: 3 up to B = 8 (the paper: 100, 16,384)." in text
-    assert " goal: 3 up to B = 8, 15 up to B = 2 (" in front(*parts, hard, deep)
-    assert "| `large` | seen at a smaller scale, undecided at the largest |" in text
+    assert summary_of(text).extent == [3, 8, 100, 16384]
+    assert summary_of(front(*parts, hard, deep)).extent == [3, 8, 15, 2, 100, 16384]
+    study, verdict = verdict_of(text, "linear-scaling")
+    assert study == "`large`" and verdict.startswith("seen ") and "undecided" in verdict
     (line,) = [
         line
         for line in section(text, "Where the largest studies do not decide").splitlines()
         if linear_text in line
     ]
-    assert " from B=2 to B=8, e = -0.161 [" in line
+    assert "B=2" in line and "B=8" in line and "e = -0.161" in line
     assert line.endswith("(`hard`)")
     fine = dataclasses.replace(small.study.record, name="fine", goal=hard.study.record.goal)
     wide = {}
@@ -125,8 +155,8 @@ def test_a_claim_stands_at_the_largest_study_that_decides_it():
         ]
     wide = dataclasses.replace(hard.study.record, name="wide", trials=60, results=wide)
     text = front(*(Part(Analysis(record), "make") for record in (fine, wide)))
-    (row,) = [line for line in text.splitlines() if "diminishing returns" in line and "|" in line]
-    assert row.endswith("| `wide` | seen |"), "both are of the paper's goal"
+    # Both are of the paper's goal.
+    assert verdict_of(text, "diminishing-returns") == ("`wide`", "seen")
 
 
 def test_a_study_that_decides_otherwise_stands_beside_the_verdict():
@@ -135,10 +165,9 @@ def test_a_study_that_decides_otherwise_stands_beside_the_verdict():
         Part(Analysis(dataclasses.replace(r, name=n)), "make")
         for n, r in (("rises", rises), ("falls", falls))
     ]
-    (row,) = (line for line in front(*parts).splitlines() if line.startswith("| L rises"))
-    assert row.endswith("| `rises` | seen; not seen by `falls` |")
-    (row,) = (line for line in front(parts[0]).splitlines() if line.startswith("| L rises"))
-    assert row.endswith("| `rises` | seen |")
+    study, verdict = verdict_of(front(*parts), "lipschitz-rises")
+    assert study == "`rises`" and verdict.startswith("seen; ") and verdict.endswith(" `falls`")
+    assert verdict_of(front(parts[0]), "lipschitz-rises") == ("`rises`", "seen")
 
 
 def test_the_front_page_has_the_papers_figures_from_the_widest_study_and_is_short():
@@ -154,25 +183,25 @@ def test_the_front_page_has_the_papers_figures_from_the_widest_study_and_is_shor
     }
     text = front(small, large, comparisons=theirs)
     assert "![curve](large.png)" in section(text, "Figure 1") and "small.png" not in text
-    assert "![ratios](ratios.png)" in section(text, "Figure 12") and "## Figure 4" not in text
-    assert "2 studies, 36 trials" in text and len(text.split()) < 1500
+    assert "![ratios](ratios.png)" in section(text, "Figure 12")
+    assert "Figure 4" not in [line.removeprefix("## ") for line in text.splitlines()]
+    summary = summary_of(text)
+    assert (summary.studies, summary.trials) == (2, 36) and len(text.split()) < 1500
     further = k_stars("further", 1e6, 9, speed=8)
-    assert "3 studies, 42 trials" in front(small, large, further), (
-        "the 21 of the large one are taken over, and count once"
-    )
-    assert f"| `large` | S=0 | {' | '.join(critical_of(large))} |" in section(
-        text, "Critical batch sizes"
-    )
+    summary = summary_of(front(small, large, further))
+    # The 21 of the large one are taken over, and count once.
+    assert (summary.studies, summary.trials) == (3, 42)
+    critical = rows_of(section(text, "Critical batch sizes"))
+    assert ["`large`", "S=0", *critical_of(large)] in critical
     deep = k_stars("deep", 1e6, 30, sizes=(2, 8))
     deep = dataclasses.replace(deep, images=[Image("curve", "deep.png", "scaling")])
     text = front(large, deep)
-    assert deep.scale > large.scale and "| `deep` | seen |" in text, (
-        "claims stand at the most trials"
-    )
-    assert "![curve](large.png)" in text and "deep.png" not in text, (
-        "but a curve has more batch sizes at fewer"
-    )
-    assert "| `large` | S=0 |" in section(text, "Critical batch sizes")
+    # A claim is of the study with the most trials, a curve of that with the most batch sizes.
+    assert deep.scale > large.scale
+    assert verdict_of(text, "linear-scaling") == ("`deep`", "seen")
+    assert "![curve](large.png)" in text and "deep.png" not in text
+    critical = rows_of(section(text, "Critical batch sizes"))
+    assert ["`large`", "S=0"] in [row[:2] for row in critical]
 
 
 def test_what_two_claims_rest_on_is_said_once():
@@ -182,18 +211,24 @@ def test_what_two_claims_rest_on_is_said_once():
         record, config=CONFIG | {"model": CONFIG["model"] | {"init_args": init}}
     )
     text = front(Part(Analysis(record), "make grows"))
-    rows = [line for line in text.splitlines() if "the critical batch size of 90 % sparse" in line]
-    assert [row.count("| as above |") for row in rows] == [0, 1] and "B_crit" in rows[0]
-    assert "as above" not in front(k_stars("dense", 1e6, 5)), "nowhere is no number"
+    first = claim_row(text, "critical-no-earlier")
+    second = claim_row(text, "critical-later-with-momentum")
+    assert "B_crit" in first[2] and second[2] == "as above"
+    # A claim that no study measures has no number.
+    assert "as above" not in front(k_stars("dense", 1e6, 5))
 
 
 def test_a_number_that_the_paper_does_not_have_is_a_disagreement_where_the_claim_is_seen():
-    told = section(front(Part(theory(beta=0.3), "make")), "Where it disagrees")
-    falls = "- **the gradient variance beta falls at 90 %**: seen; the paper's number is outside."
-    assert falls in told
-    assert falls not in section(front(Part(theory(beta=0.54), "make")), "Where it disagrees")
-    rises = section(front(Part(theory(beta=2.0), "make")), "Where it disagrees")
-    assert "beta falls at 90 %**: not seen; the paper's number is outside." in rises
+    claim = f"- **{CLAIMS['variance-falls'].claim}**: "
+
+    def disagreement(beta):
+        """Return the line about the claim; None if there is no disagreement."""
+        text = section(front(Part(theory(beta=beta), "make")), "Where it disagrees")
+        return next((line for line in text.splitlines() if line.startswith(claim)), None)
+
+    falls, rises = disagreement(0.3), disagreement(2.0)
+    assert falls.startswith(f"{claim}seen; ") and rises.startswith(f"{claim}not seen; ")
+    assert disagreement(0.54) is None
 
 
 def test_the_region_of_success_is_drawn_of_a_study_that_is_not_raced():
@@ -254,12 +289,15 @@ def test_a_batch_size_that_is_incomplete_is_left_out_where_that_keeps_more():
         grown, results={c: r if c == only else [] for c, r in grown.results.items()}
     )
     record, left = complete_subset(barely)
-    assert (record.sparsities, record.batch_sizes, left) == (
-        (0.0,),
-        (only.batch_size,),
-        f"all but S = 0 and B = {only.batch_size}",
-    )
+    assert (record.sparsities, record.batch_sizes) == ((0.0,), (only.batch_size,))
+    assert numbers_in(left) == [0, only.batch_size]
     assert record.results == {only: whole.results[only]}
+
+
+def seeds_of(text):
+    """Return the numbers of seeds in the sentence about medians."""
+    (sentence,) = re.findall(r"Medians [^.]*\.", " ".join(text.split()))
+    return numbers_in(sentence)
 
 
 @pytest.mark.parametrize(
@@ -294,11 +332,9 @@ def test_a_cell_with_repeats_for_a_median_is_not_incomplete(planned, ran, left):
     }
     grown = dataclasses.replace(whole, repeats=every, plan=RepeatPlan(planned, 1, None))
     assert complete_subset(grown)[1] == left
-    text = " ".join(front(Part(Analysis(grown), "make")).split())
-    told = f"{len(ran)} to {planned} seeds" if len(ran) < planned else f"{planned} seeds"
-    assert f" over {told} of the best points" in text
-    bare = front(k_stars("bare", 1e6, 8))
-    assert " over seeds of the best points" in " ".join(bare.split())
+    seeds = [len(ran), planned] if len(ran) < planned else [planned]
+    assert seeds_of(front(Part(Analysis(grown), "make"))) == seeds
+    assert seeds_of(front(k_stars("bare", 1e6, 8))) == []
 
 
 def test_a_sparsity_that_is_incomplete_is_left_out_and_reported():
@@ -314,15 +350,14 @@ def test_a_sparsity_that_is_incomplete_is_left_out_and_reported():
         repeats={**whole.repeats, **dict.fromkeys(begun, [])},
     )
     record, left = complete_subset(grown)
-    assert left == "S = 0.5" and record == whole and complete_subset(whole) == (whole, "")
-    assert "left out: `grows` at S = 0.5." in front(Part(Analysis(record), "make", incomplete=left))
+    assert left.split() == ["S", "=", "0.5"] and record == whole
+    assert complete_subset(whole) == (whole, "")
+    assert f"`grows` at {left}" in front(Part(Analysis(record), "make", incomplete=left))
     dense = dataclasses.replace(
         grown, results={c: r if c.sparsity < 0.5 else [] for c, r in grown.results.items()}
     )
-    assert (
-        complete_subset(dense)[0].sparsities == (0.0,)
-        and complete_subset(dense)[1] == "S = 0.5, 0.9"
-    )
+    record, incomplete = complete_subset(dense)
+    assert record.sparsities == (0.0,) and numbers_in(incomplete) == [0.5, 0.9]
     nothing = dataclasses.replace(grown, results={cell: [] for cell in grown.results})
     assert complete_subset(nothing) == (nothing, ""), "nothing is whole"
     filled = {
@@ -333,19 +368,20 @@ def test_a_sparsity_that_is_incomplete_is_left_out_and_reported():
     assert complete_subset(ahead) == (ahead, ""), "nothing was repeated anywhere"
     repeats = {cell: [] if cell.sparsity == 0.5 else again(found) for cell, found in filled.items()}
     behind = dataclasses.replace(ahead, repeats=repeats, plan=RepeatPlan(1, 1, None))
-    assert complete_subset(behind)[1] == "S = 0.5", "its repeats are still to come"
+    # Its repeats are still to come.
+    assert complete_subset(behind)[1] == left
     runs = sum(len(found) for found in repeats.values())
     seconds = sum(
         r.seconds for by_cell in (filled, repeats) for results in by_cell.values() for r in results
     )
     assert Part(Analysis(behind), "make").hours == pytest.approx(seconds / 3600)
-    assert f" trials, {runs} repeats of best points, " in front(Part(Analysis(behind), "make"))
+    assert summary_of(front(Part(Analysis(behind), "make"))).repeats == runs
     newer = Cell(
         whole.batch_sizes[0], 0.0
     )  # another point is the best by now than the one that was repeated
     lower = [dataclasses.replace(filled[newer][-1], steps=1), *filled[newer][:-1]]
     outdone = dataclasses.replace(behind, results={**filled, newer: lower})
-    assert complete_subset(outdone)[1] == "S = 0.5"
+    assert complete_subset(outdone)[1] == left
     more = dataclasses.replace(behind, plan=RepeatPlan(2, 1, None))
     assert complete_subset(more) == (more, ""), "second ones are to come everywhere"
     missed = {"status": Status.INCOMPLETE, "steps": None}

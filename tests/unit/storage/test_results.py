@@ -16,6 +16,7 @@ from lit_dps.storage.columns import decode_columns
 from lit_dps.storage.read import list_studies, read_study
 from lit_dps.storage.schema import FORMAT, cell_study_name, decode_result, encode_result
 from lit_dps.storage.stored_format import OtherFormat
+from tests.support.errors import refuses
 from tests.support.fake_study import GOAL, SPACE, law_study, result, write_study
 
 A, B = Cell(16, 0.0), Cell(32, 0.9)
@@ -128,11 +129,10 @@ def test_lists_headers_only(storage):
 def test_a_missing_study_names_those_there_are(storage):
     write_study(storage, {A: [result(A, 0, 16)]}, "zoo")
     for name in ("zo", cell_study_name("zoo", A)):
-        with pytest.raises(
-            StorageError, match=r"^no study '.*' in the storage; studies there: zoo$"
-        ):
+        with refuses("study.name", name, error=StorageError) as refused:
             read_study(storage, name)
-    with pytest.raises(StorageError, match="studies there: none$"):
+        assert str(refused.value).endswith(": zoo")
+    with refuses("study.name", "zoo", error=StorageError):
         read_study(optuna.storages.InMemoryStorage(), "zoo")
 
 
@@ -146,25 +146,21 @@ def test_another_format_is_refused(storage, stored):
 
 
 @pytest.mark.parametrize(
-    ("header", "said"),
+    ("header", "named"),
     [
-        ({"space": {"model.momentum": {"lo": 1}}}, "unexpected keyword argument 'lo'"),
-        (
-            {"goal": {"value": 2.0, "check_interval": 16, "max_steps": 16}},
-            "goal.error is 2.0",
-        ),
-        ({"sparsities": None}, "'sparsities' is None"),
+        ({"space": {"model.momentum": {"lo": 1}}}, "'lo'"),
+        ({"goal": {"value": 2.0, "check_interval": 16, "max_steps": 16}}, "goal.error"),
+        ({"sparsities": None}, "'sparsities'"),
     ],
 )
-def test_a_damaged_header_is_one_line(storage, header, said):
+def test_a_damaged_header_is_one_line(storage, header, named):
     write_study(storage, {A: []})
     study = optuna.load_study(study_name="fake", storage=storage)
     for key, value in header.items():
         study.set_user_attr(key, value)
-    with pytest.raises(StorageError, match=said) as error:
+    with refuses("study.name", "fake", error=StorageError) as error:
         read_study(storage, "fake")
-    assert str(error.value).startswith("study 'fake' is damaged: ")
-    assert "\n" not in str(error.value)
+    assert named in str(error.value) and "\n" not in str(error.value)
 
 
 def test_a_damaged_result_is_one_line(storage):
@@ -181,11 +177,10 @@ def test_a_damaged_result_is_one_line(storage):
             },
         )
     )
-    with pytest.raises(
-        StorageError,
-        match="^study 'fake' is damaged: trial 1 of B=16 S=0: 'steps' is missing; restore the file",
-    ):
+    with refuses("study.name", "fake", error=StorageError) as error:
         read_study(storage, "fake")
+    message = str(error.value)
+    assert f"trial 1 of {A}" in message and "'steps'" in message and "\n" not in message
 
 
 def test_sqlite_gives_what_memory_gives(storage, tmp_path):
@@ -203,7 +198,7 @@ def test_sqlite_gives_what_memory_gives(storage, tmp_path):
 def test_a_missing_database_is_not_created(tmp_path):
     path = tmp_path / "none" / "study.db"
     for read in (lambda url: read_study(url, "fake"), list_studies):
-        with pytest.raises(StorageError, match=f"^no study database at {path}$"):
+        with refuses(str(path), error=StorageError):
             read(f"sqlite:///{path}")
     assert list(tmp_path.iterdir()) == []
 
@@ -211,15 +206,18 @@ def test_a_missing_database_is_not_created(tmp_path):
 def test_what_is_no_optuna_database_is_said_so_and_left_alone(tmp_path):
     path = tmp_path / "other.db"
     path.write_bytes(b"not a database, but long enough to be taken for one" * 20)
-    with pytest.raises(StorageError, match="file is not a database .*restore the file"):
-        read_study(f"sqlite:///{path}", "fake")
+    url = f"sqlite:///{path}"
+    with refuses(url, error=StorageError) as refused:
+        read_study(url, "fake")
+    assert "restore" in str(refused.value)
     path.unlink()
     with sqlite3.connect(path) as other:
         other.execute("CREATE TABLE runs (name TEXT)")
     other.close()
     before = path.read_bytes()
-    with pytest.raises(StorageError, match="version_info .it is not an Optuna database.$"):
-        read_study(f"sqlite:///{path}", "fake")
+    with refuses(url, error=StorageError) as refused:
+        read_study(url, "fake")
+    assert "Optuna" in str(refused.value)
     assert path.read_bytes() == before
 
 
@@ -227,8 +225,9 @@ def test_a_truncated_database_is_one_line(tmp_path):
     path = tmp_path / "study.db"
     law_study(optuna.storages.RDBStorage(f"sqlite:///{path}"), batch_sizes=(4, 8), trials=4)
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-    with pytest.raises(StorageError, match="disk image is malformed .*restore the file"):
+    with refuses(f"sqlite:///{path}", error=StorageError) as refused:
         read_study(f"sqlite:///{path}", "fake")
+    assert "restore" in str(refused.value) and "\n" not in str(refused.value)
 
 
 def test_a_locked_database_is_said_so(tmp_path):
@@ -240,9 +239,7 @@ def test_a_locked_database_is_said_so(tmp_path):
     writer = sqlite3.connect(path, isolation_level=None)
     writer.execute("BEGIN EXCLUSIVE")
     try:
-        with pytest.raises(
-            StorageError, match="database is locked .another process is writing to it.$"
-        ):
+        with refuses(f"sqlite:///{path}", "database is locked", error=StorageError):
             read_study(opened, "fake")
     finally:
         writer.close()

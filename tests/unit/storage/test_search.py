@@ -10,7 +10,6 @@ import optuna
 import pytest
 
 from lit_dps.core.config import StudyConfig
-from lit_dps.core.errors import ConfigError
 from lit_dps.core.goal import Goal
 from lit_dps.core.search_space import Range
 from lit_dps.core.trial import Cell, Status, Trial, TrialResult
@@ -18,6 +17,7 @@ from lit_dps.storage.header import declare
 from lit_dps.storage.samplers import distributions, make_sampler, sobol_point
 from lit_dps.storage.schema import encode_result
 from lit_dps.storage.trial_queue import TrialQueue
+from tests.support.errors import refuses
 
 SPACE = {
     "model.learning_rate": Range(1e-5, 1.0, "log"),
@@ -152,11 +152,9 @@ def test_worse_trials_are_worth_less():
 
 def test_other_samplers_come_by_class_path_or_are_refused():
     assert make_sampler(study("optuna.samplers.RandomSampler"), GOAL)
-    with pytest.raises(
-        ConfigError, match="study.sampler is 'best'; it must be one of sobol, tpe, gp"
-    ):
+    with refuses("study.sampler", "best"):
         study("best").check()
-    with pytest.raises(ConfigError, match="study.sampler is 'optuna.samplers.No'"):
+    with refuses("study.sampler", "optuna.samplers.No"):
         make_sampler(study("optuna.samplers.No"), GOAL)
-    with pytest.raises(ConfigError, match="a sampler that takes a seed"):
+    with refuses("study.sampler", "optuna.samplers.GridSampler"):
         make_sampler(study("optuna.samplers.GridSampler"), GOAL)

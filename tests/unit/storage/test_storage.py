@@ -14,6 +14,7 @@ from lit_dps.storage.database import storage_errors
 from lit_dps.storage.locks import storage_lock
 from lit_dps.storage.read import list_studies, read_study
 from lit_dps.storage.urls import absolute, is_http, is_postgresql, scrubbed, without_password
+from tests.support.errors import refuses
 from tests.support.fake_study import law_study
 
 
@@ -87,7 +88,7 @@ def test_no_error_tells_a_password(url):
 
 def test_what_is_gone_is_told_and_other_key_errors_are_not_taken_for_it():
     with (
-        pytest.raises(StorageError, match="sqlite:///x.db: what was there is gone"),
+        refuses("sqlite:///x.db", error=StorageError),
         storage_errors("sqlite:///x.db"),
     ):
         raise KeyError("Record does not exist.")
@@ -116,19 +117,17 @@ def test_who_reads_waits_for_who_makes_the_database(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("url", "said"),
+    ("url", "shown"),
     [
-        ("mlruns/study.db", "'mlruns/study.db' is not a storage URL such as sqlite:///"),
-        ("nosuch://me:secret@host/db", r"'nosuch://me:\*\*\*@host/db' is not a storage URL"),
-        (
-            "postgresql://me:secret@127.0.0.1:1/db",
-            r"cannot use postgresql://me:\*\*\*@127.0.0.1:1/db: ",
-        ),
+        ("mlruns/study.db", "mlruns/study.db"),
+        ("nosuch://me:secret@host/db", "nosuch://me:***@host/db"),
+        ("postgresql://me:secret@127.0.0.1:1/db", "postgresql://me:***@127.0.0.1:1/db"),
     ],
 )
-def test_a_bad_url_is_one_line_without_password(url, said):
-    with pytest.raises(StorageError, match=f"^{said}") as error:
+def test_a_bad_url_is_one_line_without_password(url, shown):
+    with refuses(shown, error=StorageError) as error:
         read_study(url, "fake")
+    assert shown in str(error.value)
     assert "\n" not in str(error.value)
     assert "secret" not in str(error.value)
 

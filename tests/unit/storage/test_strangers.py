@@ -21,6 +21,7 @@ from lit_dps.report.publish import figures_folder
 from lit_dps.storage.ownership import foreign_modules, remember
 from lit_dps.storage.read import open_elsewhere, read_study, study_uid
 from lit_dps.tracking.client import artifact_folder
+from tests.support.errors import refuses
 from tests.support.fake_study import SPACE, result, write_study
 
 pytestmark = pytest.mark.pictures
@@ -127,7 +128,7 @@ def test_a_compressed_bomb_is_not_unpacked(tmp_path, monkeypatch, capsys):
 def test_a_damaged_compressed_file_is_one_line(damage, tmp_path):
     (tmp_path / "a.db.xz").write_bytes(damage(lzma.compress(bytes(1000))))
     with (
-        pytest.raises(StorageError, match="cannot read .*a.db.xz: "),
+        refuses(str(tmp_path / "a.db.xz"), error=StorageError),
         open_elsewhere(str(tmp_path / "a.db.xz"), ""),
     ):
         pass

@@ -6,12 +6,12 @@ from __future__ import annotations
 import pytest
 
 from lit_dps.core.config import StorageConfig, StudyConfig
-from lit_dps.core.errors import ConfigError
 from lit_dps.core.local_sgd import LocalSGDSchedule
 from lit_dps.core.search_space import Range
 from lit_dps.core.trial import Cell, Series, Trial
 from lit_dps.study.preflight.keys import check_keys, check_workers
 from lit_dps.study.setup import StudySetup
+from tests.support.errors import refuses
 from tests.support.setups import setup_of, training_of
 from tests.unit.optim.test_local_sgd import workload
 
@@ -62,39 +62,27 @@ def test_a_trial_has_the_numbers_of_the_section_its_cell_and_its_point():
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "key", "value"),
     [
-        ({"workers": 3}, "study.batch_sizes is 16; it must be multiples of local.workers = 3"),
-        (
-            {"grid": {"local.workers": [4, 24]}},
-            "study.batch_sizes is 16; it must be multiples of local.workers = 24",
-        ),
-        (
-            {"grid": {"local.steps": [1, 0]}},
-            "local.steps is 0; it must be a whole number of steps, 1 or more",
-        ),
-        (
-            {"grid": {"local.rounds": [1, 2]}},
-            "study.grid is 'local.rounds'; it must be one of local.workers, ",
-        ),
-        (
-            {"space": {"local.rate": Range(0.1, 1.0)}},
-            "study.space is 'local.rate'; it must be one of local.workers",
-        ),
-        (
-            {"space": {"local.outer_momentum": Range(0.1, 1.0)}},
-            "local.outer_momentum is 1.0",
-        ),
+        ({"workers": 3}, "study.batch_sizes", 16),
+        ({"grid": {"local.workers": [4, 24]}}, "study.batch_sizes", 16),
+        ({"grid": {"local.steps": [1, 0]}}, "local.steps", 0),
+        ({"grid": {"local.rounds": [1, 2]}}, "study.grid", "local.rounds"),
+        ({"space": {"local.rate": Range(0.1, 1.0)}}, "study.space", "local.rate"),
+        ({"space": {"local.outer_momentum": Range(0.1, 1.0)}}, "local.outer_momentum", 1.0),
         (
             {"space": {"local.steps": Range(1, 8, integer=True)}, "grid": {"local.steps": [1, 2]}},
-            "study.grid is 'local.steps'; it must be another key: study.space sets this "
-            "one already",
+            "study.grid",
+            "local.steps",
         ),
     ],
 )
-def test_what_does_not_fit_is_refused_before_anything_is_created(given, said):
-    with pytest.raises(ConfigError, match=said):
+def test_what_does_not_fit_is_refused_before_anything_is_created(given, key, value):
+    with refuses(key, value) as refused:
         check(setup(**given))
+    if key == "study.batch_sizes":
+        workers = given.get("workers", 24)
+        assert f"local.workers = {workers}" in refused.value.allowed
 
 
 def test_what_fits_is_not():
