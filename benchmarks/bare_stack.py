@@ -27,6 +27,9 @@ SHAPES: dict[str, tuple[int, ...]] = {
     "weight3": (CLASSES, 1024),
     "bias3": (CLASSES,),
 }
+# Parameters of a network are padded to a multiple of this number, so that each row is aligned for
+# the kernels of tensor cores.
+ROW_MULTIPLE = 16
 # Multiplications and additions of the layers in a forward pass of one example.
 FIRST_LAYER_FLOPS = 2 * 24 * 24 * 25 * 32
 OTHER_LAYERS_FLOPS = 2 * (8 * 8 * 25 * 32 * 64 + 1024 * CLASSES)
@@ -70,7 +73,8 @@ class BareStack:
         variant: How to compute.
 
     Attributes:
-        weights, keep, velocity: Weights, mask and momentum, each of shape (networks, parameters).
+        weights, keep, velocity: Weights, mask and momentum, each of shape (networks, parameters),
+            with padding after the parameters.
         index: Examples of the steps of an interval, shape (steps, networks, batch).
     """
 
@@ -85,8 +89,10 @@ class BareStack:
         self.images = images.to(device, self.dtype)
         self.labels = labels.to(device)
         sizes = [torch.Size(shape).numel() for shape in SHAPES.values()]
-        weights = 0.05 * torch.randn(networks, sum(sizes), generator=generator)
-        keep = torch.rand(networks, sum(sizes), generator=generator) < 0.5
+        padding = -sum(sizes) % ROW_MULTIPLE
+        row = sum(sizes) + padding
+        weights = 0.05 * torch.randn(networks, row, generator=generator)
+        keep = torch.rand(networks, row, generator=generator) < 0.5
         self.weights = weights.to(device)
         self.keep = keep.to(self.weights)
         self.velocity = torch.zeros_like(self.weights)
@@ -95,7 +101,8 @@ class BareStack:
         self.weights.mul_(self.keep)
         # Views of the weights, as leaves of autograd: an update of the weights updates them too.
         self.leaves: dict[str, Tensor] = {}
-        parts = self.weights.split(sizes, dim=1)
+        *parts, rest = self.weights.split([*sizes, padding], dim=1)
+        self.padding = torch.zeros_like(rest)
         for (name, shape), part in zip(SHAPES.items(), parts, strict=True):
             leaf = part.detach().unflatten(1, shape)
             self.leaves[name] = leaf.requires_grad_()
@@ -120,7 +127,8 @@ class BareStack:
         """Take one optimizer step of all networks."""
         loss = self.losses(batch).sum()
         gradients = torch.autograd.grad(loss, list(self.leaves.values()))
-        gradient = torch.cat([each.flatten(1) for each in gradients], dim=1)
+        flat = [each.flatten(1) for each in gradients]
+        gradient = torch.cat([*flat, self.padding], dim=1)
         gradient.mul_(self.keep)
         self.velocity.mul_(self.momentum).add_(gradient)
         self.weights.addcmul_(self.velocity, self.rate, value=-1)

@@ -95,7 +95,8 @@ class Plan:
         cases: Networks and batch sizes.
         variants: Ways to write the bare loop.
         seconds: Seconds of each measurement of the bare loop, at least.
-        intervals: Intervals of each measurement of the engine. The first is not timed.
+        intervals: Intervals of the engine without checks. The first is not timed.
+        checked_intervals: Intervals of the engine with checks, likewise.
         study_batch_size, study_trials: The only cell of the study.
         stranger_steps, stranger_repeats: Timed steps of the GPT, and repeats.
     """
@@ -104,6 +105,7 @@ class Plan:
     variants: tuple[Variant, ...]
     seconds: float
     intervals: int
+    checked_intervals: int
     study_batch_size: int
     study_trials: int
     stranger_steps: int
@@ -121,25 +123,27 @@ PLANS = {
         cases=(
             Case(100, 2, 128, (EARLY_CHECKS,)),
             Case(100, 16, 128, (EARLY_CHECKS, FULL_CHECKS)),
-            Case(100, 128, 32, (EARLY_CHECKS,)),
+            Case(100, 128, 32),
             Case(25, 512, 32),
             Case(1, 16, 256),
             Case(1, 128, 256),
             Case(1, 1024, 128, in_engine=False),
         ),
         variants=(*EAGER, *GRAPHS),
-        seconds=0.2,
-        intervals=3,
+        seconds=0.15,
+        intervals=2,
+        checked_intervals=8,
         study_batch_size=16,
         study_trials=100,
         stranger_steps=100,
         stranger_repeats=2,
     ),
     "cpu": Plan(
-        cases=(Case(8, 2, 64, (EARLY_CHECKS,)), Case(8, 16, 32, (EARLY_CHECKS, FULL_CHECKS))),
+        cases=(Case(8, 2, 64, (EARLY_CHECKS,)), Case(8, 16, 16, (EARLY_CHECKS, FULL_CHECKS))),
         variants=EAGER,
         seconds=1.0,
-        intervals=3,
+        intervals=2,
+        checked_intervals=3,
         study_batch_size=16,
         study_trials=8,
         stranger_steps=100,
@@ -152,6 +156,7 @@ QUICK_PLAN = Plan(
     variants=(Variant(PRODUCTS), Variant(GROUPS, BF16)),
     seconds=0.0,
     intervals=2,
+    checked_intervals=2,
     study_batch_size=16,
     study_trials=2,
     stranger_steps=4,
@@ -209,7 +214,7 @@ class StudyRun:
     Attributes:
         batch_size, trials, sparsity: Its only cell.
         seconds: Wall time of the command.
-        training_seconds: From the begin of the first trial to the end of the command.
+        training_seconds: From the begin of the first trial to the end of the last one.
         trials_done: Trials with a result.
         engines: Trials of each loop.
         steps_done: Optimizer steps of these trials.
@@ -319,8 +324,7 @@ def _engine_rows(
         with_checks = {}
         for kind in case.checks:
             error = None if kind == FULL_CHECKS else GOAL_ERROR
-            intervals = max(2, plan.intervals * case.interval // INTERVAL_STEPS)
-            checked = _pace(setup, case, INTERVAL_STEPS, error, intervals, device)
+            checked = _pace(setup, case, INTERVAL_STEPS, error, plan.checked_intervals, device)
             with_checks[kind] = checked.rate
         over_bare = pace.rate / best_float32_rate(bare_row)
         row = EngineRow(
@@ -434,7 +438,7 @@ def _study_run(
         end = time.time()
         database = Path(folder, "study.db")
         record = read_study(f"sqlite:///{database}", "stacked")
-        first = _first_start(database)
+        first, last = _training_times(database)
         interrupted = [steps_saved(path) or 0 for path in Path(folder).rglob("*.ckpt")]
     results = []
     for cell_results in record.results.values():
@@ -442,8 +446,10 @@ def _study_run(
     engines: dict[str, int] = {}
     for result in results:
         engines[result.engine] = engines.get(result.engine, 0) + 1
+    if len(results) < plan.study_trials:
+        last = end  # the limit interrupted the others
     steps_done = sum(result.steps_run for result in results)
-    rate = (steps_done + sum(interrupted)) / (end - first)
+    rate = (steps_done + sum(interrupted)) / (last - first)
     engine_rates = [row.without_checks for row in engine if _is_stack(row, batch_size)]
     bare_rates = [best_float32_rate(row) for row in bare if _is_stack(row, batch_size)]
     reached = [result.steps for result in results if result.steps is not None]
@@ -452,7 +458,7 @@ def _study_run(
         trials=plan.study_trials,
         sparsity=0.0,
         seconds=end - begin,
-        training_seconds=end - first,
+        training_seconds=last - first,
         trials_done=len(results),
         engines=engines,
         steps_done=steps_done,
@@ -489,13 +495,13 @@ def _run_for(command: Sequence[str], limit: float) -> None:
         _log(f"the study exited with {process.returncode}:\n{output.read()[-LOG_CHARACTERS:]}")
 
 
-def _first_start(database: Path) -> float:
-    """Return when the first trial of a database began, as a timestamp; nan if none has begun."""
+def _training_times(database: Path) -> tuple[float, float]:
+    """Return when the first trial began and the last one ended, as timestamps; nan if none did."""
+    query = "select min(datetime_start), max(datetime_complete) from trials"
     with closing(sqlite3.connect(database)) as connection:
-        (first,) = connection.execute("select min(datetime_start) from trials").fetchone()
-    if first is None:
-        return math.nan
-    return datetime.fromisoformat(first).timestamp()
+        row = connection.execute(query).fetchone()
+    first, last = (math.nan if t is None else datetime.fromisoformat(t).timestamp() for t in row)
+    return first, last
 
 
 def _log(text: str) -> None:
@@ -585,8 +591,8 @@ def _study_text(run: StudyRun) -> str:
         f"**A study from the command line**: B = {run.batch_size}, S = {run.sparsity:g}, "
         f"{run.trials} trials, race factor 1. {run.trials_done} trials have a result ({loops}); "
         f"{best}. {run.steps_done:,} steps of these trials and {run.steps_saved:,} steps of "
-        f"interrupted trials in {run.training_seconds:.1f} s after the begin of the first trial "
-        f"({run.seconds:.1f} s in all): **{_rate(run.rate)} network-steps/s**, "
+        f"interrupted trials in {run.training_seconds:.1f} s of training "
+        f"({run.seconds:.1f} s with start and report): **{_rate(run.rate)} network-steps/s**, "
         f"{ratio(run.over_engine)} of the engine without checks and {ratio(run.over_bare)} of the "
         "bare loop."
     )
