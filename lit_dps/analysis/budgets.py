@@ -47,7 +47,7 @@ def _cost(value: Any, goal: Goal) -> Any:
 
 
 class Reached(NamedTuple):
-    """The best value of one trial up to a step. The least of several is the best trial's.
+    """The best value of one trial up to a step; `min` of several is the best of all.
 
     Attributes:
         cost: The value, negative if the metric rises: lower is better.
@@ -232,8 +232,8 @@ def budget_rows(
 ) -> pd.DataFrame:
     """Return one row per cell and budget, by series, batch size and budget.
 
-    A row is left out if its budget ends before the first check or after the study's step budget,
-    or if no trial of its cell has an exact value.
+    Budgets that end before the first check or after the study's step budget have no row, nor has a
+    cell without any exact value.
 
     Args:
         record: The study.
@@ -285,7 +285,7 @@ def quality_rows(record: StudyRecord, cells: Sequence[CellSummary]) -> pd.DataFr
     exact (1; 0 if trials stopped before the budget, so that the true best may be better),
     ended_early (the number of these trials), found_at [steps], late (1 if that is in the last tenth
     of the budget, so that longer trials may be better). Of the trials that are known to the end:
-    trials (their number), top (number of best trials that the spread is over, at most `TOP`),
+    trials (their number), top (number of best trials in the spread, at most `TOP`),
     top_median and top_worst (of the best values of these), final (the best value at the last check
     of the budget). Of the best trial: point, its metaparameters (short names) and, if its curve
     has further metrics, such as the training loss, their values at its best check.
@@ -315,7 +315,7 @@ def quality_rows(record: StudyRecord, cells: Sequence[CellSummary]) -> pd.DataFr
 
 
 def _other_metrics(cells: Iterable[CellSummary], goal: Goal) -> list[str]:
-    """Return the metrics of any curve, sorted, without that of the goal."""
+    """Return the metrics of any curve except the goal's metric, sorted."""
     names = set()
     for summary in cells:
         for result in summary.trials:

@@ -179,9 +179,10 @@ class PooledExamples(NamedTuple):
         return cls(log_b, excess - excess[0])
 
     def end(self, share: float) -> float:
-        """Return the batch size where the examples exceed those at the smallest one by a share.
+        """Return the end of linear scaling; infinite if there is no end.
 
-        Infinite if they never do.
+        Args:
+            share: By which the examples there exceed those at the smallest batch size.
         """
         excess = self.excess - math.log1p(share)
         above = int(np.argmax(excess > 0))
@@ -190,11 +191,6 @@ class PooledExamples(NamedTuple):
         low, high = excess[above - 1], excess[above]
         distance = self.log_b[above] - self.log_b[above - 1]
         return float(np.exp(self.log_b[above - 1] - low / (high - low) * distance))
-
-
-def linear_end(batch_sizes: np.ndarray, steps: np.ndarray, share: float) -> float:
-    """Return the end of linear scaling of one curve (`PooledExamples.end`)."""
-    return PooledExamples.of(batch_sizes, steps).end(share)
 
 
 def _by_measurement(law: Law, draws: np.ndarray) -> dict[str, Critical]:
@@ -312,7 +308,7 @@ def critical_rows(table: Mapping[Series, Mapping[str, Critical]]) -> pd.DataFram
 def critical_text(table: Mapping[Series, Mapping[str, Critical]]) -> str:
     """Return the section of a report, a line per series; empty for fewer than two definitions.
 
-    Definitions without a value or bound in any series are left out.
+    Definitions without a value or bound in any series are omitted.
     """
     shown = []
     for name in DEFINITIONS:

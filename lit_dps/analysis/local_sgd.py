@@ -126,7 +126,7 @@ class LocalCurve:
     check_interval: int
 
     def is_flat(self, k_star: int) -> bool:
-        """Return True if K* is that of the least H, up to chance and the check interval."""
+        """Return True if K* equals K* at the least H, up to chance and the check interval."""
         least = self.points[0].k_star
         return k_star <= max(FLAT * least, least + self.check_interval)
 

@@ -24,10 +24,10 @@ def at_goal(record: StudyRecord, value: float) -> StudyRecord:
     that never meets the new goal ends as it did. If trials train past the goal
     (`record.train_past_goal`), they do so here too, and they also answer harder goals.
 
-    Two kinds of results are left out:
+    Two kinds of results are omitted:
         - A trial that may first have met the new goal at a check that stopped early
-          (`GoalErrorCallback.early_reject`). It is listed in `undetermined_points`. If a repeat is
-          such a trial, all repeats of its cell are left out.
+          (`GoalErrorCallback.early_reject`). It is listed in `undetermined_points`. One such repeat
+          removes all repeats of its cell.
         - Repeats, if the new goal is harder: they always stop at the study's goal.
 
     Raises:
@@ -72,7 +72,7 @@ class _FirstMet(NamedTuple):
 
 
 def _first_met(result: TrialResult, goal: Goal) -> _FirstMet | None:
-    """Return the first check of a trial whose metric meets a goal; None if there is none."""
+    """Return the first check of a trial whose metric meets a goal; None without one."""
     is_exact = result.curve.get("exact")
     for i, value in enumerate(result.curve.get(goal.metric, [])):
         if goal.is_reached(value):
@@ -84,9 +84,9 @@ def _first_met(result: TrialResult, goal: Goal) -> _FirstMet | None:
 def _end_at_goal(
     results: Iterable[TrialResult], goal: Goal, train_past_goal: bool
 ) -> tuple[list[TrialResult], dict[int, int]]:
-    """Return how trials end at a goal, and the trials of which that is undetermined.
+    """Return the results of trials at a goal, and the undetermined trials.
 
-    The latter are listed by point, with the first step at which each may have met the goal.
+    The latter are by point, with the first step at which each may have met the goal.
     """
     ended = []
     undetermined = {}

@@ -1,11 +1,11 @@
 """The price of a scaling rule: K at the rule's learning rate over K*, at each batch size.
 
 A rule scales the best rate of the smallest batch size with the batch size or with its square root.
-No trial has exactly that rate, so K is that of the best trial within a factor `WINDOW` of it, with
-any other metaparameters. The price is therefore that of fixing the rate alone, with momentum and
-all else tuned again. The best of few trials is worse than the best of many, so the price is biased
-upward, most where `near` in the table is small. Shallue et al. (2019) draw the rules beside the
-best rates, without a price.
+No trial has exactly that rate. So K is taken from the best trial within a factor `WINDOW` of it,
+with any other metaparameters: it is the price of a fixed rate when momentum and all else is tuned
+again. The best of few trials is worse than the best of many. So the price is biased upward, most
+where `near` in the table is small. Shallue et al. (2019) draw the rules beside the best rates,
+without a price.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from lit_dps.core.trial import Status, TrialResult
 # A trial counts within this factor of the rule's rate. After one doubling of B the rules differ by
 # a factor of 1.4.
 WINDOW = 1.25
-# Verdicts: what a price is, or why there is none.
+# Verdicts: what a price is, or why it is unknown.
 MEASURED = "measured"
 AT_LEAST = "at least"
 AT_MOST = "at most"
@@ -103,8 +103,8 @@ class Price(NamedTuple):
     """K of the best of some trials over K*.
 
     Attributes:
-        value: The quotient or a bound of it; None if there is none.
-        verdict: Which of these it is, or why there is none.
+        value: The quotient or a bound of it; None if it is unknown.
+        verdict: Which of these it is, or why it is unknown.
     """
 
     value: float | None

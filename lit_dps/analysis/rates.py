@@ -343,7 +343,7 @@ def rate_rows(record: StudyRecord, curves: Iterable[RateCurve]) -> pd.DataFrame:
     """Return one row per cell with a K*, by series, then batch size.
 
     Columns: sparsity and further axes, batch_size [examples], k_star [steps], floor (1 if that is
-    an upper bound, which says little about the rate, else 0). Of the K* trial: point,
+    an upper bound, which is weak evidence about the rate, else 0). Of the K* trial: point,
     learning_rate, momentum (0 if its update rule sums no gradients) and effective_rate. Of the
     trials that need at most `NEAR` times K*: near (their number), and the lowest and highest of
     both rates (racing may have stopped more of these trials: `study.race_factor`). boundary is the

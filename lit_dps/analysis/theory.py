@@ -165,7 +165,7 @@ def _mean_over_steps(steps: Iterable[float], values: Iterable[float]) -> float:
 
     Each measurement counts for the steps since the one before. The gradient before the first step
     may be a thousand times any later one, so a plain mean would depend on the number of
-    measurements. Values that are not finite are left out; nan if none is finite.
+    measurements. Only finite values count; nan without any.
     """
     total = 0.0
     last_step = 0.0

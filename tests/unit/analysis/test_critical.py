@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pytest
 
-from lit_dps.analysis.critical import DEFINITIONS, critical_text, linear_end
+from lit_dps.analysis.critical import DEFINITIONS, PooledExamples, critical_text
 from lit_dps.analysis.law_fit import Fit
 from lit_dps.analysis.quadratic import NoisyQuadraticModel
 from lit_dps.core.goal import Goal
@@ -56,10 +56,10 @@ def test_the_law_and_what_is_read_off_without_it_agree_where_the_law_holds():
 def test_one_bad_cell_is_no_end_of_linear_scaling():
     batch = np.array([2.0, 4, 8, 16, 32])
     perfect = 1000 / batch
-    assert math.isinf(linear_end(batch, perfect, 0.2))
+    assert math.isinf(PooledExamples.of(batch, perfect).end(0.2))
     bad = perfect * [1, 1.3, 1, 1, 1]  # pooled with those after it
-    assert math.isinf(linear_end(batch, bad, 0.2))
-    assert linear_end(batch, perfect * [1, 1, 1, 1, 1.5], 0.2) == pytest.approx(
+    assert math.isinf(PooledExamples.of(batch, bad).end(0.2))
+    assert PooledExamples.of(batch, perfect * [1, 1, 1, 1, 1.5]).end(0.2) == pytest.approx(
         16 * 2 ** (math.log(1.2) / math.log(1.5))
     )
 
