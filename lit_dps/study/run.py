@@ -56,10 +56,15 @@ from lit_dps.study.preflight.check import check_study
 from lit_dps.study.progress import Progress, ProgressLog, RunPlan
 from lit_dps.study.quiet_timing import update_step_timing
 from lit_dps.study.retrain_hint import retrain_hint
-from lit_dps.study.run_cells import begin_run, declare_study, mlflow_of, run_cells
+from lit_dps.study.run_cells import (
+    begin_run,
+    declare_study,
+    describe_loops,
+    mlflow_of,
+    run_cells,
+)
 from lit_dps.study.setup import StudySetup
 from lit_dps.study.sources import refuse_changed_sources, source_hashes
-from lit_dps.study.training_loop import describe_loops
 from lit_dps.study.workers import first_of_ranks, follow_torchrun
 from lit_dps.tracking.pages import CELLS, CURVES, page_address, view_key
 from lit_dps.training.checkpoint_files import clear_checkpoints

@@ -6,12 +6,15 @@ The order of the calls is `declare_study`, `begin_run` and `run_cells`.
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
 from lightning.pytorch import LightningDataModule
 
 from lit_dps.core.record import StudyRecord
+from lit_dps.core.trial import LIGHTNING, SINGLE, STACKED, Trial
+from lit_dps.engines.interval_loop import IntervalLoop, LoopChoice
 from lit_dps.parallel.process import StopRequest
 from lit_dps.storage.header import declare
 from lit_dps.storage.run_records import begin_run as store_begin_of_run
@@ -19,6 +22,13 @@ from lit_dps.storage.run_records import store_environment
 from lit_dps.study.setup import StudySetup
 from lit_dps.study.workers import EventListener, Results, warm_up, work, work_in_processes
 from lit_dps.tracking.sync import MlflowSync, environment_tags
+
+# The loops that train trials, in words.
+LOOPS = {
+    SINGLE: "the loop of lit_dps, one network at a time",
+    STACKED: "the loop of lit_dps, several networks at once",
+    LIGHTNING: "Lightning's loop, slower with equal results",
+}
 
 
 def mlflow_of(setup: StudySetup, data: LightningDataModule) -> MlflowSync:
@@ -95,3 +105,41 @@ def run_cells(
     if workers == 1:
         return work(setup, until, on_event)
     return work_in_processes(setup, workers, until, on_event)
+
+
+def describe_loops(setup: StudySetup) -> str:
+    """Return which loop trains the trials, with the number of cells if loops differ.
+
+    A trial in the middle of the search space decides for the cells that differ in their batch size
+    or their pruning alone. Results store the loop of each trial.
+    """
+    counts = Counter(_choices(setup))
+    if len(counts) == 1:
+        return f"trains with {_describe(next(iter(counts)))}"
+    parts = []
+    for choice, cells in counts.most_common():
+        parts.append(f"{cells} cells with {_describe(choice)}")
+    return f"trains {'; '.join(parts)}"
+
+
+def _choices(setup: StudySetup) -> list[LoopChoice]:
+    """Return the loop of each cell."""
+    engine = setup.engine()
+    if not isinstance(engine, IntervalLoop):
+        return [LoopChoice(LIGHTNING, setup.reason_for_lightning or "")] * len(setup.cells)
+    by_axes: dict[tuple, LoopChoice] = {}
+    choices = []
+    for cell in setup.cells:
+        axes = tuple(pair for pair in cell.axes if not pair[0].startswith("pruning."))
+        if axes not in by_axes:
+            by_axes[axes] = engine.choose(Trial(cell, 0, setup.middle, setup.study.seed))
+        choices.append(by_axes[axes])
+    return choices
+
+
+def _describe(choice: LoopChoice) -> str:
+    """Return the name and the description of a loop, and why it is not a faster one."""
+    text = f"engine {choice.engine} ({LOOPS[choice.engine]})"
+    if choice.reason:
+        text += f", because {choice.reason}"
+    return text

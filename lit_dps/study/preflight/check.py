@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from lightning.pytorch import LightningDataModule
 
+from lit_dps.analysis.summary import summarize
 from lit_dps.core.errors import ConfigError, StorageError
-from lit_dps.core.search_space import extreme_points
-from lit_dps.core.trial import STACKED, Trial
+from lit_dps.core.record import StudyRecord
+from lit_dps.core.search_space import extreme_points, is_inside
+from lit_dps.core.trial import STACKED, Cell, Trial, Value
 from lit_dps.engines.eligible import standard_data
 from lit_dps.parallel import ranks, settings
 from lit_dps.parallel.process import prepare_process
@@ -20,7 +23,6 @@ from lit_dps.storage.read import read_study
 from lit_dps.storage.samplers import make_sampler
 from lit_dps.storage.urls import check_place, check_writable
 from lit_dps.study.display import print_line_at_terminal
-from lit_dps.study.preflight.best_of import check_best_of
 from lit_dps.study.preflight.dry_run import dry_run
 from lit_dps.study.preflight.keys import check_goals, check_keys, check_workers
 from lit_dps.study.setup import StudySetup
@@ -65,7 +67,7 @@ def check_study(setup: StudySetup) -> CheckedStudy:
     check_writable(storage.optuna_url)
     check_unchanged(storage.optuna_url, name, setup.identity(data), setup.study, setup.boxes)
     if setup.study.best_of is not None and trials_remain:
-        check_best_of(setup)
+        _check_best_of(setup)
     return CheckedStudy(data, trials_remain)
 
 
@@ -74,13 +76,61 @@ def _trials_remain(setup: StudySetup) -> bool:
 
     The caller compares the stored configuration afterwards.
     """
-    url = setup.storage.optuna_url
-    check_place(url)
+    check_place(setup.storage.optuna_url)
+    record = _stored_record(setup)
+    return record is None or setup.remaining_trials(record) > 0
+
+
+def _check_best_of(setup: StudySetup) -> None:
+    """Check that another study has a best point for each cell, within this study's ranges.
+
+    If trials of this study are stored, they must have been run at the same points.
+
+    Raises:
+        ConfigError: if a check fails.
+        StorageError: if the other study is not stored.
+    """
+    study = setup.study
+    assert study.best_of is not None
+    other = read_study(setup.storage.optuna_url, study.best_of)
+    if other.space.keys() != study.space.keys():
+        allowed = f"the keys of study {other.name!r}: {sorted(other.space)}"
+        raise ConfigError("study.space", sorted(study.space), allowed)
+    best = {summary.cell: summary.best for summary in summarize(other)}
+    stored = _stored_record(setup)
+    for cell in setup.cells:
+        winner = best.get(cell)
+        if winner is None:
+            raise ConfigError(
+                "study.best_of", study.best_of, f"a study with a complete trial at {cell}"
+            )
+        params = winner.trial.params
+        _check_ranges(setup, cell, params)
+        if stored is None:
+            continue
+        for result in stored.results.get(cell, []):
+            if result.trial.params != params:
+                allowed = (
+                    f"a study whose best points stay; at {cell} it is another by now: choose "
+                    "another study.name"
+                )
+                raise ConfigError("study.best_of", study.best_of, allowed)
+
+
+def _stored_record(setup: StudySetup) -> StudyRecord | None:
+    """Return the stored study; None if it is not stored yet. `declare` reports other errors."""
     try:
-        record = read_study(url, setup.study.name)
-    except StorageError:  # usually there is no study yet; `declare` reports other errors
-        return True
-    return setup.remaining_trials(record) > 0
+        return read_study(setup.storage.optuna_url, setup.study.name)
+    except StorageError:
+        return None
+
+
+def _check_ranges(setup: StudySetup, cell: Cell, params: Mapping[str, Value]) -> None:
+    """Raise ConfigError if values of another study are outside of this study's ranges."""
+    for key, box in setup.study.space.items():
+        if not is_inside({key: box}, params):
+            allowed = f"a range that holds {params[key]:g}, its best value at {cell}"
+            raise ConfigError(f"study.space.{key}", str(box), allowed)
 
 
 def check_configuration(setup: StudySetup) -> LightningDataModule:

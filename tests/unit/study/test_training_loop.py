@@ -8,7 +8,7 @@ import pytest
 
 from lit_dps.core.config import StorageConfig, StudyConfig
 from lit_dps.core.search_space import Range
-from lit_dps.study.training_loop import describe_loops
+from lit_dps.study.run_cells import describe_loops
 from tests.support.setups import setup_of
 from tests.unit.engines.test_module_hooks import HERE
 from tests.unit.engines.test_stack_lockstep import GOAL, workload
