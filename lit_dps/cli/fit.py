@@ -276,8 +276,8 @@ def _end_of_run(trainer: Trainer, error: BaseException | None) -> str:
     """Return how a run of `fit` ended, in one line."""
     goal = goal_callback_of(trainer)
     if goal.status is not None:
-        return goal.run.outcome
-    last_check = goal.run.last_check
+        return goal.attempt.outcome
+    last_check = goal.attempt.last_check
     steps = "1 step" if trainer.global_step == 1 else f"{trainer.global_step} steps"
     if isinstance(error, (SystemExit, KeyboardInterrupt)):  # Lightning exits at a signal
         return f"interrupted after {steps}: {last_check or 'before its first check'}"

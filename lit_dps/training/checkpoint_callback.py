@@ -56,7 +56,7 @@ class CheckpointCallback(Callback):
     Args:
         file: The file of the run.
         every: Seconds of training between two files.
-        run: The run. When it pauses, it is saved, and the fit ends with `Paused`.
+        attempt: The attempt. When it pauses, it is saved, and the fit ends with `Paused`.
         at_check: Called after each validation after which the run continues. If it raises an
             error, on all ranks, the run is saved and the fit ends. If only one rank raises, the
             error must have a true attribute `now`.
@@ -70,12 +70,12 @@ class CheckpointCallback(Callback):
         self,
         file: CheckpointFile,
         every: float,
-        run: Attempt,
+        attempt: Attempt,
         at_check: Callable[[], None] = lambda: None,
     ):
         self.file = file
         self.every = every
-        self.run = run
+        self.attempt = attempt
         self.at_check = at_check
         self.seconds = 0.0
         self._began = time.monotonic()
@@ -140,7 +140,7 @@ class CheckpointCallback(Callback):
         seconds = ranks.on_rank_zero(lambda: time.monotonic() - self._last_saved)
         try:
             self.at_check()
-            if self.run.status is Status.PAUSED:
+            if self.attempt.status is Status.PAUSED:
                 raise Paused
         except BaseException as error:
             self._is_paused = isinstance(error, Paused)

@@ -81,7 +81,7 @@ class GoalErrorCallback(Callback):
         at_least: The smallest value of the metric that meets the goal.
 
     Attributes:
-        run: The attempt that records the validations and decides when the run ends.
+        attempt: The attempt that records the validations and decides when the run ends.
         status: How the run ended; None while it trains.
         steps_to_result: Step of the first validation that met the goal; None if none did.
         curve: Values of all validations of the run, by name.
@@ -145,7 +145,7 @@ class GoalErrorCallback(Callback):
         return cls(**vars(config))
 
     def _reset(self) -> None:
-        self.run = self._next_attempt or Attempt(None, self.goal)
+        self.attempt = self._next_attempt or Attempt(None, self.goal)
         self._next_attempt = None
         self.validated = ValidationCount()
         self.stopwatch = Stopwatch()
@@ -168,15 +168,15 @@ class GoalErrorCallback(Callback):
 
     @property
     def status(self) -> Status | None:
-        return self.run.status
+        return self.attempt.status
 
     @property
     def steps_to_result(self) -> int | None:
-        return self.run.steps_to_result
+        return self.attempt.steps_to_result
 
     @property
     def curve(self) -> dict[str, list[float]]:
-        return self.run.curve
+        return self.attempt.curve
 
     @property
     def steps(self) -> int:
@@ -222,7 +222,7 @@ class GoalErrorCallback(Callback):
         record_batches(trainer)
         self._reset()
         if self.early_reject and EarlyCheck.supports(trainer, pl_module, self.monitor):
-            self.run.enable_early_checks()
+            self.attempt.enable_early_checks()
             trainer.limit_val_batches = 0  # turns off Lightning's validation
         length = self._set_length(trainer)
         length.fix_at_optimizers(pl_module, lambda: self._epochs)
@@ -306,7 +306,7 @@ class GoalErrorCallback(Callback):
         self.stopwatch.switch_to("checking", pl_module.device)
         show_mean(trainer)
         if self._early is not None and self.status is None:
-            check = self._early(self.run.max_mistakes(self._early.size))
+            check = self._early(self.attempt.max_mistakes(self._early.size))
             self._judge(trainer, pl_module, check.error(self._early.size), check.exact)
 
     def _schedule_validation(self, trainer: Trainer, is_due: bool) -> None:
@@ -317,7 +317,7 @@ class GoalErrorCallback(Callback):
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.state.fn == "fit":
             # A value may be of an earlier validation, or logged in training.
-            for name in (self.monitor, *self.run.metrics):
+            for name in (self.monitor, *self.attempt.metrics):
                 trainer.callback_metrics.pop(name, None)
             self.validated.begin()
 
@@ -353,7 +353,7 @@ class GoalErrorCallback(Callback):
         Raises:
             ConfigError: if a metric is not logged, or is not the mean over the validation split.
         """
-        keys = dict.fromkeys(self.run.metrics, "study.metrics")
+        keys = dict.fromkeys(self.attempt.metrics, "study.metrics")
         keys = {self.monitor: self._monitor_key, **keys}
         metrics = {name: logged_metric(trainer, name, key) for name, key in keys.items()}
         self.validated.end(trainer)
@@ -402,7 +402,7 @@ class GoalErrorCallback(Callback):
         is_broken = not weights_finite(module)
         sums = torch.tensor([loss or 0.0, float(is_broken)], dtype=torch.float64)
         total_loss, broken_ranks = ranks.all_reduce_sum(sums).tolist()
-        status = self.run.record(
+        status = self.attempt.record(
             self.steps,
             value,
             exact,
@@ -411,7 +411,7 @@ class GoalErrorCallback(Callback):
             metrics,
         )
         # Only the first rank knows about the race.
-        self.run.status = ranks.broadcast(status)
+        self.attempt.status = ranks.broadcast(status)
         is_saved_pause = self.status is Status.PAUSED and self.saves_pause()
         if self.status is None or is_saved_pause:
             self.at_check()
@@ -435,7 +435,7 @@ class GoalErrorCallback(Callback):
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.run.curve = state_dict["curve"]
+        self.attempt.curve = state_dict["curve"]
         self._priority = state_dict.get("priority")
         self._count.steps = state_dict.get("steps")
         self._epochs = state_dict.get("epochs", 0)

@@ -226,7 +226,7 @@ def _metric_hint(error: Exception, goal: GoalErrorCallback) -> str:
     if not isinstance(error, KeyError) or not error.args:
         return ""
     metric = error.args[0]
-    if metric != goal.monitor and metric not in goal.run.metrics:
+    if metric != goal.monitor and metric not in goal.attempt.metrics:
         return ""
     return (
         f"; {metric} has no value before the first check, after goal.check_interval optimizer steps"
