@@ -1,5 +1,9 @@
 """Engines train the trials of a study.
 
+A *check* is a validation after every `check_interval` optimizer steps. An *attempt* is one training
+of a trial; its `Attempt` records the checks and decides when it ends. A *run* is an attempt with
+its network in the interval loop (`NetworkRun`). A *stack* trains many runs at once, one a *row*.
+
 The course of one trial, with the file of each step:
 
 1. `lit_dps.study.workers.work` passes an `Attempt` at the trial to an engine, by `Engine.train`

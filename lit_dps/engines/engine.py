@@ -85,6 +85,7 @@ class Training:
     checkpoints: Checkpoints | None = None
     metrics: tuple[str, ...] = ()
     budget: int | None = None
+    # Results that trials share: shapes of schedules, and pruning scores with the key of their pass.
     _schedules: dict[tuple, dict[str, float]] = field(default_factory=dict, init=False, repr=False)
     _scores: dict[tuple, tuple[PassKey, Scores]] = field(
         default_factory=dict, init=False, repr=False

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import os
 import statistics
-import sys
 import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -14,7 +13,7 @@ import torch
 
 from lit_dps.analysis.step_seconds import step_seconds
 from lit_dps.analysis.summary import summarize
-from lit_dps.core.errors import StorageError, UserError
+from lit_dps.core.errors import StorageError, UserError, first_line
 from lit_dps.core.record import StudyRecord
 from lit_dps.core.step_timing import CellTiming, StepTiming
 from lit_dps.core.trial import Cell, Trial
@@ -22,6 +21,7 @@ from lit_dps.parallel import ranks
 from lit_dps.parallel.process import StopRequest
 from lit_dps.storage.read import read_study
 from lit_dps.storage.run_records import store_step_timing
+from lit_dps.study.display import print_line
 from lit_dps.study.hardware import hardware
 from lit_dps.study.probe_run import timed_run
 from lit_dps.study.setup import StudySetup
@@ -72,12 +72,11 @@ def update_step_timing(
         is_same = stored.conditions == (machine, setup.study.threads, setup.ranks)
         if is_same and stored.covers(trial.cell for trial in trials):
             return record
-    _print_line(record, f"timing steps of {len(trials)} cells")
+    print_line(setup, f"timing steps of {len(trials)} cells")
     try:
         cells = measure_steps(setup, record, trials, stop)
     except (UserError, RuntimeError, MemoryError) as error:
-        reason = next(iter(str(error).splitlines()), type(error).__name__)
-        _print_line(record, f"step times were not measured: {reason}")
+        print_line(setup, f"step times were not measured: {first_line(error)}")
         return record
     date = datetime.now(UTC).strftime("%Y-%m-%d")
     timing = StepTiming(machine, date, setup.study.threads, setup.ranks, tuple(cells))
@@ -85,13 +84,9 @@ def update_step_timing(
         store_step_timing(setup.storage.optuna_url, record.name, timing)
     except StorageError as error:
         # The answer can use the times although they are not stored.
-        _print_line(record, f"step times were not stored: {error}")
+        print_line(setup, f"step times were not stored: {error}")
         return dataclasses.replace(record, step_timing=timing)
     return read_study(setup.storage.optuna_url, record.name)
-
-
-def _print_line(record: StudyRecord, line: str) -> None:
-    print(f"study {record.name}: {line}", file=sys.stderr, flush=True)
 
 
 def measure_steps(
