@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import re
 
 import optuna
 import pytest
@@ -100,15 +101,16 @@ def test_weights_kept_without_a_score():
     }
     write_study(storage, cells, space={})
     (note,) = observed_notes(read_study(storage, "fake"))
-    assert "S=0.5: up to 7 of 50, S=0.9: up to 36818 of 74316" in note
+    assert numbers_in(note)[-4:] == [7, 50, 36818, 74316]
+    assert note.index("S=0.5") < note.index("S=0.9")
 
 
-def test_pruned_nodes_are_told_with_the_weights_that_are_left():
+def test_a_note_on_pruned_nodes_has_the_shares_of_weights_that_remain():
     by_nodes = [trial(i, cell=SPARSE, **{BY_NODES: 1}) for i in range(2)]
     kept = ({"a.w": (10, 100), "b.w": (5, 100)}, {"a.w": (20, 100), "b.w": (1, 100)})
     found = [dataclasses.replace(r, kept=k) for r, k in zip(by_nodes, kept, strict=True)]
     (note,) = observed_notes(read(*found, trial(0)))
-    assert "nodes" in note and "S=0.9: 7.5 % to 10.5 %" in note
+    assert "nodes" in note and "S=0.9" in note and numbers_in(note) == [7.5, 10.5]
 
 
 def test_a_method_that_keeps_roughly_a_share_is_no_count_of_nodes():
@@ -118,8 +120,8 @@ def test_a_method_that_keeps_roughly_a_share_is_no_count_of_nodes():
         for i, (unit, kept) in enumerate(units.items())
     ]
     channels, weights = observed_notes(read(*found))
-    assert "channels" in channels and "S=0.9: 25 % to 25 %" in channels
-    assert "S=0.9: 12 % to 12 %" in weights
+    assert "channels" in channels and "S=0.9" in channels and "S=0.9" in weights
+    assert numbers_in(channels)[-2:] == [25, 25] and numbers_in(weights)[-2:] == [12, 12]
 
 
 @pytest.mark.parametrize(
@@ -145,7 +147,7 @@ def test_few_prunable_weights():
     few[1] = dataclasses.replace(few[1], kept=dict.fromkeys(names, (1, 10)))
     (note,) = observed_notes(read(*few))
     assert numbers_in(note) == [123, 456, 27, 2]
-    assert "head.w, body.w, body.b, 2 more" in note
+    assert note.index("head.w") < note.index("body.w") < note.index("body.b")
 
 
 def test_stacked_trials_and_trials_of_several_ranks():
@@ -159,12 +161,12 @@ def test_stacked_trials_and_trials_of_several_ranks():
 
 
 def test_stopped_trials_and_why_the_first_was():
-    one = trial(3, status="stopped", failure="EarlyStopping: train_loss did not improve")
+    one = trial(3, status="stopped", failure="EarlyStopping: no improvement")
     other = trial(0, cell=SPARSE, status="stopped", failure="something else")
     for count, record in ((2, read(other, one)), (1, read(one))):
         (note,) = observed_notes(record)
         assert numbers_in(note) == [count]
-        assert note.endswith(": EarlyStopping: train_loss did not improve")
+        assert note.endswith(one.failure)
 
 
 def failed(point, cell=DENSE):
@@ -176,7 +178,7 @@ def test_failed_trials_are_listed():
     assert numbers_in(note) == [1, 3, 3]
     (note,) = observed_notes(read(failed(3), failed(7, SPARSE)))
     assert numbers_in(note) == [2, 3, 3, 7, 7]
-    assert "B=8 S=0 " in note and "B=8 S=0.9 " in note and "ValueError: of point 7" in note
+    assert f"{DENSE} " in note and f"{SPARSE} " in note and failed(7).failure in note
 
 
 def test_of_many_failed_trials_three_are_listed():
@@ -200,7 +202,7 @@ def test_the_lines_are_notes_below_the_table():
     assert all(f"note: {line}\n" in render(Analysis(record)) for line in lines)
 
 
-def test_several_versions_of_pytorch_are_told():
+def test_a_note_lists_several_versions_of_pytorch():
     def torch_notes(*versions):
         environments = tuple({"python": "3.11", "version.torch": version} for version in versions)
         record = read(trial(0))
@@ -209,7 +211,7 @@ def test_several_versions_of_pytorch_are_told():
 
     assert torch_notes() == torch_notes("2.15.0", "2.15.0") == []
     (note,) = torch_notes("2.15.0", "2.11.0", "2.15.0")
-    assert "2.15.0 and 2.11.0" in note
+    assert re.findall(r"2\.1\d\.0", note) == ["2.15.0", "2.11.0"]
 
 
 def of_values(point, values, status, steps=None):
@@ -227,7 +229,7 @@ def test_checks_without_a_finite_value_are_counted_by_trial():
         of_values(3, [0.5, math.nan], "infeasible"),
     ]
     (note,) = observed_notes(read(*found))
-    assert note.startswith("val_error was NaN or infinite ") and numbers_in(note) == [2, 1]
+    assert note.startswith("val_error ") and numbers_in(note) == [2, 1]
 
 
 def test_the_last_value_of_a_trial_that_diverged_is_no_missing_value():

@@ -95,12 +95,11 @@ def test_other_code_or_data_is_refused_and_named(study):
     check_environment("sqlite:///nowhere.db", "s", environment("2"))
 
 
-def test_two_versions_are_noted_with_their_trials(study):
+def test_two_versions_are_noted_with_their_trials(study, golden):
     study(environment(), 3)
     record = study(environment("2", since="2026-11-28 09:30"), 2)
     (note,) = lines_of(ENVIRONMENTS, Analysis(record))
-    assert "2 versions of my_code.py" in note
-    assert "3 trials since 2026-11-27 10:00, 2 trials since 2026-11-28 09:30" in note
+    golden.check("storage/two-versions.txt", note + "\n")
     (
         check_environment(study.url, "s", environment()),
         check_environment(study.url, "s", environment("2")),
@@ -121,15 +120,16 @@ def test_trials_of_an_earlier_version_go_on_and_are_noted(study):
     assert "2 trials" in note and "2026-11-27 10:00" in note
 
 
-def test_versions_threads_loops_and_unknown_code_are_noted(study):
+def test_versions_threads_loops_and_unknown_code_are_noted(study, golden):
     study(environment(**{"version.timm": "1.0", "version.mlflow": "3.17"}))
     other = {"version.timm": "1.1", "version.mlflow": "3.18", "version.torch": "2.16", THREADS: 2}
     record = study(environment(**other, **{SOURCES: {"__main__.Net": UNKNOWN}}), engine="lightning")
-    torch, versions, unknown, threads, loops = lines_of(ENVIRONMENTS, Analysis(record))
-    assert "torch 2.15 and 2.16" in torch and "timm 1.0 and 1.1" in versions
+    notes = lines_of(ENVIRONMENTS, Analysis(record))
+    torch, versions, unknown, threads, loops = notes
+    assert "torch" in torch and "timm" in versions and "study.threads" in threads
+    assert "__main__.Net" in unknown and "single" in loops
     assert "mlflow" not in versions, "it changes no result"
-    assert "__main__.Net" in unknown and "study.threads 1 and 2" in threads
-    assert "1 trial " in loops and "1 in the loop single" in loops
+    golden.check("storage/environments.txt", "\n".join(notes) + "\n")
 
 
 def test_a_merge_keeps_what_trials_were_made_of(study, tmp_path):
@@ -147,7 +147,7 @@ def test_a_merge_keeps_what_trials_were_made_of(study, tmp_path):
         environment()[KEY],
         environment("2")[KEY],
     }
-    assert "2 versions of my_code.py" in lines_of(ENVIRONMENTS, Analysis(record))[0]
+    assert "my_code.py" in lines_of(ENVIRONMENTS, Analysis(record))[0]
 
 
 def test_a_new_value_of_an_axis_of_the_data_is_no_other_data(tmp_path):
@@ -170,4 +170,5 @@ def test_a_new_value_of_an_axis_of_the_data_is_no_other_data(tmp_path):
         check_environment(
             url, "s", environment(**{DATA: {"noise=0.5": ["edited"], "noise=8.0": ["of 8"]}})
         )
-    assert caught.value.parts == ("the data at noise=0.5",)
+    (part,) = caught.value.parts
+    assert part.endswith(" noise=0.5")

@@ -24,6 +24,7 @@ from lit_dps.storage.trial_queue import TrialQueue
 from lit_dps.study.failures import AllFail, Failure, Failures, failure_in
 from lit_dps.study.progress import Progress, ProgressLog, RunPlan
 from tests.support.runs import trials_of
+from tests.support.texts import numbers_in
 from tests.unit.storage.test_store import SPACE, cell_trials, ended
 from tests.unit.storage.test_store_shared import declared
 
@@ -178,14 +179,9 @@ def test_files_of_tracebacks_come_and_go(tmp_path):
     failures.on_result_stored(failed(Trial(CELL, 0)))
     file = tmp_path / "failures" / "s" / "B=4 S=0 point-0.txt"
     assert file.read_text() == "Traceback\nno"
-    assert (
-        failures.summary()
-        == f"1 trial failed, its traceback is in {file.parent}; the same command runs it again"
-    )
+    assert failures.summary().startswith("1 trial ") and str(file.parent) in failures.summary()
     failures.on_result_stored(failed(Trial(CELL, 1)))
-    assert failures.summary().startswith(
-        f"2 trials failed, their tracebacks are in {file.parent}; the same"
-    )
+    assert failures.summary().startswith("2 trials ") and str(file.parent) in failures.summary()
     for point in (0, 1):
         Failures(file.parent).on_result_stored(ended(Trial(CELL, point)))
     assert list(tmp_path.iterdir()) == []
@@ -196,7 +192,7 @@ def test_a_folder_that_cannot_be_written_ends_no_study(tmp_path):
     failures = Failures(tmp_path / "failures" / "s")
     failures.on_result_stored(failed(Trial(CELL, 0)))
     failures.on_result_stored(ended(Trial(CELL, 1)))
-    assert failures.summary().startswith("1 trial failed")
+    assert failures.summary().startswith("1 trial ")
 
 
 def fails_with(trial: Trial, error: str = "ValueError: no", line: int = 7) -> TrialResult:
@@ -246,14 +242,16 @@ DENSE, SPARSE, LARGE = Cell(4, 0.0), Cell(4, 0.8), Cell(8, 0.8)
 def test_kinds_of_trials_that_always_fail_in_the_same_place(tmp_path, results, expected):
     failures = after(tmp_path, *results)
     assert failures.lasting() == expected
-    assert ("Change the code or the configuration" in failures.summary()) == bool(expected)
+    # Those that always fail are listed, with what to do.
+    assert all(kind in failures.summary() for kind in expected)
+    assert (str(SAME) in failures.summary()) == bool(expected)
 
 
 def test_a_trial_that_failed_in_the_same_place_in_an_earlier_run_of_the_study(tmp_path):
     earlier = (ended(Trial(SPARSE, 0)), fails_with(Trial(SPARSE, 1)))
-    assert after(tmp_path, fails_with(Trial(SPARSE, 1)), earlier=earlier).lasting() == {
-        "B=4 S=0.8 point-1": SAME
-    }
+    trial = Trial(SPARSE, 1)
+    failures = after(tmp_path, fails_with(trial), earlier=earlier)
+    assert failures.lasting() == {f"{SPARSE} {trial.file_name}": SAME}
     assert after(tmp_path, fails_with(Trial(SPARSE, 1), line=9), earlier=earlier).lasting() == {}
     assert after(tmp_path, earlier=earlier).summary() == "", "nothing failed in this run"
 
@@ -285,10 +283,8 @@ def test_a_study_ends_when_its_first_trials_all_failed(tmp_path, fails, at_once)
             failures.on_result_stored(failed(trial) if point in fails else ended(trial))
     except AllFail as error:
         assert at_once and told == [0, 1, 2]
-        assert (
-            str(error)
-            == f"the first 3 trials failed, the last with ValueError: no; tracebacks in {tmp_path}"
-        )
+        assert error.value == "ValueError: no"
+        assert str(tmp_path) in str(error) and numbers_in(str(error))[0] == 3
     else:
         assert not at_once
 

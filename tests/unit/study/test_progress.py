@@ -15,33 +15,41 @@ def result(cell: Cell, point: int, steps: int | None, seconds: float = 10.0) -> 
     return TrialResult(Trial(cell, point), status, steps, seconds=seconds)
 
 
-def test_counts_best_and_time_left():
+def remaining(progress: ProgressLog) -> tuple[int, bool]:
+    """Return the seconds that remain, and whether they are a lower bound."""
+    time_remaining = progress.progress.time_remaining(progress.progress.finished())
+    return round(time_remaining.seconds), time_remaining.bound
+
+
+def test_counts_best_and_time_left(golden):
     stream = io.StringIO()
     counted = Progress(RunPlan(CELLS, 3, workers=2), {CELLS[0]: [result(CELLS[0], 0, 160)]})
     progress = ProgressLog(counted, stream, seconds=0.0)
-    assert (
-        progress.line() == "cells 0/2  trials 1/6  time left 0:00:25"
-    )  # five trials of 10 s by two workers
+    lines = [progress.line()]
+    assert remaining(progress) == (25, False)  # five trials of 10 s by two workers
     progress.update(result(CELLS[0], 1, 96))
-    assert progress.line(CELLS[0]) == "cells 0/2  trials 2/6  B=4 S=0: best K 96  time left 0:00:20"
+    lines.append(progress.line(CELLS[0]))
+    assert counted.finished() == {CELLS[0]: 2, CELLS[1]: 0} and counted.k_star(CELLS[0]) == 96
     progress.update(result(CELLS[0], 2, None))
-    assert progress.line(CELLS[1]) == "cells 1/2  trials 3/6  B=64 S=0: best K -  time left 0:00:15"
+    lines.append(progress.line(CELLS[1]))
+    assert counted.k_star(CELLS[1]) is None and remaining(progress) == (15, False)
     progress.update(result(CELLS[1], 0, 32, seconds=100))  # now its own batch size is known
-    assert progress.line() == "cells 1/2  trials 4/6  time left 0:01:40"
+    lines.append(progress.line())
+    assert remaining(progress) == (100, False)
+    golden.check("study/progress.txt", "\n".join(lines) + "\n")
     progress.close()
     assert stream.getvalue().count("\n") == 4 and "\r" not in stream.getvalue()
 
 
-def test_nothing_known_yet_and_a_quiet_stream():
+def test_nothing_known_yet_and_a_quiet_stream(golden):
     stream = io.StringIO()
     progress = ProgressLog(Progress(RunPlan(CELLS, 1, workers=1)), stream, seconds=1000)
-    assert progress.line() == "cells 0/2  trials 0/2  time left ?"
+    assert progress.progress.time_remaining(progress.progress.finished()) is None
+    assert progress.line().endswith("?")
     for cell in CELLS:
         progress.update(result(cell, 0, 16))
     progress.close()
-    first, last = stream.getvalue().splitlines()
-    assert first.startswith("cells 1/2")
-    assert last == "cells 2/2  trials 2/2  time left 0:00:00"
+    golden.check("study/progress-quiet.txt", stream.getvalue())
 
 
 def stopped(point: int, step: int) -> TrialResult:
@@ -49,19 +57,20 @@ def stopped(point: int, step: int) -> TrialResult:
     return TrialResult(Trial(CELLS[0], point), Status.OUTRACED, None, curve, seconds=10.0)
 
 
-def test_a_trial_that_has_to_go_on_is_not_finished():
+def test_a_trial_that_has_to_go_on_is_not_finished(golden):
     counted = Progress(RunPlan(CELLS[:1], 3, workers=1, race_factor=2))
     progress = ProgressLog(counted, io.StringIO())
     for point in range(3):
         progress.update(stopped(point, 80))
-    assert progress.line() == "cells 0/1  trials 0/3  time left at least 0:00:30", (
-        "all pause until one is complete"
-    )
+    # All pause until one is complete.
+    assert counted.finished() == {CELLS[0]: 0} and remaining(progress) == (30, True)
+    lines = [progress.line()]
     progress.update(result(CELLS[0], 0, 96))
-    assert progress.line().endswith("trials 1/3  time left 0:00:20"), (
-        "two like the one that ended: no bound any more"
-    )
+    # Two like the one that ended remain: the time is no bound any more.
+    assert counted.finished() == {CELLS[0]: 1} and remaining(progress) == (20, False)
     progress.update(stopped(1, 192))
-    assert "trials 2/3" in progress.line()
+    assert counted.finished() == {CELLS[0]: 2}
     progress.update(result(CELLS[0], 2, 160))
-    assert progress.line() == "cells 1/1  trials 3/3  time left 0:00:00"
+    assert counted.finished() == {CELLS[0]: 3} and remaining(progress) == (0, False)
+    lines.append(progress.line())
+    golden.check("study/progress-raced.txt", "\n".join(lines) + "\n")
