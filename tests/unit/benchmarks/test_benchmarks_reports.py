@@ -51,7 +51,9 @@ def test_a_quick_run_writes_its_sections(tmp_path, monkeypatch, sections):
 
 
 def test_the_table_of_the_docs_is_that_of_the_newest_report():
-    newest = sorted((ROOT / "benchmarks" / "results").glob("*.json"))[-1]
+    reports = sorted((ROOT / "benchmarks" / "results").glob("*.json"))
+    # A report of one section, such as of a GPU, has no table of the docs.
+    newest = [file for file in reports if "protocol" in read(file).sections][-1]
     path = str(newest.with_suffix(".md").relative_to(ROOT))
     page = (ROOT / "docs" / "speed.md").read_text()
     assert summary.put(summary.summary(read(newest), path), page) == page
