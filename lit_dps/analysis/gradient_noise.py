@@ -145,8 +145,7 @@ def _line(groups: Sequence[Readings]) -> np.ndarray:
 
     Iteratively reweighted least squares of the deviations relative to the fit.
     """
-    x = np.concatenate([group.squared_gradient for group in groups])
-    y = np.concatenate([group.noise for group in groups])
+    x, y = map(np.concatenate, zip(*groups, strict=True))
     # In these units both columns have the same order of magnitude.
     scale = x.max()
     columns = np.stack([np.ones_like(x), x / scale], axis=1)

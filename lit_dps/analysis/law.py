@@ -26,7 +26,6 @@ from lit_dps.analysis.intervals import (
 )
 from lit_dps.analysis.law_fit import (
     AT_LEAST,
-    AT_MOST,
     LOSS_SCALE,
     MIN_BATCH_SIZES,
     Fit,
@@ -100,21 +99,17 @@ class Law:
     @cached_property
     def k_star(self) -> dict[int, float]:
         """K by batch size, ascending, with upper bounds and without lower bounds."""
-        k_star = {}
-        for o in self.observations:
-            if o.bound != AT_LEAST:
-                k_star[_integer(o.batch_size)] = _integer(o.steps)
-        return k_star
+        return _k_by_batch_size(o for o in self.observations if o.bound != AT_LEAST)
 
     @cached_property
     def upper_bounds(self) -> frozenset[int]:
         """The batch sizes whose K is only an upper bound."""
-        return frozenset(_integer(o.batch_size) for o in self.observations if o.bound == AT_MOST)
+        return frozenset(self.k_star.keys() - self.resolved.keys())
 
     @cached_property
     def resolved(self) -> dict[int, float]:
         """K by batch size, ascending, without bounds."""
-        return {_integer(o.batch_size): _integer(o.steps) for o in exact(self.observations)}
+        return _k_by_batch_size(exact(self.observations))
 
     @cached_property
     def limits(self) -> dict[int, Interval]:
@@ -148,7 +143,7 @@ class Law:
             name: As in `Observation.draws`.
         """
         measured = exact(self.observations)
-        if not any(o.variance for o in measured):
+        if not _data_of(measured).variance.any():
             return np.empty((0, len(measured)))
         return np.stack([o.draws(count, name) for o in measured], axis=1)
 
@@ -257,11 +252,12 @@ class Law:
 
     def _interpolated(self, batch: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return log K (n,) on chords between measured batch sizes, and its standard deviation."""
-        measured = exact(self.observations)
-        log_b = np.log([o.batch_size for o in measured])
+        measured = _data_of(exact(self.observations))
+        log_b = np.log(measured.batch_sizes)
         x = np.log(batch)
-        log_steps = np.interp(x, log_b, np.log([o.steps for o in measured]))
-        variance = np.interp(x, log_b, [_variance_or_default(o) for o in measured])
+        log_steps = np.interp(x, log_b, np.log(measured.steps))
+        variance = np.where(measured.variance > 0, measured.variance, LOSS_SCALE**2)
+        variance = np.interp(x, log_b, variance)
         is_measured = np.isclose(x[:, None], log_b).any(axis=1)
         error = np.where(is_measured, 0.0, INTERPOLATION_ERROR)
         return log_steps, np.sqrt(variance + error**2)
@@ -306,6 +302,14 @@ class Law:
         return f"{constants}  {self.describe()}"
 
 
+def _k_by_batch_size(observations: Iterable[Observation]) -> dict[int, float]:
+    """Return K by batch size."""
+    k = {}
+    for o in observations:
+        k[_integer(o.batch_size)] = _integer(o.steps)
+    return k
+
+
 def _integer(number: float) -> Any:
     """Return a number as an integer if it is one."""
     if number == int(number):
@@ -313,15 +317,10 @@ def _integer(number: float) -> Any:
     return number
 
 
-def _variance_or_default(observation: Observation) -> float:
-    """Return the variance of log K of an observation; that of `LOSS_SCALE` if it is unknown."""
-    return observation.variance or LOSS_SCALE**2
-
-
 def _measured_prediction(observation: Observation) -> Prediction:
-    """Return the K of an observation with its 95 % limits."""
+    """Return the K of an observation with 95 % limits; unknown noise counts as `LOSS_SCALE`."""
     k = observation.steps
-    half_width = NORMAL_95 * math.sqrt(_variance_or_default(observation))
+    half_width = NORMAL_95 * math.sqrt(observation.variance or LOSS_SCALE**2)
     low = k * math.exp(-half_width)
     high = k * math.exp(half_width)
     return Prediction(observation.batch_size, k, low, high, "measured")
@@ -377,7 +376,8 @@ class _Data(NamedTuple):
 def _data_of(observations: Sequence[Observation]) -> _Data:
     """Return observations as arrays."""
     rows = [(o.batch_size, o.steps, o.variance, o.bound) for o in observations]
-    return _Data(*np.ascontiguousarray(np.array(rows, float).T))
+    columns = np.array(rows, float).reshape(-1, len(_Data._fields)).T
+    return _Data(*np.ascontiguousarray(columns))
 
 
 class _Residuals(NamedTuple):

@@ -195,8 +195,11 @@ def repaired_spectra(record: StudyRecord) -> dict[Series, tuple[Spectrum, Spectr
 
 def without_jacobian(record: StudyRecord) -> int:
     """Return the number of repaired networks whose Jacobian was not measured."""
-    results = chain.from_iterable(record.results.values())
-    return sum(_is_repaired(result) and not _has_jacobian(result) for result in results)
+    count = 0
+    for result in chain.from_iterable(record.results.values()):
+        if _is_repaired(result) and not _has_jacobian(result):
+            count += 1
+    return count
 
 
 def _has_jacobian(result: TrialResult) -> bool:

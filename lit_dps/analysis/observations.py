@@ -162,7 +162,8 @@ def noise_of_minimum(steps: Sequence[int | None], dimensions: int) -> float:
         dimensions: Number of searched metaparameters; without any, trials are seeds.
     """
     count = len(steps)
-    best = sorted(k for k in steps if k is not None)[: NEAREST_TRIALS + 1]
+    complete = [k for k in steps if k is not None]
+    best = sorted(complete)[: NEAREST_TRIALS + 1]
     distances = np.diff(np.log(best)) * (count - np.arange(1, len(best)))
     total = float(distances.sum()) / count
     weight = len(distances)

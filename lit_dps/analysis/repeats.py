@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import pandas as pd
 
@@ -160,8 +161,10 @@ def _best_points(record: StudyRecord, cell: Cell) -> dict[int, int]:
     for result in record.resolved_results(cell):
         if result.steps is not None:
             steps[result.trial.point] = result.steps
-    best = record.plan.best_points((k, point) for point, k in steps.items())
-    return {point: steps[point] for point in best}
+    best = {}
+    for point in record.plan.best_points((k, point) for point, k in steps.items()):
+        best[point] = steps[point]
+    return best
 
 
 def repeat_rows(record: StudyRecord, repeats: Iterable[RepeatSummary]) -> pd.DataFrame:
@@ -212,11 +215,16 @@ def all_runs_are_equal(record: StudyRecord, repeated: RepeatSummary) -> bool:
 
     Losses are compared if they are recorded, because errors may be bounds.
     """
-    runs = [r for r in record.results[repeated.cell] if r.trial.point == repeated.point]
-    if not runs:
-        return False
     curves = []
-    for result in (*runs, *repeated.results):
-        values = result.curve.get("train_loss") or result.curve
-        curves.append((result.curve.get("step"), values))
-    return all(curve == curves[0] and curve[0] for curve in curves)
+    for result in record.results[repeated.cell]:
+        if result.trial.point == repeated.point:
+            curves.append(_comparable_curve(result))
+    if not curves:
+        return False
+    curves += map(_comparable_curve, repeated.results)
+    return bool(curves[0][0]) and curves.count(curves[0]) == len(curves)
+
+
+def _comparable_curve(result: TrialResult) -> tuple[Any, Any]:
+    """Return the steps of a trial's checks, and its losses; without losses its entire curve."""
+    return result.curve.get("step"), result.curve.get("train_loss") or result.curve

@@ -61,12 +61,17 @@ def step_seconds(record: StudyRecord) -> dict[Cell, StepSeconds]:
     seconds = {}
     untimed = []
     for cell, results in record.results.items():
-        timed = [r for r in results if r.status in _FULL_LENGTH and r.timed.get("steps")]
+        timed = list(filter(_is_timed, results))
         if timed:
             seconds[cell] = _of_timed_trials(timed)
         else:
             untimed.append(cell)
     return seconds | _by_wall_time(record, untimed)
+
+
+def _is_timed(result: TrialResult) -> bool:
+    """Return True if a trial of full length timed its steps and checks."""
+    return result.status in _FULL_LENGTH and bool(result.timed.get("steps"))
 
 
 def _complete_cells(record: StudyRecord) -> list[Cell]:
@@ -117,7 +122,7 @@ def _by_wall_time(record: StudyRecord, cells: Collection[Cell]) -> dict[Cell, St
     steps = {}
     seconds = {}
     for cell in cells:
-        results = [result for result in record.results[cell] if _ran_alone(result)]
+        results = list(filter(_ran_alone, record.results[cell]))
         if results:
             steps[cell] = np.array([result.steps_run for result in results], float)
             seconds[cell] = np.array([result.seconds for result in results], float)

@@ -101,7 +101,8 @@ def aligned(rows: Iterable[Mapping[str, str]], words: bool = False) -> list[str]
     """
     rows = list(rows)
     table = [list(rows[0])]
-    table += [list(row.values()) for row in rows]
+    for row in rows:
+        table.append(list(row.values()))
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     if words:
         widths[-1] = 0
@@ -197,8 +198,12 @@ def rows_of(series: Series, rows: pd.DataFrame) -> pd.DataFrame:
 
 def short_columns(series: Series) -> dict[str, str]:
     """Return the columns that name a series in a text table: S, then each further axis."""
-    texts = {name: text_of(value) for name, value in columns_of(series).items()}
-    return {"S": texts.pop("sparsity"), **texts}
+    columns = {}
+    for name, value in columns_of(series).items():
+        if name == "sparsity":
+            name = "S"
+        columns[name] = text_of(value)
+    return columns
 
 
 def legend(series: Series) -> str:
@@ -215,5 +220,4 @@ def listed(all_series: Sequence[Series]) -> str:
     """Return several series in words: S = 0, 0.5, or S = 0, method = snip; S = 0.5, ..."""
     if any(series.axes for series in all_series):
         return "; ".join(map(legend, all_series))
-    sparsities = [text_of(series.sparsity) for series in all_series]
-    return f"S = {', '.join(sparsities)}"
+    return f"S = {', '.join(text_of(series.sparsity) for series in all_series)}"

@@ -235,38 +235,40 @@ def _term_ratios(pairs: Sequence[Pair]) -> dict[str, float | None]:
     return means
 
 
-class _SeriesTerms(NamedTuple):
-    """The trials of a series at one batch size, of the points that have ended in every series."""
+class _StudyTerms(NamedTuple):
+    """The trials of a study at one batch size, of the points that have ended in every series.
 
-    steps: np.ndarray  # (points,), steps to result; infinite for a trial that is not complete
-    terms: np.ndarray  # (points, TERMS), nan if unknown
+    Series without trials are skipped.
+    """
+
+    series: list[Series]
+    steps: np.ndarray  # (series, points), infinite for a trial that is not complete
+    terms: np.ndarray  # (series, points, TERMS), nan if unknown
 
 
-def _series_terms(record: StudyRecord, batch_size: int) -> dict[Series, _SeriesTerms]:
-    """Return steps to result and terms of each series that has trials at a batch size."""
+def _study_terms(record: StudyRecord, batch_size: int) -> _StudyTerms:
+    """Return steps to result and terms of the trials at a batch size."""
     results: dict[Series, Mapping[int, TrialResult]] = {}
     for series in record.series:
         trials = record.resolved_results(cell_of(series, batch_size))
         if trials:
             results[series] = {result.trial.point: result for result in trials}
-    if not results:
-        return {}
-    points = sorted(set.intersection(*map(set, results.values())))
-    by_series = {}
-    for series, by_point in results.items():
-        steps = np.full(len(points), math.inf)
-        terms = np.full((len(points), len(TERMS)), math.nan)
-        for i, point in enumerate(points):
-            result = by_point[point]
+    points = []
+    if results:
+        points = sorted(set.intersection(*map(set, results.values())))
+    steps = np.full((len(results), len(points)), math.inf)
+    terms = np.full((*steps.shape, len(TERMS)), math.nan)
+    for i, of_series in enumerate(results.values()):
+        for j, point in enumerate(points):
+            result = of_series[point]
             if result.steps is not None:
-                steps[i] = result.steps
+                steps[i, j] = result.steps
             measured = None
             if comparable(result):
                 measured = terms_of(result)
             if measured is not None:
-                terms[i] = [of(measured) for of in TERMS.values()]
-        by_series[series] = _SeriesTerms(steps, terms)
-    return by_series
+                terms[i, j] = [of(measured) for of in TERMS.values()]
+    return _StudyTerms(list(results), steps, terms)
 
 
 def rank_rows(record: StudyRecord) -> pd.DataFrame:
@@ -278,7 +280,7 @@ def rank_rows(record: StudyRecord) -> pd.DataFrame:
     """
     rows = []
     for batch_size in record.batch_sizes:
-        for series, (steps, terms) in _series_terms(record, batch_size).items():
+        for series, steps, terms in zip(*_study_terms(record, batch_size), strict=True):
             row = {"batch_size": batch_size, **columns_of(series), "points": len(steps)}
             best = steps.min(initial=math.inf)
             row["k_star"] = None
@@ -304,26 +306,28 @@ def correlation_rows(record: StudyRecord, replicates: int = REPLICATES) -> pd.Da
     """
     rows = []
     for batch_size in record.batch_sizes:
-        by_series = _series_terms(record, batch_size)
-        for correlation in _correlations(list(by_series.values()), batch_size, replicates):
+        study = _study_terms(record, batch_size)
+        if not study.steps.size:
+            continue
+        resamples = resampling_rng(0, batch_size).integers(
+            study.steps.shape[1], size=(replicates, study.steps.shape[1])
+        )
+        for correlation in _correlations(study, resamples):
             rows.append({"batch_size": batch_size, **correlation})
     return frame(rows)
 
 
-def _correlations(
-    of_series: Sequence[_SeriesTerms], batch_size: int, replicates: int
-) -> Iterator[dict[str, Any]]:
-    """Yield the columns of `correlation_rows` of each term that enough series have."""
-    if not of_series or not len(of_series[0].steps):
-        return
-    steps = np.array([each.steps for each in of_series])  # (series, points)
-    terms = np.array([each.terms for each in of_series])  # (series, points, terms)
-    points = steps.shape[1]
-    resamples = resampling_rng(0, batch_size).integers(points, size=(replicates, points))
-    k_star = steps.min(axis=1)
-    resampled_k_star = steps[:, resamples].min(axis=2).T  # (replicates, series)
-    means = _geometric_means(terms)  # (series, terms)
-    resampled_means = np.array([_geometric_means(terms[:, chosen]) for chosen in resamples])
+def _correlations(study: _StudyTerms, resamples: np.ndarray) -> Iterator[dict[str, Any]]:
+    """Yield the columns of `correlation_rows` of each term that enough series have.
+
+    Args:
+        study: At one batch size.
+        resamples: (R, points), indices of points.
+    """
+    k_star = study.steps.min(axis=1)
+    resampled_k_star = study.steps[:, resamples].min(axis=2).T  # (R, series)
+    means = _geometric_means(study.terms)  # (series, terms)
+    resampled_means = np.array([_geometric_means(study.terms[:, chosen]) for chosen in resamples])
     for i, name in enumerate(TERMS):
         has_both = np.isfinite(means[:, i]) & np.isfinite(k_star)
         count = int(has_both.sum())
@@ -383,5 +387,7 @@ def _chance(count: int) -> float:
     """Return the 95th percentile of |rho| over random orders of some series."""
     random = resampling_rng(0, count)
     order = np.arange(count)
-    rhos = [abs(_rank_correlation(order, random.permutation(count))) for _ in range(_ORDERS)]
+    rhos = []
+    for _ in range(_ORDERS):
+        rhos.append(abs(_rank_correlation(order, random.permutation(count))))
     return float(np.percentile(rhos, 95))
