@@ -84,8 +84,7 @@ def series_curves(
         steps = {}
         if series in medians:
             steps = medians[series].k_star
-        of_rows = [steps.get(batch_size) for batch_size in curve["batch_size"]]
-        curve["median"] = pd.array(of_rows, "Float64")
+        curve["median"] = pd.array(list(map(steps.get, curve["batch_size"])), "Float64")
         parts.append(pd.DataFrame({**columns_of(series), **curve}))
     return pd.concat(parts, ignore_index=True)
 
@@ -117,7 +116,7 @@ def law_curve(
     batch = _curve_points(batch_sizes, beyond)
     sizes = _integers_of_grid(batch, batch_sizes)
     curve = pd.DataFrame({"batch_size": pd.Series(sizes, dtype=object)})
-    curve["k_star"] = pd.array([law.k_star.get(b) for b in sizes], "Int64")
+    curve["k_star"] = pd.array(list(map(law.k_star.get, sizes)), "Int64")
     limits = np.array([law.limits.get(b, (np.nan, np.nan)) for b in sizes])
     curve["k_star_low"] = limits[:, 0]
     curve["k_star_high"] = limits[:, 1]

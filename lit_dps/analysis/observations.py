@@ -301,12 +301,16 @@ def _median(steps: np.ndarray) -> float:
 
 def note_on_edges(observations: Sequence[Observation]) -> str | None:
     """Return a note on best metaparameters that are on an end of their range; None without any."""
-    on_edge = [o for o in observations if o.edge]
-    if not on_edge:
+    sizes = []
+    edges = []
+    for o in observations:
+        if o.edge:
+            sizes.append(o.batch_size)
+            edges.append(o.edge)
+    if not edges:
         return None
-    sizes = listed_numbers(o.batch_size for o in on_edge)
-    edges = "; ".join(dict.fromkeys(o.edge for o in on_edge))
+    different = "; ".join(dict.fromkeys(edges))
     return (
-        f"the best metaparameters lie on an end of their range at B = {sizes} ({edges}): K may be "
-        "smaller there, widen it first"
+        f"the best metaparameters lie on an end of their range at B = {listed_numbers(sizes)} "
+        f"({different}): K may be smaller there, widen it first"
     )

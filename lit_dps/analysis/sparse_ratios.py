@@ -16,7 +16,7 @@ from lit_dps.analysis.intervals import (
 )
 from lit_dps.analysis.law import Law
 from lit_dps.analysis.summary import CellSummary
-from lit_dps.analysis.tables import base_of, columns_of, frame
+from lit_dps.analysis.tables import base_of, cell_of, columns_of, frame
 from lit_dps.core.trial import Cell, Series
 
 
@@ -89,10 +89,13 @@ def ratio_bounds(cells: Iterable[CellSummary], laws: Mapping[Series, Law]) -> li
 
 def _pairs(cells: Iterable[CellSummary]) -> Iterator[tuple[CellSummary, CellSummary]]:
     """Yield each cell above its base with the base cell at its batch size, if both have a K*."""
-    summaries = {(summary.cell.batch_size, summary.cell.series): summary for summary in cells}
-    all_series = {series for _, series in summaries}
-    for (batch_size, series), sparse in summaries.items():
-        base = summaries[batch_size, base_of(series, all_series)]
+    by_cell = {}
+    all_series = set()
+    for summary in cells:
+        by_cell[summary.cell] = summary
+        all_series.add(summary.cell.series)
+    for cell, sparse in by_cell.items():
+        base = by_cell[cell_of(base_of(cell.series, all_series), cell.batch_size)]
         if sparse is not base and sparse.k_star is not None and base.k_star is not None:
             yield sparse, base
 

@@ -91,14 +91,18 @@ def _summarize_cell(record: StudyRecord, cell: Cell) -> CellSummary:
     if best is not None and best.steps is not None:
         may_be_lower = min(undetermined.values(), default=best.steps) < best.steps
         is_bound = may_be_lower or is_at_first_check(best.steps, record.goal.check_interval)
-    # A study may have been declared smaller than before. Points beyond its trials do not reduce the
-    # number of pending trials.
-    finished = {*undetermined, *(result.trial.point for result in results)}
+    counts = Counter()
+    finished = set(undetermined)
+    for result in results:
+        counts[result.status] += 1
+        finished.add(result.trial.point)
     return CellSummary(
         cell=cell,
         trials=trials,
         best=best,
-        counts=Counter(result.status for result in results),
+        counts=counts,
+        # Not the number of trials less the finished points: a study may have been declared smaller
+        # than before, and some of its points are then beyond its trials.
         pending=len(set(range(record.trials)) - finished),
         running=record.running[cell],
         boundary=_boundary(record, best),

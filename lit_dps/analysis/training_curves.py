@@ -93,8 +93,10 @@ def measured_samples(record: StudyRecord, batch_size: int) -> list[set[int]]:
     for cell in record.cells:
         if cell.batch_size == batch_size:
             measured = filter(has_lipschitz, record.results[cell])
-            samples.append({result.trial.point for result in measured})
-    return [of_series for of_series in samples if of_series]
+            points = {result.trial.point for result in measured}
+            if points:
+                samples.append(points)
+    return samples
 
 
 def common_samples(record: StudyRecord, batch_size: int) -> set[int]:

@@ -21,7 +21,7 @@ EngineName = Literal["auto", "single", "stacked", "lightning", "fused"]
 SPARSITY_KEY = "pruning.sparsity"
 SAMPLERS = ("sobol", "tpe", "gp")
 THREADS = 1024  # more than any CPU has, and fewer than the system makes
-RACE_FACTOR = 2.0  # of racing, where nothing else is said
+RACE_FACTOR = 2.0  # the default
 NO_RACE = "null, or left out, because study.train_past_goal runs trials to the budget"
 
 
@@ -131,7 +131,10 @@ class StudyConfig:
                     raise ConfigError(f"study.{name}", key, allowed)
         self._take_from_grid(self.batch_size_key, "batch_sizes", int)
         self._take_from_grid(SPARSITY_KEY, "sparsities", float)
-        self.space = {key: parse_box(f"study.space.{key}", box) for key, box in self.space.items()}
+        space = {}
+        for key, box in self.space.items():
+            space[key] = parse_box(f"study.space.{key}", box)
+        self.space = space
         if self.train_past_goal and self.race_factor == RACE_FACTOR:
             self.race_factor = None
 
@@ -159,7 +162,9 @@ class StudyConfig:
             if isinstance(value, bool) or not isinstance(value, (int, float)):
                 raise ConfigError(f"study.grid.{key}", value, "a number")
             # 2.0 becomes 2; `check` refuses 2.5.
-            numbers.append(kind(value) if kind(value) == value else value)
+            if kind(value) == value:
+                value = kind(value)
+            numbers.append(value)
         setattr(self, name, numbers)
 
     @property
@@ -170,11 +175,10 @@ class StudyConfig:
     @property
     def axes(self) -> dict[str, list[Value]]:
         """The axes of the grid beside batch size and sparsity: values by configuration key."""
-        return {
-            key: values
-            for key, values in self.grid.items()
-            if key not in (self.batch_size_key, SPARSITY_KEY)
-        }
+        axes = dict(self.grid)
+        axes.pop(self.batch_size_key, None)
+        axes.pop(SPARSITY_KEY, None)
+        return axes
 
     @property
     def repeat_plan(self) -> RepeatPlan:
@@ -315,8 +319,7 @@ def check_name(key: str, name: str) -> None:
 
 
 def folder_name(study: str) -> str:
-    """Return the name of the folder of a study's figures and tables, even for an invalid study
-    name.
+    """Return the name of the folder of a study's figures and tables, even for an invalid name.
 
     `lit_dps.storage` ensures that the studies of a storage have different folders.
     """
@@ -334,8 +337,10 @@ def folder_name(study: str) -> str:
 
 
 def cores() -> int:
-    """CPU cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """Return the number of CPU cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def _check_kind(key: str, values: list) -> None:

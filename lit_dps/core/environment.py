@@ -60,34 +60,37 @@ SAME: dict[str, Callable[[Hashes, Hashes], bool]] = {SOURCES: is_same_source, DA
 
 
 def changed_parts(
-    known: Sequence[Mapping[str, Any]], now: Mapping[str, Any], entry: str
+    stored: Sequence[Mapping[str, Any]], now: Mapping[str, Any], entry: str
 ) -> list[str]:
-    """Return the names in an entry whose version differs from all known environments.
+    """Return the names in an entry whose version differs from all stored environments.
 
-    A name that occurs in no known environment is new and does not count as a change.
+    A name that occurs in no stored environment is new and does not count as a change.
 
     Args:
-        known: Environments of a study.
+        stored: Environments of a study.
         now: The environment to compare.
         entry: SOURCES or DATA.
     """
     changed = []
     for name, version in now.get(entry, {}).items():
-        earlier = [each[entry][name] for each in known if name in each.get(entry, {})]
+        earlier = [each[entry][name] for each in stored if name in each.get(entry, {})]
         if earlier and not any(SAME[entry](version, other) for other in earlier):
             changed.append(name)
     return changed
 
 
-def changes_since(known: Sequence[Mapping[str, Any]], now: Mapping[str, Any]) -> list[str]:
-    """Return the files and data of an environment that differ from all known environments.
+def changes_since(stored: Sequence[Mapping[str, Any]], now: Mapping[str, Any]) -> list[str]:
+    """Return the files and data of an environment that differ from all stored environments.
 
     Returns:
         Words such as "my_code.py" and "the data at noise=0.5".
     """
-    words = changed_parts(known, now, SOURCES)
-    for axes in changed_parts(known, now, DATA):
-        words.append(f"the data at {axes}" if axes else "the data")
+    words = changed_parts(stored, now, SOURCES)
+    for axes in changed_parts(stored, now, DATA):
+        text = "the data"
+        if axes:
+            text += f" at {axes}"
+        words.append(text)
     return words
 
 

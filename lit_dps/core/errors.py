@@ -21,9 +21,9 @@ class UserError(Exception):
     """Base class of errors that the user can fix: by other input, other files or other storage.
 
     Attributes:
-        key: The configuration key, option or file that the error is about; None if there is none.
+        key: The configuration key, option or file that the error is about; None without one.
         value: The value of the key.
-        allowed: What the value must be, as text; None if the message says it.
+        allowed: What the value must be, as text; None if it is part of the message.
         hint: What the user can do next, as text; None if there is no advice.
     """
 
@@ -66,14 +66,16 @@ class ConfigError(UserError, ValueError):
 
 
 def is_about(message: str, key: str) -> bool:
-    """Return True if a message is that of a ConfigError about a key."""
+    """Return True if a message is the text of a ConfigError about a key."""
     return message.startswith(f"{key} is ")
 
 
 def describe_value(key: str, value: object) -> str:
     """Return a value as it is written in a configuration; a missing option is "missing"."""
     if value is None:
-        return "missing" if key.startswith("--") else "null"
+        if key.startswith("--"):
+            return "missing"
+        return "null"
     if isinstance(value, bool):
         return str(value).lower()
     return shorten(repr(value))
@@ -107,7 +109,7 @@ _FRAME = re.compile(r' *File "(.+)", line (\d+), in (.+)')
 
 
 def find_user_error(error: BaseException | None) -> UserError | None:
-    """Return the UserError that another error was raised from; None if there is none."""
+    """Return the UserError that another error was raised from; None without one."""
     while error is not None and not isinstance(error, UserError):
         error = error.__cause__ or error.__context__
     return error
@@ -115,8 +117,8 @@ def find_user_error(error: BaseException | None) -> UserError | None:
 
 def first_line(error: BaseException) -> str:
     """Return the first line of an error's text; the name of its class if it has no text."""
-    lines = str(error).splitlines()
-    return lines[0] if lines else type(error).__name__
+    lines = str(error).splitlines() or [type(error).__name__]
+    return lines[0]
 
 
 def is_loader_worker_error(error: BaseException) -> bool:
@@ -151,7 +153,7 @@ def place_in_user_code(error: BaseException) -> str:
     frames = [frame for frame in _frames_of(error) if not frame.filename.startswith(libraries)]
     if not frames:
         return ""
-    # The user's call of another library says more than a line within that library.
+    # The user's call of another library is more useful than a line within that library.
     user_frames = [frame for frame in frames if not _is_installed(frame.filename)]
     last = (user_frames or frames)[-1]
     return f" ({Path(last.filename).name}, line {last.lineno}, in {last.name})"
@@ -168,7 +170,7 @@ def _library_folders() -> list[Path]:
 
 
 def _frames_of(error: BaseException) -> list[traceback.FrameSummary]:
-    """Return the frames of an error's traceback, then those of a worker of a DataLoader."""
+    """Return the frames of an error's traceback, then the frames of a worker of a DataLoader."""
     frames = list(traceback.extract_tb(error.__traceback__))
     if not is_loader_worker_error(error):
         return frames

@@ -190,10 +190,14 @@ class Goal:
         has_diverged = not (math.isfinite(loss) and weights_finite)
         can_continue = not has_diverged and step < self.max_steps
         if met_before or self.is_reached(value):
-            return None if train_past_goal and can_continue else Status.COMPLETE
+            if train_past_goal and can_continue:
+                return None
+            return Status.COMPLETE
         if has_diverged:
             return Status.INFEASIBLE
-        return None if can_continue else Status.INCOMPLETE
+        if can_continue:
+            return None
+        return Status.INCOMPLETE
 
 
 # Lightning adds this suffix if there are several validation dataloaders.

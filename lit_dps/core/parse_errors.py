@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 import sys
 
-# Reasons of the types that a value was not meant to have: the class may be left out, or the value
-# may be a path.
+# Reasons of types that a value was not meant to have: null, for an optional class, or a path.
 _NOT_MEANT = "Expected a <class 'NoneType'>", "Expected <class 'NoneType'>", "Expected a path"
 _KEY = re.compile(r'Parser key "([^"]+)": ')
 _WRAPPED = re.compile(
@@ -33,8 +32,8 @@ _WRONG_LITERAL = re.compile(r"Expected a typing\.Literal\[(.*)\]\. Got value: (.
 def one_line(error: BaseException | str) -> str:
     """Return an error of jsonargparse as one line: the key and the reason.
 
-    For a class that may be left out, the reason is why the given class is not accepted. The text of
-    any other error is returned with its line breaks replaced by spaces.
+    For an optional class, the reason is why the configured class is not accepted. The text of any
+    other error is returned with its line breaks replaced by spaces.
     """
     text = " ".join(str(error).split())
     special = _wrong_lightning(text) or _default_without_yaml(text)
@@ -48,7 +47,9 @@ def one_line(error: BaseException | str) -> str:
     nested = _NESTED_KEY.fullmatch(text)
     if nested is not None:
         return f"{key}.{nested[1]}: there is no such key; {key} has none below it"
-    line = f"{key}: {text}" if keys else text
+    line = text
+    if keys:
+        line = f"{key}: {text}"
     if _SPARSE_ENGINE.match(line):
         return "study.engine is 'sparse'; it must be 'single'. The engine 'sparse' was removed."
     wrong = _WRONG_TYPE.fullmatch(text)

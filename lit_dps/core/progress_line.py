@@ -1,4 +1,4 @@
-"""ProgressLine: says on stderr how far a long computation is."""
+"""ProgressLine: prints the progress of a long computation on stderr."""
 
 from __future__ import annotations
 
@@ -8,18 +8,22 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TypeVar
 
-FIRST_SECONDS = 2.0  # a shorter wait needs no line
-PART_SECONDS = 0.5  # a shorter part of a long wait needs no line
-PIPE_SECONDS = 30.0  # between two lines of a log file
+# A shorter wait, and a shorter part of a long wait, need no line.
+FIRST_SECONDS = 2.0
+PART_SECONDS = 0.5
+# Between two lines of a log file.
+PIPE_SECONDS = 30.0
+
 Item = TypeVar("Item")
+# Begin of the wait that `one_wait` counts; None outside of it.
 _waiting_since: float | None = None
 
 
 @contextmanager
 def one_wait(begin: float) -> Iterator[None]:
-    """Count all that is done in the body as one wait, from `begin` on the monotonic clock.
+    """Count everything in the body as one wait, from `begin` on the monotonic clock.
 
-    A command of many short parts is a long wait. Elsewhere each ProgressLine is a wait of its own.
+    A command of many short parts is a long wait. Elsewhere each ProgressLine is a separate wait.
     """
     global _waiting_since
     _waiting_since = begin
@@ -30,25 +34,29 @@ def one_wait(begin: float) -> Iterator[None]:
 
 
 class ProgressLine:
-    """Prints how far something is, from two seconds after the begin of the wait on.
+    """Prints the progress of a computation that takes longer than `FIRST_SECONDS`.
 
-    On a terminal the line is written again and again; elsewhere there is a new line now and then.
+    On a terminal the line is replaced; elsewhere there is a new line every `PIPE_SECONDS`.
 
     Args:
-        what: What is done, such as "MLflow: trials logged".
-        total: How many there are.
-        in_logs: Whether lines are printed also where stderr is no terminal.
+        what: The computation, such as "MLflow: trials logged".
+        total: The number of items.
+        in_logs: Whether to print lines also if stderr is no terminal.
     """
 
     def __init__(self, what: str, total: int, in_logs: bool = True):
-        self.what, self.total, self.in_logs = what, total, in_logs
+        self.what = what
+        self.total = total
+        self.in_logs = in_logs
         now = time.monotonic()
-        begin = now if _waiting_since is None else _waiting_since
+        begin = now
+        if _waiting_since is not None:
+            begin = _waiting_since
         self._next = max(begin + FIRST_SECONDS, now + PART_SECONDS)
         self._is_written = False
 
     def update(self, done: int) -> None:
-        """Take in how many are done, and print the line if it is due."""
+        """Set the number of finished items, and print the line if it is due."""
         now = time.monotonic()
         if now < self._next or not (self.in_logs or sys.stderr.isatty()):
             return
@@ -68,7 +76,7 @@ class ProgressLine:
 
 
 def with_progress(what: str, items: Sequence[Item]) -> Iterator[Item]:
-    """Yield the items; print on a terminal how many of them are done."""
+    """Yield the items; print on a terminal how many are finished."""
     line = ProgressLine(what, len(items), in_logs=False)
     for done, item in enumerate(items):
         line.update(done)

@@ -1,8 +1,8 @@
 """Racing: a trial that has run longer than the best trial of its cell cannot improve K*.
 
-A trial stops after `slack` times the steps that the best complete trial of its cell needed. Where a
-trial really stopped depends on which worker finished first. Therefore every trial runs to that
-step at least, and every result is reported truncated at that step.
+A trial stops after `race_factor` times the steps that the best complete trial of its cell needed.
+Where a trial really stopped depends on which worker finished first. Therefore every trial runs to
+that step at least, and every result is reported truncated at that step.
 """
 
 from __future__ import annotations
@@ -13,12 +13,14 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from lit_dps.core.trial import SHORT_STEPS, UNCOUNTED_STEPS, Status, TrialResult
 
-MIN_RUNG_CHECKS = 8  # checks before the first rung: fewer say little about a trial
-RUNG_GROWTH = 4  # ratio of neighbouring rungs, as usual for successive halving
+# Checks before the first rung: fewer do not show how a trial trains.
+MIN_RUNG_CHECKS = 8
+# Ratio of neighbouring rungs, as usual for successive halving.
+RUNG_GROWTH = 4
 
 
 def best_steps(steps: Iterable[int | None]) -> int | None:
-    """Return K*, the fewest steps to result of any complete trial; None if there is none.
+    """Return K*, the fewest steps to result of any complete trial; None without any.
 
     Source: Lee et al. 2021, Section 2.
 
@@ -28,17 +30,16 @@ def best_steps(steps: Iterable[int | None]) -> int | None:
     return min((k for k in steps if k is not None), default=None)
 
 
-def last_step(k_best: int | None, slack: float | None) -> float:
+def last_step(k_best: int | None, race_factor: float | None) -> float:
     """Return the step that the trials of a cell must reach; infinity without a race.
 
     Args:
-        k_best: The fewest steps to result of the cell's complete trials so far; None if there is
-            no complete trial.
-        slack: 1 stops trials at the best one, 2 at twice as many steps, None never.
+        k_best: The fewest steps to result of the cell's complete trials so far; None without any.
+        race_factor: 1 stops trials at K*, 2 at twice K*, None never.
     """
-    if k_best is None or slack is None:
+    if k_best is None or race_factor is None:
         return math.inf
-    return slack * k_best
+    return race_factor * k_best
 
 
 def rungs(check_interval: int, max_steps: int) -> list[float]:
@@ -61,7 +62,7 @@ def needs_no_rerun(status: Status, steps_run: float, limit: float) -> bool:
     """Return True if an attempt need not run again to reach a step `limit`.
 
     An outraced or paused attempt runs again if it ended before the limit: the user has raised the
-    slack, or the best trial was not yet known. A failed attempt runs again only when the user
+    race_factor, or the best trial was not yet known. A failed attempt runs again only when the user
     resumes the study, which this function does not decide.
 
     Args:
@@ -75,14 +76,14 @@ def needs_no_rerun(status: Status, steps_run: float, limit: float) -> bool:
 
 
 def truncate_at_race_limit(
-    results: Sequence[TrialResult], slack: float | None
+    results: Sequence[TrialResult], race_factor: float | None
 ) -> list[TrialResult]:
-    """Return the results of a cell truncated at slack x K*, whichever worker finished first.
+    """Return the results of a cell truncated at race_factor x K*, whichever worker finished first.
 
-    Trials that ended later become outraced, and their curves end there. Trials that have to run
-    again (see `needs_no_rerun`) are left out.
+    Trials that ended later become outraced, and their curves end there. The list has no trials that
+    must run again (`needs_no_rerun`).
     """
-    limit = last_step(best_steps(result.steps for result in results), slack)
+    limit = last_step(best_steps(result.steps for result in results), race_factor)
     truncated = []
     for result in results:
         if needs_no_rerun(result.status, result.steps_run, limit):
@@ -92,7 +93,9 @@ def truncate_at_race_limit(
 
 def _stop_at(result: TrialResult, limit: float) -> TrialResult:
     """Return a result as if the race had stopped its trial at a step."""
-    end = result.steps_run if result.steps is None else result.steps
+    end = result.steps_run
+    if result.steps is not None:
+        end = result.steps
     if end <= limit and result.status is not Status.PAUSED:
         return result
     outraced = dataclasses.replace(result, status=Status.OUTRACED, steps=None)
@@ -121,7 +124,9 @@ def _cut_series(series: Mapping[str, list[float]], limit: float) -> dict[str, li
 
 def to_goal(result: TrialResult) -> TrialResult:
     """Return a complete result truncated at its goal; return any other result unchanged."""
-    return result if result.steps is None else cut(result, result.steps)
+    if result.steps is None:
+        return result
+    return cut(result, result.steps)
 
 
 def longest_attempt(first: TrialResult | None, second: TrialResult) -> TrialResult:

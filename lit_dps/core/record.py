@@ -51,7 +51,7 @@ class StudyRecord:
         environments: What the trials were made of, the oldest first (`lit_dps.core.environment`);
             empty if that was not stored.
         undetermined_points: Only for another goal than the study's: trials of each cell that are
-            left out, because the step at which they met that goal is unknown. By point, the step of
+            skipped, because the step at which they met that goal is unknown. By point, the step of
             the first check that may have met it.
         step_timing: Times of a step, measured alone at the end of the study; None if not measured.
     """
@@ -117,17 +117,21 @@ class StudyRecord:
         """Return the part of the study at some of its sparsities and batch sizes."""
         kept_sparsities = tuple(sparsities)
         kept_batch_sizes = tuple(batch_sizes)
-        cells = []
+        results = {}
+        running = {}
+        repeats = {}
         for cell in self.results:
             if cell.sparsity in kept_sparsities and cell.batch_size in kept_batch_sizes:
-                cells.append(cell)
+                results[cell] = self.results[cell]
+                running[cell] = self.running[cell]
+                repeats[cell] = self.repeats[cell]
         return replace(
             self,
             sparsities=kept_sparsities,
             batch_sizes=kept_batch_sizes,
-            results={cell: self.results[cell] for cell in cells},
-            running={cell: self.running[cell] for cell in cells},
-            repeats={cell: self.repeats[cell] for cell in cells},
+            results=results,
+            running=running,
+            repeats=repeats,
         )
 
     def parse_cell(self, text: str) -> Cell:
@@ -143,10 +147,13 @@ class StudyRecord:
             "S": self.sparsities,
             **self.axes,
         }
-        allowed = "; ".join(_axis_text(key, values) for key, values in axes.items())
-        keys = {short_name(key): key for key in axes}
-        keys |= {key: key for key in axes}
-        chosen = {key: values[0] for key, values in axes.items() if len(values) == 1}
+        allowed = "; ".join(map(_axis_text, axes, axes.values()))
+        keys = dict(zip(map(short_name, axes), axes, strict=True))
+        keys |= dict(zip(axes, axes, strict=True))
+        chosen = {}
+        for key, values in axes.items():
+            if len(values) == 1:
+                chosen[key] = values[0]
         for part in text.replace(",", " ").split():
             name, _, value_text = part.partition("=")
             key = keys.get(name, "")
@@ -203,5 +210,7 @@ def setting(config: Mapping, key: str) -> object:
     """Return a value of a study's configuration by its dotted key; None if there is no such key."""
     node: object = config
     for name in key.split("."):
-        node = node.get(name) if isinstance(node, Mapping) else None
+        if not isinstance(node, Mapping):
+            return None
+        node = node.get(name)
     return node

@@ -22,13 +22,13 @@ class RepeatPlan:
     Attributes:
         count: Repeats of each of these points; 0 for none.
         points: How many of the cell's best points are repeated: those with the fewest steps.
-        slack: A repeat without the goal stops after this multiple of its cell's K*; None runs it
-            to the step budget. Repeats do not race one another.
+        race_factor: A repeat without the goal stops after this multiple of its cell's K*; None runs
+            it to the step budget. Repeats do not race one another.
     """
 
     count: int = 0
     points: int = 1
-    slack: float | None = 8.0
+    race_factor: float | None = 8.0
 
     def limit(self, k_star: int) -> float:
         """Return the step that repeats must reach; infinity if that is the step budget.
@@ -36,7 +36,7 @@ class RepeatPlan:
         Args:
             k_star: K* of the cell.
         """
-        return last_step(k_star, self.slack)
+        return last_step(k_star, self.race_factor)
 
     def best_points(self, complete: Iterable[tuple[int, int]]) -> list[int]:
         """Return the points to repeat, the best first. The first is the point of K*.

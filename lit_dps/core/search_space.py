@@ -1,6 +1,6 @@
 """Where metaparameters are searched: ranges and choices, and their map from the unit interval.
 
-A best value near an end of its range suggests that better values lie beyond (`Range.boundary`).
+A best value near an end of its range suggests better values beyond that end (`Range.boundary`).
 Then the range is expanded on that side (`ExpandedSpace`). All trials stay, and new points fill the
 added part alone, as densely as the old part. So the expanded space is searched evenly, and all
 cells have the same points.
@@ -20,7 +20,7 @@ from lit_dps.core.trial import Value, short_name, text_of
 Scale = Literal["linear", "log", "reverse_log"]
 
 # Share of a range's width, on its scale, within which a best value counts as on the boundary. Then
-# the optimum may lie outside, and the range should be expanded (Godbole et al. 2023, "Deep Learning
+# the optimum may be outside, and the range should be expanded (Godbole et al. 2023, "Deep Learning
 # Tuning Playbook", the boundary check).
 BOUNDARY = 0.05
 
@@ -82,7 +82,9 @@ class Range:
     @property
     def width(self) -> float:
         """The width, on the scale, of the interval that `at` maps to."""
-        half = 0.5 if self.integer else 0.0
+        half = 0.0
+        if self.integer:
+            half = 0.5
         return self._warp(self.high + half) - self._warp(self.low - half)
 
     def value(self, u: float) -> float:
@@ -98,7 +100,7 @@ class Range:
         return (self._warp(value) - low) / (high - low)
 
     def boundary(self, value: float) -> Literal["low", "high"] | None:
-        """Return the end that a value lies on, within `BOUNDARY` of the width; None if neither."""
+        """Return the end that a value is on, within `BOUNDARY` of the width; None if neither."""
         u = self.unit(value)
         if u < BOUNDARY:
             return "low"
@@ -264,12 +266,14 @@ def short_names(keys: list[str]) -> dict[str, str]:
     last_names = [short_name(key) for key in keys]
     names = {}
     for key, name in zip(keys, last_names, strict=True):
-        is_unique = last_names.count(name) == 1
-        names[key] = name if is_unique else key
+        names[key] = key
+        if last_names.count(name) == 1:
+            names[key] = name
     return names
 
 
-EXPANSION_SHARE = 0.5  # of a range's width, on its scale, by which an end moves outward
+# Share of a range's width, on its scale, by which an end moves outward.
+EXPANSION_SHARE = 0.5
 
 
 @dataclass(frozen=True)
@@ -278,7 +282,7 @@ class ExpandedSpace:
 
     Attributes:
         first: The first point in the added part.
-        end: The first point after those. Points from `end` on lie anywhere in the space.
+        end: The first point after the added part. Points from `end` on are from the entire space.
         space: The expanded space.
     """
 
@@ -326,7 +330,9 @@ def _lower_end(box: Range) -> float:
         low = math.floor(low)
     if box.low < 0:
         return low
-    smallest = min(box.low, 1) if box.integer else 0.0
+    smallest = 0.0
+    if box.integer:
+        smallest = min(box.low, 1)
     return max(low, smallest)
 
 
@@ -346,7 +352,7 @@ def expand_space(
 
     Args:
         space: The searched space.
-        ends: The ends that best values lie on, by key.
+        ends: The ends with best values, by key.
         points: Number of points that fill the searched space.
     """
     new: dict[str, Box] = {}
@@ -364,7 +370,7 @@ def expand_space(
 
 
 def is_inside(space: Space, params: Mapping[str, Any]) -> bool:
-    """Return True if a point lies within all ranges of a space."""
+    """Return True if a point is within all ranges of a space."""
     for key, box in space.items():
         if isinstance(box, Range) and not box.low <= params[key] <= box.high:
             return False

@@ -99,7 +99,9 @@ def escape_json(value: Any) -> Any:
         return {escape(key): escape_json(item) for key, item in value.items()}
     if isinstance(value, list):
         is_numeric = set(map(type, value)) <= {int, float}
-        return value if is_numeric else [escape_json(item) for item in value]
+        if is_numeric:
+            return value
+        return [escape_json(item) for item in value]
     return value
 
 

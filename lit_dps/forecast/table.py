@@ -286,10 +286,10 @@ def _explain_repeats(remaining: Remaining) -> list[str]:
     """Return what the columns of times assume about repeats; nothing without repeats."""
     if not remaining.repeats.trials:
         return []
-    slack = remaining.setup.study.repeat_plan.slack
+    race_factor = remaining.setup.study.repeat_plan.race_factor
     text = "repeats, at most: all of them, each to max_steps"
-    if slack is not None:
-        text += f", or to {slack:g} x K* if its cell has one"
+    if race_factor is not None:
+        text += f", or to {race_factor:g} x K* if its cell has one"
     lines = [f"{text}, after the trials of its cell"]
     if remaining.expected is not None:
         work = total_work(remaining.expected.repeats.values())

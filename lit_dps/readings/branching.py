@@ -26,8 +26,10 @@ from lit_dps.training.pruning_callback import masks_of
 from lit_dps.training.rng_state import preserve_rng_state
 from lit_dps.training.training_pass import TrainingPass, copy_loader
 
-SMOOTHING = 0.5  # of the exponential mean of the loss, as in the paper
-TOLERANCE_ERRORS = 2.0  # standard errors that make the tolerance
+# Of the exponential mean of the loss, as in the paper.
+SMOOTHING = 0.5
+# The tolerance in standard errors.
+TOLERANCE_ERRORS = 2.0
 
 
 @dataclass(frozen=True)
@@ -75,13 +77,18 @@ class Fork:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as plain JSON; a loss that is not finite is null."""
-        losses = [loss if math.isfinite(loss) else None for loss in self.losses]
+        losses: list[float | None] = []
+        for loss in self.losses:
+            if math.isfinite(loss):
+                losses.append(loss)
+            else:
+                losses.append(None)
         return {**asdict(self), "losses": losses}
 
     @classmethod
     def from_dict(cls, stored: dict[str, Any]) -> Fork:
-        """Return a fork from the output of `stored`."""
-        losses = tuple(math.nan if loss is None else loss for loss in stored["losses"])
+        """Return a fork from the output of `to_dict`."""
+        losses = tuple(np.array(stored["losses"], float).tolist())
         return cls(**{**stored, "factors": tuple(stored["factors"]), "losses": losses})
 
 
@@ -104,7 +111,7 @@ class BranchCallback(Callback):
 
     The run itself is not changed. The branches keep the rate of a schedule at the fork, and clip
     gradients like the trainer. A fork costs repetitions x branches x stretches x max(factors)
-    forward and backward passes of a batch, and about as many forward passes.
+    forward and backward passes of a batch, and about the same number of forward passes.
 
     Args:
         at: Steps to fork at.
@@ -142,7 +149,7 @@ class BranchCallback(Callback):
             raise ConfigError("BranchCallback.factors", list(factors), allowed)
         if stretches < 1:
             raise ConfigError("BranchCallback.stretches", stretches, "at least 1")
-        if repetitions < (2 if tolerance is None else 1):
+        if repetitions < 1 or (repetitions == 1 and tolerance is None):
             allowed = "at least 2, or 1 with a tolerance"
             raise ConfigError("BranchCallback.repetitions", repetitions, allowed)
         if tolerance is not None and not 0 <= tolerance < math.inf:
@@ -264,11 +271,15 @@ class BranchCallback(Callback):
     ) -> Optimizer:
         """Return a copy of the optimizer for the copy of the module, scaled to its batch size."""
         scaled = _copy_optimizer(optimizer, module, twin)
-        rate_factor = math.sqrt(factor) if self.adaptive else factor
+        rate_factor = factor
+        if self.adaptive:
+            rate_factor = math.sqrt(factor)
         for group in scaled.param_groups:
             group["lr"] = group["lr"] * rate_factor
         if self.scaling is not None:
-            scale_groups(scaled, factor, 1.0 if self.scaling.rate is None else rate_factor)
+            if self.scaling.rate is None:
+                rate_factor = 1.0
+            scale_groups(scaled, factor, rate_factor)
         return scaled
 
     def _mean_loss(self, twin: LightningModule, batches: list) -> float:

@@ -29,7 +29,7 @@ class GradientNorms(Callback):
     """Records squared norms of the gradient on a rank's part of the batch and on the whole batch.
 
     On b of a batch's B examples the expected squared norm is ||G||^2 + tr(Sigma)/b (McCandlish et
-    al. 2018, Appendix A.1). Each rank records its own part. Pruned coordinates do not count, and
+    al. 2018, Appendix A.1). Each rank records its part. Pruned coordinates do not count, and
     training itself is not changed. Gradients are read as backward() leaves them, so gradients of
     16-bit floats are still scaled.
 
@@ -133,7 +133,7 @@ class NoiseScaleCallback(Callback):
     - under lit_dps' DDP: the parts of the ranks, before and after the sum of their gradients;
     - with accumulated gradients on one device: the accumulated batches;
     - otherwise: the two halves of a batch, by a copy of the module. Only this takes an extra
-      forward and backward pass per reading. Under other strategies each rank halves its own batch.
+      forward and backward pass per reading. Under other strategies each rank halves its batch.
 
     Random draws of the module, such as dropout, count as noise, and batch norm uses the statistics
     of each part. Pruned and frozen parameters do not count. Training itself is not changed. Loggers
@@ -141,7 +141,7 @@ class NoiseScaleCallback(Callback):
 
     Args:
         interval: Optimizer steps between readings.
-        start: First step with a reading. The gradient of an untrained network says little about
+        start: First step with a reading. The gradient of an untrained network is not typical of
             training.
 
     Attributes:
@@ -306,7 +306,7 @@ class NoiseScaleCallback(Callback):
         variance = reading.variance
         self.batch_size = reading.batch_size
         if ranks.world() > 1 and self._rank_norms is None:
-            # Each rank has read its own batch.
+            # Each rank has read its batch.
             readings = ranks.all_gather(reading)
             squared = sum(each.squared_gradient for each in readings) / len(readings)
             variance = sum(each.variance for each in readings) / len(readings)

@@ -358,15 +358,7 @@ def gradient_moments(
     chunk = max(1, _CHUNK_ELEMENTS // sum(p.numel() for p in parameters.values()))
     masks = {name: mask.to(parameters[name].dtype) for name, mask in (masks or {}).items()}
 
-    def loss_twice(parameters: dict[str, Tensor], example: Any) -> tuple[Tensor, Tensor]:
-        value = loss(parameters, example)
-        return value, value
-
-    # Not every version of torch splits `grad_and_value` into chunks by vmap. All versions split
-    # `grad` with the loss as auxiliary output.
-    gradients_and_losses = vmap(
-        grad(loss_twice, has_aux=True), in_dims=(None, 0), randomness="different"
-    )
+    gradients_and_losses = _per_example(loss)
     total_gradient = torch.zeros_like(flatten(parameters.values()), dtype=torch.float64)
     examples = 0
     total_loss = 0.0
@@ -382,13 +374,29 @@ def gradient_moments(
             total_loss += float(losses.double().sum())
         examples += size
     sums = torch.tensor([examples, total_loss, total_square], dtype=torch.float64)
-    examples, total_loss, total_square = ranks.all_reduce_sum(sums).tolist()
+    sums = ranks.all_reduce_sum(sums)
+    examples = float(sums[0])
     total_gradient = ranks.all_reduce_sum(total_gradient)
     if not examples:
         raise ValueError("moments need at least one example")
+    mean_loss = float(sums[1]) / examples
     squared_gradient = float((total_gradient / examples).square().sum())
-    variance = total_square / examples - squared_gradient
-    return Moments(total_loss / examples, squared_gradient, variance)
+    variance = float(sums[2]) / examples - squared_gradient
+    return Moments(mean_loss, squared_gradient, variance)
+
+
+def _per_example(
+    loss: Callable[[dict[str, Tensor], Any], Tensor],
+) -> Callable[[dict[str, Tensor], Any], tuple[dict[str, Tensor], Tensor]]:
+    """Return the function (parameters, batch) -> per-example gradients and losses."""
+
+    def loss_twice(parameters: dict[str, Tensor], example: Any) -> tuple[Tensor, Tensor]:
+        value = loss(parameters, example)
+        return value, value
+
+    # Not every version of torch splits `grad_and_value` into chunks by vmap. All versions split
+    # `grad` with the loss as auxiliary output.
+    return vmap(grad(loss_twice, has_aux=True), in_dims=(None, 0), randomness="different")
 
 
 def _masked_rows(gradients: dict[str, Tensor], masks: dict[str, Tensor]) -> Tensor:

@@ -36,8 +36,8 @@ def _repeats_text(study: Analysis) -> str:
     if plan.points > 1:
         which = f"the {plan.points} best samples"
     until = "max_steps"
-    if plan.slack is not None:
-        until = f"{plan.slack:g} x K*"
+    if plan.race_factor is not None:
+        until = f"{plan.race_factor:g} x K*"
     seeds = f"{plan.count} fresh seed{'s' * (plan.count > 1)}"
     lines = [
         f"repeats: {which} on {seeds} (initial weights, mask and order of examples), up to {until}"

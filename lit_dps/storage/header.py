@@ -224,7 +224,7 @@ def _extended(before: Mapping[str, Any], attrs: Mapping[str, Any]) -> dict[str, 
 
 def _encode_plan(plan: RepeatPlan) -> dict[str, Any]:
     """Return a plan of repeats as plain JSON with the keys of `schema.REPEAT_KEYS`."""
-    return {"count": plan.count, "points": plan.points, schema.RACE_FACTOR: plan.slack}
+    return {"count": plan.count, "points": plan.points, schema.RACE_FACTOR: plan.race_factor}
 
 
 def decode_plan(stored: Mapping[str, Any]) -> RepeatPlan:
@@ -408,7 +408,7 @@ def _larger_plan(plan: RepeatPlan, other: RepeatPlan) -> RepeatPlan:
     return RepeatPlan(
         count=max(plan.count, other.count),
         points=max(plan.points, other.points),
-        slack=_larger_factor(plan.slack, other.slack),
+        race_factor=_larger_factor(plan.race_factor, other.race_factor),
     )
 
 

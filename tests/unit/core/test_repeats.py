@@ -79,18 +79,18 @@ def which(trials) -> list[tuple]:
 
 
 def test_which_repeats_are_left():
-    plan = RepeatPlan(2, points=2, slack=3)
+    plan = RepeatPlan(2, points=2, race_factor=3)
     complete = [(160, 0), (96, 5), (160, 4)]
     assert plan.best_points(complete) == [5, 0]
     assert plan.missing(complete, {}) == [(5, 1), (0, 1), (5, 2), (0, 2)]
     assert plan.missing(complete, {(5, 1): math.inf, (0, 1): 287, (0, 2): 288}) == [(0, 1), (5, 2)]
-    to_budget = dataclasses.replace(plan, slack=None)
+    to_budget = dataclasses.replace(plan, race_factor=None)
     assert to_budget.missing(complete, {(5, 1): math.inf, (0, 1): 900})[0] == (0, 1)
     assert plan.missing([], {}) == [] == RepeatPlan().missing(complete, {})
 
 
 def test_a_failed_repeat_is_left_and_one_that_missed_is_not():
-    best, plan = [result(A, 0, 96)], RepeatPlan(1, slack=2)
+    best, plan = [result(A, 0, 96)], RepeatPlan(1, race_factor=2)
     for repeat, left in (
         (ended(Trial(A, 0, repeat=1), None, Status.FAILED), 1),
         (ended(Trial(A, 0, repeat=1), None, Status.OUTRACED, ran=96), 1),
@@ -112,7 +112,7 @@ def test_the_best_points_are_repeated_after_the_search(url):
 
 
 def test_a_repeat_runs_to_its_multiple_of_the_best_and_no_race_ends_it(url):
-    s = store(url, RepeatPlan(2, slack=3), cells=[A], race_factor=1)
+    s = store(url, RepeatPlan(2, race_factor=3), cells=[A], race_factor=1)
     for trial in (run.trial for run in iter(s.claim_next, None) if not run.trial.repeat):
         s.store_result(ended(trial, STEPS[A, trial.point], Status.OUTRACED, ran=160))
         if trial.point == 2:
@@ -127,7 +127,7 @@ def test_a_repeat_runs_to_its_multiple_of_the_best_and_no_race_ends_it(url):
     )
     s.store_result(ended(two.trial, None, Status.OUTRACED, ran=288))
     assert s.claim_next() is None
-    later = store(url, RepeatPlan(2, slack=4), cells=[A], race_factor=1)
+    later = store(url, RepeatPlan(2, race_factor=4), cells=[A], race_factor=1)
     assert which([later.claim_next().trial]) == [(A, 1, 2)], "a longer one goes on"
 
 
