@@ -23,8 +23,8 @@ TYPICAL_ERROR = 0.05
 PRIOR_POINTS = 3.0
 
 # The grid: ratios c2 / c1, and for each ratio values of log c1 within some standard errors.
-_RATIOS = 72
-_PLACES = 21
+_RATIO_POINTS = 72
+_C1_POINTS = 21
 _HALF_WIDTH = 5
 
 # Degrees of freedom of an observation's error: one bad cell may be off by more than it seems to be.
@@ -63,7 +63,7 @@ class _Observed(NamedTuple):
         residuals = self.log_steps - np.log(1 / self.batch_sizes + ratios[:, None])
         precision = self.is_exact / self.deviation**2
         centre = (residuals * precision).sum(axis=1) / precision.sum()
-        offsets = np.linspace(-_HALF_WIDTH, _HALF_WIDTH, _PLACES) / math.sqrt(precision.sum())
+        offsets = np.linspace(-_HALF_WIDTH, _HALF_WIDTH, _C1_POINTS) / math.sqrt(precision.sum())
         log_c1 = centre[:, None] + offsets
         z = (residuals[:, None] - log_c1[..., None]) / self.deviation
         log = self._log_likelihood(z)
@@ -101,13 +101,13 @@ def posterior(
     observed = _Observed(batch_sizes, np.log(steps), deviation, bounds, expected)
     sizes = batch_sizes[observed.is_exact]
     lowest = 1 / (_MAX_DISTANCE * sizes.max())
-    wide = np.geomspace(lowest, _MAX_DISTANCE / sizes.min(), _RATIOS)
+    wide = np.geomspace(lowest, _MAX_DISTANCE / sizes.min(), _RATIO_POINTS)
     mass = observed.density(wide).mass.sum(axis=1)
     # A finer grid covers the ratios that are probable.
     probable = np.flatnonzero(mass > _NEGLIGIBLE * mass.sum())
     low = wide[max(probable[0] - 1, 0)]
-    high = wide[min(probable[-1] + 1, _RATIOS - 1)]
-    return _draw(observed.density(np.geomspace(low, high, _RATIOS)))
+    high = wide[min(probable[-1] + 1, _RATIO_POINTS - 1)]
+    return _draw(observed.density(np.geomspace(low, high, _RATIO_POINTS)))
 
 
 def _draw(density: _Density) -> np.ndarray:

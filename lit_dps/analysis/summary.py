@@ -30,7 +30,7 @@ class CellSummary:
         boundary: Metaparameters of `best` on an end of their range, and which end.
         is_upper_bound: Whether K* is only an upper bound: it is at the first check, or
             `may_be_lower`.
-        undetermined_points: Trials that are left out, since their steps to result are unknown
+        undetermined_points: Trials that are skipped, since their steps to result are unknown
             (`StudyRecord.undetermined_points`): the first step at which each may have met the goal.
         may_be_lower: Whether an undetermined trial may have met the goal before K*.
     """

@@ -97,7 +97,7 @@ def aligned(rows: Iterable[Mapping[str, str]], words: bool = False) -> list[str]
 
     Args:
         rows: At least one; they all have the same columns.
-        words: Whether the last column holds words, which are aligned on their left.
+        words: Whether the last column has words, which begin at its left edge.
     """
     rows = list(rows)
     table = [list(rows[0])]
