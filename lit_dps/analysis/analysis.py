@@ -6,7 +6,7 @@ from functools import cached_property
 
 import pandas as pd
 
-from lit_dps.analysis.answer import Steps, answer_rows, expected_steps
+from lit_dps.analysis.answer import MIN_SEEDS, Steps, answer_rows, expected_steps
 from lit_dps.analysis.best_of_n import draw_rows
 from lit_dps.analysis.budgets import budget_rows, quality_rows
 from lit_dps.analysis.critical import Critical, critical_batch_sizes, critical_rows
@@ -221,8 +221,16 @@ class Analysis:
 
     @cached_property
     def expected_steps(self) -> dict[Cell, Steps]:
-        """Steps to the goal of the answer, by the law if it is identifiable (`answer`)."""
-        return expected_steps(self.cells, self.scalings, self.median_scalings, self.repeats)
+        """Steps to the goal of the answer, by the law if it is identifiable (`answer`).
+
+        One run is seldom as lucky as the best of many. So they are medians over seeds in a series
+        in which each K* has `MIN_SEEDS` repeats.
+        """
+        laws = dict(self.scalings)
+        for series in laws:
+            if self.is_repeated(series, MIN_SEEDS):
+                laws[series] = self.median_scalings[series]
+        return expected_steps(self.cells, laws)
 
     @cached_property
     def answer(self) -> pd.DataFrame:

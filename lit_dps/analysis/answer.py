@@ -16,7 +16,6 @@ import pandas as pd
 
 from lit_dps.analysis.intervals import NORMAL_95
 from lit_dps.analysis.law import Law
-from lit_dps.analysis.repeats import RepeatSummary
 from lit_dps.analysis.step_seconds import StepSeconds
 from lit_dps.analysis.summary import CellSummary
 from lit_dps.analysis.tables import columns_of, frame, rows_of
@@ -81,44 +80,24 @@ class Steps(NamedTuple):
     why_not_law: str
 
 
-def expected_steps(
-    cells: Sequence[CellSummary],
-    laws: Mapping[Series, Law],
-    median_laws: Mapping[Series, Law],
-    repeats: Sequence[RepeatSummary] = (),
-) -> dict[Cell, Steps]:
+def expected_steps(cells: Sequence[CellSummary], laws: Mapping[Series, Law]) -> dict[Cell, Steps]:
     """Return the steps to the goal of each cell that has a K*.
 
     They are from the law of its series if that describes K, between the batch sizes that it is
-    fitted to; else K itself. K is the median over seeds if each K* of the series has `MIN_SEEDS`
-    repeats, since one run is seldom as lucky as the best of many; else K*.
+    fitted to; else K itself.
 
     Args:
         cells: Of a study.
-        laws, median_laws: By series, of K* and of medians over seeds.
-        repeats: Of the best points.
+        laws: Of K* or of medians over seeds, by series.
     """
-    seeds = {each.cell: len(each.results) for each in repeats if each.rank == 1}
     steps = {}
     for series, law in laws.items():
         answered = []
         for summary in cells:
             if summary.cell.series == series and summary.k_star is not None:
                 answered.append(summary)
-        if series in median_laws and _have_medians(answered, median_laws[series], seeds):
-            law = median_laws[series]
         steps |= _steps_by_law(law, answered)
     return steps
-
-
-def _have_medians(cells: Sequence[CellSummary], medians: Law, seeds: Mapping[Cell, int]) -> bool:
-    """Return True if all cells have a median over at least `MIN_SEEDS` seeds."""
-    for summary in cells:
-        if seeds.get(summary.cell, 0) < MIN_SEEDS:
-            return False
-        if summary.cell.batch_size not in medians.k_star:
-            return False
-    return True
 
 
 def _steps_by_law(law: Law, cells: Sequence[CellSummary]) -> dict[Cell, Steps]:

@@ -20,8 +20,10 @@ from lit_dps.core.trial import Cell, Value, check_names, check_sparsity
 EngineName = Literal["auto", "single", "stacked", "lightning", "fused"]
 SPARSITY_KEY = "pruning.sparsity"
 SAMPLERS = ("sobol", "tpe", "gp")
-THREADS = 1024  # more than any CPU has, and fewer than the system makes
-RACE_FACTOR = 2.0  # the default
+# Of a worker: more than any CPU has, and fewer than the system allows.
+THREADS = 1024
+# The default.
+RACE_FACTOR = 2.0
 NO_RACE = "null, or left out, because study.train_past_goal runs trials to the budget"
 
 
@@ -47,9 +49,9 @@ class StudyConfig:
             of Optuna, draw them from the results of the cell so far.
         best_of: A study whose best points all trials take. It is in the same storage. All points of
             a cell are the point of K* there, so that the trials differ only in their seeds, and the
-            other study used none of these seeds. This serves measurements that are too expensive
-            for every trial of a search, such as smoothness. It also shows how far tuned
-            metaparameters carry over.
+            other study used none of these seeds. Use it for measurements that are too expensive for
+            every trial of a search, such as smoothness. It also shows how far tuned metaparameters
+            carry over.
         seed: Seed of the search and of all trials. With the point, it decides each trial's initial
             weights.
         scramble: Owen's scrambling of the Sobol points. The plain sequence begins with the low end
@@ -57,9 +59,9 @@ class StudyConfig:
         goals: Further goals of the same trials. Each value of the goal's metric gets its own table
             and figures. They are easier than the goal, such as larger errors; with train_past_goal
             they may be harder.
-        race_factor: Trials stop at this multiple of K*. This changes no K* and finds it sooner: a
-            trial stops once it has run this many times as long as the best complete trial of its
-            cell needed. 1 or more; null runs every trial to the step budget, as the paper does.
+        race_factor: Trials stop at this multiple of K*. This changes no K* and saves time: a trial
+            stops once it has run this many times as long as the best complete trial of its cell
+            needed. 1 or more; null runs every trial to the step budget, as the paper does.
             That shows how large a part of the search box is successful.
         train_past_goal: Train to goal.max_steps after the goal. K* is the same. Complete curves
             give the best metric under every smaller budget of steps or examples. Then no trial is
@@ -86,7 +88,7 @@ class StudyConfig:
             a GPU.
         threads: CPU threads of each worker. Results may differ in the last digit with another
             number.
-        slots: Networks in a stack. By default as many as fit into memory, 16 on a CPU.
+        slots: Networks in a stack. By default the number that fits into memory, 16 on a CPU.
         checkpoint_minutes: Minutes between saves of a long trial. A longer trial is saved at its
             next check, and when it is interrupted, and resumes from there to the bit. null never
             saves. Stacked trials start again.
