@@ -61,14 +61,14 @@ def read_images(
         DataError: if files are missing and cannot be downloaded, or if a file is unreadable or
             truncated.
     """
-    found = _read_present(files, root, train, download)
-    if found is None and download:
+    examples = _read_present(files, root, train, download)
+    if examples is None and download:
         _download(files, root)
-        found = _read_present(files, root, train, download=False)
-    if found is None:
+        examples = _read_present(files, root, train, download=False)
+    if examples is None:
         message = _missing(files, root, "downloading is switched off (data.download)")
         raise DataError(message, key="data.root", value=str(root))
-    return found
+    return examples
 
 
 def _read_present(
@@ -80,7 +80,8 @@ def _read_present(
         DataError: if the labels of images are missing and cannot be downloaded.
     """
     if files.idx is not None:
-        folder, part = root / files.idx, "train" if train else "t10k"
+        folder = root / files.idx
+        part = "train" if train else "t10k"
         images = _plain_or_gz(folder, f"{part}-images-idx3-ubyte")
         if images is not None:
             labels = _plain_or_gz(folder, f"{part}-labels-idx1-ubyte")
@@ -91,7 +92,8 @@ def _read_present(
             raise DataError(
                 f"{files.name}: {images} is there but its labels file is missing", key=str(images)
             )
-    table = root / files.parquet / ("train.parquet" if train else "test.parquet")
+    name = "train.parquet" if train else "test.parquet"
+    table = root / files.parquet / name
     if table.exists():
         return _checked(*read_parquet(table), table)
     if files.pickles is not None and (root / files.pickles).exists():
@@ -119,8 +121,8 @@ def read_idx(path: Path, dims: int) -> np.ndarray:
     size = int(shape.prod())
     if len(data) != 4 + 4 * dims + size:
         raise DataError(
-            f"{path} is truncated or damaged: {len(data) - 4 - 4 * dims} data bytes, its header "
-            f"says {size}",
+            f"{path} is truncated or damaged: {len(data) - 4 - 4 * dims} data bytes, but {size} "
+            "by its header",
             key=str(path),
             value=len(data) - 4 - 4 * dims,
         )
@@ -139,10 +141,14 @@ def read_parquet(path: Path) -> tuple[np.ndarray, np.ndarray]:
     import pyarrow.parquet
     from PIL import Image
 
+    # Pillow raises SyntaxError for some damaged PNG files.
+    damage = (OSError, pyarrow.ArrowException, KeyError, TypeError, ValueError, SyntaxError)
     try:
         with path.open("rb") as file:
             table = pyarrow.parquet.read_table(file)
-        column = next(name for name in ("img", "image") if name in table.column_names)
+        column = "img" if "img" in table.column_names else "image"
+        if column not in table.column_names:
+            raise ValueError("no column img or image")
         images = []
         for row in table[column].to_pylist():
             images.append(np.asarray(Image.open(io.BytesIO(row["bytes"]))))
@@ -151,21 +157,9 @@ def read_parquet(path: Path) -> tuple[np.ndarray, np.ndarray]:
             raise ValueError("column label has missing values")
         x = np.stack(images)
         y = labels.to_numpy()
-    except (
-        OSError,
-        pyarrow.ArrowException,
-        KeyError,
-        TypeError,
-        ValueError,
-        StopIteration,
-        SyntaxError,
-    ) as error:
-        # Pillow raises SyntaxError for some damaged PNG files.
-        if isinstance(error, StopIteration):
-            reason = "no column img or image"
-        else:
-            reason = str(error).splitlines()[0]
-        raise DataError(f"cannot read {path}: {reason}", key=str(path)) from None
+    except damage as error:
+        message = f"cannot read {path}: {_first_line(error)}"
+        raise DataError(message, key=str(path)) from None
     if x.ndim < 4:  # gray images
         x = x[..., None]
     return x, y
@@ -176,8 +170,10 @@ def _read_pickles(name: str, folder: Path, train: bool) -> tuple[np.ndarray, np.
     import torchvision
 
     dataset = getattr(torchvision.datasets, name)
-    batches = dataset.train_list if train else dataset.test_list
     official = dict(dataset.train_list + dataset.test_list)
+    batches = dataset.test_list
+    if train:
+        batches = dataset.train_list
     return read_batches(folder, [batch for batch, _ in batches], official)
 
 
@@ -197,9 +193,16 @@ def _download(files: ImageFiles, root: Path) -> None:
         for path in missing:
             with suppress(OSError):
                 path.rmdir()
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        message = _missing(files, root, f"the download failed ({reason})")
+        message = _missing(files, root, f"the download failed ({_first_line(error)})")
         raise DataError(message, key="data.root", value=str(root)) from None
+
+
+def _first_line(error: Exception) -> str:
+    """Return the first line of an error's message; the name of its type without a message."""
+    lines = str(error).splitlines()
+    if not lines:
+        return type(error).__name__
+    return lines[0]
 
 
 def _missing(files: ImageFiles, root: Path, why: str) -> str:

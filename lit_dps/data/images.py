@@ -99,7 +99,7 @@ class ImageData(LightningDataModule):
         download: Whether torchvision may download missing files.
         train_examples: Train on this number of examples, the first ones of the shuffled training
             split; by default on all. It is the largest batch size. Split, normalization, validation
-            and test remain those of the entire data set (as in Shallue et al. 2019).
+            and test do not depend on it (as in Shallue et al. 2019).
 
     Attributes:
         steps_per_batch: If set, a batch of the training loader is the `Steps` of this number of
@@ -178,8 +178,8 @@ class ImageData(LightningDataModule):
             return self.train_examples
         return len(self.images.y["train"])
 
-    def order_anew(self, seed: int) -> None:
-        """Draw the order of a repeat from its own seed, instead of the order of all trials.
+    def reseed_order(self, seed: int) -> None:
+        """Draw the order from the seed of a repeat, instead of the order of all trials.
 
         The split does not change. Neither does an order from a file, because the user chose it.
         """
@@ -194,7 +194,7 @@ class ImageData(LightningDataModule):
             return self.images.order.epochs(n)
         if self.order == "per_trial":
             return orders.seeded_epochs(n, self.order_seed)
-        return orders.given_epochs(self.order, n)
+        return orders.epochs_of_file(self.order, n)
 
     def train_dataloader(self) -> EndlessLoader:
         steps = self.steps_per_batch
@@ -279,7 +279,9 @@ def _reset_batch_arguments(values: dict[str, object]) -> None:
 
 
 def _load_once(data: ImageData) -> Images:
-    attributes = {name: value for name, value in vars(data).items() if name not in _NOT_ARGUMENTS}
+    attributes = dict(vars(data))
+    for name in _NOT_ARGUMENTS & attributes.keys():
+        del attributes[name]
     _reset_batch_arguments(attributes)
     for name in _HYPERPARAMETERS:
         if name in attributes:
@@ -306,7 +308,8 @@ class _FileImages(ImageData):
 
     def load(self) -> Images:
         root = data_root(self.root)
-        train, test = (read_images(self.files, root, part, self.download) for part in (True, False))
+        train = read_images(self.files, root, True, self.download)
+        test = read_images(self.files, root, False, self.download)
         return prepare(train, test)
 
 

@@ -25,7 +25,9 @@ class Steps:
     """
 
     def __init__(self, x: Tensor, y: Tensor, index: Tensor):
-        self.x, self.y, self.index = x, y, index
+        self.x = x
+        self.y = y
+        self.index = index
 
     def __len__(self) -> int:
         return len(self.index)

@@ -45,10 +45,12 @@ class AuthorsOrder:
 
         By default n is the size of the training split.
         """
+        if n is None:
+            n = len(self.train_ids)
         state = np.random.RandomState()
         state.set_state(self._state)
         while True:
-            yield _shuffled(state, len(self.train_ids) if n is None else n)
+            yield _shuffled(state, n)
 
 
 def seeded_epochs(n: int, seed: int) -> Iterator[np.ndarray]:
@@ -58,7 +60,7 @@ def seeded_epochs(n: int, seed: int) -> Iterator[np.ndarray]:
         yield _shuffled(state, n)
 
 
-def given_epochs(path: str | Path, n: int) -> Iterator[np.ndarray]:
+def epochs_of_file(path: str | Path, n: int) -> Iterator[np.ndarray]:
     """Return an endless repetition of the epochs of a .npy file, shape (epochs, n) or (n,).
 
     Raises:

@@ -46,7 +46,7 @@ class GradientNoise(LightningDataModule):
     def pruning_dataloader(self, batch_size: int = 100) -> DataLoader:
         """Return examples for measurements along training: random signs s, then -s.
 
-        Their mean is exactly 0 and their variance exactly 1, as those of the distribution.
+        Their mean is exactly 0 and their variance exactly 1, as in the distribution.
         """
         generator = torch.Generator().manual_seed(0)
         bits = torch.randint(0, 2, (PASS // 2, self._size), generator=generator)

@@ -203,7 +203,7 @@ class NetworkRun:
             pruning.sparsity,
             pruning.seed,
             name=type(self.module).__name__,
-            known=stored_scores,
+            scores=stored_scores,
         )
         # The data module makes the scoring pass, so the key of the pass is empty.
         training.store_scores(trial, (), scores)

@@ -19,14 +19,14 @@ RULES: dict[str, Rule] = {rule.name: rule for rule in OURS}
 
 
 def rule_named(name: str) -> Rule:
-    """Return the rule of a name or class path. Raise ConfigError if there is none."""
+    """Return the rule of a name or class path. Raise ConfigError for an unknown one."""
     rule = named("model.optimizer", name, RULES, "Rule", lambda value: isinstance(value, Rule))
     # `rule_of` looks for rules of class paths too.
     return RULES.setdefault(name, rule)
 
 
 def rule_of(optimizer: Any) -> Rule | None:
-    """Return the rule of `RULES` whose update an optimizer makes; None if there is none."""
+    """Return the rule of `RULES` whose update an optimizer makes; None for another update."""
     if len(optimizer.param_groups) != 1:
         return None
     for rule in RULES.values():

@@ -1,6 +1,6 @@
 """Adam (Kingma and Ba 2015, Algorithm 1) and AdamW (Loshchilov and Hutter 2019, Algorithm 2).
 
-The updates are those of torch:
+The updates are the same as in torch:
 m <- b1 m + (1 - b1) g, v <- b2 v + (1 - b2) g^2, w <- w - lr mhat / (sqrt(vhat) + eps). Adam adds
 wd w to the gradient, AdamW subtracts lr wd w from the weights. A pruned weight stays zero, because
 its gradient, m and v are zero.
@@ -91,9 +91,12 @@ def _update_(
     first = state[FIRST].mul_(beta1).addcmul_(gradients, 1 - beta1)
     second = state[SECOND].mul_(beta2).addcmul_(gradients.square(), 1 - beta2)
     # Corrections are computed in float64, as in torch: 1 - 0.999^t loses digits in float32.
-    corrections = [(1 - beta.double() ** step.double()) for beta in (beta1, beta2)]
-    size = (rate / corrections[0]).to(weights)
-    root = second.sqrt().div_(corrections[1].sqrt().to(weights)).add_(hyperparameters["epsilon"])
+    steps = step.double()
+    first_correction = 1 - beta1.double() ** steps
+    second_correction = 1 - beta2.double() ** steps
+    size = (rate / first_correction).to(weights)
+    root = second.sqrt().div_(second_correction.sqrt().to(weights))
+    root.add_(hyperparameters["epsilon"])
     weights.addcmul_(first / root, size, value=-1)
 
 

@@ -15,12 +15,12 @@ from torch import Tensor
 
 from lit_dps.optim.parameter_groups import parameters_of
 
-# Key in the state of a torch optimizer, which saves and restores it with its own state.
+# Key in the state of a torch optimizer, which saves and restores it with the rest of its state.
 KEY = "stale_gradients"
 
 
 def delay_gradients(optimizer: torch.optim.Optimizer, delay: int) -> None:
-    """Replace the gradients by those of `delay` steps ago; by None if there are none yet.
+    """Replace the gradients by the gradients of `delay` steps ago; by None before step `delay`.
 
     Call this between the backward pass and the step of the optimizer.
     """
@@ -29,7 +29,13 @@ def delay_gradients(optimizer: torch.optim.Optimizer, delay: int) -> None:
     state: Any = optimizer.state
     queue: list[list[Tensor | None]] = state.setdefault(KEY, [])
     parameters = parameters_of(optimizer)
-    queue.append([None if p.grad is None else p.grad.clone() for p in parameters])
+    gradients: list[Tensor | None] = []
+    for parameter in parameters:
+        gradient = parameter.grad
+        if gradient is not None:
+            gradient = gradient.clone()
+        gradients.append(gradient)
+    queue.append(gradients)
     delayed: list[Tensor | None] = [None] * len(parameters)
     if len(queue) > delay:
         delayed = queue.pop(0)

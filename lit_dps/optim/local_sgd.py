@@ -1,6 +1,6 @@
 """Local SGD: each worker trains its own network, and after every H steps all workers are averaged.
 
-    each step     x_i <- the usual update of worker i, by its own gradient and optimizer state
+    each step     x_i <- the usual update of worker i, by its gradient and its optimizer state
     each round    d = theta - mean_i x_i
                   v <- m v + d
                   theta <- theta - rate (d + m v)
@@ -56,7 +56,9 @@ class LocalSGD:
         self.optimizer = optimizer
         self.add_up = add_up
         self.steps = 0
-        self.ours = list(range(rounds.workers)) if ours is None else list(ours)
+        self.ours = list(range(rounds.workers))
+        if ours is not None:
+            self.ours = list(ours)
         self.parameters: Tensors = trained_parameters(optimizer)
         # By worker of this process; empty before the first local step.
         self._weights: list[Tensors] = []
@@ -87,7 +89,7 @@ class LocalSGD:
             self._set_state(self._states[place])
             update(worker)
             # An optimizer may have replaced the tensors.
-            self._weights[place] = [p.data for p in self.parameters]
+            self._weights[place] = [parameter.data for parameter in self.parameters]
         self.steps += 1
         if self.rounds.meet_after(self.steps):
             self._average()
@@ -95,23 +97,24 @@ class LocalSGD:
     def show(self) -> None:
         """Put the mean of the workers into the network, for a check; no worker changes.
 
-        At the end of a round it is theta. Within a round nobody trains this network, and the
-        workers would have to communicate to know it.
+        At the end of a round it is theta. Within a round, no worker trains this network, and the
+        workers would have to communicate to compute it.
         """
         if not self._weights:
             return
         if self.rounds.meet_after(self.steps):
             # All workers are equal, but their mean could differ from them by rounding.
-            self._put([theta.clone() for theta in self._theta])
+            self._put(_copies(self._theta))
         else:
             self._put(self._mean())
 
     def _separate(self) -> None:
         """Give each worker the weights of the network and a copy of its optimizer state."""
-        self._theta = [p.detach().clone() for p in self.parameters]
-        self._velocity = [torch.zeros_like(p) for p in self._theta]
-        self._weights = [[p.clone() for p in self._theta] for _ in self.ours]
-        self._states = [_copy_state(self.optimizer.state) for _ in self.ours]
+        self._theta = _copies(self.parameters)
+        self._velocity = [torch.zeros_like(theta) for theta in self._theta]
+        for _ in self.ours:
+            self._weights.append(_copies(self._theta))
+            self._states.append(_copy_state(self.optimizer.state))
 
     @torch.no_grad()
     def _average(self) -> None:
@@ -183,9 +186,10 @@ class LocalSGD:
         if not workers:
             return
         groups = self.optimizer.state_dict()["param_groups"]
-        self._weights = [self._like_parameters(workers[i]["weights"]) for i in self.ours]
+        self._weights = []
         self._states = []
         for worker in self.ours:
+            self._weights.append(self._like_parameters(workers[worker]["weights"]))
             saved = {"state": workers[worker]["optimizer"], "param_groups": groups}
             self.optimizer.load_state_dict(saved)
             self._states.append(self.optimizer.state)
@@ -198,6 +202,10 @@ class LocalSGD:
         for parameter, tensor in zip(self.parameters, tensors, strict=True):
             copies.append(torch.empty_like(parameter.detach()).copy_(tensor))
         return copies
+
+
+def _copies(tensors: Tensors) -> Tensors:
+    return [tensor.detach().clone() for tensor in tensors]
 
 
 def _copy_state(state: dict[Any, Any]) -> dict[Any, Any]:

@@ -1,7 +1,7 @@
-"""Pruning at initialization: methods by name, one file each, and the mask that they give.
+"""Pruning at initialization: methods by name, one file each, and the masks that they return.
 
-To add one: a file beside `snip.py`, and its class in `PRUNERS`. Somebody else's goes by its class
-path.
+To add a method, write a file beside `snip.py` and add its class to `PRUNERS`. Methods of other
+packages are named by their class path.
 """
 
 from lit_dps.pruning.grasp import Grasp
@@ -35,16 +35,16 @@ PRUNERS |= {
 
 
 __all__ = [
-    *(
-        "PRUNERS",
-        "Mask",
-        "Network",
-        "OneShot",
-        "Pruner",
-        "gradient_sum",
-        "prunable",
-        "prune",
-        "pruner_of",
-    ),
-    *("saliency", "top_k", "mask_flags"),
+    "PRUNERS",
+    "Mask",
+    "Network",
+    "OneShot",
+    "Pruner",
+    "gradient_sum",
+    "mask_flags",
+    "prunable",
+    "prune",
+    "pruner_of",
+    "saliency",
+    "top_k",
 ]

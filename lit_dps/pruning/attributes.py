@@ -27,8 +27,8 @@ def walk_attributes(*owners: Any) -> Iterator[tuple[tuple[Any, ...], Any]]:
     """Yield the values that objects keep as attributes, in lists and dicts, at any depth.
 
     Values are numbers, texts, tensors (also parameters and buffers), arrays, generators and all
-    other objects without attributes. Trainers, classes, modules of Python and functions are left
-    out. Objects come breadth first, each once.
+    other objects without attributes. Trainers, classes, modules of Python and functions are
+    skipped. Objects come breadth first, each once.
 
     Yields:
         The path of names to a value, such as ("teacher", 0, "weight"), and the value.
@@ -42,8 +42,9 @@ def walk_attributes(*owners: Any) -> Iterator[tuple[tuple[Any, ...], Any]]:
         parts = _parts_of(item)
         if parts is None:
             yield path, item
-        else:
-            queue.extend(((*path, name), value) for name, value in parts.items())
+            continue
+        for name, value in parts.items():
+            queue.append(((*path, name), value))
 
 
 def _parts_of(item: Any) -> dict[Any, Any] | None:
@@ -51,7 +52,9 @@ def _parts_of(item: Any) -> dict[Any, Any] | None:
     if isinstance(item, (list, tuple, dict)):
         if len(item) > MAX_LENGTH:
             return {}
-        return item if isinstance(item, dict) else dict(enumerate(item))
+        if isinstance(item, dict):
+            return item
+        return dict(enumerate(item))
     if isinstance(item, _LEAVES) or not hasattr(item, "__dict__"):
         return None
     return attributes_of(item)

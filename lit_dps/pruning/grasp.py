@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -31,7 +32,7 @@ class Grasp(OneShot):
     because the fused kernels have no second derivative.
 
     Args:
-        temperature: T; null takes the module's own training loss, which may be of any problem.
+        temperature: T; null takes the module's training loss, which may be of any problem.
         per_class: Examples of each class, the first ones of the pass; the authors use 10. By
             default the whole training split. It must be null for sequences, which have many
             classes each.
@@ -48,7 +49,8 @@ class Grasp(OneShot):
             raise ConfigError(
                 "pruning.options.per_class", per_class, "at least 1 example, or null for all"
             )
-        self.temperature, self.per_class = temperature, per_class
+        self.temperature = temperature
+        self.per_class = per_class
 
     @sdpa_kernel(SDPBackend.MATH)
     def scores(self, network: Network, generator: torch.Generator) -> dict[str, Tensor]:
@@ -59,7 +61,7 @@ class Grasp(OneShot):
         parameters = {name: network.parameters[name] for name in gradient}
 
         def products() -> Iterator[tuple[Tensor, float]]:
-            """Yield the product of each batch's gradient with that of the pass, and its weight."""
+            """Yield the products of the batches' gradients with the pass's, and their weights."""
             for loss, weight in self._losses(network, sample):
                 of_batch = torch.autograd.grad(loss, list(parameters.values()), create_graph=True)
                 terms = []
@@ -74,7 +76,10 @@ class Grasp(OneShot):
         if self.temperature is None:
             yield from network.losses(sample)
             return
-        for batch, size in network.batches() if sample is None else sample:
+        batches = sample
+        if batches is None:
+            batches = network.batches()
+        for batch, size in batches:
             try:
                 logits, classes = network.logits(batch)
             except UserError as error:
@@ -87,13 +92,15 @@ class Grasp(OneShot):
 
 
 def balanced(batches: Batches, per_class: int) -> list[tuple[Any, int]]:
-    """The first examples of each class in a pass of (inputs, classes), as one batch of rank 0; the
-    others have none.
+    """Return the first examples of each class in a pass of (inputs, classes), as one batch.
+
+    Rank 0 has the batch; the list of the other ranks is empty.
 
     Raises:
-        ConfigError: where an example has several classes.
+        ConfigError: if an example has several classes.
     """
-    found: list[tuple[Tensor, Tensor]] = []
+    device = None
+    candidates: list[tuple[Tensor, Tensor]] = []
     count: Counter[int] = Counter()
     for batch, _ in batches:
         x, y = batch
@@ -101,24 +108,36 @@ def balanced(batches: Batches, per_class: int) -> list[tuple[Any, int]]:
             raise ConfigError(
                 "pruning.options.per_class", per_class, "null where an example has several classes"
             )
-        keep = []
-        for i, label in enumerate(y.tolist()):
-            if count[label] < per_class:
-                count[label] += 1
-                keep.append(i)
-        found.append((x[keep].cpu(), y[keep].cpu()))
-    device = y.device if found else None
-    every = ranks.all_gather(found)
-    if ranks.rank() or device is None:
+        device = y.device
+        first = _first_of_classes(y, per_class, count)
+        candidates.append((x[first].cpu(), y[first].cpu()))
+    by_rank = ranks.all_gather(candidates)
+    if ranks.rank() > 0 or device is None:
         return []
-    # the ranks' batches in turn, as one process has them
-    longest = max(map(len, every))
-    order = [part[i] for i in range(longest) for part in every if i < len(part)]
-    x, y = torch.cat([a for a, _ in order]), torch.cat([b for _, b in order])
-    count.clear()
-    keep = []
-    for i, label in enumerate(y.tolist()):
-        count[label] += 1
-        if count[label] <= per_class:
-            keep.append(i)
-    return [((x[keep].to(device), y[keep].to(device)), len(keep))]
+    # Rank r has the batches r, r + world, ... of the pass.
+    inputs: list[Tensor] = []
+    classes: list[Tensor] = []
+    for round_of_ranks in zip_longest(*by_rank):
+        for part in filter(None, round_of_ranks):
+            inputs.append(part[0])
+            classes.append(part[1])
+    x = torch.cat(inputs)
+    y = torch.cat(classes)
+    first = _first_of_classes(y, per_class, Counter())
+    return [((x[first].to(device), y[first].to(device)), len(first))]
+
+
+def _first_of_classes(classes: Tensor, per_class: int, count: Counter[int]) -> list[int]:
+    """Return the indices of examples whose class has been counted less often than `per_class`.
+
+    Args:
+        classes: The class of each example.
+        per_class: The most examples of a class.
+        count: Examples of each class so far. It is increased by the returned ones.
+    """
+    indices = []
+    for i, label in enumerate(classes.tolist()):
+        if count[label] < per_class:
+            count[label] += 1
+            indices.append(i)
+    return indices

@@ -5,7 +5,7 @@ network under the mask of the previous round, on the next batches of the trainin
 fewer elements.
 
 The reference code of all three methods computes `nll_loss` of raw logits, which is not the loss of
-a classifier (SNIP-it fec11fc, FORCE 7494eed). The default here is the module's own loss; see
+a classifier (SNIP-it fec11fc, FORCE 7494eed). The default here is the module's training loss; see
 `reference_loss`. The reference code also keeps one element too few, or drifts over the rounds. Here
 the count of each round is exact.
 """
@@ -20,9 +20,9 @@ from torch import Tensor
 
 from lit_dps.core.errors import ConfigError
 from lit_dps.pruning.mask import Mask
-from lit_dps.pruning.network import Network, gradient_sum, saliency
+from lit_dps.pruning.network import Network, absolute_saliency, gradient_sum
 from lit_dps.pruning.pruner import Pruner, top_k
-from lit_dps.pruning.reference_loss import OWN, check_loss, losses_of
+from lit_dps.pruning.reference_loss import TRAINING_LOSS, check_loss, losses_of
 
 
 def halving(sparsity: float, rounds: int) -> list[float]:
@@ -32,7 +32,9 @@ def halving(sparsity: float, rounds: int) -> list[float]:
     """
     if sparsity < 0.5:
         return [sparsity]
-    sparsities = [sparsity - (sparsity - 0.5) * 0.5**i for i in range(rounds)]
+    sparsities = []
+    for i in range(rounds):
+        sparsities.append(sparsity - (sparsity - 0.5) * 0.5**i)
     return [*sparsities, sparsity]
 
 
@@ -49,26 +51,29 @@ class IterativePruner(Pruner):
     Args:
         rounds: Number of rounds.
         batches: Batches of each round.
-        loss: "module" for the training loss, or "nll_on_logits" for that of the authors' code.
+        loss: "module" for the training loss, or "nll_on_logits" for the loss of the authors' code.
 
     Attributes:
-        returning: Whether pruned elements may return. Their score is then that of their initial
-            weights.
+        returning: Whether pruned elements may return. Their initial weights are then scored.
     """
 
     returning = False
 
-    def __init__(self, rounds: int = 50, batches: int = 1, loss: str = OWN):
+    def __init__(self, rounds: int = 50, batches: int = 1, loss: str = TRAINING_LOSS):
         for key, value in (("rounds", rounds), ("batches", batches)):
             if value < 1:
                 raise ConfigError(f"pruning.options.{key}", value, "at least 1")
         check_loss(loss)
-        self.rounds, self.batches, self.loss = rounds, batches, loss
+        self.rounds = rounds
+        self.batches = batches
+        self.loss = loss
 
     def schedule(self, sparsity: float) -> Iterable[float]:
         """Return the sparsity after each round; the kept share falls by a constant factor."""
         log_keep = math.log(1 - sparsity)
-        sparsities = [1 - math.exp(i / self.rounds * log_keep) for i in range(1, self.rounds)]
+        sparsities = []
+        for i in range(1, self.rounds):
+            sparsities.append(1 - math.exp(i / self.rounds * log_keep))
         return [*sparsities, sparsity]
 
     def mask(self, network: Network, sparsity: float, generator: torch.Generator) -> Mask:
@@ -78,8 +83,7 @@ class IterativePruner(Pruner):
             with network.under(mask):
                 losses = losses_of(network, next_batches(self.batches), self.loss)
                 gradients = gradient_sum(network.parameters, losses)
-            signed = saliency(gradients, network.parameters)
-            scores = {name: score.abs() for name, score in signed.items()}
+            scores = absolute_saliency(gradients, network.parameters)
             if not self.returning:
                 scores = exclude_pruned(scores, mask)
             mask = top_k(scores, round_sparsity)
@@ -94,7 +98,7 @@ class IterativeSnip(IterativePruner):
 class Force(IterativePruner):
     """FORCE: pruned elements may return.
 
-    The gradients are those of the masked network (de Jorge et al. 2021, Eq. 8).
+    The gradients are of the masked network (de Jorge et al. 2021, Eq. 8).
     """
 
     returning = True
@@ -109,10 +113,10 @@ class SnipIt(IterativePruner):
     Args:
         rounds: Rounds before the last one, which reaches the sparsity.
         batches: Batches of each round, of `pruning.batch_size` examples; the authors use 512.
-        loss: "module" for the training loss, or "nll_on_logits" for that of the authors' code.
+        loss: "module" for the training loss, or "nll_on_logits" for the loss of the authors' code.
     """
 
-    def __init__(self, rounds: int = 6, batches: int = 5, loss: str = OWN):
+    def __init__(self, rounds: int = 6, batches: int = 5, loss: str = TRAINING_LOSS):
         super().__init__(rounds, batches, loss)
 
     def schedule(self, sparsity: float) -> Iterable[float]:

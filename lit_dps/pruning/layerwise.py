@@ -23,7 +23,7 @@ class RandomLayerwise(Pruner):
     passes = 0
 
     def mask(self, network: Network, sparsity: float, generator: torch.Generator) -> Mask:
-        sizes = {name: p.numel() for name, p in network.parameters.items()}
+        sizes = _sizes(network)
         shares = {name: n * (1 - sparsity) for name, n in sizes.items()}
         keep = round(sum(sizes.values()) * (1 - sparsity))
         return random_mask(network, rounded(shares, sizes, keep), generator)
@@ -51,25 +51,35 @@ class SmartRatio(Pruner):
         self.residual = residual
 
     def mask(self, network: Network, sparsity: float, generator: torch.Generator) -> Mask:
-        sizes = {name: p.numel() for name, p in network.parameters.items()}
+        sizes = _sizes(network)
         keep = round(sum(sizes.values()) * (1 - sparsity))
-        return random_mask(network, rounded(self.shares(network, keep), sizes, keep), generator)
+        counts = rounded(self.shares(network, keep), sizes, keep)
+        return random_mask(network, counts, generator)
 
     def shares(self, network: Network, keep: int) -> dict[str, float]:
         """Return the kept elements of each tensor before rounding; their sum is `keep`."""
-        layers = [name for name, p in network.parameters.items() if p.ndim >= 2]
-        sizes = {name: network.parameters[name].numel() for name in layers}
-        *hidden, last = layers
-        room = sum(sizes[name] for name in hidden)
+        sizes: dict[str, int] = {}
+        biases: dict[str, float] = {}
+        for name, parameter in network.parameters.items():
+            if parameter.ndim >= 2:
+                sizes[name] = parameter.numel()
+            else:
+                biases[name] = 0.0
+        *hidden, last = sizes
+        room = sum(sizes.values()) - sizes[last]
         # The last layer also keeps what does not fit into the others.
         last_keep = max(min(LAST_LAYER_SHARE * sizes[last], keep / 2), keep - room)
-        ratios = {}
+        ratios: dict[str, float] = {}
         for i, name in enumerate(hidden, start=1):
-            height = len(layers) - i + 1
-            ratios[name] = (height**2 + height) / (1 if self.residual else i**2)
-        shares = water_filled(ratios, sizes, keep - last_keep)
-        biases = {name: 0.0 for name in network.parameters if name not in sizes}
-        return {**shares, last: last_keep, **biases}
+            height = len(sizes) - i + 1
+            ratios[name] = height**2 + height
+            if not self.residual:
+                ratios[name] /= i**2
+        return {**water_filled(ratios, sizes, keep - last_keep), last: last_keep, **biases}
+
+
+def _sizes(network: Network) -> dict[str, int]:
+    return {name: parameter.numel() for name, parameter in network.parameters.items()}
 
 
 def water_filled(
@@ -94,10 +104,12 @@ def rounded(shares: Mapping[str, float], sizes: Mapping[str, int], total: int) -
     """
     counts = {name: min(int(share), sizes[name]) for name, share in shares.items()}
     order = sorted(shares, key=lambda name: shares[name] - counts[name], reverse=True)
-    while (missing := total - sum(counts.values())) > 0:
-        with_room = [name for name in order if counts[name] < sizes[name]]
-        for name in with_room[:missing]:
-            counts[name] += 1
+    missing = total - sum(counts.values())
+    while missing > 0:
+        for name in order:
+            if missing > 0 and counts[name] < sizes[name]:
+                counts[name] += 1
+                missing -= 1
     return counts
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +17,18 @@ _NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm
 _NORM = re.compile("norm(alization)?[0-9]*d?$", re.IGNORECASE)
 # Names of biases: bias, in_proj_bias, bias_hh_l0, b, b1, b_ih.
 _BIAS = re.compile("bias|^b[0-9_]*$|^b_", re.IGNORECASE)
+
+
+class ElementCounts(NamedTuple):
+    """Numbers of elements of a mask.
+
+    Attributes:
+        kept: Elements that are not pruned.
+        total: All elements.
+    """
+
+    kept: int
+    total: int
 
 
 class Mask(Mapping[str, Tensor]):
@@ -49,6 +62,15 @@ class Mask(Mapping[str, Tensor]):
     def __len__(self) -> int:
         return len(self._tensors)
 
+    def count(self) -> ElementCounts:
+        """Return the numbers of kept and of all elements of the mask."""
+        kept = 0
+        total = 0
+        for tensor in self.values():
+            kept += int(tensor.sum())
+            total += tensor.numel()
+        return ElementCounts(kept, total)
+
     def kept(self) -> dict[str, tuple[int, int]]:
         """Return the numbers of kept and of all elements of each tensor."""
         return {name: (int(tensor.sum()), tensor.numel()) for name, tensor in self.items()}
@@ -56,10 +78,8 @@ class Mask(Mapping[str, Tensor]):
     @property
     def sparsity(self) -> float:
         """The pruned share of the elements of the masked tensors."""
-        counts = self.kept().values()
-        kept = sum(n for n, _ in counts)
-        total = sum(n for _, n in counts)
-        return 1 - kept / total
+        counts = self.count()
+        return 1 - counts.kept / counts.total
 
     def apply_to_weights(self, network: nn.Module) -> None:
         """Set the pruned weights to zero in place.
@@ -96,7 +116,7 @@ def prunable(
         biases: "paper" scores the biases as the authors' code does. Their SNIP scores are exactly 0
             at initialization, where biases are zero. So all biases are pruned at any sparsity above
             0 and stay zero. "keep" leaves them dense.
-        exclude: Shell patterns of names that are left out: "head.*", "*.cls_token".
+        exclude: Shell patterns of the names of unpruned parameters: "head.*", "*.cls_token".
         held: `id` of the parameters that an optimizer trains; by default all that are trainable.
     """
     weights, bias_parameters = {}, {}
@@ -137,8 +157,10 @@ def multiply(pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
 
     A mask of numbers costs less than one of bools.
     """
-    pairs = list(pairs)
-    if pairs:
-        tensors = [tensor for tensor, _ in pairs]
-        factors = [factor for _, factor in pairs]
+    tensors: list[Tensor] = []
+    factors: list[Tensor] = []
+    for tensor, factor in pairs:
+        tensors.append(tensor)
+        factors.append(factor)
+    if tensors:
         torch._foreach_mul_(tensors, factors)  # pyright: ignore[reportPrivateImportUsage]

@@ -49,7 +49,7 @@ class Network:
         """Yield the mean loss of each batch, and its weight: below 1 only for a short batch.
 
         Args:
-            batches: Some batches (`stream`); by default those of one pass.
+            batches: Some batches (`stream`); by default the batches of one pass.
         """
         if batches is None:
             batches = self.batches()
@@ -152,8 +152,8 @@ def gradient_sum(
 ) -> dict[str, Tensor]:
     """Return the weighted sum of dL/dw over the batches of all ranks, by parameter.
 
-    Parameters that the loss does not depend on are left out. The sum is in float64, so that a mask
-    does not depend on how the batches are divided among the ranks.
+    Parameters that the loss does not depend on are not among them. The sum is in float64, so that a
+    mask does not depend on how the batches are divided among the ranks.
 
     Args:
         parameters: Parameters by name.
@@ -165,13 +165,16 @@ def gradient_sum(
     used = torch.zeros(len(tensors))
     for loss, weight in losses:
         gradients = torch.autograd.grad(loss, tensors, allow_unused=True)
-        totals, parts = [], []
+        totals: list[Tensor] = []
+        parts: list[Tensor] = []
         for i, gradient in enumerate(gradients):
-            if gradient is not None:
-                used[i] = 1
-                totals.append(sums[i])
-                parts.append(gradient.abs() if absolute else gradient)
-        torch._foreach_add_(totals, parts, alpha=weight)  # pyright: ignore[reportPrivateImportUsage]
+            if gradient is None:
+                continue
+            used[i] = 1
+            totals.append(sums[i])
+            parts.append(gradient.abs() if absolute else gradient)
+        torch_private: Any = torch
+        torch_private._foreach_add_(totals, parts, alpha=weight)
     # A rank may have no batch.
     used = ranks.all_reduce_sum(used).tolist()
     result = {}
@@ -192,3 +195,8 @@ def saliency(gradients: Mapping[str, Tensor], parameters: Parameters) -> dict[st
         parameter = parameters[name]
         scores[name] = (gradient * parameter.detach()).to(parameter.dtype)
     return scores
+
+
+def absolute_saliency(gradients: Mapping[str, Tensor], parameters: Parameters) -> dict[str, Tensor]:
+    """Return |weight times gradient|, the score of SNIP."""
+    return {name: score.abs() for name, score in saliency(gradients, parameters).items()}

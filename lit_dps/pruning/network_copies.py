@@ -20,12 +20,12 @@ def copies_of(
     held: Container[int] = (),
     keepers: Mapping[str, Any] | None = None,
 ) -> dict[str, str]:
-    """Return the untrained copies of pruned parameters, such as those of a momentum teacher.
+    """Return the untrained copies of pruned parameters, such as in a momentum teacher.
 
     A copy has equal values and the same name in another part of the network: "teacher.0.weight" is
     a copy of "student.0.weight". Weights whose elements differ decide which parts are copies.
     Constant tensors of these parts, such as zero biases, are copies too. Tensors outside of the
-    tree of modules (`hidden_tensors`), such as those in a list, may have any name.
+    tree of modules (`hidden_tensors`), such as tensors in a list, may have any name.
 
     Args:
         network: The network, before it is pruned.
@@ -47,16 +47,7 @@ def copies_of(
     for name, tensor in tensors.items():
         if id(tensor) not in pruned_ids and id(tensor) not in held:
             candidates[name] = tensor
-    by_shape = defaultdict(list)
-    for name, tensor in pruned.items():
-        by_shape[tensor.shape].append(name)
-    equal = []
-    for name, tensor in candidates.items():
-        for parameter in by_shape[tensor.shape]:
-            is_hidden_weight = name in hidden and _has_different_elements(tensor)
-            has_place = _common_suffix(name, parameter) or is_hidden_weight
-            if has_place and same(tensor, pruned[parameter]):
-                equal.append((name, parameter))
+    equal = _equal_tensors(candidates, pruned, hidden)
     copied_parts = set()
     for name, parameter in equal:
         if _has_different_elements(candidates[name]):
@@ -66,6 +57,29 @@ def copies_of(
         if _parts(name, parameter) in copied_parts:
             copies[name] = parameter
     return copies
+
+
+def _equal_tensors(
+    candidates: Mapping[str, Tensor], pruned: Mapping[str, Tensor], hidden: Container[str]
+) -> list[tuple[str, str]]:
+    """Return the pairs of a candidate and a pruned parameter with equal values.
+
+    Args:
+        candidates: Tensors that may be copies.
+        pruned: The pruned parameters.
+        hidden: Names of candidates that may have any name. The others end as their parameter does.
+    """
+    by_shape: dict[torch.Size, list[str]] = defaultdict(list)
+    for name, tensor in pruned.items():
+        by_shape[tensor.shape].append(name)
+    equal = []
+    for name, tensor in candidates.items():
+        for parameter in by_shape[tensor.shape]:
+            is_hidden_weight = name in hidden and _has_different_elements(tensor)
+            may_be_copy = is_hidden_weight or _common_suffix(name, parameter)
+            if may_be_copy and same(tensor, pruned[parameter]):
+                equal.append((name, parameter))
+    return equal
 
 
 def why_unprunable(network: nn.Module) -> str | None:
@@ -97,7 +111,7 @@ def why_pruned_weights_return(network: nn.Module, mask: Mapping[str, Tensor]) ->
             continue
         parametrizations: Any = module.parametrizations
         for weight, chain in parametrizations.items():
-            prefix = f"{name}.parametrizations.{weight}." if name else f"parametrizations.{weight}."
+            prefix = f"{name}.parametrizations.{weight}.".removeprefix(".")
             pruned = [key for key in mask if key.startswith(prefix)]
             if not pruned:
                 continue

@@ -33,7 +33,7 @@ class Pruner(ABC):
         batch_invariant: Whether the mask does not depend, up to rounding, on how a pass is divided
             into batches. The loss must be a mean over examples.
         hits_count: Whether a mask keeps exactly round(m (1 - sparsity)) of its m elements. If it
-            cannot, as with whole nodes, the table says what it keeps.
+            cannot, as with whole nodes, the table shows how many it keeps.
         counts: What a sparsity is a share of if the method does not hit the count, in one word such
             as "nodes". A note below the table uses it.
     """
@@ -125,7 +125,7 @@ def prune(
     sparsity: float,
     seed: int,
     name: str,
-    known: Scores | None = None,
+    scores: Scores | None = None,
 ) -> tuple[Mask, Scores | None]:
     """Return the mask of a network, and its scores if they are valid for other sparsities.
 
@@ -135,7 +135,7 @@ def prune(
         sparsity: Share of elements to prune.
         seed: Seed of the method's generator.
         name: Name of the module, for messages.
-        known: The scores, if they were computed before.
+        scores: The scores, if they were computed before.
 
     Raises:
         ConfigError: if there is nothing to prune, or if a mask keeps a wrong number of elements.
@@ -145,12 +145,12 @@ def prune(
     )
     generator = torch.Generator().manual_seed(seed)
     if isinstance(pruner, OneShot):
-        if known is None:
+        if scores is None:
             with network() as copy:
                 if not copy.parameters:
                     raise nothing
-                known = pruner.scores(copy, generator)
-        return top_k(known, sparsity), known
+                scores = pruner.scores(copy, generator)
+        return top_k(scores, sparsity), scores
     with network() as copy:
         if not copy.parameters:
             raise nothing
@@ -162,27 +162,20 @@ def prune(
 def _check(mask: Mask, network: Network, sparsity: float, pruner: Pruner) -> None:
     """Raise ConfigError for a mask of other parameters, or with a wrong number of elements."""
     method = type(pruner).__name__
-    allowed = network.parameters if pruner.hits_count else dict(network.module.named_parameters())
+    allowed = network.parameters
+    if not pruner.hits_count:
+        allowed = dict(network.module.named_parameters())
     for name, tensor in mask.items():
         if name not in allowed or tensor.shape != allowed[name].shape:
             raise ConfigError(
-                "pruning.method", method, f"a mask of prunable parameters; its {name} is none"
+                "pruning.method", method, f"a mask of prunable parameters, without {name}"
             )
-    keep, total = _counts(mask)
+    keep, total = mask.count()
     if keep == 0:
         raise ConfigError("pruning.method", method, "a mask that keeps something")
     expected = round(total * (1 - sparsity))
     if pruner.hits_count and keep != expected:
         raise ConfigError("pruning.method", method, f"a mask that keeps {expected}, not {keep}")
-
-
-def _counts(mask: Mask) -> tuple[int, int]:
-    """Return the numbers of kept and of all elements of a mask."""
-    kept, total = 0, 0
-    for tensor_kept, tensor_total in mask.kept().values():
-        kept += tensor_kept
-        total += tensor_total
-    return kept, total
 
 
 def top_k(scores: Scores, sparsity: float) -> Mask:
@@ -206,10 +199,11 @@ def top_k(scores: Scores, sparsity: float) -> Mask:
     order = torch.sort(flat, descending=True, stable=True).indices
     kept = torch.zeros(len(flat), dtype=torch.bool, device=flat.device)
     kept[order[:keep]] = True
-    parts = kept.split([score.numel() for score in scores.values()])
     tensors = {}
-    for (name, score), part in zip(scores.items(), parts, strict=True):
-        tensors[name] = part.view(score.shape)
+    start = 0
+    for name, score in scores.items():
+        tensors[name] = kept[start : start + score.numel()].view(score.shape)
+        start += score.numel()
     return Mask(tensors, by_place=int((flat[kept] == 0).sum()))
 
 
@@ -221,7 +215,7 @@ def mask_flags(mask: Mask, pruner: Pruner, trained: int) -> dict[str, float]:
         pruner: The method that made it.
         trained: Number of elements of all trained parameters.
     """
-    kept, total = _counts(mask)
+    kept, total = mask.count()
     flags: dict[str, float] = {}
     if mask.by_place:
         flags[UNSCORED] = mask.by_place

@@ -1,4 +1,4 @@
-"""The loss that a mask is scored by: the module's own, or that of the reference codes."""
+"""The loss by which a mask is scored: the module's training loss, or the reference codes' loss."""
 
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ from torch import Tensor
 from lit_dps.core.errors import ConfigError, UserError
 from lit_dps.pruning.network import Batches, Network
 
-OWN, REFERENCE = "module", "nll_on_logits"
+TRAINING_LOSS = "module"
+REFERENCE_LOSS = "nll_on_logits"
 
 
 def check_loss(loss: str) -> None:
     """Raise ConfigError for an unknown loss."""
-    if loss not in (OWN, REFERENCE):
-        raise ConfigError("pruning.options.loss", loss, f"{OWN}, or {REFERENCE}")
+    if loss not in (TRAINING_LOSS, REFERENCE_LOSS):
+        allowed = f"{TRAINING_LOSS}, or {REFERENCE_LOSS}"
+        raise ConfigError("pruning.options.loss", loss, allowed)
 
 
 def losses_of(network: Network, batches: Batches, loss: str) -> Iterator[tuple[Tensor, float]]:
@@ -29,12 +31,13 @@ def losses_of(network: Network, batches: Batches, loss: str) -> Iterator[tuple[T
     Raises:
         ConfigError: for "nll_on_logits" if the network is no classifier.
     """
-    if loss == OWN:
+    if loss == TRAINING_LOSS:
         yield from network.losses(batches)
         return
     for batch, size in batches:
         try:
             logits, classes = network.logits(batch)
         except UserError as error:
-            raise ConfigError("pruning.options.loss", loss, f"{OWN} where {error}") from error
+            allowed = f"{TRAINING_LOSS} where {error}"
+            raise ConfigError("pruning.options.loss", loss, allowed) from error
         yield F.nll_loss(logits, classes), size / network.batch_size

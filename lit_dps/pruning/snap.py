@@ -15,7 +15,7 @@ from lit_dps.pruning.iterative import halving
 from lit_dps.pruning.mask import Mask
 from lit_dps.pruning.network import Batches, Network
 from lit_dps.pruning.pruner import Pruner
-from lit_dps.pruning.reference_loss import OWN, check_loss, losses_of
+from lit_dps.pruning.reference_loss import TRAINING_LOSS, check_loss, losses_of
 
 _LAYERS = (nn.Conv2d, nn.Linear)
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d)
@@ -29,8 +29,11 @@ _BETWEEN = (
     nn.MaxPool2d,
     nn.AvgPool2d,
     nn.AdaptiveAvgPool2d,
+    nn.Dropout,
+    nn.Dropout2d,
+    nn.Flatten,
+    nn.Identity,
 )
-_BETWEEN += (nn.Dropout, nn.Dropout2d, nn.Flatten, nn.Identity)
 _CALLS = {
     "relu",
     "gelu",
@@ -41,8 +44,11 @@ _CALLS = {
     "avg_pool2d",
     "adaptive_avg_pool2d",
     "dropout",
+    "flatten",
+    "mean",
+    "contiguous",
+    "boolean_dispatch",  # the name of torch's pooling in fx
 }
-_CALLS |= {"flatten", "mean", "contiguous", "boolean_dispatch"}  # what fx calls torch's pooling
 
 
 @dataclass(frozen=True)
@@ -65,25 +71,26 @@ class Snap(Pruner):
 
     The gradients are summed over the batches before the absolute value is taken, in evaluation
     mode. The nodes of the output layer are not pruned, and every layer keeps its best node.
-    `pruning.sparsity` is the share of hidden *nodes*; the table says how many weights are kept.
+    `pruning.sparsity` is the share of hidden *nodes*; the table shows how many weights are kept.
 
     The authors cut pruned nodes out of the network. Here the mask contains the node's row, its
     bias, its batch normalization, and its column in the next layer, so that the output is the same.
 
     Args:
         batches: Batches of each round, of `pruning.batch_size` examples.
-        loss: "module" for the training loss, or "nll_on_logits" for that of the authors' code.
+        loss: "module" for the training loss, or "nll_on_logits" for the loss of the authors' code.
     """
 
     hits_count = False
     counts = "nodes"
     name = "snap"  # in messages
 
-    def __init__(self, batches: int = 5, loss: str = OWN):
+    def __init__(self, batches: int = 5, loss: str = TRAINING_LOSS):
         if batches < 1:
             raise ConfigError("pruning.options.batches", batches, "at least 1")
         check_loss(loss)
-        self.batches, self.loss = batches, loss
+        self.batches = batches
+        self.loss = loss
 
     def schedule(self, sparsity: float) -> list[float]:
         """Return the share of pruned nodes after each round."""
@@ -94,10 +101,11 @@ class Snap(Pruner):
         next_batches = network.stream()
         modules = dict(network.module.named_modules())
         kept = {}
+        total = 0
         for layer in layers:
             nodes = len(_weight(modules[layer.name]))
             kept[layer.name] = torch.ones(nodes, dtype=torch.bool)
-        total = sum(len(nodes) for nodes in kept.values())
+            total += nodes
         mask = None
         with network.evaluating():
             for round_sparsity in self.schedule(sparsity):
@@ -123,7 +131,7 @@ class SnapIt(Snap):
 
     name = "snap_it"
 
-    def __init__(self, rounds: int = 6, batches: int = 5, loss: str = OWN):
+    def __init__(self, rounds: int = 6, batches: int = 5, loss: str = TRAINING_LOSS):
         super().__init__(batches, loss)
         if rounds < 1:
             raise ConfigError("pruning.options.rounds", rounds, "at least 1")
@@ -140,26 +148,30 @@ def hidden_layers(module: nn.Module, method: str = "snap") -> list[Hidden]:
         ConfigError: If the network cannot be traced, or the nodes of a layer also go elsewhere, as
             with a residual connection.
     """
-    inner = getattr(module, "network", None)
-    prefix, network = ("network.", inner) if isinstance(inner, nn.Module) else ("", module)
+    network = getattr(module, "network", None)
+    prefix = "network."
+    if not isinstance(network, nn.Module):
+        network = module
+        prefix = ""
     try:
         graph = fx.symbolic_trace(network).graph
     except Exception as error:  # a forward pass may raise any error for a proxy
         why = f"it cannot be traced: {str(error).splitlines()[0]}"
         raise _cannot(method, network, why) from error
     modules = dict(network.named_modules())
-    layers = [
-        n for n in graph.nodes if n.op == "call_module" and isinstance(modules[n.target], _LAYERS)
-    ]
-    if len({n.target for n in layers}) < len(layers):
-        raise _cannot(method, network, "it uses a layer twice")
+    layers: dict[str, fx.Node] = {}
+    for node in graph.nodes:
+        if node.op == "call_module" and isinstance(modules[node.target], _LAYERS):
+            if node.target in layers:
+                raise _cannot(method, network, "it uses a layer twice")
+            layers[node.target] = node
     hidden = []
-    for node in layers:
+    for name, node in layers.items():
         norms, after = _follow(node, modules, network, method)
         if after:
-            norm_names = tuple(prefix + name for name in norms)
-            after_names = tuple(prefix + name for name in after)
-            hidden.append(Hidden(f"{prefix}{node.target}", norm_names, after_names))
+            norm_names = tuple(prefix + norm for norm in norms)
+            after_names = tuple(prefix + layer for layer in after)
+            hidden.append(Hidden(prefix + name, norm_names, after_names))
     if not hidden:
         raise _cannot(method, network, "it has no hidden layer")
     return hidden
@@ -178,7 +190,9 @@ def _follow(
     users = list(node.users)
     for user in users:  # the list grows meanwhile
         name = str(getattr(user.target, "__name__", user.target))
-        module = modules.get(name) if user.op == "call_module" else None
+        module = None
+        if user.op == "call_module":
+            module = modules.get(name)
         if isinstance(module, _LAYERS):
             if isinstance(module, nn.Conv2d) and module.groups > 1:
                 raise _cannot(method, network, f"{name} has groups")
@@ -186,14 +200,19 @@ def _follow(
             continue
         if isinstance(module, _NORMS):
             norms.append(name)
-        elif user.op == "output" or not (
-            isinstance(module, _BETWEEN) or (module is None and name in _CALLS)
-        ):
+        elif user.op == "output" or not _maps_zero_to_zero(module, name):
             strange = strange or name
         users.extend(user.users)
     if after and strange:
         raise _cannot(method, network, f"the nodes of {node.target} go through {strange}")
     return norms, after
+
+
+def _maps_zero_to_zero(module: nn.Module | None, name: str) -> bool:
+    """Return True if a module, or a function by its name, keeps nodes and maps zero to zero."""
+    if module is None:
+        return name in _CALLS
+    return isinstance(module, _BETWEEN)
 
 
 def _cannot(method: str, network: nn.Module, why: str) -> ConfigError:
@@ -214,7 +233,9 @@ def _gated(modules: dict[str, nn.Module], gates: dict[str, Tensor]) -> Iterator[
 
         return multiply
 
-    handles = [modules[name].register_forward_hook(gate(name)) for name in gates]
+    handles = []
+    for name in gates:
+        handles.append(modules[name].register_forward_hook(gate(name)))
     try:
         yield
     finally:
@@ -223,7 +244,7 @@ def _gated(modules: dict[str, nn.Module], gates: dict[str, Tensor]) -> Iterator[
 
 
 def node_scores(
-    network: Network, names: list[str], batches: Batches, loss: str = OWN
+    network: Network, names: list[str], batches: Batches, loss: str = TRAINING_LOSS
 ) -> dict[str, Tensor]:
     """Return |sum of dL/dc| of the nodes of some layers, over the batches of all ranks.
 
@@ -235,12 +256,13 @@ def node_scores(
     """
     modules = dict(network.module.named_modules())
     gates = {}
+    sums = []
     for name in names:
         weight = _weight(modules[name])
         gates[name] = torch.ones(
             len(weight), device=weight.device, dtype=weight.dtype, requires_grad=True
         )
-    sums = [torch.zeros(len(gate), dtype=torch.float64) for gate in gates.values()]
+        sums.append(torch.zeros(len(weight), dtype=torch.float64))
     with _gated(modules, gates):
         for value, weight in losses_of(network, batches, loss):
             gradients = torch.autograd.grad(value, list(gates.values()))
@@ -271,7 +293,8 @@ def best_nodes(scores: dict[str, Tensor], total: int, sparsity: float) -> dict[s
         if int(kept.sum()) >= round(total * (1 - sparsity)):
             break
         kept[i] = True
-    return dict(zip(scores, kept.split([len(s) for s in scores.values()]), strict=True))
+    sizes = [len(score) for score in scores.values()]
+    return dict(zip(scores, kept.split(sizes), strict=True))
 
 
 def mask_of(module: nn.Module, layers: list[Hidden], kept: dict[str, Tensor]) -> Mask:
@@ -285,7 +308,9 @@ def mask_of(module: nn.Module, layers: list[Hidden], kept: dict[str, Tensor]) ->
         kept: Which nodes of each layer are kept.
     """
     modules = dict(module.named_modules())
-    names = {name for layer in layers for name in (layer.name, *layer.after)}
+    names: set[str] = set()
+    for layer in layers:
+        names |= {layer.name, *layer.after}
     tensors = {}
     for name in modules:
         if name in names:
@@ -310,7 +335,7 @@ def mask_of(module: nn.Module, layers: list[Hidden], kept: dict[str, Tensor]) ->
 
 
 def _weight(layer: nn.Module) -> Tensor:
-    """Return the weight of a convolution or a linear layer, a node a row."""
+    """Return the weight of a convolution or a linear layer, with a row for each node."""
     weight = layer.weight
     assert isinstance(weight, Tensor)
     return weight

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from lit_dps.core.errors import ConfigError
-from lit_dps.pruning.network import Network, gradient_sum, saliency
+from lit_dps.pruning.network import Network, absolute_saliency, gradient_sum
 from lit_dps.pruning.pruner import OneShot
 
 
@@ -40,5 +40,4 @@ class Snip(OneShot):
         if self.batches is not None:
             batches = network.stream()(min(self.batches, network.length()))
         gradients = gradient_sum(network.parameters, network.losses(batches), self.abs_per_batch)
-        signed = saliency(gradients, network.parameters)
-        return {name: score.abs() for name, score in signed.items()}
+        return absolute_saliency(gradients, network.parameters)

@@ -1,8 +1,8 @@
-"""Starts: the weights that a pruned network is trained from, for the question what a mask needs.
+"""Starts: the initial weights of a pruned network. They test which weights a mask needs.
 
-"original" leaves the initial weights. "reinit" draws new ones by the network's own initialization
-(Frankle et al. 2021, Section 5). "isometry" moves them under the mask (`restore_isometry`, Lee et
-al. 2020).
+"original" keeps the initial weights. "reinit" draws new weights by the network's initialization
+(Frankle et al. 2021, Section 5). "isometry" moves the weights under the mask (`restore_isometry`,
+Lee et al. 2020).
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def start(
 
 
 def _reinit(module: nn.Module, mask: Mask, redraw: Redraw | None) -> None:
-    """Replace parameters and buffers by those of the same network under another seed."""
+    """Replace parameters and buffers by what the network has under another seed."""
     if redraw is None:
         raise _reinit_error(module, "only a study can build it again")
     same_seed, other_seed = redraw("init"), redraw("reinit")
@@ -97,8 +97,8 @@ def _reason_against_reinit(
 
     Args:
         parameters: The parameters that training begins with.
-        rebuilt: Those of the network that was built again under the same seed.
-        redrawn: Those of the network that was built under another seed.
+        rebuilt: Parameters of the network, built again under the same seed.
+        redrawn: Parameters of the network, built again under another seed.
         mask: The mask.
     """
     for name, parameter in parameters.items():

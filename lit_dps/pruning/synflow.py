@@ -25,8 +25,8 @@ class SynFlow(Pruner):
 
     Networks of integers, such as the characters of a language model, are refused, because a one is
     just one of the characters. Ones in place of their embedding would not help: the layer norm that
-    follows in a transformer subtracts the mean and makes them zeros. The embedding's own weights
-    would have no score either.
+    follows in a transformer subtracts the mean and makes them zeros. The embedding's weights would
+    have no score either.
 
     Args:
         rounds: Number of rounds.
@@ -84,7 +84,9 @@ def _input_shape(network: Network) -> tuple[int, ...]:
     first = next(iter(network.batches()), None)
     if first is not None:
         batch, _ = first
-        x = batch[0] if isinstance(batch, (tuple, list)) else batch
+        x = batch
+        if isinstance(batch, (tuple, list)):
+            x = batch[0]
         if isinstance(x, Tensor) and x.is_floating_point():
             shape = tuple(x.shape[1:])
     shape = ranks.broadcast(shape)  # a rank may have no batch

@@ -105,7 +105,7 @@ class Workload:
         data = self._instantiate("data", specs["data"], trial, order_seed)
         # Other data modules draw from the seed under which they are made and run.
         if trial.repeat and isinstance(data, ImageData):
-            data.order_anew(order_seed)
+            data.reseed_order(order_seed)
         module = self._instantiate("model", specs["model"], trial, trial.seed_for("init"))
         options = _instantiate("trainer", {**self.trainer, **STUDY_TRAINER}, {}, order_seed)
         trainer = arguments(options)

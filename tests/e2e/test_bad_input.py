@@ -251,7 +251,7 @@ def test_truncated_data(refusal, tmp_path):
         config=edited("data", {"class_path": "lit_dps.data.MNIST", "init_args": {"root": "."}})
     )
     assert (
-        "train-images-idx3-ubyte is truncated or damaged: 99 data bytes, its header says 7056"
+        "train-images-idx3-ubyte is truncated or damaged: 99 data bytes, but 7056 by its header"
         in message
     )
 

@@ -51,8 +51,8 @@ GOOD = idx(TRAIN[0])
 @pytest.mark.parametrize(
     ("data", "says"),
     [
-        (GOOD[:-1], "is truncated or damaged: 15679 data bytes, its header says 15680"),
-        (GOOD + b"\0", "is truncated or damaged: 15681 data bytes, its header says 15680"),
+        (GOOD[:-1], "is truncated or damaged: 15679 data bytes, but 15680 by its header"),
+        (GOOD + b"\0", "is truncated or damaged: 15681 data bytes, but 15680 by its header"),
         (GOOD[:10], "is not an IDX file of unsigned bytes with 3 dimensions"),
         (b"", "is not an IDX file of unsigned bytes with 3 dimensions"),
         (

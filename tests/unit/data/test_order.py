@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from lit_dps.core.errors import DataError
-from lit_dps.data.order import AuthorsOrder, batches, given_epochs, seeded_epochs
+from lit_dps.data.order import AuthorsOrder, batches, epochs_of_file, seeded_epochs
 from tests.support.errors import refuses
 
 
@@ -78,7 +78,7 @@ ROWS = np.array([[2, 0, 1, 3], [3, 2, 1, 0]])
 @pytest.mark.parametrize("dtype", [np.int64, np.int32, np.uint8, np.uint64, np.float64])
 def test_a_given_order_is_repeated_row_by_row_as_int64_indices(tmp_path, dtype):
     np.save(tmp_path / "order.npy", ROWS.astype(dtype))
-    found = take(batches(given_epochs(tmp_path / "order.npy", 4), 2), 6)
+    found = take(batches(epochs_of_file(tmp_path / "order.npy", 4), 2), 6)
     assert torch.cat(found).tolist() == [2, 0, 1, 3, 3, 2, 1, 0, 2, 0, 1, 3]
     assert all(
         batch.dtype is torch.int64 for batch in found
@@ -87,7 +87,7 @@ def test_a_given_order_is_repeated_row_by_row_as_int64_indices(tmp_path, dtype):
 
 def test_one_row_is_one_epoch_over_and_over(tmp_path):
     np.save(tmp_path / "order.npy", ROWS[0])
-    np.testing.assert_array_equal(take(given_epochs(tmp_path / "order.npy", 4), 3), [ROWS[0]] * 3)
+    np.testing.assert_array_equal(take(epochs_of_file(tmp_path / "order.npy", 4), 3), [ROWS[0]] * 3)
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ def test_rows_that_are_no_permutations_are_refused(tmp_path, rows):
     path = tmp_path / "order.npy"
     np.save(path, np.asarray(rows))
     with refuses("data.order", str(path)) as refused:
-        given_epochs(path, 4)
+        epochs_of_file(path, 4)
     assert "range(4)" in refused.value.allowed
 
 
@@ -121,7 +121,7 @@ def test_a_pickled_order_is_refused_and_not_opened(tmp_path):
     path = tmp_path / "order.npy"
     np.save(path, np.array([Bomb()], dtype=object), allow_pickle=True)
     with refuses("data.order", str(path), error=DataError):
-        given_epochs(path, 1)
+        epochs_of_file(path, 1)
     assert not Bomb.fired
 
 
@@ -133,4 +133,4 @@ def test_an_order_that_cannot_be_read_is_a_data_error(tmp_path, content):
     if content is not None:
         path.write_bytes(content)
     with refuses("data.order", str(path), error=DataError):
-        given_epochs(path, 4)
+        epochs_of_file(path, 4)
