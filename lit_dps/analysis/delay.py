@@ -22,21 +22,15 @@ import pandas as pd
 from lit_dps.analysis.intervals import Interval, estimate, interval_columns, percentile_interval
 from lit_dps.analysis.law import Law, fit_law
 from lit_dps.analysis.law_fit import Fit
-from lit_dps.analysis.tables import (
-    Row,
-    aligned,
-    columns_of,
-    frame,
-    records,
-    rows_of,
-    short_columns,
-    three_digits,
-)
+from lit_dps.analysis.tables import aligned, columns_of, frame, short_columns, three_digits
 from lit_dps.core.trial import Series
 
 KEY = "optim.delay"
 CURVE_POINTS = 64  # of a law that is drawn
-SEPARATE = "own_"  # prefix of the columns of the separate laws
+# Columns of `delay_rows` after the series and the delay.
+COLUMNS = ["c1", "c2", "misfit", "misfit_here", "floor"]
+COLUMNS += [*interval_columns("own_c1", None, None), *interval_columns("own_c2", None, None)]
+COLUMNS += ["own_misfit"]
 
 
 def stable_share(delay: float) -> float:
@@ -89,26 +83,17 @@ class DelayLaw:
         """The batch sizes with a K*, ascending."""
         return sorted({batch_size for batch_size, _ in self.k_star})
 
-    def steps(self, batch_size: Any, delay: float) -> Any:
-        """Return the steps to result by the law, at batch sizes (number or array)."""
-        return self.fitted.c1 / batch_size + self.fitted.c2 / stable_share(delay)
+    def predicted(self, delay: float) -> Fit:
+        """Return the law of a delay, as the joint law predicts it."""
+        return Fit(self.fitted.c1, self.fitted.c2 / stable_share(delay))
 
     @cached_property
     def misfit(self) -> float:
-        """The root mean square of the residuals of log K*."""
-        return _root_mean_square(self._residuals())
-
-    def misfit_at(self, delay: int) -> float:
-        """Return the misfit at one delay; nan without a K* there."""
-        return _root_mean_square(self._residuals(delay))
-
-    def _residuals(self, only_delay: int | None = None) -> list[float]:
-        """Return log K* minus the log of the law, of each cell or of the cells of one delay."""
+        """The root mean square of log K* minus the log of the law."""
         residuals = []
         for (batch_size, delay), k_star in self.k_star.items():
-            if only_delay is None or delay == only_delay:
-                residuals.append(math.log(k_star / self.steps(batch_size, delay)))
-        return residuals
+            residuals.append(math.log(k_star / self.predicted(delay).steps(batch_size)))
+        return _root_mean_square(residuals)
 
     def critical_delay(self, batch_size: int) -> tuple[float, Interval]:
         """Return the delay that doubles K*, with its 95 % interval; infinite if c2 is 0."""
@@ -124,6 +109,11 @@ def _root_mean_square(values: Sequence[float]) -> float:
     if not values:
         return math.nan
     return math.sqrt(sum(x * x for x in values) / len(values))
+
+
+def _misfit(fit: Fit, k_star: Mapping[int, float]) -> float:
+    """Return the root mean square of log K* (by batch size) minus the log of a fit."""
+    return _root_mean_square([math.log(k / fit.steps(b)) for b, k in k_star.items()])
 
 
 def _doubling_delay(critical_batch_size: float, batch_size: float) -> float:
@@ -181,35 +171,19 @@ def delay_rows(laws: Iterable[DelayLaw]) -> pd.DataFrame:
     rows = []
     for law in laws:
         for delay, separate in law.separate.items():
-            row: dict[str, object] = {**columns_of(law.series), "delay": delay}
-            row |= dict.fromkeys(("c1", "c2", "misfit", "misfit_here", "floor"))
+            row: dict[str, Any] = {**columns_of(law.series), "delay": delay}
+            row |= dict.fromkeys(COLUMNS)
             if law.fit is not None:
-                row["c1"] = law.fit.c1
-                row["c2"] = law.fit.c2
-                row["misfit"] = law.misfit
-                row["misfit_here"] = law.misfit_at(delay)
-                row["floor"] = law.fit.c2 / stable_share(delay)
-            rows.append(row | _separate_columns(separate))
+                predicted = law.predicted(delay)
+                row |= {"c1": law.fit.c1, "c2": law.fit.c2, "misfit": law.misfit}
+                row["misfit_here"] = _misfit(predicted, separate.resolved)
+                row["floor"] = predicted.c2
+            if separate.fit is not None:
+                row |= interval_columns("own_c1", separate.fit.c1, separate.c1)
+                row |= interval_columns("own_c2", separate.fit.c2, separate.c2)
+                row["own_misfit"] = _misfit(separate.fit, separate.resolved)
+            rows.append(row)
     return frame(rows)
-
-
-def _separate_columns(law: Law) -> dict[str, object]:
-    """Return the columns of `delay_rows` of the separate law of one delay."""
-    c1 = None
-    c2 = None
-    misfit = None
-    if law.fit is not None:
-        c1 = law.fit.c1
-        c2 = law.fit.c2
-        residuals = []
-        for batch_size, k_star in law.resolved.items():
-            residuals.append(math.log(k_star / law.fit.steps(batch_size)))
-        misfit = _root_mean_square(residuals)
-    columns: dict[str, object] = {}
-    columns |= interval_columns(f"{SEPARATE}c1", c1, law.c1)
-    columns |= interval_columns(f"{SEPARATE}c2", c2, law.c2)
-    columns[f"{SEPARATE}misfit"] = misfit
-    return columns
 
 
 def critical_delay_rows(laws: Iterable[DelayLaw]) -> pd.DataFrame:
@@ -243,7 +217,7 @@ def delay_points(laws: Iterable[DelayLaw]) -> pd.DataFrame:
             row = {**columns_of(law.series), "batch_size": batch_size, "delay": delay}
             row |= {"k_star": k_star, "law": None}
             if law.fit is not None:
-                row["law"] = law.steps(batch_size, delay)
+                row["law"] = law.predicted(delay).steps(batch_size)
             rows.append(row | {"in_flight": batch_size / share, "scaled": k_star * share})
     return frame(rows)
 
@@ -251,7 +225,7 @@ def delay_points(laws: Iterable[DelayLaw]) -> pd.DataFrame:
 def steps_by_delay(law: DelayLaw, batch_size: Any) -> pd.DataFrame:
     """Return the law at a batch size as a curve over tau + 1; columns gradients and k_star."""
     gradients = np.geomspace(1, max(law.separate) + 1, CURVE_POINTS)
-    steps = [law.steps(batch_size, gradient - 1) for gradient in gradients]
+    steps = [law.predicted(gradient - 1).steps(batch_size) for gradient in gradients]
     return pd.DataFrame({"gradients": gradients, "k_star": steps})
 
 
@@ -261,20 +235,14 @@ def scaled_law(law: DelayLaw, in_flight: Any) -> pd.DataFrame:
     return pd.DataFrame({"in_flight": batch, "scaled": law.fitted.steps(batch)})
 
 
-def delay_text(laws: Iterable[DelayLaw], rows: pd.DataFrame) -> str:
-    """Return the section of a report on delayed gradients; empty without a fitted law.
-
-    Args:
-        laws: The law of each series.
-        rows: The rows of `delay_rows`.
-    """
+def delay_text(laws: Iterable[DelayLaw]) -> str:
+    """Return the section of a report on delayed gradients; empty without a fitted law."""
     lines = []
     table = []
     for law in laws:
         if law.fit is not None:
             lines.append(f"  {law.series}  {_law_text(law)}")
-            for row in records(rows_of(law.series, rows)):
-                table.append(_row_text(law, row))
+            table += [_row_text(law, delay) for delay in law.separate]
     if not lines:
         return ""
     return "\n".join(
@@ -298,25 +266,27 @@ def _law_text(law: DelayLaw) -> str:
     return f"{constants}  misfit {law.misfit:.0%}  K* doubles at delay {' and '.join(delays)}"
 
 
-def _row_text(law: DelayLaw, row: Row) -> dict[str, str]:
-    """Return a row of `delay_rows` as text, by heading."""
-    texts = {**short_columns(law.series), "delay": str(row["delay"])}
-    for name, predicted in (("c1", row["c1"]), ("c2", row["floor"])):
-        column = f"{SEPARATE}{name}"
-        texts[f"separate {name}"] = "-"
-        if row[column] is not None:
-            interval = None
-            if row[f"{column}_low"] is not None:
-                interval = Interval(row[f"{column}_low"], row[f"{column}_high"])
-            texts[f"separate {name}"] = estimate(row[column], interval)
-        texts[f"joint {name}"] = three_digits(predicted)
-    texts["separate misfit"] = _percent(row[f"{SEPARATE}misfit"])
-    texts["joint misfit"] = _percent(row["misfit_here"])
-    return texts
-
-
-def _percent(share: float | None) -> str:
-    """Return a share in percent; "-" for None."""
-    if share is None:
-        return "-"
-    return f"{share:.0%}"
+def _row_text(law: DelayLaw, delay: int) -> dict[str, str]:
+    """Return the separate law of a delay beside the joint law as text, by heading."""
+    separate = law.separate[delay]
+    joint = law.predicted(delay)
+    c1 = "-"
+    c2 = "-"
+    misfit = "-"
+    if separate.fit is not None:
+        c1 = estimate(separate.fit.c1, separate.c1)
+        c2 = estimate(separate.fit.c2, separate.c2)
+        misfit = f"{_misfit(separate.fit, separate.resolved):.0%}"
+    joint_misfit = "-"
+    if separate.resolved:
+        joint_misfit = f"{_misfit(joint, separate.resolved):.0%}"
+    return {
+        **short_columns(law.series),
+        "delay": str(delay),
+        "separate c1": c1,
+        "joint c1": three_digits(joint.c1),
+        "separate c2": c2,
+        "joint c2": three_digits(joint.c2),
+        "separate misfit": misfit,
+        "joint misfit": joint_misfit,
+    }

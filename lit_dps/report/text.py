@@ -112,7 +112,7 @@ def render(analysis: Analysis, show: Collection[str] = SECTIONS) -> str:
         table_and_law(analysis),
         repeats_section(analysis),
         shown.get("critical"),
-        delay_text(analysis.delay_laws, analysis.delays),
+        delay_text(analysis.delay_laws),
         local_text(analysis.local_curves),
         shown.get("theory"),
         "".join(f"note: {line}\n" for line in study_notes(analysis)),

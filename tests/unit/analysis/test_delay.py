@@ -60,7 +60,9 @@ def test_the_delay_that_doubles_the_steps():
     ).delay_laws
     for batch_size in (16, 1024):
         tau, (low, high) = law.critical_delay(batch_size)
-        assert law.steps(batch_size, tau) == pytest.approx(2 * law.steps(batch_size, 0))
+        assert law.predicted(tau).steps(batch_size) == pytest.approx(
+            2 * law.predicted(0).steps(batch_size)
+        )
         assert low <= tau <= high and high < 1.5 * low + 1
     assert (
         law.critical_delay(16)[0] > 20 * law.critical_delay(1024)[0]
@@ -92,7 +94,7 @@ COARSE = {
 
 def test_the_floor_without_a_delay_predicts_those_with_one():
     law = DelayLaw(Series(0.0), {}, Law((), fit=Fit(1e4, 283)))
-    predicted = {tau: law.steps(WITHOUT_NOISE, tau) for tau in COARSE[WITHOUT_NOISE]}
+    predicted = {tau: law.predicted(tau).steps(WITHOUT_NOISE) for tau in COARSE[WITHOUT_NOISE]}
     assert list(predicted.values()) == pytest.approx(
         [283, 566, 916, 1630, 3066, 5949, 11710], rel=2e-3
     )
@@ -104,14 +106,16 @@ def test_the_law_holds_the_golden_values_and_each_delay_alone_agrees():
     found = study(lambda b, tau: COARSE[b][tau], delays=delays, batch_sizes=sizes)
     (law,) = found.delay_laws
     assert law.misfit < 0.07
-    assert all(abs(law.steps(b, tau) / COARSE[b][tau] - 1) < 0.2 for b in sizes for tau in delays)
+    assert all(
+        abs(law.predicted(tau).steps(b) / COARSE[b][tau] - 1) < 0.2 for b in sizes for tau in delays
+    )
     assert law.fit.c1 == pytest.approx(16 * (5746 - 283), rel=0.08) and law.fit.c2 == pytest.approx(
         283, rel=0.03
     )
     rows = {row["delay"]: row for row in records(found.delays)}
     for tau, row in rows.items():
         assert row["own_misfit"] < 0.1 and row["own_c2"] == pytest.approx(row["floor"], rel=0.17)
-        each = [math.log(COARSE[b][tau] / law.steps(b, tau)) for b in sizes]
+        each = [math.log(COARSE[b][tau] / law.predicted(tau).steps(b)) for b in sizes]
         assert row["misfit_here"] == pytest.approx(np.sqrt(np.mean(np.square(each))))
     assert rows[4]["own_c1"] == pytest.approx(law.fit.c1, rel=0.1)
 
