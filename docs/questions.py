@@ -2,7 +2,7 @@
 
 While the answer is at work, every line of the package that runs is recorded (`sys.settrace`).
 Imports do not count. A question about an addition (racing, ranks, an axis, advice) counts lines
-that run with the addition and do not run without it. The table in docs/architecture.md is this output.
+that run with the addition and do not run without it. docs/architecture.md has these counts.
 """
 
 from __future__ import annotations
