@@ -108,10 +108,19 @@ class StudyRecord:
         return setting(self.config, key)
 
     @property
+    def short_names(self) -> dict[str, str]:
+        """The short name of each searched metaparameter, by its key."""
+        return short_names(list(self.space))
+
+    @property
+    def named_space(self) -> dict[str, Box]:
+        """The search space by short names."""
+        return {name: self.space[key] for key, name in self.short_names.items()}
+
+    @property
     def space_text(self) -> str:
         """The search space in one line, with short names."""
-        names = short_names(list(self.space))
-        return "; ".join(f"{names[key]} {box}" for key, box in self.space.items())
+        return "; ".join(f"{name} {box}" for name, box in self.named_space.items())
 
     def subset(self, sparsities: Iterable[float], batch_sizes: Iterable[int]) -> StudyRecord:
         """Return the part of the study at some of its sparsities and batch sizes."""

@@ -1,10 +1,11 @@
 """The first section of a report in words: which batch size is the fastest on this machine.
 
-The numbers are those of `lit_dps.analysis.answer`.
+`lit_dps.analysis.answer` computes the numbers.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -32,7 +33,7 @@ from lit_dps.core.trial import Series
 
 LIMITS = "95 % interval of the time"
 TIED = "not told apart"
-# Ratio of the quartiles of a cell's step times above which a note says that the machine was busy.
+# Ratio of the quartiles of a cell's step times above which the machine counts as busy.
 BUSY_RATIO = 1.25
 
 
@@ -55,7 +56,7 @@ def answer_text(
         return ""
     lines = [f"study {record.name}: which batch size? {record.goal}, {_place(record, table)}", ""]
     rows = _rows_to_print(cells, table, validate_every)
-    lines += [line.rstrip() for line in aligned(rows, words=True)]
+    lines += map(str.rstrip, aligned(rows, words=True))
     lines.append("")
     for series in record.series:
         lines += sentences(series, table, rates[series], validate_every)
@@ -67,14 +68,16 @@ def _rows_to_print(
     cells: Sequence[CellSummary], table: pd.DataFrame, validate_every: int | None
 ) -> list[dict[str, str]]:
     """Return the answer's table as text: one row a cell, one entry a column."""
-    answers = records(table)
-    steps_differ = any(row["steps"] != row["k_star"] for row in answers)
+    steps_differ = bool((table["steps"] != table["k_star"]).any())
     has_validation = has_values(table, "validation_seconds")
-    answered_cells = [summary.cell for summary in cells if summary.k_star is not None]
+    answers = iter(records(table))
     rows = []
-    for cell, row in zip(answered_cells, answers, strict=True):
+    for summary in cells:
+        if summary.k_star is None:
+            continue
+        row = next(answers)
         columns = {"B": str(row["batch_size"])}
-        columns |= short_columns(cell.series)
+        columns |= short_columns(summary.cell.series)
         columns["K*"] = k_star_text(row)
         if steps_differ:
             columns["steps"] = three_digits(row["steps"])
@@ -90,7 +93,7 @@ def _rows_to_print(
 
 
 def mark(row: Row) -> str:
-    """Return the last column of the answer's table: fastest, not told apart, or nothing."""
+    """Return the last column of the answer's table: "fastest", `TIED`, or nothing."""
     if row["fastest"]:
         return "fastest"
     if row["tied"]:
@@ -129,9 +132,10 @@ def sentences(
         rows = records(rows_of(series, table))
     if not rows:
         return [f"{series}: no K* yet"]
-    fewest = next(row for row in rows if row["fewest"])
+    fewest = _first_with(rows, "fewest")
+    assert fewest is not None
     examples = f"B = {fewest['batch_size']} needs the fewest examples, {_examples_text(fewest)}"
-    fastest = next((row for row in rows if row["fastest"]), None)
+    fastest = _first_with(rows, "fastest")
     if fastest is None:
         unknown = "no trial shows how long a step takes, so the fastest is not known"
         return [f"{series}: {examples}; {unknown}"]
@@ -141,17 +145,26 @@ def sentences(
     lines += _basis(rows)
     if rate is not None:
         lines.append(_rate_text(rate, fastest["batch_size"]))
-    return [f"{series}: {_verdict(rows, fastest)}", *(f"  {line}" for line in lines)]
+    return [f"{series}: {_verdict(rows, fastest)}", *map("  {}".format, lines)]
+
+
+def _first_with(rows: Sequence[Row], column: str) -> Row | None:
+    """Return the first row whose value in a column is true; None without one."""
+    for row in rows:
+        if row[column]:
+            return row
+    return None
 
 
 def _verdict(rows: Sequence[Row], fastest: Row) -> str:
     """Return the batch sizes that may be the fastest, with the best estimate."""
     best = fastest["batch_size"]
     time = interval_text(fastest).replace("<=", "at most")
+    sizes = [row["batch_size"] for row in rows]
     tied = [row["batch_size"] for row in rows if row["tied"]]
     if len(tied) > 1:
         span = f"B = {', '.join(map(str, tied))}"
-        if tied == [row["batch_size"] for row in rows if tied[0] <= row["batch_size"] <= tied[-1]]:
+        if tied == sizes[sizes.index(tied[0]) : sizes.index(tied[-1]) + 1]:
             span = f"B = {tied[0]} to {tied[-1]}"
         return f"{span} are {TIED} here; the best estimate is B = {best}, {time} to the goal"
     least = min(rows, key=lambda row: (row["k_star"], row["batch_size"]))["batch_size"]
@@ -171,7 +184,10 @@ def _limits_of_verdict(rows: Sequence[Row], fastest: Row) -> list[str]:
     if end:
         place = f"B = {fastest['batch_size']} is the {end} batch size of the study"
         lines.append(f"{place}; the best may lie beyond")
-    bounds = [str(row["batch_size"]) for row in rows if _is_upper_bound(row) and row is not fastest]
+    bounds = []
+    for row in rows:
+        if _is_upper_bound(row) and row is not fastest:
+            bounds.append(str(row["batch_size"]))
     if bounds:
         lines.append(f"K* is an upper bound at B = {', '.join(bounds)}, which may be faster")
     return lines
@@ -179,33 +195,38 @@ def _limits_of_verdict(rows: Sequence[Row], fastest: Row) -> list[str]:
 
 def _with_validation(rows: Sequence[Row], fastest: Row, validate_every: int | None) -> list[str]:
     """Return what validation adds, and which batch size is the fastest with it if it differs."""
-    validated = [row for row in rows if row["validation_seconds"] is not None]
-    if fastest not in validated:
+    if fastest["validation_seconds"] is None:
         return []
     added = format_duration(fastest["validation_seconds"])
     line = f"validation every {validate_every} steps adds {added} at B = {fastest['batch_size']}"
-    best = min(validated, key=lambda row: row["seconds"] + row["validation_seconds"])
+    best = min(rows, key=_seconds_with_validation)
     if best is not fastest:
-        total = format_duration(best["seconds"] + best["validation_seconds"])
+        total = format_duration(_seconds_with_validation(best))
         line += f"; with it B = {best['batch_size']} is the fastest, {total} in all"
     return [line]
 
 
+def _seconds_with_validation(row: Row) -> float:
+    """Return the time to the goal with validation; infinite if it is unknown."""
+    if row["validation_seconds"] is None:
+        return math.inf
+    return row["seconds"] + row["validation_seconds"]
+
+
 def _basis(rows: Sequence[Row]) -> list[str]:
     """Return what the times to the goal are based on; nothing if they have no intervals."""
-    row = next((row for row in rows if row["steps_low"] is not None), None)
+    row = _first_with(rows, "steps_low")
     if row is None:
         return []
-    statistic, why_not_law = row["steps_of"], row["why_not_law"]
-    is_k_star = statistic == K_STAR
+    statistic = row["steps_of"]
     brackets = "Brackets: 95 % interval."
-    if why_not_law:
-        reason = f"since its law is not identifiable: {why_not_law}"
+    if row["why_not_law"]:
+        reason = f"since its law is not identifiable: {row['why_not_law']}"
         lines = [f"Times use {statistic} itself, {reason}. {brackets}"]
     else:
-        single = "single K*" if is_k_star else "single medians"
+        single = "single K*" if statistic == K_STAR else "single medians"
         lines = [f"Times use the fitted law of {statistic}, since {single} are noisy. {brackets}"]
-    if is_k_star:
+    if statistic == K_STAR:
         lines.append(
             "K* is the best of several trials; expect one run to need more (study.repeats "
             "measures it)."
@@ -231,8 +252,7 @@ def _place(record: StudyRecord, table: pd.DataFrame) -> str:
 def timing_notes(record: StudyRecord, table: pd.DataFrame) -> list[str]:
     """Return notes on the times of `answer_rows`, a line each; nothing if there are no times.
 
-    They say how steps were timed, whether trials ran on several machines, and whether the machine
-    was busy.
+    They are about how steps were timed, several machines, and a busy machine.
     """
     if not len(table) or not has_values(table, "step_seconds"):
         return []
@@ -270,7 +290,9 @@ def _source_note(record: StudyRecord, sources: set[str]) -> str:
     alone = "lit-dps study --time-steps measures them alone"
     if sources == {TRIALS}:
         return f"{over_trials}; {alone}. {not_counted}"
-    part = "" if sources == {WITH_CHECKS} else " of some cells"
+    part = ""
+    if sources != {WITH_CHECKS}:
+        part = " of some cells"
     return (
         f"{over_trials}. Trials{part} ran under an earlier version, which did not time steps and "
         f"checks separately: there a step includes its share of the checks; {alone}."
@@ -281,10 +303,10 @@ def _hardware_notes(hardware: Sequence[str | None]) -> list[str]:
     """Return a note if trials ran on several kinds of machines, or may have."""
     unknown = "hardware that an earlier version did not keep"
     if len(hardware) > 1:
-        machines = ", on ".join(each or unknown for each in hardware)
+        machines = [each or unknown for each in hardware]
         return [
-            f"trials ran on {machines}: what is the fastest here may only have run on the faster "
-            "of them"
+            f"trials ran on {', on '.join(machines)}: what is the fastest here may only have run "
+            "on the faster of them"
         ]
     if None in hardware:
         return [

@@ -10,7 +10,7 @@ from lit_dps.analysis.summary import CellSummary
 from lit_dps.analysis.tables import aligned, short_columns, three_digits
 from lit_dps.core.goal import Goal
 from lit_dps.core.record import StudyRecord
-from lit_dps.core.search_space import Range, short_names
+from lit_dps.core.search_space import Range
 from lit_dps.core.trial import Status, TrialResult
 
 NO_RESULT = 3  # exit code of a study whose trials all ended, none of them at the goal
@@ -183,7 +183,7 @@ def _divergence_advice(record: StudyRecord, diverged: int, total: int) -> str:
             f"{diverged} of {total} trials diverged: the upper part of the range of the learning "
             "rate is too high."
         )
-    names = short_names(list(record.space))
+    names = record.short_names
     ranges = []
     for key, box in record.space.items():
         if isinstance(box, Range):
@@ -198,7 +198,7 @@ def _divergence_advice(record: StudyRecord, diverged: int, total: int) -> str:
 
 def _range_edges(record: StudyRecord, result: TrialResult) -> str:
     """Return the metaparameters of a trial near an end of their range: learning_rate high."""
-    names = short_names(list(record.space))
+    names = record.short_names
     edges = []
     for key, box in record.space.items():
         if isinstance(box, Range) and key in result.trial.params:

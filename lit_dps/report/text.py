@@ -24,7 +24,6 @@ from lit_dps.analysis.tables import (
 )
 from lit_dps.core.errors import ConfigError
 from lit_dps.core.record import StudyRecord
-from lit_dps.core.search_space import short_names
 from lit_dps.core.trial import Series
 from lit_dps.report.answer import answer_text
 from lit_dps.report.no_result import COUNT_HEADS, no_result_text
@@ -163,7 +162,7 @@ def _table(analysis: Analysis) -> list[str]:
     rows = records(analysis.table)
     counts = list(ALWAYS_COUNTED)
     counts += [name for name in COUNTED_IF_ANY if count(analysis.table[name])]
-    names = short_names(list(record.space))
+    names = record.short_names
     lines = []
     for cell, row in zip(record.cells, rows, strict=True):
         line = {"B": str(cell.batch_size), **short_columns(cell.series), "K*": k_star_text(row)}

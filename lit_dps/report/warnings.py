@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from lit_dps.analysis.analysis import Analysis
 from lit_dps.analysis.summary import CellSummary, is_at_first_check
 from lit_dps.core.record import setting
-from lit_dps.core.search_space import Range, describe_expansions, expand_range, short_names
+from lit_dps.core.search_space import Range, describe_expansions, expand_range
 from lit_dps.report.environment_notes import ENVIRONMENTS
 from lit_dps.report.no_result import missed_text
 from lit_dps.report.notes import Note, Values, finished_trials, first_names, lines_of
@@ -129,7 +129,7 @@ def best_trial_among_seeds(study: Analysis) -> Iterator[Values]:
 
 def space_expansions(study: Analysis) -> Iterator[Values]:
     """Yield each expansion of the search space."""
-    names = short_names(list(study.record.space))
+    names = study.record.short_names
     for expansion in describe_expansions(study.record.boxes, names):
         yield {"expansion": expansion}
 
@@ -150,7 +150,7 @@ def best_at_fixed_edge(study: Analysis) -> Iterator[Values]:
 
 def _best_at_edge(study: Analysis) -> Iterator[tuple[str, Values]]:
     """Yield metaparameters whose best value is at an end of their range, with the cells."""
-    names = short_names(list(study.record.space))
+    names = study.record.short_names
     ends: Counter[tuple[str, str]] = Counter()
     for cell in study.cells:
         ends.update(cell.boundary.items())

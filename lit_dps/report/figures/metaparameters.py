@@ -22,7 +22,7 @@ from lit_dps.analysis.analysis import Analysis
 from lit_dps.analysis.rates import equal_rate_lines, rate_source
 from lit_dps.analysis.tables import cell_of, legend, numbers, rows_of, where
 from lit_dps.core.record import StudyRecord
-from lit_dps.core.search_space import Box, Range, short_names
+from lit_dps.core.search_space import Box, Range
 from lit_dps.core.trial import Cell
 from lit_dps.report.figures.box_axes import axis_label, axis_values, draw_box, range_axis
 from lit_dps.report.no_result import COUNT_HEADS
@@ -80,7 +80,8 @@ BANDS: dict[str, float] = {"incomplete": 1.5, "infeasible": 3}
 SECOND_LINE = 0.16  # from the first line of the legend to the second
 CHARACTER = 0.075  # width of one
 TEXT_WIDTH = 6.2
-MARGIN_LEFT, MARGIN_BOTTOM = 0.7, 0.45
+MARGIN_LEFT = 0.7
+MARGIN_BOTTOM = 0.45
 MARGIN_TOP = 0.45 + SECOND_LINE
 GAP = 0.12  # between panels
 BLOCK_GAP = 0.4  # between blocks of rows
@@ -105,7 +106,7 @@ def axes_of(record: StudyRecord) -> list[dict[str, Box]]:
 
     A search of one metaparameter has that one alone, a search of none the numbers of its samples.
     """
-    space = {name: record.space[key] for key, name in short_names(list(record.space)).items()}
+    space = record.named_space
     if not space:
         return [{"point": Range(0, max(record.trials - 1, 1))}]
     axes = []
@@ -148,9 +149,9 @@ def draw(rows: pd.DataFrame, study: Analysis, axes: Mapping[str, Box]) -> Figure
     """Return how the trials of each cell ended over two metaparameters.
 
     If these are the learning rate and the momentum, dotted lines join equal effective rates
-    eta / (1 - m), a decade apart. With one metaparameter the y axis is steps to result: incomplete
-    and infeasible trials are on bands above max_steps, all others where they ended, but at the
-    first validation at least.
+    eta / (1 - m), one for each decade. With one metaparameter the y axis is steps to result:
+    incomplete and infeasible trials are on bands above max_steps, all others where they ended, but
+    at the first validation at least.
 
     Args:
         rows: `summary.trial_rows`.
@@ -172,10 +173,9 @@ def draw(rows: pd.DataFrame, study: Analysis, axes: Mapping[str, Box]) -> Figure
     for cell, ax in panels.items():
         of_batch_size = where(rows, batch_size=cell.batch_size)
         drawing.draw_panel(ax, cell, rows_of(cell.series, of_batch_size))
-    labels = [axis_label(name, box) for name, box in axes.items()]
-    labels.append(look.K_STAR.replace(" K*", ""))
+    labels = [*map(axis_label, axes, axes.values()), look.K_STAR.replace(" K*", "")]
     figure.supxlabel(labels[0], fontsize=8)
-    # To the left of the ticks, however wide the figure is.
+    # Beside the ticks, however wide the figure is.
     figure.supylabel(labels[1], x=0.05 / figure.get_figwidth(), fontsize=8)
     drawing.draw_legends(figure, first)
     return figure
@@ -221,7 +221,7 @@ def _heights(record: StudyRecord, rows: pd.DataFrame) -> np.ndarray:
     goal = record.goal
     steps = numbers(rows["steps"])
     ends = np.maximum(numbers(rows["steps_run"]), goal.check_interval)
-    bands = np.array([BANDS.get(status, np.nan) for status in rows["status"]]) * goal.max_steps
+    bands = numbers(rows["status"].map(BANDS)) * goal.max_steps
     heights = np.where(np.isnan(steps), ends, steps)
     return np.where(np.isnan(bands), heights, bands)
 
@@ -248,7 +248,9 @@ class _Drawing:
             part = where(rows, status=name)
             if name == K_STAR_MARK:
                 part = where(rows, k_star=True)
-            places = [axis_values(part[column], box) for column, box in self.axes.items()]
+            places = []
+            for column, box in self.axes.items():
+                places.append(axis_values(part[column], box))
             if len(self.axes) == 1:
                 places.append(_heights(self.record, part))
             style = dict(mark)
@@ -274,9 +276,11 @@ class _Drawing:
         for box in self.axes.values():
             if not isinstance(box, Range) or box.scale == "linear":
                 return None
-        names = short_names(list(self.record.space))
+        names = self.record.short_names
         rate, momentum = names[source.rate_key], names[source.momentum_key]
-        return (rate, momentum) if {rate, momentum} == {*self.axes} else None
+        if {rate, momentum} != set(self.axes):
+            return None
+        return rate, momentum
 
     def _draw_equal_rates(self, ax: Axes, rate: str, momentum: str) -> None:
         """Draw lines of equal effective rates within the search space, one a decade.
@@ -348,8 +352,8 @@ def _panels(record: StudyRecord, entries: int) -> tuple[Figure, dict[Cell, Axes]
     """Return a figure with a panel for each cell: a row per series, a column per batch size.
 
     All panels share their axes. Many batch sizes are in blocks of rows below each other, so that
-    the figure is legible on a page. Placed by hand: with so many panels a layout engine takes
-    seconds, and leaves wide gaps.
+    the figure is legible on a page. Placed by hand: with this number of panels a layout engine
+    takes seconds and makes wide gaps.
 
     Args:
         record: The study.
@@ -362,9 +366,12 @@ def _panels(record: StudyRecord, entries: int) -> tuple[Figure, dict[Cell, Axes]
     legend_width = max(3.5, 0.65 * entries - 0.6)
     panel_width = max(panel_height, legend_width / columns)
     names = {}
+    most_breaks = 0
     for series in record.series:
-        names[series] = look.wrapped(legend(series), int(panel_height / CHARACTER))
-    margin_right = 0.2 + 0.14 * max(name.count("\n") for name in names.values())
+        name = look.wrapped(legend(series), int(panel_height / CHARACTER))
+        names[series] = name
+        most_breaks = max(most_breaks, name.count("\n"))
+    margin_right = 0.2 + 0.14 * most_breaks
     width = MARGIN_LEFT + columns * (panel_width + GAP) + margin_right
     block_height = lines * (panel_height + GAP)
     blocks_height = len(blocks) * block_height + (len(blocks) - 1) * BLOCK_GAP

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from lit_dps.analysis.analysis import Analysis
 from lit_dps.analysis.law import Law
 from lit_dps.analysis.rates import EFFECTIVE, PLAIN, RULE_NAMES, RULES, RateCurve, rule_line
 from lit_dps.analysis.tables import has_values, legend, numbers, rows_of, where
-from lit_dps.core.search_space import Box, Range, short_names
+from lit_dps.core.search_space import Box, Range
 from lit_dps.core.trial import Series, Status
 from lit_dps.report.no_result import COUNT_HEADS
 
@@ -55,17 +55,18 @@ def curve(study: Analysis) -> go.Figure | None:
     """
     figure = go.Figure()
     rows = study.curves_beyond(BEYOND)
-    for i, (series, scaling) in enumerate(study.scalings.items()):
-        if scaling.k_star:
+    sizes = list(study.record.batch_sizes)
+    sizes_beyond = []
+    for i, (series, law) in enumerate(study.scalings.items()):
+        if law.k_star:
             of_series = rows_of(series, rows)
-            _add_law(figure, series, scaling, of_series, colour(i))
+            _add_law(figure, series, law, of_series, colour(i))
             _add_k_stars(figure, series, of_series, colour(i))
+        if law.fit is not None:
+            sizes_beyond = _doublings(sizes[-1], BEYOND)
     if not figure.data:
         return None
-    sizes = list(study.record.batch_sizes)
-    if any(scaling.fit for scaling in study.scalings.values()):
-        sizes += _doublings(sizes[-1], BEYOND)
-    return dress(figure, BATCH_SIZE, K_STAR, sizes)
+    return dress(figure, BATCH_SIZE, K_STAR, sizes + sizes_beyond)
 
 
 def _doublings(size: int, factor: int) -> list[int]:
@@ -89,13 +90,11 @@ def _add_k_stars(figure: go.Figure, series: Series, rows: pd.DataFrame, colour: 
             )
 
 
-def _add_law(
-    figure: go.Figure, series: Series, scaling: Law, rows: pd.DataFrame, colour: str
-) -> None:
+def _add_law(figure: go.Figure, series: Series, law: Law, rows: pd.DataFrame, colour: str) -> None:
     """Add the law of a series within the fitted batch sizes, and beyond them."""
-    if scaling.fit is None:
+    if law.fit is None:
         return
-    first, last = min(scaling.resolved), max(scaling.resolved)
+    first, last = min(law.resolved), max(law.resolved)
     batch = numbers(rows["batch_size"])
     within = rows.loc[(batch >= first) & (batch <= last)]
     _add_part_of_law(figure, series, within, {"color": colour}, {"fillcolor": _pale(colour)})
@@ -135,7 +134,9 @@ def _add_part_of_law(
 
 def _pale(colour: str) -> str:
     """Return a colour with little opacity."""
-    red, green, blue = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
+    red = int(colour[1:3], 16)
+    green = int(colour[3:5], 16)
+    blue = int(colour[5:7], 16)
     return f"rgba({red},{green},{blue},0.15)"
 
 
@@ -207,7 +208,7 @@ def _add_times(figure: go.Figure, rows: pd.DataFrame, common: Mapping[str, Any])
 
 def _symbols(is_bound: Any) -> list[str]:
     """Return the symbol of each value (n,)."""
-    return [BOUND if bound else "circle" for bound in is_bound]
+    return np.where(is_bound, BOUND, "circle").tolist()
 
 
 # Learning rates
@@ -220,20 +221,20 @@ def rates(study: Analysis) -> go.Figure | None:
     where a momentum is counted.
     """
     figure = go.Figure()
-    kinds = set()
-    by_series = {curve.series: curve for curve in study.rate_curves}
-    for i, series in enumerate(study.record.series):
-        if series in by_series and len(by_series[series].cells) > 1:
-            _add_rates(figure, by_series[series], rows_of(series, study.rates), colour(i))
-            kinds.add(EFFECTIVE if by_series[series].source.has_momentum else PLAIN)
-    if not kinds:
+    every = list(study.record.series)
+    labels = set()
+    for curve in study.rate_curves:
+        if len(curve.cells) > 1:
+            rows = rows_of(curve.series, study.rates)
+            _add_rates(figure, curve, rows, colour(every.index(curve.series)))
+            labels.add(RATES[EFFECTIVE if curve.source.has_momentum else PLAIN])
+    if not labels:
         return None
-    label = " or ".join(RATES[kind] for kind in sorted(kinds))
-    return dress(figure, BATCH_SIZE, label, study.record.batch_sizes)
+    return dress(figure, BATCH_SIZE, " or ".join(sorted(labels)), study.record.batch_sizes)
 
 
 def _add_rates(figure: go.Figure, curve: RateCurve, rows: pd.DataFrame, colour: str) -> None:
-    """Add the rates of a series with those of trials nearby, and the lines of the rules."""
+    """Add the best rates of a series, bars of nearby trials, and the lines of the rules."""
     best = numbers(rows[EFFECTIVE])
     up = numbers(rows[f"{EFFECTIVE}_high"]) - best
     down = best - numbers(rows[f"{EFFECTIVE}_low"])
@@ -291,30 +292,34 @@ def _dimensions(study: Analysis, rows: pd.DataFrame) -> list[dict[str, Any]]:
     record = study.record
     dimensions = [_log_dimension("B", numbers(rows["batch_size"]), 2)]
     if len(record.sparsities) > 1:
-        dimensions.append(_levels("S", [f"{sparsity:g}" for sparsity in rows["sparsity"]]))
+        dimensions.append(_levels("S", rows["sparsity"].map("{:g}".format)))
     columns = list(rows.columns)
     for name in columns[1 : columns.index("batch_size")]:
-        dimensions.append(_levels(name, [str(value) for value in rows[name]]))
-    for key, name in short_names(list(record.space)).items():
-        dimensions.append(_metaparameter(name, rows[name], record.space[key]))
+        dimensions.append(_levels(name, rows[name]))
+    for name, box in record.named_space.items():
+        dimensions.append(_metaparameter(name, rows[name], box))
     dimensions.append(_log_dimension("last step", numbers(rows["steps_run"]), 10))
-    # The heads of the table below the answer, in place of the stored names.
-    ends = [COUNT_HEADS.get(str(status), str(status)) for status in rows["status"]]
-    order = [COUNT_HEADS.get(str(status), str(status)) for status in Status]
-    dimensions.append(_levels("ended", ends, [end for end in order if end in ends]))
+    ends = list(map(_end_text, rows["status"]))
+    order = [end for end in map(_end_text, Status) if end in ends]
+    dimensions.append(_levels("ended", ends, order))
     return dimensions
+
+
+def _end_text(status: object) -> str:
+    """Return how a trial ended, as the table below the answer calls it."""
+    return COUNT_HEADS.get(str(status), str(status))
 
 
 def _metaparameter(name: str, values: Any, box: Box) -> dict[str, Any]:
     """Return the axis of a metaparameter with its values (n,), on its scale."""
     if not isinstance(box, Range):
-        return _levels(name, [str(value) for value in values])
-    known = numbers(values)
+        return _levels(name, values)
+    as_numbers = numbers(values)
     if box.scale == "log":
-        return _log_dimension(name, known, 10)
+        return _log_dimension(name, as_numbers, 10)
     if box.scale == "reverse_log":
-        return _log_ticks(f"1 - {name}", np.log10(1 - known), 10)
-    return {"label": plain(name), "values": known, "range": [box.low, box.high]}
+        return _log_ticks(f"1 - {name}", np.log10(1 - as_numbers), 10)
+    return {"label": plain(name), "values": as_numbers, "range": [box.low, box.high]}
 
 
 def _log_dimension(name: str, values: np.ndarray, base: int) -> dict[str, Any]:
@@ -337,26 +342,26 @@ def _log_ticks(name: str, logs: np.ndarray, base: int) -> dict[str, Any]:
     }
 
 
-def _levels(name: str, values: Sequence[str], order: Sequence[str] = ()) -> dict[str, Any]:
+def _levels(name: str, values: Iterable[object], order: Sequence[str] = ()) -> dict[str, Any]:
     """Return an axis with a tick for each of some values, in an order, else sorted."""
-    order = list(order) or sorted(set(values))
-    positions = {value: i for i, value in enumerate(order)}
+    texts = list(map(str, values))
+    order = list(order) or sorted(set(texts))
     return {
         "label": plain(name),
-        "values": [positions[value] for value in values],
-        "tickvals": list(positions.values()),
-        "ticktext": [plain(_short(value)) for value in order],
+        "values": list(map(order.index, texts)),
+        "tickvals": list(range(len(order))),
+        "ticktext": list(map(_tick_text, order)),
         "range": [-0.3, len(order) - 0.7],
     }
 
 
-def _short(value: str) -> str:
+def _tick_text(value: str) -> str:
     """Return the last part of a class path; other values, such as numbers, as they are."""
     try:
         float(value)
     except ValueError:
-        return value.rpartition(".")[2]
-    return value
+        return plain(value.rpartition(".")[2])
+    return plain(value)
 
 
 def dress(figure: go.Figure, x: str, y: str, ticks: Sequence[float]) -> go.Figure:

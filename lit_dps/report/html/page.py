@@ -23,7 +23,7 @@ from lit_dps.analysis.rates import NEAR
 from lit_dps.analysis.tables import Row, records, three_digits, value_text
 from lit_dps.core.environment import KEY, SINCE
 from lit_dps.core.record import StudyRecord, setting
-from lit_dps.core.search_space import Box, short_names
+from lit_dps.core.search_space import Box
 from lit_dps.core.trial import Value
 from lit_dps.report.answer import LIMITS, answer_text, sentences, timing_notes
 from lit_dps.report.commands import again_command
@@ -32,7 +32,7 @@ from lit_dps.report.repeats import LAW_INTERVALS
 from lit_dps.report.text import protocol_text, render, table_and_law, theory_text
 from lit_dps.report.warnings import PENDING, study_notes
 
-SHOWN = 3000  # trials in the table at most; the page says so if there are more
+SHOWN = 3000  # trials in the table at most
 # An offline page must not have plotly's button that uploads a chart to a server.
 _CHART = {
     "displaylogo": False,
@@ -58,14 +58,17 @@ def page(study: Analysis) -> str:
         f"<h2>Table and law</h2><pre>{_text(_tables(study))}</pre>",
         *_notes(other_notes),
         _folded("Theory: terms of the K* trials, predicted and measured", theory_text(study)),
-        *(_folded(f"At {other.record.goal}", render(other)) for other in study.at_each_goal[1:]),
+    ]
+    for other in study.at_each_goal[1:]:
+        sections.append(_folded(f"At {other.record.goal}", render(other)))
+    sections += [
         "<h2>Assumptions</h2>",
-        _list(_assumptions(study)),
+        f"<ul>{''.join(_elements('li', _assumptions(study)))}</ul>",
         "<h2>How it was made</h2>",
         _definitions(_origin(study)),
         _folded("Configuration", yaml.safe_dump(record.config, sort_keys=False)),
     ]
-    body = "\n".join(section for section in sections if section)
+    body = "\n".join(filter(None, sections))
     return _PAGE.substitute(title=_text(f"{record.name}: lit_dps"), body=body)
 
 
@@ -73,7 +76,7 @@ def _head(study: Analysis) -> list[str]:
     """Return the title, the protocol and the verdict."""
     record = study.record
     protocol = f"{record.workload}; {protocol_text(record)}"
-    paragraphs = "".join(f"<p>{_text(line)}</p>" for line in _verdict(study))
+    paragraphs = "".join(_elements("p", _verdict(study)))
     return [
         f"<h1>{_text(record.name)}</h1>",
         f'<p class="of">{_text(protocol)}</p>',
@@ -82,7 +85,7 @@ def _head(study: Analysis) -> list[str]:
 
 
 def _notes(lines: Iterable[str]) -> list[str]:
-    return [f'<p class="note">{_text(line)}</p>' for line in lines]
+    return _elements('p class="note"', lines)
 
 
 def _charts(study: Analysis) -> list[str]:
@@ -139,7 +142,7 @@ def _chart(number: int, title: str, figure: go.Figure, caption: str) -> str:
 def _tables(study: Analysis) -> str:
     """Return the answer, the table and the law as the terminal has them."""
     answer = answer_text(study.record, study.cells, study.answer, study.rate_laws)
-    return f"{answer}\n{table_and_law(study)}" if answer else table_and_law(study)
+    return "\n".join(filter(None, [answer, table_and_law(study)]))
 
 
 def _trials(study: Analysis) -> str:
@@ -152,10 +155,9 @@ def _trials(study: Analysis) -> str:
         ["missing", "steps", "steps_run"], kind="stable"
     )
     rows = records(ordered.drop(columns="missing").head(SHOWN))
-    space = study.record.space
-    boxes = {name: space[key] for key, name in short_names(list(space)).items()}
-    names = [name for name in table.columns if name != "k_star"]
-    heads = "".join(f"<th>{_text(name.replace('_', ' '))}</th>" for name in names)
+    boxes = study.record.named_space
+    names = list(table.columns.drop("k_star"))
+    heads = "".join(_elements("th", table.columns.drop("k_star").str.replace("_", " ")))
     body = "".join(_trial_row(row, names, boxes) for row in rows)
     caption = "Green: the K* trial of its cell. Click a column head to sort."
     if len(table) > SHOWN:
@@ -167,7 +169,7 @@ def _trials(study: Analysis) -> str:
 
 
 def _trial_row(row: Row, names: Sequence[str], boxes: Mapping[str, Box]) -> str:
-    """Return a row of the table of trials; that of K* is marked."""
+    """Return a row of the table of trials, with a mark for the K* trial."""
     attributes = ' class="best"' if row["k_star"] else ""
     fields = "".join(_field(row[name], boxes.get(name)) for name in names)
     return f"<tr{attributes}>{fields}</tr>"
@@ -198,7 +200,7 @@ def _verdict(study: Analysis) -> list[str]:
         lines.append(
             f"critical batch size, where half of the steps are due to noise: {scaling.describe()}"
         )
-        paragraphs.append(". ".join(_sentence(line) for line in lines) + ".")
+        paragraphs.append(". ".join(map(_sentence, lines)) + ".")
     for line in timing_notes(study.record, study.answer):
         paragraphs.append(_sentence(line) + ".")
     return paragraphs
@@ -208,7 +210,9 @@ def _sentence(line: str) -> str:
     """Return a line without its last full stop, with a capital unless it begins with a key."""
     line = line.strip().rstrip(".")
     begins_with_key = "_" in line.split()[0]
-    return line if begins_with_key else line[:1].upper() + line[1:]
+    if begins_with_key:
+        return line
+    return line[:1].upper() + line[1:]
 
 
 def _assumptions(study: Analysis) -> list[str]:
@@ -236,13 +240,11 @@ def _assumptions(study: Analysis) -> list[str]:
 
 def _search_text(record: StudyRecord) -> str:
     """Return how the metaparameters were searched."""
-    names = short_names(list(record.space))
-    ranges = "; ".join(f"{names[key]} {box}" for key, box in record.space.items())
     sampler = setting(record.config, "study.sampler") or "sobol"
     return (
         f"K* is the smallest number of steps among {record.trials} trials. study.sampler {sampler} "
-        f"drew them from this search space: {ranges}. More trials or a larger search space can "
-        "only lower K*."
+        f"drew them from this search space: {record.space_text}. More trials or a larger search "
+        "space can only lower K*."
     )
 
 
@@ -297,9 +299,10 @@ def _folded(title: str, text: str) -> str:
     return f"<details><summary>{_text(title)}</summary><pre>{_text(text)}</pre></details>"
 
 
-def _list(lines: Sequence[str]) -> str:
-    items = "".join(f"<li>{_text(line)}</li>" for line in lines)
-    return f"<ul>{items}</ul>"
+def _elements(tag: str, texts: Iterable[object]) -> list[str]:
+    """Return an element for each text; the tag may have attributes, as p class="note"."""
+    name = tag.split()[0]
+    return [f"<{tag}>{_text(text)}</{name}>" for text in texts]
 
 
 def _definitions(rows: Sequence[tuple[str, str]]) -> str:
