@@ -57,9 +57,12 @@ def appendix_page(
 
 def _how_it_was_made(parts: Sequence[Part], machine: Machine, command: str, date: str) -> str:
     rows = []
+    stacked = []
     total_core_hours = 0.0
     total_hours = 0.0
     for part in parts:
+        if part.stacked:
+            stacked.append(f"{part.stacked} of `{part.name}`")
         record = part.study.record
         workers = _workers(record, machine)
         core_hours = part.core_hours / workers
@@ -85,7 +88,6 @@ def _how_it_was_made(parts: Sequence[Part], machine: Machine, command: str, date
         "extend them. Only the longest attempt of a trial counts; trials that a study has from "
         "another count twice."
     )
-    stacked = [f"{part.stacked} of `{part.name}`" for part in parts if part.stacked]
     if stacked:
         text += f" Stacked trials share their time and have no hours here: {', '.join(stacked)}."
     return f"## How it was made\n\n`{command}`\n\n{text}\n\n{table(rows)}"
@@ -94,7 +96,9 @@ def _how_it_was_made(parts: Sequence[Part], machine: Machine, command: str, date
 def _workers(record: StudyRecord, machine: Machine) -> int:
     """Return how many trials of a study ran at a time."""
     workers = record.setting("study.workers")
-    return workers if isinstance(workers, int) and workers else machine.cores
+    if isinstance(workers, int) and workers:
+        return workers
+    return machine.cores
 
 
 def _claims_section(judgements: Sequence[Judgement]) -> str:
@@ -133,7 +137,7 @@ def _study_section(part: Part) -> str:
         )
     lines += [f"Searched: {record.space_text}.\n", table(protocol_rows(record))]
     study = Study(record, part.study)
-    notes = [f"note: {note}" for note in study.notes]
+    notes = map("note: {}".format, study.notes)
     lines.append(code_block("\n".join([study.table_and_law, *notes])))
     if part.images:
         lines.append(figures(part.images))
@@ -151,20 +155,23 @@ def protocol_rows(record: StudyRecord) -> list[dict[str, str]]:
     if record.race_factor is not None:
         limit = f"{record.race_factor:g} K* of their cell"
     rows = [
-        ("batch sizes", _number_list(record.batch_sizes), _number_list(BATCH_SIZES)),
-        ("sparsities", _number_list(record.sparsities), _number_list(SPARSITIES)),
+        _row("batch sizes", _number_list(record.batch_sizes), _number_list(BATCH_SIZES)),
+        _row("sparsities", _number_list(record.sparsities), _number_list(SPARSITIES)),
     ]
     for key, values in record.axes.items():
-        rows.append((key, ", ".join(map(str, values)), "-"))
-    rows += [
-        ("trials per cell", str(record.trials), str(TRIALS)),
-        ("goal validation error", _number_list([goal.value, *record.goals]), of_paper[0]),
-        ("steps between validations", str(goal.check_interval), of_paper[1]),
-        ("max_steps", f"{goal.max_steps:,}", of_paper[2]),
-        ("trials stop at", limit, "max_steps"),
+        rows.append(_row(key, ", ".join(map(str, values)), "-"))
+    return [
+        *rows,
+        _row("trials per cell", str(record.trials), str(TRIALS)),
+        _row("goal validation error", _number_list([goal.value, *record.goals]), of_paper[0]),
+        _row("steps between validations", str(goal.check_interval), of_paper[1]),
+        _row("max_steps", f"{goal.max_steps:,}", of_paper[2]),
+        _row("trials stop at", limit, "max_steps"),
     ]
-    heads = ("", "this study", "the paper")
-    return [dict(zip(heads, row, strict=True)) for row in rows]
+
+
+def _row(name: str, value: str, of_paper: str) -> dict[str, str]:
+    return {"": name, "this study": value, "the paper": of_paper}
 
 
 def _number_list(values: Iterable[float]) -> str:
@@ -173,8 +180,7 @@ def _number_list(values: Iterable[float]) -> str:
     is_doubling = all(second == 2 * first for first, second in pairwise(numbers))
     if len(numbers) >= _MIN_ABBREVIATED and is_doubling:
         return f"{numbers[0]:g}, {numbers[1]:g}, ..., {numbers[-1]}"
-    texts = [f"{number}" if isinstance(number, int) else f"{number:g}" for number in numbers]
-    return ", ".join(texts)
+    return ", ".join(map("{:.9g}".format, numbers))
 
 
 def _theory_section(parts: Sequence[Part]) -> str:

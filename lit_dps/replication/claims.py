@@ -118,13 +118,14 @@ def _parse_claim(entry: Mapping[str, Any]) -> Claim:
 
 
 def _parse_range(limits: Mapping[str, float | str]) -> ClaimRange:
-    return ClaimRange(**{key: _number(value) for key, value in limits.items()})
-
-
-def _number(value: float | str) -> float:
-    """Return a bound of a range: a number, or a ratio such as "1/1.1"."""
-    numerator, _, denominator = str(value).partition("/")
-    return float(numerator) / float(denominator or 1)
+    numbers = {}
+    for key, value in limits.items():
+        # A number, or a ratio such as 1/1.1.
+        parts = str(value).split("/")
+        numbers[key] = float(parts[0])
+        for divisor in parts[1:]:
+            numbers[key] /= float(divisor)
+    return ClaimRange(**numbers)
 
 
 @dataclass(frozen=True)
@@ -167,12 +168,14 @@ def judge_claims(
         commands: What makes each study, in a shell, by the study's name.
         claims: The claims; by default the paper's.
     """
+    if claims is None:
+        claims = paper_claims()
     judgements = []
-    for claim in paper_claims() if claims is None else claims:
+    for claim in claims:
         of_claim = _judge_claim(claim, studies, commands)
-        if not any(claim.may_carry(judgement.studies) for judgement in of_claim):
-            of_claim.append(Judgement(claim, (), NO_STUDY, Verdict.UNDECIDABLE, ""))
         judgements += of_claim
+        if not any(claim.may_carry(judgement.studies) for judgement in of_claim):
+            judgements.append(Judgement(claim, (), NO_STUDY, Verdict.UNDECIDABLE, ""))
     return judgements
 
 
@@ -180,22 +183,22 @@ def _judge_claim(
     claim: Claim, studies: Sequence[Analysis], commands: Mapping[str, str]
 ) -> list[Judgement]:
     """Return the judgements of a claim on the studies, or pairs, that it applies to."""
-    candidates = [study for study in studies if claim.takes(study)]
     judgements = []
-    for group in product(candidates, repeat=claim.studies):
+    for group in product(filter(claim.takes, studies), repeat=claim.studies):
         finding = claim.judge(*group)
         if finding is None:
             continue
-        # A pair may be one study twice.
-        names = tuple(dict.fromkeys(study.record.name for study in group))
-        command = " && ".join(commands[name] for name in names)
+        # A pair may be one study twice, which is named once.
+        of_group = {}
+        for study in group:
+            of_group[study.record.name] = commands[study.record.name]
         judgements.append(
             Judgement(
                 claim,
-                names,
+                tuple(of_group),
                 finding.measured,
                 finding.verdict,
-                command,
+                " && ".join(of_group.values()),
                 finding.paper_is_outside,
             )
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from lit_dps import Series, StudyRecord
 from lit_dps.analysis import Analysis
@@ -11,8 +12,13 @@ from lit_dps.replication.estimates import DENSE
 from lit_dps.replication.rules import Measurement, Measurements
 
 OPTIMIZER = "model.init_args.optimizer"
-# Keys, by their last names, that two studies which trained the same may differ in, beside those
-# that were searched.
+# Keys of what was trained on what, how it was pruned and by which schedule.
+_TRAINING_KEYS = (
+    *("data.class_path", "model.class_path", "data.init_args", "model.init_args"),
+    *("pruning", "optim", "local"),
+)
+# Keys, by their last names, that two studies which trained the same may differ in, beside the
+# searched keys.
 _MAY_DIFFER = ("batch_size", "root", "sparsity", "optimizer", "learning_rate", "momentum")
 
 
@@ -26,14 +32,15 @@ def measure_pairs(
     The two series of a pair differ in sparsity alone. The name of a pair is empty in a study
     without further axes, which has one pair. None if no pair has a measurement.
     """
-    dense = {series.axes: series for series in study.record.series if series.sparsity == DENSE}
     measurements = {}
     for series in study.record.series:
-        if series.sparsity != sparsity or series.axes not in dense:
+        dense = replace(series, sparsity=DENSE)
+        if series.sparsity != sparsity or dense not in study.record.series:
             continue
-        measurement = measure(study, series, dense[series.axes])
+        measurement = measure(study, series, dense)
         if measurement is not None:
-            measurements[str(series) if series.axes else ""] = measurement
+            name = str(series) if series.axes else ""
+            measurements[name] = measurement
     return measurements or None
 
 
@@ -66,9 +73,9 @@ def trained_the_same(record: StudyRecord, other: StudyRecord) -> bool:
 
 def _training_settings(record: StudyRecord) -> dict[str, object]:
     """Return what was trained on what, how it was pruned and by which schedule, by key."""
-    values = {key: record.setting(key) for key in ("data.class_path", "model.class_path")}
-    for section in ("data.init_args", "model.init_args", "pruning", "optim", "local"):
-        values |= _leaves(record.setting(section), section)
+    values = {}
+    for key in _TRAINING_KEYS:
+        values |= _leaves(record.setting(key), key)
     values.setdefault("model.init_args.schedule", "constant")
     excluded = {*_MAY_DIFFER, *map(_last_name, record.space)}
     return {key: value for key, value in values.items() if _last_name(key) not in excluded}

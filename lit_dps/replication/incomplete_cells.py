@@ -44,10 +44,9 @@ def _lacks_repeats(record: StudyRecord, cell: Cell) -> bool:
     for result in record.repeats[cell]:
         point = result.trial.point
         last_repeats[point] = max(last_repeats.get(point, 0), result.trial.repeat)
-    if not last_repeats:
-        last_repeats = {point: 0 for point, _ in missing}
     for point, number in missing:
-        if point in last_repeats and number <= max(MIN_SAMPLES, last_repeats[point]):
+        has_repeats = point in last_repeats or not last_repeats
+        if has_repeats and number <= max(MIN_SAMPLES, last_repeats.get(point, 0)):
             return True
     return False
 
@@ -98,5 +97,7 @@ def _largest_grid(
 
 def _axis_text(name: str, values: Iterable[float]) -> str:
     """Return values of an axis in words, such as "S = 0.5, 0.9"; "" for no values."""
-    texts = [f"{value:.9g}" for value in sorted(values)]
-    return f"{name} = {', '.join(texts)}" if texts else ""
+    texts = list(map("{:.9g}".format, sorted(values)))
+    if not texts:
+        return ""
+    return f"{name} = {', '.join(texts)}"

@@ -151,43 +151,53 @@ def larger_undecided(
         is_larger = scale_of(judgement, parts) > scale_of(largest, parts)
         if judgement.claim is chosen.claim and is_larger:
             largest = judgement
-    return None if largest is chosen else largest
+    if largest is chosen:
+        return None
+    return largest
 
 
 def _summary(chosen: Mapping[Claim, Judgement], parts: Sequence[Part]) -> str:
     """Return how many claims are seen, and how many studies, trials and steps that rests on."""
-    counts = Counter(judgement.verdict for judgement in chosen.values())
-    count_texts = [f"{counts[verdict]} {verdict.short}" for verdict in Verdict]
+    counts: Counter[Verdict] = Counter()
     at_papers_goal = 0
     for judgement in chosen.values():
+        counts[judgement.verdict] += 1
         if judgement.verdict is not Verdict.UNDECIDABLE:
             at_papers_goal += scale_of(judgement, parts).at_papers_goal
-    trials = _distinct([part.trials for part in parts])
-    repeats = _distinct([part.repeats for part in parts])
-    steps = sum(run.steps_run for run in (*trials, *repeats))
-    shared = sum(len(part.trials) for part in parts) - len(trials)
-    finished = sum(part.finished for part in parts) - shared
+    count_texts = [f"{counts[verdict]} {verdict.short}" for verdict in Verdict]
+    trials: list[TrialResult] = []
+    repeats: list[TrialResult] = []
+    finished = 0
+    incomplete = []
+    for part in reversed(parts):
+        trials += part.trials
+        repeats += part.repeats
+        finished += part.finished
+        if part.incomplete:
+            incomplete.insert(0, f"`{part.name}` at {part.incomplete}")
+    distinct_trials = _distinct(trials)
+    distinct_repeats = _distinct(repeats)
+    finished -= len(trials) - len(distinct_trials)
+    steps = sum(run.steps_run for run in (*distinct_trials, *distinct_repeats))
     text = (
         f"Of the paper's {len(chosen)} claims: {', '.join(count_texts)}; decided at the paper's "
         f"goal or a harder one: {at_papers_goal}. By {len(parts)} studies, {finished:,} trials, "
-        f"{len(repeats):,} repeats of best points, {steps:,} steps."
+        f"{len(distinct_repeats):,} repeats of best points, {steps:,} steps."
     )
     text += _extent(parts)
-    incomplete = [f"`{part.name}` at {part.incomplete}" for part in parts if part.incomplete]
     if incomplete:
         text += f" Incomplete and left out: {'; '.join(incomplete)}."
     return text
 
 
-def _distinct(runs_of_studies: Sequence[Sequence[TrialResult]]) -> list[TrialResult]:
-    """Return the runs of all studies; one that a study has from another counts once.
+def _distinct(runs: Iterable[TrialResult]) -> list[TrialResult]:
+    """Return some runs; one that a study has from another counts once.
 
     Two runs of one trial are the same if their seconds are.
     """
     distinct = {}
-    for runs in reversed(runs_of_studies):
-        for run in runs:
-            distinct[str(run.trial), run.seconds] = run
+    for run in runs:
+        distinct[str(run.trial), run.seconds] = run
     return list(distinct.values())
 
 
@@ -297,13 +307,12 @@ def _widest_image(
         width = part.width
         return is_complete, width.at_papers_goal, shows_region, width.cells, width.trials
 
-    widest = sorted(parts, key=rank, reverse=True)
     images = []
-    for part in widest:
+    compared = []
+    for part in sorted(parts, key=rank, reverse=True):
         images += part.images
-    for group in dict.fromkeys(workload_and_goal(part.study.record) for part in widest):
-        images += comparisons.get(group, ())
-    for image in images:
+        compared += comparisons.get(workload_and_goal(part.study.record), ())
+    for image in images + compared:
         if image.name == name:
             return image
     return None
@@ -315,10 +324,12 @@ def _critical_section(parts: Sequence[Part]) -> str:
     Only studies at the paper's goal count, if there are any. Empty without any curve.
     """
     curves = [part for part in parts if len(part.study.record.batch_sizes) > 1]
-    at_papers_goal = [part for part in curves if part.scale.at_papers_goal]
+    curves.sort(key=lambda part: part.width, reverse=True)  # those at the paper's goal first
     rows = []
     workloads = set()
-    for part in sorted(at_papers_goal or curves, key=lambda part: part.width, reverse=True):
+    for part in curves:
+        if curves[0].scale.at_papers_goal and not part.scale.at_papers_goal:
+            break
         if part.study.record.workload in workloads:
             continue
         workloads.add(part.study.record.workload)
@@ -338,7 +349,11 @@ def _marks_of(rows: Sequence[Mapping[str, str]]) -> str:
     for row in rows:
         for text in row.values():
             ends.update((text[:1], text[-1:]))
-    return "".join(meaning for mark, meaning in _MARKS.items() if mark in ends)
+    text = ""
+    for mark, meaning in _MARKS.items():
+        if mark in ends:
+            text += meaning
+    return text
 
 
 def _disagreements(chosen: Mapping[Claim, Judgement]) -> str:

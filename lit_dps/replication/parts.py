@@ -113,19 +113,24 @@ class Part:
 
         Without stacked ones: each of these has the time of all that were trained with it.
         """
-        return _hours([*self.trials, *self.repeats])
+        return _hours(self.runs)
 
     @property
     def core_hours(self) -> float:
         """Like `hours`, of the trials and repeats that its configuration asks for."""
         if self.core is None:
             return self.hours
-        return _hours([run for run in (*self.trials, *self.repeats) if self.core.has(run)])
+        return _hours(filter(self.core.has, self.runs))
+
+    @property
+    def runs(self) -> list[TrialResult]:
+        """Its finished trials and repeats."""
+        return self.trials + self.repeats
 
     @property
     def stacked(self) -> int:
         """The number of its trials and repeats that were trained stacked."""
-        return sum(run.is_stacked for run in (*self.trials, *self.repeats))
+        return sum(run.is_stacked for run in self.runs)
 
     @property
     def finished(self) -> int:
@@ -159,19 +164,31 @@ class Part:
         return any(result.status is Status.COMPLETE for result in self.trials)
 
 
-def _hours(runs: Sequence[TrialResult]) -> float:
-    return sum(run.seconds for run in runs if not run.is_stacked) / 3600
+def _hours(runs: Iterable[TrialResult]) -> float:
+    """Return the hours of some runs one after another, without stacked ones."""
+    seconds = 0.0
+    for run in runs:
+        if not run.is_stacked:
+            seconds += run.seconds
+    return seconds / 3600
 
 
 def judge_parts(parts: Sequence[Part]) -> list[Judgement]:
     """Return the judgements of all claims on all studies of the pages."""
-    commands = {part.name: part.command for part in parts}
-    return judge_claims([part.study for part in parts], commands)
+    studies = []
+    commands = {}
+    for part in parts:
+        studies.append(part.study)
+        commands[part.name] = part.command
+    return judge_claims(studies, commands)
 
 
 def scale_of(judgement: Judgement, parts: Sequence[Part]) -> Scale:
     """Return the scale of a judgement's study, of the smaller one of a pair; least without any."""
-    scales = [part.scale for part in parts if part.name in judgement.studies]
+    scales = []
+    for part in parts:
+        if part.name in judgement.studies:
+            scales.append(part.scale)
     return min(scales, default=Scale())
 
 

@@ -38,7 +38,9 @@ class Verdict(StrEnum):
     @property
     def short(self) -> str:
         """The verdict in one or two words."""
-        return "undecided" if self is Verdict.UNDECIDABLE else str(self)
+        if self is Verdict.UNDECIDABLE:
+            return "undecided"
+        return str(self)
 
 
 class ClaimRange(NamedTuple):
@@ -93,8 +95,9 @@ def judge(
     verdicts = {}
     sentences = {}
     paper_is_outside = False
-    all_of_medians = all(each.of_medians for each in measurements.values())
-    prefix = "medians: " if all_of_medians and "" not in measurements else ""
+    prefix = ""
+    if "" not in measurements and all(each.of_medians for each in measurements.values()):
+        prefix = "medians: "
     for name, measurement in measurements.items():
         verdicts[name] = _verdict(measurement, claim_range)
         text = measurement.sentence
@@ -143,14 +146,18 @@ def combined(verdicts: Iterable[Verdict]) -> Verdict:
     distinct = set(verdicts)
     if Verdict.NOT_SEEN in distinct:
         return Verdict.NOT_SEEN
-    return Verdict.SEEN if distinct == {Verdict.SEEN} else Verdict.UNDECIDABLE
+    if distinct == {Verdict.SEEN}:
+        return Verdict.SEEN
+    return Verdict.UNDECIDABLE
 
 
 def _by_verdict(verdicts: Mapping[str, Verdict]) -> str:
     """Return which verdict holds at which series: "seen at S=0, undecided at S=0.9"."""
+    names_by_verdict: dict[Verdict, list[str]] = {verdict: [] for verdict in Verdict}
+    for name, verdict in verdicts.items():
+        names_by_verdict[verdict].append(name)
     parts = []
-    for verdict in Verdict:
-        names = [name for name, each in verdicts.items() if each is verdict]
+    for verdict, names in names_by_verdict.items():
         if names:
             parts.append(f"{verdict.short} at {', '.join(names)}")
     return ", ".join(parts)
@@ -166,27 +173,27 @@ def together(sentences: Mapping[str, str]) -> str:
         return sentences[""]
     if len(set(sentences.values())) == 1:
         return f"{', '.join(sentences)}: {next(iter(sentences.values()))}"
-    words = {name: sentence.split(" ") for name, sentence in sentences.items()}
-    shared = _shared_beginning(list(words.values()))
-    if not shared:
-        return "; ".join(f"{name}: {sentence}" for name, sentence in sentences.items())
-    ends = []
-    for name, sentence in words.items():
-        ends.append(f"{' '.join(sentence[len(shared) :])} at {name}")
-    return " ".join([*shared, "; ".join(ends)])
+    beginning = _shared_beginning(list(sentences.values()))
+    parts = []
+    for name, sentence in sentences.items():
+        if beginning:
+            parts.append(f"{sentence.removeprefix(beginning)} at {name}")
+        else:
+            parts.append(f"{name}: {sentence}")
+    return beginning + "; ".join(parts)
 
 
-def _shared_beginning(sentences: list[list[str]]) -> list[str]:
+def _shared_beginning(sentences: list[str]) -> str:
     """Return the words before the number if all sentences share them and they are not too few."""
-    shortest = min(sentences, key=len)
-    beginning = []
-    for count, word in enumerate(shortest, 1):
+    words = []
+    for word in min(sentences, key=len).split(" "):
+        words.append(word)
         if word.endswith((":", "=")):
-            beginning = shortest[:count]
             break
-    if len(beginning) < MIN_SHARED_WORDS:
-        return []
-    for sentence in sentences:
-        if sentence[: len(beginning)] != beginning:
-            return []
+    beginning = " ".join([*words, ""])
+    is_before_number = words[-1].endswith((":", "="))
+    if not is_before_number or len(words) < MIN_SHARED_WORDS:
+        return ""
+    if not all(sentence.startswith(beginning) for sentence in sentences):
+        return ""
     return beginning

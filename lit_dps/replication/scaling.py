@@ -191,30 +191,35 @@ def _sparse_steps_ratio(study: Analysis, sparse: Series, dense: Series) -> Measu
     shared_bounds = len(bounds & shared)
     if shared_bounds:
         coverage += f", at {shared_bounds} of these one is at the first check"
-    usable = [batch_size for batch_size in under if batch_size not in bounds]
-    ratios = {b: over[b] / under[b] for b in usable if b in over}
-    if not ratios or len(usable) < len(under) / 2:
-        return Measurement(coverage)
+    ratios = []
     logs = []
-    draws = []
-    for batch_size in usable:
+    lows = []
+    highs = []
+    for batch_size in under:
+        if batch_size in bounds:
+            continue
         sparse_draws = k_star_draws(study, sparse_law, cell_of(sparse, batch_size))
         dense_draws = k_star_draws(study, dense_law, cell_of(dense, batch_size))
-        of_ratio = log_ratio(sparse_draws, dense_draws)
-        draws.append(of_ratio)
-        if batch_size in ratios:
-            logs.append(math.log(ratios[batch_size]))
+        drawn = log_ratio(sparse_draws, dense_draws)
+        lows.append(drawn.low)
+        highs.append(drawn.high)
+        if batch_size in over:
+            ratio = over[batch_size] / under[batch_size]
+            ratios.append(ratio)
+            logs.append(math.log(ratio))
         else:
-            logs.append(float(np.median(of_ratio.low)))
-    low = np.mean([each.low for each in draws], axis=0)
-    high = np.mean([each.high for each in draws], axis=0)
-    mean = estimate_of(float(np.mean(logs)), low, high).map(lambda x: float(np.exp(x)))
-    at_least = "" if len(ratios) == len(usable) else "at least "
-    sentence = (
-        f"K* x{min(ratios.values()):.3g} to x{max(ratios.values()):.3g} over B, mean "
-        f"{at_least}x{mean}"
-    )
-    notes = () if len(ratios) == len(under) else (coverage,)
+            logs.append(float(np.median(drawn.low)))
+    if not ratios or len(logs) < len(under) / 2:
+        return Measurement(coverage)
+    estimate = estimate_of(float(np.mean(logs)), np.mean(lows, axis=0), np.mean(highs, axis=0))
+    mean = estimate.map(lambda x: float(np.exp(x)))
+    at_least = ""
+    if len(ratios) < len(logs):
+        at_least = "at least "
+    sentence = f"K* x{min(ratios):.3g} to x{max(ratios):.3g} over B, mean {at_least}x{mean}"
+    notes = ()
+    if len(ratios) < len(under):
+        notes = (coverage,)
     return Measurement(sentence, mean, of_medians=sparse_law.of_medians, notes=notes)
 
 

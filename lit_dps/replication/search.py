@@ -36,11 +36,15 @@ def rate_trend(study: Analysis) -> Measurements | None:
     rates = _searched_keys(study.record, *RATE_NAMES)
     if len(rates) != 1 or len(study.record.batch_sizes) < 2:
         return None
+    name = "best learning rate"
+    momentum_key = None
     momenta = _searched_keys(study.record, _MOMENTUM)
+    if momenta:
+        name = "best effective learning rate"
+        momentum_key = momenta[0]
     measurements = {}
     for series in study.record.series:
-        best_rates = _best_rates(study, series, rates[0], momenta[0] if momenta else None)
-        name = "best effective learning rate" if momenta else "best learning rate"
+        best_rates = _best_rates(study, series, rates[0], momentum_key)
         measurements[str(series)] = _rate_trend(name, best_rates, len(study.record.batch_sizes))
     return measurements
 
@@ -115,20 +119,22 @@ def success_trend(study: Analysis) -> Measurements | None:
 def _success_trend(study: Analysis, series: Series) -> Measurement:
     trials = _trials_of_shared_points(study, series)
     complete = {}
+    shares = []
+    drawn_shares = []
     for batch_size, results in trials.items():
         is_complete = [result.status is Status.COMPLETE for result in results]
         complete[batch_size] = np.array(is_complete, bool)
-    pooled = np.concatenate(list(complete.values()))
+        shares.append(np.mean(is_complete))
+        drawn_shares.append(_resampled_shares(complete[batch_size], batch_size))
     by_budget = _by_budget(study.record)
-    if pooled.all() or not pooled.any():
-        quantifier = "all" if pooled.any() else "no"
-        return Measurement(f"{quantifier} trials are {by_budget}")
+    if max(shares) == 0:
+        return Measurement(f"no trials are {by_budget}")
+    if min(shares) == 1:
+        return Measurement(f"all trials are {by_budget}")
     points = len(next(iter(trials.values())))
     if min(points, len(trials)) < MIN_SAMPLES:
         return Measurement(f"{points} points finished at all of {len(trials)} batch sizes")
-    shares = np.array([[each.mean() for each in complete.values()]])
-    rho = float(rank_correlation(shares)[0])
-    drawn_shares = [_resampled_shares(each, b) for b, each in complete.items()]
+    rho = float(rank_correlation(np.array([shares]))[0])
     draws = rank_correlation(np.stack(drawn_shares, axis=1))
     number = estimate_of(rho, draws).map(_clip_correlation)
     sentence = (
@@ -143,12 +149,17 @@ def _success_trend(study: Analysis, series: Series) -> Measurement:
 
 def _trials_of_shared_points(study: Analysis, series: Series) -> dict[int, Sequence[TrialResult]]:
     """Return the trials of a series by batch size, of the points that finished at all of them."""
-    cells = {b: study.by_cell[cell_of(series, b)] for b in study.record.batch_sizes}
-    points = [{result.trial.point for result in cell.trials} for cell in cells.values()]
-    shared = set.intersection(*points)
-    trials = {}
-    for batch_size, cell in cells.items():
-        trials[batch_size] = [result for result in cell.trials if result.trial.point in shared]
+    by_point: dict[int, dict[int, TrialResult]] = {}
+    for batch_size in study.record.batch_sizes:
+        for result in study.by_cell[cell_of(series, batch_size)].trials:
+            by_point.setdefault(result.trial.point, {})[batch_size] = result
+    trials: dict[int, list[TrialResult]] = {}
+    for batch_size in study.record.batch_sizes:
+        trials[batch_size] = []
+    for results in by_point.values():
+        if len(results) == len(trials):
+            for batch_size, result in results.items():
+                trials[batch_size].append(result)
     return trials
 
 
@@ -174,8 +185,10 @@ def _complete_by_twice_k_star(
         k_star = study.by_cell[cell_of(series, batch_size)].k_star
         if not k_star or 2 * k_star > study.record.goal.max_steps:
             continue
-        steps = [math.inf if result.steps is None else result.steps for result in results]
-        complete[batch_size] = np.array(steps) <= 2 * k_star
+        is_complete = []
+        for result in results:
+            is_complete.append(result.steps is not None and result.steps <= 2 * k_star)
+        complete[batch_size] = np.array(is_complete, bool)
     return complete
 
 

@@ -83,7 +83,9 @@ def _term_ratio(
     sentence = f"{SYMBOLS[term]} x{number} over {len(pairs)} pairs of trials"
     if not is_search(record):
         sentence += ", each sparsity at its own best point"
-    notes = _lipschitz_notes(record, sparse, dense) if term == "lipschitz" else ()
+    notes = ()
+    if term == "lipschitz":
+        notes = _lipschitz_notes(record, sparse, dense)
     return Measurement(sentence, number, notes=notes)
 
 
@@ -92,8 +94,7 @@ def _lipschitz_notes(record: StudyRecord, sparse: Series, dense: Series) -> tupl
     notes = []
     same = lipschitz_at_the_same_steps(record, dense, sparse)
     if same:
-        points, logs = zip(*same, strict=True)
-        notes.append(f"at the same steps x{_mean_of_logs(points, logs).estimate.map(math.exp)}")
+        notes.append(f"at the same steps x{_mean_of_logs(same).estimate.map(math.exp)}")
     sizes = _lipschitz_sizes(record, sparse)
     if sizes is not None:
         notes.append(sizes)
@@ -113,14 +114,18 @@ def _lipschitz_sizes(record: StudyRecord, sparse: Series) -> str | None:
     shared = set.intersection(*map(set, terms_by_series.values()))
     if not shared:
         return None
+    sparsities = []
     sizes = []
     counts = []
     for series, terms in terms_by_series.items():
         mean_log = float(np.mean([math.log(terms[key].lipschitz) for key in shared]))
+        sparsities.append(f"{series.sparsity:g}")
         sizes.append(significant(math.exp(mean_log)))
         counts.append(_counts_of_readings(record, series, shared))
-    sparsities = ", ".join(f"{series.sparsity:g}" for series in terms_by_series)
-    text = f"L = {', '.join(sizes)} at S={sparsities}, of {', '.join(counts)} measurements a run"
+    text = (
+        f"L = {', '.join(sizes)} at S={', '.join(sparsities)}, of {', '.join(counts)} "
+        "measurements a run"
+    )
     examples = record.setting("smoothness.examples")
     if isinstance(examples, int):
         text += f" over {examples:,} training examples"
@@ -137,7 +142,10 @@ def _counts_of_readings(
         series: One of its series.
         points: The (batch size, point) that count.
     """
-    counts = [count for key, count in readings_to_goal(record, series).items() if key in points]
+    counts = []
+    for key, count in readings_to_goal(record, series).items():
+        if key in points:
+            counts.append(count)
     return "-".join(map(str, sorted({min(counts), max(counts)})))
 
 
@@ -146,10 +154,9 @@ def c1_over_theory(
 ) -> Measurements | None:
     """Return the ratio of c1 over the ratio of Delta beta L, both sparse over dense.
 
-    The terms are measured in one study, the laws fitted in another, or in the same. The laws are
-    those that the claims on steps are judged on. None without measurements at both sparsities,
-    without laws in another study, or if the studies do not train the same by the same rule to the
-    same goal, up to which the terms are means.
+    The terms are measured in one study, the laws fitted in another, or in the same (`laws_of`).
+    None without measurements at both sparsities, without laws in another study, or if the studies
+    do not train the same by the same rule to the same goal, up to which the terms are means.
     """
     record = study.record
     if record.setting(OPTIMIZER) != other.record.setting(OPTIMIZER):
@@ -190,35 +197,32 @@ def _c1_over_theory(
     misfit = misfit_note({str(sparse): sparse_law, str(dense): dense_law})
     if misfit is not None:
         notes.append(misfit)
-    return Measurement(
-        sentence,
-        number if misfit is None else None,
-        of_medians=sparse_law.of_medians,
-        notes=tuple(notes),
-    )
+        number = None
+    return Measurement(sentence, number, of_medians=sparse_law.of_medians, notes=tuple(notes))
 
 
 def _epsilon_note(pairs: Sequence[Pair]) -> str:
     """Return the ratio of the measured epsilon, and the prediction with it."""
-    logs = [pair.log_ratio(*_DRIVERS) - 2 * pair.log_ratio("epsilon") for pair in pairs]
-    predicted = _mean_of_logs([pair.point for pair in pairs], logs).estimate.map(math.exp)
+    logs = []
+    for pair in pairs:
+        logs.append((pair.point, pair.log_ratio(*_DRIVERS) - 2 * pair.log_ratio("epsilon")))
+    predicted = _mean_of_logs(logs).estimate.map(math.exp)
     epsilon = _mean_ratio(pairs, "epsilon").estimate.map(math.exp)
     return f"with the measured epsilon, x{epsilon}, Delta beta L / epsilon^2 is x{predicted}"
 
 
 def _mean_ratio(pairs: Sequence[Pair], *names: str) -> Resampled:
     """Return the logarithm of the mean ratio of a product of terms (`_mean_of_logs`)."""
-    logs = [pair.log_ratio(*names) for pair in pairs]
-    return _mean_of_logs([pair.point for pair in pairs], logs)
+    return _mean_of_logs([(pair.point, pair.log_ratio(*names)) for pair in pairs])
 
 
-def _mean_of_logs(points: Sequence[int], logs: Sequence[float]) -> Resampled:
+def _mean_of_logs(logs_of_points: Sequence[tuple[int, float]]) -> Resampled:
     """Return the mean of logarithms, and draws (R,) from Student's distribution around it.
 
     Args:
-        points: The point of the search of each logarithm.
-        logs: The logarithms.
+        logs_of_points: The logarithms, each with its point of the search.
     """
+    points, logs = zip(*logs_of_points, strict=True)
     value = float(np.mean(logs))
     distinct, index = np.unique(points, return_inverse=True)
     if len(distinct) < MIN_SAMPLES:

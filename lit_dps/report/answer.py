@@ -6,11 +6,13 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pandas as pd
 
+from lit_dps.analysis.analysis import Analysis
 from lit_dps.analysis.answer import K_STAR
 from lit_dps.analysis.rates import RateLaw
 from lit_dps.analysis.step_seconds import QUIET, TRIALS, WITH_CHECKS
@@ -27,9 +29,9 @@ from lit_dps.analysis.tables import (
     three_digits,
     where,
 )
-from lit_dps.core.record import StudyRecord
+from lit_dps.core.record import StudyRecord, cell_text
 from lit_dps.core.text import format_duration
-from lit_dps.core.trial import Series
+from lit_dps.core.trial import Cell, Series
 
 LIMITS = "95 % interval of the time"
 TIED = "not told apart"
@@ -240,6 +242,38 @@ def _rate_text(rate: RateLaw, batch_size: int) -> str:
     if best is None:
         return rate.describe()
     return f"{rate.name} = {three_digits(best)} there; {rate.describe()}"
+
+
+def fastest_cell(analysis: Analysis) -> Cell | None:
+    """Return the cell with the least time to the goal; None without any K*.
+
+    Without step times it is the cell of the least K*.
+    """
+    answers = iter(records(analysis.answer))
+    ranked = []
+    for summary in analysis.cells:
+        if summary.k_star is not None:
+            seconds = next(answers)["seconds"]
+            if seconds is None:
+                seconds = math.inf
+            ranked.append((seconds, summary.k_star, summary.cell))
+    if not ranked:
+        return None
+    return min(ranked)[2]
+
+
+def retrain_command(analysis: Analysis, storage: Sequence[str] = ()) -> str | None:
+    """Return the command that retrains the best trial of the fastest cell; None without any K*.
+
+    Args:
+        analysis: The study.
+        storage: Options that name its storage, if that is not the default one.
+    """
+    cell = fastest_cell(analysis)
+    if cell is None:
+        return None
+    command = ["lit-dps", "fit", "--of", analysis.record.name, "--cell", cell_text(cell), *storage]
+    return shlex.join([*command, "--checkpoint", "best.ckpt"])
 
 
 def _place(record: StudyRecord, table: pd.DataFrame) -> str:

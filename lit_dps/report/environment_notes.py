@@ -13,7 +13,7 @@ from lit_dps.report.notes import Note, Values, count_of, finished_trials
 
 VERSION = "version."
 TORCH = "version.torch"
-# Packages that decide results, beside torch and those of the user's classes.
+# Packages that decide results, beside torch and the packages of the user's classes.
 PACKAGES = ("version.lit_dps", "version.lightning", "version.numpy")
 # Packages that only search, store or display.
 NO_RESULTS = ("version.optuna", "version.mlflow", "version.scipy")
@@ -56,11 +56,13 @@ def package_versions(study: Analysis) -> Iterator[Values]:
     used = used_environments(study)
     names = list(PACKAGES)
     for environment in used:
-        names += [key for key in environment if key.startswith(VERSION)]
+        names += environment
     differing = []
     for name in dict.fromkeys(names):
+        if not name.startswith(VERSION) or name == TORCH or name in NO_RESULTS:
+            continue
         versions = _versions(used, name)
-        if len(versions) > 1 and name != TORCH and name not in NO_RESULTS:
+        if len(versions) > 1:
             differing.append(f"{name.removeprefix(VERSION)} {' and '.join(versions)}")
     if differing:
         yield {"packages": "; ".join(differing)}
@@ -68,7 +70,11 @@ def package_versions(study: Analysis) -> Iterator[Values]:
 
 def _versions(environments: Sequence[Environment], name: str) -> list[str]:
     """Return the versions of a package, without duplicates, in the order of the environments."""
-    return list(dict.fromkeys(each[name] for each in environments if name in each))
+    versions = {}
+    for environment in environments:
+        if name in environment:
+            versions[environment[name]] = None
+    return list(versions)
 
 
 def versions_of_parts(study: Analysis) -> Iterator[Values]:
@@ -98,11 +104,13 @@ def _part_name(entry: str, name: str) -> str:
     """Return a file of the code, or the data, in words."""
     if entry == SOURCES:
         return name
-    return f"the data at {name}" if name else "the data"
+    if not name:
+        return "the data"
+    return f"the data at {name}"
 
 
 def unknown_environments(study: Analysis) -> Iterator[Values]:
-    """Yield trials whose code and data are not recorded, if those of others are."""
+    """Yield trials whose code and data are not recorded, if other trials have such a record."""
     used = used_environments(study)
     trials = _count_environments(study)[None]
     if trials and used:
@@ -122,15 +130,15 @@ def unknown_code(study: Analysis) -> Iterator[Values]:
 
 def thread_counts(study: Analysis) -> Iterator[Values]:
     """Yield several numbers of threads."""
-    used = used_environments(study)
-    threads = sorted({each[THREADS] for each in used if THREADS in each})
+    threads = sorted(_versions(used_environments(study), THREADS))
     if len(threads) > 1:
         yield {"threads": " and ".join(map(str, threads))}
 
 
 def training_loops(study: Analysis) -> Iterator[Values]:
-    """Yield trials of Lightning's own loop beside trials of other loops."""
-    engines = Counter(result.engine for result in trials_and_repeats(study) if result.engine)
+    """Yield trials of Lightning's loop beside trials of other loops."""
+    engines = Counter(result.engine for result in trials_and_repeats(study))
+    engines.pop("", None)  # of trials of an earlier version
     lightning = engines.pop(LIGHTNING, 0)
     if lightning and engines:
         others = [f"{number} in the loop {engine}" for engine, number in sorted(engines.items())]
@@ -161,8 +169,8 @@ ENVIRONMENTS = (
     ),
     Note(
         unknown_environments,
-        "Code and data of {trials} are not recorded, since an earlier version ran them. Those of "
-        "the other trials are, since {since}.",
+        "Code and data of {trials} are not recorded, since an earlier version ran them. Code and "
+        "data of the other trials are, since {since}.",
     ),
     Note(unknown_code, "The code of {names} is not recorded: its source cannot be read."),
     Note(

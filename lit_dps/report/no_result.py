@@ -95,7 +95,9 @@ def missed_text(goal: Goal, cell: CellSummary) -> str:
     diverged = cell.counts[Status.INFEASIBLE]
     if diverged:
         parts.append(f"{diverged} of {len(cell.trials)} diverged")
-    return f"{cell.cell}: {', '.join(parts)}" if parts else ""
+    if not parts:
+        return ""
+    return f"{cell.cell}: {', '.join(parts)}"
 
 
 def no_result_text(record: StudyRecord, cells: Sequence[CellSummary]) -> str:
@@ -103,16 +105,23 @@ def no_result_text(record: StudyRecord, cells: Sequence[CellSummary]) -> str:
 
     It is empty if there is a K*, or if no trial has ended.
     """
-    has_k_star = any(cell.best is not None for cell in cells)
-    if has_k_star or not any(cell.trials for cell in cells):
-        return ""
     goal = record.goal
-    so_far = " so far" if any(cell.pending for cell in cells) else ""
+    trials = 0
+    so_far = ""
+    rows = []
+    for cell in cells:
+        if cell.best is not None:
+            return ""
+        trials += len(cell.trials)
+        if cell.pending:
+            so_far = " so far"
+        rows.append(_cell_row(goal, cell))
+    if not trials:
+        return ""
     summary = (
         f"study {record.name}: No trial{so_far} reached {goal} within {goal.max_steps} steps, so "
         "there is no K*."
     )
-    rows = [_cell_row(goal, cell) for cell in cells]
     return "\n".join([summary, "", *aligned(rows), "", *advice(record, cells)]) + "\n"
 
 
@@ -134,13 +143,14 @@ def advice(record: StudyRecord, cells: Sequence[CellSummary]) -> list[str]:
     """Return what to change in a study without K*, by what its trials show, a line each."""
     goal = record.goal
     trials: list[TrialResult] = []
+    diverged = 0
     for cell in cells:
         trials += cell.trials
-    diverged = [result for result in trials if result.status is Status.INFEASIBLE]
+        diverged += cell.counts[Status.INFEASIBLE]
     lines = []
     if diverged:
-        lines.append(_divergence_advice(record, len(diverged), len(trials)))
-    if len(diverged) == len(trials):
+        lines.append(_divergence_advice(record, diverged, len(trials)))
+    if diverged == len(trials):
         return lines
     best = best_value(goal, trials)
     if best is None:

@@ -51,13 +51,16 @@ def count_trials(results: Sequence[TrialResult]) -> str:
 
 def count_of(trials: int) -> str:
     """Return a number of trials with its noun: 1 trial, 5 trials."""
-    return "1 trial" if trials == 1 else f"{trials} trials"
+    if trials == 1:
+        return "1 trial"
+    return f"{trials} trials"
 
 
 def were(results: Sequence[TrialResult]) -> str:
     """Return the number of trials with its verb: 1 trial was, 5 trials were."""
-    verb = "was" if len(results) == 1 else "were"
-    return f"{count_trials(results)} {verb}"
+    if len(results) == 1:
+        return "1 trial was"
+    return f"{len(results)} trials were"
 
 
 def first_names(names: Sequence[str]) -> list[str]:

@@ -66,19 +66,20 @@ def kept_shares(study: Analysis) -> dict[str, dict[Series, list[float]]]:
     """Return the shares of weights that trials keep, by what their sparsity counts and series."""
     shares: dict[str, dict[Series, list[float]]] = {}
     for result in finished_trials(study):
-        units = [flag for flag in result.flags if flag.startswith(BY)]
-        if not units:
-            continue
-        kept = sum(count for count, _ in result.kept.values())
-        total = sum(total for _, total in result.kept.values())
-        for unit in units:
-            of_series = shares.setdefault(unit, {})
-            of_series.setdefault(result.trial.cell.series, []).append(kept / total)
+        kept = 0
+        total = 0
+        for kept_of_layer, total_of_layer in result.kept.values():
+            kept += kept_of_layer
+            total += total_of_layer
+        for flag in result.flags:
+            if flag.startswith(BY):
+                of_series = shares.setdefault(flag, {})
+                of_series.setdefault(result.trial.cell.series, []).append(kept / total)
     return shares
 
 
 def layers_without_weights(study: Analysis) -> Iterator[Values]:
-    """Yield the layers that pruning left empty."""
+    """Yield the layers of which pruning kept no weight."""
     places = empty_layers(study.record)
     if not places:
         return
@@ -158,9 +159,11 @@ def _unmasked_values(flags: Mapping[str, float]) -> Values:
 
 def pruned_copies(study: Analysis) -> Iterator[Values]:
     """Yield the weights in copies of the network that were pruned with it."""
-    copied = with_flag(study, COPIES)
-    if copied:
-        yield {"weights": max(result.flags[COPIES] for result in copied)}
+    weights = 0.0
+    for result in with_flag(study, COPIES):
+        weights = max(weights, result.flags[COPIES])
+    if weights:
+        yield {"weights": weights}
 
 
 PRUNING = (
@@ -170,7 +173,7 @@ PRUNING = (
         "the network, not by the pruner.",
     ),
     Note(inexact_sparsity, "{meaning}. Share of weights kept: {shares}."),
-    Note(layers_without_weights, "Pruning left layers empty: {places}."),
+    Note(layers_without_weights, "Pruning emptied layers: {places}."),
     Note(
         repaired_jacobians,
         "Singular values of the Jacobian (mean +- deviation, condition), from the pruned network "

@@ -37,7 +37,7 @@ class Written(NamedTuple):
 
     Attributes:
         files: Their paths.
-        notes: What to know of them: figures left out and why, failures.
+        notes: What to know of them: figures that are missing and why, failures.
     """
 
     files: list[Path]
@@ -50,12 +50,12 @@ def figures_folder(folder: str | Path, study: str) -> Path:
 
 
 def goal_folder(folder: Path, error: float) -> Path:
-    """Return where the files of a further goal are, below those of the study."""
+    """Return where the files of a further goal are, below the folder of the study."""
     return folder / f"goal-{error:g}"
 
 
 def publish(study: Analysis, folder: Path, show: Collection[str] = ()) -> tuple[str, list[Path]]:
-    """Write the files of a study, unless those of an equal study are there.
+    """Write the files of a study, unless the folder has the files of an equal study.
 
     Args:
         study: The study, finished or not.
@@ -64,7 +64,7 @@ def publish(study: Analysis, folder: Path, show: Collection[str] = ()) -> tuple[
             `text.SECTIONS`, and "files".
 
     Returns:
-        The report as text, at the study's own goal first, and the paths of the files.
+        The report as text, at the goal of the study first, and the paths of the files.
     """
     source = f"{source_of(study.record)} {study.validate_every}"
     written = _unchanged_files(folder, source)
@@ -72,12 +72,13 @@ def publish(study: Analysis, folder: Path, show: Collection[str] = ()) -> tuple[
         written = write_goals(study, folder)
         if not failures(written.notes):
             written.notes.extend(_write_stamp(folder, source, written))
-    parts = ["\n".join(answered(each, show) for each in study.at_each_goal), "\n"]
+    texts = []
+    for each in study.at_each_goal:
+        texts.append(answered(each, show))
     if FILES in show:
-        parts.append(f"{listing(*written)}\n")
-    parts += [f"{line}\n" for line in failures(written.notes)]
-    parts.append(_places(study, folder, show))
-    return "".join(parts), written.files
+        texts.append(listing(*written))
+    texts += failures(written.notes)
+    return "\n".join([*texts, _places(study, folder, show)]), written.files
 
 
 def failures(notes: Sequence[str]) -> list[str]:
@@ -91,7 +92,9 @@ def failures(notes: Sequence[str]) -> list[str]:
 
 def _write_stamp(folder: Path, source: str, written: Written) -> list[str]:
     """Write the stamp of some files. Returns a note if that fails, else nothing."""
-    digests = {str(path.relative_to(folder)): _digest(path) for path in written.files}
+    digests = {}
+    for path in written.files:
+        digests[str(path.relative_to(folder))] = _digest(path)
     stamp = {"source": source, "notes": written.notes, "files": digests}
     return _write_text(folder / STAMP, json.dumps(stamp))
 
@@ -108,16 +111,16 @@ def _write_text(path: Path, text: str) -> list[str]:
 
 def _places(study: Analysis, folder: Path, show: Collection[str]) -> str:
     """Return where the page of a study is, and which sections `--show` adds."""
-    lines = []
+    text = ""
     if (folder / PAGE).exists():
-        lines.append(
+        text += (
             f"report: {folder / PAGE} (one file, can be mailed); figures and tables are in the "
-            "same folder"
+            "same folder\n"
         )
     hidden = [name for name in (*sections(study), FILES) if name not in show]
     if hidden:
-        lines.append(f"more sections: --show {','.join(hidden)}")
-    return "".join(f"{line}\n" for line in lines)
+        text += f"more sections: --show {','.join(hidden)}\n"
+    return text
 
 
 def source_of(record: StudyRecord) -> str:
@@ -141,12 +144,15 @@ def _unchanged_files(folder: Path, source: str) -> Written | None:
         stamp = json.loads((folder / STAMP).read_text(encoding="utf-8"))
         if stamp["source"] != source:
             return None
+        files = []
         for name, digest in stamp["files"].items():
-            if _digest(folder / name) != digest:
+            file = folder / name
+            if _digest(file) != digest:
                 return None
-        return Written([folder / name for name in stamp["files"]], stamp["notes"])
+            files.append(file)
+        return Written(files, stamp["notes"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return None  # no stamp, a missing file, or a stamp that somebody edited
+        return None  # no stamp, a missing file, or a stamp that was edited
 
 
 def _digest(path: Path) -> str:
@@ -156,8 +162,8 @@ def _digest(path: Path) -> str:
 def write_goals(study: Analysis, folder: Path, only: Collection[str] | None = None) -> Written:
     """Write the files of a study at all its goals.
 
-    Each further goal has a folder below that of the study. Without `only` also report.html is
-    written, the page of the study at all its goals.
+    Each further goal has a folder below the folder of the study. Without `only` also report.html
+    is written, the page of the study at all its goals.
     """
     files, notes = write_all(study, folder, only)
     if only is None:
@@ -169,14 +175,16 @@ def write_goals(study: Analysis, folder: Path, only: Collection[str] | None = No
         goal = further.record.goal
         goal_files, goal_notes = write_all(further, goal_folder(folder, goal.value), only)
         files += goal_files
-        notes += [f"{goal}: {note}" for note in goal_notes if note not in notes]
+        for note in goal_notes:
+            if note not in notes:
+                notes.append(f"{goal}: {note}")
     return Written(files, notes)
 
 
 def write_all(study: Analysis, folder: Path | str, only: Collection[str] | None = None) -> Written:
     """Write the tables and figures of a study at one goal into a folder, which is made.
 
-    The tables are those of `tables_of` and table.txt. Each file is replaced at once.
+    The tables are `tables_of` and table.txt. Each file is replaced at once.
 
     Args:
         study: The study, finished or not.
@@ -230,7 +238,9 @@ def tables_of(study: Analysis) -> dict[str, pd.DataFrame]:
 def _write_tables(study: Analysis, folder: Path) -> Written:
     """Write table.txt and the tables of a study as CSV."""
     notes = _write_text(folder / "table.txt", render(study))
-    files = [] if notes else [folder / "table.txt"]
+    files = []
+    if not notes:
+        files.append(folder / "table.txt")
     for name, table in tables_of(study).items():
         try:
             write_csv(table, folder / name)
@@ -245,13 +255,14 @@ def listing(files: Sequence[Path], notes: Sequence[str]) -> str:
     kinds: dict[Path, list[str]] = {}
     for path in files:
         kinds.setdefault(path.with_name(path.stem), []).append(path.suffix[1:])
-    lines = ["written:"] if files else ["nothing written"]
+    lines = ["written:"]
+    if not files:
+        lines = ["nothing written"]
     for stem, suffixes in kinds.items():
         suffix = suffixes[0]
         if len(suffixes) > 1:
             suffix = f"{{{','.join(suffixes)}}}"
         lines.append(f"  {stem}.{suffix}")
     if notes:
-        lines.append("")
-    lines += [f"note: {note}" for note in notes]
+        lines += ["", *map("note: {}".format, notes)]
     return "\n".join(lines) + "\n"

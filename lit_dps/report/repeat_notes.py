@@ -19,13 +19,13 @@ SEEDED_ORDERS = ("authors", "per_trial")  # values of data.order that are not a 
 
 
 def unreached_by_repeats(study: Analysis) -> Iterator[Values]:
-    """Hold at a goal that is harder than the study's own, at which repeats ended."""
+    """Hold at a goal that is harder than the study's goal, at which repeats ended."""
     if study.record.plan.count and _is_harder(study):
         yield {"goal": study.original.goal}
 
 
 def _is_harder(study: Analysis) -> bool:
-    """Return True if this goal is harder than the study's own goal."""
+    """Return True if this goal is harder than the goal of the study."""
     goal = study.record.goal
     return goal.value != study.original.goal.value and not study.original.goal.is_easier(goal.value)
 
@@ -45,7 +45,7 @@ def _stored_repeats(study: Analysis) -> list[TrialResult]:
 
 
 def samples_without_repeats(study: Analysis) -> Iterator[Values]:
-    """Yield best samples at this goal that are not those of the study's own goal."""
+    """Yield best samples at this goal that are not the best at the goal of the study."""
     without = sum(not each.planned for each in study.repeats)
     if _has_repeats(study) and without:
         yield {"without": without, "samples": len(study.repeats), "goal": study.original.goal}
@@ -53,9 +53,13 @@ def samples_without_repeats(study: Analysis) -> Iterator[Values]:
 
 def pending_repeats(study: Analysis) -> Iterator[Values]:
     """Yield repeats that have not finished."""
-    missing = sum(each.planned - len(each.results) for each in study.repeats)
+    planned = 0
+    missing = 0
+    for each in study.repeats:
+        planned += each.planned
+        missing += each.planned - len(each.results)
     if _has_repeats(study) and missing:
-        yield {"missing": missing, "asked": sum(each.planned for each in study.repeats)}
+        yield {"missing": missing, "planned": planned}
 
 
 def unused_repeats(study: Analysis) -> Iterator[Values]:
@@ -65,8 +69,10 @@ def unused_repeats(study: Analysis) -> Iterator[Values]:
     for result in _stored_repeats(study):
         unused += (result.trial.cell, result.trial.point) not in best
     if unused:
-        is_own_goal = study.original.goal.value == study.record.goal.value
-        yield {"unused": unused, "when": "any more" if is_own_goal else "at this goal"}
+        when = "at this goal"
+        if study.original.goal.value == study.record.goal.value:
+            when = "any more"
+        yield {"unused": unused, "when": when}
 
 
 def failed_repeats(study: Analysis) -> Iterator[Values]:
@@ -80,10 +86,14 @@ def equal_repeats(study: Analysis) -> Iterator[Values]:
     """Yield samples whose runs are all equal, so that the spread over seeds is unknown."""
     if not _has_repeats(study):
         return
-    started = [each for each in study.repeats if each.results]
-    equal = sum(all_runs_are_equal(study.record, each) for each in started)
+    started = 0
+    equal = 0
+    for each in study.repeats:
+        if each.results:
+            started += 1
+            equal += all_runs_are_equal(study.record, each)
     if equal:
-        yield {"equal": equal, "started": len(started)}
+        yield {"equal": equal, "started": started}
 
 
 def order_of_file(study: Analysis) -> Iterator[Values]:
@@ -122,13 +132,13 @@ def outside_of_laws(
 
 
 REPEATS = (
-    Note(unreached_by_repeats, "There are no repeats here: they end at {goal}, the study's own."),
+    Note(unreached_by_repeats, "There are no repeats here: they end at {goal}, the study's goal."),
     Note(
         samples_without_repeats,
         "{without} of the {samples} best samples have no repeats here: repeats are of the best "
-        "samples at {goal}, the study's own.",
+        "samples at {goal}, the study's goal.",
     ),
-    Note(pending_repeats, "{missing} of {asked} repeats of the best samples have not finished."),
+    Note(pending_repeats, "{missing} of {planned} repeats of the best samples have not finished."),
     Note(
         unused_repeats,
         "{unused} repeats are stored and not counted: their samples are not the best {when}.",
@@ -140,7 +150,7 @@ REPEATS = (
     Note(
         equal_repeats,
         "All runs of {equal} of {started} repeated samples are equal, also the run of the search. "
-        "The module or the data set their own seed, or use no random numbers. The spread over "
+        "The module or the data set a seed themselves, or use no random numbers. The spread over "
         "seeds is unknown.",
     ),
     Note(

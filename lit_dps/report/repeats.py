@@ -42,11 +42,13 @@ def _repeats_text(study: Analysis) -> str:
     lines = [
         f"repeats: {which} on {seeds} (initial weights, mask and order of examples), up to {until}"
     ]
-    lines += aligned(_row_to_print(each, plan.points > 1) for each in study.repeats)
+    rows = []
     biases = []
     for each in study.repeats:
+        rows.append(_row_to_print(each, plan.points > 1))
         if each.rank == 1 and each.bias is not None:
             biases.append(each.bias)
+    lines += aligned(rows)
     if biases:
         lines.append(
             f"  K* is x{_geometric_mean(biases):.2f} the median of its sample over seeds "
@@ -73,7 +75,9 @@ def _row_to_print(repeated: RepeatSummary, shows_point: bool) -> dict[str, str]:
     row["all"] = _range_text(repeated, 0, 1)
     row["repeats"] = str(len(repeated.results))
     row["missed"] = str(repeated.missed)
-    row["K / median"] = "-" if repeated.bias is None else f"{repeated.bias:.2f}"
+    row["K / median"] = "-"
+    if repeated.bias is not None:
+        row["K / median"] = f"{repeated.bias:.2f}"
     return row
 
 
@@ -135,8 +139,13 @@ def law_lines(laws: Mapping[Series, Law]) -> list[str]:
 
 def outside_text(outside: Mapping[int, float]) -> str:
     """Return where medians leave the law in words: above at B = 8, 16, below at B = 2."""
-    above = [batch_size for batch_size, ratio in outside.items() if ratio > 1]
-    below = [batch_size for batch_size, ratio in outside.items() if ratio <= 1]
+    above = []
+    below = []
+    for batch_size, ratio in outside.items():
+        if ratio > 1:
+            above.append(batch_size)
+        else:
+            below.append(batch_size)
     parts = []
     if above:
         parts.append(f"above at B = {listed_numbers(above)}")

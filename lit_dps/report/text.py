@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection
+from itertools import starmap
 
 from lit_dps.analysis.analysis import Analysis
 from lit_dps.analysis.critical import critical_text
@@ -71,19 +72,20 @@ def parts_of(option: str) -> tuple[str, ...]:
         ConfigError: for an unknown name.
     """
     parts = (*SECTIONS, FILES)
-    names = [name.strip() for name in option.split(",") if name.strip()]
+    names = tuple(filter(None, map(str.strip, option.split(","))))
     for name in names:
         if name not in (*parts, "all"):
             allowed = f"any of {', '.join(parts)}, with commas between, or all"
             raise ConfigError("--show", name, allowed)
-    return parts if "all" in names else tuple(names)
+    if "all" in names:
+        return parts
+    return names
 
 
 def answered(analysis: Analysis, show: Collection[str] = ()) -> str:
     """Return the answer of a study, then its report.
 
-    The answer says which batch size is the fastest on this machine. Without any K* it says what to
-    change.
+    The answer is the fastest batch size on this machine. Without any K* it is what to change.
 
     Args:
         analysis: The study.
@@ -98,7 +100,7 @@ def answered(analysis: Analysis, show: Collection[str] = ()) -> str:
     )
     if not answer:
         answer = no_result_text(analysis.record, analysis.cells)
-    return "\n".join(part for part in (answer, render(analysis, show)) if part)
+    return "\n".join(filter(None, [answer, render(analysis, show)]))
 
 
 def render(analysis: Analysis, show: Collection[str] = SECTIONS) -> str:
@@ -114,9 +116,9 @@ def render(analysis: Analysis, show: Collection[str] = SECTIONS) -> str:
         delay_text(analysis.delay_laws),
         local_text(analysis.local_curves),
         shown.get("theory"),
-        "".join(f"note: {line}\n" for line in study_notes(analysis)),
+        "".join(map("note: {}\n".format, study_notes(analysis))),
     )
-    return "\n".join(part for part in parts if part)
+    return "\n".join(filter(None, parts))
 
 
 def sections(analysis: Analysis) -> dict[str, str]:
@@ -190,7 +192,7 @@ def theory_text(analysis: Analysis) -> str:
         "and measured"
     ]
     if terms:
-        lines += aligned(_term_row(series, row) for series, row in terms)
+        lines += aligned(starmap(_term_row, terms))
     cells = len(analysis.record.cells)
     if len(terms) < cells:
         lines.append(
@@ -202,7 +204,7 @@ def theory_text(analysis: Analysis) -> str:
             f"ratios to S={min(analysis.record.sparsities):g}, geometric means over the samples "
             "measured at both; predicted c1 = Delta x beta x L",
         ]
-        lines += aligned(_ratio_row(series, row) for series, row in ratios)
+        lines += aligned(starmap(_ratio_row, ratios))
         for series, row in ratios:
             if row["batch_size"] is None:
                 lines.append(sentence(series, row))
@@ -211,8 +213,11 @@ def theory_text(analysis: Analysis) -> str:
 
 def _measured_terms(analysis: Analysis) -> list[tuple[Series, Row]]:
     """Return the rows of the theory of cells whose terms were measured, with their series."""
-    rows = zip(analysis.record.cells, records(analysis.theory), strict=True)
-    return [(cell.series, row) for cell, row in rows if row["delta"] is not None]
+    measured = []
+    for cell, row in zip(analysis.record.cells, records(analysis.theory), strict=True):
+        if row["delta"] is not None:
+            measured.append((cell.series, row))
+    return measured
 
 
 def _measured_ratios(analysis: Analysis) -> list[tuple[Series, Row]]:
@@ -252,7 +257,9 @@ def _direction(ratio: float) -> str:
     """Return what a ratio of a term does to the steps."""
     if abs(math.log(ratio)) <= math.log(NO_CHANGE):
         return "no change"
-    return "rises: more steps" if ratio > 1 else "falls: fewer steps"
+    if ratio > 1:
+        return "rises: more steps"
+    return "falls: fewer steps"
 
 
 def _term_row(series: Series, row: Row) -> dict[str, str]:
@@ -268,7 +275,9 @@ def _term_row(series: Series, row: Row) -> dict[str, str]:
 
 def _ratio_row(series: Series, row: Row) -> dict[str, str]:
     """Return a row of the table of ratios as text."""
-    batch_size = "all" if row["batch_size"] is None else str(row["batch_size"])
+    batch_size = "all"
+    if row["batch_size"] is not None:
+        batch_size = str(row["batch_size"])
     texts = {"B": batch_size, **short_columns(series), "pairs": str(row["pairs"])}
     for key, name in _RATIOS.items():
         texts[name] = times(row[key])

@@ -1,6 +1,6 @@
 """Notes on what happened in the trials of a study: ends, validation, engines, schedules.
 
-Counts are those of all finished trials together; "up to" is the largest value of any single trial.
+Counts are of all finished trials together; "up to" is the largest value of any single trial.
 """
 
 from __future__ import annotations
@@ -43,7 +43,9 @@ def failed_trials(study: Analysis) -> Iterator[Values]:
     causes = []
     for result in failed:
         causes.append(f"{result.trial.cell} sample {result.trial.point}: {first_line(result)}")
-    again = "It runs again" if len(failed) == 1 else "They run again"
+    again = "They run again"
+    if len(failed) == 1:
+        again = "It runs again"
     yield {
         "trials": count_trials(failed),
         "causes": "; ".join(first_names(causes)),
@@ -65,26 +67,23 @@ def _with_status(study: Analysis, status: Status) -> list[TrialResult]:
 
 def diverged_after_goal(study: Analysis) -> Iterator[Values]:
     """Yield runs that were to continue after their goal and diverged before max_steps."""
-    yield from _count(result for result in _short_curves(study) if not result.failure)
+    yield from _ended_after_goal(study, has_failure=False)
 
 
 def stopped_after_goal(study: Analysis) -> Iterator[Values]:
     """Yield runs that were to continue after their goal and were stopped before max_steps."""
-    yield from _count(result for result in _short_curves(study) if result.failure)
+    yield from _ended_after_goal(study, has_failure=True)
 
 
-def _short_curves(study: Analysis) -> Iterator[TrialResult]:
-    """Yield runs that were to continue after their goal and ended before max_steps."""
+def _ended_after_goal(study: Analysis, has_failure: bool) -> Iterator[Values]:
+    """Yield the number of runs that ended between their goal and max_steps, if there are any."""
     if not study.record.train_past_goal:
         return
+    ended = []
     for result in _with_status(study, Status.COMPLETE):
-        if result.steps_run < study.record.goal.max_steps:
-            yield result
-
-
-def _count(results: Iterator[TrialResult]) -> Iterator[Values]:
-    """Yield the number of runs that ended after their goal, if there are any."""
-    ended = list(results)
+        is_short = result.steps_run < study.record.goal.max_steps
+        if is_short and bool(result.failure) is has_failure:
+            ended.append(result)
     counted = "It counts as complete, with a curve up to there."
     if len(ended) > 1:
         counted = "They count as complete, with curves up to there."
@@ -99,7 +98,8 @@ def validations_without_value(study: Analysis) -> Iterator[Values]:
     kinds: set[str] = set()
     for result in finished_trials(study):
         values = values_not_finite(result, study)
-        kinds.update("NaN" if math.isnan(value) else "infinite" for value in values.values())
+        for value in values.values():
+            kinds.add("NaN" if math.isnan(value) else "infinite")
         if 0 in values:
             first += 1
         elif values:
@@ -124,7 +124,7 @@ def values_not_finite(result: TrialResult, study: Analysis) -> dict[int, float]:
     continued = result.steps is not None and result.steps_run > result.steps
     diverged_later = continued and result.steps_run < goal.max_steps
     if result.status is Status.INFEASIBLE or diverged_later:
-        # The weights may be what was not finite at the last validation; the curve does not say so.
+        # The weights may be what was not finite at the last validation; the curve cannot show it.
         values = values[:-1]
     return {i: value for i, value in enumerate(values) if not math.isfinite(value)}
 
@@ -143,7 +143,9 @@ def _share_of_steps(study: Analysis, flag: str) -> Iterator[Values]:
     """Yield in how many trials some steps have a flag, and the largest share of a trial's steps."""
     results = with_flag(study, flag)
     if results:
-        share = max(result.flags[flag] / max(result.steps_run, 1) for result in results)
+        share = 0.0
+        for result in results:
+            share = max(share, result.flags[flag] / max(result.steps_run, 1))
         yield {
             "count": len(results),
             "trials": count_trials(finished_trials(study)),
@@ -173,7 +175,7 @@ def _trials_with_flag(study: Analysis, flag: str) -> Iterator[Values]:
         values = sorted({result.flags[flag] for result in results})
         yield {
             "trials_were": were(results),
-            "values": " or ".join(f"{value:.0f}" for value in values),
+            "values": " or ".join(map("{:.0f}".format, values)),
         }
 
 
@@ -236,7 +238,9 @@ def with_flag(study: Analysis, flag: str) -> list[TrialResult]:
 def first_line(result: TrialResult) -> str:
     """Return the first line of the reason why a trial ended."""
     lines = result.failure.strip().splitlines()
-    return lines[0] if lines else "no reason stored"
+    if not lines:
+        return "no reason stored"
+    return lines[0]
 
 
 FAILURES = (

@@ -29,8 +29,10 @@ def study_notes(study: Analysis) -> list[str]:
 def no_k_star(study: Analysis) -> Iterator[Values]:
     """Hold if no cell has a K*."""
     if len(_without_k_star(study)) == len(study.cells):
-        is_pending = any(cell.pending for cell in study.cells)
-        yield {"yet": " yet" if is_pending else ""}
+        yet = ""
+        if _total(study, "pending"):
+            yet = " yet"
+        yield {"yet": yet}
 
 
 def missing_k_star(study: Analysis) -> Iterator[Values]:
@@ -43,7 +45,7 @@ def missing_k_star(study: Analysis) -> Iterator[Values]:
         text = missed_text(study.record.goal, cell)
         if text:
             reached.append(text)
-    best = "".join(f"; {text}" for text in first_names(reached))
+    best = "".join(map("; {}".format, first_names(reached)))
     yield {"count": len(missing), "cells": len(study.cells), "best": best}
 
 
@@ -54,10 +56,15 @@ def _without_k_star(study: Analysis) -> list[CellSummary]:
 
 def pending_trials(study: Analysis) -> Iterator[Values]:
     """Yield trials that have not finished."""
-    pending = sum(cell.pending for cell in study.cells)
+    pending = _total(study, "pending")
     if pending:
-        running = sum(cell.running for cell in study.cells)
+        running = _total(study, "running")
         yield {"pending": pending, "declared": _declared_trials(study), "running": running}
+
+
+def _total(study: Analysis, name: str) -> int:
+    """Return the sum of an attribute of `CellSummary` over all cells."""
+    return sum(getattr(cell, name) for cell in study.cells)
 
 
 def _declared_trials(study: Analysis) -> int:
@@ -66,11 +73,14 @@ def _declared_trials(study: Analysis) -> int:
 
 
 def undetermined_trials(study: Analysis) -> Iterator[Values]:
-    """Yield trials that are left out at this goal, and K* that are upper bounds because of them."""
-    count = sum(len(cell.undetermined_points) for cell in study.cells)
+    """Yield trials that do not count at this goal, and K* that are upper bounds because of them."""
+    count = 0
+    bounds = 0
+    for cell in study.cells:
+        count += len(cell.undetermined_points)
+        bounds += cell.may_be_lower
     if not count:
         return
-    bounds = sum(cell.may_be_lower for cell in study.cells)
     consequence = ""
     if bounds:
         consequence = (
@@ -97,7 +107,7 @@ def single_complete_trials(study: Analysis) -> Iterator[Values]:
     """Yield cells whose interval rests on one trial that reached the goal."""
     count = 0
     for cell in study.cells:
-        complete = sum(steps is not None for steps in cell.steps)
+        complete = len(cell.steps) - cell.steps.count(None)
         is_repeated = bool(study.record.repeats.get(cell.cell))
         if len(cell.steps) > 1 and complete == 1 and not is_repeated and not cell.is_upper_bound:
             count += 1

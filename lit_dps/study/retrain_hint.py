@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from lit_dps.analysis.analysis import Analysis
 from lit_dps.core.config import StorageConfig
-from lit_dps.report.commands import again_command, fastest
+from lit_dps.report.answer import fastest_cell, retrain_command
 from lit_dps.storage.urls import without_password
 
 
@@ -16,7 +16,7 @@ def retrain_hint(analysis: Analysis, storage: StorageConfig) -> str:
         value = getattr(storage, key)
         if value != getattr(default, key):
             options += [f"--storage.{key}", without_password(value)]
-    command = again_command(analysis, options)
+    command = retrain_command(analysis, options)
     if command is None:
         return ""
-    return f"train the trial of K* at {fastest(analysis)} again: {command}\n"
+    return f"train the trial of K* at {fastest_cell(analysis)} again: {command}\n"

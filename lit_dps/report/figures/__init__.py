@@ -16,8 +16,8 @@ It may also have
 - AXIS, the key of an axis of the grid, without which a study does not have the figure.
 
 Numbers are computed in `lit_dps.analysis`; a figure draws them, and the CSV beside it has them.
-`write.FIGURES` lists the figures of one study, `write.COMPARISONS` those of several. A figure of a
-user is named by its module.
+`write.FIGURES` lists the figures of one study, `write.COMPARISONS` the figures of several. A figure
+of a user is named by its module.
 """
 
 from lit_dps.report.figures.style import STYLE

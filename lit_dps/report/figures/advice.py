@@ -71,12 +71,16 @@ def draw_advice(
         limits: What its limits are.
     """
     figure = Figure(figsize=(10, 3.3))
-    steps_panel, time_panel, cost_panel = figure.subplots(1, 3)
+    steps_panel = figure.add_subplot(1, 3, 1)
+    time_panel = figure.add_subplot(1, 3, 2)
+    cost_panel = figure.add_subplot(1, 3, 3)
     drawing = _Drawing(table, _unit(table), price)
     _draw_steps(steps_panel, table, observations)
     drawing.draw_times(time_panel)
     drawing.draw_costs(cost_panel)
-    sizes = {*table["batch_size"], *(int(each.batch_size) for each in observations)}
+    sizes = set(table["batch_size"])
+    for each in observations:
+        sizes.add(int(each.batch_size))
     for ax, label in ((steps_panel, "steps to goal"), (time_panel, drawing.time_label)):
         look.batch_size_axis(ax, sorted(sizes) or [1])
         ax.set(yscale="log", xlabel=look.BATCH_SIZE, ylabel=label)
@@ -93,15 +97,17 @@ def draw_advice(
 def _unit(table: pd.DataFrame) -> _Unit:
     """Return the unit of time that suits the fastest row."""
     hours = min(table["hours"], default=0.0)
-    return next(unit for unit in UNITS if hours < unit.most_hours)
+    for unit in UNITS:
+        if hours < unit.most_hours:
+            return unit
+    return UNITS[-1]
 
 
 def _draw_steps(ax: Axes, table: pd.DataFrame, observations: Sequence[Observation]) -> None:
     """Draw the steps to the goal with their limits, and the observations."""
-    for bound, (marker, _) in MARKERS.items():
-        shown = [each for each in observations if each.bound == bound]
-        batch = [each.batch_size for each in shown]
-        ax.plot(batch, [each.steps for each in shown], marker, color="black", zorder=3)
+    for each in observations:
+        marker, _ = MARKERS[each.bound]
+        ax.plot(each.batch_size, each.steps, marker, color="black", zorder=3)
     rows = table.drop_duplicates("batch_size")
     batch = rows["batch_size"]
     ax.plot(batch, rows["steps"], color=look.GREY)
@@ -224,7 +230,9 @@ def _draw_points(
 def _few_ticks(axis: Axis) -> None:
     """Put ticks at 1, 2 and 5, over several decades at 1, written out."""
     low, high = axis.get_view_interval()
-    subs = (1, 2, 5) if high < 100 * low else (1,)
+    subs = (1,)
+    if high < 100 * low:
+        subs = (1, 2, 5)
     axis.set_major_locator(LogLocator(subs=subs))
     axis.set_major_formatter("{x:g}")
     axis.set_minor_formatter(NullFormatter())

@@ -30,8 +30,8 @@ def axis_values(values: Iterable, box: Box) -> np.ndarray:
     On a reverse_log scale the axis shows 1 - value, of choices the position.
     """
     if isinstance(box, Choices):
-        positions = {choice: i for i, choice in enumerate(box.choices)}
-        return np.array([positions.get(value, math.nan) for value in values])
+        positions = dict(zip(box.choices, range(len(box.choices)), strict=True))
+        return numbers(pd.Series(list(values), dtype=object).map(positions))
     as_numbers = numbers(pd.Series(list(values), dtype=object))
     if box.scale == "reverse_log":
         return 1 - as_numbers
@@ -49,11 +49,14 @@ def axis_label(name: str, box: Box) -> str:
 
 def draw_box(ax: Axes, boxes: Sequence[Box]) -> None:
     """Draw the ends of the searched ranges: a rectangle, or lines beside an axis of choices."""
-    ends = [_ends(box) for box in boxes]
+    ends = list(map(_ends, boxes))
     if len(ends) == 2 and ends[0] is not None and ends[1] is not None:
-        (left, right), (bottom, top) = ends[0], ends[1]
-        size = (right - left, top - bottom)
-        ax.add_patch(Rectangle((left, bottom), *size, fill=False, edgecolor=look.GREY, **EDGE))
+        (x_low, x_high), (y_low, y_high) = ends
+        width = x_high - x_low
+        height = y_high - y_low
+        ax.add_patch(
+            Rectangle((x_low, y_low), width, height, fill=False, edgecolor=look.GREY, **EDGE)
+        )
         return
     for of_axis, draw_line in zip(ends, (ax.axvline, ax.axhline), strict=False):
         for end in of_axis or ():
@@ -75,7 +78,7 @@ def range_axis(axis: Axis, box: Box) -> None:
     """
     if isinstance(box, Choices):
         _set_limits(axis, -0.5, len(box.choices) - 0.5)
-        axis.set_ticks(range(len(box.choices)), [text_of(choice) for choice in box.choices])
+        axis.set_ticks(range(len(box.choices)), list(map(text_of, box.choices)))
         return
     low, high = axis_values([box.low, box.high], box)
     if box.scale == "linear":
@@ -89,9 +92,16 @@ def range_axis(axis: Axis, box: Box) -> None:
     _set_limits(axis, low / room, high * room)
     axis.set_minor_locator(NullLocator())
     decades = abs(math.log10(high / low))
-    subs = next(subs for least, subs in TICKS if decades >= least)
-    axis.set_major_locator(LogLocator(subs=subs, numticks=4))
+    axis.set_major_locator(LogLocator(subs=_multiples(decades), numticks=4))
     axis.set_major_formatter(look.tick)
+
+
+def _multiples(decades: float) -> Sequence[float]:
+    """Return the multiples of powers of ten that have ticks on an axis of some decades."""
+    for least, multiples in TICKS:
+        if decades >= least:
+            return multiples
+    raise AssertionError("an axis has at least 0 decades")
 
 
 def _set_limits(axis: Axis, low: float, high: float) -> None:

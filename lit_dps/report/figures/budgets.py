@@ -90,7 +90,7 @@ def draw(rows: pd.DataFrame, study: Analysis) -> Figure:
     Lines join exact points alone; bounds are hollow, with an arrow.
     """
     record = study.record
-    every = [series for series in record.series if len(rows_of(series, rows))]
+    every = look.series_with_rows(study, rows)
     kinds = [kind for kind in TITLES if len(where(rows, budget=kind))]
     figure = Figure(figsize=(3.1 * len(kinds) + 0.4, 2.3 * len(every) + 0.3))
     panels = figure.subplots(len(every), len(kinds), sharex=True, sharey=True, squeeze=False)

@@ -12,23 +12,29 @@ from lit_dps.analysis.analysis import Analysis
 from lit_dps.analysis.delay import KEY, DelayLaw, scaled_law, steps_by_delay
 from lit_dps.analysis.tables import legend, rows_of
 
-NAME, PAPER, AXIS = "delay", "", KEY
+NAME, PAPER = "delay", ""
+AXIS = KEY
 CAPTION = "K* against the delay of the gradients by batch size, and all on one axis"
 NOTED_MISFIT = 0.1  # a note has larger misfits
 
 
 def missing(study: Analysis) -> str | None:
     """Return why there is nothing to draw; None if there is something."""
-    if any(law.fit for law in study.delay_laws):
+    if _fitted_laws(study):
         return None
     return "no law of batch size and delay yet"
+
+
+def _fitted_laws(study: Analysis) -> list[DelayLaw]:
+    """Return the laws of the series that have enough K*."""
+    return [law for law in study.delay_laws if law.fit]
 
 
 def notes(study: Analysis) -> list[str]:
     """Return how far the law misses the data, if it does."""
     lines = []
-    for law in study.delay_laws:
-        if law.fit and law.misfit > NOTED_MISFIT:
+    for law in _fitted_laws(study):
+        if law.misfit > NOTED_MISFIT:
             lines.append(
                 f"{law.series}: the joint law of batch size and delay misses K* by "
                 f"{100 * law.misfit:.0f} % (root mean square)."
@@ -47,7 +53,7 @@ def draw(rows: pd.DataFrame, study: Analysis) -> Figure:
 
     In the second panel the law is one curve.
     """
-    laws = [law for law in study.delay_laws if law.fit]
+    laws = _fitted_laws(study)
     figure = Figure(figsize=(6.2, 2.4 * len(laws)))
     panels = figure.subplots(len(laws), 2, squeeze=False)
     for (by_delay, scaled), law in zip(panels, laws, strict=True):

@@ -64,7 +64,7 @@ def notes(study: Analysis) -> list[str]:
     if study.record.race_factor is not None:
         lines.append(
             f"Trials were stopped early (study.race_factor = {study.record.race_factor:g}). Curves "
-            "of draws lack their left part, and a flat end does not mean that there are enough "
+            "of draws lack their first part, and a flat end does not mean that there are enough "
             "trials."
         )
     if study.repeats:
@@ -81,37 +81,37 @@ def draw(rows: pd.DataFrame, study: Analysis) -> Figure:
     A dash at its end is the median over seeds.
     """
     known = _finite(rows)
-    every = [series for series in study.record.series if len(rows_of(series, known))]
+    every = look.series_with_rows(study, known)
     sizes = sorted(study.record.batch_sizes)
     shades = matplotlib.colormaps["viridis"](np.linspace(0, 0.9, len(sizes)))
     colours = {size: to_hex(shade) for size, shade in zip(sizes, shades, strict=True)}
     medians = _medians(study)
+    values = known["median"].tolist()
     columns = min(len(every), 3)
     lines = math.ceil(len(every) / columns)
     figure = Figure(figsize=(max(2.5 * columns, 3.3) + 0.9, 2.3 * lines + 0.2))
     ax = None
     for i, series in enumerate(every):
         ax = figure.add_subplot(lines, columns, i + 1, sharey=ax, xscale="log", yscale="log")
-        of_series = {size: k for (each, size), k in medians.items() if each == series}
-        _draw_series(ax, rows_of(series, known), of_series, colours)
+        _draw_series(ax, rows_of(series, known), medians.get(series, {}), colours)
+        values += medians.get(series, {}).values()
         ax.set_title(title(series))
         _draws_axis(ax, rows["draws"].tolist())
         if i % columns == 0:
             ax.set_ylabel("steps to result of the best of n")
         if i + columns >= len(every):
             ax.set_xlabel("trials n")
-    values = [*known["median"], *medians.values()]
     look.log_values_axis(figure.axes[0], values, 1.1, 1.1)
     _draw_legend(figure, known, colours, bool(medians))
     return figure
 
 
-def _medians(study: Analysis) -> dict[tuple[Series, int], float]:
+def _medians(study: Analysis) -> dict[Series, dict[int, float]]:
     """Return the finite median over seeds of the best sample, by series and batch size."""
-    medians = {}
+    medians: dict[Series, dict[int, float]] = {}
     for each in study.repeats:
         if each.rank == 1 and each.median is not None and math.isfinite(each.median):
-            medians[each.cell.series, each.cell.batch_size] = each.median
+            medians.setdefault(each.cell.series, {})[each.cell.batch_size] = each.median
     return medians
 
 
@@ -134,7 +134,7 @@ def _draw_series(
 def _draws_axis(ax: Axes, draws: Sequence[int]) -> None:
     """Set the x axis over numbers of trials, with ticks at powers of 2."""
     ticks = [2**i for i in range(int(np.log2(max(draws))) + 1)]
-    ax.set_xticks(ticks, [str(number) for number in ticks])
+    ax.set_xticks(ticks, list(map(str, ticks)))
     ax.minorticks_off()
     ax.set_xlim(0.85 * min(draws), 1.5 * max(draws))
 

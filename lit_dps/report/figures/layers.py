@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import matplotlib
+import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -38,7 +39,7 @@ class _Part(NamedTuple):
 def missing(*studies: Analysis) -> str | None:
     """Return why there is nothing to draw; None if there is something."""
     for study in studies:
-        if any(True for _ in kept_of(study.record)):
+        if list(kept_of(study.record)):
             return None
     return "no pruned trials"
 
@@ -57,9 +58,11 @@ def collapse_notes(layers: pd.DataFrame) -> list[str]:
     for row in records(table):
         if row["sparsity"] != row["collapses"]:
             continue
-        method = " ".join(f"{name}={text_of(row[name])}" for name in names)
+        values = []
+        for name in names:
+            values.append(f"{name}={text_of(row[name])}")
         lines.append(
-            f"{method or 'pruning'}: from S={row['sparsity']:g} on a layer is empty, "
+            f"{' '.join(values) or 'pruning'}: from S={row['sparsity']:g} on a layer is empty, "
             f"{row['layer']} at {row['empty']} of {row['points']} points"
         )
     return lines
@@ -100,15 +103,11 @@ def draw(layers: pd.DataFrame) -> Figure:
     A panel per sparsity has a curve per method; of many methods a panel per method has a curve per
     sparsity. Empty layers are at the bottom. Dotted: 1 - S.
     """
-    methods = _by_method(layers)
-    sparsities = [_Part(f"{s:g}", part) for s, part in layers.groupby("sparsity")]
-    if len(methods) <= MOST_CURVES:
-        curves, prefix = methods, ""
-        panels = [_Part(f"sparsity {part.name}", part.rows) for part in sparsities]
-        columns = min(SPARSITY_COLUMNS, len(panels))
-    else:
-        curves, prefix = sparsities, "sparsity "
-        panels = methods
+    curves = _by_method(layers)
+    panels = [_Part(f"sparsity {s:g}", part) for s, part in layers.groupby("sparsity")]
+    columns = min(SPARSITY_COLUMNS, len(panels))
+    if len(curves) > MOST_CURVES:
+        curves, panels = panels, curves
         columns = min(METHOD_COLUMNS, len(panels))
     names = list(layers["layer"].unique())
     lines = math.ceil(len(panels) / columns)
@@ -126,12 +125,16 @@ def draw(layers: pd.DataFrame) -> Figure:
         look.plain_ticks(ax.yaxis)
         for sparsity in panel.rows["sparsity"].unique():
             ax.axhline(1 - sparsity, **EVEN)
-        short = [name.removesuffix(".weight").removeprefix("network.") for name in names]
-        ax.set_xticks(range(len(names)), short, rotation=45, ha="right")
+        ax.set_xticks(range(len(names)), list(map(_short, names)), rotation=45, ha="right")
         if i % columns == 0:
             ax.set_ylabel("share of the layer that is kept")
-    _draw_legend(figure, [prefix + curve.name for curve in curves], "1 - S")
+    _draw_legend(figure, curves, "1 - S")
     return figure
+
+
+def _short(layer: str) -> str:
+    """Return the name of a layer without the parts that most layers share."""
+    return layer.removesuffix(".weight").removeprefix("network.")
 
 
 def _draw_shares(
@@ -147,7 +150,7 @@ def _draw_shares(
         shift: From the place of a layer, so that bars of other curves are beside.
         i: The number of the style.
     """
-    places = [names.index(name) + shift for name in rows["layer"]]
+    places = np.array(list(map(names.index, rows["layer"]))) + shift
     share = rows["share"].clip(lower=floor).to_numpy()
     low = rows["low"].clip(lower=floor).to_numpy()
     high = rows["high"].clip(lower=floor).to_numpy()
@@ -190,13 +193,13 @@ def draw_collapse(collapse: pd.DataFrame) -> Figure:
     ax.invert_xaxis()
     if len(where(collapse, least=0)):
         ax.text(0.02, 0.02, "hollow: a layer is empty", transform=ax.transAxes, fontsize=7)
-    _draw_legend(figure, [method.name for method in methods], "equal shares")
+    _draw_legend(figure, methods, "equal shares")
     return figure
 
 
-def _smallest_positive(shares: Iterable[float]) -> float:
+def _smallest_positive(shares: pd.Series) -> float:
     """Return the smallest share that is not 0."""
-    return min((share for share in shares if share > 0), default=DEFAULT_SHARE)
+    return min(shares[shares > 0], default=DEFAULT_SHARE)
 
 
 def _by_method(table: pd.DataFrame) -> list[_Part]:
@@ -215,9 +218,9 @@ def _by_method(table: pd.DataFrame) -> list[_Part]:
     return [_Part("all", table)]
 
 
-def _draw_legend(figure: Figure, names: Sequence[str], even: str) -> None:
+def _draw_legend(figure: Figure, curves: Sequence[_Part], even: str) -> None:
     """Draw a legend of the curves, if there are several, and of the dotted line."""
     handles = []
-    if len(names) > 1:
-        handles += [look.entry(name, **look.curve_style(i)) for i, name in enumerate(names)]
+    if len(curves) > 1:
+        handles += look.curve_handles(curve.name for curve in curves)
     look.legend_above(figure, [*handles, look.entry(even, **EVEN)])

@@ -52,7 +52,7 @@ def missing(study: Analysis) -> str | None:
     interval = setting(study.record.config, "smoothness.interval")
     reason = "is not set"
     if interval is not None:
-        reason = f"is {interval}: no trial ran as many steps without divergence"
+        reason = f"is {interval}: no trial ran that long without divergence"
     return f"no Lipschitz measurements (smoothness.interval {reason})"
 
 
@@ -115,9 +115,9 @@ def draw(means: pd.DataFrame, study: Analysis) -> Figure:
     look.log_values_axis(figure.axes[0], values, 2, above)
     label = "local Lipschitz constant\nof the gradient"
     figure.supylabel(label, fontsize=8, multialignment="center")
-    drawn = [(series, j) for j, series in enumerate(every) if len(rows_of(series, means))]
+    handles = look.series_handles(every, look.series_with_rows(study, means))
     band = Patch(color=look.GREY, alpha=0.15, linewidth=0, label="all trials")
-    look.legend_above(figure, [*look.series_handles(drawn), band])
+    look.legend_above(figure, [*handles, band])
     return figure
 
 

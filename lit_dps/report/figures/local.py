@@ -10,17 +10,28 @@ import lit_dps.report.figures.style as look
 from lit_dps.analysis.analysis import Analysis
 from lit_dps.analysis.local_sgd import KEY
 from lit_dps.analysis.tables import legend, rows_of
+from lit_dps.core.trial import Series
 
-NAME, PAPER, AXIS = "local", "", KEY
+NAME, PAPER = "local", ""
+AXIS = KEY
 CAPTION = "K* against the local steps of a round, and against communications"
 NO_COMMUNICATION = 0.5  # where no communication at all is on the logarithmic axis
 
 
 def missing(study: Analysis) -> str | None:
     """Return why there is nothing to draw; None if there is something."""
-    if any(curve.points for curve in study.local_curves):
+    if _series_with_points(study):
         return None
     return "no K* of local SGD yet"
+
+
+def _series_with_points(study: Analysis) -> list[Series]:
+    """Return the series that have a K*, each once."""
+    every = {}
+    for curve in study.local_curves:
+        if curve.points:
+            every[curve.series] = None
+    return list(every)
 
 
 def notes(study: Analysis) -> list[str]:
@@ -44,7 +55,7 @@ def draw(rows: pd.DataFrame, study: Analysis) -> Figure:
 
     They have a curve per batch size. Points at the first validation, upper bounds, are hollow.
     """
-    every = list(dict.fromkeys(curve.series for curve in study.local_curves if curve.points))
+    every = _series_with_points(study)
     figure = Figure(figsize=(6.2, 2.4 * len(every)))
     panels = figure.subplots(len(every), 2, squeeze=False)
     for (by_length, by_communications), series in zip(panels, every, strict=True):

@@ -37,10 +37,13 @@ def spread(batch_sizes: Sequence[int], count: int = MOST_PANELS) -> list[int]:
 
 def missing(study: Analysis) -> str | None:
     """Return why there is no training to draw; None if there is some."""
-    best = [summary.best for summary in study.cells if summary.best is not None]
-    if not best:
+    longest = 0
+    for summary in study.cells:
+        if summary.best is not None:
+            longest = max(longest, len(summary.best.curve.get("step", ())))
+    if not longest:
         return "no trial has met the goal yet"
-    if not any(len(trial.curve.get("step", ())) > 1 for trial in best):
+    if longest == 1:
         return "K* of each cell is its first validation"
     return None
 

@@ -366,12 +366,9 @@ def _panels(record: StudyRecord, entries: int) -> tuple[Figure, dict[Cell, Axes]
     legend_width = max(3.5, 0.65 * entries - 0.6)
     panel_width = max(panel_height, legend_width / columns)
     names = {}
-    most_breaks = 0
     for series in record.series:
-        name = look.wrapped(legend(series), int(panel_height / CHARACTER))
-        names[series] = name
-        most_breaks = max(most_breaks, name.count("\n"))
-    margin_right = 0.2 + 0.14 * most_breaks
+        names[series] = look.wrapped(legend(series), int(panel_height / CHARACTER))
+    margin_right = 0.2 + 0.14 * max(name.count("\n") for name in names.values())
     width = MARGIN_LEFT + columns * (panel_width + GAP) + margin_right
     block_height = lines * (panel_height + GAP)
     blocks_height = len(blocks) * block_height + (len(blocks) - 1) * BLOCK_GAP

@@ -51,7 +51,7 @@ def figures(tables: Mapping[str, pd.DataFrame], study: Analysis) -> Iterator[tup
 @matplotlib.rc_context(look.STYLE)
 def draw(rows: pd.DataFrame, study: Analysis) -> Figure:
     """Return a panel per series: measurements by batch size, and the line through all of them."""
-    every = [series for series in study.record.series if len(rows_of(series, rows))]
+    every = look.series_with_rows(study, rows)
     figure = Figure(figsize=(2.8 * len(every) + 0.4, 2.8))
     panels = figure.subplots(1, len(every), squeeze=False, sharey=True)[0]
     for ax, series in zip(panels, every, strict=True):

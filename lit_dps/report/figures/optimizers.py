@@ -34,17 +34,20 @@ def rows(*studies: Analysis) -> pd.DataFrame:
     """Return the curves of several studies, by series, study, then batch size.
 
     Series are those in which at least two of the studies have a K*, with the studies that have one.
-    Columns: those of the series, study, label (`study_labels`), and those of
+    Columns: the names of the series, study, label (`study_labels`), and the columns of
     `law_tables.law_curve`, normalised at the smallest batch size that has a K* in each study.
     """
     labels = study_labels([study.record for study in studies])
     parts = []
     for series in _shared_series(studies):
-        compared = [study for study in studies if _has_k_star(study, series)]
-        common = common_batch_size([study.scalings[series] for study in compared])
-        for study in compared:
+        laws = {}
+        for study in studies:
+            if series in study.scalings and study.scalings[series].k_star:
+                laws[study] = study.scalings[series]
+        common = common_batch_size(list(laws.values()))
+        for study, law in laws.items():
             name = study.record.name
-            curve = law_curve(study.scalings[series], study.record.batch_sizes, common)
+            curve = law_curve(law, study.record.batch_sizes, common)
             names = {**columns_of(series), "study": name, "label": labels[name]}
             parts.append(pd.DataFrame({**names, **curve}))
     return pd.concat(parts, ignore_index=True)
@@ -60,7 +63,9 @@ def study_labels(records: Sequence[StudyRecord]) -> dict[str, str]:
     counts = Counter(rules.values())
     labels = {}
     for name, rule in rules.items():
-        labels[name] = rule if counts[rule] == 1 else f"{rule} ({name})"
+        labels[name] = rule
+        if counts[rule] > 1:
+            labels[name] = f"{rule} ({name})"
     return labels
 
 
@@ -92,20 +97,26 @@ def missing(*studies: Analysis) -> str | None:
 
 def notes(*studies: Analysis) -> list[str]:
     """Return what differs between the studies beside the update rule, and how bounds are drawn."""
-    records = [study.record for study in studies]
+    values_by_name: dict[str, dict[str, None]] = {}  # in order, without duplicates
+    for study in studies:
+        for name, value in _settings_in_common(study.record).items():
+            values_by_name.setdefault(name, {})[value] = None
+    lines = []
+    for name, values in values_by_name.items():
+        if len(values) > 1:
+            lines.append(f"The studies differ in their {name}: {', '.join(values)}")
+    return lines + scaling.bound_notes(_curves(studies, _shared_series(studies)))
+
+
+def _settings_in_common(record: StudyRecord) -> dict[str, str]:
+    """Return the settings that compared studies should have in common, by name."""
     settings = {
-        "goal error": [str(record.goal).removeprefix("goal error ") for record in records],
-        "number of trials per cell": [str(record.trials) for record in records],
+        "goal error": str(record.goal).removeprefix("goal error "),
+        "number of trials per cell": str(record.trials),
     }
     for name, key in IN_COMMON.items():
-        values = [str(setting(record.config, key)) for record in records]
-        settings[name] = [value.rpartition(".")[2] for value in values]
-    lines = []
-    for name, values in settings.items():
-        if len(set(values)) > 1:
-            different = ", ".join(dict.fromkeys(values))
-            lines.append(f"The studies differ in their {name}: {different}")
-    return lines + scaling.bound_notes(_curves(studies, _shared_series(studies)))
+        settings[name] = str(setting(record.config, key)).rpartition(".")[2]
+    return settings
 
 
 def _shared_series(studies: Sequence[Analysis]) -> list[Series]:
@@ -115,10 +126,6 @@ def _shared_series(studies: Sequence[Analysis]) -> list[Series]:
         for series, curve in study.scalings.items():
             counts[series] += bool(curve.k_star)
     return sorted(series for series, count in counts.items() if count > 1)
-
-
-def _has_k_star(study: Analysis, series: Series) -> bool:
-    return series in study.scalings and bool(study.scalings[series].k_star)
 
 
 def _curves(studies: Sequence[Analysis], shared: Sequence[Series]) -> list[Law]:
@@ -140,12 +147,13 @@ def draw(rows: pd.DataFrame, *studies: Analysis) -> Figure:
     panels = figure.subplots(2, len(shared), sharex=True, sharey="row", squeeze=False)
     for series, (steps, normalised) in zip(shared, panels.T, strict=True):
         part = rows_of(series, rows)
-        curves = [where(part, label=label) for label in labels]
-        for i, curve in enumerate(curves):
+        for i, label in enumerate(labels):
+            curve = where(part, label=label)
             scaling.draw_band(steps, curve, i)
             scaling.draw_curve(steps, curve, i)
             scaling.draw_curve(normalised, curve, i, "normalised_")
-        first = next(curve for curve in curves if len(curve))
+        # Normalised curves share one line of perfect scaling.
+        first = where(part, label=part["label"].iloc[0])
         scaling.draw_perfect(normalised, first, "normalised_")
         steps.set_title(title(series))
         normalised.set_xlabel(look.BATCH_SIZE)
@@ -154,8 +162,7 @@ def draw(rows: pd.DataFrame, *studies: Analysis) -> Figure:
     look.log_values_axis(panels[0, 0], rows["k_star"].dropna())
     look.log_values_axis(panels[1, 0], rows["normalised_k_star"].dropna())
     panels[0, 0].set_ylabel(look.K_STAR)
-    handles = [look.entry(label, **look.curve_style(i)) for i, label in enumerate(labels)]
-    look.legend_above(figure, handles)
+    look.legend_above(figure, look.curve_handles(labels))
     _draw_line_legend(figure, rows, _curves(studies, shared))
     return figure
 

@@ -19,19 +19,19 @@ NAME, PAPER = "pruners", ""
 CAPTION = "K* against batch size by pruning method, a panel for each sparsity"
 KEYS = ("pruning.method", INIT)
 MOST_ENTRIES = 5  # of a legend above the panels
-# Its curves are those of that figure.
+# It draws the curves of that figure.
 missing, notes = scaling.missing, scaling.notes
 
 
 def by_default(study: Analysis) -> bool:
     """Return True if the method or the start is an axis of the grid."""
-    return any(key in study.record.axes for key in KEYS)
+    return not study.record.axes.keys().isdisjoint(KEYS)
 
 
 def rows(study: Analysis) -> pd.DataFrame:
     """Return the rows of `law_tables.series_curves` without normalised values and medians."""
-    names = [name for name in study.curves if not str(name).startswith("normalised")]
-    return study.curves.loc[:, names].drop(columns="median")
+    columns = study.curves.columns
+    return study.curves.loc[:, ~columns.str.startswith("normalised")].drop(columns="median")
 
 
 @matplotlib.rc_context(look.STYLE)
@@ -41,10 +41,12 @@ def draw(rows: pd.DataFrame, study: Analysis) -> Figure:
     It has a curve and a law for each method and start.
     """
     panels: dict[Series, list[Series]] = {}
+    distinct = set()
     for series, law in study.scalings.items():
         if law.k_star:
             panels.setdefault(series.without(*KEYS), []).append(series)
-    methods = sorted({_method(series) for series, law in study.scalings.items() if law.k_star})
+            distinct.add(_method(series))
+    methods = sorted(distinct)
     is_aside = len(methods) > MOST_ENTRIES
     columns = min(3, len(panels))
     lines = math.ceil(len(panels) / columns)
@@ -79,4 +81,8 @@ def draw(rows: pd.DataFrame, study: Analysis) -> Figure:
 def _method(series: Series) -> tuple[str, ...]:
     """Return the names of the method and the start of a series."""
     axes = dict(series.axes)
-    return tuple(str(axes[key]).rpartition(".")[2] for key in KEYS if key in axes)
+    names = []
+    for key in KEYS:
+        if key in axes:
+            names.append(str(axes[key]).rpartition(".")[2])
+    return tuple(names)

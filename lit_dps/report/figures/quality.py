@@ -85,7 +85,7 @@ def draw(rows: pd.DataFrame, study: Analysis) -> Figure:
         ax.set_xlabel(look.BATCH_SIZE)
     handles = []
     if len(record.series) > 1:
-        handles += look.series_handles((series, i) for i, series in enumerate(record.series))
+        handles += look.series_handles(record.series, record.series)
     bounds = look.bound_handles(len(where(rows, exact=0)) > 0, "bound")
     look.legend_above(figure, [*handles, goal, *bounds])
     return figure

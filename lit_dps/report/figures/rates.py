@@ -69,20 +69,26 @@ def too_large(study: Analysis) -> str | None:
 
 def notes(study: Analysis) -> list[str]:
     """Return what the rate of a series is, and prices that are bounds or rest on little."""
-    curves = study.rate_curves
+    averaging = []
+    assumed = []
+    at_edge = []
+    for curve in study.rate_curves:
+        if curve.source.optimizer in AVERAGING:
+            averaging.append(curve.series)
+        if curve.source.assumes_heavy_ball:
+            assumed.append(curve.series)
+        if _starts_at_edge(curve):
+            at_edge.append(curve.series)
     lines = []
-    averaging = [curve.series for curve in curves if curve.source.optimizer in AVERAGING]
     if averaging:
         lines.append(
             f"Only the rate is scaled at {listed(averaging)}: Adam averages gradients. Its beta2 "
-            "and weight decay are those of the search."
+            "and weight decay stay as they were searched."
         )
-    assumed = [curve.series for curve in curves if curve.source.assumes_heavy_ball]
     if assumed:
         lines.append(
             f"Effective rates eta / (1 - m) at {listed(assumed)} assume heavy-ball momentum."
         )
-    at_edge = [curve.series for curve in curves if _starts_at_edge(curve)]
     if at_edge:
         lines.append(
             f"Scaling rules at {listed(at_edge)} start from a best rate at the end of its range. "
@@ -143,7 +149,7 @@ def figures(tables: Mapping[str, pd.DataFrame], study: Analysis) -> Iterator[tup
 def draw(rows: pd.DataFrame, prices: pd.DataFrame, study: Analysis) -> Figure:
     """Return a line of two panels for each series and kind of rate: best rates, prices of rules.
 
-    Bars of rates span those of trials that need at most `NEAR` times K*. Bars of prices are 95 %
+    Bars of rates span the trials that need at most `NEAR` times K*. Bars of prices are 95 %
     intervals; the small numbers beside the points count the trials that they rest on. Bounds are
     hollow, with an arrow; a cross at the top is a rate near which all trials diverged.
     """
@@ -196,7 +202,7 @@ def _handles(rows: pd.DataFrame, prices: pd.DataFrame) -> list[Line2D]:
 
 
 def _style(rule: str) -> dict[str, Any]:
-    """Return colour and marker of a rule; the first style is that of the best rates."""
+    """Return colour and marker of a rule; the best rates have the first style."""
     return look.curve_style(1 + list(RULES).index(rule))
 
 
@@ -257,9 +263,13 @@ def _top_of_prices(known: pd.DataFrame) -> float:
 
 
 def _draw_rule(ax: Axes, rows: pd.DataFrame, rule: str, is_first: bool, top: float) -> None:
-    """Draw the prices of one rule, beside those of the other."""
+    """Draw the prices of one rule, beside the prices of the other."""
     style = _style(rule)
-    shift = 1 / DODGE if is_first else DODGE
+    shift = DODGE
+    text_place = {"xytext": (4, 2), "ha": "left"}
+    if is_first:
+        shift = 1 / DODGE
+        text_place = {"xytext": (-4, 2), "ha": "right"}
     for verdict in (MEASURED, AT_LEAST, AT_MOST):
         part = where(rows, verdict=verdict)
         batch = shift * numbers(part["batch_size"])
@@ -275,11 +285,10 @@ def _draw_rule(ax: Axes, rows: pd.DataFrame, rule: str, is_first: bool, top: flo
             ax.annotate(
                 str(trials),
                 (x, y),
-                xytext=(-4 if is_first else 4, 2),
-                ha="right" if is_first else "left",
                 textcoords="offset points",
                 fontsize=5,
                 color=style["color"],
+                **text_place,
             )
     diverged = shift * numbers(where(rows, verdict=DIVERGED)["batch_size"])
     heights = [top / 1.2] * len(diverged)

@@ -49,13 +49,15 @@ def missing(*studies: Analysis) -> str | None:
 def notes(*studies: Analysis) -> list[str]:
     """Return which studies have no dense cells, and how many ratios are only bounds."""
     lines = []
+    bounds = 0
+    total = 0
     for study in studies:
         base = min(study.record.sparsities)
         if base > 0:
             lines.append(f"{study.record.name} has no dense cells: its ratios are to S = {base:g}.")
-    bounds = sum(len(study.ratio_bounds) for study in studies)
+        bounds += len(study.ratio_bounds)
+        total += len(study.ratio_bounds) + len(study.ratios)
     if bounds:
-        total = bounds + sum(len(study.ratios) for study in studies)
         lines.append(
             f"{bounds} of {total} ratios are bounds and not drawn: K* is at the first validation."
         )
@@ -66,12 +68,16 @@ def notes(*studies: Analysis) -> list[str]:
 def draw(rows: pd.DataFrame, *studies: Analysis) -> Figure:
     """Return a panel per study that has a ratio, with a line per series and 95 % intervals."""
     drawn = [study for study in studies if study.ratios]
-    every = sorted(set().union(*(study.record.series for study in drawn)))
+    series: set[Series] = set()
+    sparse: set[Series] = set()
+    for study in drawn:
+        series.update(study.record.series)
+        sparse.update(_sparse_series(study))
+    every = sorted(series)
     columns = min(len(drawn), 3)
     lines = math.ceil(len(drawn) / columns)
     figure = Figure(figsize=(max(2.5 * columns, 3.3) + 0.2, 2.2 * lines + 0.4))
     shared = None
-    sparse: set[Series] = set()
     for i, study in enumerate(drawn):
         shared = figure.add_subplot(lines, columns, i + 1, sharey=shared)
         _draw_panel(shared, where(rows, study=study.record.name), study, every)
@@ -79,10 +85,9 @@ def draw(rows: pd.DataFrame, *studies: Analysis) -> Figure:
             shared.set_xlabel(look.BATCH_SIZE)
         if len(studies) > 1:
             shared.set_title(textwrap.fill(study.record.name, 36))
-        sparse.update(ratio.cell.series for ratio in study.ratios)
     values = rows[["ratio", "ratio_low", "ratio_high"]].stack().dropna()
     look.log_values_axis(figure.axes[0], [1, *values], 1.15, 1.15)
-    handles = look.series_handles((series, every.index(series)) for series in sorted(sparse))
+    handles = look.series_handles(every, sorted(sparse))
     handles.append(look.entry("equal steps", **EQUAL))
     if has_values(rows, "ratio_low"):
         handles.append(look.entry("95 % interval", color=look.GREY, linewidth=0.8))
@@ -90,10 +95,15 @@ def draw(rows: pd.DataFrame, *studies: Analysis) -> Figure:
     return figure
 
 
+def _sparse_series(study: Analysis) -> set[Series]:
+    """Return the series that have a ratio to dense networks."""
+    return {ratio.cell.series for ratio in study.ratios}
+
+
 def _draw_panel(ax: Axes, rows: pd.DataFrame, study: Analysis, every: Sequence[Series]) -> None:
     """Draw the ratios of a study; the place of a series in `every` gives its style."""
     ax.axhline(1, **EQUAL)
-    sparse = sorted({ratio.cell.series for ratio in study.ratios})
+    sparse = sorted(_sparse_series(study))
     for i, series in enumerate(sparse):
         # Intervals at one batch size are side by side, so that none hides another.
         dodge = DODGE ** (i - (len(sparse) - 1) / 2)

@@ -46,7 +46,6 @@ MEDIAN: dict[str, Any] = {
 BAR: dict[str, Any] = {"elinewidth": 0.8, "capsize": 2, "linestyle": "none"}  # 95 % limits of a K*
 DOTTED: dict[str, Any] = {"color": look.GREY, "linestyle": ":", "linewidth": 0.8}
 DASHED: dict[str, Any] = {"color": look.GREY, "linestyle": "--", "linewidth": 0.8}
-BEYOND_PANEL = 1e12  # the end of a bar without an upper limit, in steps
 # A legend inside a panel, above falling curves, has room for this many entries and characters.
 MOST_ENTRIES = 5
 MOST_CHARACTERS = 18
@@ -60,7 +59,7 @@ def rows(study: Analysis) -> pd.DataFrame:
 
 def missing(study: Analysis) -> str | None:
     """Return why there is no scaling curve to draw; None if there is one."""
-    sizes = set().union(*(scaling.k_star for scaling in study.scalings.values()))
+    sizes = set().union(*(law.k_star for law in study.scalings.values()))
     if not sizes:
         return "no trial has met the goal yet"
     if len(study.record.batch_sizes) == 1:
@@ -85,30 +84,23 @@ def notes(study: Analysis) -> list[str]:
     return lines + limit_notes(scalings) + bound_notes(scalings)
 
 
-def limit_notes(scalings: Iterable[Law]) -> list[str]:
-    """Return notes on bars without an upper limit, and on K* without a bar."""
-    limits = []
+def limit_notes(laws: Iterable[Law]) -> list[str]:
+    """Return a note on K* without a bar; nothing if no K* has one, or all have."""
+    with_bar = 0
     total = 0
-    for scaling in scalings:
-        if scaling.resolved:
-            limits += scaling.limits.values()
-            total += len(scaling.resolved)
-    lines = []
-    if any(np.isinf(limit.high) for limit in limits):
-        lines.append(
-            "A bar to the top of its panel has no upper limit: repeats of that K* missed the goal."
-        )
-    if limits and len(limits) < total:
-        lines.append(
-            f"{total - len(limits)} of {total} K* have no bar: too few trials of the cell met the "
-            "goal."
-        )
-    return lines
+    for law in laws:
+        with_bar += len(law.limits)
+        total += len(law.resolved)
+    if not with_bar or with_bar == total:
+        return []
+    return [
+        f"{total - with_bar} of {total} K* have no bar: too few trials of the cell met the goal."
+    ]
 
 
-def bound_notes(scalings: Iterable[Law]) -> list[str]:
+def bound_notes(laws: Iterable[Law]) -> list[str]:
     """Return how upper bounds are drawn; nothing if there are none."""
-    if not any(scaling.upper_bounds for scaling in scalings):
+    if not any(law.upper_bounds for law in laws):
         return []
     return [
         "K* at the first validation, or of fewer than half of the trials, are upper bounds. They "
@@ -117,10 +109,12 @@ def bound_notes(scalings: Iterable[Law]) -> list[str]:
 
 
 class _Part(NamedTuple):
-    """A series that has a K*: the number of its style, and its rows."""
+    """A series that has a K*: the number of its style, law, text above its panel, and rows."""
 
     number: int
     series: Series
+    law: Law
+    text: str
     rows: pd.DataFrame
 
 
@@ -131,21 +125,22 @@ def draw(rows: pd.DataFrame, study: Analysis) -> Figure:
     With several series two more panels show all of them together, and all normalised.
     """
     parts = []
-    for i, (series, scaling) in enumerate(study.scalings.items()):
-        if scaling.k_star:
-            parts.append(_Part(i, series, rows_of(series, rows)))
-    texts = {part.series: _text_above(study, part.series) for part in parts}
-    line_breaks = max(text.count("\n") for text in texts.values())
+    line_breaks = 0
+    for i, (series, law) in enumerate(study.scalings.items()):
+        if law.k_star:
+            text = _text_above(study, series)
+            parts.append(_Part(i, series, law, text, rows_of(series, rows)))
+            line_breaks = max(line_breaks, text.count("\n"))
     figure, axes = _panels(len(parts), line_breaks)
     for ax in axes:
         look.batch_size_axis(ax, grid_sizes(rows))
     for ax, part in zip(axes, parts, strict=False):
-        _draw_text(ax, title(part.series), texts[part.series])
-        _draw_series(ax, part, study.scalings[part.series])
+        _draw_text(ax, title(part.series), part.text)
+        _draw_series(ax, part)
         look.log_values_axis(ax, drawn_values(rows))
     if len(parts) > 1:
         _draw_together(axes[-2], axes[-1], rows, parts)
-    handles = line_handles([study.scalings[part.series] for part in parts])
+    handles = line_handles([part.law for part in parts])
     if has_values(rows, "k_star_low"):
         bar = {"color": look.GREY, "marker": "|", "linestyle": "none"}
         handles.append(look.entry("K*, 95 % interval", **bar))
@@ -163,12 +158,15 @@ def _panels(series: int, line_breaks: int) -> tuple[Figure, list[Axes]]:
         series: Number of series.
         line_breaks: Line breaks in the longest text above a panel.
     """
-    count = series if series == 1 else series + 2
+    count = 1
+    legend_height = 0.5
+    if series > 1:
+        count = series + 2
+        legend_height = 0.2
     columns = count
     if count > 3:
         columns = min(3, math.ceil(count / 2))
     lines = math.ceil(count / columns)
-    legend_height = 0.5 if count == 1 else 0.2
     height = (2.4 + TEXT_LINE_INCHES * line_breaks) * lines + legend_height
     figure = Figure(figsize=(max(2.5 * columns, 3.3), height))
     axes = [figure.add_subplot(lines, columns, i + 1) for i in range(count)]
@@ -198,10 +196,11 @@ def _draw_text(ax: Axes, name: str, text: str) -> None:
     ax.set_title(look.wrapped(name, TEXT_CHARACTERS - 8), pad=5 + text_points)
 
 
-def _draw_series(ax: Axes, part: _Part, scaling: Law) -> None:
+def _draw_series(ax: Axes, part: _Part) -> None:
     """Draw a series into its panel."""
-    if scaling.fit is not None and scaling.identifiable:
-        ax.axvline(scaling.fit.critical_batch_size, zorder=1, **DOTTED)
+    fit = part.law.fit
+    if fit is not None and part.law.identifiable:
+        ax.axvline(fit.critical_batch_size, zorder=1, **DOTTED)
     draw_band(ax, part.rows, part.number)
     _draw_limits(ax, part.rows, part.number)
     draw_curve(ax, part.rows, part.number)
@@ -213,13 +212,13 @@ def _draw_series(ax: Axes, part: _Part, scaling: Law) -> None:
 
 
 def _draw_limits(ax: Axes, rows: pd.DataFrame, i: int) -> None:
-    """Draw the 95 % interval of K* as bars, to the top of the panel without an upper limit."""
+    """Draw the 95 % interval of K* as bars."""
     known = rows.dropna(subset=["k_star_low"])
     if not len(known):
         return
     k_star = numbers(known["k_star"])
     down = k_star - numbers(known["k_star_low"])
-    up = np.minimum(numbers(known["k_star_high"]), BEYOND_PANEL) - k_star
+    up = numbers(known["k_star_high"]) - k_star
     color = look.curve_style(i)["color"]
     ax.errorbar(numbers(known["batch_size"]), k_star, yerr=[down, up], color=color, **BAR)
 
@@ -228,15 +227,16 @@ def _draw_together(
     together: Axes, normalised: Axes, rows: pd.DataFrame, parts: Sequence[_Part]
 ) -> None:
     """Draw all series into one panel, and all normalised into another."""
+    together.set_title("all sparsities")
     for part in parts:
         draw_curve(together, part.rows, part.number, "", legend(part.series))
         draw_curve(normalised, part.rows, part.number, "normalised_")
+        if part.series.axes:
+            together.set_title("all series")
     # Normalised series share one line of perfect scaling.
     draw_perfect(normalised, parts[0].rows, "normalised_", "perfect scaling")
-    has_axes = any(part.series.axes for part in parts)
-    together.set_title("all series" if has_axes else "all sparsities")
     handles = [*together.get_legend_handles_labels()[0], *bound_handles(rows)]
-    longest = max(len(str(handle.get_label())) for handle in handles)
+    longest = max(map(len, look.labels_of(handles)))
     if len(handles) > MOST_ENTRIES or longest > MOST_CHARACTERS:
         figure = together.get_figure()
         assert isinstance(figure, Figure)
@@ -291,15 +291,14 @@ def draw_perfect(ax: Axes, rows: pd.DataFrame, prefix: str = "", label: str | No
     ax.plot(*_known(rows, f"{prefix}perfect"), label=label, zorder=1, **DASHED)
 
 
-def line_handles(scalings: Iterable[Law]) -> list[Artist]:
+def line_handles(laws: Sequence[Law]) -> list[Artist]:
     """Return the entries of a legend for the lines of panels, whatever their colour."""
-    scalings = list(scalings)
     handles: list[Artist] = []
-    if any(scaling.fit for scaling in scalings):
+    if any(law.fit for law in laws):
         handles.append(look.entry("law", color=look.GREY))
         handles.append(Patch(color=look.GREY, alpha=0.2, linewidth=0, label="95 % band"))
     handles.append(look.entry("perfect scaling", **DASHED))
-    if any(scaling.identifiable for scaling in scalings):
+    if any(law.identifiable for law in laws):
         handles.append(look.entry("B_crit", **DOTTED))
     return handles
 
@@ -321,15 +320,19 @@ def label_normalised(ax: Axes, rows: pd.DataFrame) -> None:
 
 
 def drawn_values(rows: pd.DataFrame) -> np.ndarray:
-    """Return all steps that the panel of a series shows: K*, medians and finite limits."""
-    columns = [numbers(rows[name]) for name in ("k_star", "median", "k_star_low", "k_star_high")]
-    values = np.concatenate(columns)
+    """Return all steps that the panel of a series shows: K*, medians and limits."""
+    columns = rows.loc[:, ["k_star", "median", "k_star_low", "k_star_high"]]
+    values = numbers(columns).ravel()
     return values[np.isfinite(values) & (values > 0)]
 
 
 def grid_sizes(rows: pd.DataFrame) -> list[int]:
-    """Return the batch sizes of the grid among those of the curves."""
-    return sorted({b for b in rows["batch_size"] if isinstance(b, int)})
+    """Return the batch sizes of the curves that are in the grid; laws have others between them."""
+    sizes = set()
+    for batch_size in rows["batch_size"]:
+        if isinstance(batch_size, int):
+            sizes.add(batch_size)
+    return sorted(sizes)
 
 
 def _known(rows: pd.DataFrame, column: str) -> tuple[np.ndarray, np.ndarray]:

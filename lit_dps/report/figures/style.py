@@ -27,9 +27,10 @@ from matplotlib.ticker import (
     NullFormatter,
     NullLocator,
 )
+from matplotlib.transforms import BboxBase
 
 from lit_dps.analysis.analysis import Analysis
-from lit_dps.analysis.tables import legend, numbers, where
+from lit_dps.analysis.tables import legend, numbers, rows_of, where
 from lit_dps.core.record import StudyRecord
 from lit_dps.core.trial import Series
 
@@ -90,7 +91,8 @@ def too_many_series(study: Analysis, name: str) -> str | None:
 def without_math(figure: Figure) -> None:
     """Draw each $ of a figure literally: names of metrics, studies and values may have some.
 
-    Our own labels have no formulas. Numbers on logarithmic axes do, so their formatters keep them.
+    The labels of this package have no formulas. Numbers on logarithmic axes do, so their formatters
+    keep them.
     """
     for text in figure.findobj(Text):
         if "$" in text.get_text():
@@ -148,7 +150,9 @@ def log_values_axis(ax: Axes, values: Any, below: float = 2.0, above: float = 1.
     powers_of_ten = math.floor(high) - math.ceil(low) + 1
     if span < TICK_SPAN or powers_of_ten < 2:
         # Powers of ten alone would be one tick or none.
-        subs = (1, 2, 5) if span > 8 else (1, 1.5, 2, 3, 5, 7)
+        subs = (1, 1.5, 2, 3, 5, 7)
+        if span > 8:
+            subs = (1, 2, 5)
         ax.yaxis.set_major_locator(LogLocator(subs=subs))
     plain_ticks(ax.yaxis)
 
@@ -183,7 +187,9 @@ def goal_line(ax: Axes, value: float, label: str = "goal") -> Line2D:
 def bounds(ax: Axes, x: Any, y: Any, color: str, marker: str, up: bool = False) -> None:
     """Draw values that are only bounds: hollow, with an arrow towards the true value."""
     ax.plot(x, y, linestyle="none", color=color, marker=marker, **HOLLOW)
-    shift = (0, 9) if up else (0, -9)
+    shift = (0, -9)
+    if up:
+        shift = (0, 9)
     arrow = {"arrowstyle": "<-", "color": color, "linewidth": 0.7}
     for place in zip(x, y, strict=True):
         ax.annotate("", place, xytext=shift, textcoords="offset points", arrowprops=arrow)
@@ -219,21 +225,41 @@ def bound_handles(is_drawn: bool, label: str = "upper bound") -> list[Line2D]:
     return [entry(label, color=GREY, marker="o", linestyle="none", **HOLLOW)]
 
 
-def series_handles(styles: Iterable[tuple[Series, int]]) -> list[Line2D]:
-    """Return the entries of a legend for some series, by the number of the style of each."""
-    return [entry(legend(series), linewidth=1, **curve_style(i)) for series, i in styles]
+def series_handles(every: Sequence[Series], drawn: Iterable[Series]) -> list[Line2D]:
+    """Return the entries of a legend for drawn series; the place in `every` gives the style."""
+    handles = []
+    for series in drawn:
+        style = curve_style(every.index(series))
+        handles.append(entry(legend(series), linewidth=1, **style))
+    return handles
+
+
+def curve_handles(names: Iterable[str]) -> list[Line2D]:
+    """Return the entries of a legend for curves in the order of their styles."""
+    return [entry(name, **curve_style(i)) for i, name in enumerate(names)]
+
+
+def series_with_rows(study: Analysis, rows: pd.DataFrame) -> list[Series]:
+    """Return the series of a study that have a row in a table."""
+    return [series for series in study.record.series if len(rows_of(series, rows))]
+
+
+def labels_of(handles: Iterable[Artist]) -> list[str]:
+    """Return the texts of the entries of a legend."""
+    return [str(handle.get_label()) for handle in handles]
 
 
 def legend_above(figure: Figure, handles: Sequence[Artist]) -> None:
     """Put a legend above all panels; the figure grows by the lines that it needs."""
-    labels = [str(handle.get_label()) for handle in handles]
-    widths = [LEGEND_CHARACTER_INCHES * (len(label) + LEGEND_MARKER_CHARACTERS) for label in labels]
+    labels = labels_of(handles)
+    characters = np.array(list(map(len, labels))) + LEGEND_MARKER_CHARACTERS
+    widths = LEGEND_CHARACTER_INCHES * characters
     # On average a character is narrower than that, so a line may be somewhat longer.
-    fits_one_line = sum(widths) <= 1.1 * figure.get_figwidth()
-    if fits_one_line and not any("," in label for label in labels):
+    fits_one_line = widths.sum() <= 1.1 * figure.get_figwidth()
+    if fits_one_line and "," not in "".join(labels):
         columns = len(labels)
     else:
-        columns = max(1, int(figure.get_figwidth() / max(widths)))
+        columns = max(1, int(figure.get_figwidth() / widths.max()))
     lines = math.ceil(len(labels) / columns)
     figure.set_figheight(figure.get_figheight() + LEGEND_LINE_INCHES * (lines - 1))
     figure.legend(
@@ -278,16 +304,22 @@ def caption(figure: Figure, studies: Sequence[Analysis]) -> None:
 
 def _caption_text(records: Sequence[StudyRecord]) -> str:
     """Return the names of studies, then the workload and the goal if they have them in common."""
-    names = sorted({record.name for record in records})
-    first = records[0]
+    names = set()
+    workloads = set()
+    goals = set()
+    for record in records:
+        names.add(record.name)
+        workloads.add(record.workload)
+        goals.add(str(record.goal))
     common = []
-    if all(record.workload == first.workload for record in records):
-        common.append(first.workload)
-    if all(str(record.goal) == str(first.goal) for record in records):
-        common.append(str(first.goal))
-    if not common:
-        return ", ".join(names)
-    return f"{', '.join(names)}: {'; '.join(common)}"
+    if len(workloads) == 1:
+        common += workloads
+    if len(goals) == 1:
+        common += goals
+    text = ", ".join(sorted(names))
+    if common:
+        text += f": {'; '.join(common)}"
+    return text
 
 
 def separate_axes(figure: Figure) -> None:
@@ -322,15 +354,20 @@ def lay_out(figure: Figure) -> None:
         figure.set_layout_engine(None)
 
 
+def _lifted(place: BboxBase, share: float) -> tuple[float, float, float, float]:
+    """Return a place in the upper part of a figure, this share of its height."""
+    y = 1 - share + share * place.y0
+    return (place.x0, y, place.width, share * place.height)
+
+
 def _lift(figure: Figure, share: float) -> None:
     """Move all of a figure into the upper part of it, this share of its height."""
     for ax in figure.axes:
-        x, y, width, height = ax.get_position().bounds
-        ax.set_position((x, 1 - share + share * y, width, share * height))
+        ax.set_position(_lifted(ax.get_position(), share))
     to_figure = figure.transFigure.inverted()
     for each in figure.legends:
-        x, y, width, height = each.get_bbox_to_anchor().transformed(to_figure).bounds
-        each.set_bbox_to_anchor((x, 1 - share + share * y, width, share * height))
+        place = each.get_bbox_to_anchor().transformed(to_figure)
+        each.set_bbox_to_anchor(_lifted(place, share))
     for name in ("_supxlabel", "_supylabel"):
         text = getattr(figure, name)
         if text is not None:

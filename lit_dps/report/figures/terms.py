@@ -86,9 +86,9 @@ def draw(rows: pd.DataFrame, correlations: pd.DataFrame) -> Figure:
     for line, batch_size in zip(panels, sizes, strict=True):
         part = where(known, batch_size=batch_size)
         for ax, term in zip(line, TERMS, strict=True):
-            for row in part.to_dict(orient="records"):
-                style = styles[tuple(row[name] for name in names)]
-                ax.plot(row[term], row["k_star"], linestyle="none", **style)
+            for values, of_series in part.groupby(names, sort=False):
+                style = styles[values]
+                ax.plot(of_series[term], of_series["k_star"], linestyle="none", **style)
             _values_axis(ax, numbers(part[term]))
             look.log_values_axis(ax, part["k_star"], 1.2, 1.2)
             of_panel = where(correlations, batch_size=batch_size, term=term)

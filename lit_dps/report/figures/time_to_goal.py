@@ -63,23 +63,22 @@ def draw(rows: pd.DataFrame, study: Analysis) -> Figure:
     record = study.record
     figure = Figure(figsize=(6.4, 2.9))
     time_panel, examples_panel = figure.subplots(1, 2, sharex=True)
-    drawn = []
-    for i, series in enumerate(record.series):
+    drawn = look.series_with_rows(study, rows)
+    for series in drawn:
         part = rows_of(series, rows)
-        if len(part):
-            drawn.append((series, i))
-            _draw_times(time_panel, part, i)
-            is_bound = numbers(part["floor"]) == 1
-            _draw_curve(examples_panel, part, "examples", is_bound, i)
+        i = record.series.index(series)
+        _draw_times(time_panel, part, i)
+        is_bound = numbers(part["floor"]) == 1
+        _draw_curve(examples_panel, part, "examples", is_bound, i)
     look.batch_size_axis(time_panel, record.batch_sizes)
-    known = pd.concat([rows[name].dropna().astype(float) for name in TIMES])
-    look.log_values_axis(time_panel, known, 1.2, 1.2)
+    times = numbers(rows.loc[:, list(TIMES)]).ravel()
+    look.log_values_axis(time_panel, times[~np.isnan(times)], 1.2, 1.2)
     look.log_values_axis(examples_panel, rows["examples"], 1.4, 1.4)
     time_panel.set_ylabel("time to the goal [s]")
     examples_panel.set_ylabel("examples to the goal")
     for ax in (time_panel, examples_panel):
         ax.set_xlabel(look.BATCH_SIZE)
-    handles = look.series_handles(drawn)
+    handles = look.series_handles(record.series, drawn)
     handles.append(look.entry("fastest", color="white", **STAR))
     if has_values(rows, "seconds_low"):
         handles.append(look.entry(LIMITS, color=look.GREY, linewidth=0.8))

@@ -69,8 +69,8 @@ def write_figures(
             if they are too large or not drawn by default.
 
     Returns:
-        The paths of the files, and notes: what the studies lack for the figures left out, and what
-        to know of the others.
+        The paths of the files, and notes: what the studies lack for figures that are not drawn, and
+        what to know of the others.
     """
     figures = list(figures)
     if only is not None:
@@ -78,13 +78,13 @@ def write_figures(
         figures += map(of_others, set(only) - NAMES)
     files: list[Path] = []
     notes: list[str] = []
-    left_out: dict[str, list[str]] = {}  # names of figures, by the reason
+    not_drawn: dict[str, list[str]] = {}  # names of figures, by the reason
     for figure in with_progress("figures drawn", figures):
         if not _is_wanted(figure, studies, only):
             continue
         reason = figure.missing(*studies)
         if reason is not None:
-            left_out.setdefault(reason, []).append(figure.NAME)
+            not_drawn.setdefault(reason, []).append(figure.NAME)
             continue
         # A figure that fails must not prevent the others.
         try:
@@ -92,21 +92,25 @@ def write_figures(
             if only is None and hasattr(figure, "too_large"):
                 too_large = figure.too_large(*studies)
             if too_large is not None:
-                left_out.setdefault(too_large, []).append(figure.NAME)
+                not_drawn.setdefault(too_large, []).append(figure.NAME)
             files += _write_figure(figure, studies, Path(folder), is_drawn=too_large is None)
             notes += figure.notes(*studies)
         except Exception as error:
             notes.append(not_written(f"figure {figure.NAME}", error))
-    reasons = [f"{reason}: no {' or '.join(names)} figure" for reason, names in left_out.items()]
+    reasons = []
+    for reason, names in not_drawn.items():
+        reasons.append(f"{reason}: no {' or '.join(names)} figure")
     return files, [*reasons, *notes]
 
 
 def _is_wanted(
     figure: ModuleType, studies: Sequence[Analysis], only: Collection[str] | None
 ) -> bool:
-    """Return False for a figure whose axis no study has, or that nobody requested."""
-    axis = getattr(figure, "AXIS", None)
-    if axis is not None and not any(axis in study.record.axes for study in studies):
+    """Return False for a figure whose axis no study has, or that has to be requested."""
+    axes: set[str] = set()
+    for study in studies:
+        axes.update(study.record.axes)
+    if hasattr(figure, "AXIS") and figure.AXIS not in axes:
         return False
     if only is None and hasattr(figure, "by_default"):
         return figure.by_default(*studies)

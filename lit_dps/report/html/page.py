@@ -25,8 +25,7 @@ from lit_dps.core.environment import KEY, SINCE
 from lit_dps.core.record import StudyRecord, setting
 from lit_dps.core.search_space import Box
 from lit_dps.core.trial import Value
-from lit_dps.report.answer import LIMITS, answer_text, sentences, timing_notes
-from lit_dps.report.commands import again_command
+from lit_dps.report.answer import LIMITS, answer_text, retrain_command, sentences, timing_notes
 from lit_dps.report.notes import lines_of
 from lit_dps.report.repeats import LAW_INTERVALS
 from lit_dps.report.text import protocol_text, render, table_and_law, theory_text
@@ -270,7 +269,7 @@ def _origin(study: Analysis) -> list[tuple[str, str]]:
             "save the configuration below as study.yaml; lit-dps study --config study.yaml",
         )
     ]
-    command = again_command(study)
+    command = retrain_command(study)
     if command is not None:
         rows.append(("Retrain the best trial", command))
     for text in dict.fromkeys(map(_versions, study.record.environments)):
