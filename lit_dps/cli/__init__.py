@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING
@@ -58,7 +58,9 @@ def main(argv: list[str] | None = None) -> int:
         return 0
     if not argv or argv[0] in ("-h", "--help"):
         print(_list_of_verbs())
-        return 0 if argv else 2
+        if not argv:
+            return 2
+        return 0
     if argv[0] not in VERBS:
         return _refuse(_unknown_verb(argv[0]))
     if imports_user_code(argv):
@@ -92,14 +94,17 @@ def _unknown_verb(word: str) -> str:
         near: str | None = f"study {word}"
     else:
         near = closest_name(word, VERBS)
-    hint = "" if near is None else f"did you mean lit-dps {near}? "
+    hint = ""
+    if near is not None:
+        hint = f"did you mean lit-dps {near}? "
     return f"unknown verb {word!r}; {hint}there are {', '.join(VERBS)}"
 
 
 def imports_user_code(argv: list[str]) -> bool:
     """Return True if a command may import the user's modules, by class paths or by `--only`."""
-    options = [word.partition("=")[0] for word in argv[1:]]
-    return argv[0] in TRAIN or (argv[0] == "figures" and "--only" in options)
+    if argv[0] == "figures":
+        return any(word.partition("=")[0] == "--only" for word in argv[1:])
+    return argv[0] in TRAIN
 
 
 def append_current_folder() -> None:
@@ -122,7 +127,7 @@ def leave_if_unguarded() -> None:
         return
     from lit_dps.core.errors import Unguarded
 
-    # A process of ours says nothing: the process that started it reports the error once.
+    # A process of this package prints nothing: the process that started it reports the error once.
     if not process.name.startswith(Unguarded.PROCESS_PREFIX):
         _refuse(str(Unguarded()))
         sys.stderr.flush()
@@ -138,7 +143,7 @@ def _ended_by_interrupt() -> Iterator[None]:
         os._exit(INTERRUPTED)
 
     handler = signal.getsignal(signal.SIGINT)
-    if handler is not signal.default_int_handler:  # the caller has its own handler
+    if handler is not signal.default_int_handler:  # the caller handles the signal
         yield
         return
     signal.signal(signal.SIGINT, leave)
@@ -166,13 +171,18 @@ def _run(argv: list[str]) -> int:
             return 0
         from lit_dps.cli.command_line import CommandLine
 
-        command = CommandLine(["--help" if word == "--help-all" else word for word in argv])
+        words = list(argv)
+        if "--help-all" in words:
+            words[words.index("--help-all")] = "--help"
+        command = CommandLine(words)
         return _run_command(command)
     except UserError as error:
         message = str(error)
+        # Of a command that cannot be read, only the words are known.
+        urls = [word for word in argv if "://" in word]
         if command is not None:
             message = _with_source(message, error.key, command)
-        urls = [word for word in argv if "://" in word] if command is None else command.urls
+            urls = command.urls
         return _refuse(without_secrets(message, urls))
     except BrokenPipeError:  # the reader of the output has ended, such as `head`
         # The interpreter flushes stdout once more at its end.
@@ -214,9 +224,13 @@ def _run_command(command: CommandLine) -> int:
         check_kinds(command)
         if command.verb in CHECKED_VERBS:
             check_names(command)
-    module = "retrain" if command.is_retraining else command.verb
+    module = command.verb
+    if command.is_retraining:
+        module = "retrain"
     verb = _import_verb(f"lit_dps.cli.{module}")
-    with one_wait(began) if command.verb in REPORTS else nullcontext():
+    with ExitStack() as stack:
+        if command.verb in REPORTS:
+            stack.enter_context(one_wait(began))
         code = verb.main(command) or 0
     sys.stdout.flush()  # raises BrokenPipeError here rather than at exit
     return code
@@ -224,7 +238,9 @@ def _run_command(command: CommandLine) -> int:
 
 def _with_source(message: str, key: str | None, command: CommandLine) -> str:
     """Return a message about a key with the line of the file that sets it."""
-    source = None if key is None else command.source(key)
+    if key is None:
+        return message
+    source = command.source(key)
     if source is None or source.is_option:
         return message
     return f"{message} ({source})"

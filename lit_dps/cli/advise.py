@@ -1,6 +1,6 @@
-"""advise: say which batch size, how many devices, how long, at what cost.
+"""advise: recommend a batch size and a number of devices, with the time and the cost of the run.
 
-It answers for your own module and data, within a budget of time.
+It answers for your module and data, within a budget of time.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from lit_dps.parallel.settings import ranks_asked
 def main(command: CommandLine) -> int:
     """Give advice, and return the exit code."""
     if started_by_torchrun():
-        allowed = "started by itself: with trainer.devices it starts its own ranks"
+        allowed = "started without it: trainer.devices is the number of ranks that advise starts"
         raise ConfigError("advise", "torchrun", allowed)
     cli = StudyCLI(command, AdviseOptions)
     written = take_options(cli.config, AdviseOptions)
@@ -40,9 +40,10 @@ def _parsed_options(written: AdviseOptions, ranks: int) -> Options:
     """
     if written.budget is None:
         raise ConfigError("--budget", None, "a time above 0 such as 90s, 30m or 2h")
-    values: dict[str, Any] = {
-        key: each for key, each in asdict(written).items() if each is not None
-    }
+    values: dict[str, Any] = {}
+    for key, value in asdict(written).items():
+        if value is not None:
+            values[key] = value
     values["budget"] = seconds_of(written.budget)
     values["devices"] = tuple(sorted({1, ranks}))
     if written.devices is not None:

@@ -97,7 +97,7 @@ def _publish_and_sync(
 
 
 def _mlflow_hint(storage: StorageConfig) -> str:
-    """Return the line that says how to open MLflow; empty if nothing is logged there."""
+    """Return a line with the command that opens MLflow; empty if nothing is logged there."""
     file = sqlite_file(storage.mlflow_uri)
     if file is not None and not file.is_file():
         return ""
@@ -105,7 +105,9 @@ def _mlflow_hint(storage: StorageConfig) -> str:
 
 
 def _exit_code(study: Analysis) -> int:
-    return NO_RESULT if ended_without_result(study.cells) else 0
+    if ended_without_result(study.cells):
+        return NO_RESULT
+    return 0
 
 
 def read(storage: StorageConfig, name: str, validate_every: int | None = None) -> Analysis:
@@ -114,6 +116,6 @@ def read(storage: StorageConfig, name: str, validate_every: int | None = None) -
     Args:
         storage: Where the study is kept.
         name: Its name.
-        validate_every: Steps between two validations in the user's own training; see `Analysis`.
+        validate_every: Steps between two validations in the user's training; see `Analysis`.
     """
     return Analysis(read_study(storage.optuna_url, name), validate_every=validate_every)

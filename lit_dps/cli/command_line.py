@@ -22,6 +22,7 @@ from lit_dps.cli.config_file import (
     is_file,
     parse_config,
     read_config,
+    split_key,
 )
 from lit_dps.cli.shipped import how_to_get
 from lit_dps.core.aliases import RENAMED_KEYS, refuse_both, warn_of_former_name
@@ -80,7 +81,7 @@ class CommandLine:
     def __post_init__(self) -> None:
         self.verb, *words = self.argv
         self._sources: dict[str, Source] = {}
-        # The mappings of `study` and those of them that dotted options change.
+        # The mappings of `study`, and the names of the mappings that dotted options change.
         self._mappings: dict[str, dict[str, Any]] = {key: {} for key in MAPPINGS}
         self._changed_mappings: set[str] = set()
         if self.verb in CONFIGURED:
@@ -170,16 +171,18 @@ class CommandLine:
     def _read_option(self, words: list[str]) -> list[str]:
         """Read the first word, and the value after it; return the words that remain."""
         word, *remaining = words
-        option, equals, text = word.partition("=")
+        has_equals = "=" in word
+        option = word.partition("=")[0]
         key = option.removeprefix("--")
-        if not equals and remaining:
+        text = word.removeprefix(option).removeprefix("=")
+        if not has_equals and remaining:
             text = remaining[0]
         is_key = option.startswith("--") and self.verb in CONFIGURED
         if option in CONFIG_OPTIONS and self.verb in CONFIGURED:
-            self._read_config(option, text, bool(equals))
+            self._read_config(option, text, has_equals)
         elif is_key and key in SECTION_CLASSES:
             self._read_section(option, key, text)
-        elif is_key and key.startswith(tuple(f"{mapping}." for mapping in MAPPINGS)):
+        elif is_key and _is_in_mapping(key):
             self._change_mapping(key, option_value(text))
         elif is_key and _is_our_key(key):
             self._read_key(option, key, text)
@@ -191,7 +194,9 @@ class CommandLine:
             if option.startswith("--"):
                 self._set(key, option_value(text), Source(option))
             return remaining
-        return remaining if equals else remaining[1:]
+        if has_equals:
+            return remaining
+        return remaining[1:]
 
     def _read_config(self, option: str, text: str, has_equals: bool) -> None:
         """Read `--config FILE`, or a configuration in place of the name of a file."""
@@ -222,7 +227,9 @@ class CommandLine:
             self.former_keys.append(key)
             key = RENAMED_KEYS[key]
         self.words.append(f"--{key}={text}")
-        value = text if _is_text(key) else option_value(text)
+        value: Any = text
+        if not _is_text(key):
+            value = option_value(text)
         if key in MAPPINGS and isinstance(value, Mapping):
             self._mappings[key] = dict(value)
         self._set(key, value, Source(option))
@@ -259,7 +266,7 @@ class CommandLine:
         name = ".".join(key.split(".")[:2])
         key = key.removeprefix(f"{name}.")
         mapping = self._mappings[name]
-        box, _, part = key.rpartition(".")
+        box, part = _split_part(key)
         if name == "study.space" and part in BOX_PARTS:
             if not isinstance(mapping.get(box), Mapping):
                 _refuse_box(key, value, mapping)
@@ -296,22 +303,34 @@ def option_value(text: str) -> Any:
 
 def _is_our_key(key: str) -> bool:
     """Return True for SECTION.NAME in a section of this package."""
-    section, _, name = key.partition(".")
+    section, name = split_key(key)
     return section in SECTION_CLASSES and bool(name) and not name.endswith((".help", "+"))
+
+
+def _is_in_mapping(key: str) -> bool:
+    """Return True for a key below `study.space` or `study.grid`."""
+    return any(key.startswith(f"{mapping}.") for mapping in MAPPINGS)
+
+
+def _split_part(key: str) -> tuple[str, str]:
+    """Return a dotted key without its last name, and this name."""
+    box, _, part = key.rpartition(".")
+    return box, part
 
 
 def _is_text(key: str) -> bool:
     """Return True if the value of a key is a text, such as a name that looks like a number."""
-    section, _, name = key.partition(".")
-    return any(
-        each.name == name and each.type == "str" for each in fields(SECTION_CLASSES[section])
-    )
+    section, name = split_key(key)
+    for field_of_section in fields(SECTION_CLASSES[section]):
+        if field_of_section.name == name:
+            return field_of_section.type == "str"
+    return False
 
 
 def _refuse_box(key: str, value: Any, space: Mapping[str, Any]) -> None:
     """Raise ConfigError for an option below `study.space` that names no box and no part of one."""
     name, suffix = key, ""
-    box, _, part = key.rpartition(".")
+    box, part = _split_part(key)
     if part in BOX_PARTS:
         name, suffix = box, f".{part}"
     hint = None

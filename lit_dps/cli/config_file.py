@@ -40,11 +40,13 @@ class Source(NamedTuple):
 
     @property
     def is_option(self) -> bool:
-        """Whether the value is that of an option."""
+        """Whether the value comes from an option."""
         return self.name.startswith("-")
 
     def __str__(self) -> str:
-        return self.name if self.line is None else f"{self.name}, line {self.line}"
+        if self.line is None:
+            return self.name
+        return f"{self.name}, line {self.line}"
 
 
 class ConfigFile(NamedTuple):
@@ -61,6 +63,19 @@ class ConfigFile(NamedTuple):
     text: str
     sources: dict[str, Source]
     former_keys: list[str]
+
+
+class Key(NamedTuple):
+    """A dotted key SECTION.NAME; the name may have dots too, and is empty for a section."""
+
+    section: str
+    name: str
+
+
+def split_key(key: str) -> Key:
+    """Return the section of a dotted key, and the name in the section."""
+    section, _, name = key.partition(".")
+    return Key(section, name)
 
 
 def is_file(name: str) -> bool:
@@ -129,7 +144,9 @@ def parse_config(
     sources: dict[str, Source] = {}
     _add_sources(root, "", sources)
     if former_keys or has_nested_files:
-        node = root if section is None else root.value[0][1]
+        node: yaml.Node = root
+        if section is not None:
+            node = root.value[0][1]
         text = yaml.serialize(node, Dumper=yaml.SafeDumper, allow_unicode=True, width=10**6)
     return ConfigFile(content, text, sources, former_keys)
 
@@ -167,7 +184,9 @@ def _construct(node: yaml.Node, name: str) -> Any:
 
 def _syntax_error(name: str, error: yaml.YAMLError) -> UserError:
     mark = getattr(error, "problem_mark", None)
-    place = "" if mark is None else f", line {mark.line + 1}, column {mark.column + 1}"
+    place = ""
+    if mark is not None:
+        place = f", line {mark.line + 1}, column {mark.column + 1}"
     problem = getattr(error, "problem", None) or str(error).splitlines()[0]
     return UserError(
         f"{name}{place}: {shorten(problem)}; it is not valid YAML: look at this line and the one "

@@ -37,10 +37,11 @@ def main(command: CommandLine) -> int:
 
 def _copy(asked_names: Sequence[str], folder: Path) -> None:
     """Copy configurations, and the modules beside them that they name, into a folder."""
-    files = [_file_of(name) for name in asked_names]
-    targets = [folder / file.name for file in files]
+    files = list(map(_file_of, asked_names))
+    targets = []
     modules = {}
     for file in files:
+        targets.append(folder / file.name)
         for module in modules_of(file):
             modules[folder / module.name] = module
     for target in (*targets, *modules):
@@ -57,8 +58,8 @@ def _copy(asked_names: Sequence[str], folder: Path) -> None:
     for target, module in modules.items():
         shutil.copyfile(module, target)
         print(
-            f"copied: {target}, which that names; run it where this lies, or with its folder in "
-            "PYTHONPATH"
+            f"copied: {target}, a module that the configuration names; run the command in the "
+            "folder of this file, or with the folder in PYTHONPATH"
         )
 
 
@@ -91,5 +92,7 @@ def _file_of(name: str) -> Path:
     if file is not None:
         return file
     near = closest_name(name, names())
-    hint = None if near is None else f"Did you mean {near}?"
+    hint = None
+    if near is not None:
+        hint = f"Did you mean {near}?"
     raise ConfigError("NAME", name, "a name of the list that `lit-dps configs` prints", hint)

@@ -22,7 +22,7 @@ from lit_dps.report.figures import COMPARISONS, FIGURES, of_others, write_compar
 from lit_dps.report.publish import figures_folder, goal_folder, listing, write_goals
 from lit_dps.storage.read import list_studies, read_study
 
-ONLY = "Some figures, separated by commas: modules of your own (docs/extending.md), and of "
+ONLY = "Some figures, separated by commas: your modules (docs/extending.md), and of "
 GOAL = (
     "Value of the goal's metric to evaluate at, easier than the goals of the studies; any value if "
     "their trials trained past the goal."
@@ -46,17 +46,19 @@ def main(command: CommandLine) -> int:
     only = None
     if config.only is not None:
         only = _figures_of_option(config.only, len(names))
-    studies = [Analysis(read_study(url, name)) for name in names]
-    if config.goal is not None:
-        studies = [study.at_goal(config.goal) for study in studies]
+    studies = []
+    for name in names:
+        study = Analysis(read_study(url, name))
+        if config.goal is not None:
+            study = study.at_goal(config.goal)
+        studies.append(study)
     files: list[Path] = []
     notes: list[str] = []
     for name, study in zip(names, studies, strict=True):
         written, study_notes = write_goals(study, _study_folder(config, name), only)
         files += written
-        if len(names) > 1:
-            study_notes = [f"{name}: {note}" for note in study_notes]
-        notes += study_notes
+        for note in study_notes:
+            notes.append(f"{name}: {note}" if len(names) > 1 else note)
     if len(names) > 1:
         written, comparison_notes = write_comparison(studies, _comparison_folder(config), only)
         files += written
@@ -128,16 +130,16 @@ def _figures_of_option(only: str, studies: int) -> list[str]:
     Raises:
         ConfigError: for a name that is no figure of this number of studies and no module.
     """
-    names = [name.strip() for name in only.split(",")]
-    known = _figure_names(studies)
+    names = list(map(str.strip, only.split(",")))
+    figures = _figure_names(studies)
     for name in names:
-        if name in known:
+        if name in figures:
             continue
-        compares = name in _figure_names(2)
+        allowed = f"any of {', '.join(figures)}, with commas between"
+        if name in _figure_names(2):
+            raise ConfigError("--only", name, f"{allowed} (it compares several studies)")
         module = name.partition(".")[0]
-        if compares or not module or not find_spec(module):
-            note = " (it compares several studies)" if compares else ""
-            allowed = f"any of {', '.join(known)}, with commas between{note}"
+        if not module or not find_spec(module):
             raise ConfigError("--only", name, allowed)
         of_others(name)
     return names

@@ -41,7 +41,7 @@ CALLBACKS = {  # by section, in the order in which the trainer calls them
     "optim": DelayCallback,
     "smoothness": SmoothnessCallback,
 }
-KEYWORDS = ("best", "last", "hpc")  # checkpoints that Lightning itself finds
+KEYWORDS = ("best", "last", "hpc")  # for checkpoints that Lightning looks up
 
 
 class Parser(CommandParser, LightningArgumentParser):
@@ -158,9 +158,11 @@ class DPSCLI(LightningCLI):
 
     def before_instantiate_classes(self) -> None:
         """Refuse values that are not allowed, before anything is created."""
-        config = self.config if self.subcommand is None else self.config[self.subcommand]
+        config = self.config
+        if self.subcommand is not None:
+            config = self.config[self.subcommand]
         if not isinstance(config.trainer, Namespace):
-            allowed = "arguments of Lightning's Trainer by name, or left out"
+            allowed = "arguments of Lightning's Trainer by name, or missing"
             raise ConfigError("trainer", config.trainer, allowed)
         refuse_nulls(config, SECTION_CLASSES)
         if self.subcommand is None:
@@ -199,7 +201,8 @@ class DPSCLI(LightningCLI):
         config = self.config_init[str(self.subcommand)]
         arguments = {**settings.arguments(dict(config.trainer.items())), **kwargs}
         callbacks = as_list(arguments.get("callbacks"))
-        callbacks += [callback.of(config[key]) for key, callback in CALLBACKS.items()]
+        for key, callback in CALLBACKS.items():
+            callbacks.append(callback.of(config[key]))
         return super().instantiate_trainer(**{**arguments, "callbacks": callbacks})
 
 
@@ -262,13 +265,16 @@ def _print_end(trainer: Trainer, error: BaseException | None) -> None:
 
 
 def _print_checkpoints(trainer: Trainer) -> None:
-    paths = []
+    is_written = False
     for callback in trainer.checkpoint_callbacks:
-        paths.append(getattr(callback, "best_model_path", "") or callback.last_model_path)  # pyright: ignore[reportAttributeAccessIssue]
-    for path in paths:
-        if path:
-            print(f"checkpoint: {path if '://' in path else os.path.relpath(path)}")
-    if paths and not any(paths):
+        path = getattr(callback, "best_model_path", "") or getattr(callback, "last_model_path", "")
+        if not path:
+            continue
+        is_written = True
+        if "://" not in path:
+            path = os.path.relpath(path)
+        print(f"checkpoint: {path}")
+    if trainer.checkpoint_callbacks and not is_written:
         print("checkpoint: none was written")
 
 
@@ -278,10 +284,11 @@ def _end_of_run(trainer: Trainer, error: BaseException | None) -> str:
     if goal.status is not None:
         return goal.attempt.outcome
     last_check = goal.attempt.last_check
-    steps = "1 step" if trainer.global_step == 1 else f"{trainer.global_step} steps"
+    steps = f"{trainer.global_step} step{'s' * (trainer.global_step != 1)}"
     if isinstance(error, (SystemExit, KeyboardInterrupt)):  # Lightning exits at a signal
         return f"interrupted after {steps}: {last_check or 'before its first check'}"
     if error is not None:
         return f"failed after {steps}: {type(error).__name__}: {one_line(error)}"
-    expected = f"goal ({last_check})" if last_check else "first check"
-    return f"no result: the trainer stopped after {steps}, before its {expected}"
+    if not last_check:
+        return f"no result: the trainer stopped after {steps}, before its first check"
+    return f"no result: the trainer stopped after {steps}, before its goal ({last_check})"

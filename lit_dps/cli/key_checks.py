@@ -15,20 +15,25 @@ from pathlib import Path
 from typing import Any
 
 from lit_dps.cli.command_line import CommandLine, Setting
-from lit_dps.cli.config_file import SECTION_CLASSES
+from lit_dps.cli.config_file import SECTION_CLASSES, split_key
 from lit_dps.cli.options import OPTIONS
 from lit_dps.core.errors import ConfigError, UserError
 from lit_dps.core.text import closest_name
 
 CLASSES = {"class_path", "init_args", "dict_kwargs"}  # of sections that name a class
 CLASS_SECTIONS = ("model", "data")
-# Verbs whose options are all known here. Those of Lightning's verbs are the parser's.
+# Verbs whose options are all known here. The parser checks the options of Lightning's verbs.
 CHECKED_VERBS = ("study", "advise", "masks")
 COMMON_OPTIONS = {"config", "help", "print_config", "seed_everything"}
 
 # Kinds of values.
-MAPPING, LIST, TEXT, NUMBER = "mapping", "list", "text", "number"
-BOOL, NULL, ANY = "bool", "null", "any"
+MAPPING = "mapping"
+LIST = "list"
+TEXT = "text"
+NUMBER = "number"
+BOOL = "bool"
+NULL = "null"
+ANY = "any"
 KIND_NAMES = {
     MAPPING: "keys with values, such as {key: value}",
     LIST: "a list, such as [1, 2]",
@@ -51,9 +56,11 @@ _KINDS = {
 
 def sections() -> dict[str, set[str]]:
     """Return the keys of each section; empty for sections that this module cannot read."""
-    keys: dict[str, set[str]] = {section: set() for section in CLASS_SECTIONS}
-    for section, known in annotations_by_key().items():
-        keys[section] = set(known)
+    keys: dict[str, set[str]] = {}
+    for section, by_name in annotations_by_key().items():
+        keys[section] = set(by_name)
+    for section in CLASS_SECTIONS:
+        keys[section] = set()
     return keys
 
 
@@ -109,10 +116,11 @@ def check_names(command: CommandLine) -> None:
     known = sections()
     options = set(COMMON_OPTIONS)
     if command.verb in OPTIONS:
-        options |= {field.name.replace("_", "-") for field in fields(OPTIONS[command.verb])}
+        for field in fields(OPTIONS[command.verb]):
+            options.add(field.name.replace("_", "-"))
     for setting in command.settings:
-        section, _, rest = setting.key.rstrip("+").partition(".")
-        name = rest.partition(".")[0]
+        section, rest = split_key(setting.key.rstrip("+"))
+        name = split_key(rest).section
         if section not in known and section not in options:
             _refuse_name(setting, section, section, {*known, *options})
         if name and name != "help" and known.get(section) and name not in known[section]:
@@ -122,7 +130,9 @@ def check_names(command: CommandLine) -> None:
 
 def _refuse_name(setting: Setting, key: str, name: str, known: set[str]) -> None:
     """Raise UserError for an unknown key, with the known key that is most similar."""
-    dashes = "--" if setting.source.is_option else ""
+    dashes = ""
+    if setting.source.is_option:
+        dashes = "--"
     message = f"{dashes}{key}: {name!r} is not accepted"
     near = closest_name(key, known)
     if near is not None:
@@ -137,7 +147,7 @@ def check_kinds(command: CommandLine) -> None:
     """Raise ConfigError if a value is not of the kind that its key takes."""
     known = annotations_by_key()
     for key, value, _ in command.settings:
-        section, _, name = key.partition(".")
+        section, name = split_key(key)
         if section in CLASS_SECTIONS:
             _check_class_key(key, value)
         elif section in known and not name:
@@ -148,7 +158,7 @@ def check_kinds(command: CommandLine) -> None:
 
 def _check_class_key(key: str, value: Any) -> None:
     """Check a key of a section that names a class and its arguments."""
-    section, _, name = key.partition(".")
+    section, name = split_key(key)
     if not name and not isinstance(value, (str, type(None))):
         raise ConfigError(section, value, "keys with values: class_path and init_args")
     if name == "class_path" and not isinstance(value, str):
@@ -162,7 +172,7 @@ def _check_section(section: str, value: Any, known: Mapping[str, str]) -> None:
     if isinstance(value, str) and Path(value).suffix in (".yaml", ".yml"):
         return
     names = ", ".join(list(known)[:3])
-    raise ConfigError(section, value, f"keys with values, such as {names}; or left out")
+    raise ConfigError(section, value, f"keys with values, such as {names}; or missing")
 
 
 def _check_value(key: str, value: Any, annotation: str) -> None:
@@ -170,9 +180,10 @@ def _check_value(key: str, value: Any, annotation: str) -> None:
     node = ast.parse(annotation, mode="eval").body
     if _fits(value, node):
         return
-    words = " or ".join(KIND_NAMES[kind] for kind in _sorted(_kinds(node)))
-    shown = "***" if key.startswith("storage.") else value
-    raise ConfigError(key, shown, f"{words}{_words_of_items(node)}")
+    kinds = map(KIND_NAMES.__getitem__, _sorted(_kinds(node)))
+    if key.startswith("storage."):
+        value = "***"
+    raise ConfigError(key, value, f"{' or '.join(kinds)}{_words_of_items(node)}")
 
 
 def _words_of_items(node: ast.expr) -> str:
@@ -180,8 +191,10 @@ def _words_of_items(node: ast.expr) -> str:
     for each in _alternatives(node):
         if not _kinds(each) <= {LIST, MAPPING}:
             continue
-        inner = _inner(each, -1)
-        kinds = set() if inner is None else _kinds(inner) - {ANY}
+        inner = _inner(each)
+        if inner is None:
+            continue
+        kinds = _kinds(inner) - {ANY}
         if kinds:
             words = [KIND_NAMES[kind].partition(",")[0] for kind in _sorted(kinds)]
             return f"; each value is {' or '.join(words)}"
@@ -197,9 +210,8 @@ def _alternatives(node: ast.expr) -> list[ast.expr]:
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr):
         return [*_alternatives(node.left), *_alternatives(node.right)]
     if isinstance(node, ast.Subscript) and _name(node.value) in ("Union", "Optional"):
-        members = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
         alternatives = []
-        for member in members:
+        for member in _members(node):
             alternatives += _alternatives(member)
         if _name(node.value) == "Optional":
             alternatives.append(ast.Constant(None))
@@ -248,20 +260,27 @@ def _items_fit(items: list[Any], node: ast.expr, kind: str) -> bool:
     for each in _alternatives(node):
         if _kinds(each) != {kind}:
             continue
-        inner = _inner(each, -1)
+        inner = _inner(each)
         if inner is None or all(_fits(item, inner) for item in items):
             return True
     return False
 
 
-def _inner(node: ast.expr, index: int) -> ast.expr | None:
+def _members(node: ast.Subscript) -> list[ast.expr]:
+    """Return the annotations in the brackets of an annotation."""
+    if isinstance(node.slice, ast.Tuple):
+        return node.slice.elts
+    return [node.slice]
+
+
+def _inner(node: ast.expr) -> ast.expr | None:
     """Return the annotation of the items of a list or a mapping; None without one."""
     if not isinstance(node, ast.Subscript):
         return None
-    members = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
-    if _name(members[index]) == "Ellipsis":
+    members = _members(node)
+    if _name(members[-1]) == "Ellipsis":
         return members[0]
-    return members[index]
+    return members[-1]
 
 
 def _is_other_scalar(text: str, kinds: set[str]) -> bool:

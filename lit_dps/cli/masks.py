@@ -81,6 +81,8 @@ def _texts(table: pd.DataFrame) -> list[dict[str, str]]:
     for row in table.to_dict("records"):
         texts = {}
         for key, value in row.items():
-            texts[str(key)] = str(value) if key == "layer" else text_of(value)
+            texts[str(key)] = text_of(value)
+        if "layer" in row:
+            texts["layer"] = str(row["layer"])
         rows.append(texts)
     return rows

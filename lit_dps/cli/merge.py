@@ -85,7 +85,9 @@ def _conflict_line(study: Merged, cell: Cell) -> str:
     conflicts = study.conflicts[cell]
     first = conflicts[0]
     other_k = sum(conflict.k_differs for conflict in conflicts)
-    repeat = f" repeat {first.repeat}" if first.repeat else ""
+    repeat = ""
+    if first.repeat:
+        repeat = f" repeat {first.repeat}"
     return (
         f"  {cell}: {_count(len(conflicts), 'trial')} ended otherwise elsewhere, the first at "
         f"point {first.point}{repeat} in {first.place}; what was here is kept; K differs in "
@@ -94,4 +96,6 @@ def _conflict_line(study: Merged, cell: Cell) -> str:
 
 
 def _count(number: int, noun: str) -> str:
-    return f"1 {noun}" if number == 1 else f"{number} {noun}s"
+    if number == 1:
+        return f"1 {noun}"
+    return f"{number} {noun}s"

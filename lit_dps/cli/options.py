@@ -28,10 +28,10 @@ class StudyOptions:
 
     Attributes:
         forecast: Print how many trials and hours it takes. It times a few steps and
-            stores nothing. It prints trials, steps, checks and hours, and how long the paper's own
-            protocol would take.
-        extend_space: Widen ranges whose best values lie near an end. This concerns each range whose
-            best value lies near one of its ends in any cell. New points run in the added part, as
+            stores nothing. It prints trials, steps, checks and hours, and how long the protocol of
+            the paper would take.
+        extend_space: Widen ranges whose best values are near an end. This concerns each range whose
+            best value is near one of its ends in any cell. New points run in the added part, as
             dense as the present ones. All trials stay.
         take_over: Release trials of processes that do not answer. They may be on another host, in a
             study of an earlier version. Trials of processes that are alive are not released.
@@ -39,8 +39,8 @@ class StudyOptions:
             is refused. A note below the table counts the trials of each version.
         show: Print also critical, theory, files, or all. Names are separated by commas: critical
             (batch sizes by definition), theory, files.
-        validate_every: Show the time of a validation every N steps. Your own training validates
-            every N steps. By default validation is not counted.
+        validate_every: Show the time of a validation every N steps. Your training validates every
+            N steps. By default validation is not counted.
         time_steps: Time the training steps of every cell again. A study times them once, at its
             end.
     """
@@ -67,7 +67,7 @@ class AdviseOptions:
             proposes one that fits into this time.
         method: Either law or branch (law). "law" probes K at a few batch sizes. "branch" forks a
             run, and needs no goal to be met.
-        devices: Numbers of devices: 1,2,4,8. By default 1 and that of the trainer.
+        devices: Numbers of devices: 1,2,4,8. By default 1 and the number of the trainer.
         price: Price of a device-hour, in any currency.
         bandwidth: Bytes a second between two devices. It predicts numbers of devices that this
             machine does not have.
@@ -89,8 +89,8 @@ class MasksOptions:
     """Options of `masks`.
 
     Attributes:
-        at: Sparsities, in place of the study's own. Without either, nine from 0.5 to 0.999.
-        points: Points of the search, each with its own weights.
+        at: Sparsities, in place of the study's. Without either, nine from 0.5 to 0.999.
+        points: Points of the search, each with other weights.
         output: Folder of tables and figures (FOLDER/figures/NAME-masks).
     """
 
@@ -110,8 +110,8 @@ class RetrainOptions:
     Attributes:
         of: A study that has the trial, in place of FILE.
         cell: Its cell, such as B=32,S=0.9. Further axes follow, such as delay=4. An axis with one
-            value in the study may be left out.
-        point: Another point of the cell than that of K*.
+            value in the study may be omitted.
+        point: Another point of the cell than the point of K*.
         checkpoint: Save the weights at the end here. The file is a checkpoint of Lightning.
         trust: Import modules of a foreign study. The stored configuration names them. Without this
             option they are imported only if you ran the study.
@@ -133,8 +133,8 @@ class AnalyzeOptions:
         sync: Update MLflow. This logs what it lacks and deletes runs of trials that are not stored.
         show: Print also critical, theory, files, or all. Names are separated by commas: critical
             (batch sizes by definition), theory, files.
-        validate_every: Show the time of a validation every N steps. Your own training validates
-            every N steps. By default validation is not counted.
+        validate_every: Show the time of a validation every N steps. Your training validates every
+            N steps. By default validation is not counted.
     """
 
     output: str | None = None
@@ -162,13 +162,13 @@ def option_of(name: str) -> str:
 
 
 def metavar_of(option: Field[Any]) -> str:
-    """Return what stands for the value of an option in its help, such as FILE."""
+    """Return the placeholder of the value of an option in its help, such as FILE."""
     return option.metadata.get("metavar", option.name.upper())
 
 
 @cache
 def docs_of(cls: type) -> dict[str, str]:
-    """Return what the docstring of a class says about each of its attributes."""
+    """Return the description of each attribute in the docstring of a class."""
     docs = {}
     for parameter in parse(cls.__doc__ or "").params:
         for name in parameter.arg_name.split(", "):

@@ -104,7 +104,7 @@ def new_parser(command: CommandLine, description: str | None) -> CommandParser:
 def refuse_nulls(config: Mapping[str, Any] | Namespace, classes: Mapping[str, type]) -> None:
     """Raise ConfigError for null arguments that must have a value.
 
-    jsonargparse takes null for "left out".
+    jsonargparse takes null for a missing argument.
 
     Args:
         config: A configuration.
@@ -116,7 +116,7 @@ def refuse_nulls(config: Mapping[str, Any] | Namespace, classes: Mapping[str, ty
     for key, cls in classes.items():
         arguments = config[key]
         if not isinstance(arguments, (Mapping, Namespace)):
-            raise ConfigError(key, arguments, "arguments by name, or left out")
+            raise ConfigError(key, arguments, "arguments by name, or missing")
         for name, hint in get_type_hints(cls.__init__).items():
             may_be_null = type(None) in get_args(hint)
             if name in arguments and arguments[name] is None and not may_be_null:
@@ -131,11 +131,13 @@ def likely_meant(
     The parser has imported the modules of the classes that the text names.
     """
     if _MISSING_CLASSES.search(text):
-        return "; a configuration file has them, and `lit-dps configs` lists those of the package"
+        return "; a configuration file has them, and `lit-dps configs` lists files of the package"
     near = _similar_option(text, parser) or _similar_class(text)
     if near is None and command is not None:
         near = _similar_argument(text, command)
-    return "" if near is None else f"; did you mean {near}?"
+    if near is None:
+        return ""
+    return f"; did you mean {near}?"
 
 
 def _similar_option(text: str, parser: argparse.ArgumentParser) -> str | None:
@@ -162,7 +164,7 @@ def _options_of(parser: argparse.ArgumentParser) -> set[str]:
 def _similar_class(text: str) -> str | None:
     """Return the path of a class that is similar to one that a text names."""
     for path in _CLASS_PATH.findall(text):
-        module_name, _, name = path.rpartition(".")
+        module_name, name = _split_path(path)
         module = sys.modules.get(module_name)
         if module is None or hasattr(module, name):
             continue
@@ -174,7 +176,15 @@ def _similar_class(text: str) -> str | None:
         return None
     paths = _our_classes()
     near = closest_name(bare[1], paths)
-    return None if near is None else paths[near]
+    if near is None:
+        return None
+    return paths[near]
+
+
+def _split_path(path: str) -> tuple[str, str]:
+    """Return the module and the name of a class path."""
+    module, _, name = path.rpartition(".")
+    return module, name
 
 
 def _our_classes() -> dict[str, str]:
@@ -195,10 +205,12 @@ def _similar_argument(text: str, command: CommandLine) -> str | None:
         return None
     section, name = match.groups()
     path = command.value(f"{section}.class_path") or command.value(section)
-    module, _, class_name = str(path).rpartition(".")
+    module, class_name = _split_path(str(path))
     cls = getattr(sys.modules.get(module), class_name, None)
     parameters: Iterable[str] = ()
     if inspect.isclass(cls):
         parameters = inspect.signature(cls).parameters
     near = closest_name(name, parameters)
-    return None if near is None else f"{section}.{near}"
+    if near is None:
+        return None
+    return f"{section}.{near}"

@@ -1,6 +1,6 @@
 """replicate: run or resume the studies of the replication, and write its page.
 
-With --full also the studies at the paper's own scale, which take days. They resume from the trials
+With --full also the studies at the scale of the paper, which take days. They resume from the trials
 that the repository holds.
 """
 
@@ -45,7 +45,7 @@ CONFIGS = Path("configs/replication")
 PAGE = "replication"  # of the page, and of the folder beside it with its images and stored trials
 STUDIES = "studies"  # the folder of stored trials, below the folder of the images
 FULL = (
-    "Also the studies in the folder `full` below, of the paper's own scale. First the trials that "
+    "Also the studies in the folder `full` below, at the scale of the paper. First the trials that "
     "are stored beside the page, replication/studies/*.db.xz, are merged."
 )
 _CHILD = "import sys; from lit_dps.cli import main; sys.exit(main())"
@@ -109,7 +109,7 @@ def studies_in(folder: Path) -> dict[Path, str]:
     """Return the names of the studies that a folder has configurations of, by file, in order.
 
     Raises:
-        ConfigError: If there is none, or a file names no study.
+        ConfigError: If the folder has no configuration, or a file names no study.
     """
     names = {}
     for path in sorted(folder.glob("*.yaml")):
@@ -129,7 +129,7 @@ def write_pages(
 ) -> list[Path]:
     """Write the page, its appendix and their images from storage.
 
-    A study that is not stored is reported and left out.
+    A study that is not stored is reported, and is not on the pages.
 
     Args:
         studies: The names of the studies, by configuration file.
@@ -151,7 +151,7 @@ def write_pages(
         except OtherFormat:
             raise
         except StorageError as error:
-            print(f"left out: {error}", file=sys.stderr)
+            print(f"not on the pages: {error}", file=sys.stderr)
             continue
         parts.append(_part(record, file, storage, images))
     if not parts:
@@ -177,7 +177,9 @@ def _part(record: StudyRecord, file: Path, storage: StorageConfig, images: Path)
     """Return a study as part of the pages, after copying its figures into a folder."""
     subset, incomplete = complete_subset(record)
     study = Analysis(subset)
-    name = f"{record.name} as far as measured" if incomplete else record.name
+    name = record.name
+    if incomplete:
+        name += " as far as measured"
     _, files = publish(study, figures_folder(storage.folder, name))
     figures = [figure for figure in FIGURES if figure not in COMPARISONS]
     shown = _copy_figures(files, figures, images, record.name)
@@ -223,7 +225,7 @@ def _extending_options(record: StudyRecord, core: Core) -> str:
 def _copy_figures(
     files: Sequence[Path], figures: Iterable[ModuleType], folder: Path, name: str
 ) -> list[Image]:
-    """Copy the PNG files of some figures into a folder, except for those of further goals.
+    """Copy the PNG files of some figures into a folder, without files of further goals.
 
     Args:
         files: What was written of the study, or of the compared studies.
@@ -289,4 +291,6 @@ def _run(argv: list[str]) -> int:
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
-    return code if code >= 0 else 128 - code
+    if code < 0:
+        return 128 - code
+    return code

@@ -1,6 +1,6 @@
 """fit --of: train a trial of a stored study again, and possibly keep its weights.
 
-The goal, seeds, data order, mask and threads are those of the trial, so K equals the stored one.
+The goal, seeds, data order, mask and threads equal the stored ones, so K equals the stored K.
 Nothing is stored.
 """
 
@@ -38,7 +38,9 @@ def main(command: CommandLine) -> int:
     config = parser.parse_args(command.words)
     options = take_options(config, RetrainOptions)
     storage = StorageConfig(**config.storage.as_dict())
-    checkpoint = Path(options.checkpoint) if options.checkpoint else None
+    checkpoint = None
+    if options.checkpoint:
+        checkpoint = Path(options.checkpoint)
 
     record = read_study(storage.optuna_url, options.of)
     stored = stored_trial(record, record.parse_cell(options.cell), options.point)
@@ -53,7 +55,10 @@ def main(command: CommandLine) -> int:
     if attempt.traceback:
         print(attempt.traceback, file=sys.stderr)
     if checkpoint is not None:
-        print(f"checkpoint: {checkpoint if checkpoint.exists() else 'none was written'}")
+        if checkpoint.exists():
+            print(f"checkpoint: {checkpoint}")
+        else:
+            print("checkpoint: none was written")
     print(f"{attempt.outcome}; {compare_with_stored(attempt, stored)}")
     if attempt.status is None:
         return INTERRUPTED

@@ -15,10 +15,8 @@ _SENTENCE_END = re.compile(r"(?<!al)[.?] (?=[A-Z(])")
 
 def names() -> list[str]:
     """Return the names of all files: quickstart first, then those in subfolders last."""
-    found = []
-    for path in FOLDER.rglob("*.yaml"):
-        found.append(_name_of(path))
-    return sorted(found, key=lambda name: (name != "quickstart", name.count("/"), name))
+    unsorted = map(_name_of, FOLDER.rglob("*.yaml"))
+    return sorted(unsorted, key=lambda name: (name != "quickstart", name.count("/"), name))
 
 
 def _name_of(path: Path) -> str:
@@ -26,7 +24,7 @@ def _name_of(path: Path) -> str:
 
 
 def find(name: str) -> Path | None:
-    """Return the file of a name; None if there is none, or several.
+    """Return the file of a name; None without a file of this name, or with several.
 
     Args:
         name: Such as studies/width, its last part, or a path such as configs/studies/width.yaml.
@@ -49,10 +47,11 @@ def how_to_get(file: str | Path) -> str:
     path = find(str(file))
     if path is None:
         near = closest_name(Path(file).stem, [name.rpartition("/")[2] for name in names()])
-        path = None if near is None else find(near)
+        if near is not None:
+            path = find(near)
     if path is None:
         return ""
-    return f"; `lit-dps configs {_name_of(path)}` copies that of the package here"
+    return f"; `lit-dps configs {_name_of(path)}` copies a file of the package here"
 
 
 def summary(path: Path) -> str:

@@ -34,7 +34,7 @@ from lit_dps.training.workload import Workload
 
 
 class StudyCLI(DPSCLI):
-    """Parses the configuration of a study, and builds no objects: each trial builds its own.
+    """Parses the configuration of a study, and builds no objects: each trial builds them.
 
     Args:
         command: The command line.
@@ -85,8 +85,10 @@ class StudyCLI(DPSCLI):
         if study.train_past_goal and race_factor is not None:
             raise ConfigError("study.race_factor", race_factor, NO_RACE)
         if self.command.value("goal.early_reject"):
-            key = "study.train_past_goal" if study.train_past_goal else "study.metrics"
-            allowed = f"false, or left out, where {key} keeps whole curves"
+            key = "study.metrics"
+            if study.train_past_goal:
+                key = "study.train_past_goal"
+            allowed = f"false, or missing, where {key} keeps whole curves"
             raise ConfigError("goal.early_reject", True, allowed)
 
 

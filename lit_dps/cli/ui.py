@@ -40,7 +40,7 @@ def main(command: CommandLine) -> int:
     print("Ctrl-C ends the server; it starts in about 5 seconds.", flush=True)
     # Studies do not need the few background processes of jobs.
     os.environ["MLFLOW_SERVER_ENABLE_JOB_EXECUTION"] = "false"
-    # Everybody on the machine can read the arguments of a process, so the URI is none of them.
+    # Everybody on the machine can read the arguments of a process, so the URI is a variable.
     os.environ["MLFLOW_BACKEND_STORE_URI"] = uri
     # Neither the server nor its children look for modules in the current folder.
     os.environ["PYTHONSAFEPATH"] = "1"
@@ -57,5 +57,5 @@ def _check_port(port: int, must_be_free: bool) -> None:
     try:
         socket.create_server((HOST, port)).close()
     except OSError as error:
-        reason = os.strerror(error.errno) if error.errno else str(error)
+        reason = error.strerror or str(error)
         raise ConfigError("--port", port, f"a port that is free on {HOST} ({reason})") from error

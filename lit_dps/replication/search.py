@@ -147,7 +147,7 @@ def _success_trend(study: Analysis, series: Series) -> Measurement:
     return Measurement(sentence, number, notes=notes)
 
 
-def _trials_of_shared_points(study: Analysis, series: Series) -> dict[int, Sequence[TrialResult]]:
+def _trials_of_shared_points(study: Analysis, series: Series) -> dict[int, list[TrialResult]]:
     """Return the trials of a series by batch size, of the points that finished at all of them."""
     by_point: dict[int, dict[int, TrialResult]] = {}
     for batch_size in study.record.batch_sizes:

@@ -54,9 +54,9 @@ def torch_versions(study: Analysis) -> Iterator[Values]:
 def package_versions(study: Analysis) -> Iterator[Values]:
     """Yield several versions of other packages that may change results."""
     used = used_environments(study)
-    names = list(PACKAGES)
+    names: list[str] = list(PACKAGES)
     for environment in used:
-        names += environment
+        names.extend(environment)
     differing = []
     for name in dict.fromkeys(names):
         if not name.startswith(VERSION) or name == TORCH or name in NO_RESULTS:

@@ -51,7 +51,8 @@ def draw_box(ax: Axes, boxes: Sequence[Box]) -> None:
     """Draw the ends of the searched ranges: a rectangle, or lines beside an axis of choices."""
     ends = list(map(_ends, boxes))
     if len(ends) == 2 and ends[0] is not None and ends[1] is not None:
-        (x_low, x_high), (y_low, y_high) = ends
+        x_low, x_high = ends[0]
+        y_low, y_high = ends[1]
         width = x_high - x_low
         height = y_high - y_low
         ax.add_patch(

@@ -197,7 +197,7 @@ def draw_collapse(collapse: pd.DataFrame) -> Figure:
     return figure
 
 
-def _smallest_positive(shares: pd.Series) -> float:
+def _smallest_positive(shares: Any) -> float:
     """Return the smallest share that is not 0."""
     return min(shares[shares > 0], default=DEFAULT_SHARE)
 

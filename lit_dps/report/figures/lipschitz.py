@@ -52,7 +52,7 @@ def missing(study: Analysis) -> str | None:
     interval = setting(study.record.config, "smoothness.interval")
     reason = "is not set"
     if interval is not None:
-        reason = f"is {interval}: no trial ran that long without divergence"
+        reason = f"is {interval}: no trial ran as many steps without divergence"
     return f"no Lipschitz measurements (smoothness.interval {reason})"
 
 

@@ -37,13 +37,10 @@ def spread(batch_sizes: Sequence[int], count: int = MOST_PANELS) -> list[int]:
 
 def missing(study: Analysis) -> str | None:
     """Return why there is no training to draw; None if there is some."""
-    longest = 0
-    for summary in study.cells:
-        if summary.best is not None:
-            longest = max(longest, len(summary.best.curve.get("step", ())))
-    if not longest:
+    best = [summary.best for summary in study.cells if summary.best is not None]
+    if not best:
         return "no trial has met the goal yet"
-    if longest == 1:
+    if not any(len(trial.curve.get("step", ())) > 1 for trial in best):
         return "K* of each cell is its first validation"
     return None
 

@@ -221,7 +221,7 @@ def _heights(record: StudyRecord, rows: pd.DataFrame) -> np.ndarray:
     goal = record.goal
     steps = numbers(rows["steps"])
     ends = np.maximum(numbers(rows["steps_run"]), goal.check_interval)
-    bands = numbers(rows["status"].map(BANDS)) * goal.max_steps
+    bands = numbers(rows["status"].map(BANDS.get)) * goal.max_steps
     heights = np.where(np.isnan(steps), ends, steps)
     return np.where(np.isnan(bands), heights, bands)
 

@@ -86,7 +86,8 @@ def draw(rows: pd.DataFrame, correlations: pd.DataFrame) -> Figure:
     for line, batch_size in zip(panels, sizes, strict=True):
         part = where(known, batch_size=batch_size)
         for ax, term in zip(line, TERMS, strict=True):
-            for values, of_series in part.groupby(names, sort=False):
+            groups: Any = part.groupby(names, sort=False)
+            for values, of_series in groups:
                 style = styles[values]
                 ax.plot(of_series[term], of_series["k_star"], linestyle="none", **style)
             _values_axis(ax, numbers(part[term]))
