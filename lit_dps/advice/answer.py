@@ -63,7 +63,7 @@ class Terms:
     """What a run costs, and what it may cost.
 
     Attributes:
-        price: Price of a device-hour; None if there is none.
+        price: Price of a device-hour; None leaves out costs.
         checks: Validation during the run; None leaves out its time.
         hours_at_most, cost_at_most: Limits of the rows that can be recommended.
     """
@@ -87,9 +87,9 @@ class Answer:
 
     Attributes:
         law, step_time, rate, price, one_run: What the answer was made from. `one_run` is None if it
-            is not known; then steps and times are those of K.
+            is not known; then steps and times are of K.
         table: One row per batch size and number of devices (`answer`).
-        best: The row to run: the cheapest one within 10 % of the least time; None if there is none.
+        best: The row to run: the cheapest one within 10 % of the least time; None without a row.
         fastest, cheapest: The rows of least time, and of least cost (device-hours without a price).
         interval: Batch sizes within 10 % of the least time, on the devices of `fastest`, in
             examples.
@@ -141,7 +141,7 @@ def advise(
             batch size. Other columns are ignored.
         times: One row per timed step. Columns local_batch [examples that a device takes at once]
             and seconds. Optional columns: devices, nodes and accumulation, 1 by default.
-        batch_sizes: Batch sizes to answer for, in examples; by default those of the runs.
+        batch_sizes: Batch sizes to answer for, in examples; by default the sizes of the runs.
         devices: Numbers of devices to answer for.
         link, largest, node: Like in `fit_step_time`.
         terms: Fields of `Terms`, such as price.
@@ -194,20 +194,16 @@ def answer(
     each with _low and _high; allowed (within the limits of `terms`); pareto (no row is both faster
     and cheaper); k_star (K by the law).
 
-    Steps, and what follows from them, are those of one run if `one_run` is known, else K. Limits
-    are 95 %; the errors of K, of a run and of the step time are taken to be independent.
-    Combinations without a K or a step time are left out.
+    Steps, and what follows from them, are of one run if `one_run` is known, else K. Limits are
+    95 %; the errors of K, of a run and of the step time are taken to be independent. Combinations
+    without a K or a step time have no row.
     """
-    sizes = [int(b) for b in batch_sizes]
+    sizes = list(map(int, batch_sizes))
     known_one_run = one_run
     if one_run is not None and math.isinf(one_run.ratio):
         known_one_run = None
     table = _make_table(law, step_time, sizes, devices, terms, known_one_run)
-    table["allowed"] = True
-    if terms.hours_at_most is not None:
-        table["allowed"] &= table["hours"] <= terms.hours_at_most
-    if terms.cost_at_most is not None:
-        table["allowed"] &= table["cost"] <= terms.cost_at_most
+    _mark_allowed(table, terms)
     table["pareto"] = _is_pareto(table)
     table["k_star"] = table.pop("k_star")  # the last column of answer.csv
     assumed = _assumptions(law, table, step_time, terms, known_one_run)
@@ -230,6 +226,15 @@ def answer(
         cut=cut,
         changes=_changes(law, step_time, best, sizes, near),
     )
+
+
+def _mark_allowed(table: pd.DataFrame, terms: Terms) -> None:
+    """Add the column allowed to a table: whether a row is within the limits."""
+    table["allowed"] = True
+    if terms.hours_at_most is not None:
+        table["allowed"] &= table["hours"] <= terms.hours_at_most
+    if terms.cost_at_most is not None:
+        table["allowed"] &= table["cost"] <= terms.cost_at_most
 
 
 def rows_where(table: pd.DataFrame, condition: Any) -> pd.DataFrame:
@@ -430,7 +435,7 @@ def _assumptions(
         lines.append(f"Every device costs {terms.price:g} per hour.")
     if isinstance(law, Law):
         lines.append(
-            f"The law's own error is that of public curves: {law.error:.0%} within the range, more "
-            "beyond it."
+            f"The error of the law is the error on public curves: {law.error:.0%} within the "
+            "range, more beyond it."
         )
     return tuple(lines)

@@ -23,7 +23,7 @@ PLAIN_EXPONENT = 1.0  # for SGD
 
 
 class Critical(NamedTuple):
-    """The critical batch size at a step of the run lies between `low` and `high`.
+    """The limits of the critical batch size at a step of the run.
 
     `high` is infinite if no branch lost progress.
     """
@@ -35,16 +35,15 @@ class Critical(NamedTuple):
 
 @dataclass(frozen=True)
 class Branched:
-    """Steps that make as much progress as `steps` steps at `batch_size`; stands in for a `Law`.
+    """Steps that make as much progress as `steps` steps at `batch_size`; used in place of a `Law`.
 
     Between two forks, n steps of the run at B0 equal n B0 / min(B, C) steps at a batch size B,
     where C is the critical batch size. Up to C a batch loses no progress per example (Merrill et
     al. 2025, arXiv 2505.23971); beyond C a step makes at least as much progress as one at C.
 
-    C lies between two of the branches. Their geometric mean gives the expected steps and the lower
-    one the most steps; the fewest steps, n B0 / B, are those of a perfect speed-up. Before the
-    first fork C is assumed to equal that of this fork, which is optimistic: critical batch sizes
-    begin low.
+    C is between two of the branches. Their geometric mean gives the expected steps and the lower
+    one the most steps; a perfect speed-up gives the fewest steps, n B0 / B. Before the first fork C
+    is assumed to equal C of this fork, which is optimistic: critical batch sizes begin low.
 
     Attributes:
         batch_size: B0, the batch size of the run, in examples.
@@ -77,8 +76,11 @@ class Branched:
 
         Column known is "branched", or "refused" beyond the branches.
         """
-        expected = [math.sqrt(fork.low * fork.high) for fork in self.forks]
-        smallest = [fork.low for fork in self.forks]
+        expected = []
+        smallest = []
+        for fork in self.forks:
+            expected.append(math.sqrt(fork.low * fork.high))
+            smallest.append(fork.low)
         rows = []
         for batch_size in map(float, batch_sizes):
             row = {
@@ -110,7 +112,9 @@ class Branched:
             rate: Its value in the run.
             adaptive: Whether the optimizer is like Adam.
         """
-        exponent = ADAPTIVE_EXPONENT if adaptive else PLAIN_EXPONENT
+        exponent = PLAIN_EXPONENT
+        if adaptive:
+            exponent = ADAPTIVE_EXPONENT
         scale = rate / self.batch_size**exponent
         return RateLaw(scale, exponent, math.nan, math.nan, self.reach, key)
 
@@ -148,8 +152,8 @@ class Branched:
         return (
             "The learning rate grows with B as in the branches, with the same schedule; it was not "
             "searched.",
-            "Between two forks, and before the first, the critical batch size equals that of the "
-            "fork.",
+            "Between two forks, and before the first, the critical batch size equals its value at "
+            "the fork.",
             "Beyond the critical batch size a step makes at least as much progress as one at it, "
             "and at most proportionally more.",
         )

@@ -25,7 +25,7 @@ from lit_dps.study.setup import StudySetup
 FORKS = 6  # at a 64th of the step budget, a 32nd, ... and a half of it
 FACTORS = (2, 4, 8, 16, 32)  # of the branches' batch sizes
 MIN_BRANCHES = 2
-# A fork trains its branches over so many draws of examples and stretches (`BranchCallback`).
+# Draws of examples, and stretches, over which a fork trains its branches (`BranchCallback`).
 REPETITIONS = 3
 STRETCHES = 4
 
@@ -71,6 +71,29 @@ def run_branches(
     # The step at which the run meets its goal is an estimate of K.
     trial = Trial(Cell(batch_size), 0, setup.middle, setup.study.seed)
     attempt = Attempt(trial, goal, train_past_goal=True)
+    print_line(f"forking a run at B = {batch_size}, at steps {', '.join(map(str, fork_steps))}")
+    _train_forked_run(of_one_device(setup), attempt, callback, fork_steps, clock, stop)
+    steps = attempt.result().steps
+    if steps is not None:
+        store.keep(branch_steps=steps)
+        print_line(f"  the run met its goal after {steps} steps")
+
+
+def _train_forked_run(
+    setup: StudySetup,
+    attempt: Attempt,
+    callback: BranchCallback,
+    fork_steps: Sequence[int],
+    clock: Clock,
+    stop: StopRequest,
+) -> None:
+    """Train a run until it has met its goal and made all forks, or until the time has passed.
+
+    Raises:
+        UserError: if the module cannot be forked, or if the run fails.
+        Interrupted: if the user asked to stop.
+    """
+    goal = attempt.goal
     end = time.monotonic() + clock.remaining
 
     def at_check() -> None:
@@ -82,9 +105,8 @@ def run_branches(
         if met_goal and _all_forked(fork_steps, callback.forks):
             raise Interrupted("the budget")
 
-    print_line(f"forking a run at B = {batch_size}, at steps {', '.join(map(str, fork_steps))}")
     try:
-        probe_run(of_one_device(setup), attempt, [callback], at_check)
+        probe_run(setup, attempt, [callback], at_check)
     except Interrupted:
         stop.check()
     except UserError:
@@ -93,10 +115,6 @@ def run_branches(
         raise UserError(
             f"advise: the run that is forked failed: {type(error).__name__}: {error}"
         ) from error
-    steps = attempt.result().steps
-    if steps is not None:
-        store.keep(branch_steps=steps)
-        print_line(f"  the run met its goal after {steps} steps")
 
 
 def stored_forks(stored: Mapping[str, Any]) -> list[Fork]:
@@ -115,8 +133,11 @@ def branch_law(stored: Mapping[str, Any], setup: StudySetup) -> Branched | None:
     forks = stored_forks(stored)
     if not forks:
         return None
-    critical = [Critical(fork.step, *map(float, fork.critical)) for fork in forks]
-    largest = max(fork.batch_size * max(fork.factors) for fork in forks)
+    critical = []
+    largest = 0
+    for fork in forks:
+        critical.append(Critical(fork.step, *map(float, fork.critical)))
+        largest = max(largest, fork.batch_size * max(fork.factors))
     steps_to_goal = stored.get("branch_steps")
     steps = steps_to_goal or setup.goal_of_trials.max_steps
     return Branched(forks[0].batch_size, steps, critical, largest, met=steps_to_goal is not None)
@@ -125,7 +146,7 @@ def branch_law(stored: Mapping[str, Any], setup: StudySetup) -> Branched | None:
 def describe_forks(forks: Sequence[Fork]) -> list[str]:
     """Return a line for each of one or more forks, and what follows."""
     lines = [
-        "branches (Merrill et al. 2025): the largest batch size with a loss not above that of "
+        "branches (Merrill et al. 2025): the largest batch size with a loss not above the loss of "
         "smaller ones"
     ]
     lines += [f"  {describe_fork(fork)}" for fork in forks]

@@ -57,11 +57,12 @@ def _row(study: str, run: Mapping[str, Any]) -> dict[str, str]:
     if run["real_devices"] != run["devices"]:
         devices += f", run on {run['real_devices']}"
     row = {"study": study, "B": str(run["batch_size"]), "devices": devices}
-    sign = "" if run["reached"] else "> "
     for name in ("steps", "hours"):
         low, value, high = map(three_digits, run[f"predicted_{name}"])
         row[f"predicted {name}"] = f"{value} [{low}, {high}]"
-        row[f"real {name}"] = sign + significant(run[name])
+        row[f"real {name}"] = significant(run[name])
+        if not run["reached"]:
+            row[f"real {name}"] = f"> {row[f'real {name}']}"
     row["other hours"] = significant(run.get("other_hours"))
     return row
 

@@ -175,7 +175,7 @@ def expected_steps(run: ShortRun, goal: Goal) -> float | None:
 
 
 def run_short(setup: StudySetup, seconds: float, stop: StopRequest) -> ShortRun:
-    """Train at the user's batch size and metaparameters until the goal or until the time is over.
+    """Train at the user's batch size and metaparameters until the goal, or for some seconds.
 
     Schedules see a budget that the time can pay, by the seconds of a few steps. Nothing is stored.
 

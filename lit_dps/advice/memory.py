@@ -87,7 +87,7 @@ def _kibibytes_in(file: Path, name: str) -> float:
 
 
 def is_full(error: BaseException | str) -> bool:
-    """Return True if an error, or its text, says that memory of device or machine is full."""
+    """Return True if the reason of an error, or of its text, is a full memory."""
     if isinstance(error, MemoryError):
         return True
     text = str(error).lower()

@@ -1,8 +1,8 @@
 """Which batch size to probe next: the one that narrows the answer most per second.
 
-The rule is that of Li et al. 2026 ("Spend less, fit better", arXiv 2604.22753): the expected fall
-of the variance at the batch sizes that are asked for, over cost^0.4. Here it is exact on draws of
-the law's constants, instead of linearised at one of them.
+The rule is by Li et al. 2026 ("Spend less, fit better", arXiv 2604.22753): the expected fall of the
+variance at the batch sizes that are asked for, over cost^0.4. Here it is exact on draws of the
+law's constants, instead of linearised at one of them.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def choose_next_batch_size(
         # Two distant points constrain the law better than two neighbours.
         return _distant(candidates, observations[0].batch_size)
     if not len(law.draws):
-        # Only bounds are known so far, so the other end of the range tells more.
+        # Only bounds are known so far, so the other end of the range is more informative.
         return _opposite_end(candidates, observations)
     return _most_informative(candidates, law, terms)
 
@@ -202,7 +202,7 @@ def rank_probes(
     sigma_squared = TYPICAL_NOISE**2 + law.error**2
     gain = (covariance[:n, n:] ** 2).mean(axis=1) / (sigma_squared + variance[:n])
     steps = np.exp(log_steps[:, :n].mean(axis=0))
-    cost = steps * np.array([seconds(b) for b in candidates]) * trials
+    cost = steps * np.array(list(map(seconds, candidates))) * trials
     table = pd.DataFrame({"batch_size": candidates, "steps": steps, "cost": cost, "gain": gain})
     table["share"] = table["gain"] / variance[n:].mean()
     table["worth"] = table["gain"] / table["cost"] ** COST_EXPONENT
@@ -220,7 +220,7 @@ def contenders(
     Args:
         law, candidates, seconds: Like in `rank_probes`.
     """
-    times = _steps(law, candidates) * np.array([seconds(b) for b in candidates])
+    times = _steps(law, candidates) * np.array(list(map(seconds, candidates)))
     is_near = times <= NEAR * times.min(axis=1, keepdims=True)
     probabilities = is_near.mean(axis=0)
     return [b for b, p in zip(candidates, probabilities, strict=True) if p >= MIN_PROBABILITY]
@@ -243,5 +243,5 @@ def best_probe(table: pd.DataFrame, budget: float) -> float | None:
 
 
 def _steps(law: Law, batch_sizes: Sequence[float]) -> np.ndarray:
-    """Return steps (draws, n) by the posterior, without the law's own error."""
+    """Return steps (draws, n) by the posterior, without the error of the law."""
     return law.draws[:, :1] / np.asarray(batch_sizes, float) + law.draws[:, 1:]

@@ -1,9 +1,9 @@
 """Steps of one run, relative to K, which is the least of several trials.
 
 The trial of K had luck with its seed besides good metaparameters: in docs/studies/repeats.md K is
-0.85 of the median of its own point over seeds. One training at a smoothed learning rate and another
-seed usually needs more steps. How many more is read from such runs, or from the trials near that
-rate.
+0.85 of the median of the same point over seeds. One training at a smoothed learning rate and
+another seed usually needs more steps. How many more is read from such runs, or from the trials near
+that rate.
 """
 
 from __future__ import annotations
@@ -99,7 +99,9 @@ def ratio_of_one_run(
         size = cell.cell.batch_size
         trials[size] = []
         for result in cell.trials:
-            steps = math.inf if result.steps is None else result.steps
+            steps = math.inf
+            if result.steps is not None:
+                steps = result.steps
             trials[size].append((result.trial.params[rate_key], steps))
         recommended = rate.at(size)
         if recommended is not None:
@@ -111,8 +113,11 @@ def runs_of_configuration(
     stored_runs: list[dict[str, Any]], batch_size: int, params: Mapping[str, Any]
 ) -> list[dict[str, Any]]:
     """Return the stored runs with a batch size and metaparameters."""
-    params = dict(params)
-    return [r for r in stored_runs if r["batch_size"] == batch_size and r["params"] == params]
+    runs = []
+    for run in stored_runs:
+        if run["batch_size"] == batch_size and run["params"] == dict(params):
+            runs.append(run)
+    return runs
 
 
 def of_runs(batch_size: int, k: float, steps: Sequence[float]) -> OneRun | None:
@@ -125,10 +130,10 @@ def of_runs(batch_size: int, k: float, steps: Sequence[float]) -> OneRun | None:
     """
     if not len(steps):
         return None
-    ascending = sorted(map(float, steps))
-    ratios = [x / k for x in ascending]
+    ascending = np.sort(np.asarray(steps, float))
+    ratios = (ascending / k).tolist()
     ratio, spread = _median_and_spread(ratios)
-    return OneRun(ratio, spread, tuple(ratios), "runs", batch_size, tuple(ascending))
+    return OneRun(ratio, spread, tuple(ratios), "runs", batch_size, tuple(ascending.tolist()))
 
 
 def of_trials(
@@ -136,7 +141,7 @@ def of_trials(
 ) -> OneRun | None:
     """Return the steps of one run from trials at rates near the recommended one.
 
-    The trials include those of K.
+    The trials include the trials of K.
 
     Args:
         trials: By batch size, the rate and the steps of each trial; infinite if it did not meet the

@@ -108,7 +108,9 @@ class Clock:
         self.reserved = 0.0
         self._spent_before = spent
         self._stored = time.monotonic()
-        self._began = self._stored if began is None else began
+        if began is None:
+            began = self._stored
+        self._began = began
 
     @property
     def spent(self) -> float:

@@ -21,8 +21,8 @@ from lit_dps.training.stopwatch import stopwatch_of
 class PredictionCallback(Callback):
     """Logs predicted and real steps and hours of a run to the goal, and stores them.
 
-    `lit-dps calibration` reads the stored pairs. Like the predictions, hours are those of steps
-    with their data and of validations; the time to start, to log and to save is stored separately.
+    `lit-dps calibration` reads the stored pairs. Like the predictions, hours are of steps with
+    their data and of validations; the time to start, to log and to save is stored separately.
     A run with another batch size gets a note and is not stored. A run on another number of devices
     is stored with that number, and its hours are not compared.
 

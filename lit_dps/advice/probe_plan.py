@@ -1,4 +1,4 @@
-"""Probes batch sizes, one after the other, until the time is over or no probe is worth it."""
+"""Probes batch sizes, one after the other, as long as the time allows and a probe is worth it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class _Choice(NamedTuple):
 
 
 def probe_all(question: Question, clock: Clock, stop: StopRequest) -> None:
-    """Probe batch sizes until the time is over, no probe is worth it, or all were probed.
+    """Probe batch sizes until the time has passed, no probe is worth it, or all were probed.
 
     Only batch sizes that are known to fit on the devices that are here are probed.
 
@@ -62,7 +62,7 @@ def probe_all(question: Question, clock: Clock, stop: StopRequest) -> None:
         try:
             all_ended = probes.run(size, time.monotonic() + seconds, stop, clock)
         except CannotRun as error:
-            print_line(f"  B = {size} is left out: {error}")
+            print_line(f"  B = {size} is not probed: {error}")
             closed.add(size)
             continue
         if all_ended:
@@ -85,17 +85,21 @@ def _choose(
     """
     record = question.probes.record()
     observed = observations(record)
-    sizes_observed = {int(o.batch_size) for o in observed}
+    excluded = set(tried)
+    exact = set(tried)
+    for observation in observed:
+        excluded.add(int(observation.batch_size))
+        if observation.bound == 0:
+            exact.add(int(observation.batch_size))
     batch_size = choose_next_batch_size(
-        [b for b in fitting if b not in tried | sizes_observed],
+        [b for b in fitting if b not in excluded],
         observed,
         law_with_prior(observed, question.noise),
         _nearest(fitting, user_batch_size(question.probes.setup.workload)),
         _terms(question, record, clock),
     )
     if batch_size is not None:
-        exact = {int(o.batch_size) for o in observed if o.bound == 0}
-        return _Choice(batch_size, 1 / max(1, FIRST_PROBES - len(exact | tried)))
+        return _Choice(batch_size, 1 / max(1, FIRST_PROBES - len(exact)))
     # Otherwise continue a probe that an earlier run of the command did not finish.
     for batch_size in unfinished(record):
         if batch_size not in closed:

@@ -1,4 +1,4 @@
-"""Probes of K at a batch size: ordinary trials of an ordinary study, until their time is over."""
+"""Probes of K at a batch size: ordinary trials of an ordinary study, within a time limit."""
 
 from __future__ import annotations
 
@@ -93,11 +93,11 @@ class Probes:
         workers = min(setup.workers, remaining)
         setup = begin_run(setup, record, workers, self.mlflow, self.environment)
 
-        def is_over() -> bool:
+        def has_ended() -> bool:
             clock.tick()
             return bool(stop) or time.monotonic() > end
 
-        results = run_cells(setup, workers, StopRequest(is_over))
+        results = run_cells(setup, workers, StopRequest(has_ended))
         earlier = chain.from_iterable(record.results.values())
         failures = Failures(setup.storage.failures(self.name), earlier)
         try:
@@ -115,7 +115,7 @@ class Probes:
         return all_ended
 
     def _take(self, results: Results, failures: Failures, stop: StopRequest) -> bool:
-        """Log results as they come; return whether all came before the time was over."""
+        """Log results as they come; return whether all came in time."""
         try:
             with closing(results):
                 for result in results:
@@ -138,7 +138,7 @@ class Probes:
 
 
 def has_no_room(failure: str, workload: Workload) -> bool:
-    """Return True if a failure says that a batch exceeds memory or the training split."""
+    """Return True for the failure of a batch that exceeds memory or the training split."""
     return is_full(failure) or is_above_split(failure, workload.batch_size_key)
 
 
@@ -187,9 +187,13 @@ def check_seconds(record: StudyRecord | None, timed: float) -> float:
     """
     if record is None:
         return timed
-    seconds = [times.check for times in step_seconds(record).values()]
-    seconds = [value for value in seconds if not math.isnan(value)]
-    return float(np.median(seconds)) if seconds else timed
+    seconds = []
+    for times in step_seconds(record).values():
+        if not math.isnan(times.check):
+            seconds.append(times.check)
+    if not seconds:
+        return timed
+    return float(np.median(seconds))
 
 
 def failed_trials(record: StudyRecord | None) -> dict[int, list[TrialResult]]:

@@ -90,7 +90,7 @@ def conclude(question: Question) -> Answer:
     """
     options = question.options
     setup = question.probes.setup
-    # `fit` makes full validations; those of probes stop early.
+    # `fit` makes full validations; validations of probes stop early.
     checks = Checks(question.times.check, setup.goal_of_trials.check_interval)
     terms = Terms(options.price, checks)
     step_time, batch_sizes = question.step_time, question.batch_sizes
@@ -102,7 +102,7 @@ def conclude(question: Question) -> Answer:
         if law is not None:
             rate = None
             if key:
-                # Branches tell how they were trained. `question.adaptive` is also None if weight
+                # Branches store how they were trained. `question.adaptive` is also None if weight
                 # decay is searched, or if the optimizer could not be read.
                 adaptive = stored.get("branch_adaptive", question.adaptive is not None)
                 rate = law.rate(key, setup.study.space[key].at(0.5), adaptive)

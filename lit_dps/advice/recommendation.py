@@ -39,7 +39,7 @@ PREDICTION_CALLBACK = "lit_dps.advice.prediction.PredictionCallback"
 # Trainer arguments that a study sets itself.
 SET_BY_STUDY = ("max_epochs", "num_sanity_val_steps")
 VERIFICATION_RUNS = 3
-# A run that has not met the goal after so many times K counts as one that needs more steps.
+# A run that has not met the goal after this multiple of K counts as one that needs more steps.
 MAX_STEPS_OVER_K = 3.0
 
 
@@ -192,25 +192,20 @@ def verify_recommendation(
 ) -> None:
     """Train a recommended configuration on one device to the goal, and store the steps of each run.
 
-    There are `VERIFICATION_RUNS` runs on fresh seeds, or as many as fit into the remaining time.
+    There are `VERIFICATION_RUNS` runs on fresh seeds, or fewer if the remaining time ends before.
 
     Args:
         setup: The study that probes.
         batch_size: The batch size of an optimizer step.
         params: Metaparameters by configuration key.
         k: Steps to the goal by the law.
-        store: Where the runs are stored.
-        clock: The clock of the budget.
-        stop: Whether the user asked to stop.
+        store, clock, stop: The stored runs, the clock of the budget, and the request to stop.
 
     Raises:
         Interrupted: if the user asked to stop.
     """
     stored = runs_of_configuration(store.read().get("confirmed", []), batch_size, params)
-    goal = setup.goal_of_trials
-    steps = min(MAX_STEPS_OVER_K * k, goal.max_steps)
-    max_steps = max(1, math.ceil(steps / goal.check_interval)) * goal.check_interval
-    goal = Goal(goal.value, goal.check_interval, max_steps, goal.metric, goal.at_least)
+    goal = _verification_goal(setup.goal_of_trials, k)
     end = time.monotonic() + clock.remaining
 
     def at_check() -> None:
@@ -233,18 +228,29 @@ def verify_recommendation(
         if result.status is Status.FAILED:
             print_line(f"  it fails: {result.failure}")
             return
-        run = {
-            "batch_size": batch_size,
-            "params": dict(params),
-            "steps": result.steps,
-            "most": max_steps,
-            "seconds": result.seconds,
-            "timed": dict(result.timed),
-        }
-        store.append("confirmed", run)
+        store.append("confirmed", _stored_run(result, goal))
         clock.save()
         longest = max(longest, result.seconds)
         print_line(f"  run {number} at B = {batch_size}: {_describe(result)}")
+
+
+def _verification_goal(goal: Goal, k: float) -> Goal:
+    """Return a goal with max_steps at a multiple of K, rounded up to a validation."""
+    steps = min(MAX_STEPS_OVER_K * k, goal.max_steps)
+    max_steps = max(1, math.ceil(steps / goal.check_interval)) * goal.check_interval
+    return Goal(goal.value, goal.check_interval, max_steps, goal.metric, goal.at_least)
+
+
+def _stored_run(result: TrialResult, goal: Goal) -> dict[str, Any]:
+    """Return a run as the advice store keeps it."""
+    return {
+        "batch_size": result.trial.cell.batch_size,
+        "params": dict(result.trial.params),
+        "steps": result.steps,
+        "most": goal.max_steps,
+        "seconds": result.seconds,
+        "timed": dict(result.timed),
+    }
 
 
 def _describe(result: TrialResult) -> str:

@@ -6,6 +6,7 @@ import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,6 @@ from lit_dps.advice.text import render
 from lit_dps.advice.user_workload import look_at_optimizers, user_batch_size
 from lit_dps.analysis.analysis import Analysis
 from lit_dps.analysis.law import Law
-from lit_dps.analysis.law_fit import AT_LEAST
 from lit_dps.analysis.tables import listed_numbers, three_digits, write_csv
 from lit_dps.core.atomic_write import not_written, replacing
 from lit_dps.core.batch_scaling import scaled_beta2, scaled_decay
@@ -49,7 +49,7 @@ class _Report:
     Attributes:
         question: What was asked and measured.
         result: The answer.
-        record: The study of the probes; None if there is none.
+        record: The study of the probes; None without probes.
         scaling: Second moment and weight decay of the recommended run; None if they do not change.
     """
 
@@ -68,7 +68,9 @@ def publish_answer(question: Question) -> None:
     """Print the answer, write its files, and log both to MLflow."""
     result = conclude(question)
     record = question.probes.record()
-    params = None if isinstance(result.law, Branched) else recommended_params(record, result)
+    params = None
+    if not isinstance(result.law, Branched):
+        params = recommended_params(record, result)
     report = _Report(question, result, record, adaptive_note(question, result, params))
     text = _text(report)
     print(text, end="", flush=True)
@@ -103,7 +105,9 @@ def _text(report: _Report) -> str:
     stored = question.store.read()
     times = question.times
     devices = ", ".join(map(str, question.options.devices))
-    noun = "device" if devices == "1" else "devices"
+    noun = "devices"
+    if devices == "1":
+        noun = "device"
     lines = [f"advice on {question.setup.study.name}: {goal}, on {devices} {noun}", ""]
     if "max_steps" in stored:
         lines.append(f"goal.max_steps = {goal.max_steps} was chosen after a short run")
@@ -122,7 +126,7 @@ def _text(report: _Report) -> str:
     if forks:
         lines += ["", *describe_forks(forks)]
     lines += ["", render(report.result)]
-    return "\n".join(lines) + "".join(f"note: {line}\n" for line in _notes(report))
+    return "\n".join(lines) + "".join(map("note: {}\n".format, _notes(report)))
 
 
 def _notes(report: _Report) -> Iterator[str]:
@@ -144,11 +148,12 @@ def _notes(report: _Report) -> Iterator[str]:
         yield from lines_of(SCHEDULES, Analysis(record))
         table = report.result.table
         k_of = dict(zip(table["batch_size"], table["k_star"], strict=True))
-        results = [result for results in record.results.values() for result in results]
-        yield from warm_up_notes(results, k_of)
+        yield from warm_up_notes(list(chain.from_iterable(record.results.values())), k_of)
         if question.largest < max(question.batch_sizes):
             ranks = question.setup.ranks
-            here = f"the {ranks} devices" if ranks > 1 else "the device"
+            here = "the device"
+            if ranks > 1:
+                here = f"the {ranks} devices"
             yield (
                 f"K was not measured above B = {question.largest}, the largest batch size that is "
                 f"known to fit on {here} here."
@@ -187,14 +192,18 @@ def _notes_on_trials(report: _Report) -> Iterator[str]:
 
 def _notes_on_missed_goals(result: Answer) -> Iterator[str]:
     """Yield a note if no trial met the goal at any batch size."""
-    observations = result.law.observations
-    missed = [o for o in observations if o.bound == AT_LEAST]
-    if missed and len(missed) == len(observations):
-        most = three_digits(max(o.steps for o in missed))
+    sizes = []
+    most = 0.0
+    for observation in result.law.observations:
+        if not observation.is_lower_bound:
+            return
+        sizes.append(observation.batch_size)
+        most = max(most, observation.steps)
+    if sizes:
         yield (
-            f"No trial met the goal within {most} steps, at B = "
-            f"{listed_numbers(o.batch_size for o in missed)}. Choose an easier goal, a larger "
-            "goal.max_steps, or a wider range of the learning rate."
+            f"No trial met the goal within {three_digits(most)} steps, at B = "
+            f"{listed_numbers(sizes)}. Choose an easier goal, a larger goal.max_steps, or a wider "
+            "range of the learning rate."
         )
 
 
@@ -318,8 +327,10 @@ def log_measurements(question: Question) -> None:
     stored = question.store.read()
     curves: dict[str, dict[int, float]] = {}
     for row in question.times.timed:
-        devices = "" if row.devices == 1 else f"_on_{row.devices}_devices"
-        curve = curves.setdefault(f"advice/step_seconds{devices}", {})
+        name = "advice/step_seconds"
+        if row.devices > 1:
+            name += f"_on_{row.devices}_devices"
+        curve = curves.setdefault(name, {})
         curve[int(row.local_batch)] = row.seconds
     for number, run in enumerate(stored.get("confirmed", []), start=1):
         if run["steps"]:

@@ -112,8 +112,8 @@ def run_advice(
             one.
 
     Returns:
-        The exit code: 0 with an answer, also if this is that nothing can be said; 1 if all first
-        trials fail; 130 if the run was interrupted.
+        The exit code: 0 with an answer, also if no row can be recommended; 1 if all first trials
+        fail; 130 if the run was interrupted.
 
     Raises:
         UserError: for wrong configuration, data or storage, before anything is created.

@@ -75,8 +75,7 @@ class StepTimes:
     def from_stored(cls, stored: Mapping[str, Any]) -> StepTimes:
         """Return the step times of stored advice."""
         timed = [Timed(*row) for row in stored["timed"]]
-        largest, reason, is_memory_full = stored["largest"]
-        return cls(timed, stored["check"], largest, reason, is_memory_full, waited=stored["waited"])
+        return cls(timed, stored["check"], *stored["largest"], waited=stored["waited"])
 
 
 class StepAndCheck(NamedTuple):
@@ -307,7 +306,7 @@ def _time_trial(
 
 
 def is_above_split(line: str, batch_size_key: str) -> bool:
-    """Return True if an error says that the training split has fewer examples than a batch."""
+    """Return True for the error of a batch with more examples than the training split."""
     # `refuse_too_large` and the data modules of the package name these keys.
     return is_about(line, "study.batch_sizes") or is_about(line, batch_size_key)
 

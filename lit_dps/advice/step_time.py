@@ -25,8 +25,8 @@ from lit_dps.analysis.tables import three_digits
 from lit_dps.core.text import format_duration, number_text
 
 MAX_EXPONENT = 16.0  # of p and q; beyond it the knee is a corner
-# A knee is one constant more than a line. It needs so many local batch sizes and a misfit of the
-# line above this, and is taken if it lowers the misfit below this share of the line's.
+# A knee is one constant more than a line. It needs this number of local batch sizes and a misfit of
+# the line above this, and is taken if it lowers the misfit below this share of the line's.
 MIN_SIZES_FOR_KNEE = 4
 EXACT_MISFIT = 0.005
 KNEE_GAIN = 0.8
@@ -251,7 +251,7 @@ class StepTime:
         return _LastMicrobatch(seconds, "predicted", error)
 
     def _doublings_beyond(self, local: float, parts: int) -> float:
-        """Return how many doublings a micro-batch lies beyond the timed local batches."""
+        """Return the number of doublings between a micro-batch and the timed local batches."""
         smallest, largest = self.local
         above = math.log2(local / parts / largest)
         below = math.log2(smallest * parts / local)
@@ -287,14 +287,19 @@ def fit_step_time(
     Raises:
         ValueError: with fewer local batch sizes, or numbers that are not positive and finite.
     """
-    rows = [Timed(*row) for row in timed]
-    for row in rows:
-        if not all(math.isfinite(x) and x > 0 for x in row):
-            raise ValueError(f"{row}: the numbers of a timed step must be positive and finite")
-    on_one = [row for row in rows if row.devices == 1]
-    if len({row.local_batch for row in on_one}) < 2:
-        raise ValueError("a model of the step time needs 2 local batch sizes timed on one device")
+    on_one = []
+    on_several = []
+    for row in timed:
+        step = Timed(*row)
+        if not all(math.isfinite(x) and x > 0 for x in step):
+            raise ValueError(f"{step}: the numbers of a timed step must be positive and finite")
+        if step.devices == 1:
+            on_one.append(step)
+        else:
+            on_several.append(step)
     m = _column(on_one, "local_batch")
+    if len(np.unique(m)) < 2:
+        raise ValueError("a model of the step time needs 2 local batch sizes timed on one device")
     t = _column(on_one, "seconds") / _column(on_one, "accumulation")
     law = _fit_device(m, t)
     log_residuals = np.log(t / _p_norm(law.a, law.b * m, law.p))
@@ -309,7 +314,6 @@ def fit_step_time(
         node=node,
         residuals=tuple(residuals),
     )
-    on_several = [row for row in rows if row.devices > 1]
     if not on_several:
         return model
     return dataclasses.replace(model, exchange=_fit_exchange(model, on_several))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import pandas as pd
@@ -38,8 +38,8 @@ def render(answer: Answer, all_rows: bool = False) -> str:
     return "\n\n".join("\n".join(lines) for lines in parts) + "\n"
 
 
-def _indent(lines) -> list[str]:
-    return [f"  {line}" for line in lines]
+def _indent(lines: Iterable[str]) -> list[str]:
+    return list(map("  {}".format, lines))
 
 
 def _recommendation(answer: Answer) -> list[str]:
@@ -88,7 +88,9 @@ def _place(row: Mapping[str, Any]) -> str:
 
 
 def _devices(count: int) -> str:
-    return "1 device" if count == 1 else f"{count} devices"
+    if count == 1:
+        return "1 device"
+    return f"{count} devices"
 
 
 def _with_limits(row: Mapping[str, Any], name: str, text: Callable[[float], str]) -> str:

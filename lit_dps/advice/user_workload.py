@@ -1,4 +1,4 @@
-"""The user's own batch size, learning rate and optimizer, and the study that probes around them."""
+"""The user's batch size, learning rate and optimizer, and the study that probes around them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from lit_dps.training.adam_scaling import (
 from lit_dps.training.trainer_rules import as_list
 from lit_dps.training.workload import Workload, locate
 
-# The default range is the module's own rate divided by this to the rate times this.
+# The default range is from the module's rate divided by this to the rate times this.
 RATE_RANGE_FACTOR = 32.0
 SCALING_CALLBACK = "lit_dps.training.AdamScalingCallback"
 SCALED_BY_CALLBACK = ("beta2", "betas", "weight_decay")
@@ -79,7 +79,7 @@ def user_value(workload: Workload, key: str) -> Any:
 
 
 def rate_range(workload: Workload) -> dict[str, Range]:
-    """Return a range around the module's own learning rate, for an empty study.space.
+    """Return a range around the module's learning rate, for an empty study.space.
 
     Raises:
         ConfigError: if no argument is named lr or learning_rate, or several are.

@@ -35,7 +35,10 @@ def forecast(setup: StudySetup) -> str:
         ConfigError: If a pruning pass is needed and the data have no finite one.
     """
     record = stored_record(setup)
-    points = setup.remaining_points({} if record is None else record.results)
+    results = {}
+    if record is not None:
+        results = record.results
+    points = setup.remaining_points(results)
     timing = measure(setup)
     lines = [
         f"forecast of study {setup.study.name}; nothing is run or stored",
@@ -54,7 +57,7 @@ def _timing_remarks(setup: StudySetup, timing: Timing) -> list[str]:
     study = setup.study
     batch_sizes = [measured.batch_size for measured in timing.measured]
     largest = max(batch_sizes)
-    threads = "1 thread" if study.threads == 1 else f"{study.threads} threads"
+    threads = f"{study.threads} thread{'s' * (study.threads != 1)}"
     overhead, per_example = format_duration(timing.step.a), format_duration(timing.step.b)
     line = f"at any B a step takes {overhead} + {per_example} x B"
     if len(batch_sizes) > 2:  # two always fit a line

@@ -55,7 +55,9 @@ def nearest_record(setup: StudySetup, record: StudyRecord | None) -> StudyRecord
     stored: Mapping = AdviceStore(url, setup.study.name).read().get("configuration", {})
     identity = setup.identity(None)
     is_same = all(stored.get(key) == identity.get(key) for key in _SHARED_BY_PROBES)
-    return probes if is_same and _has_result(probes) else record
+    if is_same and _has_result(probes):
+        return probes
+    return record
 
 
 def forecast_basis(
@@ -68,7 +70,9 @@ def forecast_basis(
         record: The record of these trials (`nearest_record`).
         laws: The laws that their steps are scaled by.
     """
-    count = 0 if record is None else sum(map(len, record.results.values()))
+    count = 0
+    if record is not None:
+        count = sum(map(len, record.results.values()))
     trials = f"{count:,} finished trials"
     if record is not None and record.name != setup.study.name:
         trials = f"{count:,} finished probes of lit-dps advise"
@@ -235,17 +239,20 @@ def expected_repeat_work(
     """
     if record is None:
         return None
-    k_stars = {cell: _k_star(record, cell) for cell in record.results}
-    known_k_stars = {cell: [k_star] for cell, k_star in k_stars.items() if k_star is not None}
+    k_stars = {}
+    for cell in record.results:
+        k_star = _k_star(record, cell)
+        if k_star is not None:
+            k_stars[cell] = [k_star]
     mean = None
-    for steps in (_steps_run(record.repeats), known_k_stars, _steps_run(record.results)):
+    for steps in (_steps_run(record.repeats), k_stars, _steps_run(record.results)):
         if mean is None:
             mean = mean_of_nearest_batch_size(steps, points, ratio)
     if mean is None:
         return None
     trials = {}
     for cell, remaining in points.items():
-        if remaining and k_stars.get(cell) is None:
+        if remaining and cell not in k_stars:
             trials[cell] = plan.count * plan.points
         else:
             trials[cell] = _remaining_repeats(plan, cell, record)
@@ -295,9 +302,12 @@ def _counts(points: Points) -> dict[Cell, int]:
 
 def _steps_run(results: Mapping[Cell, Sequence[TrialResult]]) -> dict[Cell, list[float]]:
     """Return how many steps each finished trial ran, without failed ones, by cell."""
-    steps = {}
+    steps: dict[Cell, list[float]] = {}
     for cell, of_cell in results.items():
-        steps[cell] = [r.steps_run for r in of_cell if r.status is not Status.FAILED]
+        steps[cell] = []
+        for result in of_cell:
+            if result.status is not Status.FAILED:
+                steps[cell].append(result.steps_run)
     return steps
 
 

@@ -90,7 +90,9 @@ class Remaining:
     @property
     def expected(self) -> Times | None:
         """The expectation; None without one."""
-        return self.columns[-1] if self.has_expectation else None
+        if not self.has_expectation:
+            return None
+        return self.columns[-1]
 
 
 def training_seconds(cells: Mapping[Cell, Work], timing: Timing, share: float = 1.0) -> float:
@@ -147,7 +149,7 @@ def study_table(
     remaining = _remaining(setup, points, record, timing, basis, ratio_by_laws(laws))
     lines = aligned(_rows(remaining, sorted({cell.batch_size for cell in points})))
     if not (remaining.trials + remaining.repeats).trials:
-        return [*lines, "", "nothing is left to run"]
+        return [*lines, "", "nothing remains to run"]
     trials = _explain_trials(remaining, forecast_basis(setup, basis, laws))
     return [*lines, "", *trials, *_explain_repeats(remaining)]
 
@@ -177,7 +179,9 @@ def _remaining(
     share = timing.min_check_share
     if share < 1:
         columns.append(Times("validations early", most, most_repeats, share))
-    results = {} if basis is None else basis.results
+    results = {}
+    if basis is not None:
+        results = basis.results
     expected = expected_work(points, results, goal.check_interval, ratio)
     if expected is not None:
         repeats = expected_repeat_work(plan, points, basis, goal.check_interval, ratio)
@@ -202,8 +206,9 @@ def _remaining(
 
 def _rows(remaining: Remaining, batch_sizes: Sequence[int]) -> list[dict[str, str]]:
     """Return the rows of the table: batch sizes, repeats, pruning, the noise run, the total."""
-    heads = ["B", *_COUNT_HEADS, *_STEP_HEADS, *(times.head for times in remaining.columns)]
-    blank = dict.fromkeys(heads, "")
+    blank = dict.fromkeys(["B", *_COUNT_HEADS, *_STEP_HEADS], "")
+    for times in remaining.columns:
+        blank[times.head] = ""
     timing = remaining.timing
     rows = [_batch_size_row(remaining, batch_size) for batch_size in batch_sizes]
     if remaining.repeats.trials:
@@ -272,7 +277,7 @@ def _explain_trials(remaining: Remaining, basis: str) -> list[str]:
     max_steps = remaining.setup.goal_of_trials.max_steps
     text = f"at most: every trial runs to max_steps = {max_steps:,}"
     if remaining.rungs:
-        pauses = ", ".join(f"{step:,}" for step in remaining.rungs)
+        pauses = ", ".join(map("{:,}".format, remaining.rungs))
         text += f", after rungs of {pauses} steps"
     text += ", and every validation is a full one"
     if remaining.expected is None:
