@@ -1,4 +1,4 @@
-"""advise: recommend a batch size and a number of devices, with the time and the cost of the run.
+"""advise: recommend batch size and devices, with time and cost of a run.
 
 It answers for your module and data, within a budget of time.
 """

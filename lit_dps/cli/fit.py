@@ -162,7 +162,7 @@ class DPSCLI(LightningCLI):
         if self.subcommand is not None:
             config = self.config[self.subcommand]
         if not isinstance(config.trainer, Namespace):
-            allowed = "arguments of Lightning's Trainer by name, or missing"
+            allowed = "arguments of Lightning's Trainer by name, or left out"
             raise ConfigError("trainer", config.trainer, allowed)
         refuse_nulls(config, SECTION_CLASSES)
         if self.subcommand is None:

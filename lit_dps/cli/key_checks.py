@@ -172,7 +172,7 @@ def _check_section(section: str, value: Any, known: Mapping[str, str]) -> None:
     if isinstance(value, str) and Path(value).suffix in (".yaml", ".yml"):
         return
     names = ", ".join(list(known)[:3])
-    raise ConfigError(section, value, f"keys with values, such as {names}; or missing")
+    raise ConfigError(section, value, f"keys with values, such as {names}; or left out")
 
 
 def _check_value(key: str, value: Any, annotation: str) -> None:

@@ -116,7 +116,7 @@ def refuse_nulls(config: Mapping[str, Any] | Namespace, classes: Mapping[str, ty
     for key, cls in classes.items():
         arguments = config[key]
         if not isinstance(arguments, (Mapping, Namespace)):
-            raise ConfigError(key, arguments, "arguments by name, or missing")
+            raise ConfigError(key, arguments, "arguments by name, or left out")
         for name, hint in get_type_hints(cls.__init__).items():
             may_be_null = type(None) in get_args(hint)
             if name in arguments and arguments[name] is None and not may_be_null:

@@ -151,7 +151,7 @@ def write_pages(
         except OtherFormat:
             raise
         except StorageError as error:
-            print(f"not on the pages: {error}", file=sys.stderr)
+            print(f"left out: {error}", file=sys.stderr)
             continue
         parts.append(_part(record, file, storage, images))
     if not parts:

@@ -88,7 +88,7 @@ class StudyCLI(DPSCLI):
             key = "study.metrics"
             if study.train_past_goal:
                 key = "study.train_past_goal"
-            allowed = f"false, or missing, where {key} keeps whole curves"
+            allowed = f"false, or left out, where {key} keeps whole curves"
             raise ConfigError("goal.early_reject", True, allowed)
 
 

@@ -149,7 +149,7 @@ def study_table(
     remaining = _remaining(setup, points, record, timing, basis, ratio_by_laws(laws))
     lines = aligned(_rows(remaining, sorted({cell.batch_size for cell in points})))
     if not (remaining.trials + remaining.repeats).trials:
-        return [*lines, "", "nothing remains to run"]
+        return [*lines, "", "nothing is left to run"]
     trials = _explain_trials(remaining, forecast_basis(setup, basis, laws))
     return [*lines, "", *trials, *_explain_repeats(remaining)]
 

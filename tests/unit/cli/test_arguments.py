@@ -71,10 +71,10 @@ def test_verbs_that_take_no_configuration_are_left_alone():
     ("file", "said"),
     [
         ("nothing.yaml", "study: no such file 'nothing.yaml'; a configuration file is needed"),
-        ("quickstart", "needed; `lit-dps configs quickstart` copies that of the package here"),
+        ("quickstart", "needed; `lit-dps configs quickstart` copies a file of the package here"),
         (
             "configs/studies/widht.yaml",
-            "needed; `lit-dps configs studies/width` copies that of the package here",
+            "needed; `lit-dps configs studies/width` copies a file of the package here",
         ),
     ],
 )
@@ -245,7 +245,7 @@ def test_without_a_configuration_it_is_said_where_they_are():
         "the following arguments are required: fit.data, fit.model", ArgumentParser()
     )
     assert (
-        said == "; a configuration file has them, and `lit-dps configs` lists those of the package"
+        said == "; a configuration file has them, and `lit-dps configs` lists files of the package"
     )
 
 
