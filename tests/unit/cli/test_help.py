@@ -84,7 +84,10 @@ def test_configs_lists_and_copies(tmp_path, monkeypatch, capsys):
         assert said in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["here"]
     assert main(["configs", "text-transformer", "--to", "there"]) == 0
-    assert "copied: there/warm_text.py, a module that the configuration names" in capsys.readouterr().out
+    assert (
+        "copied: there/warm_text.py, a module that the configuration names"
+        in capsys.readouterr().out
+    )
     assert {path.name for path in (tmp_path / "there").iterdir()} == {
         "text-transformer.yaml",
         "warm_text.py",
