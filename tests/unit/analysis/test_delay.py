@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pytest
 
-from lit_dps.analysis.delay import KEY, DelayLaw, delay_of, stable_share
+from lit_dps.analysis.delay import KEY, DelayLaw, delay_of, delay_text, stable_share
 from lit_dps.analysis.law import Law
 from lit_dps.analysis.law_fit import Fit
 from lit_dps.analysis.quadratic import NoisyQuadraticModel
@@ -19,6 +19,7 @@ from lit_dps.report.figures import FIGURES, drawn, write_figures
 from lit_dps.report.publish import write_all
 from lit_dps.report.text import render
 from tests.support.fake_study import analysis_of, result
+from tests.support.texts import figure_texts
 
 pytestmark = pytest.mark.pictures
 
@@ -203,7 +204,7 @@ def test_the_report_has_the_separate_laws_beside_the_joint_one():
     assert float(by_delay[8][-1].rstrip("%")) > 15
 
 
-def test_table_report_and_figure(tmp_path):
+def test_table_report_and_figure(tmp_path, golden):
     found = study(lambda b, tau: 4e4 / b + 60 / stable_share(tau), spread=(1.0, 1.2))
     table = found.delays
     assert list(table["delay"]) == list(DELAYS)
@@ -211,12 +212,8 @@ def test_table_report_and_figure(tmp_path):
         [60 / stable_share(tau) for tau in DELAYS], rel=0.01
     )
     assert list(table["own_c2"]) == pytest.approx(list(table["floor"]), rel=0.02)
-    text = render(found)
-    assert (
-        "K* = c1 / B + c2 / sin(pi / (2 (2 tau + 1))), joint fit of all delays tau\n  S=0  c1 = 40000 "
-        " c2 = 60  misfit 0%" in text
-    )
-    assert "K* doubles at delay " in text and " at B=16 and " in text
+    assert delay_text(found.delay_laws, found.delays) in render(found)
+    golden.check("analysis/delay.txt", delay_text(found.delay_laws, found.delays))
     files, notes = write_figures([FIGURE], [found], tmp_path)
     assert {path.name for path in files} == {"delay.csv", "delay.png", "delay.pdf"} and notes == []
     names = [path.name for path in write_all(found, tmp_path / "all")[0]]
@@ -230,9 +227,10 @@ def test_table_report_and_figure(tmp_path):
         )
     assert list(found.critical_delays["batch_size"]) == list(BATCH_SIZES)
     assert "own_c2" in (tmp_path / "all" / "delay-law.csv").read_text()
-    left, right = drawn(FIGURE, found).axes
+    figure = drawn(FIGURE, found)
+    left, right = figure.axes
     assert left.get_legend_handles_labels()[1] == [*(f"B = {b}" for b in BATCH_SIZES), "law"]
-    assert right.get_xlabel() == "B / s(delay) [examples]"
+    golden.check("figures/delay.txt", figure_texts(figure))
 
 
 def test_a_study_without_delays_has_none_of_it(tmp_path):
@@ -244,4 +242,4 @@ def test_a_study_without_delays_has_none_of_it(tmp_path):
 def test_k_at_the_first_check_is_left_out():
     found = study(lambda b, tau: 16, goal=Goal(0.1, 16, 1600))
     assert found.delay_laws[0].fit is None and found.delay_laws[0].k_star == {}
-    assert FIGURE.missing(found) == "no law of batch size and delay yet"
+    assert "delay" in FIGURE.missing(found)

@@ -18,6 +18,7 @@ from lit_dps.report.figures import lipschitz, metaparameters
 from lit_dps.storage.read import read_study
 from tests.support.claims import judged
 from tests.support.fake_study import result, theory_terms, write_study
+from tests.support.texts import numbers_in
 
 CELL = Cell(8, 0.0)
 
@@ -156,8 +157,8 @@ def test_failed_trials_do_not_count_for_the_region_of_successful_ones():
         ).measured
         for status in ("failed", "stopped")
     )
-    assert of_failed.endswith(", from 0.429 at B=4 to 0.857 at B=256")
-    assert of_stopped.endswith(", from 0.375 at B=4 to 0.750 at B=256")
+    assert numbers_in(of_failed)[-2:] == [0.429, 0.857]
+    assert numbers_in(of_stopped)[-2:] == [0.375, 0.75]
 
 
 def test_failed_trials_do_not_count_for_the_best_rate():

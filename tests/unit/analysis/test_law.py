@@ -215,7 +215,7 @@ def test_a_median_with_misses_is_a_bound_where_a_miss_may_lie_on_either_side(
 def test_best_rates_on_an_edge_are_told():
     known = curve()
     known[0] = Observation(known[0].batch_size, known[0].steps, edge="learning_rate low")
-    assert "an end of their range at B = 8 (learning_rate low)" in fit_law(known).notes[0]
+    assert "B = 8 (learning_rate low)" in fit_law(known).notes[0]
 
 
 @pytest.mark.parametrize("bad", [(0, 10), (8, 0), (8, math.nan), (math.inf, 5)])

@@ -4,6 +4,7 @@ their figures."""
 from __future__ import annotations
 
 import math
+import re
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from lit_dps.report.pruning_notes import layers_without_weights
 from lit_dps.report.text import render
 from lit_dps.storage.schema import AXES
 from tests.support.fake_study import analysis_of, result, theory_terms
+from tests.support.texts import numbers_in
 
 pytestmark = pytest.mark.pictures
 
@@ -92,10 +94,12 @@ def test_the_first_sparsity_with_an_empty_layer_is_told(study):
         (10 + 2) / 1200
     )  # of the weights, whatever the sparsity counts
     (empty,) = layers_without_weights(study)
-    assert empty["places"] == "S=0.99 method=magnitude: b.weight at 1 of 3 samples"
+    assert empty["places"].startswith("S=0.99 method=magnitude: b.weight ")
+    assert numbers_in(empty["places"]) == [1, 3]
     assert empty["places"] in render(study)
     (line,) = BY_NAME["layers"].notes(study)
-    assert line == "method=magnitude: from S=0.99 on a layer is empty, b.weight at 1 of 3 points"
+    assert "method=magnitude" in line and "S=0.99" in line and "b.weight" in line
+    assert numbers_in(line) == [1, 3]
 
 
 def test_of_many_methods_each_has_a_panel_and_the_legend_fits():
@@ -117,7 +121,9 @@ def test_the_jacobian_of_repaired_networks_is_in_the_notes_and_a_table(study):
     rows = jacobian_rows(study.record)
     assert len(rows) == 3 * 2 * len(METHODS) * 3 and set(rows["init"]) == {"isometry"}
     assert rows["mean_before"].mean() == 2.0 and rows["distance_after"].eq(0.5).all()
-    assert "S=0.9 init=isometry method=snip: 2 +- 2 (inf) to 2 +- 2 (2)" in render(study)
+    assert re.search(
+        r"S=0.9 init=isometry method=snip: 2 \+- 2 \(inf\) \S+ 2 \+- 2 \(2\)", render(study)
+    )
 
 
 def test_a_term_in_proportion_to_the_steps_has_rank_correlation_1(study):
@@ -161,6 +167,4 @@ def test_figures_are_drawn_where_pruning_is_an_axis(study, tmp_path):
         goal=GOAL,
     )
     assert not any(BY_NAME[name].by_default(plain) for name in ("pruners", "layers", "terms"))
-    assert (
-        BY_NAME["terms"].missing(plain) == "no measured terms of the theory (smoothness.interval)"
-    )
+    assert "smoothness.interval" in BY_NAME["terms"].missing(plain)

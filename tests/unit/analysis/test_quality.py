@@ -10,6 +10,7 @@ from lit_dps.core.trial import Cell
 from lit_dps.report.figures import FIGURES, drawn, write_figures
 from lit_dps.report.notebook import Study
 from tests.support.fake_study import analysis_of
+from tests.support.texts import numbers_in
 from tests.unit.analysis.test_budgets import GOAL, trial
 
 pytestmark = pytest.mark.pictures
@@ -69,7 +70,7 @@ def test_a_best_value_at_the_end_of_the_budget_is_late(tmp_path):
     late = analysis_of({Cell(b): [falls(b, 0, 0.07, 0.07, at=80)] for b in (4, 16)}, goal=GOAL)
     assert list(late.quality["late"]) == [1, 1]
     (note,) = write_figures([FIGURE], [late], tmp_path, ["quality"])[1]
-    assert "2 of 2 cells" in note
+    assert numbers_in(note)[:2] == [2, 2]
 
 
 def test_the_figure(tmp_path):
@@ -87,10 +88,8 @@ def test_the_figure(tmp_path):
 def test_studies_whose_trials_stop_at_the_goal_are_drawn_only_where_asked_for(tmp_path):
     stops = analysis_of({Cell(b): [trial(Cell(b), 0, [0.5, 0.1], 20)] for b in (4, 16)}, goal=GOAL)
     assert write_figures([FIGURE], [stops], tmp_path) == ([], [])
-    assert (
-        "is a bound in 2 of 2 cells"
-        in write_figures([FIGURE], [stops], tmp_path, ["quality"])[1][0]
-    )
+    (note,) = write_figures([FIGURE], [stops], tmp_path, ["quality"])[1]
+    assert numbers_in(note)[:2] == [2, 2]
 
 
 def test_a_notebook_reads_it():

@@ -1,6 +1,7 @@
 """A grid with a third axis: everything that is computed for a sparsity is computed for a series."""
 
 import dataclasses
+import re
 
 import pytest
 
@@ -27,6 +28,7 @@ from lit_dps.report.publish import publish
 from lit_dps.report.text import render
 from tests.support.claims import judged
 from tests.support.fake_study import GOAL, SPACE, law_results, measured, theory_terms
+from tests.support.texts import figure_texts, numbers_in
 
 METHOD = "pruning.method"
 LAWS = {
@@ -108,8 +110,9 @@ def test_the_report_names_each_series(study):
     text = render(study)
     head = text.splitlines()[2].split()
     assert head[:4] == ["B", "S", "method", "K*"]
-    assert "  S=0.9 method=synflow  K is known at 2 batch sizes (" in text
-    assert "  S=0.9 method=snip: Delta x1.00" in text
+    (verdict,) = re.findall(r"^  S=0.9 method=synflow  (.*)$", text, re.MULTILINE)
+    assert numbers_in(verdict)[0] == 2
+    assert re.search(r"^  S=0.9 method=snip: Delta x1.00", text, re.MULTILINE)
 
 
 def default(figure, study) -> bool:
@@ -119,18 +122,16 @@ def default(figure, study) -> bool:
     )(study)
 
 
-def test_every_figure_has_a_curve_for_each_series(study, tmp_path):
+def test_every_figure_has_a_curve_for_each_series(study, tmp_path, golden):
     for figure in FIGURES:
         assert figure.missing(study) is None or not default(figure, study)
-    names = [ax.get_title() for ax in drawn(scaling, study).axes]
-    assert (
-        names[:2] == ["sparsity 0, method snip", "sparsity 0, method synflow"]
-        and names[4] == "all series"
-    )
+    golden.check("figures/scaling-axis.txt", figure_texts(drawn(scaling, study)))
     for figure in (scaling, metaparameters, lipschitz, logs, ratios):
         assert {"sparsity", "method", "batch_size"} <= {*figure.rows(study)}
     labels = [text.get_text() for text in drawn(logs, study).legends[0].get_texts()]
-    assert labels[:4] == [f"S = {s.sparsity:g}, method = {s.axes[0][1]}" for s in SERIES]
+    methods = [series.axes[0][1] for series in SERIES]
+    assert [label.rpartition(" ")[2] for label in labels[:4]] == methods
+    assert [numbers_in(label)[0] for label in labels[:4]] == [s.sparsity for s in SERIES]
     assert [len(ax.lines) for ax in drawn(lipschitz, study).axes] == [4] * 2
     (ax,) = drawn(ratios, study).axes
     assert len(ax.lines) == 3  # 1 and two sparse series
@@ -145,11 +146,12 @@ def test_every_figure_has_a_curve_for_each_series(study, tmp_path):
 def test_claims_are_judged_for_each_series(study):
     assert judged("linear-scaling", study).measured.count("method=") == 4
     said = judged("steps-of-sparse", study).measured
-    assert said.startswith("S=0.9 method=snip: K* x") and "; S=0.9 method=synflow: K* x" in said
+    snip, synflow = said.split("; ")
+    assert snip.startswith("S=0.9 method=snip: ") and synflow.startswith("S=0.9 method=synflow: ")
     (rises,) = (
         row for row in judge_claims([study], {"fake": "make"}) if row.claim.id == "lipschitz-rises"
     )
-    assert rises.measured.startswith("S=0.9 method=snip: L x")
+    assert rises.measured.startswith("S=0.9 method=snip: ")
     assert protocol_rows(study.record)[2] == {
         "": METHOD,
         "this study": "snip, synflow",

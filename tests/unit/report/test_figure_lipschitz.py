@@ -10,6 +10,7 @@ from lit_dps.analysis.tables import records
 from lit_dps.core.trial import Cell
 from lit_dps.report.figures import lipschitz
 from tests.support.fake_study import result
+from tests.support.texts import figure_texts, numbers_in
 from tests.unit.report.test_figures import columns, read
 
 pytestmark = pytest.mark.pictures
@@ -84,32 +85,32 @@ def test_without_common_points_all_are_drawn_and_that_is_said(one):
     apart = study({DENSE: [trial(DENSE, 0, 2.0)], SPARSE: [trial(SPARSE, 1, 5.0)]})
     assert list(lipschitz.rows(apart)["drawn"]) == [True, True]
     (note,) = lipschitz.notes(apart)
-    assert "B = 8." in note
+    assert numbers_in(note)[-1:] == [8]
     assert lipschitz.notes(one) == []  # a sparsity without any measurement does not count
 
 
 @pytest.mark.parametrize(
     ("smoothness", "why"),
     [
-        (None, "is not set"),
-        ({"interval": None}, "is not set"),
-        ({"interval": 100}, "is 100: no trial ran as many steps without divergence"),
+        (None, "smoothness.interval"),
+        ({"interval": None}, "smoothness.interval"),
+        ({"interval": 100}, "smoothness.interval is 100"),
     ],
 )
-def test_missing_measurements_are_told_with_their_reason(smoothness, why):
+def test_missing_measurements_have_a_reason(smoothness, why):
     bare = study({DENSE: [result(DENSE, 0, 32)]}, config={"smoothness": smoothness})
-    assert lipschitz.missing(bare) == f"no Lipschitz measurements (smoothness.interval {why})"
+    assert why in lipschitz.missing(bare)
     diverged = study(
         {DENSE: [trial(DENSE, 0, 5.0, status="infeasible")]}, config={"smoothness": smoothness}
     )
     assert why in lipschitz.missing(diverged)
 
 
-def test_the_figure_draws_its_rows(one):
+def test_the_figure_draws_its_rows(one, golden):
     assert lipschitz.missing(one) is None
     figure = lipschitz.draw(one.lipschitz_means, one)
     small, large = figure.axes
-    assert [ax.get_title() for ax in figure.axes] == ["B = 8", "B = 64"]
+    golden.check("figures/lipschitz.txt", figure_texts(figure))
     assert [tuple(map(list, line.get_data())) for line in small.lines] == [
         ([100, 200], pytest.approx([4, 8])),
         ([100, 200], pytest.approx([10, 80])),
@@ -119,15 +120,7 @@ def test_the_figure_draws_its_rows(one):
     assert small.get_yscale() == "log"
     assert small.get_xlim()[0] == 0
     assert [text.get_text() for text in small.get_legend().get_texts()] == ["6.32", "15.8"]
-    assert small.get_legend().get_title().get_text() == "mean over the run"
-    assert [text.get_text() for text in figure.legends[0].get_texts()] == [
-        "S = 0",
-        "S = 0.9",
-        "all trials",
-    ]
     assert [text.get_text() for text in large.get_legend().get_texts()] == ["3.00"]
-    assert large.get_xlabel() == "optimizer step"
-    assert figure.get_supylabel() == "local Lipschitz constant\nof the gradient"
     colours = [line.get_color() for line in small.lines]
     assert len(set(colours)) == 2 and large.lines[0].get_color() == colours[0]
 

@@ -12,7 +12,7 @@ from lit_dps.analysis.tables import records
 from lit_dps.core.trial import Cell
 from lit_dps.report.figures import ratios
 from tests.support.fake_study import result
-from tests.support.texts import numbers_in
+from tests.support.texts import figure_texts, numbers_in
 from tests.unit.report.test_figures import columns, read
 
 
@@ -59,7 +59,7 @@ def test_a_ratio_has_no_interval_where_the_noise_of_one_is_not_known():
     assert (ratio.value, ratio.interval) == (2, None)
 
 
-def test_the_figure_draws_its_rows():
+def test_the_figure_draws_its_rows(golden):
     one = study(GRID)
     drawn = ratios.rows(one)
     rows = records(drawn)
@@ -82,21 +82,19 @@ def test_the_figure_draws_its_rows():
     assert most.get_xdata()[0] / half.get_xdata()[0] == pytest.approx(ratios.DODGE)
     (whisker,) = ax.collections[0].get_segments()
     assert np.asarray(whisker).tolist() == [[half.get_xdata()[0], low], [half.get_xdata()[0], high]]
-    assert (ax.get_ylabel(), ax.get_xlabel()) == ("K*(S) / K*(S = 0)", "batch size B [examples]")
+    golden.check("figures/ratios.txt", figure_texts(figure))
     bottom, top = ax.get_ylim()
     assert bottom < min(1, low) and top > 4.5
-    told = [text.get_text() for text in figure.legends[0].get_texts()]
-    assert told == ["S = 0.5", "S = 0.9", "equal steps", "95 % interval"]
     assert ax.get_title() == ""
 
 
-def test_several_studies_have_a_panel_each():
+def test_several_studies_have_a_panel_each(golden):
     one, bare = study(GRID, "one"), study({(8, 0.0): [10], (8, 0.9): [None]}, "bare")
     other = study({(8, 0.5): [100], (8, 0.9): [200]}, "other")
     studies = [one, bare, other]
     figure = ratios.draw(ratios.rows(*studies), *studies)
     assert [ax.get_title() for ax in figure.axes] == ["one", "other"]
-    assert [ax.get_ylabel() for ax in figure.axes] == ["K*(S) / K*(S = 0)", "K*(S) / K*(S = 0.5)"]
+    golden.check("figures/ratios-of-studies.txt", figure_texts(figure))
     first, second = figure.axes
     assert list(second.lines[1].get_ydata()) == [2]
     assert first.lines[2].get_color() == second.lines[1].get_color()  # S = 0.9 in both
@@ -104,7 +102,10 @@ def test_several_studies_have_a_panel_each():
     assert note.startswith("other ") and numbers_in(note) == [0.5]
 
 
-def test_what_is_missing():
-    assert ratios.missing(study({(8, 0.0): [10], (64, 0.0): [10]})) == "one sparsity only"
-    assert "no batch size" in ratios.missing(study({(8, 0.0): [None], (8, 0.9): [10]}))
+def test_what_is_missing(golden):
+    reasons = [
+        ratios.missing(study({(8, 0.0): [10], (64, 0.0): [10]})),
+        ratios.missing(study({(8, 0.0): [None], (8, 0.9): [10]})),
+    ]
+    golden.check("figures/ratios-missing.txt", "\n".join(reasons) + "\n")
     assert ratios.missing(study(GRID)) is None

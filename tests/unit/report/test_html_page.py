@@ -123,7 +123,7 @@ def test_a_study_without_results_has_a_page(study):
     record = study.record
     empty = dataclasses.replace(record, results={cell: [] for cell in record.cells})
     text = page(Analysis(empty))
-    assert not charts(text) and "trials have not finished" in text
+    assert not charts(text) and "not finished" in text
 
 
 def test_it_is_written_beside_the_figures_and_the_same_each_time(study, text, tmp_path):

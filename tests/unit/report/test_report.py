@@ -157,7 +157,10 @@ def test_csv_holds_the_values_in_full(tmp_path):
     ]
     assert list(rows[3].values()) == ["8", "0.9", "", "0", *"0000002", "", "", "", "", ""]
     assert float(rows[0]["learning_rate"]) == 0.0123456
-    assert rows[2]["boundary"] == "learning_rate high; momentum high; width high"
+    ends = rows[2]["boundary"].split("; ")
+    assert [end.split() for end in ends] == [
+        [name, "high"] for name in ("learning_rate", "momentum", "width")
+    ]
 
 
 def test_an_end_beyond_which_nothing_lies_is_not_to_be_widened():

