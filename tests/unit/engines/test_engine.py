@@ -195,13 +195,13 @@ def test_what_a_callback_raises_is_a_failed_trial():
 
 def test_jsonargparse_parses_the_classes_of_a_study_once(monkeypatch):
     parsed = []
-    parse = workload_module._parse_anew
+    parse = workload_module._parse_object
 
     def count(name, spec):
         parsed.append(name)
         return parse(name, spec)
 
-    monkeypatch.setattr(workload_module, "_parse_anew", count)
+    monkeypatch.setattr(workload_module, "_parse_object", count)
     monkeypatch.setattr(workload_module, "_parsed", {})
     for point in range(4):
         rate = 0.01 * (point + 1)
