@@ -89,22 +89,22 @@ def begin_run(
 
 
 def run_cells(
-    setup: StudySetup, workers: int, until: StopRequest, on_event: EventListener | None = None
+    setup: StudySetup, workers: int, stop: StopRequest, on_event: EventListener | None = None
 ) -> Results:
     """Train the remaining trials of a study, and yield each result once it is stored.
 
     Args:
         setup: The study, as `begin_run` returns it.
         workers: The number of processes; 1 trains in this process.
-        until: A request to stop. It may depend on the time.
+        stop: A request to stop. It may depend on the time.
         on_event: Called with the progress of the running trials.
 
     Raises:
         Interrupted, UserError, WorkerDied, WorkerError: see `work` and `work_in_processes`.
     """
     if workers == 1:
-        return work(setup, until, on_event)
-    return work_in_processes(setup, workers, until, on_event)
+        return work(setup, stop, on_event)
+    return work_in_processes(setup, workers, stop, on_event)
 
 
 def describe_loops(setup: StudySetup) -> str:
