@@ -23,6 +23,7 @@ from lit_dps.cli.config_file import (
     parse_config,
     read_config,
     split_key,
+    split_last,
 )
 from lit_dps.cli.shipped import how_to_get
 from lit_dps.core.aliases import RENAMED_KEYS, refuse_both, warn_of_former_name
@@ -266,7 +267,7 @@ class CommandLine:
         name = ".".join(key.split(".")[:2])
         key = key.removeprefix(f"{name}.")
         mapping = self._mappings[name]
-        box, part = _split_part(key)
+        box, part = split_last(key)
         if name == "study.space" and part in BOX_PARTS:
             if not isinstance(mapping.get(box), Mapping):
                 _refuse_box(key, value, mapping)
@@ -312,12 +313,6 @@ def _is_in_mapping(key: str) -> bool:
     return any(key.startswith(f"{mapping}.") for mapping in MAPPINGS)
 
 
-def _split_part(key: str) -> tuple[str, str]:
-    """Return a dotted key without its last name, and this name."""
-    box, _, part = key.rpartition(".")
-    return box, part
-
-
 def _is_text(key: str) -> bool:
     """Return True if the value of a key is a text, such as a name that looks like a number."""
     section, name = split_key(key)
@@ -330,7 +325,7 @@ def _is_text(key: str) -> bool:
 def _refuse_box(key: str, value: Any, space: Mapping[str, Any]) -> None:
     """Raise ConfigError for an option below `study.space` that names no box and no part of one."""
     name, suffix = key, ""
-    box, part = _split_part(key)
+    box, part = split_last(key)
     if part in BOX_PARTS:
         name, suffix = box, f".{part}"
     hint = None

@@ -78,6 +78,12 @@ def split_key(key: str) -> Key:
     return Key(section, name)
 
 
+def split_last(path: str) -> tuple[str, str]:
+    """Return a dotted path without its last name, and this name."""
+    parent, _, name = path.rpartition(".")
+    return parent, name
+
+
 def is_file(name: str) -> bool:
     """Return True if there is a file of this name; False for a text that is no valid name."""
     try:

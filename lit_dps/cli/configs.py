@@ -87,7 +87,7 @@ def modules_of(file: Path) -> list[Path]:
 
 
 def _file_of(name: str) -> Path:
-    """Return the file of a name. Raises ConfigError if there is none."""
+    """Return the file of a name. Raises ConfigError for an unknown name."""
     file = find(name)
     if file is not None:
         return file

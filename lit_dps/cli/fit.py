@@ -211,7 +211,7 @@ def main(command: CommandLine) -> int:
     keep_freed_memory()
     logging.getLogger("lightning.pytorch.utilities.rank_zero").setLevel(logging.WARNING)
     warnings.filterwarnings("ignore", message=".*LeafSpec.*")  # Lightning 2.6 under torch 2.15
-    # Logged values are those of all ranks already.
+    # Logged values are means over all ranks already.
     warnings.filterwarnings("ignore", message=".*sync_dist=True.*")
     with ExitStack() as group:
 

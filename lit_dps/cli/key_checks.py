@@ -1,7 +1,7 @@
 """Refuses mistyped keys and values of the wrong kind, before PyTorch is imported.
 
-Importing PyTorch takes seconds. The keys of a section are the fields of its dataclass; those of
-Lightning's Trainer are read from its source. jsonargparse checks the rest afterwards.
+Importing PyTorch takes seconds. The keys of a section are the fields of its dataclass; the keys of
+`trainer` are read from the source of Lightning's Trainer. jsonargparse checks the rest afterwards.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def _arguments_in_source(file: Path, name: str) -> dict[str, str]:
 
 
 def _constructor(tree: ast.Module, name: str) -> ast.FunctionDef | None:
-    """Return the `__init__` of a class in a module; None if there is none."""
+    """Return the `__init__` of a class in a module; None without one."""
     for node in tree.body:
         if isinstance(node, ast.ClassDef) and node.name == name:
             for method in node.body:

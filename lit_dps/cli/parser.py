@@ -12,7 +12,7 @@ from typing import Any, NoReturn, get_args, get_type_hints
 from jsonargparse import ArgumentParser, Namespace
 
 from lit_dps.cli.command_line import CommandLine
-from lit_dps.cli.config_file import ConfigFile
+from lit_dps.cli.config_file import ConfigFile, split_last
 from lit_dps.cli.shipped import how_to_get
 from lit_dps.core.errors import ConfigError, UserError, find_user_error
 from lit_dps.core.parse_errors import one_line
@@ -164,7 +164,7 @@ def _options_of(parser: argparse.ArgumentParser) -> set[str]:
 def _similar_class(text: str) -> str | None:
     """Return the path of a class that is similar to one that a text names."""
     for path in _CLASS_PATH.findall(text):
-        module_name, name = _split_path(path)
+        module_name, name = split_last(path)
         module = sys.modules.get(module_name)
         if module is None or hasattr(module, name):
             continue
@@ -179,12 +179,6 @@ def _similar_class(text: str) -> str | None:
     if near is None:
         return None
     return paths[near]
-
-
-def _split_path(path: str) -> tuple[str, str]:
-    """Return the module and the name of a class path."""
-    module, _, name = path.rpartition(".")
-    return module, name
 
 
 def _our_classes() -> dict[str, str]:
@@ -205,7 +199,7 @@ def _similar_argument(text: str, command: CommandLine) -> str | None:
         return None
     section, name = match.groups()
     path = command.value(f"{section}.class_path") or command.value(section)
-    module, class_name = _split_path(str(path))
+    module, class_name = split_last(str(path))
     cls = getattr(sys.modules.get(module), class_name, None)
     parameters: Iterable[str] = ()
     if inspect.isclass(cls):
