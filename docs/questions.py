@@ -171,7 +171,10 @@ def questions() -> Iterator[tuple[str, Lines]]:
     from optuna.storages import InMemoryStorage
 
     from lit_dps import Analysis
+    from lit_dps.report.figures import scaling
+    from lit_dps.report.figures.write import write_figures
     from lit_dps.report.publish import publish
+    from lit_dps.report.text import render
     from lit_dps.storage.read import read_study
     from tests.support.fake_study import law_study
 
@@ -191,9 +194,14 @@ def questions() -> Iterator[tuple[str, Lines]]:
     law_study(storage, "question")
     record = read_study(storage, "question")
     yield "How do trials become K\\* and its law?", lines_of_call(lambda: Analysis(record).scalings)
+    text = lines_of_call(lambda: render(Analysis(record)))
+    yield "Where does the report in the terminal come from?", text
     with tempfile.TemporaryDirectory() as folder:
-        report = lines_of_call(lambda: publish(Analysis(record), Path(folder)))
-        yield "Where does the report come from?", report
+        target = Path(folder)
+        figure = lines_of_call(lambda: write_figures([scaling], [Analysis(record)], target))
+        yield "Where does a figure come from?", figure
+        files = lines_of_call(lambda: publish(Analysis(record), target))
+        yield "Where do all files of a report come from, with every figure?", files
     yield "What does `advise` do beyond `study`?", added(lines_of_advice(), lines_of_study())
 
 
