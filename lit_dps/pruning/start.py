@@ -199,4 +199,7 @@ def _spectrum(network: Network, x: Tensor | None, when: str) -> dict[str, float]
         "spread": values.std(correction=0),
         "condition": condition,
     }
-    return {JACOBIAN.format(name, when): float(value) for name, value in spectrum.items()}
+    flags = {}
+    for name, value in spectrum.items():
+        flags[JACOBIAN.format(name, when)] = float(value)
+    return flags

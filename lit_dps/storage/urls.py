@@ -248,7 +248,8 @@ def check_writable(url: str) -> None:
         kind = url.partition(":")[0]
         raise StorageError(
             f"cannot use a database of kind {kind!r}: studies are kept in a sqlite file "
-            "(sqlite:///mlruns/study.db) or on PostgreSQL (postgresql+psycopg://USER@HOST/DATABASE)",
+            "(sqlite:///mlruns/study.db) or on PostgreSQL "
+            "(postgresql+psycopg://USER@HOST/DATABASE)",
             key=without_password(url),
             value=kind,
         )

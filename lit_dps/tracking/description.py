@@ -78,7 +78,8 @@ def _table(study: Analysis) -> list[str]:
         return []
     columns = list(rows[0])
     lines = [columns, ["---:"] * len(columns)]
-    lines += [list(row.values()) for row in rows]
+    for row in rows:
+        lines.append(list(row.values()))
     return [f"| {' | '.join(line)} |" for line in lines]
 
 
@@ -244,8 +245,10 @@ def study_params(record: StudyRecord) -> dict[str, object]:
 
 def is_finished(study: Analysis) -> bool:
     """Return True if no trial and no repeat remains to be run."""
-    has_repeats = all(len(repeats.results) >= repeats.planned for repeats in study.repeats)
-    return has_repeats and not any(cell.pending for cell in study.cells)
+    for repeats in study.repeats:
+        if len(repeats.results) < repeats.planned:
+            return False
+    return not any(cell.pending for cell in study.cells)
 
 
 def _metric_name(series: Series) -> str:

@@ -237,8 +237,9 @@ class StudyRuns:
 
         MLflow's database has no index of a tag's values. It passes over all runs for the first tag.
         """
-        terms = [f"tags.`{key}` = '{value}'" for key, value in tags.items()]
-        terms.append(f"tags.`{NAME_TAG}` = '{self.study}'")
+        terms = []
+        for key, value in {**tags, NAME_TAG: self.study}.items():
+            terms.append(f"tags.`{key}` = '{value}'")
         token = None
         while token != "":
             page = self.client.search_runs(
@@ -302,8 +303,8 @@ class StudyRuns:
 
 
 def _has_value(history: Sequence[Metric], step: int, value: float) -> bool:
-    values = [metric.value for metric in history if metric.step == step]
-    return any(_is_same_value(value, logged) for logged in values)
+    """Return True if the history of a metric has a value at a step."""
+    return any(metric.step == step and _is_same_value(value, metric.value) for metric in history)
 
 
 def _is_same_value(value: float, logged: float | None) -> bool:
