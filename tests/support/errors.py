@@ -31,3 +31,15 @@ def refuses(
     assert info.value.key == key
     # In a list, NaN equals itself.
     assert [info.value.value] == [value]
+
+
+@contextmanager
+def raises_about(error: type[BaseException], *facts: object) -> Iterator[pytest.ExceptionInfo]:
+    """Assert that the body raises an error whose text contains these names and numbers.
+
+    For errors without fields, such as ValueError of a function.
+    """
+    with pytest.raises(error) as info:
+        yield info
+    for fact in facts:
+        assert str(fact) in str(info.value)

@@ -14,6 +14,8 @@ from lit_dps.analysis.law import fit_law
 from lit_dps.analysis.observations import Observation, medians
 from lit_dps.analysis.rates import rate_law
 from lit_dps.report.figures.advice import draw_advice
+from tests.support.errors import raises_about
+from tests.support.texts import figure_texts
 
 BATCH = [8, 16, 32, 64, 128, 256, 512, 1024]
 LAW = fit_law([Observation(b, 4e4 / b + 200) for b in BATCH])
@@ -115,7 +117,7 @@ def test_rates_follow_their_power_law_within_what_was_measured():
     assert law.at(64) == pytest.approx(0.1 * 64**0.7)
     assert law.at(256) is None
     assert rate_law([8], [0.1]) is None
-    with pytest.raises(ValueError, match="positive and finite"):
+    with raises_about(ValueError, "rates"):
         rate_law([8, 16], [0.1, 0.0])
 
 
@@ -147,24 +149,20 @@ def test_tables_of_runs_and_of_step_times_are_all_it_takes():
 def test_tables_that_do_not_serve():
     runs = pd.DataFrame({"batch_size": [8, 8, 32], "steps": [90, 91, 40], "seed": [0, 0, 0]})
     times = pd.DataFrame({"local_batch": [8, 64], "seconds": [0.011, 0.016]})
-    with pytest.raises(ValueError, match="twice"):
+    with raises_about(ValueError, "seed", 8):
         advise(runs, times)
-    with pytest.raises(ValueError, match="steps"):
+    with raises_about(ValueError, "steps"):
         advise(runs.drop(columns="steps"), times)
-    with pytest.raises(ValueError, match="seconds"):
+    with raises_about(ValueError, "seconds"):
         advise(runs, times.drop(columns="seconds"))
 
 
-def test_the_figure_marks_what_is_predicted_and_what_is_recommended():
+def test_the_figure_marks_what_is_predicted_and_what_is_recommended(golden):
     step = fit_step_time([Timed(m, 0.01 + 1e-4 * m) for m in (8, 32, 128)], link=Link(10**6, 1e10))
     found = answer(LAW, step, BATCH, devices=(1, 4), terms=Terms(price=2.0))
     figure = draw_advice(found.table, LAW.observations, found.best, found.price)
     steps, time, front = figure.axes
-    assert (steps.get_ylabel(), time.get_ylabel()) == ("steps to goal", "time to goal [s]")
-    assert (front.get_xlabel(), front.get_ylabel()) == (
-        "time to goal [s]",
-        "cost [at 2 a device-hour]",
-    )
+    golden.check("figures/advice.txt", figure_texts(figure))
     stars = [
         line.get_xydata()[0] for line in (*time.lines, *front.lines) if line.get_marker() == "*"
     ]
@@ -177,13 +175,7 @@ def test_the_figure_marks_what_is_predicted_and_what_is_recommended():
     sure = (found.table["step_known"] == "fitted") & (found.table["steps_known"] == "law")
     assert hollow == (~sure).sum() > 0
     said = [text.get_text() for text in figure.legends[0].get_texts()]
-    assert {
-        "extrapolated or predicted",
-        "Pareto front",
-        "recommended",
-        "1 device",
-        "4 devices",
-    } <= set(said)
+    assert {"Pareto front", "recommended"} <= set(said)
     assert "recommended" not in [
         t.get_text() for t in draw_advice(found.table).legends[0].get_texts()
     ]

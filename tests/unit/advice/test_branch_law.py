@@ -11,6 +11,7 @@ from lit_dps.advice.answer import Checks, Terms, answer
 from lit_dps.advice.branch_law import Branched, Critical
 from lit_dps.advice.step_time import Timed, fit_step_time
 from lit_dps.advice.text import render
+from tests.support.errors import raises_about
 
 FORKS = [Critical(10, 32, 64), Critical(50, 64, 128)]
 LINE = fit_step_time([Timed(m, 0.01 + 1e-4 * m) for m in (8, 16, 64, 256)])
@@ -59,5 +60,5 @@ def test_the_answer_has_times_and_the_rate_of_the_branches(golden):
     assert row["hours"] == pytest.approx(row["steps"] * (0.01 + 64e-4 + 0.01) / 3600, rel=1e-3)
     assert row["hours_low"] < row["hours"] < row["hours_high"]
     golden.check("advice/branches.txt", render(found))
-    with pytest.raises(ValueError, match="0 forks"):
+    with raises_about(ValueError, 0, 100):
         Branched(32, 100, [], 128, met=True)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import pytest
-
 from benchmarks import startup
 from benchmarks.numbers import Sample
+from tests.support.errors import raises_about
 
 
 def test_every_start_is_told_over_the_bare_import():
@@ -25,5 +24,5 @@ def test_first_words_are_those_on_the_terminal(tmp_path):
         "time.sleep(60)"
     )
     assert startup._first_words(str(tmp_path), ["-c", code]) < 30
-    with pytest.raises(RuntimeError, match="ended with 3"):
+    with raises_about(RuntimeError, 3):
         startup._timed(str(tmp_path), ["-c", "raise SystemExit(3)"], {0})

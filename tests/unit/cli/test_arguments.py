@@ -106,17 +106,14 @@ def test_the_last_whole_space_is_the_one_that_is_changed(config):
     whole = ["--study.space", "{model.lr: {low: 1e-3, high: 1}}"]
     given = expanded(["study", config, *whole, "--study.space.model.lr.high", "2"])
     assert json.loads(given[-2].partition("=")[2]) == {"model.lr": {"low": "1e-3", "high": 2}}
-    assert given[3] == "--study.space={model.lr: {low: 1e-3, high: 1}}"
+    assert given[3] == f"--study.space={whole[1]}"
 
 
 @pytest.mark.parametrize(
     ("option", "said"),
     [
-        (
-            "--study.space.model.momentun.low",
-            "study.space.model.momentun.low is 0.5; it must be a range such as",
-        ),
-        ("--study.space.model.momentun.low", "Did you mean model.momentum.low?"),
+        ("--study.space.model.momentun.low", "study.space.model.momentun.low is 0.5"),
+        ("--study.space.model.momentun.low", " model.momentum.low?"),
         ("--study.space.model.momentum.lwo", "of model.learning_rate, model.momentum"),
         ("--study.space.model.momentum", "study.space.model.momentum is 0.5"),
     ],
@@ -172,9 +169,8 @@ def test_a_study_is_named_after_its_last_file(config, tmp_path):
 
 def test_migrate_says_how_a_study_without_a_name_is_resumed():
     lines = report(Migration({"study": 3, "other": 4}, [], None), None)
-    assert [line for line in lines if "study.name: " in line] == [
-        "to resume it, add study.name: study to its configuration file"
-    ]
+    (line,) = [line for line in lines if "study.name: " in line]
+    assert "study.name: study " in line
 
 
 def test_the_name_of_a_file_is_refused_as_any_other(config, tmp_path, capsys, monkeypatch):
@@ -184,7 +180,7 @@ def test_the_name_of_a_file_is_refused_as_any_other(config, tmp_path, capsys, mo
     monkeypatch.setattr("sys.argv", ["lit-dps"])
     assert main(["study", "a(1).yaml", "--forecast"]) == 2
     refused = capsys.readouterr().err
-    assert refused.startswith("lit-dps: error: study.name is 'a(1)'") and refused.count("\n") == 1
+    assert "study.name is 'a(1)'" in refused and refused.count("\n") == 1
 
 
 @pytest.mark.parametrize("stem", ["12", "1e3", "null", "true", "2024-01-31", "my config"])
@@ -200,9 +196,9 @@ def test_the_name_of_a_file_is_a_text(stem, tmp_path, capsys, monkeypatch):
 @pytest.mark.parametrize(
     ("word", "said"),
     [
-        ("stduy", "unknown verb 'stduy'; did you mean lit-dps study? "),
-        ("mine.yaml", "did you mean lit-dps study mine.yaml? "),
-        ("xyzzy", "unknown verb 'xyzzy'; there are fit, "),
+        ("stduy", "lit-dps study?"),
+        ("mine.yaml", "lit-dps study mine.yaml?"),
+        ("xyzzy", "'xyzzy'; there are fit, "),
     ],
 )
 def test_a_verb_that_is_none(word, said, capsys):
@@ -237,16 +233,14 @@ def test_what_was_likely_meant(tmp_path, text, near):
     below.add_argument("--goal.error")
     parser.add_argument("verb", choices={"fit": below})
     said = likely_meant(text, parser, command)
-    assert said.startswith(f"; did you mean {near}") if near else said == ""
+    assert near in said if near else said == ""
 
 
 def test_without_a_configuration_it_is_said_where_they_are():
     said = likely_meant(
         "the following arguments are required: fit.data, fit.model", ArgumentParser()
     )
-    assert (
-        said == "; a configuration file has them, and `lit-dps configs` lists files of the package"
-    )
+    assert "`lit-dps configs`" in said
 
 
 def test_each_key_has_its_value_and_source(tmp_path, monkeypatch):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import tomllib
 from dataclasses import fields
 
@@ -63,31 +62,25 @@ def test_the_files_of_the_package_go_into_a_wheel():
         assert package in packages and "*.yaml" in asked["package-data"]["*"], path
 
 
-def test_configs_lists_and_copies(tmp_path, monkeypatch, capsys):
+def test_configs_lists_and_copies(tmp_path, monkeypatch, capsys, golden):
     monkeypatch.chdir(tmp_path)
     assert main(["configs"]) == 0
     listed = capsys.readouterr().out
-    assert re.search(r"^  quickstart +Handwritten digits x Simple-CNN", listed, re.MULTILINE)
+    golden.check("cli/configs.txt", listed)
     assert main(["configs", "quickstart", "width", "--to", "here"]) == 0
-    assert capsys.readouterr().out == (
-        "copied: here/quickstart.yaml; lit-dps study here/quickstart.yaml runs it\n"
-        "copied: here/width.yaml; lit-dps study here/width.yaml runs it\n"
-    )
+    golden.check("cli/configs-copied.txt", capsys.readouterr().out)
     assert yaml.safe_load((tmp_path / "here" / "width.yaml").read_text())["study"]["name"]
     for argv, said in (
-        (["quickstart", "--to", "here"], "a folder without quickstart.yaml: that is there already"),
-        (["quikstart"], "Did you mean quickstart?"),
-        (["xyzzy"], "a name of the list"),
-        (["mnist-sgd", "replication/mnist-sgd"], "names whose last parts differ"),
+        (["quickstart", "--to", "here"], "quickstart.yaml"),
+        (["quikstart"], " quickstart?"),
+        (["xyzzy"], "'xyzzy'"),
+        (["mnist-sgd", "replication/mnist-sgd"], "mnist-sgd"),
     ):
         assert main(["configs", *argv]) == 2
         assert said in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["here"]
     assert main(["configs", "text-transformer", "--to", "there"]) == 0
-    assert (
-        "copied: there/warm_text.py, a module that the configuration names"
-        in capsys.readouterr().out
-    )
+    assert "there/warm_text.py" in capsys.readouterr().out
     assert {path.name for path in (tmp_path / "there").iterdir()} == {
         "text-transformer.yaml",
         "warm_text.py",

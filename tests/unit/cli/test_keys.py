@@ -141,7 +141,5 @@ def test_a_typo_is_refused_without_torch(tmp_path):
         argv, cwd=tmp_path, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True
     )
     assert done.returncode == 2, done.stderr
-    assert (
-        done.stderr == "lit-dps: error: --study.trialss: 'trialss' is not accepted; did you mean "
-        "--study.trials?\n"
-    )
+    assert "--study.trialss: " in done.stderr and done.stderr.endswith(" --study.trials?\n")
+    assert done.stderr.count("\n") == 1

@@ -57,35 +57,39 @@ def verb(*args):
     return main(["replicate", "--configs", "configs", *args])
 
 
+def command(words: str) -> str:
+    """Return a command as the pages show it."""
+    return f"`lit-dps {words}`"
+
+
 def test_a_study_that_was_extended_says_by_which_options(folder):
     stored(folder, "one: a")
     for study, said in [
-        ({"batch_sizes": [4], "trials": 6}, "a.yaml --study.batch_sizes '[4, 64]'`"),
-        ({"batch_sizes": [4, 64], "trials": 5}, "a.yaml --study.trials 6`"),
-        ({"batch_sizes": [2, 4, 64], "trials": 9}, "a.yaml`"),
+        ({"batch_sizes": [4], "trials": 6}, "a.yaml --study.batch_sizes '[4, 64]'"),
+        ({"batch_sizes": [4, 64], "trials": 5}, "a.yaml --study.trials 6"),
+        ({"batch_sizes": [2, 4, 64], "trials": 9}, "a.yaml"),
         (
             {"batch_sizes": [4, 64], "trials": 6, "sparsities": [0.0]},
-            "a.yaml --study.sparsities '[0.0, 0.9]'`",
+            "a.yaml --study.sparsities '[0.0, 0.9]'",
         ),
     ]:
         text = yaml.safe_dump({"study": {"name": "one: a", "sparsities": [0.0, 0.9], **study}})
         (folder / "configs" / "a.yaml").write_text(text)
         assert verb("--report_only", "true") == 0
         text = (folder / "docs" / "replication-appendix.md").read_text()
-        assert f"made by `lit-dps study --config configs/{said}" in text
+        assert command(f"study --config configs/{said}") in text
 
 
 def test_the_report_alone_is_written_from_storage(folder, capsys):
     stored(folder, "one: a", "two")
     assert verb("--report_only", "true") == 0
-    assert (
-        capsys.readouterr().out
-        == "written: docs/replication.md\nwritten: docs/replication-appendix.md\n"
-    )
+    written = [line.rpartition(" ")[2] for line in capsys.readouterr().out.splitlines()]
+    assert written == ["docs/replication.md", "docs/replication-appendix.md"]
     page = (folder / "docs" / "replication-appendix.md").read_text()
-    assert "`lit-dps replicate --configs configs --report_only true`" in page
-    assert page.index("## Study one: a") < page.index("## Study two")
-    assert "made by `lit-dps study --config configs/a.yaml`" in page
+    assert command("replicate --configs configs --report_only true") in page
+    titles = [line for line in page.splitlines() if line.startswith("## Study")]
+    assert titles == [f"## Study {name}" for name in ("one: a", "two")]
+    assert command("study --config configs/a.yaml") in page
     shown = [
         line.partition("](")[2].rstrip(")") for line in page.splitlines() if line.startswith("![")
     ]
@@ -135,17 +139,16 @@ def test_a_study_that_is_not_there_is_told_and_left_out(folder, capsys):
     assert verb("--report_only", "true", "--output", "else/where") == 0
     said = capsys.readouterr().err.splitlines()
     assert len(said) == 1
-    assert said[0].startswith("left out: no study 'one: a' in sqlite:///mlruns/study.db")
+    assert "'one: a'" in said[0] and "sqlite:///mlruns/study.db" in said[0]
     page = (folder / "else" / "where" / "replication-appendix.md").read_text()
-    assert "## Study two" in page
+    assert f"## Study {'two'}" in page.splitlines()
     assert "one: a" not in page
 
 
 def test_without_any_study_there_is_nothing_to_report(folder, capsys):
     assert verb("--report_only", "true") == 2
-    assert capsys.readouterr().err.splitlines()[-1] == (
-        "lit-dps: error: none of the studies is there: nothing to report"
-    )
+    # A line for each study, and one about all.
+    assert len(capsys.readouterr().err.splitlines()) == 3
     assert not (folder / "docs").exists()
 
 
@@ -158,7 +161,7 @@ def test_a_file_without_a_study_is_refused(folder, text):
 
 def test_a_folder_without_configurations_is_refused(folder, capsys):
     assert main(["replicate", "--configs", "nowhere"]) == 2
-    assert "configs is 'nowhere'; it must be a folder with a .yaml file" in capsys.readouterr().err
+    assert "configs is 'nowhere'" in capsys.readouterr().err
 
 
 def test_studies_run_in_order_until_one_fails(folder, monkeypatch):
@@ -166,8 +169,7 @@ def test_studies_run_in_order_until_one_fails(folder, monkeypatch):
     monkeypatch.setattr(replicate, "_CHILD", write + "sys.exit(7 * ('b.yaml' in sys.argv[3]))")
     assert verb("--storage.folder", "runs") == 7
     assert (folder / "ran.txt").read_text().splitlines() == [
-        "study --config configs/a.yaml --storage.folder=runs",
-        "study --config configs/b.yaml --storage.folder=runs",
+        f"study --config configs/{file} --storage.folder=runs" for file in ("a.yaml", "b.yaml")
     ]
     assert not (folder / "docs").exists()
 
@@ -259,6 +261,7 @@ def test_the_full_form_goes_on_from_the_trials_in_the_repository(folder, capsys)
     database.unlink()
     for _ in range(2):  # a second time there is nothing new
         assert verb("--full", "true", "--report_only", "true") == 0
-        assert "## Study three" in (folder / "docs" / "replication-appendix.md").read_text()
+        page = (folder / "docs" / "replication-appendix.md").read_text()
+        assert f"## Study {'three'}" in page.splitlines()
     assert "`three`" in (folder / "docs" / "replication.md").read_text()
     assert len(read_study(f"sqlite:///{database}", "three").results[Cell(4, 0.0)]) == 6

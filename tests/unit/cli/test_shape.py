@@ -143,4 +143,4 @@ def test_a_slip_is_told_by_file_line_and_column_without_pytorch(tmp_path):
     )
     assert time.process_time() - began < 1
     assert done.returncode == 2
-    assert done.stderr.startswith("lit-dps: error: c.yaml, line 3, column "), done.stderr
+    assert "c.yaml, line 3, column " in done.stderr and done.stderr.count("\n") == 1

@@ -12,6 +12,7 @@ from lit_dps.core.errors import ConfigError
 from lit_dps.core.goal import Goal
 from lit_dps.core.trial import Status
 from tests.support.errors import refuses
+from tests.support.texts import numbers_in
 
 GOALS = ["0.12", "0.14", "0.02", "0.4", "0.1"]
 SIZES = [6000, 5000, 150]
@@ -91,10 +92,9 @@ def test_judge_asks_the_goal_then_divergence_then_the_budget(step, error, loss, 
 
 @pytest.mark.parametrize("error", [0, 0.0, 1, 1.0, -0.1, 1.5, 12, math.nan, math.inf])
 def test_an_error_that_is_no_fraction_is_refused(error):
-    with pytest.raises(ConfigError) as caught:
+    with refuses("goal.error", error) as caught:
         Goal(error)
-    assert caught.value.key == "goal.error"
-    assert caught.value.allowed == "a validation error strictly between 0 and 1"
+    assert numbers_in(caught.value.allowed) == [0, 1]
 
 
 @pytest.mark.parametrize("interval", [0, -16])
@@ -110,8 +110,8 @@ def test_a_budget_that_ends_unchecked_is_refused_with_one_that_would_do(budget, 
     with pytest.raises(ConfigError) as caught:
         Goal(0.1, check_interval=interval, max_steps=budget)
     message = str(caught.value)
-    assert message.startswith(f"goal.max_steps is {budget}; it must be ")
-    assert f"a positive multiple of goal.check_interval = {interval}" in message
+    assert (caught.value.key, caught.value.value) == ("goal.max_steps", budget)
+    assert f"goal.check_interval = {interval}" in message
     proposed = int(message.split("such as ")[1].split(":")[0])
     assert Goal(0.1, check_interval=interval, max_steps=proposed).max_steps == proposed
 

@@ -194,7 +194,8 @@ def test_medians_spread_and_bias_are_those_of_the_repeats(url):
     assert each.bias == pytest.approx(96 / 160)
     row = study.seeds.iloc[0]
     assert (row["least"], row["upper"], row["missed"], row["floor"]) == (96, 192, 1, 0)
-    assert "4 0 96 160 128 to 192 96 to missed 5 1 0.60" in " ".join(render(study).split())
+    expected = ["4", "0", "96", "160", "128", "to", "192", "96", "to", "missed", "5", "1", "0.60"]
+    assert expected in [line.split() for line in render(study).splitlines()]
 
 
 def test_a_median_at_the_first_check_is_a_bound(url):
@@ -204,7 +205,28 @@ def test_a_median_at_the_first_check_is_a_bound(url):
         s.store_result(ended(trial, 16))
     study = Analysis(read_study(url, "s"))
     assert study.repeats[0].bias is None and study.seeds["floor"].tolist() == [1]
-    assert "4 0 <= 16 <= 16 <= 16 to <= 16 <= 16 to <= 16 2 0 -" in " ".join(render(study).split())
+    expected = [
+        "4",
+        "0",
+        "<=",
+        "16",
+        "<=",
+        "16",
+        "<=",
+        "16",
+        "to",
+        "<=",
+        "16",
+        "<=",
+        "16",
+        "to",
+        "<=",
+        "16",
+        "2",
+        "0",
+        "-",
+    ]
+    assert expected in [line.split() for line in render(study).splitlines()]
 
 
 def test_merge_takes_repeats_over_and_tells_conflicts(tmp_path):
@@ -220,7 +242,7 @@ def test_merge_takes_repeats_over_and_tells_conflicts(tmp_path):
             )
     found = merged(*urls)["s"]
     assert (found.added, found.unchanged) == (2, 7)
-    assert "the first at point 0 repeat 1" in lines("s", found)[1]
+    assert "point 0 repeat 1 " in lines("s", found)[1]
     record = read_study(urls[0], "s")
     assert record.plan.count == 2 and [
         [r.steps for r in record.repeats[cell]] for cell in (A, B)
@@ -255,7 +277,7 @@ def test_progress_counts_repeats():
     assert "repeats 0/2" in progress.line()
     progress.update(ended(Trial(A, 0), 96))
     progress.update(ended(Trial(A, 0, repeat=1), 96))
-    assert progress.line() == "cells 1/1  trials 1/1  repeats 1/2  time left 0:00:01"
+    assert progress.line().startswith("cells 1/1  trials 1/1  repeats 1/2  ")
 
 
 @pytest.mark.parametrize(

@@ -126,7 +126,7 @@ def test_check_refuses_and_names_key_value_and_what_is_allowed(box, key, says):
         box.check("k")
     assert (caught.value.key, caught.value.allowed) == (key, says)
     shown = box.scale if key.endswith("scale") else f"[{box.low:g}, {box.high:g}]"
-    assert str(caught.value) == f"{key} is {shown!r}; it must be {says}"
+    assert caught.value.value == shown
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from lit_dps.core.search_space import (
     is_inside,
 )
 from lit_dps.core.trial import Cell, Status, TrialResult
-from lit_dps.report.text import render
+from lit_dps.report.warnings import study_notes
 from lit_dps.storage.database import open_storage
 from lit_dps.storage.header import StudyChanged, declare
 from lit_dps.storage.read import read_study
@@ -131,7 +131,7 @@ def test_a_study_is_widened_gone_on_with_and_widened_again(tmp_path, capsys):
     assert wider.identity(None) == of(tmp_path, study).identity(None), (
         "the first box is the identity's"
     )
-    assert "expanded to model.learning_rate [0.01, 10] log" in capsys.readouterr().err
+    assert f"{RATE} {wider.space[RATE]}" in capsys.readouterr().err
     ran = run(url, wider.study, wider.boxes)
     new = range(16, wider.study.trials)
     assert {(t.cell, t.point) for t in ran} == {(Cell(b), p) for b in (4, 8) for p in new} and len(
@@ -140,10 +140,8 @@ def test_a_study_is_widened_gone_on_with_and_widened_again(tmp_path, capsys):
     assert all(not is_inside(SPACE, t.params) for t in ran)
     record = read_study(url, "s")
     assert record.space == wider.space and record.results[Cell(4)][:16] == before.results[Cell(4)]
-    assert (
-        "note: the box was widened, learning_rate from [0.01, 1] log to [0.01, 10] log"
-        in render(Analysis(record))
-    )
+    (note,) = [note for note in study_notes(Analysis(record)) if "learning_rate from" in note]
+    assert f"{SPACE[RATE]} to {wider.space[RATE]}" in note
 
     plain = with_stored_space(of(tmp_path, study), False)
     assert (plain.boxes, plain.study.trials) == (wider.boxes, wider.study.trials)

@@ -3,7 +3,7 @@
 import pytest
 
 from lit_dps.core.trial import Cell, Status, Trial, TrialResult, check_sparsity, derive_seed
-from tests.support.errors import refuses
+from tests.support.errors import raises_about, refuses
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_the_cell_and_the_params_do_not_enter_the_seed():
     ],
 )
 def test_a_result_refuses_steps_that_do_not_go_with_its_status(status, steps):
-    with pytest.raises(ValueError, match=f"steps {steps} do not go with status {status}"):
+    with raises_about(ValueError, steps, status):
         TrialResult(Trial(Cell(2, 0.0), 0), status, steps)
 
 

@@ -187,12 +187,15 @@ def test_missing_data_without_download_says_where_it_looked_and_what_to_do(tmp_p
     root = tmp_path / "data"
     with pytest.raises(DataError) as caught:
         read_images(FILES, root, True, download=False)
-    assert str(caught.value) == (
-        f"MNIST: no files at "
-        f"{root}/MNIST/raw/{{train,t10k}}-{{images-idx3,labels-idx1}}-ubyte[.gz] or "
-        f"{root}/mnist/{{train,test}}.parquet, and downloading is switched off (data.download); "
-        "put them there, or name their folder by --data.root or LIT_DPS_DATA"
-    )
+    message = str(caught.value)
+    for place in (
+        f"{root}/MNIST/raw/{{train,t10k}}-{{images-idx3,labels-idx1}}-ubyte[.gz]",
+        f"{root}/mnist/{{train,test}}.parquet",
+        "data.download",
+        "--data.root",
+        "LIT_DPS_DATA",
+    ):
+        assert place in message
     with pytest.raises(DataError) as caught:
         read_images(CIFAR10.files, root, True, download=False)
     for place in (f"{root}/cifar-10-batches-py", f"{root}/cifar10/{{train,test}}.parquet"):

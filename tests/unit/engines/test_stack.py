@@ -17,6 +17,7 @@ from lit_dps.module import ImageClassifier
 from lit_dps.optim import RULES, rule_of
 from lit_dps.pruning import Mask
 from lit_dps.training.early_check import HardestFirst
+from tests.support.errors import raises_about
 
 GIVEN = {"momentum": 0.9, "beta1": 0.8, "beta2": 0.99, "epsilon": 1e-6, "weight_decay": 0.05}
 
@@ -175,7 +176,7 @@ def test_a_check_that_does_not_fit_is_taken_in_smaller_parts():
     assert 0 < (found[ImageClassifier] >= 1).sum() <= 20
     torch.testing.assert_close(*found.values())
     assert stack.eval_microbatch == 5
-    with pytest.raises(torch.OutOfMemoryError, match="no room at all"):
+    with raises_about(torch.OutOfMemoryError, "no room at all"):
         StackedNetworks([member(like(NoCheck, module()))], 60).per_example_error(
             torch.tensor([0]), x, y, index
         )

@@ -144,7 +144,7 @@ def test_a_rule_that_is_its_optimizers_is_stacked(name, monkeypatch):
 @pytest.mark.parametrize("name", WRONG)
 def test_a_rule_that_is_not_its_optimizers_is_trained_alone(name, monkeypatch):
     done, reasons = results(name, WRONG[name], monkeypatch)
-    assert len(reasons) == 1 and "differs from the update of its optimizer" in reasons.pop()
+    assert len(reasons) == 1 and WRONG[name].name in reasons.pop()
     assert not any("stacked" in result.flags for result in done)
     lightning = train(
         [r.trial for r in done], workload(optimizer=name), {**GOAL, "max_steps": 8}, lean=False
@@ -197,7 +197,7 @@ def test_a_schedule_that_counts_its_calls_is_trained_alone(name):
     used = workload(class_path=HERE + name)
     done = train(asked, used, {**GOAL, "max_steps": 8}, size=2)
     (reason,) = {result.engine_reason for result in done}
-    assert f"the schedule of {name} cannot be stacked: its rate at step" in reason
+    assert f"schedule of {name} " in reason
     lightning = train(asked, used, {**GOAL, "max_steps": 8}, lean=False)
     assert [r.curve for r in done] == [r.curve for r in lightning]
 

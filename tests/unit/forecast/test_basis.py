@@ -123,8 +123,8 @@ def test_the_probes_of_advice_tell_of_a_study_that_has_not_begun(asked):
         for along in (1, ratio_by_laws(laws_of(tells))(Cell(2), 8))
     )
     (told,) = (line for line in lines if line.startswith("expected: "))
-    assert told.startswith(f"expected: {steps:,.0f} steps, from the mean of the 48 finished probes")
-    assert "dense" in told and "law of K*" in told
+    assert f"{steps:,.0f} steps" in told and " 48 " in told
+    assert "dense" in told and "K*" in told
 
 
 def test_the_probes_of_another_module_goal_or_race_tell_nothing(asked):

@@ -235,7 +235,7 @@ def test_the_table_counts_repeats_and_the_run_that_reads_the_noise_scale():
     rows, told = table(repeats=5, repeat_points=2, repeat_slack=3)
     assert rows["repeats"][:3] == ["20", "3,200", "200"]
     assert rows["total"][:3] == ["26", "4,160", "260"]
-    assert told[-1].startswith("repeats, at most: ") and " 3 x K* " in told[-1]
+    assert told[-1].startswith("repeats") and " 3 x K*" in told[-1]
     # 0.5 s to start, and 64 steps at B = 64 with two passes more: 64 x 2 x (0.001 + 64 x 0.0005)
     assert rows["noise scale"] == ["64 steps", format_duration(4.724)]
     repeats = training_seconds(

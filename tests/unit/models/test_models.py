@@ -10,6 +10,7 @@ from scipy.stats import kstest, truncnorm
 from torch import nn
 
 from lit_dps.models import MLP, ResNet8, SimpleCNN
+from tests.support.errors import raises_about
 
 
 def relu(x):
@@ -133,7 +134,7 @@ def test_resnet8_has_biases_no_normalization_and_no_shortcut_weights():
 def test_simple_cnn_refuses_images_that_its_convolutions_use_up():
     assert SimpleCNN((1, 16, 16))(torch.zeros(1, 1, 16, 16)).shape == (1, 10)
     for shape in ((1, 15, 16), (1, 16, 15), (1, 8, 8)):
-        with pytest.raises(ValueError, match="too small for Simple-CNN"):
+        with raises_about(ValueError, "Simple-CNN"):
             SimpleCNN(shape)
 
 

@@ -20,6 +20,7 @@ from lit_dps.parallel.process import (
 )
 from lit_dps.study import run
 from tests.e2e.commands import FAST, environment, run_here
+from tests.support.errors import raises_about
 from tests.support.runs import train_one
 from tests.unit.engines.test_engine import GOAL, PARAMS, WORKLOAD
 
@@ -35,16 +36,16 @@ def test_a_first_signal_waits_to_be_asked_for(signum, capfd):
         stop.check()
         send(signum)
         assert stop and not stop.now
-        with pytest.raises(Interrupted, match=signum.name):
+        with raises_about(Interrupted, signum.name):
             stop.check()
     assert capfd.readouterr().err == f"{signum.name}: leaving\n"
 
 
 def test_workers_of_a_loader_that_the_same_signal_ends_are_no_failure():
     lost = "DataLoader worker (pid(s) 12, 13) exited unexpectedly"
-    with pytest.raises(RuntimeError, match="exited unexpectedly"), interruptible(StopRequest()):
+    with raises_about(RuntimeError, lost), interruptible(StopRequest()):
         raise RuntimeError(lost)
-    with pytest.raises(Interrupted, match="SIGTERM"), interruptible(StopRequest()):
+    with raises_about(Interrupted, "SIGTERM"), interruptible(StopRequest()):
         send(signal.SIGTERM)
         raise RuntimeError(lost)
 
@@ -53,7 +54,7 @@ def test_a_second_signal_raises_at_once():
     stop = StopRequest()
     with interruptible(stop):
         send(signal.SIGTERM)
-        with pytest.raises(Interrupted, match="SIGINT"):
+        with raises_about(Interrupted, "SIGINT"):
             send(signal.SIGINT)
     assert stop.now
 
@@ -75,7 +76,7 @@ def test_another_process_may_ask():
     stop = StopRequest(lambda: bool(asked))
     stop.check()
     asked.append(True)
-    with pytest.raises(Interrupted, match="another process"):
+    with raises_about(Interrupted, "process"):
         stop.check()
 
 
@@ -171,9 +172,9 @@ def test_a_second_signal_while_the_first_is_counted_is_one_line(tmp_path, monkey
         monkeypatch.setattr(run, "publish", publish)
     done = run_here(tmp_path, "study", "--config", FAST, "--study.workers", 1)
     assert done.returncode == INTERRUPTED, done.stderr
-    assert done.stdout.count("interrupted by SIGINT") == 1
+    assert done.stdout.count("SIGINT") == 1
     assert "Traceback" not in done.stderr + done.stdout
-    assert "the same command resumes the study" in done.stdout
+    assert "resumes" in done.stdout
 
 
 IMPORTING = """

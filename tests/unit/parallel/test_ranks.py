@@ -16,6 +16,7 @@ from lit_dps.parallel.process import Interrupted, StopRequest
 from lit_dps.study.workers import raise_if_any_rank_interrupted
 from tests.support.errors import refuses
 from tests.support.ranks import on_ranks, same_on_ranks
+from tests.support.texts import numbers_in
 
 
 @pytest.mark.parametrize(("n", "world"), [(2, 4), (5, 4), (7, 2), (16, 3), (1, 2), (0, 2)])
@@ -55,14 +56,14 @@ def test_ranks_hear_the_sum_the_first_and_everyone():
 def _first_fails():
     def ask():
         assert ranks.rank() == 0
-        raise StorageError("the disk is full")
+        raise StorageError("full")
 
     ranks.on_rank_zero(ask)
 
 
 def test_an_error_of_the_first_is_everyones():
     answers = on_ranks(2, _first_fails)
-    assert [(type(a), str(a)) for a in answers] == [(StorageError, "the disk is full")] * 2
+    assert [(type(a), str(a)) for a in answers] == [(StorageError, "full")] * 2
 
 
 def _signal_to_the_last():
@@ -92,18 +93,16 @@ def test_a_dead_rank_is_an_error_on_the_others():
     begin = time.monotonic()
     first, _ = on_ranks(2, _last_dies)
     assert isinstance(first, ranks.RankLost)
-    assert str(first).startswith("rank 0: another of 2 ranks died or cannot be reached")
+    assert str(first).startswith("rank 0: ") and numbers_in(str(first))[:2] == [0, 2]
     assert time.monotonic() - begin < 30
 
 
 def _own_error():
-    raise RuntimeError("no such layer")
+    raise RuntimeError("unknown")
 
 
 def test_another_error_stays_what_it_is():
-    assert [(type(a), str(a)) for a in on_ranks(2, _own_error)] == [
-        (RuntimeError, "no such layer")
-    ] * 2
+    assert [(type(a), str(a)) for a in on_ranks(2, _own_error)] == [(RuntimeError, "unknown")] * 2
 
 
 class Memory:
@@ -143,7 +142,7 @@ def test_a_rank_without_pulse_ends_the_process(died, capsys):
         time.sleep(0.01)
     one.stop()
     assert died[0] == 2
-    assert "rank 0: rank 1 has shown no sign of life" in capsys.readouterr().err
+    assert "rank 0: rank 1 " in capsys.readouterr().err
 
 
 def test_a_lost_store_ends_the_process(died, capsys):
@@ -155,7 +154,7 @@ def test_a_lost_store_ends_the_process(died, capsys):
     thread.start()
     thread.join(10)
     assert died == [2]
-    assert "rank 1: the rank that holds the group together is gone" in capsys.readouterr().err
+    assert "rank 1: " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from lit_dps.readings.lipschitz import (
     mean_gradient,
     unflatten,
 )
+from tests.support.errors import raises_about
 from tests.support.tiny import points, two_layers
 
 
@@ -67,7 +68,7 @@ def test_mean_gradient_weighs_batches_by_their_size():
         (F.cross_entropy(network(x[a:b]), y[a:b]), b - a) for a, b in ((0, 8), (8, 13), (13, 20))
     )
     torch.testing.assert_close(mean_gradient(parameters, losses), whole, rtol=1e-5, atol=1e-8)
-    with pytest.raises(ValueError, match="at least one batch"):
+    with raises_about(ValueError, "batch"):
         mean_gradient(parameters, iter(()))
 
 
@@ -116,5 +117,5 @@ def test_moments_equal_a_loop_over_examples(masked, chunk_elements, monkeypatch)
 
 
 def test_moments_need_an_example():
-    with pytest.raises(ValueError, match="at least one example"):
+    with raises_about(ValueError, "example"):
         gradient_moments(lambda p, x: x.sum(), {"w": torch.ones(1)}, iter(()))

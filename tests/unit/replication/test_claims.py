@@ -18,6 +18,7 @@ from lit_dps.replication.scaling import (
 )
 from tests.support.claims import judged
 from tests.support.fake_study import analysis_of, result
+from tests.support.texts import numbers_in
 
 SEEN, NOT_SEEN, UNDECIDABLE = Verdict
 PARAMS = {"model.learning_rate": 0.1, "model.momentum": 0.9}
@@ -199,7 +200,7 @@ def test_a_plateau_is_not_known_where_the_critical_batch_size_is_not():
     study = study_of(law(1e8, 0, (4, 16, 64)))
     measured = steps_per_doubling(study)["S=0"]
     assert measured.number is None
-    assert "x0.5 [0.5, 0.5]" in measured.sentence
+    assert f"x0.5 {[0.5, 0.5]}" in measured.sentence
     assert study.scalings[Series(0.0)].describe() in measured.sentence
 
 
@@ -275,7 +276,7 @@ def test_steps_of_sparse_in_numbers():
     assert measured.number.value == pytest.approx(8.62, abs=5e-3)
     assert measured.number.interval == pytest.approx((8.56, math.inf), abs=0.02)
     (note,) = measured.notes
-    assert note.startswith("2 of the 3 batch sizes")
+    assert numbers_in(note)[:2] == [2, 3]
 
 
 def two(dense, sparse, batch_sizes=POWERS, sparse_trials=sure, **kw):
@@ -319,7 +320,8 @@ def test_a_law_that_misses_its_k_star_tells_no_critical_batch_size():
     assert law.misfit > 0.3 and study.scalings[Series(0.9)].misfit < 0.001
     measured = sparse_critical_ratio(off)[""]
     assert measured.number is None
-    assert measured.notes == (f"c1 / B + c2 misses K* by {law.misfit:.0%} at S=0.9",)
+    (note,) = measured.notes
+    assert f"{law.misfit:.0%}" in note and note.endswith(" S=0.9")
     assert judged("critical-no-earlier", off).verdict is UNDECIDABLE
 
 

@@ -19,6 +19,7 @@ from lit_dps.replication.search import (
 )
 from tests.support.claims import judged
 from tests.support.fake_study import analysis_of, result
+from tests.support.texts import numbers_in
 
 SEEN, NOT_SEEN, UNDECIDABLE = Verdict
 SPACE = {"model.learning_rate": Range(1e-4, 10, "log")}
@@ -155,8 +156,8 @@ def test_region_grows(study, verdict):
 def test_the_region_is_counted_over_points_that_all_cells_have():
     study = counted([0.25, 0.5, 0.5, 0.5, 1.0], points=16, unfinished=8)
     sentence = success_trend(study)["S=0"].sentence
-    assert "by step 40,000" in sentence
-    assert sentence.endswith("from 0.500 at B=4 to 1.00 at B=1024")
+    assert " 40,000" in sentence and numbers_in(sentence)[-2:] == [0.5, 1]
+    assert "B=4 " in sentence and sentence.endswith("B=1024")
     assert success_trend(counted([0, 0, 0, 0]))["S=0"].number is None
 
 
@@ -191,7 +192,7 @@ def test_the_share_by_twice_each_k_star_is_told_where_the_budget_goes_so_far():
         cells[Cell(b, 0.0)] = [result(Cell(b, 0.0), i, each) for i, each in enumerate(steps)]
     study = analysis_of(cells, space={})
     (note,) = success_trend(study)["S=0"].notes
-    assert note.endswith("from 0.500 at B=4 to 0.500 at B=1024")
+    assert numbers_in(note)[-2:] == [0.5, 0.5] and "B=4 " in note and note.endswith("B=1024")
     goal = dataclasses.replace(study.record.goal, max_steps=14992)
     (note,) = success_trend(Analysis(dataclasses.replace(study.record, goal=goal)))["S=0"].notes
-    assert note.endswith("from 0.500 at B=16 to 0.500 at B=1024")
+    assert numbers_in(note)[-2:] == [0.5, 0.5] and "B=16 " in note and note.endswith("B=1024")

@@ -17,6 +17,7 @@ from lit_dps.report.no_result import COUNT_HEADS
 from lit_dps.report.text import render
 from lit_dps.report.warnings import no_k_star, study_notes
 from lit_dps.storage.read import read_study
+from tests.support.errors import raises_about
 from tests.support.fake_study import law_study, result, write_study
 from tests.support.texts import numbers_in
 
@@ -199,7 +200,7 @@ def test_an_empty_csv_has_its_header(tmp_path):
 def test_a_file_is_replaced_whole_or_not_at_all(tmp_path):
     path = tmp_path / "table.csv"
     path.write_text("old")
-    with pytest.raises(RuntimeError, match="half way"), replacing(path) as temporary:
+    with raises_about(RuntimeError, "half way"), replacing(path) as temporary:
         temporary.write_text("ne")
         raise RuntimeError("half way")
     assert path.read_text() == "old"

@@ -5,12 +5,12 @@ from __future__ import annotations
 import sqlite3
 
 import optuna
-import pytest
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.trial import TrialState, create_trial
 
 from lit_dps.storage.bulk import read_trials
 from lit_dps.storage.database import open_storage
+from tests.support.errors import raises_about
 
 BOXES = {
     "rate": FloatDistribution(1e-3, 1.0, log=True),
@@ -60,5 +60,5 @@ def test_an_attribute_that_is_not_json_is_named_with_its_trial(tmp_path):
     study.add_trial(create_trial(value=1.0, user_attrs={"result": 1}))
     with sqlite3.connect(tmp_path / "study.db") as connection:
         connection.execute("update trial_user_attributes set value_json = '{'")
-    with pytest.raises(ValueError, match="'result' of trial 1"):
+    with raises_about(ValueError, "'result'", 1):
         read_trials(storage, [study._study_id])

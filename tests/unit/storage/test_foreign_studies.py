@@ -13,11 +13,13 @@ import pytest
 from lit_dps.core.config import StudyConfig
 from lit_dps.core.errors import StorageError
 from lit_dps.core.goal import Goal
+from lit_dps.core.trial import Cell
 from lit_dps.storage.advice_store import AdviceStore
 from lit_dps.storage.header import check_unchanged, declare
 from lit_dps.storage.merge import merge
 from lit_dps.storage.ownership import ForeignStudy
 from lit_dps.storage.read import open_elsewhere
+from lit_dps.storage.schema import cell_study_name
 from tests.support.errors import refuses
 from tests.support.runs import trials_of
 from tests.unit.storage.test_store import SPACE, ended
@@ -87,7 +89,7 @@ def test_foreign_trials_in_a_cell_of_ours_are_refused(url):
     with_trials(optuna.load_study(study_name="s | B=4 S=0", storage=url))
     with pytest.raises(ForeignStudy) as caught:
         declared(url)
-    assert caught.value.name == "s | B=4 S=0"
+    assert caught.value.name == cell_study_name("s", Cell(4))
 
 
 def test_a_cell_that_became_foreign_since_is_refused_when_it_is_opened(url):

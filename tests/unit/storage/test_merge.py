@@ -29,6 +29,7 @@ from lit_dps.storage.stored_format import study_attributes
 from lit_dps.storage.trial_queue import TrialQueue
 from tests.support.fake_study import SPACE, law_results, result, write_study
 from tests.support.runs import trials_of
+from tests.support.texts import numbers_in
 
 A, B = Cell(4, 0.0), Cell(16, 0.5)
 GOAL = Goal(0.1)
@@ -104,9 +105,7 @@ def test_a_study_that_is_not_here_is_copied_whole(request, target, here, there):
         running={A: 1},
         interrupted={B: [1, 2]},
     )
-    assert lines("fake", merged(url, there)["fake"]) == [
-        "study fake: 25 trials taken over, 0 known already, 0 conflicts"
-    ]
+    assert [numbers_in(line) for line in lines("fake", merged(url, there)["fake"])] == [[25, 0, 0]]
     ours, theirs = read_study(url, "fake"), read_study(there, "fake")
     assert not any(ours.running.values())
     for key in ("workload", "goal", "space", "trials", "seed", "goals", "race_factor", "config"):
@@ -149,9 +148,7 @@ def test_parts_of_a_grid_join_to_the_whole_either_way_and_twice_is_once(here, th
         assert (record.batch_sizes, record.sparsities, record.trials) == ((4, 16), (0.0, 0.5), 16)
         assert (record.goals, record.race_factor) == ((0.3, 0.2), None)
         once = rows(target)
-        assert lines("fake", merged(target, other)["fake"])[0].startswith(
-            "study fake: 0 trials taken over, "
-        )
+        assert numbers_in(lines("fake", merged(target, other)["fake"])[0])[0] == 0
         assert rows(target) == once
     assert tables[0] == tables[1]
     assert study_attributes(open_storage(here), "fake").keys() == before[here].keys() | {"uid"}
@@ -234,13 +231,11 @@ def test_what_ended_otherwise_stays_as_it_is_here_and_is_told(here, there):
     before = attempts(here)
     for taken, known in ((1, 0), (0, 1)):
         said = lines("fake", merged(here, there)["fake"])
-        assert said == [
-            f"study fake: {taken} trial{'' if taken else 's'} taken over, {known} known already, "
-            "4 conflicts",
-            f"  B=4 S=0: 4 trials ended otherwise elsewhere, the first at point 0 in {there}; "
-            "what was here is kept; "
-            "K differs in 3",
-        ]
+        counts, conflict = said
+        assert numbers_in(counts) == [taken, known, 4]
+        # Trials that differ, the first point, and how many of them have another K.
+        assert conflict.startswith(f"  {A}: ") and there in conflict
+        assert numbers_in(conflict.replace(there, ""))[-3:] == [4, 0, 3]
         assert attempts(here) == [*before, ("complete", 16)]
 
 

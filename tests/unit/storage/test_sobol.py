@@ -11,6 +11,7 @@ from optuna.samplers import QMCSampler
 
 from lit_dps.core.search_space import Range
 from lit_dps.storage.samplers import SobolSampler, distributions, sobol_point
+from tests.support.errors import raises_about
 
 SPACE = {  # not in the order of the keys
     "model.momentum": Range(0.9, 0.9999, "reverse_log"),
@@ -142,5 +143,5 @@ def test_a_trial_retried_by_another_process_gets_the_same_point(tmp_path):
 def test_a_parameter_outside_the_space_is_an_error_and_not_a_random_draw():
     study = optuna.create_study(sampler=SobolSampler(SPACE, 0))
     study.enqueue_trial({}, user_attrs={"point": 0})
-    with pytest.raises(KeyError, match="other is not in the declared search space"):
+    with raises_about(KeyError, "other"):
         study.ask({"other": FloatDistribution(0, 1)})

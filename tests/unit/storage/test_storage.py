@@ -14,7 +14,7 @@ from lit_dps.storage.database import storage_errors
 from lit_dps.storage.locks import storage_lock
 from lit_dps.storage.read import list_studies, read_study
 from lit_dps.storage.urls import absolute, is_http, is_postgresql, scrubbed, without_password
-from tests.support.errors import refuses
+from tests.support.errors import raises_about, refuses
 from tests.support.fake_study import law_study
 
 
@@ -92,7 +92,7 @@ def test_what_is_gone_is_told_and_other_key_errors_are_not_taken_for_it():
         storage_errors("sqlite:///x.db"),
     ):
         raise KeyError("Record does not exist.")
-    with pytest.raises(KeyError, match="other"), storage_errors("sqlite:///x.db"):
+    with raises_about(KeyError, "other"), storage_errors("sqlite:///x.db"):
         raise KeyError("other")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 
 import pytest
 from rich.console import Console
@@ -66,9 +67,8 @@ def test_bar_times_k_star_of_each_cell_and_running_trials(width):
         and said[0].endswith(" 6/56 trials")
         and len(said[0]) == width
     )
-    assert (
-        said[1] == "0:00:00 elapsed, about 0:04:10 left, 2 at a time"
-    )  # 50 trials of 10 s by two workers
+    # 50 trials of 10 s by two workers.
+    assert re.findall(r"\d:\d\d:\d\d", said[1]) == ["0:00:00", "0:04:10"] and " 2 " in said[1]
     table = [line.split() for line in said[3 : said.index("", 3)]]
     heads = [line[1:] for line in table if line[0] == "K*"]
     assert sum(heads, []) == [f"B={b}" for b in SIZES] and len(heads) == (1 if width == 120 else 2)
@@ -103,15 +103,14 @@ def test_a_large_study_fits_the_screen(width, height):
         "K* and the trials that run are told of as many as there is room for"
     )
     if height > 20:
-        assert "and 14 more" in "\n".join(said) and "more series" in "\n".join(said)
+        assert " 14 more" in "\n".join(said) and "more series" in "\n".join(said)
 
 
 def test_trials_that_end_or_whose_worker_is_lost_are_gone_and_the_end_is_the_bar():
     shown = filled(60)
     shown.update(result(Cell(4, 0.0), 1, 336))
-    assert "B=4 S=0 point 1" not in "\n".join(lines(shown)) and "B=4 S=0.9 point 1" in "\n".join(
-        lines(shown)
-    )
+    text = "\n".join(lines(shown))
+    assert str(Trial(Cell(4, 0.0), 1)) not in text and str(Trial(Cell(4, 0.9), 1)) in text
     shown.on_event(ProgressEvent(1))
     assert "point" not in "\n".join(lines(shown))
     shown.stop.signal = "SIGINT"

@@ -292,14 +292,14 @@ def test_a_study_ends_when_its_first_trials_all_failed(tmp_path, fails, at_once)
 def test_progress_counts_the_failed_trials_of_this_run_as_finished():
     earlier = [failed(Trial(CELL, 0)), ended(Trial(CELL, 1))]
     progress = ProgressLog(Progress(RunPlan([CELL], 3, 1, race_factor=2), {CELL: earlier}))
-    assert progress.line().startswith("cells 0/1  trials 1/3")
+    assert progress.progress.finished() == {CELL: 1}
     for result in (
         failed(Trial(CELL, 0)),
         ended(Trial(CELL, 2), Status.OUTRACED),
         failed(Trial(CELL, 2)),
     ):
         progress.update(result)
-    assert progress.line().startswith("cells 1/1  trials 3/3")
+    assert progress.progress.finished() == {CELL: 3}
 
 
 def test_a_failed_attempt_replaces_a_paused_one_and_is_replaced_by_any():

@@ -56,7 +56,7 @@ def test_true_and_false_are_values_of_an_axis():
         batch_sizes=[2], sparsities=[0.5], grid={"model.norm": [True, False]}, space=SPACE
     )
     config.check()
-    assert [str(cell) for cell in config.cells] == ["B=2 S=0.5 norm=false", "B=2 S=0.5 norm=true"]
+    assert [str(cell).rpartition(" ")[2] for cell in config.cells] == ["norm=false", "norm=true"]
 
 
 @pytest.mark.parametrize(

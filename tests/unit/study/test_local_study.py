@@ -112,7 +112,5 @@ def test_an_identity_holds_what_no_axis_and_no_search_varies():
 
 
 def test_an_axis_that_tables_have_a_column_for_goes_by_its_whole_key():
-    assert (
-        str(Series(0.0, (("local.steps", 4), ("local.workers", 2))))
-        == "S=0 local.steps=4 workers=2"
-    )
+    series = Series(0.0, (("local.steps", 4), ("local.workers", 2)))
+    assert str(series).split() == ["S=0", "local.steps=4", "workers=2"]

@@ -21,6 +21,7 @@ from lit_dps.study import quiet_timing
 from lit_dps.study.probe_run import RunTimes, _StepStopwatch
 from lit_dps.study.quiet_timing import MIN_ROUNDS, ROUNDS, SWITCH, WARM_UP_STEPS, update_step_timing
 from tests.support.fake_study import GOAL, SPACE, result, write_study
+from tests.support.texts import numbers_in
 
 CELLS = (Cell(4), Cell(8), Cell(4, 0.5), Cell(8, 0.5))
 SECONDS = {Cell(4): 0.010, Cell(8): 0.014, Cell(4, 0.5): 0.012, Cell(8, 0.5): 0.016}
@@ -106,10 +107,9 @@ def test_a_long_measurement_ends_after_few_rounds_and_a_longer_one_is_left_out(
         update_step_timing(setup, record, StopRequest(), asked=True).step_timing
         == record.step_timing
     )
-    assert (
-        "it would take about 12 s, more than 8 s; the answer uses times of the trials"
-        in capsys.readouterr().err
-    )
+    last = capsys.readouterr().err.splitlines()[-1]
+    # The expected seconds, and those that are allowed.
+    assert numbers_in(last) == [12, 8]
 
 
 def test_a_failure_costs_only_the_times(clock, study, monkeypatch, capsys):
@@ -121,7 +121,7 @@ def test_a_failure_costs_only_the_times(clock, study, monkeypatch, capsys):
     monkeypatch.setattr(quiet_timing, "timed_run", fails)
     record = read_study(url, "quiet")
     assert update_step_timing(setup, record, StopRequest()) == record
-    assert "step times were not measured: out of memory\n" in capsys.readouterr().err
+    assert capsys.readouterr().err.endswith(": out of memory\n")
 
 
 def test_an_interruption_stores_nothing(clock, study):
@@ -171,4 +171,4 @@ def test_times_that_cannot_be_stored_cost_nothing_else(clock, study, monkeypatch
     monkeypatch.setattr(quiet_timing, "store_step_timing", full)
     record = read_study(url, "quiet")
     assert update_step_timing(setup, record, StopRequest()) is record
-    assert "step times were not stored: disk is full\n" in capsys.readouterr().err
+    assert capsys.readouterr().err.endswith(": disk is full\n")

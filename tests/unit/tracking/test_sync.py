@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from types import SimpleNamespace
 
 import mlflow
@@ -17,6 +18,7 @@ from lit_dps.storage.read import read_study
 from lit_dps.tracking.runs import LoggedAttempt
 from lit_dps.tracking.sync import MlflowSync
 from tests.support.fake_study import GOAL, law_study, result, write_study
+from tests.support.texts import numbers_in
 
 
 class Away(MlflowSync):
@@ -209,8 +211,9 @@ def test_a_slow_server_is_left_after_a_time_limit(monkeypatch, record, capsys):
     slow.sync(record)
     assert (slow.done, slow.experiment_id) == (2, None)
     err = capsys.readouterr().err
-    assert "MLflow: trials logged: 1 of 3" in err
-    assert "it has 2 of 3 trials after 15 seconds" in err
+    # Trials that are logged; of the error, the seconds too.
+    assert {(1, 3), (2, 3)} <= {tuple(numbers_in(line)[:2]) for line in re.split(r"[\r\n]", err)}
+    assert numbers_in(err)[-3:] == [2, 3, 15]
     patient = Slow(clock, is_optional=False)
     patient.sync(record)
     assert patient.done == 3
@@ -229,7 +232,7 @@ def test_analyze_sync_fills_an_empty_view_and_again_changes_nothing(tmp_path, mo
         header = optuna.load_study(study_name="s", storage="sqlite:///mlruns/study.db")
         header.set_user_attr("workload", experiment)
         assert main(command) == 0
-        assert "MLflow at sqlite:///mlruns/mlflow.db" in capsys.readouterr().out
+        assert "sqlite:///mlruns/mlflow.db" in capsys.readouterr().out
         assert trials("mlruns", experiment).keys() == stored
         client = mlflow.MlflowClient("sqlite:///mlruns/mlflow.db")
         id_ = client.get_experiment_by_name(experiment).experiment_id
@@ -259,8 +262,6 @@ def test_analyze_sync_without_mlflow_is_refused_in_one_line(tmp_path, monkeypatc
         == 2
     )
     said = capsys.readouterr()
-    assert said.err.startswith(
-        "lit-dps: error: cannot use sqlite:///other.db: file is not a database; "
-    )
+    assert "sqlite:///other.db" in said.err
     assert said.err.count("\n") == 1
     assert {path.name for path in tmp_path.rglob("*")} == {"mlruns", "study.db", "other.db"}

@@ -11,6 +11,7 @@ import torch
 from lit_dps.core.trial import Cell, Status, Trial
 from lit_dps.training.checkpoint_files import steps_saved
 from tests.support.saved_study import GOAL, USER, USER_DATA, Study
+from tests.support.texts import numbers_in
 from tests.unit.engines.test_engine import DATA, MODEL, PARAMS, quiet  # noqa: F401
 
 DECAY = {"schedule": "linear", "decay_steps": 50, "end_factor": 0.1}
@@ -28,9 +29,10 @@ def assert_goes_on(study: Study, trial: Trial, checks: tuple[int, ...] = (2, 5))
         assert steps.taken == 4 * n
     result, steps = study.run(trial)
     steps_before = [4 * sum(checks[: i + 1]) for i in range(len(checks))]
-    assert study.said == [
-        f"{trial.cell} point {trial.point} resumes from step {step}" for step in steps_before
-    ]
+    assert [line.startswith(f"{trial.cell} point {trial.point} ") for line in study.said] == (
+        [True] * len(steps_before)
+    )
+    assert [int(line.rpartition(" ")[2]) for line in study.said] == steps_before
     assert result == whole
     assert torch.equal(steps.weights, reference.weights)
     assert taken + steps.taken == reference.taken, "no step was taken twice"
@@ -128,7 +130,7 @@ def test_a_module_that_forgets_begins_anew(tmp_path):
     whole, _ = study.run(trial, saved=False)
     study.run(trial, interrupt=2)
     assert study.run(trial)[0] == whole
-    assert "restarts: it cannot resume from its checkpoint" in study.said[-1]
+    assert "restarts" in study.said[-1]
 
 
 def test_a_trial_that_pauses_goes_on_from_there(tmp_path):
@@ -147,7 +149,8 @@ def test_an_interruption_after_a_pause_is_told(tmp_path):
     study.run(trial, pause=lambda cell: 12)
     study.run(trial, interrupt=2)
     study.run(trial)
-    assert study.said == ["B=16 S=0.5 point 1 resumes from step 20"]
+    (line,) = study.said
+    assert line.startswith(f"{trial} ") and numbers_in(line)[-1] == 20
 
 
 @pytest.mark.parametrize(("worth", "steps"), [(0.0, [12]), (600.0, [])])

@@ -30,26 +30,24 @@ def damage(path):
 
 
 @pytest.mark.parametrize(
-    ("harm", "said"),
+    "harm",
     [
-        (damage, "cannot be read"),
-        (lambda path: path.write_bytes(path.read_bytes()[:-100]), "cannot be read"),
-        (lambda path: path.write_bytes(b""), "cannot be read"),
-        (
-            lambda path: torch.save({"callbacks": print}, path),
-            "cannot be read",
-        ),  # code in it is not executed
+        damage,
+        lambda path: path.write_bytes(path.read_bytes()[:-100]),
+        lambda path: path.write_bytes(b""),
+        lambda path: torch.save({"callbacks": print}, path),  # code in it is not executed
     ],
     ids=["bit", "short", "empty", "code"],
 )
-def test_a_damaged_file_is_not_used(tmp_path, harm, said):
+def test_a_damaged_file_is_not_used(tmp_path, harm):
     study, trial = Study(tmp_path, goal={**GOAL, "max_steps": 16}), Trial(Cell(16, 0.5), 1, PARAMS)
     whole, reference = study.run(trial, saved=False)
     study.run(trial, interrupt=2)
     harm(study.checkpoints().path(trial))
     result, steps = study.run(trial)
     assert (result, steps.taken) == (whole, reference.taken)
-    assert study.said == [f"B=16 S=0.5 point 1 restarts: its checkpoint {said}"]
+    (line,) = study.said
+    assert line.startswith(f"{trial} restarts")
 
 
 @pytest.mark.parametrize(
@@ -70,9 +68,8 @@ def test_a_foreign_file_is_not_used(tmp_path, change, params):
     whole, reference = other.run(trial, saved=False)
     result, steps = other.run(trial)
     assert (result, steps.taken) == (whole, reference.taken)
-    assert other.said == [
-        "B=16 S=0.5 point 1 restarts: its checkpoint is of another study or configuration"
-    ]
+    (line,) = other.said
+    assert line.startswith(f"{trial} restarts") and "another" in line
 
 
 def test_a_full_disk_is_told_once_and_stops_nothing(tmp_path, monkeypatch):
@@ -83,9 +80,8 @@ def test_a_full_disk_is_told_once_and_stops_nothing(tmp_path, monkeypatch):
     whole, _ = study.run(trial, saved=False)
     monkeypatch.setattr("os.fsync", full)
     assert study.run(trial)[0] == whole
-    assert study.said == [
-        "warning: cannot save a checkpoint (No space left on device); training continues"
-    ]
+    (line,) = study.said
+    assert line.startswith("warning: ") and "(No space left on device)" in line
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
 
 
@@ -99,9 +95,8 @@ def test_a_state_that_is_no_plain_data_is_told_and_stops_nothing(tmp_path, monke
     )
     trial = Trial(Cell(8, 0.0), 0, {"model.rate": 0.01})
     assert study.run(trial)[0] == study.run(trial, saved=False)[0]
-    assert study.said == [
-        "warning: cannot save a checkpoint (what Dropping saves cannot be read); training continues"
-    ]
+    (line,) = study.said
+    assert line.startswith("warning: ") and "Dropping" in line
 
 
 def test_time_counts_from_the_first_begin_and_a_short_trial_is_not_saved(tmp_path, monkeypatch):

@@ -47,7 +47,7 @@ def test_what_a_fresh_module_does_not_have_begins_anew(tmp_path, change):
     some.run(trial, interrupt=5)
     result, _ = some.run(trial)
     assert result.curve == whole.curve
-    assert "restarts: it cannot resume from its checkpoint" in some.said[-1]
+    assert "restarts" in some.said[-1]
 
 
 def test_a_pause_keeps_what_was_unfrozen(tmp_path):

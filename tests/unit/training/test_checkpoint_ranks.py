@@ -94,9 +94,8 @@ def test_another_number_of_ranks_begins_anew(tmp_path):
     trial = Trial(Cell(16, 0.5), 1, PARAMS)
     same_on_ranks(2, interrupted, tmp_path, trial)
     for other in on_ranks(1, resumed, tmp_path, trial):
-        assert other == [
-            "B=16 S=0.5 point 1 restarts: its checkpoint is of another study or configuration"
-        ]
+        (line,) = other
+        assert line.startswith(f"{trial} restarts") and "another" in line
 
 
 def with_a_full_disk(folder: Path, trial: Trial) -> tuple:
@@ -109,4 +108,4 @@ def with_a_full_disk(folder: Path, trial: Trial) -> tuple:
 
 def test_a_file_that_the_first_rank_cannot_write_stops_no_one(tmp_path):
     same, said = same_on_ranks(2, with_a_full_disk, tmp_path, Trial(Cell(16, 0.5), 1, PARAMS))
-    assert same and said[0].startswith("warning: cannot save a checkpoint (")
+    assert same and said[0].startswith("warning: ")

@@ -94,7 +94,12 @@ def test_a_goal_is_stored_and_read_and_one_of_earlier_versions_is_a_validation_e
     goals = [Goal(0.1, 4, 16), Goal(0.98, 4, 16, "val/acc", True), Goal(-3.5, 4, 16, "ppl")]
     assert [Goal.from_dict(goal.to_dict()) for goal in goals] == goals
     assert goals[0].to_dict() == {"error": 0.1, "check_interval": 4, "max_steps": 16}
-    assert list(map(str, goals)) == ["goal error 0.1", "goal val/acc >= 0.98", "goal ppl <= -3.5"]
+    texts = [str(goal).split() for goal in goals]
+    assert texts == [
+        ["goal", "error", "0.1"],
+        ["goal", "val/acc", ">=", "0.98"],
+        ["goal", "ppl", "<=", "-3.5"],
+    ]
     assert [goal.is_easier(goal.value + 0.1) for goal in goals] == [True, False, True]
 
 

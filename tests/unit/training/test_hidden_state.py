@@ -14,6 +14,7 @@ from lightning.pytorch import LightningDataModule
 from torch import nn
 
 from lit_dps.training.hidden_state import capture_attributes, restore_attributes
+from tests.support.errors import raises_about
 
 Pair = namedtuple("Pair", "left right")
 
@@ -158,7 +159,7 @@ class Plain:
 
 @pytest.mark.parametrize("value", [iter([1, 2]), Plain()], ids=["iterator", "object"])
 def test_an_error_names_what_cannot_be_restored(tmp_path, value):
-    with pytest.raises(ValueError, match="Net.new "):
+    with raises_about(ValueError, "Net.new "):
         there_and_back(tmp_path, lambda net: setattr(net, "new", value), lambda net: None)
 
 
@@ -169,7 +170,7 @@ def test_an_object_that_stood_elsewhere_is_told(tmp_path):
         net.stages = stages
         return net
 
-    with pytest.raises(ValueError, match="Net.stages.0 "):
+    with raises_about(ValueError, "Net.stages.0 "):
         there_and_back(
             tmp_path, lambda net: setattr(net, "stage", net.stages[1]), lambda net: None, net=build
         )

@@ -17,6 +17,7 @@ from lit_dps.training.rate_curve import (
     schedule_steps,
     warm_up_steps,
 )
+from tests.support.texts import numbers_in
 from tests.support.tiny import Plain, Recorder, fit, loader
 
 STEPS = 20  # epochs of 5
@@ -86,15 +87,17 @@ def test_the_shape_of_a_schedule():
     assert schedule_steps([0.3, 0.2, 0.1]) == 3 and is_constant([0.1] * 3)
 
 
+def remark_numbers(rates, length, steps):
+    """Return the numbers in each remark on a curve of rates."""
+    return [numbers_in(remark) for remark in rate_remarks(rates, [], length, steps)]
+
+
 def test_rates_that_train_nothing_are_named():
-    assert rate_remarks([0.1, 0.05, 0, 0, 0], [], 5, 5) == [
-        "the learning rate is 0 from step 2 to the end of 5"
-    ]
+    # The rate, the first and the last step, the number of steps.
+    assert remark_numbers([0.1, 0.05, 0, 0, 0], 5, 5) == [[0, 2, 5]]
     named = rate_remarks([0, 0, 0.1, -0.1, -0.1, 0.1], [], 5, 6)
-    assert named == [
-        "the learning rate is 0 from step 0 to step 1 of 6",
-        "the learning rate is 0 or negative from step 3 to step 4 of 6",
-    ]
+    assert [numbers_in(remark) for remark in named] == [[0, 0, 1, 6], [0, 3, 4, 6]]
+    assert ["negative" in remark for remark in named] == [False, True]
     assert rate_remarks([0, 0.1, 0.05, 0], [], 5, 4) == [], "ends of a warm-up and of a decay"
 
 
@@ -125,6 +128,4 @@ def test_lengths_that_the_evaluated_steps_do_not_reach_are_left_out():
 
 
 def test_a_rate_of_0_beyond_the_evaluated_steps_is_a_bound():
-    assert rate_remarks([0.1, 0, 0], [], None, 9) == [
-        "the learning rate is 0 from step 1 to step 2 at least of 9"
-    ]
+    assert remark_numbers([0.1, 0, 0], None, 9) == [[0, 1, 2, 9]]

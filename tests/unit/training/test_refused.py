@@ -48,10 +48,10 @@ def test_all_values_of_a_choice_of_several_kinds_are_told():
     with pytest.raises(ArgumentError) as caught:
         parser.parse_object({"trainer": {"precision": 7}})
     said = one_line(caught.value)
-    assert said.startswith(
-        "trainer.precision is '7'; it must be one of 64, 32, 16, 'transformer-engine', "
-    )
-    assert said.endswith("'32-true', '64-true', 'bf16'")
+    choices = said.partition("one of ")[2].split(", ")
+    assert said.startswith("trainer.precision is '7'")
+    assert choices[:3] == ["64", "32", "16"] and choices[-1] == "'bf16'"
+    assert {"'transformer-engine'", "'32-true'", "'64-true'"} <= set(choices)
 
 
 def test_the_largest_values_are_allowed():
