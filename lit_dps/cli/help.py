@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import json
 import textwrap
+from collections.abc import Mapping
 from dataclasses import MISSING, Field, fields
 from typing import Any
 
 from lit_dps.cli.config_file import SECTION_CLASSES
 from lit_dps.cli.options import OPTIONS, docs_of, metavar_of, option_of
 from lit_dps.cli.verbs import docstring
+from lit_dps.core.trial_config import STUDY_DEFAULTS
 
 WIDTH = 80
 INDENT = 29  # column of the sentences
@@ -56,16 +58,23 @@ def text(verb: str) -> str:
         if section == "study" and verb in SINGLE_TRIAL:
             lines.append("study: ignored, except study.workload, the MLflow experiment")
         else:
-            lines += _section_lines(section, cls)
+            changed = {} if verb in SINGLE_TRIAL else STUDY_DEFAULTS
+            lines += _section_lines(section, cls, changed)
     return "\n".join(lines)
 
 
-def _section_lines(section: str, cls: type) -> list[str]:
-    """Return a heading, and an entry for each key of a section."""
+def _section_lines(section: str, cls: type, changed: Mapping[str, Any]) -> list[str]:
+    """Return a heading, and an entry for each key of a section.
+
+    Args:
+        section: The section.
+        cls: Its dataclass.
+        changed: Defaults of the verb, by key, that differ from those of the dataclass.
+    """
     lines = [f"{section}: {_first_sentence(cls.__doc__ or '').rstrip('.')}"]
     for field in fields(cls):
         sentence = _first_sentence(docs_of(cls)[field.name])
-        default = _default(field)
+        default = _default(field, changed.get(f"{section}.{field.name}", MISSING))
         if default is not None:
             sentence = f"{sentence.removesuffix('.')} ({default})."
         lines += _entry(f"--{section}.{field.name}", sentence)
@@ -80,10 +89,15 @@ def _option(field: Field[Any]) -> str:
     return f"{option} {metavar_of(field)}"
 
 
-def _default(field: Field[Any]) -> str | None:
-    """Return the default of a field as it is written in a file; None if there is none to show."""
-    value = field.default
-    if field.default_factory is not MISSING:
+def _default(field: Field[Any], changed: Any) -> str | None:
+    """Return the default of a key as it is written in a file; None if there is none to show.
+
+    Args:
+        field: The field of the key.
+        changed: The default of the verb, if it is another one; else MISSING.
+    """
+    value = field.default if changed is MISSING else changed
+    if changed is MISSING and field.default_factory is not MISSING:
         value = field.default_factory()
     if value is MISSING or value in (None, "", [], {}, ()):
         return None

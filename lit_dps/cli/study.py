@@ -21,7 +21,7 @@ from lit_dps.cli.parser import CommandError
 from lit_dps.core.config import NO_RACE, StudyConfig
 from lit_dps.core.errors import ConfigError, find_user_error
 from lit_dps.core.parse_errors import one_line
-from lit_dps.core.trial_config import TRIAL_SECTIONS
+from lit_dps.core.trial_config import STUDY_DEFAULTS, TRIAL_SECTIONS
 from lit_dps.forecast.forecast import forecast
 from lit_dps.parallel.ranks import follows_torchrun
 from lit_dps.report.text import parts_of
@@ -47,8 +47,7 @@ class StudyCLI(DPSCLI):
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         super().add_arguments_to_parser(parser)
-        # A study stores K, and no complete curves.
-        parser.set_defaults({"goal.early_reject": True})
+        parser.set_defaults(STUDY_DEFAULTS)
         if self._options is not None:
             add_options(parser, self._options)
 

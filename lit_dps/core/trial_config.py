@@ -23,6 +23,9 @@ Init = Literal["original", "reinit", "isometry"]
 # Metadata of a field, for `identity_of`. Other fields decide results and are always recorded.
 FREE = {"identity": False}  # does not decide results, or each trial sets it
 UNLESS_DEFAULT = {"identity": "unless default"}  # studies without the key keep their identity
+# Defaults of keys in a study, where they differ from those of `fit`. A study stores K, and no
+# complete curves.
+STUDY_DEFAULTS = {"goal.early_reject": True}
 
 
 @dataclass(frozen=True)

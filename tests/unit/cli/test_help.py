@@ -32,6 +32,15 @@ def test_help_has_every_key_and_option_once_in_80_columns(verb, flag, capsys):
     assert set(options) - expected <= {"--engine", "--ckpt_path"}
 
 
+@pytest.mark.parametrize(
+    ("verb", "default"), [("study", "true"), ("advise", "true"), ("fit", "false")]
+)
+def test_the_default_is_the_one_of_the_verb(verb, default, capsys):
+    main([verb, "--help"])
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if "goal.early_reject" in line]
+    assert line.endswith(f"({default}).")
+
+
 @pytest.mark.parametrize("cls", [*SECTION_CLASSES.values(), *OPTIONS.values()])
 def test_every_field_has_a_sentence(cls):
     assert docs_of(cls).keys() == {field.name for field in fields(cls)}
