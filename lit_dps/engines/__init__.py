@@ -15,7 +15,8 @@ The course of one trial, with the file of each step:
 4. `RunGroup.train_interval` (`run_group`) trains the networks for `check_interval` steps, by
    `SingleNetwork` (`single_network`) or `StackedNetworks` (`stack`), and validates them.
 5. `Attempt.record` (`lit_dps.core.attempt`) stores the check in the curve and decides: the goal is
-   met, the run diverged, its steps are spent, a race stops it, it pauses, or it continues.
+   met, the run diverged, its steps are spent, a race stops it (`lit_dps.core.racing`), it pauses,
+   or it continues.
 6. `RunGroup.end_interval` calls `at_check`, which raises if the process is asked to stop, and saves
    checkpoints.
 7. The engine yields `Attempt.result()`. The worker stores it.

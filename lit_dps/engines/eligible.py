@@ -152,7 +152,7 @@ def _reason_against_validation(
     name = type(module).__name__
     metrics = sorted({*training.metrics} - {"val_loss"})
     if metrics:
-        return f"study.metrics has {', '.join(metrics)}, and only val_loss is measured without it"
+        return f"only Lightning's loop measures {', '.join(metrics)} of study.metrics"
     goal = GoalErrorCallback.of(training.goal)
     adopt_former_methods(module)
     methods = overridden(module, VALIDATION_METHODS)
@@ -161,8 +161,8 @@ def _reason_against_validation(
     if EarlyCheck.supports(trainer, module, goal.monitor):
         return None
     if methods:
-        return f"{name} overrides {', '.join(methods)}, and not per_example_error after it"
-    return f"{name} validates {goal.monitor}, and not by per_example_error"
+        return f"{name} overrides {', '.join(methods)} but not per_example_error"
+    return f"{name} does not measure {goal.monitor} by per_example_error"
 
 
 def _reason_against_optimizer(module: ImageClassifier, configured: Any) -> str | None:

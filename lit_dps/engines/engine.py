@@ -53,8 +53,9 @@ class Engine(Protocol):
         Args:
             next_attempt: Returns the next attempt, or None if no attempt remains at present. An
                 engine calls it when it has room for another attempt.
-            at_check: Called after each check whose run continues. To stop training, it raises on
-                all ranks. Then the runs are saved, and resume when they are attempted again.
+            at_check: Called after each check after which a run continues, and not after a check
+                at which the run ends or pauses. To stop training, it raises on all ranks. Then the
+                runs are saved, and resume when they are attempted again.
         """
         ...
 

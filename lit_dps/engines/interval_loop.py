@@ -27,7 +27,6 @@ from lit_dps.engines.stack import StackedNetworks
 from lit_dps.engines.stack_filler import AttemptQueue, StackFiller, batching_key
 from lit_dps.engines.trainer import TrainerEngine
 from lit_dps.module import ImageClassifier
-from lit_dps.training.checkpoint_files import MIN_SECONDS_WORTH_SAVING
 from lit_dps.training.early_check import HardestFirst
 from lit_dps.training.rng_state import preserve_rng_state
 
@@ -126,14 +125,14 @@ class IntervalLoop:
         return self.training.run_attempt(attempt, train_one)
 
     def _train_single(
-        self, attempt: Attempt, at_check: Callable[[], None], reason: str = ""
+        self, attempt: Attempt, at_check: Callable[[], None], reason: str
     ) -> TrialResult:
         """Train one attempt and return its result.
 
         Args:
             attempt: The attempt.
             at_check: See `Engine.train`.
-            reason: Why it is not stacked; empty if there is no reason.
+            reason: Why it is not stacked; empty if no stack is faster, as for a single attempt.
         """
         run_single = partial(self._run_single, at_check=at_check, reason=reason)
         try:
@@ -155,8 +154,10 @@ class IntervalLoop:
             while attempt.status is None:
                 (outcome,) = group.train_interval()
                 run.record(outcome)
-                if attempt.status in (None, Status.PAUSED):
+                if attempt.status is None:
                     group.end_interval(at_check)
+                elif attempt.status is Status.PAUSED:
+                    group.save_if_worth_it(0)
             # Lightning leaves these hooks out if a callback saves a paused run and ends it.
             if attempt.status is not Status.PAUSED or run.file is None:
                 end_module(run.module)
@@ -172,8 +173,8 @@ class IntervalLoop:
             runs = filler.next_runs(self.stack_size)
             if runs:
                 yield from self._train_runs(runs, filler, at_check)
-        for attempt in filler.unstacked:
-            yield self._train_single(attempt, at_check)
+        for unstacked in filler.unstacked:
+            yield self._train_single(unstacked.attempt, at_check, unstacked.reason)
 
     def _train_runs(
         self, runs: list[NetworkRun], filler: StackFiller, at_check: Callable[[], None]
@@ -184,12 +185,10 @@ class IntervalLoop:
         while networks.live:
             try:
                 outcomes = group.train_interval()
-            except Exception:
+            except Exception as error:
                 # One of the runs caused the error. Training them one at a time shows which.
                 for row in networks.live:
-                    attempt = networks.run_at(row).attempt
-                    attempt.restart()
-                    filler.unstacked.append(attempt)
+                    filler.unstack_after_error(networks.run_at(row).attempt, error)
                 return
             for outcome in outcomes:
                 result = _record_stacked(group, outcome)
@@ -210,7 +209,7 @@ def _record_stacked(group: RunGroup, outcome: CheckOutcome) -> TrialResult | Non
     if attempt.status is None:
         return None
     if attempt.status is Status.PAUSED:
-        group.save(outcome.row, MIN_SECONDS_WORTH_SAVING)
+        group.save_if_worth_it(outcome.row)
     attempt.seconds = run.elapsed_seconds()
     attempt.set_engine(STACKED)
     return attempt.result()

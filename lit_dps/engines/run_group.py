@@ -12,6 +12,7 @@ from torch import Tensor
 
 from lit_dps.engines.engine import Training
 from lit_dps.engines.network_run import CheckOutcome, NetworkRun
+from lit_dps.parallel.process import Interrupted
 from lit_dps.training.checkpoint_files import MIN_SECONDS_WORTH_SAVING
 from lit_dps.training.early_check import Check, HardestFirst
 from lit_dps.training.stopwatch import Stopwatch
@@ -165,28 +166,36 @@ class RunGroup:
             yield rows, index.expand(len(live), -1)
 
     def end_interval(self, at_check: Callable[[], None]) -> None:
-        """Call `at_check`, and save the runs that pause or whose last checkpoint is old.
+        """Call `at_check`, and save the live runs whose last checkpoint is old.
 
-        `at_check` raises to end the process. Then all runs that are worth a file are saved, unless
-        the exception has a true attribute `now`.
+        `at_check` raises to end the process. Then all live runs that are worth a file are saved,
+        unless a second signal requires that the process ends now.
         """
         try:
             at_check()
-        except BaseException as interruption:
-            if not getattr(interruption, "now", False):
+        except BaseException as error:
+            ends_now = isinstance(error, Interrupted) and error.now
+            if not ends_now:
                 for row in self.networks.live:
-                    self.save(row, MIN_SECONDS_WORTH_SAVING)
+                    self.save_if_worth_it(row)
             raise
         for row in self.networks.live:
-            is_paused = self.networks.run_at(row).attempt.status is not None
-            self.save(row, MIN_SECONDS_WORTH_SAVING if is_paused else math.inf)
+            self.save_if_due(row)
 
-    def save(self, row: int, min_seconds: float) -> None:
-        """Save a run if its last file is older than `min_seconds` or the checkpoint interval."""
+    def save_if_due(self, row: int) -> None:
+        """Save a run that continues, if its last file is older than the checkpoint interval."""
+        self._save_if_older(row, math.inf)
+
+    def save_if_worth_it(self, row: int) -> None:
+        """Save a run that ends or pauses here, unless it is faster to train its steps again."""
+        self._save_if_older(row, MIN_SECONDS_WORTH_SAVING)
+
+    def _save_if_older(self, row: int, seconds: float) -> None:
+        """Save a run if its last file is older than `seconds` or than the checkpoint interval."""
         run = self.networks.run_at(row)
         checkpoints = self._training.checkpoints
         if run.file is None or checkpoints is None:
             return
-        if time.monotonic() - run.saved_at >= min(min_seconds, checkpoints.seconds):
+        if time.monotonic() - run.saved_at >= min(seconds, checkpoints.seconds):
             self.networks.write_back(row)
             run.save(self.hardest_first.priority[row])

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_map
 
 from lit_dps.core.attempt import Attempt
 from lit_dps.data import ImageData
-from lit_dps.engines.eligible import Functional, optimizer_of, tensors_of
+from lit_dps.engines.eligible import Functional, optimizer_of, reason_of, tensors_of
 from lit_dps.engines.engine import Training
 from lit_dps.engines.network_run import NetworkRun, build_trial
 from lit_dps.module import ImageClassifier
@@ -29,6 +29,8 @@ RATE_KEYS = frozenset({"model.learning_rate", "model.decay_steps", "model.end_fa
 COMPARED_EXAMPLES = 64
 # Relative tolerance of that loss in float64. A penalty of weight 1e-6 changes it by 1e-5.
 LOSS_TOLERANCE = 1e-9
+# Reason of an attempt whose module differs from the first module of its stack.
+DIFFERENT_MODULE = "its module differs from the stack in more than its weights"
 
 
 class BatchingKey(NamedTuple):
@@ -122,6 +124,18 @@ class AttemptQueue:
         return None
 
 
+class Unstacked(NamedTuple):
+    """An attempt that leaves its stack and trains as a single network.
+
+    Attributes:
+        attempt: The attempt, which begins again.
+        reason: Why it leaves the stack, for `TrialResult.engine_reason`.
+    """
+
+    attempt: Attempt
+    reason: str
+
+
 class StackFiller:
     """Begins the runs that train in one stack.
 
@@ -132,11 +146,12 @@ class StackFiller:
 
     Attributes:
         unstacked: Attempts to train one at a time afterwards. Their modules differ from the first
-            one, or they raised an error, which they raise again as failed trials.
+            one, or an error occurred in the stack. The attempt that caused it raises it again, and
+            becomes a failed trial.
     """
 
     def __init__(self, first: Attempt, queue: AttemptQueue, training: Training):
-        self.unstacked: list[Attempt] = []
+        self.unstacked: list[Unstacked] = []
         self._pending = [first]
         self._key = batching_key(first)
         self._queue = queue
@@ -165,12 +180,17 @@ class StackFiller:
                 return None
             try:
                 run = self._begin(attempt)
-            except Exception:
-                attempt.restart()
-                run = None
+            except Exception as error:
+                self.unstack_after_error(attempt, error)
+                continue
             if run is not None:
                 return run
-            self.unstacked.append(attempt)
+            self.unstacked.append(Unstacked(attempt, DIFFERENT_MODULE))
+
+    def unstack_after_error(self, attempt: Attempt, error: Exception) -> None:
+        """Restart an attempt after an error in its stack, and train it one at a time afterwards."""
+        attempt.restart()
+        self.unstacked.append(Unstacked(attempt, f"an error in its stack: {reason_of(error)}"))
 
     def _begin(self, attempt: Attempt) -> NetworkRun | None:
         """Return the run of an attempt; None if its module differs from the first module."""

@@ -139,9 +139,9 @@ class CheckpointCallback(Callback):
         self._is_after_check = False
         seconds = ranks.on_rank_zero(lambda: time.monotonic() - self._last_saved)
         try:
-            self.at_check()
             if self.attempt.status is Status.PAUSED:
                 raise Paused
+            self.at_check()
         except BaseException as error:
             self._is_paused = isinstance(error, Paused)
             is_worth_saving = seconds >= min(MIN_SECONDS_WORTH_SAVING, self.every)

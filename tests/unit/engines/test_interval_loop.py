@@ -15,9 +15,11 @@ from lit_dps.core.trial import SCHEDULE, STACKED, WARM_UP, Cell, Status, Trial
 from lit_dps.data import Digits
 from lit_dps.engines.interval_loop import IntervalLoop
 from lit_dps.module import ImageClassifier
+from lit_dps.training.checkpoint_files import Checkpoints
 from lit_dps.training.workload import Workload
+from tests.support.runs import engine as engine_of
+from tests.support.runs import runs, train_one
 from tests.support.runs import train as train_all
-from tests.support.runs import train_one
 from tests.support.setups import training_of
 from tests.unit.engines.test_engine import DATA, GOAL, MODEL, PARAMS, WORKLOAD, quiet  # noqa: F401
 
@@ -163,6 +165,23 @@ def test_checks_and_the_limit_come_at_the_same_steps(early_reject):
     assert (outraced.status, outraced.curve["step"]) == (Status.OUTRACED, [4, 8])
     plain, reference = train(trial, goal=goal, limit=lambda cell: 8, lean=False)
     assert plain == outraced and torch.equal(weights, reference)
+
+
+@pytest.mark.parametrize(("lean", "size"), [(True, 1), (True, 2), (False, 1)])
+@pytest.mark.parametrize("saves", [False, True])
+def test_at_check_is_called_only_after_a_check_at_which_a_run_continues(
+    tmp_path, lean, size, saves
+):
+    calls = []
+    checkpoints = Checkpoints(tmp_path, "study", minutes=60) if saves else None
+    goal = {**GOAL, "error": 0.001}
+    engine = engine_of(WORKLOAD, goal, lean, size, checkpoints=checkpoints)
+    asked = [Trial(Cell(16, 0.0), point, PARAMS) for point in range(2)]
+    attempts = runs(asked, goal, pause=lambda cell: 12)
+    results = list(engine.train(attempts, lambda: calls.append(1)))
+    assert [result.status for result in results] == [Status.PAUSED] * 2
+    # Steps 4 and 8 of each run, or of the stack of both runs.
+    assert len(calls) == 4 // size
 
 
 class OwnStep(ImageClassifier):

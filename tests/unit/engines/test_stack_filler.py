@@ -10,7 +10,9 @@ import pytest
 import torch
 from torch import nn
 
-from lit_dps.core.trial import Cell, Status, Trial, TrialResult
+from lit_dps.core.trial import SINGLE, STACKED, Cell, Status, Trial, TrialResult
+from lit_dps.engines.stack import StackedNetworks
+from lit_dps.engines.stack_filler import DIFFERENT_MODULE
 from lit_dps.module import ImageClassifier
 from lit_dps.pruning.snip import Snip
 from lit_dps.training.workload import Workload
@@ -39,6 +41,21 @@ def test_a_small_difference_of_losses_is_one(key):
     asked = [Trial(Cell(16, 0.0), i, p) for i, p in enumerate(params)]
     ours = train(asked, used, {**GOAL, "max_steps": 16}, size=4)
     assert of_second(ours).curve == train(asked[1:], used, {**GOAL, "max_steps": 16})[0].curve
+
+
+class PenalizedByRate(Penalized):
+    def __init__(self, **arguments):
+        super().__init__(penalty=arguments["learning_rate"], **arguments)
+
+
+def test_the_reason_of_a_module_that_differs_is_stored():
+    used = workload(class_path="tests.unit.engines.test_stack_filler.PenalizedByRate")
+    asked = trials(Cell(16, 0.0), rates=[0.05, 0.02])
+    goal = {**GOAL, "max_steps": 8}
+    first, second = sorted(train(asked, used, goal, size=2), key=lambda r: r.trial.point)
+    assert (first.engine, first.engine_reason) == (STACKED, "")
+    assert (second.engine, second.engine_reason) == (SINGLE, DIFFERENT_MODULE)
+    assert second.curve == train(asked[1:], used, goal)[0].curve
 
 
 class Few(nn.Sequential):
@@ -113,3 +130,18 @@ def test_an_error_at_the_start_of_a_stacked_trial_makes_it_a_failed_one():
     results = train(asked, workload(), {**GOAL, "max_steps": 8}, size=3, pruning=pruning)
     assert [result.trial for result in results] == asked
     assert {result.status for result in results} == {Status.FAILED}
+    reason = "an error in its stack: ValueError: this method has no scores"
+    assert {(result.engine, result.engine_reason) for result in results} == {(SINGLE, reason)}
+
+
+def test_an_error_in_a_step_of_a_stack_is_the_reason_of_its_single_runs(monkeypatch):
+    def fails(*arguments):
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(StackedNetworks, "train", fails)
+    asked = trials(Cell(16, 0.5), rates=[0.02, 0.1])
+    goal = {**GOAL, "max_steps": 8}
+    results = train(asked, workload(), goal, size=2)
+    reason = "an error in its stack: RuntimeError: out of memory"
+    assert [(r.engine, r.engine_reason) for r in results] == [(SINGLE, reason)] * 2
+    assert [r.curve for r in results] == [r.curve for r in train(asked, workload(), goal)]
