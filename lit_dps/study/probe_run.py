@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from lightning.pytorch import Callback
@@ -27,7 +27,7 @@ from lit_dps.core.trial import LIGHTNING, SINGLE, Status, Trial, TrialResult
 from lit_dps.engines.engine import Training
 from lit_dps.engines.trainer import TrainerEngine, TrialFit
 from lit_dps.study.setup import StudySetup
-from lit_dps.study.workers import first_of_ranks
+from lit_dps.study.workers import all_ranks
 from lit_dps.training.rng_state import preserve_rng_state
 from lit_dps.training.stopwatch import now
 
@@ -128,7 +128,7 @@ def engine_run(
         engine = setup.engine()
         train = engine.train
         if on_all_ranks:
-            train = partial(stack.enter_context(first_of_ranks(setup)), engine)
+            train = partial(stack.enter_context(all_ranks(setup)), engine)
         (result,) = train(lambda: next(queue, None), at_check)
         return result
 
@@ -171,26 +171,26 @@ def timed_run(
     updates_per_step = local_workers(timed, trial)
     if on_all_ranks:
         updates_per_step = max(1, updates_per_step // setup.ranks)
-    stopwatch = _StepStopwatch(trial, setup.unreachable_goal(total - 1))
-    stopwatch.updates_per_step = updates_per_step
-    stopwatch.warm_up = warm_up
-    hook = register_optimizer_step_post_hook(stopwatch.on_update)
+    attempt = Attempt(trial, setup.unreachable_goal(total - 1))
+    timer = _StepTimer(attempt, warm_up, updates_per_step)
+    hook = register_optimizer_step_post_hook(timer.on_update)
     begin = time.perf_counter()
     try:
-        result = engine_run(timed, stopwatch, on_all_ranks=on_all_ranks)
+        result = engine_run(timed, attempt, on_all_ranks=on_all_ranks)
     finally:
         hook.remove()
     if result.status is Status.FAILED:
         # `refuse_too_large` and data modules of the package name this key.
         raise CannotTime(result.failure, is_about(result.failure, "study.batch_sizes"))
-    if stopwatch.updates < total * updates_per_step:
-        taken = f"{stopwatch.updates // updates_per_step} of {total} steps"
+    if timer.updates < total * updates_per_step:
+        taken = f"it took {timer.updates // updates_per_step} of {total} steps"
         raise CannotTime(
-            f"{taken} at {trial.cell}: is it above the split?", above_split=not stopwatch.updates
+            f"{taken} at {trial.cell}. Is the batch size larger than the training split?",
+            above_split=not timer.updates,
         )
-    step = (stopwatch.last - stopwatch.first) / steps
-    start = max(stopwatch.first - begin - warm_up * step, 0.0)
-    return RunTimes(start, step, stopwatch.checked - stopwatch.last)
+    step = (timer.last - timer.first) / steps
+    start = max(timer.first - begin - warm_up * step, 0.0)
+    return RunTimes(start, step, timer.checked - timer.last)
 
 
 def local_workers(setup: StudySetup, trial: Trial) -> int:
@@ -210,31 +210,44 @@ def _separated_from_start(setup: StudySetup, trial: Trial) -> tuple[StudySetup, 
     return separated, replace(trial, cell=replace(trial.cell, axes=axes), params=params)
 
 
-class _StepStopwatch(Attempt):
-    """An attempt that is timed from its first step to its last, and to the end of its validation.
+class _StepTimer:
+    """Notes when an attempt has taken its first and its last timed step, and ended its validation.
+
+    Args:
+        attempt: The attempt to time.
+        warm_up: The number of first steps that are not timed.
+        updates_per_step: The number of updates that make one step.
 
     Attributes:
+        updates: The number of updates so far.
         first, last, checked: The time after the warm-up, after the last step, and after the
             validation.
-        updates: Updates so far.
-        updates_per_step: Updates that make one step.
-        warm_up: Steps that are not timed.
     """
 
-    first = last = checked = 0.0
-    updates = 0
-    updates_per_step = 1
-    warm_up = 1
+    def __init__(self, attempt: Attempt, warm_up: int, updates_per_step: int):
+        self.updates = 0
+        self.first = 0.0
+        self.last = 0.0
+        self.checked = 0.0
+        self._attempt = attempt
+        self._engine = attempt.engine
+        self._warm_up_updates = warm_up * updates_per_step
+        self._all_updates = attempt.goal.max_steps * updates_per_step
+        attempt.on_check = self.on_check
 
     def on_update(self, optimizer: torch.optim.Optimizer, *args: object) -> None:
         """Note the time after the first and the last timed step; called after every update."""
+        if self._attempt.engine != self._engine:
+            # The attempt begins again if the interval loop finds that it needs Lightning's loop.
+            self._engine = self._attempt.engine
+            self.updates = 0
         self.updates += 1
         device = optimizer.param_groups[0]["params"][0].device
-        if self.updates == self.updates_per_step * self.warm_up:
+        if self.updates == self._warm_up_updates:
             self.first = now(device)
-        elif self.updates == self.updates_per_step * self.goal.max_steps:
+        elif self.updates == self._all_updates:
             self.last = now(device)
 
-    def record(self, *arguments: Any) -> Status | None:
-        self.checked = time.perf_counter()
-        return super().record(*arguments)
+    def on_check(self, attempt: Attempt) -> None:
+        """Note the time after a validation."""
+        self.checked = now()

@@ -9,16 +9,17 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from lit_dps.core.attempt import Attempt
 from lit_dps.core.errors import StorageError
 from lit_dps.core.goal import Goal
 from lit_dps.core.step_timing import CellTiming, StepTiming
-from lit_dps.core.trial import Cell, Trial
+from lit_dps.core.trial import LIGHTNING, SINGLE, Cell, Trial
 from lit_dps.core.trial_config import SmoothnessConfig
 from lit_dps.parallel.process import Interrupted, StopRequest
 from lit_dps.storage.read import read_study
 from lit_dps.storage.run_records import store_step_timing
 from lit_dps.study import quiet_timing
-from lit_dps.study.probe_run import RunTimes, _StepStopwatch
+from lit_dps.study.probe_run import RunTimes, _StepTimer
 from lit_dps.study.quiet_timing import MIN_ROUNDS, ROUNDS, SWITCH, WARM_UP_STEPS, update_step_timing
 from tests.support.fake_study import GOAL, SPACE, result, write_study
 from tests.support.texts import numbers_in
@@ -154,12 +155,29 @@ def test_what_is_stored_is_what_was_measured(tmp_path, study):
 def test_warm_up_steps_are_not_timed(monkeypatch):
     seconds = iter([10.0, 16.0])
     monkeypatch.setattr("lit_dps.study.probe_run.now", lambda device: next(seconds))
-    clock = _StepStopwatch(Trial(Cell(4), 0, {}), Goal(0.5, check_interval=5, max_steps=5))
-    clock.warm_up = 2
+    attempt = Attempt(Trial(Cell(4), 0, {}), Goal(0.5, check_interval=5, max_steps=5))
+    clock = _StepTimer(attempt, warm_up=2, updates_per_step=1)
     optimizer = torch.optim.SGD([torch.zeros(1)], 0.1)
     for _ in range(5):
         clock.on_update(optimizer)
     assert (clock.first, clock.last) == (10.0, 16.0)  # after steps 2 and 5: three steps
+
+
+def test_only_the_second_run_is_timed_if_the_first_one_needs_lightning(monkeypatch):
+    seconds = iter([1.0, 2.0, 10.0, 16.0, 19.0])
+    monkeypatch.setattr("lit_dps.study.probe_run.now", lambda device=None: next(seconds))
+    attempt = Attempt(Trial(Cell(4), 0, {}), Goal(0.5, check_interval=5, max_steps=5))
+    timer = _StepTimer(attempt, warm_up=1, updates_per_step=2)
+    optimizer = torch.optim.SGD([torch.zeros(1)], 0.1)
+    attempt.set_engine(SINGLE)
+    for _ in range(10):
+        timer.on_update(optimizer)
+    attempt.restart()
+    attempt.set_engine(LIGHTNING)
+    for _ in range(10):
+        timer.on_update(optimizer)
+    attempt.record(5, 0.9, True, 1.0, True)
+    assert (timer.first, timer.last, timer.checked) == (10.0, 16.0, 19.0)
 
 
 def test_times_that_cannot_be_stored_cost_nothing_else(clock, study, monkeypatch, capsys):
