@@ -29,12 +29,13 @@ SPACE = "study.space"
 GRID = "study.grid"
 BATCH_SIZE_KEY = "study.batch_size_key"
 
-# Version of how trials of users' modules are seeded, pruned and accumulated. 1 was never stored.
+# Version of how trials of users' modules are seeded, pruned and accumulated. Protocol 1 was
+# never released.
 PROTOCOL = 2
 # Arguments that change speed, folders or output, but no results.
 FREE_DATA = ("root", "download", "eval_batch_size", "order_seed", "num_workers", "pin_memory")
-# The free arguments that may change the content of data without a digest.
-UNREAD_DATA = ("root", "eval_batch_size")
+# The free arguments that may change the content of data if it is unknown.
+_CONTENT_ARGUMENTS = ("root", "eval_batch_size")
 _FREE_TRAINER = {
     *STUDY_TRAINER,
     *("accelerator", "devices", "num_nodes", "strategy", "use_distributed_sampler"),
@@ -76,8 +77,8 @@ def identity_of_study(
         "study": study_of(study, workload.batch_size_key),
         "data_digest": getattr(data, "digest", None),
     }
-    unread = {name: free[name] for name in UNREAD_DATA if name in free}
-    if unread and is_unread(data):
+    unread = {name: free[name] for name in _CONTENT_ARGUMENTS if name in free}
+    if unread and has_unknown_content(data):
         identity[UNREAD] = unread
     if not is_ours(study, workload) or workload.accumulated > 1:
         identity["protocol"] = PROTOCOL
@@ -133,7 +134,7 @@ def study_of(study: StudyConfig, batch_size_key: str) -> dict[str, Any]:
     }
     if study.sampler != "sobol":
         identity["sampler"] = study.sampler
-    if had_no_effect_below_class(study, batch_size_key):
+    if sets_value_below_class(study, batch_size_key):
         identity["below_classes"] = True
     if study.best_of is not None:
         identity["best_of"] = study.best_of
@@ -184,8 +185,8 @@ def is_ours(study: StudyConfig, workload: Workload) -> bool:
     return all(path.startswith(("lit_dps.", "torch.")) for path in paths)
 
 
-def is_unread(data: LightningDataModule | None) -> bool:
-    """Return True for users' data without a digest, whose content is unknown."""
+def has_unknown_content(data: LightningDataModule | None) -> bool:
+    """Return True for a user's data module without a digest."""
     if data is None or getattr(data, "digest", None) is not None:
         return False
     return not isinstance(data, ImageData) and not type(data).__module__.startswith("lit_dps.")
@@ -222,11 +223,12 @@ def _forget_defaults(
             del arguments[key]
 
 
-def had_no_effect_below_class(study: StudyConfig, batch_size_key: str) -> bool:
-    """Return whether earlier versions lost a value that is set below a class of an axis or choice.
+def sets_value_below_class(study: StudyConfig, batch_size_key: str) -> bool:
+    """Return True if a key is set before an axis or choice of a class that holds the key.
 
-    They set the class after the value, so that the value had no effect. Their trials belong to
-    another study.
+    For example, the axis model.network replaces the value of model.network.init_args.width in the
+    search space. In earlier versions this value had no effect, so their trials belong to another
+    study.
     """
     axes = sorted(key for key in study.axes if key.startswith(("model.", "data.")))
     places = [place_of(key) for key in (batch_size_key, *study.space, *axes)]

@@ -24,7 +24,7 @@ from lit_dps.study.display import LEAVING
 from lit_dps.study.environment import environment_of
 from lit_dps.study.preflight.check import check_configuration, set_up_data
 from lit_dps.study.setup import StudySetup
-from lit_dps.study.workers import first_of_ranks, raise_if_any_rank_interrupted
+from lit_dps.study.workers import all_ranks, make_stop_check
 
 STOPPING = f"\n{LEAVING}\n"
 CLEAR_LINE = "\033[K"
@@ -130,7 +130,7 @@ def _train(setup: StudySetup, engine: TrainerEngine, attempt: Attempt) -> None:
     queue = iter([attempt])
 
     with interruptible(stop, STOPPING):
-        raise_if_interrupted = raise_if_any_rank_interrupted(stop)
+        raise_if_interrupted = make_stop_check(stop)
 
         def at_check() -> None:
             raise_if_interrupted()
@@ -138,7 +138,7 @@ def _train(setup: StudySetup, engine: TrainerEngine, attempt: Attempt) -> None:
                 print(f"\r{attempt.last_check}{CLEAR_LINE}", end="", file=sys.stderr, flush=True)
 
         try:
-            with first_of_ranks(setup) as train:
+            with all_ranks(setup) as train:
                 for _ in train(engine, lambda: next(queue, None), at_check):
                     pass
         except Interrupted:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from contextlib import closing
 from itertools import chain
-from typing import Any, TypeVar
+from typing import Any
 
 from lightning.pytorch import LightningDataModule
 
@@ -40,7 +40,7 @@ from lit_dps.storage.run_records import (
     store_k_star_trials,
     store_noise_scale,
 )
-from lit_dps.storage.take_over import claim_report, take_over
+from lit_dps.storage.take_over import ReportDeferred, claim_report, take_over
 from lit_dps.storage.urls import ui_command, without_password
 from lit_dps.study.display import (
     LEAVING,
@@ -65,11 +65,10 @@ from lit_dps.study.run_cells import (
 )
 from lit_dps.study.setup import StudySetup
 from lit_dps.study.sources import refuse_changed_sources, source_hashes
-from lit_dps.study.workers import first_of_ranks, follow_torchrun
+from lit_dps.study.workers import all_ranks, follow_torchrun
 from lit_dps.tracking.pages import CELLS, CURVES, page_address, view_key
 from lit_dps.training.checkpoint_files import clear_checkpoints
 
-T = TypeVar("T")
 WAITING = 4  # exit code: all remaining trials are run by other processes
 
 
@@ -170,9 +169,9 @@ def _accepted_changes(
         return []
     changes = changed_environment(url, name, environment)
     if changes:
-        verb = "is" if len(changes) == 1 else "are"
-        line = f"{', '.join(changes)} {verb} not as in its stored trials, which is accepted"
-        print_line(setup, line)
+        verb = "has" if len(changes) == 1 else "have"
+        line = f"{', '.join(changes)} {verb} changed since the stored trials"
+        print_line(setup, f"{line}; --accept-code-change accepts it")
     return changes
 
 
@@ -293,7 +292,7 @@ class _StudyRun:
         """Print that no trials remain, and end the other ranks of torchrun."""
         print_line(self.setup, "no trials remain")
         if ranks.started_by_torchrun():
-            with first_of_ranks(self.setup):  # the other ranks wait for a message
+            with all_ranks(self.setup):  # the other ranks wait for a message
                 pass
 
     def _publish(self, record: StudyRecord, trained: bool) -> int:
@@ -306,30 +305,39 @@ class _StudyRun:
         Returns:
             0, `NO_RESULT` or `WAITING`.
         """
-        unstored = Unstored()
         if trained:
-            others = unstored.attempt(
-                "who writes the analysis", lambda: claim_report(self.url, self.name)
-            )
+            others = self._claim_report()
             if others is not None:
                 print(f"study {self.name}: {others.reason}")
                 return WAITING if others.is_running else 0
         # Other processes may store results while this one trains or waits for its ranks.
         if trained or ranks.started_by_torchrun():
             record = read_study(self.url, self.name)
+        self._store_best_trials(record)
+        if trained or self.options.time_steps:
+            record = update_step_timing(self.setup, record, self.stop, self.options.time_steps)
+        return self._write_and_print(record)
+
+    def _claim_report(self) -> ReportDeferred | None:
+        """Return why another process publishes the result; None if this process does."""
+        try:
+            return claim_report(self.url, self.name)
+        except StorageError as error:
+            line = f"the storage did not answer, so two processes may write the report: {error}"
+            print_line(self.setup, line)
+            return None
+
+    def _store_best_trials(self, record: StudyRecord) -> None:
+        """Store the trial of each K*. An error of the storage does not prevent the report."""
         best = []
         for cell in summarize(record):
             if cell.best is not None:
                 best.append((cell.best.trial, cell.k_star))
-        unstored.attempt(
-            "the best trial of each cell", lambda: store_k_star_trials(self.url, self.name, best)
-        )
-        if trained or self.options.time_steps:
-            record = update_step_timing(self.setup, record, self.stop, self.options.time_steps)
-        code = self._write_and_print(record)
-        if unstored.names:
-            print_line(self.setup, unstored.sentence)
-        return code
+        try:
+            store_k_star_trials(self.url, self.name, best)
+        except StorageError as error:
+            line = f"the best trial of each cell is not stored: {error}. The same command stores it"
+            print_line(self.setup, line)
 
     def _write_and_print(self, record: StudyRecord) -> int:
         """Write, log and print the result of a study.
@@ -359,33 +367,6 @@ class _StudyRun:
             "command resumes the study"
         )
         self.stop.reported = True
-
-
-class Unstored:
-    """Collects errors of storing further results, so that the answer is printed in spite of them.
-
-    Attributes:
-        names: The results that could not be stored.
-    """
-
-    def __init__(self):
-        self.names: list[str] = []
-        self._errors: list[StorageError] = []
-
-    def attempt(self, name: str, store: Callable[[], T]) -> T | None:
-        """Call `store` and return its value; None if it raises StorageError."""
-        try:
-            return store()
-        except StorageError as error:
-            self.names.append(name)
-            self._errors.append(error)
-            return None
-
-    @property
-    def sentence(self) -> str:
-        """A line with the names of the unstored results, and the reason."""
-        names = " and ".join(self.names)
-        return f"not stored: {names}: {self._errors[0]}; the same command stores it"
 
 
 def _mlflow_pages(storage: StorageConfig, experiment_id: str | None, study: str) -> str:

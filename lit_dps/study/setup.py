@@ -52,8 +52,8 @@ class StudySetup:
         goal: When a trial stops.
         pruning: How the trials are pruned.
         smoothness: What is measured along the trials.
-        optim: The delay of their gradients.
-        local: Their workers of local SGD.
+        optim: The delay of the gradients of the trials.
+        local: The local SGD workers of each trial.
         uid: The uid of the declared study; see `lit_dps.storage.header.declare`.
         boxes: The expansions of the search space (`lit_dps.study.expand_space`).
         run_number: The number of this run; see `lit_dps.storage.run_records.begin_run`.
@@ -183,7 +183,10 @@ class StudySetup:
         )
 
     def engine(self, checkpoints: Checkpoints | None = None) -> Engine:
-        """Return what trains the trials. It may train some by a slower loop than the study's."""
+        """Return the engine that trains the trials.
+
+        It trains a trial in a slower loop than `study.engine` if this loop does not support it.
+        """
         training = self.training(checkpoints)
         reason = self.reason_for_lightning
         if reason is not None:

@@ -98,9 +98,9 @@ def work(setup: StudySetup, stop: StopRequest, on_event: EventListener | None = 
         next_attempt = partial(_claim_and_report, queue, ProgressReporter(on_event))
     checkpoints = setup.checkpoints()
     engine = setup.engine(checkpoints)
-    at_check = raise_if_any_rank_interrupted(stop)
+    at_check = make_stop_check(stop)
     try:
-        with first_of_ranks(setup) as train:
+        with all_ranks(setup) as train:
             for result in train(engine, next_attempt, at_check):
                 if result.status == Status.FAILED and is_lost_loader_worker(result.failure):
                     # The signal that ended the loader's process may be on its way to this one.
@@ -298,11 +298,11 @@ def _worker(setup: StudySetup, sender: Connection, leaving: Event, reports_progr
 
 
 @contextmanager
-def first_of_ranks(setup: StudySetup) -> Iterator[TrainOnRanks]:
-    """Make this process the first of the ranks that train the trials of a study.
+def all_ranks(setup: StudySetup) -> Iterator[TrainOnRanks]:
+    """Provide a function that trains attempts on all ranks of a study; this process is the first.
 
-    It may be the only one. The other ranks are started on this machine, unless torchrun has started
-    them.
+    A study of one rank has no other ranks. Otherwise they are started on this machine, unless
+    torchrun has started them.
 
     Yields:
         A function like `Engine.train` with the engine as its first argument; all ranks train each
@@ -382,7 +382,7 @@ def _follow(setup: StudySetup, stop: StopRequest) -> None:
     torch.set_num_threads(setup.study.threads)
     attempts = _broadcast_attempts(setup)
     engine = setup.engine(setup.checkpoints())
-    for _ in engine.train(lambda: next(attempts, None), raise_if_any_rank_interrupted(stop)):
+    for _ in engine.train(lambda: next(attempts, None), make_stop_check(stop)):
         pass
 
 
@@ -406,7 +406,7 @@ def _broadcast_attempts(setup: StudySetup) -> Iterator[Attempt]:
         )
 
 
-def raise_if_any_rank_interrupted(stop: StopRequest) -> Callable[[], None]:
+def make_stop_check(stop: StopRequest) -> Callable[[], None]:
     """Return a function that raises Interrupted on all ranks if one of them was asked to stop.
 
     All ranks call it after the same validations.

@@ -110,11 +110,12 @@ def _check_best_of(setup: StudySetup) -> None:
             continue
         for result in stored.results.get(cell, []):
             if result.trial.params != params:
-                allowed = (
-                    f"a study whose best points stay; at {cell} it is another by now: choose "
-                    "another study.name"
+                raise ConfigError(
+                    "study.best_of",
+                    study.best_of,
+                    f"a study whose best point at {cell} is still the point of the stored trials",
+                    hint="Choose another study.name",
                 )
-                raise ConfigError("study.best_of", study.best_of, allowed)
 
 
 def _stored_record(setup: StudySetup) -> StudyRecord | None:

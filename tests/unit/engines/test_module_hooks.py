@@ -224,7 +224,7 @@ class Validating(ImageClassifier):
         ("Keeping", "Keeping overrides on_save_checkpoint"),
         (
             "Validating",
-            "Validating overrides on_validation_epoch_end, and not per_example_error after it",
+            "Validating overrides on_validation_epoch_end but not per_example_error",
         ),
     ],
 )

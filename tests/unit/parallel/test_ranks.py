@@ -13,7 +13,7 @@ from lit_dps.core.errors import StorageError
 from lit_dps.parallel import launch, ranks, settings
 from lit_dps.parallel.ddp import SharedBatchDDP
 from lit_dps.parallel.process import Interrupted, StopRequest
-from lit_dps.study.workers import raise_if_any_rank_interrupted
+from lit_dps.study.workers import make_stop_check
 from tests.support.errors import refuses
 from tests.support.ranks import on_ranks, same_on_ranks
 from tests.support.texts import numbers_in
@@ -68,7 +68,7 @@ def test_an_error_of_the_first_is_everyones():
 
 def _signal_to_the_last():
     stop = StopRequest()
-    check = raise_if_any_rank_interrupted(stop)
+    check = make_stop_check(stop)
     check()
     if ranks.rank() == ranks.world() - 1:
         stop.signal = "SIGTERM"
