@@ -49,7 +49,7 @@ class OneLock(TrialQueue):
             claimed.set_user_attr(OWNER, self.peers.owner)
             rung = self._next_rung(study, claimed.user_attrs[POINT_ATTR])
         return self._attempt(
-            cell, claimed, partial(self.cell_limit, cell), rung, self.train_past_goal
+            cell, claimed, partial(self.cell_race_limit, cell), rung, self.train_past_goal
         )
 
     def store_result(self, result: TrialResult) -> TrialResult:

@@ -194,7 +194,7 @@ def _ask_and_tell(
 def _look(store: TrialQueue) -> float:
     """Seconds to learn the step that trials have to reach."""
     store._limits.clear()  # as if the second had passed in which the last answer serves
-    return _seconds(lambda: store.cell_limit(CELL))
+    return _seconds(lambda: store.cell_race_limit(CELL))
 
 
 def _logging(

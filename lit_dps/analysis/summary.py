@@ -10,6 +10,7 @@ from typing import Literal
 import pandas as pd
 
 from lit_dps.analysis.tables import columns_of, frame
+from lit_dps.core.racing import best_trial
 from lit_dps.core.record import StudyRecord
 from lit_dps.core.search_space import Range, short_names
 from lit_dps.core.trial import FINAL_STATUSES, Cell, Status, TrialResult
@@ -85,7 +86,7 @@ def _summarize_cell(record: StudyRecord, cell: Cell) -> CellSummary:
     """Return the summary of one cell."""
     results = record.results[cell]
     trials = record.resolved_results(cell)
-    best = _best(trials)
+    best = best_trial(trials)
     undetermined = record.undetermined_points.get(cell, {})
     is_bound, may_be_lower = False, False
     if best is not None and best.steps is not None:
@@ -110,12 +111,6 @@ def _summarize_cell(record: StudyRecord, cell: Cell) -> CellSummary:
         undetermined_points=undetermined,
         may_be_lower=may_be_lower,
     )
-
-
-def _best(trials: Iterable[TrialResult]) -> TrialResult | None:
-    """Return the complete trial of fewest steps, of these the lowest point; None without any."""
-    complete = [result for result in trials if result.steps is not None]
-    return min(complete, key=lambda result: (result.steps, result.trial.point), default=None)
 
 
 def _boundary(record: StudyRecord, best: TrialResult | None) -> dict[str, Literal["low", "high"]]:

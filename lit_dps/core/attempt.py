@@ -19,10 +19,10 @@ class Attempt:
         trial: The trial; None outside of a study.
         goal: The goal, its check interval and its step budget.
         other_goals: Easier values of the goal's metric. Checks must be exact for them too.
-        stop_at: Returns the step of the race: a trial that needs more steps cannot improve K*. It
-            is called at each check.
+        race_limit: Returns the step at which the race stops the attempt: a trial that needs more
+            steps cannot improve K*. It is called at each check.
         pause_at: The attempt pauses at this step if its cell has no complete trial
-            (`lit_dps.core.racing.rungs`).
+            (`lit_dps.core.racing.default_rungs`).
         train_past_goal: Whether the attempt continues to `max_steps` after it has met the goal.
         metrics: Further validation metrics that the curve keeps.
         on_check: Called with the attempt after each check.
@@ -35,7 +35,7 @@ class Attempt:
     trial: Trial | None
     goal: Goal
     other_goals: Sequence[float] = ()
-    stop_at: Callable[[], float] = lambda: math.inf
+    race_limit: Callable[[], float] = lambda: math.inf
     pause_at: float = math.inf
     train_past_goal: bool = False
     metrics: Sequence[str] = ()
@@ -155,7 +155,7 @@ class Attempt:
 
     def _race(self, step: int) -> Status | None:
         """Return OUTRACED or PAUSED if the race stops the attempt at a step; else None."""
-        limit = self.stop_at()
+        limit = self.race_limit()
         if step >= limit:
             return Status.OUTRACED
         has_complete_trial = limit < math.inf
@@ -219,7 +219,7 @@ class Attempt:
             trial=self.trial,
             goal=self.goal,
             other_goals=self.other_goals,
-            stop_at=self.stop_at,
+            race_limit=self.race_limit,
             pause_at=self.pause_at,
             train_past_goal=self.train_past_goal,
             metrics=self.metrics,

@@ -19,6 +19,15 @@ MIN_RUNG_CHECKS = 8
 RUNG_GROWTH = 4
 
 
+def best_trial(results: Iterable[TrialResult]) -> TrialResult | None:
+    """Return the trial of K*: the complete one of fewest steps; None without any.
+
+    Of several such trials, it is the one at the lowest point.
+    """
+    complete = [result for result in results if result.steps is not None]
+    return min(complete, key=lambda result: (result.steps, result.trial.point), default=None)
+
+
 def best_steps(steps: Iterable[int | None]) -> int | None:
     """Return K*, the fewest steps to result of any complete trial; None without any.
 
@@ -30,19 +39,19 @@ def best_steps(steps: Iterable[int | None]) -> int | None:
     return min((k for k in steps if k is not None), default=None)
 
 
-def last_step(k_best: int | None, race_factor: float | None) -> float:
+def race_limit(k_star: int | None, race_factor: float | None) -> float:
     """Return the step that the trials of a cell must reach; infinity without a race.
 
     Args:
-        k_best: The fewest steps to result of the cell's complete trials so far; None without any.
+        k_star: The fewest steps to result of the cell's complete trials so far; None without any.
         race_factor: 1 stops trials at K*, 2 at twice K*, None never.
     """
-    if k_best is None or race_factor is None:
+    if k_star is None or race_factor is None:
         return math.inf
-    return race_factor * k_best
+    return race_factor * k_star
 
 
-def rungs(check_interval: int, max_steps: int) -> list[float]:
+def default_rungs(check_interval: int, max_steps: int) -> list[float]:
     """Return the steps at which trials pause while their cell has no complete trial, then infinity.
 
     These are the rungs of successive halving. Without them, the first trials could spend the whole
@@ -58,21 +67,20 @@ def rungs(check_interval: int, max_steps: int) -> list[float]:
     return steps
 
 
-def needs_no_rerun(status: Status, steps_run: float, limit: float) -> bool:
-    """Return True if an attempt need not run again to reach a step `limit`.
+def known_until(status: Status, steps_run: float) -> float:
+    """Return the step up to which an attempt's course is known; infinity if it is final.
 
-    An outraced or paused attempt runs again if it ended before the limit: the user has raised the
-    race_factor, or the best trial was not yet known. A failed attempt runs again only when the user
-    resumes the study, which this function does not decide.
+    An outraced or paused attempt runs again if the race limit exceeds this step: the user has
+    raised the race_factor, or the best trial was not yet known. A failed attempt runs again only
+    when the user resumes the study, which this function does not decide.
 
     Args:
         status: How the attempt ended.
         steps_run: The step of its last check.
-        limit: The step to reach, from `last_step`.
     """
     if status in (Status.OUTRACED, Status.PAUSED):
-        return steps_run >= limit
-    return True
+        return steps_run
+    return math.inf
 
 
 def truncate_at_race_limit(
@@ -81,17 +89,17 @@ def truncate_at_race_limit(
     """Return the results of a cell truncated at race_factor x K*, whichever worker finished first.
 
     Trials that ended later become outraced, and their curves end there. The list has no trials that
-    must run again (`needs_no_rerun`).
+    must run again (`known_until`).
     """
-    limit = last_step(best_steps(result.steps for result in results), race_factor)
+    limit = race_limit(best_steps(result.steps for result in results), race_factor)
     truncated = []
     for result in results:
-        if needs_no_rerun(result.status, result.steps_run, limit):
-            truncated.append(_stop_at(result, limit))
+        if known_until(result.status, result.steps_run) >= limit:
+            truncated.append(_truncate(result, limit))
     return truncated
 
 
-def _stop_at(result: TrialResult, limit: float) -> TrialResult:
+def _truncate(result: TrialResult, limit: float) -> TrialResult:
     """Return a result as if the race had stopped its trial at a step."""
     end = result.steps_run
     if result.steps is not None:

@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from lit_dps.core.racing import last_step, needs_no_rerun
+from lit_dps.core.racing import known_until, race_limit
 from lit_dps.core.trial import Status, TrialResult
 
 RepeatId = tuple[int, int]  # a point and the number of its repeat, from 1
@@ -36,7 +36,7 @@ class RepeatPlan:
         Args:
             k_star: K* of the cell.
         """
-        return last_step(k_star, self.race_factor)
+        return race_limit(k_star, self.race_factor)
 
     def best_points(self, complete: Iterable[tuple[int, int]]) -> list[int]:
         """Return the points to repeat, the best first. The first is the point of K*.
@@ -54,7 +54,7 @@ class RepeatPlan:
         Args:
             complete: (Steps to result, point) of the cell's complete trials. Without any, there is
                 nothing to repeat.
-            steps_run: The step up to which each repeat is known, from `known_until`.
+            steps_run: The step up to which each repeat is known, from `racing.known_until`.
         """
         ranking = sorted(complete)
         if not ranking:
@@ -69,19 +69,6 @@ class RepeatPlan:
         return missing
 
 
-def known_until(result: TrialResult) -> float:
-    """Return the step up to which the course of a trial is known.
-
-    Returns:
-        Infinity if the trial has ended for good; minus infinity if it failed.
-    """
-    if result.status is Status.FAILED:
-        return -math.inf
-    if needs_no_rerun(result.status, result.steps_run, math.inf):
-        return math.inf
-    return result.steps_run
-
-
 def missing_repeats(
     plan: RepeatPlan, results: Iterable[TrialResult], repeats: Iterable[TrialResult]
 ) -> list[RepeatId]:
@@ -92,5 +79,9 @@ def missing_repeats(
             complete.append((result.steps, result.trial.point))
     steps_run = {}
     for repeat in repeats:
-        steps_run[repeat.trial.point, repeat.trial.repeat] = known_until(repeat)
+        # Failed repeats run again.
+        steps = -math.inf
+        if repeat.status is not Status.FAILED:
+            steps = known_until(repeat.status, repeat.steps_run)
+        steps_run[repeat.trial.point, repeat.trial.repeat] = steps
     return plan.missing(complete, steps_run)

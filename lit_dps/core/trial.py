@@ -123,13 +123,13 @@ def check_sparsity(key: str, sparsity: float) -> None:
 
 
 def derive_seed(seed: int, purpose: str, point: int | None = None) -> int:
-    """Return a 32-bit seed that depends on the study's seed, the purpose and the point alone.
+    """Return a 32-bit seed that depends on a seed, the purpose and the point alone.
 
     The cell does not enter: at every batch size and sparsity, point i starts from the same initial
     weights.
 
     Args:
-        seed: The study's seed.
+        seed: `Trial.seed`, or the study's seed.
         purpose: "init", "order" or "prune".
         point: Index of the point; None for a seed that all points share.
     """
@@ -147,7 +147,7 @@ class Trial:
         cell: Batch size, sparsity and further axes.
         point: Index into the Sobol sequence, from 0.
         params: Metaparameters by configuration key, e.g. {"model.learning_rate": 0.1}.
-        seed: The study's seed.
+        seed: Seed from which the seeds of the trial are derived.
         repeat: 0 for the trial of the search. Its repeats with other seeds count from 1.
     """
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from lit_dps.analysis.tables import aligned
 from lit_dps.core.noise_scale import reading_batch_size
-from lit_dps.core.racing import rungs
+from lit_dps.core.racing import default_rungs
 from lit_dps.core.record import StudyRecord
 from lit_dps.core.text import format_duration
 from lit_dps.core.trial import Cell
@@ -172,7 +172,7 @@ def _remaining(
     plan = setup.study.repeat_plan
     pauses: Sequence[float] = ()
     if setup.study.race_factor is not None:
-        pauses = rungs(goal.check_interval, goal.max_steps)[:-1]
+        pauses = default_rungs(goal.check_interval, goal.max_steps)[:-1]
     most = max_work(points, int(sum(pauses)) + goal.max_steps, goal.check_interval)
     most_repeats = max_repeat_work(plan, points, record, goal.max_steps, goal.check_interval)
     columns = [Times("time at most", most, most_repeats, 1.0)]

@@ -26,7 +26,7 @@ from sqlalchemy.orm import Session, aliased
 
 from lit_dps.core.errors import StorageError
 from lit_dps.core.goal import RESERVED_NAMES
-from lit_dps.core.racing import best_steps, last_step, needs_no_rerun
+from lit_dps.core.racing import best_steps, known_until, race_limit
 from lit_dps.core.trial import Cell, Status, TrialResult
 from lit_dps.storage import columns, schema
 from lit_dps.storage.ownership import refuse_foreign_cell
@@ -149,12 +149,12 @@ def stored_steps_by_point(storage: BaseStorage, name: str, cell: Cell) -> dict[i
     return steps_by_point(study)
 
 
-def race_limit(study: optuna.Study, race_factor: float | None) -> float:
+def stored_race_limit(study: optuna.Study, race_factor: float | None) -> float:
     """Return the step that all trials of a cell must reach; infinity while K* is unknown."""
-    return last_step(best_steps(steps_by_point(study).values()), race_factor)
+    return race_limit(best_steps(steps_by_point(study).values()), race_factor)
 
 
-def covered_steps(user_attrs: Mapping[str, Any], run_number: float = 0) -> float:
+def stored_known_until(user_attrs: Mapping[str, Any], run_number: float = 0) -> float:
     """Return the step up to which an attempt's result is known; infinity if it is final.
 
     An interrupted attempt has no result: minus infinity. A failed attempt is retried by the runs of
@@ -168,13 +168,11 @@ def covered_steps(user_attrs: Mapping[str, Any], run_number: float = 0) -> float
     result = user_attrs.get(schema.RESULT_ATTR)
     if result is None:
         return -math.inf
-    last_validation = columns.last_step(result["curve"])
+    last_check = columns.last_check_step(result["curve"])
     has_failed = result["status"] == Status.FAILED
     if has_failed and result[schema.FAILED_IN] < run_number:
-        return last_validation
-    if needs_no_rerun(Status(result["status"]), last_validation, math.inf):
-        return math.inf
-    return last_validation
+        return last_check
+    return known_until(Status(result["status"]), last_check)
 
 
 def has_waiting(storage: RDBStorage, study: int, points: int) -> bool:
@@ -191,7 +189,7 @@ def has_waiting(storage: RDBStorage, study: int, points: int) -> bool:
         return session.scalars(waiting).first() is not None
 
 
-def fewest_steps(storage: RDBStorage, study: int) -> int | None:
+def stored_best_steps(storage: RDBStorage, study: int) -> int | None:
     """Return K* of an Optuna study, the smallest value of its complete trials; None without any."""
     least = (
         select(func.min(TrialValueModel.value))

@@ -49,7 +49,7 @@ def decode_columns(columns: Mapping[str, Any]) -> dict[str, list[float]]:
     return {name: _decode_column(column) for name, column in columns.items()}
 
 
-def last_step(columns: Mapping[str, Any]) -> float:
+def last_check_step(columns: Mapping[str, Any]) -> float:
     """Return the last step of encoded columns; minus infinity if they are empty."""
     steps = _decode_column(columns.get(STEP, []))
     if not steps:

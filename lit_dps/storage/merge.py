@@ -22,10 +22,10 @@ from lit_dps.storage import schema
 from lit_dps.storage.bulk import add_trials
 from lit_dps.storage.cells import (
     check_cell,
-    covered_steps,
     intermediate_values,
     open_cell,
-    race_limit,
+    stored_known_until,
+    stored_race_limit,
 )
 from lit_dps.storage.database import storage_errors, temporary_storage
 from lit_dps.storage.header import (
@@ -418,13 +418,13 @@ def _end_unneeded_waiting(
     A worker enqueues again what it still needs.
     """
     trials = study.get_trials(deepcopy=False)
-    limit = race_limit(study, race_factor)
+    limit = stored_race_limit(study, race_factor)
     covered: dict[int, float] = {}
     for trial in trials:
         result = trial.user_attrs.get(schema.RESULT_ATTR)
         if trial.state.is_finished() and result is not None and result["status"] != Status.FAILED:
             point = trial.user_attrs[schema.POINT_ATTR]
-            steps = covered_steps(trial.user_attrs)
+            steps = stored_known_until(trial.user_attrs)
             covered[point] = max(covered.get(point, -math.inf), steps)
     for trial in trials:
         if trial.state is TrialState.WAITING:

@@ -14,7 +14,7 @@ from optuna.trial import TrialState
 
 from lit_dps.core.repeats import RepeatId, RepeatPlan
 from lit_dps.core.trial import Cell
-from lit_dps.storage.cells import covered_steps, end_interrupted, open_cell, steps_by_point
+from lit_dps.storage.cells import end_interrupted, open_cell, steps_by_point, stored_known_until
 from lit_dps.storage.locks import MachinePeers, ServerPeers
 from lit_dps.storage.schema import OWNER, POINT_ATTR, REPEAT_ATTR
 
@@ -92,7 +92,7 @@ class RepeatQueue:
             if trial.state is TrialState.RUNNING and self.peers.alive(trial.user_attrs.get(OWNER)):
                 steps = math.inf
             else:
-                steps = covered_steps(trial.user_attrs, self.run_number)
+                steps = stored_known_until(trial.user_attrs, self.run_number)
                 if trial.state is TrialState.RUNNING:
                     # Its process was killed, perhaps after it had stored the result.
                     end_interrupted(study, trial.number, trial.user_attrs)

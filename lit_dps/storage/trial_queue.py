@@ -33,22 +33,22 @@ from optuna.trial import TrialState
 from lit_dps.core.attempt import Attempt
 from lit_dps.core.errors import StorageError
 from lit_dps.core.goal import Goal
-from lit_dps.core.racing import last_step, rungs
+from lit_dps.core.racing import default_rungs, race_limit
 from lit_dps.core.repeats import RepeatPlan
 from lit_dps.core.trial import Cell, Status, Trial, TrialResult
 from lit_dps.storage.cells import (
     cell_distance,
     claim_waiting,
-    covered_steps,
     end_interrupted,
     end_trial,
-    fewest_steps,
     has_waiting,
     open_cell,
     pruned_results,
-    race_limit,
     report_curve,
     steps_by_point,
+    stored_best_steps,
+    stored_known_until,
+    stored_race_limit,
     stored_steps_by_point,
 )
 from lit_dps.storage.database import open_storage, storage_errors
@@ -103,14 +103,15 @@ class TrialQueue:
         url: Optuna storage URL.
         name: The study's name; its header must exist.
         cells: Cells to run, in this order.
-        points: Trials of each cell: points 0 to points - 1.
+        points: The number of trials of each cell (`study.trials`): points 0 to points - 1.
         sampler: Draws the metaparameters of the points.
-        seed: The study's seed, which every trial carries.
+        trial_seed: Seed from which the seeds of the trials are derived (`Trial.seed`).
         goal: When trials stop.
-        further: Further values of the goal's metric, whose validations must be exact too.
+        other_goals: Further values of the goal's metric, whose validations must be exact too.
         race_factor: A trial must run to this multiple of K* (`lit_dps.core.racing`); None to
             max_steps.
-        levels: Rungs, ending with infinity; None for those of `lit_dps.core.racing.rungs`.
+        rungs: Steps at which the trials of a cell without a complete trial pause, then infinity;
+            by default `lit_dps.core.racing.default_rungs`. Without a race only infinity.
         uid: The study's id (`lit_dps.storage.header.declare`); None skips the check of it.
         run_number: The number of this run of the study (`begin_run`). Trials that failed in earlier
             runs are retried.
@@ -126,11 +127,11 @@ class TrialQueue:
     cells: Sequence[Cell]
     points: int
     sampler: PointSampler
-    seed: int
+    trial_seed: int
     goal: Goal
-    further: Sequence[float] = ()
+    other_goals: Sequence[float] = ()
     race_factor: float | None = None
-    levels: Sequence[float] | None = None
+    rungs: Sequence[float] = ()
     uid: str | None = None
     run_number: int = 0
     train_past_goal: bool = False
@@ -143,9 +144,9 @@ class TrialQueue:
         self.peers = peers(self.url)
         self.distributions = distributions(self.sampler.space)
         if self.race_factor is None:
-            self.rungs: Sequence[float] = (math.inf,)
-        else:
-            self.rungs = self.levels or rungs(self.goal.check_interval, self.goal.max_steps)
+            self.rungs = (math.inf,)
+        elif not self.rungs:
+            self.rungs = default_rungs(self.goal.check_interval, self.goal.max_steps)
         self._repeats = RepeatQueue(
             self.storage,
             self.name,
@@ -209,17 +210,17 @@ class TrialQueue:
         del self._claims[claim]
         if not trial.repeat:
             cached = self._limits.get(trial.cell, UNREAD_LIMIT)
-            step = min(cached.step, last_step(result.steps, self.race_factor))
+            step = min(cached.step, race_limit(result.steps, self.race_factor))
             self._limits[trial.cell] = CachedLimit(cached.read_at, step)
         return dataclasses.replace(result, attempt=claimed.number)
 
-    def step_limit(self, trial: Trial) -> float:
+    def trial_race_limit(self, trial: Trial) -> float:
         """Return the step that a claimed trial must reach, by the results stored so far."""
         if trial.repeat:
             return self._repeat_limits[trial.cell]
-        return self.cell_limit(trial.cell)
+        return self.cell_race_limit(trial.cell)
 
-    def cell_limit(self, cell: Cell) -> float:
+    def cell_race_limit(self, cell: Cell) -> float:
         """Return the step that a cell's trials must reach, by the results of all workers so far.
 
         The storage is read at most once in `POLL_SECONDS`.
@@ -230,8 +231,8 @@ class TrialQueue:
         if time.monotonic() - cached.read_at <= POLL_SECONDS:
             return cached.step
         with storage_errors(self.url):
-            k_star = fewest_steps(self.storage, self._study(cell)._study_id)
-        step = last_step(k_star, self.race_factor)
+            k_star = stored_best_steps(self.storage, self._study(cell)._study_id)
+        step = race_limit(k_star, self.race_factor)
         self._limits[cell] = CachedLimit(time.monotonic(), step)
         return step
 
@@ -301,7 +302,7 @@ class TrialQueue:
         """Enqueue the next points of a cell; return whether more have to be enqueued later."""
         study = self._study(cell)
         state = self._read_state(study)
-        last_limit = race_limit(study, self.race_factor)
+        last_limit = stored_race_limit(study, self.race_factor)
         limits = [last_limit]
         if last_limit == math.inf:
             limits = self.rungs
@@ -339,7 +340,7 @@ class TrialQueue:
                     trial = self.storage.get_trial(trial._trial_id)
                     end_interrupted(study, trial.number, trial.user_attrs)
             if is_finished:
-                steps = covered_steps(trial.user_attrs, self.run_number)
+                steps = stored_known_until(trial.user_attrs, self.run_number)
                 covered[point] = max(covered.get(point, -math.inf), steps)
             else:
                 running.add(point)
@@ -402,7 +403,7 @@ class TrialQueue:
                 return None
             rung = self._next_rung(study, claimed.user_attrs[POINT_ATTR])
         return self._attempt(
-            cell, claimed, partial(self.cell_limit, cell), rung, self.train_past_goal
+            cell, claimed, partial(self.cell_race_limit, cell), rung, self.train_past_goal
         )
 
     def _claim_trial(self, study: optuna.Study) -> optuna.Trial | None:
@@ -428,7 +429,7 @@ class TrialQueue:
         covered = -math.inf
         if len(self.rungs) > 1:
             for result in pruned_results(self.storage, study._study_id, point):
-                covered = max(covered, covered_steps({RESULT_ATTR: result}))
+                covered = max(covered, stored_known_until({RESULT_ATTR: result}))
         for rung in self.rungs:
             if rung > covered:
                 return rung
@@ -455,7 +456,7 @@ class TrialQueue:
         self,
         cell: Cell,
         claimed: optuna.Trial,
-        stop_at: Callable[[], float],
+        race_limit: Callable[[], float],
         rung: float = math.inf,
         train_past_goal: bool = False,
     ) -> Attempt:
@@ -463,13 +464,13 @@ class TrialQueue:
         claimed.set_user_attr(ENVIRONMENT, self.environment)
         attrs = claimed.user_attrs
         repeat = attrs[REPEAT_ATTR]
-        trial = Trial(cell, attrs[POINT_ATTR], dict(claimed.params), self.seed, repeat)
+        trial = Trial(cell, attrs[POINT_ATTR], dict(claimed.params), self.trial_seed, repeat)
         self._claims[cell, trial.point, repeat] = claimed
         return Attempt(
             trial,
             self.goal,
-            self.further,
-            stop_at=stop_at,
+            self.other_goals,
+            race_limit=race_limit,
             pause_at=rung,
             train_past_goal=train_past_goal,
             metrics=self.metrics,

@@ -223,7 +223,7 @@ def _remaining_text(estimate: _Estimate, now: float) -> str:
     if estimate.remaining is None:
         return "time left not known yet"
     seconds = max(0.0, estimate.remaining.seconds - (now - estimate.at))
-    if estimate.remaining.bound:
+    if estimate.remaining.is_lower_bound:
         return f"at least {clock(seconds)} left"
     return f"about {clock(seconds)} left"
 

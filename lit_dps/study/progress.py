@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple, TextIO
 
-from lit_dps.core.racing import longest_attempt, truncate_at_race_limit
+from lit_dps.core.racing import best_steps, longest_attempt, truncate_at_race_limit
 from lit_dps.core.repeats import RepeatPlan, missing_repeats
 from lit_dps.core.trial import STACKED, Cell, Status, TrialResult
 
@@ -33,11 +33,11 @@ class TimeRemaining(NamedTuple):
 
     Attributes:
         seconds: The estimate.
-        bound: True if it is a lower bound.
+        is_lower_bound: True if it is a lower bound.
     """
 
     seconds: float
-    bound: bool
+    is_lower_bound: bool
 
 
 class RepeatCounts(NamedTuple):
@@ -53,7 +53,7 @@ class RunPlan:
 
     Attributes:
         cells: The cells of the run.
-        points: The number of trials of each cell.
+        points: The number of trials of each cell (`study.trials`), one at each point.
         workers: The number of trials that run at the same time.
         race_factor: The factor at which trials are stopped early; None without racing.
         repeats: The repeats after the search.
@@ -134,8 +134,7 @@ class Progress:
 
     def k_star(self, cell: Cell) -> int | None:
         """Return the fewest steps to the goal in a cell so far; None without a complete trial."""
-        steps = [result.steps for result in self.results[cell].values() if result.steps is not None]
-        return min(steps, default=None)
+        return best_steps(result.steps for result in self.results[cell].values())
 
     def _ended(self, cell: Cell) -> list[TrialResult]:
         """Return the trials of a cell that ran as far as racing requires so far."""
@@ -251,7 +250,7 @@ class ProgressLog:
         remaining = progress.time_remaining(finished)
         if remaining is None:
             parts.append("time left ?")
-        elif remaining.bound:
+        elif remaining.is_lower_bound:
             parts.append(f"time left at least {clock(remaining.seconds)}")
         else:
             parts.append(f"time left {clock(remaining.seconds)}")

@@ -14,6 +14,7 @@ from lightning.pytorch import Callback, LightningDataModule, LightningModule, Tr
 from lit_dps.core.attempt import Attempt
 from lit_dps.core.environment import KEY, changes_since
 from lit_dps.core.errors import ConfigError
+from lit_dps.core.racing import best_trial
 from lit_dps.core.record import StudyRecord
 from lit_dps.core.trial import RANKS, SPARSE_KERNELS, STACKED, Cell, Status, TrialResult
 from lit_dps.engines.trainer import TrainerEngine
@@ -61,10 +62,10 @@ def stored_trial(record: StudyRecord, cell: Cell, point: int | None) -> TrialRes
     """
     results = record.results[cell]
     if point is None:
-        complete = [result for result in results if result.steps is not None]
-        if not complete:
+        best = best_trial(results)
+        if best is None:
             raise ConfigError("--cell", str(cell), "a cell that has a K*, or any with --point")
-        return min(complete, key=lambda result: (result.steps, result.trial.point))
+        return best
     for result in results:
         if result.trial.point == point:
             return result

@@ -24,7 +24,7 @@ import lightning
 import torch
 
 from lit_dps.core.errors import first_line
-from lit_dps.core.racing import needs_no_rerun
+from lit_dps.core.racing import known_until
 from lit_dps.core.trial import Status, Trial, TrialResult
 from lit_dps.parallel import ranks
 
@@ -100,7 +100,7 @@ class Checkpoints:
             limit: The step that trials of its cell have to reach. A trial that paused earlier keeps
                 its file.
         """
-        if needs_no_rerun(result.status, result.steps_run, limit):
+        if known_until(result.status, result.steps_run) >= limit:
             self.remove(result.trial)
         # Repeats do not race, so they keep no trial from running.
         if result.status is not Status.COMPLETE or result.trial.repeat:

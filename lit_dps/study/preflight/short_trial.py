@@ -104,7 +104,7 @@ def build_short(
     attempt = Attempt(
         trial,
         goal.goal,
-        stop_at=lambda: goal.last_step,
+        race_limit=lambda: goal.last_step,
         train_past_goal=True,
         metrics=training.metrics,
     )

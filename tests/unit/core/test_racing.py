@@ -9,7 +9,7 @@ import math
 import pytest
 
 from lit_dps.core.goal import Goal
-from lit_dps.core.racing import best_steps, last_step, rungs, truncate_at_race_limit
+from lit_dps.core.racing import best_steps, default_rungs, race_limit, truncate_at_race_limit
 from lit_dps.core.search_space import Range
 from lit_dps.core.trial import Cell, Status, Trial, TrialResult
 from lit_dps.storage import trial_queue as store_module
@@ -52,7 +52,7 @@ def race(order, slack, stale: int) -> list[TrialResult]:
     told = []
     for i, point in enumerate(order):
         status, end = FATES[point]
-        limit = last_step(best_steps(result.steps for result in told[: max(0, i - stale)]), slack)
+        limit = race_limit(best_steps(result.steps for result in told[: max(0, i - stale)]), slack)
         stop = next((s for s in range(INTERVAL, BUDGET + 1, INTERVAL) if s >= limit), math.inf)
         if stop < end or (stop == end and status == "incomplete" and end < BUDGET):
             told.append(trial(point, None, "outraced", run=stop))
@@ -101,7 +101,7 @@ def test_what_is_reported_is_how_it_stood_at_slack_times_the_best():
 def test_without_a_complete_trial_nothing_is_raced():
     full = [trial(0, None), trial(1, None, "infeasible", run=32)]
     assert truncate_at_race_limit(full, 1) == full
-    assert last_step(None, 1) == last_step(48, None) == math.inf
+    assert race_limit(None, 1) == race_limit(48, None) == math.inf
 
 
 def test_an_outraced_trial_that_did_not_run_far_enough_is_left_out():
@@ -124,7 +124,7 @@ def run_study(
     was run."""
     s, ran = TrialQueue(url, "s", cells, points, SobolSampler(SPACE, 5), 5, GOAL, (), slack), []
     for asked in trials_of(s):
-        steps, limit = STEPS[asked.point], s.cell_limit(asked.cell)
+        steps, limit = STEPS[asked.point], s.cell_race_limit(asked.cell)
         outraced = steps > limit
         end = math.ceil(limit / INTERVAL) * INTERVAL if outraced else steps  # the first check there
         status = Status.OUTRACED if outraced else Status.COMPLETE
@@ -188,23 +188,23 @@ def test_a_worker_knows_its_own_results_at_once_and_those_of_others_soon(url, mo
         TrialQueue(url, "s", CELLS[:1], 3, SobolSampler(SPACE, 5), 5, GOAL, (), 1) for _ in range(2)
     )
     mine, theirs = next(asked := trials_of(s)), next(asked_too := trials_of(other))
-    assert s.cell_limit(CELLS[0]) == other.cell_limit(CELLS[0]) == math.inf
+    assert s.cell_race_limit(CELLS[0]) == other.cell_race_limit(CELLS[0]) == math.inf
     s.store_result(TrialResult(Trial(mine.cell, mine.point), Status.COMPLETE, 48, curve(48)))
-    assert (s.cell_limit(CELLS[0]), other.cell_limit(CELLS[0])) == (48, math.inf)
+    assert (s.cell_race_limit(CELLS[0]), other.cell_race_limit(CELLS[0])) == (48, math.inf)
     monkeypatch.setattr(store_module, "POLL_SECONDS", -1.0)
-    assert other.cell_limit(CELLS[0]) == 48
+    assert other.cell_race_limit(CELLS[0]) == 48
     other.store_result(
         TrialResult(Trial(theirs.cell, theirs.point), Status.COMPLETE, 32, curve(32))
     )
-    assert s.cell_limit(CELLS[0]) == 32
+    assert s.cell_race_limit(CELLS[0]) == 32
     asked.close(), asked_too.close()
 
 
 def test_heats_are_a_quarter_of_the_next_and_the_last_is_the_budget():
-    assert rungs(16, 40_000) == [144, 624, 2496, 10_000, math.inf]
-    assert rungs(4, 127) == [math.inf]
-    assert rungs(4, 128) == [32, math.inf]
-    assert sum(rungs(16, 40_000)[:-1]) < 40_000 / 3, (
+    assert default_rungs(16, 40_000) == [144, 624, 2496, 10_000, math.inf]
+    assert default_rungs(4, 127) == [math.inf]
+    assert default_rungs(4, 128) == [32, math.inf]
+    assert sum(default_rungs(16, 40_000)[:-1]) < 40_000 / 3, (
         "what a cell without any complete trial costs more"
     )
 

@@ -118,11 +118,12 @@ def test_a_repeat_runs_to_its_multiple_of_the_best_and_no_race_ends_it(url):
         if trial.point == 2:
             break
     one, two = s.claim_next(), s.claim_next()
-    assert (one.trial.repeat, two.trial.repeat) == (1, 2) and one.stop_at() == 288 == s.step_limit(
-        one.trial
-    )
+    assert (one.trial.repeat, two.trial.repeat) == (
+        1,
+        2,
+    ) and one.race_limit() == 288 == s.trial_race_limit(one.trial)
     s.store_result(ended(one.trial, 16))
-    assert two.stop_at() == 288 and s.cell_limit(A) == 96, (
+    assert two.race_limit() == 288 and s.cell_race_limit(A) == 96, (
         "the goal met sooner changes neither K* nor the other repeat"
     )
     s.store_result(ended(two.trial, None, Status.OUTRACED, ran=288))

@@ -118,7 +118,7 @@ def test_a_point_that_runs_again_keeps_its_metaparameters(tmp_path):
         0,
         GOAL,
         race_factor=2.0,
-        levels=(4.0, math.inf),
+        rungs=(4.0, math.inf),
         uid=uid,
     )
     seen: dict[int, list] = {}

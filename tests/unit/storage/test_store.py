@@ -78,10 +78,10 @@ def test_a_trial_of_an_earlier_cell_can_still_be_told(url):
         next(asked) for _ in range(3)
     ]  # an engine that trains many at a time runs ahead into the next cell
     assert [t.cell for t in trials] == [CELLS[0], CELLS[0], CELLS[1]]
-    assert s.cell_limit(CELLS[0]) == float("inf")
+    assert s.cell_race_limit(CELLS[0]) == float("inf")
     for trial in trials:
         s.store_result(ended(trial))
-    assert s.cell_limit(CELLS[0]) == 16
+    assert s.cell_race_limit(CELLS[0]) == 16
     assert [s.store_result(ended(trial)).attempt for trial in asked] == [1, 0, 1], (
         "each cell counts its own"
     )

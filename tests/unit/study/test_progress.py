@@ -18,7 +18,7 @@ def result(cell: Cell, point: int, steps: int | None, seconds: float = 10.0) -> 
 def remaining(progress: ProgressLog) -> tuple[int, bool]:
     """Return the seconds that remain, and whether they are a lower bound."""
     time_remaining = progress.progress.time_remaining(progress.progress.finished())
-    return round(time_remaining.seconds), time_remaining.bound
+    return round(time_remaining.seconds), time_remaining.is_lower_bound
 
 
 def test_counts_best_and_time_left(golden):
