@@ -90,7 +90,9 @@ def batches(epochs: Iterator[np.ndarray], batch_size: int) -> Iterator[torch.Ten
         remaining = remaining[full * batch_size :]
 
 
-def steps(epochs: Iterator[np.ndarray], batch_size: int, n: int) -> Iterator[torch.Tensor]:
+def interval_batches(
+    epochs: Iterator[np.ndarray], batch_size: int, n: int
+) -> Iterator[torch.Tensor]:
     """Yield the batches of `batches`, n at a time: int64, shape (n, batch_size)."""
     for indices in batches(epochs, n * batch_size):
         yield indices.view(n, batch_size)

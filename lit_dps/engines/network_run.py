@@ -19,7 +19,7 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 from lit_dps.core.attempt import Attempt
 from lit_dps.core.trial import STACKED, Trial
 from lit_dps.data import ImageData
-from lit_dps.data.order import steps
+from lit_dps.data.order import interval_batches
 from lit_dps.engines.eligible import optimizer_of
 from lit_dps.engines.engine import Training
 from lit_dps.engines.module_hooks import prepare_module
@@ -28,7 +28,7 @@ from lit_dps.optim.local_sgd import LocalSGD
 from lit_dps.optim.parameter_groups import trained_parameters
 from lit_dps.pruning import Mask, Network, mask_flags, prunable, prune
 from lit_dps.pruning.mask import multiply
-from lit_dps.pruning.start import start
+from lit_dps.pruning.start import initialize_pruned
 from lit_dps.training.checkpoint_files import CheckpointFile
 from lit_dps.training.hidden_state import capture_attributes, restore_attributes
 from lit_dps.training.pruning_callback import PruningCallback
@@ -151,7 +151,9 @@ class NetworkRun:
             schedule,
             mask=None,
             file=training.checkpoint_file(attempt, "interval loop"),
-            batches=steps(built.data.epochs(), built.data.batch_size, attempt.goal.check_interval),
+            batches=interval_batches(
+                built.data.epochs(), built.data.batch_size, attempt.goal.check_interval
+            ),
             delay=training.delay_callback(trial).delay,
             local=local,
         )
@@ -211,7 +213,9 @@ class NetworkRun:
         for parameter in self.module.parameters():
             if parameter.requires_grad and id(parameter) in trained_ids:
                 trained += parameter.numel()
-        start_flags = start(pruning.init, self.module, self.mask, make_copy, pruning.redraw)
+        start_flags = initialize_pruned(
+            pruning.init, self.module, self.mask, make_copy, pruning.redraw
+        )
         self.attempt.flags = {**mask_flags(self.mask, pruning.pruner, trained), **start_flags}
 
     def _mask_weights(self) -> None:

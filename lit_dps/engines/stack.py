@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_map, tree_map_
 from lit_dps.engines.eligible import Functional
 from lit_dps.engines.network_run import NetworkRun
 from lit_dps.optim import OURS, Rule, rule_of
-from lit_dps.optim.delay import KEY
+from lit_dps.optim.delay import DELAY_STATE_KEY
 from lit_dps.training.early_check import CHUNK, evaluating
 
 # Examples that fill a device. More at a time are not faster and need more memory.
@@ -135,7 +135,7 @@ class StackedNetworks:
         """Return the delayed gradients of a run, with the type of its weights."""
         positions = {id(p): i for i, p in enumerate(run.optimizer.param_groups[0]["params"])}
         optimizer_state: Any = run.optimizer.state
-        saved = optimizer_state.get(KEY, [])
+        saved = optimizer_state.get(DELAY_STATE_KEY, [])
         delayed = weights.new_zeros(run.delay, sum(self._sizes))
         for step, gradients in enumerate(saved, start=run.steps - len(saved)):
             parts = []
@@ -189,7 +189,9 @@ class StackedNetworks:
         group = run.optimizer.param_groups[0]
         if run.delay:
             optimizer_state: Any = run.optimizer.state
-            optimizer_state[KEY] = self._delayed_gradients(row, group["params"], parameters)
+            optimizer_state[DELAY_STATE_KEY] = self._delayed_gradients(
+                row, group["params"], parameters
+            )
         group["lr"] = run.learning_rate(run.steps)
         if run.schedule is not None:
             run.schedule.last_epoch = run.steps

@@ -16,7 +16,7 @@ from torch import Tensor
 from lit_dps.optim.parameter_groups import parameters_of
 
 # Key in the state of a torch optimizer, which saves and restores it with the rest of its state.
-KEY = "stale_gradients"
+DELAY_STATE_KEY = "stale_gradients"
 
 
 def delay_gradients(optimizer: torch.optim.Optimizer, delay: int) -> None:
@@ -27,7 +27,7 @@ def delay_gradients(optimizer: torch.optim.Optimizer, delay: int) -> None:
     if delay == 0:
         return
     state: Any = optimizer.state
-    queue: list[list[Tensor | None]] = state.setdefault(KEY, [])
+    queue: list[list[Tensor | None]] = state.setdefault(DELAY_STATE_KEY, [])
     parameters = parameters_of(optimizer)
     gradients: list[Tensor | None] = []
     for parameter in parameters:

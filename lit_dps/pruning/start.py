@@ -30,7 +30,7 @@ EXAMPLES = 100  # that the Jacobian is computed at: the first ones of the pass
 MAX_OUTPUTS = 100  # of a network whose Jacobian is computed
 
 
-def start(
+def initialize_pruned(
     init: Init,
     module: nn.Module,
     mask: Mask,

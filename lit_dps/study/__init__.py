@@ -20,5 +20,5 @@ The course of `lit-dps study`, with the file of each step:
 
 `environment`, `sources` and `data_hashes` record code, data and machine of a trial. `probe_run` has
 the short runs beside a study that time or check something: `step_probe`, `noise`, `quiet_timing`.
-`retrain`, `expand_space` and `mask_table` are what further commands do with a study.
+`retrain` and `expand_space` are what further commands do with a study.
 """

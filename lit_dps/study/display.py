@@ -19,9 +19,8 @@ from rich.text import Text
 from lit_dps.core.goal import Goal
 from lit_dps.core.trial import Cell, Series, Trial, TrialResult
 from lit_dps.parallel.process import StopRequest
-from lit_dps.study.progress import Progress, TimeRemaining, clock
+from lit_dps.study.progress import Progress, ProgressEvent, TimeRemaining, clock
 from lit_dps.study.setup import StudySetup
-from lit_dps.study.worker_events import ProgressEvent
 
 REFRESHES_PER_SECOND = 2
 MAX_RUNNING_SHOWN = 8

@@ -22,7 +22,7 @@ from lit_dps.pruning import PRUNERS, Mask, Network, mask_flags, prunable, prune,
 from lit_dps.pruning.isometry import STEPS
 from lit_dps.pruning.network_copies import copies_of, why_pruned_weights_return, why_unprunable
 from lit_dps.pruning.pruner import Scores
-from lit_dps.pruning.start import Redraw, start
+from lit_dps.pruning.start import Redraw, initialize_pruned
 from lit_dps.training.masked_tensors import MaskedTensors
 from lit_dps.training.trainer_state import user_callbacks
 from lit_dps.training.training_pass import TrainingPass
@@ -183,7 +183,7 @@ class PruningCallback(Callback):
                 trained += parameter.numel()
         self.flags = mask_flags(mask, self.pruner, trained)
         isometry_steps = 1 if self.is_short else STEPS
-        self.flags |= start(self.init, module, mask, copy, self.redraw, isometry_steps)
+        self.flags |= initialize_pruned(self.init, module, mask, copy, self.redraw, isometry_steps)
         if self._copies:
             self.flags[COPIES] = sum(mask[name].numel() for name in self._copies.values())
 

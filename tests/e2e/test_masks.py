@@ -10,9 +10,8 @@ import pytest
 import yaml
 
 from lit_dps.cli import main
-from lit_dps.cli.masks import SPARSITIES
+from lit_dps.cli.masks import SPARSITIES, masks
 from lit_dps.core.trial import Cell, Series, Trial
-from lit_dps.study.mask_table import masks
 from tests.e2e.commands import FAST
 from tests.support.runs import train_one
 from tests.unit.engines.test_engine import quiet  # noqa: F401

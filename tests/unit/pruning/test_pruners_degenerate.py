@@ -16,7 +16,7 @@ import lit_dps.pruning.synflow as synflow
 from lit_dps.core.trial import Cell, Trial
 from lit_dps.parallel import ranks
 from lit_dps.pruning import PRUNERS, Network, OneShot, pruner_of
-from lit_dps.pruning.start import start
+from lit_dps.pruning.start import initialize_pruned
 from tests.support.pruners import equal, images, kept, mask, network, scores, small
 from tests.support.ranks import same_on_ranks
 from tests.support.runs import train_one
@@ -94,7 +94,7 @@ def test_the_weights_that_are_scored_are_those_that_are_trained(method):
     before = copy.deepcopy(module.state_dict())
     net = network(copy.deepcopy(module))
     found = mask(method, net, 0.6)
-    start("original", module, found, None)
+    initialize_pruned("original", module, found, None)
     for name, tensor in module.state_dict().items():
         assert torch.equal(tensor, before[name] * found[name] if name in found else before[name]), (
             name

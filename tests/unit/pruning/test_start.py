@@ -18,7 +18,7 @@ from lit_dps.models import MLP
 from lit_dps.module import ImageClassifier
 from lit_dps.pruning import Mask, prunable
 from lit_dps.pruning.isometry import distances
-from lit_dps.pruning.start import start
+from lit_dps.pruning.start import initialize_pruned
 from lit_dps.training import PruningCallback
 from lit_dps.training.workload import Workload
 from tests.support.errors import refuses
@@ -70,7 +70,7 @@ def test_new_weights_are_those_of_the_same_class_under_another_seed_and_the_poin
     trial, other = Trial(Cell(16, 0.8), 1, RATES), Trial(Cell(32, 0.5), 1, RATES)
     built = training.workload.build(trial)
     found = Mask({name: torch.rand(p.shape) < 0.3 for name, p in prunable(built.module).items()})
-    start("reinit", built.module, found, None, training.pruning_callback(trial).redraw)
+    initialize_pruned("reinit", built.module, found, None, training.pruning_callback(trial).redraw)
     expected = training.workload.module(other, "reinit").state_dict()
     scored = training.workload.build(trial).module.state_dict()
     for name, weights in built.module.state_dict().items():
@@ -96,7 +96,7 @@ def test_isometry_moves_kept_weights_alone_towards_orthogonal_layers_and_measure
     biases = {name: p.detach().clone() for name, p in module.named_parameters() if p.ndim == 1}
     parameters = dict(module.named_parameters())
     far = distances(parameters, found)
-    seen = start("isometry", module, found, lambda: nullcontext(net))
+    seen = initialize_pruned("isometry", module, found, lambda: nullcontext(net))
     near = distances(parameters, found)
     assert seen["isometry_distance_before"] == pytest.approx(sum(far.values()), rel=1e-5)
     assert seen["isometry_distance_after"] == pytest.approx(sum(near.values()), rel=1e-5)
@@ -117,7 +117,9 @@ def test_isometry_moves_kept_weights_alone_towards_orthogonal_layers_and_measure
 def test_where_no_vector_comes_out_the_jacobian_is_left_out():
     module = nn.Sequential(nn.Flatten(), nn.Linear(64, 6), nn.Unflatten(1, (2, 3)))
     net = network(module)
-    seen = start("isometry", module, mask("magnitude", net, 0.5), lambda: nullcontext(net))
+    seen = initialize_pruned(
+        "isometry", module, mask("magnitude", net, 0.5), lambda: nullcontext(net)
+    )
     assert set(seen) == {"isometry_distance_before", "isometry_distance_after"}
 
 

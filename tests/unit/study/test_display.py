@@ -15,8 +15,7 @@ from lit_dps.core.goal import Goal
 from lit_dps.core.trial import Cell, Status, Trial, TrialResult
 from lit_dps.parallel.process import StopRequest
 from lit_dps.study.display import LEAVING, Display
-from lit_dps.study.progress import Progress, RunPlan
-from lit_dps.study.worker_events import ProgressEvent, ProgressReporter
+from lit_dps.study.progress import Progress, ProgressEvent, ProgressReporter, RunPlan
 
 SIZES, GOAL = [2**i for i in range(1, 15)], Goal(0.08, 16, 4000)
 
