@@ -114,7 +114,7 @@ def _steps_by_law(law: Law, cells: Sequence[CellSummary]) -> dict[Cell, Steps]:
         elif row["known"] == "measured":
             steps[summary.cell] = Steps(*limits, statistic, str(law.verdict))
         else:
-            # Beyond what the law is fitted to: a bound, or too few trials.
+            # K is an upper bound: it is at the first check, or most trials have no result yet.
             assert summary.k_star is not None
             k = float(law.k_star.get(summary.cell.batch_size, summary.k_star))
             why = "K is an upper bound there"

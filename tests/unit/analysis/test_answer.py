@@ -232,6 +232,7 @@ def test_a_bound_stays_a_bound_beside_a_law():
     found.results[Cell(512)] = [trial(512, 0, 4, 4.0)]
     table, said = with_law(record({c.batch_size: r for c, r in found.results.items()}))
     assert table.loc[512, "steps"] == 4 and math.isnan(table.loc[512, "seconds_low"])
+    assert table.loc[512, "why_not_law"] == "K is an upper bound there"
     assert "<= 4.00 s" in said
 
 
