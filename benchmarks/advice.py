@@ -122,8 +122,8 @@ def judge(runs: pd.DataFrame, times: pd.DataFrame) -> Judged:
     found = Judged([], [], [], [])
     for curve, known in curves(runs):
         must, law = must_refuse(known), fit_law(known)
-        said = law.line() if law.identifiable else f"refused: {law.verdict}"
-        verdict = {"must": must, "said": said, "false": bool(must and law.identifiable)}
+        said = law.line() if law.is_b_crit_known else f"refused: {law.verdict}"
+        verdict = {"must": must, "said": said, "false": bool(must and law.is_b_crit_known)}
         found.verdicts.append({"curve": curve, "batch_sizes": len(exact(known)), **verdict})
         for seen, lower, held in parts(known):
             part = fit_law(lower)
@@ -131,7 +131,7 @@ def judge(runs: pd.DataFrame, times: pd.DataFrame) -> Judged:
                 {"curve": curve, "seen": seen, **row} for row in _points(part, held)
             )
             if seen != "all others":
-                found.verdicts[-1] |= {seen: part.identifiable}
+                found.verdicts[-1] |= {seen: part.is_b_crit_known}
                 found.regrets.extend(
                     {"curve": curve, "seen": seen, **row} for row in _regrets(part, exact(known))
                 )

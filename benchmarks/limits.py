@@ -76,7 +76,7 @@ def laws(runs: pd.DataFrame) -> Iterator[dict]:
                 row = {
                     "curve": curve,
                     "must": must_refuse_part(known, lower),
-                    "refused": not law.identifiable,
+                    "refused": not law.is_b_crit_known,
                 }
                 yield {**row, "span": span, "score": _score(law, held)}
 

@@ -149,7 +149,7 @@ def _most_informative(candidates: Sequence[int], law: Law, terms: ProbeTerms) ->
     best = best_probe(table, terms.seconds)
     if best is not None:
         return int(best)
-    if law.identifiable or terms.seconds <= 0:
+    if law.is_b_crit_known or terms.seconds <= 0:
         return None
     # A refused law has no answer yet, so that a probe of little information is run too.
     affordable = table[table["cost"] <= terms.seconds]

@@ -154,9 +154,9 @@ class Analysis:
         return all(len(steps) >= min_seeds for steps in seeds.values())
 
     def name_of(self, series: Series) -> str:
-        """Return the name that seeds the draws of a series (`Observation.draws`).
+        """Return the name that seeds draws of a series in comparisons of several studies.
 
-        Draws of other series and studies are independent.
+        Draws of other series and studies are independent (`Observation.draws`).
         """
         return f"{self.record.name} | {series}"
 
@@ -221,7 +221,7 @@ class Analysis:
 
     @cached_property
     def expected_steps(self) -> dict[Cell, Steps]:
-        """Steps to the goal of the answer, by the law if it is identifiable (`answer`).
+        """Steps to the goal of the answer, by the law if it describes K (`answer`).
 
         One run is seldom as lucky as the best of many. So they are medians over seeds in a series
         in which each K* has `MIN_SEEDS` repeats.

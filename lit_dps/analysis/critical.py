@@ -43,7 +43,7 @@ from lit_dps.analysis.intervals import Interval, estimate, inverted, percentile_
 from lit_dps.analysis.law import Law
 from lit_dps.analysis.law_fit import MIN_BATCH_SIZES, Fit, overhead_batch_size
 from lit_dps.analysis.summary import CellSummary
-from lit_dps.analysis.tables import aligned, columns_of, frame, short_columns, three_digits
+from lit_dps.analysis.tables import columns_of, frame, three_digits
 from lit_dps.analysis.theory import terms_of
 from lit_dps.core.noise_scale import LEVEL, noise_scale
 from lit_dps.core.progress_line import with_progress
@@ -64,10 +64,6 @@ OVERHEAD = 0.2
 LINEAR_ENDS = {"linear_20": 0.2, "linear_50": 0.5}
 NOT_MEASURED = "not measured"
 ONE_TRIAL = "of one trial"
-FOOTNOTE = (
-    "* below the smallest batch size, counted from a batch size beyond linear scaling, of one "
-    "trial, or without limits: critical.csv has the reason"
-)
 
 
 @dataclass(frozen=True)
@@ -122,7 +118,7 @@ def critical_batch_sizes(
 
 def _by_law(law: Law) -> dict[str, Critical]:
     """Return the definitions that use the law of K*: law and overhead."""
-    is_known = law.identifiable or law.verdict.bound is not None
+    is_known = law.is_b_crit_known or law.verdict.bound is not None
     if law.fit is None or law.critical is None or not is_known:
         return dict.fromkeys(("law", "overhead"), Critical(verdict=law.describe()))
     smallest = min(law.resolved)
@@ -303,30 +299,3 @@ def critical_rows(table: Mapping[Series, Mapping[str, Critical]]) -> pd.DataFram
             row |= {"low": low, "high": high}
             rows.append(row | {"bound": critical.bound, "verdict": critical.verdict})
     return frame(rows)
-
-
-def critical_text(table: Mapping[Series, Mapping[str, Critical]]) -> str:
-    """Return the section of a report, a line per series; empty for fewer than two definitions.
-
-    Definitions without a value or bound in any series are omitted.
-    """
-    shown = []
-    for name in DEFINITIONS:
-        if any(str(definitions[name]) != "-" for definitions in table.values()):
-            shown.append(name)
-    if len(shown) < 2:
-        return ""
-    rows = []
-    has_footnote = False
-    for series, definitions in table.items():
-        row = short_columns(series)
-        for name in shown:
-            critical = definitions[name]
-            row[DEFINITIONS[name]] = str(critical)
-            if critical.value is not None and critical.verdict:
-                has_footnote = True
-        rows.append(row)
-    lines = ["critical batch sizes in examples, by definition", *aligned(rows)]
-    if has_footnote:
-        lines.append(FOOTNOTE)
-    return "\n".join(lines) + "\n"

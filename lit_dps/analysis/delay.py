@@ -19,10 +19,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from lit_dps.analysis.intervals import Interval, estimate, interval_columns, percentile_interval
+from lit_dps.analysis.intervals import Interval, interval_columns, percentile_interval
 from lit_dps.analysis.law import Law, fit_law
 from lit_dps.analysis.law_fit import Fit
-from lit_dps.analysis.tables import aligned, columns_of, frame, short_columns, three_digits
+from lit_dps.analysis.tables import columns_of, frame
 from lit_dps.core.trial import Series
 
 KEY = "optim.delay"
@@ -111,7 +111,7 @@ def _root_mean_square(values: Sequence[float]) -> float:
     return math.sqrt(sum(x * x for x in values) / len(values))
 
 
-def _misfit(fit: Fit, k_star: Mapping[int, float]) -> float:
+def misfit_of(fit: Fit, k_star: Mapping[int, float]) -> float:
     """Return the root mean square of log K* (by batch size) minus the log of a fit."""
     return _root_mean_square([math.log(k / fit.steps(b)) for b, k in k_star.items()])
 
@@ -176,12 +176,12 @@ def delay_rows(laws: Iterable[DelayLaw]) -> pd.DataFrame:
             if law.fit is not None:
                 predicted = law.predicted(delay)
                 row |= {"c1": law.fit.c1, "c2": law.fit.c2, "misfit": law.misfit}
-                row["misfit_here"] = _misfit(predicted, separate.resolved)
+                row["misfit_here"] = misfit_of(predicted, separate.resolved)
                 row["floor"] = predicted.c2
             if separate.fit is not None:
                 row |= interval_columns("own_c1", separate.fit.c1, separate.c1)
                 row |= interval_columns("own_c2", separate.fit.c2, separate.c2)
-                row["own_misfit"] = _misfit(separate.fit, separate.resolved)
+                row["own_misfit"] = misfit_of(separate.fit, separate.resolved)
             rows.append(row)
     return frame(rows)
 
@@ -233,60 +233,3 @@ def scaled_law(law: DelayLaw, in_flight: Any) -> pd.DataFrame:
     """Return the law over the range of some B / s (n,); columns in_flight and scaled."""
     batch = np.geomspace(in_flight.min(), in_flight.max(), CURVE_POINTS)
     return pd.DataFrame({"in_flight": batch, "scaled": law.fitted.steps(batch)})
-
-
-def delay_text(laws: Iterable[DelayLaw]) -> str:
-    """Return the section of a report on delayed gradients; empty without a fitted law."""
-    lines = []
-    table = []
-    for law in laws:
-        if law.fit is not None:
-            lines.append(f"  {law.series}  {_law_text(law)}")
-            table += [_row_text(law, delay) for delay in law.separate]
-    if not lines:
-        return ""
-    return "\n".join(
-        [
-            "K* = c1 / B + c2 / sin(pi / (2 (2 tau + 1))), joint fit of all delays tau",
-            *lines,
-            "",
-            "separate fit of each delay, and its c1 and c2 as the joint fit predicts them",
-            *aligned(table),
-            "",
-        ]
-    )
-
-
-def _law_text(law: DelayLaw) -> str:
-    """Return the constants of a law and its critical delays in words."""
-    delays = []
-    for batch_size in dict.fromkeys((law.batch_sizes[0], law.batch_sizes[-1])):
-        delays.append(f"{estimate(*law.critical_delay(batch_size))} at B={batch_size}")
-    constants = f"c1 = {three_digits(law.fitted.c1)}  c2 = {three_digits(law.fitted.c2)}"
-    return f"{constants}  misfit {law.misfit:.0%}  K* doubles at delay {' and '.join(delays)}"
-
-
-def _row_text(law: DelayLaw, delay: int) -> dict[str, str]:
-    """Return the separate law of a delay beside the joint law as text, by heading."""
-    separate = law.separate[delay]
-    joint = law.predicted(delay)
-    c1 = "-"
-    c2 = "-"
-    misfit = "-"
-    if separate.fit is not None:
-        c1 = estimate(separate.fit.c1, separate.c1)
-        c2 = estimate(separate.fit.c2, separate.c2)
-        misfit = f"{_misfit(separate.fit, separate.resolved):.0%}"
-    joint_misfit = "-"
-    if separate.resolved:
-        joint_misfit = f"{_misfit(joint, separate.resolved):.0%}"
-    return {
-        **short_columns(law.series),
-        "delay": str(delay),
-        "separate c1": c1,
-        "joint c1": three_digits(joint.c1),
-        "separate c2": c2,
-        "joint c2": three_digits(joint.c2),
-        "separate misfit": misfit,
-        "joint misfit": joint_misfit,
-    }

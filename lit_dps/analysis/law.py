@@ -150,9 +150,14 @@ class Law:
     # The constants
 
     @property
-    def identifiable(self) -> bool:
+    def is_b_crit_known(self) -> bool:
         """Whether the data show B_crit: nothing is refused."""
         return self.verdict.refusal is Refusal.NOTHING
+
+    @property
+    def describes_k(self) -> bool:
+        """Whether K follows the law, also if the data do not show B_crit."""
+        return self.verdict.refusal <= Refusal.CRITICAL
 
     @cached_property
     def c1(self) -> Interval | None:
@@ -182,7 +187,7 @@ class Law:
     def reach(self) -> tuple[float, float]:
         """The batch sizes between which K is predicted; nan if only measured K are answers."""
         low, high = self.range
-        if self.verdict.refusal <= Refusal.CRITICAL:
+        if self.describes_k:
             return low / MAX_EXTRAPOLATION, high * MAX_EXTRAPOLATION
         if self.verdict.refusal is Refusal.EXTRAPOLATION:
             return low, high
@@ -210,7 +215,7 @@ class Law:
 
     def _prediction(self, batch_size: float) -> Prediction:
         """Return a row of `predict`."""
-        if self.verdict.refusal >= Refusal.EXTRAPOLATION:
+        if not self.describes_k:
             observation = self.observation(batch_size)
             if observation is not None and not observation.bound:
                 return _measured_prediction(observation)
@@ -276,8 +281,8 @@ class Law:
     def notes(self) -> list[str]:
         """Notes on the law for a reader, a line each."""
         lines = []
-        if not self.identifiable:
-            lines.append(f"the law is not identifiable: {self.verdict}")
+        if not self.is_b_crit_known:
+            lines.append(f"B_crit is not identifiable: {self.verdict}")
         edges = note_on_edges(self.observations)
         if edges:
             lines.append(edges)
@@ -287,7 +292,7 @@ class Law:
         """Return B_crit in words: its interval, or why it is not identifiable."""
         if self.fit is None:
             return str(self.verdict)
-        if not self.identifiable:
+        if not self.is_b_crit_known:
             return f"not identifiable: {self.verdict}"
         text = f"B_crit = {estimate(self.fit.critical_batch_size, self.critical)}"
         if self.fit.critical_batch_size < self.range[0]:

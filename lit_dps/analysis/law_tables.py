@@ -36,7 +36,7 @@ def law_rows(laws: Mapping[Series, Law]) -> pd.DataFrame:
             row |= interval_columns("c1", law.fit.c1, law.c1)
             row |= interval_columns("c2", law.fit.c2, law.c2)
             row |= interval_columns("b_crit", law.fit.critical_batch_size, law.critical)
-        row["identifiable"] = law.identifiable
+        row["identifiable"] = law.is_b_crit_known
         row["verdict"] = law.describe()
         rows.append(row)
     return frame(rows)

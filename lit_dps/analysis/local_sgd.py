@@ -7,14 +7,14 @@ varies.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
 import pandas as pd
 
 from lit_dps.analysis.summary import CellSummary
-from lit_dps.analysis.tables import Row, columns_of, frame, k_star_text
+from lit_dps.analysis.tables import columns_of, frame
 from lit_dps.core.local_sgd import LocalSGDSchedule
 from lit_dps.core.record import StudyRecord
 from lit_dps.core.trial import Series, Trial
@@ -73,13 +73,6 @@ def with_communications(
         assert isinstance(position, int)
         table.insert(position + 1, "communications", column["communications"])
     return table
-
-
-def communications_text(row: Row) -> dict[str, str]:
-    """Return the column communications of a row as text; empty if the table has none."""
-    if "communications" not in row:
-        return {}
-    return {"communications": k_star_text({**row, "k_star": row["communications"]})}
 
 
 class Point(NamedTuple):
@@ -220,14 +213,3 @@ def local_rows(curves: Iterable[LocalCurve]) -> pd.DataFrame:
                 }
             )
     return frame(rows)
-
-
-def local_text(curves: Sequence[LocalCurve]) -> str:
-    """Return the section of a report on local SGD, a line per curve; empty without curves."""
-    if not curves:
-        return ""
-    flat = f"at most {FLAT:g} x K* at the least H, or one check above it"
-    lines = [f"local SGD: K* against H (flat: {flat})"]
-    for curve in curves:
-        lines.append(f"  {curve.series}  B={curve.batch_size}  {curve.describe()}")
-    return "\n".join(lines) + "\n"

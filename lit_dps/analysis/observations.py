@@ -99,9 +99,10 @@ class Observation:
 
         Args:
             count: Number of draws.
-            name: Of the series and its study. Draws of different names or batch sizes are
-                independent. Cells of one batch size that were searched at the same points are in
-                fact correlated: by 0.2 for 25 points of the stored studies, by 0.5 for 8.
+            name: Seeds the draws, which are independent for different names or batch sizes. It is
+                the series in tables of one study; comparisons of several studies add the study
+                (`Analysis.name_of`). Cells of one batch size that were searched at the same points
+                are in fact correlated: by 0.2 for 25 points of the stored studies, by 0.5 for 8.
         """
         random = resampling_rng(int(self.batch_size), name)
         steps = self.steps * np.exp(self.noise * random.standard_normal(count))

@@ -142,7 +142,7 @@ def exponent(study: Analysis, series: Series, small: int, large: int) -> Estimat
 
 def _critical(law: Law) -> float | None:
     """Return B_crit of a law in examples; None if it is not identifiable."""
-    if law.fit is None or not law.identifiable:
+    if law.fit is None or not law.is_b_crit_known:
         return None
     return law.fit.critical_batch_size
 
@@ -266,21 +266,23 @@ def _ratio(over: Law, under: Law, name: str, other_name: str) -> Measurement:
     """Return the ratio of B_crit of two laws."""
     sentence = f"{_describe(over)} at {name}, {_describe(under)} at {other_name}"
     ratio = ratio_of_laws(over, under, lambda c1, c2: c1 / c2)
-    if ratio is None or not under.identifiable:
+    if ratio is None or not under.is_b_crit_known:
         return Measurement(sentence, of_medians=over.of_medians)
     number = ratio.estimate
     sentence += f", x{number}"
     misfit = misfit_note({name: over, other_name: under})
     if misfit is not None:
         return Measurement(sentence, of_medians=over.of_medians, notes=(misfit,))
-    return Measurement(sentence, number, can_refute=over.identifiable, of_medians=over.of_medians)
+    return Measurement(
+        sentence, number, can_refute=over.is_b_crit_known, of_medians=over.of_medians
+    )
 
 
 def _describe(law: Law) -> str:
     """Return B_crit of a law, its lower bound, or why it is unknown."""
     if law.fit is None:
         return f"no law ({law.describe()})"
-    if law.identifiable:
+    if law.is_b_crit_known:
         return law.describe().removesuffix(", below the smallest batch size")
     if law.verdict.bound is None:
         return f"B_crit {law.describe()}"

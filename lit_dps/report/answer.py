@@ -223,7 +223,7 @@ def _basis(rows: Sequence[Row]) -> list[str]:
     statistic = row["steps_of"]
     brackets = "Brackets: 95 % interval."
     if row["why_not_law"]:
-        reason = f"since its law is not identifiable: {row['why_not_law']}"
+        reason = f"since the law cannot be used ({row['why_not_law']})"
         lines = [f"Times use {statistic} itself, {reason}. {brackets}"]
     else:
         single = "single K*" if statistic == K_STAR else "single medians"

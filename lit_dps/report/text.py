@@ -7,9 +7,6 @@ from collections.abc import Collection
 from itertools import starmap
 
 from lit_dps.analysis.analysis import Analysis
-from lit_dps.analysis.critical import critical_text
-from lit_dps.analysis.delay import delay_text
-from lit_dps.analysis.local_sgd import communications_text, local_text
 from lit_dps.analysis.tables import (
     Row,
     aligned,
@@ -29,6 +26,7 @@ from lit_dps.core.trial import Series
 from lit_dps.report.answer import answer_text
 from lit_dps.report.no_result import COUNT_HEADS, no_result_text
 from lit_dps.report.repeats import LAW_INTERVALS, law_lines, repeats_section
+from lit_dps.report.sections import communications_text, critical_text, delay_text, local_text
 from lit_dps.report.warnings import study_notes
 
 # Sections that are printed only on request, since they are long; table.txt has all of them.

@@ -199,7 +199,7 @@ def _draw_text(ax: Axes, name: str, text: str) -> None:
 def _draw_series(ax: Axes, part: _Part) -> None:
     """Draw a series into its panel."""
     fit = part.law.fit
-    if fit is not None and part.law.identifiable:
+    if fit is not None and part.law.is_b_crit_known:
         ax.axvline(fit.critical_batch_size, zorder=1, **DOTTED)
     draw_band(ax, part.rows, part.number)
     _draw_limits(ax, part.rows, part.number)
@@ -298,7 +298,7 @@ def line_handles(laws: Sequence[Law]) -> list[Artist]:
         handles.append(look.entry("law", color=look.GREY))
         handles.append(Patch(color=look.GREY, alpha=0.2, linewidth=0, label="95 % band"))
     handles.append(look.entry("perfect scaling", **DASHED))
-    if any(law.identifiable for law in laws):
+    if any(law.is_b_crit_known for law in laws):
         handles.append(look.entry("B_crit", **DOTTED))
     return handles
 

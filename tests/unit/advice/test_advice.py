@@ -130,7 +130,7 @@ def test_tables_of_runs_and_of_step_times_are_all_it_takes():
     times = pd.DataFrame({"local_batch": [8, 64, 512, 64], "seconds": [0.011, 0.016, 0.061, 0.021]})
     times["devices"], times["placement"] = [1, 1, 1, 2], "node"
     found = advise(runs, times, [32, 64, 128, 256], devices=(1, 2), price=3.0)
-    assert set(found.table["devices"]) == {1, 2} and found.law.identifiable
+    assert set(found.table["devices"]) == {1, 2} and found.law.is_b_crit_known
     assert found.law.critical.low < 200 < found.law.critical.high
     assert found.best is not None and found.price == 3
     step = fit_step_time(

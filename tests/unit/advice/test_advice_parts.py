@@ -205,7 +205,7 @@ def test_probing_learns_the_answer_within_its_budget():
         spent += law.observations[-1].steps * step(size)
     assert 0 < spent <= 1.5 * budget  # a probe may take longer than was expected of it
     assert len(law.observations) < len(CANDIDATES)
-    assert law.identifiable
+    assert law.is_b_crit_known
     low, high = (law.predict([256])[end][0] for end in ("low", "high"))
     assert low < C1 / 256 + C2 < high
     assert law.steps(256) == pytest.approx(C1 / 256 + C2, rel=0.1)
@@ -244,7 +244,7 @@ def test_later_probes_are_the_most_informative_ones_within_the_time():
     table = rank_probes(law, candidates, targets, step, trials=4)
     assert choose(candidates, observations) == table["batch_size"][0]
     # A refused law is given probes of little information too, as long as one is affordable.
-    assert not law.identifiable
+    assert not law.is_b_crit_known
     cheapest = float(table["cost"].min())
     affordable = table.loc[table["cost"] <= 1.01 * cheapest, "batch_size"].iloc[0]
     assert (

@@ -8,13 +8,14 @@ import math
 import numpy as np
 import pytest
 
-from lit_dps.analysis.critical import DEFINITIONS, PooledExamples, critical_text
+from lit_dps.analysis.critical import DEFINITIONS, PooledExamples
 from lit_dps.analysis.law_fit import Fit
 from lit_dps.analysis.quadratic import NoisyQuadraticModel
 from lit_dps.core.goal import Goal
 from lit_dps.core.trial import Cell, Series
 from lit_dps.report.notebook import Study
 from lit_dps.report.publish import write_all
+from lit_dps.report.sections import critical_text
 from lit_dps.report.text import render
 from tests.support.fake_study import analysis_of, result, theory_terms
 from tests.support.texts import numbers_in

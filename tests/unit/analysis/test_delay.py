@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pytest
 
-from lit_dps.analysis.delay import KEY, DelayLaw, delay_of, delay_text, stable_share
+from lit_dps.analysis.delay import KEY, DelayLaw, delay_of, stable_share
 from lit_dps.analysis.law import Law
 from lit_dps.analysis.law_fit import Fit
 from lit_dps.analysis.quadratic import NoisyQuadraticModel
@@ -17,6 +17,7 @@ from lit_dps.core.goal import Goal
 from lit_dps.core.trial import Cell, Series
 from lit_dps.report.figures import FIGURES, drawn, write_figures
 from lit_dps.report.publish import write_all
+from lit_dps.report.sections import delay_text
 from lit_dps.report.text import render
 from tests.support.fake_study import analysis_of, result
 from tests.support.texts import figure_texts
@@ -212,8 +213,8 @@ def test_table_report_and_figure(tmp_path, golden):
         [60 / stable_share(tau) for tau in DELAYS], rel=0.01
     )
     assert list(table["own_c2"]) == pytest.approx(list(table["floor"]), rel=0.02)
-    assert delay_text(found.delay_laws, found.delays) in render(found)
-    golden.check("analysis/delay.txt", delay_text(found.delay_laws, found.delays))
+    assert delay_text(found.delay_laws) in render(found)
+    golden.check("analysis/delay.txt", delay_text(found.delay_laws))
     files, notes = write_figures([FIGURE], [found], tmp_path)
     assert {path.name for path in files} == {"delay.csv", "delay.png", "delay.pdf"} and notes == []
     names = [path.name for path in write_all(found, tmp_path / "all")[0]]

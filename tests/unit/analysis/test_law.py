@@ -56,7 +56,7 @@ def test_a_broken_bound_counts_as_a_point_would():
 
 def test_recovers_an_exact_law_and_its_interval_widens_beyond_the_data():
     law = fit_law(curve())
-    assert law.identifiable and law.verdict.reason == ""
+    assert law.is_b_crit_known and law.verdict.reason == ""
     assert law.fit.c1 == pytest.approx(4e4, rel=1e-5)
     value = law.fit.critical_batch_size
     assert law.critical.low < value < law.critical.high
@@ -92,7 +92,7 @@ def test_bounds_narrow_what_is_known():
     bounded = fit_law(
         [*few, Observation(512, 100, bound=AT_LEAST), Observation(1024, 120, bound=AT_MOST)]
     )
-    assert not bare.identifiable
+    assert not bare.is_b_crit_known
     assert bounded.critical.high < bare.critical.high
     assert bounded.range == (8, 64)
 
@@ -124,7 +124,8 @@ RISING = at((4, 8, 16, 32, 64), (900, 480, 250, 240, 400))
 def test_refuses_what_cannot_be_identified(observations, refusal):
     law = fit_law(observations)
     assert law.verdict.refusal is refusal and law.verdict.reason
-    assert not law.identifiable
+    assert not law.is_b_crit_known
+    assert law.describes_k is (refusal is Refusal.CRITICAL)
     assert law.predict([1e6])["known"].tolist() == ["refused"]
 
 

@@ -48,26 +48,27 @@ def test_the_order_of_observations_does_not_matter():
 
 def test_identifiable_from_half_of_b_crit_on():
     seen = law(on_the_law(1e5, 100, (8, 64, 512)))  # B_crit = 1000
-    assert seen.identifiable
+    assert seen.is_b_crit_known
     assert seen.describe() == f"B_crit = {estimate(1000, seen.critical)}"
     short = law(on_the_law(1e5, 100, (8, 64, 480)))
-    assert not short.identifiable and short.verdict.refusal is Refusal.CRITICAL
+    assert not short.is_b_crit_known and short.describes_k
+    assert short.verdict.refusal is Refusal.CRITICAL
     assert short.verdict.bound == short.critical.low < 1000
     assert short.describe().endswith(f"B_crit > {three_digits(short.critical.low)}")
 
 
 def test_not_identifiable_where_c2_may_be_zero():
     perfect = law(on_the_law(1e5, 0, (8, 64, 512)))
-    assert not perfect.identifiable and 512 < perfect.verdict.bound < perfect.critical.high
+    assert not perfect.is_b_crit_known and 512 < perfect.verdict.bound < perfect.critical.high
     # B_crit by the estimate well inside the data, but K are so noisy that there may be no floor.
     unsure = law({8: 1000, 64: 400, 512: 60}, noise=0.7)
     assert unsure.fit.critical_batch_size < 2 * 512
-    assert not unsure.identifiable and unsure.critical.high > 100 * unsure.critical.low
+    assert not unsure.is_b_crit_known and unsure.critical.high > 100 * unsure.critical.low
 
 
 def test_too_few_batch_sizes_are_said_so():
     few = law({8: 100})
-    assert few.fit is few.c1 is few.critical is None and not few.identifiable
+    assert few.fit is few.c1 is few.critical is None and not few.is_b_crit_known
     assert few.verdict.refusal is Refusal.PREDICTION and few.verdict.bound is None
     assert numbers_in(few.describe()) == [1, 8, 3]
     bounds = [Observation(b, 16.0, bound=AT_MOST) for b in (64, 512)]
@@ -78,7 +79,7 @@ def test_two_points_meet_any_law_and_give_none():
     two = law(on_the_law(1e5, 100, (8, 2048)))
     assert (
         two.fit is two.c1 is two.critical is two.band(np.array([8.0])) is None
-        and not two.identifiable
+        and not two.is_b_crit_known
     )
 
 

@@ -116,7 +116,7 @@ def test_linear_scaling_that_bends_too_early_for_the_fitted_law():
             8192: 8 * sure(112),
         }
     )
-    assert study.scalings[Series(0.0)].identifiable
+    assert study.scalings[Series(0.0)].is_b_crit_known
     assert study.scalings[Series(0.0)].fit.critical_batch_size >= 8 * 16
     assert judged("linear-scaling", study).verdict is NOT_SEEN
 
