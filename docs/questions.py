@@ -193,7 +193,7 @@ def questions() -> Iterator[tuple[str, Lines]]:
     storage = InMemoryStorage()
     law_study(storage, "question")
     record = read_study(storage, "question")
-    yield "How do trials become K\\* and its law?", lines_of_call(lambda: Analysis(record).scalings)
+    yield "How do trials become K\\* and its law?", lines_of_call(lambda: Analysis(record).laws)
     text = lines_of_call(lambda: render(Analysis(record)))
     yield "Where does the report in the terminal come from?", text
     with tempfile.TemporaryDirectory() as folder:

@@ -17,6 +17,7 @@ import pandas as pd
 
 from lit_dps.analysis.answer import NEAR
 from lit_dps.analysis.law import Law, fit_law
+from lit_dps.analysis.law_posterior import CriticalPrior
 from lit_dps.analysis.observations import Observation
 from lit_dps.core.noise_scale import NoiseScale
 
@@ -63,8 +64,8 @@ def law_with_prior(observations: Sequence[Observation], noise: NoiseScale | None
     return fit_law(list(observations), prior)
 
 
-def expected_critical(scale: NoiseScale) -> tuple[float, float] | None:
-    """Return B_crit [examples] and the standard deviation of its log, as a noise scale suggests.
+def expected_critical(scale: NoiseScale) -> CriticalPrior | None:
+    """Return B_crit with its uncertainty, as a noise scale suggests.
 
     The noise scale phi = tr(Sigma) / |G|^2 is the batch size at which the noise of a gradient is as
     large as the gradient (McCandlish et al. 2018, Section 2.2 and appendix A.1).
@@ -75,7 +76,7 @@ def expected_critical(scale: NoiseScale) -> tuple[float, float] | None:
     if not scale.resolved or scale.low <= 0:
         return None
     error = math.log(scale.high / scale.low) / NORMAL_95_WIDTH
-    return scale.value, math.hypot(PRIOR_SPREAD, error)
+    return CriticalPrior(scale.value, math.hypot(PRIOR_SPREAD, error))
 
 
 def choose_next_batch_size(

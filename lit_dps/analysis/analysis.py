@@ -105,14 +105,14 @@ class Analysis:
         return trial_rows(self.record, self.cells)
 
     @cached_property
-    def draws(self) -> pd.DataFrame:
+    def best_of_n_table(self) -> pd.DataFrame:
         """One row a cell and n: the best of n of its trials (`best_of_n.draw_rows`)."""
         return draw_rows(self.record, self.cells)
 
     # The law of batch size
 
     @cached_property
-    def scalings(self) -> dict[Series, Law]:
+    def laws(self) -> dict[Series, Law]:
         """The law of K* of each series (`law.fit_law`)."""
         laws = {}
         for series in with_progress("laws fitted", self.record.series):
@@ -121,7 +121,7 @@ class Analysis:
         return laws
 
     @cached_property
-    def median_scalings(self) -> dict[Series, Law]:
+    def median_laws(self) -> dict[Series, Law]:
         """The law of the median over seeds of each series that has repeats."""
         search_noise = noise_of_search(self.record.trials, len(self.record.space))
         laws = {}
@@ -139,16 +139,16 @@ class Analysis:
                 widens the intervals of the medians.
         """
         if not over_seeds:
-            return self.scalings[series]
+            return self.laws[series]
         repeats = [each for each in self.repeats if each.cell.series == series]
-        return fit_law(observations_of_repeats(repeats, search_noise), of_medians=True)
+        return fit_law(observations_of_repeats(repeats, search_noise), uses_medians=True)
 
     def is_repeated(self, series: Series, min_seeds: int) -> bool:
         """Return True if each K* of a series was repeated on at least `min_seeds` seeds."""
-        if series not in self.median_scalings:
+        if series not in self.median_laws:
             return False
-        medians = self.median_scalings[series].k_star
-        if medians.keys() != self.scalings[series].k_star.keys():
+        medians = self.median_laws[series].k_star
+        if medians.keys() != self.laws[series].k_star.keys():
             return False
         seeds = self.steps_over_seeds[series]
         return all(len(steps) >= min_seeds for steps in seeds.values())
@@ -161,9 +161,9 @@ class Analysis:
         return f"{self.record.name} | {series}"
 
     @cached_property
-    def laws(self) -> pd.DataFrame:
-        """One row a series: c1, c2 and B_crit, their limits and a verdict (`law_tables`)."""
-        return law_rows(self.scalings)
+    def law_table(self) -> pd.DataFrame:
+        """One row a series: c1, c2 and B_crit with intervals (`law_tables.law_rows`)."""
+        return law_rows(self.laws)
 
     @cached_property
     def curves(self) -> pd.DataFrame:
@@ -173,27 +173,27 @@ class Analysis:
     def curves_beyond(self, factor: float) -> pd.DataFrame:
         """Return `curves`, extended beyond the largest batch size by a factor."""
         sizes = self.record.batch_sizes
-        return series_curves(self.scalings, self.median_scalings, sizes, factor)
+        return series_curves(self.laws, self.median_laws, sizes, factor)
 
     @cached_property
     def critical_batch_sizes(self) -> dict[Series, dict[str, Critical]]:
         """Critical batch sizes, by series and definition (`critical`)."""
-        return critical_batch_sizes(self.cells, self.scalings, self.replicates)
+        return critical_batch_sizes(self.cells, self.laws, self.replicates)
 
     @cached_property
-    def critical(self) -> pd.DataFrame:
+    def critical_table(self) -> pd.DataFrame:
         """One row a series and definition of the critical batch size (`critical.critical_rows`)."""
         return critical_rows(self.critical_batch_sizes)
 
     @cached_property
     def ratios(self) -> list[Ratio]:
         """K* of sparse over dense cells (`sparse_ratios`)."""
-        return ratios(self.cells, self.scalings, self.replicates)
+        return ratios(self.cells, self.laws, self.replicates)
 
     @cached_property
     def ratio_bounds(self) -> list[Cell]:
         """The cells that have no ratio, because it would only be a bound (`sparse_ratios`)."""
-        return ratio_bounds(self.cells, self.scalings)
+        return ratio_bounds(self.cells, self.laws)
 
     # Repeats on fresh seeds
 
@@ -208,7 +208,7 @@ class Analysis:
         return seeds_of(self.repeats)
 
     @cached_property
-    def seeds(self) -> pd.DataFrame:
+    def repeat_table(self) -> pd.DataFrame:
         """One row a repeated point: quantiles over seeds and the bias (`repeats.repeat_rows`)."""
         return repeat_rows(self.record, self.repeats)
 
@@ -226,10 +226,10 @@ class Analysis:
         One run is seldom as lucky as the best of many. So they are medians over seeds in a series
         in which each K* has `MIN_SEEDS` repeats.
         """
-        laws = dict(self.scalings)
+        laws = dict(self.laws)
         for series in laws:
             if self.is_repeated(series, MIN_SEEDS):
-                laws[series] = self.median_scalings[series]
+                laws[series] = self.median_laws[series]
         return expected_steps(self.cells, laws)
 
     @cached_property
@@ -264,12 +264,12 @@ class Analysis:
     @cached_property
     def theory(self) -> pd.DataFrame:
         """One row a cell: the terms of the theory and its prediction (`theory.theory_rows`)."""
-        return theory_rows(self.cells, self.scalings)
+        return theory_rows(self.cells, self.laws)
 
     @cached_property
     def term_ratios(self) -> pd.DataFrame:
         """One row a sparse series and batch size: terms over dense ones (`term_comparisons`)."""
-        return term_ratio_rows(self.record, self.scalings)
+        return term_ratio_rows(self.record, self.laws)
 
     @cached_property
     def noise_laws(self) -> pd.DataFrame:
@@ -316,7 +316,7 @@ class Analysis:
     @cached_property
     def delay_laws(self) -> list[DelayLaw]:
         """The joint law of batch size and delay of each series (`delay.delay_laws`)."""
-        return delay_laws(self.scalings)
+        return delay_laws(self.laws)
 
     @cached_property
     def delays(self) -> pd.DataFrame:

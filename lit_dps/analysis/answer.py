@@ -29,9 +29,9 @@ MEDIAN = "the median K over seeds"
 MIN_SEEDS = 3
 # Times the least time: below it, a batch size is near the fastest.
 NEAR = 1.1
-# A batch size belongs to the verdict if it is the fastest with at least this probability.
+# A batch size belongs to the answer if it is the fastest with at least this probability.
 MIN_PROBABILITY = 0.05
-DRAWS = 4000
+TIME_DRAWS = 4000
 # Distance of a quartile from the mean of a normal distribution, in standard deviations.
 NORMAL_QUARTILE = 0.6745
 
@@ -103,7 +103,7 @@ def expected_steps(cells: Sequence[CellSummary], laws: Mapping[Series, Law]) -> 
 def _steps_by_law(law: Law, cells: Sequence[CellSummary]) -> dict[Cell, Steps]:
     """Return the expected steps of cells of one series that have a K*."""
     statistic = K_STAR
-    if law.of_medians:
+    if law.uses_medians:
         statistic = MEDIAN
     steps = {}
     predictions = law.predict([summary.cell.batch_size for summary in cells])
@@ -239,9 +239,9 @@ def _mark(table: pd.DataFrame, part: Any) -> None:
 def probabilities_of_fastest(rows: Any) -> np.ndarray:
     """Return the probability that each row (n,) has the least time to the goal.
 
-    The logarithm of each time is drawn `DRAWS` times from a normal distribution whose sides have
-    the 95 % limits of the row. Rows are independent. That overstates the uncertainty of
-    differences, since the error of the law is common, and puts more batch sizes into the verdict.
+    The logarithm of each time is drawn `TIME_DRAWS` times from a normal distribution whose sides
+    have the 95 % limits of the row. Rows are independent. That overstates the uncertainty of
+    differences, since the error of the law is common, and puts more batch sizes into the answer.
     The draws are the same at every call.
 
     Args:
@@ -254,7 +254,7 @@ def probabilities_of_fastest(rows: Any) -> np.ndarray:
     high = np.log(rows["seconds_high"].astype(float).fillna(seconds)).to_numpy()
     below = (middle - low) / NORMAL_95
     above = (high - middle) / NORMAL_95
-    deviates = np.random.default_rng(0).standard_normal((DRAWS, len(rows)))
+    deviates = np.random.default_rng(0).standard_normal((TIME_DRAWS, len(rows)))
     spread = np.where(deviates < 0, below, above)
     fastest = (middle + spread * deviates).argmin(axis=1)
-    return np.bincount(fastest, minlength=len(rows)) / DRAWS
+    return np.bincount(fastest, minlength=len(rows)) / TIME_DRAWS

@@ -30,7 +30,7 @@ RARE = 0.01
 
 
 @dataclass(frozen=True)
-class Best:
+class BestOfN:
     """The best of n trials.
 
     Attributes:
@@ -47,7 +47,7 @@ class Best:
     none: float
 
 
-def best_of(steps: Sequence[int | None], n: int) -> Best:
+def best_of(steps: Sequence[int | None], n: int) -> BestOfN:
     """Return the best of n of some trials.
 
     Args:
@@ -62,7 +62,7 @@ def best_of(steps: Sequence[int | None], n: int) -> Best:
         raise ValueError(f"{n} of {total} trials")
     complete = np.sort(np.array([k for k in steps if k is not None], float))
     if not len(complete):
-        return Best(n, math.inf, None, 1.0)
+        return BestOfN(n, math.inf, None, 1.0)
     i = np.arange(len(complete))
     # beyond[i]: that the best comes after the first i + 1, so C(N - i - 1, n) / C(N, n).
     beyond = np.cumprod(np.maximum(total - n - i, 0) / (total - i))
@@ -73,7 +73,7 @@ def best_of(steps: Sequence[int | None], n: int) -> Best:
     if len(half):
         median = float(complete[half[0]])
     mean = float(np.exp(shares @ np.log(complete) / (1 - none)))
-    return Best(n, median, mean, none)
+    return BestOfN(n, median, mean, none)
 
 
 def why_no_draws(record: StudyRecord) -> str | None:
@@ -121,7 +121,7 @@ def draw_rows(record: StudyRecord, cells: Iterable[CellSummary]) -> pd.DataFrame
     return frame(rows, columns)
 
 
-def halves(cells: Iterable[CellSummary]) -> list[tuple[int, Best]]:
+def halves(cells: Iterable[CellSummary]) -> list[tuple[int, BestOfN]]:
     """Return K* and the best of half of the trials, of each cell whose K* is no upper bound."""
     pairs = []
     for cell in cells:

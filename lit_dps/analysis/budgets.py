@@ -7,7 +7,7 @@ best value within the entire budget: does a large batch end worse, even if it is
 The curve of a trial ends where the trial stopped: at the goal (without `study.train_past_goal`), by
 racing, or at the budget. Its later values are unknown, unless the trial diverged: then there are
 none. A check that stopped early leaves a lower bound. So a best value may be a bound itself
-(`Best.is_exact`).
+(`BestValue.is_exact`).
 
 The values are optimistic, because the same validation split measures and selects them. This bias is
 equal at every batch size with equally many trials. A budget of steps gives large batches more
@@ -123,7 +123,7 @@ def _has_diverged(result: TrialResult, goal: Goal) -> bool:
 
 
 @dataclass(frozen=True)
-class Best:
+class BestValue:
     """The best value that any trial of a cell reached up to a step.
 
     Attributes:
@@ -162,7 +162,7 @@ class Best:
         return columns
 
 
-def best_within(curves: Sequence[MetricCurve], goal: Goal, last_step: float) -> Best | None:
+def best_within(curves: Sequence[MetricCurve], goal: Goal, last_step: float) -> BestValue | None:
     """Return the best value of some trials up to a step; None if no trial has an exact value."""
     reached = []
     for curve in curves:
@@ -176,7 +176,7 @@ def best_within(curves: Sequence[MetricCurve], goal: Goal, last_step: float) -> 
     lowest_bound = min(curve.lowest_bound(last_step) for curve in curves)
     is_perfect = goal.is_validation_error and best.value <= 0  # no error is below 0
     is_exact = is_perfect or best.cost <= lowest_bound
-    return Best(best.value, best.step, best.result, is_exact, ended_early)
+    return BestValue(best.value, best.step, best.result, is_exact, ended_early)
 
 
 class Budget(NamedTuple):

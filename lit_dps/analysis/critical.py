@@ -73,19 +73,19 @@ class Critical:
     Attributes:
         value: None if it is unknown.
         interval: 95 %; None if it is unknown.
-        verdict: Why there is no value, or the limitation of the value; else empty.
+        note: Why there is no value, or the limitation of the value; else empty.
         bound: A lower bound, if only that is known.
     """
 
     value: float | None = None
     interval: Interval | None = None
-    verdict: str = ""
+    note: str = ""
     bound: float | None = None
 
     def __str__(self) -> str:
         if self.value is not None:
             text = estimate(self.value, self.interval)
-            return f"{text} *" if self.verdict else text
+            return f"{text} *" if self.note else text
         if self.bound is not None:
             return f"> {three_digits(self.bound)}"
         return "-"
@@ -120,8 +120,8 @@ def _by_law(law: Law) -> dict[str, Critical]:
     """Return the definitions that use the law of K*: law and overhead."""
     is_known = law.is_b_crit_known or law.verdict.bound is not None
     if law.fit is None or law.critical is None or not is_known:
-        return dict.fromkeys(("law", "overhead"), Critical(verdict=law.describe()))
-    smallest = min(law.resolved)
+        return dict.fromkeys(("law", "overhead"), Critical(note=law.describe()))
+    smallest = min(law.exact_k)
 
     def overhead(critical: float) -> float:
         return overhead_batch_size(Fit(critical, 1.0), OVERHEAD, smallest)
@@ -143,13 +143,13 @@ def _by_law(law: Law) -> dict[str, Critical]:
 
 def _above(bound: float) -> Critical:
     """Return the critical batch size of which only a lower bound is known."""
-    return Critical(verdict=f"not identifiable: > {three_digits(bound)}", bound=bound)
+    return Critical(note=f"not identifiable: > {three_digits(bound)}", bound=bound)
 
 
 def _late_start(law: Law, share: float) -> str:
-    """Return a verdict if the law already has a share of overhead at the smallest batch size."""
+    """Return a note if the law already has a share of overhead at the smallest batch size."""
     assert law.fit is not None
-    smallest = min(law.resolved)
+    smallest = min(law.exact_k)
     overhead = smallest / law.fit.critical_batch_size
     if overhead < share:
         return ""
@@ -194,20 +194,20 @@ def _by_measurement(law: Law, draws: np.ndarray) -> dict[str, Critical]:
 
     Args:
         law: The law of a series.
-        draws: (R, batch sizes of `law.resolved`), draws of K*, in steps.
+        draws: (R, batch sizes of `law.exact_k`), draws of K*, in steps.
     """
     if law.fit is None:
-        verdict = f"needs K* at {MIN_BATCH_SIZES} batch sizes; has {len(law.resolved)}"
-        return dict.fromkeys(LINEAR_ENDS, Critical(verdict=verdict))
-    batch_sizes = np.array(list(law.resolved), float)
-    measured = PooledExamples.of(batch_sizes, np.array(list(law.resolved.values()), float))
+        note = f"needs K* at {MIN_BATCH_SIZES} batch sizes; has {len(law.exact_k)}"
+        return dict.fromkeys(LINEAR_ENDS, Critical(note=note))
+    batch_sizes = np.array(list(law.exact_k), float)
+    measured = PooledExamples.of(batch_sizes, np.array(list(law.exact_k.values()), float))
     drawn = [PooledExamples.of(batch_sizes, steps) for steps in draws]
     definitions = {}
     for name, share in LINEAR_ENDS.items():
         end = measured.end(share)
         if math.isinf(end):
-            largest = max(law.resolved)
-            definitions[name] = Critical(verdict=f"not identifiable: > {largest}", bound=largest)
+            largest = max(law.exact_k)
+            definitions[name] = Critical(note=f"not identifiable: > {largest}", bound=largest)
             continue
         interval = None
         if drawn:
@@ -261,12 +261,12 @@ def _noise_scale(cells: Iterable[CellSummary]) -> Critical:
             squared_gradients.append(readings[0].mean())
             variances.append(readings[1].mean())
     if not variances:
-        return Critical(verdict=NOT_MEASURED)
+        return Critical(note=NOT_MEASURED)
     if len(variances) == 1:
-        return Critical(float(variances[0] / squared_gradients[0]), verdict=ONE_TRIAL)
+        return Critical(float(variances[0] / squared_gradients[0]), note=ONE_TRIAL)
     scale: Any = noise_scale({"squared_gradient": squared_gradients, "variance": variances}, 0)
     if not scale.resolved:
-        return Critical(verdict=f"not resolved: > {three_digits(scale.low)}", bound=scale.low)
+        return Critical(note=f"not resolved: > {three_digits(scale.low)}", bound=scale.low)
     return Critical(scale.value, Interval(scale.low, scale.high))
 
 
@@ -274,10 +274,10 @@ def _geometric_mean(values: Iterable[float | None]) -> Critical:
     """Return the geometric mean of the values that are known, with limits of Student's t."""
     logs = np.log([value for value in values if value is not None])
     if not len(logs):
-        return Critical(verdict=NOT_MEASURED)
+        return Critical(note=NOT_MEASURED)
     mean = float(logs.mean())
     if len(logs) == 1:
-        return Critical(math.exp(mean), verdict=ONE_TRIAL)
+        return Critical(math.exp(mean), note=ONE_TRIAL)
     quantile = special.stdtrit(len(logs) - 1, 0.5 + LEVEL / 2)
     half_width = float(quantile * logs.std(ddof=1) / math.sqrt(len(logs)))
     interval = Interval(math.exp(mean - half_width), math.exp(mean + half_width))
@@ -297,5 +297,5 @@ def critical_rows(table: Mapping[Series, Mapping[str, Critical]]) -> pd.DataFram
             low, high = critical.interval or (None, None)
             row = {**columns_of(series), "definition": name, "critical": critical.value}
             row |= {"low": low, "high": high}
-            rows.append(row | {"bound": critical.bound, "verdict": critical.verdict})
+            rows.append(row | {"bound": critical.bound, "verdict": critical.note})
     return frame(rows)

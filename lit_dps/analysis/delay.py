@@ -74,7 +74,7 @@ class DelayLaw:
         """K* without bounds by batch size and delay, ascending, in steps."""
         k_star = {}
         for delay, law in self.separate.items():
-            for batch_size, steps in law.resolved.items():
+            for batch_size, steps in law.exact_k.items():
                 k_star[batch_size, delay] = steps
         return dict(sorted(k_star.items()))
 
@@ -176,12 +176,12 @@ def delay_rows(laws: Iterable[DelayLaw]) -> pd.DataFrame:
             if law.fit is not None:
                 predicted = law.predicted(delay)
                 row |= {"c1": law.fit.c1, "c2": law.fit.c2, "misfit": law.misfit}
-                row["misfit_here"] = misfit_of(predicted, separate.resolved)
+                row["misfit_here"] = misfit_of(predicted, separate.exact_k)
                 row["floor"] = predicted.c2
             if separate.fit is not None:
                 row |= interval_columns("own_c1", separate.fit.c1, separate.c1)
                 row |= interval_columns("own_c2", separate.fit.c2, separate.c2)
-                row["own_misfit"] = misfit_of(separate.fit, separate.resolved)
+                row["own_misfit"] = misfit_of(separate.fit, separate.exact_k)
             rows.append(row)
     return frame(rows)
 

@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 from scipy import special
 
-from lit_dps.analysis.summary import comparable
+from lit_dps.analysis.summary import is_comparable
 from lit_dps.analysis.tables import columns_of, frame
 from lit_dps.core.noise_scale import BLOCKS, LEVEL
 from lit_dps.core.record import StudyRecord
@@ -79,12 +79,12 @@ class NoiseLaw:
         return float(special.stdtrit(self.groups - 1, 0.5 + LEVEL / 2))
 
     @property
-    def variance_resolved(self) -> bool:
+    def is_variance_significant(self) -> bool:
         """Whether sigma^2 is above 0 by its 95 % interval."""
         return self.variance > self.quantile * self.variance_error
 
     @property
-    def factor_resolved(self) -> bool:
+    def is_factor_significant(self) -> bool:
         """Whether M is above 0 by its 95 % interval."""
         return self.factor > self.quantile * self.factor_error
 
@@ -96,7 +96,7 @@ class NoiseLaw:
 def readings_of(result: TrialResult) -> Readings | None:
     """Return the positive and finite measurements of a comparable trial; None without any."""
     curve = result.smoothness
-    if not curve.get("noise") or not comparable(result):
+    if not curve.get("noise") or not is_comparable(result):
         return None
     pairs = np.array([curve["squared_gradient"], curve["noise"]], float)
     pairs = pairs[:, (np.isfinite(pairs) & (pairs > 0)).all(axis=0)]
@@ -192,15 +192,15 @@ def _columns(law: NoiseLaw | None) -> dict[str, Any]:
         "measurements": law.measurements,
         "sigma2": law.variance,
         "sigma2_error": law.variance_error,
-        "sigma2_resolved": law.variance_resolved,
+        "sigma2_resolved": law.is_variance_significant,
         "m": law.factor,
         "m_error": law.factor_error,
-        "m_resolved": law.factor_resolved,
+        "m_resolved": law.is_factor_significant,
     }
 
 
 def reading_rows(record: StudyRecord) -> pd.DataFrame:
-    """Return every measurement, by series, batch size, sample, then step.
+    """Return every measurement, by series, batch size, point, then step.
 
     Columns: sparsity and further axes, batch_size [examples], point, squared_gradient, noise.
     """

@@ -34,11 +34,12 @@ from lit_dps.analysis.law_fit import (
 from lit_dps.analysis.law_posterior import (
     DRAWS,
     TYPICAL_ERROR,
+    CriticalPrior,
     error_draws,
     error_of_law,
     posterior,
 )
-from lit_dps.analysis.observations import Observation, exact, note_on_edges
+from lit_dps.analysis.observations import Observation, exact, note_on_boundaries
 from lit_dps.analysis.verdict import Refusal, Verdict, judge_data, judge_fit
 
 # What is added to the law's error, in quadrature, for each doubling beyond the measured batch
@@ -79,7 +80,7 @@ class Law:
             a fit.
         misfit_beyond_noise: The part of it that the noise of the observations does not explain.
         error: Standard deviation of log K about the law within the range (`error_of_law`).
-        of_medians: Whether K is the median over seeds of the best point, not K*.
+        uses_medians: Whether K is the median over seeds of the best point, not K*.
         draws: (DRAWS, 2), c1 and c2 from their posterior; empty without any K.
         deviates: (DRAWS,), draws of the law's error, in units of `error`.
     """
@@ -90,7 +91,7 @@ class Law:
     misfit: float = math.nan
     misfit_beyond_noise: float = math.nan
     error: float = TYPICAL_ERROR
-    of_medians: bool = False
+    uses_medians: bool = False
     draws: np.ndarray = field(default_factory=lambda: np.empty((0, 2)), repr=False, compare=False)
     deviates: np.ndarray = field(default_factory=lambda: np.zeros(DRAWS), repr=False, compare=False)
 
@@ -104,10 +105,10 @@ class Law:
     @cached_property
     def upper_bounds(self) -> frozenset[int]:
         """The batch sizes whose K is only an upper bound."""
-        return frozenset(self.k_star.keys() - self.resolved.keys())
+        return frozenset(self.k_star.keys() - self.exact_k.keys())
 
     @cached_property
-    def resolved(self) -> dict[int, float]:
+    def exact_k(self) -> dict[int, float]:
         """K by batch size, ascending, without bounds."""
         return _k_by_batch_size(exact(self.observations))
 
@@ -136,7 +137,7 @@ class Law:
         return None
 
     def draw_observations(self, count: int, name: str) -> np.ndarray:
-        """Return draws (count, n) of the n K in `resolved`; (0, n) if all are without noise.
+        """Return draws (count, n) of the n K in `exact_k`; (0, n) if all are without noise.
 
         Args:
             count: Number of draws.
@@ -283,9 +284,9 @@ class Law:
         lines = []
         if not self.is_b_crit_known:
             lines.append(f"B_crit is not identifiable: {self.verdict}")
-        edges = note_on_edges(self.observations)
-        if edges:
-            lines.append(edges)
+        boundaries = note_on_boundaries(self.observations)
+        if boundaries:
+            lines.append(boundaries)
         return lines
 
     def describe(self) -> str:
@@ -336,16 +337,16 @@ def _measured_prediction(observation: Observation) -> Prediction:
 
 def fit_law(
     observations: Iterable[Observation],
-    expected: tuple[float, float] | None = None,
-    of_medians: bool = False,
+    prior: CriticalPrior | None = None,
+    uses_medians: bool = False,
 ) -> Law:
     """Return the law of some observations, bounds among them, with its verdict.
 
     Args:
         observations: At most one a batch size.
-        expected: Other evidence on B_crit, such as a noise scale: its value [examples] and the
-            standard deviation of its logarithm. It narrows the posterior alone, not the fit.
-        of_medians: Whether the observations are medians over seeds, not K*.
+        prior: Other evidence on B_crit, such as a noise scale. It narrows the posterior alone, not
+            the fit.
+        uses_medians: Whether the observations are medians over seeds, not K*.
 
     Raises:
         ValueError: for two observations of one batch size.
@@ -354,13 +355,13 @@ def fit_law(
     if len({o.batch_size for o in observations}) < len(observations):
         raise ValueError("more than one observation of a batch size: take their median (`medians`)")
     verdict = judge_data(observations)
-    law = Law(observations, verdict, of_medians=of_medians)
+    law = Law(observations, verdict, uses_medians=uses_medians)
     measured = exact(observations)
     if not measured:
         return law
     if len(measured) >= MIN_BATCH_SIZES:
         law = _with_fit(law)
-    law = _with_posterior(law, expected)
+    law = _with_posterior(law, prior)
     if verdict.refusal is Refusal.NOTHING:
         assert law.fit is not None and law.critical is not None
         verdict = judge_fit(
@@ -434,10 +435,10 @@ def _residuals(data: _Data, fit: Fit) -> _Residuals:
     return _Residuals(float(squares.sum()), excess, int(is_exact.sum()) - 2)
 
 
-def _with_posterior(law: Law, expected: tuple[float, float] | None) -> Law:
-    """Return a law with draws of its constants and of its error; `expected` as in `fit_law`."""
+def _with_posterior(law: Law, prior: CriticalPrior | None) -> Law:
+    """Return a law with draws of its constants and of its error; `prior` as in `fit_law`."""
     data = _data_of(law.observations)
     deviation = np.sqrt(data.variance + law.error**2)
-    draws = posterior(data.batch_sizes, data.steps, deviation, data.bounds, expected)
+    draws = posterior(data.batch_sizes, data.steps, deviation, data.bounds, prior)
     free = max(len(exact(law.observations)) - 2, 0)
     return replace(law, draws=draws, deviates=error_draws(free))

@@ -35,6 +35,18 @@ _MAX_DISTANCE = 100
 _NEGLIGIBLE = 1e-4
 
 
+class CriticalPrior(NamedTuple):
+    """B_crit by other evidence than K, such as a noise scale.
+
+    Attributes:
+        value: In examples.
+        log_deviation: Standard deviation of its logarithm.
+    """
+
+    value: float
+    log_deviation: float
+
+
 class _Density(NamedTuple):
     """The posterior density on a grid of R ratios c2 / c1 and P values of log c1."""
 
@@ -50,7 +62,7 @@ class _Observed(NamedTuple):
     log_steps: np.ndarray
     deviation: np.ndarray
     bounds: np.ndarray
-    expected: tuple[float, float] | None
+    prior: CriticalPrior | None
 
     @property
     def is_exact(self) -> np.ndarray:
@@ -67,9 +79,9 @@ class _Observed(NamedTuple):
         log_c1 = centre[:, None] + offsets
         z = (residuals[:, None] - log_c1[..., None]) / self.deviation
         log = self._log_likelihood(z)
-        if self.expected is not None:
-            value, spread = self.expected
-            log = log - ((np.log(ratios) + math.log(value)) ** 2 / (2 * spread**2))[:, None]
+        if self.prior is not None:
+            distance = np.log(ratios) + math.log(self.prior.value)
+            log = log - (distance**2 / (2 * self.prior.log_deviation**2))[:, None]
         return _Density(np.exp(log - log.max()), ratios, log_c1)
 
     def _log_likelihood(self, z: np.ndarray) -> np.ndarray:
@@ -85,20 +97,20 @@ def posterior(
     steps: np.ndarray,
     deviation: np.ndarray,
     bounds: np.ndarray,
-    expected: tuple[float, float] | None = None,
+    prior: CriticalPrior | None = None,
 ) -> np.ndarray:
     """Return draws (DRAWS, 2) of c1 and c2.
 
     The prior is uniform in log(c2 / c1) over all B_crit from a hundredth of the smallest batch size
-    to a hundred times the largest, or normal as `expected`; uniform in log c1.
+    to a hundred times the largest, or normal as `prior`; uniform in log c1.
 
     Args:
         batch_sizes, steps: (n,).
         deviation: (n,), standard deviation of log K about the law.
         bounds: (n,), as in `fit_scaling`; at least one is 0.
-        expected: B_crit [examples] and the standard deviation of its logarithm by other evidence.
+        prior: B_crit by other evidence.
     """
-    observed = _Observed(batch_sizes, np.log(steps), deviation, bounds, expected)
+    observed = _Observed(batch_sizes, np.log(steps), deviation, bounds, prior)
     sizes = batch_sizes[observed.is_exact]
     lowest = 1 / (_MAX_DISTANCE * sizes.max())
     wide = np.geomspace(lowest, _MAX_DISTANCE / sizes.min(), _RATIO_POINTS)

@@ -28,7 +28,7 @@ def law_rows(laws: Mapping[Series, Law]) -> pd.DataFrame:
     """
     rows = []
     for series, law in sorted(laws.items()):
-        row: dict[str, object] = {**columns_of(series), "batch_sizes": len(law.resolved)}
+        row: dict[str, object] = {**columns_of(series), "batch_sizes": len(law.exact_k)}
         if law.fit is None:
             for name in ("c1", "c2", "b_crit"):
                 row |= interval_columns(name, None, None)
@@ -49,10 +49,10 @@ def medians_outside(law: Law, medians: Law, check_interval: int) -> dict[int, fl
     entire interval does. Batch sizes where the law or the median is a bound are skipped.
     """
     outside = {}
-    for batch_size, median in medians.resolved.items():
+    for batch_size, median in medians.exact_k.items():
         sizes = np.array([float(batch_size)])
         band = law.band(sizes)
-        if law.fit is None or band is None or batch_size not in law.resolved:
+        if law.fit is None or band is None or batch_size not in law.exact_k:
             continue
         low, high = band
         if median < low[0] or median - check_interval > high[0]:
@@ -69,7 +69,7 @@ def series_curves(
     """Return the rows of `law_curve` of each series of a study, with its columns first.
 
     They are normalised at `common_batch_size`. `median` [steps] is the median over seeds of the
-    best sample, missing if it was not repeated.
+    best point, missing if it was not repeated.
 
     Args:
         laws: The law of K*, by series.
@@ -126,9 +126,9 @@ def law_curve(
     if law.fit is not None and band is not None:
         curve["fit"] = law.fit.steps(batch)
         curve["fit_low"], curve["fit_high"] = band
-    if law.resolved:
-        first = min(law.resolved)
-        curve["perfect"] = law.resolved[first] * first / batch
+    if law.exact_k:
+        first = min(law.exact_k)
+        curve["perfect"] = law.exact_k[first] * first / batch
     return curve.assign(**_normalised(curve, law, common))
 
 
@@ -138,12 +138,12 @@ def _normalised(curve: pd.DataFrame, law: Law, common: int | None) -> dict[str, 
     unit = np.nan
     perfect = np.full(len(sizes), np.nan)
     if common is not None:
-        unit = law.resolved.get(common, np.nan)
+        unit = law.exact_k.get(common, np.nan)
         if law.k_star:
             perfect = common / np.array(sizes, float)
     return {
         "normalised_by": pd.array([common] * len(sizes), "Int64"),
-        "normalised_k_star": np.array([law.resolved.get(b, np.nan) for b in sizes]) / unit,
+        "normalised_k_star": np.array([law.exact_k.get(b, np.nan) for b in sizes]) / unit,
         "normalised_fit": curve["fit"] / unit,
         "normalised_perfect": perfect,
     }
@@ -175,7 +175,7 @@ def common_batch_size(laws: Iterable[Law]) -> int | None:
 
     Every curve that has a K* beyond the first validation has one there.
     """
-    measured = [set(law.resolved) for law in laws if law.resolved]
+    measured = [set(law.exact_k) for law in laws if law.exact_k]
     if not measured:
         return None
     return min(set.intersection(*measured), default=None)

@@ -54,8 +54,8 @@ class Observation:
             exact.
         bound: 0; `AT_LEAST` if the goal was not met by then; `AT_MOST` if it was met, maybe long
             before, as at the first check.
-        edge: Metaparameters with their best value on an end of the range, as "learning_rate low";
-            else empty. K may be smaller beyond that end.
+        boundary: Metaparameters with their best value on an end of the range, as
+            "learning_rate low"; else empty. K may be smaller beyond that end.
     """
 
     batch_size: float
@@ -63,7 +63,7 @@ class Observation:
     noise: float = 0.0
     check: float = 0.0
     bound: int = 0
-    edge: str = ""
+    boundary: str = ""
 
     def __post_init__(self):
         if not (0 < self.batch_size < math.inf and 0 < self.steps < math.inf):
@@ -140,9 +140,13 @@ def _observation_of_cell(record: StudyRecord, cell: CellSummary) -> Observation 
         return Observation(size, float(goal.max_steps), bound=AT_LEAST)
     if cell.is_upper_bound or 2 * missing > record.trials:
         return Observation(size, float(cell.k_star), bound=AT_MOST)
-    noise = noise_of_minimum(cell.steps, len(record.space))
-    edge = ", ".join(boundary_texts(record, cell))
-    return Observation(size, float(cell.k_star), noise, float(goal.check_interval), edge=edge)
+    return Observation(
+        size,
+        float(cell.k_star),
+        noise=noise_of_minimum(cell.steps, len(record.space)),
+        check=float(goal.check_interval),
+        boundary=", ".join(boundary_texts(record, cell)),
+    )
 
 
 def _missed_for_good(result: TrialResult) -> bool:
@@ -195,17 +199,16 @@ def observations_of_repeats(
         search_noise: Standard deviation of log K between searches, which would repeat other points
             (`noise_of_search`).
     """
-    rows = []
+    runs_of_cells = []
     for repeated in repeats:
-        if repeated.rank != 1:
-            continue
-        row = {"batch_size": repeated.cell.batch_size, "check": repeated.check_interval}
-        for k, limit in zip(repeated.steps_over_seeds, repeated.steps_or_limit, strict=True):
-            rows.append({**row, "steps": limit, "censored": math.isinf(k)})
-    if not rows:
-        return []
+        if repeated.rank == 1 and repeated.results:
+            steps = np.array(repeated.steps_or_limit, float)
+            missed = np.isinf(repeated.steps_over_seeds)
+            check = float(repeated.check_interval)
+            runs_of_cells.append(_Runs(float(repeated.cell.batch_size), steps, missed, check))
+    runs_of_cells.sort(key=lambda runs: runs.batch_size)
     observations = []
-    for o in medians(pd.DataFrame(rows)):
+    for o in _median_observations(runs_of_cells):
         noise = math.hypot(o.noise, search_noise)
         if not o.bound and is_at_first_check(o.steps, o.check):
             observations.append(replace(o, noise=noise, bound=AT_MOST, check=0.0))
@@ -248,7 +251,11 @@ def medians(runs: pd.DataFrame) -> list[Observation]:
             the goal (its steps are its limit; missing if it would never meet it); check, the
             spacing of checks [steps].
     """
-    groups = [_runs_of(group) for _, group in runs.groupby("batch_size")]
+    return _median_observations([_runs_of(group) for _, group in runs.groupby("batch_size")])
+
+
+def _median_observations(groups: Sequence[_Runs]) -> list[Observation]:
+    """Return the observation of each group of runs, as `medians`; none for undetermined groups."""
     deviation = _pooled_deviation(groups)
     observations = []
     for group in groups:
@@ -300,17 +307,17 @@ def _median(steps: np.ndarray) -> float:
     return float(order[(len(order) - 1) // 2] + order[len(order) // 2]) / 2
 
 
-def note_on_edges(observations: Sequence[Observation]) -> str | None:
+def note_on_boundaries(observations: Sequence[Observation]) -> str | None:
     """Return a note on best metaparameters that are on an end of their range; None without any."""
     sizes = []
-    edges = []
+    boundaries = []
     for o in observations:
-        if o.edge:
+        if o.boundary:
             sizes.append(o.batch_size)
-            edges.append(o.edge)
-    if not edges:
+            boundaries.append(o.boundary)
+    if not boundaries:
         return None
-    different = "; ".join(dict.fromkeys(edges))
+    different = "; ".join(dict.fromkeys(boundaries))
     return (
         f"the best metaparameters lie on an end of their range at B = {listed_numbers(sizes)} "
         f"({different}): K may be smaller there, widen it first"

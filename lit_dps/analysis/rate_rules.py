@@ -29,8 +29,8 @@ from lit_dps.core.trial import Status, TrialResult
 WINDOW = 1.25
 # Verdicts: what a price is, or why it is unknown.
 MEASURED = "measured"
-AT_LEAST = "at least"
-AT_MOST = "at most"
+LOWER_BOUND = "at least"
+UPPER_BOUND = "at most"
 NO_TRIAL = "no trial near"
 OUTSIDE = "outside the search space"
 DIVERGED = "all near diverged"
@@ -129,11 +129,11 @@ def _price(near: Sequence[TrialResult], k_star: int, is_upper_bound: bool) -> Pr
     if math.isinf(fewest) and math.isinf(stopped_at):
         return Price(None, DIVERGED)
     if math.isinf(fewest):
-        return Price(max(stopped_at / k_star, 1.0), AT_LEAST)
+        return Price(max(stopped_at / k_star, 1.0), LOWER_BOUND)
     if stopped_at < fewest:
         # The trial that stopped might have met the goal before the others.
-        return Price(fewest / k_star, AT_MOST)
-    return Price(fewest / k_star, AT_LEAST if is_upper_bound else MEASURED)
+        return Price(fewest / k_star, UPPER_BOUND)
+    return Price(fewest / k_star, LOWER_BOUND if is_upper_bound else MEASURED)
 
 
 def _is_reachable(record: StudyRecord, curve: RateCurve, kind: str, rate: float) -> bool:

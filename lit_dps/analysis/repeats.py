@@ -158,7 +158,7 @@ def _best_points(record: StudyRecord, cell: Cell) -> dict[int, int]:
     if not record.plan.count:
         return {}
     steps = {}
-    for result in record.resolved_results(cell):
+    for result in record.results_without_failed(cell):
         if result.steps is not None:
             steps[result.trial.point] = result.steps
     best = {}

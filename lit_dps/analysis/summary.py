@@ -68,7 +68,7 @@ def is_at_first_check(k_star: float | None, check_interval: float) -> bool:
     return k_star is not None and k_star <= check_interval
 
 
-def comparable(result: TrialResult) -> bool:
+def is_comparable(result: TrialResult) -> bool:
     """Return True if means over a trial's run describe how the trials of its cell train.
 
     Infeasible trials do not compare. Trials that an error, their module or a callback ended do not
@@ -85,7 +85,7 @@ def summarize(record: StudyRecord) -> list[CellSummary]:
 def _summarize_cell(record: StudyRecord, cell: Cell) -> CellSummary:
     """Return the summary of one cell."""
     results = record.results[cell]
-    trials = record.resolved_results(cell)
+    trials = record.results_without_failed(cell)
     best = best_trial(trials)
     undetermined = record.undetermined_points.get(cell, {})
     is_bound, may_be_lower = False, False

@@ -17,7 +17,7 @@ import pandas as pd
 
 from lit_dps.analysis.intervals import PERCENTILES, REPLICATES, resampling_rng
 from lit_dps.analysis.law import Law
-from lit_dps.analysis.summary import comparable
+from lit_dps.analysis.summary import is_comparable
 from lit_dps.analysis.tables import base_of, cell_of, columns_of, frame
 from lit_dps.analysis.theory import Start, Terms, finite, terms_of
 from lit_dps.core.racing import to_goal
@@ -89,7 +89,7 @@ def _comparable(record: StudyRecord, series: Series) -> dict[tuple[int, int], Tr
         if cell.series != series:
             continue
         for result in results:
-            if comparable(result):
+            if is_comparable(result):
                 trials[cell.batch_size, result.trial.point] = result
     return trials
 
@@ -201,9 +201,9 @@ def _c1_ratio(dense: Law, sparse: Law) -> float | None:
 def _k_star_ratios(dense: Law, sparse: Law) -> dict[int, float]:
     """Return the ratio of K*, sparse over dense, at each batch size with both and no bound."""
     ratios = {}
-    for batch_size, k_star in dense.resolved.items():
-        if batch_size in sparse.resolved:
-            ratios[batch_size] = sparse.resolved[batch_size] / k_star
+    for batch_size, k_star in dense.exact_k.items():
+        if batch_size in sparse.exact_k:
+            ratios[batch_size] = sparse.exact_k[batch_size] / k_star
     return ratios
 
 
@@ -250,7 +250,7 @@ def _study_terms(record: StudyRecord, batch_size: int) -> _StudyTerms:
     """Return steps to result and terms of the trials at a batch size."""
     results: dict[Series, Mapping[int, TrialResult]] = {}
     for series in record.series:
-        trials = record.resolved_results(cell_of(series, batch_size))
+        trials = record.results_without_failed(cell_of(series, batch_size))
         if trials:
             results[series] = {result.trial.point: result for result in trials}
     points = []
@@ -264,7 +264,7 @@ def _study_terms(record: StudyRecord, batch_size: int) -> _StudyTerms:
             if result.steps is not None:
                 steps[i, j] = result.steps
             measured = None
-            if comparable(result):
+            if is_comparable(result):
                 measured = terms_of(result)
             if measured is not None:
                 terms[i, j] = [of(measured) for of in TERMS.values()]

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import numpy as np
 import pandas as pd
 
-from lit_dps.analysis.summary import CellSummary, comparable
+from lit_dps.analysis.summary import CellSummary, is_comparable
 from lit_dps.analysis.tables import cell_columns, columns_of, frame
 from lit_dps.core.racing import to_goal
 from lit_dps.core.record import StudyRecord
@@ -51,12 +51,12 @@ def lipschitz_rows(record: StudyRecord) -> pd.DataFrame:
     By series, batch size, point, then step. Columns: sparsity and further axes, batch_size
     [examples], point, status, step, lipschitz (missing if it is not a number), and drawn: whether
     `lipschitz_means` includes it. These are the positive and finite constants of comparable trials
-    (`summary.comparable`), of the samples that all series share, or of all samples if the series
+    (`summary.is_comparable`), of the points that all series share, or of all points if the series
     share none.
     """
     rows = []
     for cell in record.cells:
-        common = common_samples(record, cell.batch_size)
+        common = common_points(record, cell.batch_size)
         for result in record.results[cell]:
             cut = to_goal(result)
             names = {**_trial_columns(cut), "status": str(cut.status)}
@@ -87,29 +87,29 @@ def lipschitz_means(rows: pd.DataFrame) -> pd.DataFrame:
     return means.join(run_means, on=cell)
 
 
-def measured_samples(record: StudyRecord, batch_size: int) -> list[set[int]]:
-    """Return the samples with a measured Lipschitz constant, for each series that has any."""
-    samples = []
+def measured_points(record: StudyRecord, batch_size: int) -> list[set[int]]:
+    """Return the points with a measured Lipschitz constant, for each series that has any."""
+    points_of_series = []
     for cell in record.cells:
         if cell.batch_size == batch_size:
             measured = filter(has_lipschitz, record.results[cell])
             points = {result.trial.point for result in measured}
             if points:
-                samples.append(points)
-    return samples
+                points_of_series.append(points)
+    return points_of_series
 
 
-def common_samples(record: StudyRecord, batch_size: int) -> set[int]:
-    """Return the samples that were measured in every series: these alone compare series."""
-    samples = measured_samples(record, batch_size)
-    if not samples:
+def common_points(record: StudyRecord, batch_size: int) -> set[int]:
+    """Return the points that were measured in every series: these alone compare series."""
+    points_of_series = measured_points(record, batch_size)
+    if not points_of_series:
         return set()
-    return set.intersection(*samples)
+    return set.intersection(*points_of_series)
 
 
 def has_lipschitz(result: TrialResult) -> bool:
     """Return True if the Lipschitz constant of a comparable trial was measured."""
-    return bool(result.smoothness.get("step")) and comparable(result)
+    return bool(result.smoothness.get("step")) and is_comparable(result)
 
 
 def is_positive(value: float) -> bool:
@@ -118,7 +118,7 @@ def is_positive(value: float) -> bool:
 
 
 def _trial_columns(result: TrialResult) -> dict[str, Value]:
-    """Return the columns that name a trial: its series, batch size and sample."""
+    """Return the columns that name a trial: its series, batch size and point."""
     cell = result.trial.cell
     return {
         **columns_of(cell.series),

@@ -94,7 +94,7 @@ class StudyRecord:
         """The curves of the grid, sorted."""
         return sorted({cell.series for cell in self.cells})
 
-    def resolved_results(self, cell: Cell) -> list[TrialResult]:
+    def results_without_failed(self, cell: Cell) -> list[TrialResult]:
         """Return the results of a cell without failed trials, which will run again."""
         return [result for result in self.results[cell] if result.status is not Status.FAILED]
 

@@ -89,7 +89,7 @@ def laws_of(record: StudyRecord | None) -> dict[Series, Law]:
     if record is None:
         return {}
     laws = {}
-    for series, law in Analysis(record).scalings.items():
+    for series, law in Analysis(record).laws.items():
         if law.fit is not None and not math.isnan(law.reach[0]):
             laws[series] = law
     return laws
@@ -118,7 +118,7 @@ def ratio_by_laws(laws: Mapping[Series, Law]) -> Ratio:
 
 def _has_result(record: StudyRecord) -> bool:
     """Return True if a trial has finished that did not fail."""
-    return any(record.resolved_results(cell) for cell in record.cells)
+    return any(record.results_without_failed(cell) for cell in record.cells)
 
 
 def _read(url: str, name: str) -> StudyRecord | None:

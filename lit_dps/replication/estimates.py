@@ -117,7 +117,7 @@ def k_star_draws(study: Analysis, law: Law, cell: Cell) -> Draws:
     unlimited = np.full(REPLICATES, np.inf)
     observation = law.observation(cell.batch_size)
     if observation is None:
-        observation = study.scalings[cell.series].observation(cell.batch_size)
+        observation = study.laws[cell.series].observation(cell.batch_size)
     if observation is None or len(study.by_cell[cell].trials) < MIN_SAMPLES:
         return Draws(np.zeros(REPLICATES), unlimited)
     if observation.is_lower_bound:

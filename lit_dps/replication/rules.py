@@ -59,14 +59,14 @@ class Measurement:
         number: What is judged; None if it is not known, which leaves the claim undecided.
         can_refute: False if the study does not reach the batch sizes that the claim is about. The
             number can then confirm the claim, not refute it.
-        of_medians: Whether the number rests on medians over seeds instead of K*.
+        uses_medians: Whether the number rests on medians over seeds instead of K*.
         notes: Further facts, which follow the sentence.
     """
 
     sentence: str
     number: Estimate | None = None
     can_refute: bool = True
-    of_medians: bool = False
+    uses_medians: bool = False
     notes: tuple[str, ...] = ()
 
 
@@ -96,12 +96,12 @@ def judge(
     sentences = {}
     paper_is_outside = False
     prefix = ""
-    if "" not in measurements and all(each.of_medians for each in measurements.values()):
+    if "" not in measurements and all(each.uses_medians for each in measurements.values()):
         prefix = "medians: "
     for name, measurement in measurements.items():
         verdicts[name] = _verdict(measurement, claim_range)
         text = measurement.sentence
-        if measurement.of_medians and not prefix:
+        if measurement.uses_medians and not prefix:
             text += " (medians)"
         notes = list(measurement.notes)
         if _is_outside(paper_value, measurement.number):

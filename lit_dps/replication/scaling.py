@@ -79,8 +79,8 @@ def _exponent_at_small_batches(curve: Curve) -> Measurement:
     if critical is not None:
         is_small = is_small or small <= SMALL_SHARE * critical
     sentence = f"K* ~ B^e from B={small} to B={large}, e = {number}"
-    k_star = curve.study.scalings[curve.series].resolved
-    if curve.law.of_medians and small in k_star and large in k_star:
+    k_star = curve.study.laws[curve.series].exact_k
+    if curve.law.uses_medians and small in k_star and large in k_star:
         e = math.log(k_star[large] / k_star[small]) / math.log(large / small)
         sentence += f" (K*: {three_digits(e)})"
     return Measurement(sentence, number, can_refute=is_small)
@@ -136,7 +136,7 @@ def exponent(study: Analysis, series: Series, small: int, large: int) -> Estimat
     over = k_star_draws(study, law, cell_of(series, large))
     under = k_star_draws(study, law, cell_of(series, small))
     low, high = log_ratio(over, under)
-    value = math.log(law.resolved[large] / law.resolved[small]) / octaves
+    value = math.log(law.exact_k[large] / law.exact_k[small]) / octaves
     return estimate_of(value, low / octaves, high / octaves)
 
 
@@ -156,7 +156,7 @@ def _measure_curves(
     measurements = {}
     for series in study.record.series:
         (law,) = laws_of(study, series)
-        batch_sizes = list(law.resolved)
+        batch_sizes = list(law.exact_k)
         if len(batch_sizes) < 2:
             measurement = Measurement(f"K* at {len(batch_sizes)} batch sizes")
         else:
@@ -166,7 +166,7 @@ def _measure_curves(
         if bounds:
             notes = (*notes, f"{bounds} at the first check left out")
         measurements[str(series)] = dataclasses.replace(
-            measurement, of_medians=law.of_medians, notes=notes
+            measurement, uses_medians=law.uses_medians, notes=notes
         )
     return measurements
 
@@ -220,7 +220,7 @@ def _sparse_steps_ratio(study: Analysis, sparse: Series, dense: Series) -> Measu
     notes = ()
     if len(ratios) < len(under):
         notes = (coverage,)
-    return Measurement(sentence, mean, of_medians=sparse_law.of_medians, notes=notes)
+    return Measurement(sentence, mean, uses_medians=sparse_law.uses_medians, notes=notes)
 
 
 def sparse_critical_ratio(study: Analysis, sparsity: float = SPARSE) -> Measurements | None:
@@ -252,12 +252,12 @@ def critical_ratio_of_optimizers(
         return None
     measurements = {}
     for series in study.record.series:
-        if series in other.scalings:
+        if series in other.laws:
             (over,) = laws_of(study, series)
             (under,) = laws_of(other, series)
-            if over.of_medians != under.of_medians:
+            if over.uses_medians != under.uses_medians:
                 # A K* is luckier than a median, so both are laws of K*.
-                over, under = study.scalings[series], other.scalings[series]
+                over, under = study.laws[series], other.laws[series]
             measurements[str(series)] = _ratio(over, under, str(optimizer), base)
     return measurements or None
 
@@ -267,14 +267,14 @@ def _ratio(over: Law, under: Law, name: str, other_name: str) -> Measurement:
     sentence = f"{_describe(over)} at {name}, {_describe(under)} at {other_name}"
     ratio = ratio_of_laws(over, under, lambda c1, c2: c1 / c2)
     if ratio is None or not under.is_b_crit_known:
-        return Measurement(sentence, of_medians=over.of_medians)
+        return Measurement(sentence, uses_medians=over.uses_medians)
     number = ratio.estimate
     sentence += f", x{number}"
     misfit = misfit_note({name: over, other_name: under})
     if misfit is not None:
-        return Measurement(sentence, of_medians=over.of_medians, notes=(misfit,))
+        return Measurement(sentence, uses_medians=over.uses_medians, notes=(misfit,))
     return Measurement(
-        sentence, number, can_refute=over.is_b_crit_known, of_medians=over.of_medians
+        sentence, number, can_refute=over.is_b_crit_known, uses_medians=over.uses_medians
     )
 
 

@@ -174,7 +174,7 @@ def _c1_over_theory(
     study: Analysis, other: Analysis, sparse: Series, dense: Series
 ) -> Measurement | None:
     pairs = paired_terms(study.record, dense, sparse)
-    if not pairs or sparse not in other.scalings or dense not in other.scalings:
+    if not pairs or sparse not in other.laws or dense not in other.laws:
         return None
     sparse_law, dense_law = laws_of(other, sparse, dense)
     has_laws = sparse_law.fit is not None and dense_law.fit is not None
@@ -198,7 +198,7 @@ def _c1_over_theory(
     if misfit is not None:
         notes.append(misfit)
         number = None
-    return Measurement(sentence, number, of_medians=sparse_law.of_medians, notes=tuple(notes))
+    return Measurement(sentence, number, uses_medians=sparse_law.uses_medians, notes=tuple(notes))
 
 
 def _epsilon_note(pairs: Sequence[Pair]) -> str:

@@ -141,13 +141,13 @@ def sentences(
     if fastest is None:
         unknown = "no trial shows how long a step takes, so the fastest is not known"
         return [f"{series}: {examples}; {unknown}"]
-    lines = _limits_of_verdict(rows, fastest)
+    lines = _limits_of_answer(rows, fastest)
     lines += _with_validation(rows, fastest, validate_every)
     lines.append(examples)
     lines += _basis(rows)
     if rate is not None:
         lines.append(_rate_text(rate, fastest["batch_size"]))
-    return [f"{series}: {_verdict(rows, fastest)}", *map("  {}".format, lines)]
+    return [f"{series}: {_fastest_text(rows, fastest)}", *map("  {}".format, lines)]
 
 
 def _first_with(rows: Sequence[Row], column: str) -> Row | None:
@@ -158,7 +158,7 @@ def _first_with(rows: Sequence[Row], column: str) -> Row | None:
     return None
 
 
-def _verdict(rows: Sequence[Row], fastest: Row) -> str:
+def _fastest_text(rows: Sequence[Row], fastest: Row) -> str:
     """Return the batch sizes that may be the fastest, with the best estimate."""
     best = fastest["batch_size"]
     time = interval_text(fastest).replace("<=", "at most")
@@ -175,7 +175,7 @@ def _verdict(rows: Sequence[Row], fastest: Row) -> str:
     return f"K* falls up to B = {least}, but B = {best} is the fastest here, {time} to the goal"
 
 
-def _limits_of_verdict(rows: Sequence[Row], fastest: Row) -> list[str]:
+def _limits_of_answer(rows: Sequence[Row], fastest: Row) -> list[str]:
     """Return why another batch size may be faster: the end of the grid, or bounds of K*."""
     lines = []
     end = ""

@@ -55,7 +55,7 @@ class Study:
 
         Each value has its 95 % interval.
         """
-        return self.analysis.laws
+        return self.analysis.law_table
 
     @property
     def budgets(self) -> pd.DataFrame:
@@ -80,12 +80,12 @@ class Study:
     @property
     def draws(self) -> pd.DataFrame:
         """One row per cell and n: the best of n of its trials (`best_of_n.draw_rows`)."""
-        return self.analysis.draws
+        return self.analysis.best_of_n_table
 
     @property
     def repeats(self) -> pd.DataFrame:
-        """One row per repeated sample: the median K over fresh seeds (`repeats.repeat_rows`)."""
-        return self.analysis.seeds
+        """One row per repeated point: the median K over fresh seeds (`repeats.repeat_rows`)."""
+        return self.analysis.repeat_table
 
     @property
     def answer(self) -> pd.DataFrame:
@@ -95,7 +95,7 @@ class Study:
     @property
     def critical(self) -> pd.DataFrame:
         """One row per series and definition of the critical batch size (`critical`)."""
-        return self.analysis.critical
+        return self.analysis.critical_table
 
     @property
     def report(self) -> str:

@@ -218,16 +218,16 @@ def tables_of(study: Analysis) -> dict[str, pd.DataFrame]:
     """
     tables = {
         "table.csv": study.table,
-        "fits.csv": study.laws,
-        "critical.csv": study.critical,
+        "fits.csv": study.law_table,
+        "critical.csv": study.critical_table,
         "answer.csv": study.answer,
     }
     if has_values(study.theory, "delta") or count(study.term_ratios["pairs"]):
         tables["theory.csv"] = study.theory
         tables["theory-ratios.csv"] = study.term_ratios
-    if len(study.seeds):
-        tables["repeats.csv"] = study.seeds
-        tables["median-fits.csv"] = law_rows(study.median_scalings)
+    if len(study.repeat_table):
+        tables["repeats.csv"] = study.repeat_table
+        tables["median-fits.csv"] = law_rows(study.median_laws)
     if len(study.delays):
         tables["delay-law.csv"] = study.delays
         tables["critical-delays.csv"] = study.critical_delays

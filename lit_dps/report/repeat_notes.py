@@ -106,7 +106,7 @@ def order_of_file(study: Analysis) -> Iterator[Values]:
 def medians_beside_law(study: Analysis) -> Iterator[Values]:
     """Yield series whose medians over seeds leave the law of K*."""
     interval = study.record.goal.check_interval
-    yield from outside_of_laws(study.scalings, study.median_scalings, interval)
+    yield from outside_of_laws(study.laws, study.median_laws, interval)
 
 
 def outside_of_laws(

@@ -26,7 +26,7 @@ def repeats_section(study: Analysis) -> str:
     if not study.repeats:
         return ""
     draws = draws_text(study.record, study.cells)
-    return _repeats_text(study) + draws + _median_law_text(study.median_scalings)
+    return _repeats_text(study) + draws + _median_law_text(study.median_laws)
 
 
 def _repeats_text(study: Analysis) -> str:
@@ -124,11 +124,11 @@ def draws_text(record: StudyRecord, cells: Sequence[CellSummary]) -> str:
     )
 
 
-def _median_law_text(scalings: Mapping[Series, Law]) -> str:
+def _median_law_text(laws: Mapping[Series, Law]) -> str:
     """Return the law of the medians over seeds, a line a series; empty without repeats."""
-    if not scalings:
+    if not laws:
         return ""
-    lines = [f"median K over seeds = c1 / B + c2, {LAW_INTERVALS}", *law_lines(scalings)]
+    lines = [f"median K over seeds = c1 / B + c2, {LAW_INTERVALS}", *law_lines(laws)]
     return "\n".join(lines) + "\n"
 
 

@@ -35,7 +35,7 @@ def critical_text(table: Mapping[Series, Mapping[str, Critical]]) -> str:
         for name in shown:
             critical = definitions[name]
             row[DEFINITIONS[name]] = str(critical)
-            if critical.value is not None and critical.verdict:
+            if critical.value is not None and critical.note:
                 has_footnote = True
         rows.append(row)
     lines = ["critical batch sizes in examples, by definition", *aligned(rows)]
@@ -85,10 +85,10 @@ def _delay_row_text(law: DelayLaw, delay: int) -> dict[str, str]:
     if separate.fit is not None:
         c1 = estimate(separate.fit.c1, separate.c1)
         c2 = estimate(separate.fit.c2, separate.c2)
-        misfit = f"{misfit_of(separate.fit, separate.resolved):.0%}"
+        misfit = f"{misfit_of(separate.fit, separate.exact_k):.0%}"
     joint_misfit = "-"
-    if separate.resolved:
-        joint_misfit = f"{misfit_of(joint, separate.resolved):.0%}"
+    if separate.exact_k:
+        joint_misfit = f"{misfit_of(joint, separate.exact_k):.0%}"
     return {
         **short_columns(law.series),
         "delay": str(delay),

@@ -137,7 +137,7 @@ def table_and_law(analysis: Analysis) -> str:
         *_table(analysis),
         "",
         f"K* = c1 / B + c2, robust fit of log K*, {LAW_INTERVALS}",
-        *law_lines(analysis.scalings),
+        *law_lines(analysis.laws),
     ]
     if record.noise is not None:
         lines.append(f"  {record.noise.sentence}")

@@ -215,7 +215,7 @@ def scaling(study: Analysis) -> dict[str, dict[int, float]]:
 def study_metrics(study: Analysis) -> dict[str, Any]:
     """Return the constants of the fitted laws and the noise scale."""
     metrics: dict[str, Any] = {}
-    for series, row in zip(sorted(study.scalings), records(study.laws), strict=True):
+    for series, row in zip(sorted(study.laws), records(study.law_table), strict=True):
         names = ["c1", "c2"]
         if row["identifiable"]:
             names.append("b_crit")

@@ -31,7 +31,7 @@ def by_default(study: Analysis) -> bool:
 
 def rows(study: Analysis) -> pd.DataFrame:
     """Return the rows of `best_of_n.draw_rows`."""
-    return study.draws
+    return study.best_of_n_table
 
 
 def missing(study: Analysis) -> str | None:
@@ -39,7 +39,7 @@ def missing(study: Analysis) -> str | None:
     reason = why_no_draws(study.record)
     if reason is not None:
         return reason
-    known = _finite(study.draws)
+    known = _finite(study.best_of_n_table)
     if max(known["draws"], default=0) <= 1:
         return "no cell with trials that met the goal"
     if study.record.race_factor is not None and not last_doubling(study.cells):

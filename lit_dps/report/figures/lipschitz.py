@@ -15,7 +15,7 @@ from matplotlib.patches import Patch
 import lit_dps.report.figures.style as look
 from lit_dps.analysis.analysis import Analysis
 from lit_dps.analysis.tables import count, numbers, rows_of, significant, where
-from lit_dps.analysis.training_curves import common_samples, measured_samples
+from lit_dps.analysis.training_curves import common_points, measured_points
 from lit_dps.core.record import setting
 
 NAME, PAPER = "lipschitz", "4"
@@ -61,8 +61,8 @@ def notes(study: Analysis) -> list[str]:
     record = study.record
     sizes = []
     for batch_size in record.batch_sizes:
-        has_several = len(measured_samples(record, batch_size)) > 1
-        if has_several and not common_samples(record, batch_size):
+        has_several = len(measured_points(record, batch_size)) > 1
+        if has_several and not common_points(record, batch_size):
             sizes.append(str(batch_size))
     if not sizes:
         return []

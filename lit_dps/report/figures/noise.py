@@ -93,8 +93,8 @@ def _draw_series(ax: Axes, rows: pd.DataFrame, law: NoiseLaw | None) -> None:
 def _law_text(law: NoiseLaw) -> str:
     """Return the constants of a line, as far as they are resolved."""
     variance = factor = "not resolved"
-    if law.variance_resolved:
+    if law.is_variance_significant:
         variance = significant(law.variance)
-    if law.factor_resolved:
+    if law.is_factor_significant:
         factor = significant(law.factor)
     return f"σ² {variance}, M {factor}"

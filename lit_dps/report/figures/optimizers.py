@@ -42,8 +42,8 @@ def rows(*studies: Analysis) -> pd.DataFrame:
     for series in _shared_series(studies):
         laws = {}
         for study in studies:
-            if series in study.scalings and study.scalings[series].k_star:
-                laws[study] = study.scalings[series]
+            if series in study.laws and study.laws[series].k_star:
+                laws[study] = study.laws[series]
         common = common_batch_size(list(laws.values()))
         for study, law in laws.items():
             name = study.record.name
@@ -123,7 +123,7 @@ def _shared_series(studies: Sequence[Analysis]) -> list[Series]:
     """Return the series in which at least two of the studies have a K*, sorted."""
     counts: Counter[Series] = Counter()
     for study in studies:
-        for series, curve in study.scalings.items():
+        for series, curve in study.laws.items():
             counts[series] += bool(curve.k_star)
     return sorted(series for series, count in counts.items() if count > 1)
 
@@ -133,8 +133,8 @@ def _curves(studies: Sequence[Analysis], shared: Sequence[Series]) -> list[Law]:
     curves = []
     for study in studies:
         for series in shared:
-            if series in study.scalings:
-                curves.append(study.scalings[series])
+            if series in study.laws:
+                curves.append(study.laws[series])
     return curves
 
 

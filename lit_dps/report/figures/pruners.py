@@ -42,7 +42,7 @@ def draw(rows: pd.DataFrame, study: Analysis) -> Figure:
     """
     panels: dict[Series, list[Series]] = {}
     distinct = set()
-    for series, law in study.scalings.items():
+    for series, law in study.laws.items():
         if law.k_star:
             panels.setdefault(series.without(*KEYS), []).append(series)
             distinct.add(_method(series))

@@ -14,7 +14,7 @@ from matplotlib.lines import Line2D
 
 import lit_dps.report.figures.style as look
 from lit_dps.analysis.analysis import Analysis
-from lit_dps.analysis.rate_rules import AT_LEAST, AT_MOST, DIVERGED, MEASURED, WINDOW
+from lit_dps.analysis.rate_rules import DIVERGED, LOWER_BOUND, MEASURED, UPPER_BOUND, WINDOW
 from lit_dps.analysis.rates import (
     AVERAGING,
     EFFECTIVE,
@@ -137,7 +137,7 @@ def is_empty_bound(prices: pd.DataFrame) -> np.ndarray:
     """Return whether each price (n,) is only known to be at least 1, which holds for every rule."""
     if not len(prices):
         return np.zeros(0, bool)
-    return (prices["verdict"] == AT_LEAST).to_numpy() & (numbers(prices["price"]) <= 1)
+    return (prices["verdict"] == LOWER_BOUND).to_numpy() & (numbers(prices["price"]) <= 1)
 
 
 def figures(tables: Mapping[str, pd.DataFrame], study: Analysis) -> Iterator[tuple[str, Figure]]:
@@ -194,7 +194,7 @@ def _handles(rows: pd.DataFrame, prices: pd.DataFrame) -> list[Line2D]:
     verdicts = set()
     if len(prices):
         verdicts = set(prices["verdict"][~is_empty_bound(prices)])
-    has_bounds = bool(verdicts & {AT_LEAST, AT_MOST}) or len(where(rows, floor=1)) > 0
+    has_bounds = bool(verdicts & {LOWER_BOUND, UPPER_BOUND}) or len(where(rows, floor=1)) > 0
     handles += look.bound_handles(has_bounds, "bound")
     if DIVERGED in verdicts:
         handles.append(look.entry("all diverged", color=look.GREY, marker="x", linestyle="none"))
@@ -270,7 +270,7 @@ def _draw_rule(ax: Axes, rows: pd.DataFrame, rule: str, is_first: bool, top: flo
     if is_first:
         shift = 1 / DODGE
         text_place = {"xytext": (-4, 2), "ha": "right"}
-    for verdict in (MEASURED, AT_LEAST, AT_MOST):
+    for verdict in (MEASURED, LOWER_BOUND, UPPER_BOUND):
         part = where(rows, verdict=verdict)
         batch = shift * numbers(part["batch_size"])
         price = numbers(part["price"])
@@ -280,7 +280,7 @@ def _draw_rule(ax: Axes, rows: pd.DataFrame, rule: str, is_first: bool, top: flo
             ax.vlines(batch, low, high, color=style["color"], **BAR)
             ax.plot(batch, price, linestyle="none", **style)
         else:
-            look.bounds(ax, batch, price, **style, up=verdict == AT_LEAST)
+            look.bounds(ax, batch, price, **style, up=verdict == LOWER_BOUND)
         for x, y, trials in zip(batch, price, part["near"], strict=True):
             ax.annotate(
                 str(trials),

@@ -59,7 +59,7 @@ def rows(study: Analysis) -> pd.DataFrame:
 
 def missing(study: Analysis) -> str | None:
     """Return why there is no scaling curve to draw; None if there is one."""
-    sizes = set().union(*(law.k_star for law in study.scalings.values()))
+    sizes = set().union(*(law.k_star for law in study.laws.values()))
     if not sizes:
         return "no trial has met the goal yet"
     if len(study.record.batch_sizes) == 1:
@@ -77,11 +77,11 @@ def too_large(study: Analysis) -> str | None:
 def notes(study: Analysis) -> list[str]:
     """Return which series have no curve, and how intervals and bounds of K* are drawn."""
     lines = []
-    without_k_star = [series for series, law in study.scalings.items() if not law.k_star]
+    without_k_star = [series for series, law in study.laws.items() if not law.k_star]
     if without_k_star:
         lines.append(f"No trial met the goal at {listed(without_k_star)}: no curve there.")
-    scalings = study.scalings.values()
-    return lines + limit_notes(scalings) + bound_notes(scalings)
+    laws = study.laws.values()
+    return lines + limit_notes(laws) + bound_notes(laws)
 
 
 def limit_notes(laws: Iterable[Law]) -> list[str]:
@@ -90,7 +90,7 @@ def limit_notes(laws: Iterable[Law]) -> list[str]:
     total = 0
     for law in laws:
         with_bar += len(law.limits)
-        total += len(law.resolved)
+        total += len(law.exact_k)
     if not with_bar or with_bar == total:
         return []
     return [
@@ -126,7 +126,7 @@ def draw(rows: pd.DataFrame, study: Analysis) -> Figure:
     """
     parts = []
     line_breaks = 0
-    for i, (series, law) in enumerate(study.scalings.items()):
+    for i, (series, law) in enumerate(study.laws.items()):
         if law.k_star:
             text = _text_above(study, series)
             parts.append(_Part(i, series, law, text, rows_of(series, rows)))
@@ -179,8 +179,8 @@ def _panels(series: int, line_breaks: int) -> tuple[Figure, list[Axes]]:
 
 def _text_above(study: Analysis, series: Series) -> str:
     """Return the text above a panel: B_crit, and medians over seeds outside the band."""
-    law = study.scalings[series]
-    medians = study.median_scalings.get(series)
+    law = study.laws[series]
+    medians = study.median_laws.get(series)
     lines = [textwrap.fill(law.describe(), TEXT_CHARACTERS)]
     if medians is not None:
         outside = outside_text(medians_outside(law, medians, study.record.goal.check_interval))

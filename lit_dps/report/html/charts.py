@@ -57,7 +57,7 @@ def curve(study: Analysis) -> go.Figure | None:
     rows = study.curves_beyond(BEYOND)
     sizes = list(study.record.batch_sizes)
     sizes_beyond = []
-    for i, (series, law) in enumerate(study.scalings.items()):
+    for i, (series, law) in enumerate(study.laws.items()):
         if law.k_star:
             of_series = rows_of(series, rows)
             _add_law(figure, series, law, of_series, colour(i))
@@ -94,7 +94,7 @@ def _add_law(figure: go.Figure, series: Series, law: Law, rows: pd.DataFrame, co
     """Add the law of a series within the fitted batch sizes, and beyond them."""
     if law.fit is None:
         return
-    first, last = min(law.resolved), max(law.resolved)
+    first, last = min(law.exact_k), max(law.exact_k)
     batch = numbers(rows["batch_size"])
     within = rows.loc[(batch >= first) & (batch <= last)]
     _add_part_of_law(figure, series, within, {"color": colour}, {"fillcolor": _pale(colour)})

@@ -75,7 +75,7 @@ def _head(study: Analysis) -> list[str]:
     """Return the title, the protocol and the verdict."""
     record = study.record
     protocol = f"{record.workload}; {protocol_text(record)}"
-    paragraphs = "".join(_elements("p", _verdict(study)))
+    paragraphs = "".join(_elements("p", _answer(study)))
     return [
         f"<h1>{_text(record.name)}</h1>",
         f'<p class="of">{_text(protocol)}</p>',
@@ -190,14 +190,14 @@ def _field(value: Value | None, box: Box | None) -> str:
 # Texts
 
 
-def _verdict(study: Analysis) -> list[str]:
+def _answer(study: Analysis) -> list[str]:
     """Return a paragraph per series, the answer and the critical batch size, and timing notes."""
     paragraphs = []
-    for series, scaling in sorted(study.scalings.items()):
+    for series, law in sorted(study.laws.items()):
         rate_law = study.rate_laws[series]
         lines = sentences(series, study.answer, rate_law, study.validate_every)
         lines.append(
-            f"critical batch size, where half of the steps are due to noise: {scaling.describe()}"
+            f"critical batch size, where half of the steps are due to noise: {law.describe()}"
         )
         paragraphs.append(". ".join(map(_sentence, lines)) + ".")
     for line in timing_notes(study.record, study.answer):

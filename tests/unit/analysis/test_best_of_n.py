@@ -56,7 +56,9 @@ def study(config=None, steps=STEPS):
 
 def test_the_table_and_the_last_doubling(golden):
     found = study(steps=[160, None, 96, 480])
-    rows = found.draws[(found.draws["batch_size"] == 4) & (found.draws["sparsity"] == 0)]
+    rows = found.best_of_n_table[
+        (found.best_of_n_table["batch_size"] == 4) & (found.best_of_n_table["sparsity"] == 0)
+    ]
     assert rows["draws"].tolist() == [1, 2, 3, 4]
     # of pairs: {160, -}, {160, 96}, {160, 480}, {-, 96}, {-, 480}, {96, 480}
     assert rows["median"].tolist() == [160, 96, 96, 96]
@@ -92,13 +94,13 @@ def test_halves_without_a_complete_trial_say_nothing(golden):
 
 def test_bounds_are_marked_and_count_for_nothing():
     found = study(steps=[16, 16, 160])
-    assert found.draws["floor"].tolist()[:3] == [1, 1, 1]
+    assert found.best_of_n_table["floor"].tolist()[:3] == [1, 1, 1]
     assert last_doubling(found.cells) == [] and draws_text(found.record, found.cells) == ""
 
 
 def test_trials_of_an_adaptive_sampler_are_not_drawn_from():
     found = study({"study": {"sampler": "tpe"}})
-    assert "tpe" in why_no_draws(found.record) and not len(found.draws)
+    assert "tpe" in why_no_draws(found.record) and not len(found.best_of_n_table)
     assert FIGURE.missing(found) == why_no_draws(found.record)
 
 

@@ -50,7 +50,7 @@ def test_the_law_and_what_is_read_off_without_it_agree_where_the_law_holds():
     assert by["linear_50"].value == pytest.approx(1.5 * 2 + 0.5 * 200, rel=0.15)
     for name in ("law", "overhead", "linear_20", "linear_50"):
         low, high = by[name].interval
-        assert low <= by[name].value <= high and by[name].verdict == ""
+        assert low <= by[name].value <= high and by[name].note == ""
     assert "*" not in critical_text(study().critical_batch_sizes)
     assert [str(by[name]) for name in ("theory", "noise_scale", "noise_law")] == ["-"] * 3
 
@@ -77,19 +77,19 @@ def test_an_end_has_the_interval_of_the_noise_of_k_star():
 
 def test_a_curve_that_never_bends_is_not_identifiable():
     by = found(study(lambda b: 1e6 / b, sizes=(2, 8, 32)))
-    assert by["law"].value is None and ": > " in by["law"].verdict
-    assert by["linear_20"].verdict.endswith(": > 32") and str(by["linear_20"]) == "> 32"
+    assert by["law"].value is None and ": > " in by["law"].note
+    assert by["linear_20"].note.endswith(": > 32") and str(by["linear_20"]) == "> 32"
 
 
 def test_a_curve_that_begins_beyond_linear_scaling_says_so(golden):
     analysis = study(sizes=(512, 2048, 8192))
-    assert numbers_in(found(analysis)["law"].verdict) == [512]
+    assert numbers_in(found(analysis)["law"].note) == [512]
     text = critical_text(analysis.critical_batch_sizes)
     *_, row, footnote = text.splitlines()
     assert row.count("] *") == 4 and footnote.startswith("* ")
     golden.check("analysis/critical-beyond.txt", text)
     by = found(study(sizes=(128, 512, 2048)))
-    assert numbers_in(by["linear_20"].verdict) == [128, 64]
+    assert numbers_in(by["linear_20"].note) == [128, 64]
 
 
 def test_theory_noise_scale_and_noise_law_of_known_terms():
@@ -143,7 +143,7 @@ def test_what_was_measured_beyond_the_goal_counts_in_none_of_them(decays):
 
 def test_table_report_and_notebook(tmp_path, golden):
     analysis = study()
-    table = analysis.critical
+    table = analysis.critical_table
     assert list(table["definition"]) == list(DEFINITIONS)
     assert Study(analysis.record).critical.equals(table)
     text = critical_text(analysis.critical_batch_sizes)
@@ -155,7 +155,7 @@ def test_table_report_and_notebook(tmp_path, golden):
 def test_nothing_finished_is_no_section():
     empty = analysis_of({Cell(4): [], Cell(8): [result(Cell(8), 0, None)]}, space={})
     assert critical_text(empty.critical_batch_sizes) == ""
-    assert set(empty.critical["verdict"]) == {
+    assert set(empty.critical_table["verdict"]) == {
         "K is known at 0 batch sizes; 3 are needed",
         "needs K* at 3 batch sizes; has 0",
         "not measured",

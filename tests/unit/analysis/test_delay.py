@@ -165,8 +165,8 @@ def test_the_noisy_quadratic_keeps_to_the_law():
     ).delay_laws
     assert law.misfit < 0.05
     assert law.fit.c2 == pytest.approx(found[2**20, 0], rel=0.1)
-    (alone,) = study(lambda b, tau: found[b, tau], delays=(0,), batch_sizes=sizes).scalings.values()
-    (stale,) = study(lambda b, tau: found[b, tau], delays=(4,), batch_sizes=sizes).scalings.values()
+    (alone,) = study(lambda b, tau: found[b, tau], delays=(0,), batch_sizes=sizes).laws.values()
+    (stale,) = study(lambda b, tau: found[b, tau], delays=(4,), batch_sizes=sizes).laws.values()
     assert law.fit.c1 == pytest.approx(alone.fit.c1, rel=0.1) and stale.fit.c1 == pytest.approx(
         alone.fit.c1, rel=0.25
     )

@@ -9,7 +9,7 @@ import pytest
 
 from lit_dps.analysis.analysis import Analysis
 from lit_dps.analysis.other_goals import at_goal
-from lit_dps.analysis.summary import comparable, summarize
+from lit_dps.analysis.summary import is_comparable, summarize
 from lit_dps.analysis.term_comparisons import measured_terms
 from lit_dps.core.racing import longest_attempt, truncate_at_race_limit
 from lit_dps.core.search_space import Range
@@ -122,9 +122,13 @@ def test_failed_trials_are_no_trials_of_a_resample_and_stopped_ones_are_not_succ
     failed = read(FOUND | {CELL: [*FOUND[CELL], ended(4, "failed")]})
     stopped = read(FOUND | {CELL: [*FOUND[CELL], ended(4, "stopped", 160)]})
     incomplete = read(FOUND | {CELL: [*FOUND[CELL], result(CELL, 4, None)]})
-    assert [len(record.resolved_results(CELL)) for record in (plain, failed, stopped)] == [4, 4, 5]
+    assert [len(record.results_without_failed(CELL)) for record in (plain, failed, stopped)] == [
+        4,
+        4,
+        5,
+    ]
     law, of_failed, of_stopped, of_incomplete = (
-        Analysis(record).scalings[Series(0.0)] for record in (plain, failed, stopped, incomplete)
+        Analysis(record).laws[Series(0.0)] for record in (plain, failed, stopped, incomplete)
     )
     assert law == of_failed
     assert of_stopped.observations == of_incomplete.observations != law.observations
@@ -186,7 +190,7 @@ def test_failed_trials_do_not_count_for_the_best_rate():
 )
 def test_means_over_a_run_are_those_of_runs_that_the_study_ended(status, kept):
     found = result(CELL, 0, 160 if status == "complete" else None, status, **theory_terms(160))
-    assert comparable(found) is kept
+    assert is_comparable(found) is kept
     record = dataclasses.replace(read({CELL: []}), results={CELL: [found]})
     assert bool(measured_terms(record, Series(0.0))) is kept
     assert {*lipschitz.rows(Analysis(record))["drawn"]} == {kept}

@@ -61,7 +61,7 @@ def test_a_bound_that_the_law_keeps_stays_out_of_the_fit_and_among_the_k_star():
     # 10 steps by the law of the others
     bounded, without = law(steps | {10**6: 16}), law(steps)
     assert bounded.k_star == steps | {10**6: 16}
-    assert (bounded.upper_bounds, bounded.resolved) == ({10**6}, steps)
+    assert (bounded.upper_bounds, bounded.exact_k) == ({10**6}, steps)
     assert bounded.fit.c1 == pytest.approx(without.fit.c1)
     assert bounded.fit.c2 == pytest.approx(without.fit.c2)
     assert bounded.fit.c1 == pytest.approx(688 / (1 / 8 - 1 / 64), rel=0.05)
@@ -94,7 +94,7 @@ def test_the_table_the_note_and_the_rows():
     rows = records(study.table)
     assert list(rows[0])[2:4] == ["k_star", "floor"]
     assert [(row["k_star"], row["floor"]) for row in rows] == [(800, 0), (112, 0), (16, 1)]
-    assert [row["batch_sizes"] for row in records(study.laws)] == [2]
+    assert [row["batch_sizes"] for row in records(study.law_table)] == [2]
     assert [cell.is_upper_bound for cell in summarize(study.record)] == [False, False, True]
 
 
@@ -113,7 +113,7 @@ def test_a_further_goal_has_its_own():
     storage = optuna.storages.InMemoryStorage()
     write_study(storage, cells, space={}, goals=[0.3, 0.2])
     record = read_study(storage, "fake")
-    found = {error: Analysis(at_goal(record, error)).scalings[Series(0.0)] for error in (0.3, 0.2)}
+    found = {error: Analysis(at_goal(record, error)).laws[Series(0.0)] for error in (0.3, 0.2)}
     assert (found[0.3].k_star, found[0.3].upper_bounds, found[0.3].fit) == (
         {8: 16, 16: 16, 64: 16},
         {8, 16, 64},

@@ -62,7 +62,7 @@ def test_noise_that_is_the_same_everywhere_is_all_sigma():
     """The noisy quadratic: sigma^2 = sum h of each copy, M = 0 (`NoisyQuadraticModel.noise`)."""
     law = law_of(measured(NoisyQuadratic(6, 3, learning_rate=0.3), GradientNoise(8)))
     assert law.variance == pytest.approx(3 * (1 + 1 / 2 + 1 / 3 + 1 / 4 + 1 / 5 + 1 / 6), rel=1e-4)
-    assert law.variance_resolved
+    assert law.is_variance_significant
     assert abs(law.factor) < 1e-4
 
 
@@ -71,7 +71,7 @@ def test_noise_that_grows_with_the_gradient_is_all_m():
     law = law_of(measured(Multiplicative(), DataLoader(examples, 4)))
     assert (
         law.factor == pytest.approx(float(examples.var(correction=0)), rel=1e-4)
-        and law.factor_resolved
+        and law.is_factor_significant
     )
     assert abs(law.variance) < 1e-4
 
@@ -88,14 +88,14 @@ def test_a_line_is_found_again_and_its_intervals_hold_it():
         law = noise_law([made((seed, i), sigma=2.0, m=0.5) for i in range(5)])
         held["variance"] += abs(law.variance - 2.0) <= law.quantile * law.variance_error
         held["factor"] += abs(law.factor - 0.5) <= law.quantile * law.factor_error
-        assert law.variance_resolved and law.factor_resolved and law.groups == 5
+        assert law.is_variance_significant and law.is_factor_significant and law.groups == 5
     assert all(85 <= count <= 100 for count in held.values()), held
 
 
 def test_what_is_not_there_is_not_resolved():
     without = [noise_law([made((seed, i), sigma=2.0) for i in range(5)]) for seed in range(50)]
-    assert sum(law.factor_resolved for law in without) <= 5  # one-sided: 2.5 % by chance
-    assert all(law.variance_resolved for law in without)
+    assert sum(law.is_factor_significant for law in without) <= 5  # one-sided: 2.5 % by chance
+    assert all(law.is_variance_significant for law in without)
 
 
 def test_too_little_to_tell():

@@ -9,6 +9,7 @@ import pytest
 
 from lit_dps.analysis.law import fit_law
 from lit_dps.analysis.law_fit import AT_LEAST, AT_MOST, fit_scaling
+from lit_dps.analysis.law_posterior import CriticalPrior
 from lit_dps.analysis.observations import Observation, medians
 from lit_dps.analysis.verdict import Refusal
 from tests.support.errors import raises_about
@@ -166,7 +167,7 @@ def test_a_rising_k_leaves_only_what_was_measured():
 
 def test_a_noise_scale_narrows_the_posterior_alone():
     few = curve(batch=np.array([8.0, 16, 32, 64]), noise=0.03)
-    bare, told = fit_law(few), fit_law(few, expected=(4e4 / 60, 0.5))
+    bare, told = fit_law(few), fit_law(few, prior=CriticalPrior(4e4 / 60, 0.5))
     assert told.fit == bare.fit
     widths = [law.critical.high / law.critical.low for law in (told, bare)]
     assert widths[0] < 0.5 * widths[1]
@@ -216,7 +217,7 @@ def test_a_median_with_misses_is_a_bound_where_a_miss_may_lie_on_either_side(
 
 def test_best_rates_on_an_edge_are_told():
     known = curve()
-    known[0] = Observation(known[0].batch_size, known[0].steps, edge="learning_rate low")
+    known[0] = Observation(known[0].batch_size, known[0].steps, boundary="learning_rate low")
     assert "B = 8 (learning_rate low)" in fit_law(known).notes[0]
 
 

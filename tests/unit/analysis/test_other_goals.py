@@ -114,8 +114,8 @@ def test_trials_whose_check_stopped_early_are_told_and_may_be_faster():
         at = study(other).at_goal(0.25)
         assert [(c.k_star, c.is_upper_bound, c.pending) for c in at.cells] == [(32, bound, 0)] * 3
         assert at.table["floor"].tolist() == [bound] * 3
-        assert (at.scalings[CELL.series].fit is None) == bound, "the law takes no bound"
-        assert at.draws["floor"].tolist() == [bound] * 3
+        assert (at.laws[CELL.series].fit is None) == bound, "the law takes no bound"
+        assert at.best_of_n_table["floor"].tolist() == [bound] * 3
         (note,) = undetermined_trials(at)
         assert (note["count"], note["declared"], note["goal"]) == (3, 6, at.record.goal)
         assert numbers_in(note["consequence"]) == [3, 3] * bound

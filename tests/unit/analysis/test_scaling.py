@@ -105,7 +105,7 @@ def test_scaling_of_a_study_is_by_sparsity():
     ]
     write_study(storage, cells)
     dense, sparse = (
-        Analysis(read_study(storage, "fake"), replicates=50).scalings[Series(s)] for s in (0.0, 0.9)
+        Analysis(read_study(storage, "fake"), replicates=50).laws[Series(s)] for s in (0.0, 0.9)
     )
     assert dense.k_star == {8: 12600, 64: 1662, 512: 295}
     assert [dense.fit.c1, dense.fit.c2] == pytest.approx(

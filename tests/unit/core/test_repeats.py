@@ -193,7 +193,7 @@ def test_medians_spread_and_bias_are_those_of_the_repeats(url):
     assert (each.steps, each.missed, each.median) == (96, 1, 160)
     assert [each.quantile(q) for q in (0, 0.25, 0.75, 0.9, 1)] == [96, 128, 192, math.inf, math.inf]
     assert each.bias == pytest.approx(96 / 160)
-    row = study.seeds.iloc[0]
+    row = study.repeat_table.iloc[0]
     assert (row["least"], row["upper"], row["missed"], row["floor"]) == (96, 192, 1, 0)
     expected = ["4", "0", "96", "160", "128", "to", "192", "96", "to", "missed", "5", "1", "0.60"]
     assert expected in [line.split() for line in render(study).splitlines()]
@@ -205,7 +205,7 @@ def test_a_median_at_the_first_check_is_a_bound(url):
     for trial in trials_of(s):
         s.store_result(ended(trial, 16))
     study = Analysis(read_study(url, "s"))
-    assert study.repeats[0].bias is None and study.seeds["floor"].tolist() == [1]
+    assert study.repeats[0].bias is None and study.repeat_table["floor"].tolist() == [1]
     expected = [
         "4",
         "0",

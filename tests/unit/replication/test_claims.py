@@ -116,8 +116,8 @@ def test_linear_scaling_that_bends_too_early_for_the_fitted_law():
             8192: 8 * sure(112),
         }
     )
-    assert study.scalings[Series(0.0)].is_b_crit_known
-    assert study.scalings[Series(0.0)].fit.critical_batch_size >= 8 * 16
+    assert study.laws[Series(0.0)].is_b_crit_known
+    assert study.laws[Series(0.0)].fit.critical_batch_size >= 8 * 16
     assert judged("linear-scaling", study).verdict is NOT_SEEN
 
 
@@ -125,7 +125,7 @@ def test_linear_scaling_has_its_number_and_its_batch_sizes():
     study = study_of({8: sure(3200), 32: sure(400), 512: sure(100)})
     (measurement,) = exponent_at_small_batches(study).values()
     assert measurement.number == exponent(study, Series(0.0), 8, 32)
-    assert not measurement.of_medians
+    assert not measurement.uses_medians
     assert str(measurement.number) in judged("linear-scaling", study).measured
 
 
@@ -191,7 +191,7 @@ def test_a_plateau_that_is_not_where_the_law_has_it():
         4096: sure(1024),
     }
     study = study_of(flat | {8192: sure(700)})
-    assert study.scalings[Series(0.0)].fit.critical_batch_size < 8192 / 8
+    assert study.laws[Series(0.0)].fit.critical_batch_size < 8192 / 8
     assert judged("plateau", study).verdict is NOT_SEEN
 
 
@@ -201,7 +201,7 @@ def test_a_plateau_is_not_known_where_the_critical_batch_size_is_not():
     measured = steps_per_doubling(study)["S=0"]
     assert measured.number is None
     assert f"x0.5 {[0.5, 0.5]}" in measured.sentence
-    assert study.scalings[Series(0.0)].describe() in measured.sentence
+    assert study.laws[Series(0.0)].describe() in measured.sentence
 
 
 @pytest.mark.parametrize("claim", ["linear-scaling", "diminishing-returns", "plateau"])
@@ -314,10 +314,10 @@ def test_a_law_that_misses_its_k_star_tells_no_critical_batch_size():
         cell = Cell(b, 0.9)
         bent[cell] = [dataclasses.replace(r, steps=round(factor * r.steps)) for r in bent[cell]]
     off = Analysis(dataclasses.replace(study.record, results=bent))
-    law = off.scalings[Series(0.9)]
+    law = off.laws[Series(0.9)]
     residuals = [math.log(k / (law.fit.c1 / b + law.fit.c2)) for b, k in law.k_star.items()]
     assert law.misfit == pytest.approx(math.sqrt(sum(r * r for r in residuals) / (len(POWERS) - 2)))
-    assert law.misfit > 0.3 and study.scalings[Series(0.9)].misfit < 0.001
+    assert law.misfit > 0.3 and study.laws[Series(0.9)].misfit < 0.001
     measured = sparse_critical_ratio(off)[""]
     assert measured.number is None
     (note,) = measured.notes
@@ -336,7 +336,7 @@ def test_the_ratio_of_critical_batch_sizes():
     bare = study_of({(8, 0.0): sure(100), (8, 0.9): sure(200)})
     measured = sparse_critical_ratio(bare)[""]
     assert measured.number is None
-    assert measured.sentence.count(bare.scalings[Series(0.9)].describe()) == 2
+    assert measured.sentence.count(bare.laws[Series(0.9)].describe()) == 2
 
 
 def test_later_with_momentum_is_for_momentum():

@@ -56,7 +56,7 @@ def test_where_best_points_were_repeated_the_medians_are_judged():
     )
     assert judged("linear-scaling", repeated).verdict is SEEN
     for measured in exponent_at_small_batches(repeated).values():
-        assert measured.of_medians and "(K*: -0.998)" in measured.sentence
+        assert measured.uses_medians and "(K*: -0.998)" in measured.sentence
     assert judged("steps-of-sparse", repeated).verdict is SEEN
     assert judged("critical-no-earlier", repeated) is not None
 
@@ -75,8 +75,8 @@ def test_medians_allow_for_the_luck_of_the_points_that_were_searched():
         assert (low, high) == pytest.approx((value - half, value + half), abs=0.1 * half)
         assert judged("linear-scaling", study).verdict is (SEEN if trials == 100 else UNDECIDABLE)
         (fitted,) = laws_of(study, Series(0.0))
-        of_study = study.median_scalings[Series(0.0)]
-        assert fitted.of_medians and fitted.fit.c1 == pytest.approx(of_study.fit.c1, rel=1e-3)
+        of_study = study.median_laws[Series(0.0)]
+        assert fitted.uses_medians and fitted.fit.c1 == pytest.approx(of_study.fit.c1, rel=1e-3)
         spread = np.log(fitted.critical.high / fitted.critical.low)
         assert spread > 2 * 1.96 * luck * math.sqrt(2 / 10), "of ten batch sizes"
     results = {
@@ -109,7 +109,7 @@ def test_a_series_that_was_not_repeated_whole_is_judged_on_k_star():
         study_of({cell: vague(found[0]) for cell, found in steps.items()}), [1.0, 1.2, 1.3]
     )
     assert judged("linear-scaling", few).verdict is UNDECIDABLE
-    assert not exponent_at_small_batches(few)["S=0"].of_medians
+    assert not exponent_at_small_batches(few)["S=0"].uses_medians
 
 
 def test_repeats_of_two_series_are_resampled_independently():
@@ -123,7 +123,7 @@ def test_repeats_of_two_series_are_resampled_independently():
     draws = {}
     for series in (dense, sparse):
         (medians,) = laws_of(study, series)
-        assert medians.of_medians
+        assert medians.uses_medians
         draws[series] = k_star_draws(study, medians, cell_of(series, 64)).high
     assert abs(np.corrcoef(*draws.values())[0, 1]) < 0.1
     low, high = np.percentile(np.log(draws[sparse] / draws[dense]), [2.5, 97.5])
@@ -143,7 +143,7 @@ def test_medians_are_judged_unless_most_repeats_missed_the_goal(missed, of_media
         [1.0] * (5 - missed) + [None] * missed,
     )
     (judged_on,) = laws_of(study, Series(0.0))
-    assert judged_on.of_medians is of_medians
+    assert judged_on.uses_medians is of_medians
     assert judged_on.fit is not None
     cell = cell_of(Series(0.0), 64)
     drawn = k_star_draws(study, judged_on, cell).high
@@ -164,4 +164,4 @@ def test_series_that_are_compared_are_judged_alike():
     for each, of_medians in ((both, True), (one, False)):
         measured = sparse_steps_ratio(each)[""]
         assert measured.number.value == pytest.approx(1.2, abs=5e-3)
-        assert measured.of_medians is of_medians
+        assert measured.uses_medians is of_medians

@@ -92,7 +92,7 @@ def test_the_papers_number_is_outside_of_an_interval():
 
 
 def test_medians_are_named_once_where_all_series_rest_on_them():
-    of_medians = Measurement("e = 1", of_medians=True, notes=("note",))
+    of_medians = Measurement("e = 1", uses_medians=True, notes=("note",))
     of_k_star = Measurement("e = 2")
     texts = [
         judge(measured, ClaimRange()).measured
@@ -162,14 +162,14 @@ def study_of(steps, slack=None, **goal):
 
 def draws_at(study, batch_size):
     """Draws of K* of a dense cell."""
-    return k_star_draws(study, study.scalings[Series(0.0)], Cell(batch_size, 0.0))
+    return k_star_draws(study, study.laws[Series(0.0)], Cell(batch_size, 0.0))
 
 
 def test_draws_of_k_star_have_its_noise_and_the_checks():
     study = study_of({Cell(8, 0.0): [320, 640, None, None]}, check_interval=20, max_steps=1000)
     low, high = draws_at(study, 8)
     assert low.shape == (1000,) and (low == high).all()
-    noise = study.scalings[Series(0.0)].observation(8).noise
+    noise = study.laws[Series(0.0)].observation(8).noise
     assert np.log(low).std() == pytest.approx(noise, rel=0.1)
     assert np.median(low) == pytest.approx(310, rel=0.05), "between the checks at 300 and 320"
 

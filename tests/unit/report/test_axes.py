@@ -86,11 +86,11 @@ def test_the_grid_is_the_product_of_all_axes(study):
 
 def test_a_law_is_fitted_for_each_series():
     study = Analysis(record_of(batch_sizes=(16, 32, 64)))
-    assert list(study.scalings) == SERIES
-    fits = {series: study.scalings[series].fit for series in SERIES}
+    assert list(study.laws) == SERIES
+    fits = {series: study.laws[series].fit for series in SERIES}
     assert fits[SERIES[0]] == fits[SERIES[1]]
     assert fits[SERIES[3]].c1 > 1.5 * fits[SERIES[2]].c1 > 1.5 * fits[SERIES[0]].c1
-    rows = records(study.laws)
+    rows = records(study.law_table)
     assert list(rows[0])[:3] == ["sparsity", "method", "batch_sizes"]
     assert [(row["sparsity"], row["method"]) for row in rows] == [
         (s.sparsity, s.axes[0][1]) for s in SERIES

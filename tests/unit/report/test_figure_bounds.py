@@ -104,7 +104,7 @@ def test_without_any_nothing_is_hollow_and_no_legend_tells_of_it():
 
 def test_the_notes_say_how_it_is_drawn():
     (note,) = scaling.notes(BOUND)
-    assert [note] == scaling.bound_notes(BOUND.scalings.values())
+    assert [note] == scaling.bound_notes(BOUND.laws.values())
     assert scaling.notes(RESOLVED) == []
     pair = [study_of((3200, 320, 16), name="a"), study_of((3200, 320, 64), name="b")]
     assert optimizers.notes(*pair)[-1] == note

@@ -51,7 +51,7 @@ def lines_of(ax):
 
 def test_the_scaling_figure_draws_its_rows(golden):
     study = Analysis(read(exact()))
-    scalings, drawn = study.scalings, scaling.rows(study)
+    laws, drawn = study.laws, scaling.rows(study)
     rows, figure = records(drawn), scaling.draw(drawn, study)
     assert [ax.get_title() for ax in figure.axes] == [
         "sparsity 0",
@@ -68,7 +68,7 @@ def test_the_scaling_figure_draws_its_rows(golden):
     assert (batch, [row["fit"] for row in of_dense]) in lines_of(dense)
     assert (batch, [row["perfect"] for row in of_dense]) in lines_of(dense)
     assert (batch, [row["normalised_fit"] for row in of_dense]) in lines_of(normalised)
-    assert [text.get_text() for text in dense.texts] == [scalings[Series(0.0)].describe()]
+    assert [text.get_text() for text in dense.texts] == [laws[Series(0.0)].describe()]
     (vertical,) = [x for x, y in lines_of(dense) if y == [0, 1]]
     assert vertical == pytest.approx([1000, 1000], rel=1e-4)  # B_crit
     for ax in figure.axes:

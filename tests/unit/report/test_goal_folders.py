@@ -20,7 +20,7 @@ def test_further_goals_have_a_folder_each(tmp_path):
     )
     study = Analysis(record)
     text, files = publish(study, tmp_path)
-    assert study.scalings[Series(0.0)].k_star == {8: 48, 16: 48, 64: 48}
+    assert study.laws[Series(0.0)].k_star == {8: 48, 16: 48, 64: 48}
     reports = [(tmp_path / name / "table.txt").read_text() for name in ("", "goal-0.4", "goal-0.3")]
     assert [
         f"goal error {goal}" in report

@@ -65,7 +65,7 @@ def test_the_text_to_the_letter(golden):
     analysis = Analysis(study(running={Cell(2048, 0.9): 1}))
     text = render(analysis)
     golden.check("report/demo.txt", text)
-    law = analysis.scalings[Series(0.0)]
+    law = analysis.laws[Series(0.0)]
     assert law.line() in text
     for batch_size, k_star in law.k_star.items():
         assert law.fit.steps(batch_size) == pytest.approx(k_star, rel=0.03)
@@ -98,7 +98,7 @@ def test_an_empty_study_says_so():
     write_study(storage, {Cell(8, 0.0): [], Cell(16, 0.0): []}, trials=5)
     record = read_study(storage, "fake")
     analysis = Analysis(record)
-    assert f"  S=0  {analysis.scalings[Series(0.0)].describe()}\n" in render(analysis)
+    assert f"  S=0  {analysis.laws[Series(0.0)].describe()}\n" in render(analysis)
     _, pending = study_notes(Analysis(record))
     assert [*no_k_star(Analysis(record))] == [{"yet": " yet"}]
     assert numbers_in(pending) == [10, 10, 0]
@@ -180,13 +180,13 @@ def test_an_end_beyond_which_nothing_lies_is_not_to_be_widened():
 
 def test_fit_rows_hold_the_fits():
     analysis = Analysis(study())
-    scalings, (dense, sparse) = analysis.scalings, records(analysis.laws)
-    fit = scalings[Series(0.0)].fit
+    laws, (dense, sparse) = analysis.laws, records(analysis.law_table)
+    fit = laws[Series(0.0)].fit
     assert (dense["sparsity"], dense["batch_sizes"], dense["identifiable"]) == (0.0, 3, True)
     assert (dense["c1"], dense["c2"], dense["b_crit"]) == (fit.c1, fit.c2, fit.c1 / fit.c2)
-    assert (dense["c2_low"], dense["c2_high"]) == scalings[Series(0.0)].c2
-    assert dense["verdict"] == scalings[Series(0.0)].describe()
-    assert sparse["verdict"] == scalings[Series(0.9)].describe()
+    assert (dense["c2_low"], dense["c2_high"]) == laws[Series(0.0)].c2
+    assert dense["verdict"] == laws[Series(0.0)].describe()
+    assert sparse["verdict"] == laws[Series(0.9)].describe()
     assert {
         sparse[f"{name}{end}"] for name in ("c1", "c2", "b_crit") for end in ("", "_low", "_high")
     } == {None}
