@@ -21,14 +21,14 @@ import copy
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
 import optuna
-from optuna.trial import TrialState
+from optuna.trial import FrozenTrial, TrialState
 
 from lit_dps.core.attempt import Attempt
 from lit_dps.core.errors import StorageError
@@ -85,14 +85,21 @@ class CellState(NamedTuple):
     """The points of a cell that need no new trial.
 
     Attributes:
-        running: Points that wait, or that live processes run.
-        covered: Point -> step up to which its result is known; infinity if it is final.
+        taken: Points that wait, or that live processes run.
+        known_until: Point -> step up to which its result is known; infinity if it is final.
         waiting: Number of waiting trials.
     """
 
-    running: set[int]
-    covered: dict[int, float]
+    taken: set[int]
+    known_until: dict[int, float]
     waiting: int
+
+
+class MissingPoints(NamedTuple):
+    """The points that must run next, and the step that they must reach."""
+
+    limit: float
+    points: list[int]
 
 
 @dataclass(eq=False)
@@ -163,9 +170,9 @@ class TrialQueue:
         self._finished_steps: dict[Cell, dict[int, int]] = {}  # of the other cells
         self._limits: dict[Cell, CachedLimit] = {}
         self._repeat_limits: dict[Cell, float] = {}
-        self._position = -1  # of the cell whose points are handed out
+        self._position = 0  # of the cell whose points are handed out
         self._repeat_position = 0  # of the cell whose repeats are handed out
-        self._has_more_points = False  # whether points of this cell may have to be enqueued
+        self._has_more_points = True  # whether points of this cell may have to be enqueued
         self._is_search_over = False
 
     def claim_next(self) -> Attempt | None:
@@ -178,13 +185,13 @@ class TrialQueue:
             attempt = self._claim_repeat()
             if attempt is not None:
                 return attempt
-        for visited in range(len(self.cells) + 1):
-            if visited > 0 or self._position < 0:
-                self._position = (self._position + 1) % len(self.cells)
-                self._has_more_points = True
-            attempt = self._enqueue_and_claim(self.cells[self._position])
-            if attempt is not None:
-                return attempt
+        attempt = self._enqueue_and_claim(self.cells[self._position])
+        cells_to_visit = len(self.cells)
+        while attempt is None and cells_to_visit > 0:
+            attempt = self._enqueue_and_claim(self._next_cell())
+            cells_to_visit -= 1
+        if attempt is not None:
+            return attempt
         self._is_search_over = True
         return self._claim_repeat()
 
@@ -286,6 +293,12 @@ class TrialQueue:
 
     # ---- Enqueueing points ----
 
+    def _next_cell(self) -> Cell:
+        """Move to the next cell, after the last one to the first, and return it."""
+        self._position = (self._position + 1) % len(self.cells)
+        self._has_more_points = True
+        return self.cells[self._position]
+
     def _enqueue_and_claim(self, cell: Cell) -> Attempt | None:
         """Claim a trial of a cell; enqueue points if none waits."""
         self._close_cells_except(cell)
@@ -301,57 +314,72 @@ class TrialQueue:
     def _enqueue_points(self, cell: Cell) -> bool:
         """Enqueue the next points of a cell; return whether more have to be enqueued later."""
         study = self._study(cell)
-        state = self._read_state(study)
-        last_limit = stored_race_limit(study, self.race_factor)
-        limits = [last_limit]
-        if last_limit == math.inf:
-            limits = self.rungs
-        limit = last_limit
-        missing = []
-        for limit in limits:
-            missing = self._points_below(limit, state)
-            if missing:
-                break
+        state = self._state_of(self._end_dead_trials(study))
+        limit = stored_race_limit(study, self.race_factor)
+        missing = self._first_missing_points(limit, state)
         # Good points of a similar cell are probably good here. A good first result ends the others
         # early.
         steps = self._steps_in_nearest_cell(cell)
-        missing.sort(key=lambda point: (steps.get(point, math.inf), point))
+        points = sorted(missing.points, key=lambda point: (steps.get(point, math.inf), point))
         room = max(0, MAX_QUEUED - state.waiting)
-        for point in missing[:room]:
+        for point in points[:room]:
             study.enqueue_trial({}, user_attrs={POINT_ATTR: point, REPEAT_ATTR: 0})
-        return len(missing) > room or limit < last_limit
+        return len(points) > room or missing.limit < limit
 
-    def _read_state(self, study: optuna.Study) -> CellState:
-        """Return what is known of a cell's points; end the trials of dead processes."""
-        running: set[int] = set()
-        covered: dict[int, float] = {}
-        waiting = 0
+    def _end_dead_trials(self, study: optuna.Study) -> list[FrozenTrial]:
+        """End a cell's trials whose processes are dead, and return all its trials."""
+        trials = []
         for trial in study.get_trials(deepcopy=False):
-            point = trial.user_attrs[POINT_ATTR]
-            is_finished = trial.state.is_finished()
-            if trial.state is TrialState.WAITING and point < self.points:
-                waiting += 1
             # A trial without an owner was interrupted within a claim, so no process runs it.
-            is_dead = not self.peers.alive(trial.user_attrs.get(OWNER))
-            if trial.state is TrialState.RUNNING and is_dead:
-                is_finished = True
+            is_alive = self.peers.alive(trial.user_attrs.get(OWNER))
+            if trial.state is TrialState.RUNNING and not is_alive:
                 with self._locked(trial._trial_id):
                     # Its process may have stored the result since, if only its connection was lost.
-                    trial = self.storage.get_trial(trial._trial_id)
-                    end_interrupted(study, trial.number, trial.user_attrs)
-            if is_finished:
+                    stored = self.storage.get_trial(trial._trial_id)
+                    end_interrupted(study, stored.number, stored.user_attrs)
+                trial = self.storage.get_trial(trial._trial_id)
+            trials.append(trial)
+        return trials
+
+    def _state_of(self, trials: Iterable[FrozenTrial]) -> CellState:
+        """Return which points the trials of a cell take, and how far their results are known."""
+        taken: set[int] = set()
+        known_until: dict[int, float] = {}
+        waiting = 0
+        for trial in trials:
+            point = trial.user_attrs[POINT_ATTR]
+            if trial.state is TrialState.WAITING and point < self.points:
+                waiting += 1
+            if trial.state.is_finished():
                 steps = stored_known_until(trial.user_attrs, self.run_number)
-                covered[point] = max(covered.get(point, -math.inf), steps)
+                known_until[point] = max(known_until.get(point, -math.inf), steps)
             else:
-                running.add(point)
-        return CellState(running, covered, waiting)
+                taken.add(point)
+        return CellState(taken, known_until, waiting)
+
+    def _first_missing_points(self, limit: float, state: CellState) -> MissingPoints:
+        """Return the points that must run to the race limit, or to the first rung that any lacks.
+
+        Args:
+            limit: The race limit; infinity if the cell has no complete trial. Then all points must
+                reach a rung before any continues.
+            state: The points of the cell.
+        """
+        limits = [limit]
+        if limit == math.inf:
+            limits = self.rungs
+        for step in limits:
+            points = self._points_below(step, state)
+            if points:
+                return MissingPoints(step, points)
+        return MissingPoints(limit, [])
 
     def _points_below(self, limit: float, state: CellState) -> list[int]:
-        """Return the points that do not run and whose result is not known up to a step."""
+        """Return the points that are not taken and whose result is not known up to a step."""
         missing = []
         for point in range(self.points):
-            is_covered = state.covered.get(point, -math.inf) >= limit
-            if point not in state.running and not is_covered:
+            is_known = state.known_until.get(point, -math.inf) >= limit
+            if point not in state.taken and not is_known:
                 missing.append(point)
         return missing
 
@@ -426,12 +454,12 @@ class TrialQueue:
 
     def _next_rung(self, study: optuna.Study, point: int) -> float:
         """Return the first rung that no attempt at a point has reached; infinity after the last."""
-        covered = -math.inf
+        reached = -math.inf
         if len(self.rungs) > 1:
             for result in pruned_results(self.storage, study._study_id, point):
-                covered = max(covered, stored_known_until({RESULT_ATTR: result}))
+                reached = max(reached, stored_known_until({RESULT_ATTR: result}))
         for rung in self.rungs:
-            if rung > covered:
+            if rung > reached:
                 return rung
         return math.inf
 
