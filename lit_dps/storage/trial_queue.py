@@ -95,13 +95,6 @@ class CellState(NamedTuple):
     waiting: int
 
 
-class MissingPoints(NamedTuple):
-    """The points that must run next, and the step that they must reach."""
-
-    limit: float
-    points: list[int]
-
-
 @dataclass(eq=False)
 class TrialQueue:
     """The trials of one study, as one worker sees them.
@@ -186,10 +179,10 @@ class TrialQueue:
             if attempt is not None:
                 return attempt
         attempt = self._enqueue_and_claim(self.cells[self._position])
-        cells_to_visit = len(self.cells)
-        while attempt is None and cells_to_visit > 0:
+        for _ in self.cells:
+            if attempt is not None:
+                return attempt
             attempt = self._enqueue_and_claim(self._next_cell())
-            cells_to_visit -= 1
         if attempt is not None:
             return attempt
         self._is_search_over = True
@@ -316,15 +309,15 @@ class TrialQueue:
         study = self._study(cell)
         state = self._state_of(self._end_dead_trials(study))
         limit = stored_race_limit(study, self.race_factor)
-        missing = self._first_missing_points(limit, state)
+        step, missing = self._first_missing_points(limit, state)
         # Good points of a similar cell are probably good here. A good first result ends the others
         # early.
         steps = self._steps_in_nearest_cell(cell)
-        points = sorted(missing.points, key=lambda point: (steps.get(point, math.inf), point))
+        missing.sort(key=lambda point: (steps.get(point, math.inf), point))
         room = max(0, MAX_QUEUED - state.waiting)
-        for point in points[:room]:
+        for point in missing[:room]:
             study.enqueue_trial({}, user_attrs={POINT_ATTR: point, REPEAT_ATTR: 0})
-        return len(points) > room or missing.limit < limit
+        return len(missing) > room or step < limit
 
     def _end_dead_trials(self, study: optuna.Study) -> list[FrozenTrial]:
         """End a cell's trials whose processes are dead, and return all its trials."""
@@ -357,13 +350,10 @@ class TrialQueue:
                 taken.add(point)
         return CellState(taken, known_until, waiting)
 
-    def _first_missing_points(self, limit: float, state: CellState) -> MissingPoints:
-        """Return the points that must run to the race limit, or to the first rung that any lacks.
+    def _first_missing_points(self, limit: float, state: CellState) -> tuple[float, list[int]]:
+        """Return the race limit, or the first rung that a point lacks; and the points that lack it.
 
-        Args:
-            limit: The race limit; infinity if the cell has no complete trial. Then all points must
-                reach a rung before any continues.
-            state: The points of the cell.
+        While the limit is infinite, all points must reach a rung before any continues.
         """
         limits = [limit]
         if limit == math.inf:
@@ -371,8 +361,8 @@ class TrialQueue:
         for step in limits:
             points = self._points_below(step, state)
             if points:
-                return MissingPoints(step, points)
-        return MissingPoints(limit, [])
+                return step, points
+        return limit, []
 
     def _points_below(self, limit: float, state: CellState) -> list[int]:
         """Return the points that are not taken and whose result is not known up to a step."""
