@@ -200,7 +200,7 @@ class ImageData(LightningDataModule):
         steps = self.steps_per_batch
         if steps is None:
             return EndlessLoader(lambda: orders.batches(self.epochs(), self.batch_size))
-        return EndlessLoader(lambda: orders.steps(self.epochs(), self.batch_size, steps))
+        return EndlessLoader(lambda: orders.interval_batches(self.epochs(), self.batch_size, steps))
 
     def pruning_dataloader(self, batch_size: int = 100) -> PassLoader:
         """Return one pass over the training examples, in the order of the authors' code."""
