@@ -32,6 +32,10 @@ SECTION_CLASSES: dict[str, type] = {
 }
 
 
+MERGE = "<<"  # the key of YAML that adds the keys of an anchor
+TEXT_TAGS = ("tag:yaml.org,2002:str", "tag:yaml.org,2002:merge")
+
+
 class Source(NamedTuple):
     """Where a value comes from: an option, or a line of a file."""
 
@@ -173,9 +177,79 @@ def _compose(text: str, name: str) -> yaml.Node | None:
     try:
         loader = yaml.SafeLoader(text)
         loader.name = name  # of the marks
-        return loader.get_single_node()
+        root = loader.get_single_node()
     except yaml.YAMLError as error:
         raise _syntax_error(name, error) from error
+    if isinstance(root, yaml.MappingNode):
+        _check_section_keys(root)
+        _check_keys(root, ())
+    return root
+
+
+def _check_section_keys(root: yaml.MappingNode) -> None:
+    """Raise UserError for a section or a key of a section that is no text, or a key given twice.
+
+    A key can be below its section, `study: {trials: 8}`, or have a dotted name, `study.trials: 8`.
+    """
+    nodes: dict[str, yaml.Node] = {}
+    for section, value in root.value:
+        _check_is_text("", section)
+        keys = [("", section)]
+        if section.value in SECTION_CLASSES and isinstance(value, yaml.MappingNode):
+            keys = [(f"{section.value}.", key) for key, _ in value.value]
+        for prefix, key in keys:
+            _check_is_text(prefix, key)
+            path = f"{prefix}{key.value}"
+            if path in nodes and key.value != MERGE:
+                _refuse_duplicate(path, nodes[path], key)
+            nodes[path] = key
+
+
+def _check_keys(node: yaml.Node, parents: tuple[yaml.Node, ...]) -> None:
+    """Raise UserError if a mapping below a node has a key twice, or contains itself."""
+    if node in parents:
+        raise UserError(
+            f"{_place(node)}: an anchor refers to itself. Write its value out.", key=_place(node)
+        )
+    children = []
+    if isinstance(node, yaml.MappingNode):
+        keys: dict[tuple[str, str], yaml.Node] = {}
+        for key, value in node.value:
+            children.append(value)
+            if not isinstance(key, yaml.ScalarNode) or key.value == MERGE:
+                continue
+            if (key.tag, key.value) in keys:
+                _refuse_duplicate(key.value, keys[key.tag, key.value], key)
+            keys[key.tag, key.value] = key
+    elif isinstance(node, yaml.SequenceNode):
+        children = node.value
+    for child in children:
+        _check_keys(child, (*parents, node))
+
+
+def _check_is_text(prefix: str, key: yaml.Node) -> None:
+    """Raise UserError for the key of a section that YAML reads as null, a number or a list."""
+    if key.tag not in TEXT_TAGS:
+        path = shorten(f"{prefix}{key.value}")
+        raise UserError(
+            f"{_place(key)}: the key {path} is no text. Use the name of a key.", key=path
+        )
+
+
+def _refuse_duplicate(key: str, first: yaml.Node, second: yaml.Node) -> None:
+    """Raise UserError, because a key is there twice and one of its values would be ignored."""
+    line = first.start_mark.line + 1
+    raise UserError(
+        f"{key} is there twice: {_place(first)}, and line {second.start_mark.line + 1}. "
+        "Remove one of them.",
+        key=key,
+        value=line,
+    )
+
+
+def _place(node: yaml.Node) -> str:
+    """Return the file and the line of a node."""
+    return f"{node.start_mark.name}, line {node.start_mark.line + 1}"
 
 
 def _construct(node: yaml.Node, name: str) -> Any:

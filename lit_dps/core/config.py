@@ -285,6 +285,12 @@ class StorageConfig:
     optuna: str | None = None
     mlflow: str | None = None
 
+    def __post_init__(self) -> None:
+        optuna, mlflow = map(_sqlite_path, (self.optuna_url, self.mlflow_uri))
+        if mlflow and mlflow == optuna:
+            allowed = f"another file than {self.optuna_url}, the storage of the results"
+            raise ConfigError("storage.mlflow", self.mlflow_uri, allowed)
+
     @property
     def optuna_url(self) -> str:
         return self.optuna or f"sqlite:///{self.folder}/study.db"
@@ -300,6 +306,13 @@ class StorageConfig:
     def failures(self, study: str) -> Path:
         """The folder of the tracebacks of a study's failed trials."""
         return Path(self.folder) / "failures" / study
+
+
+def _sqlite_path(url: str) -> str:
+    """Return the absolute path of a SQLite URL; "" for other URLs."""
+    if not isinstance(url, str) or not url.startswith("sqlite:///"):
+        return ""
+    return os.path.realpath(url.removeprefix("sqlite:///").partition("?")[0])
 
 
 # A file name may have 255 bytes. The longest suffix of a study's name has 40 bytes:

@@ -174,7 +174,13 @@ def _lock(uri: str) -> Iterator[None]:
 SQLITE_HEADER = b"SQLite format 3\x00"
 # Words in SQLite's messages about a file with damaged pages.
 DAMAGED = ("malformed", "not a database", "disk image")
-NEEDED_TABLES = {"experiments", "runs", "metrics", "params", "tags", "alembic_version"}
+OWN_TABLES = {"experiments", "runs", "metrics", "params", "tags"}
+# Optuna's databases have a table alembic_version, too.
+NEEDED_TABLES = {*OWN_TABLES, "alembic_version"}
+
+
+class ForeignDatabase(Exception):
+    """The database of another program, such as Optuna's, which is not to be renamed."""
 
 
 def move_broken(file: Path) -> Path | None:
@@ -182,7 +188,14 @@ def move_broken(file: Path) -> Path | None:
 
     The caller holds the lock of `open_experiment`. MLflow has not opened the file yet.
     """
-    why = why_broken(file)
+    try:
+        why = why_broken(file)
+    except ForeignDatabase:
+        raise StorageError(
+            f"{file} is the database of another program, not of MLflow. Choose another file for "
+            "storage.mlflow.",
+            key=str(file),
+        ) from None
     if not why:
         return None
     return move_aside(file, why)
@@ -192,6 +205,9 @@ def why_broken(file: Path) -> str:
     """Return why a file is no intact MLflow database; "" if it is intact, empty or missing.
 
     A database of an older MLflow is intact: `mlflow db upgrade` converts it.
+
+    Raises:
+        ForeignDatabase: if it has tables, and none of MLflow's.
     """
     if not file.is_file() or file.stat().st_size == 0:
         return ""
@@ -227,6 +243,8 @@ def _why_tables_broken(database: sqlite3.Connection) -> str:
     names = {name for (name,) in rows}
     if not names:
         return ""
+    if not names & OWN_TABLES and names != {"alembic_version"}:
+        raise ForeignDatabase
     missing = NEEDED_TABLES - names
     if missing:
         return f"tables are missing: {', '.join(sorted(missing))}"

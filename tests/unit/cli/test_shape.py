@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from lit_dps.cli.command_line import CommandLine
+from lit_dps.cli.config_file import parse_config
 from lit_dps.cli.key_checks import check_kinds
 from lit_dps.core.errors import ConfigError, UserError
 from tests.support.errors import refuses
@@ -144,3 +145,39 @@ def test_a_slip_is_told_by_file_line_and_column_without_pytorch(tmp_path):
     assert time.process_time() - began < 1
     assert done.returncode == 2
     assert "c.yaml, line 3, column " in done.stderr and done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [
+        ("goal: {error: 0.1}\ngoal: {max_steps: 32}\n", "goal"),
+        ("study:\n  trials: 6\n  trials: 7\n", "study.trials"),
+        ("study: {trials: 6}\nstudy.trials: 9\n", "study.trials"),
+        ("study.trials: 9\nstudy: {trials: 6}\n", "study.trials"),
+        ("model: {init_args: {lr: 1, lr: 2}}\n", "lr"),
+        ("study: {space: {model.lr: {low: 1, low: 2}}}\n", "low"),
+    ],
+)
+def test_a_key_that_is_there_twice_is_refused(text, key):
+    with refuses(key, error=UserError):
+        parse_config(text, "a.yaml")
+
+
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [
+        ("study: {null: 6}\n", "study.null"),
+        ("study: {1: 6}\n", "study.1"),
+        ("null: {trials: 6}\n", "null"),
+        ("study: {grid: &a {optim.delay: *a}}\n", "a.yaml, line 1"),
+    ],
+)
+def test_a_key_that_is_no_text_and_an_endless_anchor_are_refused(text, key):
+    with refuses(key, error=UserError):
+        parse_config(text, "a.yaml")
+
+
+def test_an_anchor_may_be_used_twice_and_merged():
+    text = "goal: &g {error: 0.1}\nx: *g\ny: {<<: *g, max_steps: 32}\n"
+    content = parse_config(text, "a.yaml").content
+    assert content["x"] == {"error": 0.1} and content["y"] == {"error": 0.1, "max_steps": 32}

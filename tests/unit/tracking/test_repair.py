@@ -11,7 +11,11 @@ from contextlib import closing
 
 import pytest
 
-from lit_dps.tracking.client import move_broken, why_broken
+from lit_dps.core.config import StorageConfig
+from lit_dps.core.errors import StorageError
+from lit_dps.storage.database import open_storage
+from lit_dps.tracking.client import move_broken, open_experiment, why_broken
+from tests.support.errors import refuses
 from tests.unit.tracking.test_tracking import empty, result, runs, tracker  # noqa: F401
 
 
@@ -102,3 +106,21 @@ def test_a_full_disk_leaves_no_half_of_a_database(tmp_path):
     )
     assert done.returncode == 7, done.stderr
     assert not (tmp_path / "mlflow.db").exists()
+
+
+def test_the_database_of_another_program_is_refused_and_not_renamed(tmp_path):
+    file = tmp_path / "study.db"
+    open_storage(f"sqlite:///{file}")
+    content = file.read_bytes()
+    with refuses(str(file), error=StorageError):
+        open_experiment(f"sqlite:///{file}", "e", str(tmp_path))
+    assert file.read_bytes() == content
+    assert not list(tmp_path.glob("*broken*"))
+
+
+def test_results_and_their_display_need_two_files(tmp_path):
+    with refuses("storage.mlflow", f"sqlite:///{tmp_path}/study.db"):
+        StorageConfig(folder=str(tmp_path), mlflow=f"sqlite:///{tmp_path}/study.db")
+    with refuses("storage.mlflow", "sqlite:///b.db"):
+        StorageConfig(optuna="sqlite:///./b.db", mlflow="sqlite:///b.db")
+    StorageConfig(optuna="postgresql://host/a", mlflow="sqlite:///a.db")
