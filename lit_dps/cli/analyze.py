@@ -14,6 +14,7 @@ from lit_dps.analysis.analysis import Analysis
 from lit_dps.cli.command_line import CommandLine
 from lit_dps.cli.options import AnalyzeOptions, add_options, take_options
 from lit_dps.cli.parser import CommandParser, new_parser
+from lit_dps.core.atomic_write import check_folder
 from lit_dps.core.config import StorageConfig, StudyConfig
 from lit_dps.report.no_result import NO_RESULT, ended_without_result
 from lit_dps.report.publish import figures_folder, publish
@@ -45,6 +46,8 @@ def main(command: CommandLine) -> int:
     """Print the analysis of a study, and return the exit code."""
     config = _parser(command).read_command()
     options = take_options(config, AnalyzeOptions)
+    if options.output is not None:
+        check_folder("--output", Path(options.output))
     storage, name = config.storage, config.study.name
     shown = parts_of(options.show)
     default_folder = figures_folder(storage.folder, name)

@@ -10,6 +10,7 @@ from pathlib import Path
 from lit_dps.cli.command_line import CommandLine
 from lit_dps.cli.parser import new_parser
 from lit_dps.cli.shipped import FOLDER, find, names, summary
+from lit_dps.core.atomic_write import check_folder
 from lit_dps.core.errors import ConfigError
 from lit_dps.core.text import closest_name
 
@@ -37,6 +38,7 @@ def main(command: CommandLine) -> int:
 
 def _copy(asked_names: Sequence[str], folder: Path) -> None:
     """Copy configurations, and the modules beside them that they name, into a folder."""
+    check_folder("--to", folder)
     files = list(map(_file_of, asked_names))
     targets = []
     modules = {}
@@ -51,7 +53,10 @@ def _copy(asked_names: Sequence[str], folder: Path) -> None:
     if len(set(targets)) < len(targets):
         allowed = "names whose last parts differ: each is copied to a file of that name"
         raise ConfigError("NAME", asked_names, allowed)
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError("--to", str(folder), f"a folder that can be made: {error}") from error
     for file, target in zip(files, targets, strict=True):
         shutil.copyfile(file, target)
         print(f"copied: {target}; lit-dps study {target} runs it")

@@ -16,6 +16,7 @@ from jsonargparse import Namespace
 from lit_dps.analysis.analysis import Analysis
 from lit_dps.cli.command_line import CommandLine
 from lit_dps.cli.parser import CommandError, new_parser
+from lit_dps.core.atomic_write import check_folder
 from lit_dps.core.config import StorageConfig
 from lit_dps.core.errors import ConfigError
 from lit_dps.report.figures import COMPARISONS, FIGURES, of_others, write_comparison
@@ -38,6 +39,8 @@ HASH_LENGTH = 8  # hexadecimal digits that make shortened names unique
 def main(command: CommandLine) -> int:
     """Draw the figures of studies, and print their files."""
     config = _parse(command)
+    if config.output is not None:
+        check_folder("--output", Path(config.output))
     names = list(dict.fromkeys(config.names))
     url = config.storage.optuna_url
     if not names:

@@ -18,6 +18,7 @@ from lit_dps.analysis.tables import aligned, write_csv
 from lit_dps.cli.command_line import CommandLine
 from lit_dps.cli.options import MasksOptions, take_options
 from lit_dps.cli.study import StudyCLI
+from lit_dps.core.atomic_write import check_folder
 from lit_dps.core.config import SPARSITY_KEY
 from lit_dps.core.errors import ConfigError
 from lit_dps.core.trial import Series, Trial, check_sparsity, text_of
@@ -40,6 +41,8 @@ def main(command: CommandLine) -> int:
     """Print the masks of a study, and write their tables and figures."""
     cli = StudyCLI(command, MasksOptions)
     options = take_options(cli.config, MasksOptions)
+    if options.output is not None:
+        check_folder("--output", Path(options.output))
     setup = cli.setup()
     sparsities = _sparsities(options, setup, command)
     check_study(setup)

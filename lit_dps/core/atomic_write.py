@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from lit_dps.core.errors import StorageError
+from lit_dps.core.errors import ConfigError, StorageError
 from lit_dps.core.text import shorten
 
 NOT_WRITTEN = "not written: "  # beginning of a note on a failure
@@ -19,6 +19,17 @@ def not_written(what: str, error: Exception) -> str:
     if not isinstance(error, StorageError):
         reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
     return f"{NOT_WRITTEN}{what}: {shorten(reason)}"
+
+
+def check_folder(option: str, folder: Path) -> None:
+    """Raise ConfigError if files cannot be written to the folder that an option names."""
+    nearest = folder
+    while not nearest.exists() and nearest != nearest.parent:
+        nearest = nearest.parent
+    if not nearest.is_dir():
+        raise ConfigError(option, str(folder), f"a folder: {nearest} is a file")
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        raise ConfigError(option, str(folder), f"a folder elsewhere: {nearest} is not writable")
 
 
 @contextmanager

@@ -6,7 +6,7 @@ import errno
 
 import pytest
 
-from lit_dps.core.atomic_write import replacing
+from lit_dps.core.atomic_write import check_folder, replacing
 from lit_dps.core.errors import StorageError
 from tests.support.errors import refuses
 
@@ -40,3 +40,12 @@ def test_a_file_in_the_place_of_the_folder(tmp_path):
         replacing(tmp_path / "figures" / "table.txt"),
     ):
         pytest.fail("there is no folder to write to")
+
+
+def test_a_folder_below_a_file_is_refused(tmp_path):
+    (tmp_path / "f").write_text("")
+    for folder in (tmp_path / "f", tmp_path / "f" / "below"):
+        with refuses("--to", str(folder)):
+            check_folder("--to", folder)
+    check_folder("--to", tmp_path / "new" / "below")
+    assert not (tmp_path / "new").exists()
