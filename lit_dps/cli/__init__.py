@@ -184,6 +184,14 @@ def _run(argv: list[str]) -> int:
             message = _with_source(message, error.key, command)
             urls = command.urls
         return _refuse(without_secrets(message, urls))
+    except SystemExit as error:
+        from lit_dps.core.errors import has_user_frame, place_in_user_code
+
+        if not has_user_frame(error):  # help, and errors of jsonargparse
+            raise
+        place = place_in_user_code(error)
+        guard = 'if __name__ == "__main__":'
+        return _refuse(f"your code ends the process{place}; put this line below {guard}")
     except BrokenPipeError:  # the reader of the output has ended, such as `head`
         # The interpreter flushes stdout once more at its end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -143,14 +143,28 @@ def error_text(error: BaseException) -> str:
     return original.removeprefix(f"{type(error).__name__}: ")
 
 
+def has_user_frame(error: BaseException) -> bool:
+    """Return True if an error went through code that is not installed."""
+    for frame in _foreign_frames(error):
+        # "<frozen importlib._bootstrap>" is no file.
+        if not frame.filename.startswith("<") and not _is_installed(frame.filename):
+            return True
+    return False
+
+
+def _foreign_frames(error: BaseException) -> list[traceback.FrameSummary]:
+    """Return the frames of an error outside of this package and its libraries."""
+    libraries = tuple(f"{folder}{os.sep}" for folder in _library_folders())
+    return [frame for frame in _frames_of(error) if not frame.filename.startswith(libraries)]
+
+
 def place_in_user_code(error: BaseException) -> str:
     """Return the last place of an error in the user's code, as " (file, line, in function)".
 
     Returns:
         "" if no frame is in the user's code.
     """
-    libraries = tuple(f"{folder}{os.sep}" for folder in _library_folders())
-    frames = [frame for frame in _frames_of(error) if not frame.filename.startswith(libraries)]
+    frames = _foreign_frames(error)
     if not frames:
         return ""
     # The user's call of another library is more useful than a line within that library.

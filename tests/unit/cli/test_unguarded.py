@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from lit_dps.cli import main
+
 ROOT = Path(__file__).parents[3]
 CALL = "ask()"
 SCRIPTS = {
@@ -50,3 +52,13 @@ def test_what_is_no_script_is_not():
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
     )
     assert ran.stdout == "False\n"
+
+
+def test_a_module_that_ends_the_process_is_refused_with_its_line(tmp_path, monkeypatch, capsys):
+    (tmp_path / "ends_at_import.py").write_text("import sys\nsys.exit(0)\n")
+    (tmp_path / "a.yaml").write_text("model: ends_at_import.M\ndata: lit_dps.data.Digits\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert main(["study", "a.yaml"]) == 2
+    assert "ends_at_import.py, line 2" in capsys.readouterr().err
+    assert not (tmp_path / "mlruns").exists()
