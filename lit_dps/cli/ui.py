@@ -57,5 +57,6 @@ def _check_port(port: int, must_be_free: bool) -> None:
     try:
         socket.create_server((HOST, port)).close()
     except OSError as error:
-        reason = error.strerror or str(error)
+        # The text of the error repeats the address.
+        reason = os.strerror(error.errno) if error.errno else str(error)
         raise ConfigError("--port", port, f"a port that is free on {HOST} ({reason})") from error
