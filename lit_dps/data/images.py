@@ -101,17 +101,11 @@ class ImageData(LightningDataModule):
             split; by default on all. It is the largest batch size. Split, normalization, validation
             and test do not depend on it (as in Shallue et al. 2019).
 
-    Attributes:
-        steps_per_batch: If set, a batch of the training loader is the `Steps` of this number of
-            consecutive batches.
-
     Raises:
         DataError: see `lit_dps.data.files.read_images`.
         ConfigError: if `train_examples` is not between 1 and the size of the training split, or
             the batch size not between 1 and the number of training examples.
     """
-
-    steps_per_batch: int | None = None
 
     def __init__(
         self,
@@ -197,10 +191,7 @@ class ImageData(LightningDataModule):
         return orders.epochs_of_file(self.order, n)
 
     def train_dataloader(self) -> EndlessLoader:
-        steps = self.steps_per_batch
-        if steps is None:
-            return EndlessLoader(lambda: orders.batches(self.epochs(), self.batch_size))
-        return EndlessLoader(lambda: orders.interval_batches(self.epochs(), self.batch_size, steps))
+        return EndlessLoader(lambda: orders.batches(self.epochs(), self.batch_size))
 
     def pruning_dataloader(self, batch_size: int = 100) -> PassLoader:
         """Return one pass over the training examples, in the order of the authors' code."""
