@@ -182,7 +182,7 @@ def _compose(text: str, name: str) -> yaml.Node | None:
         raise _syntax_error(name, error) from error
     if isinstance(root, yaml.MappingNode):
         _check_section_keys(root)
-        _check_keys(root, ())
+        _check_keys(root, (), set())
     return root
 
 
@@ -205,12 +205,22 @@ def _check_section_keys(root: yaml.MappingNode) -> None:
             nodes[path] = key
 
 
-def _check_keys(node: yaml.Node, parents: tuple[yaml.Node, ...]) -> None:
-    """Raise UserError if a mapping below a node has a key twice, or contains itself."""
+def _check_keys(node: yaml.Node, parents: tuple[yaml.Node, ...], checked: set[yaml.Node]) -> None:
+    """Raise UserError if a mapping below a node has a key twice, or contains itself.
+
+    Args:
+        node: The node.
+        parents: The nodes that contain it.
+        checked: Nodes that were checked before. An anchor may be used many times.
+    """
     if node in parents:
         raise UserError(
-            f"{_place(node)}: an anchor refers to itself. Write its value out.", key=_place(node)
+            f"{_place(node)}: an anchor contains itself; write its value in its place",
+            key=_place(node),
         )
+    if node in checked:
+        return
+    checked.add(node)
     children = []
     if isinstance(node, yaml.MappingNode):
         keys: dict[tuple[str, str], yaml.Node] = {}
@@ -224,7 +234,7 @@ def _check_keys(node: yaml.Node, parents: tuple[yaml.Node, ...]) -> None:
     elif isinstance(node, yaml.SequenceNode):
         children = node.value
     for child in children:
-        _check_keys(child, (*parents, node))
+        _check_keys(child, (*parents, node), checked)
 
 
 def _check_is_text(prefix: str, key: yaml.Node) -> None:
@@ -232,18 +242,16 @@ def _check_is_text(prefix: str, key: yaml.Node) -> None:
     if key.tag not in TEXT_TAGS:
         path = shorten(f"{prefix}{key.value}")
         raise UserError(
-            f"{_place(key)}: the key {path} is no text. Use the name of a key.", key=path
+            f"{_place(key)}: the key {path} is not text; write the name of a key", key=path
         )
 
 
 def _refuse_duplicate(key: str, first: yaml.Node, second: yaml.Node) -> None:
     """Raise UserError, because a key is there twice and one of its values would be ignored."""
-    line = first.start_mark.line + 1
     raise UserError(
-        f"{key} is there twice: {_place(first)}, and line {second.start_mark.line + 1}. "
-        "Remove one of them.",
+        f"{key} is set twice: {_place(first)}, and line {second.start_mark.line + 1}; remove one "
+        "of them",
         key=key,
-        value=line,
     )
 
 

@@ -19,16 +19,8 @@ from benchmarks.bare_stack import (
 )
 from benchmarks.numbers import Sample
 from benchmarks.setups import MOMENTUM_CONFIG, paper_setup
-from benchmarks.stacked import (
-    BareRow,
-    Case,
-    EngineRow,
-    StackedReport,
-    StudyRun,
-    _pace,
-    best_float32_rate,
-    show,
-)
+from benchmarks.stacked import Case, _pace, best_float32_rate, show
+from benchmarks.stacked_tables import BareRow, EngineRow, StackedReport, StudyRun
 from benchmarks.step import threads
 from benchmarks.stranger import BARE, FIT, GPT, LIGHTNING, StrangerSteps
 from lit_dps.models import SimpleCNN
