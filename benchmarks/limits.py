@@ -2,8 +2,8 @@
 left out in turn.
 
 `python -m benchmarks.limits` prints the section of docs/advice-law.md. Two limits were chosen with
-these runs in view: the factor that the interval of B_crit may span (`verdict.MAX_SPAN`), and the
-tails of an observation's error (`posterior.TAILS`). For every workload each is chosen again by all
+these runs in view: the factor that the interval of B_crit may span (`law_fit.MAX_SPAN`), and the
+tails of an observation's error (`law_fit.TAILS`). For every workload each is chosen again by all
 the others, and judged on the one left out.
 """
 
@@ -21,8 +21,7 @@ import pandas as pd
 
 from benchmarks.advice import ALL, curves, must_refuse, parts, runs_of
 from benchmarks.text import table
-from lit_dps.analysis import law_posterior as posterior
-from lit_dps.analysis import verdict
+from lit_dps.analysis import law_fit
 from lit_dps.analysis.law import Law, fit_law
 from lit_dps.analysis.law_fit import fit_scaling
 from lit_dps.analysis.observations import Observation, exact
@@ -54,7 +53,7 @@ def must_refuse_part(known: list[Observation], seen: list[Observation]) -> bool:
     fit = fit_scaling([p.batch_size for p in points], [p.steps for p in points])
     return (
         max(p.batch_size for p in exact(seen))
-        < verdict.MIN_SHARE_OF_CRITICAL * fit.critical_batch_size
+        < law_fit.MIN_SHARE_OF_CRITICAL * fit.critical_batch_size
     )
 
 
@@ -65,7 +64,7 @@ def laws(runs: pd.DataFrame) -> Iterator[dict]:
     The score is that of the 80 % interval of log K at the batch sizes above the part; nan without
     any.
     """
-    with limit(verdict, "MAX_SPAN", math.inf):
+    with limit(law_fit, "MAX_SPAN", math.inf):
         for curve, known in curves(runs):
             some = [(lower, held) for seen, lower, held in parts(known) if seen != "all others"]
             for lower, held in [(known, []), *some]:
@@ -115,9 +114,9 @@ def main() -> None:
     runs = runs_of(None if folder is None else Path(folder))
     found = {}
     for tails in TAILS:
-        with limit(posterior, "TAILS", tails):
+        with limit(law_fit, "TAILS", tails):
             found[tails] = pd.DataFrame(laws(runs))
-    here = found[posterior.TAILS]
+    here = found[law_fit.TAILS]
     print(
         _verdicts(
             "span", {wide: here.assign(no=here["refused"] | (here["span"] > wide)) for wide in WIDE}
@@ -125,7 +124,7 @@ def main() -> None:
         "\n",
     )
     by = {
-        tails: rows.assign(no=rows["refused"] | (rows["span"] > verdict.MAX_SPAN))
+        tails: rows.assign(no=rows["refused"] | (rows["span"] > law_fit.MAX_SPAN))
         for tails, rows in found.items()
     }
     print(_verdicts("tails", by))

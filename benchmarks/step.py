@@ -20,7 +20,7 @@ from benchmarks.options import Options
 from benchmarks.setups import UNREACHABLE, devices, middle_trial, on_device, paper_setup, run_trial
 from benchmarks.text import NO_GPU, seconds, table, times
 from lit_dps.core.trial import Cell, Trial
-from lit_dps.data.order import batches
+from lit_dps.data.loaders import batches
 from lit_dps.pruning import prunable, top_k
 from lit_dps.study.setup import StudySetup
 from lit_dps.training.workload import Built, Workload

@@ -17,7 +17,7 @@ import pandas as pd
 
 from lit_dps.analysis.answer import NEAR
 from lit_dps.analysis.law import Law, fit_law
-from lit_dps.analysis.law_posterior import CriticalPrior
+from lit_dps.analysis.law_fit import CriticalPrior
 from lit_dps.analysis.observations import Observation
 from lit_dps.core.noise_scale import NoiseScale
 

@@ -17,8 +17,7 @@ from lit_dps.advice.probe_study import (
 )
 from lit_dps.advice.question import Question
 from lit_dps.advice.user_workload import user_batch_size
-from lit_dps.analysis.law_fit import AT_LEAST, AT_MOST
-from lit_dps.analysis.observations import Observation
+from lit_dps.analysis.observations import AT_LEAST, AT_MOST, Observation
 from lit_dps.core.record import StudyRecord
 from lit_dps.core.text import format_duration
 from lit_dps.parallel.process import StopRequest

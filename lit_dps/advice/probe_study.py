@@ -14,9 +14,8 @@ from typing import Any
 import numpy as np
 from lightning.pytorch import LightningDataModule
 
-from lit_dps.advice.memory import is_full
 from lit_dps.advice.options import Clock
-from lit_dps.advice.step_probe import is_above_split
+from lit_dps.advice.step_probe import is_above_split, is_full
 from lit_dps.analysis.analysis import Analysis
 from lit_dps.analysis.observations import Observation, observations_of_cells
 from lit_dps.analysis.rates import RateCurve

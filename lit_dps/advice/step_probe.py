@@ -1,4 +1,7 @@
-"""Times steps and validation at growing batch sizes, up to the memory or the time that there is."""
+"""Times steps and validation at growing batch sizes, up to the memory or the time that there is.
+
+On a CPU the system kills a process that takes too much memory; `Memory` predicts when.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +9,17 @@ import dataclasses
 import gc
 import math
 import os
+import resource
+import sys
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
-from lit_dps.advice.memory import Memory, is_full
 from lit_dps.advice.step_time import Timed
 from lit_dps.core.config import cores
 from lit_dps.core.errors import UserError, first_line, is_about
@@ -35,6 +41,13 @@ MAX_SIZE_THAT_MAY_FAIL = 2
 # Why no larger batch was timed. Both are stored and compared.
 SPENT = "the time for it is spent"
 FULL = "it does not fit the memory"
+
+
+MAX_SHARE = 0.8  # of the free memory that a step may take
+PROCESS = Path("/proc/self")
+CGROUP = Path("/sys/fs/cgroup")
+# Messages of torch, CUDA, numpy and Python, in lower case.
+FULL_MESSAGES = ("can't allocate memory", "out of memory", "unable to allocate", "memoryerror")
 
 
 @dataclass
@@ -345,3 +358,82 @@ def _steps_to_time(step: float, seconds: float) -> int:
         return MIN_STEPS
     training = min(TRAINING_SECONDS, seconds / 20)
     return max(MIN_STEPS, min(MAX_STEPS, round(training / max(step, 1e-6))))
+
+
+class Memory:
+    """The memory that timed steps took, and an estimate for larger ones.
+
+    On Linux the peak of this process is reset before each size. On other systems, a size that takes
+    less than an earlier one, or than an import, seems to take no further memory.
+    """
+
+    def __init__(self) -> None:
+        self.sizes: list[tuple[int, float]] = []  # examples and the peak in bytes
+
+    def begin(self) -> None:
+        """Reset the peak; to be called before a size is timed."""
+        with suppress(OSError):
+            (PROCESS / "clear_refs").write_text("5")
+
+    def end(self, size: int) -> None:
+        """Note the peak; to be called after a size was timed."""
+        self.sizes.append((size, self.peak()))
+
+    def missing(self, size: int) -> float:
+        """Return the bytes that a size takes beyond what it may take; at most 0 if it fits.
+
+        Each further example is assumed to take as much as between the last two sizes.
+        """
+        if len(self.sizes) < 2:
+            return 0.0
+        (before, low), (last, high) = self.sizes[-2:]
+        growth = max(0.0, high - low) / (last - before) * (size - last)
+        if not growth:
+            return 0.0
+        return growth - MAX_SHARE * self.free()
+
+    def peak(self) -> float:
+        """Return the most bytes that this process has held since `begin`."""
+        try:
+            return _kibibytes_in(PROCESS / "status", "VmHWM") * 1024
+        except (OSError, ValueError):
+            # This is not Linux.
+            unit = 1 if sys.platform == "darwin" else 1024
+            return float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit)
+
+    def free(self) -> float:
+        """Return the bytes that are free on this machine, within the limit of its container."""
+        try:
+            free = _kibibytes_in(Path("/proc/meminfo"), "MemAvailable") * 1024
+        except (OSError, ValueError):
+            return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2
+        try:
+            limit = (CGROUP / "memory.max").read_text().strip()
+            used = (CGROUP / "memory.current").read_text().strip()
+            if limit != "max":
+                free = min(free, float(limit) - float(used))
+        except (OSError, ValueError):
+            # This is no container.
+            pass
+        return free
+
+
+def _kibibytes_in(file: Path, name: str) -> float:
+    """Return a value of a file of lines such as "VmHWM:   123 kB".
+
+    Raises:
+        OSError: if the file cannot be read.
+        ValueError: if it has no such line.
+    """
+    for line in file.read_text().splitlines():
+        if line.startswith(name):
+            return float(line.split()[1])
+    raise ValueError(f"{file} has no {name}")
+
+
+def is_full(error: BaseException | str) -> bool:
+    """Return True if the reason of an error, or of its text, is a full memory."""
+    if isinstance(error, MemoryError):
+        return True
+    text = str(error).lower()
+    return any(message in text for message in FULL_MESSAGES)

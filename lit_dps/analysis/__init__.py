@@ -5,11 +5,10 @@ How trials become a number, in the order of reading:
 1. `summary`: the trials of a cell -> K*, the fewest steps to the goal.
 2. `repeats`: the best points on fresh seeds -> the median K over seeds.
 3. `observations`: K* or the median -> K with its noise, or a bound of K.
-4. `law_fit`: observations -> c1 and c2 of K = c1 / B + c2, a robust fit.
-5. `law_posterior`: draws of c1 and c2, and the law's error -> intervals.
-6. `verdict`: what is refused of a fit, and why.
-7. `law`: `fit_law` joins 4 to 6 in a `Law`, which predicts K; `law_tables` are its tables.
-8. `critical`: B_crit by other definitions. `answer`: K by the law x `step_seconds` -> time.
+4. `law_fit`: observations -> c1 and c2 of K = c1 / B + c2 by a robust fit; draws of c1 and c2, and
+   the law's error -> intervals; the verdict: what is refused of a fit, and why.
+5. `law`: `fit_law` joins these in a `Law`, which predicts K; `law_tables` are its tables.
+6. `critical`: B_crit by other definitions. `answer`: K by the law x `step_seconds` -> time.
 
 `Analysis` is the index of these and all other tables: it computes each one once, when it is first
 used. The other modules can be read alone: `rates` and `rate_rules` (learning rates), `theory` and
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
     from lit_dps.analysis.intervals import Interval as Interval
     from lit_dps.analysis.intervals import estimate as estimate
     from lit_dps.analysis.law import Law as Law
+    from lit_dps.analysis.law_fit import MAX_MISFIT as MAX_MISFIT
     from lit_dps.analysis.observations import noise_of_search as noise_of_search
     from lit_dps.analysis.rates import RATE_NAMES as RATE_NAMES
     from lit_dps.analysis.tables import cell_of as cell_of
@@ -45,14 +45,13 @@ if TYPE_CHECKING:
     from lit_dps.analysis.term_comparisons import readings_to_goal as readings_to_goal
     from lit_dps.analysis.theory import start_of as start_of
     from lit_dps.analysis.theory import terms_of as terms_of
-    from lit_dps.analysis.verdict import MAX_MISFIT as MAX_MISFIT
 
 # Public names by the module that has them. They are imported when they are first used, so that a
 # table formatter does not wait for SciPy.
 _PUBLIC = {
     "Analysis": "analysis",
     "DEFINITIONS": "critical",
-    "MAX_MISFIT": "verdict",
+    "MAX_MISFIT": "law_fit",
     "PERCENTILES": "intervals",
     "REPLICATES": "intervals",
     "Interval": "intervals",

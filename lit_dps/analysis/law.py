@@ -25,22 +25,22 @@ from lit_dps.analysis.intervals import (
     percentile_interval,
 )
 from lit_dps.analysis.law_fit import (
-    AT_LEAST,
+    DRAWS,
     LOSS_SCALE,
     MIN_BATCH_SIZES,
-    Fit,
-    fit_scaling,
-)
-from lit_dps.analysis.law_posterior import (
-    DRAWS,
     TYPICAL_ERROR,
     CriticalPrior,
+    Fit,
+    Refusal,
+    Verdict,
     error_draws,
     error_of_law,
+    fit_scaling,
+    judge_data,
+    judge_fit,
     posterior,
 )
-from lit_dps.analysis.observations import Observation, exact, note_on_boundaries
-from lit_dps.analysis.verdict import Refusal, Verdict, judge_data, judge_fit
+from lit_dps.analysis.observations import AT_LEAST, Observation, exact, note_on_boundaries
 
 # What is added to the law's error, in quadrature, for each doubling beyond the measured batch
 # sizes, in log K.

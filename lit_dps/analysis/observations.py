@@ -15,12 +15,15 @@ import numpy as np
 import pandas as pd
 
 from lit_dps.analysis.intervals import NORMAL_95, Interval, resampling_rng
-from lit_dps.analysis.law_fit import AT_LEAST, AT_MOST
 from lit_dps.analysis.repeats import RepeatSummary
 from lit_dps.analysis.summary import CellSummary, boundary_texts, is_at_first_check
 from lit_dps.analysis.tables import listed_numbers
 from lit_dps.core.record import StudyRecord
 from lit_dps.core.trial import Status, TrialResult
+
+# Kinds of observations that are bounds of K*: the side on which a residual counts.
+AT_LEAST = 1
+AT_MOST = -1
 
 # The standard error of the median of n normal values is this times their standard deviation over
 # sqrt(n), for large n: sqrt(pi / 2).

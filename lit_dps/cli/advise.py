@@ -15,8 +15,8 @@ from lit_dps.cli.command_line import CommandLine
 from lit_dps.cli.options import AdviseOptions, take_options
 from lit_dps.cli.study import StudyCLI
 from lit_dps.core.errors import ConfigError
+from lit_dps.parallel.ddp import ranks_asked
 from lit_dps.parallel.ranks import started_by_torchrun
-from lit_dps.parallel.settings import ranks_asked
 
 
 def main(command: CommandLine) -> int:

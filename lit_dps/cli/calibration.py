@@ -5,7 +5,7 @@ It reads the storage alone, and needs no PyTorch.
 
 from __future__ import annotations
 
-from lit_dps.advice.calibration import calibrate
+from lit_dps.advice.prediction import calibrate
 from lit_dps.cli.command_line import CommandLine
 from lit_dps.cli.parser import new_parser
 from lit_dps.core.config import StorageConfig

@@ -26,7 +26,7 @@ from lit_dps.core.config import StorageConfig
 from lit_dps.core.errors import ConfigError, DataError
 from lit_dps.core.parse_errors import one_line
 from lit_dps.core.trial_config import TRIAL_SECTIONS
-from lit_dps.parallel import launch, ranks, settings
+from lit_dps.parallel import ddp, launch, ranks
 from lit_dps.parallel.process import defer_interrupt, keep_freed_memory
 from lit_dps.readings import SmoothnessCallback
 from lit_dps.report.pruning_notes import unmasked_note
@@ -199,7 +199,7 @@ class DPSCLI(LightningCLI):
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         config = self.config_init[str(self.subcommand)]
-        arguments = {**settings.arguments(dict(config.trainer.items())), **kwargs}
+        arguments = {**ddp.trainer_arguments(dict(config.trainer.items())), **kwargs}
         callbacks = as_list(arguments.get("callbacks"))
         for key, callback in CALLBACKS.items():
             callbacks.append(callback.of(config[key]))
@@ -217,7 +217,7 @@ def main(command: CommandLine) -> int:
 
         def gather(trainer: dict[str, Any]) -> None:
             # The other ranks run the same command.
-            world, on_gpu = settings.ranks_asked(trainer), settings.on_gpu(trainer)
+            world, on_gpu = ddp.ranks_asked(trainer), ddp.on_gpu(trainer)
             group.enter_context(launch.group_of(world, on_gpu, main, command))
 
         DPSCLI(command, gather, seed_everything_default=0)

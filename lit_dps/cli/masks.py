@@ -31,7 +31,7 @@ from lit_dps.storage.samplers import sobol_point
 from lit_dps.study.preflight.check import check_study
 from lit_dps.study.setup import StudySetup
 from lit_dps.training import PruningCallback
-from lit_dps.training.rng_state import preserve_rng_state
+from lit_dps.training.hidden_state import preserve_rng_state
 
 # Sparsities of the table if neither the study nor an option names any.
 SPARSITIES = (0.5, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995, 0.998, 0.999)

@@ -20,7 +20,7 @@ import torch
 from lightning.pytorch import LightningDataModule
 from torch import Tensor
 
-import lit_dps.data.order as orders
+import lit_dps.data.loaders as orders
 from lit_dps.core.errors import ConfigError
 from lit_dps.data.files import ImageFiles, data_root, read_images
 from lit_dps.data.loaders import EndlessLoader, IndexBatch, PassLoader, Steps

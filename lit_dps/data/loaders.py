@@ -1,11 +1,114 @@
-"""Loaders whose batches are indices. The data module gathers their images on the device."""
+"""The order of the examples, and loaders whose batches are indices.
+
+An order is an endless stream of epochs, each a permutation of the training split. Batches continue
+across the ends of epochs, so that every batch is full and any batch size up to the split is exact.
+A batch is the global one of all ranks. The data module gathers the images of a batch on the device.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import NamedTuple
+from zipfile import BadZipFile
 
+import numpy as np
+import torch
 from torch import Tensor
+
+from lit_dps.core.errors import ConfigError, DataError
+
+AUTHORS_SEED = 0
+
+
+class AuthorsOrder:
+    """The split and the order that the code of Lee et al. (2021) draws in all of its runs.
+
+    One `numpy.random.RandomState(0)` shuffles the indices of the training file, the epoch of the
+    pruning pass, and every training epoch. The first tenth of the shuffled file is the validation
+    split. Each epoch is shuffled from the identity.
+
+    Args:
+        n: Examples in the training file.
+        validation: Share of the examples in the validation split.
+    """
+
+    def __init__(self, n: int, validation: float = 0.1):
+        state = np.random.RandomState(AUTHORS_SEED)
+        ids = _shuffled(state, n)
+        n_val = int(n * validation)
+        self.val_ids = ids[:n_val]
+        self.train_ids = ids[n_val:]
+        self.pruning_epoch = _shuffled(state, n - n_val)
+        self._state = state.get_state()
+
+    def epochs(self, n: int | None = None) -> Iterator[np.ndarray]:
+        """Yield endless permutations of range(n), from the first training epoch on.
+
+        By default n is the size of the training split.
+        """
+        if n is None:
+            n = len(self.train_ids)
+        state = np.random.RandomState()
+        state.set_state(self._state)
+        while True:
+            yield _shuffled(state, n)
+
+
+def seeded_epochs(n: int, seed: int) -> Iterator[np.ndarray]:
+    """Yield endless permutations of range(n) from a seed, the order of one trial."""
+    state = np.random.RandomState(seed)
+    while True:
+        yield _shuffled(state, n)
+
+
+def epochs_of_file(path: str | Path, n: int) -> Iterator[np.ndarray]:
+    """Return an endless repetition of the epochs of a .npy file, shape (epochs, n) or (n,).
+
+    Raises:
+        DataError: if the file cannot be read without unpickling.
+        ConfigError: if a row is not a permutation of range(n).
+    """
+    try:
+        rows = np.atleast_2d(np.load(path, allow_pickle=False))
+    except (OSError, ValueError, EOFError, BadZipFile) as error:
+        raise DataError(
+            f"data.order: cannot read {path}: {error}", key="data.order", value=str(path)
+        ) from None
+    has_shape = rows.shape[1:] == (n,) and len(rows) > 0
+    if not has_shape or not (np.sort(rows, axis=1) == np.arange(n)).all():
+        allowed = f"an array of permutations of range({n}), the training split"
+        raise ConfigError("data.order", str(path), allowed)
+    return _cycle(rows.astype(np.int64))
+
+
+def batches(epochs: Iterator[np.ndarray], batch_size: int) -> Iterator[torch.Tensor]:
+    """Yield endless batches of exactly `batch_size` indices, int64, across the ends of epochs."""
+    remaining = np.empty(0, dtype=np.int64)
+    for epoch in epochs:
+        remaining = np.concatenate([remaining, epoch])
+        full = len(remaining) // batch_size
+        yield from torch.from_numpy(remaining[: full * batch_size]).view(full, batch_size)
+        remaining = remaining[full * batch_size :]
+
+
+def interval_batches(
+    epochs: Iterator[np.ndarray], batch_size: int, n: int
+) -> Iterator[torch.Tensor]:
+    """Yield the batches of `batches`, n at a time: int64, shape (n, batch_size)."""
+    for indices in batches(epochs, n * batch_size):
+        yield indices.view(n, batch_size)
+
+
+def _shuffled(state: np.random.RandomState, n: int) -> np.ndarray:
+    ids = np.arange(n)
+    state.shuffle(ids)
+    return ids
+
+
+def _cycle(rows: np.ndarray) -> Iterator[np.ndarray]:
+    while True:
+        yield from rows
 
 
 class IndexBatch(NamedTuple):

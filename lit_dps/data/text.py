@@ -11,7 +11,7 @@ import torch
 
 from lit_dps.core.errors import ConfigError, DataError
 from lit_dps.data.images import VALIDATION, ImageData, Images
-from lit_dps.data.order import AuthorsOrder
+from lit_dps.data.loaders import AuthorsOrder
 
 TEST = 0.1  # share of the text, at its end, that is the test split
 

@@ -38,14 +38,18 @@ from lit_dps.module import ImageClassifier, logs
 from lit_dps.optim import RULES, rule_of
 from lit_dps.optim.parameter_groups import trained_parameters
 from lit_dps.pruning import prunable
-from lit_dps.pruning.network_copies import copies_of, why_unprunable
+from lit_dps.pruning.network import copies_of, why_unprunable
 from lit_dps.training import GoalErrorCallback, lightning_private
 from lit_dps.training.delay_callback import requires_closure
 from lit_dps.training.deterministic import full_float32
 from lit_dps.training.early_check import EarlyCheck
-from lit_dps.training.hidden_state import equal_states, unchanged_attributes
+from lit_dps.training.hidden_state import (
+    capture_rng_state,
+    equal_states,
+    preserve_rng_state,
+    unchanged_attributes,
+)
 from lit_dps.training.inheritance import adopt_former_methods, inherits
-from lit_dps.training.rng_state import capture, preserve_rng_state
 from lit_dps.training.workload import Built
 
 EXAMPLES = 64  # of the training split, for trying a loss
@@ -315,9 +319,9 @@ def _reason_against_loss(module: ImageClassifier, batch: tuple[Tensor, Tensor]) 
     """Return why a loss is not a deterministic mean over examples without side effects."""
     name = type(module).__name__
     before = {key: buffer.clone() for key, buffer in module.named_buffers()}
-    state = capture()
+    state = capture_rng_state()
     loss = module.loss(batch)
-    if not equal_states(state, capture()):
+    if not equal_states(state, capture_rng_state()):
         return f"{name} draws random numbers in a training step, such as dropout"
     for key, buffer in module.named_buffers():
         if not torch.equal(buffer, before[key]):

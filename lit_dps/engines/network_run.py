@@ -19,7 +19,7 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 from lit_dps.core.attempt import Attempt
 from lit_dps.core.trial import STACKED, Trial
 from lit_dps.data import ImageData
-from lit_dps.data.order import interval_batches
+from lit_dps.data.loaders import interval_batches
 from lit_dps.engines.eligible import optimizer_of
 from lit_dps.engines.engine import Training
 from lit_dps.engines.module_hooks import prepare_module
@@ -30,10 +30,15 @@ from lit_dps.pruning import Mask, Network, mask_flags, prunable, prune
 from lit_dps.pruning.mask import multiply
 from lit_dps.pruning.start import initialize_pruned
 from lit_dps.training.checkpoint_files import CheckpointFile
-from lit_dps.training.hidden_state import capture_attributes, restore_attributes
+from lit_dps.training.hidden_state import (
+    capture_attributes,
+    capture_rng_state,
+    preserve_rng_state,
+    restore_attributes,
+    restore_rng_state,
+)
 from lit_dps.training.pruning_callback import PruningCallback
 from lit_dps.training.rate_curve import rates_of_steps, schedule_shape
-from lit_dps.training.rng_state import capture, preserve_rng_state, restore
 from lit_dps.training.training_pass import copy_of
 from lit_dps.training.workload import Built
 
@@ -310,7 +315,7 @@ class NetworkRun:
             "optimizer": self.optimizer.state_dict(),
             "schedule": None,
             "priority": priority,
-            "generators": capture(self.module, self.data),
+            "generators": capture_rng_state(self.module, self.data),
             "kept": capture_attributes(self.module, self.data),
         }
         if self.mask is not None:
@@ -357,7 +362,7 @@ class NetworkRun:
         self.priority = state["priority"]
         self.attempt.curve = state["run"]["curve"]
         self.attempt.flags = state["run"]["observed"]
-        restore(state["generators"], self.module, self.data)
+        restore_rng_state(state["generators"], self.module, self.data)
         for _ in range(self.steps // self.attempt.goal.check_interval):
             next(self.batches)
         restore_attributes(state.get("kept", [None, None]), self.module, self.data)

@@ -27,8 +27,8 @@ from lit_dps.training import (
 )
 from lit_dps.training.checkpoint_callback import CheckpointCallback, Paused
 from lit_dps.training.checkpoint_files import CheckpointFile
+from lit_dps.training.hidden_state import preserve_rng_state
 from lit_dps.training.rate_curve import rate_curve, schedule_shape
-from lit_dps.training.rng_state import preserve_rng_state
 from lit_dps.training.step_count import ExamplesCallback, refuse_too_large
 from lit_dps.training.trainer_rules import filter_module_callbacks
 from lit_dps.training.workload import Built

@@ -20,8 +20,7 @@ from lit_dps.core.trial_config import Init
 from lit_dps.parallel import ranks
 from lit_dps.pruning.isometry import STEPS, distances, jacobian_singular_values, restore_isometry
 from lit_dps.pruning.mask import Mask
-from lit_dps.pruning.network import Network
-from lit_dps.pruning.network_copies import same
+from lit_dps.pruning.network import Network, same
 
 # Builds the network again: "init" under the seed of its trial, "reinit" under another seed.
 Redraw = Callable[[str], nn.Module]

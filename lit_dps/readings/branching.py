@@ -22,8 +22,8 @@ from lit_dps.parallel import ranks
 from lit_dps.parallel.ddp import unsharded
 from lit_dps.training.adam_scaling import AdamScalingCallback, is_adaptive, scale_groups
 from lit_dps.training.example_count import full_batch_size, record_batches
+from lit_dps.training.hidden_state import preserve_rng_state
 from lit_dps.training.pruning_callback import masks_of
-from lit_dps.training.rng_state import preserve_rng_state
 from lit_dps.training.training_pass import TrainingPass, copy_loader
 
 # Of the exponential mean of the loss, as in the paper.

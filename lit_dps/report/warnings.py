@@ -13,12 +13,11 @@ from lit_dps.analysis.analysis import Analysis
 from lit_dps.analysis.summary import CellSummary, is_at_first_check
 from lit_dps.core.record import setting
 from lit_dps.core.search_space import Range, describe_expansions, expand_range
-from lit_dps.report.environment_notes import ENVIRONMENTS
 from lit_dps.report.no_result import missed_text
 from lit_dps.report.notes import Note, Values, finished_trials, first_names, lines_of
 from lit_dps.report.pruning_notes import PRUNING
-from lit_dps.report.repeat_notes import REPEATS
-from lit_dps.report.trial_notes import ENGINES, FAILURES, SCHEDULES
+from lit_dps.report.repeats import REPEATS
+from lit_dps.report.trial_notes import ENGINES, ENVIRONMENTS, FAILURES, SCHEDULES
 
 
 def study_notes(study: Analysis) -> list[str]:

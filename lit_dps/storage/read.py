@@ -26,13 +26,7 @@ from lit_dps.core.text import escape_json
 from lit_dps.core.trial import Cell, Trial, TrialResult
 from lit_dps.storage import schema
 from lit_dps.storage.bulk import StoredTrial, read_trials
-from lit_dps.storage.database import (
-    RESTORE,
-    first_line,
-    open_storage,
-    storage_errors,
-    storage_name,
-)
+from lit_dps.storage.database import RESTORE, first_line, open_storage, storage_errors, storage_name
 from lit_dps.storage.header import decode_plan
 from lit_dps.storage.stored_format import check_format, read_header
 from lit_dps.storage.urls import check_place, sqlite_file, without_password

@@ -22,7 +22,7 @@ from lit_dps.core.trial import Cell, Trial
 from lit_dps.storage.samplers import sobol_point
 from lit_dps.study.hardware import cpu_model
 from lit_dps.study.setup import StudySetup
-from lit_dps.training.rng_state import preserve_rng_state
+from lit_dps.training.hidden_state import preserve_rng_state
 
 LENGTH = 16  # hexadecimal digits of a hash
 EXAMPLES = 64  # hashed examples of a data set, evenly spaced

@@ -28,7 +28,7 @@ from lit_dps.engines.engine import Training
 from lit_dps.engines.trainer import TrainerEngine, TrialFit
 from lit_dps.study.setup import StudySetup
 from lit_dps.study.workers import all_ranks
-from lit_dps.training.rng_state import preserve_rng_state
+from lit_dps.training.hidden_state import preserve_rng_state
 from lit_dps.training.stopwatch import now
 
 LOCAL_START = "local.start"  # key of the step at which the workers of local SGD separate

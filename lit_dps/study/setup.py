@@ -28,7 +28,7 @@ from lit_dps.core.trial_config import (
 from lit_dps.engines.engine import Engine, Training
 from lit_dps.engines.interval_loop import IntervalLoop
 from lit_dps.engines.trainer import TrainerEngine
-from lit_dps.parallel import settings
+from lit_dps.parallel import ddp
 from lit_dps.parallel.ranks import started_by_torchrun
 from lit_dps.study.identity import identity_of_study
 from lit_dps.training.checkpoint_files import Checkpoints
@@ -142,11 +142,11 @@ class StudySetup:
     @property
     def ranks(self) -> int:
         """The number of processes that train each trial together."""
-        return settings.ranks_asked(self.workload.trainer)
+        return ddp.ranks_asked(self.workload.trainer)
 
     @property
     def on_gpu(self) -> bool:
-        return settings.on_gpu(self.workload.trainer)
+        return ddp.on_gpu(self.workload.trainer)
 
     @property
     def workers(self) -> int:

@@ -29,9 +29,13 @@ from lit_dps.core.trial import Status
 from lit_dps.data.loaders import EndlessLoader
 from lit_dps.parallel import ranks
 from lit_dps.parallel.ddp import SharedBatchDDP
-from lit_dps.training import rng_state
 from lit_dps.training.checkpoint_files import MIN_SECONDS_WORTH_SAVING, CheckpointFile
-from lit_dps.training.hidden_state import capture_attributes, restore_attributes
+from lit_dps.training.hidden_state import (
+    capture_attributes,
+    capture_rng_state,
+    restore_attributes,
+    restore_rng_state,
+)
 from lit_dps.training.trainable_state import capture_trainable, prepare_trainable, restore_trainable
 from lit_dps.training.trainer_rules import follows_metric
 from lit_dps.training.trainer_state import user_callbacks
@@ -304,7 +308,7 @@ class ResumableLoader(CombinedLoader):
             "start": self._start,
             "first": self._first,
             "taken": self.taken,
-            "now": rng_state.capture(*self._keepers),
+            "now": capture_rng_state(*self._keepers),
             "kept": capture_attributes(*self.owners),
         }
 
@@ -319,7 +323,7 @@ class ResumableLoader(CombinedLoader):
             # that batch already and drops it.
             self._target = self._pending
             self._pending = None
-        self._start = rng_state.capture(*self._keepers)
+        self._start = capture_rng_state(*self._keepers)
         super().__iter__()
         self._yielded = 0
         self._fetched = 0
@@ -333,7 +337,7 @@ class ResumableLoader(CombinedLoader):
             self._go_to(self._target)
         if self._yielded == 0:
             # A sampler draws its order with the first batch.
-            self._first = rng_state.capture(*self._keepers)
+            self._first = capture_rng_state(*self._keepers)
         if self._fetched >= self._ahead:
             # Not earlier, because hooks that draw when training starts have drawn before the saved
             # state, too.
@@ -348,9 +352,9 @@ class ResumableLoader(CombinedLoader):
     def _go_to(self, position: Position) -> None:
         """Repeat the pass up to a position."""
         self._target = None
-        rng_state.restore(position["start"], *self._keepers)
+        restore_rng_state(position["start"], *self._keepers)
         iter(self)
-        rng_state.restore(position["first"], *self._keepers)
+        restore_rng_state(position["first"], *self._keepers)
         for _ in range(position["taken"]):
             try:
                 super().__next__()
@@ -363,7 +367,7 @@ class ResumableLoader(CombinedLoader):
 
     def _restore(self, position: Position) -> None:
         """Restore the generators and attributes of a position."""
-        rng_state.restore(position["now"], *self._keepers)
+        restore_rng_state(position["now"], *self._keepers)
         restore_attributes(position["kept"], *self.owners)
         self.put_back()
         self._pending = None

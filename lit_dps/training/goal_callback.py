@@ -24,11 +24,12 @@ from lit_dps.training.local_sgd_callback import show_mean
 from lit_dps.training.step_count import StepCount
 from lit_dps.training.stopwatch import Stopwatch
 from lit_dps.training.trainer_rules import (
+    TrainingLength,
+    extend_max_epochs,
     follows_metric,
     forget_followed_metrics,
     prepare_schedules,
 )
-from lit_dps.training.training_length import TrainingLength, extend_max_epochs
 from lit_dps.training.training_pass import loss_of_output
 from lit_dps.training.validation import (
     ValidationCount,

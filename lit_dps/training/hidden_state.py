@@ -1,4 +1,4 @@
-"""Saves and restores attributes of modules and data that Lightning's checkpoint leaves out.
+"""Saves and restores what Lightning's checkpoint leaves out: attributes, random number generators.
 
 Lightning saves parameters and persistent buffers. But a module may keep `self.loss_weight = 0.9`
 and multiply it by 0.99 after each epoch, or keep a mean teacher in `self.teachers = [network]`.
@@ -10,10 +10,15 @@ uninterrupted one.
 `("dict", [("loss_weight", ("value", 0.5))])`. Reading a file with it executes no code.
 `restore_attributes` walks through the attributes of new owners in the same order. It changes
 objects in place where it can, because other objects may refer to them.
+
+`capture_rng_state` saves the global generators of torch, NumPy and Python, and the generators that
+objects keep in attributes, such as `self.rng = np.random.default_rng(0)` of a data set that
+augments images. After a resume they draw the numbers that follow the last saved ones.
 """
 
 from __future__ import annotations
 
+import random
 import sys
 from argparse import Namespace
 from collections import deque
@@ -32,7 +37,13 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from lit_dps.pruning.attributes import GENERATORS, MAX_LENGTH, MODULE_PARTS, attributes_of
+from lit_dps.pruning.mask import (
+    GENERATORS,
+    MAX_LENGTH,
+    MODULE_PARTS,
+    attributes_of,
+    walk_attributes,
+)
 
 PLAIN_TYPES = (bool, int, float, complex, str, type(None))
 
@@ -51,7 +62,6 @@ _BASE_ATTRIBUTES = {
     "_hparams",
     "_hparams_initial",
 } - {"training"}
-
 _KINDS: tuple[tuple[Any, str], ...] = (
     (tuple, "tuple"),
     ((list, deque), "list"),
@@ -60,6 +70,98 @@ _KINDS: tuple[tuple[Any, str], ...] = (
     (frozenset, "frozenset"),
 )
 _ABSENT = object()
+
+
+def capture_rng_state(*owners: Any) -> dict[str, Any]:
+    """Return the states of the global generators, and of the generators that the owners keep."""
+    cuda_states = []
+    if torch.cuda.is_initialized():
+        cuda_states = torch.cuda.get_rng_state_all()
+    return {
+        "torch": torch.get_rng_state(),
+        "cuda": cuda_states,
+        "numpy": _plain(np.random.get_state(legacy=False)),
+        "python": random.getstate(),
+        "kept": [_state(generator) for generator in generators_in(*owners)],
+    }
+
+
+def restore_rng_state(state: dict[str, Any], *owners: Any) -> None:
+    """Set all generators to a state from `capture`.
+
+    Raises:
+        ValueError: if the owners keep other generators than at the time of `capture`.
+    """
+    # A file may have been read onto a GPU, with all its tensors.
+    torch.set_rng_state(state["torch"].cpu())
+    if state["cuda"]:
+        torch.cuda.set_rng_state_all([cuda_state.cpu() for cuda_state in state["cuda"]])
+    np.random.set_state(state["numpy"])
+    random.setstate(state["python"])
+    for generator, kept in zip(generators_in(*owners), state["kept"], strict=True):
+        _set_state(generator, kept)
+
+
+@contextmanager
+def preserve_rng_state(*owners: Any, seed: int | None = None) -> Iterator[None]:
+    """Restore, at the end of the block, the global generators and those that the owners keep.
+
+    Args:
+        owners: Objects that may keep generators.
+        seed: Seed of the global generators within the block; by default they keep their states.
+    """
+    states_before = [(generator, _state(generator)) for generator in generators_in(*owners)]
+    global_before = capture_rng_state()
+    try:
+        if seed is not None:
+            torch.manual_seed(seed)
+            np.random.seed(seed)
+            random.seed(seed)
+        yield
+    finally:
+        restore_rng_state(global_before)
+        for generator, state in states_before:
+            _set_state(generator, state)
+
+
+def generators_in(*owners: Any) -> list[Any]:
+    """Return the generators that objects keep in attributes, lists and dicts, at any depth."""
+    generators = []
+    for _, value in walk_attributes(*owners):
+        # The operating system's generator has no state.
+        if isinstance(value, GENERATORS) and not isinstance(value, random.SystemRandom):
+            generators.append(value)
+    return generators
+
+
+def _state(generator: Any) -> Any:
+    if isinstance(generator, torch.Generator):
+        return generator.get_state()
+    if isinstance(generator, np.random.Generator):
+        return _plain(generator.bit_generator.state)
+    if isinstance(generator, np.random.RandomState):
+        return _plain(generator.get_state(legacy=False))
+    return generator.getstate()
+
+
+def _set_state(generator: Any, state: Any) -> None:
+    if isinstance(generator, np.random.Generator):
+        generator.bit_generator.state = state
+    elif isinstance(generator, random.Random):
+        generator.setstate(state)
+    elif isinstance(state, torch.Tensor):
+        generator.set_state(state.cpu())
+    else:
+        generator.set_state(state)
+
+
+def _plain(state: Any) -> Any:
+    """Return a state of NumPy with lists in place of arrays."""
+    if isinstance(state, dict):
+        return {key: _plain(value) for key, value in state.items()}
+    if isinstance(state, (np.ndarray, np.generic)):
+        return state.tolist()
+    return state
 
 
 def capture_attributes(*owners: Any) -> list[Any]:

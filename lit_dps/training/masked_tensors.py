@@ -15,8 +15,7 @@ from torch.utils.hooks import RemovableHandle
 from lit_dps.core.errors import ConfigError
 from lit_dps.optim.parameter_groups import parameters_of
 from lit_dps.pruning import Mask
-from lit_dps.pruning.attributes import hidden_tensors
-from lit_dps.pruning.mask import multiply
+from lit_dps.pruning.mask import hidden_tensors, multiply
 
 
 class MaskedTensor(NamedTuple):

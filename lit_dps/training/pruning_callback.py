@@ -20,7 +20,7 @@ from lit_dps.core.trial_config import Biases, Init, PruningConfig
 from lit_dps.optim.parameter_groups import trained_parameters
 from lit_dps.pruning import PRUNERS, Mask, Network, mask_flags, prunable, prune, pruner_of
 from lit_dps.pruning.isometry import STEPS
-from lit_dps.pruning.network_copies import copies_of, why_pruned_weights_return, why_unprunable
+from lit_dps.pruning.network import copies_of, why_pruned_weights_return, why_unprunable
 from lit_dps.pruning.pruner import Scores
 from lit_dps.pruning.start import Redraw, initialize_pruned
 from lit_dps.training.masked_tensors import MaskedTensors

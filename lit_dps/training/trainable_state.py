@@ -14,7 +14,7 @@ from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 from torch.optim import Optimizer
 
-from lit_dps.pruning.attributes import hidden_tensors
+from lit_dps.pruning.mask import hidden_tensors
 
 State = dict[str, Any]
 

@@ -23,7 +23,7 @@ from torch.optim import Optimizer
 
 from lit_dps.core.errors import ConfigError
 from lit_dps.optim.parameter_groups import group_settings
-from lit_dps.pruning.attributes import walk_attributes
+from lit_dps.pruning.mask import walk_attributes
 from lit_dps.training.hidden_state import (
     PLAIN_TYPES,
     capture_attributes,

@@ -36,13 +36,13 @@ from torch.utils.data import (
 
 import lit_dps.training.lightning_private as lightning_private
 from lit_dps.core.errors import ConfigError
-from lit_dps.data.order import AUTHORS_SEED
+from lit_dps.data.loaders import AUTHORS_SEED
 from lit_dps.parallel import ranks
 from lit_dps.parallel.ddp import unsharded
 from lit_dps.parallel.example_count import Sizes, can_be_cut, counted, cut
-from lit_dps.pruning.attributes import MODULE_PARTS
+from lit_dps.pruning.mask import MODULE_PARTS
 from lit_dps.training.example_count import training_sizes
-from lit_dps.training.rng_state import preserve_rng_state
+from lit_dps.training.hidden_state import preserve_rng_state
 from lit_dps.training.trainer_state import DataTensors, unmoved
 
 SHORT_BATCHES = 2  # batches of a short pass: a full one, and the last one

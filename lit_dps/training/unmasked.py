@@ -15,7 +15,7 @@ from lit_dps.core.trial import IN_NO_MASK, JOINED_AT, TRAINED_THEN
 from lit_dps.core.trial_config import Biases
 from lit_dps.optim.parameter_groups import parameters_of
 from lit_dps.pruning import prunable
-from lit_dps.pruning.attributes import hidden_tensors
+from lit_dps.pruning.mask import hidden_tensors
 
 
 class UnmaskedWeights:

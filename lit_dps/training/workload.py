@@ -25,8 +25,8 @@ from lit_dps.core.errors import ConfigError, UserError, find_user_error
 from lit_dps.core.parse_errors import one_line
 from lit_dps.core.trial import Trial
 from lit_dps.data import ImageData
-from lit_dps.parallel.settings import arguments
-from lit_dps.training.rng_state import preserve_rng_state
+from lit_dps.parallel.ddp import trainer_arguments
+from lit_dps.training.hidden_state import preserve_rng_state
 from lit_dps.training.trainer_rules import STUDY_TRAINER, as_list, filter_callbacks
 
 CLASS_KEYS = ("init_args", "dict_kwargs")  # they hold the arguments of a class
@@ -108,7 +108,7 @@ class Workload:
             data.reseed_order(order_seed)
         module = self._instantiate("model", specs["model"], trial, trial.seed_for("init"))
         options = _instantiate("trainer", {**self.trainer, **STUDY_TRAINER}, {}, order_seed)
-        trainer = arguments(options)
+        trainer = trainer_arguments(options)
         # Each trial has a separate folder, because Lightning resumes checkpoints that are there.
         root = trainer.get("default_root_dir") or os.getcwd()
         folder = os.path.join(root, "trials", str(trial.cell), trial.file_name)

@@ -14,7 +14,7 @@ from lightning.pytorch import Callback, Trainer
 
 from lit_dps.core.attempt import Attempt
 from lit_dps.data import CIFAR10, MNIST, FashionMNIST
-from lit_dps.data.order import AuthorsOrder
+from lit_dps.data.loaders import AuthorsOrder
 from lit_dps.models import ResNet8, SimpleCNN
 from lit_dps.module import ImageClassifier
 from lit_dps.training import GoalErrorCallback, PruningCallback

@@ -13,7 +13,7 @@ from scipy import stats
 
 from lit_dps.data import MNIST
 from lit_dps.data.images import Images
-from lit_dps.data.order import AuthorsOrder
+from lit_dps.data.loaders import AuthorsOrder
 from lit_dps.models import SimpleCNN
 from lit_dps.module import ImageClassifier
 from lit_dps.readings import SmoothnessCallback, lipschitz

@@ -16,8 +16,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, NullFormatter
 
 import lit_dps.report.figures.style as look
-from lit_dps.analysis.law_fit import AT_LEAST, AT_MOST
-from lit_dps.analysis.observations import Observation
+from lit_dps.analysis.observations import AT_LEAST, AT_MOST, Observation
 from lit_dps.analysis.tables import numbers, where
 
 # Marker and meaning of an observation, by its bound.

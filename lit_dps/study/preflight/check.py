@@ -14,7 +14,7 @@ from lit_dps.core.record import StudyRecord
 from lit_dps.core.search_space import extreme_points, is_inside
 from lit_dps.core.trial import STACKED, Cell, Trial, Value
 from lit_dps.engines.eligible import standard_data
-from lit_dps.parallel import ranks, settings
+from lit_dps.parallel import ddp, ranks
 from lit_dps.parallel.process import prepare_process
 from lit_dps.report.publish import figures_folder
 from lit_dps.storage.database import refuse_lost
@@ -148,7 +148,7 @@ def check_configuration(setup: StudySetup) -> LightningDataModule:
     check_goals(setup)
     make_sampler(setup.study, setup.goal_of_trials)
     check_trainer(setup.workload.trainer)
-    settings.ranks_asked(setup.workload.trainer)  # refuses devices and strategies
+    ddp.ranks_asked(setup.workload.trainer)  # refuses devices and strategies
     check_keys(setup)
     _check_engine(setup)
     if ranks.started_by_torchrun() and setup.workers > 1:

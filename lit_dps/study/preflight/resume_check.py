@@ -24,7 +24,7 @@ from lit_dps.study.data_hashes import fingerprint
 from lit_dps.study.preflight.short_trial import ShortGoal, build_short
 from lit_dps.study.setup import StudySetup
 from lit_dps.training.checkpoint_files import CheckpointFile, Checkpoints
-from lit_dps.training.rng_state import preserve_rng_state
+from lit_dps.training.hidden_state import preserve_rng_state
 from lit_dps.training.workload import Built
 
 ROUNDING = 1e-6  # relative; results may depend on the alignment of tensors in memory

@@ -34,8 +34,8 @@ from lit_dps.engines.trainer import TrialFit
 from lit_dps.module import ImageClassifier
 from lit_dps.training import GoalErrorCallback, lightning_private
 from lit_dps.training.checkpoint_files import CheckpointFile
+from lit_dps.training.hidden_state import preserve_rng_state
 from lit_dps.training.rate_curve import rate_curve, rate_remarks
-from lit_dps.training.rng_state import preserve_rng_state
 from lit_dps.training.step_count import ExamplesCallback, refuse_too_large
 from lit_dps.training.training_pass import ends_of, has_indices, loss_of_output
 from lit_dps.training.unmasked import later_weights_note

@@ -18,8 +18,7 @@ from lit_dps.advice.next_probe import (
 )
 from lit_dps.advice.step_time import Link, StepTime, Timed, fit_step_time
 from lit_dps.analysis.law import fit_law
-from lit_dps.analysis.law_fit import AT_LEAST
-from lit_dps.analysis.observations import Observation
+from lit_dps.analysis.observations import AT_LEAST, Observation
 from lit_dps.core.noise_scale import noise_scale, unbiased_moments
 from tests.support.errors import raises_about
 

@@ -14,8 +14,7 @@ import torch
 from lightning.pytorch import LightningDataModule
 from torch.utils.data import DataLoader
 
-from lit_dps.advice.memory import Memory, is_full
-from lit_dps.advice.step_probe import FULL, SPENT, time_steps
+from lit_dps.advice.step_probe import FULL, SPENT, Memory, is_full, time_steps
 from lit_dps.advice.step_time import fit_step_time
 from lit_dps.core.config import StorageConfig, StudyConfig
 from lit_dps.core.errors import ConfigError, UserError

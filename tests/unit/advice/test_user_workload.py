@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lit_dps.advice.calibration import calibrate
 from lit_dps.advice.options import STORE_SECONDS, Clock, Options, seconds_of
+from lit_dps.advice.prediction import calibrate
 from lit_dps.advice.report import adaptive_text
 from lit_dps.advice.user_workload import rate_range, user_batch_size
 from lit_dps.core.batch_scaling import scaled_beta2, scaled_decay
@@ -82,7 +82,7 @@ def test_the_time_of_asking_is_stored_along_the_way(monkeypatch):
             self.spent = spent
 
     now, store = [1000.0], Kept()
-    monkeypatch.setattr("lit_dps.advice.options.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("lit_dps.advice.question.time.monotonic", lambda: now[0])
     clock = Clock(100, store, spent=20)
     assert clock.remaining == 100 - 12 - 20
     clock.tick()

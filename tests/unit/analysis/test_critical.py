@@ -15,8 +15,7 @@ from lit_dps.core.goal import Goal
 from lit_dps.core.trial import Cell, Series
 from lit_dps.report.notebook import Study
 from lit_dps.report.publish import write_all
-from lit_dps.report.sections import critical_text
-from lit_dps.report.text import render
+from lit_dps.report.text import critical_text, render
 from tests.support.fake_study import analysis_of, result, theory_terms
 from tests.support.texts import numbers_in
 

@@ -17,8 +17,7 @@ from lit_dps.core.goal import Goal
 from lit_dps.core.trial import Cell, Series
 from lit_dps.report.figures import FIGURES, drawn, write_figures
 from lit_dps.report.publish import write_all
-from lit_dps.report.sections import delay_text
-from lit_dps.report.text import render
+from lit_dps.report.text import delay_text, render
 from tests.support.fake_study import analysis_of, result
 from tests.support.texts import figure_texts
 

@@ -8,8 +8,7 @@ import pytest
 
 from lit_dps.analysis.analysis import Analysis
 from lit_dps.analysis.law import fit_law
-from lit_dps.analysis.law_fit import AT_MOST
-from lit_dps.analysis.observations import Observation
+from lit_dps.analysis.observations import AT_MOST, Observation
 from lit_dps.analysis.other_goals import at_goal
 from lit_dps.analysis.summary import is_at_first_check, summarize
 from lit_dps.analysis.tables import records

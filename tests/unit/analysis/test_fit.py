@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from scipy.optimize import least_squares
 
-from lit_dps.analysis.law_fit import AT_MOST, LOSS_SCALE, Fit, fit_scaling, overhead_batch_size
+from lit_dps.analysis.law_fit import LOSS_SCALE, Fit, fit_scaling, overhead_batch_size
+from lit_dps.analysis.observations import AT_MOST
 from tests.support.errors import raises_about
 
 POWERS = 2.0 ** np.arange(1, 15)  # the batch sizes of the paper, 2 to 16384

@@ -8,10 +8,8 @@ import pandas as pd
 import pytest
 
 from lit_dps.analysis.law import fit_law
-from lit_dps.analysis.law_fit import AT_LEAST, AT_MOST, fit_scaling
-from lit_dps.analysis.law_posterior import CriticalPrior
-from lit_dps.analysis.observations import Observation, medians
-from lit_dps.analysis.verdict import Refusal
+from lit_dps.analysis.law_fit import CriticalPrior, Refusal, fit_scaling
+from lit_dps.analysis.observations import AT_LEAST, AT_MOST, Observation, medians
 from tests.support.errors import raises_about
 
 BATCH = 2.0 ** np.arange(3, 13)

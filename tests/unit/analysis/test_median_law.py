@@ -17,8 +17,7 @@ from lit_dps.analysis.observations import (
 )
 from lit_dps.analysis.repeats import RepeatSummary
 from lit_dps.core.trial import Cell, Series, Status, Trial, TrialResult
-from lit_dps.report.repeat_notes import outside_of_laws
-from lit_dps.report.repeats import outside_text
+from lit_dps.report.repeats import outside_of_laws, outside_text
 from tests.support.texts import numbers_in
 
 SIZES = [4, 16, 64, 256]

@@ -14,7 +14,7 @@ from lit_dps.core.goal import Goal
 from lit_dps.core.repeats import RepeatPlan
 from lit_dps.core.trial import Cell, Status
 from lit_dps.report.notes import lines_of
-from lit_dps.report.repeat_notes import (
+from lit_dps.report.repeats import (
     REPEATS,
     samples_without_repeats,
     unreached_by_repeats,

@@ -9,10 +9,9 @@ import pytest
 from lit_dps.analysis.analysis import Analysis
 from lit_dps.analysis.intervals import Interval, estimate
 from lit_dps.analysis.law import fit_law
-from lit_dps.analysis.law_fit import AT_MOST
-from lit_dps.analysis.observations import Observation
+from lit_dps.analysis.law_fit import Refusal
+from lit_dps.analysis.observations import AT_MOST, Observation
 from lit_dps.analysis.tables import three_digits
-from lit_dps.analysis.verdict import Refusal
 from lit_dps.core.trial import Cell, Series
 from lit_dps.storage.read import read_study
 from tests.support.fake_study import result, write_study

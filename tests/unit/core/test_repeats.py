@@ -12,7 +12,7 @@ from lit_dps.cli.merge import lines
 from lit_dps.core.goal import Goal
 from lit_dps.core.repeats import RepeatPlan, missing_repeats
 from lit_dps.core.trial import Cell, Status, Trial, TrialResult
-from lit_dps.report.repeat_notes import equal_repeats, unused_repeats
+from lit_dps.report.repeats import equal_repeats, unused_repeats
 from lit_dps.report.text import render, table_and_law
 from lit_dps.storage.database import open_storage
 from lit_dps.storage.header import declare

@@ -12,7 +12,7 @@ from lit_dps.core.errors import ConfigError, DataError
 from lit_dps.core.trial import Cell, Trial
 from lit_dps.data import CIFAR10, MNIST, FashionMNIST, ImageData
 from lit_dps.data import images as module
-from lit_dps.data.order import seeded_epochs
+from lit_dps.data.loaders import seeded_epochs
 from lit_dps.training.workload import Workload
 from tests.support.errors import refuses
 from tests.support.texts import numbers_in

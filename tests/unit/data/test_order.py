@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from lit_dps.core.errors import DataError
-from lit_dps.data.order import AuthorsOrder, batches, epochs_of_file, seeded_epochs
+from lit_dps.data.loaders import AuthorsOrder, batches, epochs_of_file, seeded_epochs
 from tests.support.errors import refuses
 
 

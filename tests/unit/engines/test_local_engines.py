@@ -11,7 +11,7 @@ import torch
 
 from lit_dps.core.trial import Cell, Trial
 from lit_dps.parallel import ranks
-from lit_dps.parallel.settings import arguments
+from lit_dps.parallel.ddp import trainer_arguments
 from lit_dps.training import LocalSGDCallback
 from tests.support.ranks import on_ranks, same_on_ranks
 from tests.support.runs import train_one
@@ -92,7 +92,7 @@ def test_ranks_train_what_one_process_simulates(world, workers, rule):
 def any_module(workers: int, steps: int, start: int) -> dict[str, list]:
     module = Plain()
     local = LocalSGDCallback(workers, steps, start, 0.7, 0.5)
-    fit(module, loader(), callbacks=[local], max_steps=13, **arguments(QUIET))
+    fit(module, loader(), callbacks=[local], max_steps=13, **trainer_arguments(QUIET))
     return {name: mean.tolist() for name, mean in weights(module).items()}
 
 

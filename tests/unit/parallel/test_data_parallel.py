@@ -16,8 +16,7 @@ from lit_dps.data import Digits
 from lit_dps.models import MLP, SimpleCNN
 from lit_dps.module import ImageClassifier
 from lit_dps.parallel import ranks
-from lit_dps.parallel.ddp import ShardLoader
-from lit_dps.parallel.settings import arguments
+from lit_dps.parallel.ddp import ShardLoader, trainer_arguments
 from lit_dps.pruning import PRUNERS
 from lit_dps.readings import SmoothnessCallback
 from lit_dps.training import GoalErrorCallback, PruningCallback
@@ -52,7 +51,7 @@ def trained(batch_size: int, n: int = 20, steps: int = 7, **options) -> dict[str
         module,
         loader(n, batch_size, shuffle=True),
         max_steps=steps,
-        **arguments({**QUIET, **options}),
+        **trainer_arguments({**QUIET, **options}),
     )
     return {name: tensor.tolist() for name, tensor in weights(module).items()}
 
@@ -84,7 +83,7 @@ def convolutional(batch_size: int) -> dict[str, list]:
     """Weights of the paper's network, whose layout in memory changes as training starts."""
     torch.manual_seed(5)
     module = ImageClassifier(SimpleCNN(), learning_rate=0.1)
-    fit(module, datamodule=Digits(batch_size=batch_size), max_steps=2, **arguments(QUIET))
+    fit(module, datamodule=Digits(batch_size=batch_size), max_steps=2, **trainer_arguments(QUIET))
     return {name: tensor.tolist() for name, tensor in weights(module).items()}
 
 
@@ -102,7 +101,7 @@ def pruned(method: str, batch_size: int = 100) -> dict[str, str]:
         datamodule=Digits(batch_size=8),
         callbacks=[callback],
         max_steps=1,
-        **arguments(QUIET),
+        **trainer_arguments(QUIET),
     )
     masks = {
         name: "".join("01"[int(k)] for k in mask.flatten()) for name, mask in callback.mask.items()
@@ -127,7 +126,7 @@ def validated(batch_size: int) -> list[float]:
     module = ImageClassifier(MLP(hidden=[16]))
     goal = GoalErrorCallback(0.01, check_interval=1, max_steps=3)
     data = Digits(batch_size=16, eval_batch_size=batch_size)
-    trainer = fit(module, datamodule=data, callbacks=[goal], **arguments(QUIET))
+    trainer = fit(module, datamodule=data, callbacks=[goal], **trainer_arguments(QUIET))
     return [*goal.curve["val_error"], float(trainer.callback_metrics["val_loss"])]
 
 
@@ -160,7 +159,7 @@ class OwnError(LightningModule):
 def own_errors(size: int, batch_size: int) -> list[float]:
     torch.manual_seed(1)
     goal = GoalErrorCallback(0.01, check_interval=1, max_steps=4)
-    fit(OwnError(), loader(), loader(size, batch_size), [goal], **arguments(QUIET))
+    fit(OwnError(), loader(), loader(size, batch_size), [goal], **trainer_arguments(QUIET))
     return [round(error * size, 4) for error in goal.curve["val_error"]]
 
 
@@ -174,7 +173,9 @@ def test_an_error_that_a_module_logs_for_its_own_part_is_the_mean_over_all(world
 def checked() -> list[tuple[int, bool]]:
     torch.manual_seed(3)
     module = ImageClassifier(MLP(hidden=[16]))
-    trainer = fit(module, datamodule=Digits(), max_steps=2, limit_val_batches=0, **arguments(QUIET))
+    trainer = fit(
+        module, datamodule=Digits(), max_steps=2, limit_val_batches=0, **trainer_arguments(QUIET)
+    )
     assert EarlyCheck.supports(trainer, module)
     check = EarlyCheck(trainer, module)
     found = []
@@ -228,7 +229,7 @@ def smooth(examples: int | None) -> dict[str, float]:
         datamodule=Digits(batch_size=16),
         callbacks=[pruning, callback],
         max_steps=2,
-        **arguments(QUIET),
+        **trainer_arguments(QUIET),
     )
     return {**callback.terms, **{key: values[0] for key, values in callback.curve.items()}}
 
@@ -242,7 +243,7 @@ def test_terms_of_the_theory_are_over_all_ranks(examples):
 
 def other_orders() -> None:
     generator = torch.Generator().manual_seed(ranks.rank())
-    fit(Plain(), loader(shuffle=True, generator=generator), max_steps=2, **arguments(QUIET))
+    fit(Plain(), loader(shuffle=True, generator=generator), max_steps=2, **trainer_arguments(QUIET))
 
 
 def test_loaders_that_differ_between_ranks_are_refused():

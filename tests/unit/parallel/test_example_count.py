@@ -19,9 +19,8 @@ from torch.utils.data import (
 )
 
 from lit_dps.core.errors import ConfigError
-from lit_dps.parallel.ddp import ShardLoader
+from lit_dps.parallel.ddp import ShardLoader, trainer_arguments
 from lit_dps.parallel.example_count import Sizes, can_be_cut, counted
-from lit_dps.parallel.settings import arguments
 from lit_dps.readings import NoiseScaleCallback
 from lit_dps.training import PruningCallback
 from lit_dps.training.example_count import examples_of, full_batch_size, record_batches
@@ -281,12 +280,12 @@ def test_a_short_first_batch_does_not_scale_adam():
 
 def shared() -> dict:
     examples = ExamplesCallback(4)
-    fit(Plain(), loader(10, 4), callbacks=[examples], max_steps=6, **arguments(QUIET))
+    fit(Plain(), loader(10, 4), callbacks=[examples], max_steps=6, **trainer_arguments(QUIET))
     return examples.flags
 
 
 def graphs_on_ranks() -> None:
-    fit(Ragged(), ragged_loader(), max_steps=2, **arguments(QUIET))
+    fit(Ragged(), ragged_loader(), max_steps=2, **trainer_arguments(QUIET))
 
 
 def test_ranks_count_the_steps_of_one_process_and_refuse_what_cannot_be_cut():

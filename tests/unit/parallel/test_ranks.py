@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from lit_dps.core.errors import StorageError
-from lit_dps.parallel import launch, ranks, settings
+from lit_dps.parallel import ddp, launch, ranks
 from lit_dps.parallel.ddp import SharedBatchDDP
 from lit_dps.parallel.process import Interrupted, StopRequest
 from lit_dps.study.workers import make_stop_check
@@ -169,7 +169,7 @@ def test_a_lost_store_ends_the_process(died, capsys):
 )
 def test_ranks_that_a_configuration_asks_for(trainer, asked, monkeypatch):
     monkeypatch.delenv("WORLD_SIZE", raising=False)
-    assert settings.ranks_asked(trainer) == asked
+    assert ddp.ranks_asked(trainer) == asked
 
 
 @pytest.mark.parametrize(
@@ -186,7 +186,7 @@ def test_ranks_that_a_configuration_asks_for(trainer, asked, monkeypatch):
 def test_values_that_ranks_cannot_have_are_refused(trainer, refused, monkeypatch):
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     with refuses(f"trainer.{refused}", trainer[refused]):
-        settings.ranks_asked({"accelerator": "cpu", **trainer})
+        ddp.ranks_asked({"accelerator": "cpu", **trainer})
 
 
 def test_torchrun_says_how_many_ranks_there_are(monkeypatch):
@@ -194,14 +194,14 @@ def test_torchrun_says_how_many_ranks_there_are(monkeypatch):
         monkeypatch.setenv(name, str(value))
     assert ranks.follows_torchrun()
     for serves in ({}, {"devices": 2}, {"devices": 2, "num_nodes": 2, "strategy": "ddp"}):
-        assert settings.ranks_asked({"accelerator": "cpu", **serves}) == 4
+        assert ddp.ranks_asked({"accelerator": "cpu", **serves}) == 4
     for key, value in {"devices": 4, "num_nodes": 4, "strategy": "fsdp"}.items():
         with refuses(f"trainer.{key}", value):
-            settings.ranks_asked({"accelerator": "cpu", key: value})
+            ddp.ranks_asked({"accelerator": "cpu", key: value})
 
 
 def test_one_process_trains_on_one_device_whatever_is_asked_for():
-    one = settings.arguments(
+    one = ddp.trainer_arguments(
         {"accelerator": "cpu", "devices": 2, "strategy": "ddp", "num_nodes": 2, "max_steps": 5}
     )
     assert (one["devices"], one["strategy"], one["num_nodes"], one["max_steps"]) == (
@@ -210,11 +210,11 @@ def test_one_process_trains_on_one_device_whatever_is_asked_for():
         1,
         5,
     )
-    assert not settings.arguments(one)["plugins"][1:]
+    assert not ddp.trainer_arguments(one)["plugins"][1:]
 
 
 def _arguments():
-    found = settings.arguments(
+    found = ddp.trainer_arguments(
         {"accelerator": "cpu", "strategy": "ddp_find_unused_parameters_true"}
     )
     strategy = found.pop("strategy")

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from lit_dps.core.trial import COPIES
-from lit_dps.pruning.attributes import hidden_tensors
+from lit_dps.pruning.mask import hidden_tensors
 from tests.support.tiny import Plain, loader, two_layers, weights
 from tests.unit.training.test_pruning_callback import pruned
 

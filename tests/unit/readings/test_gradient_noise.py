@@ -18,7 +18,7 @@ from lit_dps.core.noise_scale import NoiseScale, noise_scale, reading_batch_size
 from lit_dps.data import Digits
 from lit_dps.models import MLP
 from lit_dps.module import ImageClassifier
-from lit_dps.parallel.settings import arguments
+from lit_dps.parallel.ddp import trainer_arguments
 from lit_dps.readings import NoiseScaleCallback
 from tests.support.ranks import on_ranks
 from tests.support.tiny import QUIET, Plain, assert_equal, fit, loader, weights
@@ -119,7 +119,7 @@ def read_by_ranks(batch_size: int) -> tuple[dict, float]:
         datamodule=Digits(batch_size=batch_size),
         callbacks=[callback],
         max_steps=4,
-        **arguments(QUIET),
+        **trainer_arguments(QUIET),
     )
     return callback.readings, callback.batch_size
 

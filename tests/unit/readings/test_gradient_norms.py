@@ -11,7 +11,7 @@ from lit_dps.core.errors import ConfigError
 from lit_dps.data import Digits
 from lit_dps.models import MLP
 from lit_dps.module import ImageClassifier
-from lit_dps.parallel.settings import arguments
+from lit_dps.parallel.ddp import trainer_arguments
 from lit_dps.readings import GradientNorms
 from lit_dps.training import PruningCallback
 from tests.support.ranks import on_ranks
@@ -32,7 +32,13 @@ def norms(batch_size: int, sparsity: float = 0.5) -> dict[str, list[float]]:
             wanted.append(_square(module, pruning, batch))
 
     module.on_train_batch_start = note
-    fit(module, datamodule=data, callbacks=[callback, pruning], max_steps=4, **arguments(QUIET))
+    fit(
+        module,
+        datamodule=data,
+        callbacks=[callback, pruning],
+        max_steps=4,
+        **trainer_arguments(QUIET),
+    )
     return {**callback.readings, "wanted": wanted[::2]}
 
 

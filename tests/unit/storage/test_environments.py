@@ -11,8 +11,8 @@ from lit_dps.core.environment import DATA, KEY, SOURCES, THREADS, UNKNOWN, with_
 from lit_dps.core.goal import Goal
 from lit_dps.core.search_space import Range
 from lit_dps.core.trial import Cell, Status, TrialResult
-from lit_dps.report.environment_notes import ENVIRONMENTS
 from lit_dps.report.notes import lines_of
+from lit_dps.report.trial_notes import ENVIRONMENTS
 from lit_dps.storage.database import open_storage
 from lit_dps.storage.header import StudyChanged, check_unchanged, declare
 from lit_dps.storage.merge import merge

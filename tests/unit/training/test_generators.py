@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from lit_dps.data.loaders import EndlessLoader
 from lit_dps.training.checkpoint_callback import ResumableLoader
-from lit_dps.training.rng_state import capture, generators_in, restore
+from lit_dps.training.hidden_state import capture_rng_state, generators_in, restore_rng_state
 from tests.support.errors import raises_about
 from tests.support.tiny import points
 
@@ -44,11 +44,11 @@ def draws(kept: SimpleNamespace) -> list[float]:
 def test_all_draw_again_what_they_drew_also_after_a_file(tmp_path):
     kept = keeper()
     first = draws(kept)
-    torch.save(capture(kept), tmp_path / "state")
+    torch.save(capture_rng_state(kept), tmp_path / "state")
     after = [draws(kept) for _ in range(3)]
     assert after[0] != first and len({x for row in after for x in row}) == 21
     other = keeper()
-    restore(torch.load(tmp_path / "state", weights_only=True), other)
+    restore_rng_state(torch.load(tmp_path / "state", weights_only=True), other)
     assert [draws(other) for _ in range(3)] == after
 
 
@@ -69,14 +69,14 @@ class OnDevice(torch.Tensor):
 
 def test_states_that_were_read_onto_a_gpu():
     kept = keeper()
-    state = capture(kept)
+    state = capture_rng_state(kept)
     numbers = draws(kept)
     moved = [
         OnDevice.of(each) if isinstance(each, torch.Tensor) else each for each in state["kept"]
     ]
     with pytest.raises((TypeError, RuntimeError)):
         torch.set_rng_state(OnDevice.of(state["torch"]))
-    restore({**state, "torch": OnDevice.of(state["torch"]), "kept": moved}, kept)
+    restore_rng_state({**state, "torch": OnDevice.of(state["torch"]), "kept": moved}, kept)
     assert draws(kept) == numbers
 
 
@@ -85,16 +85,16 @@ def test_states_that_were_read_onto_a_gpu():
 )
 def test_every_bit_generator_of_numpy(tmp_path, kind):
     kept = [np.random.Generator(kind(5))]
-    torch.save(capture(kept), tmp_path / "state")
+    torch.save(capture_rng_state(kept), tmp_path / "state")
     numbers = kept[0].random(5).tolist()
-    restore(torch.load(tmp_path / "state", weights_only=True), kept)
+    restore_rng_state(torch.load(tmp_path / "state", weights_only=True), kept)
     assert kept[0].random(5).tolist() == numbers
 
 
 def test_owners_that_are_not_alike_are_refused():
-    state = capture(keeper())
+    state = capture_rng_state(keeper())
     with raises_about(ValueError, "argument"):
-        restore(state)
+        restore_rng_state(state)
 
 
 def test_each_is_found_once_and_examples_are_not_searched():

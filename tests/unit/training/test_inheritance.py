@@ -12,8 +12,7 @@ from torch import nn
 
 from lit_dps.core.trial import Cell
 from lit_dps.data import Digits, ImageData
-from lit_dps.data.loaders import EndlessLoader
-from lit_dps.data.order import batches
+from lit_dps.data.loaders import EndlessLoader, batches
 from lit_dps.engines.interval_loop import IntervalLoop
 from lit_dps.module import ImageClassifier
 from lit_dps.training.inheritance import adopt_former_methods, decides, inherits

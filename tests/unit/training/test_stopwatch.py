@@ -10,8 +10,7 @@ import pytest
 from lightning.pytorch import Callback, Trainer
 from torch import nn
 
-from lit_dps.advice.calibration import calibrate
-from lit_dps.advice.prediction import PredictionCallback
+from lit_dps.advice.prediction import PredictionCallback, calibrate
 from lit_dps.analysis.step_seconds import step_seconds
 from lit_dps.core.trial import Cell, Status, Trial
 from lit_dps.models import MLP

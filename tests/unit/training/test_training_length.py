@@ -7,7 +7,7 @@ import torch
 from lightning.pytorch import Callback, LightningDataModule, Trainer
 
 from lit_dps.parallel import ranks
-from lit_dps.parallel.settings import arguments
+from lit_dps.parallel.ddp import trainer_arguments
 from lit_dps.training import GoalErrorCallback
 from tests.support.errors import refuses
 from tests.support.ranks import same_on_ranks
@@ -99,7 +99,7 @@ def test_a_callback_after_the_goal_sees_it_in_any_trainer():
 
 def seen_by_a_rank() -> dict:
     module = Looks()
-    fit_prepared(module, Data(), **arguments({**QUIET, "devices": ranks.world()}))
+    fit_prepared(module, Data(), **trainer_arguments({**QUIET, "devices": ranks.world()}))
     return module.seen
 
 
