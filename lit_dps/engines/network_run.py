@@ -28,6 +28,7 @@ from lit_dps.optim.local_sgd import LocalSGD
 from lit_dps.optim.parameter_groups import trained_parameters
 from lit_dps.pruning import Mask, Network, mask_flags, prunable, prune
 from lit_dps.pruning.mask import multiply
+from lit_dps.pruning.mask_changes import MaskChanges
 from lit_dps.pruning.start import initialize_pruned
 from lit_dps.training.checkpoint_files import CheckpointFile
 from lit_dps.training.hidden_state import (
@@ -89,6 +90,7 @@ class NetworkRun:
         data: The data module, set up.
         optimizer, schedule: As the module configures them.
         mask: The pruning mask; None at sparsity 0.
+        changes: How the mask changes during training; None if it stays.
         file: The checkpoint file; None if the run is not saved.
         batches: Training batches, one check interval at a time: int64, shape (steps, batch).
         steps: Optimizer steps so far.
@@ -112,6 +114,7 @@ class NetworkRun:
     priority: Tensor | None = None
     delay: int = 0
     local: LocalSGD | None = None
+    changes: MaskChanges | None = None
 
     def __post_init__(self):
         self._begin_seconds = time.monotonic()
@@ -166,6 +169,9 @@ class NetworkRun:
             run._start(training, stacked)
         if run.mask is not None:
             attempt.kept = run.mask.kept()
+            pruning = training.pruning_callback(trial)
+            max_steps = training.budget or training.goal.max_steps
+            run.changes = MaskChanges.of(pruning.pruner, pruning.seed, max_steps)
         if stacked:
             attempt.flags = {**attempt.flags, STACKED: 1}
         return run
@@ -227,6 +233,20 @@ class NetworkRun:
         """Set the pruned weights to zero, which a hook of the module may have changed."""
         with torch.no_grad():
             multiply(self.masked_parameters())
+
+    def change_mask(
+        self, step: int, weights: Mapping[str, Tensor], gradients: Mapping[str, Tensor]
+    ) -> None:
+        """Replace the mask after an optimizer step; the caller masks weights and optimizer state.
+
+        Args:
+            step: Optimizer steps since the start of the run.
+            weights: The masked parameters after the step, by name.
+            gradients: Their gradients of the step's batch, also of pruned weights.
+        """
+        assert self.changes is not None and self.mask is not None
+        self.mask = self.changes.next_mask(step, self.mask, weights, gradients)
+        self.attempt.kept = self.mask.kept()
 
     def masked_parameters(self) -> list[tuple[Tensor, Tensor]]:
         """Return each pruned parameter with its mask, which has the parameter's type and device."""

@@ -23,6 +23,7 @@ from lit_dps.optim.delay import delay_gradients
 from lit_dps.optim.local_sgd import LocalSGD
 from lit_dps.parallel.process import Interrupted
 from lit_dps.pruning.mask import multiply
+from lit_dps.pruning.mask_changes import mask_optimizer_state
 from lit_dps.training.checkpoint_files import MIN_SECONDS_WORTH_SAVING
 from lit_dps.training.early_check import Check, HardestFirst, evaluating
 from lit_dps.training.local_sgd_callback import SharedTensors, mean_of, part_of
@@ -246,8 +247,10 @@ class SingleNetwork:
         """Take one optimizer step for each row of `index`; see `StackedNetworks.train`."""
         schedule = self.run.schedule
         loss = None
-        for batch in Steps(x, y, index):
-            if self._local is None:
+        for step, batch in enumerate(Steps(x, y, index), start=self.run.steps + 1):
+            if self.run.changes is not None and self.run.changes.is_due(step):
+                loss = self._update_and_change_mask(batch, step)
+            elif self._local is None:
                 loss = self._update(batch)
             else:
                 loss = self._update_workers(batch, *self._local)
@@ -287,24 +290,55 @@ class SingleNetwork:
 
     def _update(self, batch: tuple[Tensor, Tensor]) -> Tensor:
         """Take an optimizer step; return the loss before it."""
-        module = self.run.module
-        optimizer = self.run.optimizer
-        loss = module.loss(batch)
-        module.on_before_zero_grad(optimizer)
-        optimizer.zero_grad()
-        module.on_before_backward(loss)
-        loss.backward()
+        loss = self._loss_and_gradients(batch)
         self._mask_gradients()
-        module.on_after_backward()
+        self.run.module.on_after_backward()
         if self._has_step_hooks:
             self._mask_gradients()
-        delay_gradients(optimizer, self.run.delay)
-        module.on_before_optimizer_step(optimizer)
-        optimizer.step()
+        delay_gradients(self.run.optimizer, self.run.delay)
+        self._step()
+        return loss
+
+    def _update_and_change_mask(self, batch: tuple[Tensor, Tensor], step: int) -> Tensor:
+        """Take optimizer step number `step`, then change the mask; return the loss before it."""
+        run = self.run
+        loss = self._loss_and_gradients(batch)
+        run.module.on_after_backward()
+        weights = {}
+        gradients = {}
+        parameters = dict(run.module.named_parameters())
+        for name in run.mask or {}:
+            weights[name] = parameters[name].detach()
+            gradient = parameters[name].grad
+            gradients[name] = torch.zeros_like(weights[name])
+            if gradient is not None:
+                gradients[name].copy_(gradient)
+        self._mask_gradients()
+        self._step()
+        run.change_mask(step, weights, gradients)
+        self._masked = run.masked_parameters()
+        with torch.no_grad():
+            multiply(self._masked)
+            mask_optimizer_state(run.optimizer, self._masked)
+        return loss
+
+    def _loss_and_gradients(self, batch: tuple[Tensor, Tensor]) -> Tensor:
+        """Set the gradients of all parameters, and return the loss."""
+        module = self.run.module
+        loss = module.loss(batch)
+        module.on_before_zero_grad(self.run.optimizer)
+        self.run.optimizer.zero_grad()
+        module.on_before_backward(loss)
+        loss.backward()
+        return loss.detach()
+
+    def _step(self) -> None:
+        """Step the optimizer."""
+        self.run.module.on_before_optimizer_step(self.run.optimizer)
+        self.run.optimizer.step()
         if self._moves_pruned:
             with torch.no_grad():
                 multiply(self._masked)
-        return loss.detach()
 
     def _mask_gradients(self) -> None:
         """Set the gradients of pruned weights to zero."""

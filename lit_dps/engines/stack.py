@@ -108,13 +108,7 @@ class StackedNetworks:
             if name not in trained:
                 buffers[name] = parameter.detach()
         weights = _flatten(trained.values())
-        mask = run.mask or {}
-        keep = []
-        for name, parameter in trained.items():
-            if name in mask:
-                keep.append(mask[name].to(parameter))
-            else:
-                keep.append(torch.ones_like(parameter))
+        keep = self._keep_of(run, trained)
         numbers = self.rule.hyperparameters_of(run.optimizer.param_groups[0])
         hyperparameters = {}
         for name, number in zip(self.rule.hyperparameters, numbers, strict=True):
@@ -127,7 +121,7 @@ class StackedNetworks:
                 tensors.append(of_parameter.get(key, torch.zeros_like(parameter)))
             state[key] = _flatten(tensors)
         delayed = self._delayed_of(run, parameters, weights)
-        return _Rows(weights, _flatten(keep), hyperparameters, state, buffers, delayed)
+        return _Rows(weights, keep, hyperparameters, state, buffers, delayed)
 
     def _delayed_of(
         self, run: NetworkRun, parameters: Mapping[str, Tensor], weights: Tensor
@@ -259,6 +253,8 @@ class StackedNetworks:
             steps_before.append(steps)
             rates.append([rate])
             updates.append([max(steps - delay, 0) + 1.0])
+        changing = self._rows_that_change(step + 1)
+        dense = {row: self._split(gradients[row].clone()) for row in changing}
         gradients.mul_(tensors.keep)
         if delay:
             gradients = _exchange(tensors.delayed, gradients, steps_before)
@@ -272,6 +268,44 @@ class StackedNetworks:
         )
         if self.rule not in OURS:  # another rule may move pruned weights
             tensors.weights.mul_(tensors.keep)
+        for row in changing:
+            self._change_mask(row, step + 1, dense[row])
+
+    def _rows_that_change(self, steps: int) -> list[int]:
+        """Return the live rows whose mask changes at this number of steps since the last check."""
+        rows = []
+        for row in self.live:
+            run = self.run_at(row)
+            if run.changes is not None and run.changes.is_due(run.steps + steps):
+                rows.append(row)
+        return rows
+
+    def _change_mask(self, row: int, steps: int, gradients: Mapping[str, Tensor]) -> None:
+        """Change the mask of a row, and set the weights and the state that it prunes to zero."""
+        run = self.run_at(row)
+        assert run.mask is not None
+        weights = self._split(self.weights[row])
+        run.change_mask(
+            run.steps + steps,
+            {name: weights[name] for name in run.mask},
+            {name: gradients[name] for name in run.mask},
+        )
+        keep = self._keep_of(run, weights)
+        self.tensors.keep[row] = keep
+        self.weights[row] *= keep
+        for state in self.tensors.state.values():
+            state[row] *= keep
+
+    def _keep_of(self, run: NetworkRun, parameters: Mapping[str, Tensor]) -> Tensor:
+        """Return 1 for each kept and 0 for each pruned parameter, shape (parameters,)."""
+        mask = run.mask or {}
+        keep = []
+        for name in self._shapes:
+            if name in mask:
+                keep.append(mask[name].to(parameters[name]))
+            else:
+                keep.append(torch.ones_like(parameters[name]))
+        return _flatten(keep)
 
     def gradients(self, x: Tensor, y: Tensor, batch: Tensor) -> tuple[Tensor, Tensor]:
         """Return loss and gradient of each network, shapes (rows,) and (rows, parameters).

@@ -10,7 +10,16 @@ from lit_dps.pruning.layerwise import RandomLayerwise, SmartRatio
 from lit_dps.pruning.magnitude import Magnitude
 from lit_dps.pruning.mask import Mask, prunable
 from lit_dps.pruning.network import Network, gradient_sum, saliency
-from lit_dps.pruning.pruner import PRUNERS, OneShot, Pruner, mask_flags, prune, pruner_of, top_k
+from lit_dps.pruning.pruner import (
+    PRUNERS,
+    MaskUpdate,
+    OneShot,
+    Pruner,
+    mask_flags,
+    prune,
+    pruner_of,
+    top_k,
+)
 from lit_dps.pruning.random import Random
 from lit_dps.pruning.shuffle import Shuffle
 from lit_dps.pruning.snap import Snap, SnapIt
@@ -37,6 +46,7 @@ PRUNERS |= {
 __all__ = [
     "PRUNERS",
     "Mask",
+    "MaskUpdate",
     "Network",
     "OneShot",
     "Pruner",

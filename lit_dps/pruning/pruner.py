@@ -7,6 +7,7 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -25,6 +26,30 @@ Scores = Mapping[str, Tensor]
 RENAMED = {"exact": "hits_count", "sums": "batch_invariant"}
 
 
+@dataclass(frozen=True)
+class MaskUpdate:
+    """A moment of training at which a method changes the mask.
+
+    Tensors are those of the run: a method reads them and does not change them.
+
+    Attributes:
+        step: Optimizer steps taken so far.
+        max_steps: Optimizer steps of a run that does not reach its goal.
+        mask: The present mask.
+        weights: Weights of the masked parameters by name. Pruned ones are 0.
+        gradients: Gradients of the last step's batch by name, also of pruned weights.
+        generator: The source of all random numbers, on the CPU. It depends on the run's seed and
+            on the step.
+    """
+
+    step: int
+    max_steps: int
+    mask: Mask
+    weights: Mapping[str, Tensor]
+    gradients: Mapping[str, Tensor]
+    generator: torch.Generator
+
+
 class Pruner(ABC):
     """A method that prunes at initialization. Its constructor takes `pruning.options`.
 
@@ -36,12 +61,14 @@ class Pruner(ABC):
             cannot, as with whole nodes, the table shows how many it keeps.
         counts: What a sparsity is a share of if the method does not hit the count, in one word such
             as "nodes". A note below the table uses it.
+        every: Optimizer steps between changes of the mask by `next_mask`; None if the mask stays.
     """
 
     passes: int = 1
     hits_count: bool = True
     counts: str = "weights"
     batch_invariant: bool = False
+    every: int | None = None
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -70,6 +97,14 @@ class Pruner(ABC):
             A mask of the scored parameters. With `hits_count` it keeps exactly round(m (1 -
             sparsity)) of their m elements.
         """
+
+    def next_mask(self, update: MaskUpdate) -> Mask:
+        """Return the mask after a step of training; called after each `every`-th step.
+
+        Weights that grow again begin at 0, without momentum. With `hits_count` the mask
+        keeps as many elements as before.
+        """
+        return update.mask
 
 
 class OneShot(Pruner):

@@ -66,11 +66,10 @@ class GradientNorms(Callback):
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        if self._masks is None:
-            # A pruning callback may come after this callback, so `on_train_start` is too early.
-            self._masks = masks_by_parameter(trainer, pl_module)
         steps = trainer.global_step - self.start
         self._is_due = steps >= 0 and steps % self.interval == 0
+        if self._is_due:
+            self._masks = masks_by_parameter(trainer, pl_module)  # a method may change them
         self._part_square: Tensor | None = None
 
     def _add_bucket(self, bucket: GradBucket) -> None:
@@ -197,12 +196,11 @@ class NoiseScaleCallback(Callback):
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        if self._masks is None:
-            # A pruning callback may come after this callback, so `on_train_start` is too early.
-            self._masks = masks_by_parameter(trainer, pl_module)
         step = trainer.global_step
         self._size = examples_of_part(trainer, batch) or 0
         self._is_due = step >= self.start and (step - self.start) % self.interval == 0
+        if self._is_due:
+            self._masks = masks_by_parameter(trainer, pl_module)  # a method may change them
         is_first_batch = step != self._step
         self._step = step
         if is_first_batch:

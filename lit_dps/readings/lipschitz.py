@@ -151,6 +151,7 @@ class SmoothnessCallback(Callback):
         if trainer.global_step % self.interval == self.interval - 1:
             self._before = flatten(self._parameters.values())
             self._step = trainer.global_step
+            self._masks = masks_of(trainer, pl_module)  # a method may change them while training
 
     def on_before_optimizer_step(
         self, trainer: Trainer, pl_module: LightningModule, optimizer: torch.optim.Optimizer

@@ -111,6 +111,33 @@ class MaskedTensors:
             if masked.tensor.requires_grad:
                 self._hooks.append(masked.tensor.register_hook(partial(torch.mul, masked.mask)))
 
+    def set(self, mask: Mask) -> None:
+        """Replace the mask, and set the weights that it prunes to zero."""
+        self.mask = mask
+        self.find()
+        self.zero()
+
+    def keep_dense_gradients(self) -> None:
+        """Let pruned weights have gradients in the backward passes until the mask is set."""
+        self.remove_hooks()
+
+    def dense_gradients(self) -> dict[str, Tensor]:
+        """Return copies of the gradients of masked parameters, zeros for a missing gradient."""
+        gradients = {}
+        for name in self.mask:
+            tensor = self._masked[name].tensor
+            gradient = torch.zeros_like(tensor) if tensor.grad is None else tensor.grad.clone()
+            gradients[name] = gradient
+        return gradients
+
+    def weights(self) -> dict[str, Tensor]:
+        """Return the masked parameters by name, without gradients."""
+        return {name: self._masked[name].tensor.detach() for name in self.mask}
+
+    def parameters_with_masks(self) -> list[MaskedTensor]:
+        """Return each masked parameter with its mask, without copies."""
+        return [self._masked[name] for name in self.mask]
+
     def remove_hooks(self) -> None:
         """Stop masking gradients."""
         for hook in self._hooks:

@@ -20,9 +20,12 @@ from lit_dps.core.trial_config import Biases, Init, PruningConfig
 from lit_dps.optim.parameter_groups import trained_parameters
 from lit_dps.pruning import PRUNERS, Mask, Network, mask_flags, prunable, prune, pruner_of
 from lit_dps.pruning.isometry import STEPS
+from lit_dps.pruning.mask_changes import MaskChanges, mask_optimizer_state
 from lit_dps.pruning.network import copies_of, why_pruned_weights_return, why_unprunable
 from lit_dps.pruning.pruner import Scores
 from lit_dps.pruning.start import Redraw, initialize_pruned
+from lit_dps.training.delay_callback import DelayCallback
+from lit_dps.training.local_sgd_callback import LocalSGDCallback
 from lit_dps.training.masked_tensors import MaskedTensors
 from lit_dps.training.trainer_state import user_callbacks
 from lit_dps.training.training_pass import TrainingPass
@@ -40,6 +43,8 @@ class PruningCallback(Callback):
     Gradients are masked in the backward pass, so that clipping sees the pruned network. Gradients
     are masked again before each optimizer step, and weights after it and before each validation,
     because a module, an optimizer or a hook may have changed them.
+
+    A method with `Pruner.every` changes the mask during training (`lit_dps.pruning.mask_changes`).
 
     Args:
         sparsity, method, biases, batch_size, seed, exclude, options, init:
@@ -111,6 +116,9 @@ class PruningCallback(Callback):
         self._callbacks: dict[str, list[Callback]] = {}
         self._hooked_optimizers: list[Optimizer] = []
         self._is_swapped = False  # whether other weights were in place in the last validation
+        self._changes: MaskChanges | None = None
+        # The gradients of this step, also of pruned weights, if the mask changes after it.
+        self._dense_gradients: dict[str, Tensor] | None = None
         self._remove_hooks()
         self._masked = None
 
@@ -146,6 +154,48 @@ class PruningCallback(Callback):
         self._unmasked = UnmaskedWeights(self.biases, self.exclude, self._is_masked)
         self._unmasked.flags = self.flags  # set already in a run from a checkpoint
         self._hook_optimizers(trainer, pl_module)
+        self._begin_changes(trainer, pl_module)
+
+    def _begin_changes(self, trainer: Trainer, module: LightningModule) -> None:
+        """Prepare the changes of the mask, if the method makes any."""
+        self._changes = MaskChanges.of(self.pruner, self.seed, trainer.max_steps, self.is_short)
+        if self._changes is None:
+            return
+        reason = None
+        if not module.automatic_optimization:
+            reason = "with manual optimization"
+        elif len(trainer.optimizers) != 1:
+            reason = f"with {len(trainer.optimizers)} optimizers"
+        elif not hasattr(trainer.optimizers[0], "register_step_post_hook"):
+            reason = f"with {type(trainer.optimizers[0]).__name__}, which has no step hooks"
+        elif trainer.max_steps < 0:
+            reason = "without trainer.max_steps"
+        for callback in lightning_private.callbacks_of(trainer):
+            # Delayed gradients belong to an earlier mask. Workers of local SGD have own weights.
+            if isinstance(callback, DelayCallback) and callback.delay > 0:
+                reason = f"with optim.delay = {callback.delay}"
+            if isinstance(callback, LocalSGDCallback) and callback.rounds.on:
+                reason = f"with local.workers = {callback.rounds.workers}"
+        if reason is not None:
+            raise ConfigError(
+                "pruning.method", self.method, f"a method whose mask does not change, {reason}"
+            )
+
+    def _is_change_due(self, trainer: Trainer) -> bool:
+        """Return True if the mask changes after the next optimizer step."""
+        return self._changes is not None and self._changes.is_due(trainer.global_step + 1)
+
+    def _change_mask(self, step: int, optimizer: Optimizer) -> None:
+        """Set the mask that follows an optimizer step."""
+        assert self._masked is not None and self._changes is not None and self.mask is not None
+        assert self._dense_gradients is not None
+        self.mask = self._changes.next_mask(
+            step, self.mask, self._masked.weights(), self._dense_gradients
+        )
+        self._dense_gradients = None
+        with torch.no_grad():
+            self._masked.set(self.mask)
+            mask_optimizer_state(optimizer, self._masked.parameters_with_masks())
 
     def _hook_optimizers(self, trainer: Trainer, module: LightningModule) -> None:
         """Act after each optimizer step, also of optimizers that were added later."""
@@ -294,12 +344,16 @@ class PruningCallback(Callback):
         self._unmasked.update(trainer, module, optimizer)
         if self._masked is not None:
             self._masked.zero_weights_of(optimizer)
+        if self._dense_gradients is not None:
+            self._change_mask(trainer.global_step + 1, optimizer)
 
     def on_before_optimizer_step(
         self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer
     ) -> None:
         if self._masked is None:
             return
+        if self._is_change_due(trainer):
+            self._dense_gradients = self._masked.dense_gradients()
         self._masked.mask_gradients()
         if not hasattr(optimizer, "register_step_post_hook"):
             self._unmasked.update(trainer, pl_module, optimizer)
@@ -315,6 +369,8 @@ class PruningCallback(Callback):
             # Usually the weights that a validation swapped in are gone now.
             self._is_swapped = self._masked.find_replaced()
         self._masked.zero()
+        if self._is_change_due(trainer):
+            self._masked.keep_dense_gradients()
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
         if self._masked is not None:

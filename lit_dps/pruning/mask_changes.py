@@ -1,0 +1,135 @@
+"""Masks that change during training: dynamic sparse training, such as RigL (Evci et al. 2020).
+
+A pruner with `every` is asked for the next mask after each `every`-th optimizer step. The step
+itself uses the mask of before. Evci et al. replace that step by the change of the mask; here the
+step is taken too, so that the number of optimizer steps stays comparable.
+
+The loops own the weights and call `MaskChanges`: `lit_dps.training.pruning_callback` in Lightning's
+loop, `lit_dps.engines.run_group` and `stack` in the interval loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from lit_dps.core.errors import ConfigError
+from lit_dps.core.trial import derive_seed
+from lit_dps.pruning.mask import Mask, multiply
+from lit_dps.pruning.pruner import MaskUpdate, Pruner
+
+
+@dataclass(frozen=True)
+class MaskChanges:
+    """When the mask of a run changes, and what it becomes.
+
+    Attributes:
+        pruner: The method.
+        seed: Seed of the run's pruning. The random numbers of a change depend on it and on the
+            step, so that a resumed run draws the same ones.
+        max_steps: Optimizer steps of a run that does not reach its goal.
+        every: Optimizer steps between changes.
+    """
+
+    pruner: Pruner
+    seed: int
+    max_steps: int
+    every: int
+
+    @classmethod
+    def of(
+        cls, pruner: Pruner, seed: int, max_steps: int, is_short: bool = False
+    ) -> MaskChanges | None:
+        """Return the changes of a method; None if its masks do not change.
+
+        Args:
+            pruner: The method.
+            seed: Seed of the run's pruning.
+            max_steps: Optimizer steps of a run that does not reach its goal.
+            is_short: Whether the run only tests the method. Its mask changes after each step.
+
+        Raises:
+            ConfigError: if `every` is no positive whole number.
+        """
+        every = pruner.every
+        if every is None:
+            return None
+        if not isinstance(every, int) or every < 1:
+            name = f"{type(pruner).__name__}.every"
+            raise ConfigError("pruning.method", f"{name} = {every!r}", "a whole number above 0")
+        return cls(pruner, seed, max_steps, 1 if is_short else every)
+
+    def is_due(self, step: int) -> bool:
+        """Return True if the mask changes after optimizer step number `step`, counted from 1."""
+        return step % self.every == 0 and step < self.max_steps
+
+    def next_mask(
+        self,
+        step: int,
+        mask: Mask,
+        weights: Mapping[str, Tensor],
+        gradients: Mapping[str, Tensor],
+    ) -> Mask:
+        """Return the mask after a step, with tensors on the device of the weights.
+
+        Args:
+            step: Optimizer steps taken so far.
+            mask: The present mask.
+            weights: The weights of masked parameters after the step, by name. Pruned ones are 0.
+            gradients: The gradients of the step's batch by name, also of pruned weights.
+
+        Raises:
+            ConfigError: if the next mask is not of the same parameters, or if it keeps another
+                number of elements although the method hits its count.
+        """
+        generator = torch.Generator().manual_seed(derive_seed(self.seed, "mask change", step))
+        present = {name: mask[name].to(weights[name].device) for name in mask}
+        update = MaskUpdate(
+            step=step,
+            max_steps=self.max_steps,
+            mask=Mask(present),
+            weights=weights,
+            gradients=gradients,
+            generator=generator,
+        )
+        changed = self.pruner.next_mask(update)
+        self._check(mask, changed, step)
+        return changed
+
+    def _check(self, before: Mask, after: Mask, step: int) -> None:
+        method = f"{type(self.pruner).__name__} at step {step}"
+        shapes = {name: tensor.shape for name, tensor in before.items()}
+        if {name: tensor.shape for name, tensor in after.items()} != shapes:
+            raise ConfigError("pruning.method", method, f"a mask of {', '.join(shapes)}")
+        expected = before.count().kept
+        kept = after.count().kept
+        if kept == 0:
+            raise ConfigError("pruning.method", method, "a mask that keeps something")
+        if self.pruner.hits_count and kept != expected:
+            allowed = (
+                f"a mask that keeps {expected} elements as before, not {kept}; a method whose "
+                "sparsity changes sets hits_count = False"
+            )
+            raise ConfigError("pruning.method", method, allowed)
+
+
+def mask_optimizer_state(
+    optimizer: torch.optim.Optimizer, masks: Iterable[tuple[Tensor, Tensor]]
+) -> None:
+    """Set the state of pruned weights to zero in an optimizer, such as their momentum.
+
+    A weight that grows again begins without momentum, as in RigL.
+
+    Args:
+        optimizer: The optimizer.
+        masks: Each masked parameter, with its mask as numbers.
+    """
+    pairs = []
+    for parameter, mask in masks:
+        for value in optimizer.state.get(parameter, {}).values():
+            if isinstance(value, Tensor) and value.shape == parameter.shape:
+                pairs.append((value, mask))
+    multiply(pairs)

@@ -1,0 +1,220 @@
+"""Masks that change during training are the same in each loop, and after a resume."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from lit_dps.core.errors import ConfigError
+from lit_dps.core.trial import Cell, Trial
+from lit_dps.engines.run_group import SingleNetwork
+from lit_dps.pruning import Mask, Random
+from lit_dps.training import DelayCallback, PruningCallback
+from tests.support import saved_study, tiny
+from tests.support.errors import refuses
+from tests.support.runs import train, train_one
+from tests.unit.pruning.test_pruners_engines import GOAL, WORKLOAD
+
+EVERY = 3
+METHOD = {"method": f"{__name__}.RigL", "options": {"every": EVERY}}
+LONG_GOAL = {**GOAL, "max_steps": 16}
+MOMENTUM = "momentum_buffer"
+
+
+def _of_page(name: str) -> type:
+    """Return a class that docs/extending.md defines."""
+    text = (Path(__file__).parents[3] / "docs" / "extending.md").read_text()
+    source = re.search(rf"```python\n# {name}\.py\n(.*?)```", text, re.DOTALL)
+    assert source is not None
+    names: dict[str, Any] = {}
+    exec(source.group(1), names)
+    return names["RigL"]
+
+
+RigL = _of_page("my_rigl")
+
+
+class Redraws(Random):
+    """Draws another mask of the same count by its generator."""
+
+    every = 2
+
+    def next_mask(self, update):
+        tensors = {}
+        for name, mask in update.mask.items():
+            order = torch.randperm(mask.numel(), generator=update.generator)
+            tensors[name] = mask.flatten()[order].view(mask.shape)
+        return Mask(tensors)
+
+
+class Loses(RigL):
+    """Breaks its promise to keep the count."""
+
+    def next_mask(self, update):
+        mask = dict(update.mask)
+        name = next(iter(mask))
+        mask[name] = torch.zeros_like(mask[name])
+        return Mask(mask)
+
+
+def trials(count: int = 1) -> list[Trial]:
+    params = {"model.learning_rate": 0.1, "model.momentum": 0.9}
+    return [Trial(Cell(16, 0.8), point, params) for point in range(count)]
+
+
+@pytest.mark.parametrize("method", ["RigL", "Redraws"])
+def test_single_and_lightning_are_equal_to_the_bit(method):
+    pruning = {"method": f"{__name__}.{method}"}
+    if method == "RigL":
+        pruning = METHOD
+    results = []
+    for lean in (True, False):
+        result = train_one(trials()[0], WORKLOAD, LONG_GOAL, lean=lean, pruning=pruning)
+        results.append(dataclasses.replace(result, seconds=0.0))
+    assert results[0] == results[1]
+    fixed = train_one(trials()[0], WORKLOAD, LONG_GOAL, pruning={"method": "random"})
+    assert results[0].curve["train_loss"] != fixed.curve["train_loss"]
+    assert sum(kept for kept, _ in results[0].kept.values()) == sum(
+        kept for kept, _ in fixed.kept.values()
+    )
+
+
+@pytest.mark.parametrize("method", ["RigL", "Redraws"])
+def test_stacked_networks_change_their_masks_as_single_ones(method):
+    pruning = {"method": f"{__name__}.{method}"}
+    stacked = train(trials(3), WORKLOAD, LONG_GOAL, size=3, pruning=pruning)
+    alone = train(trials(3), WORKLOAD, LONG_GOAL, pruning=pruning)
+    assert all(result.is_stacked for result in stacked)
+    for ours, theirs in zip(sorted(stacked, key=lambda r: r.trial.point), alone, strict=True):
+        assert ours.kept == theirs.kept
+        assert ours.curve["train_loss"] == pytest.approx(theirs.curve["train_loss"], rel=1e-3)
+
+
+def test_a_changed_mask_has_the_largest_gradients_and_no_old_momentum(monkeypatch):
+    """Each change is checked by hand: weights, gradients and momenta before and after it."""
+    changes = []
+    moving = []
+    change = SingleNetwork._update_and_change_mask
+
+    def recorded(self, batch, step):
+        before = {name: mask.clone() for name, mask in self.run.mask.items()}
+        loss = change(self, batch, step)
+        changes.append(step)
+        state = self.run.optimizer.state
+        for name, parameter in self.run.module.named_parameters():
+            if name not in before:
+                continue
+            after = self.run.mask[name]
+            assert int(after.sum()) == int(before[name].sum())
+            grown = after & ~before[name]
+            assert (parameter[~after] == 0).all() and (parameter[grown] == 0).all()
+            assert (state[parameter][MOMENTUM][~(after & before[name])] == 0).all()
+            moving.append(int((state[parameter][MOMENTUM] != 0).sum()))
+        return loss
+
+    monkeypatch.setattr(SingleNetwork, "_update_and_change_mask", recorded)
+    result = train_one(trials()[0], WORKLOAD, LONG_GOAL, pruning=METHOD)
+    assert not result.failure
+    assert sum(moving) > 0
+    assert changes == [3, 6, 9, 12, 15]
+
+
+@pytest.mark.parametrize("lean", [True, False])
+@pytest.mark.parametrize("checks", [1, 2, 3])
+def test_a_resumed_run_equals_an_unbroken_one(tmp_path, lean, checks):
+    study = saved_study.Study(
+        tmp_path, goal={**LONG_GOAL, "error": 0.001}, pruning=METHOD, lean=lean
+    )
+    trial = trials()[0]
+    trial = dataclasses.replace(trial, params={"model.learning_rate": 0.1})
+    unbroken, steps = study.run(trial, saved=False)
+    assert study.run(trial, interrupt=checks)[0] is None
+    resumed, resumed_steps = study.run(trial)
+    assert resumed == unbroken
+    assert torch.equal(resumed_steps.weights, steps.weights)
+    assert resumed_steps.taken < steps.taken
+
+
+def test_a_method_that_loses_elements_is_refused():
+    result = train_one(trials()[0], WORKLOAD, LONG_GOAL, pruning={"method": f"{__name__}.Loses"})
+    assert "Loses at step 100" not in result.failure  # max_steps is 16
+    result = train_one(
+        trials()[0],
+        WORKLOAD,
+        LONG_GOAL,
+        pruning={"method": f"{__name__}.Loses", "options": {"every": 4}},
+    )
+    assert "Loses at step 4" in result.failure
+
+
+@pytest.mark.parametrize("every", [0, -1, 2.5])
+def test_every_is_a_positive_number(every):
+    pruning = PruningCallback(0.5, f"{__name__}.RigL", options={"every": every})
+    with refuses("pruning.method"):
+        tiny.fit(tiny.Plain(), callbacks=[pruning], max_steps=2)
+
+
+def test_delayed_gradients_are_refused():
+    pruning = PruningCallback(0.5, f"{__name__}.RigL")
+    with refuses("pruning.method"):
+        tiny.fit(tiny.Plain(), callbacks=[pruning, DelayCallback(2)], max_steps=2)
+
+
+def test_several_optimizers_are_refused():
+    class Two(tiny.Plain):
+        def __init__(self):
+            super().__init__()
+            self.automatic_optimization = False
+
+    pruning = PruningCallback(0.5, f"{__name__}.RigL")
+    with pytest.raises(ConfigError):
+        tiny.fit(Two(), callbacks=[pruning], max_steps=2)
+
+
+def test_gradient_clipping_sees_the_pruned_network_and_growth_the_dense_one():
+    """With clipping, the method still receives the unclipped gradients of all weights."""
+    seen = []
+
+    class Sees(RigL):
+        def next_mask(self, update):
+            seen.append({name: g.clone() for name, g in update.gradients.items()})
+            return update.mask
+
+    def run(**arguments):
+        pruning = PruningCallback(0.5, "random")
+        pruning.pruner = Sees(every=1)
+        tiny.fit(tiny.Plain(), callbacks=[pruning], max_steps=2, **arguments)
+        return pruning.mask
+
+    mask = run(gradient_clip_val=1e-6)
+    name = next(iter(mask))
+    assert (seen[0][name][~mask[name]] != 0).any()
+    assert max(float(g.norm()) for g in seen[0].values()) > 1e-3
+
+
+def test_ranks_change_their_masks_alike():
+    from tests.support.ranks import same_on_ranks
+
+    assert same_on_ranks(2, trained_on_ranks) > 0
+
+
+def trained_on_ranks() -> float:
+    """Return a number that depends on all weights and masks after training on ranks."""
+    torch.manual_seed(0)
+    from lit_dps.data import Digits
+    from lit_dps.models import MLP
+    from lit_dps.module import ImageClassifier
+    from lit_dps.parallel import ranks
+    from lit_dps.parallel.ddp import trainer_arguments
+
+    module = ImageClassifier(MLP(hidden=[8]), optimizer="momentum", learning_rate=0.1)
+    pruning = PruningCallback(0.5, f"{__name__}.RigL", options={"every": 2})
+    options = trainer_arguments({**tiny.QUIET, "devices": ranks.world()})
+    tiny.fit(module, datamodule=Digits(batch_size=16), callbacks=[pruning], max_steps=6, **options)
+    total = sum(float(p.abs().double().sum()) for p in module.parameters())
+    return total + sum(float(m.double().cumsum(0).sum()) for m in pruning.mask.values())
