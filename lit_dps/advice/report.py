@@ -346,6 +346,7 @@ def log_measurements(question: Question) -> None:
     noise = question.noise
     if noise is not None:
         metrics["noise_scale_low"] = noise.low
+        metrics["noise_scale_readings"] = noise.readings
         if noise.resolved:
             metrics["noise_scale"] = noise.value
     question.probes.mlflow.log_outcome(metrics, curves)

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
+from scipy import special
 
 from lit_dps.analysis.intervals import NORMAL_95, Interval, resampling_rng
 from lit_dps.analysis.repeats import RepeatSummary
@@ -25,9 +26,6 @@ from lit_dps.core.trial import Status, TrialResult
 AT_LEAST = 1
 AT_MOST = -1
 
-# The standard error of the median of n normal values is this times their standard deviation over
-# sqrt(n), for large n: sqrt(pi / 2).
-_MEDIAN_FACTOR = 1.2533
 # Trials next to the best one whose distances give the noise of K*. Farther ones belong to another
 # part of the search space.
 NEAREST_TRIALS = 3
@@ -244,10 +242,11 @@ def _runs_of(group: pd.DataFrame) -> _Runs:
 def medians(runs: pd.DataFrame) -> list[Observation]:
     """Return one observation a batch size from runs of several seeds: the median of K.
 
-    Its standard error is from the spread of log K, pooled over the batch sizes with several runs. A
-    run that missed the goal may have met it at any step beyond its limit. So the median is between
-    the median with limits and the median with infinity in place of these runs. If the two differ it
-    is an upper bound, or a lower bound if half of the runs missed the goal.
+    Its standard error is from the spread of log K, pooled over the batch sizes with several runs,
+    and grows with the share of runs that missed the goal (`_error_of_median`). A run that missed
+    the goal may have met it at any step beyond its limit. So the median is between the median with
+    limits and the median with infinity in place of these runs. If the two differ it is an upper
+    bound, or a lower bound if half of the runs missed the goal.
 
     Args:
         runs: Columns batch_size [examples] and steps; optional: censored, 1 for a run that missed
@@ -262,7 +261,7 @@ def _median_observations(groups: Sequence[_Runs]) -> list[Observation]:
     deviation = _pooled_deviation(groups)
     observations = []
     for group in groups:
-        observation = _median_observation(group, deviation * _error_of_median(len(group.steps)))
+        observation = _median_observation(group, deviation)
         if observation is not None:
             observations.append(observation)
     return observations
@@ -282,25 +281,48 @@ def _pooled_deviation(groups: Iterable[_Runs]) -> float:
     return math.sqrt(squares / degrees)
 
 
-def _error_of_median(count: int) -> float:
-    """Return the standard error of the median of some values, in standard deviations of one."""
-    if count > 2:
-        return _MEDIAN_FACTOR / math.sqrt(count)
-    return 1 / math.sqrt(count)
+def _error_of_median(count: int, missed: int = 0) -> float:
+    """Return the standard error of a median, in standard deviations of the runs that met the goal.
+
+    It is 1 / (2 f sqrt(n)), where f is the density at the median (Cramer 1946, Section 28.5). The
+    log K of the runs that met the goal are assumed to be normal. The median of all runs is then
+    their quantile q = n / (2 (n - missed)), and f is (n - missed) / n times their density there.
+    Runs that would meet the goal later, and runs that would never meet it, have about the same
+    error: the standard deviation is smaller if the budget cut the slow runs off.
+
+    Args:
+        count: n, the number of runs.
+        missed: The number of runs that missed the goal, less than half of all.
+    """
+    if count <= 2:
+        return 1 / math.sqrt(count)
+    share = 1 - missed / count
+    density = math.exp(-(special.ndtri(0.5 / share) ** 2) / 2) / math.sqrt(2 * math.pi)
+    return 1 / (2 * share * density * math.sqrt(count))
 
 
-def _median_observation(runs: _Runs, noise: float) -> Observation | None:
-    """Return the median of the runs of one batch size, or its bound; None if neither is finite."""
+def _median_observation(runs: _Runs, deviation: float) -> Observation | None:
+    """Return the median of the runs of one batch size, or its bound; None if neither is finite.
+
+    Args:
+        runs: The runs.
+        deviation: Standard deviation of log K over seeds.
+    """
+    count = len(runs.steps)
+    missed = int(runs.missed.sum())
     limits = np.where(runs.missed & np.isnan(runs.steps), np.inf, runs.steps)
     least = _median(limits)
     most = _median(np.where(runs.missed, np.inf, runs.steps))
-    if least == most < math.inf:
-        return Observation(runs.batch_size, most, noise, runs.check)
     if most < math.inf:
+        noise = deviation * _error_of_median(count, missed)
+        if least == most:
+            return Observation(runs.batch_size, most, noise, runs.check)
         return Observation(runs.batch_size, most, noise, bound=AT_MOST)
     finite = limits[np.isfinite(limits)]
     if not finite.size:
         return None
+    # Few runs that met the goal are as good evidence of a lower bound as few misses of a median.
+    noise = deviation * _error_of_median(count, min(count - missed, (count - 1) // 2))
     return Observation(runs.batch_size, min(least, float(finite.max())), noise, bound=AT_LEAST)
 
 

@@ -69,8 +69,8 @@ class StudyConfig:
             apply, and other values that are set are refused.
         metrics: Further metrics to keep at each check. The module logs them in validation, such as
             val_loss. Then no check stops early.
-        noise_scale: Measure the gradient noise scale first. This run of seconds gives a first guess
-            of the critical batch size, before the trials.
+        noise_scale: Measure the gradient noise scale first. This run of 64 steps, of at most a
+            minute, gives a first guess of the critical batch size, before the trials.
         repeats: Repeats of each best point, on new seeds. They run after the search, with other
             initial weights, masks and orders of examples. The median K over seeds shows how much of
             K* is luck.

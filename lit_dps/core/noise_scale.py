@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from lit_dps.core.text import number_text
+from lit_dps.core.text import format_duration, number_text
 
 if TYPE_CHECKING:  # at run time NumPy and SciPy are imported only for readings: they are slow
     import numpy as np
@@ -49,6 +49,10 @@ class NoiseScale:
             |G|^2 is not resolved, `high` is infinite and `low` is a lower bound.
         readings: The number of readings.
         batch_size: Examples of an optimizer step at the readings.
+        planned: The number of readings that the run would have; None if it was not set or, in an
+            earlier version, not stored.
+        stopped_after: The seconds after which the run ended with fewer readings; None if it had
+            all of its steps.
     """
 
     squared_gradient: float
@@ -59,6 +63,8 @@ class NoiseScale:
     high: float
     readings: int
     batch_size: int
+    planned: int | None = None
+    stopped_after: float | None = None
 
     @property
     def resolved(self) -> bool:
@@ -90,8 +96,14 @@ class NoiseScale:
     @property
     def sentence(self) -> str:
         """The noise scale, its readings and its meaning in words."""
+        count = str(self.readings)
+        if self.planned is not None and self.planned != self.readings:
+            count += f" of {self.planned}"
+        stopped = ""
+        if self.stopped_after is not None:
+            stopped = f", stopped after {format_duration(self.stopped_after, 2)}"
         return (
-            f"noise scale {self} by {self.readings} readings at B = {self.batch_size}: a first "
+            f"noise scale {self} by {count} readings at B = {self.batch_size}{stopped}: a first "
             "guess of B_crit"
         )
 

@@ -273,8 +273,8 @@ RUN_METRICS = {
     "goal's metric, train_loss, lipschitz, squared_gradient",
     "cell": "K_star, the number of trials of each status, theory/TERM; of repeats: K_median, "
     "repeats, missed",
-    "study": "noise_scale, noise_scale_low, and c1/S_0.9, c2/S_0.9, b_crit/S_0.9 of each fitted "
-    "law; by batch size: K_star/S_0.9, K_median/S_0.9",
+    "study": "noise_scale, noise_scale_low, noise_scale_readings, and c1/S_0.9, c2/S_0.9, "
+    "b_crit/S_0.9 of each fitted law; by batch size: K_star/S_0.9, K_median/S_0.9",
     "study of advise": "advice/*: step_seconds by local batch size, run_steps of what is "
     "recommended, critical_at_least by the step of a fork, and the answer",
 }

@@ -15,13 +15,15 @@ from lit_dps.core.attempt import Attempt
 from lit_dps.core.errors import UserError
 from lit_dps.core.local_sgd import LocalSGDSchedule
 from lit_dps.core.noise_scale import NoiseScale, reading_batch_size
+from lit_dps.core.text import format_duration
 from lit_dps.core.trial import Cell, Trial, Value
 from lit_dps.readings import NoiseScaleCallback
 from lit_dps.study.probe_run import EndProbe, probe_run
 from lit_dps.study.setup import StudySetup
 
 STEPS = 64  # of the short run; the gradient is measured at each
-MAX_SECONDS = 20.0  # a slow run ends after this time, with fewer measurements
+# A slower run ends after this time. Its readings are fewer, which is printed and stored.
+MAX_SECONDS = 60.0
 
 
 def first_guess(setup: StudySetup, at_step: Callable[[], None] = lambda: None) -> NoiseScale | str:
@@ -52,6 +54,9 @@ def short_run(
 ) -> NoiseScale | str:
     """Measure the noise scale along a short run of the dense network.
 
+    The number of readings is `steps`, and so the same on every machine, unless the run is slower
+    than `seconds`. The result has both numbers, and whether the time ended the run.
+
     Args:
         setup: A study that was checked.
         batch_size: The batch size of the run.
@@ -76,8 +81,16 @@ def short_run(
         # trials.
         first_line = next(iter(str(error).splitlines()), "")
         return f"{type(error).__name__}: {first_line}"
-    count = len(measured.readings["step"])
-    return measured.scale() or f"{count} readings in {seconds:g} s are too few"
+    scale = measured.scale()
+    if scale is None:
+        count = len(measured.readings["step"])
+        stopped = ""
+        if limit.stopped:
+            stopped = f", stopped after {format_duration(seconds, 2)}"
+        return f"{count} of {steps} readings{stopped}; at least 2 finite ones are needed"
+    return dataclasses.replace(
+        scale, planned=steps, stopped_after=seconds if limit.stopped else None
+    )
 
 
 def _trial_of(setup: StudySetup, batch_size: int, params: Mapping[str, Value]) -> Trial:
@@ -94,7 +107,13 @@ def _trial_of(setup: StudySetup, batch_size: int, params: Mapping[str, Value]) -
 
 
 class _EndRun(Callback):
-    """Ends a run after a number of steps or seconds."""
+    """Ends a run after a number of steps or seconds.
+
+    Attributes:
+        stopped: Whether the seconds ended it.
+    """
+
+    stopped = False
 
     def __init__(self, steps: int, seconds: float, at_step: Callable[[], None]):
         self.steps = steps
@@ -105,5 +124,8 @@ class _EndRun(Callback):
         self, trainer: Trainer, pl_module: LightningModule, *args: object
     ) -> None:
         self.at_step()
-        if trainer.global_step >= self.steps or time.monotonic() > self.end:
+        if trainer.global_step >= self.steps:
+            raise EndProbe
+        if time.monotonic() > self.end:
+            self.stopped = True
             raise EndProbe

@@ -227,6 +227,7 @@ def study_metrics(study: Analysis) -> dict[str, Any]:
     noise = study.record.noise
     if noise is not None:
         metrics["noise_scale_low"] = noise.low
+        metrics["noise_scale_readings"] = noise.readings
         if noise.resolved:
             metrics["noise_scale"] = noise.value
     return metrics

@@ -2,6 +2,7 @@
 known."""
 
 import math
+from statistics import NormalDist
 
 import numpy as np
 import pandas as pd
@@ -185,9 +186,12 @@ def test_medians_of_seeds_with_misses():
     spread = math.sqrt(
         (4 * np.var(np.log([100, 110, 120, 130])) + 2 * np.var(np.log([50, 60]))) / 4
     )  # pooled, of 3 + 1 degrees of freedom
-    assert eight.noise == pytest.approx(1.2533 * spread / 2)
+    assert eight.noise == pytest.approx(math.sqrt(math.pi / 2) * spread / 2)
     assert eight.variance == pytest.approx(eight.noise**2 + (10 / 115) ** 2 / 12)
     assert (sixteen.steps, sixteen.bound) == (60, 0)  # the run that missed is above
+    # The median is the quantile 3 / 4 of the 2 of 3 runs that met the goal.
+    density = 2 / 3 * NormalDist().pdf(NormalDist().inv_cdf(3 / 4))
+    assert sixteen.noise == pytest.approx(spread / (2 * density * math.sqrt(3)))
     assert (thirty_two.steps, thirty_two.bound) == (350, AT_LEAST)  # of both limits
 
 

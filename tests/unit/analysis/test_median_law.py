@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
+from statistics import NormalDist
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from lit_dps.analysis.law import fit_law
 from lit_dps.analysis.law_tables import medians_outside
 from lit_dps.analysis.observations import (
     Observation,
+    medians,
     noise_of_minimum,
     noise_of_search,
     observations_of_repeats,
@@ -107,6 +110,52 @@ def test_medians_of_repeats_have_the_noise_of_seeds_and_of_the_search():
     bounds = observations_of_repeats(repeats({8: [16] * 3, 64: [90, None, None]}), 0.0)
     assert [o.bound for o in bounds] == [-1, 1]
     assert observations_of_repeats([], 0.2) == []
+
+
+def coverage(seeds, budget, never, studies=300):
+    """Return the shares of 80 % and 95 % intervals of the median that hold the median of all runs.
+
+    Log K over seeds is normal, and the same at 6 batch sizes.
+
+    Args:
+        seeds: Runs of each batch size.
+        budget: The share of runs that meet the goal within the budget, of those that can meet it.
+        never: The share of runs that never meet the goal.
+        studies: How often the runs are drawn.
+    """
+    random = np.random.default_rng(0)
+    deviation = 0.3
+    limit = math.exp(deviation * NormalDist().inv_cdf(budget))
+    median = math.exp(deviation * NormalDist().inv_cdf(0.5 / (1 - never)))
+    hits = []
+    for _ in range(studies):
+        steps = np.exp(deviation * random.standard_normal((6, seeds)))
+        misses = (steps > limit) | (random.random(steps.shape) < never)
+        runs = {"batch_size": np.repeat(2 ** np.arange(6), seeds), "censored": misses.ravel()}
+        runs["steps"] = np.where(misses, limit, steps).ravel()
+        for found in medians(pd.DataFrame(runs)):
+            distance = math.log(median / found.steps) / found.noise
+            if found.is_lower_bound:
+                distance = min(distance, 0.0)
+            hits.append((abs(distance) < 1.2816, abs(distance) < 1.9600))
+    return np.mean(hits, axis=0)
+
+
+@pytest.mark.parametrize(
+    ("seeds", "budget", "never"),
+    [
+        (15, 1 - 1e-9, 0.0),
+        (15, 0.8, 0.0),
+        (15, 0.7, 0.0),
+        (5, 0.8, 0.0),
+        (15, 1 - 1e-9, 0.3),
+        (5, 1 - 1e-9, 0.2),
+    ],
+)
+def test_intervals_of_a_median_hold_it_as_often_as_they_say_where_runs_missed(seeds, budget, never):
+    narrow, wide = coverage(seeds, budget, never)
+    assert 0.77 <= narrow <= 0.9
+    assert 0.89 <= wide <= 0.97
 
 
 @pytest.mark.parametrize(("factor", "side"), [(1.4, "above"), (0.7, "below"), (1.0, "")])

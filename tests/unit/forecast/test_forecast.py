@@ -250,7 +250,7 @@ def test_a_slow_noise_run_is_left_early():
     setup = setup_of(
         StudyConfig(batch_sizes=[64]), StorageConfig(), Workload({}, {}, {}), {}, {}, {}
     )
-    assert noise_seconds(setup, slow) == 20.5
+    assert noise_seconds(setup, slow) == 60.5
 
 
 def test_without_repeats_or_a_noise_run_the_table_has_none():
