@@ -56,8 +56,13 @@ def step_seconds(record: StudyRecord) -> dict[Cell, StepSeconds]:
     (`TrialResult.timed`); for trials of earlier versions see `_by_wall_time`.
     """
     timing = record.step_timing
-    if timing is not None and timing.covers(_complete_cells(record)):
-        return {cell: _of_rounds(of_cell) for cell, of_cell in timing.by_cell.items()}
+    trained = [cell for cell in _complete_cells(record) if cell not in record.shared]
+    if timing is not None and timing.covers(trained):
+        seconds = {cell: _of_rounds(of_cell) for cell, of_cell in timing.by_cell.items()}
+        for cell, source in record.shared.items():
+            if source in seconds:
+                seconds[cell] = seconds[source]
+        return seconds
     seconds = {}
     untimed = []
     for cell, results in record.results.items():

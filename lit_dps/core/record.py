@@ -54,6 +54,8 @@ class StudyRecord:
             skipped, because the step at which they met that goal is unknown. By point, the step of
             the first check that may have met it.
         step_timing: Times of a step, measured alone at the end of the study; None if not measured.
+        shared: Cells that were not trained, each with the equal cell whose trials it shows
+            (`shared_cells`).
     """
 
     name: str
@@ -78,11 +80,17 @@ class StudyRecord:
     environments: tuple[Mapping[str, Any], ...] = ()
     undetermined_points: Mapping[Cell, Mapping[int, int]] = field(default_factory=dict)
     step_timing: StepTiming | None = None
+    shared: Mapping[Cell, Cell] = field(default_factory=dict)
 
     @property
     def cells(self) -> list[Cell]:
         """All cells of the grid, by series, then batch size."""
         return grid(self.batch_sizes, self.sparsities, self.axes)
+
+    @property
+    def trained_cells(self) -> list[Cell]:
+        """The cells whose trials are trained; the others show those of an equal cell."""
+        return [cell for cell in self.cells if cell not in self.shared]
 
     @property
     def hardware(self) -> list[str | None]:
@@ -213,6 +221,24 @@ def grid(
             for batch_size in sorted(batch_sizes):
                 cells.append(Cell(batch_size, sparsity, axis_values))
     return cells
+
+
+def shared_cells(cells: Iterable[Cell]) -> dict[Cell, Cell]:
+    """Return for each cell that is not trained the equal cell whose trials it shows.
+
+    Nothing is pruned at sparsity 0, so dense cells that differ in keys of `pruning` alone are
+    equal. The first one of the grid is trained.
+    """
+    first: dict[tuple, Cell] = {}
+    shared = {}
+    for cell in cells:
+        if cell.sparsity > 0:
+            continue
+        others = tuple(pair for pair in cell.axes if not pair[0].startswith("pruning."))
+        trained = first.setdefault((cell.batch_size, others), cell)
+        if trained != cell:
+            shared[cell] = trained
+    return shared
 
 
 def setting(config: Mapping, key: str) -> object:

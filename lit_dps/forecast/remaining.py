@@ -72,7 +72,7 @@ def forecast_basis(
     """
     count = 0
     if record is not None:
-        count = sum(map(len, record.results.values()))
+        count = sum(len(record.results[cell]) for cell in record.trained_cells)
     trials = f"{count:,} finished trials"
     if record is not None and record.name != setup.study.name:
         trials = f"{count:,} finished probes of lit-dps advise"

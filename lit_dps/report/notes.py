@@ -39,7 +39,7 @@ def lines_of(notes: Iterable[Note], study: Analysis) -> list[str]:
 def finished_trials(study: Analysis) -> list[TrialResult]:
     """Return all finished trials of a study, by cell; not its repeats."""
     results = []
-    for cell in study.record.cells:
+    for cell in study.record.trained_cells:
         results += study.record.results[cell]
     return results
 

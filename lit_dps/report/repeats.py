@@ -179,8 +179,8 @@ def _stored_repeats(study: Analysis) -> list[TrialResult]:
     """Return all stored repeats that are known at this goal."""
     results = []
     if _has_repeats(study):
-        for of_cell in study.record.repeats.values():
-            results += of_cell
+        for cell in study.record.trained_cells:
+            results += study.record.repeats.get(cell, ())
     return results
 
 

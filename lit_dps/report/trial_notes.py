@@ -324,8 +324,8 @@ SCHEDULES = (
 def trials_and_repeats(study: Analysis) -> list[TrialResult]:
     """Return all finished trials of a study, and its repeats."""
     results = finished_trials(study)
-    for of_cell in study.record.repeats.values():
-        results += of_cell
+    for cell in study.record.trained_cells:
+        results += study.record.repeats.get(cell, ())
     return results
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import lzma
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -18,7 +19,7 @@ from lit_dps.core.goal import Goal
 from lit_dps.core.noise_scale import NoiseScale
 from lit_dps.core.progress_line import with_progress
 from lit_dps.core.racing import longest_attempt, truncate_at_race_limit
-from lit_dps.core.record import StudyRecord
+from lit_dps.core.record import StudyRecord, shared_cells
 from lit_dps.core.repeats import RepeatId
 from lit_dps.core.search_space import ExpandedSpace, space_from_dict
 from lit_dps.core.step_timing import StepTiming
@@ -94,6 +95,7 @@ class _Trials(NamedTuple):
     results: dict[Cell, list[TrialResult]]
     repeats: dict[Cell, list[TrialResult]]
     running: dict[Cell, int]  # trials and repeats that have begun and have no result
+    shared: dict[Cell, Cell]  # see `StudyRecord.shared`
 
 
 def _read_cells(
@@ -105,14 +107,32 @@ def _read_cells(
     repeat_ids = [study_ids.get(schema.repeats_study_name(name, cell)) for cell in cells]
     search_trials = _read_trials(storage, search_ids)
     repeat_trials = _read_trials(storage, repeat_ids)
-    read = _Trials({}, {}, {})
+    read = _Trials({}, {}, {}, {})
     for cell in with_progress("cells read", cells):
         results, running = _decode_trials(next(search_trials), cell, seed)
         repeats, running_repeats = _decode_trials(next(repeat_trials), cell, seed)
         read.results[cell] = truncate_at_race_limit(results, race_factor)
         read.repeats[cell] = repeats
         read.running[cell] = running + running_repeats
+    for cell, trained in shared_cells(cells).items():
+        # A study of an earlier version has trained both cells.
+        if not read.results[cell]:
+            read.shared[cell] = trained
+        read.results[cell] = _with_shared(read.results[cell], read.results[trained], cell)
+        read.repeats[cell] = _with_shared(read.repeats[cell], read.repeats[trained], cell)
+        read.running[cell] = max(read.running[cell], read.running[trained])
     return read
+
+
+def _with_shared(
+    ours: Sequence[TrialResult], theirs: Iterable[TrialResult], cell: Cell
+) -> list[TrialResult]:
+    """Return the results of a cell, and for the points that it lacks those of an equal cell."""
+    results = {(result.trial.point, result.trial.repeat): result for result in ours}
+    for result in theirs:
+        trial = dataclasses.replace(result.trial, cell=cell)
+        results.setdefault((trial.point, trial.repeat), dataclasses.replace(result, trial=trial))
+    return [results[key] for key in sorted(results)]
 
 
 def _record(name: str, header: Mapping[str, Any], trials: _Trials) -> StudyRecord:
@@ -151,6 +171,7 @@ def _record(name: str, header: Mapping[str, Any], trials: _Trials) -> StudyRecor
         running=trials.running,
         noise=noise,
         step_timing=timing,
+        shared=trials.shared,
         train_past_goal=header[schema.TRAIN_PAST_GOAL],
         plan=decode_plan(header[schema.REPEATS]),
         environments=tuple(header[schema.ENVIRONMENTS]),

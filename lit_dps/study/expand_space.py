@@ -96,8 +96,9 @@ def _expanded(setup: StudySetup, record: StudyRecord) -> ExpandedSpace:
 def _count_remaining(record: StudyRecord) -> int:
     """Return the number of trials without a result, or with a failure."""
     finished = 0
-    for cell in record.cells:
+    cells = record.trained_cells
+    for cell in cells:
         for result in record.results[cell]:
             if result.status is not Status.FAILED and result.trial.point < record.trials:
                 finished += 1
-    return len(record.cells) * record.trials - finished
+    return len(cells) * record.trials - finished

@@ -148,7 +148,10 @@ def _trials_to_time(setup: StudySetup, record: StudyRecord) -> list[Trial]:
     at the middle of the search space.
     """
     trials = []
+    trained = set(record.trained_cells)
     for summary in summarize(record):
+        if summary.cell not in trained:
+            continue
         if summary.best is not None:
             trials.append(summary.best.trial)
         elif record.goals:
@@ -165,4 +168,8 @@ def _steps_to_time(seconds_of_step: float) -> int:
 
 def _seconds_of_trials(record: StudyRecord) -> float:
     """Return the total seconds of all finished trials."""
-    return sum(sum(result.seconds for result in results) for results in record.results.values())
+    seconds = 0.0
+    for cell in record.trained_cells:
+        for result in record.results[cell]:
+            seconds += result.seconds
+    return seconds

@@ -13,7 +13,7 @@ from lightning.pytorch import LightningDataModule
 from lit_dps.core.config import StorageConfig, StudyConfig, cores
 from lit_dps.core.goal import Goal
 from lit_dps.core.local_sgd import LocalSGDSchedule
-from lit_dps.core.record import StudyRecord
+from lit_dps.core.record import StudyRecord, shared_cells
 from lit_dps.core.repeats import missing_repeats
 from lit_dps.core.search_space import ExpandedSpace, Space
 from lit_dps.core.trial import ENGINE_SET, LIGHTNING, STACKED, Cell, Status, TrialResult
@@ -90,10 +90,13 @@ class StudySetup:
 
     @property
     def cells(self) -> list[Cell]:
-        """The cells to run, in order. Cells of one batch size follow each other, for stacks."""
-        return sorted(
-            self.study.cells, key=lambda cell: (cell.batch_size, cell.axes, cell.sparsity)
-        )
+        """The cells to run, in order. Cells of one batch size follow each other, for stacks.
+
+        Of equal cells only one is run (`shared_cells`).
+        """
+        cells = self.study.cells
+        trained = set(cells) - shared_cells(cells).keys()
+        return sorted(trained, key=lambda cell: (cell.batch_size, cell.axes, cell.sparsity))
 
     def remaining_points(
         self, results: Mapping[Cell, Sequence[TrialResult]]
@@ -208,7 +211,7 @@ class StudySetup:
         stacks = self.study.engine == STACKED or (self.study.engine == "auto" and self.on_gpu)
         if not stacks:
             return 1
-        cells = len(self.study.cells) // len(self.study.batch_sizes)
+        cells = len(self.cells) // len(self.study.batch_sizes)
         share = math.ceil(self.study.trials * cells / self.workers)
         limit = GPU_STACK_SIZE if self.on_gpu else CPU_STACK_SIZE
         return self.study.slots or min(limit, share)
