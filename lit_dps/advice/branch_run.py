@@ -101,7 +101,7 @@ def _train_forked_run(
         clock.tick()
         if time.monotonic() > end:
             raise Interrupted("the budget")
-        met_goal = any(goal.is_reached(value) for value in attempt.curve[goal.metric])
+        met_goal = goal.first_met(attempt.curve) is not None
         if met_goal and _all_forked(fork_steps, callback.forks):
             raise Interrupted("the budget")
 

@@ -155,13 +155,14 @@ def expected_steps(run: ShortRun, goal: Goal) -> float | None:
     Returns:
         None if the run makes no progress, or has too few validations.
     """
+    met = goal.first_met({goal.metric: run.values})
+    if met is not None:
+        return run.checks[met]
     checks, best_values = [], []
     best = -math.inf if goal.at_least else math.inf
     for step, value in zip(run.checks, run.values, strict=True):
         if not math.isfinite(value):
             continue
-        if goal.is_reached(value):
-            return step
         best = max(best, value) if goal.at_least else min(best, value)
         checks.append(step)
         best_values.append(best)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import inspect
 import math
 import time
@@ -238,7 +239,7 @@ def _verification_goal(goal: Goal, k: float) -> Goal:
     """Return a goal with max_steps at a multiple of K, rounded up to a validation."""
     steps = min(MAX_STEPS_OVER_K * k, goal.max_steps)
     max_steps = max(1, math.ceil(steps / goal.check_interval)) * goal.check_interval
-    return Goal(goal.value, goal.check_interval, max_steps, goal.metric, goal.at_least)
+    return dataclasses.replace(goal, max_steps=max_steps)
 
 
 def _stored_run(result: TrialResult, goal: Goal) -> dict[str, Any]:

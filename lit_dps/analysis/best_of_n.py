@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from lit_dps.analysis.summary import CellSummary
+from lit_dps.analysis.summary import CellSummary, is_at_first_check
 from lit_dps.analysis.tables import columns_of, frame
 from lit_dps.core.record import StudyRecord, setting
 
@@ -104,7 +104,8 @@ def draw_rows(record: StudyRecord, cells: Iterable[CellSummary]) -> pd.DataFrame
             mean = None
             if best.none <= RARE:
                 mean = best.mean
-            is_bound = best.median <= record.goal.check_interval or summary.may_be_lower
+            is_first = is_at_first_check(best.median, record.goal.first_possible_step)
+            is_bound = is_first or summary.may_be_lower
             rows.append(
                 {
                     **columns_of(summary.cell.series),

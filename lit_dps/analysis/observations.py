@@ -201,17 +201,19 @@ def observations_of_repeats(
             (`noise_of_search`).
     """
     runs_of_cells = []
+    first_step = 0
     for repeated in repeats:
         if repeated.rank == 1 and repeated.results:
             steps = np.array(repeated.steps_or_limit, float)
             missed = np.isinf(repeated.steps_over_seeds)
             check = float(repeated.check_interval)
             runs_of_cells.append(_Runs(float(repeated.cell.batch_size), steps, missed, check))
+            first_step = repeated.first_possible_step
     runs_of_cells.sort(key=lambda runs: runs.batch_size)
     observations = []
     for o in _median_observations(runs_of_cells):
         noise = math.hypot(o.noise, search_noise)
-        if not o.bound and is_at_first_check(o.steps, o.check):
+        if not o.bound and is_at_first_check(o.steps, first_step):
             observations.append(replace(o, noise=noise, bound=AT_MOST, check=0.0))
         else:
             observations.append(replace(o, noise=noise))

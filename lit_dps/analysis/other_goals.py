@@ -20,8 +20,8 @@ from lit_dps.core.trial import Status, TrialResult
 def at_goal(record: StudyRecord, value: float) -> StudyRecord:
     """Return a study as if its goal had been another value of the metric.
 
-    A trial is complete at its first check that meets the new goal, however it ended later. A trial
-    that never meets the new goal ends as it did. If trials train past the goal
+    A trial is complete at the check where it first meets the new goal, however it ended later. A
+    trial that never meets the new goal ends as it did. If trials train past the goal
     (`record.train_past_goal`), they do so here too, and they also answer harder goals.
 
     Two kinds of results are omitted:
@@ -60,11 +60,11 @@ def at_goal(record: StudyRecord, value: float) -> StudyRecord:
 
 
 class _FirstMet(NamedTuple):
-    """The first check of a trial whose metric meets a goal.
+    """The check at which a trial first meets a goal.
 
     Attributes:
         step: Of the check.
-        is_bound: Whether the metric is a bound, so that its true value may miss the goal.
+        is_bound: Whether a value that decides is a bound, so that its true value may miss the goal.
     """
 
     step: int
@@ -72,13 +72,11 @@ class _FirstMet(NamedTuple):
 
 
 def _first_met(result: TrialResult, goal: Goal) -> _FirstMet | None:
-    """Return the first check of a trial whose metric meets a goal; None without one."""
-    is_exact = result.curve.get("exact")
-    for i, value in enumerate(result.curve.get(goal.metric, [])):
-        if goal.is_reached(value):
-            is_bound = is_exact is not None and not is_exact[i]
-            return _FirstMet(int(result.curve["step"][i]), is_bound)
-    return None
+    """Return the check at which a trial first meets a goal; None without one."""
+    i = goal.first_met(result.curve)
+    if i is None:
+        return None
+    return _FirstMet(int(result.curve["step"][i]), not goal.is_exact_at(result.curve, i))
 
 
 def _end_at_goal(

@@ -37,6 +37,7 @@ class RepeatSummary:
             the study are repeated; a point that is best only at another goal has the repeats that
             exist.
         check_interval: Steps between two checks.
+        first_possible_step: The step of the first check at which a run can meet the goal.
     """
 
     cell: Cell
@@ -46,6 +47,7 @@ class RepeatSummary:
     results: Sequence[TrialResult]
     planned: int
     check_interval: int
+    first_possible_step: int
 
     @cached_property
     def steps_over_seeds(self) -> list[float]:
@@ -92,7 +94,7 @@ class RepeatSummary:
         median = self.median
         if median is None or math.isinf(median):
             return None
-        if min(self.steps, median) <= self.check_interval:
+        if min(self.steps, median) <= self.first_possible_step:
             return None
         return self.steps / median
 
@@ -139,6 +141,7 @@ def summarize_repeats(
                     results=results,
                     planned=planned,
                     check_interval=record.goal.check_interval,
+                    first_possible_step=record.goal.first_possible_step,
                 )
             )
     return summaries

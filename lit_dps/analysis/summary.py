@@ -60,12 +60,16 @@ class CellSummary:
         return [result.steps for result in self.trials]
 
 
-def is_at_first_check(k_star: float | None, check_interval: float) -> bool:
-    """Return True if K*, in steps, is at the first check, and so only an upper bound.
+def is_at_first_check(k_star: float | None, first_step: float) -> bool:
+    """Return True if K* is at the first check that can meet the goal, and so only an upper bound.
 
     Any other K* is exact up to a check interval: the check before it missed the goal.
+
+    Args:
+        k_star: K*, in steps.
+        first_step: The step of that check (`Goal.first_possible_step`).
     """
-    return k_star is not None and k_star <= check_interval
+    return k_star is not None and k_star <= first_step
 
 
 def is_comparable(result: TrialResult) -> bool:
@@ -91,7 +95,7 @@ def _summarize_cell(record: StudyRecord, cell: Cell) -> CellSummary:
     is_bound, may_be_lower = False, False
     if best is not None and best.steps is not None:
         may_be_lower = min(undetermined.values(), default=best.steps) < best.steps
-        is_bound = may_be_lower or is_at_first_check(best.steps, record.goal.check_interval)
+        is_bound = may_be_lower or is_at_first_check(best.steps, record.goal.first_possible_step)
     counts = Counter()
     finished = set(undetermined)
     for result in results:

@@ -67,7 +67,7 @@ class Attempt:
 
     @property
     def steps_to_result(self) -> int | None:
-        """The step of the first check that met the goal; None unless the attempt is complete."""
+        """The step of the check at which the goal was met; None unless the attempt is complete."""
         if self.status is not Status.COMPLETE:
             return None
         return self._first_met_step
@@ -75,10 +75,10 @@ class Attempt:
     @property
     def _first_met_step(self) -> int | None:
         # The curve alone decides, so that a checkpoint needs no other state.
-        for step, value in zip(self.curve["step"], self.curve[self.goal.metric], strict=True):
-            if self.goal.is_reached(value):
-                return int(step)
-        return None
+        i = self.goal.first_met(self.curve)
+        if i is None:
+            return None
+        return int(self.curve["step"][i])
 
     def max_mistakes(self, examples: int) -> int:
         """Return the most mistakes with which the next check meets the easiest unmet goal.
@@ -88,23 +88,12 @@ class Attempt:
         Args:
             examples: Size of the validation split.
         """
-        errors = self._exact_errors()
-        unmet = []
-        for goal in (self.goal, *map(self.goal.with_value, self.other_goals)):
-            if not errors or not goal.is_reached(min(errors)):
-                unmet.append(goal)
-        easiest = max(unmet, key=lambda goal: goal.value)
+        easiest = self.goal
+        for value in self.other_goals:
+            goal = self.goal.with_value(value)
+            if goal.value > easiest.value and goal.first_met(self.curve) is None:
+                easiest = goal
         return easiest.max_mistakes(examples)
-
-    def _exact_errors(self) -> list[float]:
-        """Return the finite values of the goal's metric that are not bounds."""
-        values = self.curve[self.goal.metric]
-        exact = self.curve.get("exact", [1] * len(values))
-        errors = []
-        for value, is_exact in zip(values, exact, strict=True):
-            if is_exact and math.isfinite(value):
-                errors.append(value)
-        return errors
 
     def record(
         self,
@@ -128,7 +117,6 @@ class Attempt:
         Returns:
             The new status; None if the attempt continues.
         """
-        met_before = self.train_past_goal and self._first_met_step is not None
         point: dict[str, Any] = {
             **(metrics or {}),
             "step": step,
@@ -140,14 +128,7 @@ class Attempt:
             point["train_loss"] = loss
         for key, values in self.curve.items():
             values.append(point[key])
-        self.status = self.goal.judge(
-            step,
-            value,
-            loss=loss or 0.0,
-            weights_finite=weights_finite,
-            train_past_goal=self.train_past_goal,
-            met_before=met_before,
-        )
+        self.status = self.goal.judge(self.curve, loss or 0.0, weights_finite, self.train_past_goal)
         if self.status is None:
             self.status = self._race(step)
         self.on_check(self)

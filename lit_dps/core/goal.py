@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
+from statistics import fmean
 from typing import Any
 
 from lit_dps.core.errors import ConfigError
+from lit_dps.core.registry import named
 from lit_dps.core.trial import Status
+
+# The values of a run's checks by name, in equally long lists, as `TrialResult.curve`.
+Curve = Mapping[str, Sequence[float]]
 
 # A share of the goal's value, a few roundings of float32. A validation error arrives as a float32
 # mean: 840 mistakes of 6000 read 0.14000000060, and 720 read 0.12000000477. With the tolerance the
@@ -54,9 +61,139 @@ def resolve_value(
     return value
 
 
+class GoalRule(ABC):
+    """Decides at which check a run meets its goal, from the values of its checks.
+
+    A rule decides at each check from this check and the earlier ones alone. So a run that resumes,
+    and a stored curve, give the same decision as the run itself. An easier value of the goal must
+    be met at the same check or an earlier one.
+
+    Attributes:
+        window: Number of last checks that the rule reads; None for all.
+        min_checks: The first check at which the rule can be met, counted from 1.
+        pointwise: Whether only the checks count whose value reaches the goal, and not by how much
+            the others miss it. Then a check may stop early once it misses the goal.
+    """
+
+    window: int | None = None
+    min_checks: int = 1
+    pointwise: bool = False
+
+    @abstractmethod
+    def is_met(self, values: Sequence[float], goal: Goal) -> bool:
+        """Return True if a run meets its goal at its last check.
+
+        Args:
+            values: The goal's metric at the last `window` checks, the last one at the end; fewer at
+                the first checks of a run. A value may be nan or infinite.
+            goal: The goal. `goal.is_reached` compares a number with its value.
+        """
+
+    def __str__(self) -> str:
+        return type(self).__name__
+
+
+class SingleCheck(GoalRule):
+    """Meets the goal at the first check whose value reaches it (Lee et al. 2021, Section 2)."""
+
+    window = 1
+    pointwise = True
+
+    def is_met(self, values: Sequence[float], goal: Goal) -> bool:
+        return goal.is_reached(values[-1])
+
+    def __str__(self) -> str:
+        return "a single check"
+
+
+class _SeveralChecks(GoalRule):
+    """A rule over a number of last checks."""
+
+    def __init__(self, checks: int):
+        if not isinstance(checks, int) or isinstance(checks, bool) or checks < 1:
+            raise ConfigError("goal.options.checks", checks, "a whole number of checks, 1 or more")
+        self.checks = checks
+        self.window = checks
+        self.min_checks = checks
+
+
+class MeanOfChecks(_SeveralChecks):
+    """Meets the goal at the first check where the mean of the last checks reaches it.
+
+    The goal cannot be met before there are so many checks. A value that is not finite misses the
+    goal at every check whose mean contains it.
+
+    Args:
+        checks: Number of checks of a mean, at least 1.
+    """
+
+    def is_met(self, values: Sequence[float], goal: Goal) -> bool:
+        return len(values) == self.checks and goal.is_reached(fmean(values))
+
+    def __str__(self) -> str:
+        return f"mean of {self.checks} checks"
+
+
+class StaysBelow(_SeveralChecks):
+    """Meets the goal at the first check where each of the last checks reaches it.
+
+    For a metric that rises, the checks stay above the goal.
+
+    Args:
+        checks: Number of checks in a row, at least 1.
+    """
+
+    pointwise = True
+
+    def is_met(self, values: Sequence[float], goal: Goal) -> bool:
+        return len(values) == self.checks and all(map(goal.is_reached, values))
+
+    def __str__(self) -> str:
+        return f"{self.checks} checks in a row"
+
+
+SINGLE_CHECK = "single"
+RULES: dict[str, type[GoalRule]] = {
+    SINGLE_CHECK: SingleCheck,
+    "mean_of_checks": MeanOfChecks,
+    "stays_below": StaysBelow,
+}
+
+
+def rule_of(name: str, options: Mapping[str, Any] | None = None) -> GoalRule:
+    """Return the rule of a goal.
+
+    Args:
+        name: One of `RULES`, or the class path of a `GoalRule`.
+        options: Arguments of its constructor.
+
+    Raises:
+        ConfigError: if there is no such rule, or if it does not take the options.
+    """
+    kind = named("goal.rule", name, RULES, "GoalRule", _is_rule)
+    options = dict(options or {})
+    try:
+        return kind(**options)
+    except TypeError as error:
+        raise ConfigError("goal.options", options, f"what {name} takes: {error}") from error
+
+
+def class_path_of_rule(name: str) -> str:
+    """Return the class path of a rule, the same for a name of `RULES` and its class path."""
+    kind = named("goal.rule", name, RULES, "GoalRule", _is_rule)
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _is_rule(value: object) -> bool:
+    return isinstance(value, type) and issubclass(value, GoalRule)
+
+
 @dataclass(frozen=True)
 class Goal:
     """When a trial stops (Lee et al. 2021, Section 2).
+
+    The step to result is the step of the check at which `rule` is first met. So the mean of n
+    checks, or n checks in a row, cannot be met before the n-th check.
 
     Attributes:
         value: Value of the metric that ends a trial, finite.
@@ -64,6 +201,9 @@ class Goal:
         max_steps: Step budget, a multiple of `check_interval`.
         metric: Name of the metric.
         at_least: Whether the metric must be at least `value`; otherwise at most.
+        rule: Decides from the checks of a run when it meets the goal: one of `RULES`, or the class
+            path of a `GoalRule`.
+        options: Arguments of the rule.
 
     Raises:
         ConfigError: for a value out of its range.
@@ -74,9 +214,12 @@ class Goal:
     max_steps: int = 40_000
     metric: str = VALIDATION_ERROR
     at_least: bool = False
+    rule: str = SINGLE_CHECK
+    options: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     def __post_init__(self):
         self._check_value()
+        rule_of(self.rule, self.options)
         if self.metric in RESERVED_NAMES:
             names = ", ".join(RESERVED_NAMES)
             raise ConfigError("goal.metric", self.metric, f"another name than {names}")
@@ -110,16 +253,68 @@ class Goal:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the goal as plain JSON."""
-        steps = {"check_interval": self.check_interval, "max_steps": self.max_steps}
+        stored = self.to_stored()
         if self.is_validation_error:
-            return {"error": self.value, **steps}
-        return {"value": self.value, **steps, "metric": self.metric, "at_least": self.at_least}
+            del stored["metric"], stored["at_least"]
+            return {"error": stored.pop("value"), **stored}
+        return stored
+
+    def to_stored(self) -> dict[str, Any]:
+        """Return the fields as plain JSON; fields that came later only if they are set."""
+        stored = asdict(self)
+        for name, default in LATER_FIELDS.items():
+            if stored[name] == default:
+                del stored[name]
+        return stored
 
     def __str__(self) -> str:
         if self.is_validation_error:
-            return f"goal error {self.value:g}"
-        sign = ">=" if self.at_least else "<="
-        return f"goal {self.metric} {sign} {self.value:g}"
+            text = f"goal error {self.value:g}"
+        else:
+            sign = ">=" if self.at_least else "<="
+            text = f"goal {self.metric} {sign} {self.value:g}"
+        if self.rule == SINGLE_CHECK:
+            return text
+        return f"{text} ({self._rule})"
+
+    @cached_property
+    def _rule(self) -> GoalRule:
+        return rule_of(self.rule, self.options)
+
+    @property
+    def is_pointwise(self) -> bool:
+        """Whether a check may stop early once its value misses the goal; see `GoalRule`."""
+        return self._rule.pointwise
+
+    @property
+    def first_possible_step(self) -> int:
+        """The step of the first check at which a run can meet the goal."""
+        return self._rule.min_checks * self.check_interval
+
+    def first_met(self, curve: Curve) -> int | None:
+        """Return the index of the check at which a run meets the goal; None if it does not.
+
+        Args:
+            curve: The values of the run's checks, as `TrialResult.curve`.
+        """
+        for i in range(len(curve.get(self.metric, ()))):
+            if self.is_met_at(curve, i):
+                return i
+        return None
+
+    def is_met_at(self, curve: Curve, i: int) -> bool:
+        """Return True if the rule is met at the i-th check of a run, counted from 0."""
+        return self._rule.is_met(curve[self.metric][self._window(i)], self)
+
+    def is_exact_at(self, curve: Curve, i: int) -> bool:
+        """Return True if the rule reads no bound of a value at the i-th check of a run."""
+        return "exact" not in curve or all(curve["exact"][self._window(i)])
+
+    def _window(self, i: int) -> slice:
+        """Return the checks that the rule reads at the i-th check."""
+        if self._rule.window is None:
+            return slice(0, i + 1)
+        return slice(max(0, i + 1 - self._rule.window), i + 1)
 
     @property
     def is_validation_error(self) -> bool:
@@ -165,31 +360,27 @@ class Goal:
         return mistakes
 
     def judge(
-        self,
-        step: int,
-        value: float,
-        loss: float,
-        weights_finite: bool,
-        train_past_goal: bool = False,
-        met_before: bool = False,
+        self, curve: Curve, loss: float, weights_finite: bool, train_past_goal: bool = False
     ) -> Status | None:
-        """Return how a trial ends at the check of a step; None if the trial continues.
+        """Return how a trial ends at its last check; None if the trial continues.
 
         The goal is judged before divergence, as in the authors' code. A trial diverges if its loss
         or its weights are not finite. A metric can be undefined without divergence, such as a
         correlation of equal predictions. Such a check does not meet the goal.
 
         Args:
-            step: Optimizer steps so far.
-            value: The metric over the entire validation split.
+            curve: The values of the trial's checks so far.
             loss: Training loss of the last step's batch.
             weights_finite: Whether all weights are finite.
             train_past_goal: Whether the trial continues to `max_steps` after it has met the goal.
-            met_before: Whether an earlier check met the goal.
         """
         has_diverged = not (math.isfinite(loss) and weights_finite)
-        can_continue = not has_diverged and step < self.max_steps
-        if met_before or self.is_reached(value):
+        can_continue = not has_diverged and not self.is_spent(curve)
+        if train_past_goal:
+            is_met = self.first_met(curve) is not None
+        else:
+            is_met = self.is_met_at(curve, len(curve["step"]) - 1)
+        if is_met:
             if train_past_goal and can_continue:
                 return None
             return Status.COMPLETE
@@ -198,6 +389,14 @@ class Goal:
         if can_continue:
             return None
         return Status.INCOMPLETE
+
+    def is_spent(self, curve: Curve) -> bool:
+        """Return True if the budget of a run is spent at its last check."""
+        return curve["step"][-1] >= self.max_steps
+
+
+# Fields of a goal that stored studies of earlier versions lack, with their defaults.
+LATER_FIELDS: dict[str, Any] = {"rule": SINGLE_CHECK, "options": {}}
 
 
 # Lightning adds this suffix if there are several validation dataloaders.

@@ -188,7 +188,8 @@ class TrialResult:
     Attributes:
         trial: The trial.
         status: How it ended.
-        steps: Steps to result, a multiple of the check interval; None unless complete.
+        steps: Steps to result: the step of the check at which the goal was first met. None unless
+            complete.
         curve: One entry a check, in equally long lists: "step"; the goal's metric by its name
             ("val_error": share of the validation split); "train_loss" (mean loss of that step's
             batch before its update); the metrics of study.metrics. If checks stop early, also

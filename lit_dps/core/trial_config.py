@@ -13,7 +13,13 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 from lit_dps.core.errors import ConfigError
-from lit_dps.core.goal import VALIDATION_ERROR, Goal, is_rising, resolve_value
+from lit_dps.core.goal import (
+    SINGLE_CHECK,
+    VALIDATION_ERROR,
+    Goal,
+    is_rising,
+    resolve_value,
+)
 from lit_dps.core.local_sgd import LocalSGDSchedule
 from lit_dps.core.trial import check_sparsity
 
@@ -23,6 +29,8 @@ Init = Literal["original", "reinit", "isometry"]
 # Metadata of a field, for `identity_of`. Other fields decide results and are always recorded.
 FREE = {"identity": False}  # does not decide results, or each trial sets it
 UNLESS_DEFAULT = {"identity": "unless default"}  # studies without the key keep their identity
+# As `UNLESS_DEFAULT`; stored configurations and checkpoints also have the key only if it is set.
+LATER = {"identity": "unless default", "plain": "unless default"}
 # Defaults of keys in a study, where they differ from those of `fit`. A study stores K, and no
 # complete curves.
 STUDY_DEFAULTS = {"goal.early_reject": True}
@@ -49,6 +57,12 @@ class GoalConfig:
         metric: Another metric, logged in validation. For example "val/accuracy".
         at_most: Goal value of a metric that falls.
         at_least: Goal value of a metric that rises.
+        rule: When the checks of a run meet the goal. "single": at the first check that reaches the
+            value. "mean_of_checks": at the first check where the mean of the last checks reaches
+            it. "stays_below": at the first check where each of the last checks reaches it. Or the
+            class path of a `lit_dps.core.goal.GoalRule`. The steps to the goal are the step of that
+            check. Except for "single" and "stays_below", no check stops early.
+        options: Arguments of the rule. Both rules over several checks need `checks`, their number.
 
     Raises:
         ConfigError: for a value out of its range.
@@ -62,6 +76,8 @@ class GoalConfig:
     metric: str | None = field(default=None, metadata=UNLESS_DEFAULT)
     at_most: float | None = field(default=None, metadata=UNLESS_DEFAULT)
     at_least: float | None = field(default=None, metadata=UNLESS_DEFAULT)
+    rule: str = field(default=SINGLE_CHECK, metadata=LATER)
+    options: dict[str, Any] | None = field(default=None, metadata=LATER)
 
     def __post_init__(self):
         self.check()
@@ -80,7 +96,15 @@ class GoalConfig:
         metric = self.monitored
         if self.error is not None:
             metric = VALIDATION_ERROR
-        return Goal(value, self.check_interval, self.max_steps, metric, self.at_least is not None)
+        return Goal(
+            value,
+            self.check_interval,
+            self.max_steps,
+            metric,
+            at_least=self.at_least is not None,
+            rule=self.rule,
+            options=self.options or {},
+        )
 
     @property
     def monitored(self) -> str:
@@ -105,8 +129,8 @@ class GoalConfig:
     @property
     def stops_checks_early(self) -> bool:
         """Whether a check may stop before it has seen the entire validation split."""
-        # A metric that rises has no lower bound of mistakes.
-        return self.early_reject and self.at_least is None
+        # A metric that rises has no lower bound of mistakes, and a mean needs each value.
+        return self.early_reject and self.at_least is None and self.build().is_pointwise
 
 
 @dataclass(frozen=True)
@@ -238,11 +262,14 @@ TRIAL_SECTIONS: dict[str, type] = {
 
 
 def plain(config: Any) -> dict[str, Any]:
-    """Return a section as plain JSON, by key."""
+    """Return a section as plain JSON, by key; without `LATER` keys that have their default."""
     values = dataclasses.asdict(config)
-    for key, value in values.items():
-        if isinstance(value, tuple):
-            values[key] = list(value)
+    for each in dataclasses.fields(config):
+        value = values[each.name]
+        if each.metadata.get("plain") == "unless default" and value == each.default:
+            del values[each.name]
+        elif isinstance(value, tuple):
+            values[each.name] = list(value)
     return values
 
 
@@ -257,7 +284,7 @@ def identity_of(config: Any, without: Container[str] = ()) -> dict[str, Any]:
     values = plain(config)
     for each in dataclasses.fields(config):
         rule = each.metadata.get("identity")
-        value = values[each.name]
+        value = values.get(each.name, each.default)
         if rule is False or each.name in without:
             continue
         if rule == "unless default" and (value == each.default or value in ([], {})):

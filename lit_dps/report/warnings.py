@@ -96,8 +96,8 @@ def undetermined_trials(study: Analysis) -> Iterator[Values]:
 
 def first_check_bounds(study: Analysis) -> Iterator[Values]:
     """Yield K* at the first validation, which are upper bounds."""
-    interval = study.record.goal.check_interval
-    bounds = sum(is_at_first_check(cell.k_star, interval) for cell in study.cells)
+    first_step = study.record.goal.first_possible_step
+    bounds = sum(is_at_first_check(cell.k_star, first_step) for cell in study.cells)
     if bounds:
         yield {"count": bounds, "cells": len(study.cells)}
 

@@ -5,7 +5,6 @@ Only `lit_dps.storage.migrate` uses these functions.
 
 from __future__ import annotations
 
-import dataclasses
 import uuid
 from collections.abc import Mapping
 from typing import Any
@@ -39,7 +38,7 @@ def convert_header(name: str, attrs: Mapping[str, Any]) -> dict[str, Any]:
         **former,
         schema.IDENTITY: convert_identity(former["identity"]),
         schema.CONFIG: convert_config(former["config"]),
-        schema.GOAL: dataclasses.asdict(_convert_goal(former["goal"])),
+        schema.GOAL: _convert_goal(former["goal"]).to_stored(),
         schema.REPEATS: {
             "count": plan.get("count", 0),
             "points": plan.get("points", 1),

@@ -6,7 +6,6 @@ checks that the identity is the same, and extends the grid. `run_records` adds w
 
 from __future__ import annotations
 
-import dataclasses
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -134,7 +133,7 @@ def declare(
         **_study_attributes(study),
         **_grid_attributes(study, boxes),
         schema.WORKLOAD: workload,
-        schema.GOAL: dataclasses.asdict(goal),
+        schema.GOAL: goal.to_stored(),
         schema.IDENTITY: dict(identity),
         schema.CONFIG: dict(config),
     }

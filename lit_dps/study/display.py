@@ -189,7 +189,7 @@ class Display:
         points = self.progress.plan.points
         is_complete = finished >= points
         if k_star is not None:
-            if is_complete and k_star > self.goal.check_interval:
+            if is_complete and k_star > self.goal.first_possible_step:
                 return str(k_star)
             return f"<={k_star}"
         if is_complete:

@@ -14,7 +14,7 @@ from typing import Any
 from lightning.pytorch import LightningDataModule, Trainer
 
 from lit_dps.core.config import StudyConfig
-from lit_dps.core.goal import VALIDATION_ERROR
+from lit_dps.core.goal import VALIDATION_ERROR, class_path_of_rule
 from lit_dps.core.search_space import Choices, space_to_dict
 from lit_dps.core.trial_config import GoalConfig, identity_of
 from lit_dps.data import ImageData
@@ -153,6 +153,8 @@ def goal_of(goal: GoalConfig) -> dict[str, Any]:
         identity["monitor"] = identity.pop("metric")
     if 0 < identity.get("at_most", 0) < 1 and identity["monitor"] == VALIDATION_ERROR:
         identity["error"] = identity.pop("at_most")
+    if "rule" in identity:
+        identity["rule"] = class_path_of_rule(goal.rule)
     return identity
 
 

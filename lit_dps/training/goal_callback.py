@@ -12,7 +12,7 @@ from lightning.pytorch import Callback, LightningDataModule, LightningModule, Tr
 import lit_dps.training.lightning_private as lightning_private
 from lit_dps.core.attempt import Attempt
 from lit_dps.core.errors import ConfigError
-from lit_dps.core.goal import VALIDATION_ERROR
+from lit_dps.core.goal import SINGLE_CHECK, VALIDATION_ERROR
 from lit_dps.core.trial import Status
 from lit_dps.core.trial_config import GoalConfig
 from lit_dps.module import weights_finite
@@ -80,11 +80,14 @@ class GoalErrorCallback(Callback):
             "val_loss" or "val_accuracy". Needs `at_most` or `at_least`.
         at_most: The largest value of the metric that meets the goal.
         at_least: The smallest value of the metric that meets the goal.
+        rule: When the validations of the run meet the goal: "single", "mean_of_checks",
+            "stays_below", or the class path of a `lit_dps.core.goal.GoalRule`.
+        options: Arguments of the rule, such as `{"checks": 3}`.
 
     Attributes:
         attempt: The attempt that records the validations and decides when the run ends.
         status: How the run ended; None while it trains.
-        steps_to_result: Step of the first validation that met the goal; None if none did.
+        steps_to_result: Step of the validation at which the goal was first met; None if it was not.
         curve: Values of all validations of the run, by name.
         steps: Optimizer steps so far (`StepCount`).
         validated: Batches and examples of the validations.
@@ -112,6 +115,7 @@ class GoalErrorCallback(Callback):
         print(goal.curve["step"], goal.curve["val_error"])
 
         accuracy = GoalErrorCallback(metric="val_accuracy", at_least=0.95, max_steps=10_000)
+        mean = GoalErrorCallback(error=0.02, rule="mean_of_checks", options={"checks": 3})
     """
 
     def __init__(
@@ -124,9 +128,20 @@ class GoalErrorCallback(Callback):
         metric: str | None = None,
         at_most: float | None = None,
         at_least: float | None = None,
+        rule: str = SINGLE_CHECK,
+        options: dict[str, Any] | None = None,
     ):
         config = GoalConfig(
-            error, check_interval, max_steps, monitor, early_reject, metric, at_most, at_least
+            error=error,
+            check_interval=check_interval,
+            max_steps=max_steps,
+            monitor=monitor,
+            early_reject=early_reject,
+            metric=metric,
+            at_most=at_most,
+            at_least=at_least,
+            rule=rule,
+            options=options,
         )
         self.goal = config.build()
         self.monitor = config.monitored

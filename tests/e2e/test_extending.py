@@ -9,6 +9,7 @@ import shlex
 import pandas as pd
 import pytest
 
+from lit_dps.storage.read import read_study
 from tests.e2e.commands import ROOT, run
 from tests.support import pictures
 
@@ -43,7 +44,7 @@ def commands_of_the_page(folder):
 
 @pytest.mark.slow
 def test_a_project_of_its_own_files_runs_a_study(project):
-    folder, (study, figure) = project
+    folder, (study, figure, *_) = project
     table = pd.read_csv(folder / "mlruns/figures/stripes/table.csv")
     assert len(table) == 12 and table["k_star"].notna().all()
     assert {*table["method"]} == {"snip", "my_pruner.SnipTwice"}
@@ -60,7 +61,7 @@ def test_a_project_of_its_own_files_runs_a_study(project):
 
 @pytest.mark.slow
 def test_its_figure_is_drawn(project):
-    folder, (study, figure) = project
+    folder, (study, figure, *_) = project
     drawn = folder / "mlruns/figures/stripes"
     assert (
         "success.{csv,png,pdf}" in figure
@@ -73,6 +74,25 @@ def test_its_figure_is_drawn(project):
         done.returncode == 2
         and "a figure, which has NAME, missing and notes; it has no NAME" in done.stderr
     )
+
+
+@pytest.mark.slow
+def test_its_goals_are_met_by_their_rules(project):
+    folder = project[0]
+    limit = 0.2 + 1e-7  # an error is a float32 number
+    for name, checks in (("mean", 3), ("settled", 3)):
+        record = read_study(f"sqlite:///{folder}/mlruns/study.db", name)
+        complete = [r for trials in record.results.values() for r in trials if r.steps is not None]
+        assert len(complete) >= 2
+        for result in complete:
+            errors = result.curve["val_error"]
+            assert result.steps == result.curve["step"][-1] >= 2 * checks
+            assert "exact" not in result.curve
+            if name == "mean":
+                assert sum(errors[-3:]) / 3 <= limit
+                assert all(sum(errors[i : i + 3]) / 3 > limit for i in range(len(errors) - 3))
+            else:
+                assert errors.index(min(errors)) == len(errors) - 3 and min(errors) <= limit
 
 
 @pytest.mark.slow

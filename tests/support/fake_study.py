@@ -220,7 +220,7 @@ def write_study(
         "seed": seed,
         "trial_seed": seed,
         "goals": [],
-        "goal": dataclasses.asdict(goal),
+        "goal": goal.to_stored(),
         "space": {key: vars(box) for key, box in space.items()},
         "race_factor": None,
         "train_past_goal": False,

@@ -139,12 +139,15 @@ def check_effects(setup: StudySetup) -> list[str]:
     if sparsity and sparsity not in study.sparsities:
         allowed = f"one of study.sparsities {study.sparsities}, or left out"
         raise ConfigError("pruning.sparsity", sparsity, allowed)
-    if not sparsity or study.sparsities == [sparsity]:
-        return []
-    return [
-        f"pruning.sparsity = {sparsity:g} has no effect in a study: it prunes to study.sparsities "
-        f"{study.sparsities}"
-    ]
+    notes = []
+    if setup.goal.early_reject and not setup.goal_of_trials.is_pointwise:
+        notes.append(f"no check stops early, because goal.rule {setup.goal.rule} needs each value")
+    if sparsity and study.sparsities != [sparsity]:
+        notes.append(
+            f"pruning.sparsity = {sparsity:g} has no effect in a study: it prunes to "
+            f"study.sparsities {study.sparsities}"
+        )
+    return notes
 
 
 def _refuse_lost_arguments(source: str, key: str, spec: Mapping[str, Any]) -> None:

@@ -41,7 +41,9 @@ def repeats(by_batch_size, check_interval=16):
             curve = {"step": [k or 1000], "val_error": [0.5], "train_loss": [1.0]}
             trial = Trial(Cell(b), 0, {}, repeat=i)
             results.append(TrialResult(trial, status, k, curve, seconds=1.0))
-        summaries.append(RepeatSummary(Cell(b), 0, 100, 1, results, len(results), check_interval))
+        summaries.append(
+            RepeatSummary(Cell(b), 0, 100, 1, results, len(results), check_interval, check_interval)
+        )
     return summaries
 
 

@@ -87,7 +87,8 @@ GOAL = Goal(0.1, check_interval=16, max_steps=48)
     ],
 )
 def test_judge_asks_the_goal_then_divergence_then_the_budget(step, error, loss, finite, status):
-    assert GOAL.judge(step, error, loss, finite) is status
+    curve = {"step": [step], "val_error": [error]}
+    assert GOAL.judge(curve, loss, finite) is status
 
 
 @pytest.mark.parametrize("error", [0, 0.0, 1, 1.0, -0.1, 1.5, 12, math.nan, math.inf])

@@ -1,0 +1,170 @@
+"""When the checks of a run meet its goal: by hand-written curves."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import pytest
+
+from lit_dps.analysis.other_goals import at_goal
+from lit_dps.analysis.summary import summarize
+from lit_dps.core.attempt import Attempt
+from lit_dps.core.goal import Goal, GoalRule
+from lit_dps.core.trial import Cell, Status, Trial
+from lit_dps.core.trial_config import GoalConfig, plain
+from lit_dps.storage.read import read_study
+from lit_dps.study.identity import goal_of
+from tests.support.errors import refuses
+from tests.support.fake_study import result, write_study
+
+MEAN = {"rule": "mean_of_checks", "options": {"checks": 3}}
+STAYS = {"rule": "stays_below", "options": {"checks": 2}}
+NAN, INF = math.nan, math.inf
+
+
+class Patience(GoalRule):
+    """Meets the goal once the best value reaches it and is 2 checks old."""
+
+    def is_met(self, values, goal):
+        best = min(values)
+        return goal.is_reached(best) and len(values) - 1 - values.index(best) >= 2
+
+
+PATIENCE = {"rule": f"{__name__}.Patience"}
+
+
+def curve_of(*values: float) -> dict[str, list[float]]:
+    steps = [4.0 * (i + 1) for i in range(len(values))]
+    return {"step": steps, "val_error": list(values)}
+
+
+@pytest.mark.parametrize(
+    ("rule", "values", "index"),
+    [
+        ({}, (0.5, 0.2, 0.3), 1),
+        ({}, (0.5, 0.4, 0.3), None),
+        (MEAN, (0.0, 0.0), None),  # no mean of 3 before the third check
+        (MEAN, (0.0, 0.0, 0.6), 2),
+        (MEAN, (0.5, 0.3, 0.2, 0.1, 0.3), 3),  # means 1/3, 0.2, 0.2
+        (MEAN, (0.3, 0.2, 0.11, 0.2, 0.28), 3),  # 0.61/3 misses by a hair, then 0.51/3
+        (MEAN, (NAN, 0.1, 0.1, 0.1), 3),
+        (MEAN, (0.1, INF, 0.1, 0.1), None),
+        (STAYS, (0.1,), None),
+        (STAYS, (0.1, 0.2, 0.3), 1),
+        (STAYS, (0.1, 0.3, 0.2, NAN, 0.2, 0.1), 5),
+        (PATIENCE, (0.3, 0.15, 0.1, 0.2, 0.3, 0.4), 4),
+        (PATIENCE, (0.5, 0.4, 0.6, 0.7, 0.8), None),
+    ],
+)
+def test_the_first_check_that_meets_a_rule(rule, values, index):
+    goal = Goal(0.2, check_interval=4, max_steps=400, **rule)
+    curve = curve_of(*values)
+    assert goal.first_met(curve) == index
+    # The decision at a check does not depend on later ones: the run itself decides the same.
+    attempt = Attempt(None, goal)
+    for step, value in zip(curve["step"], values, strict=True):
+        if attempt.status is None:
+            attempt.record(int(step), value, True, 1.0, True)
+    expected = None if index is None else 4 * (index + 1)
+    assert attempt.steps_to_result == expected
+    assert (attempt.status is Status.COMPLETE) is (index is not None)
+
+
+def test_a_metric_that_rises_stays_above():
+    goal = Goal(0.9, 4, 400, "accuracy", at_least=True, **STAYS)
+    assert goal.first_met({"accuracy": [0.95, 0.8, 0.9, 0.92]}) == 3
+
+
+@pytest.mark.parametrize(("rule", "steps"), [({}, 4), (MEAN, 12), (STAYS, 8), (PATIENCE, 4)])
+def test_the_first_check_that_can_meet_a_goal(rule, steps):
+    assert Goal(0.2, check_interval=4, max_steps=400, **rule).first_possible_step == steps
+
+
+def test_a_run_past_its_goal_keeps_the_check_that_met_it():
+    goal = Goal(0.2, check_interval=4, max_steps=24, **MEAN)
+    attempt = Attempt(None, goal, train_past_goal=True)
+    for i, value in enumerate((0.3, 0.2, 0.1, 0.9, 0.9, 0.9), 1):
+        attempt.record(4 * i, value, True, 1.0, True)
+    assert (attempt.status, attempt.steps_to_result) == (Status.COMPLETE, 12)
+    assert attempt.curve["step"] == [4, 8, 12, 16, 20, 24]
+
+
+@pytest.mark.parametrize(("rule", "early"), [({}, True), (STAYS, True), (MEAN, False)])
+def test_only_a_rule_that_counts_checks_lets_them_stop_early(rule, early):
+    assert GoalConfig(error=0.2, early_reject=True, **rule).stops_checks_early is early
+
+
+def test_checks_may_stop_early_until_an_easier_goal_has_stayed_met():
+    goal = Goal(0.1, check_interval=4, max_steps=400, **STAYS)
+    attempt = Attempt(None, goal, other_goals=(0.3, 0.5))
+    allowed = [attempt.max_mistakes(10)]
+    for i, value in enumerate((0.5, 0.2, 0.3, 0.2), 1):
+        attempt.record(4 * i, value, True, 1.0, True)
+        allowed.append(attempt.max_mistakes(10))
+    # 0.5 is met at the second check; 0.3 at the third, after 0.2 and 0.3.
+    assert allowed == [5, 5, 3, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "arguments"),
+    [
+        ("goal.rule", "median", {"rule": "median"}),
+        ("goal.rule", "lit_dps.core.goal.Goal", {"rule": "lit_dps.core.goal.Goal"}),
+        ("goal.options", {}, {"rule": "stays_below"}),
+        ("goal.options", {"checks": 2}, {"options": {"checks": 2}}),
+        ("goal.options.checks", 0, {**MEAN, "options": {"checks": 0}}),
+        ("goal.options.checks", 2.5, {**MEAN, "options": {"checks": 2.5}}),
+    ],
+)
+def test_a_rule_that_does_not_exist_is_refused(key, value, arguments):
+    with refuses(key, value):
+        GoalConfig(error=0.2, **arguments)
+
+
+def test_a_goal_with_a_rule_is_another_study_in_each_spelling():
+    default = GoalConfig(error=0.2)
+    mean = GoalConfig(error=0.2, **MEAN)
+    same = GoalConfig(error=0.2, rule="lit_dps.core.goal.MeanOfChecks", options={"checks": 3})
+    assert goal_of(default) == goal_of(GoalConfig(error=0.2, rule="single"))
+    assert goal_of(mean) == goal_of(same) != goal_of(default)
+    assert goal_of(GoalConfig(error=0.2, rule="mean_of_checks", options={"checks": 4})) != goal_of(
+        mean
+    )
+    assert not {"rule", "options"} & {*plain(default), *default.build().to_stored()}
+
+
+def test_another_goal_of_a_stored_study_is_judged_by_the_rule(tmp_path):
+    goal = Goal(0.2, check_interval=4, max_steps=24, **MEAN)
+    cell = Cell(16)
+    curves = [(0.6, 0.4, 0.2, 0.2, 0.2), (0.5, 0.3, 0.1, 0.5, 0.6, 0.7)]
+    results = [
+        result(cell, 0, 20, curve={**curve_of(*curves[0]), "train_loss": [1.0] * 5}),
+        result(cell, 1, None, curve={**curve_of(*curves[1]), "train_loss": [1.0] * 6}),
+    ]
+    url = f"sqlite:///{tmp_path}/studies.db"
+    write_study(url, {cell: results}, "mean", goal=goal)
+    record = read_study(url, "mean")
+    assert record.goal == goal
+    assert [summary.k_star for summary in summarize(record)] == [20]
+    # Means of 3 checks: 0.4, 0.267, 0.2 and 0.3, 0.3, 0.4, 0.6.
+    easier = at_goal(record, 0.3)
+    assert [each.steps for each in easier.results[cell]] == [16, 12]
+    assert easier.results[cell][1].curve["step"] == [4, 8, 12]
+
+
+def test_a_bound_among_the_checks_that_decide_is_no_decision():
+    goal = Goal(0.1, check_interval=4, max_steps=400, **STAYS)
+    curve = {**curve_of(0.3, 0.25, 0.2, 0.1), "exact": [1, 0, 1, 1]}
+    assert [goal.with_value(0.3).is_exact_at(curve, i) for i in range(4)] == [
+        True,
+        False,
+        False,
+        True,
+    ]
+
+
+def test_the_verdict_says_the_rule():
+    attempt = Attempt(Trial(Cell(16), 0), Goal(0.2, 4, 400, **MEAN))
+    assert str(attempt.goal) == "goal error 0.2 (mean of 3 checks)"
+    assert str(dataclasses.replace(attempt.goal, **PATIENCE, options={})).endswith("(Patience)")
