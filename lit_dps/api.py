@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,8 +10,8 @@ from typing import Any
 import yaml
 
 from lit_dps.cli import leave_if_unguarded
-from lit_dps.core.config import StorageConfig, StudyConfig
-from lit_dps.core.errors import Unguarded
+from lit_dps.core.config import StorageConfig
+from lit_dps.core.errors import Unguarded, UserError
 from lit_dps.parallel.process import INTERRUPTED
 from lit_dps.report.notebook import Study
 from lit_dps.storage.read import open_elsewhere, read_study
@@ -59,21 +58,23 @@ def run(config: str | Path | Mapping[str, Any], accept_code_change: bool = False
     leave_if_unguarded()
     from lit_dps.cli import study  # imports torch and Lightning
     from lit_dps.cli.command_line import CommandLine
+    from lit_dps.cli.key_checks import check_command
 
+    text = str(config)
     if isinstance(config, Mapping):
-        with tempfile.TemporaryDirectory() as folder:
-            # A study without a name is named after the file.
-            file = Path(folder, f"{StudyConfig.name}.yaml")
-            file.write_text(yaml.safe_dump(_plain(config)), encoding="utf-8")
-            return run(file, accept_code_change)
+        text = yaml.safe_dump(_plain(config))
     options = ["--accept-code-change"] if accept_code_change else []
-    command = CommandLine(["study", "--config", str(config), *options])
+    command = CommandLine(["study", "--config", text, *options])
     command.warn_of_former_keys()
     try:
+        check_command(command)
         code = study.main(command)
     except Unguarded as error:
         print(f"lit-dps: error: {error}", file=sys.stderr)
         raise SystemExit(2) from None
+    except UserError as error:
+        error.args = (command.with_source(error),)
+        raise
     if code == INTERRUPTED:
         raise KeyboardInterrupt
     return load(command.study_name, command.storage.optuna_url)

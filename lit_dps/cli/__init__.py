@@ -181,7 +181,7 @@ def _run(argv: list[str]) -> int:
         # Of a command that cannot be read, only the words are known.
         urls = [word for word in argv if "://" in word]
         if command is not None:
-            message = _with_source(message, error.key, command)
+            message = command.with_source(error)
             urls = command.urls
         return _refuse(without_secrets(message, urls))
     except SystemExit as error:
@@ -216,22 +216,20 @@ def _prints_help(argv: Sequence[str]) -> bool:
 
 def _run_command(command: CommandLine) -> int:
     """Check the keys of a command, and run its verb."""
+    from lit_dps.cli.command_line import CONFIGURED
+    from lit_dps.cli.key_checks import check_command
     from lit_dps.core.progress_line import one_wait
 
     command.warn_of_former_keys()
-    if command.verb in TRAIN:
-        # A log has no use for this line.
-        if sys.stderr.isatty():
-            print(
-                "lit-dps: reading the configuration and loading PyTorch ...",
-                file=sys.stderr,
-                flush=True,
-            )
-        from lit_dps.cli.key_checks import CHECKED_VERBS, check_kinds, check_names
-
-        check_kinds(command)
-        if command.verb in CHECKED_VERBS:
-            check_names(command)
+    # A log has no use for this line.
+    if command.verb in TRAIN and sys.stderr.isatty():
+        print(
+            "lit-dps: reading the configuration and loading PyTorch ...",
+            file=sys.stderr,
+            flush=True,
+        )
+    if command.verb in CONFIGURED:
+        check_command(command)
     module = command.verb
     if command.is_retraining:
         module = "retrain"
@@ -242,16 +240,6 @@ def _run_command(command: CommandLine) -> int:
         code = verb.main(command) or 0
     sys.stdout.flush()  # raises BrokenPipeError here rather than at exit
     return code
-
-
-def _with_source(message: str, key: str | None, command: CommandLine) -> str:
-    """Return a message about a key with the line of the file that sets it."""
-    if key is None:
-        return message
-    source = command.source(key)
-    if source is None or source.is_option:
-        return message
-    return f"{message} ({source})"
 
 
 def without_secrets(message: str, urls: Iterable[str]) -> str:

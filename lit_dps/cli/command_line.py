@@ -19,14 +19,14 @@ from lit_dps.cli.config_file import (
     SECTION_CLASSES,
     ConfigFile,
     Source,
+    check_is_file,
     is_file,
     parse_config,
     read_config,
     split_key,
     split_last,
 )
-from lit_dps.cli.shipped import how_to_get
-from lit_dps.core.aliases import RENAMED_KEYS, refuse_both, warn_of_former_name
+from lit_dps.core.aliases import RENAMED_KEYS, warn_of_former_name
 from lit_dps.core.config import StorageConfig, StudyConfig
 from lit_dps.core.errors import ConfigError, UserError
 from lit_dps.core.text import closest_name
@@ -66,8 +66,8 @@ class CommandLine:
         former_keys: The former names of keys that the user wrote.
 
     Raises:
-        UserError: if a file does not exist or is no configuration, or if a key is set under its
-            former and its present name.
+        UserError: if a file does not exist or is no configuration, or if one file sets a key under
+            its former and its present name.
         ConfigError: if an option changes a part of a box that `study.space` does not contain.
         StorageError: if the study has no name, and its storage cannot be read.
     """
@@ -92,7 +92,6 @@ class CommandLine:
         for key in MAPPINGS:
             if key in self._changed_mappings:
                 self.words.append(f"--{key}={json.dumps(self._mappings[key], default=str)}")
-        self._refuse_both_names()
         if self.verb in NAMED:
             self._name_study()
 
@@ -115,6 +114,38 @@ class CommandLine:
                 return setting.value
         return None
 
+    def nested_value(self, key: str) -> Any:
+        """Return the value of a dotted key at any depth, without "init_args"; None if unset."""
+        for setting in reversed(self.settings):
+            above = _without_init_args(setting.key)
+            if above != key and not key.startswith(f"{above}."):
+                continue
+            node = setting.value
+            for name in key.removeprefix(above).split(".")[1:]:
+                node = _child(node, name)
+            if node is not None:
+                return node
+        return None
+
+    def written_value(self, key: str, text: str) -> Any:
+        """Return the value of a key, or the item of its list, that a parser shows as a text.
+
+        The parser does not distinguish the number 1.5 from the text '1.5'.
+        """
+        value = self.nested_value(key)
+        items = value if isinstance(value, list) else []
+        for candidate in (value, *items):
+            if str(candidate) == text:
+                return candidate
+        return text
+
+    def written_name(self, key: str) -> str:
+        """Return a key as the user wrote it: an option of the verb has dashes, `--at`."""
+        source = self.source(key.replace("_", "-"))
+        if "." not in key and source is not None and source.is_option:
+            return source.name
+        return key
+
     def section(self, name: str) -> dict[str, Any] | None:
         """Return the keys that files and options set in a section; None if it is no mapping."""
         keys = {}
@@ -132,6 +163,19 @@ class CommandLine:
                 return self._sources[key]
             key = key.rpartition(".")[0]
         return None
+
+    def with_source(self, error: UserError) -> str:
+        """Return the message of an error, with the line of the file that sets its key."""
+        if error.key is None:
+            return str(error)
+        source = self.source(error.key)
+        for mapping in MAPPINGS:
+            searched = self._sources.get(f"{mapping}.{error.key}")
+            if searched is not None and self.nested_value(error.key) != error.value:
+                source = searched
+        if source is None or source.is_option:
+            return str(error)
+        return f"{error} ({source})"
 
     @property
     def study_name(self) -> str:
@@ -159,13 +203,7 @@ class CommandLine:
         options = []
         while words and not words[0].startswith("-"):
             file, *words = words
-            if not is_file(file):
-                raise UserError(
-                    f"{self.verb}: no such file {file!r}; a configuration file is needed"
-                    f"{how_to_get(file)}",
-                    key="--config",
-                    value=file,
-                )
+            check_is_file(file, self.verb)
             options += ["--config", file]
         return [*options, *words]
 
@@ -250,33 +288,38 @@ class CommandLine:
 
     def _set(self, key: str, value: Any, source: Source) -> None:
         self.settings.append(Setting(key, value, source))
-        self._sources[key] = source
+        if source.is_option:
+            self._set_source(key, source)
 
-    def _refuse_both_names(self) -> None:
-        """Raise UserError if a key is set under its former and under its present name."""
-        for former in self.former_keys:
-            present = RENAMED_KEYS[former]
-            times_set = sum(setting.key == present for setting in self.settings)
-            if times_set > self.former_keys.count(former):
-                refuse_both(former, present)
+    def _set_source(self, key: str, source: Source) -> None:
+        """Record where a key is set. An option that sets a key replaces the keys below it."""
+        key = _without_init_args(key)
+        for each in list(self._sources):
+            if each.startswith(f"{key}."):
+                del self._sources[each]
+        self._sources[key] = source
 
     # ---- Short forms ----
 
     def _change_mapping(self, key: str, value: Any) -> None:
         """Set a key of `study.space` or `study.grid`, or one part of a box of the space."""
+        source = Source(f"--{key}")
         name = ".".join(key.split(".")[:2])
-        key = key.removeprefix(f"{name}.")
+        changed = key.removeprefix(f"{name}.")
         mapping = self._mappings[name]
-        box, part = split_last(key)
+        box, part = split_last(changed)
         if name == "study.space" and part in BOX_PARTS:
             if not isinstance(mapping.get(box), Mapping):
-                _refuse_box(key, value, mapping)
-            key, value = box, {**mapping[box], part: value}
+                _refuse_box(changed, value, mapping)
+            changed, value = box, {**mapping[box], part: value}
+            # The other parts of the box keep their sources.
+            self._sources[f"{name}.{box}"] = source
         elif name == "study.space" and not isinstance(value, Mapping):
-            _refuse_box(key, value, mapping)
-        mapping[key] = value
+            _refuse_box(changed, value, mapping)
+        mapping[changed] = value
         self._changed_mappings.add(name)
-        self._set(name, mapping, Source(f"--{name}.{key}"))
+        self.settings.append(Setting(name, mapping, source))
+        self._set_source(key, source)
 
     def _name_study(self) -> None:
         """Name a study without a name after its last configuration file."""
@@ -320,6 +363,19 @@ def _is_text(key: str) -> bool:
         if field_of_section.name == name:
             return field_of_section.type == "str"
     return False
+
+
+def _without_init_args(key: str) -> str:
+    """Return a dotted key as options name it: model.init_args.lr is model.lr too."""
+    return ".".join(name for name in key.split(".") if name != "init_args")
+
+
+def _child(node: Any, name: str) -> Any:
+    """Return the value of a name in a mapping or in its `init_args`; None without one."""
+    for mapping in (node, node.get("init_args") if isinstance(node, Mapping) else None):
+        if isinstance(mapping, Mapping) and name in mapping:
+            return mapping[name]
+    return None
 
 
 def _refuse_box(key: str, value: Any, space: Mapping[str, Any]) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import yaml
 
 from lit_dps.cli.shipped import how_to_get
-from lit_dps.core.aliases import RENAMED_KEYS, refuse_both
+from lit_dps.core.aliases import RENAMED_KEYS
 from lit_dps.core.config import StorageConfig, StudyConfig
 from lit_dps.core.errors import UserError
 from lit_dps.core.local_sgd import LocalSGDSchedule
@@ -33,6 +34,7 @@ SECTION_CLASSES: dict[str, type] = {
 
 
 MERGE = "<<"  # the key of YAML that adds the keys of an anchor
+NULL_TAG = "tag:yaml.org,2002:null"
 TEXT_TAGS = ("tag:yaml.org,2002:str", "tag:yaml.org,2002:merge")
 
 
@@ -96,6 +98,31 @@ def is_file(name: str) -> bool:
         return False
 
 
+def check_is_file(name: str, verb: str) -> None:
+    """Raise UserError if there is no file of this name, with the kind of what is there instead.
+
+    Args:
+        name: The name that a command gives for a configuration file.
+        verb: The verb of the command, for the message.
+    """
+    if is_file(name):
+        return
+    problem = f"no such file {name!r}"
+    if not name:
+        problem = "no file after --config"
+    elif os.path.isdir(name):
+        problem = f"{name!r} is a folder"
+    elif os.path.islink(name):
+        problem = f"{name!r} is a link to {os.readlink(name)!r}, which does not exist"
+    elif os.path.lexists(name):
+        problem = f"{name!r} is no regular file"
+    raise UserError(
+        f"{verb}: {problem}; a configuration file is needed{how_to_get(name)}",
+        key="--config",
+        value=name,
+    )
+
+
 def read_config(file: str, verb: str, section: str | None = None) -> ConfigFile:
     """Return the content of a configuration file.
 
@@ -107,10 +134,7 @@ def read_config(file: str, verb: str, section: str | None = None) -> ConfigFile:
     Raises:
         UserError: if the file does not exist, or is no configuration; with line and column.
     """
-    if not is_file(file):
-        raise UserError(
-            f"{verb}: no such file {file!r}{how_to_get(file)}", key="--config", value=file
-        )
+    check_is_file(file, verb)
     return parse_config(_read_text(Path(file)), file, section, Path(file).parent)
 
 
@@ -130,7 +154,8 @@ def parse_config(
     """
     root = _compose(text, name)
     if root is None:
-        return ConfigFile({}, text, {}, [])
+        # An empty file sets no key. jsonargparse refuses an empty text.
+        return ConfigFile({}, "{}", {}, [])
     if section is not None:
         key = yaml.ScalarNode("tag:yaml.org,2002:str", section, root.start_mark)
         root = yaml.MappingNode("tag:yaml.org,2002:map", [(key, root)], root.start_mark)
@@ -173,13 +198,15 @@ def _read_text(path: Path) -> str:
 
 
 def _compose(text: str, name: str) -> yaml.Node | None:
-    """Return the root of a YAML text; None for an empty text."""
+    """Return the root of a YAML text; None for an empty text and for null."""
     try:
         loader = yaml.SafeLoader(text)
         loader.name = name  # of the marks
         root = loader.get_single_node()
     except yaml.YAMLError as error:
         raise _syntax_error(name, error) from error
+    if isinstance(root, yaml.ScalarNode) and root.tag == NULL_TAG:
+        return None
     if isinstance(root, yaml.MappingNode):
         _check_section_keys(root)
         _check_keys(root, (), set())
@@ -290,7 +317,10 @@ def _nested_section(node: yaml.Node, folder: Path) -> yaml.Node | None:
     path = folder / node.value
     if not is_file(str(path)):
         return None
-    return _compose(_read_text(path), str(path))
+    nested = _compose(_read_text(path), str(path))
+    if nested is None:
+        return yaml.MappingNode("tag:yaml.org,2002:map", [], node.start_mark)
+    return nested
 
 
 def _rename_keys(section: str, node: yaml.Node) -> list[str]:
@@ -302,17 +332,30 @@ def _rename_keys(section: str, node: yaml.Node) -> list[str]:
     if not isinstance(node, yaml.MappingNode):
         return []
     yaml.SafeLoader("").flatten_mapping(node)
-    names = {key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)}
-    former_keys = []
+    nodes = {}
     for key, _ in node.value:
-        former = f"{section}.{key.value}"
-        if former in RENAMED_KEYS:
-            present = RENAMED_KEYS[former]
-            if present.removeprefix(f"{section}.") in names:
-                refuse_both(former, present)
-            key.value = present.removeprefix(f"{section}.")
-            former_keys.append(former)
+        if isinstance(key, yaml.ScalarNode):
+            nodes[f"{section}.{key.value}"] = key
+    former_keys = []
+    for former, key in nodes.items():
+        if former not in RENAMED_KEYS:
+            continue
+        present = RENAMED_KEYS[former]
+        if present in nodes:
+            _refuse_both(former, key, present, nodes[present])
+        key.value = present.removeprefix(f"{section}.")
+        former_keys.append(former)
     return former_keys
+
+
+def _refuse_both(former: str, first: yaml.Node, present: str, second: yaml.Node) -> None:
+    """Raise UserError, because a key is there under its former and under its present name."""
+    raise UserError(
+        f"{former} ({_place(first)}) is the former name of {present} ({_place(second)}); remove "
+        f"{former}",
+        key=former,
+        hint=f"remove {former}",
+    )
 
 
 def _add_sources(node: yaml.Node, prefix: str, sources: dict[str, Source]) -> None:

@@ -15,10 +15,10 @@ from jsonargparse import Namespace
 
 from lit_dps.analysis.analysis import Analysis
 from lit_dps.cli.command_line import CommandLine
-from lit_dps.cli.parser import CommandError, new_parser
+from lit_dps.cli.parser import new_parser
 from lit_dps.core.atomic_write import check_folder
 from lit_dps.core.config import StorageConfig
-from lit_dps.core.errors import ConfigError
+from lit_dps.core.errors import ConfigError, UserError
 from lit_dps.report.figures import COMPARISONS, FIGURES, of_others, write_comparison
 from lit_dps.report.publish import figures_folder, goal_folder, listing, write_goals
 from lit_dps.storage.read import list_studies, read_study
@@ -45,16 +45,13 @@ def main(command: CommandLine) -> int:
     url = config.storage.optuna_url
     if not names:
         stored = ", ".join(list_studies(url)) or "(none yet)"
-        raise CommandError(f"NAME is missing: one or more of the studies {stored}")
+        raise UserError(f"NAME is missing: one or more of the studies {stored}")
     only = None
     if config.only is not None:
         only = _figures_of_option(config.only, len(names))
     studies = []
     for name in names:
-        study = Analysis(read_study(url, name))
-        if config.goal is not None:
-            study = study.at_goal(config.goal)
-        studies.append(study)
+        studies.append(_at_goal(Analysis(read_study(url, name)), config.goal))
     files: list[Path] = []
     notes: list[str] = []
     for name, study in zip(names, studies, strict=True):
@@ -68,6 +65,16 @@ def main(command: CommandLine) -> int:
         notes += comparison_notes
     print(listing(files, notes), end="")
     return 0
+
+
+def _at_goal(study: Analysis, goal: float | None) -> Analysis:
+    """Return a study at the goal of `--goal`; the study itself without one."""
+    if goal is None:
+        return study
+    try:
+        return study.at_goal(goal)
+    except ConfigError as error:
+        raise ConfigError("--goal", goal, error.allowed or "", error.hint) from error
 
 
 def _parse(command: CommandLine) -> Namespace:

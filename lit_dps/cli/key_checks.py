@@ -16,38 +16,47 @@ from typing import Any
 
 from lit_dps.cli.command_line import CommandLine, Setting
 from lit_dps.cli.config_file import SECTION_CLASSES, split_key
-from lit_dps.cli.options import OPTIONS
+from lit_dps.cli.options import OPTIONS, option_of
 from lit_dps.core.errors import ConfigError, UserError
-from lit_dps.core.text import closest_name
+from lit_dps.core.parse_errors import TYPE_WORDS
+from lit_dps.core.text import closest_key
 
 CLASSES = {"class_path", "init_args", "dict_kwargs"}  # of sections that name a class
 CLASS_SECTIONS = ("model", "data")
 # Verbs whose options are all known here. The parser checks the options of Lightning's verbs.
 CHECKED_VERBS = ("study", "advise", "masks")
-COMMON_OPTIONS = {"config", "help", "print_config", "seed_everything"}
+WITHOUT_MODEL = ("analyze",)  # ignores all sections but study and storage
+COMMON_OPTIONS = {"config", "help", "print_config"}
+KEYS_OF_LIGHTNING = {"seed_everything"}
+# What to write for a missing class, by section.
+MISSING_CLASSES = {
+    "model": "model: {class_path: mymodule.MyModel}, the path of your LightningModule",
+    "data": "data: {class_path: mymodule.MyData}, the path of your LightningDataModule",
+}
 
 # Kinds of values.
 MAPPING = "mapping"
 LIST = "list"
 TEXT = "text"
+INTEGER = "integer"
 NUMBER = "number"
 BOOL = "bool"
 NULL = "null"
 ANY = "any"
 KIND_NAMES = {
-    MAPPING: "keys with values, such as {key: value}",
-    LIST: "a list, such as [1, 2]",
-    TEXT: "a text",
-    NUMBER: "a number",
-    BOOL: "true or false",
-    NULL: "null",
+    MAPPING: TYPE_WORDS["dict"],
+    LIST: TYPE_WORDS["list"],
+    TEXT: TYPE_WORDS["str"],
+    INTEGER: TYPE_WORDS["int"],
+    NUMBER: TYPE_WORDS["float"],
+    BOOL: TYPE_WORDS["bool"],
+    NULL: TYPE_WORDS["NoneType"],
 }
 # Kind by the last name of an annotation. Any value fits an annotation that is missing here.
 _KINDS = {
     **dict.fromkeys(("list", "List", "tuple", "Tuple", "Sequence", "Iterable", "set"), LIST),
     **dict.fromkeys(("dict", "Dict", "Mapping"), MAPPING),
-    **dict.fromkeys(("int", "float"), NUMBER),
-    **{"str": TEXT, "bool": BOOL, "None": NULL},
+    **{"int": INTEGER, "float": NUMBER, "str": TEXT, "bool": BOOL, "None": NULL},
 }
 
 
@@ -111,33 +120,104 @@ def _text_of(annotation: ast.expr | None) -> str:
     return ast.unparse(annotation)
 
 
+def check_command(command: CommandLine) -> None:
+    """Check the names, kinds and completeness of the keys of a command.
+
+    Raises:
+        UserError: for an unknown key, an option in a file, a value of the wrong kind, and a command
+            that trains without a class of the model or the data.
+    """
+    check_options(command)
+    if command.verb in WITHOUT_MODEL:
+        return
+    check_kinds(command)
+    if command.verb in CHECKED_VERBS:
+        check_names(command)
+    check_classes(command)
+
+
+def options_of(verb: str) -> set[str]:
+    """Return the options of a verb that are no keys of a file, without dashes at the beginning."""
+    options = set(COMMON_OPTIONS)
+    if verb in OPTIONS:
+        for field in fields(OPTIONS[verb]):
+            options.add(option_of(field.name).removeprefix("--"))
+    return options
+
+
+def check_options(command: CommandLine) -> None:
+    """Raise UserError if a file sets an option of the command line."""
+    options = options_of(command.verb)
+    for key, value, source in command.settings:
+        for name in (key, key.replace("_", "-")):
+            if name in options and not source.is_option:
+                raise UserError(
+                    f"{key} is an option of the command line and no key of a file; write --{name} "
+                    "after the file",
+                    key=key,
+                    value=value,
+                    hint=f"--{name}",
+                )
+
+
 def check_names(command: CommandLine) -> None:
     """Raise UserError if a key of a command is in no section, and is no option of its verb."""
     known = sections()
-    options = set(COMMON_OPTIONS)
-    if command.verb in OPTIONS:
-        for field in fields(OPTIONS[command.verb]):
-            options.add(field.name.replace("_", "-"))
+    options = options_of(command.verb) | KEYS_OF_LIGHTNING
     for setting in command.settings:
         section, rest = split_key(setting.key.rstrip("+"))
         name = split_key(rest).section
         if section not in known and section not in options:
-            _refuse_name(setting, section, section, {*known, *options})
+            _refuse_name(setting, section, {*known, *options})
         if name and name != "help" and known.get(section) and name not in known[section]:
             keys = {f"{section}.{each}" for each in known[section]}
-            _refuse_name(setting, f"{section}.{name}", name, keys)
+            _refuse_name(setting, f"{section}.{name}", keys)
 
 
-def _refuse_name(setting: Setting, key: str, name: str, known: set[str]) -> None:
+def _refuse_name(setting: Setting, key: str, known: set[str]) -> None:
     """Raise UserError for an unknown key, with the known key that is most similar."""
     dashes = ""
     if setting.source.is_option:
         dashes = "--"
-    message = f"{dashes}{key}: {name!r} is not accepted"
-    near = closest_name(key, known)
+    message = f"{dashes}{key}: {key.rpartition('.')[2]!r} is not accepted"
+    near = closest_key(key, known)
+    hint = None
     if near is not None:
-        message += f"; did you mean {dashes}{near}?"
-    raise UserError(message, key=key, value=setting.value)
+        hint = f"did you mean {dashes}{near}?"
+        message += f"; {hint}"
+    raise UserError(message, key=key, value=setting.value, hint=hint)
+
+
+def check_classes(command: CommandLine) -> None:
+    """Raise UserError if a command that trains sets no class of the model or of the data."""
+    keys = {setting.key for setting in command.settings}
+    if command.is_retraining or "print_config" in keys:
+        return
+    missing = []
+    for section in CLASS_SECTIONS:
+        if command.value(section) is None and command.value(f"{section}.class_path") is None:
+            missing.append(section)
+        if f"{section}.help" in keys:
+            return
+    if not missing:
+        return
+    if not command.files and len(missing) > 1:
+        raise UserError(
+            f"{command.verb} needs a configuration file with {' and '.join(missing)}; `lit-dps "
+            "configs` lists files of the package",
+            key="--config",
+        )
+    place = ""
+    if command.source(missing[0]) is None and command.files:
+        place = f" in {', '.join(command.files)}"
+    example = MISSING_CLASSES[missing[0]]
+    names = " and ".join(f"{section}.class_path" for section in missing)
+    verb = "is" if len(missing) == 1 else "are"
+    raise UserError(
+        f"{names} {verb} missing{place}; write {example}",
+        key=f"{missing[0]}.class_path",
+        allowed=example,
+    )
 
 
 # ---- Kinds of values ----
@@ -202,6 +282,8 @@ def _words_of_items(node: ast.expr) -> str:
 
 
 def _sorted(kinds: set[str]) -> list[str]:
+    if NUMBER in kinds:
+        kinds = kinds - {INTEGER}
     return sorted(kinds, key=list(KIND_NAMES).index)
 
 
@@ -251,7 +333,7 @@ def _fits(value: Any, node: ast.expr) -> bool:
     if isinstance(value, bool):
         return bool(kinds & {BOOL, TEXT})
     if isinstance(value, (int, float)):
-        return bool(kinds & {NUMBER, TEXT, BOOL})
+        return bool(kinds & {INTEGER, NUMBER, TEXT, BOOL})
     return TEXT in kinds or _is_other_scalar(str(value), kinds)
 
 
@@ -288,7 +370,7 @@ def _is_other_scalar(text: str, kinds: set[str]) -> bool:
 
     YAML reads 1e-3 as a text.
     """
-    if NUMBER in kinds:
+    if kinds & {INTEGER, NUMBER}:
         try:
             float(text)
             return True

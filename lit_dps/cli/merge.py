@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 
 from lit_dps.cli.command_line import CommandLine
-from lit_dps.cli.parser import CommandError, new_parser
+from lit_dps.cli.parser import new_parser
 from lit_dps.core.config import StorageConfig
-from lit_dps.core.errors import ConfigError
+from lit_dps.core.errors import ConfigError, UserError
 from lit_dps.core.text import escape
 from lit_dps.core.trial import Cell
 from lit_dps.storage.merge import Merged, merge
@@ -37,7 +37,7 @@ def main(command: CommandLine) -> int:
     parser.add_class_arguments(StorageConfig, "storage")
     config = parser.read_command()
     if not config.others:
-        raise CommandError(f"OTHER is missing: {OTHER}")
+        raise UserError(f"OTHER is missing: {OTHER}")
     if not 0 < config.unpacked_gb < math.inf:
         raise ConfigError("--unpacked_gb", config.unpacked_gb, "a size above 0, in GB")
     url = config.storage.optuna_url

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import inspect
 import re
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, NoReturn, get_args, get_type_hints
 
 from jsonargparse import ArgumentParser, Namespace
@@ -15,8 +14,8 @@ from lit_dps.cli.command_line import CommandLine
 from lit_dps.cli.config_file import ConfigFile, split_last
 from lit_dps.cli.shipped import how_to_get
 from lit_dps.core.errors import ConfigError, UserError, find_user_error
-from lit_dps.core.parse_errors import one_line
-from lit_dps.core.text import closest_name, shorten_message
+from lit_dps.core.parse_errors import TYPE_WORDS, refusal
+from lit_dps.core.text import closest_key, closest_name, shorten_message
 from lit_dps.storage.urls import without_password
 
 # Modules with classes that a configuration may name.
@@ -24,14 +23,9 @@ OUR_MODULES = ("lit_dps.models", "lit_dps.data", "lit_dps.module")
 _CLASS_PATH = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+")
 _BARE_CLASS = re.compile(r"Expected a dot import path string: (\w+)")
 _UNKNOWN_OPTION = re.compile(r"unrecognized arguments: (--[\w.-]+)")
+_UNKNOWN_WORD = re.compile(r"unrecognized arguments: ([^-]\S*)")
 _UNKNOWN_KEY = re.compile(r"(?:^Option|accept option) '([\w.]+)'")
-_UNKNOWN_ARGUMENT = re.compile(r"(model|data): Option '(\w+)' is not accepted")
-_MISSING_CLASSES = re.compile(r"are required: (\w+\.)?data, (\w+\.)?model$")
 _MISSING_FILE = re.compile(r"File does not exist: '(.+)'")
-
-
-class CommandError(UserError):
-    """A command line or configuration file that does not parse."""
 
 
 class CommandParser(ArgumentParser):
@@ -51,7 +45,7 @@ class CommandParser(ArgumentParser):
         try:
             return super().parse_args(*args, **kwargs)
         except UnicodeDecodeError as error:
-            raise CommandError(f"a configuration file is not text in UTF-8: {error}") from error
+            raise UserError(f"a configuration file is not text in UTF-8: {error}") from error
 
     def read_command(self) -> Namespace:
         """Return the options of the command, with the dataclasses of its sections built."""
@@ -83,15 +77,45 @@ class CommandParser(ArgumentParser):
         return super().dump(cfg, *args, **kwargs)
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        """Raise CommandError with one line."""
+        """Raise UserError with one line."""
         if not self.exit_on_error:  # an inner parser: the outer one adds its key
             super().error(message, ex)
-        text = one_line(message)
+        raise find_user_error(ex) or self._refusal(message) from ex
+
+    def _refusal(self, message: str) -> UserError:
+        """Return an error of jsonargparse with the key and the value that the user wrote."""
+        error = refusal(message)
+        if isinstance(error, ConfigError) and error.key is not None:
+            key, value = error.key, error.value
+            if self.command is not None:
+                key = self.command.written_name(key)
+                value = self.command.written_value(error.key, str(error.value))
+            return ConfigError(key, value, error.allowed or "", _hint(value, error.allowed))
+        text = str(error)
+        meant = likely_meant(text, self)
         missing = _MISSING_FILE.search(text)
         if missing is not None:
             text += how_to_get(missing[1])
-        line = shorten_message(text) + likely_meant(text, self, self.command)
-        raise find_user_error(ex) or CommandError(line) from ex
+        key = error.key
+        option = _UNKNOWN_OPTION.search(text)
+        if option is not None:
+            key = option[1].removeprefix("--")
+        unknown = _UNKNOWN_KEY.search(text)
+        if unknown is not None:
+            key = unknown[1]
+            text = f"{key}: {split_last(key)[1]!r} is not accepted"
+        text = shorten_message(text) + meant
+        return UserError(text, key=key, allowed=error.allowed, hint=error.hint)
+
+
+def _hint(value: Any, allowed: str | None) -> str | None:
+    """Return how to write a value that YAML reads as another type; None if that is unknown."""
+    if allowed == TYPE_WORDS["str"] and isinstance(value, (bool, int, float)):
+        return "Write it in quotes."
+    is_whole = isinstance(value, float) and value.is_integer() and abs(value) < 1e15
+    if allowed == TYPE_WORDS["int"] and is_whole:
+        return f"Write {value:.0f}."
+    return None
 
 
 def new_parser(command: CommandLine, description: str | None) -> CommandParser:
@@ -123,18 +147,15 @@ def refuse_nulls(config: Mapping[str, Any] | Namespace, classes: Mapping[str, ty
                 raise ConfigError(f"{key}.{name}", None, "a value")
 
 
-def likely_meant(
-    text: str, parser: argparse.ArgumentParser, command: CommandLine | None = None
-) -> str:
+def likely_meant(text: str, parser: argparse.ArgumentParser) -> str:
     """Return "; did you mean ...?" for a parser's error, or "" without a similar name.
 
     The parser has imported the modules of the classes that the text names.
     """
-    if _MISSING_CLASSES.search(text):
-        return "; a configuration file has them, and `lit-dps configs` lists files of the package"
+    word = _UNKNOWN_WORD.search(text)
+    if word is not None and word[1].endswith((".yaml", ".yml")):
+        return "; write --config before each file, or all files before the options"
     near = _similar_option(text, parser) or _similar_class(text)
-    if near is None and command is not None:
-        near = _similar_argument(text, command)
     if near is None:
         return ""
     return f"; did you mean {near}?"
@@ -143,10 +164,10 @@ def likely_meant(
 def _similar_option(text: str, parser: argparse.ArgumentParser) -> str | None:
     option = _UNKNOWN_OPTION.search(text)
     if option is not None:
-        return closest_name(option[1], _options_of(parser))
+        return closest_key(option[1], _options_of(parser))
     key = _UNKNOWN_KEY.search(text)
     if key is not None:
-        return closest_name(key[1], (option[2:] for option in _options_of(parser)))
+        return closest_key(key[1], (option[2:] for option in _options_of(parser)))
     return None
 
 
@@ -190,21 +211,3 @@ def _our_classes() -> dict[str, str]:
                 if name[0].isupper():
                     paths[name] = f"{module}.{name}"
     return paths
-
-
-def _similar_argument(text: str, command: CommandLine) -> str | None:
-    """Return the argument of the model's or data's class that is similar to an unknown one."""
-    match = _UNKNOWN_ARGUMENT.search(text)
-    if match is None:
-        return None
-    section, name = match.groups()
-    path = command.value(f"{section}.class_path") or command.value(section)
-    module, class_name = split_last(str(path))
-    cls = getattr(sys.modules.get(module), class_name, None)
-    parameters: Iterable[str] = ()
-    if inspect.isclass(cls):
-        parameters = inspect.signature(cls).parameters
-    near = closest_name(name, parameters)
-    if near is None:
-        return None
-    return f"{section}.{near}"

@@ -17,10 +17,9 @@ from lightning.pytorch.cli import LightningArgumentParser
 from lit_dps.cli.command_line import CommandLine
 from lit_dps.cli.fit import DPSCLI
 from lit_dps.cli.options import StudyOptions, add_options, take_options
-from lit_dps.cli.parser import CommandError
 from lit_dps.core.config import NO_RACE, StudyConfig
 from lit_dps.core.errors import ConfigError, find_user_error
-from lit_dps.core.parse_errors import one_line
+from lit_dps.core.parse_errors import refusal
 from lit_dps.core.trial_config import STUDY_DEFAULTS, TRIAL_SECTIONS
 from lit_dps.forecast.forecast import forecast
 from lit_dps.parallel.ranks import follows_torchrun
@@ -63,7 +62,7 @@ class StudyCLI(DPSCLI):
             config = self.parser.instantiate_classes(self.config)
         except (ValueError, TypeError, ArithmeticError, RuntimeError, MemoryError) as error:
             # Classes refuse values before a study begins.
-            raise find_user_error(error) or CommandError(one_line(error)) from error
+            raise find_user_error(error) or refusal(error) from error
         assert isinstance(config, Namespace)
         self._check_whole_curves(config.study)
         plain: dict[str, Any] = yaml.safe_load(self.parser.dump(self.config, skip_none=False))

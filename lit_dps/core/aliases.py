@@ -10,8 +10,6 @@ import os
 import sys
 from functools import cache
 
-from lit_dps.core.errors import UserError
-
 # Present names of configuration keys, by former name.
 RENAMED_KEYS = {
     "study.slack": "study.race_factor",
@@ -29,8 +27,18 @@ def rename_warning(former: str, present: str) -> str:
 @cache
 def warn_of_former_name(former: str, present: str) -> None:
     """Warn of a former name, once in a command: workers and further ranks do not warn."""
+    _warn(rename_warning(former, present))
+
+
+@cache
+def warn_of_idle_key(key: str) -> None:
+    """Warn of a former key that has no effect, once in a command."""
+    _warn(f"{key} has no effect; remove it. It will be refused in the next release.")
+
+
+def _warn(line: str) -> None:
     if multiprocessing.parent_process() is None and os.environ.get("RANK", "0") == "0":
-        print(f"lit-dps: warning: {rename_warning(former, present)}", file=sys.stderr)
+        print(f"lit-dps: warning: {line}", file=sys.stderr)
 
 
 def present_engine(engine: str, lean: bool | None) -> str:
@@ -46,10 +54,3 @@ def present_engine(engine: str, lean: bool | None) -> str:
         return "single"  # the former meaning of "lightning"
     # "sparse" is an engine of stored studies that was removed. It did not change results.
     return {"fused": "stacked", "sparse": "single"}.get(engine, engine)
-
-
-def refuse_both(former: str, present: str) -> None:
-    """Raise UserError, because a key is set under its former and under its present name."""
-    raise UserError(
-        f"{former} and {present} are one key. Remove {former}, which is its old name.", key=former
-    )

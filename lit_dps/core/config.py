@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, cast
 
-from lit_dps.core.aliases import present_engine, warn_of_former_name
+from lit_dps.core.aliases import present_engine, warn_of_former_name, warn_of_idle_key
 from lit_dps.core.errors import ConfigError
 from lit_dps.core.record import grid
 from lit_dps.core.repeats import RepeatPlan
@@ -94,7 +94,8 @@ class StudyConfig:
             saves. Stacked trials start again.
         batch_size_key: Key of the batch size.
         workload: Name of the MLflow experiment. By default the data set, network and update rule.
-        lean: Former key: false is engine "lightning".
+        lean: Former key, removed in the next release. false is engine "lightning"; true has no
+            effect.
     """
 
     name: str = "study"
@@ -147,8 +148,10 @@ class StudyConfig:
         engine = cast(EngineName, present_engine(self.engine, self.lean))
         if self.engine == "fused":
             warn_of_former_name("study.engine fused", "study.engine stacked")
-        if self.lean is not None:
-            warn_of_former_name("study.lean", f"study.engine {engine}")
+        if self.lean is False or (self.lean and self.engine == "lightning"):
+            warn_of_former_name(f"study.lean {str(self.lean).lower()}", f"study.engine {engine}")
+        elif self.lean:
+            warn_of_idle_key("study.lean true")
         self.engine, self.lean = engine, None
 
     def _take_from_grid(self, key: str, name: str, kind: type[int] | type[float]) -> None:

@@ -1,15 +1,30 @@
-"""Translates jsonargparse's errors into one line: the key and the reason."""
+"""Translates jsonargparse's errors into one line: the key, the value, and what is allowed."""
 
 from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Sequence
 
+from lit_dps.core.errors import ConfigError, UserError
+from lit_dps.core.registry import argument_names
+from lit_dps.core.text import closest_name
+
+# Types of values in the words of a configuration file, by the name of the type.
+TYPE_WORDS = {
+    "int": "a whole number",
+    "float": "a number",
+    "str": "a text",
+    "bool": "true or false",
+    "NoneType": "null",
+    **dict.fromkeys(("list", "tuple", "set"), "a list, such as [1, 2]"),
+    "dict": "keys with values, such as {key: value}",
+}
 # Reasons of types that a value was not meant to have: null, for an optional class, or a path.
 _NOT_MEANT = "Expected a <class 'NoneType'>", "Expected <class 'NoneType'>", "Expected a path"
 _KEY = re.compile(r'Parser key "([^"]+)": ')
 _WRAPPED = re.compile(
-    r"Problem with given class_path '[^']*': (?=Problem|Option|Expected|.*required)"
+    r"Problem with given class_path '([^']*)': (?=Problem|Option|Expected|.*required)"
 )
 _UNION = re.compile(
     r".*?Does not validate against any of the Union subtypes Subtypes: \[.*?\] Errors: (- .*)"
@@ -17,6 +32,9 @@ _UNION = re.compile(
 _BUILTIN_TYPE = re.compile(r"(?:- )?Expected (?:a )?<class '(\w+)'>")
 _GIVEN_VALUE = re.compile(r" Given value: ?(.*?)(?= - (?:Expected|Problem)|$)")
 _LITERAL = re.compile(r"Expected a typing\.Literal\[(.*)\]")
+_NUMERIC_LITERAL = re.compile(r"typing\.Literal\[-?\d")
+# Begins the words of the values that a Union allows.
+ALLOWED = "a value that is "
 _NO_YAML = re.compile(
     r"class_path='(?P<cls>[^']+)', init_args=Namespace\((?:[^()]|\([^()]*\))*?"
     r"(?P<key>\w+)=<(?P<default>[\w.]+): (?P<value>[^>]+)>"
@@ -25,8 +43,10 @@ _NO_YAML = re.compile(
 _SPARSE_ENGINE = re.compile(r"(study\.engine|argument --engine): .*\bsparse\b")
 _NESTED_KEY = re.compile(r".*Got value: NestedArg\(key='([^']+)', .*")
 _NOT_A_SUBCLASS = re.compile(r"Import path (\S+) does not correspond to a subclass of (\w+)")
-_WRONG_TYPE = re.compile(r"Expected a <class '([\w ]+)'>\. Got value: (.*)")
+_WRONG_TYPE = re.compile(r"Expected a <class '(\w+)'>\. Got value: (.*)")
 _WRONG_LITERAL = re.compile(r"Expected a typing\.Literal\[(.*)\]\. Got value: (.*)")
+_NOT_ALLOWED = re.compile(r"Expected (.*)\. Got value: (.*)")
+_UNKNOWN_ARGUMENT = re.compile(r"Option '([^']+)' is not accepted")
 
 
 def one_line(error: BaseException | str) -> str:
@@ -35,30 +55,78 @@ def one_line(error: BaseException | str) -> str:
     For an optional class, the reason is why the configured class is not accepted. The text of any
     other error is returned with its line breaks replaced by spaces.
     """
+    return str(refusal(error))
+
+
+def refusal(error: BaseException | str) -> UserError:
+    """Return an error of jsonargparse as an error of one line that names the key.
+
+    Returns:
+        A ConfigError for a value of the wrong type, with the value as text. For any other error a
+        UserError, whose key is None if the error concerns no key.
+    """
     text = " ".join(str(error).split())
     special = _wrong_lightning(text) or _default_without_yaml(text)
     if special is not None:
-        return special
+        return UserError(special)
     keys = _KEY.findall(text)
     key = ".".join(keys)
     while match := _UNION.fullmatch(_KEY.sub("", text)):
         text = _reason_in_union(match)
-    text = _WRAPPED.sub("", _KEY.sub("", text))
+    text = _KEY.sub("", text)
+    classes = _WRAPPED.findall(text)
+    text = _WRAPPED.sub("", text)
+    unknown = _UNKNOWN_ARGUMENT.fullmatch(text)
+    if unknown is not None and classes:
+        return _unknown_argument(key, unknown[1], classes[-1])
     nested = _NESTED_KEY.fullmatch(text)
     if nested is not None:
-        return f"{key}.{nested[1]}: there is no such key; {key} has none below it"
-    line = text
-    if keys:
-        line = f"{key}: {text}"
-    if _SPARSE_ENGINE.match(line):
-        return "study.engine is 'sparse'; it must be 'single'. The engine 'sparse' was removed."
+        path = f"{key}.{nested[1]}"
+        return UserError(f"{path}: there is no such key; {key} has none below it", key=path)
+    if not keys:
+        return UserError(text)
+    return _wrong_value(key, text) or UserError(f"{key}: {text}", key=key)
+
+
+def _wrong_value(key: str, text: str) -> ConfigError | None:
+    """Return the error of a value of the wrong type; None for another reason."""
+    if _SPARSE_ENGINE.match(f"{key}: {text}"):
+        return ConfigError(key, "sparse", "single", "The engine 'sparse' was removed.")
     wrong = _WRONG_TYPE.fullmatch(text)
-    if wrong is not None and keys:
-        return f"{key} is {wrong[2]!r}; it must be of type {wrong[1]}"
+    if wrong is not None:
+        return ConfigError(key, wrong[2], TYPE_WORDS.get(wrong[1], f"of type {wrong[1]}"))
     wrong = _WRONG_LITERAL.fullmatch(text)
-    if wrong is not None and keys:
-        return f"{key} is {wrong[2]!r}; it must be one of {wrong[1]}"
-    return line
+    if wrong is not None:
+        return ConfigError(key, wrong[2], _one_of([wrong[1]]))
+    wrong = _NOT_ALLOWED.fullmatch(text)
+    if wrong is not None and wrong[1].startswith(ALLOWED):
+        return ConfigError(key, wrong[2], wrong[1].removeprefix(ALLOWED))
+    return None
+
+
+def _unknown_argument(key: str, name: str, class_path: str) -> UserError:
+    """Return the error of an argument that a class does not take, with its most similar one."""
+    path = f"{key}.{name}"
+    names = _arguments_of(class_path)
+    message = f"{path}: {name!r} is not accepted by {class_path}"
+    near = closest_name(name, names)
+    hint = None
+    if near is not None:
+        hint = f"did you mean {key}.{near}?"
+    elif names:
+        hint = f"it takes {', '.join(names)}"
+    if hint is not None:
+        message += f"; {hint}"
+    return UserError(message, key=path, allowed=", ".join(names), hint=hint)
+
+
+def _arguments_of(class_path: str) -> list[str]:
+    """Return the names of the arguments of an imported class; empty if it is not imported."""
+    module, _, name = class_path.rpartition(".")
+    cls = getattr(sys.modules.get(module), name, None)
+    if not isinstance(cls, type):
+        return []
+    return argument_names(cls)
 
 
 def _wrong_lightning(text: str) -> str | None:
@@ -102,29 +170,37 @@ def _reason_in_union(match: re.Match[str]) -> str:
     given = _GIVEN_VALUE.search(match[0])
     if given is None:
         return relevant[-1]
-    if _BUILTIN_TYPE.fullmatch(relevant[-1]):
-        return f"Expected a <class '{_type_names(reasons)}'>. Got value: {given[1]}"
-    literals = [_LITERAL.fullmatch(reason) for reason in relevant]
-    if all(literals):  # as the trainer's precision has it
-        values = _distinct_literals([literal[1] for literal in literals if literal])
-        return f"Expected a typing.Literal[{', '.join(values)}]. Got value: {given[1]}"
-    return relevant[-1]
+    last = relevant[-1]
+    if not _BUILTIN_TYPE.fullmatch(last) and not _LITERAL.fullmatch(last):
+        # The reason of a class says more than the types.
+        return last
+    literals = []
+    for reason in relevant:
+        literal = _LITERAL.fullmatch(reason)
+        if literal is not None:
+            literals.append(literal[1])
+    allowed = _type_words(reasons)
+    if literals and _NUMERIC_LITERAL.search(match[0]):
+        allowed = []  # such as the trainer's precision: only some numbers are allowed
+    if literals:
+        allowed = [_one_of(literals), *allowed]
+    return f"Expected {ALLOWED}{' or '.join(allowed)}. Got value: {given[1]}"
 
 
-def _type_names(reasons: list[str]) -> str:
-    """Return the types that reasons expect, each once, such as "int or null"."""
-    names: dict[str, None] = {}
+def _type_words(reasons: Sequence[str]) -> list[str]:
+    """Return the types that reasons expect in words, each once, such as "a number" and "null"."""
+    words: dict[str, None] = {}
     for reason in reasons:
         match = _BUILTIN_TYPE.match(reason)
         if match is not None:
-            names[match[1]] = None
-    return " or ".join(names).replace("NoneType", "null")
+            words[TYPE_WORDS.get(match[1], f"of type {match[1]}")] = None
+    return list(words)
 
 
-def _distinct_literals(literals: list[str]) -> list[str]:
-    """Return all values of literals such as "64, '32-true'"; 64 and '64' count as one."""
-    values: dict[str, str] = {}
+def _one_of(literals: Sequence[str]) -> str:
+    """Return "one of ..." with all values of literals such as "64, '32-true'", each once."""
+    values: dict[str, None] = {}
     for literal in literals:
         for value in literal.split(", "):
-            values.setdefault(value.strip("'"), value)
-    return list(values.values())
+            values[value.strip("'")] = None
+    return f"one of {', '.join(values)}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import TypeVar
@@ -44,3 +45,24 @@ def named(
     if not is_kind(value):
         raise ConfigError(key, name, allowed, hint)
     return value
+
+
+def argument_names(cls: type) -> list[str]:
+    """Return the names of the arguments of a class.
+
+    If its constructor takes `**kwargs`, the arguments of the next base class follow.
+    """
+    names: dict[str, None] = {}
+    for base in inspect.getmro(cls):
+        if base is object or "__init__" not in vars(base):
+            continue
+        has_kwargs = False
+        parameters = list(inspect.signature(base.__init__).parameters.values())
+        for parameter in parameters[1:]:
+            if parameter.kind is parameter.VAR_KEYWORD:
+                has_kwargs = True
+            elif parameter.kind is not parameter.VAR_POSITIONAL:
+                names[parameter.name] = None
+        if not has_kwargs:
+            break
+    return list(names)

@@ -109,3 +109,24 @@ def closest_name(name: str, names: Iterable[str]) -> str | None:
     """Return the name that a mistyped one is most similar to; None if no name is similar."""
     matches = get_close_matches(name, sorted(names), n=1, cutoff=MIN_SIMILARITY)
     return matches[0] if matches else None
+
+
+def closest_key(key: str, keys: Iterable[str]) -> str | None:
+    """Return the dotted key that a mistyped one is most similar to; None if no key is similar.
+
+    A key of a known section is compared with the other names of this section only. Otherwise the
+    name of the section would make all keys of the section similar.
+    """
+    parent, _, name = key.rpartition(".")
+    keys = list(keys)
+    siblings = []
+    for each in keys:
+        section, _, last = each.rpartition(".")
+        if parent and section == parent:
+            siblings.append(last)
+    if not siblings:
+        return closest_name(key, keys)
+    near = closest_name(name, siblings)
+    if near is None:
+        return None
+    return f"{parent}.{near}"

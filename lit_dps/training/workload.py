@@ -21,8 +21,8 @@ from jsonargparse import ArgumentError, ArgumentParser, Namespace
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.loggers.logger import DummyLogger
 
-from lit_dps.core.errors import ConfigError, UserError, find_user_error
-from lit_dps.core.parse_errors import one_line
+from lit_dps.core.errors import ConfigError, find_user_error
+from lit_dps.core.parse_errors import refusal
 from lit_dps.core.trial import Trial
 from lit_dps.data import ImageData
 from lit_dps.parallel.ddp import trainer_arguments
@@ -302,7 +302,7 @@ def _parse_object(name: str, spec: Mapping[str, Any]) -> Namespace:
         # jsonargparse replaces values in the dict that it is given.
         return _parser(name).parse_object({name: copy.deepcopy(dict(spec))})
     except ArgumentError as error:
-        raise find_user_error(error) or UserError(one_line(error)) from None
+        raise find_user_error(error) or refusal(error) from None
 
 
 def _plain_numbers(

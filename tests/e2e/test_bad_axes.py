@@ -53,7 +53,10 @@ from tests.e2e.test_bad_input import edited, refusal  # noqa: F401
         ),
         (
             edited("study/grid", {"pruning.options.batch": [1, 5]}),
-            ["pruning.options is {'batch': 1}; it must be what snip takes"],
+            [
+                "pruning.options.batch is 1; it must be left out: snip takes",
+                "Did you mean batches?",
+            ],
         ),
         (
             edited("study/grid", {"pruning.options.batches": [0, 1]}),

@@ -75,12 +75,12 @@ def box(**space) -> dict:
         ),
         (
             edited("study/workers", ""),
-            ["study.workers is ''; it must be a number or null"],
+            ["study.workers is ''; it must be a whole number or null"],
         ),
         *[(edited(key, None), [f"{key} is null"]) for key in ("study", "pruning", "storage")],
         (
             edited("smoothness", {"interval": "often"}),
-            ["smoothness.interval is 'often'; it must be a number or null"],
+            ["smoothness.interval is 'often'; it must be a whole number or null"],
         ),
         (
             edited("trainer/callbacks", [{"class_path": "lightning.pytorch.callbacks.Timer"}]),

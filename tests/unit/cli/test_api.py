@@ -15,11 +15,16 @@ from lit_dps.analysis.tables import records
 from lit_dps.cli.command_line import CommandLine
 from lit_dps.core.errors import StorageError, Unguarded, UserError
 from lit_dps.parallel.process import INTERRUPTED
+from tests.e2e.commands import FAST
 from tests.support.errors import refuses
 from tests.support.fake_study import law_study
 from tests.support.texts import numbers_in
 
 ROOT = Path(__file__).parents[3]
+CLASSES = {
+    "model": {"class_path": "lit_dps.ImageClassifier"},
+    "data": {"class_path": "lit_dps.data.Digits"},
+}
 SHARD = ROOT / "docs" / "replication" / "studies" / "replication-mnist-momentum.db.xz"
 
 
@@ -148,7 +153,7 @@ def test_a_script_without_a_guard_is_told_so_in_one_line(tmp_path, monkeypatch, 
 
     monkeypatch.setattr(lit_dps.cli.study, "main", main)
     with pytest.raises(SystemExit) as ended:
-        lit_dps.run({"study": {"name": "x"}})
+        lit_dps.run(CLASSES | {"study": {"name": "x"}})
     assert ended.value.code == 2
     said = capsys.readouterr().err
     assert "lit_dps.run" in said and said.count("\n") == 1
@@ -160,13 +165,27 @@ def test_a_study_without_a_name_is_called_after_its_file_and_a_dict_study(tmp_pa
     asked = []
 
     def main(command: CommandLine) -> int:
-        asked.append(command.words[-1])
+        asked.append(command.study_name)
         return INTERRUPTED
 
     monkeypatch.setattr(lit_dps.cli.study, "main", main)
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "mine.yaml").write_text("study: {trials: 1}\n")
-    for config in ("mine.yaml", {"study": {"trials": 1}}, {}):
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(CLASSES))
+    for config in ("mine.yaml", CLASSES | {"study": {"trials": 1}}, CLASSES):
         with pytest.raises(KeyboardInterrupt):
             lit_dps.run(config)
-    assert asked == ["--study.name=mine", "--study.name=study", "--study.name=study"]
+    assert asked == ["mine", "study", "study"]
+
+
+def test_a_refusal_names_the_line_of_a_file_and_no_file_of_a_dict(tmp_path):
+    config = yaml.safe_load(FAST.read_text())
+    config["study"]["trials"] = 0.5
+    file = tmp_path / "mine.yaml"
+    file.write_text(yaml.safe_dump(config))
+    line = file.read_text().splitlines().index("  trials: 0.5") + 1
+    with refuses("study.trials", 0.5) as refused:
+        lit_dps.run(file)
+    assert str(refused.value).endswith(f"({file}, line {line})")
+    with refuses("study.trials", 0.5) as refused:
+        lit_dps.run(config)
+    assert "line" not in str(refused.value)

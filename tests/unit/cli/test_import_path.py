@@ -72,6 +72,7 @@ def test_a_class_path_is_found_and_a_planted_module_replaces_none(planted, safe)
     (planted / "mine.py").write_text("from lit_dps.module import ImageClassifier\n")
     (planted / "study.yaml").write_text(
         "model: {class_path: mine.ImageClassifier, init_args: {nothing: 1}}\n"
+        "data: {class_path: lit_dps.data.Digits}\n"
     )
     done = command(planted, "study", "study.yaml", PYTHONSAFEPATH=safe)
     assert not (planted / "imported").exists(), done.stderr

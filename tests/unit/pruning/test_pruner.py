@@ -148,8 +148,8 @@ def test_scores_that_serve_every_sparsity_are_taken_once(network):
         (f"{HERE}.Nothing", None, "pruning.method", "tests.unit.pruning.test_pruner.Nothing"),
         ("no_such_module.Pruner", None, "pruning.method", "no_such_module.Pruner"),
         ("torch.nn.Linear", None, "pruning.method", "torch.nn.Linear"),
-        ("snip", {"rounds": 3}, "pruning.options", {"rounds": 3}),
-        (f"{HERE}.Twice", {"second": 3}, "pruning.options", {"second": 3}),
+        ("snip", {"rounds": 3}, "pruning.options.rounds", 3),
+        (f"{HERE}.Twice", {"second": 3}, "pruning.options.second", 3),
     ],
 )
 def test_a_method_that_is_none_is_refused(method, options, key, value):
