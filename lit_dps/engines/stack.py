@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any, Literal, NamedTuple
 
@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_map, tree_map_
 
 from lit_dps.engines.eligible import Functional
 from lit_dps.engines.network_run import NetworkRun
-from lit_dps.optim import OURS, Rule, rule_of
+from lit_dps.optim import OURS, FlatLayout, Rule, StackedUpdate, rule_of
 from lit_dps.optim.delay import DELAY_STATE_KEY
 from lit_dps.training.early_check import CHUNK, evaluating
 
@@ -34,7 +34,8 @@ class _Rows(NamedTuple):
         weights: Trained parameters, flat: shape (parameters,).
         keep: 1 for kept and 0 for pruned parameters: shape (parameters,).
         hyperparameters: Hyperparameters of the update rule by name, each of shape (1,).
-        state: Tensors of the optimizer by name, each of shape (parameters,).
+        state: Tensors of the optimizer by name, flat; each of shape (parameters,) unless the rule
+            has a state of another shape.
         buffers: Buffers and untrained parameters, by name.
         delayed: Gradients that are not applied yet, shape (delay, parameters). The gradient of a
             step is at index step modulo delay.
@@ -91,35 +92,30 @@ class StackedNetworks:
         else:
             self.matmul_limit = 0
         self._functional = Functional(self.module)
-        self._shapes = {}
+        trained = {}
         for name, parameter in self.module.named_parameters():
             if parameter.requires_grad:
-                self._shapes[name] = parameter.shape
-        self._sizes = [shape.numel() for shape in self._shapes.values()]
+                trained[name] = parameter
+        self._layout = FlatLayout({name: parameter.shape for name, parameter in trained.items()})
+        self._rule_update = StackedUpdate(rule, trained)
         rows = map(self._rows_of, runs)
         self.tensors: _Rows = tree_map(lambda *tensors: torch.stack(tensors), *rows)
 
     def _rows_of(self, run: NetworkRun) -> _Rows:
         """Return the tensors of a run."""
         parameters = dict(run.module.named_parameters())
-        trained = {name: parameters[name].detach() for name in self._shapes}
+        trained = {name: parameters[name] for name in self._layout.shapes}
         buffers = dict(run.module.named_buffers())
         for name, parameter in parameters.items():
             if name not in trained:
                 buffers[name] = parameter.detach()
-        weights = _flatten(trained.values())
+        weights = self._layout.flatten(trained).detach()
         keep = self._keep_of(run, trained)
         numbers = self.rule.hyperparameters_of(run.optimizer.param_groups[0])
         hyperparameters = {}
         for name, number in zip(self.rule.hyperparameters, numbers, strict=True):
             hyperparameters[name] = weights.new_tensor([number])
-        state = {}
-        for key in self.rule.state:
-            tensors = []
-            for name, parameter in trained.items():
-                of_parameter = run.optimizer.state.get(parameters[name], {})
-                tensors.append(of_parameter.get(key, torch.zeros_like(parameter)))
-            state[key] = _flatten(tensors)
+        state = self._rule_update.flat_state(trained, run.optimizer.state)
         delayed = self._delayed_of(run, parameters, weights)
         return _Rows(weights, keep, hyperparameters, state, buffers, delayed)
 
@@ -130,15 +126,15 @@ class StackedNetworks:
         positions = {id(p): i for i, p in enumerate(run.optimizer.param_groups[0]["params"])}
         optimizer_state: Any = run.optimizer.state
         saved = optimizer_state.get(DELAY_STATE_KEY, [])
-        delayed = weights.new_zeros(run.delay, sum(self._sizes))
+        delayed = weights.new_zeros(run.delay, self._layout.size)
         for step, gradients in enumerate(saved, start=run.steps - len(saved)):
-            parts = []
-            for name in self._shapes:
+            parts = {}
+            for name in self._layout.shapes:
                 gradient = gradients[positions[id(parameters[name])]]
                 if gradient is None:
                     gradient = torch.zeros_like(parameters[name])
-                parts.append(gradient)
-            delayed[step % run.delay] = _flatten(parts)
+                parts[name] = gradient
+            delayed[step % run.delay] = self._layout.flatten(parts)
         return delayed
 
     @property
@@ -172,14 +168,16 @@ class StackedNetworks:
         run = self.run_at(row)
         parameters = dict(run.module.named_parameters())
         with torch.no_grad():
-            for name, weights in self._split(self.weights[row]).items():
+            for name, weights in self._layout.split(self.weights[row]).items():
                 parameters[name].copy_(weights)
-        for key, tensor in self.tensors.state.items():
-            for name, part in self._split(tensor[row]).items():
-                state = run.optimizer.state[parameters[name]]
-                state[key] = part.clone()
-                if self.rule.has_step_counter:
-                    state["step"] = torch.tensor(float(run.steps))
+        for key, layout in self._rule_update.state.items():
+            for name, part in layout.split(self.tensors.state[key][row]).items():
+                run.optimizer.state[parameters[name]][key] = part.clone()
+        if self.rule.has_step_counter:
+            # The optimizer makes no update before the first delayed gradient.
+            updates = max(run.steps - run.delay, 0)
+            for name in self._layout.shapes:
+                run.optimizer.state[parameters[name]]["step"] = torch.tensor(float(updates))
         group = run.optimizer.param_groups[0]
         if run.delay:
             optimizer_state: Any = run.optimizer.state
@@ -200,17 +198,9 @@ class StackedNetworks:
         names = {id(parameter): name for name, parameter in parameters.items()}
         steps = []
         for step in range(max(0, run.steps - run.delay), run.steps):
-            parts = self._split(self.tensors.delayed[row, step % run.delay].clone())
+            parts = self._layout.split(self.tensors.delayed[row, step % run.delay].clone())
             steps.append([parts.get(names[id(parameter)]) for parameter in order])
         return steps
-
-    def _split(self, flat: Tensor) -> dict[str, Tensor]:
-        """Return each parameter of flat tensors, shape (parameters,) or (rows, parameters)."""
-        parts = flat.split(self._sizes, dim=-1)
-        by_name = {}
-        for (name, shape), part in zip(self._shapes.items(), parts, strict=True):
-            by_name[name] = part.view(*part.shape[:-1], *shape)
-        return by_name
 
     def train(self, x: Tensor, y: Tensor, index: Tensor) -> Tensor:
         """Take optimizer steps on images and classes of the training split.
@@ -254,11 +244,11 @@ class StackedNetworks:
             rates.append([rate])
             updates.append([max(steps - delay, 0) + 1.0])
         changing = self._rows_that_change(step + 1)
-        dense = {row: self._split(gradients[row].clone()) for row in changing}
+        dense = {row: self._layout.split(gradients[row].clone()) for row in changing}
         gradients.mul_(tensors.keep)
         if delay:
             gradients = _exchange(tensors.delayed, gradients, steps_before)
-        self.rule.update_(
+        self._rule_update(
             tensors.weights,
             gradients,
             tensors.state,
@@ -284,7 +274,7 @@ class StackedNetworks:
         """Change the mask of a row, and set the weights and the state that it prunes to zero."""
         run = self.run_at(row)
         assert run.mask is not None
-        weights = self._split(self.weights[row])
+        weights = self._layout.split(self.weights[row])
         run.change_mask(
             run.steps + steps,
             {name: weights[name] for name in run.mask},
@@ -293,19 +283,23 @@ class StackedNetworks:
         keep = self._keep_of(run, weights)
         self.tensors.keep[row] = keep
         self.weights[row] *= keep
-        for state in self.tensors.state.values():
-            state[row] *= keep
+        keep_by_name = self._layout.split(keep)
+        for key, layout in self._rule_update.state.items():
+            for name, tensor in layout.split(self.tensors.state[key][row]).items():
+                # As in `mask_optimizer_state`, a state of another shape has no pruned elements.
+                if tensor.shape == keep_by_name[name].shape:
+                    tensor *= keep_by_name[name]
 
     def _keep_of(self, run: NetworkRun, parameters: Mapping[str, Tensor]) -> Tensor:
         """Return 1 for each kept and 0 for each pruned parameter, shape (parameters,)."""
         mask = run.mask or {}
-        keep = []
-        for name in self._shapes:
+        keep = {}
+        for name in self._layout.shapes:
             if name in mask:
-                keep.append(mask[name].to(parameters[name]))
+                keep[name] = mask[name].to(parameters[name])
             else:
-                keep.append(torch.ones_like(parameters[name]))
-        return _flatten(keep)
+                keep[name] = torch.ones_like(parameters[name].detach())
+        return self._layout.flatten(keep)
 
     def gradients(self, x: Tensor, y: Tensor, batch: Tensor) -> tuple[Tensor, Tensor]:
         """Return loss and gradient of each network, shapes (rows,) and (rows, parameters).
@@ -408,11 +402,7 @@ class StackedNetworks:
             lambda tensors, x, y: self._functional.call(method, tensors, (x, y)),
             (0, batch_dim, batch_dim),
         )
-        return call({**self._split(weights), **buffers}, x, y)
-
-
-def _flatten(tensors: Iterable[Tensor]) -> Tensor:
-    return torch.cat([tensor.flatten() for tensor in tensors])
+        return call({**self._layout.split(weights), **buffers}, x, y)
 
 
 def _exchange(delayed: Tensor, gradients: Tensor, steps: Sequence[int]) -> Tensor:

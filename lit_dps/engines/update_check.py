@@ -8,7 +8,7 @@ in double precision before trials are stacked.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping
 
 import torch
 from lightning.pytorch import LightningModule
@@ -16,11 +16,13 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
-from lit_dps.optim import OURS, Rule, rule_of
+from lit_dps.optim import OURS, Rule, StackedUpdate, State, rule_of
 from lit_dps.optim.parameter_groups import trained_parameters
 
 # Some optimizers synchronize slow weights every 5 or 6 steps, or correct a bias from step 6 on.
 STEPS = 8
+NETWORKS = 3
+COMPARED = 1  # the network of the optimizer
 SCHEDULE_STEPS = 200  # enough to show a factor that counts its calls
 RATE = 0.1
 # Tolerance relative to the largest displacement. A weight decay of 1e-6 moves weights by more.
@@ -88,59 +90,70 @@ def reason_against_update(module: LightningModule, optimizer: Optimizer, rule: R
 
 @torch.no_grad()
 def _agree(rule: Rule, optimizer: Optimizer) -> bool:
-    """Return True if rule and optimizer change random weights and their state equally."""
+    """Return True if rule and optimizer change random weights and their state equally.
+
+    The network of the optimizer is the middle one of three. The others have other weights, rates,
+    hyperparameters and numbers of steps, because an update must not mix networks.
+    """
     group = optimizer.param_groups[0]
-    parameters = trained_parameters(optimizer)
+    parameters = {str(place): each for place, each in enumerate(trained_parameters(optimizer))}
     group["lr"] = RATE  # a schedule may begin with a rate of 0
     generator = torch.Generator().manual_seed(0)
-    size = sum(parameter.numel() for parameter in parameters)
-    # Two networks, because an update must not mix them.
-    weights = torch.randn(2, size, generator=generator, dtype=torch.float64).to(
-        parameters[0].device
-    )
-    before = weights[0].clone()
-    for parameter, values in _parts(parameters, before):
-        parameter.copy_(values)
+    device = parameters["0"].device
+    update = StackedUpdate(rule, parameters)
+    size = update.weights.size
+    weights = torch.randn(NETWORKS, size, generator=generator, dtype=torch.float64).to(device)
+    before = weights[COMPARED].clone()
+    for name, values in update.weights.split(before).items():
+        parameters[name].copy_(values)
     hyperparameters = {}
     for key, number in zip(rule.hyperparameters, rule.hyperparameters_of(group), strict=True):
-        hyperparameters[key] = weights.new_full((2, 1), float(number))
-    state = {key: torch.zeros_like(weights) for key in rule.state}
+        hyperparameters[key] = _of_networks(weights, float(number), 0.5 * float(number) + 0.1)
+    state = {}
+    for key, tensor in update.flat_state(parameters, {}).items():
+        state[key] = tensor.repeat(NETWORKS, 1)
+    rates = _of_networks(weights, RATE, 2 * RATE)
     for step in range(1, STEPS + 1):
-        gradients = _gradients(size, generator).to(weights.device)
-        for parameter, values in _parts(parameters, gradients[0]):
-            parameter.grad = values.clone()
+        gradients = _gradients(size, generator).to(device)
+        for name, values in update.weights.split(gradients[COMPARED]).items():
+            parameters[name].grad = values.clone()
         optimizer.step()
-        rate = weights.new_full((2, 1), RATE)
-        steps = weights.new_full((2, 1), float(step))
-        rule.update_(weights, gradients, state, rate, hyperparameters, steps)
-    moved = torch.cat([parameter.flatten() for parameter in parameters])
-    if not _close(weights[0] - before, moved - before):
+        steps = _of_networks(weights, step, step + 5)
+        update(weights, gradients, state, rates, hyperparameters, steps)
+    moved = update.weights.flatten(parameters)
+    if not _close(weights[COMPARED] - before, moved - before):
         return False
-    for key in rule.state:
-        tensors = []
-        for parameter in parameters:
-            tensor = optimizer.state[parameter].get(key)
-            if not isinstance(tensor, Tensor):
+    return _same_state(update, state, parameters, optimizer)
+
+
+def _same_state(
+    update: StackedUpdate, state: State, parameters: Mapping[str, Tensor], optimizer: Optimizer
+) -> bool:
+    """Return True if the optimizer has the same state as the compared network."""
+    for key, layout in update.state.items():
+        tensors = {}
+        for name, shape in layout.shapes.items():
+            tensor = optimizer.state[parameters[name]].get(key)
+            if not isinstance(tensor, Tensor) or tensor.shape != shape:
                 return False
-            tensors.append(tensor.flatten())
-        if not _close(state[key][0], torch.cat(tensors)):
+            tensors[name] = tensor
+        if not _close(state[key][COMPARED], layout.flatten(tensors)):
             return False
     return True
 
 
-def _parts(parameters: Sequence[Tensor], flat: Tensor) -> list[tuple[Tensor, Tensor]]:
-    """Return each parameter with its part of a flat tensor, reshaped like the parameter."""
-    parts = flat.split([parameter.numel() for parameter in parameters])
-    pairs = []
-    for parameter, part in zip(parameters, parts, strict=True):
-        pairs.append((parameter, part.view(parameter.shape)))
-    return pairs
+def _of_networks(weights: Tensor, compared: float, others: float) -> Tensor:
+    """Return a number of each network, shape (networks, 1), with the type of the weights."""
+    numbers = weights.new_full((NETWORKS, 1), others)
+    numbers[COMPARED] = compared
+    return numbers
 
 
 def _gradients(size: int, generator: torch.Generator) -> Tensor:
-    """Return gradients of two networks, of sizes from `SMALLEST` to 1, shape (2, size)."""
-    signs = torch.randn(2, size, generator=generator, dtype=torch.float64).sign()
-    return signs * SMALLEST ** torch.rand(2, size, generator=generator, dtype=torch.float64)
+    """Return gradients of sizes from `SMALLEST` to 1, shape (networks, size)."""
+    shape = NETWORKS, size
+    signs = torch.randn(shape, generator=generator, dtype=torch.float64).sign()
+    return signs * SMALLEST ** torch.rand(shape, generator=generator, dtype=torch.float64)
 
 
 def _close(ours: Tensor, theirs: Tensor) -> bool:

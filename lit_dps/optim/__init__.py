@@ -1,17 +1,19 @@
 """Update rules by name, one file each, and their learning-rate schedules.
 
-A `Rule` describes an optimizer: how torch makes it, and the same update for many networks at once.
-To add a rule, write a file like `sgd.py` and list its rules in `OURS`. A configuration names the
-rule of another package by its class path.
+A `Rule` has the update of one parameter, for many networks at once, and makes the torch optimizer
+of one network (`rule`). `stacked_update` applies it to the flat tensors of a stack. To add a rule,
+write a file like `sgd.py` and list its rules in `OURS`. A configuration names the rule of another
+package by its class path.
 """
 
 from typing import Any
 
 from lit_dps.core.registry import named
 from lit_dps.optim.adam import ADAM, ADAMW
-from lit_dps.optim.rule import Rule, State
+from lit_dps.optim.rule import Rule, RuleOptimizer, State
 from lit_dps.optim.schedule import Schedule, factor, make_scheduler
 from lit_dps.optim.sgd import MOMENTUM, NESTEROV, SGD
+from lit_dps.optim.stacked_update import FlatLayout, StackedUpdate
 
 # None of these rules moves a weight of zero whose gradient and state are zero.
 OURS = (SGD, MOMENTUM, NESTEROV, ADAM, ADAMW)
@@ -38,8 +40,11 @@ def rule_of(optimizer: Any) -> Rule | None:
 __all__ = [
     "OURS",
     "RULES",
+    "FlatLayout",
     "Rule",
+    "RuleOptimizer",
     "Schedule",
+    "StackedUpdate",
     "State",
     "factor",
     "make_scheduler",

@@ -109,6 +109,7 @@ ADAM = Rule(
     hyperparameters_of=_hyperparameters_of,
     has_step_counter=True,
     update_=_adam,
+    elementwise=True,
 )
 ADAMW = Rule(
     name="adamw",
@@ -119,4 +120,5 @@ ADAMW = Rule(
     hyperparameters_of=_hyperparameters_of,
     has_step_counter=True,
     update_=_adamw,
+    elementwise=True,
 )

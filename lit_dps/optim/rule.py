@@ -1,4 +1,4 @@
-"""Rule: an update rule as a torch optimizer, and the same update for many networks at once."""
+"""Rule: an update rule, for one network as a torch optimizer and for many networks at once."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-State = dict[str, Tensor]  # state of many networks by name, each of shape (networks, parameters)
+State = dict[str, Tensor]  # tensors of one parameter by name, each of shape (networks, ...)
 
 
 @dataclass(frozen=True)
@@ -21,29 +21,44 @@ class Rule:
         name: The value of `model.optimizer` that selects the rule.
         hyperparameters: Names of its numbers except the learning rate, as the torch optimizer's
             parameter group has them.
-        state: Names of the tensors that the torch optimizer keeps for each parameter. They are zero
-            before the first step.
-        make: Makes the torch optimizer: (parameters, learning rate, hyperparameters by name).
-        is_of: Returns True if a torch optimizer with one parameter group makes this update.
+        state: Names of the tensors that the torch optimizer keeps for each parameter.
+        update_: Makes one step of one parameter in place: (weights, gradients, state,
+            learning_rate, hyperparameters, step). Weights and gradients (which may be overwritten)
+            have the shape of the parameter after a first dimension of networks: (networks, *shape).
+            So have the tensors of the state. A scalar is a vector of one element. The learning rate
+            and each hyperparameter have shape (networks, 1, ..., 1), with as many dimensions as the
+            weights. `step` is each network's number of this update from 1, float, of the same
+            shape. Networks must not be mixed.
+        make: Makes the torch optimizer: (parameters, learning rate, hyperparameters by name). By
+            default a `RuleOptimizer`, which calls `update_`.
+        is_of: Returns True if a torch optimizer with one parameter group makes this update. By
+            default it recognizes the `RuleOptimizer` of the rule.
         hyperparameters_of: Returns the hyperparameters of a parameter group, in the order of their
-            names.
-        update_: Makes one step in place: (weights, gradients, state, learning_rate,
-            hyperparameters, step). Weights, gradients (which may be overwritten) and state have
-            shape (networks, parameters), the learning rate and each hyperparameter (networks, 1).
-            `step` is each network's number of this update from 1, float, shape (networks, 1).
+            names. By default the entries of these names.
         has_step_counter: Whether the torch optimizer counts its updates, as "step" of each
-            parameter.
+            parameter. A `RuleOptimizer` does.
+        elementwise: Whether each element of the weights depends only on its own gradient and state,
+            so that the shape of a parameter does not matter. A stack then updates all parameters by
+            one call, with shapes (networks, parameters) and (networks, 1). This is faster.
+        make_state: Returns the state of a parameter before its first step: tensors by name, of the
+            parameter's type and of any shape. A parameter may lack a name of `state`. By default
+            the state is zero and shaped like the parameter.
         counts: Earlier name of `has_step_counter`.
     """
 
     name: str
     hyperparameters: tuple[str, ...]
     state: tuple[str, ...]
-    make: Callable[[Iterable[nn.Parameter], float, Mapping[str, float]], torch.optim.Optimizer]
-    is_of: Callable[[torch.optim.Optimizer], bool]
-    hyperparameters_of: Callable[[Mapping[str, Any]], tuple[float, ...]]
     update_: Callable[[Tensor, Tensor, State, Tensor, Mapping[str, Tensor], Tensor], None]
+    # `__post_init__` replaces None in these three.
+    make: Callable[[Iterable[nn.Parameter], float, Mapping[str, float]], torch.optim.Optimizer] = (
+        None  # pyright: ignore[reportAssignmentType]
+    )
+    is_of: Callable[[torch.optim.Optimizer], bool] = None  # pyright: ignore[reportAssignmentType]
+    hyperparameters_of: Callable[[Mapping[str, Any]], tuple[float, ...]] = None  # pyright: ignore[reportAssignmentType]
     has_step_counter: bool = False
+    elementwise: bool = False
+    make_state: Callable[[Tensor], dict[str, Tensor]] | None = None
     counts: InitVar[bool | None] = None
 
     def __post_init__(self, counts: bool | None) -> None:
@@ -54,3 +69,139 @@ class Rule:
                 stacklevel=3,
             )
             object.__setattr__(self, "has_step_counter", counts)
+        if (self.make is None) != (self.is_of is None):
+            raise TypeError(f"Rule {self.name!r} needs both make and is_of, or neither of them")
+        if "step" in self.state:
+            raise TypeError(f"Rule {self.name!r}: 'step' in state is the counter of the optimizer")
+        if self.make is None:
+            self._use_rule_optimizer()
+        if self.hyperparameters_of is None:
+            object.__setattr__(self, "hyperparameters_of", self._entries_of)
+
+    def _use_rule_optimizer(self) -> None:
+        def make(
+            parameters: Iterable[nn.Parameter], rate: float, hyperparameters: Mapping[str, float]
+        ) -> RuleOptimizer:
+            return RuleOptimizer(self, parameters, rate, hyperparameters)
+
+        def is_of(optimizer: torch.optim.Optimizer) -> bool:
+            return isinstance(optimizer, RuleOptimizer) and optimizer.rule is self
+
+        object.__setattr__(self, "make", make)
+        object.__setattr__(self, "is_of", is_of)
+        object.__setattr__(self, "has_step_counter", True)
+
+    def _entries_of(self, group: Mapping[str, Any]) -> tuple[float, ...]:
+        return tuple(group[name] for name in self.hyperparameters)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Rule:
+        # A rule does not change, and its optimizer recognizes it by identity.
+        return self
+
+    def initial_state(self, parameter: Tensor) -> dict[str, Tensor]:
+        """Return the state of a parameter before its first step."""
+        parameter = parameter.detach()
+        if self.make_state is None:
+            return {name: torch.zeros_like(parameter) for name in self.state}
+        if parameter.ndim == 0:
+            parameter = parameter[None]
+        state = self.make_state(parameter)
+        if not state.keys() <= set(self.state):
+            raise TypeError(f"Rule {self.name!r}: make_state returns names that are not in state")
+        return state
+
+    def update_parameter(
+        self,
+        weights: Tensor,
+        gradients: Tensor,
+        state: State,
+        rates: Tensor,
+        hyperparameters: Mapping[str, Tensor],
+        steps: Tensor,
+    ) -> None:
+        """Make one step of one parameter of all networks in place; arguments as in `update_`.
+
+        Rates, hyperparameters and steps have shape (networks, 1).
+        """
+        if weights.ndim == 1:
+            # Reductions over no dimensions reduce all of them, and would mix the networks.
+            weights = _with_elements(weights)
+            gradients = _with_elements(gradients)
+            state = {name: _with_elements(tensor) for name, tensor in state.items()}
+        shape = (len(weights),) + (1,) * (weights.ndim - 1)
+        columns = {name: numbers.view(shape) for name, numbers in hyperparameters.items()}
+        tensors = dict(state)
+        self.update_(weights, gradients, tensors, rates.view(shape), columns, steps.view(shape))
+        for name, tensor in state.items():
+            # The update may have replaced a tensor in place of changing it.
+            if tensors[name] is not tensor:
+                tensor.copy_(tensors[name])
+
+
+def _with_elements(tensor: Tensor) -> Tensor:
+    """Return a tensor of networks, with a second dimension if it has none."""
+    if tensor.ndim == 1:
+        return tensor[:, None]
+    return tensor
+
+
+class RuleOptimizer(torch.optim.Optimizer):
+    """The torch optimizer that makes the update of a rule, for one network.
+
+    Args:
+        rule: The rule.
+        parameters: The parameters of the network, or groups of them.
+        rate: The learning rate.
+        hyperparameters: The hyperparameters of the rule by name.
+    """
+
+    def __init__(
+        self,
+        rule: Rule,
+        parameters: Iterable[nn.Parameter],
+        rate: float,
+        hyperparameters: Mapping[str, float],
+    ):
+        self.rule = rule
+        super().__init__(parameters, {"lr": rate, **hyperparameters})
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "rule": self.rule}
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Update the parameters that have a gradient; return the loss of the closure."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    self._update(parameter, group)
+        return loss
+
+    def _update(self, parameter: nn.Parameter, group: Mapping[str, Any]) -> None:
+        """Update a parameter as the only row of a stack."""
+        assert parameter.grad is not None
+        state = self.state[parameter]
+        if "step" not in state:
+            state["step"] = torch.tensor(0.0)
+            state.update(self.rule.initial_state(parameter))
+        state["step"] += 1
+        tensors = {}
+        for name in self.rule.state:
+            if name in state:
+                tensors[name] = state[name][None]
+        numbers = self.rule.hyperparameters_of(group)
+        hyperparameters = {}
+        for name, number in zip(self.rule.hyperparameters, numbers, strict=True):
+            hyperparameters[name] = parameter.new_tensor([[number]])
+        self.rule.update_parameter(
+            parameter.detach()[None],
+            parameter.grad.clone()[None],
+            tensors,
+            parameter.new_tensor([[group["lr"]]]),
+            hyperparameters,
+            parameter.new_tensor([[float(state["step"])]]),
+        )

@@ -75,8 +75,8 @@ SGD = Rule(
     make=lambda parameters, rate, hyperparameters: _make(parameters, rate, {}),
     is_of=lambda optimizer: _is_of(optimizer, momentum=False, nesterov=False),
     hyperparameters_of=lambda group: (),
-    has_step_counter=False,
     update_=_sgd,
+    elementwise=True,
 )
 MOMENTUM = Rule(
     name="momentum",
@@ -85,8 +85,8 @@ MOMENTUM = Rule(
     make=_make,
     is_of=lambda optimizer: _is_of(optimizer, momentum=True, nesterov=False),
     hyperparameters_of=lambda group: (group["momentum"],),
-    has_step_counter=False,
     update_=_momentum,
+    elementwise=True,
 )
 NESTEROV = Rule(
     name="nesterov",
@@ -97,6 +97,6 @@ NESTEROV = Rule(
     ),
     is_of=lambda optimizer: _is_of(optimizer, momentum=True, nesterov=True),
     hyperparameters_of=lambda group: (group["momentum"],),
-    has_step_counter=False,
     update_=_nesterov,
+    elementwise=True,
 )

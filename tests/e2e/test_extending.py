@@ -10,10 +10,9 @@ import pandas as pd
 import pytest
 
 from lit_dps.storage.read import read_study
-from tests.e2e.commands import ROOT, run
+from tests.e2e.commands import run
 from tests.support import pictures
-
-PAGE = (ROOT / "docs" / "extending.md").read_text()
+from tests.support.recipes import PAGE, write_files
 
 
 @pytest.fixture(scope="module")
@@ -30,8 +29,7 @@ def commands_of_the_page(folder):
     """Write the files of the page into a folder, run its commands there, and return what they
     print."""
     said = []
-    for name, text in re.findall(r"```(?:python|yaml)\n# (\S+)\n(.*?)```", PAGE, re.DOTALL):
-        (folder / name).write_text(text)
+    write_files(folder)
     for block in re.findall(r"```bash\n(.*?)```", PAGE, re.DOTALL):
         for line in block.splitlines():
             program, *arguments = shlex.split(line)

@@ -11,6 +11,7 @@ from torch import Tensor
 from lit_dps.core.attempt import Attempt
 from lit_dps.core.goal import Goal
 from lit_dps.engines.network_run import NetworkRun
+from lit_dps.engines.run_group import SingleNetwork
 from lit_dps.engines.stack import StackedNetworks
 from lit_dps.models import MLP, ResNet8
 from lit_dps.module import ImageClassifier
@@ -18,6 +19,7 @@ from lit_dps.optim import RULES, rule_of
 from lit_dps.pruning import Mask
 from lit_dps.training.early_check import HardestFirst
 from tests.support.errors import raises_about
+from tests.support.tensor_rules import LARS, SHAMPOO
 
 GIVEN = {"momentum": 0.9, "beta1": 0.8, "beta2": 0.99, "epsilon": 1e-6, "weight_decay": 0.05}
 
@@ -213,10 +215,31 @@ def test_a_network_that_diverges_leaves_the_others_alone():
     assert stack.finite() == [False, True]
 
 
+class Scaled(MLP):
+    """A network with a parameter without dimensions."""
+
+    def __init__(self):
+        super().__init__((1, 8, 8), (16,))
+        self.scale = torch.nn.Parameter(torch.tensor(0.7))
+
+    def forward(self, x):
+        return self.scale * super().forward(x)
+
+
 @pytest.mark.parametrize("rule", list(RULES))
 def test_a_row_that_is_written_back_and_put_again_goes_on_to_the_bit(rule):
+    assert_written_back_to_the_bit(rule)
+
+
+@pytest.mark.parametrize("rule", [LARS, SHAMPOO], ids=["lars", "shampoo"])
+def test_a_rule_by_tensor_is_written_back_to_the_bit(rule, monkeypatch):
+    monkeypatch.setitem(RULES, rule.name, rule)
+    assert_written_back_to_the_bit(rule.name)
+
+
+def assert_written_back_to_the_bit(rule):
     modules, (x, y), index = (
-        [module(seed) for seed in range(2)],
+        [module(seed, Scaled) for seed in range(2)],
         images(),
         torch.arange(60).view(3, 20),
     )
@@ -236,6 +259,26 @@ def test_a_row_that_is_written_back_and_put_again_goes_on_to_the_bit(rule):
         torch.equal(tensor, again.tensors.state[name])
         for name, tensor in stack.tensors.state.items()
     )
+
+
+@pytest.mark.parametrize("rule", ["adam", "shampoo"])
+def test_a_row_of_delayed_gradients_counts_its_updates_as_the_optimizer_does(rule, monkeypatch):
+    monkeypatch.setitem(RULES, "shampoo", SHAMPOO)
+    (x, y), index = images(), torch.arange(60).view(3, 20)
+    counts = []
+    for kind in (lambda run: StackedNetworks([run]), SingleNetwork):
+        run = member(module(), rule=rule)
+        run.delay = 2
+        networks = kind(run)
+        networks.train(x, y, index)
+        run.steps = 3
+        networks.write_back(0)
+        counts += [
+            float(state["step"])
+            for key, state in run.optimizer.state.items()
+            if key in set(run.module.parameters())
+        ]
+    assert counts == [1.0] * len(counts) and len(counts) == 8
 
 
 @pytest.mark.parametrize("allowed", [0, 20, 150, 600, 10_000])

@@ -9,14 +9,17 @@ import pytest
 import torch
 from torch.optim.lr_scheduler import LambdaLR
 
+from lit_dps.core.goal import Goal
 from lit_dps.core.trial import Cell
 from lit_dps.engines.update_check import reason_against_schedule
 from lit_dps.module import ImageClassifier
 from lit_dps.optim import ADAM, MOMENTUM, NESTEROV, RULES
 from lit_dps.optim.rule import Rule
+from tests.support.conformance import assert_conform
 from tests.support.runs import train
+from tests.support.tensor_rules import LARS, SHAMPOO
 from tests.unit.engines.test_engine import quiet  # noqa: F401
-from tests.unit.engines.test_stack_lockstep import GOAL, trials, workload
+from tests.unit.engines.test_stack_lockstep import EXAMPLES, GOAL, trials, workload
 
 HERE = "tests.unit.engines.test_update_check."
 
@@ -107,6 +110,15 @@ def _mixing(weights, gradients, state, rate, given, step):
     MOMENTUM.update_(weights, gradients, state, rate, given, step)
 
 
+def _momentum_of_the_first(weights, gradients, state, rate, given, step):
+    first = {"momentum": given["momentum"][:1]}
+    MOMENTUM.update_(weights, gradients, state, rate, first, step)
+
+
+def _rate_of_the_first(weights, gradients, state, rate, given, step):
+    MOMENTUM.update_(weights, gradients, state, rate[:1], given, step)
+
+
 RIGHT = {
     "momentum": rule(MOMENTUM, OwnSGD),
     "nesterov": rule(NESTEROV, OwnSGD, nesterov=True),
@@ -118,6 +130,8 @@ WRONG = {
     "dampening of the buffer": rule(MOMENTUM, OwnSGD, _damped_buffer),
     "nesterov at step 1": rule(NESTEROV, OwnSGD, _nesterov_from_the_second_step, nesterov=True),
     "mixes networks": rule(MOMENTUM, OwnSGD, _mixing),
+    "momentum of another network": rule(MOMENTUM, OwnSGD, _momentum_of_the_first),
+    "rate of another network": rule(MOMENTUM, OwnSGD, _rate_of_the_first),
     "slow weights": rule(MOMENTUM, Slow),
     "bias correction": rule(ADAM, OwnAdam, _without_correction),
     "bias correction after step 1": rule(ADAM, OwnAdam, _wrong_from_the_second_step),
@@ -150,6 +164,21 @@ def test_a_rule_that_is_not_its_optimizers_is_trained_alone(name, monkeypatch):
         [r.trial for r in done], workload(optimizer=name), {**GOAL, "max_steps": 8}, lean=False
     )
     assert [r.curve for r in done] == [r.curve for r in lightning]
+
+
+@pytest.mark.parametrize("used", [LARS, SHAMPOO], ids=["lars", "shampoo"])
+@pytest.mark.parametrize("delay", [0, 3])
+def test_a_rule_by_tensor_is_stacked_with_the_results_of_each_trial_alone(used, delay, monkeypatch):
+    monkeypatch.setitem(RULES, used.name, used)
+    asked = trials(Cell(16, 0.5), rates=[0.02, 0.04, 0.03])
+    found, goal = [], {**GOAL, "max_steps": 24}
+    for options in ({"size": 2}, {}, {"lean": False}):
+        optim = {"delay": delay}
+        found.append(train(asked, workload(optimizer=used.name), goal, optim=optim, **options))
+    stacked, alone, lightning = found
+    assert {result.engine for result in stacked} == {"stacked"}
+    assert [r.curve for r in alone] == [r.curve for r in lightning]
+    assert assert_conform(stacked, alone, Goal.from_dict(goal), EXAMPLES) == []
 
 
 @pytest.mark.parametrize("name", ["sgd", "momentum", "nesterov", "adam", "adamw"])
