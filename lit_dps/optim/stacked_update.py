@@ -90,7 +90,7 @@ class StackedUpdate:
             rates, hyperparameters, steps: Shape (networks, 1).
         """
         if self.rule.elementwise:
-            self.rule.update_parameter(weights, gradients, state, rates, hyperparameters, steps)
+            self.rule.update_(weights, gradients, state, rates, hyperparameters, steps)
             return
         state_parts = {key: layout.split(state[key]) for key, layout in self.state.items()}
         gradient_parts = self.weights.split(gradients)
