@@ -30,7 +30,7 @@ SEES: dict[str, set[str]] = {
     "analysis": {"core"},
 }
 SEES["training"] = {"core", "parallel", "optim", "pruning", "module", "data"}
-SEES["readings"] = {"core", "parallel", "training"}
+SEES["readings"] = {"core", "parallel", "module", "training"}
 SEES["engines"] = SEES["training"] | {"training", "readings"}
 SEES["report"] = {"core", "analysis"}
 SEES["tracking"] = {"core", "storage", "analysis", "report"}

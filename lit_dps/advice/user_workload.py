@@ -129,6 +129,7 @@ def probe_setup(setup: StudySetup, trials: int, adaptive: AdamScales | None) -> 
         trials=trials,
         space=space,
         noise_scale=False,
+        readings=[],
     )
     trainer = dict(setup.workload.trainer)
     if adaptive is not None and not searches_scales(space):

@@ -35,6 +35,7 @@ from lit_dps.analysis.observations import (
 from lit_dps.analysis.other_goals import at_goal
 from lit_dps.analysis.rate_rules import price_rows
 from lit_dps.analysis.rates import RateCurve, RateLaw, rate_curves, rate_laws, rate_rows
+from lit_dps.analysis.readings import curve_rows
 from lit_dps.analysis.repeats import RepeatSummary, repeat_rows, seeds_of, summarize_repeats
 from lit_dps.analysis.sparse_ratios import Ratio, ratio_bounds, ratios
 from lit_dps.analysis.step_seconds import StepSeconds, step_seconds
@@ -103,6 +104,11 @@ class Analysis:
     def trials(self) -> pd.DataFrame:
         """One row a finished trial (`summary.trial_rows`)."""
         return trial_rows(self.record, self.cells)
+
+    @cached_property
+    def trial_curves(self) -> pd.DataFrame:
+        """One row a trial and step that was checked or read (`readings.curve_rows`)."""
+        return curve_rows(self.record)
 
     @cached_property
     def best_of_n_table(self) -> pd.DataFrame:

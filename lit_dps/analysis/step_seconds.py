@@ -169,9 +169,9 @@ def _seconds_to_start(steps: dict[Cell, np.ndarray], seconds: dict[Cell, np.ndar
 def _ran_alone(result: TrialResult) -> bool:
     """Return True if the wall time of a trial went into its steps alone.
 
-    Stacked trials share their time, and trials that measured smoothness spent some on that.
+    Stacked trials share their time, and trials with readings spent some on those.
     """
     if result.status not in _FULL_LENGTH or result.seconds <= 0 or not result.steps_run:
         return False
     is_shared = bool(result.flags.keys() & {STACKED, SPARSE_KERNELS})
-    return not is_shared and not result.smoothness.get("step")
+    return not is_shared and not (result.smoothness.get("step") or result.readings)

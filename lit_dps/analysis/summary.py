@@ -9,6 +9,7 @@ from typing import Literal
 
 import pandas as pd
 
+from lit_dps.analysis.readings import reading_columns, reading_values
 from lit_dps.analysis.tables import columns_of, frame
 from lit_dps.core.racing import best_trial
 from lit_dps.core.record import StudyRecord
@@ -142,15 +143,17 @@ def cell_rows(record: StudyRecord, cells: Iterable[CellSummary]) -> pd.DataFrame
     Columns: batch_size [examples], sparsity and further axes, k_star [steps], floor (1 where K* is
     an upper bound, as at the first check, else 0), complete, incomplete, infeasible, outraced,
     stopped, failed, pending, point and the metaparameters (short names) of the K* trial, boundary
-    ("learning_rate high; momentum low" or empty).
+    ("learning_rate high; momentum low" or empty), and the readings of the K* trial at its goal.
     """
     names = short_names(list(record.space))
+    read_columns = reading_columns(record)
     rows = []
     for summary in cells:
         best = summary.best
-        point, params = None, {}
+        point, params, read = None, {}, {}
         if best is not None:
             point, params = best.trial.point, best.trial.params
+            read = reading_values(best)
         row = {
             "batch_size": summary.cell.batch_size,
             **columns_of(summary.cell.series),
@@ -164,6 +167,8 @@ def cell_rows(record: StudyRecord, cells: Iterable[CellSummary]) -> pd.DataFrame
         for key, name in names.items():
             row[name] = params.get(key)
         row["boundary"] = "; ".join(boundary_texts(record, summary))
+        for name in read_columns:
+            row[name] = read.get(name)
         rows.append(row)
     return frame(rows)
 
@@ -174,9 +179,10 @@ def trial_rows(record: StudyRecord, cells: Iterable[CellSummary]) -> pd.DataFram
     Columns: sparsity and further axes, batch_size [examples], point, status, steps (missing unless
     complete), steps_run (the last checked step), k_star (whether it is the trial that gave K*),
     each metaparameter by its short name, engine (the loop that trained it) and engine_reason (why
-    no faster loop did).
+    no faster loop did), and each reading: its last value, up to the goal for a complete trial.
     """
     names = short_names(list(record.space))
+    read_columns = reading_columns(record)
     rows = []
     for summary in cells:
         for result in record.results[summary.cell]:
@@ -193,7 +199,10 @@ def trial_rows(record: StudyRecord, cells: Iterable[CellSummary]) -> pd.DataFram
                 row[name] = result.trial.params.get(key)
             row["engine"] = result.engine
             row["engine_reason"] = result.engine_reason
+            read = reading_values(result)
+            for name in read_columns:
+                row[name] = read.get(name)
             rows.append(row)
     columns = [*columns_of(record.series[0]), "batch_size", "point", "status", "steps"]
-    columns += ["steps_run", "k_star", *names.values(), "engine", "engine_reason"]
+    columns += ["steps_run", "k_star", *names.values(), "engine", "engine_reason", *read_columns]
     return frame(rows, columns)

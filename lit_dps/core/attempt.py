@@ -28,8 +28,8 @@ class Attempt:
         on_check: Called with the attempt after each check.
         status: How the attempt ended; None while it runs.
         curve: As `TrialResult.curve`; with "exact" after `enable_early_checks`.
-        kept, seconds, timed, smoothness, theory, flags, failure, traceback, engine,
-            engine_reason: As in `TrialResult`. Engines set them.
+        kept, seconds, timed, smoothness, theory, readings, end_readings, flags, failure,
+            traceback, engine, engine_reason: As in `TrialResult`. Engines set them.
     """
 
     trial: Trial | None
@@ -47,6 +47,8 @@ class Attempt:
     timed: dict[str, float] = field(default_factory=dict)
     smoothness: dict[str, list[float]] = field(default_factory=dict)
     theory: dict[str, float] = field(default_factory=dict)
+    readings: dict[str, dict[str, list[float]]] = field(default_factory=dict)
+    end_readings: dict[str, float] = field(default_factory=dict)
     flags: dict[str, float] = field(default_factory=dict)
     failure: str = ""
     traceback: str = ""
@@ -145,6 +147,14 @@ class Attempt:
         return None
 
     @property
+    def read_columns(self) -> list[str]:
+        """The columns of all readings so far."""
+        columns = list(self.end_readings)
+        for read in self.readings.values():
+            columns += [name for name in read if name != "step"]
+        return columns
+
+    @property
     def last_check(self) -> str:
         """The last check in words; empty before the first check."""
         if not self.curve["step"]:
@@ -230,6 +240,8 @@ class Attempt:
             timed=self.timed,
             smoothness=self.smoothness,
             theory=self.theory,
+            readings=self.readings,
+            end_readings=self.end_readings,
             flags=self.flags,
             failure=self.failure,
             traceback=self.traceback,

@@ -69,6 +69,9 @@ class StudyConfig:
             apply, and other values that are set are refused.
         metrics: Further metrics to keep at each check. The module logs them in validation, such as
             val_loss. Then no check stops early.
+        readings: Quantities to measure along the trials, each one a class path of a
+            `lit_dps.readings.Reading`, or {class_path, init_args}. They do not change training.
+            Their columns are in the tables, in MLflow and in the curves of a `Study`.
         noise_scale: Measure the gradient noise scale first. This run of 64 steps, of at most a
             minute, gives a first guess of the critical batch size, before the trials.
         repeats: Repeats of each best point, on new seeds. They run after the search, with other
@@ -112,6 +115,7 @@ class StudyConfig:
     race_factor: float | None = RACE_FACTOR
     train_past_goal: bool = False
     metrics: list[str] = field(default_factory=list)
+    readings: list[Any] = field(default_factory=list)
     noise_scale: bool = True
     repeats: int = 0
     repeat_points: int = 1

@@ -111,12 +111,19 @@ def _truncate(result: TrialResult, limit: float) -> TrialResult:
 
 
 def cut(result: TrialResult, limit: float) -> TrialResult:
-    """Return a result whose curves end at a step, with its share of short and uncounted steps."""
+    """Return a result whose curves end at a step, with its share of short and uncounted steps.
+
+    A result that is shortened has no readings of its end.
+    """
+    readings = {name: _cut_series(columns, limit) for name, columns in result.readings.items()}
     shortened = dataclasses.replace(
         result,
         curve=_cut_series(result.curve, limit),
         smoothness=_cut_series(result.smoothness, limit),
+        readings=readings,
     )
+    if shortened.steps_run < result.steps_run:
+        shortened = dataclasses.replace(shortened, end_readings={})
     flags = dict(result.flags)
     for name in (SHORT_STEPS, UNCOUNTED_STEPS):
         if name in flags:

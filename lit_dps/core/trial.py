@@ -209,6 +209,10 @@ class TrialResult:
             there), "squared_gradient" (squared norm of the training gradient there), "floor" (lower
             bound of the loss), and over all steps run "steps", "rate_sum" and "rate_square_sum"
             (sums of the learning rate and of its square).
+        readings: The readings along the run (`study.readings`) by name. Each has equally long lists
+            by column, among them "step".
+        end_readings: The readings at the end by column; empty unless the trial is complete or its
+            budget is spent.
         flags: Counts that a reader of the table should know, by their names below.
         failure: Why the trial failed or was stopped, in one line; else empty.
         traceback: Of a failed trial.
@@ -230,6 +234,8 @@ class TrialResult:
     seconds: float = 0.0
     smoothness: Mapping[str, list[float]] = field(default_factory=dict)
     theory: Mapping[str, float] = field(default_factory=dict)
+    readings: Mapping[str, Mapping[str, list[float]]] = field(default_factory=dict)
+    end_readings: Mapping[str, float] = field(default_factory=dict)
     flags: Mapping[str, float] = field(default_factory=dict)
     failure: str = ""
     traceback: str = ""

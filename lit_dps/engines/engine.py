@@ -28,6 +28,7 @@ from lit_dps.core.trial_config import (
 from lit_dps.engines.module_hooks import NeedsLightning
 from lit_dps.parallel import ranks
 from lit_dps.pruning.pruner import Scores
+from lit_dps.readings.reading import ReadingSpec
 from lit_dps.training import DelayCallback, LocalSGDCallback, PruningCallback
 from lit_dps.training.checkpoint_files import CheckpointFile, Checkpoints
 from lit_dps.training.lightning_private import error_of_fit
@@ -75,6 +76,7 @@ class Training:
         metrics: Further validation metrics to keep in the curve.
         budget: The number of steps that the module and its schedules see, if runs end earlier; None
             shows `goal.max_steps`.
+        readings: What is measured along a trial and at its end.
     """
 
     workload: Workload
@@ -86,6 +88,7 @@ class Training:
     checkpoints: Checkpoints | None = None
     metrics: tuple[str, ...] = ()
     budget: int | None = None
+    readings: tuple[ReadingSpec, ...] = ()
     # Results that trials share: shapes of schedules, and pruning scores with the key of their pass.
     _schedules: dict[tuple, dict[str, float]] = field(default_factory=dict, init=False, repr=False)
     _scores: dict[tuple, tuple[PassKey, Scores]] = field(
@@ -175,6 +178,7 @@ class Training:
             "optim": plain(self.optim),
             "local": plain(self.local_sgd_callback(trial).rounds),
             "metrics": list(self.metrics),
+            "readings": [spec.identity for spec in self.readings],
             "goals": attempt.other_goals,
             "engine": engine,
             "workload": asdict(self.workload),

@@ -127,6 +127,9 @@ class IntervalLoop:
         uses_local_sgd = self.training.local_sgd_callback(trial).rounds.on
         if stacked and uses_local_sgd:
             return "the workers of local SGD use one network, one after another"
+        reason = _reason_against_readings(self.training, stacked, uses_local_sgd)
+        if reason is not None:
+            return reason
         try:
             built, _ = build_trial(self.training, trial)
         except Exception as error:  # the trial fails with this error in Lightning's loop
@@ -176,6 +179,7 @@ class IntervalLoop:
             while attempt.status is None:
                 (outcome,) = group.train_interval()
                 run.record(outcome)
+                group.read_end(0)
                 if attempt.status is None:
                     group.end_interval(at_check)
                 elif attempt.status is Status.PAUSED:
@@ -213,7 +217,7 @@ class IntervalLoop:
                     filler.unstack_after_error(networks.run_at(row).attempt, error)
                 return
             for outcome in outcomes:
-                result = _record_stacked(group, outcome)
+                result = _record_stacked(group, outcome, filler)
                 if result is not None:
                     networks.runs[outcome.row] = None
                     yield result
@@ -223,12 +227,20 @@ class IntervalLoop:
                 group.end_interval(at_check)
 
 
-def _record_stacked(group: RunGroup, outcome: CheckOutcome) -> TrialResult | None:
+def _record_stacked(
+    group: RunGroup, outcome: CheckOutcome, filler: StackFiller
+) -> TrialResult | None:
     """Record the check of a stacked run; return its result if it has ended or pauses, else None."""
     run = group.networks.run_at(outcome.row)
     attempt = run.attempt
     run.record(outcome)
     if attempt.status is None:
+        return None
+    try:
+        group.read_end(outcome.row)
+    except Exception as error:  # a reading of the user may raise anything
+        group.networks.runs[outcome.row] = None
+        filler.unstack_after_error(attempt, error)
         return None
     if attempt.status is Status.PAUSED:
         group.save_if_worth_it(outcome.row)
@@ -259,6 +271,17 @@ def _drop_empty_rows(networks: StackedNetworks, hardest_first: HardestFirst) -> 
     if 0 < 2 * len(live) <= len(networks.runs):
         hardest_first.take(torch.tensor(live, device=hardest_first.priority.device))
         networks.take(live)
+
+
+def _reason_against_readings(training: Training, stacked: bool, uses_local_sgd: bool) -> str | None:
+    """Return why readings need Lightning's loop, or a network alone; None if they do not."""
+    if training.readings and uses_local_sgd:
+        return "the workers of local SGD have several networks, and study.readings reads one"
+    for spec in training.readings:
+        reading = spec.build()
+        if stacked and not reading.stacked:
+            return f"the reading {reading.name} measures one network at a time"
+    return None
 
 
 class BatchingKey(NamedTuple):

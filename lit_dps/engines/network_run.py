@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import torch
-from lightning.pytorch import Trainer
+from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities.types import LRSchedulerConfig
 from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
@@ -30,6 +30,7 @@ from lit_dps.pruning import Mask, Network, mask_flags, prunable, prune
 from lit_dps.pruning.mask import multiply
 from lit_dps.pruning.mask_changes import MaskChanges
 from lit_dps.pruning.start import initialize_pruned
+from lit_dps.readings.attempt_readings import AttemptReadings
 from lit_dps.training.checkpoint_files import CheckpointFile
 from lit_dps.training.hidden_state import (
     capture_attributes,
@@ -99,6 +100,7 @@ class NetworkRun:
             None for a new run.
         delay: Delay of the gradients in steps (`lit_dps.optim.delay`).
         local: State of local SGD; None for ordinary training.
+        readings: What is measured along the run and at its end; None without readings.
     """
 
     attempt: Attempt
@@ -115,6 +117,7 @@ class NetworkRun:
     delay: int = 0
     local: LocalSGD | None = None
     changes: MaskChanges | None = None
+    readings: AttemptReadings | None = None
 
     def __post_init__(self):
         self._begin_seconds = time.monotonic()
@@ -165,6 +168,8 @@ class NetworkRun:
             delay=training.delay_callback(trial).delay,
             local=local,
         )
+        if training.readings:
+            run.readings = AttemptReadings(training.readings, attempt)
         if not run._resume_from_file():
             run._start(training, stacked)
         if run.mask is not None:
@@ -293,6 +298,21 @@ class NetworkRun:
             images = self.data.transfer_batch_to_device(batch, self.module.device)
             yield images, len(batch[1])
 
+    @property
+    def masks(self) -> Mapping[str, Tensor]:
+        """The mask of each pruned parameter by name, on its device."""
+        return {name: keep.to(self.module.device) for name, keep in (self.mask or {}).items()}
+
+    @contextmanager
+    def copied(self) -> Iterator[LightningModule]:
+        """Yield a copy of the module, and undo all side effects of the block afterwards."""
+        with preserve_rng_state(self.data):
+            yield copy_of(self.module)
+
+    def training_pass(self, batch_size: int, examples: int | None) -> ImagePass:
+        """Return a fresh pass over the first examples of the training split; None for all."""
+        return ImagePass(self.data, self.module.device, batch_size, examples)
+
     def record(self, outcome: CheckOutcome) -> None:
         """Record the check at the end of an interval; the attempt decides how the run continues."""
         self.steps += self.attempt.goal.check_interval
@@ -344,6 +364,8 @@ class NetworkRun:
             state["schedule"] = self.schedule.state_dict()
         if self.local is not None:
             state["local"] = self.local.state_dict()
+        if self.readings is not None:
+            state["readings"] = self.readings.state_dict()
 
         def write(path: Path) -> None:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -382,7 +404,44 @@ class NetworkRun:
         self.priority = state["priority"]
         self.attempt.curve = state["run"]["curve"]
         self.attempt.flags = state["run"]["observed"]
+        if self.readings is not None:
+            self.readings.load_state_dict(state["readings"])
         restore_rng_state(state["generators"], self.module, self.data)
         for _ in range(self.steps // self.attempt.goal.check_interval):
             next(self.batches)
         restore_attributes(state.get("kept", [None, None]), self.module, self.data)
+
+
+class ImagePass:
+    """A pass over the first training examples, as `TrainingPass` makes it of `ImageData`.
+
+    Args:
+        data: The data module, set up.
+        device: Where the batches are.
+        batch_size: Examples of a batch.
+        examples: Examples of the pass; None for all.
+    """
+
+    def __init__(
+        self, data: ImageData, device: torch.device, batch_size: int, examples: int | None
+    ):
+        self._data = data
+        self._device = device
+        self._batch_size = batch_size
+        self._examples = examples
+
+    def batches(self) -> Iterator[tuple[Any, int]]:
+        """Yield each batch on the device, with its number of examples."""
+        remaining = self._examples
+        for index in self._data.pruning_dataloader(self._batch_size):
+            x, y = self._data.transfer_batch_to_device(index, self._device)
+            if remaining is not None:
+                x, y = x[:remaining], y[:remaining]
+                remaining -= len(y)
+            yield (x, y), len(y)
+            if remaining == 0:
+                return
+
+    def loss(self, module: LightningModule, batch: Any, i: int) -> Tensor | None:
+        """Return the mean loss of a batch by a copy of the module."""
+        return cast(ImageClassifier, module).loss(batch)

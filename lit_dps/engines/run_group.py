@@ -47,12 +47,13 @@ class NetworkBatch(Protocol):
         """Return the run of a live row."""
         ...
 
-    def train(self, x: Tensor, y: Tensor, index: Tensor) -> Tensor:
+    def train(self, x: Tensor, y: Tensor, index: Tensor, first: int = 0) -> Tensor:
         """Take optimizer steps; return the loss of each row at the last step, before its update.
 
         Args:
             x, y: Images and classes of the training split.
             index: Examples of each step: (steps, batch), or (steps, rows, batch) if rows differ.
+            first: Steps since the last check.
         """
         ...
 
@@ -62,6 +63,10 @@ class NetworkBatch(Protocol):
 
     def write_back(self, row: int) -> None:
         """Copy the state of a row into the module, optimizer and schedule of its run."""
+        ...
+
+    def write_back_weights(self, row: int) -> None:
+        """Copy the weights of a row into the module of its run."""
         ...
 
     def per_example_error(self, rows: Tensor, x: Tensor, y: Tensor, index: Tensor) -> Tensor:
@@ -112,7 +117,7 @@ class RunGroup:
         The best outcome comes first, because it may end the other runs of its cell.
         """
         self.stopwatch.switch_to("training")
-        losses = self.networks.train(*self._train_split, self._next_batches()).tolist()
+        losses = self._train_steps(self._next_batches()).tolist()
         # The losses were copied from the device, so it has finished the steps.
         self.stopwatch.switch_to("checking")
         finite = self.networks.finite()
@@ -124,6 +129,51 @@ class RunGroup:
             error = check.error(self._validation_size)
             outcomes.append(CheckOutcome(row, error, check.exact, losses[row], finite[row], values))
         return sorted(outcomes, key=lambda outcome: outcome.error)
+
+    def _train_steps(self, index: Tensor) -> Tensor:
+        """Train the steps of an interval, and take the readings that follow each of them.
+
+        Args:
+            index: As in `NetworkBatch.train`.
+
+        Returns:
+            The loss of each row at the last step, before its update.
+        """
+        ends = self._reading_ends(len(index))
+        first = 0
+        losses = None
+        for end in sorted({*ends, len(index)}):
+            losses = self.networks.train(*self._train_split, index[first:end], first)
+            for row in ends.get(end, ()):
+                run = self.networks.run_at(row)
+                assert run.readings is not None
+                with self.stopwatch.paused(self._device):
+                    self.networks.write_back_weights(row)
+                    run.readings.read(run.steps + end, run)
+            first = end
+        assert losses is not None
+        return losses
+
+    def _reading_ends(self, steps: int) -> dict[int, list[int]]:
+        """Return the rows with a reading, by the number of steps since the last check.
+
+        Args:
+            steps: Steps of the interval.
+        """
+        rows: dict[int, list[int]] = {}
+        for row in self.networks.live:
+            run = self.networks.run_at(row)
+            if run.readings is not None:
+                for step in run.readings.due_steps(run.steps, run.steps + steps):
+                    rows.setdefault(step - run.steps, []).append(row)
+        return rows
+
+    def read_end(self, row: int) -> None:
+        """Take the readings of the end of a run, if it has come to its own end."""
+        run = self.networks.run_at(row)
+        if run.readings is not None and run.readings.is_end_due:
+            self.networks.write_back_weights(row)
+            run.readings.read_end(run.steps, run)
 
     def _next_batches(self) -> Tensor:
         """Return the batches of the next interval.
@@ -243,7 +293,7 @@ class SingleNetwork:
         """Return the run."""
         return self.run
 
-    def train(self, x: Tensor, y: Tensor, index: Tensor) -> Tensor:
+    def train(self, x: Tensor, y: Tensor, index: Tensor, first: int = 0) -> Tensor:
         """Take one optimizer step for each row of `index`; see `StackedNetworks.train`."""
         schedule = self.run.schedule
         loss = None
@@ -350,6 +400,9 @@ class SingleNetwork:
 
     def write_back(self, row: int) -> None:
         """Do nothing: module and optimizer of the run are up to date."""
+
+    def write_back_weights(self, row: int) -> None:
+        """Do nothing: the module of the run is up to date."""
 
     def finite(self) -> list[bool]:
         """Return whether all weights are finite, in a list of one."""

@@ -165,11 +165,9 @@ class StackedNetworks:
 
     def write_back(self, row: int) -> None:
         """Copy the state of a row into the module, optimizer and schedule of its run."""
+        self.write_back_weights(row)
         run = self.run_at(row)
         parameters = dict(run.module.named_parameters())
-        with torch.no_grad():
-            for name, weights in self._layout.split(self.weights[row]).items():
-                parameters[name].copy_(weights)
         for key, layout in self._rule_update.state.items():
             for name, part in layout.split(self.tensors.state[key][row]).items():
                 run.optimizer.state[parameters[name]][key] = part.clone()
@@ -190,6 +188,13 @@ class StackedNetworks:
             run.schedule._last_lr = [group["lr"]]
             run.schedule._step_count = run.steps + 1
 
+    def write_back_weights(self, row: int) -> None:
+        """Copy the weights of a row into the module of its run."""
+        parameters = dict(self.run_at(row).module.named_parameters())
+        with torch.no_grad():
+            for name, weights in self._layout.split(self.weights[row]).items():
+                parameters[name].copy_(weights)
+
     def _delayed_gradients(
         self, row: int, order: Sequence[Tensor], parameters: Mapping[str, Tensor]
     ) -> list[list[Tensor | None]]:
@@ -202,19 +207,20 @@ class StackedNetworks:
             steps.append([parts.get(names[id(parameter)]) for parameter in order])
         return steps
 
-    def train(self, x: Tensor, y: Tensor, index: Tensor) -> Tensor:
+    def train(self, x: Tensor, y: Tensor, index: Tensor, first: int = 0) -> Tensor:
         """Take optimizer steps on images and classes of the training split.
 
         Args:
             x, y: Images and classes of the training split.
             index: Examples of each step: (steps, batch), the same for all rows, or (steps, rows,
                 batch).
+            first: Steps since the last check.
 
         Returns:
             The loss of each network at the last step, before its update: shape (rows,).
         """
         loss = None
-        for step, batch in enumerate(index):
+        for step, batch in enumerate(index, first):
             loss, gradients = self.gradients(x, y, batch)
             self._update(step, gradients)
         assert loss is not None

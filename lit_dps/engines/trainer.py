@@ -18,6 +18,8 @@ from lit_dps.engines.eligible import standard_data
 from lit_dps.engines.engine import Training
 from lit_dps.parallel import ranks
 from lit_dps.readings import SmoothnessCallback
+from lit_dps.readings.attempt_readings import AttemptReadings
+from lit_dps.readings.callback import ReadingsCallback
 from lit_dps.training import (
     DelayCallback,
     GoalErrorCallback,
@@ -43,7 +45,8 @@ class TrialFit:
     Attributes:
         built: The module, the data module and the trainer's arguments.
         goal: Validates the run and ends it.
-        pruning, smoothness, examples, schedule, delay, local: Further callbacks of the study.
+        pruning, smoothness, examples, schedule, delay, local, readings: Further callbacks of the
+            study.
         checkpoint: Saves the run; None if the run is not saved.
     """
 
@@ -55,6 +58,7 @@ class TrialFit:
     schedule: ScheduleCallback
     delay: DelayCallback
     local: LocalSGDCallback
+    readings: ReadingsCallback
     checkpoint: CheckpointCallback | None
 
     @classmethod
@@ -98,6 +102,7 @@ class TrialFit:
             schedule=ScheduleCallback(training, trial, goal),
             delay=training.delay_callback(trial),
             local=training.local_sgd_callback(trial),
+            readings=ReadingsCallback(AttemptReadings(training.readings, attempt), goal),
             checkpoint=checkpoint,
         )
 
@@ -113,6 +118,8 @@ class TrialFit:
         callbacks += [self.goal, self.schedule]
         if not standard_data(self.built.data):
             callbacks.append(self.examples)
+        if self.readings.readings:
+            callbacks.append(self.readings)
         if self.checkpoint is not None:
             callbacks.append(self.checkpoint)
         return callbacks

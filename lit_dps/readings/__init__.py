@@ -1,6 +1,7 @@
 """Readings: what is measured along a run. Training itself does not depend on them.
 
-One file per quantity, each with its callback:
+`reading` defines a reading, `attempt_readings` takes the readings of an attempt, and `callback`
+calls it in Lightning's loop. A file per quantity follows:
 
 - `lipschitz`: local Lipschitz constant of the gradient, and the terms of the convergence theory;
 - `gradient_noise`: norms of the gradient of a rank's part of a batch and of the whole batch, and
@@ -11,5 +12,14 @@ One file per quantity, each with its callback:
 from lit_dps.readings.branching import BranchCallback
 from lit_dps.readings.gradient_noise import GradientNorms, NoiseScaleCallback
 from lit_dps.readings.lipschitz import SmoothnessCallback
+from lit_dps.readings.reading import READINGS, Moment, Reading
 
-__all__ = ["BranchCallback", "GradientNorms", "NoiseScaleCallback", "SmoothnessCallback"]
+__all__ = [
+    "READINGS",
+    "BranchCallback",
+    "GradientNorms",
+    "Moment",
+    "NoiseScaleCallback",
+    "Reading",
+    "SmoothnessCallback",
+]

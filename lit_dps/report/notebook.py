@@ -50,6 +50,11 @@ class Study:
         return self.analysis.table
 
     @property
+    def curves(self) -> pd.DataFrame:
+        """One row per trial and step that was checked or read (`readings.curve_rows`)."""
+        return self.analysis.trial_curves
+
+    @property
     def law(self) -> pd.DataFrame:
         """One row per series: c1, c2 and b_crit of K* = c1 / B + c2 (`scaling.law_rows`).
 

@@ -20,6 +20,7 @@ import pandas as pd
 from lit_dps.analysis.analysis import Analysis
 from lit_dps.analysis.law_tables import law_rows
 from lit_dps.analysis.layers import jacobian_rows
+from lit_dps.analysis.readings import reading_columns
 from lit_dps.analysis.tables import count, has_values, write_csv
 from lit_dps.core.atomic_write import NOT_WRITTEN, not_written, replacing
 from lit_dps.core.config import folder_name
@@ -212,7 +213,8 @@ def tables_of(study: Analysis) -> dict[str, pd.DataFrame]:
     """Return the tables of a study that have a row, by file name.
 
     Always table.csv (cells), fits.csv (laws) and critical.csv. With a K* answer.csv; with measured
-    terms of the theory theory.csv and theory-ratios.csv; with repeats repeats.csv and
+    terms of the theory theory.csv and theory-ratios.csv; with readings readings.csv, the curves of
+    all trials; with repeats repeats.csv and
     median-fits.csv; with delays delay-law.csv and critical-delays.csv; with weights moved towards
     isometry isometry.csv.
     """
@@ -225,6 +227,8 @@ def tables_of(study: Analysis) -> dict[str, pd.DataFrame]:
     if has_values(study.theory, "delta") or count(study.term_ratios["pairs"]):
         tables["theory.csv"] = study.theory
         tables["theory-ratios.csv"] = study.term_ratios
+    if reading_columns(study.record):
+        tables["readings.csv"] = study.trial_curves
     if len(study.repeat_table):
         tables["repeats.csv"] = study.repeat_table
         tables["median-fits.csv"] = law_rows(study.median_laws)

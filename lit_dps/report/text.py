@@ -11,6 +11,7 @@ from lit_dps.analysis.critical import DEFINITIONS, Critical
 from lit_dps.analysis.delay import DelayLaw, misfit_of
 from lit_dps.analysis.intervals import estimate
 from lit_dps.analysis.local_sgd import FLAT, LocalCurve
+from lit_dps.analysis.readings import reading_columns
 from lit_dps.analysis.tables import (
     Row,
     aligned,
@@ -33,7 +34,7 @@ from lit_dps.report.repeats import LAW_INTERVALS, law_lines, repeats_section
 from lit_dps.report.warnings import study_notes
 
 # Sections that are printed only on request, since they are long; table.txt has all of them.
-SECTIONS = ("critical", "theory")
+SECTIONS = ("critical", "theory", "readings")
 FILES = "files"
 
 ALWAYS_COUNTED = ("complete", "incomplete", "infeasible")
@@ -122,6 +123,7 @@ def render(analysis: Analysis, show: Collection[str] = SECTIONS) -> str:
         delay_text(analysis.delay_laws),
         local_text(analysis.local_curves),
         shown.get("theory"),
+        shown.get("readings"),
         "".join(map("note: {}\n".format, study_notes(analysis))),
     )
     return "\n".join(filter(None, parts))
@@ -132,6 +134,7 @@ def sections(analysis: Analysis) -> dict[str, str]:
     texts = {
         "critical": critical_text(analysis.critical_batch_sizes),
         "theory": theory_text(analysis),
+        "readings": readings_text(analysis),
     }
     return {name: text for name, text in texts.items() if text}
 
@@ -182,6 +185,21 @@ def _table(analysis: Analysis) -> list[str]:
         line["at a range edge"] = row["boundary"] or "-"
         lines.append(line)
     return aligned(lines, words=True)
+
+
+def readings_text(analysis: Analysis) -> str:
+    """Return the section on the readings of the K* trials; empty without readings."""
+    columns = reading_columns(analysis.record)
+    if not columns:
+        return ""
+    rows = []
+    for cell, row in zip(analysis.record.cells, records(analysis.table), strict=True):
+        line = {"B": str(cell.batch_size), **short_columns(cell.series), "K*": k_star_text(row)}
+        for name in columns:
+            line[name] = significant(row[name])
+        rows.append(line)
+    lines = ["readings of the K* trials: the last value up to the goal", *aligned(rows)]
+    return "\n".join(lines) + "\n"
 
 
 def theory_text(analysis: Analysis) -> str:

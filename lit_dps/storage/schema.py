@@ -178,6 +178,10 @@ RESULT_KEYS = {
     "seconds": Stored(NUMBER, "Wall time of the trial, in s."),
     "smoothness": Stored(dict, "Encoded columns: Lipschitz constants by step."),
     "theory": Stored(dict, "Terms of the convergence bound."),
+    "readings": Stored(
+        dict, "Encoded columns by name of a reading.", absent="without readings along the run"
+    ),
+    "end_readings": Stored(dict, "Readings at the end, by column.", absent="without one"),
     "flags": Stored(dict, "Counts that readers of the table should know."),
     "engine": Stored(str, 'The loop that trained it; "" if it failed or is not recorded.'),
     "engine_reason": Stored(str, 'Why this loop trained it; "" if it is not recorded.'),
@@ -269,8 +273,9 @@ RUN_TAGS = {
 
 # ---- Metrics of MLflow runs, by the kind of the run ----
 RUN_METRICS = {
-    "trial": "steps_to_result, seconds, kept/TENSOR, theory/TERM, observed/COUNT; by step: the "
-    "goal's metric, train_loss, lipschitz, squared_gradient",
+    "trial": "steps_to_result, seconds, kept/TENSOR, theory/TERM, observed/COUNT, readings "
+    "of the end by column; by step: the goal's metric, train_loss, lipschitz, squared_gradient, "
+    "readings by column",
     "cell": "K_star, the number of trials of each status, theory/TERM; of repeats: K_median, "
     "repeats, missed",
     "study": "noise_scale, noise_scale_low, noise_scale_readings, and c1/S_0.9, c2/S_0.9, "
@@ -325,6 +330,12 @@ def encode_result(
     steps = result.steps
     if steps is not None:
         steps = int(steps)  # NumPy's integers are no JSON
+    readings = {}
+    if result.readings:
+        columns = {name: encode_columns(read) for name, read in result.readings.items()}
+        readings["readings"] = columns
+    if result.end_readings:
+        readings["end_readings"] = encode_values(result.end_readings)
     return {
         "status": str(result.status),
         "steps": steps,
@@ -333,6 +344,7 @@ def encode_result(
         "seconds": float(result.seconds),
         "smoothness": encode_columns(result.smoothness),
         "theory": encode_values(result.theory),
+        **readings,
         "flags": encode_values(result.flags),
         "engine": result.engine,
         "engine_reason": result.engine_reason,
@@ -370,6 +382,10 @@ def decode_result(
         seconds=stored["seconds"],
         smoothness=decode_columns(stored["smoothness"]),
         theory=decode_values(stored["theory"]),
+        readings={
+            name: decode_columns(columns) for name, columns in stored.get("readings", {}).items()
+        },
+        end_readings=decode_values(stored.get("end_readings", {})),
         flags=decode_values(stored["flags"]),
         failure=stored["failure"],
         traceback=stored["traceback"],

@@ -20,6 +20,7 @@ from lit_dps.core.trial_config import GoalConfig, identity_of
 from lit_dps.data import ImageData
 from lit_dps.models import MLP, SimpleCNN
 from lit_dps.module import ImageClassifier
+from lit_dps.readings.reading import resolve_readings
 from lit_dps.storage.schema import UNREAD
 from lit_dps.training.trainer_rules import STUDY_TRAINER
 from lit_dps.training.workload import Workload, class_paths, classes_in, locate, place_of
@@ -143,6 +144,10 @@ def study_of(study: StudyConfig, batch_size_key: str) -> dict[str, Any]:
     # Metrics change no result, but all trials of a study keep the same metrics.
     if study.metrics:
         identity["metrics"] = sorted(study.metrics)
+    # Readings change no result either, but all trials have the same columns.
+    if study.readings:
+        read = [spec.identity for spec in resolve_readings(study.readings)]
+        identity["readings"] = sorted(read, key=repr)
     return identity
 
 

@@ -73,7 +73,7 @@ def probe_run(
     """
     torch.set_num_threads(setup.study.threads)
     with suppress(EndProbe), setup.workload.without_side_effects() as workload:
-        training = replace(setup.training(), workload=workload)
+        training = replace(setup.training(), workload=workload, readings=())
         TrainerEngine(training, tuple(callbacks)).train_one(attempt, at_check)
 
 

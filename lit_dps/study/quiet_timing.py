@@ -102,9 +102,8 @@ def measure_steps(
         Interrupted: if `stop` was requested.
     """
     torch.set_num_threads(setup.study.threads)
-    # Measuring smoothness would take longer than the steps themselves.
-    smoothness = dataclasses.replace(setup.smoothness, interval=None)
-    setup = dataclasses.replace(setup, smoothness=smoothness)
+    # Readings would take longer than the steps themselves.
+    setup = setup.without_readings()
     times_of_trials = step_seconds(record)
     limit = max(MAX_SECONDS, MAX_SHARE * _seconds_of_trials(record))
     has_ranks = setup.ranks > 1

@@ -30,6 +30,7 @@ from lit_dps.engines.interval_loop import IntervalLoop
 from lit_dps.engines.trainer import TrainerEngine
 from lit_dps.parallel import ddp
 from lit_dps.parallel.ranks import started_by_torchrun
+from lit_dps.readings.reading import resolve_readings
 from lit_dps.study.identity import identity_of_study
 from lit_dps.training.checkpoint_files import Checkpoints
 from lit_dps.training.workload import Workload
@@ -183,6 +184,15 @@ class StudySetup:
             checkpoints,
             tuple(self.study.metrics),
             self.budget,
+            resolve_readings(self.study.readings),
+        )
+
+    def without_readings(self) -> StudySetup:
+        """Return the study without readings along its trials."""
+        return dataclasses.replace(
+            self,
+            study=dataclasses.replace(self.study, readings=[]),
+            smoothness=dataclasses.replace(self.smoothness, interval=None),
         )
 
     def engine(self, checkpoints: Checkpoints | None = None) -> Engine:

@@ -132,6 +132,9 @@ def trial_metrics(result: TrialResult) -> dict[str, float]:
         metrics[f"kept/{name}"] = kept
     for name, value in result.theory.items():
         metrics[f"theory/{name}"] = value
+    for column, value in result.end_readings.items():
+        if math.isfinite(value):
+            metrics[column] = value
     for name, value in result.flags.items():
         if math.isfinite(value):
             metrics[f"observed/{name}"] = value

@@ -358,6 +358,8 @@ class MlflowSync:
         points = [MetricPoint(name, value, 0) for name, value in trial_metrics(result).items()]
         points += curve_points(result.curve)
         points += curve_points(result.smoothness)
+        for columns in result.readings.values():
+            points += curve_points(columns)
         self.runs.log(run_id, points, trial_params(result))
         if result.traceback:
             self.runs.client.log_text(run_id, result.traceback, "traceback.txt")

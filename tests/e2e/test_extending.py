@@ -58,6 +58,21 @@ def test_a_project_of_its_own_files_runs_a_study(project):
 
 
 @pytest.mark.slow
+def test_its_reading_is_in_the_tables(project):
+    folder, _ = project
+    drawn = folder / "mlruns/figures/stripes"
+    cells = pd.read_csv(drawn / "table.csv")
+    curves = pd.read_csv(drawn / "readings.csv")
+    assert cells["sharpness"].notna().all() and curves["sharpness"].notna().all()
+    for _, cell in cells.iterrows():
+        rows = curves
+        for column in ("batch_size", "sparsity", "method", "point"):
+            rows = rows[rows[column] == cell[column]]
+        at_goal = rows[rows["step"] == cell["k_star"]]
+        assert at_goal["sharpness"].tolist() == [cell["sharpness"]]
+
+
+@pytest.mark.slow
 def test_its_figure_is_drawn(project):
     folder, (study, figure, *_) = project
     drawn = folder / "mlruns/figures/stripes"

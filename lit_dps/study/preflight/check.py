@@ -24,7 +24,7 @@ from lit_dps.storage.samplers import make_sampler
 from lit_dps.storage.urls import check_place, check_writable
 from lit_dps.study.display import print_line_at_terminal
 from lit_dps.study.preflight.dry_run import dry_run
-from lit_dps.study.preflight.keys import check_goals, check_keys, check_workers
+from lit_dps.study.preflight.keys import check_goals, check_keys, check_readings, check_workers
 from lit_dps.study.setup import StudySetup
 from lit_dps.training import PruningCallback
 from lit_dps.training.trainer_rules import check_trainer, overridden_arguments
@@ -150,6 +150,7 @@ def check_configuration(setup: StudySetup) -> LightningDataModule:
     check_trainer(setup.workload.trainer)
     ddp.ranks_asked(setup.workload.trainer)  # refuses devices and strategies
     check_keys(setup)
+    check_readings(setup)
     _check_engine(setup)
     if ranks.started_by_torchrun() and setup.workers > 1:
         allowed = "1 under torchrun: start it once for each worker"

@@ -12,10 +12,12 @@ from lit_dps.core.errors import ConfigError
 from lit_dps.core.trial import Cell, Trial
 from lit_dps.engines.eligible import standard_data
 from lit_dps.engines.engine import Training
+from lit_dps.readings.reading import KEY as READINGS_KEY
 from lit_dps.storage.samplers import sobol_point
 from lit_dps.study.data_hashes import check_validation_data, fingerprint
 from lit_dps.study.preflight.batch_size_check import compare_metrics, repeated_metrics
 from lit_dps.study.preflight.idle_keys import idle_keys
+from lit_dps.study.preflight.keys import columns_of_tables
 from lit_dps.study.preflight.resume_check import check_resume
 from lit_dps.study.preflight.short_trial import ShortTrial, run_short
 from lit_dps.study.probe_run import EndProbe, probe_fit
@@ -98,6 +100,9 @@ def _run_smallest(training: Training, trial: Trial) -> ShortTrial:
 def _check_short_trial(setup: StudySetup, short: ShortTrial) -> None:
     """Raise ConfigError if a study cannot use the goal or the data of a short trial."""
     _refuse_goal_met_untrained(short)
+    taken = sorted({*short.read} & columns_of_tables(setup))
+    if taken:
+        raise ConfigError(READINGS_KEY, taken[0], "columns that the tables of a study do not have")
     if setup.ranks > 1 and short.counted.can_be_cut is False:
         allowed = "left out: ddp needs tensors that all have the examples as first dimension"
         raise ConfigError("trainer.strategy", "ddp", allowed)

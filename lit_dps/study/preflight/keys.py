@@ -13,12 +13,15 @@ import inspect
 from collections.abc import Mapping
 from typing import Any
 
+from lit_dps.analysis.readings import reserved_columns
 from lit_dps.core.errors import ConfigError
 from lit_dps.core.goal import RESERVED_NAMES
 from lit_dps.core.local_sgd import LocalSGDSchedule
 from lit_dps.core.search_space import Choices
 from lit_dps.core.trial import Cell, Trial, Value
 from lit_dps.engines.engine import METHOD_OPTIONS
+from lit_dps.readings.reading import KEY as READINGS_KEY
+from lit_dps.readings.reading import resolve_readings
 from lit_dps.study.identity import BATCH_SIZE_KEY, GRID, SPACE, keys_of_trials
 from lit_dps.study.setup import StudySetup
 from lit_dps.training.workload import locate
@@ -44,6 +47,25 @@ def check_goals(setup: StudySetup) -> None:
             goal.with_value(value)
         except ConfigError as error:
             raise ConfigError("study.goals", value, error.allowed or "") from None
+
+
+def check_readings(setup: StudySetup) -> None:
+    """Raise ConfigError for readings that do not exist, or that this study cannot take."""
+    reserved = columns_of_tables(setup)
+    for spec in resolve_readings(setup.study.readings):
+        reading = spec.build()
+        if reading.name in reserved:
+            raise ConfigError(READINGS_KEY, reading.name, "a name that no column of the tables has")
+        if setup.ranks > 1 and not reading.over_ranks:
+            allowed = f"readings with over_ranks = True, because {setup.ranks} ranks train a trial"
+            raise ConfigError(READINGS_KEY, reading.name, allowed)
+
+
+def columns_of_tables(setup: StudySetup) -> set[str]:
+    """Return the columns that the tables of a study have without readings."""
+    study = setup.study
+    metrics = (setup.goal_of_trials.metric, *study.metrics)
+    return reserved_columns(study.space, study.axes, metrics)
 
 
 def check_keys(setup: StudySetup) -> None:
@@ -114,6 +136,9 @@ def check_workers(setup: StudySetup, cell: Cell, params: Mapping[str, Value]) ->
     schedule = setup.training().local_sgd_callback(Trial(cell, 0, params)).rounds
     if not schedule.on:
         return
+    if setup.study.readings:
+        allowed = "left out with local SGD, whose workers have several networks"
+        raise ConfigError(READINGS_KEY, setup.study.readings, allowed)
     for batch_size in setup.study.batch_sizes:
         if batch_size % schedule.workers:
             allowed = f"multiples of local.workers = {schedule.workers}"

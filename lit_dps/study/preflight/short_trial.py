@@ -62,6 +62,7 @@ class ShortTrial:
         examples: Examples of a validation by data loader; None if validation may stop early.
         batches: Batches of a validation by data loader.
         counted: The callback that counted the examples of the steps.
+        read: Columns of the readings.
         notes: Notes on the learning rate and on the mask, a line each.
     """
 
@@ -72,6 +73,7 @@ class ShortTrial:
     examples: dict[int, int] | None
     batches: dict[int, int]
     counted: ExamplesCallback
+    read: Sequence[str] = ()
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -111,6 +113,7 @@ def build_short(
     fit = TrialFit.of(training, attempt, goal, file, at_check)
     fit.examples.waits = True
     fit.pruning.is_short = True
+    fit.readings.readings.is_short = True
     if fit.smoothness.interval:
         fit.smoothness.interval = 1
         fit.smoothness.examples = 2
@@ -165,6 +168,7 @@ def run_short(training: Training, trial: Trial, watchers: Sequence[Callback] = (
         goal.validated.first,
         goal.validated.batches,
         fit.examples,
+        tuple(short.attempt.read_columns),
         notes,
     )
 

@@ -1,0 +1,99 @@
+"""Tables of readings (`study.readings`): columns of trials and cells, and curves by step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pandas as pd
+
+from lit_dps.analysis.tables import columns_of, frame
+from lit_dps.core.racing import to_goal
+from lit_dps.core.record import StudyRecord
+from lit_dps.core.search_space import short_names
+from lit_dps.core.trial import Status, TrialResult
+
+# Columns of the tables of every study: of cells, of trials and of curves.
+TABLE_COLUMNS = frozenset(
+    {
+        *("batch_size", "sparsity", "k_star", "communications", "floor", "pending", "boundary"),
+        *("point", "status", "steps", "steps_run", "engine", "engine_reason"),
+        *("step", "train_loss", "exact"),
+        *map(str, Status),
+    }
+)
+
+
+def reserved_columns(space: Iterable[str], axes: Iterable[str], curve: Iterable[str]) -> set[str]:
+    """Return the columns of a study's tables, which no reading can have.
+
+    Args:
+        space: Keys of the metaparameters.
+        axes: Keys of the further axes.
+        curve: Names of the metrics.
+    """
+    names = {*short_names(list(space)).values(), *short_names(list(axes)).values()}
+    return {*TABLE_COLUMNS, *names, *curve}
+
+
+def reading_columns(record: StudyRecord) -> list[str]:
+    """Return the columns of all readings of a study: along the runs, then at the end."""
+    along: dict[str, dict[str, None]] = {}
+    at_end: dict[str, None] = {}
+    for results in record.results.values():
+        for result in results:
+            for name, read in result.readings.items():
+                along.setdefault(name, {}).update(dict.fromkeys(read))
+            at_end |= dict.fromkeys(result.end_readings)
+    columns = []
+    for read in (*along.values(), at_end):
+        columns += [name for name in read if name != "step"]
+    return columns
+
+
+def reading_values(result: TrialResult) -> dict[str, float]:
+    """Return the value of each reading of a trial by column.
+
+    The value of a reading along the run is the last one: up to the goal for a complete trial.
+    """
+    result = to_goal(result)
+    values = {}
+    for columns in result.readings.values():
+        for name, read in columns.items():
+            if name != "step" and read:
+                values[name] = read[-1]
+    return {**values, **result.end_readings}
+
+
+def curve_rows(record: StudyRecord) -> pd.DataFrame:
+    """Return one row a trial and step that was checked or read, by series, batch size, point, step.
+
+    Columns: sparsity and further axes, batch_size [examples], point, step; the metric and the
+    training loss of checks, further metrics, and the columns of readings. Values are missing where
+    a step was not checked, or not read. `exact` is 0 where the metric is a bound.
+    """
+    rows = []
+    names: dict[str, None] = {}
+    for cell in record.cells:
+        for result in record.results[cell]:
+            place = {
+                **columns_of(cell.series),
+                "batch_size": cell.batch_size,
+                "point": result.trial.point,
+            }
+            for step, values in sorted(_values_by_step(result).items()):
+                names |= dict.fromkeys(values)
+                rows.append({**place, "step": step, **values})
+    columns = [*columns_of(record.series[0]), "batch_size", "point", "step", *names]
+    return frame(({name: row.get(name) for name in columns} for row in rows), columns)
+
+
+def _values_by_step(result: TrialResult) -> dict[int, dict[str, float]]:
+    """Return the values of a trial's curve and readings by step, then column."""
+    by_step: dict[int, dict[str, float]] = {}
+    for columns in (result.curve, *result.readings.values()):
+        for i, step in enumerate(columns.get("step", ())):
+            row = by_step.setdefault(int(step), {})
+            for name, values in columns.items():
+                if name != "step":
+                    row[name] = values[i]
+    return by_step

@@ -1,0 +1,161 @@
+"""AttemptReadings: takes the readings of one attempt, and stores them in it. Each loop calls it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from numbers import Real
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lit_dps.core.attempt import Attempt
+from lit_dps.core.errors import ConfigError
+from lit_dps.core.goal import RESERVED_NAMES
+from lit_dps.core.trial import Status
+from lit_dps.module import weights_finite
+from lit_dps.readings.reading import KEY, Moment, Reading, ReadingSpec, ReadRun
+from lit_dps.training.hidden_state import preserve_rng_state
+
+# How a trial ends whose readings of the end describe it. Other trials end where another trial or
+# a person ends them.
+READ_ENDS = (Status.COMPLETE, Status.INCOMPLETE)
+
+
+class AttemptReadings:
+    """The readings of one attempt.
+
+    Networks with weights that are not finite are not read: they diverged, which the next check
+    finds.
+
+    Args:
+        specs: The readings of the study.
+        attempt: The attempt. Its `readings` and `end_readings` receive the values.
+
+    Attributes:
+        is_short: Whether each reading is taken at each step, also those of the end, to test that
+            this works. Set it before a run.
+    """
+
+    def __init__(self, specs: Sequence[ReadingSpec], attempt: Attempt):
+        self._readings: list[Reading] = [spec.build() for spec in specs]
+        self._attempt = attempt
+        # In the order of the configuration, which is the order of the columns.
+        for reading in self._readings:
+            if reading.when != "end":
+                attempt.readings[reading.name] = {"step": []}
+        self._has_read_end = False
+        # The name of the reading of each column; "" for columns of every curve.
+        self._owners: dict[str, str] = {name: "" for name in RESERVED_NAMES}
+        self.is_short = False
+
+    def __bool__(self) -> bool:
+        return bool(self._readings)
+
+    def _is_due(self, reading: Reading, step: int) -> bool:
+        """Return True if a reading follows an optimizer step."""
+        if self.is_short:
+            return True
+        if reading.when == "end":
+            return False
+        interval = reading.interval
+        if reading.when == "check":
+            interval = self._attempt.goal.check_interval
+        return step % interval == 0
+
+    def is_due(self, step: int) -> bool:
+        """Return True if a reading follows an optimizer step."""
+        return any(self._is_due(reading, step) for reading in self._readings)
+
+    def due_steps(self, after: int, last: int) -> list[int]:
+        """Return the steps from `after` (exclusive) to `last` (inclusive) with a reading."""
+        return [step for step in range(after + 1, last + 1) if self.is_due(step)]
+
+    def read(self, step: int, run: ReadRun) -> None:
+        """Take the readings that follow an optimizer step.
+
+        Raises:
+            ConfigError: if a reading returns no numbers or changes the weights.
+        """
+        due = [reading for reading in self._readings if self._is_due(reading, step)]
+        self._read(due, step, run)
+
+    @property
+    def is_end_due(self) -> bool:
+        """Whether the attempt has come to its own end, and a reading of the end remains."""
+        has_ends = any(reading.when == "end" for reading in self._readings)
+        return has_ends and not self._has_read_end and self._attempt.status in READ_ENDS
+
+    def read_end(self, step: int, run: ReadRun) -> None:
+        """Take the readings of the end; call it once `is_end_due`."""
+        self._has_read_end = True
+        self._read([reading for reading in self._readings if reading.when == "end"], step, run)
+
+    def _read(self, readings: Sequence[Reading], step: int, run: ReadRun) -> None:
+        """Take readings, unless the network has diverged."""
+        if not readings or not weights_finite(run.module):
+            return
+        for reading in readings:
+            values = self._values(reading, step, run)
+            if reading.when == "end":
+                self._attempt.end_readings.update(values)
+            else:
+                self._append(reading, step, values)
+
+    def _append(self, reading: Reading, step: int, values: Mapping[str, float]) -> None:
+        """Add a row to the columns of a reading."""
+        columns = self._attempt.readings[reading.name]
+        if columns["step"] and set(values) != set(columns) - {"step"}:
+            allowed = f"a reading whose columns are always {sorted(set(columns) - {'step'})}"
+            raise ConfigError(KEY, reading.name, f"{allowed}, not {sorted(values)}")
+        columns["step"].append(step)
+        for name, value in values.items():
+            columns.setdefault(name, []).append(value)
+
+    def _values(self, reading: Reading, step: int, run: ReadRun) -> dict[str, float]:
+        """Return the numbers of a reading, without side effects on the run."""
+        trial = self._attempt.trial
+        assert trial is not None
+        seed = trial.seed_for(f"reading {reading.name} at {step}")
+        batch_size = trial.cell.batch_size
+        with preserve_rng_state(seed=seed), torch.enable_grad(), ExitStack() as stack:
+            values = reading.read(Moment(reading.name, step, batch_size, run, stack))
+        return self._checked(reading, values)
+
+    def _checked(self, reading: Reading, values: Any) -> dict[str, float]:
+        """Return what a reading returned as floats.
+
+        Raises:
+            ConfigError: unless these are numbers by columns of this reading alone.
+        """
+        if not isinstance(values, Mapping) or not values:
+            allowed = f"a reading that returns numbers by column, not {values!r}"
+            raise ConfigError(KEY, reading.name, allowed)
+        numbers = {}
+        for column, value in values.items():
+            if isinstance(value, Tensor) and value.numel() == 1:
+                value = value.item()
+            if not isinstance(column, str) or not isinstance(value, Real):
+                allowed = f"a reading that returns numbers by column, not {column!r}: {value!r}"
+                raise ConfigError(KEY, reading.name, allowed)
+            if self._owners.setdefault(column, reading.name) != reading.name:
+                allowed = f"a reading whose column {column!r} has a name of its own"
+                raise ConfigError(KEY, reading.name, allowed)
+            numbers[column] = float(value)
+        return numbers
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the values so far and the states of the readings, for a checkpoint."""
+        return {
+            "columns": self._attempt.readings,
+            "ends": self._attempt.end_readings,
+            "states": {reading.name: reading.state_dict() for reading in self._readings},
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore the values and the states of a checkpoint."""
+        self._attempt.readings = state["columns"]
+        self._attempt.end_readings = state["ends"]
+        for reading in self._readings:
+            reading.load_state_dict(state["states"][reading.name])

@@ -1,0 +1,285 @@
+"""Reading: a quantity that is measured along a run, one file each; Moment: what it may look at.
+
+A configuration names readings in `study.readings`, by a name of `READINGS` or by a class path.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+import torch
+from lightning.pytorch import LightningDataModule, LightningModule
+from torch import Tensor
+
+from lit_dps.core.errors import ConfigError
+from lit_dps.core.registry import named
+
+When = Literal["check", "step", "end"]
+# The key of the configuration that names the readings.
+KEY = "study.readings"
+
+
+class LossPass(Protocol):
+    """One pass over the training split: `lit_dps.training.training_pass.TrainingPass`."""
+
+    def batches(self) -> Iterator[tuple[Any, int]]:
+        """Yield each batch on the device, with its number of examples."""
+        ...
+
+    def loss(self, module: LightningModule, batch: Any, i: int) -> Tensor | None:
+        """Return the mean loss of batch number i by a copy of the module; None without a loss."""
+        ...
+
+
+class ReadRun(Protocol):
+    """A run that readings look at: its network and its data. Each loop has one.
+
+    Attributes:
+        module: The module that is trained.
+        data: Its data module.
+        masks: The mask of each pruned parameter, by name.
+    """
+
+    @property
+    def module(self) -> LightningModule: ...
+
+    @property
+    def data(self) -> LightningDataModule: ...
+
+    @property
+    def masks(self) -> Mapping[str, Tensor]: ...
+
+    def copied(self) -> AbstractContextManager[LightningModule]:
+        """Yield a copy of the module, and undo all side effects of the block afterwards."""
+        ...
+
+    def training_pass(self, batch_size: int, examples: int | None) -> LossPass:
+        """Return a fresh pass over the first examples of the training split; None for all."""
+        ...
+
+
+class Moment:
+    """What a reading may look at: the network and its data, after an optimizer step.
+
+    A reading may use all of it freely. `module` is a copy of the trained module, and its changes
+    are lost. Afterwards the generators, the data and the trainer are as they were before.
+
+    Args:
+        reader: Name of the reading.
+        step: Optimizer steps so far.
+        batch_size: Examples of an optimizer step.
+        run: The run.
+        stack: Ends the protection of the run after the reading.
+
+    Attributes:
+        step, batch_size: As above.
+        device: The device of the network.
+    """
+
+    def __init__(self, reader: str, step: int, batch_size: int, run: ReadRun, stack: ExitStack):
+        self.step = step
+        self.batch_size = batch_size
+        self.device: torch.device = run.module.device
+        self._reader = reader
+        self._run = run
+        self._stack = stack
+        self._copy: LightningModule | None = None
+
+    @property
+    def module(self) -> LightningModule:
+        """A copy of the trained module, made when it is first used."""
+        if self._copy is None:
+            self._stack.enter_context(_unchanged_weights(self._run.module, self._reader))
+            self._copy = self._stack.enter_context(self._run.copied())
+        return self._copy
+
+    @property
+    def data(self) -> LightningDataModule:
+        """The data module of the run."""
+        assert self.module is not None  # protects the data
+        return self._run.data
+
+    @property
+    def masks(self) -> Mapping[str, Tensor]:
+        """The mask of each pruned parameter by name: true where a weight is kept."""
+        return self._run.masks
+
+    def losses(
+        self, batch_size: int = 1000, examples: int | None = None
+    ) -> Iterator[tuple[Tensor, int]]:
+        """Yield the mean training loss of each batch of a fresh pass, and its number of examples.
+
+        The losses are those of `module`, in training mode, with gradients.
+
+        Args:
+            batch_size: Examples of a batch of the pass.
+            examples: The first examples of the training split to take; None for all.
+        """
+        losses = self._run.training_pass(batch_size, examples)
+        for i, (batch, size) in enumerate(losses.batches()):
+            loss = losses.loss(self.module, batch, i)
+            if loss is not None:
+                yield loss, size
+
+    def batches(
+        self, batch_size: int = 1000, examples: int | None = None
+    ) -> Iterator[tuple[Any, int]]:
+        """Yield the batches of a fresh pass on the device, each with its number of examples."""
+        assert self.module is not None  # protects the data
+        yield from self._run.training_pass(batch_size, examples).batches()
+
+
+@contextmanager
+def _unchanged_weights(module: LightningModule, reader: str) -> Iterator[None]:
+    """Raise ConfigError if a reading changes the weights or buffers of the trained module."""
+    before = {name: tensor.clone() for name, tensor in _tensors_of(module).items()}
+    yield
+    for name, tensor in _tensors_of(module).items():
+        # The weights were finite before, but a buffer may hold a nan.
+        if name not in before or not torch.allclose(
+            tensor, before[name], rtol=0, atol=0, equal_nan=True
+        ):
+            allowed = f"a reading that leaves {name} of the trained module as it was"
+            raise ConfigError(KEY, reader, allowed)
+
+
+def _tensors_of(module: LightningModule) -> dict[str, Tensor]:
+    """Return the parameters and buffers of a module, detached."""
+    tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    return {name: tensor.detach() for name, tensor in tensors.items()}
+
+
+class Reading(ABC):
+    """A quantity that is measured along a run, or at its end.
+
+    Training does not depend on it. Its random draws depend on the trial, its name and the step
+    alone, so that each loop reads the same values. A trial has a reading of its own; attributes
+    that change along a run are its state, which `state_dict` and `load_state_dict` save.
+
+    Attributes:
+        name: Name of the reading, unique in a study.
+        when: "check" reads at each check, "step" after every `interval` steps, "end" once a trial
+            is complete or its budget is spent.
+        interval: Steps between two readings of a reading with `when = "step"`.
+        stacked: Whether it can be read of a network in a stack. A trial with a reading that
+            measures the process, such as its memory, trains alone.
+        over_ranks: Whether `read` returns the same numbers on each rank, where several ranks train
+            a trial. `Moment.losses` has the batches of one rank there.
+    """
+
+    name: str = ""
+    when: When = "check"
+    interval: int = 1
+    stacked: bool = True
+    over_ranks: bool = False
+
+    @abstractmethod
+    def read(self, moment: Moment) -> Mapping[str, float]:
+        """Return numbers by column, always for the same columns, at least one."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state as plain numbers, texts, lists, dicts and tensors; empty without one."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore the state that `state_dict` has returned."""
+        if state:
+            raise NotImplementedError(f"{type(self).__name__}.load_state_dict")
+
+
+# Readings of the package, by their name in the configuration.
+READINGS: dict[str, type[Reading]] = {}
+
+
+@dataclass(frozen=True)
+class ReadingSpec:
+    """A reading of the configuration.
+
+    Attributes:
+        kind: The class.
+        class_path: Its name in the configuration.
+        init_args: Arguments of its constructor.
+    """
+
+    kind: type[Reading]
+    class_path: str
+    init_args: Mapping[str, Any] = field(default_factory=dict)
+
+    def build(self) -> Reading:
+        """Return a fresh reading.
+
+        Raises:
+            ConfigError: if the class refuses its arguments, or describes no reading.
+        """
+        try:
+            reading = self.kind(**self.init_args)
+        except ConfigError:
+            raise
+        except (TypeError, ValueError) as error:
+            raise ConfigError(KEY, self.class_path, f"arguments that it takes: {error}") from error
+        _check_reading(reading, self.class_path)
+        return reading
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """The reading as plain JSON, the same for all ways to write it."""
+        return {"class_path": self.class_path, "init_args": dict(self.init_args)}
+
+
+def _check_reading(reading: Reading, class_path: str) -> None:
+    """Raise ConfigError unless the attributes of a reading are valid."""
+    if not reading.name:
+        raise ConfigError(KEY, class_path, "a class that sets its name")
+    if reading.when not in ("check", "step", "end"):
+        allowed = f"a class whose when is check, step or end, not {reading.when!r}"
+        raise ConfigError(KEY, class_path, allowed)
+    is_count = isinstance(reading.interval, int) and not isinstance(reading.interval, bool)
+    if not is_count or reading.interval < 1:
+        allowed = f"a class whose interval is at least 1 step, not {reading.interval!r}"
+        raise ConfigError(KEY, class_path, allowed)
+
+
+def resolve_readings(entries: Sequence[Any]) -> tuple[ReadingSpec, ...]:
+    """Return the readings that a configuration names.
+
+    Args:
+        entries: Each is a name of `READINGS`, a class path, or a mapping {class_path, init_args}.
+
+    Raises:
+        ConfigError: for an unknown class, arguments that it refuses, or two readings of one name.
+    """
+    specs = []
+    names = set()
+    for entry in entries:
+        spec = _resolve(entry)
+        reading = spec.build()
+        if reading.name in names:
+            raise ConfigError(KEY, reading.name, "readings with different names")
+        names.add(reading.name)
+        specs.append(spec)
+    return tuple(specs)
+
+
+def _resolve(entry: Any) -> ReadingSpec:
+    """Return the reading of one entry of the configuration."""
+    arguments: Any = {}
+    class_path = entry
+    if isinstance(entry, Mapping):
+        unknown = set(entry) - {"class_path", "init_args"}
+        if unknown or not isinstance(entry.get("class_path"), str):
+            allowed = "a mapping with the keys class_path and init_args"
+            raise ConfigError(KEY, dict(entry), allowed)
+        class_path = entry["class_path"]
+        arguments = entry.get("init_args") or {}
+    if not isinstance(class_path, str) or not isinstance(arguments, Mapping):
+        raise ConfigError(KEY, entry, "a name, a class path, or {class_path, init_args}")
+    kind = named(KEY, class_path, READINGS, "Reading", _is_reading)
+    return ReadingSpec(kind, class_path, dict(arguments))
+
+
+def _is_reading(value: object) -> bool:
+    return isinstance(value, type) and issubclass(value, Reading)

@@ -1,0 +1,198 @@
+"""Readings as users write them: a sharpness, a memory, and others that a study must refuse."""
+
+from __future__ import annotations
+
+import resource
+
+import torch
+from torch import Tensor, nn
+
+from lit_dps.readings import Moment, Reading
+
+EXAMPLES = 48
+
+
+class TinyNetwork(nn.Sequential):
+    """49 -> 5 -> 10: 310 parameters, whose Hessian fits in memory."""
+
+    def __init__(self):
+        layers = nn.Linear(49, 5), nn.Tanh(), nn.Linear(5, 10)
+        super().__init__(nn.AvgPool2d(4), nn.Flatten(), *layers)
+
+
+def loss_of(moment: Moment) -> Tensor:
+    """The mean training loss of the first examples."""
+    total = 0.0
+    for loss, size in moment.losses(batch_size=16, examples=EXAMPLES):
+        total = total + loss * size / EXAMPLES
+    return total
+
+
+class Sharpness(Reading):
+    """The Hessian's eigenvalue of largest absolute value, by power iteration."""
+
+    name = "sharpness"
+
+    def __init__(self, iterations: int = 10):
+        self.iterations = iterations
+
+    def read(self, moment):
+        weights = list(moment.module.parameters())
+        gradients = torch.autograd.grad(loss_of(moment), weights, create_graph=True)
+        vector = [torch.randn_like(weight) for weight in weights]
+        value = 0.0
+        for _ in range(self.iterations):
+            norm = torch.cat([part.flatten() for part in vector]).norm()
+            vector = [part / norm for part in vector]
+            product = torch.autograd.grad(gradients, weights, vector, retain_graph=True)
+            value = sum((a * b).sum() for a, b in zip(vector, product, strict=True))
+            vector = product
+        return {"sharpness": value}
+
+
+class FullHessian(Reading):
+    """The same eigenvalue, from the full Hessian."""
+
+    name = "full_hessian"
+
+    def read(self, moment):
+        weights = list(moment.module.parameters())
+        gradients = torch.autograd.grad(loss_of(moment), weights, create_graph=True)
+        flat = torch.cat([gradient.flatten() for gradient in gradients])
+        rows = []
+        for entry in flat:
+            row = torch.autograd.grad(entry, weights, retain_graph=True)
+            rows.append(torch.cat([part.flatten() for part in row]))
+        hessian = torch.stack(rows).double()
+        values = torch.linalg.eigvalsh((hessian + hessian.T) / 2)
+        return {"top": values[values.abs().argmax()], "parameters": len(flat)}
+
+
+class PeakMemory(Reading):
+    """The peak memory of the process at the end, in MiB."""
+
+    name = "peak_memory"
+    when = "end"
+    stacked = False
+
+    def read(self, moment):
+        return {"peak_memory": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}
+
+
+class FinalNorm(Reading):
+    """The norm of the weights at the end."""
+
+    name = "final"
+    when = "end"
+
+    def read(self, moment):
+        return {"final_norm": norm_of(moment)}
+
+
+class Norm(Reading):
+    """The norm of the weights every few steps, its largest value so far, and a random number."""
+
+    name = "norm"
+    when = "step"
+
+    def __init__(self, interval: int = 3):
+        self.interval = interval
+        self.largest = 0.0
+
+    def read(self, moment):
+        norm = norm_of(moment)
+        self.largest = max(self.largest, norm)
+        return {"norm": norm, "largest_norm": self.largest, "random": float(torch.rand(()))}
+
+    def state_dict(self):
+        return {"largest": self.largest}
+
+    def load_state_dict(self, state):
+        self.largest = state["largest"]
+
+
+def norm_of(moment: Moment) -> float:
+    return float(torch.cat([p.detach().flatten() for p in moment.module.parameters()]).norm())
+
+
+class Disturbing(Reading):
+    """Changes all that it can reach through the copy, and draws from every generator."""
+
+    name = "disturbing"
+    when = "step"
+
+    def read(self, moment):
+        next(iter(moment.data.train_dataloader()))
+        with torch.no_grad():
+            for parameter in moment.module.parameters():
+                parameter.zero_()
+        moment.module.eval()
+        for loss, _ in moment.losses(examples=8):
+            loss.backward()
+        return {"zero": norm_of(moment)}
+
+
+class Same(Norm):
+    """Another reading with the name of `Norm`."""
+
+
+class Colliding(Reading):
+    """Has a column of every table."""
+
+    name = "colliding"
+
+    def read(self, moment):
+        return {"k_star": 1.0}
+
+
+class Reserved(Colliding):
+    """Has the name of a column."""
+
+    name = "learning_rate"
+
+
+class Empty(Reading):
+    name = "empty"
+    when = "end"
+
+    def read(self, moment):
+        return {}
+
+
+class Text(Reading):
+    name = "text"
+    when = "step"
+    interval = 1000
+
+    def read(self, moment):
+        return {"text": "much"}
+
+
+class Changing(Reading):
+    """Changes the weights of the trained module itself."""
+
+    name = "changing"
+
+    def read(self, moment):
+        trained = moment.module.trainer.lightning_module
+        with torch.no_grad():
+            next(trained.parameters()).add_(1)
+        return {"changed": 1.0}
+
+
+class Failing(Reading):
+    """Fails at the end of a stacked trial."""
+
+    name = "failing"
+    when = "end"
+
+    def read(self, moment):
+        raise ArithmeticError("no value")
+
+
+class Named(Norm):
+    """`Norm` under another name."""
+
+    def __init__(self, name: str):
+        super().__init__()
+        self.name = name
