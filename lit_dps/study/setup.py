@@ -231,6 +231,9 @@ class StudySetup:
         study = dataclasses.asdict(self.study)
         # A former key of configuration files, which `StudyConfig` has replaced.
         del study["lean"]
+        # Studies without readings keep the configuration that they were stored with.
+        if not study["readings"]:
+            del study["readings"]
         return {
             "model": dict(self.workload.model),
             "data": dict(self.workload.data),
