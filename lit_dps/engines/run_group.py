@@ -297,7 +297,7 @@ class SingleNetwork:
         """Take one optimizer step for each row of `index`; see `StackedNetworks.train`."""
         schedule = self.run.schedule
         loss = None
-        for step, batch in enumerate(Steps(x, y, index), start=self.run.steps + 1):
+        for step, batch in enumerate(Steps(x, y, index), self.run.steps + first + 1):
             if self.run.changes is not None and self.run.changes.is_due(step):
                 loss = self._update_and_change_mask(batch, step)
             elif self._local is None:

@@ -7,6 +7,7 @@ import resource
 import torch
 from torch import Tensor, nn
 
+from lit_dps.pruning import Mask, Random
 from lit_dps.readings import Moment, Reading
 
 EXAMPLES = 48
@@ -196,3 +197,35 @@ class Named(Norm):
     def __init__(self, name: str):
         super().__init__()
         self.name = name
+
+
+class Redraws(Random):
+    """A pruning method that draws another mask of the same count after every 3 steps."""
+
+    every = 3
+
+    def next_mask(self, update):
+        tensors = {}
+        for name, mask in update.mask.items():
+            order = torch.randperm(mask.numel(), generator=update.generator)
+            tensors[name] = mask.flatten()[order].view(mask.shape)
+        return Mask(tensors)
+
+
+class MaskReading(Reading):
+    """A fingerprint of the mask, and how many weights are not zero where it prunes."""
+
+    name = "mask"
+    when = "step"
+    interval = 2
+
+    def read(self, moment):
+        fingerprint = 0
+        outside = 0
+        for name, parameter in moment.module.named_parameters():
+            if name in moment.masks:
+                mask = moment.masks[name].bool().flatten()
+                positions = torch.arange(mask.numel(), device=mask.device)
+                fingerprint += int(positions[mask].sum())
+                outside += int((parameter.detach().flatten()[~mask] != 0).sum())
+        return {"fingerprint": fingerprint, "outside": outside}

@@ -170,3 +170,22 @@ def test_local_sgd_has_no_single_network_to_read():
     training = training_of(WORKLOAD, GOAL, readings=specs("Norm"), local={"workers": 2, "steps": 2})
     reason = IntervalLoop(training).ineligibility_reason(TRIAL)
     assert reason is not None and "study.readings" in reason
+
+
+def test_readings_between_checks_see_masks_that_change():
+    goal = {**GOAL, "max_steps": 16}
+    pruning = {"method": f"{PLACE}.Redraws"}
+    trials = [dataclasses.replace(TRIAL, point=point) for point in range(3)]
+    options = {"readings": specs("MaskReading"), "pruning": pruning}
+    single = train(trials, WORKLOAD, goal, **options)
+    lightning = train(trials, WORKLOAD, goal, lean=False, **options)
+    stacked = by_trial(train(trials, WORKLOAD, goal, size=3, **options))
+    unread = train(trials, WORKLOAD, goal, pruning=pruning)
+    for ours, theirs, plain in zip(single, lightning, unread, strict=True):
+        of_mask = ours.readings["mask"]
+        assert of_mask["step"] == list(range(2, 17, 2)) and set(of_mask["outside"]) == {0.0}
+        assert len(set(of_mask["fingerprint"])) == 6  # changed after 3, 6, 9, 12 and 15 steps
+        in_stack = stacked[ours.trial.cell, ours.trial.point]
+        assert of_mask == theirs.readings["mask"] == in_stack.readings["mask"]
+        assert in_stack.engine == "stacked"
+        assert ours.curve == theirs.curve == plain.curve
