@@ -3,7 +3,8 @@
 K* is a minimum, so it falls as trials are added. Here n of the N finished trials are drawn at
 random without replacement. Order statistics describe the least steps to result among them exactly:
 of N trials in ascending order, the best of n comes after the i-th with probability
-C(N - i, n) / C(N, n).
+C(N - i, n) / C(N, n). Another statistic (`study.statistic`) is computed of the first n trials of
+`ORDERS` random orders.
 
 Dodge et al. (2019, "Show Your Work") draw with replacement, which counts the best trial repeatedly
 and is too optimistic near n = N. Without replacement the estimate is unbiased (Tang et al. 2020,
@@ -21,24 +22,29 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
+from lit_dps.analysis.intervals import resampling_rng
 from lit_dps.analysis.summary import CellSummary, is_at_first_check
 from lit_dps.analysis.tables import columns_of, frame
 from lit_dps.core.record import StudyRecord, setting
+from lit_dps.core.statistic import MINIMUM, Statistic
 
 # The table has the geometric mean up to this probability that no drawn trial is complete.
 RARE = 0.01
+# Random orders of the trials, for another statistic than the minimum. The spread of its logarithm
+# is at most about one, so its mean is known to 2 %.
+ORDERS = 2000
 
 
 @dataclass(frozen=True)
 class BestOfN:
-    """The best of n trials.
+    """K* of n trials, by default their best.
 
     Attributes:
         n: The number of drawn trials.
         median: The least steps that at least half of all choices do not exceed; infinite if more
-            than half have no complete trial.
-        mean: Geometric mean of K over the choices that have a complete trial; None without any.
-        none: Probability that no drawn trial is complete.
+            than half have no K*.
+        mean: Geometric mean of K* over the choices that have one; None without any.
+        none: Probability that the drawn trials have no K*, as too few are complete.
     """
 
     n: int
@@ -47,19 +53,45 @@ class BestOfN:
     none: float
 
 
-def best_of(steps: Sequence[int | None], n: int) -> BestOfN:
-    """Return the best of n of some trials.
+def best_of(
+    steps: Sequence[int | None], numbers: Iterable[int], statistic: Statistic = MINIMUM
+) -> list[BestOfN]:
+    """Return K* of n of some trials, for some n.
 
     Args:
         steps: Steps to result of the trials; None for a trial that is not complete.
-        n: The number of drawn trials.
+        numbers: The numbers n of drawn trials.
+        statistic: What K* is.
 
     Raises:
-        ValueError: unless 1 <= n <= their number.
+        ValueError: unless 1 <= n <= the number of trials.
     """
     total = len(steps)
-    if not 1 <= n <= total:
-        raise ValueError(f"{n} of {total} trials")
+    drawn = list(numbers)
+    for n in drawn:
+        if not 1 <= n <= total:
+            raise ValueError(f"{n} of {total} trials")
+    if statistic.name == MINIMUM.name:
+        return [_minimum_of(steps, n) for n in drawn]
+    random = resampling_rng(total, statistic.name)
+    values = np.array([math.inf if k is None else k for k in steps], float)
+    orders = random.permuted(np.tile(values, (ORDERS, 1)), axis=1)
+    return [_estimated(statistic.of_draws(orders[:, :n]), n) for n in drawn]
+
+
+def _estimated(k_star: np.ndarray, n: int) -> BestOfN:
+    """Return K* of n trials by draws (R,) of it."""
+    known = k_star[np.isfinite(k_star)]
+    mean = None
+    if len(known):
+        mean = float(np.exp(np.log(known).mean()))
+    median = float(np.sort(k_star)[(len(k_star) - 1) // 2])
+    return BestOfN(n, median, mean, 1 - len(known) / len(k_star))
+
+
+def _minimum_of(steps: Sequence[int | None], n: int) -> BestOfN:
+    """Return the best of n of some trials, exactly."""
+    total = len(steps)
     complete = np.sort(np.array([k for k in steps if k is not None], float))
     if not len(complete):
         return BestOfN(n, math.inf, None, 1.0)
@@ -90,17 +122,17 @@ def why_no_draws(record: StudyRecord) -> str | None:
 def draw_rows(record: StudyRecord, cells: Iterable[CellSummary]) -> pd.DataFrame:
     """Return one row a cell and n, by series, batch size, n = 1, 2, ... to its finished trials.
 
-    Columns: sparsity and further axes, batch_size [examples], draws (n), and of the best of n:
-    median [steps], inf if most choices have no complete trial; none, the probability of no complete
-    trial; mean [steps], geometric, missing if `none` exceeds `RARE`; floor, 1 if the median is an
+    Columns: sparsity and further axes, batch_size [examples], draws (n), and of K* of n trials, by
+    default their best: median [steps], inf if most choices have no K*; none, the probability of no
+    K*; mean [steps], geometric, missing if `none` exceeds `RARE`; floor, 1 if the median is an
     upper bound: at the first check, or because of undetermined points.
     """
     rows = []
     if why_no_draws(record) is not None:
         cells = ()
     for summary in cells:
-        for n in range(1, len(summary.steps) + 1):
-            best = best_of(summary.steps, n)
+        counts = range(1, len(summary.steps) + 1)
+        for best in best_of(summary.steps, counts, record.statistic):
             mean = None
             if best.none <= RARE:
                 mean = best.mean
@@ -122,25 +154,26 @@ def draw_rows(record: StudyRecord, cells: Iterable[CellSummary]) -> pd.DataFrame
     return frame(rows, columns)
 
 
-def halves(cells: Iterable[CellSummary]) -> list[tuple[int, BestOfN]]:
-    """Return K* and the best of half of the trials, of each cell whose K* is no upper bound."""
+def halves(cells: Iterable[CellSummary], statistic: Statistic) -> list[tuple[int, BestOfN]]:
+    """Return K* and K* of half of the trials, of each cell whose K* is no upper bound."""
     pairs = []
     for cell in cells:
         if cell.k_star is not None and not cell.is_upper_bound and len(cell.steps) > 1:
-            pairs.append((cell.k_star, best_of(cell.steps, len(cell.steps) // 2)))
+            half = best_of(cell.steps, [len(cell.steps) // 2], statistic)[0]
+            pairs.append((cell.k_star, half))
     return pairs
 
 
-def last_doubling(cells: Iterable[CellSummary]) -> list[float]:
-    """Return the best of half of the trials over K*, of each cell whose K* is no upper bound.
+def last_doubling(cells: Iterable[CellSummary], statistic: Statistic) -> list[float]:
+    """Return K* of half of the trials over K*, of each cell whose K* is no upper bound.
 
-    It is the geometric mean over the halves. Their median is K* itself, since every second half has
-    the best trial. Cells in which more than a share of `RARE` of the halves has no complete trial
-    are skipped: the steps of these halves are unknown. If trials stop at K*, that is so in every
+    It is the geometric mean over the halves. For the minimum their median is K* itself, since every
+    second half has the best trial. Cells in which more than a share of `RARE` of the halves has no
+    K* are skipped: the steps of these halves are unknown. If trials stop at K*, that is so in every
     cell.
     """
     ratios = []
-    for k_star, half in halves(cells):
+    for k_star, half in halves(cells, statistic):
         if half.mean is not None and half.none <= RARE:
             ratios.append(half.mean / k_star)
     return ratios

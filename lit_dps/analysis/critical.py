@@ -220,12 +220,12 @@ def _by_measurement(law: Law, draws: np.ndarray) -> dict[str, Critical]:
 
 def _by_theory(summary: CellSummary) -> float | None:
     """Return c1 / c2 of the theory's terms of a cell's K* trial."""
-    if summary.best is None or summary.k_star is None:
+    if summary.best is None or summary.best.steps is None:
         return None
     terms = terms_of(summary.best)
     if terms is None:
         return None
-    law = terms.law_to(summary.k_star)
+    law = terms.law_to(summary.best.steps)
     if law is None:
         return None
     return law.critical_batch_size

@@ -51,16 +51,16 @@ def uses_local_sgd(record: StudyRecord) -> bool:
 
 
 def communications(record: StudyRecord, summary: CellSummary) -> int | None:
-    """Return how often the workers of the K* trial communicated until it met its goal.
+    """Return how often the workers of the K* trial communicate in K* steps.
 
     See `LocalSGDSchedule.communications`. None without a K*, and for a single worker.
     """
-    if summary.best is None or summary.best.steps is None:
+    if summary.best is None or summary.k_star is None:
         return None
     schedule = schedule_of(record, summary.best.trial)
     if schedule.workers <= 1:
         return None
-    return schedule.communications(summary.best.steps)
+    return schedule.communications(summary.k_star)
 
 
 def with_communications(

@@ -1,7 +1,7 @@
 """Observations of K at some batch sizes: a number or a bound, its noise, and draws of it.
 
-Three sources: the trials of a cell (K*, their minimum), the repeats of its best point (their
-median), and runs of several seeds in a table.
+Three sources: the trials of a cell (K*, by default their minimum), the repeats of its best point
+(their median), and runs of several seeds in a table.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from lit_dps.analysis.repeats import RepeatSummary
 from lit_dps.analysis.summary import CellSummary, boundary_texts, is_at_first_check
 from lit_dps.analysis.tables import listed_numbers
 from lit_dps.core.record import StudyRecord
+from lit_dps.core.statistic import MINIMUM, Statistic
 from lit_dps.core.trial import Status, TrialResult
 
 # Kinds of observations that are bounds of K*: the side on which a residual counts.
@@ -38,6 +39,10 @@ MAX_DIMENSIONS = 2
 SEED_NOISE = 0.1
 # This prior counts as this number of distances.
 PRIOR_DISTANCES = 3
+# Cells that are drawn for the noise of another statistic than the minimum. The noise is then known
+# to 2 %.
+DRAWS = 2000
+FARTHEST = 100.0
 # Fewer trials are single points that the user chose, not a search.
 MIN_SEARCHED_TRIALS = 4
 
@@ -118,9 +123,9 @@ def exact(observations: Iterable[Observation]) -> list[Observation]:
 def observations_of_cells(record: StudyRecord, cells: Iterable[CellSummary]) -> list[Observation]:
     """Return the observations of K by the trials of some cells.
 
-    If no trial of a cell met the goal, max steps is a lower bound of K, provided that every trial
-    spent them or diverged. If more than half of the trials were not run, K* is an upper bound,
-    since a search proceeds to better rates.
+    If too few trials of a cell met the goal, K* has a lower bound, provided that every other trial
+    spent max steps or diverged: max steps if no trial met the goal. If more than half of the trials
+    were not run, K* is an upper bound, since a search proceeds to better rates.
     """
     observations = []
     for cell in cells:
@@ -136,23 +141,47 @@ def _observation_of_cell(record: StudyRecord, cell: CellSummary) -> Observation 
     size = float(cell.cell.batch_size)
     missing = cell.pending + len(cell.undetermined_points)
     if cell.k_star is None:
-        if missing or not cell.trials or not all(map(_missed_for_good, cell.trials)):
+        if missing or not all(map(_has_ended, cell.trials)):
             return None
-        return Observation(size, float(goal.max_steps), bound=AT_LEAST)
+        # A trial that missed the goal needs at least max steps.
+        least = record.statistic.k_star(k or goal.max_steps for k in cell.steps)
+        if least is None:
+            return None
+        return Observation(size, float(least), bound=AT_LEAST)
     if cell.is_upper_bound or 2 * missing > record.trials:
         return Observation(size, float(cell.k_star), bound=AT_MOST)
     return Observation(
         size,
         float(cell.k_star),
-        noise=noise_of_minimum(cell.steps, len(record.space)),
+        noise=noise_of_k_star(cell.steps, len(record.space), record.statistic),
         check=float(goal.check_interval),
         boundary=", ".join(boundary_texts(record, cell)),
     )
 
 
-def _missed_for_good(result: TrialResult) -> bool:
-    """Return True if a trial spent max steps without the goal, or diverged."""
-    return result.status in (Status.INCOMPLETE, Status.INFEASIBLE)
+def _has_ended(result: TrialResult) -> bool:
+    """Return True if a trial met the goal, spent max steps without it, or diverged."""
+    return result.status in (Status.COMPLETE, Status.INCOMPLETE, Status.INFEASIBLE)
+
+
+def noise_of_k_star(steps: Sequence[int | None], dimensions: int, statistic: Statistic) -> float:
+    """Return the standard error of log K* of a cell; 0 if it is unknown.
+
+    For another statistic than the minimum it is a parametric bootstrap: the statistic of cells
+    whose trials have the exponential distances of `noise_of_minimum`.
+
+    Args:
+        steps, dimensions: As of `noise_of_minimum`.
+        statistic: What K* is.
+    """
+    noise = noise_of_minimum(steps, dimensions)
+    if statistic.name == MINIMUM.name or not noise:
+        return noise
+    distances = resampling_rng(len(steps), statistic.name).exponential(size=(DRAWS, len(steps)))
+    # Farther trials than these never decide, and their steps would be no finite numbers.
+    distances = np.minimum(noise * len(steps) * distances, FARTHEST)
+    logs = np.log(statistic.of_draws(np.exp(distances)))
+    return float(logs.std())
 
 
 def noise_of_minimum(steps: Sequence[int | None], dimensions: int) -> float:

@@ -43,7 +43,7 @@ def at_goal(record: StudyRecord, value: float) -> StudyRecord:
     undetermined_points = {}
     for cell, trials in record.results.items():
         ended, undetermined = _end_at_goal(trials, goal, record.train_past_goal)
-        results[cell] = truncate_at_race_limit(ended, record.race_factor)
+        results[cell] = truncate_at_race_limit(ended, record.race_factor, record.statistic)
         undetermined_points[cell] = undetermined
     repeats = {}
     for cell, trials in record.repeats.items():

@@ -20,8 +20,10 @@ import pandas as pd
 
 from lit_dps.analysis.intervals import PERCENTILES, resampling_rng
 from lit_dps.analysis.rates import EFFECTIVE, RULES, RateCurve
+from lit_dps.analysis.summary import CellSummary
 from lit_dps.analysis.tables import columns_of, frame
 from lit_dps.core.record import StudyRecord
+from lit_dps.core.statistic import Statistic
 from lit_dps.core.trial import Status, TrialResult
 
 # A trial counts within this factor of the rule's rate. After one doubling of B the rules differ by
@@ -32,6 +34,7 @@ MEASURED = "measured"
 LOWER_BOUND = "at least"
 UPPER_BOUND = "at most"
 NO_TRIAL = "no trial near"
+TOO_FEW = "too few trials near"
 OUTSIDE = "outside the search space"
 DIVERGED = "all near diverged"
 
@@ -43,9 +46,10 @@ def price_rows(record: StudyRecord, curves: Iterable[RateCurve]) -> pd.DataFrame
     momentum is searched also "learning_rate"), rule ("linear" or "square_root"), scaled_from (the
     batch size whose best rate is scaled), rule_rate, best_rate (of the K* trial), near (number of
     trials within `WINDOW` of rule_rate), complete (number of these that met the goal), steps (the
-    fewest of these), k_star [steps], price (steps / k_star), price_low and price_high (its 95 %
-    limits over resampled trials, which also change the rule's rate), and verdict: "measured";
-    "at least" or "at most" if the price is a bound; else why there is no price.
+    fewest of these, or their `study.statistic`), k_star [steps], price (steps / k_star), price_low
+    and price_high (its 95 % limits over resampled trials, which also change the rule's rate), and
+    verdict: "measured"; "at least" or "at most" if the price is a bound; else why there is no
+    price.
     """
     rows = []
     for curve in curves:
@@ -73,19 +77,20 @@ def _price_columns(
         if _is_near(curve.source.rate(result, kind), rule_rate):
             near.append(result)
     complete_steps = [result.steps for result in near if result.steps is not None]
-    price = _price(near, cell.k_star, cell.is_upper_bound)
+    statistic = record.statistic
+    price = _price(near, cell, statistic)
     if price.verdict == NO_TRIAL and not _is_reachable(record, curve, kind, rule_rate):
         price = Price(None, OUTSIDE)
     low = None
     high = None
     if price.value is not None and price.verdict == MEASURED:
-        low, high = _limits(curve, batch_size, kind, rule, price.value)
+        low, high = _limits(curve, batch_size, kind, rule, price.value, statistic)
     return {
         "rule_rate": rule_rate,
         "best_rate": curve.best(batch_size, kind),
         "near": len(near),
         "complete": len(complete_steps),
-        "steps": min(complete_steps, default=None),
+        "steps": statistic.k_star(complete_steps),
         "k_star": cell.k_star,
         "price": price.value,
         "price_low": low,
@@ -111,29 +116,35 @@ class Price(NamedTuple):
     verdict: str
 
 
-def _price(near: Sequence[TrialResult], k_star: int, is_upper_bound: bool) -> Price:
-    """Return the price of a rule with some trials near its rate.
+def _price(near: Sequence[TrialResult], cell: CellSummary, statistic: Statistic) -> Price:
+    """Return the price of a rule with some trials of a cell near its rate.
 
     Trials that missed the goal need more steps than they ran; diverged ones never meet it. If K* is
     an upper bound, the price is a lower bound.
     """
-    if not near:
-        return Price(None, NO_TRIAL)
-    fewest = math.inf
+    assert cell.k_star is not None
+    if len(near) < statistic.needed_trials:
+        return Price(None, TOO_FEW if near else NO_TRIAL)
+    steps = [result.steps for result in near]
+    earliest: list[int | None] = []
     stopped_at = math.inf
     for result in near:
-        if result.steps is not None:
-            fewest = min(fewest, result.steps)
-        elif result.status is not Status.INFEASIBLE:
+        earliest.append(result.steps)
+        if result.steps is None and result.status is not Status.INFEASIBLE:
+            earliest[-1] = result.steps_run
             stopped_at = min(stopped_at, result.steps_run)
-    if math.isinf(fewest) and math.isinf(stopped_at):
+    k_at_rule = statistic.k_star(steps)
+    if k_at_rule is not None:
+        # A trial that stopped early might have met the goal before the others.
+        is_lower = stopped_at < statistic.race_limit([k for k in steps if k is not None], 1.0)
+        if is_lower:
+            return Price(k_at_rule / cell.k_star, UPPER_BOUND)
+        verdict = LOWER_BOUND if cell.is_upper_bound else MEASURED
+        return Price(k_at_rule / cell.k_star, verdict)
+    least = statistic.k_star(earliest)
+    if least is None:
         return Price(None, DIVERGED)
-    if math.isinf(fewest):
-        return Price(max(stopped_at / k_star, 1.0), LOWER_BOUND)
-    if stopped_at < fewest:
-        # The trial that stopped might have met the goal before the others.
-        return Price(fewest / k_star, UPPER_BOUND)
-    return Price(fewest / k_star, LOWER_BOUND if is_upper_bound else MEASURED)
+    return Price(max(least / cell.k_star, 1.0), LOWER_BOUND)
 
 
 def _is_reachable(record: StudyRecord, curve: RateCurve, kind: str, rate: float) -> bool:
@@ -174,16 +185,22 @@ class _Resamples(NamedTuple):
         chosen = resampling_rng(0, batch_size).integers(len(steps), size=shape)
         return cls(np.array(steps, float)[chosen], np.array(rates)[chosen])
 
-    @property
-    def best_rates(self) -> np.ndarray:
-        """The rate (R,) of the best trial, the first drawn one among equals; nan without one."""
+    def best_rates(self, statistic: Statistic) -> np.ndarray:
+        """Return the rate (R,) of the trial of K*, the first drawn one among equals; else nan."""
         rows = np.arange(len(self.steps))
-        best = self.steps.argmin(axis=1)
-        return np.where(np.isfinite(self.steps[rows, best]), self.rates[rows, best], np.nan)
+        k_star = statistic.of_draws(self.steps)
+        later = np.where(self.steps >= k_star[:, None], self.steps, math.inf)
+        best = later.argmin(axis=1)
+        return np.where(np.isfinite(k_star), self.rates[rows, best], np.nan)
 
 
 def _limits(
-    curve: RateCurve, batch_size: int, kind: str, rule: str, price: float
+    curve: RateCurve,
+    batch_size: int,
+    kind: str,
+    rule: str,
+    price: float,
+    statistic: Statistic,
 ) -> tuple[float | None, float | None]:
     """Return the 95 % limits of a price, widened to hold it.
 
@@ -193,11 +210,11 @@ def _limits(
     """
     assert curve.first is not None
     growth = (batch_size / curve.first) ** RULES[rule]
-    rule_rates = _Resamples.of(curve, curve.first, kind).best_rates * growth
+    rule_rates = _Resamples.of(curve, curve.first, kind).best_rates(statistic) * growth
     resamples = _Resamples.of(curve, batch_size, kind)
-    k_star = resamples.steps.min(axis=1)
+    k_star = statistic.of_draws(resamples.steps)
     is_near = _is_near(resamples.rates, rule_rates[:, None])
-    steps_at_rule = np.where(is_near, resamples.steps, math.inf).min(axis=1)
+    steps_at_rule = statistic.of_draws(np.where(is_near, resamples.steps, math.inf))
     counts = is_near.any(axis=1) & np.isfinite(k_star) & np.isfinite(rule_rates)
     if not counts.any():
         return None, None

@@ -30,7 +30,7 @@ class RepeatSummary:
     Attributes:
         cell: The cell.
         point: The point of the search.
-        steps: Its steps to result in the search, by which it was chosen.
+        steps: Its steps to result in the search.
         rank: 1 for the point of K*, 2 for the next best one.
         results: Its finished repeats without failed ones, and without the search's trial.
         planned: The number of its repeats when all have finished. The best points at the goal of
@@ -165,7 +165,8 @@ def _best_points(record: StudyRecord, cell: Cell) -> dict[int, int]:
         if result.steps is not None:
             steps[result.trial.point] = result.steps
     best = {}
-    for point in record.plan.best_points((k, point) for point, k in steps.items()):
+    complete = [(k, point) for point, k in steps.items()]
+    for point in record.plan.best_points(complete, record.statistic):
         best[point] = steps[point]
     return best
 

@@ -24,8 +24,9 @@ class CellSummary:
     Attributes:
         cell: The cell.
         trials: Finished trials without failed ones, which will run again.
-        best: The complete trial of fewest steps to result, of these the lowest point; None if no
-            trial is complete.
+        k_star: K*, by default the fewest steps to result of any complete trial (Lee et al. 2021,
+            Section 2; `StudyRecord.statistic`); None if too few trials are complete.
+        best: The trial of K* (`lit_dps.core.statistic.Statistic.ranking`); None without a K*.
         counts: Finished trials by how they ended, with failed ones.
         pending: Declared trials that have not finished, started or not.
         running: The pending trials that are started or queued.
@@ -34,11 +35,12 @@ class CellSummary:
             `may_be_lower`.
         undetermined_points: Trials that are skipped, since their steps to result are unknown
             (`StudyRecord.undetermined_points`): the first step at which each may have met the goal.
-        may_be_lower: Whether an undetermined trial may have met the goal before K*.
+        may_be_lower: Whether K* may be lower, because of undetermined trials.
     """
 
     cell: Cell
     trials: Sequence[TrialResult]
+    k_star: int | None
     best: TrialResult | None
     counts: Counter[Status]
     pending: int
@@ -47,13 +49,6 @@ class CellSummary:
     is_upper_bound: bool
     undetermined_points: Mapping[int, int]
     may_be_lower: bool
-
-    @property
-    def k_star(self) -> int | None:
-        """K*, the fewest steps to result of any complete trial (Lee et al. 2021, Section 2)."""
-        if self.best is None:
-            return None
-        return self.best.steps
 
     @property
     def steps(self) -> list[int | None]:
@@ -91,12 +86,15 @@ def _summarize_cell(record: StudyRecord, cell: Cell) -> CellSummary:
     """Return the summary of one cell."""
     results = record.results[cell]
     trials = record.results_without_failed(cell)
-    best = best_trial(trials)
+    steps = [result.steps for result in trials]
+    k_star = record.statistic.k_star(steps)
+    best = best_trial(trials, record.statistic)
     undetermined = record.undetermined_points.get(cell, {})
     is_bound, may_be_lower = False, False
-    if best is not None and best.steps is not None:
-        may_be_lower = min(undetermined.values(), default=best.steps) < best.steps
-        is_bound = may_be_lower or is_at_first_check(best.steps, record.goal.first_possible_step)
+    if k_star is not None:
+        lowest = record.statistic.k_star([*steps, *undetermined.values()])
+        may_be_lower = lowest is not None and lowest < k_star
+        is_bound = may_be_lower or is_at_first_check(k_star, record.goal.first_possible_step)
     counts = Counter()
     finished = set(undetermined)
     for result in results:
@@ -105,6 +103,7 @@ def _summarize_cell(record: StudyRecord, cell: Cell) -> CellSummary:
     return CellSummary(
         cell=cell,
         trials=trials,
+        k_star=k_star,
         best=best,
         counts=counts,
         # Not the number of trials less the finished points: a study may have been declared smaller

@@ -22,6 +22,7 @@ from lit_dps.analysis.tables import base_of, cell_of, columns_of, frame
 from lit_dps.analysis.theory import Start, Terms, finite, terms_of
 from lit_dps.core.racing import to_goal
 from lit_dps.core.record import StudyRecord
+from lit_dps.core.statistic import Statistic
 from lit_dps.core.trial import Series, TrialResult
 
 Measured = Terms | Start
@@ -282,10 +283,9 @@ def rank_rows(record: StudyRecord) -> pd.DataFrame:
     for batch_size in record.batch_sizes:
         for series, steps, terms in zip(*_study_terms(record, batch_size), strict=True):
             row = {"batch_size": batch_size, **columns_of(series), "points": len(steps)}
-            best = steps.min(initial=math.inf)
             row["k_star"] = None
-            if math.isfinite(best):
-                row["k_star"] = int(best)
+            if len(steps):
+                row["k_star"] = record.statistic.k_star(_steps_or_none(steps))
             for name, mean in zip(TERMS, _geometric_means(terms), strict=True):
                 row[name] = None
                 if not math.isnan(mean):
@@ -312,20 +312,23 @@ def correlation_rows(record: StudyRecord, replicates: int = REPLICATES) -> pd.Da
         resamples = resampling_rng(0, batch_size).integers(
             study.steps.shape[1], size=(replicates, study.steps.shape[1])
         )
-        for correlation in _correlations(study, resamples):
+        for correlation in _correlations(study, resamples, record.statistic):
             rows.append({"batch_size": batch_size, **correlation})
     return frame(rows)
 
 
-def _correlations(study: _StudyTerms, resamples: np.ndarray) -> Iterator[dict[str, Any]]:
+def _correlations(
+    study: _StudyTerms, resamples: np.ndarray, statistic: Statistic
+) -> Iterator[dict[str, Any]]:
     """Yield the columns of `correlation_rows` of each term that enough series have.
 
     Args:
         study: At one batch size.
         resamples: (R, points), indices of points.
+        statistic: What K* is.
     """
-    k_star = study.steps.min(axis=1)
-    resampled_k_star = study.steps[:, resamples].min(axis=2).T  # (R, series)
+    k_star = statistic.of_draws(study.steps)
+    resampled_k_star = statistic.of_draws(study.steps[:, resamples]).T  # (R, series)
     means = _geometric_means(study.terms)  # (series, terms)
     resampled_means = np.array([_geometric_means(study.terms[:, chosen]) for chosen in resamples])
     for i, name in enumerate(TERMS):
@@ -343,6 +346,11 @@ def _correlations(study: _StudyTerms, resamples: np.ndarray) -> Iterator[dict[st
             "high": max(high, rho),
             "chance": _chance(count),
         }
+
+
+def _steps_or_none(steps: np.ndarray) -> list[int | None]:
+    """Return steps to result, None in place of infinity."""
+    return [int(k) if math.isfinite(k) else None for k in steps]
 
 
 def _limits(terms: np.ndarray, k_star: np.ndarray) -> tuple[float, float]:

@@ -213,7 +213,7 @@ def _prediction_columns(summary: CellSummary) -> dict[str, object]:
     names = ["point", "delta", "lipschitz", "beta", "epsilon", "rate"]
     names += ["predicted_c1", "predicted_c2", "predicted_k_star"]
     columns: dict[str, Any] = dict.fromkeys(names)
-    if summary.best is None or summary.k_star is None:
+    if summary.best is None or summary.best.steps is None:
         return columns
     columns["point"] = summary.best.trial.point
     terms = terms_of(summary.best)
@@ -221,7 +221,7 @@ def _prediction_columns(summary: CellSummary) -> dict[str, object]:
         return columns
     for name in ("delta", "lipschitz", "beta", "epsilon"):
         columns[name] = getattr(terms, name)
-    law = terms.law_to(summary.k_star)
+    law = terms.law_to(summary.best.steps)
     if law is not None:
         columns["rate"] = terms.rate
         columns["predicted_c1"] = law.c1

@@ -15,6 +15,7 @@ from lit_dps.core.errors import ConfigError
 from lit_dps.core.record import grid
 from lit_dps.core.repeats import RepeatPlan
 from lit_dps.core.search_space import parse_box
+from lit_dps.core.statistic import Statistic, statistic_named
 from lit_dps.core.trial import Cell, Value, check_names, check_sparsity
 
 EngineName = Literal["auto", "single", "stacked", "lightning", "fused"]
@@ -63,6 +64,10 @@ class StudyConfig:
             stops once it has run this many times as long as the best complete trial of its cell
             needed. 1 or more; null runs every trial to the step budget, as the paper does.
             That shows how large a part of the search box is successful.
+        statistic: What K* is, a number of the trials of a cell: minimum, median_of_best_3 (or of
+            another number) or a class path. "minimum" is the fewest steps of any trial, as in the
+            paper. "median_of_best_3" is the median of the steps of the best three trials, which
+            depends less on the luck of one seed. Racing and repeats follow it.
         train_past_goal: Train to goal.max_steps after the goal. K* is the same. Complete curves
             give the best metric under every smaller budget of steps or examples. Then no trial is
             raced and no check stops early: the defaults of race_factor and goal.early_reject do not
@@ -113,6 +118,7 @@ class StudyConfig:
     grid: dict[str, list[int | float | str | bool | Any]] = field(default_factory=dict)
     goals: list[float] = field(default_factory=list)
     race_factor: float | None = RACE_FACTOR
+    statistic: str = "minimum"
     train_past_goal: bool = False
     metrics: list[str] = field(default_factory=list)
     readings: list[Any] = field(default_factory=list)
@@ -195,6 +201,11 @@ class StudyConfig:
         return RepeatPlan(self.repeats, self.repeat_points, self.repeat_slack)
 
     @property
+    def k_star_statistic(self) -> Statistic:
+        """The statistic that `statistic` names."""
+        return statistic_named(self.statistic)
+
+    @property
     def cells(self) -> list[Cell]:
         """The grid, by sparsity, values of further axes, then batch size."""
         return grid(self.batch_sizes, self.sparsities, self.axes)
@@ -208,6 +219,7 @@ class StudyConfig:
         self._check_counts()
         self._check_sampler()
         self._check_racing()
+        self._check_statistic()
         if self.checkpoint_minutes is not None and not 0 < self.checkpoint_minutes < math.inf:
             raise ConfigError(
                 "study.checkpoint_minutes", self.checkpoint_minutes, "above 0, or null for none"
@@ -263,6 +275,12 @@ class StudyConfig:
             raise ConfigError("study.sampler", self.sampler, allowed)
         if self.best_of == self.name:
             raise ConfigError("study.best_of", self.best_of, "the name of another study")
+
+    def _check_statistic(self) -> None:
+        needed = self.k_star_statistic.needed_trials
+        if self.trials < needed:
+            allowed = f"at least {needed}, because study.statistic is {self.statistic}"
+            raise ConfigError("study.trials", self.trials, allowed)
 
     def _check_racing(self) -> None:
         if self.race_factor is not None and not 1 <= self.race_factor < math.inf:

@@ -1,8 +1,9 @@
-"""Racing: a trial that has run longer than the best trial of its cell cannot improve K*.
+"""Racing: a trial that has run longer than the best trials of its cell cannot change K*.
 
 A trial stops after `race_factor` times the steps that the best complete trial of its cell needed.
-Where a trial really stopped depends on which worker finished first. Therefore every trial runs to
-that step at least, and every result is reported truncated at that step.
+If K* is another statistic than the minimum, it stops at `Statistic.race_limit`. Where a trial
+really stopped depends on which worker finished first. Therefore every trial runs to that step at
+least, and every result is reported truncated at that step.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import dataclasses
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
+from lit_dps.core.statistic import Statistic
 from lit_dps.core.trial import SHORT_STEPS, UNCOUNTED_STEPS, Status, TrialResult
 
 # Checks before the first rung: fewer do not show how a trial trains.
@@ -19,36 +21,32 @@ MIN_RUNG_CHECKS = 8
 RUNG_GROWTH = 4
 
 
-def best_trial(results: Iterable[TrialResult]) -> TrialResult | None:
-    """Return the trial of K*: the complete one of fewest steps; None without any.
-
-    Of several such trials, it is the one at the lowest point.
-    """
-    complete = [result for result in results if result.steps is not None]
-    return min(complete, key=lambda result: (result.steps, result.trial.point), default=None)
-
-
-def best_steps(steps: Iterable[int | None]) -> int | None:
-    """Return K*, the fewest steps to result of any complete trial; None without any.
-
-    Source: Lee et al. 2021, Section 2.
-
-    Args:
-        steps: Steps to result of each trial; None for a trial that is not complete.
-    """
-    return min((k for k in steps if k is not None), default=None)
+def best_trial(results: Iterable[TrialResult], statistic: Statistic) -> TrialResult | None:
+    """Return the trial of K* (`Statistic.ranking`); None without a K*."""
+    by_point = {}
+    for result in results:
+        if result.steps is not None:
+            by_point[result.trial.point] = result
+    ranking = statistic.ranking((result.steps, point) for point, result in by_point.items())
+    if not ranking:
+        return None
+    return by_point[ranking[0][1]]
 
 
-def race_limit(k_star: int | None, race_factor: float | None) -> float:
+def race_limit(
+    steps: Iterable[int | None], race_factor: float | None, statistic: Statistic
+) -> float:
     """Return the step that the trials of a cell must reach; infinity without a race.
 
     Args:
-        k_star: The fewest steps to result of the cell's complete trials so far; None without any.
-        race_factor: 1 stops trials at K*, 2 at twice K*, None never.
+        steps: Steps to result of the cell's trials so far; None for a trial that is not complete.
+        race_factor: 1 stops trials where they cannot change K*, 2 at twice as many steps, None
+            never.
+        statistic: What K* is.
     """
-    if k_star is None or race_factor is None:
+    if race_factor is None:
         return math.inf
-    return race_factor * k_star
+    return statistic.race_limit([k for k in steps if k is not None], race_factor)
 
 
 def default_rungs(check_interval: int, max_steps: int) -> list[float]:
@@ -84,14 +82,14 @@ def known_until(status: Status, steps_run: float) -> float:
 
 
 def truncate_at_race_limit(
-    results: Sequence[TrialResult], race_factor: float | None
+    results: Sequence[TrialResult], race_factor: float | None, statistic: Statistic
 ) -> list[TrialResult]:
-    """Return the results of a cell truncated at race_factor x K*, whichever worker finished first.
+    """Return the results of a cell truncated at its race limit, whichever worker finished first.
 
     Trials that ended later become outraced, and their curves end there. The list has no trials that
     must run again (`known_until`).
     """
-    limit = race_limit(best_steps(result.steps for result in results), race_factor)
+    limit = race_limit((result.steps for result in results), race_factor, statistic)
     truncated = []
     for result in results:
         if known_until(result.status, result.steps_run) >= limit:

@@ -12,6 +12,7 @@ from lit_dps.core.goal import Goal
 from lit_dps.core.noise_scale import NoiseScale
 from lit_dps.core.repeats import RepeatId, RepeatPlan, missing_repeats
 from lit_dps.core.search_space import Box, ExpandedSpace, short_names
+from lit_dps.core.statistic import MINIMUM, Statistic
 from lit_dps.core.step_timing import StepTiming
 from lit_dps.core.trial import Cell, Series, Status, TrialResult, Value, short_name, text_of
 
@@ -37,7 +38,7 @@ class StudyRecord:
         race_factor: Trials stop after this multiple of K*; None runs them to the step budget
             (`lit_dps.core.racing`).
         config: The configuration of the study.
-        results: Finished trials of every cell of the grid, by point, truncated at race_factor x K*.
+        results: Finished trials of every cell of the grid, by point, truncated at the race limit.
             The list is empty for a cell without finished trials.
         running: Number of trials and repeats of each cell that are started or queued.
         axes: Values of each further axis of the grid by configuration key.
@@ -56,6 +57,7 @@ class StudyRecord:
         step_timing: Times of a step, measured alone at the end of the study; None if not measured.
         shared: Cells that were not trained, each with the equal cell whose trials it shows
             (`shared_cells`).
+        statistic: What K* is: a number of the trials of a cell.
     """
 
     name: str
@@ -81,6 +83,7 @@ class StudyRecord:
     undetermined_points: Mapping[Cell, Mapping[int, int]] = field(default_factory=dict)
     step_timing: StepTiming | None = None
     shared: Mapping[Cell, Cell] = field(default_factory=dict)
+    statistic: Statistic = MINIMUM
 
     @property
     def cells(self) -> list[Cell]:
@@ -106,10 +109,14 @@ class StudyRecord:
         """Return the results of a cell without failed trials, which will run again."""
         return [result for result in self.results[cell] if result.status is not Status.FAILED]
 
+    def k_star(self, cell: Cell) -> int | None:
+        """Return K* of a cell by its finished trials, in steps; None if too few are complete."""
+        return self.statistic.k_star(result.steps for result in self.results.get(cell, ()))
+
     def missing_repeats(self, cell: Cell) -> list[RepeatId]:
         """Return the repeats of a cell that must still run, as (point, number)."""
         results = self.results.get(cell, ())
-        return missing_repeats(self.plan, results, self.repeats.get(cell, ()))
+        return missing_repeats(self.plan, results, self.repeats.get(cell, ()), self.statistic)
 
     def setting(self, key: str) -> object:
         """Return a value of the configuration by its dotted key; None if there is no such key."""

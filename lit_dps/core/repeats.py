@@ -9,7 +9,8 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from lit_dps.core.racing import known_until, race_limit
+from lit_dps.core.racing import known_until
+from lit_dps.core.statistic import Statistic
 from lit_dps.core.trial import Status, TrialResult
 
 RepeatId = tuple[int, int]  # a point and the number of its repeat, from 1
@@ -21,7 +22,8 @@ class RepeatPlan:
 
     Attributes:
         count: Repeats of each of these points; 0 for none.
-        points: How many of the cell's best points are repeated: those with the fewest steps.
+        points: How many of the cell's best points are repeated, in the order of
+            `Statistic.ranking`.
         race_factor: A repeat without the goal stops after this multiple of its cell's K*; None runs
             it to the step budget. Repeats do not race one another.
     """
@@ -36,31 +38,39 @@ class RepeatPlan:
         Args:
             k_star: K* of the cell.
         """
-        return race_limit(k_star, self.race_factor)
+        if self.race_factor is None:
+            return math.inf
+        return self.race_factor * k_star
 
-    def best_points(self, complete: Iterable[tuple[int, int]]) -> list[int]:
-        """Return the points to repeat, the best first. The first is the point of K*.
+    def best_points(self, complete: Iterable[tuple[int, int]], statistic: Statistic) -> list[int]:
+        """Return the points to repeat, first the point of K*; none without a K*.
 
         Args:
             complete: (Steps to result, point) of the cell's complete trials.
+            statistic: What K* is.
         """
-        return [point for _, point in sorted(complete)[: self.points]]
+        return [point for _, point in statistic.ranking(complete)[: self.points]]
 
     def missing(
-        self, complete: Iterable[tuple[int, int]], steps_run: Mapping[RepeatId, float]
+        self,
+        complete: Iterable[tuple[int, int]],
+        steps_run: Mapping[RepeatId, float],
+        statistic: Statistic,
     ) -> list[RepeatId]:
         """Return the repeats of a cell that must still run: each point once, then each twice, ...
 
         Args:
-            complete: (Steps to result, point) of the cell's complete trials. Without any, there is
+            complete: (Steps to result, point) of the cell's complete trials. Without a K*, there is
                 nothing to repeat.
             steps_run: The step up to which each repeat is known, from `racing.known_until`.
+            statistic: What K* is.
         """
-        ranking = sorted(complete)
-        if not ranking:
+        pairs = list(complete)
+        k_star = statistic.k_star(steps for steps, _ in pairs)
+        if k_star is None:
             return []
-        limit = self.limit(ranking[0][0])
-        points = self.best_points(ranking)
+        limit = self.limit(k_star)
+        points = self.best_points(pairs, statistic)
         missing = []
         for number in range(1, self.count + 1):
             for point in points:
@@ -70,7 +80,10 @@ class RepeatPlan:
 
 
 def missing_repeats(
-    plan: RepeatPlan, results: Iterable[TrialResult], repeats: Iterable[TrialResult]
+    plan: RepeatPlan,
+    results: Iterable[TrialResult],
+    repeats: Iterable[TrialResult],
+    statistic: Statistic,
 ) -> list[RepeatId]:
     """Return the repeats of a cell that must still run, by its finished trials and repeats."""
     complete = []
@@ -84,4 +97,4 @@ def missing_repeats(
         if repeat.status is not Status.FAILED:
             steps = known_until(repeat.status, repeat.steps_run)
         steps_run[repeat.trial.point, repeat.trial.repeat] = steps
-    return plan.missing(complete, steps_run)
+    return plan.missing(complete, steps_run, statistic)

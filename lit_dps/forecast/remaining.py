@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 from lit_dps.analysis.analysis import Analysis
 from lit_dps.analysis.law import Law
-from lit_dps.core.racing import best_steps
 from lit_dps.core.record import StudyRecord
 from lit_dps.core.repeats import RepeatPlan, missing_repeats
 from lit_dps.core.trial import Cell, Series, Status, TrialResult
@@ -51,6 +50,8 @@ def nearest_record(setup: StudySetup, record: StudyRecord | None) -> StudyRecord
     url = setup.storage.optuna_url
     probes = _read(url, f"{setup.study.name}{PROBES_SUFFIX}")
     if probes is None or probes.race_factor != setup.study.race_factor:
+        return record
+    if probes.statistic.name != setup.study.statistic:
         return record
     stored: Mapping = AdviceStore(url, setup.study.name).read().get("configuration", {})
     identity = setup.identity(None)
@@ -217,7 +218,9 @@ def max_repeat_work(
         trials[cell] = _remaining_repeats(plan, cell, record)
         if remaining:
             trials[cell] = plan.count * plan.points
-        k_star = _k_star(record, cell)
+        k_star = None
+        if record is not None:
+            k_star = record.k_star(cell)
         steps[cell] = max_steps
         if k_star is not None:
             steps[cell] = min(plan.limit(k_star), max_steps)
@@ -241,7 +244,7 @@ def expected_repeat_work(
         return None
     k_stars = {}
     for cell in record.results:
-        k_star = _k_star(record, cell)
+        k_star = record.k_star(cell)
         if k_star is not None:
             k_stars[cell] = [k_star]
     mean = None
@@ -311,16 +314,9 @@ def _steps_run(results: Mapping[Cell, Sequence[TrialResult]]) -> dict[Cell, list
     return steps
 
 
-def _k_star(record: StudyRecord | None, cell: Cell) -> int | None:
-    """Return K* of a cell so far; None without a complete trial."""
-    if record is None:
-        return None
-    return best_steps(result.steps for result in record.results.get(cell, ()))
-
-
 def _remaining_repeats(plan: RepeatPlan, cell: Cell, record: StudyRecord | None) -> int:
     """Return how many repeats of a cell's best points so far must still run."""
     if record is None:
         return 0
     results = record.results.get(cell, ())
-    return len(missing_repeats(plan, results, record.repeats.get(cell, ())))
+    return len(missing_repeats(plan, results, record.repeats.get(cell, ()), record.statistic))

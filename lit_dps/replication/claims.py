@@ -57,7 +57,9 @@ class Claim:
         return judge(measurements, self.range, self.paper_value)
 
     def takes(self, study: Analysis) -> bool:
-        """Return True if a study is judged, by its name and by whether it is a search."""
+        """Return True if a study is judged: by its name, its search, and its K*, the minimum."""
+        if study.record.statistic.name != "minimum":
+            return False
         if not self.best_points and not is_search(study.record):
             return False
         return _matches(study.record.name, [*self.judged_on, *self.sensitivity])

@@ -110,9 +110,9 @@ def draws_text(record: StudyRecord, cells: Sequence[CellSummary]) -> str:
 
     Empty where no cell has two trials and a K*.
     """
-    if why_no_draws(record) or not halves(cells):
+    if why_no_draws(record) or not halves(cells, record.statistic):
         return ""
-    ratios = last_doubling(cells)
+    ratios = last_doubling(cells, record.statistic)
     if not ratios:
         return (
             "draws: it is unknown what doubling the trials would save, because too few trials of "

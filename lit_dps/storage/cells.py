@@ -21,12 +21,12 @@ from optuna.samplers import BaseSampler
 from optuna.storages import BaseStorage, RDBStorage
 from optuna.storages._rdb.models import TrialModel, TrialUserAttributeModel, TrialValueModel
 from optuna.trial import TrialState
-from sqlalchemy import Integer, Select, cast, func, select
+from sqlalchemy import Integer, Select, cast, select
 from sqlalchemy.orm import Session, aliased
 
 from lit_dps.core.errors import StorageError
 from lit_dps.core.goal import RESERVED_NAMES
-from lit_dps.core.racing import best_steps, known_until, race_limit
+from lit_dps.core.racing import known_until
 from lit_dps.core.trial import Cell, Status, TrialResult
 from lit_dps.storage import columns, schema
 from lit_dps.storage.ownership import refuse_foreign_cell
@@ -149,11 +149,6 @@ def stored_steps_by_point(storage: BaseStorage, name: str, cell: Cell) -> dict[i
     return steps_by_point(study)
 
 
-def stored_race_limit(study: optuna.Study, race_factor: float | None) -> float:
-    """Return the step that all trials of a cell must reach; infinity while K* is unknown."""
-    return race_limit(best_steps(steps_by_point(study).values()), race_factor)
-
-
 def stored_known_until(user_attrs: Mapping[str, Any], run_number: float = 0) -> float:
     """Return the step up to which an attempt's result is known; infinity if it is final.
 
@@ -189,18 +184,22 @@ def has_waiting(storage: RDBStorage, study: int, points: int) -> bool:
         return session.scalars(waiting).first() is not None
 
 
-def stored_best_steps(storage: RDBStorage, study: int) -> int | None:
-    """Return K* of an Optuna study, the smallest value of its complete trials; None without any."""
-    least = (
-        select(func.min(TrialValueModel.value))
+def stored_steps(storage: RDBStorage, study: int) -> list[int]:
+    """Return the steps to result of an Optuna study's complete trials, one for each point."""
+    point = aliased(TrialUserAttributeModel)
+    values = (
+        select(point.value_json, TrialValueModel.value)
         .join(TrialModel, TrialModel.trial_id == TrialValueModel.trial_id)
-        .where(TrialModel.study_id == study, TrialModel.state == TrialState.COMPLETE)
+        .join(point, point.trial_id == TrialModel.trial_id)
+        .where(
+            TrialModel.study_id == study,
+            TrialModel.state == TrialState.COMPLETE,
+            point.key == schema.POINT_ATTR,
+        )
     )
     with Session(storage.engine) as session:
-        steps = session.scalar(least)
-    if steps is None:
-        return None
-    return int(steps)
+        steps = {json.loads(key): int(value) for key, value in session.execute(values)}
+    return list(steps.values())
 
 
 def pruned_results(storage: RDBStorage, study: int, point: int) -> list[dict[str, Any]]:

@@ -19,6 +19,7 @@ from lit_dps.core.errors import ConfigError, UserError
 from lit_dps.core.goal import Goal
 from lit_dps.core.repeats import RepeatPlan
 from lit_dps.core.search_space import ExpandedSpace, is_continuation, space_to_dict
+from lit_dps.core.statistic import MINIMUM
 from lit_dps.core.trial import check_names, derive_seed
 from lit_dps.storage import schema
 from lit_dps.storage.database import storage_errors, temporary_storage
@@ -155,7 +156,7 @@ def declare(
 def _study_attributes(study: StudyConfig) -> dict[str, Any]:
     """Return the header's attributes about the search, without the grid."""
     name = study.name
-    return {
+    attrs = {
         schema.ABOUT: f"study {name}: K* of each cell; the trials of a cell are in {name} | B=...",
         schema.SEED: study.seed,
         schema.TRIAL_SEED: study.seed,
@@ -165,6 +166,9 @@ def _study_attributes(study: StudyConfig) -> dict[str, Any]:
         schema.TRAIN_PAST_GOAL: study.train_past_goal,
         schema.REPEATS: _encode_plan(study.repeat_plan),
     }
+    if study.statistic != MINIMUM.name:
+        attrs[schema.STATISTIC] = study.statistic
+    return attrs
 
 
 def extend(storage: RDBStorage, name: str, attrs: Mapping[str, Any]) -> dict[str, Any]:

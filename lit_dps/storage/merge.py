@@ -15,7 +15,7 @@ from optuna.trial import FrozenTrial, TrialState
 from lit_dps.core.config import check_name
 from lit_dps.core.errors import StorageError
 from lit_dps.core.noise_scale import reading_batch_size
-from lit_dps.core.racing import longest_attempt
+from lit_dps.core.racing import longest_attempt, race_limit
 from lit_dps.core.repeats import RepeatId
 from lit_dps.core.trial import Cell, Status, Trial, TrialResult, Value
 from lit_dps.storage import schema
@@ -24,8 +24,8 @@ from lit_dps.storage.cells import (
     check_cell,
     intermediate_values,
     open_cell,
+    steps_by_point,
     stored_known_until,
-    stored_race_limit,
 )
 from lit_dps.storage.database import storage_errors, temporary_storage
 from lit_dps.storage.header import (
@@ -55,6 +55,7 @@ _KEPT_ATTRIBUTES = (
     schema.ABOUT,
     schema.TRAIN_PAST_GOAL,
     schema.TRIAL_SEED,
+    schema.STATISTIC,
 )
 # Attributes of a header that a merge extends.
 _EXTENDED_ATTRIBUTES = (
@@ -236,7 +237,7 @@ def _merge_study(storage: RDBStorage, source: _Source, merged: Merged) -> None:
 def _merged_attributes(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str, Any]:
     """Return what extends our header: their grid, and our other attributes if we have a header."""
     kept = ours or theirs
-    attrs = {key: kept[key] for key in _KEPT_ATTRIBUTES}
+    attrs = {key: kept[key] for key in _KEPT_ATTRIBUTES if key in kept}
     for key in _EXTENDED_ATTRIBUTES:
         attrs[key] = theirs[key]
     return attrs
@@ -301,7 +302,7 @@ def _merge_cell(
     add_trials(storage, study, copies)
     # Repeats never wait, and a new cell has no waiting trials.
     if not repeats and not is_new:
-        _end_unneeded_waiting(study, storage, header[schema.RACE_FACTOR])
+        _end_unneeded_waiting(study, storage, header)
 
 
 def _copy_of(attempt: _Attempt, place: str) -> FrozenTrial:
@@ -411,14 +412,16 @@ def _is_close(value: Value, other: Value) -> bool:
 
 
 def _end_unneeded_waiting(
-    study: optuna.Study, storage: RDBStorage, race_factor: float | None
+    study: optuna.Study, storage: RDBStorage, header: Mapping[str, Any]
 ) -> None:
     """End waiting trials whose points need no run after the merge.
 
     A worker enqueues again what it still needs.
     """
     trials = study.get_trials(deepcopy=False)
-    limit = stored_race_limit(study, race_factor)
+    limit = race_limit(
+        steps_by_point(study).values(), header[schema.RACE_FACTOR], schema.statistic_of(header)
+    )
     covered: dict[int, float] = {}
     for trial in trials:
         result = trial.user_attrs.get(schema.RESULT_ATTR)

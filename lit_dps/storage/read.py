@@ -103,6 +103,7 @@ def _read_cells(
 ) -> _Trials:
     cells = schema.cells_of(header)
     seed, race_factor = header[schema.TRIAL_SEED], header[schema.RACE_FACTOR]
+    statistic = schema.statistic_of(header)
     search_ids = [study_ids.get(schema.cell_study_name(name, cell)) for cell in cells]
     repeat_ids = [study_ids.get(schema.repeats_study_name(name, cell)) for cell in cells]
     search_trials = _read_trials(storage, search_ids)
@@ -111,7 +112,7 @@ def _read_cells(
     for cell in with_progress("cells read", cells):
         results, running = _decode_trials(next(search_trials), cell, seed)
         repeats, running_repeats = _decode_trials(next(repeat_trials), cell, seed)
-        read.results[cell] = truncate_at_race_limit(results, race_factor)
+        read.results[cell] = truncate_at_race_limit(results, race_factor, statistic)
         read.repeats[cell] = repeats
         read.running[cell] = running + running_repeats
     for cell, trained in shared_cells(cells).items():
@@ -165,6 +166,7 @@ def _record(name: str, header: Mapping[str, Any], trials: _Trials) -> StudyRecor
         seed=header[schema.SEED],
         goals=tuple(sorted(header[schema.GOALS], reverse=not goal.at_least)),
         race_factor=header[schema.RACE_FACTOR],
+        statistic=schema.statistic_of(header),
         config=header[schema.CONFIG],
         results=trials.results,
         repeats=trials.repeats,

@@ -13,6 +13,7 @@ from optuna.storages import RDBStorage
 from optuna.trial import TrialState
 
 from lit_dps.core.repeats import RepeatId, RepeatPlan
+from lit_dps.core.statistic import Statistic
 from lit_dps.core.trial import Cell
 from lit_dps.storage.cells import end_interrupted, open_cell, steps_by_point, stored_known_until
 from lit_dps.storage.locks import MachinePeers, ServerPeers
@@ -35,7 +36,7 @@ class RepeatQueue:
     best one, its point is repeated too, and the stored repeats of the former one remain.
 
     Attributes:
-        storage, name, uid, peers, distributions, run_number: As in `TrialQueue`.
+        storage, name, uid, peers, distributions, run_number, statistic: As in `TrialQueue`.
         plan: What is repeated.
     """
 
@@ -46,6 +47,7 @@ class RepeatQueue:
     plan: RepeatPlan
     distributions: Mapping[str, BaseDistribution]
     run_number: int
+    statistic: Statistic
 
     def claim(self, cell: Cell, search: optuna.Study) -> ClaimedRepeat | None:
         """Claim a repeat that no process has run or is running; None if there is none.
@@ -58,10 +60,11 @@ class RepeatQueue:
             search: The Optuna study of its search.
         """
         complete = [(steps, point) for point, steps in steps_by_point(search).items()]
-        if not complete or self._is_running(search):
+        k_star = self.statistic.k_star(steps for steps, _ in complete)
+        if k_star is None or self._is_running(search):
             return None
         study = open_cell(self.storage, self.name, cell, self.uid, repeats=True)
-        remaining = self.plan.missing(complete, self._read_covered(study))
+        remaining = self.plan.missing(complete, self._read_covered(study), self.statistic)
         if not remaining:
             return None
         point, number = remaining[0]
@@ -69,7 +72,6 @@ class RepeatQueue:
         study.enqueue_trial(params, user_attrs={POINT_ATTR: point, REPEAT_ATTR: number})
         claimed = study.ask(fixed_distributions=dict(self.distributions))
         claimed.set_user_attr(OWNER, self.peers.owner)
-        k_star = min(complete)[0]
         return ClaimedRepeat(claimed, self.plan.limit(k_star))
 
     def _is_running(self, search: optuna.Study) -> bool:

@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 from optuna.trial import TrialState
 
 from lit_dps.core.record import grid
+from lit_dps.core.statistic import MINIMUM, Statistic, statistic_named
 from lit_dps.core.text import shorten
 from lit_dps.core.trial import Cell, Status, Trial, TrialResult
 from lit_dps.storage.columns import decode_columns, decode_values, encode_columns, encode_values
@@ -68,6 +69,7 @@ TRIALS = "trials"
 GOALS = "goals"
 RACE_FACTOR = "race_factor"
 TRAIN_PAST_GOAL = "train_past_goal"
+STATISTIC = "statistic"
 REPEATS = "repeats"
 SPACE_HISTORY = "space_history"
 NOISE = "noise_scale"
@@ -102,6 +104,7 @@ HEADER_ATTRS = {
         NUMBER | None, "Trials run to this multiple of K* of their cell; null: to max_steps."
     ),
     TRAIN_PAST_GOAL: Stored(bool, "Whether trials run to max_steps after the goal."),
+    STATISTIC: Stored(str, "What K* is, as study.statistic.", absent="if it is the minimum"),
     REPEATS: Stored(dict, "`REPEAT_KEYS`: the largest plan of repeats so far."),
     SPACE_HISTORY: Stored(list, "Expansions of the space, as `ExpandedSpace.to_dict`."),
     # The following keys record what the runs of the study have measured.
@@ -298,6 +301,11 @@ def repeats_study_name(name: str, cell: Cell) -> str:
 def cells_of(header: Mapping[str, Any]) -> list[Cell]:
     """Return all cells of the grid of a header, the product of its axes."""
     return grid(header[BATCH_SIZES], header[SPARSITIES], header[AXES])
+
+
+def statistic_of(header: Mapping[str, Any]) -> Statistic:
+    """Return the statistic that K* of a stored study is."""
+    return statistic_named(header.get(STATISTIC, MINIMUM.name))
 
 
 def check_keys(values: Mapping[str, Any], definitions: Mapping[str, Stored]) -> None:

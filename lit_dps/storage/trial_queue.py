@@ -35,6 +35,7 @@ from lit_dps.core.errors import StorageError
 from lit_dps.core.goal import Goal
 from lit_dps.core.racing import default_rungs, race_limit
 from lit_dps.core.repeats import RepeatPlan
+from lit_dps.core.statistic import MINIMUM, Statistic
 from lit_dps.core.trial import Cell, Status, Trial, TrialResult
 from lit_dps.storage.cells import (
     cell_distance,
@@ -46,9 +47,8 @@ from lit_dps.storage.cells import (
     pruned_results,
     report_curve,
     steps_by_point,
-    stored_best_steps,
     stored_known_until,
-    stored_race_limit,
+    stored_steps,
     stored_steps_by_point,
 )
 from lit_dps.storage.database import open_storage, storage_errors
@@ -110,6 +110,7 @@ class TrialQueue:
         other_goals: Further values of the goal's metric, whose validations must be exact too.
         race_factor: A trial must run to this multiple of K* (`lit_dps.core.racing`); None to
             max_steps.
+        statistic: What K* is.
         rungs: Steps at which the trials of a cell without a complete trial pause, then infinity;
             by default `lit_dps.core.racing.default_rungs`. Without a race only infinity.
         uid: The study's id (`lit_dps.storage.header.declare`); None skips the check of it.
@@ -138,6 +139,7 @@ class TrialQueue:
     metrics: Sequence[str] = ()
     plan: RepeatPlan = RepeatPlan()
     environment: str | None = None
+    statistic: Statistic = MINIMUM
 
     def __post_init__(self):
         self.storage = open_storage(self.url)
@@ -155,6 +157,7 @@ class TrialQueue:
             self.plan,
             self.distributions,
             self.run_number,
+            self.statistic,
         )
         self._locks_rows = isinstance(self.peers, ServerPeers)
         self._is_search = isinstance(self.sampler, SearchSampler)
@@ -209,9 +212,8 @@ class TrialQueue:
                 end_trial(claimed, result, last_run)
         del self._claims[claim]
         if not trial.repeat:
-            cached = self._limits.get(trial.cell, UNREAD_LIMIT)
-            step = min(cached.step, race_limit(result.steps, self.race_factor))
-            self._limits[trial.cell] = CachedLimit(cached.read_at, step)
+            # The result may change the limit.
+            self._limits.pop(trial.cell, None)
         return dataclasses.replace(result, attempt=claimed.number)
 
     def trial_race_limit(self, trial: Trial) -> float:
@@ -231,8 +233,8 @@ class TrialQueue:
         if time.monotonic() - cached.read_at <= POLL_SECONDS:
             return cached.step
         with storage_errors(self.url):
-            k_star = stored_best_steps(self.storage, self._study(cell)._study_id)
-        step = race_limit(k_star, self.race_factor)
+            steps = stored_steps(self.storage, self._study(cell)._study_id)
+        step = race_limit(steps, self.race_factor, self.statistic)
         self._limits[cell] = CachedLimit(time.monotonic(), step)
         return step
 
@@ -308,7 +310,7 @@ class TrialQueue:
         """Enqueue the next points of a cell; return whether more have to be enqueued later."""
         study = self._study(cell)
         state = self._state_of(self._end_dead_trials(study))
-        limit = stored_race_limit(study, self.race_factor)
+        limit = race_limit(steps_by_point(study).values(), self.race_factor, self.statistic)
         step, missing = self._first_missing_points(limit, state)
         # Good points of a similar cell are probably good here. A good first result ends the others
         # early.

@@ -16,6 +16,7 @@ from lightning.pytorch import LightningDataModule, Trainer
 from lit_dps.core.config import StudyConfig
 from lit_dps.core.goal import VALIDATION_ERROR, class_path_of_rule
 from lit_dps.core.search_space import Choices, space_to_dict
+from lit_dps.core.statistic import MINIMUM
 from lit_dps.core.trial_config import GoalConfig, identity_of
 from lit_dps.data import ImageData
 from lit_dps.models import MLP, SimpleCNN
@@ -141,6 +142,8 @@ def study_of(study: StudyConfig, batch_size_key: str) -> dict[str, Any]:
         identity["best_of"] = study.best_of
     if study.train_past_goal:
         identity["train_past_goal"] = True
+    if study.statistic != MINIMUM.name:
+        identity["statistic"] = study.statistic
     # Metrics change no result, but all trials of a study keep the same metrics.
     if study.metrics:
         identity["metrics"] = sorted(study.metrics)

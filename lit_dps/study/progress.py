@@ -15,8 +15,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple, TextIO
 
 from lit_dps.core.attempt import Attempt
-from lit_dps.core.racing import best_steps, longest_attempt, truncate_at_race_limit
+from lit_dps.core.racing import longest_attempt, truncate_at_race_limit
 from lit_dps.core.repeats import RepeatPlan, missing_repeats
+from lit_dps.core.statistic import MINIMUM, Statistic
 from lit_dps.core.trial import STACKED, Cell, Status, Trial, TrialResult
 
 # The ratio of a quantity of a cell to the same quantity at another batch size.
@@ -61,6 +62,7 @@ class RunPlan:
         workers: The number of trials that run at the same time.
         race_factor: The factor at which trials are stopped early; None without racing.
         repeats: The repeats after the search.
+        statistic: What K* is.
     """
 
     cells: Sequence[Cell]
@@ -68,6 +70,7 @@ class RunPlan:
     workers: int
     race_factor: float | None = None
     repeats: RepeatPlan = RepeatPlan()
+    statistic: Statistic = MINIMUM
 
 
 class Progress:
@@ -137,26 +140,29 @@ class Progress:
         return RepeatCounts(finished, remaining)
 
     def k_star(self, cell: Cell) -> int | None:
-        """Return the fewest steps to the goal in a cell so far; None without a complete trial."""
-        return best_steps(result.steps for result in self.results[cell].values())
+        """Return K* of a cell so far; None if too few trials are complete."""
+        steps = [result.steps for result in self.results[cell].values()]
+        return self.plan.statistic.k_star(steps)
 
     def _ended(self, cell: Cell) -> list[TrialResult]:
         """Return the trials of a cell that ran as far as racing requires so far."""
-        return truncate_at_race_limit(list(self.results[cell].values()), self.plan.race_factor)
+        results = list(self.results[cell].values())
+        return truncate_at_race_limit(results, self.plan.race_factor, self.plan.statistic)
 
     def _repeat_counts_of(self, cell: Cell) -> RepeatCounts:
         """Return the number of repeats of a cell. A cell without a K* is assumed to get one."""
         plan = self.plan.repeats
         results = self.results[cell].values()
         complete = [(r.steps, r.trial.point) for r in results if r.steps is not None]
-        if not complete:
+        points = plan.best_points(complete, self.plan.statistic)
+        if not points:
             remaining = 0
             if len(self._ended(cell)) < self.plan.points:
                 remaining = plan.count * plan.points
             return RepeatCounts(0, remaining)
         ended = [r for r in self.repeats[cell] if r.status is not Status.FAILED]
-        remaining = len(missing_repeats(plan, results, ended))
-        total = plan.count * len(plan.best_points(complete))
+        remaining = len(missing_repeats(plan, results, ended, self.plan.statistic))
+        total = plan.count * len(points)
         return RepeatCounts(total - remaining, remaining)
 
     def time_remaining(self, finished: Mapping[Cell, int]) -> TimeRemaining | None:

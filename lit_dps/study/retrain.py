@@ -62,7 +62,7 @@ def stored_trial(record: StudyRecord, cell: Cell, point: int | None) -> TrialRes
     """
     results = record.results[cell]
     if point is None:
-        best = best_trial(results)
+        best = best_trial(results, record.statistic)
         if best is None:
             raise ConfigError("--cell", str(cell), "a cell that has a K*, or any with --point")
         return best

@@ -267,6 +267,7 @@ class _StudyRun:
             workers,
             setup.study.race_factor,
             setup.study.repeat_plan,
+            setup.study.k_star_statistic,
         )
         progress = Progress(plan, record.results, record.repeats)
         display: ProgressLog | Display = ProgressLog(progress)

@@ -121,10 +121,12 @@ class StudySetup:
     def remaining_repeats(self, record: StudyRecord) -> int:
         """Return the number of repeats that remain at the best points so far."""
         count = 0
+        plan = self.study.repeat_plan
+        statistic = self.study.k_star_statistic
         for cell in self.cells:
             results = record.results.get(cell, ())
             repeats = record.repeats.get(cell, ())
-            count += len(missing_repeats(self.study.repeat_plan, results, repeats))
+            count += len(missing_repeats(plan, results, repeats, statistic))
         return count
 
     @property

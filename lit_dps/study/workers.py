@@ -135,6 +135,7 @@ def _open_queue(setup: StudySetup) -> TrialQueue:
         metrics=study.metrics,
         plan=study.repeat_plan,
         environment=setup.environment,
+        statistic=study.k_star_statistic,
     )
 
 

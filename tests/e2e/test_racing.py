@@ -7,6 +7,7 @@ import pytest
 from lit_dps.analysis.summary import summarize
 from lit_dps.core.racing import truncate_at_race_limit
 from lit_dps.core.record import StudyRecord
+from lit_dps.core.statistic import MINIMUM
 from lit_dps.storage.read import read_study
 from tests.e2e.commands import FAST, run, run_here, table
 
@@ -50,7 +51,7 @@ def test_a_raced_study_finds_the_same_for_less(tmp_path, unbroken):
         ]
         told = [
             (r.status, r.steps, r.curve["step"], r.curve["train_loss"])
-            for r in truncate_at_race_limit(full.results[cell], 1)
+            for r in truncate_at_race_limit(full.results[cell], 1, MINIMUM)
         ]
         assert raced == told, "as the full study stood at K*"
 

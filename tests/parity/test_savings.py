@@ -11,6 +11,7 @@ import pytest
 from lit_dps.analysis.summary import summarize
 from lit_dps.core.racing import truncate_at_race_limit
 from lit_dps.core.record import StudyRecord
+from lit_dps.core.statistic import MINIMUM
 from lit_dps.storage.read import read_study
 from tests.e2e.commands import ROOT, run, run_here
 from tests.parity.authors import DATA
@@ -80,9 +81,9 @@ def test_all_savings_on_find_what_all_savings_off_find(tmp_path, data, seed):
         for cell in off.cells:
             told = [
                 (r.status, r.steps, r.curve["train_loss"])
-                for r in truncate_at_race_limit(off.results[cell], 1)
+                for r in truncate_at_race_limit(off.results[cell], 1, MINIMUM)
             ]
             assert [
                 (r.status, r.steps, r.curve["train_loss"])
-                for r in truncate_at_race_limit(on.results[cell], 1)
+                for r in truncate_at_race_limit(on.results[cell], 1, MINIMUM)
             ] == told

@@ -42,7 +42,9 @@ def missing(study: Analysis) -> str | None:
     known = _finite(study.best_of_n_table)
     if max(known["draws"], default=0) <= 1:
         return "no cell with trials that met the goal"
-    if study.record.race_factor is not None and not last_doubling(study.cells):
+    if study.record.race_factor is not None and not last_doubling(
+        study.cells, study.record.statistic
+    ):
         return (
             f"trials were stopped early (study.race_factor = {study.record.race_factor:g}), so too "
             "few met the goal; study.race_factor: null lets all trials finish"

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from lit_dps.analysis.best_of_n import best_of, last_doubling, why_no_draws
+from lit_dps.core.statistic import MINIMUM
 from lit_dps.core.trial import Cell
 from lit_dps.report.figures import FIGURES, drawn
 from lit_dps.report.repeats import draws_text
@@ -30,19 +31,19 @@ def test_the_formula_is_that_of_all_choices(steps):
             min((k for k in chosen if k is not None), default=math.inf)
             for chosen in combinations(steps, n)
         ]
-        found = best_of(steps, n)
+        found = best_of(steps, [n])[0]
         assert found.median == median_low(every)
         assert found.none == pytest.approx(sum(map(math.isinf, every)) / len(every))
         complete = [math.log(k) for k in every if math.isfinite(k)]
         assert found.mean == (pytest.approx(math.exp(fmean(complete))) if complete else None)
-    whole = best_of(steps, len(steps))
+    whole = best_of(steps, [len(steps)])[0]
     assert whole.median == min((k for k in steps if k is not None), default=math.inf)
 
 
 @pytest.mark.parametrize("n", [0, 3])
 def test_no_more_than_there_are(n):
     with raises_about(ValueError, n, 2):
-        best_of([1, 2], n)
+        best_of([1, 2], [n])
 
 
 def study(config=None, steps=STEPS):
@@ -67,7 +68,7 @@ def test_the_table_and_the_last_doubling(golden):
         math.exp(fmean(map(math.log, [160, 96, 160, 96, 480, 96])))
     )
     half = math.exp(fmean(map(math.log, [160, 96, 160, 96, 480, 96]))) / 96
-    assert last_doubling(found.cells) == pytest.approx([half] * 4)
+    assert last_doubling(found.cells, MINIMUM) == pytest.approx([half] * 4)
     said = " ".join(draws_text(found.record, found.cells).split())
     assert re.findall(r"x([\d.]+)", said) == [f"{half:.3g}"] * 3
     golden.check("analysis/draws.txt", draws_text(found.record, found.cells))
@@ -78,9 +79,9 @@ def test_halves_without_a_complete_trial_say_nothing(golden):
     nothing."""
     whole, raced = [96, 160, 160, 160, 160, 160], [96, None, None, None, None, None]
     ratio = (160 / 96) ** 0.5
-    assert last_doubling(study(steps=whole).cells) == pytest.approx([ratio] * 4)
+    assert last_doubling(study(steps=whole).cells, MINIMUM) == pytest.approx([ratio] * 4)
     found = study(steps=raced)
-    assert last_doubling(found.cells) == []
+    assert last_doubling(found.cells, MINIMUM) == []
     unknown = draws_text(found.record, found.cells)
     results = {
         Cell(b): [result(Cell(b), i, k) for i, k in enumerate(steps)]
@@ -95,7 +96,7 @@ def test_halves_without_a_complete_trial_say_nothing(golden):
 def test_bounds_are_marked_and_count_for_nothing():
     found = study(steps=[16, 16, 160])
     assert found.best_of_n_table["floor"].tolist()[:3] == [1, 1, 1]
-    assert last_doubling(found.cells) == [] and draws_text(found.record, found.cells) == ""
+    assert last_doubling(found.cells, MINIMUM) == [] and draws_text(found.record, found.cells) == ""
 
 
 def test_trials_of_an_adaptive_sampler_are_not_drawn_from():
@@ -111,4 +112,4 @@ def test_the_figure_has_a_curve_a_batch_size():
     assert [ax.get_title() for ax in figure.axes] == ["sparsity 0", "sparsity 0.5"]
     line = figure.axes[0].get_lines()[0]
     assert list(line.get_xdata()) == list(range(1, 10))
-    assert list(line.get_ydata()) == [best_of(STEPS, n).median for n in range(1, 10)]
+    assert list(line.get_ydata()) == [best_of(STEPS, [n])[0].median for n in range(1, 10)]

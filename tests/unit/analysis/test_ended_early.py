@@ -13,6 +13,7 @@ from lit_dps.analysis.summary import is_comparable, summarize
 from lit_dps.analysis.term_comparisons import measured_terms
 from lit_dps.core.racing import longest_attempt, truncate_at_race_limit
 from lit_dps.core.search_space import Range
+from lit_dps.core.statistic import MINIMUM
 from lit_dps.core.trial import Cell, Series, Status
 from lit_dps.report.figures import lipschitz, metaparameters
 from lit_dps.storage.read import read_study
@@ -86,7 +87,7 @@ def test_beyond_the_race_they_are_outraced_as_all_others():
         ended(2, "failed", 160),
     ]
     found += [ended(3, "stopped", 32), ended(4, "failed", 32)]
-    assert [(r.status, r.steps_run) for r in truncate_at_race_limit(found, 2)] == [
+    assert [(r.status, r.steps_run) for r in truncate_at_race_limit(found, 2, MINIMUM)] == [
         ("complete", 48),
         ("outraced", 96),
         ("outraced", 96),

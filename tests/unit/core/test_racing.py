@@ -9,8 +9,9 @@ import math
 import pytest
 
 from lit_dps.core.goal import Goal
-from lit_dps.core.racing import best_steps, default_rungs, race_limit, truncate_at_race_limit
+from lit_dps.core.racing import default_rungs, race_limit, truncate_at_race_limit
 from lit_dps.core.search_space import Range
+from lit_dps.core.statistic import MINIMUM
 from lit_dps.core.trial import Cell, Status, Trial, TrialResult
 from lit_dps.storage import trial_queue as store_module
 from lit_dps.storage.read import read_study
@@ -52,7 +53,8 @@ def race(order, slack, stale: int) -> list[TrialResult]:
     told = []
     for i, point in enumerate(order):
         status, end = FATES[point]
-        limit = race_limit(best_steps(result.steps for result in told[: max(0, i - stale)]), slack)
+        known = [result.steps for result in told[: max(0, i - stale)]]
+        limit = race_limit(known, slack, MINIMUM)
         stop = next((s for s in range(INTERVAL, BUDGET + 1, INTERVAL) if s >= limit), math.inf)
         if stop < end or (stop == end and status == "incomplete" and end < BUDGET):
             told.append(trial(point, None, "outraced", run=stop))
@@ -66,7 +68,7 @@ def test_reports_do_not_depend_on_who_finished_first(slack):
     seen = {
         tuple(
             (r.status, r.steps, tuple(r.curve["step"]))
-            for r in truncate_at_race_limit(race(order, slack, stale), slack)
+            for r in truncate_at_race_limit(race(order, slack, stale), slack, MINIMUM)
         )
         for order in itertools.islice(itertools.permutations(range(len(FATES))), 0, None, 37)
         for stale in (0, 1, 3)
@@ -79,7 +81,7 @@ def test_what_is_reported_is_how_it_stood_at_slack_times_the_best():
         trial(i, end if status == "complete" else None, status, run=end)
         for i, (status, end) in enumerate(FATES)
     ]
-    ended = [(r.status, r.steps) for r in truncate_at_race_limit(full, 1)]
+    ended = [(r.status, r.steps) for r in truncate_at_race_limit(full, 1, MINIMUM)]
     outraced = (Status.OUTRACED, None)
     assert ended == [
         outraced,
@@ -91,24 +93,24 @@ def test_what_is_reported_is_how_it_stood_at_slack_times_the_best():
         (Status.COMPLETE, 48),
         outraced,
     ]
-    twice = [(r.status, r.steps) for r in truncate_at_race_limit(full, 2)]
+    twice = [(r.status, r.steps) for r in truncate_at_race_limit(full, 2, MINIMUM)]
     assert twice[0] == (Status.COMPLETE, 96), "the limit itself is inside"
     assert twice[1] == twice[4] == outraced
-    assert truncate_at_race_limit(full, 1)[0].curve["step"] == [16, 32, 48]
-    assert truncate_at_race_limit(full, None) == full
+    assert truncate_at_race_limit(full, 1, MINIMUM)[0].curve["step"] == [16, 32, 48]
+    assert truncate_at_race_limit(full, None, MINIMUM) == full
 
 
 def test_without_a_complete_trial_nothing_is_raced():
     full = [trial(0, None), trial(1, None, "infeasible", run=32)]
-    assert truncate_at_race_limit(full, 1) == full
-    assert race_limit(None, 1) == race_limit(48, None) == math.inf
+    assert truncate_at_race_limit(full, 1, MINIMUM) == full
+    assert race_limit([None], 1, MINIMUM) == race_limit([48], None, MINIMUM) == math.inf
 
 
 def test_an_outraced_trial_that_did_not_run_far_enough_is_left_out():
     ended = [trial(0, 48), trial(1, None, "outraced", run=48), trial(2, None, "outraced", run=96)]
-    assert [r.trial.point for r in truncate_at_race_limit(ended, 1)] == [0, 1, 2]
-    assert [r.trial.point for r in truncate_at_race_limit(ended, 2)] == [0, 2]
-    assert [r.trial.point for r in truncate_at_race_limit(ended, None)] == [0]
+    assert [r.trial.point for r in truncate_at_race_limit(ended, 1, MINIMUM)] == [0, 1, 2]
+    assert [r.trial.point for r in truncate_at_race_limit(ended, 2, MINIMUM)] == [0, 2]
+    assert [r.trial.point for r in truncate_at_race_limit(ended, None, MINIMUM)] == [0]
 
 
 GOAL = Goal(0.1, INTERVAL, BUDGET)

@@ -11,6 +11,7 @@ from lit_dps.analysis.analysis import Analysis
 from lit_dps.cli.merge import lines
 from lit_dps.core.goal import Goal
 from lit_dps.core.repeats import RepeatPlan, missing_repeats
+from lit_dps.core.statistic import MINIMUM
 from lit_dps.core.trial import Cell, Status, Trial, TrialResult
 from lit_dps.report.repeats import equal_repeats, unused_repeats
 from lit_dps.report.text import render, table_and_law
@@ -81,12 +82,15 @@ def which(trials) -> list[tuple]:
 def test_which_repeats_are_left():
     plan = RepeatPlan(2, points=2, race_factor=3)
     complete = [(160, 0), (96, 5), (160, 4)]
-    assert plan.best_points(complete) == [5, 0]
-    assert plan.missing(complete, {}) == [(5, 1), (0, 1), (5, 2), (0, 2)]
-    assert plan.missing(complete, {(5, 1): math.inf, (0, 1): 287, (0, 2): 288}) == [(0, 1), (5, 2)]
+    assert plan.best_points(complete, MINIMUM) == [5, 0]
+    assert plan.missing(complete, {}, MINIMUM) == [(5, 1), (0, 1), (5, 2), (0, 2)]
+    assert plan.missing(complete, {(5, 1): math.inf, (0, 1): 287, (0, 2): 288}, MINIMUM) == [
+        (0, 1),
+        (5, 2),
+    ]
     to_budget = dataclasses.replace(plan, race_factor=None)
-    assert to_budget.missing(complete, {(5, 1): math.inf, (0, 1): 900})[0] == (0, 1)
-    assert plan.missing([], {}) == [] == RepeatPlan().missing(complete, {})
+    assert to_budget.missing(complete, {(5, 1): math.inf, (0, 1): 900}, MINIMUM)[0] == (0, 1)
+    assert plan.missing([], {}, MINIMUM) == [] == RepeatPlan().missing(complete, {}, MINIMUM)
 
 
 def test_a_failed_repeat_is_left_and_one_that_missed_is_not():
@@ -98,7 +102,7 @@ def test_a_failed_repeat_is_left_and_one_that_missed_is_not():
         (ended(Trial(A, 0, repeat=1), None, Status.INFEASIBLE, ran=16), 0),
         (ended(Trial(A, 0, repeat=1), None), 0),
     ):
-        assert len(missing_repeats(plan, best, [repeat])) == left, repeat.status
+        assert len(missing_repeats(plan, best, [repeat], MINIMUM)) == left, repeat.status
 
 
 def test_the_best_points_are_repeated_after_the_search(url):
