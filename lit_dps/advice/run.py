@@ -118,6 +118,9 @@ def run_advice(
     Raises:
         UserError: for wrong configuration, data or storage, before anything is created.
     """
+    if not setup.study.k_star_statistic.is_minimum:
+        allowed = "minimum, because advise takes the best trial of each probe"
+        raise ConfigError("study.statistic", setup.study.statistic, allowed)
     prepare_process()
     sources = source_hashes(setup.config())
     store = AdviceStore(setup.storage.optuna_url, setup.study.name)

@@ -78,6 +78,11 @@ class Analysis:
             at_goal(self.record, error), self.replicates, self.original, self.validate_every
         )
 
+    def with_statistic(self, name: str) -> Analysis:
+        """Return the study as if K* had been another statistic (`StudyRecord.with_statistic`)."""
+        record = self.record.with_statistic(name)
+        return Analysis(record, self.replicates, validate_every=self.validate_every)
+
     @cached_property
     def at_each_goal(self) -> list[Analysis]:
         """The study at its goal, then at each of its further goals."""

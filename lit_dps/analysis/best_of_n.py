@@ -71,7 +71,7 @@ def best_of(
     for n in drawn:
         if not 1 <= n <= total:
             raise ValueError(f"{n} of {total} trials")
-    if statistic.name == MINIMUM.name:
+    if statistic.is_minimum:
         return [_minimum_of(steps, n) for n in drawn]
     random = resampling_rng(total, statistic.name)
     values = np.array([math.inf if k is None else k for k in steps], float)

@@ -20,7 +20,7 @@ from lit_dps.analysis.repeats import RepeatSummary
 from lit_dps.analysis.summary import CellSummary, boundary_texts, is_at_first_check
 from lit_dps.analysis.tables import listed_numbers
 from lit_dps.core.record import StudyRecord
-from lit_dps.core.statistic import MINIMUM, Statistic
+from lit_dps.core.statistic import Statistic
 from lit_dps.core.trial import Status, TrialResult
 
 # Kinds of observations that are bounds of K*: the side on which a residual counts.
@@ -175,7 +175,7 @@ def noise_of_k_star(steps: Sequence[int | None], dimensions: int, statistic: Sta
         statistic: What K* is.
     """
     noise = noise_of_minimum(steps, dimensions)
-    if statistic.name == MINIMUM.name or not noise:
+    if statistic.is_minimum or not noise:
         return noise
     distances = resampling_rng(len(steps), statistic.name).exponential(size=(DRAWS, len(steps)))
     # Farther trials than these never decide, and their steps would be no finite numbers.

@@ -11,6 +11,7 @@ import pandas as pd
 
 from lit_dps.core.atomic_write import replacing
 from lit_dps.core.search_space import Box, Choices, short_names
+from lit_dps.core.statistic import Statistic
 from lit_dps.core.trial import Cell, Series, Value, text_of
 
 # A row of a table by column; None where a value is missing.
@@ -149,6 +150,13 @@ def k_star_text(row: Row) -> str:
     if row["floor"]:
         return f"<= {row['k_star']}"
     return str(row["k_star"])
+
+
+def k_star_axis(statistic: Statistic) -> str:
+    """Return the label of an axis of K*."""
+    if statistic.is_minimum:
+        return "steps to result K* [optimizer steps]"
+    return f"K*: {statistic.label} [optimizer steps]"
 
 
 def value_text(value: Value | None, box: Box) -> str:

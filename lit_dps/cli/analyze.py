@@ -54,6 +54,10 @@ def main(command: CommandLine) -> int:
     folder = Path(options.output or default_folder)
     refuse_lost(storage, name, default_folder)
     study = read(storage, name, options.validate_every)
+    if options.statistic is not None:
+        study = study.with_statistic(options.statistic)
+        if options.output is None:
+            folder = default_folder / options.statistic
     if options.sync:
         return _publish_and_sync(storage, study, folder, shown, options.validate_every)
     text = publish(study, folder, shown)[0]

@@ -135,15 +135,20 @@ class AnalyzeOptions:
             (batch sizes by definition), theory, files.
         validate_every: Show the time of a validation every N steps. Your training validates every
             N steps. By default validation is not counted.
+        statistic: Another K* of the stored trials, as study.statistic. It is refused if racing
+            stopped trials that decide it. Files go to a folder of its name below the figures.
     """
 
     output: str | None = None
     sync: bool = False
     show: str = field(default="", metadata={"metavar": "PARTS"})
     validate_every: int | None = field(default=None, metadata={"metavar": "N"})
+    statistic: str | None = field(default=None, metadata={"metavar": "NAME"})
 
     def __post_init__(self) -> None:
         check_validation_interval(self.validate_every)
+        if self.sync and self.statistic is not None:
+            raise ConfigError("--sync", True, "left out beside --statistic")
 
 
 # The options of verbs that take the configuration of a study, or of `fit --of`.

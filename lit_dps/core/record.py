@@ -10,9 +10,10 @@ from typing import Any
 from lit_dps.core.errors import ConfigError
 from lit_dps.core.goal import Goal
 from lit_dps.core.noise_scale import NoiseScale
+from lit_dps.core.racing import known_until, race_limit
 from lit_dps.core.repeats import RepeatId, RepeatPlan, missing_repeats
 from lit_dps.core.search_space import Box, ExpandedSpace, short_names
-from lit_dps.core.statistic import MINIMUM, Statistic
+from lit_dps.core.statistic import MINIMUM, Statistic, statistic_named
 from lit_dps.core.step_timing import StepTiming
 from lit_dps.core.trial import Cell, Series, Status, TrialResult, Value, short_name, text_of
 
@@ -112,6 +113,40 @@ class StudyRecord:
     def k_star(self, cell: Cell) -> int | None:
         """Return K* of a cell by its finished trials, in steps; None if too few are complete."""
         return self.statistic.k_star(result.steps for result in self.results.get(cell, ()))
+
+    def with_statistic(self, name: str) -> StudyRecord:
+        """Return the study as if K* had been another statistic of the same trials.
+
+        Args:
+            name: As in `study.statistic`.
+
+        Raises:
+            ConfigError: if racing stopped trials before they could no longer change the statistic.
+        """
+        statistic = statistic_named(name)
+        if statistic.name == self.statistic.name:
+            return self
+        key = "--statistic"
+        if self.goals and self.race_factor is not None:
+            allowed = f"{self.statistic.name}, because the study has further goals and racing"
+            raise ConfigError(key, name, allowed)
+        if self.trials < statistic.needed_trials:
+            allowed = f"a statistic of at most {self.trials} trials, as the study has in each cell"
+            raise ConfigError(key, name, allowed)
+        cells = [cell for cell in self.results if not self._determines(cell, statistic)]
+        if cells:
+            allowed = (
+                "a statistic that the stored trials determine: racing stopped trials too early in "
+                f"{len(cells)} of {len(self.results)} cells, such as {cell_text(cells[0])}"
+            )
+            raise ConfigError(key, name, allowed)
+        return replace(self, statistic=statistic)
+
+    def _determines(self, cell: Cell, statistic: Statistic) -> bool:
+        """Return True if no trial that was stopped early can change a statistic of a cell."""
+        results = self.results[cell]
+        limit = race_limit((result.steps for result in results), 1.0, statistic)
+        return all(known_until(result.status, result.steps_run) >= limit for result in results)
 
     def missing_repeats(self, cell: Cell) -> list[RepeatId]:
         """Return the repeats of a cell that must still run, as (point, number)."""

@@ -9,7 +9,7 @@ import math
 import random
 import re
 from collections.abc import Iterable, Sequence
-from functools import cache, cached_property
+from functools import cache
 
 import numpy as np
 
@@ -98,7 +98,17 @@ class Statistic:
                 return [ranked[i], *ranked[:i], *ranked[i + 1 :]]
         return ranked[::-1]
 
-    @cached_property
+    @property
+    def is_minimum(self) -> bool:
+        """Whether K* is the fewest steps of any trial, as in the paper."""
+        return self.name == "minimum"
+
+    @property
+    def label(self) -> str:
+        """Its name in a few words, for axes: "median of best 3"."""
+        return self.name.rpartition(".")[2].replace("_", " ")
+
+    @property
     def needed_trials(self) -> int:
         """The fewest complete trials that have a value."""
         for count in range(1, _MOST_NEEDED + 1):
@@ -108,10 +118,19 @@ class Statistic:
 
     @property
     def too_few(self) -> str:
-        """Why a cell has no K*, as the subject of a sentence: "no trial"."""
+        """How many trials met the goal in a cell without K*: "no trial"."""
         if self.needed_trials == 1:
             return "no trial"
         return f"fewer than {self.needed_trials} trials"
+
+    @property
+    def too_few_have(self) -> str:
+        """`too_few` with its verb: "no trial has"."""
+        verb = "has" if self.needed_trials == 1 else "have"
+        return f"{self.too_few} {verb}"
+
+    def __repr__(self) -> str:
+        return self.name
 
     def _value_of_row(self, steps: np.ndarray) -> float:
         row: list[int | None] = []

@@ -58,7 +58,7 @@ class Claim:
 
     def takes(self, study: Analysis) -> bool:
         """Return True if a study is judged: by its name, its search, and its K*, the minimum."""
-        if study.record.statistic.name != "minimum":
+        if not study.record.statistic.is_minimum:
             return False
         if not self.best_points and not is_search(study.record):
             return False

@@ -30,6 +30,7 @@ from lit_dps.analysis.tables import (
     where,
 )
 from lit_dps.core.record import StudyRecord, cell_text
+from lit_dps.core.statistic import Statistic
 from lit_dps.core.text import format_duration
 from lit_dps.core.trial import Cell, Series
 
@@ -61,7 +62,7 @@ def answer_text(
     lines += map(str.rstrip, aligned(rows, words=True))
     lines.append("")
     for series in record.series:
-        lines += sentences(series, table, rates[series], validate_every)
+        lines += sentences(record.statistic, series, table, rates[series], validate_every)
     lines += timing_notes(record, table)
     return "\n".join(lines) + "\n"
 
@@ -126,7 +127,11 @@ def _is_upper_bound(row: Row) -> bool:
 
 
 def sentences(
-    series: Series, table: pd.DataFrame, rate: RateLaw | None, validate_every: int | None = None
+    statistic: Statistic,
+    series: Series,
+    table: pd.DataFrame,
+    rate: RateLaw | None,
+    validate_every: int | None = None,
 ) -> list[str]:
     """Return the answer of a series in lines: the fastest batch sizes, the examples, the rate."""
     rows = []
@@ -144,7 +149,7 @@ def sentences(
     lines = _limits_of_answer(rows, fastest)
     lines += _with_validation(rows, fastest, validate_every)
     lines.append(examples)
-    lines += _basis(rows)
+    lines += _basis(rows, statistic)
     if rate is not None:
         lines.append(_rate_text(rate, fastest["batch_size"]))
     return [f"{series}: {_fastest_text(rows, fastest)}", *map("  {}".format, lines)]
@@ -215,7 +220,7 @@ def _seconds_with_validation(row: Row) -> float:
     return row["seconds"] + row["validation_seconds"]
 
 
-def _basis(rows: Sequence[Row]) -> list[str]:
+def _basis(rows: Sequence[Row], k_star: Statistic) -> list[str]:
     """Return what the times to the goal are based on; nothing if they have no intervals."""
     row = _first_with(rows, "steps_low")
     if row is None:
@@ -229,10 +234,10 @@ def _basis(rows: Sequence[Row]) -> list[str]:
         single = "single K*" if statistic == K_STAR else "single medians"
         lines = [f"Times use the fitted law of {statistic}, since {single} are noisy. {brackets}"]
     if statistic == K_STAR:
-        lines.append(
-            "K* is the best of several trials; expect one run to need more (study.repeats "
-            "measures it)."
-        )
+        meaning = "the best of several trials"
+        if not k_star.is_minimum:
+            meaning = k_star.describe()
+        lines.append(f"K* is {meaning}; expect one run to need more (study.repeats measures it).")
     return lines
 
 

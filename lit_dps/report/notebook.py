@@ -39,6 +39,18 @@ class Study:
         further = self.analysis.at_goal(error)
         return Study(further.record, further)
 
+    def with_statistic(self, name: str) -> Study:
+        """Return the study as if K* had been another statistic of the same trials.
+
+        Args:
+            name: As in `study.statistic`.
+
+        Raises:
+            ConfigError: if racing stopped trials that decide it.
+        """
+        other = self.analysis.with_statistic(name)
+        return Study(other.record, other)
+
     @property
     def trials(self) -> pd.DataFrame:
         """One row per finished trial: cell, status, metaparameters (`summary.trial_rows`)."""

@@ -8,9 +8,11 @@ if one of these hashes changes.
 from __future__ import annotations
 
 import hashlib
+import inspect
 import json
 import pickle
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import NamedTuple
@@ -135,6 +137,8 @@ def source_of(record: StudyRecord) -> str:
     ]
     for file in sorted(code):
         source.update(file.read_bytes())
+    with suppress(OSError, TypeError):  # the source of a notebook cannot be read
+        source.update(inspect.getsource(type(record.statistic)).encode())
     source.update(pickle.dumps(vars(record), protocol=5))
     return source.hexdigest()
 

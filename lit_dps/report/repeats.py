@@ -13,6 +13,7 @@ from lit_dps.analysis.repeats import RepeatSummary, all_runs_are_equal
 from lit_dps.analysis.summary import CellSummary
 from lit_dps.analysis.tables import aligned, listed_numbers, short_columns, three_digits, times
 from lit_dps.core.record import StudyRecord, setting
+from lit_dps.core.statistic import Statistic
 from lit_dps.core.trial import Series, Status, TrialResult
 from lit_dps.report.notes import Note, Values
 
@@ -56,9 +57,16 @@ def _repeats_text(study: Analysis) -> str:
     if biases:
         lines.append(
             f"  K* is x{_geometric_mean(biases):.2f} the median of its sample over seeds "
-            f"(geometric mean of {len(biases)} cells), because it is the best of many trials"
+            f"(geometric mean of {len(biases)} cells), because {_reason(study.record.statistic)}"
         )
     return "\n".join(lines) + "\n"
+
+
+def _reason(statistic: Statistic) -> str:
+    """Return why K* is below the median over seeds."""
+    if statistic.is_minimum:
+        return "it is the best of many trials"
+    return f"it is {statistic.describe()}"
 
 
 def _geometric_mean(values: Sequence[float]) -> float:
@@ -121,10 +129,16 @@ def draws_text(record: StudyRecord, cells: Sequence[CellSummary]) -> str:
     spread = ""
     if len(ratios) > 1:
         spread = f" (x{three_digits(min(ratios))} to x{three_digits(max(ratios))})"
+    half = "the best of half of the trials needs"
+    if not record.statistic.is_minimum:
+        half = "K* of half of the trials is"
+    met = "in which a trial met the goal"
+    if record.statistic.needed_trials > 1:
+        met = "that have a K*"
     return (
-        f"draws: the best of half of the trials needs x{three_digits(_geometric_mean(ratios))}"
+        f"draws: {half} x{three_digits(_geometric_mean(ratios))}"
         f"{spread} the steps of K*.\n  Doubling the trials may save as much. Geometric mean of "
-        f"{len(ratios)} of {len(cells)} cells, over all halves in which a trial met the goal\n"
+        f"{len(ratios)} of {len(cells)} cells, over all halves {met}\n"
     )
 
 

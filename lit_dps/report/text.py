@@ -164,6 +164,8 @@ def protocol_text(record: StudyRecord) -> str:
     )
     if record.train_past_goal:
         text += ", also after the goal"
+    if not record.statistic.is_minimum:
+        text += f"; K* is {record.statistic.describe()}"
     return text
 
 

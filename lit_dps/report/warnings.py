@@ -31,11 +31,12 @@ def no_k_star(study: Analysis) -> Iterator[Values]:
         yet = ""
         if _total(study, "pending"):
             yet = " yet"
-        yield {"yet": yet}
+        too_few = study.record.statistic.too_few_have.capitalize()
+        yield {"yet": yet, "too_few": too_few}
 
 
 def missing_k_star(study: Analysis) -> Iterator[Values]:
-    """Yield cells in which no trial reached the goal, with the best values there."""
+    """Yield cells in which too few trials reached the goal, with the best values there."""
     missing = _without_k_star(study)
     if not missing or len(missing) == len(study.cells):
         return
@@ -45,11 +46,13 @@ def missing_k_star(study: Analysis) -> Iterator[Values]:
         if text:
             reached.append(text)
     best = "".join(map("; {}".format, first_names(reached)))
-    yield {"count": len(missing), "cells": len(study.cells), "best": best}
+    too_few = study.record.statistic.too_few.capitalize()
+    counts = {"count": len(missing), "cells": len(study.cells)}
+    yield {**counts, "best": best, "too_few": too_few}
 
 
 def _without_k_star(study: Analysis) -> list[CellSummary]:
-    """Return the cells in which no trial reached the goal."""
+    """Return the cells without a K*: too few of their trials reached the goal."""
     return [cell for cell in study.cells if cell.best is None]
 
 
@@ -125,7 +128,10 @@ def seeds_of_one_sample(study: Analysis) -> Iterator[Values]:
     """Hold if a study runs the best samples of another one on other seeds."""
     best_of = setting(study.record.config, "study.best_of")
     if best_of is not None:
-        yield {"best_of": best_of}
+        meaning = "that of the luckiest seed"
+        if not study.record.statistic.is_minimum:
+            meaning = study.record.statistic.describe()
+        yield {"best_of": best_of, "meaning": meaning}
 
 
 def best_trial_among_seeds(study: Analysis) -> Iterator[Values]:
@@ -179,10 +185,10 @@ PENDING = Note(
     "{pending} of {declared} trials have not finished ({running} running or queued).",
 )
 RESULTS = (
-    Note(no_k_star, "No trial has reached the goal{yet}, so there is no K* and no law."),
+    Note(no_k_star, "{too_few} reached the goal{yet}, so there is no K* and no law."),
     Note(
         missing_k_star,
-        "No trial reached the goal in {count} of {cells} cells: no K* there{best}.",
+        "{too_few} reached the goal in {count} of {cells} cells: no K* there{best}.",
     ),
     PENDING,
     Note(
@@ -220,8 +226,8 @@ RESULTS = (
     ),
     Note(
         seeds_of_one_sample,
-        "All trials of a cell use the best sample of study {best_of}, on other seeds. K* is that "
-        "of the luckiest seed, not of a search.",
+        "All trials of a cell use the best sample of study {best_of}, on other seeds. K* is "
+        "{meaning}, not of a search.",
     ),
     Note(
         best_trial_among_seeds,

@@ -78,6 +78,8 @@ def read_study(storage: BaseStorage | str, name: str) -> StudyRecord:
         header = escape_json(headers[name])
         check_format(header[schema.FORMAT_ATTR], name, opened)
         study_ids = {study.study_name: study._study_id for study in studies}
+        # A class of the user that cannot be imported here is no damage.
+        schema.statistic_of(header)
         try:
             schema.check_keys(header, schema.HEADER_ATTRS)
             return _record(name, header, _read_cells(opened, name, header, study_ids))

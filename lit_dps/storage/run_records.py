@@ -142,7 +142,7 @@ def store_k_star_trials(url: str, name: str, best_trials: Iterable[tuple[Trial, 
     """
     with storage_errors(url), temporary_storage(url) as storage, storage_lock(url):
         header = optuna.load_study(study_name=name, storage=storage)
-        set_metric_name(header, K_STAR)
+        set_metric_name(header, _metric_name(header.user_attrs))
         last_by_cell = {}
         for trial in header.get_trials(deepcopy=False):
             last_by_cell[trial.user_attrs.get(schema.CELL_ATTR)] = trial
@@ -155,6 +155,14 @@ def store_k_star_trials(url: str, name: str, best_trials: Iterable[tuple[Trial, 
             last = last_by_cell.get(attrs[schema.CELL_ATTR])
             if last is None or (last.value, last.user_attrs) != (k_star, attrs):
                 header.add_trial(_k_star_trial(best.cell, k_star, attrs))
+
+
+def _metric_name(attrs: Mapping[str, Any]) -> str:
+    """Return the name of the header's values in Optuna's plots."""
+    statistic = schema.statistic_of(attrs)
+    if statistic.is_minimum:
+        return K_STAR
+    return f"{K_STAR}: {statistic.label}"
 
 
 def _k_star_trial(cell: Cell, k_star: int, attrs: dict[str, Any]) -> optuna.trial.FrozenTrial:

@@ -256,7 +256,9 @@ class ProgressLog:
             repeats = progress.repeat_counts()
             parts.append(f"repeats {repeats.finished}/{sum(repeats)}")
         if cell is not None:
-            parts.append(f"{cell}: best K {progress.k_star(cell) or '-'}")
+            k_star = progress.plan.statistic
+            name = "best K" if k_star.is_minimum else k_star.label
+            parts.append(f"{cell}: {name} {progress.k_star(cell) or '-'}")
         remaining = progress.time_remaining(finished)
         if remaining is None:
             parts.append("time left ?")

@@ -34,7 +34,9 @@ def markdown(study: Analysis, report: str | None = None) -> str:
     first_lines, other_lines = [], []
     for series in record.series:
         rate_law = study.rate_laws[series]
-        first, *others = sentences(series, study.answer, rate_law, study.validate_every)
+        first, *others = sentences(
+            study.record.statistic, series, study.answer, rate_law, study.validate_every
+        )
         first_lines.append(f"- {first}")
         if others:
             other_lines += ["", f"{series}:", "", *(f"- {line.strip()}" for line in others)]
@@ -54,6 +56,8 @@ def _goal_line(study: Analysis) -> str:
         f"{goal}, checked every {goal.check_interval} steps, budget {goal.max_steps} steps; "
         f"{record.trials} trials a cell"
     )
+    if not record.statistic.is_minimum:
+        line += f"; K* is {record.statistic.describe()}"
     if unfinished:
         line += f"; **{unfinished} trials have not finished**"
     return line

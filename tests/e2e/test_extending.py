@@ -3,6 +3,7 @@ comes out."""
 
 from __future__ import annotations
 
+import math
 import re
 import shlex
 
@@ -70,6 +71,23 @@ def test_its_reading_is_in_the_tables(project):
             rows = rows[rows[column] == cell[column]]
         at_goal = rows[rows["step"] == cell["k_star"]]
         assert at_goal["sharpness"].tolist() == [cell["sharpness"]]
+
+
+@pytest.mark.slow
+def test_a_statistic_of_its_own_is_what_k_star_is(project):
+    folder, said = project
+    cells = pd.read_csv(folder / "mlruns/figures/best-two/table.csv")
+    trials = pd.read_csv(folder / "mlruns/figures/best-two/trials.csv")
+    names = ["batch_size", "sparsity", "method"]
+    for cell, of_cell in trials.groupby(names):
+        best = of_cell["steps"].dropna().nsmallest(2).tolist()
+        k_star = cells.set_index(names).loc[cell, "k_star"]
+        if len(best) == 2:
+            assert k_star == math.ceil(math.sqrt(best[0] * best[1]) - 1e-6)
+        else:
+            assert math.isnan(k_star)
+    assert cells["k_star"].notna().sum() >= 6
+    assert "K* is the geometric mean of the steps of the best two trials" in said[-1]
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 import lit_dps.report.figures.style as look
 from lit_dps.analysis.analysis import Analysis
 from lit_dps.analysis.delay import KEY, DelayLaw, scaled_law, steps_by_delay
-from lit_dps.analysis.tables import legend, rows_of
+from lit_dps.analysis.tables import k_star_axis, legend, rows_of
 
 NAME, PAPER = "delay", ""
 AXIS = KEY
@@ -59,6 +59,7 @@ def draw(rows: pd.DataFrame, study: Analysis) -> Figure:
     for (by_delay, scaled), law in zip(panels, laws, strict=True):
         part = rows_of(law.series, rows)
         _draw_by_delay(by_delay, part, law)
+        by_delay.set_ylabel(k_star_axis(study.record.statistic))
         _draw_scaled(scaled, part, law)
         for ax in (by_delay, scaled):
             ax.set_xscale("log", base=2)
@@ -80,7 +81,6 @@ def _draw_by_delay(ax: Axes, rows: pd.DataFrame, law: DelayLaw) -> None:
         ax.plot(curve["gradients"], curve["k_star"], color=style["color"])
     ax.plot([], [], color=look.GREY, label="law")
     ax.set_xlabel("gradients in flight: delay + 1 [steps]")
-    ax.set_ylabel(look.K_STAR)
 
 
 def _draw_scaled(ax: Axes, rows: pd.DataFrame, law: DelayLaw) -> None:

@@ -17,6 +17,7 @@ import lit_dps.report.figures.style as look
 from lit_dps.analysis.analysis import Analysis
 from lit_dps.analysis.best_of_n import last_doubling, why_no_draws
 from lit_dps.analysis.tables import numbers, rows_of, title, where
+from lit_dps.core.statistic import Statistic
 from lit_dps.core.trial import Series
 
 NAME, PAPER = "draws", ""
@@ -63,6 +64,8 @@ def notes(study: Analysis) -> list[str]:
         "A curve of draws begins where at least half of all choices of n trials include one that "
         "met the goal."
     ]
+    if study.record.statistic.needed_trials > 1:
+        lines = ["A curve of draws begins where at least half of all choices of n have a K*."]
     if study.record.race_factor is not None:
         lines.append(
             f"Trials were stopped early (study.race_factor = {study.record.race_factor:g}). Curves "
@@ -100,12 +103,18 @@ def draw(rows: pd.DataFrame, study: Analysis) -> Figure:
         ax.set_title(title(series))
         _draws_axis(ax, rows["draws"].tolist())
         if i % columns == 0:
-            ax.set_ylabel("steps to result of the best of n")
+            ax.set_ylabel(_label(study.record.statistic))
         if i + columns >= len(every):
             ax.set_xlabel("trials n")
     look.log_values_axis(figure.axes[0], values, 1.1, 1.1)
     _draw_legend(figure, known, colours, bool(medians))
     return figure
+
+
+def _label(statistic: Statistic) -> str:
+    if statistic.is_minimum:
+        return "steps to result of the best of n"
+    return f"K* of n trials: {statistic.label}"
 
 
 def _medians(study: Analysis) -> dict[Series, dict[int, float]]:

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 import lit_dps.report.figures.style as look
 from lit_dps.analysis.analysis import Analysis
 from lit_dps.analysis.local_sgd import KEY
-from lit_dps.analysis.tables import legend, rows_of
+from lit_dps.analysis.tables import k_star_axis, legend, rows_of
 from lit_dps.core.trial import Series
 
 NAME, PAPER = "local", ""
@@ -41,7 +41,8 @@ def notes(study: Analysis) -> list[str]:
         cells += [f"B={curve.batch_size} {curve.series} H={steps}" for steps in curve.missed]
     if not cells:
         return []
-    return [f"The local figure lacks cells in which no trial met the goal: {', '.join(cells)}."]
+    too_few = study.record.statistic.too_few
+    return [f"The local figure lacks cells in which {too_few} met the goal: {', '.join(cells)}."]
 
 
 def rows(study: Analysis) -> pd.DataFrame:
@@ -76,7 +77,7 @@ def draw(rows: pd.DataFrame, study: Analysis) -> Figure:
             look.log_values_axis(ax, rows["k_star"])
         by_length.legend()
         by_length.set_xlabel("local steps of a round: H")
-        by_length.set_ylabel(look.K_STAR)
+        by_length.set_ylabel(k_star_axis(study.record.statistic))
         by_communications.set_xlabel("communications until the goal")
     return figure
 

@@ -39,7 +39,7 @@ def missing(study: Analysis) -> str | None:
     """Return why there is no training to draw; None if there is some."""
     best = [summary.best for summary in study.cells if summary.best is not None]
     if not best:
-        return "no trial has met the goal yet"
+        return f"{study.record.statistic.too_few_have} met the goal yet"
     if not any(len(trial.curve.get("step", ())) > 1 for trial in best):
         return "K* of each cell is its first validation"
     return None

@@ -35,6 +35,7 @@ MOST_COLUMNS = 7  # panels side by side that are legible on a page
 
 # How a trial is drawn, by how it ended. The star of K* is drawn on top of its trial.
 K_STAR_MARK = "K*"
+STEPS_TO_RESULT = "steps to result [optimizer steps]"
 MARKS: dict[str, dict[str, Any]] = {
     "complete": {"marker": "o", "color": look.COLOURS[0], "s": 11, "linewidths": 0},
     "incomplete": {"marker": "x", "color": look.COLOURS[5], "s": 11, "linewidths": 0.9},
@@ -173,7 +174,7 @@ def draw(rows: pd.DataFrame, study: Analysis, axes: Mapping[str, Box]) -> Figure
     for cell, ax in panels.items():
         of_batch_size = where(rows, batch_size=cell.batch_size)
         drawing.draw_panel(ax, cell, rows_of(cell.series, of_batch_size))
-    labels = [*map(axis_label, axes, axes.values()), look.K_STAR.replace(" K*", "")]
+    labels = [*map(axis_label, axes, axes.values()), STEPS_TO_RESULT]
     figure.supxlabel(labels[0], fontsize=8)
     # Beside the ticks, however wide the figure is.
     figure.supylabel(labels[1], x=0.05 / figure.get_figwidth(), fontsize=8)

@@ -15,7 +15,7 @@ import lit_dps.report.figures.style as look
 from lit_dps.analysis.analysis import Analysis
 from lit_dps.analysis.law import Law
 from lit_dps.analysis.law_tables import common_batch_size, law_curve
-from lit_dps.analysis.tables import columns_of, rows_of, title, where
+from lit_dps.analysis.tables import columns_of, k_star_axis, rows_of, title, where
 from lit_dps.core.record import StudyRecord, setting
 from lit_dps.core.trial import Series, text_of
 
@@ -84,6 +84,8 @@ def _update_rule(record: StudyRecord) -> str:
 
 def missing(*studies: Analysis) -> str | None:
     """Return why there are no update rules to compare; None if there are."""
+    if len({study.record.statistic.name for study in studies}) > 1:
+        return "studies of one K* (study.statistic)"
     shared = _shared_series(studies)
     if not shared:
         return "no sparsity at which two of the studies have a K*"
@@ -161,7 +163,7 @@ def draw(rows: pd.DataFrame, *studies: Analysis) -> Figure:
     look.batch_size_axis(panels[0, 0], scaling.grid_sizes(rows))
     look.log_values_axis(panels[0, 0], rows["k_star"].dropna())
     look.log_values_axis(panels[1, 0], rows["normalised_k_star"].dropna())
-    panels[0, 0].set_ylabel(look.K_STAR)
+    panels[0, 0].set_ylabel(k_star_axis(studies[0].record.statistic))
     look.legend_above(figure, look.curve_handles(labels))
     _draw_line_legend(figure, rows, _curves(studies, shared))
     return figure

@@ -12,7 +12,7 @@ import lit_dps.report.figures.scaling as scaling
 import lit_dps.report.figures.style as look
 from lit_dps.analysis.analysis import Analysis
 from lit_dps.analysis.layers import INIT
-from lit_dps.analysis.tables import rows_of, title
+from lit_dps.analysis.tables import k_star_axis, rows_of, title
 from lit_dps.core.trial import Series
 
 NAME, PAPER = "pruners", ""
@@ -65,7 +65,7 @@ def draw(rows: pd.DataFrame, study: Analysis) -> Figure:
         look.log_values_axis(ax, rows["k_star"].dropna())
         ax.set_xlabel(look.BATCH_SIZE)
         if i % columns == 0:
-            ax.set_ylabel(look.K_STAR)
+            ax.set_ylabel(k_star_axis(study.record.statistic))
     handles = []
     for i, method in enumerate(methods):
         style = look.curve_style(i) | look.line_of(i)

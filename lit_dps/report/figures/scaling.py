@@ -22,6 +22,7 @@ from lit_dps.analysis.law import Law
 from lit_dps.analysis.law_tables import medians_outside
 from lit_dps.analysis.tables import (
     has_values,
+    k_star_axis,
     legend,
     listed,
     numbers,
@@ -61,7 +62,7 @@ def missing(study: Analysis) -> str | None:
     """Return why there is no scaling curve to draw; None if there is one."""
     sizes = set().union(*(law.k_star for law in study.laws.values()))
     if not sizes:
-        return "no trial has met the goal yet"
+        return f"{study.record.statistic.too_few_have} met the goal yet"
     if len(study.record.batch_sizes) == 1:
         return "one batch size only"
     if len(sizes) == 1:
@@ -79,7 +80,8 @@ def notes(study: Analysis) -> list[str]:
     lines = []
     without_k_star = [series for series, law in study.laws.items() if not law.k_star]
     if without_k_star:
-        lines.append(f"No trial met the goal at {listed(without_k_star)}: no curve there.")
+        too_few = study.record.statistic.too_few.capitalize()
+        lines.append(f"{too_few} met the goal at {listed(without_k_star)}: no curve there.")
     laws = study.laws.values()
     return lines + limit_notes(laws) + bound_notes(laws)
 
@@ -131,7 +133,7 @@ def draw(rows: pd.DataFrame, study: Analysis) -> Figure:
             text = _text_above(study, series)
             parts.append(_Part(i, series, law, text, rows_of(series, rows)))
             line_breaks = max(line_breaks, text.count("\n"))
-    figure, axes = _panels(len(parts), line_breaks)
+    figure, axes = _panels(len(parts), line_breaks, k_star_axis(study.record.statistic))
     for ax in axes:
         look.batch_size_axis(ax, grid_sizes(rows))
     for ax, part in zip(axes, parts, strict=False):
@@ -151,12 +153,13 @@ def draw(rows: pd.DataFrame, study: Analysis) -> Figure:
     return figure
 
 
-def _panels(series: int, line_breaks: int) -> tuple[Figure, list[Axes]]:
+def _panels(series: int, line_breaks: int, label: str) -> tuple[Figure, list[Axes]]:
     """Return a figure with a panel per series, and two more for several, with labels.
 
     Args:
         series: Number of series.
         line_breaks: Line breaks in the longest text above a panel.
+        label: Of the axes of K*.
     """
     count = 1
     legend_height = 0.5
@@ -171,7 +174,7 @@ def _panels(series: int, line_breaks: int) -> tuple[Figure, list[Axes]]:
     figure = Figure(figsize=(max(2.5 * columns, 3.3), height))
     axes = [figure.add_subplot(lines, columns, i + 1) for i in range(count)]
     for ax in axes[::columns]:
-        ax.set_ylabel(look.K_STAR)
+        ax.set_ylabel(label)
     for ax in axes[-columns:]:
         ax.set_xlabel(look.BATCH_SIZE)
     return figure, axes

@@ -69,7 +69,6 @@ STYLE: dict[Any, Any] = {
 LAID_OUT = {**STYLE, "figure.constrained_layout.use": False}
 BATCH_SIZE = "batch size B [examples]"
 STEPS = "optimizer step"
-K_STAR = "steps to result K* [optimizer steps]"
 ON_REQUEST = "lit-dps figures --only {name} draws it"
 MOST_SERIES = 12  # more lines in a panel cannot be distinguished
 MOST_TICKS = 7  # batch sizes with a tick

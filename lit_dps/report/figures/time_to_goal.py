@@ -40,7 +40,7 @@ def rows(study: Analysis) -> pd.DataFrame:
 def missing(study: Analysis) -> str | None:
     """Return why there is nothing to draw; None if there is something."""
     if not len(study.answer):
-        return "no trial has met the goal yet"
+        return f"{study.record.statistic.too_few_have} met the goal yet"
     if not has_values(study.answer, "seconds"):
         return "no trial measured the time of a step"
     if len(set(study.answer["batch_size"])) == 1:

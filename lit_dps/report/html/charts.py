@@ -15,7 +15,7 @@ from plotly.subplots import make_subplots
 from lit_dps.analysis.analysis import Analysis
 from lit_dps.analysis.law import Law
 from lit_dps.analysis.rates import EFFECTIVE, PLAIN, RULE_NAMES, RULES, RateCurve, rule_line
-from lit_dps.analysis.tables import has_values, legend, numbers, rows_of, where
+from lit_dps.analysis.tables import has_values, k_star_axis, legend, numbers, rows_of, where
 from lit_dps.core.search_space import Box, Range
 from lit_dps.core.trial import Series, Status
 from lit_dps.report.no_result import COUNT_HEADS
@@ -24,7 +24,6 @@ from lit_dps.report.no_result import COUNT_HEADS
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
 BEYOND = 4  # how far beyond the largest batch size the law is drawn, a factor
 BATCH_SIZE = "batch size B [examples]"
-K_STAR = "steps to result K* [optimizer steps]"
 RATES = {EFFECTIVE: "effective rate eta / (1 - m)", PLAIN: "learning rate"}
 RULE_DASHES = {"linear": "dash", "square_root": "dot"}
 GRID = "#e5e5e5"
@@ -66,7 +65,8 @@ def curve(study: Analysis) -> go.Figure | None:
             sizes_beyond = _doublings(sizes[-1], BEYOND)
     if not figure.data:
         return None
-    return dress(figure, BATCH_SIZE, K_STAR, sizes + sizes_beyond)
+    label = k_star_axis(study.record.statistic)
+    return dress(figure, BATCH_SIZE, label, sizes + sizes_beyond)
 
 
 def _doublings(size: int, factor: int) -> list[int]:

@@ -93,8 +93,8 @@ def _charts(study: Analysis) -> list[str]:
         (
             "Steps to result against batch size",
             charts.curve(study),
-            "Markers: K*, the fewest steps of any trial; open markers are upper bounds. Lines: the "
-            "law K* = c1 / B + c2 with its 95 % band; dotted and hatched beyond the largest batch "
+            f"Markers: K*, {study.record.statistic.describe()}; open markers are upper bounds. "
+            "Lines: the law K* = c1 / B + c2 with its 95 % band; dotted and hatched beyond the largest batch "
             "size, where it is extrapolated.",
         ),
         (
@@ -195,7 +195,9 @@ def _answer(study: Analysis) -> list[str]:
     paragraphs = []
     for series, law in sorted(study.laws.items()):
         rate_law = study.rate_laws[series]
-        lines = sentences(series, study.answer, rate_law, study.validate_every)
+        lines = sentences(
+            study.record.statistic, series, study.answer, rate_law, study.validate_every
+        )
         lines.append(
             f"critical batch size, where half of the steps are due to noise: {law.describe()}"
         )
@@ -230,9 +232,12 @@ def _assumptions(study: Analysis) -> list[str]:
         "step. It excludes validation and the start of a trial.",
     ]
     if record.race_factor is not None:
+        best = "the best K"
+        if not record.statistic.is_minimum:
+            best = "the step that K*"
         lines.append(
-            f"Trials were stopped early at {record.race_factor:g} times the best K of their cell "
-            "so far. This does not change K*."
+            f"Trials were stopped early at {record.race_factor:g} times {best} of their cell so far. "
+            "This does not change K*."
         )
     return lines
 
@@ -240,8 +245,11 @@ def _assumptions(study: Analysis) -> list[str]:
 def _search_text(record: StudyRecord) -> str:
     """Return how the metaparameters were searched."""
     sampler = setting(record.config, "study.sampler") or "sobol"
+    smallest = "the smallest number of steps among"
+    if not record.statistic.is_minimum:
+        smallest = f"{record.statistic.describe()}, of"
     return (
-        f"K* is the smallest number of steps among {record.trials} trials. study.sampler {sampler} "
+        f"K* is {smallest} {record.trials} trials. study.sampler {sampler} "
         f"drew them from this search space: {record.space_text}. More trials or a larger search "
         "space can only lower K*."
     )
