@@ -43,4 +43,13 @@ def test_the_identity_is_as_recorded(name):
 def test_the_command_reads_a_file_as_recorded(file):
     setup = read_setup(["--config", str(ROOT / file)])
     config = json.loads(json.dumps(setup.config()))
+    assert config["study"].pop("statistic") == "minimum", "a key that was added later"
     assert config == convert_config(RECORDED[file]["config"])
+
+
+def test_only_another_statistic_than_the_minimum_is_part_of_the_identity():
+    of_default = read_setup(["--config", str(ROOT / "configs/quickstart.yaml")])
+    assert "statistic" not in of_default.identity(None)["study"]
+    arguments = ["--study.statistic", "median_of_best_3"]
+    other = read_setup(["--config", str(ROOT / "configs/quickstart.yaml"), *arguments])
+    assert other.identity(None)["study"]["statistic"] == "median_of_best_3"
