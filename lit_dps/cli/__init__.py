@@ -67,8 +67,10 @@ def main(argv: list[str] | None = None) -> int:
         append_current_folder()
     code = _run(argv)
     if is_whole_process and code == INTERRUPTED:
-        # The process ends. Another Ctrl-C would only print a traceback of its last steps.
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        # The process ends. Another signal would only print a traceback of its last steps, or change
+        # the exit code.
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)
     return code
 
 

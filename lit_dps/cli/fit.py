@@ -27,7 +27,7 @@ from lit_dps.core.errors import ConfigError, DataError
 from lit_dps.core.parse_errors import one_line
 from lit_dps.core.trial_config import TRIAL_SECTIONS
 from lit_dps.parallel import ddp, launch, ranks
-from lit_dps.parallel.process import defer_interrupt, keep_freed_memory
+from lit_dps.parallel.process import defer_signals, keep_freed_memory
 from lit_dps.readings import SmoothnessCallback
 from lit_dps.report.pruning_notes import unmasked_note
 from lit_dps.storage.urls import is_http, without_password
@@ -49,18 +49,18 @@ class Parser(CommandParser, LightningArgumentParser):
 
 
 class FitLogger(MLFlowLogger):
-    """MLFlowLogger that finishes a write before Ctrl-C ends the run.
+    """MLFlowLogger that finishes a write before a signal ends the run.
 
     A KeyboardInterrupt during a write would leave the transaction open. SQLite would then refuse
     all further writes of the run ("database is locked").
     """
 
     def log_metrics(self, *args: Any, **kwargs: Any) -> None:
-        with defer_interrupt():
+        with defer_signals():
             super().log_metrics(*args, **kwargs)
 
     def log_hyperparams(self, *args: Any, **kwargs: Any) -> None:
-        with defer_interrupt():
+        with defer_signals():
             super().log_hyperparams(*args, **kwargs)
 
 

@@ -416,11 +416,27 @@ _FALLING = re.compile(
 _WORD = re.compile(r"[A-Z]+(?![a-z])\d*|[A-Z]?[a-z]+\d*|\d+")
 
 
+# Words in names of metrics that are shares, so that a value above 1 is in percent.
+_SHARE = re.compile(
+    r"acc(uracy)?|top_?\d+|f1(score)?|auc|auroc|precision|recall|iou|dice", re.IGNORECASE
+)
+
+
+def is_share(metric: str) -> bool:
+    """Return True if the name of a metric suggests a share of examples, such as an accuracy."""
+    return any(_SHARE.fullmatch(word) for word in _words(metric))
+
+
 def is_rising(metric: str) -> bool:
     """Return True if the name of a metric suggests that higher values are better."""
-    name = _LOADER_SUFFIX.sub("", metric)
-    parts = [*_WORD.findall(name), *re.split(r"[^A-Za-z0-9]+", name)]
-    words = {part.lower() for part in parts}
+    words = _words(metric)
     if any(_FALLING.fullmatch(word) for word in words):
         return False
     return any(_RISING.fullmatch(word) for word in words)
+
+
+def _words(metric: str) -> set[str]:
+    """Return the words in the name of a metric, in small letters."""
+    name = _LOADER_SUFFIX.sub("", metric)
+    parts = [*_WORD.findall(name), *re.split(r"[^A-Za-z0-9]+", name)]
+    return {part.lower() for part in parts}

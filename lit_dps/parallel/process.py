@@ -117,23 +117,29 @@ def is_lost_loader_worker(text: str) -> bool:
 
 
 @contextmanager
-def defer_interrupt() -> Iterator[None]:
-    """Delay a Ctrl-C until the end of the block, even if the block fails.
+def defer_signals() -> Iterator[None]:
+    """Delay Ctrl-C and SIGTERM until the end of the block, even if the block fails.
 
-    In other threads, which receive no signals, this does nothing.
+    In other threads, which receive no signals, this does nothing. Signals without a handler in
+    Python are not delayed.
     """
-    handler = signal.getsignal(signal.SIGINT)
-    if not callable(handler) or threading.current_thread() is not threading.main_thread():
+    if threading.current_thread() is not threading.main_thread():
         yield
         return
+    handlers = {}
     received = []
-    signal.signal(signal.SIGINT, lambda signum, frame: received.append((signum, frame)))
+    for number in SIGNALS:
+        handler = signal.getsignal(number)
+        if callable(handler):
+            handlers[number] = handler
+            signal.signal(number, lambda signum, frame: received.append((signum, frame)))
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, handler)
-        if received:
-            handler(*received[0])
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        for signum, frame in received:
+            handlers[signum](signum, frame)
 
 
 @contextmanager

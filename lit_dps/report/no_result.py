@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from lit_dps.analysis.summary import CellSummary
 from lit_dps.analysis.tables import aligned, short_columns, three_digits
-from lit_dps.core.goal import Goal
+from lit_dps.core.goal import Goal, is_share
 from lit_dps.core.record import StudyRecord
 from lit_dps.core.search_space import Range
 from lit_dps.core.trial import Status, TrialResult
@@ -170,6 +170,12 @@ def advice(record: StudyRecord, cells: Sequence[CellSummary]) -> list[str]:
 def _goal_advice(goal: Goal, best: BestValue, name: str) -> str:
     """Return whether to raise max_steps or to choose an easier goal, by the best trial."""
     last = best.result.curve["step"][-1]
+    if goal.at_least and is_share(goal.metric) and 0 < best.value <= 1 < goal.value:
+        return (
+            f"{goal.metric} is a share: its best value is {three_digits(best.value)}, and "
+            f"goal.at_least = {goal.value:g} is above 1. Set goal.at_least {goal.value / 100:g} "
+            "in a new study."
+        )
     if not best.exact:
         return (
             "Validation stopped as soon as the goal was missed, so the best values are bounds; "

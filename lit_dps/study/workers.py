@@ -30,6 +30,7 @@ from lit_dps.parallel.process import (
     INTERRUPTED,
     Interrupted,
     StopRequest,
+    defer_signals,
     interruptible,
     is_lost_loader_worker,
     prepare_process,
@@ -220,9 +221,12 @@ class _WorkerPool:
         receiver, sender = processes.context().Pipe(duplex=False)
         reports_progress = self._on_event is not None
         arguments = (self._setup, sender, self.leaving, reports_progress)
-        worker = processes.start(_worker, f"worker {number}", arguments)
-        self._started.append(worker)
-        self.running[receiver] = worker
+        # A signal in between would leave a process that is never ended. It would print a traceback
+        # once this process has ended.
+        with defer_signals():
+            worker = processes.start(_worker, f"worker {number}", arguments)
+            self._started.append(worker)
+            self.running[receiver] = worker
         sender.close()  # otherwise the end of the worker would not be seen
 
     def receive_results(self) -> Iterator[TrialResult]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Self
@@ -12,7 +13,7 @@ from lightning.pytorch import Callback, LightningDataModule, LightningModule, Tr
 import lit_dps.training.lightning_private as lightning_private
 from lit_dps.core.attempt import Attempt
 from lit_dps.core.errors import ConfigError
-from lit_dps.core.goal import SINGLE_CHECK, VALIDATION_ERROR
+from lit_dps.core.goal import SINGLE_CHECK, TOLERANCE, VALIDATION_ERROR, is_share
 from lit_dps.core.trial import Status
 from lit_dps.core.trial_config import GoalConfig
 from lit_dps.module import weights_finite
@@ -382,7 +383,24 @@ class GoalErrorCallback(Callback):
             reason = self.validated.why_no_mean(trainer, name)
             if reason is not None:
                 raise ConfigError(key, name, f"the mean over the validation split: {reason}")
+        self._check_scale(metrics[self.monitor])
         return metrics
+
+    def _check_scale(self, value: float) -> None:
+        """Raise ConfigError if a value of the goal's metric is no share, but the goal is one."""
+        if not math.isfinite(value):
+            return
+        if self.goal.is_validation_error and not 0 <= value <= 1 + TOLERANCE:
+            allowed = f"a share between 0 and 1; the module logs {value:g}"
+            hint = (
+                "Log the error divided by 100 if it is in percent. For a value that is no share, "
+                "set goal.metric and goal.at_most"
+            )
+            raise ConfigError(self._monitor_key, self.monitor, allowed, hint)
+        if self.goal.at_least and is_share(self.monitor) and self.goal.value <= 1 < value:
+            allowed = f"in the unit of {self.monitor}; the module logs {value:g}"
+            hint = f"Write {100 * self.goal.value:g} if the metric is in percent"
+            raise ConfigError("goal.at_least", self.goal.value, allowed, hint)
 
     def validate_now(self, trainer: Trainer) -> dict[str, float]:
         """Validate the network, and return the metrics of the goal and of the run by name.

@@ -7,7 +7,7 @@ import pytest
 from lightning.pytorch.loggers import MLFlowLogger
 
 from lit_dps.cli.fit import FitLogger
-from lit_dps.parallel.process import defer_interrupt
+from lit_dps.parallel.process import defer_signals
 
 
 @pytest.fixture(autouse=True)
@@ -35,18 +35,18 @@ def test_a_write_ends_before_the_interrupt(method, monkeypatch):
 
 
 def test_an_error_of_the_write_is_raised_and_the_handler_is_restored():
-    with pytest.raises(OSError), defer_interrupt():
+    with pytest.raises(OSError), defer_signals():
         raise OSError
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_an_interrupt_of_a_write_that_fails_is_not_lost():
-    with pytest.raises(KeyboardInterrupt), defer_interrupt():
+    with pytest.raises(KeyboardInterrupt), defer_signals():
         signal.raise_signal(signal.SIGINT)
         raise OSError
 
 
 def test_an_ignored_interrupt_stays_ignored():
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    with defer_interrupt():
+    with defer_signals():
         signal.raise_signal(signal.SIGINT)

@@ -15,10 +15,11 @@ from lit_dps.parallel.process import (
     INTERRUPTED,
     Interrupted,
     StopRequest,
+    defer_signals,
     interruptible,
     prepare_process,
 )
-from lit_dps.study import run
+from lit_dps.study import run, workers
 from tests.e2e.commands import FAST, environment, run_here
 from tests.support.errors import raises_about
 from tests.support.runs import train_one
@@ -192,16 +193,58 @@ else:
         def main(argv):
             raise KeyboardInterrupt
     cli.import_module = lambda name: Verb
+signum = sys.argv[2]
 sys.argv[1:] = ["configs"]
 code = cli.main()
-os.kill(os.getpid(), signal.SIGINT)  # once more, while the process ends
+os.kill(os.getpid(), int(signum))  # once more, while the process ends
 sys.exit(code)
 """
 
 
-@pytest.mark.parametrize("when", ["importing", "running"])
-def test_an_interrupt_of_a_command_is_one_line_and_130(when):
-    argv = [sys.executable, "-c", IMPORTING, when]
+@pytest.mark.parametrize(
+    ("when", "second"),
+    [("importing", signal.SIGINT), ("running", signal.SIGINT), ("running", signal.SIGTERM)],
+)
+def test_an_interrupt_of_a_command_is_one_line_and_130(when, second):
+    argv = [sys.executable, "-c", IMPORTING, when, str(int(second))]
     done = subprocess.run(argv, capture_output=True, text=True, env=environment())
     assert done.returncode == INTERRUPTED
     assert done.stderr.strip() == "lit-dps: interrupted"
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_signals_in_a_block_are_handled_at_its_end_in_order(signum):
+    stop = StopRequest()
+    done = []
+    with interruptible(stop):
+        with raises_about(Interrupted, "SIGTERM"), defer_signals():
+            send(signum)
+            send(signal.SIGTERM)
+            assert not stop
+            done.append("block")
+        assert (stop.signal, stop.now, done) == (signum.name, True, ["block"])
+
+
+def test_a_worker_whose_start_is_interrupted_twice_is_ended(monkeypatch):
+    started = []
+
+    class Worker:
+        pid = 17
+
+        def join(self, timeout):
+            started.append("joined")
+
+        def kill(self):
+            started.append("killed")
+
+    def start(target, name, args):
+        send(signal.SIGTERM)
+        send(signal.SIGTERM)
+        started.append(name)
+        return Worker()
+
+    monkeypatch.setattr(workers.processes, "start", start)
+    stop = StopRequest()
+    with interruptible(stop), raises_about(Interrupted, "SIGTERM"):
+        next(workers.work_in_processes(None, 2, stop))
+    assert started == ["worker 0", "joined", "killed"]

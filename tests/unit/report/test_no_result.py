@@ -3,6 +3,7 @@ exit code."""
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import pytest
@@ -73,6 +74,15 @@ def test_a_trial_that_stopped_improving_asks_for_an_easier_goal():
     found = study(*(missed(4, i, [0.3, 0.2, 0.25, 0.26]) for i in range(3)))
     (line,) = advice(found, Analysis(found).cells)
     assert numbers_in(line)[-4:] == [200, 400, 0.1, 0.2]
+
+
+def test_a_goal_in_percent_of_a_metric_that_is_a_share_asks_for_the_share():
+    trials = [missed(4, i, [0.7, 0.8, 0.75, 0.74]) for i in range(3)]
+    for result in trials:
+        result.curve["val_acc"] = result.curve.pop("val_error")
+    found = dataclasses.replace(study(*trials), goal=Goal(98.0, 100, 400, "val_acc", at_least=True))
+    (line,) = advice(found, Analysis(found).cells)
+    assert numbers_in(line) == [0.8, 98, 1, 0.98]
 
 
 def test_diverged_everywhere_names_the_range():

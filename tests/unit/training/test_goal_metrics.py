@@ -90,6 +90,36 @@ def test_a_metric_that_is_not_logged_is_named_under_the_key_that_names_it(goal, 
         fit(Plain(errors=(0.5,) * 4), loader(), loader(), callbacks=[callback])
 
 
+@pytest.mark.parametrize(
+    ("goal", "logged", "key", "value"),
+    [
+        ({"error": 0.02}, 97.0, "goal.monitor", "val_error"),
+        ({"error": 0.02}, 3.0, "goal.monitor", "val_error"),
+        ({"error": 0.02}, -0.5, "goal.monitor", "val_error"),
+        ({"error": 0.02, "monitor": "gap"}, 3.0, "goal.monitor", "gap"),
+        ({"metric": "val_error", "at_most": 0.02}, 3.0, "goal.metric", "val_error"),
+        ({"metric": "val/acc", "at_least": 0.98}, 97.0, "goal.at_least", 0.98),
+    ],
+)
+def test_a_metric_in_percent_is_refused_where_the_goal_is_a_share(goal, logged, key, value):
+    with refuses(key, value) as refused:
+        run((logged,) * 4, **goal)
+    assert f"{logged:g}" in str(refused.value) and "percent" in (refused.value.hint or "")
+
+
+@pytest.mark.parametrize(
+    ("goal", "logged"),
+    [
+        ({"error": 0.02}, 1.0 + 1e-7),  # a mean of float32
+        ({"metric": "val/acc", "at_least": 98.0}, 97.0),
+        ({"metric": "reward", "at_least": 0.5}, 0.4),
+        ({"metric": "val/loss", "at_most": 0.5}, 97.0),
+    ],
+)
+def test_a_metric_in_the_unit_of_the_goal_is_recorded(goal, logged):
+    assert run((logged,) * 4, **goal).status is Status.INCOMPLETE
+
+
 def test_a_goal_is_stored_and_read_and_one_of_earlier_versions_is_a_validation_error():
     goals = [Goal(0.1, 4, 16), Goal(0.98, 4, 16, "val/acc", True), Goal(-3.5, 4, 16, "ppl")]
     assert [Goal.from_dict(goal.to_dict()) for goal in goals] == goals
