@@ -189,7 +189,8 @@ class Analysis:
     @cached_property
     def critical_batch_sizes(self) -> dict[Series, dict[str, Critical]]:
         """Critical batch sizes, by series and definition (`critical`)."""
-        return critical_batch_sizes(self.cells, self.laws, self.replicates)
+        noise = self.record.noise
+        return critical_batch_sizes(self.cells, self.laws, self.replicates, noise)
 
     @cached_property
     def critical_table(self) -> pd.DataFrame:

@@ -61,6 +61,7 @@ _COLUMNS = (
     "probability",
     "tied",
     "timing",
+    "busy",
 )
 
 
@@ -141,7 +142,8 @@ def answer_rows(
     why_not_law, as in `Steps`; validation_seconds (of all validations up to the goal, one every
     `validate_every` steps; missing without it), probability (of being the fastest of the series,
     `probabilities_of_fastest`), tied (whether it may be the fastest by the rule of
-    `MIN_PROBABILITY`), timing (`StepSeconds.source`). Seconds are missing if they are unknown.
+    `MIN_PROBABILITY`), timing (`StepSeconds.source`), busy (`StepSeconds.is_busy`). Seconds are
+    missing if they are unknown.
     """
     rows = []
     for summary in cells:
@@ -168,7 +170,7 @@ def answer_rows(
 def _row(summary: CellSummary, k_star: int, steps: Steps) -> dict[str, object]:
     """Return the row of a cell without times and without comparisons with its series."""
     row: dict[str, object] = {**columns_of(summary.cell.series), **dict.fromkeys(_COLUMNS)}
-    row |= dict.fromkeys(("fastest", "near", "fewest", "tied"), False)
+    row |= dict.fromkeys(("fastest", "near", "fewest", "tied", "busy"), False)
     row |= {
         "batch_size": summary.cell.batch_size,
         "k_star": k_star,
@@ -193,6 +195,7 @@ def _times(steps: Steps, times: StepSeconds, validate_every: int | None) -> dict
         "training_seconds": times.training,
         "check_seconds": times.check,
         "timing": times.source,
+        "busy": times.is_busy,
     }
     if not math.isnan(steps.low):
         columns["seconds_low"], columns["seconds_high"] = _limits(steps, times)

@@ -14,7 +14,8 @@
   Section 4).
 - noise_scale: tr(Sigma) / |G|^2 (McCandlish et al. 2018, Section 2.2). Both parts are averaged over
   the measurements of each K* trial and over these trials, then divided. Interval: Fieller's limits
-  (`lit_dps.core.noise_scale.noise_scale`).
+  (`lit_dps.core.noise_scale.noise_scale`). If the trials have no measurements, it is that of the
+  run before the study, which trains the dense network of the first series.
 - noise_law: M + sigma^2 / epsilon (Stich, Mohtashami, Jaggi 2021: batch sizes up to its order do
   not slow SGD down), from the line through the noise of each K* trial (`gradient_noise.noise_law`).
   Epsilon is its squared gradient at the last measurement before the goal. With the mean over the
@@ -45,7 +46,7 @@ from lit_dps.analysis.law_fit import MIN_BATCH_SIZES, Fit, overhead_batch_size
 from lit_dps.analysis.summary import CellSummary
 from lit_dps.analysis.tables import columns_of, frame, three_digits
 from lit_dps.analysis.theory import terms_of
-from lit_dps.core.noise_scale import LEVEL, noise_scale
+from lit_dps.core.noise_scale import LEVEL, NoiseScale, noise_scale
 from lit_dps.core.progress_line import with_progress
 from lit_dps.core.racing import to_goal
 from lit_dps.core.trial import Series
@@ -92,7 +93,10 @@ class Critical:
 
 
 def critical_batch_sizes(
-    cells: Iterable[CellSummary], laws: Mapping[Series, Law], replicates: int
+    cells: Iterable[CellSummary],
+    laws: Mapping[Series, Law],
+    replicates: int,
+    noise: NoiseScale | None = None,
 ) -> dict[Series, dict[str, Critical]]:
     """Return each definition's critical batch size in each series, in the order of `DEFINITIONS`.
 
@@ -100,6 +104,7 @@ def critical_batch_sizes(
         cells: The cells of a study.
         laws: The law of each series.
         replicates: Number of draws of K* for the ends of linear scaling.
+        noise: The noise scale of the run before the study; None if it was not measured.
     """
     by_series: dict[Series, list[CellSummary]] = {series: [] for series in sorted(laws)}
     for summary in cells:
@@ -111,6 +116,9 @@ def critical_batch_sizes(
         definitions |= _by_measurement(law, law.draw_observations(replicates, str(series)))
         definitions["theory"] = _geometric_mean(map(_by_theory, by_series[series]))
         definitions["noise_scale"] = _noise_scale(by_series[series])
+        if noise is not None and definitions["noise_scale"].note == NOT_MEASURED:
+            is_of_series = series.sparsity == 0 and series == min(laws)
+            definitions["noise_scale"] = _before_study(noise, is_of_series)
         definitions["noise_law"] = _geometric_mean(map(_by_noise, by_series[series]))
         table[series] = definitions
     return table
@@ -265,9 +273,30 @@ def _noise_scale(cells: Iterable[CellSummary]) -> Critical:
     if len(variances) == 1:
         return Critical(float(variances[0] / squared_gradients[0]), note=ONE_TRIAL)
     scale: Any = noise_scale({"squared_gradient": squared_gradients, "variance": variances}, 0)
+    return _of_scale(scale)
+
+
+def _of_scale(scale: NoiseScale, note: str = "") -> Critical:
+    """Return a noise scale as a critical batch size, a lower bound if it is not resolved."""
     if not scale.resolved:
-        return Critical(note=f"not resolved: > {three_digits(scale.low)}", bound=scale.low)
-    return Critical(scale.value, Interval(scale.low, scale.high))
+        unresolved = f"not resolved: > {three_digits(scale.low)}"
+        return Critical(note="; ".join(filter(None, [unresolved, note])), bound=scale.low)
+    return Critical(scale.value, Interval(scale.low, scale.high), note)
+
+
+def _before_study(noise: NoiseScale, is_of_series: bool) -> Critical:
+    """Return the noise scale of the run before the study, for a series without measurements.
+
+    Args:
+        noise: The noise scale.
+        is_of_series: Whether the run trained the network of the series.
+    """
+    readings = f"{noise.readings} readings before the study at B = {noise.batch_size}"
+    if is_of_series:
+        return _of_scale(noise, f"by {readings}")
+    return Critical(
+        note=f"not measured in this series; of the dense network: {noise}, by {readings}"
+    )
 
 
 def _geometric_mean(values: Iterable[float | None]) -> Critical:

@@ -13,10 +13,10 @@ from lit_dps.core.record import StudyRecord
 from lit_dps.core.step_timing import CellTiming
 from lit_dps.core.trial import SPARSE_KERNELS, STACKED, Cell, Status, TrialResult
 
-# Sources of the seconds of a step: timed at the end of the study, alone on the machine as far as
-# lit_dps knows; by trials, beside other workers and other programs; by trials of an earlier
-# version, which did not separate steps from checks.
-QUIET = "quiet timing"
+# Sources of the seconds of a step: timed after the trials of the study, maybe beside other programs
+# (`StepSeconds.is_busy`); by trials, beside other workers and other programs; by trials of an
+# earlier version, which did not separate steps from checks.
+QUIET = "after the study"
 TRIALS = "trials"
 WITH_CHECKS = "trials with checks"
 
@@ -25,6 +25,8 @@ WITH_CHECKS = "trials with checks"
 _FULL_LENGTH = (Status.COMPLETE, Status.INCOMPLETE)
 # Minimum share of a trial's time that counts as steps, if its start took longer on other trials.
 _MIN_STEP_SHARE = 0.05
+# Ratio of the quartiles of a cell's step times above which the machine counts as busy.
+BUSY_RATIO = 1.25
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,11 @@ class StepSeconds:
     training: float = math.nan
     check: float = math.nan
     source: str = WITH_CHECKS
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether the times differ so much that other programs were running."""
+        return self.high > BUSY_RATIO * self.low > 0
 
 
 def step_seconds(record: StudyRecord) -> dict[Cell, StepSeconds]:

@@ -9,7 +9,6 @@ import math
 import shlex
 from collections.abc import Mapping, Sequence
 
-import numpy as np
 import pandas as pd
 
 from lit_dps.analysis.analysis import Analysis
@@ -36,8 +35,6 @@ from lit_dps.core.trial import Cell, Series
 
 LIMITS = "95 % interval of the time"
 TIED = "not told apart"
-# Ratio of the quartiles of a cell's step times above which the machine counts as busy.
-BUSY_RATIO = 1.25
 
 
 def answer_text(
@@ -299,9 +296,9 @@ def timing_notes(record: StudyRecord, table: pd.DataFrame) -> list[str]:
     notes = [_source_note(record, sources)]
     if QUIET not in sources:
         notes += _hardware_notes(record.hardware)
-    ratios = numbers(table["step_high"]) / numbers(table["step_low"])
-    spread = float(max(ratios[np.isfinite(ratios)], default=1))
-    if spread > BUSY_RATIO:
+    busy = where(table, busy=True)
+    if len(busy):
+        spread = max(numbers(busy["step_high"]) / numbers(busy["step_low"]))
         consequence = "Ignore smaller differences between batch sizes."
         if has_values(table, "seconds_low"):
             consequence = "The intervals include that."

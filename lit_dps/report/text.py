@@ -66,9 +66,18 @@ _RATIOS = {
     "k_star": "K*",
 }
 
+# Why a study has no text of one of `SECTIONS`.
+REASONS = {
+    "critical": (
+        "fewer than two definitions of the critical batch size have a value; critical.csv has the "
+        "reason of each"
+    ),
+    "theory": "no K* trial has measured terms; smoothness.interval below K* measures them",
+}
+
 FOOTNOTE = (
     "* below the smallest batch size, counted from a batch size beyond linear scaling, of one "
-    "trial, or without limits: critical.csv has the reason"
+    "trial, of the run before the study, or without limits: critical.csv has the reason"
 )
 
 
@@ -96,7 +105,7 @@ def answered(analysis: Analysis, show: Collection[str] = ()) -> str:
 
     Args:
         analysis: The study.
-        show: Which of `SECTIONS` to include.
+        show: Which of `SECTIONS` to include. A section without data is a line with the reason.
     """
     answer = answer_text(
         analysis.record,
@@ -107,7 +116,12 @@ def answered(analysis: Analysis, show: Collection[str] = ()) -> str:
     )
     if not answer:
         answer = no_result_text(analysis.record, analysis.cells)
-    return "\n".join(filter(None, [answer, render(analysis, show)]))
+    texts = sections(analysis)
+    reasons = ""
+    for name, reason in REASONS.items():
+        if name in show and name not in texts:
+            reasons += f"{name}: nothing to show, because {reason}\n"
+    return "\n".join(filter(None, [answer, render(analysis, show), reasons]))
 
 
 def render(analysis: Analysis, show: Collection[str] = SECTIONS) -> str:

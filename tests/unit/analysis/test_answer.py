@@ -355,5 +355,7 @@ def test_busy_rounds_leave_several_batch_sizes_and_quiet_ones_a_winner(golden):
     tied, answer = with_law(with_timing(found, busy))
     assert winner["tied"].sum() < tied["tied"].sum()
     assert tied["tied"].tolist() == (tied["probability"] >= 0.05).tolist()
+    assert (winner["busy"].any(), tied["busy"].all()) == (False, True)
+    assert set(tied["timing"]) == {"after the study"}
     golden.check("answer/busy-rounds.txt", answer)
     assert (tied["seconds_high"] / tied["seconds"] > 3).all()

@@ -3,15 +3,18 @@ told."""
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import numpy as np
 import pytest
 
+from lit_dps.analysis.analysis import Analysis
 from lit_dps.analysis.critical import DEFINITIONS, PooledExamples
 from lit_dps.analysis.law_fit import Fit
 from lit_dps.analysis.quadratic import NoisyQuadraticModel
 from lit_dps.core.goal import Goal
+from lit_dps.core.noise_scale import NoiseScale
 from lit_dps.core.trial import Cell, Series
 from lit_dps.report.notebook import Study
 from lit_dps.report.publish import write_all
@@ -170,3 +173,27 @@ def test_on_the_noisy_quadratic_they_are_of_one_order():
     assert by["linear_20"].value < by["linear_50"].value < critical
     assert 0.2 * critical / 3 < by["linear_20"].value < 0.2 * critical * 3
     assert 0.5 * critical / 3 < by["linear_50"].value < 0.5 * critical * 3
+
+
+@pytest.mark.parametrize("resolved", [True, False])
+def test_the_noise_scale_before_a_study_is_in_the_table_where_trials_measured_none(resolved):
+    high = 160.0 if resolved else math.inf
+    noise = NoiseScale(0.5, 0.1, 15.5, 2.0, 21.0, high, 64, 32)
+    record = analysis_of(
+        {
+            Cell(b, s): [result(Cell(b, s), 0, round(LAW.steps(b)))]
+            for b in SIZES
+            for s in (0.0, 0.9)
+        },
+        space={},
+        goal=GOAL,
+    ).record
+    table = Analysis(dataclasses.replace(record, noise=noise)).critical_batch_sizes
+    dense, sparse = table[Series(0.0)]["noise_scale"], table[Series(0.9)]["noise_scale"]
+    if resolved:
+        assert (dense.value, dense.interval, dense.bound) == (31.0, (21.0, 160.0), None)
+    else:
+        assert (dense.value, dense.bound) == (None, 21.0)
+    assert numbers_in(dense.note)[-2:] == [64, 32]
+    assert (sparse.value, sparse.bound) == (None, None)
+    assert str(noise) in sparse.note

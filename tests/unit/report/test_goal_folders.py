@@ -49,3 +49,14 @@ def test_further_goals_have_a_folder_each(tmp_path):
     smoothness, of_ratios, of_logs = said
     assert smoothness == f"note: {NO_SMOOTHNESS}" and "ratios" in of_ratios and "logs" in of_logs
     assert numbers_in(of_logs) == [0.4]
+
+
+def test_a_section_without_data_has_a_reason_on_request():
+    curve = {"step": [16, 32], "val_error": [0.4, 0.1], "train_loss": [2.0, 0.5]}
+    cell = Cell(8, 0.0)
+    study = Analysis(read({cell: [result(cell, 0, 32, params=MIDDLE, curve=curve)]}))
+    plain = answered(study)
+    for name in SECTIONS:
+        (reason,) = answered(study, [name]).removeprefix(plain).strip().splitlines()
+        assert reason.startswith(f"{name}: ")
+    assert len(answered(study, SECTIONS).removeprefix(plain).strip().splitlines()) == 2
