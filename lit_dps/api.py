@@ -28,6 +28,11 @@ def load(study: str, storage: str | Path = "mlruns") -> Study:
     Raises:
         StorageError: if the study does not exist; in one line.
     """
+    if not isinstance(study, str):
+        raise TypeError(f"load takes the name of a study as str, not {type(study).__name__}")
+    if not isinstance(storage, (str, Path)):
+        kind = type(storage).__name__
+        raise TypeError(f"load takes a folder, a file or a URL as storage, not {kind}")
     place = str(storage)
     if place.endswith((".db", ".xz")) and not Path(place).is_dir():
         with open_elsewhere(place, "") as elsewhere:
@@ -56,6 +61,9 @@ def run(config: str | Path | Mapping[str, Any], accept_code_change: bool = False
         KeyboardInterrupt: if the study is interrupted; its finished trials are stored.
     """
     leave_if_unguarded()
+    if not isinstance(config, (str, Path, Mapping)):
+        kind = type(config).__name__
+        raise TypeError(f"run takes a configuration file or a dict of its keys, not {kind}")
     from lit_dps.cli import study  # imports torch and Lightning
     from lit_dps.cli.command_line import CommandLine
     from lit_dps.cli.key_checks import check_command

@@ -44,7 +44,7 @@ from lit_dps.analysis.term_comparisons import term_ratio_rows
 from lit_dps.analysis.theory import theory_rows
 from lit_dps.analysis.training_curves import best_trial_curves, lipschitz_means, lipschitz_rows
 from lit_dps.core.progress_line import with_progress
-from lit_dps.core.record import StudyRecord
+from lit_dps.core.record import StudyRecord, check_is_record
 from lit_dps.core.trial import Cell, Series
 
 
@@ -67,6 +67,7 @@ class Analysis:
         original: StudyRecord | None = None,
         validate_every: int | None = None,
     ):
+        check_is_record(record, "Analysis")
         self.record = record
         self.replicates = replicates
         self.original = original or record

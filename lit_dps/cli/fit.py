@@ -142,6 +142,13 @@ class DPSCLI(LightningCLI):
         # LightningCLI itself would read `sys.argv`.
         self.config = parser.parse_args([self.command.verb, *self.command.words])
 
+    def _set_seed(self) -> None:
+        # Lightning would end with a traceback.
+        seed = self._get(self.config, "seed_everything")
+        if not isinstance(seed, bool) and not 0 <= seed < 2**32:
+            raise ConfigError("seed_everything", seed, "0 or more, and below 2^32 = 4294967296")
+        super()._set_seed()
+
     def _parse_ckpt_path(self) -> None:
         config = self.config.get(self.config.get("subcommand") or "", {})
         path = config.get("ckpt_path")

@@ -21,8 +21,13 @@ from lit_dps.core.trial import Cell, Value, check_names, check_sparsity
 EngineName = Literal["auto", "single", "stacked", "lightning", "fused"]
 SPARSITY_KEY = "pruning.sparsity"
 SAMPLERS = ("sobol", "tpe", "gp")
-# Of a worker: more than any CPU has, and fewer than the system allows.
-THREADS = 1024
+# Threads of a worker, and workers: more than any CPU has, and fewer than the system allows.
+MAX_THREADS = 1024
+# Trials of all cells, and repeats of all cells. A million trials of a second take 12 days, and each
+# process holds their points in memory.
+MAX_TRIALS = 1_000_000
+# Largest step budget: 30 years at a thousand steps a second.
+MAX_STEPS = 10**12
 # The default.
 RACE_FACTOR = 2.0
 NO_RACE = "null, or left out, because study.train_past_goal runs trials to the budget"
@@ -261,10 +266,20 @@ class StudyConfig:
                 raise ConfigError(f"study.{key}", value, "at least 1")
         if not 0 <= self.seed < 2**32:
             raise ConfigError("study.seed", self.seed, "0 or more, and below 2^32 = 4294967296")
-        if self.threads > THREADS:
-            raise ConfigError("study.threads", self.threads, f"at most {THREADS}")
+        for key in ("threads", "workers"):
+            value = getattr(self, key)
+            if value is not None and value > MAX_THREADS:
+                raise ConfigError(f"study.{key}", value, f"at most {MAX_THREADS}")
         if self.repeats < 0:
             raise ConfigError("study.repeats", self.repeats, "0 or more")
+        if self.slots is not None and self.slots > MAX_TRIALS:
+            raise ConfigError("study.slots", self.slots, f"at most {MAX_TRIALS}")
+        cells = len(self.cells)
+        for key in ("trials", "repeats", "repeat_points"):
+            value = getattr(self, key)
+            if value * cells > MAX_TRIALS:
+                allowed = f"at most {MAX_TRIALS // cells}: {MAX_TRIALS} in a grid of {cells} cells"
+                raise ConfigError(f"study.{key}", value, allowed)
 
     def _check_sampler(self) -> None:
         if self.sampler not in SAMPLERS and "." not in self.sampler:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import product
+from os import PathLike
 from typing import Any
 
 from lit_dps.core.errors import ConfigError
@@ -291,3 +292,24 @@ def setting(config: Mapping, key: str) -> object:
             return None
         node = node.get(name)
     return node
+
+
+def check_is_record(value: object, name: str) -> None:
+    """Raise TypeError, with what to pass instead, unless a value is a `StudyRecord`.
+
+    Args:
+        value: An argument of a user's call.
+        name: The class that is called, such as "Analysis".
+    """
+    if isinstance(value, StudyRecord):
+        return
+    kind = type(value).__name__
+    if isinstance(value, (str, PathLike)):
+        advice = f"lit_dps.load({str(value)!r}) reads a study by its name"
+    elif kind == "Study":
+        advice = "pass study.analysis.record"
+    elif kind == "Analysis":
+        advice = "pass analysis.record"
+    else:
+        advice = "lit_dps.load(NAME) reads a study by its name"
+    raise TypeError(f"{name} takes a StudyRecord, not {kind}; {advice}")

@@ -26,6 +26,7 @@ from lit_dps.core.trial import check_sparsity
 Biases = Literal["paper", "keep"]
 Init = Literal["original", "reinit", "isometry"]
 
+MAX_EXAMPLES = 2**31 - 1  # of a batch; no data set is larger
 # Metadata of a field, for `identity_of`. Other fields decide results and are always recorded.
 FREE = {"identity": False}  # does not decide results, or each trial sets it
 UNLESS_DEFAULT = {"identity": "unless default"}  # studies without the key keep their identity
@@ -176,8 +177,7 @@ class PruningConfig:
         """Raise ConfigError for a value that is not allowed. The callback checks the method."""
         check_sparsity("pruning.sparsity", self.sparsity)
         _check_choice("pruning.biases", self.biases, get_args(Biases))
-        if self.batch_size < 1:
-            raise ConfigError("pruning.batch_size", self.batch_size, "at least 1 example")
+        _check_examples("pruning.batch_size", self.batch_size)
         _check_choice("pruning.init", self.init, get_args(Init))
 
 
@@ -238,10 +238,11 @@ class SmoothnessConfig:
 
     def check(self) -> None:
         """Raise ConfigError for a value that is not allowed."""
-        for key in ("interval", "examples", "batch_size"):
-            value = getattr(self, key)
-            if value is not None and value < 1:
-                raise ConfigError(f"smoothness.{key}", value, "at least 1")
+        if self.interval is not None and self.interval < 1:
+            raise ConfigError("smoothness.interval", self.interval, "at least 1 step")
+        _check_examples("smoothness.batch_size", self.batch_size)
+        if self.examples is not None:
+            _check_examples("smoothness.examples", self.examples)
         if not 0 < self.delta <= 1:
             raise ConfigError("smoothness.delta", self.delta, "a number in (0, 1]")
         if not self.delta <= self.last:
@@ -296,3 +297,10 @@ def identity_of(config: Any, without: Container[str] = ()) -> dict[str, Any]:
 def _check_choice(key: str, value: Any, choices: Sequence[str]) -> None:
     if value not in choices:
         raise ConfigError(key, value, f"one of {', '.join(choices)}")
+
+
+def _check_examples(key: str, examples: int) -> None:
+    if examples < 1:
+        raise ConfigError(key, examples, "at least 1 example")
+    if examples > MAX_EXAMPLES:
+        raise ConfigError(key, examples, f"at most {MAX_EXAMPLES} examples")

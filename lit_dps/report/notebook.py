@@ -8,7 +8,7 @@ import pandas as pd
 
 from lit_dps.analysis.analysis import Analysis
 from lit_dps.core.errors import ConfigError
-from lit_dps.core.record import StudyRecord
+from lit_dps.core.record import StudyRecord, check_is_record
 from lit_dps.report.answer import timing_notes
 from lit_dps.report.text import answered, table_and_law, theory_text
 from lit_dps.report.warnings import study_notes
@@ -26,6 +26,7 @@ class Study:
     """
 
     def __init__(self, record: StudyRecord, analysis: Analysis | None = None):
+        check_is_record(record, "Study")
         self.analysis = analysis or Analysis(record)
 
     def __repr__(self) -> str:

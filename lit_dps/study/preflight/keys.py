@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from lit_dps.analysis.readings import reserved_columns
+from lit_dps.core.config import MAX_STEPS
 from lit_dps.core.errors import ConfigError
 from lit_dps.core.goal import RESERVED_NAMES
 from lit_dps.core.local_sgd import LocalSGDSchedule
@@ -33,8 +34,10 @@ DELAY_KEY = "optim.delay"
 
 
 def check_goals(setup: StudySetup) -> None:
-    """Raise ConfigError for a further goal or metric that runs to the goal cannot answer."""
+    """Raise ConfigError for a goal or a metric that the runs of a study cannot answer."""
     goal = setup.goal_of_trials
+    if goal.max_steps > MAX_STEPS:
+        raise ConfigError("goal.max_steps", goal.max_steps, f"at most {MAX_STEPS} steps")
     for name in setup.study.metrics:
         if name in (goal.metric, *RESERVED_NAMES):
             raise ConfigError("study.metrics", name, "another one: this is kept anyway")

@@ -16,7 +16,7 @@ from lit_dps.cli.command_line import CommandLine
 from lit_dps.core.errors import StorageError, Unguarded, UserError
 from lit_dps.parallel.process import INTERRUPTED
 from tests.e2e.commands import FAST
-from tests.support.errors import refuses
+from tests.support.errors import raises_about, refuses
 from tests.support.fake_study import law_study
 from tests.support.texts import numbers_in
 
@@ -189,3 +189,29 @@ def test_a_refusal_names_the_line_of_a_file_and_no_file_of_a_dict(tmp_path):
     with refuses("study.trials", 0.5) as refused:
         lit_dps.run(config)
     assert "line" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("call", "facts"),
+    [
+        (lambda: lit_dps.Analysis("quickstart"), ("Analysis", "lit_dps.load('quickstart')")),
+        (lambda: lit_dps.Study("quickstart"), ("Study", "lit_dps.load('quickstart')")),
+        (lambda: lit_dps.Analysis(None), ("Analysis", "NoneType", "lit_dps.load")),
+        (lambda: lit_dps.load(3), ("load", "int")),
+        (lambda: lit_dps.load("quickstart", None), ("load", "storage", "NoneType")),
+        (lambda: lit_dps.run(["mine.yaml"]), ("run", "list")),
+        (lambda: lit_dps.run(None), ("run", "NoneType")),
+    ],
+)
+def test_an_argument_of_the_wrong_type_is_refused_with_what_to_pass(call, facts):
+    with raises_about(TypeError, *facts) as refused:
+        call()
+    assert "\n" not in str(refused.value)
+
+
+def test_a_study_in_place_of_its_record_is_refused_with_the_attribute(stored):
+    study = lit_dps.load("replication-mnist-momentum", stored)
+    with raises_about(TypeError, "study.analysis.record"):
+        lit_dps.Analysis(study)
+    with raises_about(TypeError, "analysis.record"):
+        lit_dps.Study(study.analysis)

@@ -18,6 +18,7 @@ from lit_dps.cli.options import MasksOptions, StudyOptions, add_options
 from lit_dps.cli.parser import likely_meant, new_parser
 from lit_dps.cli.study import StudyCLI
 from lit_dps.core.errors import ConfigError, UserError
+from lit_dps.study.preflight.keys import check_goals
 from lit_dps.training.pruning_callback import PruningCallback
 from tests.e2e.commands import FAST
 from tests.support.errors import refuses
@@ -301,3 +302,18 @@ def test_analyze_names_the_line_too():
     with refuses("study.name", 12) as caught:
         analyze.main(command)
     assert "mine.yaml, line " in command.with_source(caught.value)
+
+
+@pytest.mark.parametrize("seed", [-1, 10**20])
+def test_a_seed_out_of_range_is_refused(seed):
+    write({"seed_everything": seed})
+    error, source = refused("study", "mine.yaml")
+    assert (error.key, error.value) == ("seed_everything", seed)
+    assert source is not None and source.name == "mine.yaml"
+
+
+def test_a_step_budget_that_never_ends_is_refused():
+    write({"goal/max_steps": 4 * 10**12})
+    setup = StudyCLI(CommandLine(["study", "mine.yaml"]), StudyOptions).setup()
+    with refuses("goal.max_steps", 4 * 10**12):
+        check_goals(setup)

@@ -9,6 +9,7 @@ from lightning.pytorch import Trainer
 from lit_dps.cli.parser import refuse_nulls
 from lit_dps.core.config import StudyConfig
 from lit_dps.core.parse_errors import refusal
+from lit_dps.core.trial_config import PruningConfig, SmoothnessConfig
 from lit_dps.models import MLP
 from lit_dps.training import GoalErrorCallback
 from lit_dps.training.trainer_rules import check_trainer
@@ -21,6 +22,13 @@ from tests.unit.study.test_grid import SPACE
     [
         (lambda: StudyConfig(seed=2**32, space=SPACE).check(), "study.seed", 2**32),
         (lambda: StudyConfig(threads=10**9, space=SPACE).check(), "study.threads", 10**9),
+        (lambda: StudyConfig(workers=10**9, space=SPACE).check(), "study.workers", 10**9),
+        (lambda: StudyConfig(slots=10**9, space=SPACE).check(), "study.slots", 10**9),
+        (lambda: StudyConfig(trials=10**20, space=SPACE).check(), "study.trials", 10**20),
+        (lambda: StudyConfig(repeats=10**12, space=SPACE).check(), "study.repeats", 10**12),
+        (lambda: PruningConfig(batch_size=10**20), "pruning.batch_size", 10**20),
+        (lambda: SmoothnessConfig(batch_size=10**20), "smoothness.batch_size", 10**20),
+        (lambda: SmoothnessConfig(examples=10**20), "smoothness.examples", 10**20),
         (lambda: StudyConfig(space={3: {"low": 0.1, "high": 1}}), "study.space", 3),
         (lambda: StudyConfig(grid={3: [1]}), "study.grid", 3),
         (lambda: refuse_nulls({"goal": 3}, {"goal": GoalErrorCallback}), "goal", 3),
@@ -56,6 +64,13 @@ def test_all_values_of_a_choice_of_several_kinds_are_told():
 
 
 def test_the_largest_values_are_allowed():
-    StudyConfig(seed=2**32 - 1, threads=1024, space=SPACE).check()
+    StudyConfig(seed=2**32 - 1, threads=1024, workers=1024, space=SPACE).check()
+    one_cell = {"batch_sizes": [2], "sparsities": [0.0]}
+    StudyConfig(trials=10**6, space=SPACE, **one_cell).check()
+    with refuses("study.trials", 10**6 + 1):
+        StudyConfig(trials=10**6 + 1, space=SPACE, **one_cell).check()
+    two_cells = one_cell | {"sparsities": [0.0, 0.5]}
+    with refuses("study.trials", 500_001):
+        StudyConfig(trials=500_001, space=SPACE, **two_cells).check()
     check_trainer({"accumulate_grad_batches": None})
     check_trainer({"accumulate_grad_batches": 2})
