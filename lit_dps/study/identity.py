@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import importlib
 import inspect
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from typing import Any
 
 from lightning.pytorch import LightningDataModule, Trainer
@@ -73,7 +73,7 @@ def identity_of_study(
     specs, free = _specs(study, workload)
     identity = {
         **specs,
-        "trainer": trainer_of(workload.trainer),
+        "trainer": trainer_of(workload.trainer, _names_below("trainer.", study.axes)),
         "goal": goal_of(sections["goal"]),
         "pruning": identity_of(sections["pruning"], _names_below("pruning.", study.axes)),
         "study": study_of(study, workload.batch_size_key),
@@ -166,13 +166,19 @@ def goal_of(goal: GoalConfig) -> dict[str, Any]:
     return identity
 
 
-def trainer_of(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the trainer's arguments that decide results and differ from Lightning's defaults."""
+def trainer_of(arguments: Mapping[str, Any], set_by_cells: Container[str] = ()) -> dict[str, Any]:
+    """Return the trainer's arguments that decide results and differ from Lightning's defaults.
+
+    Args:
+        arguments: The arguments of the study.
+        set_by_cells: Names of arguments that the cells set, so that they decide no result.
+    """
     parameters = inspect.signature(Trainer.__init__).parameters
     identity = {}
     for name, value in arguments.items():
         default = parameters[name].default if name in parameters else None
-        if name not in _FREE_TRAINER and value != default:
+        is_free = name in _FREE_TRAINER or name in set_by_cells
+        if not is_free and value != default:
             identity[name] = value
     return identity
 

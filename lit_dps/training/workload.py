@@ -107,7 +107,9 @@ class Workload:
         if trial.repeat and isinstance(data, ImageData):
             data.reseed_order(order_seed)
         module = self._instantiate("model", specs["model"], trial, trial.seed_for("init"))
-        options = _instantiate("trainer", {**self.trainer, **STUDY_TRAINER}, {}, order_seed)
+        options = _instantiate(
+            "trainer", {**self.trainer_of(trial), **STUDY_TRAINER}, {}, order_seed
+        )
         trainer = trainer_arguments(options)
         # Each trial has a separate folder, because Lightning resumes checkpoints that are there.
         root = trainer.get("default_root_dir") or os.getcwd()
@@ -119,6 +121,15 @@ class Workload:
             "logger": NoLogger(folder),
         }
         return Built(module, data, trainer)
+
+    def trainer_of(self, trial: Trial) -> dict[str, Any]:
+        """Return the trainer's arguments of a trial, with the values of its cell."""
+        arguments = dict(self.trainer)
+        for key, value in trial.cell.axes:
+            section, _, name = key.partition(".")
+            if section == "trainer":
+                arguments[name] = value
+        return arguments
 
     def module(self, trial: Trial, purpose: str = "init") -> LightningModule:
         """Return a fresh module, drawn under the point's seed for a purpose; raises as `build`."""

@@ -31,6 +31,13 @@ LOCAL_KEYS = [f"local.{field.name}" for field in dataclasses.fields(LocalSGDSche
 # Pruning uses the seed of the point, so the seed is no axis.
 PRUNING_KEYS = ["pruning.method", "pruning.init", "pruning.biases", "pruning.batch_size"]
 DELAY_KEY = "optim.delay"
+# Arguments of the trainer that change an update and nothing else. The number of accumulated batches
+# belongs to the entire study, because it decides which batch sizes are possible.
+TRAINER_KEYS = [
+    "trainer.gradient_clip_val",
+    "trainer.gradient_clip_algorithm",
+    "trainer.precision",
+]
 
 
 def check_goals(setup: StudySetup) -> None:
@@ -96,7 +103,7 @@ def check_keys(setup: StudySetup) -> None:
 
 
 def _check_key(source: str, key: str) -> None:
-    """Raise ConfigError for an unknown key of local SGD, pruning or stale gradients."""
+    """Raise ConfigError for an unknown key of local SGD, pruning, stale gradients, trainer."""
     if key.startswith("local.") and key not in LOCAL_KEYS:
         raise ConfigError(source, key, f"one of {', '.join(LOCAL_KEYS)}")
     if (
@@ -108,6 +115,8 @@ def _check_key(source: str, key: str) -> None:
             f"one of {', '.join(PRUNING_KEYS)}, {METHOD_OPTIONS}NAME of an argument of the method"
         )
         raise ConfigError(source, key, allowed)
+    if key.startswith("trainer.") and (source != GRID or key not in TRAINER_KEYS):
+        raise ConfigError(source, key, f"in study.grid one of {', '.join(TRAINER_KEYS)}")
     if key.startswith("optim.") and key != DELAY_KEY:
         raise ConfigError(source, key, DELAY_KEY)
 

@@ -1,0 +1,61 @@
+"""Clipping and precision as axes of the grid: a cell trains as a study with these arguments."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from lit_dps.core.trial import Cell, Trial
+from lit_dps.study.preflight.keys import check_keys
+from tests.support.errors import refuses
+from tests.support.runs import train, train_one
+from tests.unit.engines.test_engine import GOAL, PARAMS, WORKLOAD, quiet  # noqa: F401
+from tests.unit.study.test_grid import setup
+
+CLIP = "trainer.gradient_clip_val"
+
+
+def trial(*axes: tuple) -> Trial:
+    return Trial(Cell(16, 0.5, axes), 0, PARAMS)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("gradient_clip_val", 0.01), ("precision", "bf16-mixed")]
+)
+def test_a_cell_trains_as_a_study_with_its_argument(name, value):
+    in_cell = train_one(trial((f"trainer.{name}", value)), WORKLOAD, GOAL)
+    workload = dataclasses.replace(WORKLOAD, trainer={**WORKLOAD.trainer, name: value})
+    of_study = train_one(trial(), workload, GOAL)
+    without = train_one(trial(), WORKLOAD, GOAL)
+    assert in_cell.curve == of_study.curve
+    assert in_cell.curve != without.curve
+    assert (in_cell.engine, without.engine) == ("lightning", "single")
+    assert name in in_cell.engine_reason
+
+
+def test_only_the_cells_that_need_it_train_in_lightnings_loop():
+    trials = [trial((CLIP, 0.0)), trial((CLIP, 0.01)), trial()]
+    results = train(trials, WORKLOAD, GOAL)
+    assert [each.engine for each in results] == ["lightning", "lightning", "single"]
+    # Lightning does not clip at 0.
+    assert results[0].curve == results[2].curve
+    assert results[1].curve != results[2].curve
+
+
+def test_the_argument_of_the_study_decides_nothing_if_the_cells_set_it():
+    identities = []
+    for clip in (None, 1.0):
+        study = setup({CLIP: [0.5, 1.0]}, batch_sizes=[8])
+        trainer = {**study.workload.trainer, "gradient_clip_val": clip}
+        workload = dataclasses.replace(study.workload, trainer=trainer)
+        study = dataclasses.replace(study, workload=workload)
+        check_keys(study)
+        identities.append(study.identity(None))
+    assert identities[0] == identities[1]
+
+
+@pytest.mark.parametrize("name", ["accumulate_grad_batches", "max_epochs", "devices", "callbacks"])
+def test_other_arguments_of_the_trainer_are_no_axes(name):
+    with refuses("study.grid", f"trainer.{name}"):
+        check_keys(setup({f"trainer.{name}": [1, 2]}, batch_sizes=[8]))
