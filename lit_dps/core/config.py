@@ -45,7 +45,8 @@ class StudyConfig:
         grid: Further axes: {KEY: [values]}. For example {pruning.method: [snip, random],
             model.network: [lit_dps.models.MLP, lit_dps.models.SimpleCNN]}. The keys belong to the
             model, the data, the pruning (also pruning.options.batches), optim, local, or to the
-            trainer's clipping and precision, or replace the two fields above. The values are numbers, names, class paths, or true and false.
+            trainer's clipping and precision, or replace the two fields above. The values are
+            numbers, names, class paths, or true and false.
         trials: Trials of each cell, one for each point.
         space: Searched: {KEY: {low, high, scale}} or {choices}. For example {model.learning_rate:
             {low: 1e-4, high: 1, scale: log}}, or {choices: [0.0, 0.01, 0.1]} of numbers, names or
