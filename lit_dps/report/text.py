@@ -33,8 +33,16 @@ from lit_dps.report.no_result import COUNT_HEADS, no_result_text
 from lit_dps.report.repeats import LAW_INTERVALS, law_lines, repeats_section
 from lit_dps.report.warnings import study_notes
 
-# Sections that are printed only on request, since they are long; table.txt has all of them.
-SECTIONS = ("critical", "theory", "readings")
+# Sections that are printed only on request, since they are long, each with the reason that a study
+# has no such section. table.txt has all sections.
+SECTIONS = {
+    "critical": (
+        "fewer than two definitions of the critical batch size have a value; critical.csv has the "
+        "reason of each"
+    ),
+    "theory": "no K* trial has measured terms; smoothness.interval below K* measures them",
+    "readings": "no trial has readings; study.readings measures them",
+}
 FILES = "files"
 
 ALWAYS_COUNTED = ("complete", "incomplete", "infeasible")
@@ -64,15 +72,6 @@ _RATIOS = {
     "predicted_c1_measured_epsilon": "c1 / epsilon^2",
     "c1": "fitted c1",
     "k_star": "K*",
-}
-
-# Why a study has no text of one of `SECTIONS`.
-REASONS = {
-    "critical": (
-        "fewer than two definitions of the critical batch size have a value; critical.csv has the "
-        "reason of each"
-    ),
-    "theory": "no K* trial has measured terms; smoothness.interval below K* measures them",
 }
 
 FOOTNOTE = (
@@ -118,7 +117,7 @@ def answered(analysis: Analysis, show: Collection[str] = ()) -> str:
         answer = no_result_text(analysis.record, analysis.cells)
     texts = sections(analysis)
     reasons = ""
-    for name, reason in REASONS.items():
+    for name, reason in SECTIONS.items():
         if name in show and name not in texts:
             reasons += f"{name}: nothing to show, because {reason}\n"
     return "\n".join(filter(None, [answer, render(analysis, show), reasons]))
