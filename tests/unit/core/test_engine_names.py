@@ -17,6 +17,7 @@ SPACE = {"model.learning_rate": Range(1e-3, 1.0)}
 @pytest.fixture(autouse=True)
 def _warns_again():
     aliases.warn_of_former_name.cache_clear()
+    aliases.warn_of_idle_key.cache_clear()
 
 
 @pytest.mark.parametrize("engine", ["auto", "single", "stacked", "lightning"])
@@ -42,6 +43,24 @@ def test_former_names_keep_their_meaning_with_one_line(former, present, capsys):
         study = StudyConfig(space=SPACE, **former)
         assert (study.engine, study.lean) == (present, None)
     assert capsys.readouterr().err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("engine", "lean", "present"),
+    [
+        ("stacked", True, None),
+        ("single", True, None),
+        ("auto", True, None),
+        ("lightning", True, "study.engine single"),
+        ("single", False, "study.engine lightning"),
+    ],
+)
+def test_the_warning_names_the_engine_that_lean_sets_and_no_other(engine, lean, present, capsys):
+    StudyConfig(space=SPACE, engine=engine, lean=lean)
+    warning = capsys.readouterr().err
+    assert f"study.lean {str(lean).lower()}" in warning
+    assert ("study.engine" in warning) == (present is not None)
+    assert present is None or present in warning
 
 
 def test_stacks_without_the_fast_loop_are_refused():
