@@ -70,10 +70,10 @@ class StudyConfig:
             stops once it has run this many times as long as the best complete trial of its cell
             needed. 1 or more; null runs every trial to the step budget, as the paper does.
             That shows how large a part of the search box is successful.
-        statistic: What K* is, a number of the trials of a cell: minimum, median_of_best_3 (or of
-            another number) or a class path. "minimum" is the fewest steps of any trial, as in the
-            paper. "median_of_best_3" is the median of the steps of the best three trials, which
-            depends less on the luck of one seed. Racing and repeats follow it.
+        statistic: What K* of a cell's trials is. "minimum" is the fewest steps of any trial, as in
+            the paper. "median_of_best_3", or of another number, is the median of the steps of the
+            best three trials, which depends less on the luck of one seed. Else it is a class path.
+            Racing and repeats follow it.
         train_past_goal: Train to goal.max_steps after the goal. K* is the same. Complete curves
             give the best metric under every smaller budget of steps or examples. Then no trial is
             raced and no check stops early: the defaults of race_factor and goal.early_reject do not

@@ -111,7 +111,8 @@ def single_complete_trials(study: Analysis) -> Iterator[Values]:
     for cell in study.cells:
         complete = len(cell.steps) - cell.steps.count(None)
         is_repeated = bool(study.record.repeats.get(cell.cell))
-        if len(cell.steps) > 1 and complete == 1 and not is_repeated and not cell.is_upper_bound:
+        is_measured = cell.k_star is not None and not cell.is_upper_bound
+        if len(cell.steps) > 1 and complete == 1 and not is_repeated and is_measured:
             count += 1
     if count:
         yield {"count": count, "cells": len(study.cells)}

@@ -38,6 +38,8 @@ UNPACKING_MEMORY = 1 << 28  # bytes; xz -9 needs 65 MB
 CHUNK_BYTES = 1 << 20
 # Cells that are read by one query: few queries, and the trials of few cells in memory.
 CELLS_PER_QUERY = 50
+# Keys of classes that are needed to read a study.
+CLASS_KEYS = ("study.statistic", "goal.rule")
 DAMAGE = (KeyError, TypeError, ValueError, AttributeError)  # raised by damaged values
 
 
@@ -64,6 +66,7 @@ def read_study(storage: BaseStorage | str, name: str) -> StudyRecord:
     Raises:
         OtherFormat: if the study has another format.
         StorageError: if the storage cannot be read, or has no such study.
+        ConfigError: if a class of the user that the study needs cannot be imported.
     """
     with storage_errors(storage), open_to_read(storage) as opened:
         studies = opened.get_all_studies()
@@ -78,12 +81,13 @@ def read_study(storage: BaseStorage | str, name: str) -> StudyRecord:
         header = escape_json(headers[name])
         check_format(header[schema.FORMAT_ATTR], name, opened)
         study_ids = {study.study_name: study._study_id for study in studies}
-        # A class of the user that cannot be imported here is no damage.
-        schema.statistic_of(header)
         try:
             schema.check_keys(header, schema.HEADER_ATTRS)
             return _record(name, header, _read_cells(opened, name, header, study_ids))
         except DAMAGE as error:
+            if isinstance(error, ConfigError) and error.key in CLASS_KEYS:
+                # A class of the user that cannot be imported here is no damage.
+                raise
             raise StorageError(
                 f"study {name!r} is damaged: {first_line(error)}; {RESTORE}",
                 key="study.name",

@@ -100,7 +100,7 @@ def test_an_empty_study_says_so():
     analysis = Analysis(record)
     assert f"  S=0  {analysis.laws[Series(0.0)].describe()}\n" in render(analysis)
     _, pending = study_notes(Analysis(record))
-    assert [*no_k_star(Analysis(record))] == [{"yet": " yet"}]
+    assert [*no_k_star(Analysis(record))] == [{"yet": " yet", "too_few": "No trial has"}]
     assert numbers_in(pending) == [10, 10, 0]
 
 
