@@ -53,11 +53,11 @@ def reading_columns(record: StudyRecord) -> list[str]:
 def reading_values(result: TrialResult) -> dict[str, float]:
     """Return the value of each reading of a trial by column.
 
-    The value of a reading along the run is the last one: up to the goal for a complete trial.
+    The value of a reading along the run is the last one: up to the goal for a complete trial. A
+    reading at the end is of the end of the trial, also with `study.train_past_goal`.
     """
-    result = to_goal(result)
     values = {}
-    for columns in result.readings.values():
+    for columns in to_goal(result).readings.values():
         for name, read in columns.items():
             if name != "step" and read:
                 values[name] = read[-1]

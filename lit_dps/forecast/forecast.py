@@ -47,6 +47,8 @@ def forecast(setup: StudySetup) -> str:
     smoothness = _smoothness_remark(setup, points, timing)
     if smoothness is not None:
         lines.append(smoothness)
+    if setup.study.readings:
+        lines.append("study.readings are not in these times")
     lines += ["", *study_table(setup, points, record, timing, nearest_record(setup, record))]
     lines += ["", *_paper_lines(setup, timing)]
     return "\n".join(lines)

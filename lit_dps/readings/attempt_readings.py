@@ -16,7 +16,11 @@ from lit_dps.core.goal import RESERVED_NAMES
 from lit_dps.core.trial import Status
 from lit_dps.module import weights_finite
 from lit_dps.readings.reading import KEY, Moment, Reading, ReadingSpec, ReadRun
-from lit_dps.training.hidden_state import preserve_rng_state
+from lit_dps.training.hidden_state import (
+    capture_attributes,
+    preserve_rng_state,
+    restore_attributes,
+)
 
 # How a trial ends whose readings of the end describe it. Other trials end where another trial or
 # a person ends them.
@@ -147,10 +151,17 @@ class AttemptReadings:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the values so far and the states of the readings, for a checkpoint."""
+        states = {}
+        for reading in self._readings:
+            # Without its attributes, a reading that saves no state would resume with other values.
+            states[reading.name] = {
+                "attributes": capture_attributes(reading),
+                "state": reading.state_dict(),
+            }
         return {
             "columns": self._attempt.readings,
             "ends": self._attempt.end_readings,
-            "states": {reading.name: reading.state_dict() for reading in self._readings},
+            "states": states,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -158,4 +169,6 @@ class AttemptReadings:
         self._attempt.readings = state["columns"]
         self._attempt.end_readings = state["ends"]
         for reading in self._readings:
-            reading.load_state_dict(state["states"][reading.name])
+            saved = state["states"][reading.name]
+            restore_attributes(saved["attributes"], reading)
+            reading.load_state_dict(saved["state"])

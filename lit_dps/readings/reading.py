@@ -157,8 +157,9 @@ class Reading(ABC):
     """A quantity that is measured along a run, or at its end.
 
     Training does not depend on it. Its random draws depend on the trial, its name and the step
-    alone, so that each loop reads the same values. A trial has a reading of its own; attributes
-    that change along a run are its state, which `state_dict` and `load_state_dict` save.
+    alone, so that each loop reads the same values. A trial has a reading of its own. Checkpoints
+    save its attributes that are numbers, texts, tensors, lists or dicts of them; `state_dict` and
+    `load_state_dict` save any other state.
 
     Attributes:
         name: Name of the reading, unique in a study.

@@ -133,6 +133,24 @@ class Disturbing(Reading):
         return {"zero": norm_of(moment)}
 
 
+class Drift(Reading):
+    """The distance that the weights moved since the last reading, without a state_dict."""
+
+    name = "drift"
+    when = "step"
+    interval = 3
+
+    def __init__(self):
+        self.before = torch.zeros(310)
+        self.moved = []
+
+    def read(self, moment):
+        weights = torch.cat([p.detach().flatten() for p in moment.module.parameters()]).cpu()
+        self.moved.append(float((weights - self.before).norm()))
+        self.before = weights
+        return {"moved": self.moved[-1], "total": sum(self.moved)}
+
+
 class Same(Norm):
     """Another reading with the name of `Norm`."""
 

@@ -110,7 +110,7 @@ def test_an_error_of_a_reading_fails_its_trial_alone():
 
 @pytest.mark.parametrize("lean", [True, False])
 def test_a_resumed_trial_equals_an_unbroken_one(tmp_path, lean):
-    options = {"readings": specs("Sharpness", "Norm", "FinalNorm"), "lean": lean}
+    options = {"readings": specs("Sharpness", "Norm", "Drift", "FinalNorm"), "lean": lean}
     goal = {**GOAL, "max_steps": 24}
     study = SavedStudy(tmp_path, model=TINY, goal=goal, **options)
     unbroken, _ = study.run(TRIAL, saved=False)
