@@ -119,7 +119,7 @@ def _has_diverged(result: TrialResult, goal: Goal) -> bool:
     if result.steps is None or result.failure:
         return False
     # A trial that trained past its goal ends before the budget by divergence or by an error.
-    return result.steps < result.steps_run < goal.max_steps
+    return result.steps < result.steps_run and not goal.is_spent(result.curve)
 
 
 @dataclass(frozen=True)

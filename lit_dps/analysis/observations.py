@@ -19,6 +19,7 @@ from lit_dps.analysis.intervals import NORMAL_95, Interval, resampling_rng
 from lit_dps.analysis.repeats import RepeatSummary
 from lit_dps.analysis.summary import CellSummary, boundary_texts, is_at_first_check
 from lit_dps.analysis.tables import listed_numbers
+from lit_dps.core.goal import Goal
 from lit_dps.core.record import StudyRecord
 from lit_dps.core.statistic import Statistic
 from lit_dps.core.trial import Status, TrialResult
@@ -143,8 +144,11 @@ def _observation_of_cell(record: StudyRecord, cell: CellSummary) -> Observation 
     if cell.k_star is None:
         if missing or not all(map(_has_ended, cell.trials)):
             return None
-        # A trial that missed the goal needs at least max steps.
-        least = record.statistic.k_star(k or goal.max_steps for k in cell.steps)
+        unmet = _steps_without_goal(goal, cell)
+        if not unmet:
+            return None
+        # A trial that missed the goal needs at least these steps.
+        least = record.statistic.k_star(k or unmet for k in cell.steps)
         if least is None:
             return None
         return Observation(size, float(least), bound=AT_LEAST)
@@ -157,6 +161,18 @@ def _observation_of_cell(record: StudyRecord, cell: CellSummary) -> Observation 
         check=float(goal.check_interval),
         boundary=", ".join(boundary_texts(record, cell)),
     )
+
+
+def _steps_without_goal(goal: Goal, cell: CellSummary) -> int:
+    """Return the steps that each trial of a cell without K* spent; 0 if unknown.
+
+    These are max steps. Under a budget in examples or seconds they are the fewest steps of a trial
+    within it.
+    """
+    if not goal.limits:
+        return goal.max_steps
+    spent = [result for result in cell.trials if result.status is Status.INCOMPLETE]
+    return min((goal.last_step_within(result.curve) for result in spent), default=0)
 
 
 def _has_ended(result: TrialResult) -> bool:

@@ -105,7 +105,7 @@ def _end_at_goal(
 
 def _missed(result: TrialResult, goal: Goal) -> TrialResult:
     """Return how a trial ends that met an easier goal, trained on, and missed this one."""
-    if result.steps_run >= goal.max_steps:
+    if goal.is_spent(result.curve):
         status = Status.INCOMPLETE
     elif result.failure:
         status = Status.STOPPED

@@ -179,9 +179,12 @@ def trial_rows(record: StudyRecord, cells: Iterable[CellSummary]) -> pd.DataFram
     complete), steps_run (the last checked step), k_star (whether it is the trial that gave K*),
     each metaparameter by its short name, engine (the loop that trained it) and engine_reason (why
     no faster loop did), and each reading: its last value, up to the goal for a complete trial.
+    Under a budget in examples or seconds, also the examples or seconds of training up to the goal
+    (missing unless complete).
     """
     names = short_names(list(record.space))
     read_columns = reading_columns(record)
+    units = list(record.goal.limits)
     rows = []
     for summary in cells:
         for result in record.results[summary.cell]:
@@ -194,6 +197,8 @@ def trial_rows(record: StudyRecord, cells: Iterable[CellSummary]) -> pd.DataFram
                 "steps_run": result.steps_run,
                 "k_star": result is summary.best,
             }
+            for unit in units:
+                row[unit] = spent_to_goal(result, unit)
             for key, name in names.items():
                 row[name] = result.trial.params.get(key)
             row["engine"] = result.engine
@@ -203,5 +208,13 @@ def trial_rows(record: StudyRecord, cells: Iterable[CellSummary]) -> pd.DataFram
                 row[name] = read.get(name)
             rows.append(row)
     columns = [*columns_of(record.series[0]), "batch_size", "point", "status", "steps"]
-    columns += ["steps_run", "k_star", *names.values(), "engine", "engine_reason", *read_columns]
+    columns += ["steps_run", "k_star", *units, *names.values(), "engine", "engine_reason"]
+    columns += read_columns
     return frame(rows, columns)
+
+
+def spent_to_goal(result: TrialResult, unit: str) -> float | None:
+    """Return the examples or seconds of training of a trial up to its goal; None if unknown."""
+    if result.steps is None or unit not in result.curve:
+        return None
+    return result.curve[unit][list(result.curve["step"]).index(result.steps)]

@@ -57,7 +57,7 @@ class Attempt:
 
     def __post_init__(self):
         if not self.curve:
-            for key in ("step", self.goal.metric, "train_loss", *self.metrics):
+            for key in ("step", self.goal.metric, "train_loss", *self.metrics, *self.goal.limits):
                 self.curve[key] = []
 
     def enable_early_checks(self) -> None:
@@ -114,7 +114,8 @@ class Attempt:
             is_exact: Whether the value is no bound.
             loss: Training loss of that step's batch before its update; None if unknown.
             weights_finite: Whether every parameter is finite.
-            metrics: Values of the attempt's further metrics.
+            metrics: Values of the attempt's further metrics. For a goal with a budget in examples
+                or seconds also those of the steps since the last check.
 
         Returns:
             The new status; None if the attempt continues.
@@ -128,6 +129,8 @@ class Attempt:
         }
         if loss is not None:
             point["train_loss"] = loss
+        for unit in self.goal.limits:
+            point[unit] += sum(self.curve[unit][-1:])
         for key, values in self.curve.items():
             values.append(point[key])
         self.status = self.goal.judge(self.curve, loss or 0.0, weights_finite, self.train_past_goal)
@@ -180,8 +183,8 @@ class Attempt:
         if self.status is Status.COMPLETE:
             return self._complete_text(steps)
         if self.status is Status.INCOMPLETE:
-            budget = self.goal.max_steps
-            return f"incomplete: the budget of {budget} steps is spent, {self.last_check}"
+            budget = self.goal.budget_text
+            return f"incomplete: the budget of {budget} is spent, {self.last_check}"
         if self.status is Status.INFEASIBLE:
             return f"infeasible: diverged after {steps} steps, {self.last_check}"
         text = str(self.status or "interrupted")

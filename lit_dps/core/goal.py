@@ -29,6 +29,9 @@ Curve = Mapping[str, Sequence[float]]
 TOLERANCE = 4e-7
 
 VALIDATION_ERROR = "val_error"  # default metric: share of the validation split that is wrong
+# Columns of a curve up to each check, of a goal with a budget in this unit.
+EXAMPLES = "examples"  # training examples of all steps
+SECONDS = "seconds"  # of training steps with their data, without validation, over all processes
 RESERVED_NAMES = ("step", "train_loss", "exact")  # keys of a curve that no metric can have
 
 
@@ -204,6 +207,9 @@ class Goal:
         rule: Decides from the checks of a run when it meets the goal: one of `RULES`, or the class
             path of a `GoalRule`.
         options: Arguments of the rule.
+        max_examples: Budget in training examples; None without one.
+        max_seconds: Budget in seconds of training, without validation; None without one. A check
+            beyond one of these budgets does not meet the goal, and ends the trial.
 
     Raises:
         ConfigError: for a value out of its range.
@@ -216,10 +222,13 @@ class Goal:
     at_least: bool = False
     rule: str = SINGLE_CHECK
     options: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    max_examples: int | None = None
+    max_seconds: float | None = None
 
     def __post_init__(self):
         self._check_value()
         rule_of(self.rule, self.options)
+        self._check_budgets()
         if self.metric in RESERVED_NAMES:
             names = ", ".join(RESERVED_NAMES)
             raise ConfigError("goal.metric", self.metric, f"another name than {names}")
@@ -242,6 +251,29 @@ class Goal:
         if not math.isfinite(self.value):
             key = "goal.at_least" if self.at_least else "goal.at_most"
             raise ConfigError(key, self.value, "a finite number")
+
+    def _check_budgets(self) -> None:
+        for unit, limit in self.limits.items():
+            if not (limit > 0 and math.isfinite(limit)):
+                raise ConfigError(f"goal.max_{unit}", limit, "a positive number")
+            if self.metric == unit:
+                raise ConfigError("goal.metric", unit, f"another name where goal.max_{unit} is set")
+
+    @cached_property
+    def limits(self) -> dict[str, float]:
+        """The budgets in other units than steps, by the column of the curve that they limit."""
+        limits = {EXAMPLES: self.max_examples, SECONDS: self.max_seconds}
+        return {unit: limit for unit, limit in limits.items() if limit is not None}
+
+    @property
+    def budget_text(self) -> str:
+        """The budget of a trial, such as "400 steps or 10,000 examples"."""
+        text = f"{self.max_steps} steps"
+        if self.max_examples is not None:
+            text += f" or {self.max_examples:,} examples"
+        if self.max_seconds is not None:
+            text += f" or {self.max_seconds:g} s of training"
+        return text
 
     @classmethod
     def from_dict(cls, stored: Mapping[str, Any]) -> Goal:
@@ -304,7 +336,12 @@ class Goal:
 
     def is_met_at(self, curve: Curve, i: int) -> bool:
         """Return True if the rule is met at the i-th check of a run, counted from 0."""
-        return self._rule.is_met(curve[self.metric][self._window(i)], self)
+        return self._is_within_budget(curve, i) and self._rule.is_met(
+            curve[self.metric][self._window(i)], self
+        )
+
+    def _is_within_budget(self, curve: Curve, i: int) -> bool:
+        return all(curve[unit][i] <= limit for unit, limit in self.limits.items() if unit in curve)
 
     def is_exact_at(self, curve: Curve, i: int) -> bool:
         """Return True if the rule reads no bound of a value at the i-th check of a run."""
@@ -391,12 +428,26 @@ class Goal:
         return Status.INCOMPLETE
 
     def is_spent(self, curve: Curve) -> bool:
-        """Return True if the budget of a run is spent at its last check."""
-        return curve["step"][-1] >= self.max_steps
+        """Return True if a budget of a run is spent at its last check."""
+        limits = {"step": self.max_steps, **self.limits}
+        return any(curve[unit][-1] >= limit for unit, limit in limits.items() if curve.get(unit))
+
+    def last_step_within(self, curve: Curve) -> int:
+        """Return the step of the last check within all budgets; 0 without one."""
+        last = 0
+        for i, step in enumerate(curve.get("step", ())):
+            if self._is_within_budget(curve, i):
+                last = int(step)
+        return last
 
 
 # Fields of a goal that stored studies of earlier versions lack, with their defaults.
-LATER_FIELDS: dict[str, Any] = {"rule": SINGLE_CHECK, "options": {}}
+LATER_FIELDS: dict[str, Any] = {
+    "rule": SINGLE_CHECK,
+    "options": {},
+    "max_examples": None,
+    "max_seconds": None,
+}
 
 
 # Lightning adds this suffix if there are several validation dataloaders.

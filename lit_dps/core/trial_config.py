@@ -64,6 +64,13 @@ class GoalConfig:
             class path of a `lit_dps.core.goal.GoalRule`. The steps to the goal are the step of that
             check. Except for "single" and "stays_below", no check stops early.
         options: Arguments of the rule. Both rules over several checks need `checks`, their number.
+        max_examples: Budget of a trial in training examples. They are counted, so that a step on a
+            short batch counts less. The trial ends at the first check that has spent it. A check
+            beyond it does not meet the goal. Schedules still see `max_steps`.
+        max_seconds: Budget of a trial in seconds of training, likewise. The clock runs in training
+            steps and while their data load, in all processes of the trial together. It stops in
+            validation, building, pruning, measuring and saving. Such trials are not reproducible,
+            and networks of a stack share a clock, so they are not stacked.
 
     Raises:
         ConfigError: for a value out of its range.
@@ -79,6 +86,8 @@ class GoalConfig:
     at_least: float | None = field(default=None, metadata=UNLESS_DEFAULT)
     rule: str = field(default=SINGLE_CHECK, metadata=LATER)
     options: dict[str, Any] | None = field(default=None, metadata=LATER)
+    max_examples: int | None = field(default=None, metadata=LATER)
+    max_seconds: float | None = field(default=None, metadata=LATER)
 
     def __post_init__(self):
         self.check()
@@ -105,6 +114,8 @@ class GoalConfig:
             at_least=self.at_least is not None,
             rule=self.rule,
             options=self.options or {},
+            max_examples=self.max_examples,
+            max_seconds=self.max_seconds,
         )
 
     @property

@@ -70,7 +70,7 @@ class CheckOutcome(NamedTuple):
         exact: Whether the error is no bound.
         loss: Training loss of the last batch, before its update.
         finite: Whether all weights are finite.
-        metrics: Values of the further metrics.
+        metrics: Values of the further metrics, and the examples and seconds of the interval.
     """
 
     row: int

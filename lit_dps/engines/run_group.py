@@ -13,6 +13,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from lit_dps.core.goal import EXAMPLES, SECONDS
 from lit_dps.data.loaders import Steps
 from lit_dps.engines.engine import Training
 from lit_dps.engines.module_hooks import STEP_HOOKS, NeedsLightning, overridden
@@ -116,17 +117,24 @@ class RunGroup:
 
         The best outcome comes first, because it may end the other runs of its cell.
         """
+        seconds_before = self.stopwatch.training_seconds
         self.stopwatch.switch_to("training")
-        losses = self._train_steps(self._next_batches()).tolist()
+        index = self._next_batches()
+        losses = self._train_steps(index).tolist()
         # The losses were copied from the device, so it has finished the steps.
         self.stopwatch.switch_to("checking")
         finite = self.networks.finite()
         checks = self._check()
         metrics = self._further_metrics()
         self.stopwatch.add_check(self._training.goal.check_interval)
+        spent = {
+            EXAMPLES: index.shape[0] * index.shape[-1],
+            SECONDS: self.stopwatch.training_seconds - seconds_before,
+        }
         outcomes = []
-        for row, check, values in zip(self.networks.live, checks, metrics, strict=True):
+        for row, check, further in zip(self.networks.live, checks, metrics, strict=True):
             error = check.error(self._validation_size)
+            values = {**further, **spent}
             outcomes.append(CheckOutcome(row, error, check.exact, losses[row], finite[row], values))
         return sorted(outcomes, key=lambda outcome: outcome.error)
 

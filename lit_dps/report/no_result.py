@@ -120,7 +120,7 @@ def no_result_text(record: StudyRecord, cells: Sequence[CellSummary]) -> str:
         return ""
     too_few = record.statistic.too_few.capitalize()
     summary = (
-        f"study {record.name}: {too_few}{so_far} reached {goal} within {goal.max_steps} steps, so "
+        f"study {record.name}: {too_few}{so_far} reached {goal} within {goal.budget_text}, so "
         "there is no K*."
     )
     return "\n".join([summary, "", *aligned(rows), "", *advice(record, cells)]) + "\n"

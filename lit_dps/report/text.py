@@ -173,7 +173,7 @@ def protocol_text(record: StudyRecord) -> str:
     goal = record.goal
     text = (
         f"{record.trials} trials per cell, {goal} validated every {goal.check_interval} steps, at "
-        f"most {goal.max_steps} steps"
+        f"most {goal.budget_text}"
     )
     if record.train_past_goal:
         text += ", also after the goal"

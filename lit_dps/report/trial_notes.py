@@ -95,7 +95,7 @@ def _ended_after_goal(study: Analysis, has_failure: bool) -> Iterator[Values]:
         return
     ended = []
     for result in _with_status(study, Status.COMPLETE):
-        is_short = result.steps_run < study.record.goal.max_steps
+        is_short = not study.record.goal.is_spent(result.curve)
         if is_short and bool(result.failure) is has_failure:
             ended.append(result)
     counted = "It counts as complete, with a curve up to there."
@@ -136,7 +136,7 @@ def values_not_finite(result: TrialResult, study: Analysis) -> dict[int, float]:
     goal = study.record.goal
     values = list(result.curve.get(goal.metric, ()))
     continued = result.steps is not None and result.steps_run > result.steps
-    diverged_later = continued and result.steps_run < goal.max_steps
+    diverged_later = continued and not goal.is_spent(result.curve)
     if result.status is Status.INFEASIBLE or diverged_later:
         # The weights may be what was not finite at the last validation; the curve cannot show it.
         values = values[:-1]

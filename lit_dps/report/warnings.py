@@ -25,6 +25,13 @@ def study_notes(study: Analysis) -> list[str]:
     return lines_of(NOTES, study)
 
 
+def ended_by_clock(study: Analysis) -> Iterator[Values]:
+    """Hold if trials have a budget in seconds."""
+    seconds = study.record.goal.max_seconds
+    if seconds is not None:
+        yield {"seconds": seconds}
+
+
 def no_k_star(study: Analysis) -> Iterator[Values]:
     """Hold if no cell has a K*."""
     if len(_without_k_star(study)) == len(study.cells):
@@ -186,6 +193,11 @@ PENDING = Note(
     "{pending} of {declared} trials have not finished ({running} running or queued).",
 )
 RESULTS = (
+    Note(
+        ended_by_clock,
+        "goal.max_seconds = {seconds:g} ends trials by the clock. The table is not reproducible: "
+        "on another machine, or a busy one, other trials meet the goal.",
+    ),
     Note(no_k_star, "{too_few} reached the goal{yet}, so there is no K* and no law."),
     Note(
         missing_k_star,

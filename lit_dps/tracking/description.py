@@ -53,7 +53,7 @@ def _goal_line(study: Analysis) -> str:
     record, goal = study.record, study.record.goal
     unfinished = sum(cell.pending for cell in study.cells)
     line = (
-        f"{goal}, checked every {goal.check_interval} steps, budget {goal.max_steps} steps; "
+        f"{goal}, checked every {goal.check_interval} steps, budget {goal.budget_text}; "
         f"{record.trials} trials a cell"
     )
     if not record.statistic.is_minimum:

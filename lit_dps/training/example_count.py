@@ -35,6 +35,34 @@ class _Recorded:
 _recorded: WeakKeyDictionary[Trainer, _Recorded] = WeakKeyDictionary()
 
 
+class ExamplesOfSteps:
+    """Counts the training examples of optimizer steps, with the batches that a step accumulates."""
+
+    def __init__(self):
+        self._batches: list[int | None] = []  # since the last step
+        self._steps: list[int | None] = []  # since the last `take`
+
+    def add_batch(self, examples: int | None) -> None:
+        """Add a batch that is trained on; None for an unknown number of examples."""
+        self._batches.append(examples)
+
+    def skip_batch(self) -> None:
+        """Remove the last batch, which had no loss."""
+        self._batches = self._batches[:-1]
+
+    def step(self) -> None:
+        """Count the batches since the last step."""
+        self._steps += self._batches
+        self._batches = []
+
+    def take(self) -> int | None:
+        """Return the examples of the steps since the last call; None if a number is unknown."""
+        steps, self._steps = self._steps, []
+        if None in steps:
+            return None
+        return sum(count for count in steps if count is not None)
+
+
 def record_batches(trainer: Trainer, batch_size: int | None = None) -> None:
     """Make the dataloaders of the next fit record how many examples each batch has.
 

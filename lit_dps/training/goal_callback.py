@@ -13,14 +13,21 @@ from lightning.pytorch import Callback, LightningDataModule, LightningModule, Tr
 import lit_dps.training.lightning_private as lightning_private
 from lit_dps.core.attempt import Attempt
 from lit_dps.core.errors import ConfigError
-from lit_dps.core.goal import SINGLE_CHECK, TOLERANCE, VALIDATION_ERROR, is_share
+from lit_dps.core.goal import (
+    EXAMPLES,
+    SECONDS,
+    SINGLE_CHECK,
+    TOLERANCE,
+    VALIDATION_ERROR,
+    is_share,
+)
 from lit_dps.core.trial import Status
 from lit_dps.core.trial_config import GoalConfig
 from lit_dps.module import weights_finite
 from lit_dps.parallel import ranks
 from lit_dps.parallel.ddp import SharedBatchDDP
 from lit_dps.training.early_check import EarlyCheck
-from lit_dps.training.example_count import record_batches
+from lit_dps.training.example_count import ExamplesOfSteps, examples_of, record_batches
 from lit_dps.training.local_sgd_callback import show_mean
 from lit_dps.training.step_count import StepCount
 from lit_dps.training.stopwatch import Stopwatch
@@ -84,6 +91,9 @@ class GoalErrorCallback(Callback):
         rule: When the validations of the run meet the goal: "single", "mean_of_checks",
             "stays_below", or the class path of a `lit_dps.core.goal.GoalRule`.
         options: Arguments of the rule, such as `{"checks": 3}`.
+        max_examples: Training examples after which the run ends without the goal.
+        max_seconds: Seconds of training steps with their data, without validation, after which the
+            run ends without the goal. With several ranks, the clock of the first rank decides.
 
     Attributes:
         attempt: The attempt that records the validations and decides when the run ends.
@@ -131,6 +141,8 @@ class GoalErrorCallback(Callback):
         at_least: float | None = None,
         rule: str = SINGLE_CHECK,
         options: dict[str, Any] | None = None,
+        max_examples: int | None = None,
+        max_seconds: float | None = None,
     ):
         config = GoalConfig(
             error=error,
@@ -143,6 +155,8 @@ class GoalErrorCallback(Callback):
             at_least=at_least,
             rule=rule,
             options=options,
+            max_examples=max_examples,
+            max_seconds=max_seconds,
         )
         self.goal = config.build()
         self.monitor = config.monitored
@@ -168,6 +182,8 @@ class GoalErrorCallback(Callback):
         self.stopwatch = Stopwatch()
         self._count = StepCount()
         self._losses: list[BatchLoss] = []  # of the batches since the last step
+        self._examples = ExamplesOfSteps()
+        self._seconds_before = 0.0  # of training, up to the last validation
         self._has_stepped = False  # whether the last batch ended a step
         self._is_due = False  # whether a validation follows the last batch
         self._unrecorded: dict[str, float] | None = None  # receives the values of `validate_now`
@@ -303,6 +319,8 @@ class GoalErrorCallback(Callback):
         forget_followed_metrics(trainer, "step", self._last_batch + 1)
         self._last_batch = batch_idx
         self.stopwatch.switch_to("training")
+        if EXAMPLES in self.attempt.goal.limits:
+            self._examples.add_batch(examples_of(trainer, batch))
         self._count.before_batch(trainer)
 
     def on_train_batch_end(
@@ -321,6 +339,10 @@ class GoalErrorCallback(Callback):
         # Lightning counts batches until a validation. An epoch can end within an accumulation, so
         # batches do not determine steps.
         self._has_stepped = self._count.after_batch(trainer, skipped=not self._losses)
+        if loss is None and pl_module.automatic_optimization:
+            self._examples.skip_batch()
+        if self._has_stepped:
+            self._examples.step()
         is_due = self._has_stepped and self.is_check(self.steps)
         self._schedule_validation(trainer, is_due)
         if not is_due:
@@ -447,7 +469,7 @@ class GoalErrorCallback(Callback):
             exact,
             None if loss is None else total_loss,
             not broken_ranks,
-            metrics,
+            {**(metrics or {}), **self._spent_since_last_check()},
         )
         # Only the first rank knows about the race.
         self.attempt.status = ranks.broadcast(status)
@@ -456,6 +478,25 @@ class GoalErrorCallback(Callback):
             self.at_check()
         else:
             trainer.should_stop = True
+
+    def _spent_since_last_check(self) -> dict[str, float]:
+        """Return the examples and seconds of the steps since the last validation, if they count."""
+        limits = self.attempt.goal.limits
+        spent: dict[str, float] = {}
+        if EXAMPLES in limits:
+            examples = self._examples.take()
+            if examples is None:
+                raise ConfigError(
+                    "goal.max_examples",
+                    self.attempt.goal.max_examples,
+                    "left out: the number of examples of a batch of this data is unknown",
+                )
+            spent[EXAMPLES] = examples
+        if SECONDS in limits:
+            seconds = self.stopwatch.training_seconds
+            spent[SECONDS] = ranks.broadcast(seconds - self._seconds_before)
+            self._seconds_before = seconds
+        return spent
 
     def _mean_loss(self, trainer: Trainer) -> float | None:
         """Return this rank's part of the mean loss of the last step; None if no loss is known."""

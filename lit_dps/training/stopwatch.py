@@ -58,6 +58,11 @@ class Stopwatch:
         self._checks += 1
 
     @property
+    def training_seconds(self) -> float:
+        """Seconds of the steps up to the end of the last phase of training."""
+        return self._seconds["training"]
+
+    @property
     def timed(self) -> dict[str, float]:
         """Steps, validations and the seconds of each, as in `TrialResult.timed`.
 

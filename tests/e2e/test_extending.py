@@ -131,6 +131,21 @@ def test_its_goals_are_met_by_their_rules(project, monkeypatch):
 
 
 @pytest.mark.slow
+def test_its_trials_have_their_seconds(project):
+    folder = project[0]
+    record = read_study(f"sqlite:///{folder}/mlruns/study.db", "seconds")
+    seconds = []
+    for trials in record.results.values():
+        for result in trials:
+            clock = result.curve["seconds"]
+            assert clock[0] > 0 and clock == sorted(clock) and clock[-1] < result.seconds
+            if result.steps is not None:
+                seconds.append(clock[-1])
+    table = pd.read_csv(folder / "mlruns/figures/seconds/metaparameters.csv")
+    assert table["seconds"].dropna().tolist() == pytest.approx(seconds) and seconds
+
+
+@pytest.mark.slow
 def test_its_rule_is_trained_alike_by_all_engines(project, monkeypatch):
     from lit_dps.core.trial import Cell, Trial
     from tests.support.conformance import assert_conform

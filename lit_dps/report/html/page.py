@@ -220,11 +220,14 @@ def _assumptions(study: Analysis) -> list[str]:
     """Return what the numbers of the page rest on, a line each."""
     record = study.record
     goal = record.goal
+    further_budget = ""
+    if goal.limits:
+        further_budget = f" Its budget is {goal.budget_text}."
     lines = [
         _search_text(record),
         f"The goal, {goal}, is tested on the entire validation split every {goal.check_interval} "
         "steps, so K* is known to within that interval. No trial takes more than "
-        f"{goal.max_steps:,} steps.",
+        f"{goal.max_steps:,} steps.{further_budget}",
         f"The law K* = c1 / B + c2 is fitted robustly to log K*; {LAW_INTERVALS}. Beyond the "
         "largest batch size the law is an extrapolation.",
         _seeds_text(record),

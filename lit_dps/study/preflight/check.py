@@ -181,6 +181,11 @@ def _check_engine(setup: StudySetup) -> None:
     if engine == STACKED and setup.ranks > 1:
         allowed = f"auto, single or lightning where {setup.ranks} ranks train each trial"
         raise ConfigError("study.engine", engine, allowed)
+    if engine == STACKED and setup.goal.max_seconds is not None:
+        allowed = (
+            "auto, single or lightning: networks of a stack share the clock of goal.max_seconds"
+        )
+        raise ConfigError("study.engine", engine, allowed)
 
 
 def _build_at_ends(setup: StudySetup) -> LightningDataModule:

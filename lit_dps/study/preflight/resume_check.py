@@ -18,6 +18,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
 from lit_dps.core.errors import ConfigError, first_line
+from lit_dps.core.goal import SECONDS
 from lit_dps.core.trial import Trial
 from lit_dps.engines.engine import Training
 from lit_dps.study.data_hashes import fingerprint
@@ -143,6 +144,8 @@ class _ShortRun:
 
     def _difference_of_curve(self, other: _ShortRun, rounding: float) -> _Difference | None:
         for metric, values in self.curve.items():
+            if metric == SECONDS:
+                continue
             other_values = other.curve.get(metric, [])
             if len(other_values) != len(values):
                 return _Difference(f"{metric} has {len(other_values)} values and not {len(values)}")

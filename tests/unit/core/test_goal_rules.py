@@ -7,12 +7,15 @@ import math
 
 import pytest
 
+from lit_dps.analysis.analysis import Analysis
+from lit_dps.analysis.observations import observations_of_cells
 from lit_dps.analysis.other_goals import at_goal
-from lit_dps.analysis.summary import summarize
+from lit_dps.analysis.summary import summarize, trial_rows
 from lit_dps.core.attempt import Attempt
 from lit_dps.core.goal import Goal, GoalRule
 from lit_dps.core.trial import Cell, Status, Trial
 from lit_dps.core.trial_config import GoalConfig, plain
+from lit_dps.report.warnings import study_notes
 from lit_dps.storage.read import read_study
 from lit_dps.study.identity import goal_of
 from tests.support.errors import refuses
@@ -168,3 +171,81 @@ def test_the_verdict_says_the_rule():
     attempt = Attempt(Trial(Cell(16), 0), Goal(0.2, 4, 400, **MEAN))
     assert str(attempt.goal) == "goal error 0.2 (mean of 3 checks)"
     assert str(dataclasses.replace(attempt.goal, **PATIENCE, options={})).endswith("(Patience)")
+
+
+@pytest.mark.parametrize("unit", ["examples", "seconds"])
+@pytest.mark.parametrize(
+    ("limit", "values", "status", "steps"),
+    [
+        (120, (0.5, 0.5, 0.1), Status.COMPLETE, 12),  # exactly at the budget
+        (119, (0.5, 0.5, 0.1), Status.INCOMPLETE, None),  # a check beyond the budget is not met
+        (80, (0.5, 0.5), Status.INCOMPLETE, None),
+        (1000, (0.5, 0.1), Status.COMPLETE, 8),
+        (1000, (0.5,) * 6, Status.INCOMPLETE, None),  # by its steps
+    ],
+)
+def test_a_budget_ends_a_run_at_the_check_that_has_spent_it(unit, limit, values, status, steps):
+    goal = Goal(0.2, check_interval=4, max_steps=24, **{f"max_{unit}": limit})
+    attempt = Attempt(None, goal)
+    for i, value in enumerate(values, 1):
+        assert attempt.status is None
+        attempt.record(4 * i, value, True, 1.0, True, {unit: 40})
+    assert (attempt.status, attempt.steps_to_result) == (status, steps)
+    assert attempt.curve[unit] == [40 * (i + 1) for i in range(len(values))]
+    assert goal.is_spent(attempt.curve) or status is Status.COMPLETE
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "arguments"),
+    [
+        ("goal.max_examples", 0, {"max_examples": 0}),
+        ("goal.max_seconds", -1.0, {"max_seconds": -1.0}),
+        ("goal.max_seconds", INF, {"max_seconds": INF}),
+        ("goal.metric", "seconds", {"metric": "seconds", "max_seconds": 1.0}),
+    ],
+)
+def test_a_budget_that_is_no_budget_is_refused(key, value, arguments):
+    with refuses(key, value):
+        Goal(0.2, **arguments)
+
+
+def budgeted(tmp_path, **budget):
+    """Return a study with a cell without K*, of 64 and 40 examples a check, and one with K*."""
+    goal = Goal(0.2, check_interval=4, max_steps=400, **budget)
+    (unit,) = goal.limits
+
+    def trial(cell, point, values, cost, steps=None):
+        curve = {**curve_of(*values), "train_loss": [1.0] * len(values)}
+        curve[unit] = [cost * (i + 1) for i in range(len(values))]
+        return result(cell, point, steps, curve=curve)
+
+    missed = [trial(Cell(16), 0, [0.5] * 4, 64), trial(Cell(16), 1, [0.5] * 5, 40)]
+    met = [trial(Cell(32), 0, [0.5, 0.1], 64, steps=8), trial(Cell(32), 1, [0.5] * 4, 64)]
+    url = f"sqlite:///{tmp_path}/studies.db"
+    write_study(url, {Cell(16): missed, Cell(32): met}, goal=goal)
+    return read_study(url, "fake")
+
+
+def test_a_budget_is_a_bound_of_the_law_and_the_trials_have_its_unit(tmp_path):
+    record = budgeted(tmp_path, max_examples=200)
+    cells = summarize(record)
+    bound, exact = observations_of_cells(record, cells)
+    # Trial 0 has 192 examples at step 12, trial 1 has 200 at step 20.
+    assert (bound.steps, bound.is_lower_bound) == (12, True)
+    assert (exact.steps, exact.bound) == (8, 0)
+    table = trial_rows(record, cells)
+    assert table["examples"].tolist()[2] == 128 and table["examples"].isna().sum() == 3
+    assert not any("goal.max_seconds" in note for note in study_notes(Analysis(record)))
+
+
+def test_a_budget_in_seconds_is_marked_at_the_table(tmp_path):
+    record = budgeted(tmp_path, max_seconds=200.0)
+    notes = study_notes(Analysis(record))
+    assert sum("goal.max_seconds = 200" in note for note in notes) == 1
+    assert str(record.goal.budget_text) == "400 steps or 200 s of training"
+
+
+def test_a_budget_changes_the_identity():
+    plain_goal = goal_of(GoalConfig(error=0.2))
+    assert goal_of(GoalConfig(error=0.2, max_examples=100)) == {**plain_goal, "max_examples": 100}
+    assert goal_of(GoalConfig(error=0.2, max_seconds=1.5)) == {**plain_goal, "max_seconds": 1.5}

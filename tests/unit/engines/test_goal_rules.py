@@ -1,17 +1,23 @@
-"""A goal over several checks: every engine, and a resumed run, decide alike."""
+"""A goal over several checks, and its budgets: every engine, and a resumed run, decide alike."""
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 
 import pytest
+from lightning.pytorch import Trainer
+from torch import nn
 
 from lit_dps.core.trial import Cell, Status, Trial
+from lit_dps.module import ImageClassifier
 from lit_dps.parallel.process import Interrupted
+from lit_dps.training import GoalErrorCallback
 from lit_dps.training.checkpoint_files import Checkpoints
 from tests.support.runs import engine as engine_of
 from tests.support.runs import runs
 from tests.support.runs import train as train_all
+from tests.support.tiny import QUIET, loader
 from tests.unit.engines.test_engine import PARAMS, WORKLOAD, quiet  # noqa: F401
 
 MEAN = {"rule": "mean_of_checks", "options": {"checks": 3}}
@@ -44,9 +50,19 @@ def test_every_engine_meets_the_goal_at_the_same_check(rule):
             assert other.curve["val_error"] == pytest.approx(errors, abs=1.01 / 179)
 
 
+@pytest.fixture
+def clock(monkeypatch):
+    """Each look at the clock takes a second."""
+    seconds = itertools.count()
+    monkeypatch.setattr("lit_dps.training.stopwatch.now", lambda device=None: float(next(seconds)))
+
+
 @pytest.mark.parametrize("how", WAYS.values(), ids=WAYS)
-def test_a_run_that_resumes_within_a_window_ends_as_an_unbroken_one(tmp_path, how):
-    goal = {**GOAL, **MEAN}
+@pytest.mark.parametrize("budget", [{}, {"max_examples": 10**6}, {"max_seconds": 1e6}])
+def test_a_run_that_resumes_within_a_window_ends_as_an_unbroken_one(tmp_path, clock, how, budget):
+    if "size" in how and "max_seconds" in budget:
+        pytest.skip("a stack has no clock for each network")
+    goal = {**GOAL, **MEAN, **budget}
     unbroken = train_all(TRIALS, WORKLOAD, goal, **how)
     # The check before the last one lies within the window of the last one.
     stop = min(result.steps for result in unbroken) // 4 - 1
@@ -73,3 +89,42 @@ def test_a_run_that_resumes_within_a_window_ends_as_an_unbroken_one(tmp_path, ho
     assert plain(resumed) == plain(unbroken)
     for result in resumed:
         assert result.curve["step"][0] == 4
+
+
+def test_examples_are_counted_alike_by_every_engine():
+    # 4 steps of 16 examples are 64: the fourth check has spent 200, and is beyond it.
+    goal = {**GOAL, "error": 0.001, "max_examples": 200}
+    for name, how in WAYS.items():
+        for result in train_all(TRIALS, WORKLOAD, goal, **how):
+            assert (result.engine, result.status) == (name, Status.INCOMPLETE)
+            assert result.curve["examples"] == [64, 128, 192, 256]
+
+
+@pytest.mark.parametrize(("how", "of_check"), [("single", 1), ("lightning", 4), ("stacked", 1)])
+def test_seconds_are_those_of_training_steps(clock, how, of_check):
+    """The interval loop looks at the clock at both ends of an interval, Lightning's at each step.
+    The validation between them takes seconds too, which do not count."""
+    goal = {**GOAL, "error": 0.001, "max_seconds": 3 * of_check}
+    for result in train_all(TRIALS, WORKLOAD, goal, **WAYS[how]):
+        assert result.status is Status.INCOMPLETE
+        assert result.curve["seconds"] == [of_check, 2 * of_check, 3 * of_check]
+        if how == "stacked":
+            assert result.engine == "single" and "goal.max_seconds" in result.engine_reason
+
+
+def test_short_batches_count_less():
+    check = GoalErrorCallback(0.001, 1, 40, max_examples=28)
+    module = ImageClassifier(nn.Linear(4, 3))
+    Trainer(**QUIET, callbacks=[check]).fit(module, loader(20, 8), loader(20, 8))
+    # Each epoch has batches of 8, 8 and 4 examples.
+    assert check.curve["examples"] == [8, 16, 20, 28]
+    assert check.status is Status.INCOMPLETE
+
+
+def test_accumulated_batches_count():
+    check = GoalErrorCallback(0.001, 1, 40, max_examples=40)
+    module = ImageClassifier(nn.Linear(4, 3))
+    trainer = Trainer(**QUIET, callbacks=[check], accumulate_grad_batches=2)
+    trainer.fit(module, loader(20, 8), loader(20, 8))
+    # Lightning steps at the end of an epoch too: 8 + 8, then 4.
+    assert check.curve["examples"] == [16, 20, 36, 40]
