@@ -25,6 +25,8 @@ from lit_dps.training.hidden_state import (
 # How a trial ends whose readings of the end describe it. Other trials end where another trial or
 # a person ends them.
 READ_ENDS = (Status.COMPLETE, Status.INCOMPLETE)
+# Steps of a dry run with readings: two show whether the columns stay the same.
+SHORT_STEPS = 2
 
 
 class AttemptReadings:
@@ -38,8 +40,8 @@ class AttemptReadings:
         attempt: The attempt. Its `readings` and `end_readings` receive the values.
 
     Attributes:
-        is_short: Whether each reading is taken at each step, also those of the end, to test that
-            this works. Set it before a run.
+        is_short: Whether each reading is taken after the first `SHORT_STEPS` steps, also those of
+            the end, to test that this works. Set it before a run.
     """
 
     def __init__(self, specs: Sequence[ReadingSpec], attempt: Attempt):
@@ -60,7 +62,7 @@ class AttemptReadings:
     def _is_due(self, reading: Reading, step: int) -> bool:
         """Return True if a reading follows an optimizer step."""
         if self.is_short:
-            return True
+            return step <= SHORT_STEPS
         if reading.when == "end":
             return False
         interval = reading.interval
