@@ -37,8 +37,7 @@ class StudyOptions:
             study of an earlier version. Trials of processes that are alive are not released.
         accept_code_change: Resume although your code or data changed. Without this option the study
             is refused. A note below the table counts the trials of each version.
-        show: Print also critical, theory, readings, files, or all, with commas between: critical
-            batch sizes by definition, terms of the theory, quantities of study.readings, files.
+        show: Print also sections, with commas between: critical, theory, readings, files, all.
         validate_every: Show the time of a validation every N steps. Your training validates every
             N steps. By default validation is not counted.
         time_steps: Time the training steps of every cell again. A study times them once, at its
@@ -131,8 +130,7 @@ class AnalyzeOptions:
     Attributes:
         output: Folder of the figures (FOLDER/figures/NAME).
         sync: Update MLflow. This logs what it lacks and deletes runs of trials that are not stored.
-        show: Print also critical, theory, readings, files, or all, with commas between: critical
-            batch sizes by definition, terms of the theory, quantities of study.readings, files.
+        show: Print also sections, with commas between: critical, theory, readings, files, all.
         validate_every: Show the time of a validation every N steps. Your training validates every
             N steps. By default validation is not counted.
         statistic: Another K* of the stored trials, as study.statistic. It is refused if racing

@@ -151,7 +151,7 @@ class PruningConfig:
 
     Attributes:
         sparsity: Share of pruned parameters, in [0, 1). 0 prunes nothing. A study sets it.
-        method: Such as snip, grasp, synflow; or a class path. The methods are "snip" (as in the
+        method: Such as snip, grasp; or a class path. The methods are "snip" (as in the
             paper), "magnitude", "random", "snip_it", "iterative_snip", "force", "grasp", "synflow",
             "snap", "snap_it", "random_layerwise", "smart_ratio", "shuffle", and the class path of a
             `lit_dps.pruning.Pruner`.
@@ -162,7 +162,7 @@ class PruningConfig:
         exclude: Patterns of parameters that stay dense. For example "head.*", "*.cls_token", or
             "teacher.*" for a copy of the pruned network.
         options: Arguments of the method's constructor.
-        init: Weights under the mask: original, reinit, isometry. They are those at the start of
+        init: The weights: original, reinit or isometry. They are those at the start of
             training (`lit_dps.pruning.start`). "original": the weights that were scored. "reinit":
             new weights of the network's own initialization, in a study. "isometry": the original
             weights, moved towards orthogonal layers (Lee et al. 2020). Sparsity 0 always uses the
