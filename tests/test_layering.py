@@ -31,11 +31,12 @@ SEES: dict[str, set[str]] = {
 }
 SEES["training"] = {"core", "parallel", "optim", "pruning", "module", "data"}
 SEES["readings"] = {"core", "parallel", "module", "training"}
+SEES["testing"] = {"core", "optim", "pruning", "data", "training"}
 SEES["engines"] = SEES["training"] | {"training", "readings"}
 SEES["report"] = {"core", "analysis"}
 SEES["tracking"] = {"core", "storage", "analysis", "report"}
 SEES["replication"] = {"core", "analysis", "report"}
-SEES["study"] = SEES["engines"] | SEES["tracking"] | {"models", "engines", "tracking"}
+SEES["study"] = SEES["engines"] | SEES["tracking"] | {"models", "engines", "tracking", "testing"}
 SEES["forecast"] = SEES["study"] | {"study"}
 SEES["advice"] = SEES["forecast"] | {"forecast"}
 SEES["advising"] = {"advice"}

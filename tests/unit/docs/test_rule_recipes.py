@@ -41,6 +41,10 @@ def test_each_file_of_the_page_is_short():
             assert len(text.splitlines()) < MAX_LINES, name
 
 
+def test_the_plug_ins_of_the_page_conform(tmp_path, monkeypatch):
+    import_recipe("test_mine", tmp_path, monkeypatch).test_mine_conform()
+
+
 def train_with(optimizer: torch.optim.Optimizer, parameter: nn.Parameter) -> torch.Tensor:
     generator = torch.Generator().manual_seed(1)
     for _ in range(6):

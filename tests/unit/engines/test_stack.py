@@ -60,35 +60,6 @@ def images(n: int = 60, size: int = 8) -> tuple[Tensor, Tensor]:
     )
 
 
-@pytest.mark.parametrize("rule", list(RULES))
-def test_the_update_is_that_of_torch(rule):
-    generator = torch.Generator().manual_seed(0)
-    start = torch.randn(3, 5, generator=generator, dtype=torch.float64)
-    gradients = torch.randn(20, 3, 5, generator=generator, dtype=torch.float64)
-    rates, momenta = [0.1, 0.5, 0.02], [0.9, 0.5, 0.0 if rule != "nesterov" else 0.1]
-    made, ours = RULES[rule], start.clone()
-    given = [
-        {**GIVEN, "momentum": momentum, "beta1": momentum, "weight_decay": 0.1 * row}
-        for row, momentum in enumerate(momenta)
-    ]
-    column = {
-        name: torch.tensor([[g[name]] for g in given], dtype=torch.float64)
-        for name in made.hyperparameters
-    }
-    state = {name: torch.zeros_like(start) for name in made.state}
-    for step, g in enumerate(gradients):
-        rate = torch.tensor(rates, dtype=torch.float64)[:, None] / (1 + step)
-        made.update_(ours, g.clone(), state, rate, column, torch.full((3, 1), step + 1.0))
-    for row in range(3):
-        parameter = torch.nn.Parameter(start[row].clone())
-        optimizer = made.make([parameter], rates[row], given[row])
-        for step, g in enumerate(gradients):
-            optimizer.param_groups[0]["lr"] = rates[row] / (1 + step)
-            parameter.grad = g[row].clone()
-            optimizer.step()
-        torch.testing.assert_close(ours[row], parameter.detach(), rtol=1e-13, atol=1e-13)
-
-
 def test_the_rule_of_an_optimizer():
     parameters = [torch.nn.Parameter(torch.zeros(2))]
     assert [rule_of(rule.make(parameters, 0.1, GIVEN)) for rule in RULES.values()] == list(

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from lit_dps.optim import ADAMW, RULES, Rule, RuleOptimizer, StackedUpdate, rule_of
-from tests.support.tensor_rules import LARS, SHAMPOO
+from tests.support.tensor_rules import SHAMPOO
 
 SHAPES = {"weight": (4, 3), "bias": (4,), "filter": (2, 3, 2, 2), "slope": ()}
 NUMBERS = {"momentum": 0.9, "beta1": 0.8, "beta2": 0.99, "epsilon": 1e-6, "weight_decay": 0.05}
@@ -45,25 +45,6 @@ def train_stack(rule: Rule, networks: list, gradients: list, rates: list[float])
         steps = weights.new_full((len(networks), 1), step)
         update(weights, flat, state, weights.new_tensor(rates)[:, None], hyperparameters, steps)
     return update, weights, state
-
-
-@pytest.mark.parametrize("rule", [*RULES.values(), LARS, SHAMPOO], ids=lambda r: r.name)
-def test_a_network_alone_equals_its_row_of_a_stack(rule):
-    networks = [parameters(seed) for seed in range(3)]
-    gradients = [[parameters(10 * seed + step) for step in range(6)] for seed in range(1, 4)]
-    gradients = [[{n: p.detach() for n, p in each.items()} for each in row] for row in gradients]
-    rates = [0.1, 0.02, 0.5]
-    update, weights, state = train_stack(rule, networks, gradients, rates)
-    for row, of in enumerate(networks):
-        optimizer = rule.make(of.values(), rates[row], NUMBERS)
-        train_alone(optimizer, of, gradients[row])
-        for name, expected in update.weights.split(weights[row]).items():
-            torch.testing.assert_close(of[name].detach(), expected, rtol=1e-12, atol=1e-12)
-        for key, layout in update.state.items():
-            for name, expected in layout.split(state[key][row]).items():
-                torch.testing.assert_close(
-                    optimizer.state[of[name]][key], expected, rtol=1e-12, atol=1e-12
-                )
 
 
 @pytest.mark.parametrize("rule", RULES.values(), ids=RULES)

@@ -1,0 +1,254 @@
+"""check_pruner: the conformance test of a pruning method."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lit_dps.pruning import Mask, Network, Pruner, prunable, pruner_of
+from lit_dps.pruning.mask import multiply
+from lit_dps.pruning.pruner import MaskUpdate
+from lit_dps.testing.failure import require
+from lit_dps.training.hidden_state import capture_rng_state, equal_states, preserve_rng_state
+
+SPARSITIES = (0.5, 0.9)
+EXAMPLES = 24
+CLASSES = 3
+BATCH_SIZE = 8
+SEED = 7
+
+
+def check_pruner(
+    pruner: Pruner | str,
+    options: Mapping[str, Any] | None = None,
+    sparsities: Sequence[float] = SPARSITIES,
+    quick: bool = False,
+) -> None:
+    """Raise ConformanceError if a pruning method does not do what lit_dps requires.
+
+    The network has a convolution and two linear layers, in double precision, and 24 examples.
+
+    - The mask is one of prunable parameters. With `hits_count` it keeps exactly round(m (1 - S)).
+    - It depends on the generator and not on global random numbers, which do not change either.
+      The same call gives the same mask again.
+    - The module remains in training mode, with the same parameters trained.
+    - Not in the quick part: With `batch_invariant` the mask does not depend on the batch size or
+      on the order of the examples. With `every`, `next_mask` keeps the count, depends on its
+      generator alone, and does not change the weights and gradients that it receives.
+
+    Args:
+        pruner: The method, or its name or class path.
+        options: Arguments of its constructor, if it is named.
+        sparsities: The sparsities S to try.
+        quick: Whether to run the quick part only, at the highest sparsity.
+    """
+    if isinstance(pruner, str):
+        pruner = pruner_of(pruner, options)
+    if quick:
+        sparsities = sparsities[-1:]
+    with preserve_rng_state(seed=0):
+        for sparsity in sparsities:
+            mask = _check_mask(pruner, sparsity)
+            if quick:
+                continue
+            _check_batches(pruner, sparsity, mask)
+            if pruner.every is not None:
+                _check_next_mask(pruner, sparsity, mask)
+
+
+class _Examples:
+    """Examples in batches.
+
+    Args:
+        batch_size: Examples in a batch.
+        order: Their order.
+    """
+
+    def __init__(self, batch_size: int = BATCH_SIZE, order: Tensor | None = None):
+        generator = torch.Generator().manual_seed(1)
+        x = torch.randn(EXAMPLES, 1, 8, 8, generator=generator, dtype=torch.float64)
+        y = torch.randint(0, CLASSES, (EXAMPLES,), generator=generator)
+        if order is None:
+            order = torch.arange(EXAMPLES)
+        self.batch_size = batch_size
+        self.parts = list(zip(x[order].split(batch_size), y[order].split(batch_size), strict=True))
+
+    def __iter__(self) -> Iterator[tuple[Any, int]]:
+        for x, y in self.parts:
+            yield (x, y), len(y)
+
+
+def _network(examples: _Examples) -> Network:
+    """Return a network of 1,374 prunable elements with its initial weights."""
+    with preserve_rng_state(seed=2):
+        module = nn.Sequential(
+            nn.Conv2d(1, 4, 3),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Flatten(),
+            nn.Linear(36, 20),
+            nn.ReLU(),
+            nn.Linear(20, CLASSES),
+        ).double()
+    return Network(
+        module,
+        prunable(module),
+        examples.batch_size,
+        lambda: len(examples.parts),
+        lambda: iter(examples),
+        lambda batch, i: F.cross_entropy(module(batch[0]), batch[1]),
+    )
+
+
+def _mask(pruner: Pruner, network: Network, sparsity: float) -> Mask:
+    return pruner.mask(network, sparsity, torch.Generator().manual_seed(SEED))
+
+
+def _check_mask(pruner: Pruner, sparsity: float) -> Mask:
+    name = type(pruner).__name__
+    shown_by = f"sparsity {sparsity:g}, {EXAMPLES} examples in batches of {BATCH_SIZE}"
+    examples = _Examples()
+    network = _network(examples)
+    torch.manual_seed(3)
+    before = capture_rng_state()
+    mask = _mask(pruner, network, sparsity)
+    require(
+        "global_random",
+        equal_states(before, capture_rng_state()),
+        f"{name} draws global random numbers",
+        "random numbers of the generator that mask receives",
+        shown_by,
+    )
+    _check_shapes(name, mask, network, shown_by)
+    _check_count(pruner, mask, sparsity, shown_by)
+    is_training = all(each.training for each in network.module.modules())
+    is_trained = all(each.requires_grad for each in network.module.parameters())
+    require(
+        "mode",
+        is_training and is_trained,
+        f"{name} leaves the module in evaluation mode or freezes parameters",
+        "training mode and trained parameters, as before",
+        shown_by,
+    )
+    torch.manual_seed(4)
+    again = _mask(pruner, _network(_Examples()), sparsity)
+    require(
+        "repeated",
+        _equal(mask, again),
+        f"{name} gives another mask when it is called again",
+        "the same mask from the same weights, examples and generator",
+        shown_by,
+    )
+    return mask
+
+
+def _check_shapes(name: str, mask: Mask, network: Network, shown_by: str) -> None:
+    parameters = dict(network.module.named_parameters())
+    for key, tensor in mask.items():
+        shape = parameters[key].shape if key in parameters else None
+        require(
+            "parameters",
+            tensor.shape == shape,
+            f"the mask of {name} has {key!r} of shape {tuple(tensor.shape)}",
+            f"the prunable parameters {', '.join(network.parameters)} with their shapes",
+            shown_by,
+        )
+
+
+def _check_count(pruner: Pruner, mask: Mask, sparsity: float, shown_by: str) -> None:
+    kept, total = mask.count()
+    name = type(pruner).__name__
+    require("empty", kept > 0, f"{name} keeps nothing", "a mask that keeps something", shown_by)
+    if not pruner.hits_count:
+        return
+    expected = round(total * (1 - sparsity))
+    require(
+        "count",
+        kept == expected,
+        f"{name} keeps {kept} of {total} elements",
+        f"{expected}, which is round({total} x {1 - sparsity:g}), or hits_count = False",
+        shown_by,
+    )
+
+
+def _check_batches(pruner: Pruner, sparsity: float, mask: Mask) -> None:
+    """Check that the mask depends on batches only as the method says."""
+    if not pruner.batch_invariant:
+        return
+    flipped = torch.arange(EXAMPLES).flip(0)
+    for batch_size, order in ((EXAMPLES, None), (BATCH_SIZE, flipped)):
+        other = _mask(pruner, _network(_Examples(batch_size, order)), sparsity)
+        text = "in reverse order" if order is not None else f"in one batch of {batch_size}"
+        require(
+            "batches",
+            _equal(mask, other),
+            f"{type(pruner).__name__} is batch_invariant, and gives another mask",
+            "the same mask for every division and order of the examples",
+            f"sparsity {sparsity:g}, {EXAMPLES} examples {text}",
+        )
+
+
+def _check_next_mask(pruner: Pruner, sparsity: float, mask: Mask) -> None:
+    """Check a change of the mask during training."""
+    network = _network(_Examples())
+    gradients = network.gradients()
+    weights = {}
+    for name in mask:
+        weights[name] = network.parameters[name].detach().clone()
+    multiply([(weights[name], mask[name]) for name in mask])
+    masks = []
+    for seed in (3, 4):
+        torch.manual_seed(seed)
+        update = MaskUpdate(
+            step=pruner.every or 1,
+            max_steps=10 * (pruner.every or 1),
+            mask=mask,
+            weights={name: tensor.clone() for name, tensor in weights.items()},
+            gradients={name: gradients[name].clone() for name in mask},
+            generator=torch.Generator().manual_seed(SEED),
+        )
+        masks.append(pruner.next_mask(update))
+        _check_only_read(type(pruner).__name__, update, weights, gradients)
+    name = type(pruner).__name__
+    shown_by = f"sparsity {sparsity:g}, step {pruner.every}"
+    _check_shapes(name, masks[0], network, shown_by)
+    require(
+        "next_mask",
+        _equal(*masks),
+        f"next_mask of {name} gives another mask when it is called again",
+        "the same mask from the same update and generator",
+        shown_by,
+    )
+    if pruner.hits_count:
+        kept, before = masks[0].count().kept, mask.count().kept
+        require(
+            "next_count",
+            kept == before,
+            f"next_mask of {name} keeps {kept} elements",
+            f"{before} as before, or hits_count = False",
+            shown_by,
+        )
+
+
+def _check_only_read(
+    name: str, update: MaskUpdate, weights: Mapping[str, Tensor], gradients: Mapping[str, Tensor]
+) -> None:
+    for key in update.mask:
+        is_read = torch.equal(update.weights[key], weights[key]) and torch.equal(
+            update.gradients[key].to(gradients[key]), gradients[key]
+        )
+        require(
+            "only_read",
+            is_read,
+            f"next_mask of {name} changes the weights or gradients of {key}",
+            "tensors of the run are only read",
+            f"step {update.step}",
+        )
+
+
+def _equal(one: Mask, other: Mask) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
