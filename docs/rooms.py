@@ -17,7 +17,7 @@ NOT_DRAWN = {"advising", "api"}  # an alias for class paths; the entry for noteb
 # Where a room is drawn, in columns: training on the left, results on the right. Its row is its level.
 COLUMNS = {
     **{"data": 0, "optim": 1, "parallel": 2, "models": 0, "module": 1, "pruning": 2},
-    **{"training": 1, "readings": 1, "engines": 1},
+    **{"training": 1, "readings": 1, "engines": 1, "testing": 0},
     **{"analysis": 4, "storage": 5, "report": 4, "tracking": 5, "replication": 3},
     **{"core": 2.5, "study": 2.5, "forecast": 2, "advice": 3, "cli": 2.5},
 }
