@@ -9,6 +9,9 @@ from weakref import WeakKeyDictionary
 from lightning.pytorch import Trainer
 
 import lit_dps.training.lightning_private as lightning_private
+from lit_dps.core.errors import ConfigError
+from lit_dps.core.goal import EXAMPLES, SECONDS, Goal
+from lit_dps.parallel import ranks
 from lit_dps.parallel.ddp import ShardLoader, unsharded
 from lit_dps.parallel.example_count import (
     Sizes,
@@ -17,6 +20,7 @@ from lit_dps.parallel.example_count import (
     first_iterator,
     record_examples,
 )
+from lit_dps.training.stopwatch import Stopwatch
 
 
 class _Recorded:
@@ -35,12 +39,13 @@ class _Recorded:
 _recorded: WeakKeyDictionary[Trainer, _Recorded] = WeakKeyDictionary()
 
 
-class ExamplesOfSteps:
-    """Counts the training examples of optimizer steps, with the batches that a step accumulates."""
+class SpentOfSteps:
+    """Counts the examples and seconds that optimizer steps spend between two validations."""
 
     def __init__(self):
         self._batches: list[int | None] = []  # since the last step
         self._steps: list[int | None] = []  # since the last `take`
+        self._seconds_before = 0.0  # of training, up to the last `take`
 
     def add_batch(self, examples: int | None) -> None:
         """Add a batch that is trained on; None for an unknown number of examples."""
@@ -55,12 +60,22 @@ class ExamplesOfSteps:
         self._steps += self._batches
         self._batches = []
 
-    def take(self) -> int | None:
-        """Return the examples of the steps since the last call; None if a number is unknown."""
-        steps, self._steps = self._steps, []
-        if None in steps:
-            return None
-        return sum(count for count in steps if count is not None)
+    def take(self, goal: Goal, stopwatch: Stopwatch) -> dict[str, float]:
+        """Return what the steps since the last call spent, in each unit of the goal's budgets."""
+        spent: dict[str, float] = {}
+        if EXAMPLES in goal.limits:
+            counts = [count for count in self._steps if count is not None]
+            if len(counts) < len(self._steps):
+                allowed = "left out: the number of examples of a batch of this data is unknown"
+                raise ConfigError("goal.max_examples", goal.max_examples, allowed)
+            spent[EXAMPLES] = sum(counts)
+        if SECONDS in goal.limits:
+            seconds = stopwatch.training_seconds
+            # With several ranks, the clock of the first one decides.
+            spent[SECONDS] = ranks.broadcast(seconds - self._seconds_before)
+            self._seconds_before = seconds
+        self._steps = []
+        return spent
 
 
 def record_batches(trainer: Trainer, batch_size: int | None = None) -> None:

@@ -15,7 +15,6 @@ from lit_dps.core.attempt import Attempt
 from lit_dps.core.errors import ConfigError
 from lit_dps.core.goal import (
     EXAMPLES,
-    SECONDS,
     SINGLE_CHECK,
     TOLERANCE,
     VALIDATION_ERROR,
@@ -27,7 +26,7 @@ from lit_dps.module import weights_finite
 from lit_dps.parallel import ranks
 from lit_dps.parallel.ddp import SharedBatchDDP
 from lit_dps.training.early_check import EarlyCheck
-from lit_dps.training.example_count import ExamplesOfSteps, examples_of, record_batches
+from lit_dps.training.example_count import SpentOfSteps, examples_of, record_batches
 from lit_dps.training.local_sgd_callback import show_mean
 from lit_dps.training.step_count import StepCount
 from lit_dps.training.stopwatch import Stopwatch
@@ -182,8 +181,7 @@ class GoalErrorCallback(Callback):
         self.stopwatch = Stopwatch()
         self._count = StepCount()
         self._losses: list[BatchLoss] = []  # of the batches since the last step
-        self._examples = ExamplesOfSteps()
-        self._seconds_before = 0.0  # of training, up to the last validation
+        self._spent = SpentOfSteps()
         self._has_stepped = False  # whether the last batch ended a step
         self._is_due = False  # whether a validation follows the last batch
         self._unrecorded: dict[str, float] | None = None  # receives the values of `validate_now`
@@ -320,7 +318,7 @@ class GoalErrorCallback(Callback):
         self._last_batch = batch_idx
         self.stopwatch.switch_to("training")
         if EXAMPLES in self.attempt.goal.limits:
-            self._examples.add_batch(examples_of(trainer, batch))
+            self._spent.add_batch(examples_of(trainer, batch))
         self._count.before_batch(trainer)
 
     def on_train_batch_end(
@@ -340,9 +338,9 @@ class GoalErrorCallback(Callback):
         # batches do not determine steps.
         self._has_stepped = self._count.after_batch(trainer, skipped=not self._losses)
         if loss is None and pl_module.automatic_optimization:
-            self._examples.skip_batch()
+            self._spent.skip_batch()
         if self._has_stepped:
-            self._examples.step()
+            self._spent.step()
         is_due = self._has_stepped and self.is_check(self.steps)
         self._schedule_validation(trainer, is_due)
         if not is_due:
@@ -469,7 +467,7 @@ class GoalErrorCallback(Callback):
             exact,
             None if loss is None else total_loss,
             not broken_ranks,
-            {**(metrics or {}), **self._spent_since_last_check()},
+            {**(metrics or {}), **self._spent.take(self.attempt.goal, self.stopwatch)},
         )
         # Only the first rank knows about the race.
         self.attempt.status = ranks.broadcast(status)
@@ -478,25 +476,6 @@ class GoalErrorCallback(Callback):
             self.at_check()
         else:
             trainer.should_stop = True
-
-    def _spent_since_last_check(self) -> dict[str, float]:
-        """Return the examples and seconds of the steps since the last validation, if they count."""
-        limits = self.attempt.goal.limits
-        spent: dict[str, float] = {}
-        if EXAMPLES in limits:
-            examples = self._examples.take()
-            if examples is None:
-                raise ConfigError(
-                    "goal.max_examples",
-                    self.attempt.goal.max_examples,
-                    "left out: the number of examples of a batch of this data is unknown",
-                )
-            spent[EXAMPLES] = examples
-        if SECONDS in limits:
-            seconds = self.stopwatch.training_seconds
-            spent[SECONDS] = ranks.broadcast(seconds - self._seconds_before)
-            self._seconds_before = seconds
-        return spent
 
     def _mean_loss(self, trainer: Trainer) -> float | None:
         """Return this rank's part of the mean loss of the last step; None if no loss is known."""
