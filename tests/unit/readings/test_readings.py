@@ -7,6 +7,7 @@ import dataclasses
 import pytest
 
 from lit_dps.core.racing import truncate_at_race_limit
+from lit_dps.core.statistic import MINIMUM
 from lit_dps.core.trial import Cell, Status, Trial
 from lit_dps.engines.interval_loop import IntervalLoop
 from lit_dps.readings.reading import resolve_readings
@@ -128,7 +129,7 @@ def test_the_race_cuts_readings_where_it_cuts_curves():
     other = read("Norm", "FinalNorm", goal={**GOAL, "max_steps": 200})
     assert other.status is Status.INCOMPLETE and other.end_readings
     limit = 2 * best.steps
-    kept, cut = truncate_at_race_limit([best, other], race_factor=2.0)
+    kept, cut = truncate_at_race_limit([best, other], 2.0, MINIMUM)
     assert kept == best
     assert cut.status is Status.OUTRACED and cut.end_readings == {}
     assert cut.readings["norm"]["step"] == list(range(3, limit + 1, 3))
