@@ -209,7 +209,7 @@ def test_the_original_start_is_that_of_studies_without_the_key():
 
 
 def test_cells_are_run_in_groups_that_can_be_trained_together():
-    cells = setup({**METHOD, **NETWORK}, batch_sizes=[4, 2], sparsities=[0.9, 0.0]).cells
+    cells = setup({**METHOD, **NETWORK}, batch_sizes=[4, 2], sparsities=[0.9, 0.5]).cells
     assert [cell.batch_size for cell in cells] == [2] * 8 + [4] * 8
     kinds = [(cell.batch_size, dict(cell.axes)["model.network"]) for cell in cells]
     assert (

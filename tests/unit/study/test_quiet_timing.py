@@ -14,7 +14,6 @@ from lit_dps.core.errors import StorageError
 from lit_dps.core.goal import Goal
 from lit_dps.core.step_timing import CellTiming, StepTiming
 from lit_dps.core.trial import LIGHTNING, SINGLE, Cell, Trial
-from lit_dps.core.trial_config import SmoothnessConfig
 from lit_dps.parallel.process import Interrupted, StopRequest
 from lit_dps.storage.read import read_study
 from lit_dps.storage.run_records import store_step_timing
@@ -54,9 +53,9 @@ def study(tmp_path):
     write_study(url, cells, "quiet", goal=GOAL, space=SPACE)
     given = SimpleNamespace(threads=1, name="quiet", seed=0)
     storage = SimpleNamespace(optuna_url=url)
-    return SimpleNamespace(
-        study=given, storage=storage, ranks=1, smoothness=SmoothnessConfig(), middle=params
-    ), url
+    made = SimpleNamespace(study=given, storage=storage, ranks=1, middle=params)
+    made.without_readings = lambda: made
+    return made, url
 
 
 @pytest.fixture(autouse=True)
