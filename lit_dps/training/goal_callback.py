@@ -408,14 +408,12 @@ class GoalErrorCallback(Callback):
 
     def _check_scale(self, value: float) -> None:
         """Raise ConfigError if a value of the goal's metric is no share, but the goal is one."""
+        is_error = self.goal.is_validation_error and "loss" not in self.monitor
         if not math.isfinite(value):
             return
-        if self.goal.is_validation_error and not 0 <= value <= 1 + TOLERANCE:
+        if is_error and not 0 <= value <= 1 + TOLERANCE:
             allowed = f"a share between 0 and 1; the module logs {value:g}"
-            hint = (
-                "Log the error divided by 100 if it is in percent. For a value that is no share, "
-                "set goal.metric and goal.at_most"
-            )
+            hint = "Log the error divided by 100 if it is in percent, or set goal.metric, at_most"
             raise ConfigError(self._monitor_key, self.monitor, allowed, hint)
         if self.goal.at_least and is_share(self.monitor) and self.goal.value <= 1 < value:
             allowed = f"in the unit of {self.monitor}; the module logs {value:g}"

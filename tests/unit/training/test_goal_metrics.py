@@ -96,7 +96,6 @@ def test_a_metric_that_is_not_logged_is_named_under_the_key_that_names_it(goal, 
         ({"error": 0.02}, 97.0, "goal.monitor", "val_error"),
         ({"error": 0.02}, 3.0, "goal.monitor", "val_error"),
         ({"error": 0.02}, -0.5, "goal.monitor", "val_error"),
-        ({"error": 0.02, "monitor": "gap"}, 3.0, "goal.monitor", "gap"),
         ({"metric": "val_error", "at_most": 0.02}, 3.0, "goal.metric", "val_error"),
         ({"metric": "val/acc", "at_least": 0.98}, 97.0, "goal.at_least", 0.98),
     ],
@@ -164,3 +163,10 @@ def test_a_study_answers_goals_that_are_easier():
         study.at_goal(0.95)
     logs = figures.logs.rows(study)
     assert logs["val/acc"].tolist() == [0.5, 0.8, 0.9] and "val_error" not in logs
+
+
+def test_a_monitored_loss_may_be_above_1():
+    losses = (3.0, 1.5, 0.01, 0.01)
+    callback = GoalErrorCallback(error=0.02, monitor="val_loss", check_interval=1, max_steps=4)
+    fit(Plain(errors=losses, name="val_loss"), loader(), loader(), callbacks=[callback])
+    assert (callback.status, callback.steps_to_result) == (Status.COMPLETE, 3)
