@@ -191,7 +191,7 @@ def _refuse_name(setting: Setting, key: str, known: set[str]) -> None:
 def check_classes(command: CommandLine) -> None:
     """Raise UserError if a command that trains sets no class of the model or of the data."""
     keys = {setting.key for setting in command.settings}
-    if command.is_retraining or "print_config" in keys:
+    if command.is_retraining or keys & {"help", "print_config"}:
         return
     missing = []
     for section in CLASS_SECTIONS:

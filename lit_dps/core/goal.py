@@ -313,6 +313,10 @@ class Goal:
     def _rule(self) -> GoalRule:
         return rule_of(self.rule, self.options)
 
+    def __getstate__(self) -> dict[str, Any]:
+        # Without cached values, since equal goals have to be pickled alike.
+        return asdict(self)
+
     @property
     def is_pointwise(self) -> bool:
         """Whether a check may stop early once its value misses the goal; see `GoalRule`."""

@@ -136,7 +136,9 @@ def source_of(record: StudyRecord) -> str:
         *package.glob("report/**/*.*"),
     ]
     for file in sorted(code):
-        source.update(file.read_bytes())
+        # The first run of new code writes byte code beside it, which is not of the source.
+        if file.parent.name != "__pycache__":
+            source.update(file.read_bytes())
     with suppress(OSError, TypeError):  # the source of a notebook cannot be read
         source.update(inspect.getsource(type(record.statistic)).encode())
     source.update(pickle.dumps(vars(record), protocol=5))

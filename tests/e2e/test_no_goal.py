@@ -10,7 +10,7 @@ import pytest
 from tests.e2e.commands import FAST
 
 QUIET = ("--trainer.enable_progress_bar", "false", "--trainer.logger", "false")
-SHIPPED = "; `lit-dps configs quickstart` copies a file of the package here"
+SHIPPED = "; a configuration file is needed; `lit-dps configs quickstart` copies a file of the package here"
 
 
 @pytest.mark.parametrize(

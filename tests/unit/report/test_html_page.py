@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from lit_dps.analysis.analysis import Analysis
+from lit_dps.core.goal import Goal
 from lit_dps.core.record import grid
 from lit_dps.core.trial import Cell, Status, Trial, TrialResult
 from lit_dps.report.html import page
@@ -130,6 +131,13 @@ def test_it_is_written_beside_the_figures_and_the_same_each_time(study, text, tm
     _, files = publish(study, tmp_path)
     assert tmp_path / "report.html" in files
     assert (tmp_path / "report.html").read_text() == text
+
+
+def test_a_study_that_was_used_is_made_from_the_same(study):
+    unused, used = Goal(0.1, 16, 400), Goal(0.1, 16, 400)
+    assert used.is_pointwise and not used.limits
+    records = [dataclasses.replace(study.record, goal=goal) for goal in (unused, used)]
+    assert source_of(records[0]) == source_of(records[1])
 
 
 def test_a_page_of_another_frame_is_written_anew(study, monkeypatch):
