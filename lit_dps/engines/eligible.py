@@ -35,7 +35,7 @@ from lit_dps.engines.module_hooks import (
 )
 from lit_dps.engines.update_check import reason_against_schedule, reason_against_update
 from lit_dps.module import ImageClassifier, logs
-from lit_dps.optim import RULES, rule_of
+from lit_dps.optim import OURS, RULES, rule_of
 from lit_dps.optim.parameter_groups import trained_parameters
 from lit_dps.pruning import prunable
 from lit_dps.pruning.network import copies_of, why_unprunable
@@ -69,7 +69,9 @@ DATA_METHODS = (
 )
 
 
-def ineligibility_reason(built: Built, training: Training, stacked: bool = False) -> str | None:
+def ineligibility_reason(
+    built: Built, training: Training, stacked: bool = False, delay: int = 0
+) -> str | None:
     """Return why the interval loop cannot train a trial, or cannot stack it; None if it can.
 
     Args:
@@ -77,6 +79,7 @@ def ineligibility_reason(built: Built, training: Training, stacked: bool = False
             computed and its module changed.
         training: The settings of the study.
         stacked: Whether to ask about training in a stack.
+        delay: Steps that the gradients are late.
     """
     try:
         trainer = Trainer(**built.trainer)
@@ -86,7 +89,7 @@ def ineligibility_reason(built: Built, training: Training, stacked: bool = False
             if reason is None and stacked and training.goal.max_seconds is not None:
                 reason = SHARED_CLOCK
             elif reason is None and stacked:
-                reason = _reason_against_stack(built, training.goal.max_steps)
+                reason = _reason_against_stack(built, training.goal.max_steps, delay)
             return reason
     except Exception as error:  # a user's module may raise here and not in Lightning's loop
         return reason_of(error)
@@ -268,7 +271,7 @@ def _reason_against_trainer(trainer: Trainer) -> str | None:
     return None
 
 
-def _reason_against_stack(built: Built, max_steps: int) -> str | None:
+def _reason_against_stack(built: Built, max_steps: int, delay: int) -> str | None:
     """Return why a trial cannot be stacked, of those that the interval loop can train."""
     module = built.module
     assert isinstance(module, ImageClassifier)
@@ -297,6 +300,9 @@ def _reason_against_stack(built: Built, max_steps: int) -> str | None:
     optimizer, _ = optimizer_of(module.configure_optimizers())
     rule = rule_of(optimizer)
     assert rule is not None
+    if delay and rule not in OURS:
+        # A stack updates with zeros until the first gradient is due, which may change the state.
+        return f"optim.delay is {delay}, and the rule {rule.name} is not of the package"
     return reason_against_update(module, optimizer, rule)
 
 

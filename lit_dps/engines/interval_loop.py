@@ -139,7 +139,8 @@ class IntervalLoop:
             if hooks:
                 name = type(built.module).__name__
                 return f"{name} overrides {', '.join(hooks)}, which the workers of local SGD share"
-        return ineligibility_reason(built, self.training, stacked)
+        delay = self.training.delay_callback(trial).delay
+        return ineligibility_reason(built, self.training, stacked, delay)
 
     def _train_by_lightning(
         self, attempt: Attempt, at_check: Callable[[], None], reason: str

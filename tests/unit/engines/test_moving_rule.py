@@ -42,6 +42,41 @@ NOISY = Rule(
 )
 
 
+class Shrinking(torch.optim.SGD):
+    """Also moves weights whose gradient is zero."""
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        super().step(closure)
+        for p in self.param_groups[0]["params"]:
+            p.mul_(0.999)
+
+
+def shrinking(weights, gradients, state, rate, given, step):
+    weights.sub_(rate * gradients).mul_(0.999)
+
+
+SHRINKING = Rule(
+    name="shrinking",
+    hyperparameters=(),
+    state=(),
+    make=lambda parameters, rate, given: Shrinking(parameters, lr=rate),
+    is_of=lambda optimizer: type(optimizer) is Shrinking,
+    hyperparameters_of=lambda group: (),
+    has_step_counter=False,
+    update_=shrinking,
+)
+
+
+@pytest.mark.parametrize(("delay", "stacked"), [(0, True), (2, False)])
+def test_with_late_gradients_it_trains_alone(monkeypatch, delay, stacked):
+    name = f"{__name__}.SHRINKING"
+    monkeypatch.setitem(RULES, name, SHRINKING)
+    asked = trials(Cell(32, 0.0, (("optim.delay", delay),)), rates=[0.01, 0.02])
+    results = train(asked, workload(optimizer=name), {**GOAL, "max_steps": 8}, size=2)
+    assert [result.is_stacked for result in results] == [stacked, stacked]
+
+
 @pytest.mark.parametrize(
     "options", [{}, {"size": 2}, {"lean": False}], ids=["one", "stack", "Lightning"]
 )
