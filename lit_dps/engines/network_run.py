@@ -174,12 +174,17 @@ class NetworkRun:
             run._start(training, stacked)
         if run.mask is not None:
             attempt.kept = run.mask.kept()
-            pruning = training.pruning_callback(trial)
-            max_steps = training.budget or training.goal.max_steps
-            run.changes = MaskChanges.of(pruning.pruner, pruning.seed, max_steps)
+            run.changes = run._mask_changes(training)
         if stacked:
             attempt.flags = {**attempt.flags, STACKED: 1}
         return run
+
+    def _mask_changes(self, training: Training) -> MaskChanges | None:
+        """Return how the mask changes during training; None if it stays."""
+        assert self.attempt.trial is not None
+        pruning = training.pruning_callback(self.attempt.trial)
+        max_steps = training.budget or training.goal.max_steps
+        return MaskChanges.of(pruning.pruner, pruning.seed, max_steps)
 
     def _start(self, training: Training, stacked: bool) -> None:
         """Prune the network and begin training, with the hooks that Lightning calls."""

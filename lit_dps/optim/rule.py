@@ -169,7 +169,9 @@ class RuleOptimizer(torch.optim.Optimizer):
         return {**super().__getstate__(), "rule": self.rule}
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def step(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, closure: Callable[[], Any] | None = None
+    ) -> Any:
         """Update the parameters that have a gradient; return the loss of the closure."""
         loss = None
         if closure is not None:

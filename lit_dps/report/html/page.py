@@ -94,8 +94,8 @@ def _charts(study: Analysis) -> list[str]:
             "Steps to result against batch size",
             charts.curve(study),
             f"Markers: K*, {study.record.statistic.describe()}; open markers are upper bounds. "
-            "Lines: the law K* = c1 / B + c2 with its 95 % band; dotted and hatched beyond the largest batch "
-            "size, where it is extrapolated.",
+            "Lines: the law K* = c1 / B + c2 with its 95 % band; dotted and hatched beyond the "
+            "largest batch size, where it is extrapolated.",
         ),
         (
             "Time and examples to the goal",
@@ -239,8 +239,8 @@ def _assumptions(study: Analysis) -> list[str]:
         if not record.statistic.is_minimum:
             best = "the step that K*"
         lines.append(
-            f"Trials were stopped early at {record.race_factor:g} times {best} of their cell so far. "
-            "This does not change K*."
+            f"Trials were stopped early at {record.race_factor:g} times {best} of their cell so "
+            "far. This does not change K*."
         )
     return lines
 
