@@ -10,7 +10,8 @@ from contextlib import redirect_stdout
 import optuna
 
 from benchmarks.paper_cost import evenly
-from lit_dps.core.racing import best_steps, longest_attempt
+from lit_dps.core.racing import longest_attempt
+from lit_dps.core.statistic import MINIMUM
 from lit_dps.core.trial import Cell, Trial, TrialResult
 from lit_dps.storage.schema import POINT_ATTR, RESULT_ATTR, cell_study_name, decode_result
 from lit_dps.study.run import run_study
@@ -44,7 +45,7 @@ def short_sample(results: Sequence[TrialResult], count: int) -> list[TrialResult
     """The K* trial, and others that ran at most twice as long, evenly spread over the points."""
     if not count:
         return []
-    k_star = best_steps(result.steps for result in results)
+    k_star = MINIMUM.k_star(result.steps for result in results)
     best = [result for result in results if k_star is not None and result.steps == k_star][:1]
     longest = 2 * (k_star or min(result.steps_run for result in results))
     others = [result for result in results if result.steps_run <= longest and result not in best]

@@ -90,7 +90,9 @@ class CommandParser(ArgumentParser):
             if self.command is not None:
                 key = self.command.written_name(key)
                 value = self.command.written_value(error.key, str(error.value))
-            return ConfigError(key, value, error.allowed or "", _hint(value, error.allowed))
+            return ConfigError(
+                key, value, error.allowed or "", error.hint or _hint(value, error.allowed)
+            )
         text = str(error)
         meant = likely_meant(text, self)
         missing = _MISSING_FILE.search(text)

@@ -82,7 +82,7 @@ def test_the_time_of_asking_is_stored_along_the_way(monkeypatch):
             self.spent = spent
 
     now, store = [1000.0], Kept()
-    monkeypatch.setattr("lit_dps.advice.question.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("lit_dps.advice.options.time.monotonic", lambda: now[0])
     clock = Clock(100, store, spent=20)
     assert clock.remaining == 100 - 12 - 20
     clock.tick()
