@@ -33,9 +33,13 @@ from lit_dps.engines.module_hooks import (
     end_module,
     overridden,
 )
-from lit_dps.engines.update_check import reason_against_schedule, reason_against_update
+from lit_dps.engines.update_check import (
+    reason_against_schedule,
+    reason_against_update,
+    rests_without_gradients,
+)
 from lit_dps.module import ImageClassifier, logs
-from lit_dps.optim import OURS, RULES, rule_of
+from lit_dps.optim import RULES, rule_of
 from lit_dps.optim.parameter_groups import trained_parameters
 from lit_dps.pruning import prunable
 from lit_dps.pruning.network import copies_of, why_unprunable
@@ -300,9 +304,11 @@ def _reason_against_stack(built: Built, max_steps: int, delay: int) -> str | Non
     optimizer, _ = optimizer_of(module.configure_optimizers())
     rule = rule_of(optimizer)
     assert rule is not None
-    if delay and rule not in OURS:
-        # A stack updates with zeros until the first gradient is due, which may change the state.
-        return f"optim.delay is {delay}, and the rule {rule.name} is not of the package"
+    if delay and not rests_without_gradients(module, rule):
+        return (
+            f"optim.delay is {delay}, and the rule {rule.name} changes weights or state without a "
+            "gradient"
+        )
     return reason_against_update(module, optimizer, rule)
 
 

@@ -89,6 +89,35 @@ def reason_against_update(module: LightningModule, optimizer: Optimizer, rule: R
 
 
 @torch.no_grad()
+def rests_without_gradients(module: LightningModule, rule: Rule) -> bool:
+    """Return True if a rule changes neither weights nor state at gradients and rates of 0.
+
+    A stack makes such updates until the first delayed gradient is due. A network alone makes none.
+
+    Args:
+        module: The module, in double precision.
+        rule: The rule of its optimizer.
+    """
+    parameters = {}
+    for name, parameter in module.named_parameters():
+        if parameter.requires_grad:
+            parameters[name] = parameter.detach()
+    update = StackedUpdate(rule, parameters)
+    weights = update.weights.flatten(parameters)[None]
+    state = {key: tensor[None] for key, tensor in update.flat_state(parameters, {}).items()}
+    before = {"weights": weights.clone(), **{key: each.clone() for key, each in state.items()}}
+    none = torch.zeros_like(weights)
+    hyperparameters = {}
+    for place, key in enumerate(rule.hyperparameters):
+        hyperparameters[key] = weights.new_tensor([[0.3 + 0.1 * place]])
+    rate = weights.new_zeros(1, 1)
+    for _ in range(2):
+        update(weights, none.clone(), state, rate, hyperparameters, weights.new_ones(1, 1))
+    after = {"weights": weights, **state}
+    return all(torch.equal(after[key], tensor) for key, tensor in before.items())
+
+
+@torch.no_grad()
 def _agree(rule: Rule, optimizer: Optimizer) -> bool:
     """Return True if rule and optimizer change random weights and their state equally.
 

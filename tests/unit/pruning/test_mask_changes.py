@@ -13,11 +13,12 @@ import torch
 from lit_dps.core.errors import ConfigError
 from lit_dps.core.trial import Cell, Trial
 from lit_dps.engines.run_group import SingleNetwork
-from lit_dps.pruning import Mask, Random
+from lit_dps.pruning import Mask
 from lit_dps.training import DelayCallback, PruningCallback
 from tests.support import saved_study, tiny
 from tests.support.errors import refuses
 from tests.support.runs import train, train_one
+from tests.support.user_readings import Redraws  # noqa: F401  a method by class path
 from tests.unit.pruning.test_pruners_engines import GOAL, WORKLOAD
 
 EVERY = 3
@@ -37,19 +38,6 @@ def _of_page(name: str) -> type:
 
 
 RigL = _of_page("my_rigl")
-
-
-class Redraws(Random):
-    """Draws another mask of the same count by its generator."""
-
-    every = 2
-
-    def next_mask(self, update):
-        tensors = {}
-        for name, mask in update.mask.items():
-            order = torch.randperm(mask.numel(), generator=update.generator)
-            tensors[name] = mask.flatten()[order].view(mask.shape)
-        return Mask(tensors)
 
 
 class Loses(RigL):
