@@ -34,6 +34,7 @@ def record_of(folder):
     return read_study(f"sqlite:///{folder}/mlruns/study.db", "quickstart")
 
 
+@pytest.mark.long
 def test_a_raced_study_that_was_killed_has_the_median_of_the_full_one(tmp_path, full):
     database = tmp_path / "mlruns" / "study.db"
     process = start(tmp_path, *STUDY, *STATISTIC, "--study.workers", 2)

@@ -171,7 +171,7 @@ def test_a_rule_that_is_not_its_optimizers_is_trained_alone(name, monkeypatch):
 def test_a_rule_by_tensor_is_stacked_with_the_results_of_each_trial_alone(used, delay, monkeypatch):
     monkeypatch.setitem(RULES, used.name, used)
     asked = trials(Cell(16, 0.5), rates=[0.02, 0.04, 0.03])
-    found, goal = [], {**GOAL, "max_steps": 24}
+    found, goal = [], {**GOAL, "max_steps": 8}
     for options in ({"size": 2}, {}, {"lean": False}):
         optim = {"delay": delay}
         found.append(train(asked, workload(optimizer=used.name), goal, optim=optim, **options))
