@@ -32,6 +32,8 @@ NEAR = 1.1
 # A batch size belongs to the answer if it is the fastest with at least this probability.
 MIN_PROBABILITY = 0.05
 TIME_DRAWS = 4000
+# Digits after the point of examples that are compared.
+_EXAMPLE_DIGITS = 3
 # Distance of a quartile from the mean of a normal distribution, in standard deviations.
 NORMAL_QUARTILE = 0.6745
 
@@ -132,7 +134,7 @@ def answer_rows(
     """Return one row for each cell that has a K*, by series, then batch size.
 
     Columns: sparsity and further axes, batch_size [examples], k_star [steps], floor (1 where K* is
-    an upper bound, and so is examples), examples (K* B), step_seconds with step_low and step_high
+    an upper bound), examples (steps x batch_size), step_seconds with step_low and step_high
     (median and quartiles of a training step, without checks), seconds (steps x step_seconds;
     without the start of a trial and without validation), fastest (least seconds of the series),
     near (within 10 % of the fastest), fewest (least examples of the series), training_seconds (as
@@ -167,6 +169,14 @@ def answer_rows(
     return table
 
 
+def are_upper_bounds(rows: pd.DataFrame) -> np.ndarray:
+    """Return (n,) whether steps, examples and seconds of `answer_rows` are upper bounds.
+
+    They are where K* is an upper bound and the law has no better value.
+    """
+    return ((rows["floor"] == 1) & rows["steps_low"].isna()).to_numpy(bool)
+
+
 def _row(summary: CellSummary, k_star: int, steps: Steps) -> dict[str, object]:
     """Return the row of a cell without times and without comparisons with its series."""
     row: dict[str, object] = {**columns_of(summary.cell.series), **dict.fromkeys(_COLUMNS)}
@@ -175,7 +185,7 @@ def _row(summary: CellSummary, k_star: int, steps: Steps) -> dict[str, object]:
         "batch_size": summary.cell.batch_size,
         "k_star": k_star,
         "floor": int(summary.is_upper_bound),
-        "examples": k_star * summary.cell.batch_size,
+        "examples": steps.value * summary.cell.batch_size,
         "steps": steps.value,
         "steps_low": steps.low,
         "steps_high": steps.high,
@@ -221,7 +231,8 @@ def _limits(steps: Steps, times: StepSeconds) -> tuple[float, float]:
 
 def _mark(table: pd.DataFrame, part: Any) -> None:
     """Set the columns fastest, near, fewest, probability and tied of the rows of one series."""
-    table.loc[part["examples"].astype(int).idxmin(), "fewest"] = True
+    # Without c2 a law needs the same examples at each batch size, but for rounding.
+    table.loc[part["examples"].astype(float).round(_EXAMPLE_DIGITS).idxmin(), "fewest"] = True
     seconds = part["seconds"].astype(float)
     if seconds.isna().all():
         return

@@ -24,18 +24,22 @@ def law_rows(laws: Mapping[Series, Law]) -> pd.DataFrame:
 
     Columns: sparsity and further axes, batch_sizes (the number of those that the law is fitted to),
     c1 [examples], c2 [steps] and b_crit [examples], each with its limits (_low and _high),
-    identifiable, verdict.
+    identifiable, verdict. b_crit and b_crit_high are missing where the law is refused (verdict says
+    why), also b_crit_low unless the data show this lower bound.
     """
     rows = []
     for series, law in sorted(laws.items()):
         row: dict[str, object] = {**columns_of(series), "batch_sizes": len(law.exact_k)}
-        if law.fit is None:
-            for name in ("c1", "c2", "b_crit"):
-                row |= interval_columns(name, None, None)
+        c1, c2, b_crit = None, None, None
+        if law.fit is not None:
+            c1, c2, b_crit = law.fit.c1, law.fit.c2, law.fit.critical_batch_size
+        row |= interval_columns("c1", c1, law.c1)
+        row |= interval_columns("c2", c2, law.c2)
+        if law.is_b_crit_known:
+            row |= interval_columns("b_crit", b_crit, law.critical)
         else:
-            row |= interval_columns("c1", law.fit.c1, law.c1)
-            row |= interval_columns("c2", law.fit.c2, law.c2)
-            row |= interval_columns("b_crit", law.fit.critical_batch_size, law.critical)
+            row |= interval_columns("b_crit", None, None)
+            row["b_crit_low"] = law.verdict.bound
         row["identifiable"] = law.is_b_crit_known
         row["verdict"] = law.describe()
         rows.append(row)

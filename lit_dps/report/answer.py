@@ -81,7 +81,7 @@ def _rows_to_print(
         columns["K*"] = k_star_text(row)
         if steps_differ:
             columns["steps"] = three_digits(row["steps"])
-        columns["examples to goal"] = _examples_text(row)
+        columns["examples to goal"] = examples_text(row)
         columns["a step"] = format_duration(row["step_seconds"])
         if has_validation:
             added = format_duration(row["validation_seconds"])
@@ -101,11 +101,14 @@ def mark(row: Row) -> str:
     return ""
 
 
-def _examples_text(row: Row) -> str:
+def examples_text(row: Row) -> str:
     """Return the examples to the goal, with <= if they are an upper bound."""
-    if row["floor"]:
-        return f"<= {row['examples']}"
-    return str(row["examples"])
+    examples = f"{row['examples']:.0f}"
+    if row["steps"] != row["k_star"]:
+        examples = three_digits(row["examples"])
+    if _is_upper_bound(row):
+        return f"<= {examples}"
+    return examples
 
 
 def interval_text(row: Row) -> str:
@@ -119,7 +122,7 @@ def interval_text(row: Row) -> str:
 
 
 def _is_upper_bound(row: Row) -> bool:
-    """Return True if the time to the goal is an upper bound because K* is one."""
+    """Return True if examples and time to the goal are upper bounds because K* is one."""
     return bool(row["floor"]) and row["steps_low"] is None
 
 
@@ -138,7 +141,7 @@ def sentences(
         return [f"{series}: no K* yet"]
     fewest = _first_with(rows, "fewest")
     assert fewest is not None
-    examples = f"B = {fewest['batch_size']} needs the fewest examples, {_examples_text(fewest)}"
+    examples = f"B = {fewest['batch_size']} needs the fewest examples, {examples_text(fewest)}"
     fastest = _first_with(rows, "fastest")
     if fastest is None:
         unknown = "no trial shows how long a step takes, so the fastest is not known"

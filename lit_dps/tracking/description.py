@@ -14,7 +14,7 @@ from lit_dps.analysis.tables import k_star_text, records, short_columns
 from lit_dps.core.config import SPARSITY_KEY
 from lit_dps.core.record import StudyRecord
 from lit_dps.core.trial import FINAL_STATUSES, Cell, Series
-from lit_dps.report.answer import interval_text, mark, sentences, timing_notes
+from lit_dps.report.answer import examples_text, interval_text, mark, sentences, timing_notes
 
 SECTIONS = ("model", "data", "pruning", "optim", "local")
 TRAINER = ("accelerator", "devices", "precision", "accumulate_grad_batches", "gradient_clip_val")
@@ -74,7 +74,7 @@ def _table(study: Analysis) -> list[str]:
                 **short_columns(cell.series),
                 "K*": k_star_text(row),
                 "time to goal": interval_text(row),
-                "examples": f"{row['examples']}",
+                "examples": examples_text(row),
                 "": mark(row),
             }
         )

@@ -12,7 +12,8 @@ from matplotlib.figure import Figure
 
 import lit_dps.report.figures.style as look
 from lit_dps.analysis.analysis import Analysis
-from lit_dps.analysis.tables import has_values, numbers, rows_of, where
+from lit_dps.analysis.answer import are_upper_bounds
+from lit_dps.analysis.tables import has_values, numbers, rows_of
 from lit_dps.report.answer import LIMITS
 
 NAME, PAPER = "time-to-goal", ""
@@ -55,10 +56,9 @@ def notes(study: Analysis) -> list[str]:
 
 @matplotlib.rc_context(look.STYLE)
 def draw(rows: pd.DataFrame, study: Analysis) -> Figure:
-    """Return two panels with a curve per series: the time to the goal, and the examples, K* B.
+    """Return two panels with a curve per series: the time to the goal, and the examples.
 
-    Bars are limits of the time, a star is the fastest. Upper bounds are hollow, with an arrow; a
-    time is one only if the law does not have a better value than K*.
+    Bars are limits of the time, a star is the fastest. Upper bounds are hollow, with an arrow.
     """
     record = study.record
     figure = Figure(figsize=(6.4, 2.9))
@@ -68,8 +68,7 @@ def draw(rows: pd.DataFrame, study: Analysis) -> Figure:
         part = rows_of(series, rows)
         i = record.series.index(series)
         _draw_times(time_panel, part, i)
-        is_bound = numbers(part["floor"]) == 1
-        _draw_curve(examples_panel, part, "examples", is_bound, i)
+        _draw_curve(examples_panel, part, "examples", i)
     look.batch_size_axis(time_panel, record.batch_sizes)
     times = numbers(rows.loc[:, list(TIMES)]).ravel()
     look.log_values_axis(time_panel, times[~np.isnan(times)], 1.2, 1.2)
@@ -82,7 +81,7 @@ def draw(rows: pd.DataFrame, study: Analysis) -> Figure:
     handles.append(look.entry("fastest", color="white", **STAR))
     if has_values(rows, "seconds_low"):
         handles.append(look.entry(LIMITS, color=look.GREY, linewidth=0.8))
-    look.legend_above(figure, handles + look.bound_handles(len(where(rows, floor=1)) > 0))
+    look.legend_above(figure, handles + look.bound_handles(bool(are_upper_bounds(rows).any())))
     return figure
 
 
@@ -93,14 +92,14 @@ def _draw_times(ax: Axes, rows: pd.DataFrame, i: int) -> None:
     seconds = numbers(rows["seconds"])
     low = numbers(rows["seconds_low"])
     ax.vlines(batch, low, numbers(rows["seconds_high"]), color=colour, linewidth=0.8, alpha=0.6)
-    is_bound = (numbers(rows["floor"]) == 1) & np.isnan(low)
-    _draw_curve(ax, rows, "seconds", is_bound, i)
+    _draw_curve(ax, rows, "seconds", i)
     fastest = numbers(rows["fastest"].astype(float)) == 1
     ax.plot(batch[fastest], seconds[fastest], color=colour, zorder=4, **STAR)
 
 
-def _draw_curve(ax: Axes, rows: pd.DataFrame, column: str, is_bound: np.ndarray, i: int) -> None:
+def _draw_curve(ax: Axes, rows: pd.DataFrame, column: str, i: int) -> None:
     """Draw a column against batch size, upper bounds hollow."""
+    is_bound = are_upper_bounds(rows)
     style = look.curve_style(i)
     batch = numbers(rows["batch_size"])
     values = numbers(rows[column])

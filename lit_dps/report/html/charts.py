@@ -13,6 +13,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from lit_dps.analysis.analysis import Analysis
+from lit_dps.analysis.answer import are_upper_bounds
 from lit_dps.analysis.law import Law
 from lit_dps.analysis.rates import EFFECTIVE, PLAIN, RULE_NAMES, RULES, RateCurve, rule_line
 from lit_dps.analysis.tables import has_values, k_star_axis, legend, numbers, rows_of, where
@@ -169,11 +170,10 @@ def to_goal(study: Analysis) -> go.Figure | None:
         }
         if has_times:
             _add_times(figure, rows, common)
-        is_bound = rows["floor"] == 1
         figure.add_scatter(
             y=rows["examples"].tolist(),
-            marker={"symbol": _symbols(is_bound), "size": MARKER_SIZE},
-            hovertemplate="B = %{x}<br>%{y:,} examples",
+            marker={"symbol": _symbols(are_upper_bounds(rows)), "size": MARKER_SIZE},
+            hovertemplate="B = %{x}<br>%{y:,.0f} examples",
             showlegend=not has_times,
             col=examples_column,
             **common,
@@ -186,12 +186,11 @@ def to_goal(study: Analysis) -> go.Figure | None:
 
 
 def _add_times(figure: go.Figure, rows: pd.DataFrame, common: Mapping[str, Any]) -> None:
-    """Add the times of a series; they are bounds only if the law has no better value than K*."""
+    """Add the times of a series."""
     seconds = numbers(rows["seconds"])
     up = numbers(rows["seconds_high"]) - seconds
     down = seconds - numbers(rows["seconds_low"])
-    is_bound = (rows["floor"] == 1) & rows["seconds_low"].isna()
-    symbols = _symbols(is_bound)
+    symbols = _symbols(are_upper_bounds(rows))
     sizes = [MARKER_SIZE] * len(rows)
     for i, is_fastest in enumerate(rows["fastest"]):
         if is_fastest:

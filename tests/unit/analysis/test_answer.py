@@ -220,6 +220,16 @@ def test_times_follow_the_law_where_single_k_stars_scatter(golden):
     golden.check("answer/law.txt", answer)
 
 
+def test_examples_follow_the_law_as_times_do():
+    table, answer = with_law(noisy({**NOISE, 8: 0.8}))
+    raw = table["k_star"].astype(float) * table.index
+    assert raw.idxmin() == 8  # by luck
+    assert table["fewest"].idxmax() == 4 and "B = 4 needs the fewest examples" in answer
+    truth = [800 + 20 * b for b in NOISE]
+    assert table["examples"].tolist() == pytest.approx(truth, rel=0.15)
+    assert (table["examples"] / table.index).tolist() == pytest.approx(table["steps"].tolist())
+
+
 def test_times_follow_k_star_where_its_law_is_refused(golden):
     table, answer = with_law(noisy({4: 1.0, 8: 3.0, 16: 0.8, 32: 4.0, 64: 1.0}))
     assert table["steps"].tolist() == table["k_star"].tolist()

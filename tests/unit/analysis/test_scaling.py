@@ -10,8 +10,9 @@ from lit_dps.analysis.analysis import Analysis
 from lit_dps.analysis.intervals import Interval, estimate
 from lit_dps.analysis.law import fit_law
 from lit_dps.analysis.law_fit import Refusal
+from lit_dps.analysis.law_tables import law_rows
 from lit_dps.analysis.observations import AT_MOST, Observation
-from lit_dps.analysis.tables import three_digits
+from lit_dps.analysis.tables import records, three_digits
 from lit_dps.core.trial import Cell, Series
 from lit_dps.storage.read import read_study
 from tests.support.fake_study import result, write_study
@@ -54,6 +55,17 @@ def test_identifiable_from_half_of_b_crit_on():
     assert short.verdict.refusal is Refusal.CRITICAL
     assert short.verdict.bound == short.critical.low < 1000
     assert short.describe().endswith(f"B_crit > {three_digits(short.critical.low)}")
+
+
+def test_a_table_has_no_b_crit_that_is_refused():
+    seen = law(on_the_law(1e5, 100, (8, 64, 512)))
+    short = law(on_the_law(1e5, 100, (8, 64, 480)))
+    few = law({8: 100})
+    rows = records(law_rows({Series(0.0): seen, Series(0.5): short, Series(0.9): few}))
+    b_crit = [(row["b_crit"], row["b_crit_low"], row["b_crit_high"]) for row in rows]
+    assert b_crit[0] == (seen.fit.critical_batch_size, *seen.critical)
+    assert b_crit[1:] == [(None, short.critical.low, None), (None, None, None)]
+    assert [row["c1"] for row in rows] == [seen.fit.c1, short.fit.c1, None]
 
 
 def test_not_identifiable_where_c2_may_be_zero():

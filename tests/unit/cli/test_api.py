@@ -81,7 +81,7 @@ def test_a_made_up_study(tmp_path):
     assert study.report.count("study made up: ") == 2
     assert (
         study.answer["examples"].tolist()
-        == (study.answer["k_star"] * study.answer["batch_size"]).tolist()
+        == (study.answer["steps"] * study.answer["batch_size"]).tolist()
     )
     assert isinstance(study.plot(), matplotlib.figure.Figure)
     assert [ax.get_title() for ax in study.plot("scaling").axes][:2] == [

@@ -69,7 +69,7 @@ def test_the_printed_table_is_that_of_a_notebook(study):
         assert (shown["B"], shown["S"]) == (str(row["batch_size"]), f"{row['sparsity']:g}")
         assert (shown["K*"], shown["steps"]) == (str(row["k_star"]), three_digits(row["steps"]))
         assert (shown["examples to goal"], shown["a step"]) == (
-            str(row["examples"]),
+            three_digits(row["examples"]),
             format_duration(row["step_seconds"]),
         )
         limits = f"[{format_duration(row['seconds_low'])}, {format_duration(row['seconds_high'])}]"
