@@ -208,12 +208,6 @@ def verify_recommendation(
     stored = runs_of_configuration(store.read().get("confirmed", []), batch_size, params)
     goal = _verification_goal(setup.goal_of_trials, k)
     end = time.monotonic() + clock.remaining
-
-    def at_check() -> None:
-        stop.check()
-        if time.monotonic() > end:
-            raise Interrupted("the budget")
-
     torch.set_num_threads(fit_threads(setup))
     one_device = of_one_device(setup)
     longest = max((run["seconds"] for run in stored), default=0.0)
@@ -221,10 +215,8 @@ def verify_recommendation(
         if time.monotonic() + longest > end:
             return
         trial = Trial(Cell(batch_size), 0, dict(params), setup.study.seed, repeat=number)
-        try:
-            result = engine_run(one_device, Attempt(trial, goal), at_check)
-        except Interrupted:
-            stop.check()
+        result = _run_until(end, one_device, Attempt(trial, goal), stop)
+        if result is None:
             return
         if result.status is Status.FAILED:
             print_line(f"  it fails: {result.failure}")
@@ -233,6 +225,27 @@ def verify_recommendation(
         clock.save()
         longest = max(longest, result.seconds)
         print_line(f"  run {number} at B = {batch_size}: {_describe(result)}")
+
+
+def _run_until(
+    end: float, setup: StudySetup, attempt: Attempt, stop: StopRequest
+) -> TrialResult | None:
+    """Train a trial; return its result, or None if the time `end` came before.
+
+    Raises:
+        Interrupted: if the user asked to stop.
+    """
+
+    def at_check() -> None:
+        stop.check()
+        if time.monotonic() > end:
+            raise Interrupted("the budget")
+
+    try:
+        return engine_run(setup, attempt, at_check)
+    except Interrupted:
+        stop.check()
+        return None
 
 
 def _verification_goal(goal: Goal, k: float) -> Goal:

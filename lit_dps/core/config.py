@@ -160,7 +160,12 @@ class StudyConfig:
     def _adopt_former_engine(self) -> None:
         """Replace the former engine "fused", and the former key `lean`, and warn of them."""
         if self.lean is False and self.engine in ("stacked", "fused"):
-            raise ConfigError("study.lean", False, "left out, because study.engine stacks trials")
+            raise ConfigError(
+                "study.lean",
+                False,
+                f"left out, because study.engine is {self.engine}",
+                hint='Its present name is study.engine "lightning"',
+            )
         engine = cast(EngineName, present_engine(self.engine, self.lean))
         if self.engine == "fused":
             warn_of_former_name("study.engine fused", "study.engine stacked")
@@ -216,13 +221,19 @@ class StudyConfig:
         """The grid, by sparsity, values of further axes, then batch size."""
         return grid(self.batch_sizes, self.sparsities, self.axes)
 
+    @property
+    def cell_count(self) -> int:
+        """The number of `cells`, which are not created."""
+        axes = (self.batch_sizes, self.sparsities, *self.axes.values())
+        return math.prod(map(len, axes))
+
     def check(self) -> None:
         """Raise ConfigError for a value that is not allowed, whatever the workload."""
         check_name("study.name", self.name)
         if self.workload is not None:
             check_name("study.workload", self.workload)
+        self._check_counts()  # before the cells are created
         self._check_grid()
-        self._check_counts()
         self._check_sampler()
         self._check_racing()
         self._check_statistic()
@@ -276,7 +287,10 @@ class StudyConfig:
             raise ConfigError("study.repeats", self.repeats, "0 or more")
         if self.slots is not None and self.slots > MAX_TRIALS:
             raise ConfigError("study.slots", self.slots, f"at most {MAX_TRIALS}")
-        cells = len(self.cells)
+        cells = self.cell_count
+        if cells > MAX_TRIALS:
+            allowed = f"at most {MAX_TRIALS} cells: batch sizes x sparsities x values of axes"
+            raise ConfigError("study.grid", cells, allowed)
         for key in ("trials", "repeats", "repeat_points"):
             value = getattr(self, key)
             if value * cells > MAX_TRIALS:

@@ -28,7 +28,7 @@ from lit_dps.core.atomic_write import NOT_WRITTEN, not_written, replacing
 from lit_dps.core.config import folder_name
 from lit_dps.core.errors import StorageError
 from lit_dps.core.record import StudyRecord
-from lit_dps.report.text import FILES, answered, render, sections
+from lit_dps.report.text import FILES, SECTIONS, answered, render, sections
 
 STAMP = ".made-from"
 PAGE = "report.html"
@@ -120,7 +120,9 @@ def _places(study: Analysis, folder: Path, show: Collection[str]) -> str:
             f"report: {folder / PAGE} (one file, can be mailed); figures and tables are in the "
             "same folder\n"
         )
-    hidden = [name for name in (*sections(study), FILES) if name not in show]
+    hidden = list(sections(study, SECTIONS.keys() - show))
+    if FILES not in show:
+        hidden.append(FILES)
     if hidden:
         text += f"more sections: --show {','.join(hidden)}\n"
     return text

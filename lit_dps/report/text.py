@@ -115,40 +115,49 @@ def answered(analysis: Analysis, show: Collection[str] = ()) -> str:
     )
     if not answer:
         answer = no_result_text(analysis.record, analysis.cells)
-    texts = sections(analysis)
+    texts = sections(analysis, show)
     reasons = ""
     for name, reason in SECTIONS.items():
         if name in show and name not in texts:
             reasons += f"{name}: nothing to show, because {reason}\n"
-    return "\n".join(filter(None, [answer, render(analysis, show), reasons]))
+    return "\n".join(filter(None, [answer, render(analysis, texts), reasons]))
 
 
-def render(analysis: Analysis, show: Collection[str] = SECTIONS) -> str:
+def render(analysis: Analysis, texts: Mapping[str, str] | None = None) -> str:
     """Return the report without times, which is equal on every run.
 
-    It has the table, a line of the law per series, `SECTIONS` and the notes.
+    It has the table, a line of the law per series, `sections` and the notes.
+
+    Args:
+        analysis: The study.
+        texts: The sections to include; all by default.
     """
-    shown = {name: text for name, text in sections(analysis).items() if name in show}
+    if texts is None:
+        texts = sections(analysis, SECTIONS)
     parts = (
         table_and_law(analysis),
         repeats_section(analysis),
-        shown.get("critical"),
+        texts.get("critical"),
         delay_text(analysis.delay_laws),
         local_text(analysis.local_curves),
-        shown.get("theory"),
-        shown.get("readings"),
+        texts.get("theory"),
+        texts.get("readings"),
         "".join(map("note: {}\n".format, study_notes(analysis))),
     )
     return "\n".join(filter(None, parts))
 
 
-def sections(analysis: Analysis) -> dict[str, str]:
-    """Return the text of each of `SECTIONS` for which the study has data."""
-    texts = {
-        "critical": critical_text(analysis.critical_batch_sizes),
-        "theory": theory_text(analysis),
-        "readings": readings_text(analysis),
+def sections(analysis: Analysis, names: Collection[str]) -> dict[str, str]:
+    """Return the text of each named section of `SECTIONS` for which the study has data."""
+    formatters = {
+        "critical": lambda: critical_text(analysis.critical_batch_sizes),
+        "theory": lambda: theory_text(analysis),
+        "readings": lambda: readings_text(analysis),
     }
+    texts = {}
+    for name, formatter in formatters.items():
+        if name in names:
+            texts[name] = formatter()
     return {name: text for name, text in texts.items() if text}
 
 

@@ -72,5 +72,9 @@ def test_the_largest_values_are_allowed():
     two_cells = one_cell | {"sparsities": [0.0, 0.5]}
     with refuses("study.trials", 500_001):
         StudyConfig(trials=500_001, space=SPACE, **two_cells).check()
+    # The cells are counted, not listed.
+    axes = {"optim.delay": list(range(10**4)), "local.every": list(range(1, 10**4))}
+    with refuses("study.grid", 10**4 * (10**4 - 1) * 2):
+        StudyConfig(trials=1, space=SPACE, grid=axes, **two_cells).check()
     check_trainer({"accumulate_grad_batches": None})
     check_trainer({"accumulate_grad_batches": 2})
