@@ -23,6 +23,7 @@ from lit_dps.analysis.law import Law, fit_law
 from lit_dps.analysis.observations import medians
 from lit_dps.analysis.rates import RateLaw
 from lit_dps.analysis.tables import listed_numbers
+from lit_dps.core.batch_schedule import CONSTANT_BATCH
 from lit_dps.core.text import format_duration
 
 HOUR = 3600.0
@@ -283,7 +284,7 @@ def _make_table(
                 "steps_known": prediction["known"],
                 "step_seconds": step.value,
                 "step_known": step.source,
-                "examples": steps.value * batch_size,
+                "examples": CONSTANT_BATCH.examples_of(steps.value, batch_size),
                 "k_star": k.value,
             }
             rows.append(row | _costs(steps, step, count, terms))

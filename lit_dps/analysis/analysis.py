@@ -248,7 +248,9 @@ class Analysis:
     @cached_property
     def answer(self) -> pd.DataFrame:
         """One row a cell that has a K*: examples and time to the goal (`answer.answer_rows`)."""
-        return answer_rows(self.cells, self.step_seconds, self.expected_steps, self.validate_every)
+        return answer_rows(
+            self.record, self.cells, self.step_seconds, self.expected_steps, self.validate_every
+        )
 
     # Learning rates
 

@@ -19,6 +19,7 @@ from lit_dps.analysis.law import Law
 from lit_dps.analysis.step_seconds import StepSeconds
 from lit_dps.analysis.summary import CellSummary
 from lit_dps.analysis.tables import columns_of, frame, rows_of
+from lit_dps.core.record import StudyRecord
 from lit_dps.core.trial import Cell, Series
 
 # What a law is fitted to.
@@ -126,6 +127,7 @@ def _steps_by_law(law: Law, cells: Sequence[CellSummary]) -> dict[Cell, Steps]:
 
 
 def answer_rows(
+    record: StudyRecord,
     cells: Sequence[CellSummary],
     seconds: Mapping[Cell, StepSeconds],
     expected: Mapping[Cell, Steps] | None = None,
@@ -134,7 +136,7 @@ def answer_rows(
     """Return one row for each cell that has a K*, by series, then batch size.
 
     Columns: sparsity and further axes, batch_size [examples], k_star [steps], floor (1 where K* is
-    an upper bound), examples (steps x batch_size), step_seconds with step_low and step_high
+    an upper bound), examples (of these steps), step_seconds with step_low and step_high
     (median and quartiles of a training step, without checks), seconds (steps x step_seconds;
     without the start of a trial and without validation), fastest (least seconds of the series),
     near (within 10 % of the fastest), fewest (least examples of the series), training_seconds (as
@@ -154,7 +156,7 @@ def answer_rows(
         steps = Steps(summary.k_star, math.nan, math.nan, K_STAR, "")
         if expected is not None:
             steps = expected.get(summary.cell, steps)
-        row = _row(summary, summary.k_star, steps)
+        row = _row(record, summary, summary.k_star, steps)
         if summary.cell in seconds:
             row |= _times(steps, seconds[summary.cell], validate_every)
         rows.append(row)
@@ -177,7 +179,7 @@ def are_upper_bounds(rows: pd.DataFrame) -> np.ndarray:
     return ((rows["floor"] == 1) & rows["steps_low"].isna()).to_numpy(bool)
 
 
-def _row(summary: CellSummary, k_star: int, steps: Steps) -> dict[str, object]:
+def _row(record: StudyRecord, summary: CellSummary, k_star: int, steps: Steps) -> dict[str, object]:
     """Return the row of a cell without times and without comparisons with its series."""
     row: dict[str, object] = {**columns_of(summary.cell.series), **dict.fromkeys(_COLUMNS)}
     row |= dict.fromkeys(("fastest", "near", "fewest", "tied", "busy"), False)
@@ -185,7 +187,7 @@ def _row(summary: CellSummary, k_star: int, steps: Steps) -> dict[str, object]:
         "batch_size": summary.cell.batch_size,
         "k_star": k_star,
         "floor": int(summary.is_upper_bound),
-        "examples": steps.value * summary.cell.batch_size,
+        "examples": record.examples_of(summary.cell, steps.value, summary.best),
         "steps": steps.value,
         "steps_low": steps.low,
         "steps_high": steps.high,

@@ -26,6 +26,7 @@ import pandas as pd
 
 from lit_dps.analysis.summary import CellSummary
 from lit_dps.analysis.tables import columns_of, frame
+from lit_dps.core.batch_schedule import BatchSchedule
 from lit_dps.core.goal import Goal
 from lit_dps.core.record import StudyRecord
 from lit_dps.core.search_space import short_names
@@ -190,11 +191,11 @@ class Budget(NamedTuple):
     kind: str
     size: int
 
-    def last_check(self, batch_size: int, check_interval: int) -> int:
+    def last_check(self, schedule: BatchSchedule, batch_size: int, check_interval: int) -> int:
         """Return the last step within the budget at which a trial is checked."""
         steps = self.size
         if self.kind == EXAMPLES:
-            steps = self.size // batch_size
+            steps = schedule.steps_within(self.size, batch_size)
         return steps // check_interval * check_interval
 
 
@@ -207,19 +208,30 @@ def step_budgets(goal: Goal) -> list[Budget]:
     return [Budget(STEPS, size) for size in sizes]
 
 
-def example_budgets(goal: Goal, batch_sizes: Sequence[int]) -> list[Budget]:
+def example_budgets(
+    goal: Goal, batch_sizes: Sequence[int], schedules: Iterable[BatchSchedule]
+) -> list[Budget]:
     """Return budgets in examples, ascending, each within reach of two batch sizes or more.
 
     The list is empty for a single batch size.
+
+    Args:
+        goal: The goal of the study.
+        batch_sizes: Its batch sizes, ascending.
+        schedules: The schedules of the batch size of its series.
     """
     if len(batch_sizes) < 2:
         return []
-    largest = goal.max_steps * batch_sizes[-2]
-    smallest = goal.check_interval * batch_sizes[1]
-    return [Budget(EXAMPLES, size) for size in _budget_sizes(largest, smallest, 1)]
+    largest = 0
+    smallest = math.inf
+    for schedule in schedules:
+        largest = max(largest, schedule.examples_of(goal.max_steps, batch_sizes[-2]))
+        first_check = schedule.examples_of(goal.check_interval, batch_sizes[1])
+        smallest = min(smallest, first_check)
+    return [Budget(EXAMPLES, size) for size in _budget_sizes(int(largest), smallest, 1)]
 
 
-def _budget_sizes(largest: int, smallest: int, grid: int) -> list[int]:
+def _budget_sizes(largest: int, smallest: float, grid: int) -> list[int]:
     """Return at most `MAX_BUDGETS` sizes in a range, on a grid, by one power of two, ascending."""
     octaves = math.log2(max(largest / smallest, 1))
     ratio = 2 ** max(1, math.ceil(octaves / (MAX_BUDGETS - 1)))
@@ -250,13 +262,15 @@ def budget_rows(
     goal = record.goal
     names = short_names(list(record.space))
     if budgets is None:
-        budgets = step_budgets(goal) + example_budgets(goal, record.batch_sizes)
+        schedules = map(record.batch_schedule, record.series)
+        budgets = step_budgets(goal) + example_budgets(goal, record.batch_sizes, schedules)
     rows = []
     for summary in cells:
         batch_size = summary.cell.batch_size
+        schedule = record.batch_schedule(summary.cell.series)
         curves = [MetricCurve(result, goal) for result in summary.trials]
         for budget in budgets:
-            step = budget.last_check(batch_size, goal.check_interval)
+            step = budget.last_check(schedule, batch_size, goal.check_interval)
             if not goal.check_interval <= step <= goal.max_steps:
                 continue
             best = best_within(curves, goal, step)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import product
 from os import PathLike
 from typing import Any
 
+from lit_dps.core.batch_schedule import BatchSchedule
 from lit_dps.core.errors import ConfigError
-from lit_dps.core.goal import Goal
+from lit_dps.core.goal import EXAMPLES, Goal
 from lit_dps.core.noise_scale import NoiseScale
 from lit_dps.core.racing import known_until, race_limit
 from lit_dps.core.repeats import RepeatId, RepeatPlan, missing_repeats
@@ -17,6 +19,7 @@ from lit_dps.core.search_space import Box, ExpandedSpace, short_names
 from lit_dps.core.statistic import MINIMUM, Statistic, statistic_named
 from lit_dps.core.step_timing import StepTiming
 from lit_dps.core.trial import Cell, Series, Status, TrialResult, Value, short_name, text_of
+from lit_dps.core.trial_config import BatchConfig
 
 # Entry of an environment: what its trials ran on, in words. Earlier versions did not store it.
 HARDWARE = "hardware"
@@ -114,6 +117,30 @@ class StudyRecord:
     def k_star(self, cell: Cell) -> int | None:
         """Return K* of a cell by its finished trials, in steps; None if too few are complete."""
         return self.statistic.k_star(result.steps for result in self.results.get(cell, ()))
+
+    def batch_schedule(self, series: Series) -> BatchSchedule:
+        """Return the batch size of a series as a function of the step."""
+        return self._batch_schedules[series]
+
+    @cached_property
+    def _batch_schedules(self) -> dict[Series, BatchSchedule]:
+        config = BatchConfig(**self.config.get("batch", {}))
+        return {series: config.with_axes(series.axes).build() for series in self.series}
+
+    def examples_of(self, cell: Cell, steps: float, result: TrialResult | None = None) -> float:
+        """Return the training examples of the first steps of a trial.
+
+        Args:
+            cell: The cell of the trial.
+            steps: Number of steps.
+            result: The trial. If it has counted its examples up to a check at this step, this count
+                is returned. Otherwise each step has the size that the study sets.
+        """
+        if result is not None and steps in result.curve.get("step", ()):
+            counted = result.curve.get(EXAMPLES)
+            if counted:
+                return int(counted[list(result.curve["step"]).index(steps)])
+        return self.batch_schedule(cell.series).examples_of(steps, cell.batch_size)
 
     def with_statistic(self, name: str) -> StudyRecord:
         """Return the study as if K* had been another statistic of the same trials.

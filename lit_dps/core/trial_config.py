@@ -1,4 +1,4 @@
-"""Configuration that all trials of a study have in common: goal, pruning, optim, smoothness.
+"""Configuration that all trials of a study have in common: goal, pruning, optim, batch, smoothness.
 
 Each class is one section of a configuration. Its fields are the keys: their types, defaults, help
 and allowed values are here. `LocalSGDSchedule` (`lit_dps.core.local_sgd`) is the section `local`.
@@ -8,10 +8,17 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Container, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
+from lit_dps.core.batch_schedule import (
+    CONSTANT,
+    NAME_KEY,
+    OPTIONS_KEY,
+    BatchSchedule,
+    schedule_named,
+)
 from lit_dps.core.errors import ConfigError
 from lit_dps.core.goal import (
     SINGLE_CHECK,
@@ -213,6 +220,54 @@ class OptimConfig:
         delay = self.delay
         if not isinstance(delay, int) or isinstance(delay, bool) or delay < 0:
             raise ConfigError("optim.delay", delay, "a whole number of steps, 0 or more")
+
+
+@dataclass(frozen=True)
+class BatchConfig:
+    """The batch size as a function of the step.
+
+    The batch size of a cell is the largest one of its trials. K stays in optimizer steps; examples
+    are counted, as the sum of the sizes of the steps. There is no law of K against such a batch
+    size, and no critical batch size.
+
+    Attributes:
+        schedule: constant, linear, doubling or a class path. "constant" trains every step on the
+            cell's batch size. "linear" grows the batch linearly to it. "doubling" doubles the batch
+            until it has this size. Or the class path of a
+            `lit_dps.core.batch_schedule.BatchSchedule`. The data are an
+            `lit_dps.data.ImageData`, and no stack trains other schedules than "constant".
+        options: Arguments of the schedule. "linear" and "doubling" need `start`, the share of the
+            batch size of the first step, and the length of the warm-up or between two doublings:
+            `steps` or `examples`.
+
+    Raises:
+        ConfigError: for a schedule that does not exist, or that does not take the options.
+    """
+
+    schedule: str = field(default=CONSTANT, metadata=LATER)
+    options: dict[str, Any] | None = field(default=None, metadata=LATER)
+
+    def __post_init__(self):
+        self.check()
+
+    def check(self) -> None:
+        """Raise ConfigError for a value that is not allowed."""
+        self.build()
+
+    def build(self) -> BatchSchedule:
+        """Return the schedule."""
+        return schedule_named(self.schedule, self.options)
+
+    def with_axes(self, axes: Iterable[tuple[str, Any]]) -> BatchConfig:
+        """Return the configuration of a cell, with the values of its axes by key."""
+        values: dict[str, Any] = {}
+        options = dict(self.options or {})
+        for key, value in axes:
+            if key.startswith(f"{OPTIONS_KEY}."):
+                options[key.removeprefix(f"{OPTIONS_KEY}.")] = value
+            elif key == NAME_KEY:
+                values["schedule"] = value
+        return dataclasses.replace(self, options=options or None, **values)
 
 
 @dataclass(frozen=True)

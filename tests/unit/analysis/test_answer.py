@@ -64,8 +64,27 @@ def study(start=START, slow=1.0, **kw):
 
 def text(found):
     cells = summarize(found)
-    table = answer_rows(cells, step_seconds(found))
+    table = answer_rows(found, cells, step_seconds(found))
     return answer_text(found, cells, table, rate_laws(found, rate_curves(found, cells)))
+
+
+def examples_at_the_largest_batch(found):
+    return answer_rows(found, summarize(found), {})["examples"].iloc[-1]
+
+
+def test_the_examples_to_the_goal_are_counted():
+    found = study()
+    warm_up = {"schedule": "doubling", "options": {"start": 0.25, "steps": 10}}
+    by_schedule = dataclasses.replace(found, config={"batch": warm_up})
+    # 10 steps of 16, 10 steps of 32, and the last 4 steps of 64 examples.
+    assert examples_at_the_largest_batch(by_schedule) == 10 * 16 + 10 * 32 + 4 * 64
+    assert examples_at_the_largest_batch(found) == 24 * 64
+    # A trial that has counted its examples, because its last step was short.
+    best = found.results[Cell(64)][0]
+    counted = dataclasses.replace(best, curve={**best.curve, "examples": [24 * 64 - 5]})
+    results = {**found.results, Cell(64): [counted, *found.results[Cell(64)][1:]]}
+    counted = dataclasses.replace(found, results=results)
+    assert examples_at_the_largest_batch(counted) == 24 * 64 - 5
 
 
 def test_the_start_of_a_trial_is_told_from_its_steps():

@@ -14,6 +14,7 @@ from lit_dps.analysis.budgets import (
     step_budgets,
 )
 from lit_dps.analysis.tables import records
+from lit_dps.core.batch_schedule import CONSTANT_BATCH
 from lit_dps.core.goal import Goal
 from lit_dps.core.trial import Cell
 from lit_dps.report.figures import FIGURES, drawn, write_figures
@@ -169,11 +170,11 @@ def test_the_families_of_budgets():
     long = step_budgets(Goal(0.1, 16, 40_000))
     assert long == [(STEPS, size) for size in (32, 144, 624, 2496, 10_000, 40_000)]
     assert step_budgets(GOAL) == [(STEPS, size) for size in (10, 20, 40, 80)]
-    by_examples = example_budgets(GOAL, (4, 16, 64))
+    by_examples = example_budgets(GOAL, (4, 16, 64), [CONSTANT_BATCH])
     assert by_examples == [(EXAMPLES, size) for size in (160, 320, 640, 1280)]
     for budget in by_examples:
-        assert sum(10 <= budget.last_check(b, 10) <= 80 for b in (4, 16, 64)) >= 2
-    assert example_budgets(GOAL, (4,)) == []
+        assert sum(10 <= budget.last_check(CONSTANT_BATCH, b, 10) <= 80 for b in (4, 16, 64)) >= 2
+    assert example_budgets(GOAL, (4,), [CONSTANT_BATCH]) == []
 
 
 def ran_on():

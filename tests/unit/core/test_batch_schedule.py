@@ -1,0 +1,84 @@
+"""The batch size as a function of the step: sizes and counted examples, by hand."""
+
+from itertools import islice
+
+import pytest
+
+from lit_dps.core.batch_schedule import CONSTANT_BATCH, BatchSchedule, schedule_named
+from lit_dps.core.errors import ConfigError
+from lit_dps.core.trial_config import BatchConfig
+
+
+def sizes(name, options, batch_size, count):
+    return list(islice(schedule_named(name, options).sizes(batch_size), count))
+
+
+@pytest.mark.parametrize(
+    "name, options, batch_size, expected",
+    [
+        ("constant", {}, 8, [8, 8, 8]),
+        ("linear", {"start": 0.25, "steps": 3}, 8, [2, 4, 6, 8, 8]),
+        # After 0, 2, 5, 9 and 15 of 12 examples: 8 (1/4 + 3/4 e/12) = 2, 3, 4.5, 6.5, 8.
+        ("linear", {"start": 0.25, "examples": 12}, 8, [2, 3, 4, 6, 8, 8]),
+        ("linear", {"start": 1, "steps": 3}, 8, [8, 8]),
+        ("doubling", {"start": 0.25, "steps": 2}, 16, [4, 4, 8, 8, 16, 16, 16]),
+        # Doublings after 8 and 16 examples.
+        ("doubling", {"start": 0.25, "examples": 8}, 16, [4, 4, 8, 16]),
+        # 0.3 x 10 is 3, though 0.3 is no number of base 2. 0.3, 0.6 and 1.2 of 10.
+        ("doubling", {"start": 0.3, "steps": 1}, 10, [3, 6, 10, 10]),
+        ("doubling", {"start": 0.1, "steps": 1}, 2, [1, 1, 1, 1, 2]),
+    ],
+)
+def test_sizes_of_steps(name, options, batch_size, expected):
+    assert sizes(name, options, batch_size, len(expected)) == expected
+
+
+def test_examples_are_the_sum_of_the_sizes():
+    schedule = schedule_named("linear", {"start": 0.25, "steps": 3})  # 2, 4, 6, 8, 8, ...
+    assert [schedule.examples_of(steps, 8) for steps in (0, 1, 2, 3, 4, 5)] == [0, 2, 6, 12, 20, 28]
+    assert schedule.examples_of(2.5, 8) == 9
+    # The most steps within a number of examples.
+    assert [schedule.steps_within(e, 8) for e in (0, 1, 2, 11, 12, 27, 28, 100)] == [
+        *(0, 0, 1, 2, 3, 4, 5, 14)
+    ]
+    assert CONSTANT_BATCH.examples_of(3, 8) == 24
+    assert CONSTANT_BATCH.steps_within(31, 8) == 3
+
+
+class Halving(BatchSchedule):
+    def size(self, step, examples, batch_size):
+        return batch_size >> step
+
+
+@pytest.mark.parametrize(
+    "options, key",
+    [
+        ({"start": 0, "steps": 3}, "batch.options.start"),
+        ({"start": 1.5, "steps": 3}, "batch.options.start"),
+        ({"start": 0.5}, "batch.options"),
+        ({"start": 0.5, "steps": 3, "examples": 3}, "batch.options"),
+        ({"start": 0.5, "steps": 2.5}, "batch.options.steps"),
+        ({"start": 0.5, "examples": 0}, "batch.options.examples"),
+        ({"start": 0.5, "stops": 3}, "batch.options"),
+    ],
+)
+def test_options_that_are_refused(options, key):
+    with pytest.raises(ConfigError) as raised:
+        BatchConfig("linear", options)
+    assert raised.value.key == key
+
+
+def test_a_size_of_a_user_is_between_one_and_the_batch_size():
+    sizes = Halving().sizes(2)
+    assert [next(sizes), next(sizes)] == [2, 1]
+    with pytest.raises(ConfigError) as raised:
+        next(sizes)
+    assert raised.value.key == "batch.schedule"
+
+
+def test_a_cell_sets_the_schedule_and_its_options():
+    config = BatchConfig(options={"start": 0.5, "steps": 4})
+    axes = (("batch.options.steps", 1), ("batch.schedule", "doubling"), ("optim.delay", 2))
+    of_cell = config.with_axes(axes)
+    assert of_cell == BatchConfig("doubling", {"start": 0.5, "steps": 1})
+    assert list(islice(of_cell.build().sizes(4), 3)) == [2, 4, 4]
