@@ -31,7 +31,7 @@ SEES: dict[str, set[str]] = {
 }
 SEES["training"] = {"core", "parallel", "optim", "pruning", "module", "data"}
 SEES["readings"] = {"core", "parallel", "module", "training"}
-SEES["testing"] = {"core", "optim", "pruning", "data", "training"}
+SEES["testing"] = SEES["readings"] | {"optim", "pruning", "data", "readings"}
 SEES["engines"] = SEES["training"] | {"training", "readings"}
 SEES["report"] = {"core", "analysis"}
 SEES["tracking"] = {"core", "storage", "analysis", "report"}

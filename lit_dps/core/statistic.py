@@ -10,6 +10,7 @@ import random
 import re
 from collections.abc import Iterable, Sequence
 from functools import cache
+from typing import NamedTuple
 
 import numpy as np
 
@@ -225,9 +226,21 @@ def statistic_named(name: str) -> Statistic:
     found = named("study.statistic", name, built_in, "Statistic without arguments", _is_class)
     if isinstance(found, Statistic):
         return found
-    statistic = found()
+    try:
+        statistic = found()
+    except TypeError as error:
+        allowed = f"the class path of a Statistic without arguments: {error}"
+        raise ConfigError("study.statistic", name, allowed) from error
     statistic.name = name
-    check_statistic(statistic)
+    broken = broken_rule(statistic)
+    if broken is not None:
+        raise ConfigError(
+            "study.statistic",
+            name,
+            f"a Statistic that passes check_statistic ({broken.requirement}): {broken.what}; "
+            f"expected: {broken.expected}; shown by: a cell of steps {list(broken.steps)}",
+            hint=f"In a test call lit_dps.testing.check_statistic({name}())",
+        )
     return statistic
 
 
@@ -235,51 +248,104 @@ def _is_class(value: object) -> bool:
     return isinstance(value, type) and issubclass(value, Statistic)
 
 
-def check_statistic(statistic: Statistic) -> None:
-    """Check the rules of `Statistic` on random cells.
+class BrokenRule(NamedTuple):
+    """A rule of `Statistic` that a class breaks.
 
-    Raises:
-        ConfigError: naming the rule that is broken, and the cell.
+    Attributes:
+        requirement: A short name of the rule.
+        what: What the class does.
+        expected: What it must do.
+        steps: The steps of the cell that shows it.
     """
+
+    requirement: str
+    what: str
+    expected: str
+    steps: Sequence[int | None]
+
+
+def broken_rule(statistic: Statistic) -> BrokenRule | None:
+    """Return the first rule of `Statistic` that random cells break; None without any."""
     rng = random.Random(0)
-    most = statistic.needed_trials + 3
-    for _ in range(_CHECKED_CELLS):
-        steps: list[int | None] = []
-        for _ in range(rng.randint(1, most)):
-            steps.append(rng.choice([None, *range(1, _CHECKED_STEPS)]))
-        rule = _broken_rule(statistic, steps, rng)
-        if rule is not None:
-            raise ConfigError(
-                "study.statistic",
-                statistic.name,
-                f"a Statistic whose {rule}; it does not hold for a cell of steps {steps}",
-            )
+    steps: list[int | None] = [_CHECKED_STEPS]
+    try:
+        most = statistic.needed_trials + 3
+        for _ in range(_CHECKED_CELLS):
+            steps = [_random_steps(rng) for _ in range(rng.randint(1, most))]
+            broken = _broken_rule_of_value(statistic, steps, rng)
+            broken = broken or _broken_rule_of_race(statistic, steps, rng)
+            if broken is not None:
+                return broken
+    except ConfigError as error:
+        return BrokenRule("has_value", "value is always None", str(error.allowed), steps)
+    except Exception as error:
+        what = f"value, race_limit or of_draws raises {type(error).__name__}: {error}"
+        return BrokenRule("raises", what, "a number, or None for too few complete trials", steps)
+    return None
 
 
-def _broken_rule(statistic: Statistic, steps: list[int | None], rng: random.Random) -> str | None:
-    """Return the first rule that a cell breaks; None without any."""
+def _random_steps(rng: random.Random) -> int | None:
+    return rng.choice([None, *range(1, _CHECKED_STEPS)])
+
+
+def _broken_rule_of_value(
+    statistic: Statistic, steps: list[int | None], rng: random.Random
+) -> BrokenRule | None:
+    """Return the first rule of `value` and `of_draws` that a cell breaks; None without any."""
     value = _value_or_infinity(statistic, steps)
+    given = list(steps)
+    statistic.value(given)
+    if given != steps:
+        what = f"value changes the steps that it receives to {given}"
+        return BrokenRule("only_read", what, "steps are only read", steps)
     if not value > 0:
-        return "value is above 0"
-    if not _is_same(value, _value_or_infinity(statistic, rng.sample(steps, len(steps)))):
-        return "value does not depend on the order of the trials"
-    more = [*steps, rng.randint(1, _CHECKED_STEPS)]
-    if _value_or_infinity(statistic, more) > value + _ROUNDING:
-        return "value never rises with another trial"
+        return BrokenRule("positive", f"value is {value:g}", "a value above 0", steps)
+    shuffled = rng.sample(steps, len(steps))
+    other = _value_or_infinity(statistic, shuffled)
+    if not _is_same(value, other):
+        what = f"value is {value:g}, and {other:g} in the order {shuffled}"
+        return BrokenRule("order", what, "a value that no order of the trials changes", steps)
+    further = rng.randint(1, _CHECKED_STEPS)
+    other = _value_or_infinity(statistic, [*steps, further])
+    if other > value + _ROUNDING:
+        what = f"value rises from {value:g} to {other:g} by another trial of {further} steps"
+        return BrokenRule("another_trial", what, "a value that another trial never raises", steps)
     faster = list(steps)
     faster[rng.randrange(len(steps))] = 1
-    if _value_or_infinity(statistic, faster) > value + _ROUNDING:
-        return "value never rises if a trial needs fewer steps"
+    other = _value_or_infinity(statistic, faster)
+    if other > value + _ROUNDING:
+        what = f"value rises from {value:g} to {other:g} if the steps become {faster}"
+        return BrokenRule("fewer_steps", what, "a value that fewer steps never raise", steps)
+    row = np.array([math.inf if k is None else k for k in steps], dtype=float)
+    drawn = float(statistic.of_draws(row[None])[0])
+    if not _is_same(value, drawn):
+        what = f"value is {value:g}, and of_draws returns {drawn:g}"
+        return BrokenRule("of_draws", what, "of_draws that equals value", steps)
+    return None
+
+
+def _broken_rule_of_race(
+    statistic: Statistic, steps: list[int | None], rng: random.Random
+) -> BrokenRule | None:
+    """Return the first rule of `race_limit` that a cell breaks; None without any."""
+    value = _value_or_infinity(statistic, steps)
     first = [k for k in steps if rng.random() < 0.5]
     limit = statistic.race_limit(first, 1.0)
     raced = [k if k is not None and k <= limit else None for k in steps]
-    if not _is_same(value, _value_or_infinity(statistic, raced)):
-        return "race_limit never changes the value"
+    other = _value_or_infinity(statistic, raced)
+    if not _is_same(value, other):
+        what = f"value is {value:g}, and {other:g} with race_limit {limit:g} of trials {first}"
+        return BrokenRule("race_limit", what, "race_limit that never changes the value", steps)
+    later = statistic.race_limit(first, 2.0)
+    if not later >= limit:
+        what = f"race_limit of trials {first} is {limit:g}, and {later:g} with a factor of 2"
+        expected = "race_limit that a larger factor never lowers"
+        return BrokenRule("race_factor", what, expected, steps)
     return None
 
 
 def _value_or_infinity(statistic: Statistic, steps: list[int | None]) -> float:
-    value = statistic.value(steps)
+    value = statistic.value(list(steps))
     return math.inf if value is None else value
 
 

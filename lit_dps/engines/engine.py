@@ -28,7 +28,7 @@ from lit_dps.core.trial_config import (
 from lit_dps.engines.module_hooks import NeedsLightning
 from lit_dps.parallel import ranks
 from lit_dps.pruning.pruner import Scores
-from lit_dps.readings.reading import ReadingSpec
+from lit_dps.readings.reading import Reading, ReadingSpec
 from lit_dps.training import DelayCallback, LocalSGDCallback, PruningCallback
 from lit_dps.training.checkpoint_files import CheckpointFile, Checkpoints
 from lit_dps.training.lightning_private import error_of_fit
@@ -95,8 +95,8 @@ class Training:
         default_factory=dict, init=False, repr=False
     )
 
-    def pruning_callback(self, trial: Trial) -> PruningCallback:
-        """Return the callback that prunes a trial."""
+    def pruning_config(self, trial: Trial) -> PruningConfig:
+        """Return how a trial is pruned, with the values of its cell."""
         arguments: dict[str, Any] = {}
         options = {}
         for key, value in trial.cell.axes:
@@ -108,7 +108,11 @@ class Training:
             arguments["options"] = {**(self.pruning.options or {}), **options}
         arguments["sparsity"] = trial.cell.sparsity
         arguments["seed"] = trial.seed_for("prune")
-        callback = PruningCallback.of(replace(self.pruning, **arguments))
+        return replace(self.pruning, **arguments)
+
+    def pruning_callback(self, trial: Trial) -> PruningCallback:
+        """Return the callback that prunes a trial."""
+        callback = PruningCallback.of(self.pruning_config(trial))
         callback.redraw = partial(self.workload.module, trial)
         return callback
 
@@ -120,6 +124,10 @@ class Training:
         """Return the callback for local SGD. The cell and the point may set its arguments."""
         values = _values_below("local.", [*trial.cell.axes, *trial.params.items()])
         return LocalSGDCallback.of(replace(self.local, **values))
+
+    def fresh_readings(self) -> list[Reading]:
+        """Return the readings of a trial, which has readings of its own."""
+        return [spec.build() for spec in self.readings]
 
     def stored_scores(self, trial: Trial) -> tuple[PassKey, Scores] | None:
         """Return the key of the scoring pass and the pruning scores of a point; None if missing."""

@@ -19,6 +19,7 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 from lit_dps.core.attempt import Attempt
 from lit_dps.core.trial import STACKED, Trial
 from lit_dps.data import ImageData
+from lit_dps.data.image_pass import ImagePass
 from lit_dps.data.loaders import interval_batches
 from lit_dps.engines.eligible import optimizer_of
 from lit_dps.engines.engine import Training
@@ -169,7 +170,7 @@ class NetworkRun:
             local=local,
         )
         if training.readings:
-            run.readings = AttemptReadings(training.readings, attempt)
+            run.readings = AttemptReadings(training.fresh_readings(), attempt)
         if not run._resume_from_file():
             run._start(training, stacked)
         if run.mask is not None:
@@ -415,38 +416,3 @@ class NetworkRun:
         for _ in range(self.steps // self.attempt.goal.check_interval):
             next(self.batches)
         restore_attributes(state.get("kept", [None, None]), self.module, self.data)
-
-
-class ImagePass:
-    """A pass over the first training examples, as `TrainingPass` makes it of `ImageData`.
-
-    Args:
-        data: The data module, set up.
-        device: Where the batches are.
-        batch_size: Examples of a batch.
-        examples: Examples of the pass; None for all.
-    """
-
-    def __init__(
-        self, data: ImageData, device: torch.device, batch_size: int, examples: int | None
-    ):
-        self._data = data
-        self._device = device
-        self._batch_size = batch_size
-        self._examples = examples
-
-    def batches(self) -> Iterator[tuple[Any, int]]:
-        """Yield each batch on the device, with its number of examples."""
-        remaining = self._examples
-        for index in self._data.pruning_dataloader(self._batch_size):
-            x, y = self._data.transfer_batch_to_device(index, self._device)
-            if remaining is not None:
-                x, y = x[:remaining], y[:remaining]
-                remaining -= len(y)
-            yield (x, y), len(y)
-            if remaining == 0:
-                return
-
-    def loss(self, module: LightningModule, batch: Any, i: int) -> Tensor | None:
-        """Return the mean loss of a batch by a copy of the module."""
-        return cast(ImageClassifier, module).loss(batch)

@@ -102,7 +102,7 @@ class TrialFit:
             schedule=ScheduleCallback(training, trial, goal),
             delay=training.delay_callback(trial),
             local=training.local_sgd_callback(trial),
-            readings=ReadingsCallback(AttemptReadings(training.readings, attempt), goal),
+            readings=ReadingsCallback(AttemptReadings(training.fresh_readings(), attempt), goal),
             checkpoint=checkpoint,
         )
 

@@ -15,7 +15,7 @@ from lit_dps.core.errors import ConfigError
 from lit_dps.core.goal import RESERVED_NAMES
 from lit_dps.core.trial import Status
 from lit_dps.module import weights_finite
-from lit_dps.readings.reading import KEY, Moment, Reading, ReadingSpec, ReadRun
+from lit_dps.readings.reading import KEY, Moment, Reading, ReadRun
 from lit_dps.training.hidden_state import (
     capture_attributes,
     preserve_rng_state,
@@ -36,7 +36,7 @@ class AttemptReadings:
     finds.
 
     Args:
-        specs: The readings of the study.
+        readings: Fresh readings, for this attempt alone.
         attempt: The attempt. Its `readings` and `end_readings` receive the values.
 
     Attributes:
@@ -44,8 +44,8 @@ class AttemptReadings:
             the end, to test that this works. Set it before a run.
     """
 
-    def __init__(self, specs: Sequence[ReadingSpec], attempt: Attempt):
-        self._readings: list[Reading] = [spec.build() for spec in specs]
+    def __init__(self, readings: Sequence[Reading], attempt: Attempt):
+        self._readings = readings
         self._attempt = attempt
         # In the order of the configuration, which is the order of the columns.
         for reading in self._readings:

@@ -105,8 +105,8 @@ class Moment:
 
     @property
     def masks(self) -> Mapping[str, Tensor]:
-        """The mask of each pruned parameter by name: true where a weight is kept."""
-        return self._run.masks
+        """A copy of the mask of each pruned parameter by name: true where a weight is kept."""
+        return {name: mask.clone() for name, mask in self._run.masks.items()}
 
     def losses(
         self, batch_size: int = 1000, examples: int | None = None
@@ -222,7 +222,7 @@ class ReadingSpec:
             raise
         except (TypeError, ValueError) as error:
             raise ConfigError(KEY, self.class_path, f"arguments that it takes: {error}") from error
-        _check_reading(reading, self.class_path)
+        check_attributes(reading, self.class_path)
         return reading
 
     @property
@@ -231,7 +231,7 @@ class ReadingSpec:
         return {"class_path": self.class_path, "init_args": dict(self.init_args)}
 
 
-def _check_reading(reading: Reading, class_path: str) -> None:
+def check_attributes(reading: Reading, class_path: str) -> None:
     """Raise ConfigError unless the attributes of a reading are valid."""
     if not reading.name:
         raise ConfigError(KEY, class_path, "a class that sets its name")

@@ -22,6 +22,7 @@ from lit_dps.core.trial import Cell, Trial
 from lit_dps.storage.samplers import sobol_point
 from lit_dps.study.hardware import cpu_model
 from lit_dps.study.setup import StudySetup
+from lit_dps.training.deterministic import one_thread
 from lit_dps.training.hidden_state import preserve_rng_state
 
 LENGTH = 16  # hexadecimal digits of a hash
@@ -79,18 +80,15 @@ def check_validation_data(setup: StudySetup) -> list[str]:
 
 
 def _hashes_of(setup: StudySetup, trial: Trial) -> list[str]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # the number of threads changes how sums are rounded
     try:
-        first = _read(setup, trial)
-        is_digest = len(first) < 3
-        if is_digest or first == _read(setup, trial):
-            return first
-        return UNKNOWN
+        with one_thread():
+            first = _read(setup, trial)
+            is_digest = len(first) < 3
+            if is_digest or first == _read(setup, trial):
+                return first
     except Exception:  # some data need a running trainer; their class may raise anything
-        return UNKNOWN
-    finally:
-        torch.set_num_threads(threads)
+        pass
+    return UNKNOWN
 
 
 def _read(setup: StudySetup, trial: Trial, with_training: bool = True) -> list[str]:

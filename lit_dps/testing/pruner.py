@@ -7,18 +7,17 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from lit_dps.pruning import Mask, Network, Pruner, prunable, pruner_of
 from lit_dps.pruning.mask import multiply
 from lit_dps.pruning.pruner import MaskUpdate
 from lit_dps.testing.failure import require
+from lit_dps.testing.toy import BATCH_SIZE, CLASSES, toy_network
 from lit_dps.training.hidden_state import capture_rng_state, equal_states, preserve_rng_state
 
 SPARSITIES = (0.5, 0.9)
 EXAMPLES = 24
-CLASSES = 3
-BATCH_SIZE = 8
 SEED = 7
 
 
@@ -85,15 +84,7 @@ class _Examples:
 def _network(examples: _Examples) -> Network:
     """Return a network of 1,374 prunable elements with its initial weights."""
     with preserve_rng_state(seed=2):
-        module = nn.Sequential(
-            nn.Conv2d(1, 4, 3),
-            nn.ReLU(),
-            nn.MaxPool2d(2),
-            nn.Flatten(),
-            nn.Linear(36, 20),
-            nn.ReLU(),
-            nn.Linear(20, CLASSES),
-        ).double()
+        module = toy_network(4, 20).double()
     return Network(
         module,
         prunable(module),

@@ -1,4 +1,4 @@
-"""Settings of torch that make repeated calculations on a GPU equal.
+"""Settings of torch that make repeated calculations equal.
 
 For example, a dry run compares a resumed trial with an uninterrupted one. By default, convolutions
 on a GPU round float32 to the 10 bits of TF32, and some kernels add numbers in an order that differs
@@ -14,6 +14,20 @@ from typing import Any
 
 import torch
 from torch.utils import deterministic
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Calculate with one thread in the block: the number of threads changes how sums are rounded.
+
+    Small calculations take longer with several threads.
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 @contextmanager

@@ -127,6 +127,8 @@ class Disturbing(Reading):
         with torch.no_grad():
             for parameter in moment.module.parameters():
                 parameter.zero_()
+        for mask in moment.masks.values():
+            mask.zero_()
         moment.module.eval()
         for loss, _ in moment.losses(examples=8):
             loss.backward()

@@ -25,6 +25,7 @@ from lit_dps.storage.urls import check_place, check_writable
 from lit_dps.study.display import print_line_at_terminal
 from lit_dps.study.preflight.dry_run import dry_run
 from lit_dps.study.preflight.keys import check_goals, check_keys, check_readings, check_workers
+from lit_dps.study.preflight.plug_ins import check_plug_ins
 from lit_dps.study.setup import StudySetup
 from lit_dps.training import PruningCallback
 from lit_dps.training.trainer_rules import check_trainer, overridden_arguments
@@ -159,9 +160,10 @@ def check_configuration(setup: StudySetup) -> LightningDataModule:
 
 
 def check_with_dry_run(setup: StudySetup) -> LightningDataModule:
-    """Run a study dry and print the notes. Return the data module, set up for training."""
-    data, notes = dry_run(setup)
-    for line in [*overridden_arguments(setup.workload.trainer), *notes]:
+    """Test plug-ins, run a study dry, and print the notes. Return the data module, set up."""
+    notes = check_plug_ins(setup)
+    data, notes_of_run = dry_run(setup)
+    for line in [*overridden_arguments(setup.workload.trainer), *notes, *notes_of_run]:
         print(f"note: {line}", file=sys.stderr)
     return data
 

@@ -15,7 +15,6 @@ from lit_dps.core.statistic import (
     MINIMUM,
     BestTrials,
     Statistic,
-    check_statistic,
     median_of_best,
     statistic_named,
 )
@@ -162,21 +161,9 @@ def test_a_name_without_a_statistic_is_refused(name):
         StudyConfig(space=SPACE, statistic=name).check()
 
 
-@pytest.mark.parametrize(
-    "kind, rule",
-    [
-        (MeanOfAll, "another trial"),
-        (RacesToBest, "race_limit"),
-        (First, "order"),
-        (NeverKnown, "has a value"),
-    ],
-)
-def test_a_class_that_breaks_a_rule_is_refused(kind, rule):
+@pytest.mark.parametrize("kind", [MeanOfAll, NeverKnown], ids=lambda kind: kind.__name__)
+def test_a_class_that_breaks_a_rule_is_refused(kind):
     with refuses("study.statistic", f"{HERE}.{kind.__name__}") as caught:
         statistic_named(f"{HERE}.{kind.__name__}")
-    assert isinstance(caught.value, ConfigError) and rule in str(caught.value.allowed)
-
-
-def test_the_statistics_of_the_package_keep_the_rules():
-    for statistic in STATISTICS:
-        check_statistic(statistic)
+    assert isinstance(caught.value, ConfigError)
+    assert f"check_statistic({HERE}.{kind.__name__}())" in str(caught.value.hint)

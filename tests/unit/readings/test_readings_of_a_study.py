@@ -131,7 +131,7 @@ def test_files_report_and_mlflow_have_the_columns(study, folder):
 
 @pytest.mark.parametrize("name", ["Colliding", "Empty", "Text", "Changing"])
 def test_the_dry_run_refuses_what_a_study_cannot_take(tmp_path, name):
-    value = "k_star" if name == "Colliding" else name.lower()
+    value = {"Colliding": "k_star", "Changing": "changing"}.get(name, f"{PLACE}.{name}")
     with refuses("study.readings", value):
         check_study(setup(tmp_path, [f"{PLACE}.{name}"]))
     assert not (tmp_path / "runs").exists()

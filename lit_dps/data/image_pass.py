@@ -1,0 +1,46 @@
+"""ImagePass: a pass over the training examples of `ImageData`, with the loss of each batch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lit_dps.data.images import ImageData
+
+
+class ImagePass:
+    """A pass over the first training examples, as `TrainingPass` makes it of `ImageData`.
+
+    Args:
+        data: The data module, set up.
+        device: Where the batches are.
+        batch_size: Examples of a batch.
+        examples: Examples of the pass; None for all.
+    """
+
+    def __init__(
+        self, data: ImageData, device: torch.device, batch_size: int, examples: int | None
+    ):
+        self._data = data
+        self._device = device
+        self._batch_size = batch_size
+        self._examples = examples
+
+    def batches(self) -> Iterator[tuple[Any, int]]:
+        """Yield each batch on the device, with its number of examples."""
+        remaining = self._examples
+        for index in self._data.pruning_dataloader(self._batch_size):
+            x, y = self._data.transfer_batch_to_device(index, self._device)
+            if remaining is not None:
+                x, y = x[:remaining], y[:remaining]
+                remaining -= len(y)
+            yield (x, y), len(y)
+            if remaining == 0:
+                return
+
+    def loss(self, module: Any, batch: Any, i: int) -> Tensor | None:
+        """Return the mean loss of a batch by a copy of an `ImageClassifier`."""
+        return module.loss(batch)

@@ -1,0 +1,34 @@
+"""check_statistic: the conformance test of a statistic, which says what K* is."""
+
+from __future__ import annotations
+
+from lit_dps.core.statistic import Statistic, broken_rule
+from lit_dps.testing.failure import require
+
+
+def check_statistic(statistic: Statistic | type[Statistic]) -> None:
+    """Raise ConformanceError if a statistic does not do what lit_dps requires, on random cells.
+
+    - `value` is above 0, or None for too few complete trials. It only reads the steps, and does
+      not depend on the order of the trials.
+    - Another trial, or fewer steps of a trial, never raise it.
+    - `of_draws` equals `value`.
+    - A trial that `race_limit` stops never changes the value, and a larger race factor never lowers
+      the limit.
+
+    A study runs all of this before it starts.
+
+    Args:
+        statistic: The statistic, or its class.
+    """
+    if isinstance(statistic, type):
+        statistic = statistic()
+    broken = broken_rule(statistic)
+    if broken is not None:
+        require(
+            broken.requirement,
+            False,
+            f"{type(statistic).__name__}.{broken.what}",
+            broken.expected,
+            f"a cell of steps {list(broken.steps)}",
+        )

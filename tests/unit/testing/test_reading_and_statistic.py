@@ -1,0 +1,217 @@
+"""check_reading and check_statistic: broken classes fail the requirement that they break."""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+
+import numpy as np
+import pytest
+import torch
+
+from lit_dps.core.statistic import Statistic, median_of_best
+from lit_dps.readings import Reading
+from lit_dps.testing import check_reading, check_statistic
+from tests.support.user_readings import (
+    Disturbing,
+    FinalNorm,
+    Norm,
+    PeakMemory,
+    Sharpness,
+    Text,
+    norm_of,
+)
+from tests.unit.core.test_statistic import (
+    STATISTICS,
+    First,
+    GeometricMeanOfBestTwo,
+    MeanOfAll,
+    NeverKnown,
+    RacesToBest,
+)
+from tests.unit.testing.test_testing import failure
+
+
+@pytest.mark.parametrize(
+    "reading", [Sharpness(5), Norm(4), FinalNorm, PeakMemory, Disturbing], ids=str
+)
+def test_readings_conform(reading):
+    before = torch.get_rng_state()
+    check_reading(reading)
+    assert torch.equal(before, torch.get_rng_state())
+
+
+class Quantity(Reading):
+    """A reading of the sum of the weights."""
+
+    name = "quantity"
+
+    def read(self, moment):
+        return {"quantity": norm_of(moment)}
+
+
+class Clock(Quantity):
+    """The time, of a reading that may be taken in a stack."""
+
+    def read(self, moment):
+        return {"clock": time.perf_counter()}
+
+
+class ClockAlone(Clock):
+    stacked = False
+
+
+class Counting(Quantity):
+    """Counts its calls over all trials."""
+
+    calls = 0
+
+    def read(self, moment):
+        Counting.calls += 1
+        return {"calls": Counting.calls}
+
+
+class OwnGenerator(Quantity):
+    """Has a generator, which no checkpoint contains."""
+
+    def __init__(self):
+        self.random = random.Random(0)
+
+    def read(self, moment):
+        return {"drawn": self.random.random()}
+
+
+class Iterating(Quantity):
+    """Has an iterator, which cannot be saved."""
+
+    def __init__(self):
+        self.numbers = iter(range(100))
+
+    def read(self, moment):
+        return {"number": next(self.numbers)}
+
+
+class OfMasks(Quantity):
+    """Divides by the number of masks."""
+
+    def read(self, moment):
+        kept = sum(float(mask.float().mean()) for mask in moment.masks.values())
+        return {"kept": kept / len(moment.masks)}
+
+
+class ColumnOfEachMask(Quantity):
+    def read(self, moment):
+        return {"norm": 1.0, **{name: float(mask.sum()) for name, mask in moment.masks.items()}}
+
+
+class OfData(Quantity):
+    """Reads the data in larger batches."""
+
+    def read(self, moment):
+        moment.data.batch_size = 16
+        return {"size": 16}
+
+
+class WithoutName(Quantity):
+    name = ""
+
+
+class Sometimes(Quantity):
+    when = "sometimes"
+
+
+BROKEN_READINGS = {
+    Clock: "repeated",
+    Counting: "repeated",
+    OwnGenerator: "resumed",
+    Iterating: "resumed",
+    OfMasks: "dense",
+    ColumnOfEachMask: "columns",
+    OfData: "data",
+    Text: "valid",
+    WithoutName: "attributes",
+    Sometimes: "attributes",
+}
+
+
+@pytest.mark.parametrize("kind", BROKEN_READINGS, ids=lambda kind: kind.__name__)
+def test_a_broken_reading_fails(kind):
+    assert failure(check_reading, kind) == BROKEN_READINGS[kind]
+    check_reading(ClockAlone)
+
+
+@pytest.mark.parametrize("statistic", STATISTICS, ids=str)
+def test_statistics_conform(statistic):
+    check_statistic(statistic)
+    check_statistic(GeometricMeanOfBestTwo)
+
+
+class Second(Statistic):
+    """Fails where only one trial is complete."""
+
+    def value(self, steps):
+        return sorted(k for k in steps if k is not None)[1]
+
+
+class OtherDraws(Statistic):
+    """The minimum, and the maximum of draws."""
+
+    def value(self, steps):
+        return min((k for k in steps if k is not None), default=None)
+
+    def of_draws(self, steps):
+        return np.max(steps, axis=-1)
+
+
+class Removing(OtherDraws):
+    """Removes the trials that missed the goal from the list of the caller."""
+
+    def value(self, steps):
+        while None in steps:
+            steps.remove(None)
+        return min(steps, default=None)
+
+    of_draws = Statistic.of_draws
+
+
+class Negative(Statistic):
+    def value(self, steps):
+        return -1.0
+
+
+class Earlier(Statistic):
+    """Stops trials earlier at a larger race factor."""
+
+    def value(self, steps):
+        return median_of_best(1).value(steps)
+
+    def race_limit(self, steps, factor):
+        return median_of_best(1).race_limit(steps, 1.0) if factor == 1 else 1 / factor
+
+
+class Shrinking(Statistic):
+    """Is larger if a trial needs fewer steps."""
+
+    def value(self, steps):
+        complete = [k for k in steps if k is not None]
+        return 10 / math.prod(complete) if complete else None
+
+
+BROKEN_STATISTICS = {
+    MeanOfAll: "another_trial",
+    RacesToBest: "race_limit",
+    First: "order",
+    NeverKnown: "has_value",
+    Second: "raises",
+    OtherDraws: "of_draws",
+    Removing: "only_read",
+    Negative: "positive",
+    Earlier: "race_factor",
+    Shrinking: "fewer_steps",
+}
+
+
+@pytest.mark.parametrize("kind", BROKEN_STATISTICS, ids=lambda kind: kind.__name__)
+def test_a_broken_statistic_fails(kind):
+    assert failure(check_statistic, kind) == BROKEN_STATISTICS[kind]
