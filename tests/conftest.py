@@ -13,7 +13,7 @@ import torch
 
 from lit_dps.parallel.process import keep_freed_memory
 from tests.support import golden as golden_files
-from tests.support import pictures, schema
+from tests.support import installed, pictures, schema
 from tests.support.golden import golden  # noqa: F401
 from tests.support.postgres import Server, Unavailable, server
 
@@ -44,6 +44,7 @@ os.environ.setdefault("LIT_DPS_STEP_TIMING", "0")  # seconds at the end of every
 torch.set_num_threads(1)
 keep_freed_memory()  # as the commands do
 schema.use_copies()
+installed.look_up_once()
 pictures.use_placeholders()
 os.environ.setdefault(pictures.KEY, "1")
 TABLES = tempfile.TemporaryDirectory(prefix="lit_dps-tables-")

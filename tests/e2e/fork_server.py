@@ -45,6 +45,7 @@ def main() -> None:
     for name in VERBS:
         import_module(f"lit_dps.cli.{name}")
     import_module("tests.support.schema").use_copies()
+    import_module("tests.support.installed").look_up_once()
     import_module("tests.support.pictures").use_placeholders()
     import_module("lit_dps.tracking.sync")
     threads = [

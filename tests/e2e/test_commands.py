@@ -15,6 +15,7 @@ import yaml
 
 from lit_dps.core.attempt import Attempt
 from lit_dps.core.trial import Trial
+from lit_dps.pruning import isometry
 from lit_dps.report.no_result import NO_RESULT
 from lit_dps.storage.samplers import sobol_point
 from tests.e2e.commands import FAST, ROOT, environment, real, run
@@ -215,6 +216,7 @@ def test_every_shipped_config_trains(config, small_data, tmp_path, monkeypatch):
     from lit_dps.cli.study import read_setup
 
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(isometry, "MAX_HALVINGS", 1)  # its end has tests of its own
     monkeypatch.syspath_prepend(config.parent)  # modules that lie beside it
     setup = read_setup(little(config, small_data)[1:])
     study = setup.study

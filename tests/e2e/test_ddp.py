@@ -57,13 +57,19 @@ def by_torchrun(folder: Path, n: int, *args: object) -> subprocess.CompletedProc
     return run_forked(folder, torchrun(n, *args))
 
 
-def test_torchrun_ends_with_the_table_of_one_process_and_reruns_nothing(tmp_path, unbroken):
-    done = by_torchrun(tmp_path, 2, *STUDY)
+def test_torchrun_ends_with_the_table_of_one_process_and_reruns_nothing(tmp_path):
+    few = ("--study.batch_sizes", "[64]", "--study.trials", 2)
+    one, two = tmp_path / "one", tmp_path / "two"
+    one.mkdir()
+    two.mkdir()
+    assert run_here(one, *STUDY, *few).returncode == 0
+    done = by_torchrun(two, 2, *STUDY, *few)
     assert done.returncode == 0, done.stderr
-    assert results(tmp_path / "mlruns" / "study.db") == dict.fromkeys(FAST_TRIALS, 1)
-    assert table(tmp_path) == table(unbroken)
+    once = dict.fromkeys(results(one / "mlruns" / "study.db"), 1)
+    assert len(once) == 4 and results(two / "mlruns" / "study.db") == once
+    assert table(two) == table(one)
     assert done.stdout.count("browse it in MLflow") == 1, "one rank alone reports"
-    again = real(tmp_path, torchrun(2, *STUDY))  # by interpreters of their own
+    again = real(two, torchrun(2, *STUDY, *few))  # by interpreters of their own
     assert again.returncode == 0, again.stderr
     assert "no trials remain" in again.stderr
 
