@@ -15,7 +15,7 @@ from typing import Any
 
 import pandas as pd
 
-from lit_dps.analysis.summary import CellSummary
+from lit_dps.analysis.summary import CellSummary, is_at_first_check
 from lit_dps.analysis.tables import columns_of, frame
 from lit_dps.core.record import StudyRecord
 from lit_dps.core.trial import Cell, Series, Status, TrialResult
@@ -94,7 +94,7 @@ class RepeatSummary:
         median = self.median
         if median is None or math.isinf(median):
             return None
-        if min(self.steps, median) <= self.first_possible_step:
+        if is_at_first_check(min(self.steps, median), self.first_possible_step):
             return None
         return self.steps / median
 
@@ -177,7 +177,7 @@ def repeat_rows(record: StudyRecord, repeats: Iterable[RepeatSummary]) -> pd.Dat
     Columns: sparsity and further axes, batch_size [examples], rank (1: the point of K*), point,
     steps (its steps to result in the search), repeats, missed; least, lower, median, upper and most
     (the quartiles) [steps] over seeds, inf for a repeat that missed the goal; floor (1 where the
-    median is at the first check, an upper bound); bias, steps / median.
+    median is at the first check that can meet the goal, an upper bound); bias, steps / median.
     """
     rows = []
     for each in repeats:
@@ -192,7 +192,7 @@ def repeat_rows(record: StudyRecord, repeats: Iterable[RepeatSummary]) -> pd.Dat
         }
         for name, q in QUANTILES.items():
             row[name] = each.quantile(q)
-        row["floor"] = int(each.median is not None and each.median <= each.check_interval)
+        row["floor"] = int(is_at_first_check(each.median, each.first_possible_step))
         row["bias"] = each.bias
         rows.append(row)
     columns = [*columns_of(record.series[0]), "batch_size", "rank", "point", "steps", "repeats"]

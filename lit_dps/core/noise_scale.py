@@ -109,11 +109,11 @@ class NoiseScale:
 
     def __str__(self) -> str:
         if self.resolved:
-            low, high = number_text(self.low), number_text(self.high)
-            return f"{number_text(self.value)} [{low}, {high}]"
+            limits = f"[{number_text(self.low, 3)}, {number_text(self.high, 3)}]"
+            return f"{number_text(self.value, 3)} {limits}"
         bound = ""
         if self.low > 0:
-            bound = f" (above {number_text(self.low)})"
+            bound = f" (above {number_text(self.low, 3)})"
         half_width = _quantile(self.readings) * self.squared_gradient_error
         low = number_text(self.squared_gradient - half_width)
         high = number_text(self.squared_gradient + half_width)

@@ -7,15 +7,12 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Mapping, Sequence
-
-import pandas as pd
+from collections.abc import Sequence
 
 from lit_dps.analysis.analysis import Analysis
 from lit_dps.analysis.answer import K_STAR
 from lit_dps.analysis.rates import RateLaw
 from lit_dps.analysis.step_seconds import QUIET, TRIALS, WITH_CHECKS
-from lit_dps.analysis.summary import CellSummary
 from lit_dps.analysis.tables import (
     Row,
     aligned,
@@ -37,42 +34,28 @@ LIMITS = "95 % interval of the time"
 TIED = "not told apart"
 
 
-def answer_text(
-    record: StudyRecord,
-    cells: Sequence[CellSummary],
-    table: pd.DataFrame,
-    rates: Mapping[Series, RateLaw | None],
-    validate_every: int | None = None,
-) -> str:
-    """Return the table and sentences of the answer; empty without any K*.
-
-    Args:
-        record, cells: The study and its cells.
-        table: `lit_dps.analysis.answer.answer_rows`.
-        rates: The learning-rate law of each series (`Analysis.rate_laws`).
-        validate_every: As in `answer_rows`.
-    """
-    if not len(table):
+def answer_text(study: Analysis) -> str:
+    """Return the table and sentences of the answer; empty without any K*."""
+    if not len(study.answer):
         return ""
-    lines = [f"study {record.name}: which batch size? {record.goal}, {_place(record, table)}", ""]
-    rows = _rows_to_print(cells, table, validate_every)
-    lines += map(str.rstrip, aligned(rows, words=True))
+    record = study.record
+    lines = [f"study {record.name}: which batch size? {record.goal}, {_place(study)}", ""]
+    lines += map(str.rstrip, aligned(_rows_to_print(study), words=True))
     lines.append("")
     for series in record.series:
-        lines += sentences(record.statistic, series, table, rates[series], validate_every)
-    lines += timing_notes(record, table)
+        lines += sentences(study, series)
+    lines += timing_notes(study)
     return "\n".join(lines) + "\n"
 
 
-def _rows_to_print(
-    cells: Sequence[CellSummary], table: pd.DataFrame, validate_every: int | None
-) -> list[dict[str, str]]:
+def _rows_to_print(study: Analysis) -> list[dict[str, str]]:
     """Return the answer's table as text: one row a cell, one entry a column."""
+    table = study.answer
     steps_differ = bool((table["steps"] != table["k_star"]).any())
     has_validation = has_values(table, "validation_seconds")
     answers = iter(records(table))
     rows = []
-    for summary in cells:
+    for summary in study.cells:
         if summary.k_star is None:
             continue
         row = next(answers)
@@ -85,7 +68,7 @@ def _rows_to_print(
         columns["a step"] = format_duration(row["step_seconds"])
         if has_validation:
             added = format_duration(row["validation_seconds"])
-            columns[f"validation every {validate_every}"] = added
+            columns[f"validation every {study.validate_every}"] = added
         columns["time to goal"] = interval_text(row)
         columns[""] = mark(row)
         rows.append(columns)
@@ -126,17 +109,11 @@ def _is_upper_bound(row: Row) -> bool:
     return bool(row["floor"]) and row["steps_low"] is None
 
 
-def sentences(
-    statistic: Statistic,
-    series: Series,
-    table: pd.DataFrame,
-    rate: RateLaw | None,
-    validate_every: int | None = None,
-) -> list[str]:
+def sentences(study: Analysis, series: Series) -> list[str]:
     """Return the answer of a series in lines: the fastest batch sizes, the examples, the rate."""
     rows = []
-    if len(table):
-        rows = records(rows_of(series, table))
+    if len(study.answer):
+        rows = records(rows_of(series, study.answer))
     if not rows:
         return [f"{series}: no K* yet"]
     fewest = _first_with(rows, "fewest")
@@ -147,9 +124,10 @@ def sentences(
         unknown = "no trial shows how long a step takes, so the fastest is not known"
         return [f"{series}: {examples}; {unknown}"]
     lines = _limits_of_answer(rows, fastest)
-    lines += _with_validation(rows, fastest, validate_every)
+    lines += _with_validation(rows, fastest, study.validate_every)
     lines.append(examples)
-    lines += _basis(rows, statistic)
+    lines += _basis(rows, study.record.statistic)
+    rate = study.rate_laws[series]
     if rate is not None:
         lines.append(_rate_text(rate, fastest["batch_size"]))
     return [f"{series}: {_fastest_text(rows, fastest)}", *map("  {}".format, lines)]
@@ -281,24 +259,26 @@ def retrain_command(analysis: Analysis, storage: Sequence[str] = ()) -> str | No
     return shlex.join([*command, "--checkpoint", "best.ckpt"])
 
 
-def _place(record: StudyRecord, table: pd.DataFrame) -> str:
+def _place(study: Analysis) -> str:
     """Return on which machine the times were measured, in words."""
-    if record.step_timing is not None and len(where(table, timing=QUIET)):
-        return f"on {record.step_timing.machine}"
+    timing = study.record.step_timing
+    if timing is not None and len(where(study.answer, timing=QUIET)):
+        return f"on {timing.machine}"
     return "on the machine that ran the trials"
 
 
-def timing_notes(record: StudyRecord, table: pd.DataFrame) -> list[str]:
-    """Return notes on the times of `answer_rows`, a line each; nothing if there are no times.
+def timing_notes(study: Analysis) -> list[str]:
+    """Return notes on the times of the answer, a line each; nothing if there are no times.
 
     They are about how steps were timed, several machines, and a busy machine.
     """
+    table = study.answer
     if not len(table) or not has_values(table, "step_seconds"):
         return []
     sources = set(table["timing"].dropna())
-    notes = [_source_note(record, sources)]
+    notes = [_source_note(study.record, sources)]
     if QUIET not in sources:
-        notes += _hardware_notes(record.hardware)
+        notes += _hardware_notes(study.record.hardware)
     busy = where(table, busy=True)
     if len(busy):
         spread = max(numbers(busy["step_high"]) / numbers(busy["step_low"]))

@@ -133,8 +133,7 @@ class Study:
     @property
     def notes(self) -> list[str]:
         """What to know before you trust the table and the times, one line each."""
-        record = self.analysis.record
-        return [*study_notes(self.analysis), *timing_notes(record, self.analysis.answer)]
+        return [*study_notes(self.analysis), *timing_notes(self.analysis)]
 
     def plot(self, name: str = "scaling") -> Any:
         """Return a figure of the study by its name, such as "scaling", "rates" or "budgets".

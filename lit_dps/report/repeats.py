@@ -10,8 +10,15 @@ from lit_dps.analysis.best_of_n import halves, last_doubling, why_no_draws
 from lit_dps.analysis.law import Law
 from lit_dps.analysis.law_tables import medians_outside
 from lit_dps.analysis.repeats import RepeatSummary, all_runs_are_equal
-from lit_dps.analysis.summary import CellSummary
-from lit_dps.analysis.tables import aligned, listed_numbers, short_columns, three_digits, times
+from lit_dps.analysis.summary import CellSummary, is_at_first_check
+from lit_dps.analysis.tables import (
+    aligned,
+    k_star_text,
+    listed_numbers,
+    short_columns,
+    three_digits,
+    times,
+)
 from lit_dps.core.record import StudyRecord, setting
 from lit_dps.core.statistic import Statistic
 from lit_dps.core.trial import Series, Status, TrialResult
@@ -50,7 +57,7 @@ def _repeats_text(study: Analysis) -> str:
     rows = []
     biases = []
     for each in study.repeats:
-        rows.append(_row_to_print(each, plan.points > 1))
+        rows.append(_row_to_print(each, study.by_cell[each.cell], plan.points > 1))
         if each.rank == 1 and each.bias is not None:
             biases.append(each.bias)
     lines += aligned(rows)
@@ -73,16 +80,24 @@ def _geometric_mean(values: Sequence[float]) -> float:
     return math.exp(sum(map(math.log, values)) / len(values))
 
 
-def _row_to_print(repeated: RepeatSummary, shows_point: bool) -> dict[str, str]:
-    """Return one row of the table of repeated points, by column."""
-    interval = repeated.check_interval
+def _row_to_print(
+    repeated: RepeatSummary, searched: CellSummary, shows_point: bool
+) -> dict[str, str]:
+    """Return one row of the table of repeated points, by column.
+
+    Args:
+        repeated: The repeats of a point.
+        searched: The result of the search in the same cell.
+        shows_point: Whether several points of a cell are repeated.
+    """
+    first_step = repeated.first_possible_step
     row = {"B": str(repeated.cell.batch_size), **short_columns(repeated.cell.series)}
-    steps_column = "K*"
     if shows_point:
         row["sample"] = str(repeated.point)
-        steps_column = "K in the search"
-    row[steps_column] = _steps_text(repeated.steps, interval)
-    row["median"] = _steps_text(repeated.median, interval)
+        row["K in the search"] = _steps_text(repeated.steps, first_step)
+    else:
+        row["K*"] = k_star_text({"k_star": searched.k_star, "floor": searched.is_upper_bound})
+    row["median"] = _steps_text(repeated.median, first_step)
     row["quartiles"] = _range_text(repeated, 0.25, 0.75)
     row["all"] = _range_text(repeated, 0, 1)
     row["repeats"] = str(len(repeated.results))
@@ -93,24 +108,24 @@ def _row_to_print(repeated: RepeatSummary, shows_point: bool) -> dict[str, str]:
     return row
 
 
-def _steps_text(steps: float | None, check_interval: int) -> str:
-    """Return steps over seeds as text; a bound at the first check, "missed" if infinite."""
+def _steps_text(steps: float | None, first_step: int) -> str:
+    """Return steps over seeds as text; a bound at the first step of a goal, "missed" if inf."""
     if steps is None:
         return "-"
     if math.isinf(steps):
         return "missed"
-    if steps <= check_interval:
-        return f"<= {check_interval}"
-    return three_digits(steps)
+    if is_at_first_check(steps, first_step):
+        return f"<= {first_step}"
+    return f"{steps:.0f}"
 
 
 def _range_text(repeated: RepeatSummary, low: float, high: float) -> str:
     """Return two quantiles of the steps over seeds as text."""
     if not repeated.results:
         return "-"
-    interval = repeated.check_interval
-    lowest = _steps_text(repeated.quantile(low), interval)
-    return f"{lowest} to {_steps_text(repeated.quantile(high), interval)}"
+    first_step = repeated.first_possible_step
+    lowest = _steps_text(repeated.quantile(low), first_step)
+    return f"{lowest} to {_steps_text(repeated.quantile(high), first_step)}"
 
 
 def draws_text(record: StudyRecord, cells: Sequence[CellSummary]) -> str:

@@ -106,13 +106,7 @@ def answered(analysis: Analysis, show: Collection[str] = ()) -> str:
         analysis: The study.
         show: Which of `SECTIONS` to include. A section without data is a line with the reason.
     """
-    answer = answer_text(
-        analysis.record,
-        analysis.cells,
-        analysis.answer,
-        analysis.rate_laws,
-        analysis.validate_every,
-    )
+    answer = answer_text(analysis)
     if not answer:
         answer = no_result_text(analysis.record, analysis.cells)
     texts = sections(analysis, show)

@@ -30,18 +30,14 @@ def markdown(study: Analysis, report: str | None = None) -> str:
         study: The study.
         report: Address of the report page.
     """
-    record = study.record
     first_lines, other_lines = [], []
-    for series in record.series:
-        rate_law = study.rate_laws[series]
-        first, *others = sentences(
-            study.record.statistic, series, study.answer, rate_law, study.validate_every
-        )
+    for series in study.record.series:
+        first, *others = sentences(study, series)
         first_lines.append(f"- {first}")
         if others:
             other_lines += ["", f"{series}:", "", *(f"- {line.strip()}" for line in others)]
     lines = [*first_lines, "", *_table(study), *other_lines, "", _goal_line(study)]
-    notes = timing_notes(record, study.answer)
+    notes = timing_notes(study)
     if notes:
         lines += ["", *(f"- {note}" for note in notes)]
     if report is not None:

@@ -102,7 +102,7 @@ def _charts(study: Analysis) -> list[str]:
             charts.to_goal(study),
             "Time is the number of steps, as in the verdict, times the time of a training step, "
             f"without validation. Bars: {LIMITS}. Star: the fastest batch size of a series. "
-            "Examples are K* B. Open markers are upper bounds.",
+            "Examples are those of the same number of steps. Open markers are upper bounds.",
         ),
         (
             "Learning rate against batch size",
@@ -140,8 +140,7 @@ def _chart(number: int, title: str, figure: go.Figure, caption: str) -> str:
 
 def _tables(study: Analysis) -> str:
     """Return the answer, the table and the law as the terminal has them."""
-    answer = answer_text(study.record, study.cells, study.answer, study.rate_laws)
-    return "\n".join(filter(None, [answer, table_and_law(study)]))
+    return "\n".join(filter(None, [answer_text(study), table_and_law(study)]))
 
 
 def _trials(study: Analysis) -> str:
@@ -194,15 +193,12 @@ def _answer(study: Analysis) -> list[str]:
     """Return a paragraph per series, the answer and the critical batch size, and timing notes."""
     paragraphs = []
     for series, law in sorted(study.laws.items()):
-        rate_law = study.rate_laws[series]
-        lines = sentences(
-            study.record.statistic, series, study.answer, rate_law, study.validate_every
-        )
+        lines = sentences(study, series)
         lines.append(
             f"critical batch size, where half of the steps are due to noise: {law.describe()}"
         )
         paragraphs.append(". ".join(map(_sentence, lines)) + ".")
-    for line in timing_notes(study.record, study.answer):
+    for line in timing_notes(study):
         paragraphs.append(_sentence(line) + ".")
     return paragraphs
 

@@ -63,9 +63,10 @@ def study(start=START, slow=1.0, **kw):
 
 
 def text(found):
-    cells = summarize(found)
-    table = answer_rows(found, cells, step_seconds(found))
-    return answer_text(found, cells, table, rate_laws(found, rate_curves(found, cells)))
+    """Return the answer by K* itself."""
+    analysis = Analysis(found)
+    analysis.answer = answer_rows(found, analysis.cells, step_seconds(found))
+    return answer_text(analysis)
 
 
 def examples_at_the_largest_batch(found):
@@ -204,10 +205,7 @@ def test_trials_that_measured_smoothness_do_not_tell_what_a_step_takes():
 
 def with_law(found):
     analysis = Analysis(found)
-    table = analysis.answer
-    return table.set_index("batch_size"), answer_text(
-        found, analysis.cells, table, analysis.rate_laws
-    )
+    return analysis.answer.set_index("batch_size"), answer_text(analysis)
 
 
 NOISE = {4: 1.0, 8: 1.0, 16: 0.8, 32: 1.2, 64: 0.85, 128: 1.1}  # of K* about its law
@@ -315,7 +313,7 @@ def test_validation_has_a_column_at_the_interval_of_the_user(golden):
         [0.5 * n for n in validations.values()]
     )
     assert table["seconds"].tolist() == Analysis(timed(study())).answer["seconds"].tolist()
-    answer = answer_text(analysis.record, analysis.cells, analysis.answer, analysis.rate_laws, 10)
+    answer = answer_text(analysis)
     total = table.loc[32, "seconds"] + table.loc[32, "validation_seconds"]
     assert format_duration(0.5 * validations[16]) in answer and format_duration(total) in answer
     golden.check("answer/validation.txt", answer)

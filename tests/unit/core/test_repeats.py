@@ -203,6 +203,19 @@ def test_medians_spread_and_bias_are_those_of_the_repeats(url):
     assert expected in [line.split() for line in render(study).splitlines()]
 
 
+def test_a_median_at_the_first_check_that_the_rule_can_meet_is_a_bound(url):
+    goal = dataclasses.replace(GOAL, rule="mean_of_checks", options={"checks": 3})
+    first = 3 * goal.check_interval
+    declare(url, config(repeats=2, batch_sizes=[4]), "w", GOAL, {}, {})
+    s = store(url, cells=[A])
+    for trial in trials_of(s):
+        s.store_result(ended(trial, first))
+    study = Analysis(dataclasses.replace(read_study(url, "s"), goal=goal))
+    assert study.table["floor"].tolist() == study.repeat_table["floor"].tolist() == [1]
+    row = ["<=", str(first)]
+    assert render(study).split("K / median")[1].split()[2:10] == [*row, *row, *row, "to", "<="]
+
+
 def test_a_median_at_the_first_check_is_a_bound(url):
     declare(url, config(repeats=2, batch_sizes=[4]), "w", GOAL, {}, {})
     s = store(url, cells=[A])

@@ -11,14 +11,17 @@ import pandas as pd
 import pytest
 
 import lit_dps
+from lit_dps.analysis.analysis import Analysis
 from lit_dps.analysis.tables import three_digits
 from lit_dps.core.text import format_duration
 from lit_dps.core.trial import Cell
+from lit_dps.report.answer import answer_text
 from lit_dps.report.html import page
 from lit_dps.report.publish import publish
 from lit_dps.report.text import answered
 from tests.support.fake_study import result, write_study
-from tests.unit.analysis.test_answer import GOAL, NOISE, SPACE
+from tests.unit.analysis.test_answer import GOAL, NOISE, SPACE, timed
+from tests.unit.analysis.test_answer import study as made_up
 from tests.unit.report.test_html_page import charts
 
 RATE = {"model.learning_rate": 0.1}
@@ -100,6 +103,12 @@ def test_csv_and_page_say_the_same(study, tmp_path):
         assert any(
             y == pytest.approx(part["seconds"].tolist()) for y in drawn if len(y) == len(part)
         ), sparsity
+
+
+def test_the_page_has_the_printed_answer_with_validation():
+    validated = Analysis(timed(made_up()), validate_every=10)
+    answer = answer_text(validated)
+    assert "validation every 10" in answer and answer in html.unescape(page(validated))
 
 
 def numbers(values):
