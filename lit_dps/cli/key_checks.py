@@ -82,13 +82,13 @@ def annotations_by_key() -> dict[str, dict[str, str]]:
     sections["trainer"] = {}
     if lightning is not None and lightning.origin is not None:
         file = Path(lightning.origin).parent / "pytorch" / "trainer" / "trainer.py"
-        sections["trainer"] = _arguments_in_source(file, "Trainer")
+        sections["trainer"] = _trainer_arguments(file)
     return sections
 
 
 @cache
-def _arguments_in_source(file: Path, name: str) -> dict[str, str]:
-    """Return the annotations of a class's arguments, as text, by name.
+def _trainer_arguments(file: Path) -> dict[str, str]:
+    """Return the annotations of the Trainer's arguments, as text, by name, from its source.
 
     Returns:
         Empty if the class is missing, or if it has `**kwargs`.
@@ -97,17 +97,17 @@ def _arguments_in_source(file: Path, name: str) -> dict[str, str]:
         tree = ast.parse(file.read_text(encoding="utf-8"))
     except (OSError, SyntaxError, ValueError):
         return {}
-    method = _constructor(tree, name)
+    method = _constructor(tree)
     if method is None or method.args.kwarg is not None:
         return {}
     parameters = [*method.args.args[1:], *method.args.kwonlyargs]
     return {parameter.arg: _text_of(parameter.annotation) for parameter in parameters}
 
 
-def _constructor(tree: ast.Module, name: str) -> ast.FunctionDef | None:
-    """Return the `__init__` of a class in a module; None without one."""
+def _constructor(tree: ast.Module) -> ast.FunctionDef | None:
+    """Return the `__init__` of the Trainer; None without one."""
     for node in tree.body:
-        if isinstance(node, ast.ClassDef) and node.name == name:
+        if isinstance(node, ast.ClassDef) and node.name == "Trainer":
             for method in node.body:
                 if isinstance(method, ast.FunctionDef) and method.name == "__init__":
                     return method

@@ -3,24 +3,52 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import cache
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
 from lit_dps import ConfigError
 from lit_dps.analysis import Analysis
+from lit_dps.replication import scaling, search, terms
 from lit_dps.replication.comparable import is_search
-from lit_dps.replication.quantities import QUANTITIES
-from lit_dps.replication.rules import ClaimRange, Finding, Verdict, judge
+from lit_dps.replication.rules import ClaimRange, Finding, Measurements, Verdict, judge
 
 CLAIMS_FILE = Path(__file__).with_name("claims.yaml")
 NO_STUDY = "no study measured it"
+
+
+class Quantity(NamedTuple):
+    """What `claims.yaml` can name as a quantity.
+
+    Attributes:
+        measure: A function `(study, **arguments)`, or `(study, other, **arguments)` for a pair. It
+            returns a `Measurement` per series: a number with its interval, and a sentence; None for
+            studies that it does not apply to.
+        studies: How many studies it takes.
+    """
+
+    measure: Callable[..., Measurements | None]
+    studies: int = 1
+
+
+QUANTITIES = {
+    "exponent_at_small_batches": Quantity(scaling.exponent_at_small_batches),
+    "examples_ratio": Quantity(scaling.examples_ratio),
+    "steps_per_doubling": Quantity(scaling.steps_per_doubling),
+    "sparse_steps_ratio": Quantity(scaling.sparse_steps_ratio),
+    "sparse_critical_ratio": Quantity(scaling.sparse_critical_ratio),
+    "critical_ratio_of_optimizers": Quantity(scaling.critical_ratio_of_optimizers, studies=2),
+    "rate_trend": Quantity(search.rate_trend),
+    "success_trend": Quantity(search.success_trend),
+    "term_ratio": Quantity(terms.term_ratio),
+    "c1_over_theory": Quantity(terms.c1_over_theory, studies=2),
+}
 
 
 @dataclass(frozen=True, eq=False)  # claims are keys by identity: their arguments have no hash

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from lit_dps.analysis.analysis import Analysis
@@ -79,18 +80,13 @@ def _with_status(study: Analysis, status: Status) -> list[TrialResult]:
     return [result for result in finished_trials(study) if result.status is status]
 
 
-def diverged_after_goal(study: Analysis) -> Iterator[Values]:
-    """Yield runs that were to continue after their goal and diverged before max_steps."""
-    yield from _ended_after_goal(study, has_failure=False)
+def ended_after_goal(study: Analysis, has_failure: bool) -> Iterator[Values]:
+    """Yield the number of runs that ended between their goal and max_steps, if there are any.
 
-
-def stopped_after_goal(study: Analysis) -> Iterator[Values]:
-    """Yield runs that were to continue after their goal and were stopped before max_steps."""
-    yield from _ended_after_goal(study, has_failure=True)
-
-
-def _ended_after_goal(study: Analysis, has_failure: bool) -> Iterator[Values]:
-    """Yield the number of runs that ended between their goal and max_steps, if there are any."""
+    Args:
+        study: The study; its runs were to continue after their goal.
+        has_failure: Whether the module or a callback stopped them; otherwise they diverged.
+    """
     if not study.record.train_past_goal:
         return
     ended = []
@@ -143,17 +139,7 @@ def values_not_finite(result: TrialResult, study: Analysis) -> dict[int, float]:
     return {i: value for i, value in enumerate(values) if not math.isfinite(value)}
 
 
-def short_steps(study: Analysis) -> Iterator[Values]:
-    """Yield steps with fewer examples than the batch size."""
-    yield from _share_of_steps(study, SHORT_STEPS)
-
-
-def uncounted_steps(study: Analysis) -> Iterator[Values]:
-    """Yield steps whose number of examples is unknown."""
-    yield from _share_of_steps(study, UNCOUNTED_STEPS)
-
-
-def _share_of_steps(study: Analysis, flag: str) -> Iterator[Values]:
+def share_of_steps(study: Analysis, flag: str) -> Iterator[Values]:
     """Yield in how many trials some steps have a flag, and the largest share of a trial's steps."""
     results = with_flag(study, flag)
     if results:
@@ -167,22 +153,7 @@ def _share_of_steps(study: Analysis, flag: str) -> Iterator[Values]:
         }
 
 
-def stacked_trials(study: Analysis) -> Iterator[Values]:
-    """Yield trials that were trained together in a stack."""
-    yield from _trials_with_flag(study, STACKED)
-
-
-def sparse_kernels(study: Analysis) -> Iterator[Values]:
-    """Yield trials whose convolutions skipped pruned weights."""
-    yield from _trials_with_flag(study, SPARSE_KERNELS)
-
-
-def several_ranks(study: Analysis) -> Iterator[Values]:
-    """Yield trials that several processes trained together."""
-    yield from _trials_with_flag(study, RANKS)
-
-
-def _trials_with_flag(study: Analysis, flag: str) -> Iterator[Values]:
+def trials_with_flag(study: Analysis, flag: str) -> Iterator[Values]:
     """Yield the number of trials with a flag, and the values of the flag, if there are any."""
     results = with_flag(study, flag)
     if results:
@@ -264,9 +235,11 @@ FAILURES = (
         "{trials_were} stopped by the module or a callback, before the goal and max_steps: "
         "{reason}",
     ),
-    Note(diverged_after_goal, "{trials} diverged after the goal. {counted}"),
     Note(
-        stopped_after_goal,
+        partial(ended_after_goal, has_failure=False), "{trials} diverged after the goal. {counted}"
+    ),
+    Note(
+        partial(ended_after_goal, has_failure=True),
         "{trials_were} stopped by the module or a callback after the goal. {counted}",
     ),
     Note(
@@ -275,13 +248,13 @@ FAILURES = (
         "meet the goal, and the trial continues.",
     ),
     Note(
-        short_steps,
+        partial(share_of_steps, flag=SHORT_STEPS),
         "Some steps had fewer than B examples in {count} of {trials} (up to {share} of a trial's "
         "steps), at the end of an epoch or of a length class. Set drop_last or use an endless "
         "loader.",
     ),
     Note(
-        uncounted_steps,
+        partial(share_of_steps, flag=UNCOUNTED_STEPS),
         "The number of examples is unknown for some steps of {count} of {trials} (up to {share} "
         "of a trial's steps). B is the configured batch size there. Use a DataLoader with a "
         "sampler to count examples.",
@@ -290,17 +263,17 @@ FAILURES = (
 
 ENGINES = (
     Note(
-        stacked_trials,
+        partial(trials_with_flag, flag=STACKED),
         "{trials_were} trained stacked, which equals single training in distribution, not bit for "
         "bit. K* of one trial can differ by some validations.",
     ),
     Note(
-        sparse_kernels,
+        partial(trials_with_flag, flag=SPARSE_KERNELS),
         "{trials_were} trained by convolutions that skip pruned weights, which equals dense "
         "training in distribution, not bit for bit.",
     ),
     Note(
-        several_ranks,
+        partial(trials_with_flag, flag=RANKS),
         "{trials_were} trained on {values} ranks, which equals one process in distribution, not "
         "bit for bit.",
     ),

@@ -265,7 +265,7 @@ class MlflowSync:
         views = views_of(record.name, keys, list(record.space), record.goal.metric, curves)
         report = None
         if files:
-            report = self.artifact_page("report.html")
+            report = self.report_page()
         self.describe(markdown(study, report), views)
         self.log_study(
             values,
@@ -427,9 +427,10 @@ class MlflowSync:
                 if tags.get(key) != text and len(text) <= MAX_TAG_CHARACTERS:
                     self.runs.client.set_experiment_tag(self.runs.experiment_id, key, text)
 
-    def artifact_page(self, name: str) -> str:
-        """Return a link, for MLflow's pages, to the page of an artifact of the study's run."""
-        return f"#/experiments/{self.runs.experiment_id}/runs/{self.runs.run_id}/artifacts/{name}"
+    def report_page(self) -> str:
+        """Return a link, for MLflow's pages, to the report page of the study."""
+        artifacts = f"{self.runs.experiment_id}/runs/{self.runs.run_id}/artifacts"
+        return f"#/experiments/{artifacts}/report.html"
 
     def _cell_run(self, cell: Cell) -> str:
         """Return the id of a cell's run; create the run if it does not exist."""

@@ -4,10 +4,15 @@ import pytest
 import yaml
 
 from lit_dps import ConfigError
-from lit_dps.replication.claims import CLAIMS_FILE, judge_claims, load_claims, paper_claims
+from lit_dps.replication.claims import (
+    CLAIMS_FILE,
+    QUANTITIES,
+    judge_claims,
+    load_claims,
+    paper_claims,
+)
 from lit_dps.replication.page import headlines
 from lit_dps.replication.parts import Part
-from lit_dps.replication.quantities import QUANTITIES
 from lit_dps.replication.rules import ClaimRange, Verdict
 from tests.unit.replication.test_claims import POWERS, law, study_of
 
