@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from os.path import commonprefix
 from pathlib import Path
+from types import ModuleType
 
 from jsonargparse import Namespace
 
@@ -20,7 +21,13 @@ from lit_dps.core.atomic_write import check_folder
 from lit_dps.core.config import StorageConfig
 from lit_dps.core.errors import ConfigError, UserError
 from lit_dps.report.figures import COMPARISONS, FIGURES, of_others, write_comparison
-from lit_dps.report.publish import figures_folder, goal_folder, listing, write_goals
+from lit_dps.report.publish import (
+    figures_folder,
+    figures_of_files,
+    goal_folder,
+    listing,
+    write_goals,
+)
 from lit_dps.storage.read import list_studies, read_study
 
 ONLY = "Some figures, separated by commas: your modules (docs/extending.md), and of "
@@ -55,8 +62,13 @@ def main(command: CommandLine) -> int:
     files: list[Path] = []
     notes: list[str] = []
     for name, study in zip(names, studies, strict=True):
-        written, study_notes = write_goals(study, _study_folder(config, name), only)
+        folder = _study_folder(config, name)
+        further: tuple[list[ModuleType], list[str]] = ([], [])
+        if only is None:
+            further = figures_of_files(folder)
+        written, study_notes = write_goals(study, folder, only, further[0])
         files += written
+        study_notes += further[1]
         for note in study_notes:
             notes.append(f"{name}: {note}" if len(names) > 1 else note)
     if len(names) > 1:

@@ -138,18 +138,20 @@ class Study:
     def plot(self, name: str = "scaling") -> Any:
         """Return a figure of the study by its name, such as "scaling", "rates" or "budgets".
 
+        Args:
+            name: The name of a figure of the package, or the name of your module with a figure.
+
         Returns:
             A `matplotlib.figure.Figure`.
 
         Raises:
             ConfigError: for an unknown name, or if the study has no data for the figure.
         """
-        from lit_dps.report.figures import FIGURES, drawn  # imports matplotlib
+        from lit_dps.report.figures import FIGURES, drawn, of_others  # imports matplotlib
 
         figures = {figure.NAME: figure for figure in FIGURES}
-        if name not in figures:
-            raise ConfigError("name", name, f"any of {', '.join(figures)}")
-        reason = figures[name].missing(self.analysis)
+        figure = figures[name] if name in figures else of_others(name, "name")
+        reason = figure.missing(self.analysis)
         if reason is not None:
             raise ConfigError("name", name, f"a figure that this study has data for: {reason}")
-        return drawn(figures[name], self.analysis)
+        return drawn(figure, self.analysis)

@@ -11,11 +11,12 @@ import hashlib
 import inspect
 import json
 import pickle
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
-from typing import NamedTuple
+from types import ModuleType
+from typing import Any, NamedTuple
 
 import pandas as pd
 
@@ -26,7 +27,7 @@ from lit_dps.analysis.readings import reading_columns
 from lit_dps.analysis.tables import count, has_values, write_csv
 from lit_dps.core.atomic_write import NOT_WRITTEN, not_written, replacing
 from lit_dps.core.config import folder_name
-from lit_dps.core.errors import StorageError
+from lit_dps.core.errors import ConfigError, StorageError
 from lit_dps.core.record import StudyRecord
 from lit_dps.report.text import FILES, SECTIONS, answered, render, sections
 
@@ -57,7 +58,12 @@ def goal_folder(folder: Path, error: float) -> Path:
     return folder / f"goal-{error:g}"
 
 
-def publish(study: Analysis, folder: Path, show: Collection[str] = ()) -> tuple[str, list[Path]]:
+def publish(
+    study: Analysis,
+    folder: Path,
+    show: Collection[str] = (),
+    figures: Sequence[str] | None = None,
+) -> tuple[str, list[Path]]:
     """Write the files of a study, unless the folder has the files of an equal study.
 
     Args:
@@ -65,16 +71,20 @@ def publish(study: Analysis, folder: Path, show: Collection[str] = ()) -> tuple[
         folder: Where the files go.
         show: What the text includes beside the answer, the table, the law and the notes: any of
             `text.SECTIONS`, and "files".
+        figures: Names of modules with further figures; by default those of the written files.
 
     Returns:
         The report as text, at the goal of the study first, and the paths of the files.
     """
     source = f"{source_of(study.record)} {study.validate_every}"
-    written = _unchanged_files(folder, source)
+    stamp = _read_stamp(folder)
+    further, notes = _figures_of(stamp.get("figures", {}) if figures is None else figures)
+    written = _unchanged_files(folder, source, stamp, None if figures is None else further)
     if written is None:
-        written = write_goals(study, folder)
+        written = write_goals(study, folder, figures=further)
+        written.notes.extend(notes)
         if not failures(written.notes):
-            written.notes.extend(_write_stamp(folder, source, written))
+            written.notes.extend(_write_stamp(folder, source, written, further))
     texts = []
     for each in study.at_each_goal:
         texts.append(answered(each, show))
@@ -93,12 +103,43 @@ def failures(notes: Sequence[str]) -> list[str]:
     return [*failed[:SHOWN_FAILURES], f"{NOT_WRITTEN}{more} more files or figures"]
 
 
-def _write_stamp(folder: Path, source: str, written: Written) -> list[str]:
+def _figures_of(names: Iterable[str]) -> tuple[list[ModuleType], list[str]]:
+    """Return the figures of users' modules, and a note for each that cannot be imported."""
+    figures = []
+    notes = []
+    for name in names:
+        from lit_dps.report.figures import of_others  # imports matplotlib
+
+        try:
+            figures.append(of_others(name, "study.figures"))
+        except ConfigError as error:
+            notes.append(not_written(f"figure {name}", error))
+    return figures, notes
+
+
+def figures_of_files(folder: Path) -> tuple[list[ModuleType], list[str]]:
+    """Return the figures of users among the written files of a study, and notes on missing ones."""
+    return _figures_of(_read_stamp(folder).get("figures", {}))
+
+
+def _digests_of(figures: Iterable[ModuleType]) -> dict[str, str]:
+    """Return a hash of the source of each figure, by the name of its module."""
+    digests = {}
+    for figure in figures:
+        digests[figure.__name__] = _digest(Path(str(figure.__file__)))
+    return digests
+
+
+def _write_stamp(
+    folder: Path, source: str, written: Written, figures: Iterable[ModuleType]
+) -> list[str]:
     """Write the stamp of some files. Returns a note if that fails, else nothing."""
     digests = {}
     for path in written.files:
         digests[str(path.relative_to(folder))] = _digest(path)
     stamp = {"source": source, "notes": written.notes, "files": digests}
+    if figures:
+        stamp["figures"] = _digests_of(figures)
     return _write_text(folder / STAMP, json.dumps(stamp))
 
 
@@ -147,11 +188,30 @@ def source_of(record: StudyRecord) -> str:
     return source.hexdigest()
 
 
-def _unchanged_files(folder: Path, source: str) -> Written | None:
-    """Return the files that were written of an equal source; None unless all are unchanged."""
+def _read_stamp(folder: Path) -> dict[str, Any]:
+    """Return the stamp of a folder; empty without a stamp, or if it was edited."""
     try:
         stamp = json.loads((folder / STAMP).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return stamp if isinstance(stamp, dict) else {}
+
+
+def _unchanged_files(
+    folder: Path, source: str, stamp: dict[str, Any], figures: Sequence[ModuleType] | None
+) -> Written | None:
+    """Return the files that were written of an equal source; None unless all are unchanged.
+
+    Args:
+        folder: Where the files are.
+        source: The hash of the study and the code.
+        stamp: The stamp of the folder.
+        figures: The user's figures of the study; None for any.
+    """
+    try:
         if stamp["source"] != source:
+            return None
+        if figures is not None and stamp.get("figures", {}) != _digests_of(figures):
             return None
         files = []
         for name, digest in stamp["files"].items():
@@ -168,21 +228,26 @@ def _digest(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def write_goals(study: Analysis, folder: Path, only: Collection[str] | None = None) -> Written:
+def write_goals(
+    study: Analysis,
+    folder: Path,
+    only: Collection[str] | None = None,
+    figures: Sequence[ModuleType] = (),
+) -> Written:
     """Write the files of a study at all its goals.
 
     Each further goal has a folder below the folder of the study. Without `only` also report.html
-    is written, the page of the study at all its goals.
+    is written, the page of the study at all its goals. Arguments as of `write_all`.
     """
-    files, notes = write_all(study, folder, only)
+    files, notes = write_all(study, folder, only, figures)
     if only is None:
         try:
-            files.append(_write_page(study, folder / PAGE))
+            files.append(_write_page(study, folder / PAGE, figures))
         except Exception as error:  # plotly may raise anything
             notes.append(not_written(PAGE, error))
     for further in study.at_each_goal[1:]:
         goal = further.record.goal
-        goal_files, goal_notes = write_all(further, goal_folder(folder, goal.value), only)
+        goal_files, goal_notes = write_all(further, goal_folder(folder, goal.value), only, figures)
         files += goal_files
         for note in goal_notes:
             if note not in notes:
@@ -190,7 +255,12 @@ def write_goals(study: Analysis, folder: Path, only: Collection[str] | None = No
     return Written(files, notes)
 
 
-def write_all(study: Analysis, folder: Path | str, only: Collection[str] | None = None) -> Written:
+def write_all(
+    study: Analysis,
+    folder: Path | str,
+    only: Collection[str] | None = None,
+    figures: Sequence[ModuleType] = (),
+) -> Written:
     """Write the tables and figures of a study at one goal into a folder, which is made.
 
     The tables are `tables_of` and table.txt. Each file is replaced at once.
@@ -199,21 +269,22 @@ def write_all(study: Analysis, folder: Path | str, only: Collection[str] | None 
         study: The study, finished or not.
         folder: Where the files go.
         only: Names of figures; these alone are written, and no table.
+        figures: Figures of the user, beside those of the package.
     """
     from lit_dps.report.figures import FIGURES, write_figures  # imports matplotlib
 
     tables = Written([], [])
     if only is None:
         tables = _write_tables(study, Path(folder))
-    files, notes = write_figures(FIGURES, [study], folder, only)
+    files, notes = write_figures([*FIGURES, *figures], [study], folder, only)
     return Written([*tables.files, *files], [*tables.notes, *notes])
 
 
-def _write_page(study: Analysis, path: Path) -> Path:
+def _write_page(study: Analysis, path: Path, figures: Sequence[ModuleType]) -> Path:
     from lit_dps.report.html import page  # imports plotly
 
     with replacing(path) as temporary:
-        temporary.write_text(page(study), encoding="utf-8")
+        temporary.write_text(page(study, figures), encoding="utf-8")
     return path
 
 

@@ -136,6 +136,11 @@ def _prepare(setup: StudySetup, stop: StopRequest, options: RunOptions) -> _Stud
     checked = check_study(setup)
     environment = environment_of(setup, checked.data, reads_data=checked.trials_remain)
     refuse_changed_sources(sources, environment[SOURCES])
+    # After the hashes of the code, so that an edit of a figure is no change of the study's code.
+    for name in setup.study.figures:
+        from lit_dps.report.figures import of_others  # imports matplotlib
+
+        of_others(name, "study.figures")
     changes = _accepted_changes(setup, environment, options.accept_code_change)
     stop.check()
     if checked.trials_remain and _starts_processes(setup) and unguarded():
@@ -352,7 +357,7 @@ class _StudyRun:
             clear_checkpoints(storage.checkpoints(self.name))
         analysis = Analysis(record, validate_every=self.options.validate_every)
         folder = figures_folder(storage.folder, self.name)
-        text, files = publish(analysis, folder, self.options.show)
+        text, files = publish(analysis, folder, self.options.show, self.setup.study.figures)
         self.mlflow.sync(record, analysis, files)
         sys.stderr.flush()
         pages = _mlflow_pages(storage, self.mlflow.experiment_id, self.name)

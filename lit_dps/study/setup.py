@@ -233,9 +233,10 @@ class StudySetup:
         study = dataclasses.asdict(self.study)
         # A former key of configuration files, which `StudyConfig` has replaced.
         del study["lean"]
-        # Studies without readings keep the configuration that they were stored with.
-        if not study["readings"]:
-            del study["readings"]
+        # Studies without later keys keep the configuration that they were stored with.
+        for key in ("readings", "figures"):
+            if not study[key]:
+                del study[key]
         return {
             "model": dict(self.workload.model),
             "data": dict(self.workload.data),

@@ -22,6 +22,7 @@ from typing import Any
 import lit_dps
 from lit_dps.core.environment import UNKNOWN, is_same_source
 from lit_dps.core.errors import UserError
+from lit_dps.core.record import setting
 
 LENGTH = 16  # hexadecimal digits of a hash
 MAIN = ("__main__", "__mp_main__")  # the script or notebook that runs lit_dps; its name in workers
@@ -45,9 +46,10 @@ def source_hashes(config: Any) -> dict[str, list[str]]:
         the source cannot be read.
     """
     hashes = {}
+    figures: Any = setting(config, "study.figures") or ()  # they change no trial
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None)
-        if name in (*MAIN, *MACHINE_MODULES) or not isinstance(file, str):
+        if name in (*MAIN, *MACHINE_MODULES, *figures) or not isinstance(file, str):
             continue
         # torch makes modules without a file.
         if _is_users(file) and os.path.isfile(file):

@@ -17,7 +17,7 @@ It may also have
 
 Numbers are computed in `lit_dps.analysis`; a figure draws them, and the CSV beside it has them.
 `write.FIGURES` lists the figures of one study, `write.COMPARISONS` the figures of several. A figure
-of a user is named by its module.
+of a user is named by its module: in `study.figures`, in `--only` and in `Study.plot`.
 """
 
 from lit_dps.report.figures.style import STYLE
@@ -26,6 +26,7 @@ from lit_dps.report.figures.write import (
     FIGURES,
     drawn,
     of_others,
+    png_of,
     write_comparison,
     write_figures,
 )

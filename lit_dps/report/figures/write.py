@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from importlib import import_module
+from io import BytesIO
 from pathlib import Path
 from types import ModuleType
 
@@ -44,6 +45,7 @@ FIGURES = (
 COMPARISONS = (optimizers, ratios)  # figures of several studies
 NAMES = {figure.NAME for figure in (*FIGURES, *COMPARISONS)}
 REQUIRED = ("NAME", "missing", "notes")  # parts of a user's figure
+PAGE_DPI = 150  # of a picture in the report page
 
 
 def write_comparison(
@@ -134,8 +136,12 @@ def _write_figure(
     return files
 
 
-def of_others(name: str) -> ModuleType:
+def of_others(name: str, key: str = "--only") -> ModuleType:
     """Return the figure in a module of a user.
+
+    Args:
+        name: The name of the module.
+        key: The key or option that names it.
 
     Raises:
         ConfigError: if the module cannot be imported, or is not a figure.
@@ -144,11 +150,11 @@ def of_others(name: str) -> ModuleType:
         module = import_module(name)
     except ImportError as error:
         allowed = f"any of {', '.join(sorted(NAMES))}, or a module: {error}"
-        raise ConfigError("--only", name, allowed) from error
+        raise ConfigError(key, name, allowed) from error
     for part in REQUIRED:
         if not hasattr(module, part):
             allowed = f"a figure, which has NAME, missing and notes; it has no {part}"
-            raise ConfigError("--only", name, allowed)
+            raise ConfigError(key, name, allowed)
     return module
 
 
@@ -174,6 +180,14 @@ def _drawings(
         yield from figure.figures(tables, *studies)
     else:
         yield figure.NAME, figure.draw(tables[figure.NAME], *studies)
+
+
+def png_of(figure: ModuleType, *studies: Analysis) -> bytes:
+    """Return a figure of some studies as a PNG file."""
+    file = BytesIO()
+    with matplotlib.rc_context(LAID_OUT):
+        drawn(figure, *studies).savefig(file, format="png", dpi=PAGE_DPI)
+    return file.getvalue()
 
 
 def save(figure: Figure, folder: Path, name: str) -> list[Path]:

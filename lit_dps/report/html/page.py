@@ -6,10 +6,13 @@ Every name that a user chose is escaped. The page includes plotly's script, 5 MB
 from __future__ import annotations
 
 import html
+from base64 import b64encode
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from importlib.metadata import version
 from importlib.resources import files
 from string import Template
+from types import ModuleType
 from typing import Any
 
 import plotly.graph_objects as go
@@ -26,6 +29,7 @@ from lit_dps.core.record import StudyRecord, setting
 from lit_dps.core.search_space import Box
 from lit_dps.core.trial import Value
 from lit_dps.report.answer import LIMITS, answer_text, retrain_command, sentences, timing_notes
+from lit_dps.report.figures import png_of
 from lit_dps.report.notes import lines_of
 from lit_dps.report.repeats import LAW_INTERVALS
 from lit_dps.report.text import protocol_text, render, table_and_law, theory_text
@@ -43,8 +47,13 @@ _CHART = {
 _PAGE = Template(files("lit_dps.report.html").joinpath("page.html").read_text(encoding="utf-8"))
 
 
-def page(study: Analysis) -> str:
-    """Return the report of a study, finished or not, as one HTML page."""
+def page(study: Analysis, figures: Sequence[ModuleType] = ()) -> str:
+    """Return the report of a study, finished or not, as one HTML page.
+
+    Args:
+        study: The study.
+        figures: Figures of the user, shown below the charts.
+    """
     record = study.record
     # The head has the note on trials that have not finished.
     pending = lines_of([PENDING], study)
@@ -53,6 +62,7 @@ def page(study: Analysis) -> str:
         *_head(study),
         *_notes(pending),
         *_charts(study),
+        *map(partial(_picture, study), figures),
         _trials(study),
         f"<h2>Table and law</h2><pre>{_text(_tables(study))}</pre>",
         *_notes(other_notes),
@@ -141,6 +151,18 @@ def _chart(number: int, title: str, figure: go.Figure, caption: str) -> str:
 def _tables(study: Analysis) -> str:
     """Return the answer, the table and the law as the terminal has them."""
     return "\n".join(filter(None, [answer_text(study), table_and_law(study)]))
+
+
+def _picture(study: Analysis, figure: ModuleType) -> str:
+    """Return a figure of the user as a picture with its caption; empty without data for it."""
+    caption = _text(getattr(figure, "CAPTION", figure.NAME))
+    try:
+        if figure.missing(study) is not None:
+            return ""
+        picture = b64encode(png_of(figure, study)).decode()
+    except Exception:  # `write_figures` notes the error
+        return ""
+    return f'<h2>{caption}</h2><figure><img src="data:image/png;base64,{picture}"></figure>'
 
 
 def _trials(study: Analysis) -> str:

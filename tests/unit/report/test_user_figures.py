@@ -1,0 +1,91 @@
+"""Figures of users: in the files of a study, in its page and in `Study.plot`."""
+
+from __future__ import annotations
+
+import base64
+import io
+import re
+import sys
+from pathlib import Path
+
+import PIL.Image
+import pytest
+
+from lit_dps.analysis.analysis import Analysis
+from lit_dps.report.notebook import Study
+from lit_dps.report.publish import publish
+from lit_dps.study.sources import source_hashes
+from tests.support.errors import refuses
+from tests.support.recipes import files_of_page
+from tests.unit.report.test_html_page import study  # noqa: F401
+
+NAMES = ["success.csv", "success.png", "success.pdf"]
+
+
+@pytest.fixture
+def figure(tmp_path, monkeypatch):
+    """The file of the page's figure, which can be imported."""
+    folder = tmp_path / "code"
+    folder.mkdir()
+    file = folder / "my_figure.py"
+    file.write_text(files_of_page()["my_figure.py"])
+    monkeypatch.syspath_prepend(folder)
+    yield file
+    sys.modules.pop("my_figure", None)
+
+
+def pictures(folder: Path) -> list[PIL.Image.Image]:
+    """The pictures of the page of a study."""
+    text = (folder / "report.html").read_text()
+    found = []
+    for encoded in re.findall(r'<img src="data:image/png;base64,([^"]+)"', text):
+        found.append(PIL.Image.open(io.BytesIO(base64.b64decode(encoded))))
+    return found
+
+
+def test_a_figure_is_written_shown_in_the_page_and_plotted(study, figure, tmp_path):  # noqa: F811
+    folder = tmp_path / "files"
+    publish(study, folder)
+    assert pictures(folder) == []
+    _, files = publish(study, folder, figures=["my_figure"])
+    assert {folder / name for name in NAMES} <= {*files}
+    (picture,) = pictures(folder)
+    assert picture.size == (600, 450)  # 4 x 3 inches
+    axes = Study(study.record).plot("my_figure").axes[0]
+    assert axes.get_ylabel() == "Share of the trials that reach the goal"
+    # A later command, such as analyze, keeps the figure. It need not find the module.
+    page = folder / "report.html"
+    before = page.stat().st_mtime_ns
+    sys.modules.pop("my_figure")
+    sys.path.remove(str(figure.parent))
+    assert {folder / name for name in NAMES} <= {*publish(study, folder)[1]}
+    assert page.stat().st_mtime_ns == before
+
+
+def test_an_edited_figure_is_drawn_again_and_a_failing_one_costs_nothing(study, figure, tmp_path):  # noqa: F811
+    folder = tmp_path / "files"
+    publish(study, folder, figures=["my_figure"])
+    sys.modules.pop("my_figure")
+    figure.write_text(figure.read_text().replace("figsize=(4, 3)", "figsize=(2, 2)"))
+    publish(study, folder, figures=["my_figure"])
+    assert [picture.size for picture in pictures(folder)] == [(300, 300)]
+    sys.modules.pop("my_figure")
+    figure.write_text(figure.read_text() + "\ndef rows(*studies):\n    raise ValueError('none')\n")
+    text, _ = publish(study, folder, figures=["my_figure"])
+    assert pictures(folder) == [] and "figure success" in text and "ValueError" in text
+    text, _ = publish(study, folder, figures=["no_such_figure"])
+    assert "figure no_such_figure" in text
+
+
+def test_a_module_without_a_figure_is_refused(study, figure):  # noqa: F811
+    with refuses("name", "no_such_figure"):
+        Study(study.record).plot("no_such_figure")
+    with refuses("name", "tests.support.errors"):
+        Study(study.record).plot("tests.support.errors")
+
+
+def test_a_figure_is_no_code_of_the_trials(study, figure):  # noqa: F811
+    Study(study.record).plot("my_figure")
+    assert "my_figure.py" in source_hashes({})
+    assert "my_figure.py" not in source_hashes({"study": {"figures": ["my_figure"]}})
+    assert isinstance(study, Analysis)
