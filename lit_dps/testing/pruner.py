@@ -31,7 +31,8 @@ def check_pruner(
 
     The network has a convolution and two linear layers, in double precision, and 24 examples.
 
-    - The mask is one of prunable parameters. With `hits_count` it keeps exactly round(m (1 - S)).
+    - The mask is one of prunable parameters. With `hits_count` it is a mask of all of them, and
+      keeps exactly round(m (1 - S)).
     - It depends on the generator and not on global random numbers, which do not change either.
       The same call gives the same mask again.
     - The module remains in training mode, with the same parameters trained.
@@ -82,7 +83,7 @@ class _Examples:
 
 
 def _network(examples: _Examples) -> Network:
-    """Return a network of 1,374 prunable elements with its initial weights."""
+    """Return a network of 843 prunable elements with its initial weights."""
     with preserve_rng_state(seed=2):
         module = toy_network(4, 20).double()
     return Network(
@@ -115,7 +116,7 @@ def _check_mask(pruner: Pruner, sparsity: float) -> Mask:
         shown_by,
     )
     _check_shapes(name, mask, network, shown_by)
-    _check_count(pruner, mask, sparsity, shown_by)
+    _check_count(pruner, mask, sparsity, network, shown_by)
     is_training = all(each.training for each in network.module.modules())
     is_trained = all(each.requires_grad for each in network.module.parameters())
     require(
@@ -150,12 +151,22 @@ def _check_shapes(name: str, mask: Mask, network: Network, shown_by: str) -> Non
         )
 
 
-def _check_count(pruner: Pruner, mask: Mask, sparsity: float, shown_by: str) -> None:
+def _check_count(
+    pruner: Pruner, mask: Mask, sparsity: float, network: Network, shown_by: str
+) -> None:
     kept, total = mask.count()
     name = type(pruner).__name__
     require("empty", kept > 0, f"{name} keeps nothing", "a mask that keeps something", shown_by)
     if not pruner.hits_count:
         return
+    missing = [key for key in network.parameters if key not in mask]
+    require(
+        "covers",
+        not missing,
+        f"the mask of {name} leaves out {', '.join(missing)}",
+        "a mask of all prunable parameters, of which a sparsity is a share, or hits_count = False",
+        shown_by,
+    )
     expected = round(total * (1 - sparsity))
     require(
         "count",

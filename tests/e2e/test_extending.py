@@ -10,6 +10,7 @@ import shlex
 import pandas as pd
 import pytest
 
+import lit_dps
 from lit_dps.analysis.summary import summarize
 from lit_dps.storage.read import read_study
 from tests.e2e.commands import run
@@ -27,8 +28,8 @@ def project(tmp_path_factory):
 
 def commands_of_the_page(folder):
     """Write the files of the page into a folder, run its commands there, and return what they
-    print. Only the command that is about a figure draws pictures."""
-    said = []
+    print, by command. Only the command that is about a figure draws pictures."""
+    said = {}
     write_files(folder)
     for block in re.findall(r"```bash\n(.*?)```", PAGE, re.DOTALL):
         for line in block.splitlines():
@@ -39,33 +40,44 @@ def commands_of_the_page(folder):
                     patch.delenv(pictures.KEY, raising=False)
                 done = run(folder, *arguments)
             assert done.returncode == 0, done.stderr
-            said.append(done.stdout)
+            said[line.removeprefix("lit-dps ")] = done.stdout
     return said
+
+
+def cells_of(folder, study="stripes"):
+    return pd.read_csv(folder / f"mlruns/figures/{study}/table.csv")
 
 
 @pytest.mark.slow
 def test_a_project_of_its_own_files_runs_a_study(project):
-    folder, (study, figure, *_) = project
-    table = pd.read_csv(folder / "mlruns/figures/stripes/table.csv")
-    assert len(table) == 12 and table["k_star"].notna().all()
-    assert {*table["method"]} == {"snip", "my_pruner.SnipTwice"}
+    folder, said = project
+    table = cells_of(folder)
+    methods = {"snip", "my_pruner.SnipTwice", "my_two_four.TwoFour"}
+    assert len(table) == 12 and {*table["method"]} == methods
+    assert table["k_star"].notna().all()
     dense = table[table["sparsity"] == 0].pivot(
         index="batch_size", columns="method", values="k_star"
     )
-    assert (dense["snip"] == dense["my_pruner.SnipTwice"]).all()  # nothing is pruned
-    sparse = table[table["sparsity"] == 0.8].pivot(
-        index="batch_size", columns="method", values="k_star"
-    )
-    assert (sparse["snip"] != sparse["my_pruner.SnipTwice"]).any()
-    assert "method=SnipTwice" in study
+    assert (dense.nunique(axis="columns") == 1).all()  # nothing is pruned
+    record = read_study(f"sqlite:///{folder}/mlruns/study.db", "stripes")
+    kept = {}
+    for cell, trials in record.results.items():
+        if cell.sparsity:
+            kept.setdefault(dict(cell.axes)["pruning.method"], trials[0].kept)
+    assert kept["snip"] != kept["my_pruner.SnipTwice"]
+    # Of each layer of 784 x 32 and 32 x 10 weights one half, and no bias.
+    assert kept["my_two_four.TwoFour"] == {
+        "network.1.weight": (784 * 16, 784 * 32),
+        "network.3.weight": (16 * 10, 32 * 10),
+    }
+    assert "method=SnipTwice" in said["study --config stripes.yaml"]
 
 
 @pytest.mark.slow
-def test_its_reading_is_in_the_tables(project):
+def test_its_readings_are_in_the_tables(project):
     folder, _ = project
-    drawn = folder / "mlruns/figures/stripes"
-    cells = pd.read_csv(drawn / "table.csv")
-    curves = pd.read_csv(drawn / "readings.csv")
+    cells = cells_of(folder)
+    curves = pd.read_csv(folder / "mlruns/figures/stripes/readings.csv")
     assert cells["sharpness"].notna().all() and curves["sharpness"].notna().all()
     for _, cell in cells.iterrows():
         rows = curves
@@ -73,6 +85,14 @@ def test_its_reading_is_in_the_tables(project):
             rows = rows[rows[column] == cell[column]]
         at_goal = rows[rows["step"] == cell["k_star"]]
         assert at_goal["sharpness"].tolist() == [cell["sharpness"]]
+    record = read_study(f"sqlite:///{folder}/mlruns/study.db", "stripes")
+    memories = set()
+    for trials in record.results.values():
+        for result in trials:
+            memories.add(result.end_readings.get("peak_memory"))
+    # A process with torch needs more than 100 MiB, and the networks have 25,450 weights.
+    assert cells["peak_memory"].between(100, 4000).all()
+    assert {*cells["peak_memory"]} <= memories
 
 
 @pytest.mark.slow
@@ -80,30 +100,38 @@ def test_a_statistic_of_its_own_is_what_k_star_is(project, monkeypatch):
     folder, said = project
     url = f"sqlite:///{folder}/mlruns/study.db"
     with refuses("study.statistic", "my_statistic.BestTwo"):
-        read_study(url, "best-two")
+        read_study(url, "mean")
     monkeypatch.syspath_prepend(folder)
-    cells = summarize(read_study(url, "best-two"))
+    cells = summarize(read_study(url, "mean"))
     for cell in cells:
         best = sorted(k for k in cell.steps if k is not None)[:2]
         k_star = None
         if len(best) == 2:
             k_star = math.ceil(math.sqrt(best[0] * best[1]) - 1e-6)
         assert cell.k_star == k_star, cell
-    assert sum(cell.k_star is not None for cell in cells) >= 6
-    (text,) = (text for text in said if "study best-two:" in text)
+    assert any(cell.k_star is not None for cell in cells)
+    (text,) = (text for text in said.values() if "study mean:" in text)
     assert "K* is the geometric mean of the steps of the best two trials" in text
 
 
 @pytest.mark.slow
-def test_its_figure_is_drawn(project):
-    folder, (study, figure, *_) = project
+def test_its_figure_is_drawn(project, monkeypatch):
+    folder, said = project
     drawn = folder / "mlruns/figures/stripes"
+    figure = said["figures stripes --only my_figure"]
     assert (
         "success.{csv,png,pdf}" in figure
         and "note: trials that racing stopped early count as misses" in figure
     )
     assert (drawn / "success.png").read_bytes().startswith(b"\x89PNG")
-    assert len(pd.read_csv(drawn / "success.csv")) == 12
+    rows = pd.read_csv(drawn / "success.csv")
+    assert len(rows) == 12 and "data:image/png;base64" in (drawn / "report.html").read_text()
+    monkeypatch.syspath_prepend(folder)
+    axes = lit_dps.load("stripes", folder / "mlruns").plot("my_figure").axes[0]
+    shares = []
+    for line in axes.get_lines():
+        shares += list(line.get_ydata())
+    assert sorted(shares) == sorted(rows["success"])
     done = run(folder, "figures", "stripes", "--only", "my_rule")
     assert (
         done.returncode == 2
@@ -119,7 +147,7 @@ def test_its_goals_are_met_by_their_rules(project, monkeypatch):
     for name, checks in (("mean", 3), ("settled", 3)):
         record = read_study(f"sqlite:///{folder}/mlruns/study.db", name)
         complete = [r for trials in record.results.values() for r in trials if r.steps is not None]
-        assert len(complete) >= 2
+        assert complete
         for result in complete:
             errors = result.curve["val_error"]
             assert result.steps == result.curve["step"][-1] >= 2 * checks

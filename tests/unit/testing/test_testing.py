@@ -198,6 +198,14 @@ class Unknown(Pruner):
         return Mask({"none": torch.ones(3, dtype=torch.bool)})
 
 
+class Partial(Pruner):
+    """Prunes the weights of the last layer alone."""
+
+    def mask(self, network, sparsity, generator):
+        scores = uniform(network, generator)
+        return top_k({"6.weight": scores["6.weight"]}, sparsity)
+
+
 class Evaluating(Pruner):
     def mask(self, network, sparsity, generator):
         network.module.eval()
@@ -226,6 +234,7 @@ BROKEN_PRUNERS = {
     Growing: "repeated",
     Inexact: "count",
     Unknown: "parameters",
+    Partial: "covers",
     Evaluating: "mode",
     Shrinking: "next_count",
     Writing: "only_read",
