@@ -24,7 +24,7 @@ if TYPE_CHECKING:  # the names of `_PUBLIC`, for type checkers and editors
     from lit_dps.module import ImageClassifier as ImageClassifier
     from lit_dps.readings import BranchCallback as BranchCallback
     from lit_dps.readings import NoiseScaleCallback as NoiseScaleCallback
-    from lit_dps.readings import SmoothnessCallback as SmoothnessCallback
+    from lit_dps.readings import ReadingsCallback as ReadingsCallback
     from lit_dps.report.notebook import Study as Study
     from lit_dps.training import GoalErrorCallback as GoalErrorCallback
     from lit_dps.training import PruningCallback as PruningCallback
@@ -53,7 +53,7 @@ _PUBLIC = {
     "BranchCallback": "lit_dps.readings",
     "NoiseScaleCallback": "lit_dps.readings",
     "PruningCallback": "lit_dps.training",
-    "SmoothnessCallback": "lit_dps.readings",
+    "ReadingsCallback": "lit_dps.readings",
 }
 
 

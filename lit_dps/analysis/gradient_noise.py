@@ -21,7 +21,7 @@ from lit_dps.analysis.summary import is_comparable
 from lit_dps.analysis.tables import columns_of, frame
 from lit_dps.core.noise_scale import BLOCKS, LEVEL
 from lit_dps.core.record import StudyRecord
-from lit_dps.core.trial import Series, TrialResult
+from lit_dps.core.trial import LIPSCHITZ, Series, TrialResult
 
 # Points of a drawn line.
 LINE_POINTS = 64
@@ -95,7 +95,7 @@ class NoiseLaw:
 
 def readings_of(result: TrialResult) -> Readings | None:
     """Return the positive and finite measurements of a comparable trial; None without any."""
-    curve = result.smoothness
+    curve = result.readings.get(LIPSCHITZ, {})
     if not curve.get("noise") or not is_comparable(result):
         return None
     pairs = np.array([curve["squared_gradient"], curve["noise"]], float)

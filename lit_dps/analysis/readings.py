@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import pandas as pd
 
@@ -10,7 +10,7 @@ from lit_dps.analysis.tables import columns_of, frame
 from lit_dps.core.racing import to_goal
 from lit_dps.core.record import StudyRecord
 from lit_dps.core.search_space import short_names
-from lit_dps.core.trial import Status, TrialResult
+from lit_dps.core.trial import LIPSCHITZ, Status, TrialResult
 
 # Columns of the tables of every study: of cells, of trials and of curves.
 TABLE_COLUMNS = frozenset(
@@ -41,13 +41,18 @@ def reading_columns(record: StudyRecord) -> list[str]:
     at_end: dict[str, None] = {}
     for results in record.results.values():
         for result in results:
-            for name, read in result.readings.items():
+            for name, read in _shown(result).items():
                 along.setdefault(name, {}).update(dict.fromkeys(read))
             at_end |= dict.fromkeys(result.end_readings)
     columns = []
     for read in (*along.values(), at_end):
         columns += [name for name in read if name != "step"]
     return columns
+
+
+def _shown(result: TrialResult) -> dict[str, Mapping[str, list[float]]]:
+    """Return the readings along a run without the one that has tables of its own."""
+    return {name: read for name, read in result.readings.items() if name != LIPSCHITZ}
 
 
 def reading_values(result: TrialResult) -> dict[str, float]:
@@ -57,7 +62,7 @@ def reading_values(result: TrialResult) -> dict[str, float]:
     reading at the end is of the end of the trial, also with `study.train_past_goal`.
     """
     values = {}
-    for columns in to_goal(result).readings.values():
+    for columns in _shown(to_goal(result)).values():
         for name, read in columns.items():
             if name != "step" and read:
                 values[name] = read[-1]

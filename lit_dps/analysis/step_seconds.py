@@ -181,4 +181,4 @@ def _ran_alone(result: TrialResult) -> bool:
     if result.status not in _FULL_LENGTH or result.seconds <= 0 or not result.steps_run:
         return False
     is_shared = bool(result.flags.keys() & {STACKED, SPARSE_KERNELS})
-    return not is_shared and not (result.smoothness.get("step") or result.readings)
+    return not is_shared and not any(columns.get("step") for columns in result.readings.values())

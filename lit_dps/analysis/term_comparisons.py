@@ -23,7 +23,7 @@ from lit_dps.analysis.theory import Start, Terms, finite, terms_of
 from lit_dps.core.racing import to_goal
 from lit_dps.core.record import StudyRecord
 from lit_dps.core.statistic import Statistic
-from lit_dps.core.trial import Series, TrialResult
+from lit_dps.core.trial import LIPSCHITZ, Series, TrialResult
 
 Measured = Terms | Start
 TermsReader = Callable[[TrialResult], Any]  # `terms_of` or `start_of`
@@ -140,14 +140,13 @@ def readings_to_goal(record: StudyRecord, series: Series) -> dict[tuple[int, int
     for cell, results in record.results.items():
         if cell.series == series:
             for result in results:
-                steps = to_goal(result).smoothness.get("step", ())
-                counts[cell.batch_size, result.trial.point] = len(steps)
+                counts[cell.batch_size, result.trial.point] = len(_lipschitz_by_step(result))
     return counts
 
 
 def _lipschitz_by_step(result: TrialResult) -> dict[int, float]:
     """Return L up to the goal of a trial, by step."""
-    curve: Any = to_goal(result).smoothness
+    curve: Any = to_goal(result).readings.get(LIPSCHITZ, {})
     return dict(zip(curve.get("step", ()), curve.get("lipschitz", ()), strict=True))
 
 

@@ -40,7 +40,7 @@ from lit_dps.analysis.law_fit import Fit
 from lit_dps.analysis.summary import CellSummary
 from lit_dps.analysis.tables import columns_of, frame
 from lit_dps.core.racing import to_goal
-from lit_dps.core.trial import Series, TrialResult
+from lit_dps.core.trial import LIPSCHITZ, THEORY, Series, TrialResult
 
 MU = 1.0  # the paper's value: batch gradients are unbiased
 # Relative difference of the two sides of the test for equal rates, which rounding can cause.
@@ -122,7 +122,7 @@ def start_of(result: TrialResult) -> Start | None:
 
     None if they were not measured or are not positive and finite.
     """
-    measured = result.theory
+    measured = _measured(result)
     if not measured:
         return None
     start = Start(2 * (measured["loss"] - measured["floor"]), measured["gradient_variance"])
@@ -135,9 +135,9 @@ def terms_of(result: TrialResult) -> Terms | None:
     None if a term was not measured or is not positive and finite. A run may end before its first
     measurement of L.
     """
-    measured = result.theory
+    measured = _measured(result)
     start = start_of(result)
-    curve = to_goal(result).smoothness
+    curve = to_goal(result).readings.get(LIPSCHITZ, {})
     lipschitz = finite(curve.get("lipschitz", ()))
     if start is None or not lipschitz or not measured["steps"]:
         return None
@@ -153,6 +153,15 @@ def terms_of(result: TrialResult) -> Terms | None:
         steps=int(measured["steps"]),
     )
     return terms if _are_positive(vars(terms).values()) else None
+
+
+def _measured(result: TrialResult) -> dict[str, float]:
+    """Return the terms of a trial as they were measured, by name (`THEORY`)."""
+    terms = {}
+    for name, value in result.flags.items():
+        if name.startswith(THEORY):
+            terms[name.removeprefix(THEORY)] = value
+    return terms
 
 
 def _are_positive(values: Iterable[float]) -> bool:

@@ -12,7 +12,7 @@ from lit_dps.analysis.summary import CellSummary, is_comparable
 from lit_dps.analysis.tables import cell_columns, columns_of, frame
 from lit_dps.core.racing import to_goal
 from lit_dps.core.record import StudyRecord
-from lit_dps.core.trial import TrialResult, Value
+from lit_dps.core.trial import LIPSCHITZ, TrialResult, Value
 
 
 def best_trial_curves(cells: Iterable[CellSummary], metric: str) -> pd.DataFrame:
@@ -61,8 +61,9 @@ def lipschitz_rows(record: StudyRecord) -> pd.DataFrame:
             cut = to_goal(result)
             names = {**_trial_columns(cut), "status": str(cut.status)}
             is_used = has_lipschitz(cut) and (not common or cut.trial.point in common)
-            steps = cut.smoothness.get("step", ())
-            for step, value in zip(steps, cut.smoothness.get("lipschitz", ()), strict=True):
+            curve = cut.readings.get(LIPSCHITZ, {})
+            steps = curve.get("step", ())
+            for step, value in zip(steps, curve.get("lipschitz", ()), strict=True):
                 is_drawn = is_used and is_positive(value)
                 rows.append({**names, "step": step, "lipschitz": value, "drawn": is_drawn})
     return frame(rows)
@@ -109,7 +110,7 @@ def common_points(record: StudyRecord, batch_size: int) -> set[int]:
 
 def has_lipschitz(result: TrialResult) -> bool:
     """Return True if the Lipschitz constant of a comparable trial was measured."""
-    return bool(result.smoothness.get("step")) and is_comparable(result)
+    return bool(result.readings.get(LIPSCHITZ, {}).get("step")) and is_comparable(result)
 
 
 def is_positive(value: float) -> bool:

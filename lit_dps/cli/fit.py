@@ -28,7 +28,7 @@ from lit_dps.core.parse_errors import one_line
 from lit_dps.core.trial_config import TRIAL_SECTIONS
 from lit_dps.parallel import ddp, launch, ranks
 from lit_dps.parallel.process import defer_signals, keep_freed_memory
-from lit_dps.readings import SmoothnessCallback
+from lit_dps.readings import ReadingsCallback
 from lit_dps.report.pruning_notes import unmasked_note
 from lit_dps.storage.urls import is_http, without_password
 from lit_dps.training import DelayCallback, GoalErrorCallback, LocalSGDCallback, PruningCallback
@@ -39,7 +39,7 @@ CALLBACKS = {  # by section, in the order in which the trainer calls them
     "goal": GoalErrorCallback,
     "pruning": PruningCallback,
     "optim": DelayCallback,
-    "smoothness": SmoothnessCallback,
+    "smoothness": ReadingsCallback,
 }
 KEYWORDS = ("best", "last", "hpc")  # for checkpoints that Lightning looks up
 

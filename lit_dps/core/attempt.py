@@ -28,8 +28,8 @@ class Attempt:
         on_check: Called with the attempt after each check.
         status: How the attempt ended; None while it runs.
         curve: As `TrialResult.curve`; with "exact" after `enable_early_checks`.
-        kept, seconds, timed, smoothness, theory, readings, end_readings, flags, failure,
-            traceback, engine, engine_reason: As in `TrialResult`. Engines set them.
+        kept, seconds, timed, readings, end_readings, flags, failure, traceback, engine,
+            engine_reason: As in `TrialResult`. Engines set them.
     """
 
     trial: Trial | None
@@ -45,8 +45,6 @@ class Attempt:
     kept: dict[str, tuple[int, int]] = field(default_factory=dict)
     seconds: float = 0.0
     timed: dict[str, float] = field(default_factory=dict)
-    smoothness: dict[str, list[float]] = field(default_factory=dict)
-    theory: dict[str, float] = field(default_factory=dict)
     readings: dict[str, dict[str, list[float]]] = field(default_factory=dict)
     end_readings: dict[str, float] = field(default_factory=dict)
     flags: dict[str, float] = field(default_factory=dict)
@@ -241,8 +239,6 @@ class Attempt:
             kept=self.kept,
             seconds=self.seconds,
             timed=self.timed,
-            smoothness=self.smoothness,
-            theory=self.theory,
             readings=self.readings,
             end_readings=self.end_readings,
             flags=self.flags,

@@ -117,7 +117,6 @@ def cut(result: TrialResult, limit: float) -> TrialResult:
     shortened = dataclasses.replace(
         result,
         curve=_cut_series(result.curve, limit),
-        smoothness=_cut_series(result.smoothness, limit),
         readings=readings,
     )
     if shortened.steps_run < result.steps_run:

@@ -199,16 +199,6 @@ class TrialResult:
         timed: Times of the attempt's last process, if known: "steps" and their seconds with their
             data, "training"; "checks" and their seconds, "checking". Neither includes building,
             pruning and measuring. Comparisons ignore it.
-        smoothness: One entry a measurement, in equally long lists: "step"; "lipschitz" (local
-            Lipschitz constant of the gradient between the weights before and after that step);
-            "squared_gradient" (squared norm of the training gradient before that step); if
-            requested, "noise" (trace of the covariance of the per-example gradient before that
-            step). Empty without measurements.
-        theory: Terms of the theory, if measured: "loss" (training loss after pruning, before the
-            first step), "gradient_variance" (trace of the covariance of the per-example gradient
-            there), "squared_gradient" (squared norm of the training gradient there), "floor" (lower
-            bound of the loss), and over all steps run "steps", "rate_sum" and "rate_square_sum"
-            (sums of the learning rate and of its square).
         readings: The readings along the run (`study.readings`) by name. Each has equally long lists
             by column, among them "step".
         end_readings: The readings at the end by column; empty unless the trial is complete or its
@@ -232,8 +222,6 @@ class TrialResult:
     curve: Mapping[str, list[float]] = field(default_factory=dict)
     kept: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     seconds: float = 0.0
-    smoothness: Mapping[str, list[float]] = field(default_factory=dict)
-    theory: Mapping[str, float] = field(default_factory=dict)
     readings: Mapping[str, Mapping[str, list[float]]] = field(default_factory=dict)
     end_readings: Mapping[str, float] = field(default_factory=dict)
     flags: Mapping[str, float] = field(default_factory=dict)
@@ -271,7 +259,20 @@ LIGHTNING = "lightning"  # Lightning's own loop
 # Value of `TrialResult.engine_reason` if the user has chosen the loop.
 ENGINE_SET = "study.engine is lightning"
 
+# The reading of the local Lipschitz constant, which has a table and figures of its own. Columns:
+# "step"; "lipschitz", the constant of the gradient between the weights before and after that step;
+# "squared_gradient", the squared norm of the training gradient before that step; if requested,
+# "noise", the trace of the covariance of the per-example gradient before that step.
+LIPSCHITZ = "lipschitz"
+
 # Names of `TrialResult.flags`. Each is present only if there is something to report.
+
+# Prefix of terms of the theory: "loss" (training loss after pruning, before the first step),
+# "gradient_variance" (trace of the covariance of the per-example gradient there),
+# "squared_gradient" (squared norm of the training gradient there), "floor" (lower bound of the
+# loss), and over all steps run "steps", "rate_sum" and "rate_square_sum" (sums of the learning rate
+# and of its square).
+THEORY = "theory/"
 
 # A schedule with a changing rate: its first step at the largest rate, and the step after which the
 # rate is constant.

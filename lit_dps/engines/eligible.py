@@ -110,8 +110,6 @@ def _reason_against_loop(built: Built, trainer: Trainer, training: Training) -> 
     """Return why a trial needs Lightning's loop; None if the interval loop can train it."""
     module = built.module
     name = type(module).__name__
-    if training.smoothness.interval is not None:
-        return "smoothness.interval is set, and Lightning's loop alone measures smoothness"
     reason = _reason_against_trainer(trainer)
     if reason is not None:
         return reason

@@ -22,13 +22,13 @@ from lit_dps.core.trial_config import (
     GoalConfig,
     OptimConfig,
     PruningConfig,
-    SmoothnessConfig,
     plain,
 )
 from lit_dps.engines.module_hooks import NeedsLightning
 from lit_dps.parallel import ranks
 from lit_dps.pruning.pruner import Scores
-from lit_dps.readings.reading import Reading, ReadingSpec
+from lit_dps.readings.reading import Reading
+from lit_dps.readings.registry import ReadingSpec
 from lit_dps.training import DelayCallback, LocalSGDCallback, PruningCallback
 from lit_dps.training.checkpoint_files import CheckpointFile, Checkpoints
 from lit_dps.training.lightning_private import error_of_fit
@@ -69,7 +69,6 @@ class Training:
         workload: What a trial trains.
         goal: When a trial stops.
         pruning: How a trial is pruned. The sparsity is the cell's, and the seed the point's.
-        smoothness: What is measured along a trial.
         optim: The delay of the gradients.
         local: The workers of local SGD.
         checkpoints: The checkpoint files of long runs; None saves nothing.
@@ -82,7 +81,6 @@ class Training:
     workload: Workload
     goal: GoalConfig
     pruning: PruningConfig = PruningConfig()
-    smoothness: SmoothnessConfig = SmoothnessConfig()
     optim: OptimConfig = OptimConfig()
     local: LocalSGDSchedule = LocalSGDSchedule()
     checkpoints: Checkpoints | None = None
@@ -182,7 +180,6 @@ class Training:
         settings: dict[str, Any] = {
             "goal": plain(self.goal),
             "pruning": plain(self.pruning),
-            "smoothness": plain(self.smoothness),
             "optim": plain(self.optim),
             "local": plain(self.local_sgd_callback(trial).rounds),
             "metrics": list(self.metrics),

@@ -200,6 +200,8 @@ class NetworkRun:
         self.module.on_train_start()
         self.module.on_train_epoch_start()
         self._mask_weights()
+        if self.readings is not None:
+            self.readings.before(1, self)
 
     def _prune(self, training: Training, min_batch_size: int) -> None:
         """Prune the network as `PruningCallback` does.
@@ -319,9 +321,21 @@ class NetworkRun:
         """Return a fresh pass over the first examples of the training split; None for all."""
         return ImagePass(self.data, self.module.device, batch_size, examples)
 
+    @property
+    def batch_size(self) -> int:
+        """Examples of an optimizer step."""
+        assert self.attempt.trial is not None
+        return self.attempt.trial.cell.batch_size
+
+    def loss_of(self, module: LightningModule, batch: Any) -> Tensor | None:
+        """Return the mean training loss of a batch by a copy of the module."""
+        return cast(ImageClassifier, module).loss(batch)
+
     def record(self, outcome: CheckOutcome) -> None:
         """Record the check at the end of an interval; the attempt decides how the run continues."""
         self.steps += self.attempt.goal.check_interval
+        if self.readings is not None:
+            self.attempt.flags = {**self.attempt.flags, **self.readings.flags}
         self.attempt.record(
             self.steps,
             outcome.error,

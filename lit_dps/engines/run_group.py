@@ -158,6 +158,7 @@ class RunGroup:
                 with self.stopwatch.paused(self._device):
                     self.networks.write_back_weights(row)
                     run.readings.read(run.steps + end, run)
+                    run.readings.before(run.steps + end + 1, run)
             first = end
         assert losses is not None
         return losses
@@ -392,6 +393,8 @@ class SingleNetwork:
 
     def _step(self) -> None:
         """Step the optimizer."""
+        if self.run.readings is not None:
+            self.run.readings.count(float(self.run.optimizer.param_groups[0]["lr"]))
         self.run.module.on_before_optimizer_step(self.run.optimizer)
         self.run.optimizer.step()
         if self._moves_pruned:

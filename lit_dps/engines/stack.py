@@ -246,6 +246,8 @@ class StackedNetworks:
                 # The first delayed gradient is applied after `delay` steps.
                 if steps >= delay:
                     rate = run.learning_rate(steps)
+                if run.readings is not None:
+                    run.readings.count(run.learning_rate(steps))
             steps_before.append(steps)
             rates.append([rate])
             updates.append([max(steps - delay, 0) + 1.0])

@@ -17,8 +17,6 @@ from lit_dps.core.trial import LIGHTNING, RANKS, Trial, TrialResult
 from lit_dps.engines.eligible import standard_data
 from lit_dps.engines.engine import Training
 from lit_dps.parallel import ranks
-from lit_dps.readings import SmoothnessCallback
-from lit_dps.readings.attempt_readings import AttemptReadings
 from lit_dps.readings.callback import ReadingsCallback
 from lit_dps.training import (
     DelayCallback,
@@ -45,15 +43,13 @@ class TrialFit:
     Attributes:
         built: The module, the data module and the trainer's arguments.
         goal: Validates the run and ends it.
-        pruning, smoothness, examples, schedule, delay, local, readings: Further callbacks of the
-            study.
+        pruning, examples, schedule, delay, local, readings: Further callbacks of the study.
         checkpoint: Saves the run; None if the run is not saved.
     """
 
     built: Built
     goal: GoalErrorCallback
     pruning: PruningCallback
-    smoothness: SmoothnessCallback
     examples: ExamplesCallback
     schedule: ScheduleCallback
     delay: DelayCallback
@@ -97,12 +93,11 @@ class TrialFit:
             built=built,
             goal=goal,
             pruning=training.pruning_callback(trial),
-            smoothness=SmoothnessCallback.of(training.smoothness),
             examples=ExamplesCallback(trial.cell.batch_size, training.workload.batch_size_key),
             schedule=ScheduleCallback(training, trial, goal),
             delay=training.delay_callback(trial),
             local=training.local_sgd_callback(trial),
-            readings=ReadingsCallback(AttemptReadings(training.fresh_readings(), attempt), goal),
+            readings=ReadingsCallback(training.readings),
             checkpoint=checkpoint,
         )
 
@@ -111,14 +106,12 @@ class TrialFit:
         callbacks: list[Callback] = [StudySignals(), self.pruning]
         if self.delay.delay:
             callbacks.append(self.delay)
-        if self.smoothness.interval:
-            callbacks.append(self.smoothness)
         if self.local.rounds.on:
             callbacks.append(self.local)  # before the goal, which reads the loss of all workers
         callbacks += [self.goal, self.schedule]
         if not standard_data(self.built.data):
             callbacks.append(self.examples)
-        if self.readings.readings:
+        if self.readings.measures_one_network:
             callbacks.append(self.readings)
         if self.checkpoint is not None:
             callbacks.append(self.checkpoint)
@@ -239,10 +232,8 @@ def _collect(fit: TrialFit, attempt: Attempt) -> None:
     if fit.checkpoint is not None:
         attempt.seconds = fit.checkpoint.seconds
     attempt.timed = fit.goal.stopwatch.timed
-    if fit.smoothness.interval:
-        attempt.smoothness = fit.smoothness.curve
-    attempt.theory = fit.smoothness.terms
     attempt.flags = {**fit.pruning.flags, **fit.examples.flags, **fit.schedule.flags}
+    attempt.flags |= fit.readings.flags
     if ranks.world() > 1:
         attempt.flags[RANKS] = ranks.world()
 

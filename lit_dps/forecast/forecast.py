@@ -19,7 +19,7 @@ from lit_dps.forecast.remaining import (
     total_work,
 )
 from lit_dps.forecast.table import pruning_seconds, study_table, training_seconds
-from lit_dps.readings import SmoothnessCallback
+from lit_dps.readings.lipschitz import gammas
 from lit_dps.study.setup import StudySetup
 from lit_dps.study.step_probe import Timing, measure, single_gradient_seconds
 
@@ -93,15 +93,15 @@ def _smoothness_remark(setup: StudySetup, points: Points, timing: Timing) -> str
 
     A measured example costs as much as an example in training.
     """
-    callback = SmoothnessCallback.of(setup.smoothness)
-    if callback.interval is None:
+    config = setup.smoothness
+    if config.interval is None:
         return None
-    measurements = setup.goal_of_trials.max_steps // callback.interval
-    passes = len(callback.gammas) + 1
+    measurements = setup.goal_of_trials.max_steps // config.interval
+    passes = len(gammas(config.delta, config.last)) + 1
     examples = "all training examples"
-    if callback.examples is not None:
-        examples = f"{callback.examples:,} training examples"
-    cost = _smoothness_cost(setup, points, timing, callback, measurements * passes)
+    if config.examples is not None:
+        examples = f"{config.examples:,} training examples"
+    cost = _smoothness_cost(setup, points, timing, measurements, passes)
     return (
         f"smoothness: at most {measurements:,} measurements per trial, each of {passes} passes "
         f"over {examples}, {cost}; the times below include neither these nor the gradient variance "
@@ -110,30 +110,29 @@ def _smoothness_remark(setup: StudySetup, points: Points, timing: Timing) -> str
 
 
 def _smoothness_cost(
-    setup: StudySetup, points: Points, timing: Timing, callback: SmoothnessCallback, passes: int
+    setup: StudySetup, points: Points, timing: Timing, measurements: int, passes: int
 ) -> str:
     """Return the time that measuring the smoothness takes, in words.
 
     Args:
         setup, points, timing: As of `study_table`.
-        callback: What is measured.
-        passes: Passes over its examples in a trial.
+        measurements: Measurements of a trial.
+        passes: Passes over the examples in a measurement.
     """
     noise_per_example = single_gradient_seconds(setup)  # 0 if no noise is measured
-    if callback.examples is None:
+    if setup.smoothness.examples is None:
         text = "whose number is unknown here, and the time with it"
         if noise_per_example:
             text += f"; the noise takes {format_duration(noise_per_example)} more per example"
         return text
     trials = sum(map(len, points.values()))
-    examples = trials * passes * callback.examples / setup.workers
+    examples = trials * measurements * setup.smoothness.examples / setup.workers
     text = "too short to be timed here"
     if timing.step.b:
-        text = f"{format_duration(examples * timing.step.b)} in all"
+        text = f"{format_duration(examples * passes * timing.step.b)} in all"
     if noise_per_example:
         # The noise takes one pass of a measurement.
-        seconds = examples / (len(callback.gammas) + 1) * noise_per_example
-        text += f"; the noise takes {format_duration(seconds)} more"
+        text += f"; the noise takes {format_duration(examples * noise_per_example)} more"
     return text
 
 

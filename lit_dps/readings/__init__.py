@@ -1,7 +1,8 @@
 """Readings: what is measured along a run. Training itself does not depend on them.
 
-`reading` defines a reading, `attempt_readings` takes the readings of an attempt, and `callback`
-calls it in Lightning's loop. A file per quantity follows:
+`reading` defines a reading, `registry` finds the readings that a configuration names,
+`attempt_readings` takes the readings of an attempt, and `callback` calls it in Lightning's loop. A
+file per quantity follows:
 
 - `lipschitz`: local Lipschitz constant of the gradient, and the terms of the convergence theory;
 - `gradient_noise`: norms of the gradient of a rank's part of a batch and of the whole batch, and
@@ -10,9 +11,10 @@ calls it in Lightning's loop. A file per quantity follows:
 """
 
 from lit_dps.readings.branching import BranchCallback
+from lit_dps.readings.callback import ReadingsCallback
 from lit_dps.readings.gradient_noise import GradientNorms, NoiseScaleCallback
-from lit_dps.readings.lipschitz import SmoothnessCallback
-from lit_dps.readings.reading import READINGS, Moment, Reading
+from lit_dps.readings.reading import Moment, Reading
+from lit_dps.readings.registry import READINGS
 
 __all__ = [
     "READINGS",
@@ -21,5 +23,5 @@ __all__ = [
     "Moment",
     "NoiseScaleCallback",
     "Reading",
-    "SmoothnessCallback",
+    "ReadingsCallback",
 ]

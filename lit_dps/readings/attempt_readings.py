@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from numbers import Real
 from typing import Any
 
@@ -13,7 +13,7 @@ from torch import Tensor
 from lit_dps.core.attempt import Attempt
 from lit_dps.core.errors import ConfigError
 from lit_dps.core.goal import RESERVED_NAMES
-from lit_dps.core.trial import Status
+from lit_dps.core.trial import Status, derive_seed
 from lit_dps.module import weights_finite
 from lit_dps.readings.reading import KEY, Moment, Reading, ReadRun
 from lit_dps.training.hidden_state import (
@@ -38,15 +38,15 @@ class AttemptReadings:
     Args:
         readings: Fresh readings, for this attempt alone.
         attempt: The attempt. Its `readings` and `end_readings` receive the values.
-
-    Attributes:
         is_short: Whether each reading is taken after the first `SHORT_STEPS` steps, also those of
-            the end, to test that this works. Set it before a run.
+            the end, to test that this works.
     """
 
-    def __init__(self, readings: Sequence[Reading], attempt: Attempt):
+    def __init__(self, readings: Sequence[Reading], attempt: Attempt, is_short: bool = False):
         self._readings = readings
         self._attempt = attempt
+        self._is_short = is_short
+        self._has_started = False
         # In the order of the configuration, which is the order of the columns.
         for reading in self._readings:
             if reading.when != "end":
@@ -54,14 +54,18 @@ class AttemptReadings:
         self._has_read_end = False
         # The name of the reading of each column; "" for columns of every curve.
         self._owners: dict[str, str] = {name: "" for name in RESERVED_NAMES}
-        self.is_short = False
 
-    def __bool__(self) -> bool:
-        return bool(self._readings)
+    @property
+    def flags(self) -> dict[str, float]:
+        """The flags of the readings so far."""
+        flags: dict[str, float] = {}
+        for reading in self._readings:
+            flags |= reading.flags
+        return flags
 
     def _is_due(self, reading: Reading, step: int) -> bool:
         """Return True if a reading follows an optimizer step."""
-        if self.is_short:
+        if self._is_short:
             return step <= SHORT_STEPS
         if reading.when == "end":
             return False
@@ -74,18 +78,56 @@ class AttemptReadings:
         """Return True if a reading follows an optimizer step."""
         return any(self._is_due(reading, step) for reading in self._readings)
 
-    def due_steps(self, after: int, last: int) -> list[int]:
-        """Return the steps from `after` (exclusive) to `last` (inclusive) with a reading."""
-        return [step for step in range(after + 1, last + 1) if self.is_due(step)]
+    def _due_before(self, step: int) -> list[Reading]:
+        """Return the readings that look at the network before an optimizer step."""
+        due = []
+        for reading in self._readings:
+            if type(reading).before is not Reading.before and self._is_due(reading, step):
+                due.append(reading)
+        return due
 
-    def read(self, step: int, run: ReadRun) -> None:
-        """Take the readings that follow an optimizer step.
+    def due_steps(self, after: int, last: int) -> list[int]:
+        """Return the steps after which the loop calls `read` and `before`.
+
+        Args:
+            after: The first step, exclusive.
+            last: The last step, inclusive.
+        """
+        steps = []
+        for step in range(after + 1, last + 1):
+            if self.is_due(step) or self.is_due_before(step + 1):
+                steps.append(step)
+        return steps
+
+    def is_due_before(self, step: int) -> bool:
+        """Return True if a reading looks at the network before an optimizer step."""
+        return not self._has_started or bool(self._due_before(step))
+
+    def before(self, step: int, run: ReadRun) -> None:
+        """Let readings look at the network before an optimizer step, and start before the first."""
+        if not self._has_started:
+            self._has_started = True
+            for reading in self._readings:
+                if type(reading).start is not Reading.start:
+                    with self._moment(reading, step - 1, run) as moment:
+                        reading.start(moment)
+        for reading in self._due_before(step):
+            with self._moment(reading, step - 1, run) as moment:
+                reading.before(moment)
+
+    def count(self, rate: float) -> None:
+        """Count an optimizer step with its learning rate."""
+        for reading in self._readings:
+            reading.count(rate)
+
+    def read(self, step: int, run: ReadRun) -> dict[str, float]:
+        """Take the readings that follow an optimizer step, and return their values by column.
 
         Raises:
             ConfigError: if a reading returns no numbers or changes the weights.
         """
         due = [reading for reading in self._readings if self._is_due(reading, step)]
-        self._read(due, step, run)
+        return self._read(due, step, run)
 
     @property
     def is_end_due(self) -> bool:
@@ -98,16 +140,20 @@ class AttemptReadings:
         self._has_read_end = True
         self._read([reading for reading in self._readings if reading.when == "end"], step, run)
 
-    def _read(self, readings: Sequence[Reading], step: int, run: ReadRun) -> None:
-        """Take readings, unless the network has diverged."""
+    def _read(self, readings: Sequence[Reading], step: int, run: ReadRun) -> dict[str, float]:
+        """Take readings, unless the network has diverged; return their values by column."""
         if not readings or not weights_finite(run.module):
-            return
+            return {}
+        read = {}
         for reading in readings:
-            values = self._values(reading, step, run)
+            with self._moment(reading, step, run) as moment:
+                values = self._checked(reading, reading.read(moment))
+            read |= values
             if reading.when == "end":
                 self._attempt.end_readings.update(values)
             else:
                 self._append(reading, step, values)
+        return read
 
     def _append(self, reading: Reading, step: int, values: Mapping[str, float]) -> None:
         """Add a row to the columns of a reading."""
@@ -119,15 +165,16 @@ class AttemptReadings:
         for name, value in values.items():
             columns.setdefault(name, []).append(value)
 
-    def _values(self, reading: Reading, step: int, run: ReadRun) -> dict[str, float]:
-        """Return the numbers of a reading, without side effects on the run."""
-        trial = self._attempt.trial
-        assert trial is not None
-        seed = trial.seed_for(f"reading {reading.name} at {step}")
-        batch_size = trial.cell.batch_size
+    @contextmanager
+    def _moment(self, reading: Reading, step: int, run: ReadRun) -> Iterator[Moment]:
+        """Yield what a reading may look at, and undo its side effects on the run afterwards."""
+        purpose = f"reading {reading.name} at {step}"
+        if self._attempt.trial is None:
+            seed = derive_seed(0, purpose)
+        else:
+            seed = self._attempt.trial.seed_for(purpose)
         with preserve_rng_state(seed=seed), torch.enable_grad(), ExitStack() as stack:
-            values = reading.read(Moment(reading.name, step, batch_size, run, stack))
-        return self._checked(reading, values)
+            yield Moment(reading.name, step, run, stack, self._is_short)
 
     def _checked(self, reading: Reading, values: Any) -> dict[str, float]:
         """Return what a reading returned as floats.
@@ -161,6 +208,7 @@ class AttemptReadings:
                 "state": reading.state_dict(),
             }
         return {
+            "started": self._has_started,
             "columns": self._attempt.readings,
             "ends": self._attempt.end_readings,
             "states": states,
@@ -168,6 +216,7 @@ class AttemptReadings:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the values and the states of a checkpoint."""
+        self._has_started = state["started"]
         self._attempt.readings = state["columns"]
         self._attempt.end_readings = state["ends"]
         for reading in self._readings:

@@ -2,82 +2,169 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, Self
 
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 from torch import Tensor
+from torch.optim import Optimizer
 
+from lit_dps.core.attempt import Attempt
+from lit_dps.core.errors import ConfigError
+from lit_dps.core.goal import Goal
+from lit_dps.core.trial_config import SmoothnessConfig
 from lit_dps.readings.attempt_readings import AttemptReadings
-from lit_dps.readings.reading import LossPass
+from lit_dps.readings.reading import KEY, LossPass
+from lit_dps.readings.registry import resolve_readings
+from lit_dps.training import lightning_private
+from lit_dps.training.example_count import full_batch_size, record_batches
 from lit_dps.training.goal_callback import GoalErrorCallback
 from lit_dps.training.pruning_callback import masks_of
-from lit_dps.training.training_pass import TrainingPass
+from lit_dps.training.stopwatch import stopwatch_of
+from lit_dps.training.training_pass import TrainingPass, loss_of
 
 # Examples of a batch of the pass that makes the copy. No batch is taken of it.
 _ANY_BATCH_SIZE = 1
 
 
 class ReadingsCallback(Callback):
-    """Takes the readings of an attempt, after the steps and at the end.
+    """Takes readings along a fit, and at the end if there is a `GoalErrorCallback` before it.
 
-    A reading at a check precedes the validation: user's hooks may put other weights in place there.
+    Training itself is not changed. A reading at a check precedes the validation: user's hooks may
+    put other weights in place there. Loggers get the values of readings along the fit.
 
     Args:
-        readings: The readings of the attempt.
-        goal: The callback that counts the steps. It precedes this callback in the trainer.
+        readings: Entries as in `study.readings`: names such as "lipschitz", class paths, or
+            {class_path, init_args}.
 
     Attributes:
-        readings: As above.
+        columns: The values along the fit by reading, as in `TrialResult.readings`.
+        ends: The values at the end, as in `TrialResult.end_readings`.
+        flags: Numbers of the whole fit, as in `TrialResult.flags`.
+        is_short: As in `AttemptReadings`. Set it before a fit.
+
+    Raises:
+        ConfigError: for an entry that is no reading. In a fit without `GoalErrorCallback`: for a
+            reading at checks or at the end.
+
+    Example::
+
+        lipschitz = {"class_path": "lipschitz", "init_args": {"interval": 50}}
+        measured = ReadingsCallback([lipschitz])
+        Trainer(callbacks=[measured], max_steps=200).fit(module, datamodule=data)
+        print(measured.columns["lipschitz"])
     """
 
-    def __init__(self, readings: AttemptReadings, goal: GoalErrorCallback):
-        self.readings = readings
-        self._goal = goal
+    def __init__(self, readings: Sequence[Any] = ()):
+        self._specs = resolve_readings(readings)
+        self.is_short = False
+        self._begin(Attempt(None, Goal(0.5)))
+
+    @classmethod
+    def of(cls, config: SmoothnessConfig) -> Self:
+        """Return the callback of the section `smoothness`."""
+        return cls(resolve_readings([], config))
 
     @property
     def measures_one_network(self) -> bool:
         """Whether anything is read. Local SGD trains several networks and refuses then."""
-        return bool(self.readings)
+        return bool(self._specs)
 
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
-        if batch is None or not self._goal.has_stepped:
+    @property
+    def columns(self) -> dict[str, dict[str, list[float]]]:
+        return self._attempt.readings
+
+    @property
+    def ends(self) -> dict[str, float]:
+        return self._attempt.end_readings
+
+    @property
+    def flags(self) -> dict[str, float]:
+        return self._readings.flags
+
+    def _begin(self, attempt: Attempt) -> None:
+        self._attempt = attempt
+        readings = [spec.build() for spec in self._specs]
+        self._readings = AttemptReadings(readings, attempt, self.is_short)
+        self._steps_before_batch = 0
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        # Lightning loads the state of a checkpoint after this hook.
+        if stage != "fit" or not self._specs:
             return
-        if self.readings.is_due(self._goal.steps):
-            with self._goal.stopwatch.paused(pl_module.device):
-                self.readings.read(self._goal.steps, _FitRun(trainer, pl_module))
-        self._read_end(trainer, pl_module)
+        for callback in lightning_private.callbacks_of(trainer):
+            if isinstance(callback, GoalErrorCallback):
+                self._begin(callback.attempt)
+                return
+            if callback is self:
+                break
+        record_batches(trainer)
+        for spec in self._specs:
+            if spec.build().when != "step":
+                allowed = "a reading after steps: others need a GoalErrorCallback in the trainer"
+                raise ConfigError(KEY, spec.class_path, allowed)
+        self._begin(Attempt(None, Goal(0.5)))
 
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
     ) -> None:
+        if not self._specs:
+            return
+        step = trainer.global_step
+        self._steps_before_batch = step
+        run = _FitRun(self._attempt, trainer, pl_module, batch)
+        if self._readings.is_due_before(step + 1):
+            with stopwatch_of(trainer).paused(pl_module.device):
+                self._readings.before(step + 1, run)
         # With `min_steps`, the trainer continues after the attempt has ended.
-        self._read_end(trainer, pl_module)
+        self._read_end(trainer, run)
+
+    def on_before_optimizer_step(
+        self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer
+    ) -> None:
+        self._readings.count(float(optimizer.param_groups[0]["lr"]))
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        step = trainer.global_step
+        # Lightning does not train on a batch that is None.
+        if batch is None or not self._specs or step == self._steps_before_batch:
+            return
+        run = _FitRun(self._attempt, trainer, pl_module, batch)
+        if self._readings.is_due(step):
+            with stopwatch_of(trainer).paused(pl_module.device):
+                values = self._readings.read(step, run)
+            for logger in trainer.loggers:
+                logger.log_metrics(values, step=step)
+        self._read_end(trainer, run)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._read_end(trainer, pl_module)
+        self._read_end(trainer, _FitRun(self._attempt, trainer, pl_module))
 
-    def _read_end(self, trainer: Trainer, module: LightningModule) -> None:
-        if not self.readings.is_end_due:
+    def _read_end(self, trainer: Trainer, run: _FitRun) -> None:
+        if not self._readings.is_end_due:
             return
-        with self._goal.stopwatch.paused(module.device):
-            self.readings.read_end(self._goal.steps, _FitRun(trainer, module))
+        with stopwatch_of(trainer).paused(run.module.device):
+            self._readings.read_end(trainer.global_step, run)
 
     def state_dict(self) -> dict[str, Any]:
-        return self.readings.state_dict()
+        return self._readings.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.readings.load_state_dict(state_dict)
+        self._readings.load_state_dict(state_dict)
 
 
 class _FitRun:
     """A run in Lightning's loop, as readings look at it."""
 
-    def __init__(self, trainer: Trainer, module: LightningModule):
+    def __init__(
+        self, attempt: Attempt, trainer: Trainer, module: LightningModule, batch: Any = None
+    ):
+        self._attempt = attempt
         self._trainer = trainer
+        self._batch = batch
         self.module = module
 
     @property
@@ -88,9 +175,18 @@ class _FitRun:
     def masks(self) -> Mapping[str, Tensor]:
         return masks_of(self._trainer, self.module)
 
+    @property
+    def batch_size(self) -> int:
+        if self._attempt.trial is not None:
+            return self._attempt.trial.cell.batch_size
+        return full_batch_size(self._trainer, self._batch) * self._trainer.accumulate_grad_batches
+
     def copied(self) -> AbstractContextManager[LightningModule]:
         run = TrainingPass(self._trainer, self.module, _ANY_BATCH_SIZE)
         return run.without_side_effects()
 
     def training_pass(self, batch_size: int, examples: int | None) -> LossPass:
         return TrainingPass(self._trainer, self.module, batch_size, examples)
+
+    def loss_of(self, module: LightningModule, batch: Any) -> Tensor | None:
+        return loss_of(module, batch, 0)

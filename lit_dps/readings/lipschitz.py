@@ -1,32 +1,31 @@
-"""SmoothnessCallback: the local Lipschitz constant of the gradient along a run.
+"""Lipschitz: the local Lipschitz constant of the gradient along a run.
 
 The convergence theory of Lee et al. (2021) describes a network by the smoothness of its loss and
-the noise of its gradient. The functions below compute both from vectors and losses. The callback
+the noise of its gradient. The functions below compute both from vectors and losses. The reading
 measures them during training, and `lit_dps.analysis.theory` combines them.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import torch
-from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.utils._pytree import tree_leaves, tree_map
 
 from lit_dps.core.errors import ConfigError
+from lit_dps.core.trial import LIPSCHITZ, THEORY
 from lit_dps.core.trial_config import SmoothnessConfig
 from lit_dps.parallel import ranks
-from lit_dps.training.pruning_callback import masks_of
-from lit_dps.training.stopwatch import stopwatch_of
-from lit_dps.training.training_pass import TrainingPass, loss_of
+from lit_dps.readings.reading import Moment, Reading
 
 # Dropout draws the same values for every gradient, so that all are gradients of one function.
 DROPOUT_SEED = 0
+SHORT_EXAMPLES = 2  # of a pass in a dry run
 
 # Per-example gradients of a chunk are in memory at the same time: 2^22 numbers are 16 MiB in
 # float32. On a CPU core, larger chunks of the paper's networks are slower (1.4 ms per example at
@@ -60,36 +59,38 @@ class Moments(NamedTuple):
     variance: float
 
 
-class SmoothnessCallback(Callback):
-    """Measures the local Lipschitz constant of the gradient, and the other terms of the theory.
+class Lipschitz(Reading):
+    """The local Lipschitz constant of the gradient, and the other terms of the theory.
 
-    Every `interval` steps the callback computes the full training gradient between the weights
-    before and after that step (Lee et al. 2021, Eq. 11; see `local_lipschitz`). Before the first
-    step, after pruning, it computes the training loss and the variance of the per-example gradient.
-    The loss is the loss of the module's `training_step`, in training mode.
+    Every `interval` steps it computes the full training gradient between the weights before and
+    after that step (Lee et al. 2021, Eq. 11; see `local_lipschitz`). Before the first step, after
+    pruning, it computes the training loss and the variance of the per-example gradient. The loss is
+    the loss of the module's training step, in training mode.
 
-    Pruned coordinates do not count. Training itself is not changed. A measurement costs one pass
-    over the training split per gamma, and one more; the variance costs several. `examples` limits
-    the passes.
+    Pruned coordinates do not count. A measurement costs one pass over the training split per gamma,
+    and one more; the variance costs several. `examples` limits the passes.
+
+    Columns: "lipschitz"; "squared_gradient", the squared norm of the training gradient before that
+    step; with `noise` "noise", the trace of the covariance of the per-example gradient there. Flags
+    "theory/TERM": as in `lit_dps.core.trial.THEORY`.
 
     Args:
         interval, delta, last, examples, batch_size, floor, noise:
             Keys of the section `smoothness` (`lit_dps.core.trial_config.SmoothnessConfig`). The
             default interval is the paper's.
 
-    Attributes:
-        curve: "step", "lipschitz", "squared_gradient" and with `noise` "noise" of every
-            measurement, as in `TrialResult.smoothness`.
-        terms: As in `TrialResult.theory`.
-
     Raises:
         ConfigError: for a value out of its range; in a fit for manual optimization, or if the
             module has no per-example gradients.
     """
 
+    name = LIPSCHITZ
+    when = "step"
+    over_ranks = True
+
     def __init__(
         self,
-        interval: int | None = 100,
+        interval: int = 100,
         delta: float = 0.1,
         last: float = 1.0,
         examples: int | None = None,
@@ -100,109 +101,26 @@ class SmoothnessCallback(Callback):
         SmoothnessConfig(interval, delta, last, examples, batch_size, floor, noise)  # checks
         self.interval = interval
         self.gammas = gammas(delta, last)
-        self.examples = examples
         self.batch_size = batch_size
         self.floor = floor
         self.noise = noise
-        self._reset()
+        self.flags: dict[str, float] = {}
+        self._examples = examples
+        self._trained: list[str] = []  # names of the trained parameters
+        self._before: list[Tensor] = []  # their values before the step to measure
+        self._masks: dict[str, Tensor] = {}  # before that step
 
-    @classmethod
-    def of(cls, config: SmoothnessConfig) -> Self:
-        """Return the callback of a configuration."""
-        return cls(**vars(config))
-
-    @property
-    def measures_one_network(self) -> bool:
-        """Whether anything is measured. Local SGD trains several networks and refuses then."""
-        return self.interval is not None
-
-    def _reset(self) -> None:
-        self.curve: dict[str, list[float]] = {"step": [], "lipschitz": [], "squared_gradient": []}
-        if self.noise:
-            self.curve["noise"] = []
-        self.terms: dict[str, float] = {}
-        self._before: Tensor | None = None
-
-    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        # Lightning loads the state of a checkpoint after this hook.
-        if stage == "fit":
-            self._reset()
-
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if self.interval is None:
-            return
-        if not pl_module.automatic_optimization:
-            allowed = f"null for {type(pl_module).__name__}, which has manual optimization"
-            raise ConfigError("smoothness.interval", self.interval, allowed)
-        self._pass = TrainingPass(trainer, pl_module, self.batch_size, self.examples)
-        self._masks = masks_of(trainer, pl_module)
-        self._parameters: dict[str, nn.Parameter] = {}
-        for name, parameter in pl_module.named_parameters():
+    def start(self, moment: Moment) -> None:
+        module = moment.module
+        if not module.automatic_optimization:
+            raise self._refused(f"{type(module).__name__}, which has manual optimization")
+        self._trained = []
+        for name, parameter in module.named_parameters():
             if parameter.requires_grad:
-                self._parameters[name] = parameter
-        if not self.terms:
-            self.terms = self._initial_terms(pl_module)
-
-    def on_train_batch_start(
-        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
-    ) -> None:
-        if self.interval is None:
-            return
-        if trainer.global_step % self.interval == self.interval - 1:
-            self._before = flatten(self._parameters.values())
-            self._step = trainer.global_step
-            self._masks = masks_of(trainer, pl_module)  # a method may change them while training
-
-    def on_before_optimizer_step(
-        self, trainer: Trainer, pl_module: LightningModule, optimizer: torch.optim.Optimizer
-    ) -> None:
-        if self.interval is None:
-            return
-        # The theory has a single learning rate.
-        rate = float(optimizer.param_groups[0]["lr"])
-        self.terms["steps"] += 1
-        self.terms["rate_sum"] += rate
-        self.terms["rate_square_sum"] += rate * rate
-
-    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
-        # Return if no measurement is due, or if gradients are still accumulated.
-        if self._before is None or trainer.global_step == self._step:
-            return
-        before = self._before
-        self._before = None
-        after = flatten(self._parameters.values())
-        with stopwatch_of(trainer).paused(pl_module.device):
-            with self._pass.without_side_effects() as twin:
-                gradient = partial(self._gradient, twin)
-                measured = local_lipschitz(gradient, before, after, self.gammas)._asdict()
-            if self.noise:
-                measured["noise"] = self._moments(pl_module, before).variance
-        self.curve["step"].append(trainer.global_step)
-        for key, value in measured.items():
-            self.curve[key].append(value)
-        for logger in trainer.loggers:
-            logger.log_metrics(measured, step=trainer.global_step)
-
-    def _gradient(self, twin: LightningModule, weights: Tensor) -> Tensor:
-        """Return the full training gradient of a copy at these weights, both of shape (p,)."""
-        named = dict(twin.named_parameters())
-        parameters = [named[name] for name in self._parameters]
-        with torch.no_grad():
-            for parameter, values in zip(parameters, unflatten(weights, parameters), strict=True):
-                parameter.copy_(values)
-        torch.manual_seed(DROPOUT_SEED)
-        gradient = mean_gradient(parameters, self._pass.losses(twin))
-        parts = []
-        for name, part in zip(self._parameters, unflatten(gradient, parameters), strict=True):
-            if name in self._masks:
-                part = part * self._masks[name]
-            parts.append(part)
-        return flatten(parts)
-
-    def _initial_terms(self, module: LightningModule) -> dict[str, float]:
-        """Return the terms of the theory before the first step."""
-        moments = self._moments(module, flatten(self._parameters.values()), begin=True)
-        return {
+                self._trained.append(name)
+        self.before(moment)
+        moments = self._moments(moment)
+        terms = {
             "loss": moments.loss,
             "gradient_variance": moments.variance,
             "squared_gradient": moments.squared_gradient,
@@ -211,61 +129,96 @@ class SmoothnessCallback(Callback):
             "rate_sum": 0.0,
             "rate_square_sum": 0.0,
         }
+        self.flags = {f"{THEORY}{name}": value for name, value in terms.items()}
 
-    def _moments(self, module: LightningModule, weights: Tensor, begin: bool = False) -> Moments:
-        """Return the moments of the per-example gradient at these weights, flat, shape (p,).
+    def before(self, moment: Moment) -> None:
+        parameters = self._parameters(moment)
+        self._before = [parameter.detach().clone() for parameter in parameters]
+        self._masks = dict(moment.masks)  # a pruning method may change them in the step
 
-        Args:
-            module: The module of the fit.
-            weights: The weights.
-            begin: See `TrainingPass.without_side_effects`.
-        """
-        parts = unflatten(weights, list(self._parameters.values()))
+    def count(self, rate: float) -> None:
+        # The theory has a single learning rate.
+        self.flags[f"{THEORY}steps"] += 1
+        self.flags[f"{THEORY}rate_sum"] += rate
+        self.flags[f"{THEORY}rate_square_sum"] += rate * rate
+
+    def read(self, moment: Moment) -> Mapping[str, float]:
+        gradient = partial(self._gradient, moment)
+        after = flatten(self._parameters(moment))
+        before = flatten(self._before)
+        measured = local_lipschitz(gradient, before, after, self.gammas)._asdict()
+        if self.noise:
+            measured["noise"] = self._moments(moment).variance
+        return measured
+
+    def _parameters(self, moment: Moment) -> list[Tensor]:
+        """Return the trained parameters of the copy."""
+        parameters = dict(moment.module.named_parameters())
+        return [parameters[name] for name in self._trained]
+
+    def _examples_at(self, moment: Moment) -> int | None:
+        """Return the number of examples of the passes."""
+        return SHORT_EXAMPLES if moment.is_short else self._examples
+
+    def _gradient(self, moment: Moment, weights: Tensor) -> Tensor:
+        """Return the full training gradient of the copy at these weights, both of shape (p,)."""
+        parameters = self._parameters(moment)
+        with torch.no_grad():
+            for parameter, values in zip(parameters, unflatten(weights, parameters), strict=True):
+                parameter.copy_(values)
+        torch.manual_seed(DROPOUT_SEED)
+        losses = moment.losses(self.batch_size, self._examples_at(moment))
+        gradient = mean_gradient(parameters, losses)
+        parts = []
+        for name, part in zip(self._trained, unflatten(gradient, parameters), strict=True):
+            if name in self._masks:
+                part = part * self._masks[name]
+            parts.append(part)
+        return flatten(parts)
+
+    def _moments(self, moment: Moment) -> Moments:
+        """Return the moments of the per-example gradient at the weights before the step."""
         parameters = {}
-        for name, part in zip(self._parameters, parts, strict=True):
-            parameters[f"module.{name}"] = part
+        for name, weights in zip(self._trained, self._before, strict=True):
+            parameters[f"module.{name}"] = weights
         masks = {f"module.{name}": mask for name, mask in self._masks.items()}
-        with self._pass.without_side_effects(begin) as twin:
-            step = _TrainingStep(twin)
+        step = _TrainingStep(moment)
 
-            def loss(parameters: dict[str, Tensor], example: Any) -> Tensor:
-                batch = tree_map(lambda tensor: tensor[None], example)
-                return functional_call(step, parameters, (batch,))
+        def loss(parameters: dict[str, Tensor], example: Any) -> Tensor:
+            batch = tree_map(lambda tensor: tensor[None], example)
+            return functional_call(step, parameters, (batch,))
 
-            torch.manual_seed(DROPOUT_SEED)
-            try:
-                return gradient_moments(loss, parameters, self._batches(twin), masks)
-            except (RuntimeError, TypeError, ValueError) as error:
-                reason = str(error).splitlines()[0][:200]
-                allowed = (
-                    f"null for {type(module).__name__}, whose training_step gives no per-example "
-                    f"gradients ({reason})"
-                )
-                raise ConfigError("smoothness.interval", self.interval, allowed) from error
+        torch.manual_seed(DROPOUT_SEED)
+        try:
+            return gradient_moments(loss, parameters, self._batches(moment), masks)
+        except (RuntimeError, TypeError, ValueError) as error:
+            reason = str(error).splitlines()[0][:200]
+            name = type(moment.module).__name__
+            raise self._refused(
+                f"{name}, whose training_step gives no per-example gradients ({reason})"
+            ) from error
 
-    def _batches(self, twin: LightningModule) -> Iterator[Any]:
+    def _refused(self, module: str) -> ConfigError:
+        return ConfigError("smoothness.interval", self.interval, f"null for {module}")
+
+    def _batches(self, moment: Moment) -> Iterator[Any]:
         """Yield the batches of the pass, each after the copy's `on_train_batch_start`."""
-        for i, (batch, _) in enumerate(self._pass.batches()):
-            if twin.on_train_batch_start(batch, i) != -1:
+        batches = moment.batches(self.batch_size, self._examples_at(moment))
+        for i, (batch, _) in enumerate(batches):
+            if moment.module.on_train_batch_start(batch, i) != -1:
                 yield batch
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"curve": self.curve, "terms": self.terms}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.curve = state_dict["curve"]
-        self.terms = state_dict["terms"]
 
 
 class _TrainingStep(nn.Module):
-    """A module's training step as a forward pass, for `functional_call`."""
+    """The training loss of a copy as a forward pass, for `functional_call`."""
 
-    def __init__(self, module: LightningModule):
+    def __init__(self, moment: Moment):
         super().__init__()
-        self.module = module
+        self.module = moment.module
+        self._loss_of = moment.loss_of
 
     def forward(self, batch: Any) -> Tensor | None:
-        return loss_of(self.module, batch, 0)
+        return self._loss_of(self.module, batch)
 
 
 def gammas(delta: float = 0.1, last: float = 1.0) -> list[float]:

@@ -1,14 +1,10 @@
-"""Reading: a quantity that is measured along a run, one file each; Moment: what it may look at.
-
-A configuration names readings in `study.readings`, by a name of `READINGS` or by a class path.
-"""
+"""Reading: a quantity that is measured along a run, one file each; Moment: what it may look at."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 import torch
@@ -16,7 +12,6 @@ from lightning.pytorch import LightningDataModule, LightningModule
 from torch import Tensor
 
 from lit_dps.core.errors import ConfigError
-from lit_dps.core.registry import named
 
 When = Literal["check", "step", "end"]
 # The key of the configuration that names the readings.
@@ -42,6 +37,7 @@ class ReadRun(Protocol):
         module: The module that is trained.
         data: Its data module.
         masks: The mask of each pruned parameter, by name.
+        batch_size: Examples of an optimizer step.
     """
 
     @property
@@ -53,12 +49,19 @@ class ReadRun(Protocol):
     @property
     def masks(self) -> Mapping[str, Tensor]: ...
 
+    @property
+    def batch_size(self) -> int: ...
+
     def copied(self) -> AbstractContextManager[LightningModule]:
         """Yield a copy of the module, and undo all side effects of the block afterwards."""
         ...
 
     def training_pass(self, batch_size: int, examples: int | None) -> LossPass:
         """Return a fresh pass over the first examples of the training split; None for all."""
+        ...
+
+    def loss_of(self, module: LightningModule, batch: Any) -> Tensor | None:
+        """Return the mean training loss of a batch by a copy of the module, without its hooks."""
         ...
 
 
@@ -71,18 +74,21 @@ class Moment:
     Args:
         reader: Name of the reading.
         step: Optimizer steps so far.
-        batch_size: Examples of an optimizer step.
         run: The run.
         stack: Ends the protection of the run after the reading.
+        is_short: Whether it is a moment of a dry run.
 
     Attributes:
-        step, batch_size: As above.
+        step, is_short: As above. A reading may take fewer examples in a dry run, which only tests
+            that it works.
         device: The device of the network.
     """
 
-    def __init__(self, reader: str, step: int, batch_size: int, run: ReadRun, stack: ExitStack):
+    def __init__(
+        self, reader: str, step: int, run: ReadRun, stack: ExitStack, is_short: bool = False
+    ):
         self.step = step
-        self.batch_size = batch_size
+        self.is_short = is_short
         self.device: torch.device = run.module.device
         self._reader = reader
         self._run = run
@@ -107,6 +113,15 @@ class Moment:
     def masks(self) -> Mapping[str, Tensor]:
         """A copy of the mask of each pruned parameter by name: true where a weight is kept."""
         return {name: mask.clone() for name, mask in self._run.masks.items()}
+
+    @property
+    def batch_size(self) -> int:
+        """Examples of an optimizer step."""
+        return self._run.batch_size
+
+    def loss_of(self, module: LightningModule, batch: Any) -> Tensor | None:
+        """Return the mean training loss of a batch by `module`, without the hooks of a step."""
+        return self._run.loss_of(module, batch)
 
     def losses(
         self, batch_size: int = 1000, examples: int | None = None
@@ -170,6 +185,8 @@ class Reading(ABC):
             measures the process, such as its memory, trains alone.
         over_ranks: Whether `read` returns the same numbers on each rank, where several ranks train
             a trial. `Moment.losses` has the batches of one rank there.
+        flags: Numbers of the whole trial, stored in `TrialResult.flags`; `start`, `before`,
+            `count` and `read` may set them.
     """
 
     name: str = ""
@@ -177,6 +194,16 @@ class Reading(ABC):
     interval: int = 1
     stacked: bool = True
     over_ranks: bool = False
+    flags: Mapping[str, float] = {}
+
+    def start(self, moment: Moment) -> None:  # noqa: B027  # optional
+        """Look at the network before the first step, after pruning."""
+
+    def before(self, moment: Moment) -> None:  # noqa: B027  # optional
+        """Look at the network before each step that the reading follows."""
+
+    def count(self, rate: float) -> None:  # noqa: B027  # optional
+        """Count an optimizer step, with the learning rate of its first group of parameters."""
 
     @abstractmethod
     def read(self, moment: Moment) -> Mapping[str, float]:
@@ -192,45 +219,6 @@ class Reading(ABC):
             raise NotImplementedError(f"{type(self).__name__}.load_state_dict")
 
 
-# Readings of the package, by their name in the configuration.
-READINGS: dict[str, type[Reading]] = {}
-
-
-@dataclass(frozen=True)
-class ReadingSpec:
-    """A reading of the configuration.
-
-    Attributes:
-        kind: The class.
-        class_path: Its name in the configuration.
-        init_args: Arguments of its constructor.
-    """
-
-    kind: type[Reading]
-    class_path: str
-    init_args: Mapping[str, Any] = field(default_factory=dict)
-
-    def build(self) -> Reading:
-        """Return a fresh reading.
-
-        Raises:
-            ConfigError: if the class refuses its arguments, or describes no reading.
-        """
-        try:
-            reading = self.kind(**self.init_args)
-        except ConfigError:
-            raise
-        except (TypeError, ValueError) as error:
-            raise ConfigError(KEY, self.class_path, f"arguments that it takes: {error}") from error
-        check_attributes(reading, self.class_path)
-        return reading
-
-    @property
-    def identity(self) -> dict[str, Any]:
-        """The reading as plain JSON, the same for all ways to write it."""
-        return {"class_path": self.class_path, "init_args": dict(self.init_args)}
-
-
 def check_attributes(reading: Reading, class_path: str) -> None:
     """Raise ConfigError unless the attributes of a reading are valid."""
     if not reading.name:
@@ -242,45 +230,3 @@ def check_attributes(reading: Reading, class_path: str) -> None:
     if not is_count or reading.interval < 1:
         allowed = f"a class whose interval is at least 1 step, not {reading.interval!r}"
         raise ConfigError(KEY, class_path, allowed)
-
-
-def resolve_readings(entries: Sequence[Any]) -> tuple[ReadingSpec, ...]:
-    """Return the readings that a configuration names.
-
-    Args:
-        entries: Each is a name of `READINGS`, a class path, or a mapping {class_path, init_args}.
-
-    Raises:
-        ConfigError: for an unknown class, arguments that it refuses, or two readings of one name.
-    """
-    specs = []
-    names = set()
-    for entry in entries:
-        spec = _resolve(entry)
-        reading = spec.build()
-        if reading.name in names:
-            raise ConfigError(KEY, reading.name, "readings with different names")
-        names.add(reading.name)
-        specs.append(spec)
-    return tuple(specs)
-
-
-def _resolve(entry: Any) -> ReadingSpec:
-    """Return the reading of one entry of the configuration."""
-    arguments: Any = {}
-    class_path = entry
-    if isinstance(entry, Mapping):
-        unknown = set(entry) - {"class_path", "init_args"}
-        if unknown or not isinstance(entry.get("class_path"), str):
-            allowed = "a mapping with the keys class_path and init_args"
-            raise ConfigError(KEY, dict(entry), allowed)
-        class_path = entry["class_path"]
-        arguments = entry.get("init_args") or {}
-    if not isinstance(class_path, str) or not isinstance(arguments, Mapping):
-        raise ConfigError(KEY, entry, "a name, a class path, or {class_path, init_args}")
-    kind = named(KEY, class_path, READINGS, "Reading", _is_reading)
-    return ReadingSpec(kind, class_path, dict(arguments))
-
-
-def _is_reading(value: object) -> bool:
-    return isinstance(value, type) and issubclass(value, Reading)

@@ -12,6 +12,7 @@ from typing import Any
 from lit_dps.core.aliases import RENAMED_KEYS, present_engine
 from lit_dps.core.environment import KEY, with_key
 from lit_dps.core.goal import Goal
+from lit_dps.core.trial import LIPSCHITZ, THEORY
 from lit_dps.storage import schema
 from lit_dps.storage.columns import encode_columns
 
@@ -109,15 +110,21 @@ def convert_result(
 ) -> dict[str, Any]:
     """Return the result of a trial in format 2."""
     engine: str = former.get("engine", "")
+    readings = {}
+    lipschitz = _decode_columns(former.get("smoothness", {}))
+    if lipschitz.get("step"):
+        readings["readings"] = {LIPSCHITZ: encode_columns(lipschitz)}
+    flags = dict(former.get("observed", {}))
+    for name, value in former.get("theory", {}).items():
+        flags[f"{THEORY}{name}"] = value
     return {
         "status": former["status"],
         "steps": former["steps"],
         "curve": encode_columns(_decode_columns(former["curve"])),
         "kept": former["kept"],
         "seconds": former["seconds"],
-        "smoothness": encode_columns(_decode_columns(former.get("smoothness", {}))),
-        "theory": former.get("theory", {}),
-        "flags": former.get("observed", {}),
+        **readings,
+        "flags": flags,
         "engine": FORMER_ENGINES.get(engine, engine),
         "engine_reason": former.get("engine_reason", ""),
         "timed": former.get("timed", {}),

@@ -28,7 +28,7 @@ from optuna.trial import TrialState
 from lit_dps.core.record import grid
 from lit_dps.core.statistic import MINIMUM, Statistic, statistic_named
 from lit_dps.core.text import shorten
-from lit_dps.core.trial import Cell, Status, Trial, TrialResult
+from lit_dps.core.trial import LIPSCHITZ, THEORY, Cell, Status, Trial, TrialResult
 from lit_dps.storage.columns import decode_columns, decode_values, encode_columns, encode_values
 
 FORMAT = 2  # version of this schema
@@ -173,14 +173,15 @@ TRIAL_ATTRS = {
 # store them as JSON. `lit_dps.core.trial.TrialResult` describes the keys within the dicts.
 # `lit_dps.storage.columns` describes how a column is encoded.
 FAILED_AT, FAILED_IN = "failed_at", "failed_in"
+FORMER = "except in results of earlier versions"
 RESULT_KEYS = {
     "status": Stored(str, "`Status`: how the trial ended."),
     "steps": Stored(int | None, "Steps to result; null unless it is complete."),
     "curve": Stored(dict, "Encoded columns: step, metric and training loss of each validation."),
     "kept": Stored(dict, "[kept, all] elements of each prunable tensor."),
     "seconds": Stored(NUMBER, "Wall time of the trial, in s."),
-    "smoothness": Stored(dict, "Encoded columns: Lipschitz constants by step."),
-    "theory": Stored(dict, "Terms of the convergence bound."),
+    "smoothness": Stored(dict, "Columns of the reading `LIPSCHITZ`.", absent=FORMER),
+    "theory": Stored(dict, "Flags of `THEORY`.", absent=FORMER),
     "readings": Stored(
         dict, "Encoded columns by name of a reading.", absent="without readings along the run"
     ),
@@ -277,8 +278,7 @@ RUN_TAGS = {
 # ---- Metrics of MLflow runs, by the kind of the run ----
 RUN_METRICS = {
     "trial": "steps_to_result, seconds, kept/TENSOR, theory/TERM, observed/COUNT, readings "
-    "of the end by column; by step: the goal's metric, train_loss, lipschitz, squared_gradient, "
-    "readings by column",
+    "of the end by column; by step: the goal's metric, train_loss, readings by column",
     "cell": "K_star, the number of trials of each status, theory/TERM; of repeats: K_median, "
     "repeats, missed",
     "study": "noise_scale, noise_scale_low, noise_scale_readings, and c1/S_0.9, c2/S_0.9, "
@@ -350,8 +350,6 @@ def encode_result(
         "curve": encode_columns(result.curve),
         "kept": {name: [int(kept), int(total)] for name, (kept, total) in result.kept.items()},
         "seconds": float(result.seconds),
-        "smoothness": encode_columns(result.smoothness),
-        "theory": encode_values(result.theory),
         **readings,
         "flags": encode_values(result.flags),
         "engine": result.engine,
@@ -381,6 +379,14 @@ def decode_result(
     Raises:
         KeyError, TypeError, ValueError or AttributeError: if `stored` is no encoded result.
     """
+    readings = {name: decode_columns(read) for name, read in stored.get("readings", {}).items()}
+    flags = decode_values(stored["flags"])
+    # Results of the first version have two keys of their own for one reading.
+    lipschitz = decode_columns(stored.get("smoothness", {}))
+    if lipschitz.get("step"):
+        readings[LIPSCHITZ] = lipschitz
+    for name, value in decode_values(stored.get("theory", {})).items():
+        flags[f"{THEORY}{name}"] = value
     return TrialResult(
         trial=trial,
         status=Status(stored["status"]),
@@ -388,13 +394,9 @@ def decode_result(
         curve=decode_columns(stored["curve"]),
         kept={name: (kept, total) for name, (kept, total) in stored["kept"].items()},
         seconds=stored["seconds"],
-        smoothness=decode_columns(stored["smoothness"]),
-        theory=decode_values(stored["theory"]),
-        readings={
-            name: decode_columns(columns) for name, columns in stored.get("readings", {}).items()
-        },
+        readings=readings,
         end_readings=decode_values(stored.get("end_readings", {})),
-        flags=decode_values(stored["flags"]),
+        flags=flags,
         failure=stored["failure"],
         traceback=stored["traceback"],
         attempt=attempt,

@@ -21,7 +21,7 @@ from lit_dps.core.trial_config import GoalConfig, identity_of
 from lit_dps.data import ImageData
 from lit_dps.models import MLP, SimpleCNN
 from lit_dps.module import ImageClassifier
-from lit_dps.readings.reading import resolve_readings
+from lit_dps.readings.registry import resolve_readings
 from lit_dps.storage.schema import UNREAD
 from lit_dps.training.trainer_rules import STUDY_TRAINER
 from lit_dps.training.workload import Workload, class_paths, classes_in, locate, place_of

@@ -303,7 +303,7 @@ def mean_of_nearest_batch_size(
 def _without_curves(result: TrialResult) -> TrialResult:
     """Return a result with only the last step of its curve, which saves memory in long studies."""
     last_step = result.curve.get("step", [])[-1:]
-    return dataclasses.replace(result, curve={"step": last_step}, smoothness={}, readings={})
+    return dataclasses.replace(result, curve={"step": last_step}, readings={})
 
 
 def clock(seconds: float) -> str:

@@ -30,7 +30,7 @@ from lit_dps.engines.interval_loop import IntervalLoop
 from lit_dps.engines.trainer import TrainerEngine
 from lit_dps.parallel import ddp
 from lit_dps.parallel.ranks import started_by_torchrun
-from lit_dps.readings.reading import resolve_readings
+from lit_dps.readings.registry import ReadingSpec, resolve_readings
 from lit_dps.study.identity import identity_of_study
 from lit_dps.training.checkpoint_files import Checkpoints
 from lit_dps.training.workload import Workload
@@ -180,14 +180,18 @@ class StudySetup:
             self.workload,
             self.goal,
             self.pruning,
-            self.smoothness,
             self.optim,
             self.local,
             checkpoints,
             tuple(self.study.metrics),
             self.budget,
-            resolve_readings(self.study.readings),
+            self.readings,
         )
+
+    @property
+    def readings(self) -> tuple[ReadingSpec, ...]:
+        """The readings of `study.readings` and of the section `smoothness`."""
+        return resolve_readings(self.study.readings, self.smoothness)
 
     def without_readings(self) -> StudySetup:
         """Return the study without readings along its trials."""

@@ -20,12 +20,12 @@ from torch import nn
 
 from lit_dps.core.attempt import Attempt
 from lit_dps.core.trial import Cell, Trial
-from lit_dps.core.trial_config import SmoothnessConfig
 from lit_dps.engines.engine import MAX_STORED_SCORES, network_is_shared
 from lit_dps.pruning import Mask, Network, OneShot, prunable
 from lit_dps.pruning.isometry import STEPS, restore_isometry
-from lit_dps.readings import SmoothnessCallback
-from lit_dps.readings.lipschitz import flatten
+from lit_dps.readings import Moment, ReadingsCallback
+from lit_dps.readings.lipschitz import Lipschitz
+from lit_dps.readings.registry import ReadingSpec
 from lit_dps.study.probe_run import EndProbe, local_workers, probe_run, timed_run
 from lit_dps.study.setup import StudySetup
 from lit_dps.training import PruningCallback
@@ -334,29 +334,28 @@ def single_gradient_seconds(setup: StudySetup) -> float:
         return 0.0
     cell = dataclasses.replace(setup.study.cells[0], sparsity=0.0)
     trial = Trial(cell, 0, setup.middle, setup.study.seed)
-    stopwatch = _GradientStopwatch()
-    unmeasured = dataclasses.replace(setup, smoothness=SmoothnessConfig())
-    probe_run(unmeasured, Attempt(trial, setup.unreachable_goal(0)), [stopwatch])
-    return stopwatch.seconds
+    seconds: list[float] = []
+    spec = ReadingSpec(_GradientStopwatch, "", {"seconds": seconds})
+    callback = ReadingsCallback([spec])
+    probe_run(setup, Attempt(trial, setup.unreachable_goal(0)), [callback])
+    return seconds[-1]
 
 
-class _GradientStopwatch(SmoothnessCallback):
+class _GradientStopwatch(Lipschitz):
     """Times single gradients of some examples, then ends the run.
 
-    Attributes:
-        seconds: Seconds of an example.
+    Args:
+        seconds: Receives the seconds of an example.
     """
 
-    seconds = 0.0
+    def __init__(self, seconds: list[float]):
+        super().__init__(interval=1, examples=SINGLE_GRADIENTS)
+        self._seconds = seconds
 
-    def __init__(self):
-        super().__init__(interval=1, examples=SINGLE_GRADIENTS, noise=True)
-
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        # This takes the gradients once, because the first time is the longest.
-        super().on_train_start(trainer, pl_module)
-        weights = flatten(self._parameters.values())
-        begin = now(pl_module.device)
-        self._moments(pl_module, weights)
-        self.seconds = (now(pl_module.device) - begin) / SINGLE_GRADIENTS
+    def start(self, moment: Moment) -> None:
+        # The first time is the longest.
+        super().start(moment)
+        begin = now(moment.device)
+        super().start(moment)
+        self._seconds.append((now(moment.device) - begin) / SINGLE_GRADIENTS)
         raise EndProbe

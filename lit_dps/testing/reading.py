@@ -15,7 +15,7 @@ from lit_dps.core.trial import Cell, Trial
 from lit_dps.readings.attempt_readings import SHORT_STEPS, AttemptReadings
 from lit_dps.readings.reading import Reading, check_attributes
 from lit_dps.testing.failure import ConformanceError, require
-from lit_dps.testing.toy import BATCH_SIZE, ToyRun
+from lit_dps.testing.toy import BATCH_SIZE, LEARNING_RATE, ToyRun
 from lit_dps.training.hidden_state import capture_attributes, equal_states, preserve_rng_state
 
 SPARSITY = 0.5
@@ -71,7 +71,9 @@ def _read(reading: Reading, sparsity: float, steps: int, resumes: bool = False) 
     for step in range(1, steps + 1):
         if resumes and step > 1:
             attempt, readings = _resumed(reading, sparsity, readings)
+        readings.before(step, run)
         run.train_step()
+        readings.count(LEARNING_RATE)
         rows.append(_read_once(reading, run, attempt, readings, step))
     return rows
 
@@ -80,9 +82,7 @@ def _attempt(reading: Reading, sparsity: float) -> tuple[Attempt, AttemptReading
     """Return a fresh attempt, and a copy of a reading that it takes after each step."""
     trial = Trial(Cell(BATCH_SIZE, sparsity), 0)
     attempt = Attempt(trial, Goal(0.5, check_interval=1, max_steps=SHORT_STEPS))
-    readings = AttemptReadings([copy.deepcopy(reading)], attempt)
-    readings.is_short = True
-    return attempt, readings
+    return attempt, AttemptReadings([copy.deepcopy(reading)], attempt, is_short=True)
 
 
 def _resumed(

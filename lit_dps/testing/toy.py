@@ -58,8 +58,10 @@ class ToyRun:
         sparsity: The share of the weights that random masks prune; 0 has no masks.
 
     Attributes:
-        module, data, masks: As in `lit_dps.readings.reading.ReadRun`.
+        module, data, masks, batch_size: As in `lit_dps.readings.reading.ReadRun`.
     """
+
+    batch_size = BATCH_SIZE
 
     def __init__(self, sparsity: float):
         self.sparsity = sparsity
@@ -103,3 +105,7 @@ class ToyRun:
     def training_pass(self, batch_size: int, examples: int | None) -> ImagePass:
         """Return a fresh pass over the first examples of the training split; None for all."""
         return ImagePass(self.data, self.module.device, batch_size, examples)
+
+    def loss_of(self, module: Any, batch: Any) -> Tensor | None:
+        """Return the mean training loss of a batch by a copy of the module."""
+        return module.loss(batch)

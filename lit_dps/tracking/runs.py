@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from mlflow import MlflowClient
 from mlflow.entities import Metric, Param, Run, RunTag
 
-from lit_dps.core.trial import Cell, Trial, TrialResult
+from lit_dps.core.trial import THEORY, Cell, Trial, TrialResult
 from lit_dps.storage.schema import (
     ATTEMPT_TAG,
     CELL_TAG,
@@ -130,14 +130,13 @@ def trial_metrics(result: TrialResult) -> dict[str, float]:
         metrics["steps_to_result"] = result.steps
     for name, (kept, _) in result.kept.items():
         metrics[f"kept/{name}"] = kept
-    for name, value in result.theory.items():
-        metrics[f"theory/{name}"] = value
     for column, value in result.end_readings.items():
         if math.isfinite(value):
             metrics[column] = value
     for name, value in result.flags.items():
         if math.isfinite(value):
-            metrics[f"observed/{name}"] = value
+            prefix = "" if name.startswith(THEORY) else "observed/"
+            metrics[prefix + name] = value
     return metrics
 
 

@@ -357,7 +357,6 @@ class MlflowSync:
         run_id = run.info.run_id
         points = [MetricPoint(name, value, 0) for name, value in trial_metrics(result).items()]
         points += curve_points(result.curve)
-        points += curve_points(result.smoothness)
         for columns in result.readings.values():
             points += curve_points(columns)
         self.runs.log(run_id, points, trial_params(result))

@@ -25,6 +25,6 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """Return a callback that was in this room before; class paths in users' files name it here."""
-    if name in ("BranchCallback", "GradientNorms", "NoiseScaleCallback", "SmoothnessCallback"):
+    if name in ("BranchCallback", "GradientNorms", "NoiseScaleCallback"):
         return getattr(import_module("lit_dps.readings"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -29,7 +29,7 @@ def test_all_trials_of_a_cell_are_at_the_best_point_of_the_other_study(tmp_path)
         results = winners.record.results[cell.cell]
         assert [r.trial.params for r in results] == [dict(cell.best.trial.params)] * 3
         assert len({tuple(r.curve["train_loss"]) for r in results}) == 3, "seeds of their own"
-        assert all(r.smoothness["lipschitz"] for r in results)
+        assert all(r.readings["lipschitz"]["lipschitz"] for r in results)
     assert "the best sample of study fast" in done.stdout
     assert (
         "best_of" not in study_attributes(open_storage(url(tmp_path)), "fast")["identity"]["study"]

@@ -16,11 +16,13 @@ from lit_dps.data.images import Images
 from lit_dps.data.loaders import AuthorsOrder
 from lit_dps.models import SimpleCNN
 from lit_dps.module import ImageClassifier
-from lit_dps.readings import SmoothnessCallback, lipschitz
+from lit_dps.readings import ReadingsCallback
+from lit_dps.readings import lipschitz as functions
 from lit_dps.training import PruningCallback
 from tests.parity.authors import DATA, REFERENCE, load, needs_data, with_weights
 from tests.parity.condense import KEPT
 from tests.parity.test_authors import Losses, one_thread  # noqa: F401
+from tests.support.measured import lipschitz
 
 pytestmark = pytest.mark.slow
 
@@ -58,7 +60,7 @@ def recorded_run(sparsity: float) -> dict:
     return next(row for row in rows if row["sparsity"] == sparsity)
 
 
-def our_run(run: dict, other_rounding: int = 0) -> tuple[list[float], SmoothnessCallback]:
+def our_run(run: dict, other_rounding: int = 0) -> tuple[list[float], ReadingsCallback]:
     """Losses and constants of our run from the authors' initial weights.
 
     Args:
@@ -76,7 +78,7 @@ def our_run(run: dict, other_rounding: int = 0) -> tuple[list[float], Smoothness
     module = ImageClassifier(
         network, optimizer="momentum", learning_rate=run["lr"], momentum=run["momentum"]
     )
-    losses, measured = Losses(), SmoothnessCallback(run["lipschitz_interval"], last=0.9)
+    losses, measured = Losses(), lipschitz(interval=run["lipschitz_interval"], last=0.9)
     quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
     trainer = Trainer(
         max_epochs=-1,
@@ -136,10 +138,10 @@ def test_the_authors_constants_are_one_more_draw(sparsity):
 def test_lipschitz_constants_along_training(sparsity, checks, monkeypatch):
     """The brief form takes the first 100 steps; the long one makes the spread anew, and prints
     it."""
-    nothing = lipschitz.Moments(
+    nothing = functions.Moments(
         math.nan, math.nan, math.nan
     )  # a pass of per-example gradients that is not asked for
-    monkeypatch.setattr(lipschitz, "gradient_moments", lambda *args: nothing)
+    monkeypatch.setattr(functions, "gradient_moments", lambda *args: nothing)
     run, (steps, theirs), before = (
         recorded_run(sparsity),
         constants(sparsity),
@@ -152,8 +154,8 @@ def test_lipschitz_constants_along_training(sparsity, checks, monkeypatch):
         np.testing.assert_allclose(
             losses[:10], load(f"lipschitz-mnist-s{sparsity}")["losses"][:10], rtol=1e-3
         )
-        assert measured.curve["step"] == steps[:checks]
-        ours.append(measured.curve["lipschitz"])
+        assert measured.columns["lipschitz"]["step"] == steps[:checks]
+        ours.append(measured.columns["lipschitz"]["lipschitz"])
     away = np.abs(np.log(ours) - before.mean(axis=0)[:checks])
     assert (away <= reach(before)).all(), (
         f"{np.round(ours, 3).tolist()}: {away} > {reach(before):.3f}"

@@ -13,7 +13,7 @@ from lit_dps.analysis.analysis import Analysis
 from lit_dps.core.goal import Goal
 from lit_dps.core.record import grid
 from lit_dps.core.search_space import Range
-from lit_dps.core.trial import Cell, Status, Trial, TrialResult
+from lit_dps.core.trial import LIPSCHITZ, THEORY, Cell, Status, Trial, TrialResult
 from lit_dps.storage import schema
 from lit_dps.storage.read import read_study
 from lit_dps.storage.samplers import distributions as store_distributions
@@ -68,10 +68,11 @@ def theory_terms(
     the steps `at`."""
     theory = {"loss": loss, "gradient_variance": beta, "squared_gradient": first, "floor": floor}
     theory |= {"steps": steps, "rate_sum": rate * steps, "rate_square_sum": rate**2 * steps}
+    flags = {f"{THEORY}{name}": value for name, value in theory.items()}
     at = list(at) or list(range(1, 1 + len(lipschitz)))
     squared = list(squared) or [1.0] * len(lipschitz)
     curve = {"step": at, "lipschitz": list(lipschitz), "squared_gradient": squared}
-    return {"theory": theory, "smoothness": curve}
+    return {"flags": flags, "readings": {LIPSCHITZ: curve}}
 
 
 def law_results(
@@ -147,7 +148,7 @@ def measured(r: TrialResult, goal: Goal = GOAL, interval: int = 100) -> TrialRes
         "lipschitz": lipschitz.tolist(),
         "squared_gradient": (1 / at).tolist(),
     }
-    return dataclasses.replace(r, curve=curve, smoothness=smoothness)
+    return dataclasses.replace(r, curve=curve, readings={LIPSCHITZ: smoothness})
 
 
 def law_study(

@@ -11,6 +11,7 @@ from optuna.storages._rdb.models import StudyUserAttributeModel, TrialUserAttrib
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from lit_dps.core.trial import LIPSCHITZ, THEORY
 from lit_dps.storage import schema
 from lit_dps.storage.columns import decode_columns
 from lit_dps.storage.database import temporary_storage
@@ -89,9 +90,15 @@ def _former_trial(attrs: dict) -> dict:
     failed_at, failed_in = result.pop(schema.FAILED_AT), result.pop(schema.FAILED_IN)
     if failed_at is not None:
         attrs |= {"failed_at": failed_at, "failed_in": failed_in}
+    result["smoothness"] = result.pop("readings", {}).get(LIPSCHITZ, {})
     for key in ("curve", "smoothness"):
         result[key] = _former_columns(result[key])
-    result["observed"] = result.pop("flags")
+    result |= {"observed": {}, "theory": {}}
+    for name, value in result.pop("flags").items():
+        if name.startswith(THEORY):
+            result["theory"][name.removeprefix(THEORY)] = value
+        else:
+            result["observed"][name] = value
     for key in ("engine", "engine_reason", "timed", "failure", "traceback"):
         if not result[key]:
             del result[key]

@@ -22,7 +22,6 @@ from lit_dps.core.search_space import Choices
 from lit_dps.core.trial import Cell, Trial, Value
 from lit_dps.engines.engine import METHOD_OPTIONS
 from lit_dps.readings.reading import KEY as READINGS_KEY
-from lit_dps.readings.reading import resolve_readings
 from lit_dps.study.identity import BATCH_SIZE_KEY, GRID, SPACE, keys_of_trials
 from lit_dps.study.setup import StudySetup
 from lit_dps.training.workload import locate
@@ -62,7 +61,7 @@ def check_goals(setup: StudySetup) -> None:
 def check_readings(setup: StudySetup) -> None:
     """Raise ConfigError for readings that do not exist, or that this study cannot take."""
     reserved = columns_of_tables(setup)
-    for spec in resolve_readings(setup.study.readings):
+    for spec in setup.readings:
         reading = spec.build()
         if reading.name in reserved:
             raise ConfigError(READINGS_KEY, reading.name, "a name that no column of the tables has")
@@ -148,9 +147,11 @@ def check_workers(setup: StudySetup, cell: Cell, params: Mapping[str, Value]) ->
     schedule = setup.training().local_sgd_callback(Trial(cell, 0, params)).rounds
     if not schedule.on:
         return
+    one_network = "left out with local SGD, whose workers have several networks"
     if setup.study.readings:
-        allowed = "left out with local SGD, whose workers have several networks"
-        raise ConfigError(READINGS_KEY, setup.study.readings, allowed)
+        raise ConfigError(READINGS_KEY, setup.study.readings, one_network)
+    if setup.readings:
+        raise ConfigError("smoothness.interval", setup.smoothness.interval, one_network)
     for batch_size in setup.study.batch_sizes:
         if batch_size % schedule.workers:
             allowed = f"multiples of local.workers = {schedule.workers}"

@@ -113,10 +113,7 @@ def build_short(
     fit = TrialFit.of(training, attempt, goal, file, at_check)
     fit.examples.waits = True
     fit.pruning.is_short = True
-    fit.readings.readings.is_short = True
-    if fit.smoothness.interval:
-        fit.smoothness.interval = 1
-        fit.smoothness.examples = 2
+    fit.readings.is_short = True
     module = fit.built.module
     callbacks = fit.built.trainer["callbacks"]
     goal.is_ours = not callbacks and standard_data(fit.built.data) and _is_ours(module)

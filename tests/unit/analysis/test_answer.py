@@ -195,7 +195,7 @@ def test_quartiles_are_ordered():
 def test_trials_that_measured_smoothness_do_not_tell_what_a_step_takes():
     measured = {"step": [100], "lipschitz": [1.0], "squared_gradient": [1.0]}
     slow = [
-        trial(4, i, k, START + 100 * EACH[4] * k, smoothness=measured)
+        trial(4, i, k, START + 100 * EACH[4] * k, readings={"lipschitz": measured})
         for i, k in enumerate((112, 224))
     ]
     plain = [trial(8, i, k, START + EACH[8] * k) for i, k in enumerate((64, 128))]

@@ -107,7 +107,7 @@ def test_theory_noise_scale_and_noise_law_of_known_terms():
             first=4,
             rate=0.1,
         )
-        kept["smoothness"]["noise"] = [50.0] * 12
+        kept["readings"]["lipschitz"]["noise"] = [50.0] * 12
         return kept
 
     by = found(study(keep=keep))
@@ -127,9 +127,9 @@ def test_what_was_measured_beyond_the_goal_counts_in_none_of_them(decays):
         kept = theory_terms(
             ran * steps, lipschitz=(2.0,) * len(at), squared=100 / at, first=2.5, at=at
         )
-        kept["smoothness"]["noise"] = (2 + 300 / at).tolist()
+        kept["readings"]["lipschitz"]["noise"] = (2 + 300 / at).tolist()
         if decays and ran > 1:
-            kept["theory"]["rate_square_sum"] *= 2
+            kept["flags"]["theory/rate_square_sum"] *= 2
         return kept
 
     whole = found(study(keep=lambda b, steps: keep(b, steps, ran=4)))

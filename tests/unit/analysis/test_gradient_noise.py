@@ -17,13 +17,13 @@ from lit_dps.core.config import StorageConfig, StudyConfig
 from lit_dps.core.trial import Cell
 from lit_dps.data import GradientNoise
 from lit_dps.models import NoisyQuadratic
-from lit_dps.readings import SmoothnessCallback
 from lit_dps.report.figures import FIGURES, drawn, write_figures
 from lit_dps.storage.schema import decode_result, encode_result
 from lit_dps.study.setup import StudySetup
 from lit_dps.study.step_probe import single_gradient_seconds
 from lit_dps.training.workload import Workload
 from tests.support.fake_study import analysis_of, result
+from tests.support.measured import lipschitz
 from tests.support.setups import setup_of
 from tests.support.texts import figure_texts
 from tests.support.tiny import fit
@@ -49,13 +49,13 @@ class Multiplicative(LightningModule):
 
 
 def measured(module, data, steps=24) -> dict[str, list[float]]:
-    callback = SmoothnessCallback(interval=1, noise=True)
+    callback = lipschitz(interval=1, noise=True)
     fit(module, data, callbacks=[callback], max_steps=steps)
-    return callback.curve
+    return callback.columns["lipschitz"]
 
 
 def law_of(curve):
-    return noise_law([readings_of(result(Cell(4), 0, 16, smoothness=curve))])
+    return noise_law([readings_of(result(Cell(4), 0, 16, readings={"lipschitz": curve}))])
 
 
 def test_noise_that_is_the_same_everywhere_is_all_sigma():
@@ -114,7 +114,9 @@ def study(config=None):
                 x, y = made((b, round(10 * sparsity), point), n=12, sigma=2.0, m=0.5)
                 curve = {"step": list(range(12)), "lipschitz": [1.0] * 12}
                 curve |= {"squared_gradient": x.tolist(), "noise": [*y[:-1].tolist(), float("nan")]}
-                cells[cell].append(result(cell, point, 160 + 16 * point, smoothness=curve))
+                cells[cell].append(
+                    result(cell, point, 160 + 16 * point, readings={"lipschitz": curve})
+                )
     return analysis_of(cells, space={}, config=config or {"smoothness": {"noise": True}})
 
 
@@ -147,16 +149,15 @@ def test_a_study_without_it_says_nothing_of_it(tmp_path):
 
 
 def test_it_is_stored_and_older_results_have_none():
+    curve = {"step": [1], "lipschitz": [1.0], "squared_gradient": [2.0]}
     one = result(
         Cell(4),
         0,
         16,
-        smoothness={"step": [1], "lipschitz": [1.0], "squared_gradient": [2.0], "noise": [3.0]},
+        readings={"lipschitz": {**curve, "noise": [3.0]}},
     )
-    assert decode_result(encode_result(one), one.trial).smoothness["noise"] == [3.0]
-    older = dataclasses.replace(
-        one, smoothness={"step": [1], "lipschitz": [1.0], "squared_gradient": [2.0]}
-    )
+    assert decode_result(encode_result(one), one.trial).readings["lipschitz"]["noise"] == [3.0]
+    older = dataclasses.replace(one, readings={"lipschitz": curve})
     assert readings_of(older) is None
 
 

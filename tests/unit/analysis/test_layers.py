@@ -56,7 +56,7 @@ def trials(of: Cell) -> list:
             seen = {f"jacobian_{n}_{w}": 2.0 if w == "after" else 1.0 + point for n, w in names}
             seen |= {"isometry_distance_before": 3.0, "isometry_distance_after": 0.5}
             seen["jacobian_condition_before"] = math.inf
-            given["flags"] = seen
+            given["flags"] |= seen
         found.append(result(of, point, steps, kept=kept, **given))
     return found
 

@@ -49,7 +49,7 @@ def record(tmp_path):
         "squared_gradient": [4.0, 5.0, 6.0],
     }
     trials = [
-        result(CELL, 0, 48, curve=curve(0.5, 720 / 6000, 0.1), smoothness=measured),
+        result(CELL, 0, 48, curve=curve(0.5, 720 / 6000, 0.1), readings={"lipschitz": measured}),
         result(CELL, 1, None, curve=curve(0.5, 0.11, 0.3, 0.2)),
         result(CELL, 2, None, curve=curve(0.5, 0.4, 0.3, 0.2)),
         result(CELL, 3, None, "infeasible", curve=curve(0.12, math.nan)),
@@ -71,7 +71,7 @@ def test_the_first_check_that_meets_a_goal_counts(record):
     assert at.goal == Goal(0.12, 16, 64)
     assert summarize(at)[0].best.trial.point == 3
     assert at.results[CELL][1].curve["val_error"] == [0.5, 0.11]
-    assert at.results[CELL][0].smoothness["step"] == [10, 20]
+    assert at.results[CELL][0].readings["lipschitz"]["step"] == [10, 20]
 
 
 def test_the_studys_own_goal_changes_nothing(record):

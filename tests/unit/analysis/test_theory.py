@@ -97,7 +97,8 @@ def test_a_run_cut_at_a_higher_goal_predicts_only_where_its_rates_are_constant()
         steps=200, rate=0.5, lipschitz=[1, 3], at=[50, 150], squared=[1, 1], first=1, loss=2, beta=6
     )
     constant = result(Cell(8, 0.0), 0, 200, curve=curve, **kw)
-    kw["theory"] = kw["theory"] | {"rate_square_sum": 1.1 * kw["theory"]["rate_square_sum"]}
+    squares = 1.1 * kw["flags"]["theory/rate_square_sum"]
+    kw["flags"] = {**kw["flags"], "theory/rate_square_sum": squares}
     falling = result(Cell(32, 0.0), 0, 200, curve=curve, **kw)
     own = record_of({Cell(8, 0.0): [constant], Cell(32, 0.0): [falling]})
     cut = at_goal(own, 0.2)

@@ -15,6 +15,7 @@ from lit_dps.cli.fit import CALLBACKS
 from lit_dps.cli.key_checks import check_names, sections
 from lit_dps.core.errors import UserError
 from lit_dps.core.trial_config import TRIAL_SECTIONS
+from lit_dps.readings.lipschitz import Lipschitz
 from tests.e2e.commands import FAST, ROOT
 from tests.support.errors import refuses
 
@@ -25,12 +26,12 @@ def refuse_unknown(words: list[str], verb: str = "study") -> None:
 
 def test_keys_read_from_source_are_the_arguments():
     found = sections()
-    for section, cls in {**CALLBACKS, "trainer": Trainer}.items():
+    for section, cls in {**CALLBACKS, "smoothness": Lipschitz, "trainer": Trainer}.items():
         assert found[section] == set(inspect.signature(cls).parameters), section
 
 
 def test_callbacks_take_the_keys_of_their_sections():
-    for section, callback in CALLBACKS.items():
+    for section, callback in {**CALLBACKS, "smoothness": Lipschitz}.items():
         arguments = inspect.signature(callback).parameters.values()
         keys = inspect.signature(TRIAL_SECTIONS[section]).parameters.values()
         assert [each.name for each in arguments] == [each.name for each in keys]

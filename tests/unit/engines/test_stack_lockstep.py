@@ -138,13 +138,19 @@ def test_results_come_as_soon_as_they_are_known_and_trials_are_asked_for_when_th
     assert log.index(("asked", 2)) < log.index(("known", 1))
 
 
-def test_smoothness_is_measured_one_trial_at_a_time():
+def test_a_stack_measures_the_lipschitz_constant_of_each_network():
     measured = {"interval": 4, "examples": 50, "delta": 0.5, "last": 1.0}
     measured |= {"batch_size": 50, "floor": 0.0}
-    goal, asked = {**GOAL, "max_steps": 8}, trials(Cell(16, 0.0), rates=[0.02])
-    (result,) = train(asked, workload(), goal, size=16, smoothness=measured)
-    assert (result.engine, "smoothness" in result.engine_reason) == ("lightning", True)
-    assert result.smoothness["step"] == [4, 8]
+    goal = {**GOAL, "max_steps": 8}
+    asked = trials(Cell(16, 0.5), rates=[0.02, 0.05])
+    stacked = train(asked, workload(), goal, size=16, smoothness=measured)
+    alone = by_trial(train(asked, workload(), goal, smoothness=measured))
+    assert [result.engine for result in stacked] == ["stacked", "stacked"]
+    for ours in stacked:
+        theirs = alone[ours.trial.cell, ours.trial.point]
+        for name, values in theirs.readings["lipschitz"].items():
+            assert ours.readings["lipschitz"][name] == pytest.approx(values, rel=1e-3)
+        assert ours.flags == pytest.approx({**theirs.flags, "stacked": 1}, rel=1e-4)
 
 
 def test_trials_of_another_architecture_are_trained_by_themselves():

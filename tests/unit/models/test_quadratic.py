@@ -12,9 +12,9 @@ from lit_dps.analysis.quadratic import NoisyQuadraticModel
 from lit_dps.data import GradientNoise
 from lit_dps.models import NoisyQuadratic
 from lit_dps.optim.delay import delay_gradients
-from lit_dps.readings import SmoothnessCallback
 from lit_dps.training import DelayCallback, PruningCallback
 from tests.support.errors import refuses
+from tests.support.measured import lipschitz, terms_of
 from tests.support.tiny import fit
 
 # K* by nqm.ipynb of Zhang et al. (github.com/gd-zhang/noisy-quadratic-model, be5db10), target 0.01:
@@ -151,14 +151,14 @@ def test_without_noise_training_is_the_closed_form():
 
 
 def test_what_is_measured_of_its_noise_is_exact():
-    measured = SmoothnessCallback(interval=2)
+    measured = lipschitz(interval=2)
     fit(NoisyQuadratic(6, 3), GradientNoise(8), callbacks=[measured], max_steps=2)
     h = torch.tensor(NoisyQuadraticModel(6).curvatures)
-    assert measured.terms["gradient_variance"] == pytest.approx(3 * float(h.sum()), rel=1e-5)
-    assert measured.terms["squared_gradient"] == pytest.approx(
+    assert terms_of(measured)["gradient_variance"] == pytest.approx(3 * float(h.sum()), rel=1e-5)
+    assert terms_of(measured)["squared_gradient"] == pytest.approx(
         3 * float(h.square().sum()), rel=1e-5
     )
-    assert measured.terms["loss"] == pytest.approx(3 * float(h.sum()) / 2, rel=1e-5)
+    assert terms_of(measured)["loss"] == pytest.approx(3 * float(h.sum()) / 2, rel=1e-5)
 
 
 def test_there_is_nothing_to_prune():

@@ -18,11 +18,11 @@ from lit_dps.module import ImageClassifier
 from lit_dps.parallel import ranks
 from lit_dps.parallel.ddp import ShardLoader, trainer_arguments
 from lit_dps.pruning import PRUNERS
-from lit_dps.readings import SmoothnessCallback
 from lit_dps.training import GoalErrorCallback, PruningCallback
 from lit_dps.training.early_check import EarlyCheck
 from lit_dps.training.workload import Workload
 from tests.support.errors import refuses
+from tests.support.measured import lipschitz, terms_of
 from tests.support.ranks import on_ranks, same_on_ranks
 from tests.support.runs import train_one
 from tests.support.tiny import QUIET, Plain, fit, loader, weights
@@ -222,7 +222,7 @@ def test_a_trial_is_the_same_and_ends_on_all_ranks_by_the_first_ones_limit(
 def smooth(examples: int | None) -> dict[str, float]:
     torch.manual_seed(3)
     module = ImageClassifier(MLP(hidden=[16]), learning_rate=0.05)
-    callback = SmoothnessCallback(interval=2, examples=examples, batch_size=300, delta=0.5)
+    callback = lipschitz(interval=2, examples=examples, batch_size=300, delta=0.5)
     pruning = PruningCallback(0.5)
     fit(
         module,
@@ -231,7 +231,10 @@ def smooth(examples: int | None) -> dict[str, float]:
         max_steps=2,
         **trainer_arguments(QUIET),
     )
-    return {**callback.terms, **{key: values[0] for key, values in callback.curve.items()}}
+    return {
+        **terms_of(callback),
+        **{key: values[0] for key, values in callback.columns["lipschitz"].items()},
+    }
 
 
 @pytest.mark.parametrize("examples", [None, 700])

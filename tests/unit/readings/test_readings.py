@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import pytest
 
@@ -10,7 +11,8 @@ from lit_dps.core.racing import truncate_at_race_limit
 from lit_dps.core.statistic import MINIMUM
 from lit_dps.core.trial import Cell, Status, Trial
 from lit_dps.engines.interval_loop import IntervalLoop
-from lit_dps.readings.reading import resolve_readings
+from lit_dps.readings.registry import resolve_readings
+from lit_dps.storage.columns import encode_columns
 from lit_dps.storage.schema import decode_result, encode_result
 from lit_dps.training.workload import Workload
 from tests.support.conformance import by_trial
@@ -190,3 +192,48 @@ def test_readings_between_checks_see_masks_that_change():
         assert of_mask == theirs.readings["mask"] == in_stack.readings["mask"]
         assert in_stack.engine == "stacked"
         assert ours.curve == theirs.curve == plain.curve
+
+
+LIPSCHITZ = {"interval": 3, "examples": 40, "delta": 0.5, "batch_size": 16, "noise": True}
+
+
+def test_all_loops_measure_the_same_lipschitz_constants():
+    options = {"smoothness": LIPSCHITZ, "pruning": {"method": f"{PLACE}.Redraws"}}
+    single = train_one(TRIAL, WORKLOAD, GOAL, **options)
+    lightning = train_one(TRIAL, WORKLOAD, GOAL, lean=False, **options)
+    assert (single.engine, lightning.engine) == ("single", "lightning")
+    assert single.readings == lightning.readings and single.flags == lightning.flags
+    columns = single.readings["lipschitz"]
+    assert set(columns) == {"step", "lipschitz", "squared_gradient", "noise"}
+    assert columns["step"] == [3, 6, 9, 12, 15]
+    assert single.flags["theory/steps"] == 16
+    assert single.flags["theory/rate_sum"] == pytest.approx(16 * 0.1)
+    named = [{"class_path": "lipschitz", "init_args": LIPSCHITZ}]
+    by_name = train_one(TRIAL, WORKLOAD, GOAL, readings=named, pruning=options["pruning"])
+    assert (by_name.readings, by_name.flags) == (single.readings, single.flags)
+
+
+@pytest.mark.parametrize("lean", [True, False])
+def test_lipschitz_constants_of_a_resumed_trial_equal_those_of_an_unbroken_one(tmp_path, lean):
+    # The checkpoint after step 8 holds the weights before step 9.
+    options = {"smoothness": LIPSCHITZ, "lean": lean}
+    study = SavedStudy(tmp_path, model=TINY, goal={**GOAL, "max_steps": 16}, **options)
+    unbroken, _ = study.run(TRIAL, saved=False)
+    interrupted, _ = study.run(TRIAL, interrupt=2)
+    assert interrupted is None
+    resumed, steps = study.run(TRIAL)
+    assert steps.taken == 8
+    assert resumed == unbroken
+    assert resumed.readings["lipschitz"]["step"] == [3, 6, 9, 12, 15]
+
+
+def test_results_of_the_first_version_have_the_lipschitz_constant_as_a_reading():
+    stored = encode_result(read("Norm", goal=EASY))
+    curve = {"step": [4, 8], "lipschitz": [2.5, 1.5], "squared_gradient": [0.5, 0.25]}
+    former = {"smoothness": encode_columns(curve), "theory": {"loss": 2.3, "floor": "nan"}}
+    decoded = decode_result({**stored, **former}, TRIAL)
+    assert decoded.readings["lipschitz"] == curve
+    assert decoded.flags["theory/loss"] == 2.3
+    assert math.isnan(decoded.flags["theory/floor"])
+    again = decode_result(encode_result(decoded), TRIAL)
+    assert again.readings == decoded.readings

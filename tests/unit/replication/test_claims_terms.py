@@ -60,7 +60,7 @@ def test_what_is_before_the_first_step_needs_no_measurement_of_l():
     study = theory(**PAPER)
     kept = {
         cell: [
-            dataclasses.replace(each, smoothness={key: [] for key in each.smoothness})
+            dataclasses.replace(each, readings={"lipschitz": {"step": [], "lipschitz": []}})
             for each in results
         ]
         for cell, results in study.record.results.items()

@@ -51,8 +51,7 @@ def record_of(trials=8, batch_sizes=(16, 64), name="fake"):
                 theory_terms(r.steps_run, lipschitz=[1 + r.trial.cell.sparsity] * 2) for r in found
             ]
             results[cell] = [
-                dataclasses.replace(r, theory=t["theory"])
-                for r, t in zip(found, terms, strict=True)
+                dataclasses.replace(r, flags=t["flags"]) for r, t in zip(found, terms, strict=True)
             ]
     return StudyRecord(
         name=name,

@@ -22,7 +22,9 @@ def trial(cell, point, *constants, status="complete", steps=400):
     """A trial with Lipschitz constants at steps 100, 200, ..."""
     at = [100 * (i + 1) for i in range(len(constants))]
     found = {"step": at, "lipschitz": list(constants), "squared_gradient": [1.0] * len(at)}
-    return result(cell, point, steps if status == "complete" else None, status, smoothness=found)
+    return result(
+        cell, point, steps if status == "complete" else None, status, readings={"lipschitz": found}
+    )
 
 
 def study(results, **kw):

@@ -62,7 +62,7 @@ def clear_study() -> Analysis:
         for trial in law_results(cell, 6, *laws[cell.sparsity]):
             trial = measured(trial)
             terms = theory_terms(trial.steps_run, lipschitz=[1 + cell.sparsity] * 2)
-            results[cell].append(dataclasses.replace(trial, theory=terms["theory"]))
+            results[cell].append(dataclasses.replace(trial, flags=terms["flags"]))
     return analysis_of(results, "clear", trials=6)
 
 

@@ -75,9 +75,8 @@ def finish(attempt: Attempt) -> TrialResult:
         curve,
         {"w": (3, 30)},
         1.5,
-        smoothness={"step": [16, 48], "lipschitz": [0.123456789, float("inf")]},
-        theory={"loss": 2.3, "floor": float("nan")},
-        flags={"short_steps": 2},
+        readings={"lipschitz": {"step": [16, 48], "lipschitz": [0.123456789, float("inf")]}},
+        flags={"short_steps": 2, "theory/loss": 2.3, "theory/floor": float("nan")},
         failure="no" if status is Status.FAILED else "",
         traceback="Traceback" if status is Status.FAILED else "",
         timed={"steps": 10, "training": 0.25},
@@ -364,7 +363,8 @@ def test_results_of_the_first_versions():
     result = convert_result(former)
     schema.check_keys(result, schema.RESULT_KEYS)
     # Readings are stored only of a study that has some.
-    assert result.keys() == schema.RESULT_KEYS.keys() - {"readings", "end_readings"}
+    absent = {"readings", "end_readings", "smoothness", "theory"}
+    assert result.keys() == schema.RESULT_KEYS.keys() - absent
     trial = convert_trial({"point": 2, "owner": "a:1:2", "result": former, "failed_at": 9.0})
     assert trial["repeat"] == 0 and trial["environment"] is None and trial["status"] == "failed"
     assert trial["result"]["failed_at"] == 9.0 and trial["result"]["failed_in"] == 0

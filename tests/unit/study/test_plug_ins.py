@@ -10,7 +10,7 @@ import pytest
 from lit_dps.core.config import StorageConfig, StudyConfig
 from lit_dps.core.search_space import Range
 from lit_dps.core.trial import Cell, Trial
-from lit_dps.readings.reading import resolve_readings
+from lit_dps.readings.registry import resolve_readings
 from lit_dps.study.preflight.plug_ins import check_plug_in, check_plug_ins, foreign_plug_ins
 from lit_dps.training.hidden_state import capture_rng_state, equal_states
 from lit_dps.training.workload import Workload

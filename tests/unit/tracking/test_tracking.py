@@ -94,9 +94,8 @@ def test_runs_are_nested_and_found_again(empty):
 
 def test_measurements_of_smoothness_are_metrics_along_training(empty):
     smoothness = {"step": [10, 20], "lipschitz": [4.5, 2.5], "squared_gradient": [0.1, 0.01]}
-    tracker(empty, "smooth").log_trial(
-        result(0, smoothness=smoothness, theory={"gradient_variance": 436.0, "loss": 2.9})
-    )
+    flags = {"theory/gradient_variance": 436.0, "theory/loss": 2.9}
+    tracker(empty, "smooth").log_trial(result(0, readings={"lipschitz": smoothness}, flags=flags))
     client, (run,) = runs(empty, "trial", "smooth")
     history = client.get_metric_history(run.info.run_id, "lipschitz")
     assert [(m.step, m.value) for m in history] == [(10, 4.5), (20, 2.5)]

@@ -8,7 +8,7 @@ import torch
 from lightning.pytorch import callbacks as stock
 from torch import Tensor, nn
 
-from lit_dps.readings import GradientNorms, SmoothnessCallback
+from lit_dps.readings import GradientNorms, ReadingsCallback
 from lit_dps.training import DelayCallback, LocalSGDCallback, PruningCallback
 from tests.support.errors import refuses
 from tests.support.tiny import Plain, assert_equal, fit, loader, points, weights
@@ -135,7 +135,7 @@ class Counting(torch.optim.SGD):
         (Linear(manual=True), [], {}, "Linear"),
         (Plain(), [DelayCallback(2)], {}, "optim.delay = 2"),
         (Plain(), [GradientNorms()], {}, "GradientNorms"),
-        (Plain(), [SmoothnessCallback(2)], {}, "SmoothnessCallback"),
+        (Plain(), [ReadingsCallback(["lipschitz"])], {}, "ReadingsCallback"),
         (Plain(), [stock.WeightAveraging()], {}, "WeightAveraging"),
         (Plain(), [], {"accumulate_grad_batches": 2}, "trainer.accumulate_grad_batches = 2"),
         (Averaging(), [], {}, "network.1.running_mean"),

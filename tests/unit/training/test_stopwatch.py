@@ -76,7 +76,7 @@ def test_measuring_smoothness_is_no_part_of_a_step():
         CLOCK.seconds,
         train_one(TRIAL, workload, GOAL, lean=False, smoothness=smoothness),
     )
-    assert len(found.smoothness["step"]) == 4
+    assert len(found.readings["lipschitz"]["step"]) == 4
     assert (
         CLOCK.seconds - begin > 12 * STEP + 3 * CHECK + 4 * 11 * STEP
     )  # passes between the weights of a step

@@ -9,9 +9,10 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from lit_dps.core.errors import ConfigError
-from lit_dps.readings import NoiseScaleCallback, SmoothnessCallback
+from lit_dps.readings import NoiseScaleCallback
 from lit_dps.training import PruningCallback
 from lit_dps.training.training_pass import even_batches
+from tests.support.measured import lipschitz, terms_of
 from tests.support.tiny import Plain, fit, loader
 
 
@@ -152,12 +153,11 @@ def test_the_noise_scale_and_smoothness_are_measured_after_the_hooks_of_the_copy
     values = []
     for hooks in (True, False):
         torch.manual_seed(0)
-        noise, smoothness = NoiseScaleCallback(), SmoothnessCallback(interval=1, batch_size=4)
+        noise, smoothness = NoiseScaleCallback(), lipschitz(interval=1, batch_size=4)
         fit(WithHooks(hooks), loader(), callbacks=[noise, smoothness], max_steps=2)
-        lipschitz = smoothness.curve["lipschitz"]
-        values.append(
-            [*noise.readings["variance"], *lipschitz, smoothness.terms["gradient_variance"]]
-        )
+        constants = smoothness.columns["lipschitz"]["lipschitz"]
+        variance = terms_of(smoothness)["gradient_variance"]
+        values.append([*noise.readings["variance"], *constants, variance])
     assert len(values[0]) == 5 and values[0] == values[1]
 
 

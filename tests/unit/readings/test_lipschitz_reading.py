@@ -1,4 +1,4 @@
-"""SmoothnessCallback on modules whose constants can be computed by hand."""
+"""The reading `lipschitz` on modules whose constants can be computed by hand."""
 
 from __future__ import annotations
 
@@ -10,9 +10,12 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from lit_dps.core.errors import ConfigError
+from lit_dps.core.trial_config import SmoothnessConfig
 from lit_dps.module import ImageClassifier
-from lit_dps.readings import SmoothnessCallback
+from lit_dps.readings import ReadingsCallback
+from lit_dps.readings.lipschitz import Lipschitz
 from lit_dps.training import PruningCallback
+from tests.support.measured import lipschitz, terms_of
 from tests.support.tiny import Plain, Recorder, assert_equal, fit, loader, two_layers, weights
 
 N, FEATURES = 12, 3
@@ -54,17 +57,17 @@ def hessian(n: int = N) -> torch.Tensor:
 @pytest.mark.parametrize("examples", [None, 6])
 def test_on_a_quadratic_it_is_the_hessian_along_the_update(examples):
     seen = Recorder(lambda trainer, module: module.w.detach().flatten().clone())
-    measured = SmoothnessCallback(interval=2, examples=examples)
+    measured = lipschitz(interval=2, examples=examples)
     module = Quadratic()
     fit(module, batches(), callbacks=[seen, measured], max_steps=4)
     path, h = [*seen.values, module.w.detach().flatten()], hessian(examples or N)
-    assert measured.curve["step"] == [2, 4]
-    for i, step in enumerate(measured.curve["step"]):
+    assert measured.columns["lipschitz"]["step"] == [2, 4]
+    for i, step in enumerate(measured.columns["lipschitz"]["step"]):
         direction = path[step] - path[step - 1]
-        assert measured.curve["lipschitz"][i] == pytest.approx(
+        assert measured.columns["lipschitz"]["lipschitz"][i] == pytest.approx(
             float((h @ direction).norm() / direction.norm())
         )
-        assert measured.curve["squared_gradient"][i] == pytest.approx(
+        assert measured.columns["lipschitz"]["squared_gradient"][i] == pytest.approx(
             float((h @ path[step - 1]).square().sum())
         )
 
@@ -72,37 +75,42 @@ def test_on_a_quadratic_it_is_the_hessian_along_the_update(examples):
 @pytest.mark.parametrize("examples", [None, 6])
 def test_the_noise_is_that_of_single_examples_before_the_step(examples):
     seen = Recorder(lambda trainer, module: module.w.detach().flatten().clone())
-    measured = SmoothnessCallback(interval=2, examples=examples, noise=True)
+    measured = lipschitz(interval=2, examples=examples, noise=True)
     fit(Quadratic(), batches(), callbacks=[seen, measured], max_steps=4)
     x = features()[: examples or N]
     found = zip(
-        measured.curve["noise"], measured.curve["squared_gradient"], seen.values[1::2], strict=True
+        measured.columns["lipschitz"]["noise"],
+        measured.columns["lipschitz"]["squared_gradient"],
+        seen.values[1::2],
+        strict=True,
     )
     for noise, squared, w in found:
         rows = (x @ w)[:, None] * x
         assert noise == pytest.approx(float(torch.cov(rows.T, correction=0).trace()))
         assert squared == pytest.approx(float(rows.mean(0).square().sum()))
-    assert len(measured.curve["noise"]) == 2
+    assert len(measured.columns["lipschitz"]["noise"]) == 2
 
 
 def test_the_noise_of_pruned_coordinates_does_not_count():
     pruning, measured = (
         PruningCallback(0.67, method="magnitude"),
-        SmoothnessCallback(interval=1, noise=True),
+        lipschitz(interval=1, noise=True),
     )
     fit(Quadratic(), batches(), callbacks=[pruning, measured], max_steps=1)
-    assert measured.curve["noise"] == [
+    assert measured.columns["lipschitz"]["noise"] == [
         pytest.approx(4 * float(features()[:, 1].pow(4).mean() - hessian()[1, 1] ** 2))
     ]
-    assert measured.curve["noise"] == [pytest.approx(measured.terms["gradient_variance"])]
+    assert measured.columns["lipschitz"]["noise"] == [
+        pytest.approx(terms_of(measured)["gradient_variance"])
+    ]
 
 
 def test_terms_before_the_first_step_and_rates_of_all_steps():
-    measured = SmoothnessCallback(interval=100, floor=0.25)
+    measured = lipschitz(interval=100, floor=0.25)
     fit(Quadratic(rate=0.1), batches(), callbacks=[measured], max_steps=5)
     x, w = features(), torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64)
     rows = (x @ w)[:, None] * x  # gradient of each example
-    assert measured.terms == pytest.approx(
+    assert terms_of(measured) == pytest.approx(
         {
             "loss": float(0.5 * (x @ w).square().mean()),
             "gradient_variance": float(torch.cov(rows.T, correction=0).trace()),
@@ -116,20 +124,20 @@ def test_terms_before_the_first_step_and_rates_of_all_steps():
 
 
 def test_pruned_coordinates_do_not_count():
-    pruning, measured = PruningCallback(0.67, method="magnitude"), SmoothnessCallback(interval=1)
+    pruning, measured = PruningCallback(0.67, method="magnitude"), lipschitz(interval=1)
     fit(Quadratic(), batches(), callbacks=[pruning, measured], max_steps=1)
     assert pruning.mask["w"].tolist() == [[False, True, False]]
-    assert measured.curve["lipschitz"] == [pytest.approx(float(hessian()[1, 1]))]
+    assert measured.columns["lipschitz"]["lipschitz"] == [pytest.approx(float(hessian()[1, 1]))]
     gradient = float(hessian()[1, 1] * -2)
-    assert measured.curve["squared_gradient"] == [pytest.approx(gradient**2)]
-    assert measured.terms["squared_gradient"] == pytest.approx(gradient**2)
+    assert measured.columns["lipschitz"]["squared_gradient"] == [pytest.approx(gradient**2)]
+    assert terms_of(measured)["squared_gradient"] == pytest.approx(gradient**2)
 
 
 def test_accumulated_batches_are_one_step():
-    measured = SmoothnessCallback(interval=2)
+    measured = lipschitz(interval=2)
     fit(Quadratic(), batches(2), callbacks=[measured], max_steps=4, accumulate_grad_batches=3)
-    assert measured.curve["step"] == [2, 4]
-    assert measured.terms["steps"] == 4
+    assert measured.columns["lipschitz"]["step"] == [2, 4]
+    assert terms_of(measured)["steps"] == 4
 
 
 @pytest.mark.parametrize("noise", [False, True])
@@ -143,9 +151,9 @@ def test_training_is_not_touched(noise):
         fit(module, shuffled, callbacks=[PruningCallback(0.5), *callbacks], max_steps=12)
         return module
 
-    measured = SmoothnessCallback(interval=3, noise=noise)
+    measured = lipschitz(interval=3, noise=noise)
     with_it, without = train(measured), train()
-    assert measured.curve["step"] == [3, 6, 9, 12]
+    assert measured.columns["lipschitz"]["step"] == [3, 6, 9, 12]
     assert_equal(weights(with_it), weights(without))
 
 
@@ -154,31 +162,31 @@ def test_the_rates_are_those_of_the_schedule():
     module = ImageClassifier(
         network, learning_rate=0.4, schedule="linear", decay_steps=4, end_factor=0.5
     )
-    measured = SmoothnessCallback(interval=100)
+    measured = lipschitz(interval=100)
     fit(module, callbacks=[measured], max_steps=3)
-    assert measured.terms["rate_sum"] == pytest.approx(0.4 + 0.35 + 0.3)
-    assert measured.terms["rate_square_sum"] == pytest.approx(0.4**2 + 0.35**2 + 0.3**2)
+    assert terms_of(measured)["rate_sum"] == pytest.approx(0.4 + 0.35 + 0.3)
+    assert terms_of(measured)["rate_square_sum"] == pytest.approx(0.4**2 + 0.35**2 + 0.3**2)
 
 
 def test_without_an_interval_nothing_is_measured():
-    measured = SmoothnessCallback(interval=None)
+    measured = ReadingsCallback.of(SmoothnessConfig())
     fit(Quadratic(), batches(), callbacks=[measured], max_steps=2)
-    assert (measured.curve["step"], measured.terms) == ([], {})
+    assert (measured.columns, measured.flags) == ({}, {})
 
 
 def test_a_module_without_per_example_gradients_is_refused_in_one_line():
     module = Plain(nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Linear(5, 3)))
     with pytest.raises(ConfigError) as caught:
-        fit(module, callbacks=[SmoothnessCallback()], max_steps=1)
+        fit(module, callbacks=[lipschitz()], max_steps=1)
     assert (caught.value.key, caught.value.value) == ("smoothness.interval", 100)
     assert "\n" not in str(caught.value)
 
 
 def test_a_checkpoint_brings_what_was_measured():
-    measured, taken_up = SmoothnessCallback(interval=1), SmoothnessCallback(interval=1)
+    measured, resumed = lipschitz(interval=1), lipschitz(interval=1)
     fit(Quadratic(), batches(), callbacks=[measured], max_steps=2)
-    taken_up.load_state_dict(measured.state_dict())
-    assert (taken_up.curve, taken_up.terms) == (measured.curve, measured.terms)
+    resumed.load_state_dict(measured.state_dict())
+    assert (resumed.columns, resumed.flags) == (measured.columns, measured.flags)
 
 
 @pytest.mark.parametrize(
@@ -195,13 +203,13 @@ def test_a_checkpoint_brings_what_was_measured():
 )
 def test_bad_values_name_their_key(arguments, key):
     with pytest.raises(ConfigError) as caught:
-        SmoothnessCallback(**arguments)
+        Lipschitz(**arguments)
     assert caught.value.key == f"smoothness.{key}"
 
 
 def test_the_loss_of_a_classifier_is_its_cross_entropy():
-    module, measured = ImageClassifier(two_layers()), SmoothnessCallback(interval=100)
+    module, measured = ImageClassifier(two_layers()), lipschitz(interval=100)
     x, y = loader().dataset.tensors
     expected = float(F.cross_entropy(module.network(x), y).detach())
     fit(module, callbacks=[measured], max_steps=1)
-    assert measured.terms["loss"] == pytest.approx(expected, rel=1e-6)
+    assert terms_of(measured)["loss"] == pytest.approx(expected, rel=1e-6)
