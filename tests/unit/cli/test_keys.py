@@ -57,23 +57,21 @@ def test_shipped_configs_are_let_through(file):
 
 
 @pytest.mark.parametrize(
-    ("argv", "said"),
+    ("argv", "key", "meant"),
     [
-        (
-            ["--study.trialss", "2"],
-            "--study.trialss: 'trialss' is not accepted; did you mean --study.trials?",
-        ),
-        (["--goal.eror=0.1"], "--goal.eror: 'eror' is not accepted; did you mean --goal.error?"),
-        (["--trainer.acelerator", "cpu"], "did you mean --trainer.accelerator?"),
-        (["--studdy.trials", "2"], "--studdy: 'studdy' is not accepted; did you mean --study?"),
-        (["--nothing.like.it", "2"], "nothing: 'nothing' is not accepted"),
-        (["--pruning.methods.x", "2"], "did you mean --pruning.method?"),
+        (["--study.trialss", "2"], "study.trialss", "--study.trials?"),
+        (["--goal.eror=0.1"], "goal.eror", "--goal.error?"),
+        (["--trainer.acelerator", "cpu"], "trainer.acelerator", "--trainer.accelerator?"),
+        (["--studdy.trials", "2"], "studdy", "--study?"),
+        (["--nothing.like.it", "2"], "nothing", None),
+        (["--pruning.methods.x", "2"], "pruning.methods", "--pruning.method?"),
     ],
 )
-def test_mistyped_options_are_refused_with_what_was_meant(argv, said):
-    with pytest.raises(UserError) as refused:
+def test_mistyped_options_are_refused_with_what_was_meant(argv, key, meant):
+    with refuses(key, error=UserError) as refused:
         refuse_unknown(["--config", str(FAST), *argv])
-    assert said in str(refused.value)
+    hint = refused.value.hint
+    assert (hint and hint.split()[-1]) == meant
 
 
 def test_advise_takes_its_own_options_and_refuses_those_of_a_study():
@@ -97,7 +95,7 @@ def test_advise_takes_its_own_options_and_refuses_those_of_a_study():
     ):
         with refuses(key, 1, error=UserError) as refused:
             refuse_unknown([option, "1"], "advise")
-        assert meant in str(refused.value)
+        assert meant in refused.value.hint
     for option in ("--forecast", "--extend-space"):
         with refuses(option.removeprefix("--"), None, error=UserError):
             refuse_unknown([option], "advise")
