@@ -22,7 +22,8 @@ def main(argv: list[str]) -> int:
     arguments = vars(parser.parse_args(argv))
     if unknown := set(arguments["sections"]) - set(SECTIONS):
         parser.error(f"no section {', '.join(sorted(unknown))}; there are {', '.join(SECTIONS)}")
-    names, output = arguments.pop("sections") or list(SECTIONS), arguments.pop("output")
+    names: list[str] = arguments.pop("sections") or list(SECTIONS)
+    output = arguments.pop("output")
     given = {
         key: tuple(v) if isinstance(v, list) else v for key, v in arguments.items() if v is not None
     }

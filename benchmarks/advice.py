@@ -14,6 +14,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -96,7 +97,8 @@ def must_refuse(known: list[Observation]) -> str:
 def curves(runs: pd.DataFrame) -> Iterator[tuple[str, list[Observation]]]:
     """The medians of each workload and goal."""
     by = [key for key in ("set", "workload", "goal") if key in runs]
-    for names, group in runs.groupby(by, dropna=False):
+    groups: Any = runs.groupby(by, dropna=False)
+    for names, group in groups:
         yield f"{names[0]}: {names[1]}", medians(group)
 
 
@@ -153,7 +155,7 @@ def _points(law: Law, held: list[Observation]) -> Iterator[dict]:
         }
         if not row["refused"]:
             low, high = np.percentile(law.samples([point.batch_size]), ALL)
-            error = math.log(law.predict([point.batch_size])["steps"][0] / point.steps)
+            error = math.log(float(law.predict([point.batch_size])["steps"].iloc[0]) / point.steps)
             row |= {"error": error, "within": bool(low <= point.steps <= high)}
         yield row
 
@@ -187,7 +189,7 @@ def _regrets(law: Law, points: list[Observation]) -> Iterator[dict]:
 def judge_steps(times: pd.DataFrame) -> Iterator[dict]:
     """Steps of local batches between those timed: of 5 on one device; of 3 there and 2 on
     several."""
-    rows = times[times["accumulation"] == 1]
+    rows: Any = times[times["accumulation"] == 1]
     for names, group in rows.groupby(["set", "workload", "hardware"], dropna=False):
         curve = " ".join(map(str, names[:2]))
         alone = (

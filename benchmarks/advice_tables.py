@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pandas as pd
 
@@ -25,7 +27,7 @@ def tables(found: Judged) -> str:
 
 
 def _verdicts(found: Judged) -> str:
-    verdicts = pd.DataFrame(found.verdicts)
+    verdicts: Any = pd.DataFrame(found.verdicts)
     must = verdicts["must"] != ""
     refused = verdicts["said"].str.startswith("refused")
     lines = [
@@ -48,7 +50,7 @@ def _listed(rows: pd.DataFrame) -> str:
 
 
 def _points(found: Judged) -> str:
-    points = pd.DataFrame(found.points)
+    points: Any = pd.DataFrame(found.points)
     rows = []
     for seen in ("all others", "lower half", "lowest 3"):
         for low, high, name in DISTANCES:
@@ -80,7 +82,8 @@ def _points(found: Judged) -> str:
 
 
 def _regrets(found: Judged) -> str:
-    regrets, rows = pd.DataFrame(found.regrets), []
+    regrets: Any = pd.DataFrame(found.regrets)
+    rows = []
     for (seen, knee), part in regrets.groupby(["seen", "knee"], sort=False):
         free = part[~part["narrow"].astype(bool)]
         row = [
@@ -108,7 +111,8 @@ def _share(values: pd.Series) -> str:
 
 
 def _steps(found: Judged) -> str:
-    steps, rows = pd.DataFrame(found.steps), []
+    steps: Any = pd.DataFrame(found.steps)
+    rows = []
     for what, part in steps.groupby("what", sort=False):
         size = np.expm1(part["error"].abs())
         near = f"{(size <= CLOSE).mean():.0%}"
@@ -129,7 +133,8 @@ def _steps(found: Judged) -> str:
 
 
 def _workloads(found: Judged):
-    points, rows = pd.DataFrame(found.points), []
+    points: Any = pd.DataFrame(found.points)
+    rows = []
     for verdict in found.verdicts:
         part = points[(points["curve"] == verdict["curve"]) & points["error"].notna()]
         cells = []

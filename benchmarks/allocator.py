@@ -6,6 +6,7 @@ from __future__ import annotations
 import resource
 import time
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -99,7 +100,7 @@ def _step(setup: StudySetup, batch_size: int, least: float) -> float:
 
 def _check(setup: StudySetup) -> float:
     trial = middle_trial(setup, Cell(16, 0.0))
-    built = setup.workload.build(trial)
+    built: Any = setup.workload.build(trial)
     built.data.setup("fit")
     network = built.module.network.to(memory_format=torch.channels_last).eval()
     parts = built.data.images.x["val"].split(built.data.eval_batch_size)

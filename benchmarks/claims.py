@@ -8,6 +8,7 @@ import time
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from benchmarks.numbers import Sample
 from benchmarks.options import Options
@@ -156,14 +157,17 @@ def _measured(way: str, store: type[TrialQueue], url: str, workers: int, seconds
         # A worker has sessions of its own, which are kept by the text of the URL.
         own = f"{url}?application_name=worker-{number}"
         with ExitStack() as stack:
-            stack.enter_context(closing(peers(own)))
+            own_peers: Any = peers(own)
+            stack.enter_context(closing(own_peers))
             mine = store(own, "s", [Cell(4)], POINTS, SobolSampler(SPACE, 0), 0, Goal(0.1), uid=uid)
             stack.callback(mine.storage.engine.dispose)
             begin.wait()
             end_of_all = time.monotonic() + seconds
             while time.monotonic() < end_of_all:
                 start = time.monotonic()
-                trial = mine.claim_next().trial
+                attempt = mine.claim_next()
+                assert attempt is not None and attempt.trial is not None
+                trial = attempt.trial
                 claimed = time.monotonic()
                 mine.store_result(TrialResult(trial, Status.INCOMPLETE, None, CURVE))
                 claims.append(claimed - start)

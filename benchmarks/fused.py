@@ -6,6 +6,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch.utils.flop_counter import FlopCounterMode
@@ -182,7 +183,7 @@ def rate(engine: Engine, trials: Iterable[tuple[Trial, Goal]], device: str) -> f
 
 def step_flops(setup: StudySetup, batch_size: int) -> int:
     """Floating-point operations of a training step of one network, forward and backward."""
-    built = setup.workload.build(middle_trial(setup, Cell(batch_size, 0.0)))
+    built: Any = setup.workload.build(middle_trial(setup, Cell(batch_size, 0.0)))
     built.data.setup("fit")
     x, y = (tensor[:1] for tensor in built.data.on_device("train", torch.device("cpu")))
     with FlopCounterMode(display=False) as counter:

@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -50,7 +51,8 @@ class Found:
 
 def curves(runs: pd.DataFrame) -> Iterator[tuple[str, list[Observation]]]:
     """Yield the medians of each workload."""
-    for (source, workload), group in runs.groupby(["set", "workload"]):
+    groups: Any = runs.groupby(["set", "workload"])
+    for (source, workload), group in groups:
         yield f"{source}: {workload}", medians(group)
 
 
@@ -145,7 +147,7 @@ def _table_of_points(found: Found) -> str:
     refused = points["known"] == "refused"
     rows = []
     for low, high in (*DISTANCES, (0.0, math.inf)):
-        part = points[~refused & (points["distance"] > low) & (points["distance"] <= high)]
+        part: Any = points[~refused & (points["distance"] > low) & (points["distance"] <= high)]
         name = f"{low:g} to {high:g} times beyond"
         if high == 1:
             name = "within the range"

@@ -15,6 +15,7 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -101,7 +102,7 @@ def left_out(losses: pd.DataFrame) -> tuple[pd.Series, pd.Series]:
             the workloads.
     """
     others = losses.sum() - losses
-    chosen = others.idxmin(axis=1)
+    chosen: Any = others.idxmin(axis=1)
     return chosen, pd.Series({curve: losses.loc[curve, value] for curve, value in chosen.items()})
 
 

@@ -130,7 +130,7 @@ def _stored(trials: int, checks: int) -> Stored:
 def ask(folder: str, points: int) -> float:
     """MiB of this process's peak after it has asked for a trial of the second cell, the first one
     being finished."""
-    made_up.store(folder, points, OTHERS).next_run()
+    made_up.store(folder, points, OTHERS).claim_next()
     return peak()
 
 

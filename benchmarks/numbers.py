@@ -49,8 +49,9 @@ class Bounds:
     upper: float
 
     def __add__(self, other: Bounds) -> Bounds:
-        both = self.estimate is not None and other.estimate is not None
-        estimate = self.estimate + other.estimate if both else None
+        estimate = None
+        if self.estimate is not None and other.estimate is not None:
+            estimate = self.estimate + other.estimate
         return Bounds(self.lower + other.lower, estimate, self.upper + other.upper)
 
     def over(self, divisor: float) -> Bounds:

@@ -49,11 +49,12 @@ class Cost:
 
     def bounds(self, trials: int, steps: Bounds, check_interval: int, workers: int) -> Bounds:
         """`seconds` of steps that are known within bounds."""
-        found = [
-            None if n is None else self.seconds(trials, n, check_interval, workers)
-            for n in (steps.lower, steps.estimate, steps.upper)
-        ]
-        return Bounds(*found)
+        rest = (check_interval, workers)
+        estimate = None
+        if steps.estimate is not None:
+            estimate = self.seconds(trials, steps.estimate, *rest)
+        lower = self.seconds(trials, steps.lower, *rest)
+        return Bounds(lower, estimate, self.seconds(trials, steps.upper, *rest))
 
 
 @dataclass(frozen=True)

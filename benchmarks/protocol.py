@@ -33,7 +33,7 @@ from benchmarks.text import NO_GPU, between, ratio, seconds, table
 from lit_dps.core.search_space import short_names
 from lit_dps.core.statistic import MINIMUM
 from lit_dps.core.text import format_duration
-from lit_dps.core.trial import Status, TrialResult
+from lit_dps.core.trial import Status, TrialResult, Value
 from lit_dps.study.setup import StudySetup
 
 TITLE = "The paper's protocol and ours"
@@ -107,7 +107,7 @@ class CellFound:
 
     batch_size: int
     k_star: int | None
-    best: dict[str, float]
+    best: dict[str, Value]
     counts: dict[str, int]
     ours_seconds: float
     paper_steps: Bounds
@@ -287,6 +287,10 @@ def _calibrated(found: Protocol) -> str:
     return "; ".join(ends) or "none (`--calibrate`)"
 
 
-def _point(params: Mapping[str, float]) -> str:
+def _point(params: Mapping[str, Value]) -> str:
     names = short_names(list(params))
-    return ", ".join(f"{names[key]} {value:.4g}" for key, value in params.items()) or "-"
+    parts = []
+    for key, value in params.items():
+        text = value if isinstance(value, str) else f"{value:.4g}"
+        parts.append(f"{names[key]} {text}")
+    return ", ".join(parts) or "-"

@@ -81,8 +81,9 @@ class Report:
         A part of the sections can so be measured again without losing hours of the others.
         """
         before = read(stem.with_suffix(".json"))
-        same = before and (before.machine, before.versions) == (self.machine, self.versions)
-        sections = {**(before.sections if same else {}), **self.sections}
+        sections = self.sections
+        if before and (before.machine, before.versions) == (self.machine, self.versions):
+            sections = {**before.sections, **sections}
         whole = dataclasses.replace(
             self, sections={name: sections[name] for name in order if name in sections}
         )

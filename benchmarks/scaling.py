@@ -12,7 +12,7 @@ from benchmarks import made_up
 from benchmarks.numbers import Sample, growth
 from benchmarks.options import Options
 from benchmarks.text import seconds, table
-from lit_dps.core.trial import Cell
+from lit_dps.core.trial import Cell, Trial
 from lit_dps.storage.trial_queue import MAX_QUEUED, TrialQueue
 from lit_dps.tracking.sync import MlflowSync
 
@@ -176,17 +176,23 @@ def _by_checks(checks: tuple[int, ...], timed: int) -> tuple[Sample, ...]:
     return tuple(found)
 
 
+def _next_trial(store: TrialQueue) -> Trial:
+    attempt = store.claim_next()
+    assert attempt is not None and attempt.trial is not None
+    return attempt.trial
+
+
 def _ask_and_tell(
     store: TrialQueue, trials: int, checks: int = made_up.CHECKS
 ) -> tuple[Sample, Sample]:
     """Seconds until the first trial is there, and of each tell with the ask after it."""
     begin, laps = time.perf_counter(), []
-    trial = store.claim_next().trial
+    trial = _next_trial(store)
     first = time.perf_counter() - begin
     for _ in range(trials):
         result, begin = made_up.result(trial, checks), time.perf_counter()
         store.store_result(result)
-        trial = store.claim_next().trial
+        trial = _next_trial(store)
         laps.append(time.perf_counter() - begin)
     return Sample((first,)), Sample(tuple(laps))
 

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule
@@ -159,7 +160,7 @@ def bare(setup: StudySetup, trial: Trial, steps: int, device: str) -> tuple[floa
     Returns:
         Seconds a step, from the update of step `WARM` to that of the last; and the network.
     """
-    built = setup.workload.build(trial)
+    built: Any = setup.workload.build(trial)
     built.data.setup("fit")
     images, module = built.data.images, built.module
     network = module.network.to(
@@ -186,6 +187,7 @@ def bare(setup: StudySetup, trial: Trial, steps: int, device: str) -> tuple[floa
         loss = nn.functional.cross_entropy(network(x[index]), y[index])
         loss.backward()
         for parameter, keep in pairs:
+            assert parameter.grad is not None
             parameter.grad.mul_(keep)
         if step == WARM:
             begin = now(device)
@@ -224,7 +226,8 @@ def engine(setup: StudySetup, trial: Trial, steps: int, lean: bool) -> tuple[flo
         run_trial(dataclasses.replace(setup, workload=kept, pruning=pruning), trial, goal, lean)
     finally:
         hook.remove()
-    return (stamps[steps - 1] - stamps[WARM - 1]) / (steps - WARM), kept.modules[-1].network
+    trained: Any = kept.modules[-1]
+    return (stamps[steps - 1] - stamps[WARM - 1]) / (steps - WARM), trained.network
 
 
 @dataclass(frozen=True)

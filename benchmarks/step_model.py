@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -28,7 +29,8 @@ def predicted(model: StepTime, rows: pd.DataFrame) -> np.ndarray:
     """(n, 3), seconds with their limits, nan where the model has none; `node` is set so that nodes
     are as told."""
     found = []
-    for row in rows.itertuples():
+    table: Any = rows.itertuples()
+    for row in table:
         here = StepTime(**{**vars(model), "node": row.gpus if row.nodes == 1 else row.gpus - 1})
         found.append(here.at(row.local_batch * row.gpus, row.gpus) or (np.nan,) * 4)
     return np.array([f[:3] for f in found], float)
@@ -46,7 +48,8 @@ def judge(rows: pd.DataFrame) -> pd.DataFrame:
                     {"what": what, "error": np.log(value / t), "within": bool(low <= t <= high)}
                 )
 
-    for _, group in rows[rows["accumulation"] == 1].groupby(["set", "workload", "hardware"]):
+    not_accumulated: Any = rows[rows["accumulation"] == 1]
+    for _, group in not_accumulated.groupby(["set", "workload", "hardware"]):
         alone = (
             group[group["gpus"] == 1].groupby("local_batch", as_index=False).first().assign(gpus=1)
         )
@@ -96,7 +99,8 @@ def show(found: Found) -> str:
         "| held out | points | median error | 9 of 10 below | within 95 % "
         "|\n|---|---:|---:|---:|---:|"
     ]
-    for what, part in pd.DataFrame(found.points).groupby("what", sort=False):
+    points: Any = pd.DataFrame(found.points)
+    for what, part in points.groupby("what", sort=False):
         size, within = np.expm1(part["error"].abs()), part["within"].astype(bool).mean()
         lines.append(
             f"| {what} | {len(part)} | {size.median():.1%} | {size.quantile(0.9):.0%} | "

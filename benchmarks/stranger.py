@@ -14,6 +14,7 @@ import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -154,7 +155,7 @@ class GPT(LightningModule):
         return F.cross_entropy(self(x).flatten(0, 1), y.flatten())
 
     def configure_optimizers(self) -> dict:
-        hparams = self.hparams
+        hparams: Any = self.hparams
         optimizer = torch.optim.AdamW(self.parameters(), hparams.lr, betas=(0.9, 0.95))
         warmup = LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / hparams.warmup_steps))
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": warmup, "interval": "step"}}
@@ -229,7 +230,7 @@ def _lightning_seconds(size: Size, device: str, steps: int) -> float:
     """Return seconds a step of `Trainer.fit` without lit_dps."""
     trainer = Trainer(
         accelerator="gpu" if device == "cuda" else device,
-        precision=size.precision,
+        precision=cast("Any", size.precision),
         max_steps=WARM_STEPS + steps,
         limit_val_batches=0,
         logger=False,

@@ -165,6 +165,7 @@ LINES: dict[str, Callable[[Mapping[str, Any]], Iterator[Line]]] = {
 def main(source: str, page: str) -> None:
     """Puts the table of a report's JSON file into a page."""
     report, file = read(Path(source)), Path(page)
+    assert report is not None, source
     file.write_text(put(summary(report, str(Path(source).with_suffix(".md"))), file.read_text()))
 
 
