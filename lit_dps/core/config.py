@@ -83,7 +83,7 @@ class StudyConfig:
         readings: Quantities to measure along the trials. Each one is a class path of a
             `lit_dps.readings.Reading`, or {class_path, init_args}. They do not change training.
             Their columns are in the tables, in MLflow and in the curves of a `Study`.
-        figures: Figures of your own to draw with those of the report: the names of their modules.
+        figures: Modules with further figures of the report. Each is a file of your own.
         noise_scale: Measure the gradient noise scale first. This run of 64 steps, of at most a
             minute, gives a first guess of the critical batch size, before the trials.
         repeats: Repeats of each best point, on new seeds. They run after the search, with other
