@@ -15,6 +15,7 @@ from typing import Any
 
 import pandas as pd
 
+from lit_dps.analysis.readings import reading_columns, reading_values
 from lit_dps.analysis.summary import CellSummary, is_at_first_check
 from lit_dps.analysis.tables import columns_of, frame
 from lit_dps.core.record import StudyRecord
@@ -177,9 +178,11 @@ def repeat_rows(record: StudyRecord, repeats: Iterable[RepeatSummary]) -> pd.Dat
     Columns: sparsity and further axes, batch_size [examples], rank (1: the point of K*), point,
     steps (its steps to result in the search), repeats, missed; least, lower, median, upper and most
     (the quartiles) [steps] over seeds, inf for a repeat that missed the goal; floor (1 where the
-    median is at the first check that can meet the goal, an upper bound); bias, steps / median.
+    median is at the first check that can meet the goal, an upper bound); bias, steps / median;
+    NAME_median, the median of each reading over the repeats that have it.
     """
     rows = []
+    read_columns = reading_columns(record)
     for each in repeats:
         row = {
             **columns_of(each.cell.series),
@@ -194,9 +197,11 @@ def repeat_rows(record: StudyRecord, repeats: Iterable[RepeatSummary]) -> pd.Dat
             row[name] = each.quantile(q)
         row["floor"] = int(is_at_first_check(each.median, each.first_possible_step))
         row["bias"] = each.bias
+        read = pd.DataFrame(map(reading_values, each.results), columns=pd.Index(read_columns))
+        row |= read.median().add_suffix("_median").to_dict()
         rows.append(row)
     columns = [*columns_of(record.series[0]), "batch_size", "rank", "point", "steps", "repeats"]
-    columns += ["missed", *QUANTILES, "floor", "bias"]
+    columns += ["missed", *QUANTILES, "floor", "bias", *(f"{name}_median" for name in read_columns)]
     return frame(rows, columns)
 
 

@@ -191,7 +191,9 @@ def test_medians_spread_and_bias_are_those_of_the_repeats(url):
     declare(url, config(repeats=5, batch_sizes=[4]), "w", GOAL, {}, {})
     s, found = store(url, RepeatPlan(5), cells=[A]), iter([128, 192, None, 96, 160])
     for trial in trials_of(s):
-        s.store_result(ended(trial, next(found) if trial.repeat else STEPS[A, trial.point]))
+        steps = next(found) if trial.repeat else STEPS[A, trial.point]
+        read = {"norm": float(steps or 0)}
+        s.store_result(dataclasses.replace(ended(trial, steps), end_readings=read))
     study = Analysis(read_study(url, "s"))
     (each,) = study.repeats
     assert (each.steps, each.missed, each.median) == (96, 1, 160)
@@ -199,6 +201,7 @@ def test_medians_spread_and_bias_are_those_of_the_repeats(url):
     assert each.bias == pytest.approx(96 / 160)
     row = study.repeat_table.iloc[0]
     assert (row["least"], row["upper"], row["missed"], row["floor"]) == (96, 192, 1, 0)
+    assert row["norm_median"] == 128
     expected = ["4", "0", "96", "160", "128", "to", "192", "96", "to", "missed", "5", "1", "0.60"]
     assert expected in [line.split() for line in render(study).splitlines()]
 

@@ -244,6 +244,24 @@ def test_terms_of_the_theory_are_over_all_ranks(examples):
     assert alone["gradient_variance"] > 0 and alone["lipschitz"] > 0
 
 
+def read_trial() -> dict:
+    goal = {"error": 0.01, "check_interval": 4, "max_steps": 8}
+    smoothness = {"interval": 4, "examples": 64, "delta": 0.5, "noise": True}
+    asked = Trial(Cell(16, 0.5), 1, PARAMS)
+    result = train_one(asked, WORKLOAD, goal, lean=False, smoothness=smoothness)
+    terms = {name: value for name, value in result.flags.items() if name != "ranks"}
+    return {**result.readings["lipschitz"], **terms}
+
+
+def test_the_readings_of_a_trial_are_over_all_ranks():
+    alone = read_trial()
+    together = same_on_ranks(2, read_trial)
+    assert together.keys() == alone.keys()
+    assert together["step"] == alone["step"] == [4, 8]
+    for name, value in alone.items():
+        assert together[name] == pytest.approx(value, rel=1e-3), name
+
+
 def other_orders() -> None:
     generator = torch.Generator().manual_seed(ranks.rank())
     fit(Plain(), loader(shuffle=True, generator=generator), max_steps=2, **trainer_arguments(QUIET))
