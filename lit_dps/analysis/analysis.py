@@ -40,6 +40,7 @@ from lit_dps.analysis.repeats import RepeatSummary, repeat_rows, seeds_of, summa
 from lit_dps.analysis.sparse_ratios import Ratio, ratio_bounds, ratios
 from lit_dps.analysis.step_seconds import StepSeconds, step_seconds
 from lit_dps.analysis.summary import CellSummary, cell_rows, summarize, trial_rows
+from lit_dps.analysis.tables import Row, records
 from lit_dps.analysis.term_comparisons import term_ratio_rows
 from lit_dps.analysis.theory import theory_rows
 from lit_dps.analysis.training_curves import best_trial_curves, lipschitz_means, lipschitz_rows
@@ -251,6 +252,12 @@ class Analysis:
         return answer_rows(
             self.record, self.cells, self.step_seconds, self.expected_steps, self.validate_every
         )
+
+    @cached_property
+    def answers(self) -> dict[Cell, Row]:
+        """The row of `answer` of each cell that has a K*."""
+        cells = [summary.cell for summary in self.cells if summary.k_star is not None]
+        return dict(zip(cells, records(self.answer), strict=True))
 
     # Learning rates
 

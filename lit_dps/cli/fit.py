@@ -24,7 +24,7 @@ from lit_dps.cli.config_file import SECTION_CLASSES
 from lit_dps.cli.parser import CommandParser, refuse_nulls
 from lit_dps.core.config import StorageConfig
 from lit_dps.core.errors import ConfigError, DataError
-from lit_dps.core.parse_errors import one_line
+from lit_dps.core.parse_errors import refusal
 from lit_dps.core.trial_config import TRIAL_SECTIONS
 from lit_dps.parallel import ddp, launch, ranks
 from lit_dps.parallel.process import defer_signals, keep_freed_memory
@@ -295,7 +295,7 @@ def _end_of_run(trainer: Trainer, error: BaseException | None) -> str:
     if isinstance(error, (SystemExit, KeyboardInterrupt)):  # Lightning exits at a signal
         return f"interrupted after {steps}: {last_check or 'before its first check'}"
     if error is not None:
-        return f"failed after {steps}: {type(error).__name__}: {one_line(error)}"
+        return f"failed after {steps}: {type(error).__name__}: {refusal(error)}"
     if not last_check:
         return f"no result: the trainer stopped after {steps}, before its first check"
     return f"no result: the trainer stopped after {steps}, before its goal ({last_check})"

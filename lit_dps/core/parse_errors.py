@@ -49,15 +49,6 @@ _NOT_ALLOWED = re.compile(r"Expected (.*)\. Got value: (.*)")
 _UNKNOWN_ARGUMENT = re.compile(r"Option '([^']+)' is not accepted")
 
 
-def one_line(error: BaseException | str) -> str:
-    """Return an error of jsonargparse as one line: the key and the reason.
-
-    For an optional class, the reason is why the configured class is not accepted. The text of any
-    other error is returned with its line breaks replaced by spaces.
-    """
-    return str(refusal(error))
-
-
 def refusal(error: BaseException | str) -> UserError:
     """Return an error of jsonargparse as an error of one line that names the key.
 

@@ -53,14 +53,10 @@ def _rows_to_print(study: Analysis) -> list[dict[str, str]]:
     table = study.answer
     steps_differ = bool((table["steps"] != table["k_star"]).any())
     has_validation = has_values(table, "validation_seconds")
-    answers = iter(records(table))
     rows = []
-    for summary in study.cells:
-        if summary.k_star is None:
-            continue
-        row = next(answers)
+    for cell, row in study.answers.items():
         columns = {"B": str(row["batch_size"])}
-        columns |= short_columns(summary.cell.series)
+        columns |= short_columns(cell.series)
         columns["K*"] = k_star_text(row)
         if steps_differ:
             columns["steps"] = three_digits(row["steps"])
@@ -232,14 +228,12 @@ def fastest_cell(analysis: Analysis) -> Cell | None:
 
     Without step times it is the cell of the least K*.
     """
-    answers = iter(records(analysis.answer))
     ranked = []
-    for summary in analysis.cells:
-        if summary.k_star is not None:
-            seconds = next(answers)["seconds"]
-            if seconds is None:
-                seconds = math.inf
-            ranked.append((seconds, summary.k_star, summary.cell))
+    for cell, row in analysis.answers.items():
+        seconds = row["seconds"]
+        if seconds is None:
+            seconds = math.inf
+        ranked.append((seconds, row["k_star"], cell))
     if not ranked:
         return None
     return min(ranked)[2]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from statistics import geometric_mean
 
 from lit_dps.analysis.analysis import Analysis
 from lit_dps.analysis.best_of_n import halves, last_doubling, why_no_draws
@@ -63,7 +64,7 @@ def _repeats_text(study: Analysis) -> str:
     lines += aligned(rows)
     if biases:
         lines.append(
-            f"  K* is x{_geometric_mean(biases):.2f} the median of its sample over seeds "
+            f"  K* is x{geometric_mean(biases):.2f} the median of its sample over seeds "
             f"(geometric mean of {len(biases)} cells), because {_reason(study.record.statistic)}"
         )
     return "\n".join(lines) + "\n"
@@ -74,10 +75,6 @@ def _reason(statistic: Statistic) -> str:
     if statistic.is_minimum:
         return "it is the best of many trials"
     return f"it is {statistic.describe()}"
-
-
-def _geometric_mean(values: Sequence[float]) -> float:
-    return math.exp(sum(map(math.log, values)) / len(values))
 
 
 def _row_to_print(
@@ -151,7 +148,7 @@ def draws_text(record: StudyRecord, cells: Sequence[CellSummary]) -> str:
     if record.statistic.needed_trials > 1:
         met = "that have a K*"
     return (
-        f"draws: {half} x{three_digits(_geometric_mean(ratios))}"
+        f"draws: {half} x{three_digits(geometric_mean(ratios))}"
         f"{spread} the steps of K*.\n  Doubling the trials may save as much. Geometric mean of "
         f"{len(ratios)} of {len(cells)} cells, over all halves {met}\n"
     )

@@ -61,9 +61,8 @@ def _goal_line(study: Analysis) -> str:
 
 def _table(study: Analysis) -> list[str]:
     """Return the lines of a table of the cells with K*."""
-    cells = [summary.cell for summary in study.cells if summary.k_star is not None]
     rows = []
-    for cell, row in zip(cells, records(study.answer), strict=True):
+    for cell, row in study.answers.items():
         rows.append(
             {
                 "B": str(row["batch_size"]),
@@ -154,12 +153,11 @@ class CellOutcome(NamedTuple):
 
 def cell_outcomes(study: Analysis) -> Iterator[CellOutcome]:
     """Yield the metrics of each cell: K*, counts of statuses, times and terms of the theory."""
-    answer_rows = iter(records(study.answer))  # of the cells with K*
     for summary, terms in zip(study.cells, records(study.theory), strict=True):
         metrics = _counts(study, summary)
-        if summary.k_star is not None:
-            metrics["K_star"] = summary.k_star
-            row = next(answer_rows)
+        row = study.answers.get(summary.cell)
+        if row is not None:
+            metrics["K_star"] = row["k_star"]
             for name, column in ANSWER_METRICS.items():
                 if row[column] is not None:
                     metrics[name] = row[column]
