@@ -9,12 +9,19 @@ from pathlib import Path
 import pytest
 import torch
 
+from lit_dps.core.trial import Cell, Status, Trial
 from lit_dps.pruning import Network, prunable
 from lit_dps.readings import Moment
+from lit_dps.readings.registry import resolve_readings
 from lit_dps.testing.toy import ToyRun, toy_network
+from lit_dps.training.workload import Workload
 from tests.support.errors import refuses
 from tests.support.recipes import import_recipe
+from tests.support.runs import train_one
 from tests.support.user_readings import FullHessian
+
+DATA = {"class_path": "lit_dps.data.Digits"}
+NETWORK = {"class_path": "tests.support.user_readings.TinyNetwork"}
 
 
 def test_two_of_each_four_weights_along_the_input_are_kept(tmp_path, monkeypatch):
@@ -36,10 +43,41 @@ def test_two_of_each_four_weights_along_the_input_are_kept(tmp_path, monkeypatch
         pruner.mask(network, 0.9, torch.Generator())
 
 
+def test_a_subclass_callbacks_and_metrics_do_what_the_page_says(tmp_path, monkeypatch):
+    module = import_recipe("my_module", tmp_path, monkeypatch)
+    focal = module.Focal(toy_network(1, 3), gamma=1.5)
+    x, y = torch.randn(8, 1, 8, 8), torch.arange(8) % 3
+    p = focal(x).softmax(1)[torch.arange(8), y]
+    assert focal.loss((x, y)).item() == pytest.approx((-((1 - p) ** 1.5 * p.log()).mean()).item())
+
+    def train(name="Focal", **trainer):
+        model = {"class_path": f"my_module.{name}", "init_args": {"network": NETWORK}}
+        workload = Workload(model, DATA, {"accelerator": "cpu", **trainer})
+        readings = resolve_readings(["tests.support.user_readings.FinalNorm"])
+        trial = Trial(Cell(16), 0, {"model.gamma": 1.0, "model.learning_rate": 0.1})
+        goal = {"error": 0.01, "check_interval": 4, "max_steps": 8, "early_reject": False}
+        options = {"readings": readings, "metrics": ["val_loss"]}
+        return train_one(trial, workload, goal, **options)
+
+    plain = train()
+    assert plain.engine == "single" and len(plain.curve["val_loss"]) == 2
+    callback = {"class_path": "my_module.MaxNorm", "init_args": {"bound": 0.1}}
+    bounded = train(callbacks=[callback])
+    assert bounded.engine == "lightning"
+    # 15 neurons of a norm of at most 0.1, and 15 biases.
+    assert (
+        bounded.end_readings["final_norm"] < 0.1 * 15**0.5 + 0.5 < plain.end_readings["final_norm"]
+    )
+    assert train("Bounded").end_readings == bounded.end_readings
+    stopping = "lightning.pytorch.callbacks.EarlyStopping"
+    refused = train(callbacks=[{"class_path": stopping, "init_args": {"monitor": "val_loss"}}])
+    assert refused.status is Status.FAILED and "trainer.callbacks" in refused.failure
+
+
 def read(reading, run):
     torch.manual_seed(0)
     with ExitStack() as stack:
-        return reading.read(Moment(reading.name, 1, 8, run, stack))
+        return reading.read(Moment(reading.name, 1, run, stack))
 
 
 def test_the_sharpness_is_the_top_eigenvalue_of_the_hessian(tmp_path, monkeypatch):
