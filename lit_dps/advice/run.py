@@ -121,6 +121,9 @@ def run_advice(
     if not setup.study.k_star_statistic.is_minimum:
         allowed = "minimum, because advise takes the best trial of each probe"
         raise ConfigError("study.statistic", setup.study.statistic, allowed)
+    if not setup.batch.build().is_constant:
+        allowed = "constant, because advise compares constant batch sizes"
+        raise ConfigError("batch.schedule", setup.batch.schedule, allowed)
     prepare_process()
     sources = source_hashes(setup.config())
     store = AdviceStore(setup.storage.optuna_url, setup.study.name)

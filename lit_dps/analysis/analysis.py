@@ -24,10 +24,11 @@ from lit_dps.analysis.gradient_noise import (
     series_noise_laws,
 )
 from lit_dps.analysis.intervals import REPLICATES
-from lit_dps.analysis.law import Law, fit_law
+from lit_dps.analysis.law import Law, fit_law, refused_law
 from lit_dps.analysis.law_tables import law_rows, series_curves
 from lit_dps.analysis.local_sgd import LocalCurve, local_curves, local_rows, with_communications
 from lit_dps.analysis.observations import (
+    Observation,
     noise_of_search,
     observations_of_cells,
     observations_of_repeats,
@@ -130,8 +131,17 @@ class Analysis:
         laws = {}
         for series in with_progress("laws fitted", self.record.series):
             cells = [summary for summary in self.cells if summary.cell.series == series]
-            laws[series] = fit_law(observations_of_cells(self.record, cells))
+            laws[series] = self._law_of(series, observations_of_cells(self.record, cells))
         return laws
+
+    def _law_of(
+        self, series: Series, observations: list[Observation], uses_medians: bool = False
+    ) -> Law:
+        """Return the law of a series. It is refused if the batch size changes along its trials."""
+        if self.record.batch_schedule(series).is_constant:
+            return fit_law(observations, uses_medians=uses_medians)
+        reason = "batch.schedule changes the batch size along a trial, so B is not its batch size"
+        return refused_law(observations, reason, uses_medians)
 
     @cached_property
     def median_laws(self) -> dict[Series, Law]:
@@ -154,7 +164,8 @@ class Analysis:
         if not over_seeds:
             return self.laws[series]
         repeats = [each for each in self.repeats if each.cell.series == series]
-        return fit_law(observations_of_repeats(repeats, search_noise), uses_medians=True)
+        observations = observations_of_repeats(repeats, search_noise)
+        return self._law_of(series, observations, uses_medians=True)
 
     def is_repeated(self, series: Series, min_seeds: int) -> bool:
         """Return True if each K* of a series was repeated on at least `min_seeds` seeds."""
@@ -338,7 +349,11 @@ class Analysis:
     @cached_property
     def delay_laws(self) -> list[DelayLaw]:
         """The joint law of batch size and delay of each series (`delay.delay_laws`)."""
-        return delay_laws(self.laws)
+        laws = {}
+        for series, law in self.laws.items():
+            if self.record.batch_schedule(series).is_constant:
+                laws[series] = law
+        return delay_laws(laws)
 
     @cached_property
     def delays(self) -> pd.DataFrame:

@@ -370,6 +370,12 @@ def fit_law(
     return replace(law, verdict=verdict)
 
 
+def refused_law(observations: Iterable[Observation], reason: str, uses_medians: bool) -> Law:
+    """Return observations without a law, whose K are the only answers."""
+    verdict = Verdict(Refusal.PREDICTION, reason)
+    return Law(tuple(sorted(observations)), verdict, uses_medians=uses_medians)
+
+
 class _Data(NamedTuple):
     """Observations as arrays (n,)."""
 

@@ -34,6 +34,7 @@ IGNORED = (
     "optim",
     "local",
     "smoothness",
+    "batch",
     "seed_everything",
 )
 

@@ -15,6 +15,7 @@ from lit_dps.core.errors import UserError
 from lit_dps.core.local_sgd import LocalSGDSchedule
 from lit_dps.core.text import shorten
 from lit_dps.core.trial_config import (
+    BatchConfig,
     GoalConfig,
     OptimConfig,
     PruningConfig,
@@ -29,6 +30,7 @@ SECTION_CLASSES: dict[str, type] = {
     "optim": OptimConfig,
     "local": LocalSGDSchedule,
     "smoothness": SmoothnessConfig,
+    "batch": BatchConfig,
     "storage": StorageConfig,
 }
 

@@ -31,7 +31,13 @@ from lit_dps.parallel.process import defer_signals, keep_freed_memory
 from lit_dps.readings import ReadingsCallback
 from lit_dps.report.pruning_notes import unmasked_note
 from lit_dps.storage.urls import is_http, without_password
-from lit_dps.training import DelayCallback, GoalErrorCallback, LocalSGDCallback, PruningCallback
+from lit_dps.training import (
+    BatchScheduleCallback,
+    DelayCallback,
+    GoalErrorCallback,
+    LocalSGDCallback,
+    PruningCallback,
+)
 from lit_dps.training.trainer_rules import as_list
 
 CALLBACKS = {  # by section, in the order in which the trainer calls them
@@ -40,6 +46,7 @@ CALLBACKS = {  # by section, in the order in which the trainer calls them
     "pruning": PruningCallback,
     "optim": DelayCallback,
     "smoothness": ReadingsCallback,
+    "batch": BatchScheduleCallback,
 }
 KEYWORDS = ("best", "last", "hpc")  # for checkpoints that Lightning looks up
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from lit_dps.core.goal import Goal
+from lit_dps.core.goal import EXAMPLES, SECONDS, Goal
 from lit_dps.core.trial import Status, Trial, TrialResult
 
 
@@ -65,6 +65,10 @@ class Attempt:
         """
         self.curve["exact"] = []
 
+    def count_examples(self) -> None:
+        """Record the training examples up to each check. Call this before the first check."""
+        self.curve.setdefault(EXAMPLES, [])
+
     @property
     def steps_to_result(self) -> int | None:
         """The step of the check at which the goal was met; None unless the attempt is complete."""
@@ -112,8 +116,8 @@ class Attempt:
             is_exact: Whether the value is no bound.
             loss: Training loss of that step's batch before its update; None if unknown.
             weights_finite: Whether every parameter is finite.
-            metrics: Values of the attempt's further metrics. For a goal with a budget in examples
-                or seconds also those of the steps since the last check.
+            metrics: Values of the attempt's further metrics. If the curve counts examples or
+                seconds, also those of the steps since the last check.
 
         Returns:
             The new status; None if the attempt continues.
@@ -127,8 +131,9 @@ class Attempt:
         }
         if loss is not None:
             point["train_loss"] = loss
-        for unit in self.goal.limits:
-            point[unit] += sum(self.curve[unit][-1:])
+        for unit in (EXAMPLES, SECONDS):
+            if unit in self.curve:
+                point[unit] += sum(self.curve[unit][-1:])
         for key, values in self.curve.items():
             values.append(point[key])
         self.status = self.goal.judge(self.curve, loss or 0.0, weights_finite, self.train_past_goal)

@@ -55,13 +55,35 @@ class BatchSchedule(ABC):
         step = 0
         examples = 0
         while True:
-            size = self.size(step, examples, batch_size)
-            if isinstance(size, bool) or not isinstance(size, int) or not 1 <= size <= batch_size:
-                allowed = f"an integer from 1 to {batch_size} as the size of step {step}"
-                raise ConfigError(NAME_KEY, f"{type(self).__name__}.size = {size}", allowed)
+            size = self._checked_size(step, examples, batch_size)
             yield size
             step += 1
             examples += size
+
+    def _checked_size(self, step: int, examples: int, batch_size: int) -> int:
+        """Return `size`; raises as `sizes`."""
+        size = self.size(step, examples, batch_size)
+        if isinstance(size, bool) or not isinstance(size, int) or not 1 <= size <= batch_size:
+            allowed = f"an integer from 1 to {batch_size} as the size of step {step}"
+            raise ConfigError(NAME_KEY, f"{type(self).__name__}.size = {size}", allowed)
+        return size
+
+    def sizes_of_parts(self, batch_size: int, parts: int) -> Iterator[int]:
+        """Yield the size of each batch of a loader, if a step accumulates several equal batches.
+
+        Args:
+            batch_size: Examples of a step: the cell's batch size.
+            parts: Batches of a step.
+
+        Raises:
+            ConfigError: if a step cannot be divided into equal batches, and as `sizes`.
+        """
+        for step, size in enumerate(self.sizes(batch_size)):
+            if size % parts:
+                allowed = f"multiples of trainer.accumulate_grad_batches = {parts}"
+                raise ConfigError(NAME_KEY, f"{size} examples in step {step}", allowed)
+            for _ in range(parts):
+                yield size // parts
 
     def examples_of(self, steps: float, batch_size: int) -> float:
         """Return the examples of the first steps of a run.
@@ -84,17 +106,16 @@ class BatchSchedule(ABC):
         return bisect_right(totals, examples) - 1
 
     @cached_property
-    def _totals(self) -> dict[int, tuple[array[int], Iterator[int]]]:
-        """The examples of 0, 1, ... steps and the sizes of further steps, by batch size."""
+    def _totals(self) -> dict[int, array[int]]:
+        """The examples of 0, 1, ... steps, by batch size."""
         return {}
 
     def _totals_to(self, steps: int, batch_size: int) -> array[int]:
         """Return the examples of 0, 1, ..., at least `steps` steps."""
-        if batch_size not in self._totals:
-            self._totals[batch_size] = array("q", [0]), self.sizes(batch_size)
-        totals, sizes = self._totals[batch_size]
+        totals = self._totals.setdefault(batch_size, array("q", [0]))
         while len(totals) <= steps:
-            totals.append(totals[-1] + next(sizes))
+            size = self._checked_size(len(totals) - 1, totals[-1], batch_size)
+            totals.append(totals[-1] + size)
         return totals
 
 

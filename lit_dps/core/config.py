@@ -44,9 +44,10 @@ class StudyConfig:
         sparsities: Sparsities of the grid. Each is a share of pruned parameters, in [0, 1).
         grid: Further axes: {KEY: [values]}. For example {pruning.method: [snip, random],
             model.network: [lit_dps.models.MLP, lit_dps.models.SimpleCNN]}. The keys belong to the
-            model, the data, the pruning (also pruning.options.batches), optim, local, or to the
-            trainer's clipping and precision, or replace the two fields above. The values are
-            numbers, names, class paths, or true and false.
+            model, the data, the pruning (also pruning.options.batches), optim, local, batch (also
+            batch.options.steps), or to the trainer's clipping, precision and accumulation, or
+            replace the two fields above. The values are numbers, names, class paths, or true and
+            false.
         trials: Trials of each cell, one for each point.
         space: Searched: {KEY: {low, high, scale}} or {choices}. For example {model.learning_rate:
             {low: 1e-4, high: 1, scale: log}}, or {choices: [0.0, 0.01, 0.1]} of numbers, names or
@@ -261,9 +262,9 @@ class StudyConfig:
             check_sparsity("study.sparsities", sparsity)
         check_names("study.sparsities", self.sparsities)
         for key, values in self.axes.items():
-            sections = ("model.", "data.", "pruning.", "optim.", "local.", "trainer.")
+            sections = ("model.", "data.", "pruning.", "optim.", "local.", "batch.", "trainer.")
             if not key.startswith(sections):
-                allowed = "keys of the model, the data, the pruning, optim, local or the trainer"
+                allowed = "keys of model, data, pruning, optim, local, batch or the trainer"
                 raise ConfigError("study.grid", key, allowed)
             _check_kind(f"study.grid.{key}", values)
             _nonempty_unique(f"study.grid.{key}", values)

@@ -124,7 +124,8 @@ class StudyRecord:
 
     @cached_property
     def _batch_schedules(self) -> dict[Series, BatchSchedule]:
-        config = BatchConfig(**self.config.get("batch", {}))
+        section: Any = self.setting("batch") or {}
+        config = BatchConfig(**section)
         return {series: config.with_axes(series.axes).build() for series in self.series}
 
     def examples_of(self, cell: Cell, steps: float, result: TrialResult | None = None) -> float:

@@ -1,4 +1,4 @@
-"""Configuration that all trials of a study have in common: goal, pruning, optim, batch, smoothness.
+"""Configuration that all trials of a study have in common: goal, pruning, optim, smoothness, batch.
 
 Each class is one section of a configuration. Its fields are the keys: their types, defaults, help
 and allowed values are here. `LocalSGDSchedule` (`lit_dps.core.local_sgd`) is the section `local`.
@@ -325,6 +325,7 @@ TRIAL_SECTIONS: dict[str, type] = {
     "pruning": PruningConfig,
     "optim": OptimConfig,
     "smoothness": SmoothnessConfig,
+    "batch": BatchConfig,
 }
 
 

@@ -14,6 +14,7 @@ import pickle
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import repeat
 
 import numpy as np
 import torch
@@ -21,6 +22,7 @@ from lightning.pytorch import LightningDataModule
 from torch import Tensor
 
 import lit_dps.data.loaders as orders
+from lit_dps.core.batch_schedule import CONSTANT_BATCH, BatchSchedule
 from lit_dps.core.errors import ConfigError
 from lit_dps.data.files import ImageFiles, data_root, read_images
 from lit_dps.data.loaders import EndlessLoader, IndexBatch, PassLoader, Steps
@@ -107,6 +109,8 @@ class ImageData(LightningDataModule):
             the batch size not between 1 and the number of training examples.
     """
 
+    _schedule: tuple[BatchSchedule, int] = (CONSTANT_BATCH, 1)
+
     def __init__(
         self,
         root: str | None = None,
@@ -125,6 +129,27 @@ class ImageData(LightningDataModule):
         self.eval_batch_size = eval_batch_size
         self.download = download
         self.train_examples = train_examples
+
+    def schedule_batches(self, schedule: BatchSchedule, parts: int = 1) -> None:
+        """Train on batches whose size depends on the optimizer step. Call it before training.
+
+        Args:
+            schedule: The size of each step. The largest one is `batch_size` times `parts`.
+            parts: Batches of a step, if gradients are accumulated.
+        """
+        self._schedule = schedule, parts
+
+    def batch_sizes(self) -> Iterator[int]:
+        """Yield the size of each training batch, without an end."""
+        schedule, parts = self._schedule
+        if schedule.is_constant:
+            return repeat(self.batch_size)
+        return schedule.sizes_of_parts(self.batch_size * parts, parts)
+
+    def examples_of(self, batches: int) -> float:
+        """Return the examples of the first training batches."""
+        schedule, parts = self._schedule
+        return schedule.examples_of(batches / parts, self.batch_size * parts)
 
     def load(self) -> Images:
         """Read the data set. A process calls this once for each class and its arguments.
@@ -191,7 +216,7 @@ class ImageData(LightningDataModule):
         return orders.epochs_of_file(self.order, n)
 
     def train_dataloader(self) -> EndlessLoader:
-        return EndlessLoader(lambda: orders.batches(self.epochs(), self.batch_size))
+        return EndlessLoader(lambda: orders.batches(self.epochs(), self.batch_sizes()))
 
     def pruning_dataloader(self, batch_size: int = 100) -> PassLoader:
         """Return one pass over the training examples, in the order of the authors' code."""
@@ -241,7 +266,7 @@ _OF_BATCHES = {
     for name in ("batch_size", "order", "order_seed", "eval_batch_size", "train_examples")
 }
 # Attributes that Lightning and `setup` add to a data module.
-_NOT_ARGUMENTS = {*vars(LightningDataModule()), "images"}
+_NOT_ARGUMENTS = {*vars(LightningDataModule()), "images", "_schedule"}
 _HYPERPARAMETERS = ("_hparams", "_hparams_initial")  # of `save_hyperparameters`
 
 

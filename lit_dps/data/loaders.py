@@ -2,12 +2,14 @@
 
 An order is an endless stream of epochs, each a permutation of the training split. Batches continue
 across the ends of epochs, so that every batch is full and any batch size up to the split is exact.
+The sizes of the batches may differ; the order of the examples does not depend on them.
 A batch is the global one of all ranks. The data module gathers the images of a batch on the device.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice, repeat
 from pathlib import Path
 from typing import NamedTuple
 from zipfile import BadZipFile
@@ -82,22 +84,47 @@ def epochs_of_file(path: str | Path, n: int) -> Iterator[np.ndarray]:
     return _cycle(rows.astype(np.int64))
 
 
-def batches(epochs: Iterator[np.ndarray], batch_size: int) -> Iterator[torch.Tensor]:
-    """Yield endless batches of exactly `batch_size` indices, int64, across the ends of epochs."""
+def batches(epochs: Iterator[np.ndarray], batch_size: int | Iterable[int]) -> Iterator[Tensor]:
+    """Yield endless batches of exactly `batch_size` indices, int64, across the ends of epochs.
+
+    Args:
+        epochs: The order, endless.
+        batch_size: The size of every batch, or the size of each batch.
+    """
+    if isinstance(batch_size, int):
+        batch_size = repeat(batch_size)
     remaining = np.empty(0, dtype=np.int64)
-    for epoch in epochs:
-        remaining = np.concatenate([remaining, epoch])
-        full = len(remaining) // batch_size
-        yield from torch.from_numpy(remaining[: full * batch_size]).view(full, batch_size)
-        remaining = remaining[full * batch_size :]
+    for size in batch_size:
+        remaining = _extended(remaining, epochs, size)
+        yield torch.from_numpy(remaining[:size])
+        remaining = remaining[size:]
 
 
 def interval_batches(
-    epochs: Iterator[np.ndarray], batch_size: int, n: int
-) -> Iterator[torch.Tensor]:
-    """Yield the batches of `batches`, n at a time: int64, shape (n, batch_size)."""
-    for indices in batches(epochs, n * batch_size):
-        yield indices.view(n, batch_size)
+    epochs: Iterator[np.ndarray], sizes: Iterator[int], n: int
+) -> Iterator[Tensor | tuple[Tensor, ...]]:
+    """Yield the batches of `batches`, n at a time.
+
+    Batches of equal size are one tensor: int64, shape (n, size). Others are n tensors.
+    """
+    remaining = np.empty(0, dtype=np.int64)
+    while True:
+        of_interval = list(islice(sizes, n))
+        total = sum(of_interval)
+        remaining = _extended(remaining, epochs, total)
+        indices = torch.from_numpy(remaining[:total])
+        remaining = remaining[total:]
+        if len(set(of_interval)) == 1:
+            yield indices.view(n, of_interval[0])
+        else:
+            yield indices.split(of_interval)
+
+
+def _extended(indices: np.ndarray, epochs: Iterator[np.ndarray], size: int) -> np.ndarray:
+    """Return indices with those of further epochs: at least `size`."""
+    while len(indices) < size:
+        indices = np.concatenate([indices, next(epochs)])
+    return indices
 
 
 def _shuffled(state: np.random.RandomState, n: int) -> np.ndarray:
@@ -125,9 +152,10 @@ class Steps:
         x: Images of a split.
         y: Their classes.
         index: The examples of each batch: int64, shape (steps, batch), on the device of the images.
+            If the batches differ in size, a tensor for each.
     """
 
-    def __init__(self, x: Tensor, y: Tensor, index: Tensor):
+    def __init__(self, x: Tensor, y: Tensor, index: Tensor | Sequence[Tensor]):
         self.x = x
         self.y = y
         self.index = index

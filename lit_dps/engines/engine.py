@@ -19,6 +19,7 @@ from lit_dps.core.local_sgd import LocalSGDSchedule
 from lit_dps.core.search_space import RATE_NAMES
 from lit_dps.core.trial import Status, Trial, TrialResult
 from lit_dps.core.trial_config import (
+    BatchConfig,
     GoalConfig,
     OptimConfig,
     PruningConfig,
@@ -29,7 +30,12 @@ from lit_dps.parallel import ranks
 from lit_dps.pruning.pruner import Scores
 from lit_dps.readings.reading import Reading
 from lit_dps.readings.registry import ReadingSpec
-from lit_dps.training import DelayCallback, LocalSGDCallback, PruningCallback
+from lit_dps.training import (
+    BatchScheduleCallback,
+    DelayCallback,
+    LocalSGDCallback,
+    PruningCallback,
+)
 from lit_dps.training.checkpoint_files import CheckpointFile, Checkpoints
 from lit_dps.training.lightning_private import error_of_fit
 from lit_dps.training.workload import Workload
@@ -71,6 +77,7 @@ class Training:
         pruning: How a trial is pruned. The sparsity is the cell's, and the seed the point's.
         optim: The delay of the gradients.
         local: The workers of local SGD.
+        batch: The batch size as a function of the step.
         checkpoints: The checkpoint files of long runs; None saves nothing.
         metrics: Further validation metrics to keep in the curve.
         budget: The number of steps that the module and its schedules see, if runs end earlier; None
@@ -87,6 +94,7 @@ class Training:
     metrics: tuple[str, ...] = ()
     budget: int | None = None
     readings: tuple[ReadingSpec, ...] = ()
+    batch: BatchConfig = BatchConfig()
     # Results that trials share: shapes of schedules, and pruning scores with the key of their pass.
     _schedules: dict[tuple, dict[str, float]] = field(default_factory=dict, init=False, repr=False)
     _scores: dict[tuple, tuple[PassKey, Scores]] = field(
@@ -117,6 +125,10 @@ class Training:
     def delay_callback(self, trial: Trial) -> DelayCallback:
         """Return the callback that delays the gradients of a trial."""
         return DelayCallback.of(replace(self.optim, **_values_below("optim.", trial.cell.axes)))
+
+    def batch_callback(self, trial: Trial) -> BatchScheduleCallback:
+        """Return the callback that sets the batch size of each step of a trial."""
+        return BatchScheduleCallback.of(self.batch.with_axes(trial.cell.axes))
 
     def local_sgd_callback(self, trial: Trial) -> LocalSGDCallback:
         """Return the callback for local SGD. The cell and the point may set its arguments."""
@@ -188,6 +200,9 @@ class Training:
             "engine": engine,
             "workload": asdict(self.workload),
         }
+        batch = plain(self.batch)
+        if batch:
+            settings["batch"] = batch
         return self.checkpoints.file(trial, settings)
 
     def run_attempt(self, attempt: Attempt, train: Callable[[Attempt], None]) -> TrialResult:

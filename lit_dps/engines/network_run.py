@@ -94,7 +94,8 @@ class NetworkRun:
         mask: The pruning mask; None at sparsity 0.
         changes: How the mask changes during training; None if it stays.
         file: The checkpoint file; None if the run is not saved.
-        batches: Training batches, one check interval at a time: int64, shape (steps, batch).
+        batches: Training batches, one check interval at a time: int64, shape (steps, batch). If
+            they differ in size, a tensor for each.
         steps: Optimizer steps so far.
         seconds: Seconds that the run took before it was resumed.
         priority: Priorities of the validation examples (`HardestFirst.priority`) of a resumed run;
@@ -111,7 +112,7 @@ class NetworkRun:
     schedule: LRScheduler | None
     mask: Mask | None
     file: CheckpointFile | None
-    batches: Iterator[Tensor]
+    batches: Iterator[Tensor | tuple[Tensor, ...]]
     steps: int = 0
     seconds: float = 0.0
     priority: Tensor | None = None
@@ -147,6 +148,10 @@ class NetworkRun:
         assert trial is not None and isinstance(built.data, ImageData)
         if training.goal.stops_checks_early:
             attempt.enable_early_checks()
+        batch = training.batch_callback(trial)
+        batch.apply_to(built.data)
+        if not batch.schedule.is_constant:
+            attempt.count_examples()
         module = built.module.to(device)
         assert isinstance(module, ImageClassifier)
         optimizer, schedule = optimizer_of(module.configure_optimizers())
@@ -164,7 +169,7 @@ class NetworkRun:
             mask=None,
             file=training.checkpoint_file(attempt, "interval loop"),
             batches=interval_batches(
-                built.data.epochs(), built.data.batch_size, attempt.goal.check_interval
+                built.data.epochs(), built.data.batch_sizes(), attempt.goal.check_interval
             ),
             delay=training.delay_callback(trial).delay,
             local=local,

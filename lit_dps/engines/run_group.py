@@ -48,12 +48,15 @@ class NetworkBatch(Protocol):
         """Return the run of a live row."""
         ...
 
-    def train(self, x: Tensor, y: Tensor, index: Tensor, first: int = 0) -> Tensor:
+    def train(
+        self, x: Tensor, y: Tensor, index: Tensor | tuple[Tensor, ...], first: int = 0
+    ) -> Tensor:
         """Take optimizer steps; return the loss of each row at the last step, before its update.
 
         Args:
             x, y: Images and classes of the training split.
             index: Examples of each step: (steps, batch), or (steps, rows, batch) if rows differ.
+                For a single network also a tensor for each step.
             first: Steps since the last check.
         """
         ...
@@ -128,7 +131,7 @@ class RunGroup:
         metrics = self._further_metrics()
         self.stopwatch.add_check(self._training.goal.check_interval)
         spent = {
-            EXAMPLES: index.shape[0] * index.shape[-1],
+            EXAMPLES: sum(of_step.shape[-1] for of_step in index),
             SECONDS: self.stopwatch.training_seconds - seconds_before,
         }
         outcomes = []
@@ -138,7 +141,7 @@ class RunGroup:
             outcomes.append(CheckOutcome(row, error, check.exact, losses[row], finite[row], values))
         return sorted(outcomes, key=lambda outcome: outcome.error)
 
-    def _train_steps(self, index: Tensor) -> Tensor:
+    def _train_steps(self, index: Tensor | tuple[Tensor, ...]) -> Tensor:
         """Train the steps of an interval, and take the readings that follow each of them.
 
         Args:
@@ -184,12 +187,18 @@ class RunGroup:
             self.networks.write_back_weights(row)
             run.readings.read_end(run.steps, run)
 
-    def _next_batches(self) -> Tensor:
+    def _next_batches(self) -> Tensor | tuple[Tensor, ...]:
         """Return the batches of the next interval.
 
         Their shape is (steps, batch) if all runs have the same batches, else (steps, rows, batch).
+        If the batches of a single network differ in size, there is a tensor for each.
         """
-        batches = {row: next(self.networks.run_at(row).batches) for row in self.networks.live}
+        batches: dict[int, Tensor] = {}
+        for row in self.networks.live:
+            of_row = next(self.networks.run_at(row).batches)
+            if not isinstance(of_row, Tensor):
+                return tuple(index.to(self._device) for index in of_row)
+            batches[row] = of_row
         first = batches[self.networks.live[0]]
         if all(torch.equal(of_row, first) for of_row in batches.values()):
             return first.to(self._device)
@@ -302,7 +311,9 @@ class SingleNetwork:
         """Return the run."""
         return self.run
 
-    def train(self, x: Tensor, y: Tensor, index: Tensor, first: int = 0) -> Tensor:
+    def train(
+        self, x: Tensor, y: Tensor, index: Tensor | tuple[Tensor, ...], first: int = 0
+    ) -> Tensor:
         """Take one optimizer step for each row of `index`; see `StackedNetworks.train`."""
         schedule = self.run.schedule
         loss = None

@@ -207,7 +207,9 @@ class StackedNetworks:
             steps.append([parts.get(names[id(parameter)]) for parameter in order])
         return steps
 
-    def train(self, x: Tensor, y: Tensor, index: Tensor, first: int = 0) -> Tensor:
+    def train(
+        self, x: Tensor, y: Tensor, index: Tensor | tuple[Tensor, ...], first: int = 0
+    ) -> Tensor:
         """Take optimizer steps on images and classes of the training split.
 
         Args:

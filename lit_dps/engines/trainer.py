@@ -19,6 +19,7 @@ from lit_dps.engines.engine import Training
 from lit_dps.parallel import ranks
 from lit_dps.readings.callback import ReadingsCallback
 from lit_dps.training import (
+    BatchScheduleCallback,
     DelayCallback,
     GoalErrorCallback,
     LocalSGDCallback,
@@ -43,7 +44,8 @@ class TrialFit:
     Attributes:
         built: The module, the data module and the trainer's arguments.
         goal: Validates the run and ends it.
-        pruning, examples, schedule, delay, local, readings: Further callbacks of the study.
+        pruning, examples, schedule, delay, local, readings, batch: Further callbacks of
+            the study.
         checkpoint: Saves the run; None if the run is not saved.
     """
 
@@ -55,6 +57,7 @@ class TrialFit:
     delay: DelayCallback
     local: LocalSGDCallback
     readings: ReadingsCallback
+    batch: BatchScheduleCallback
     checkpoint: CheckpointCallback | None
 
     @classmethod
@@ -84,6 +87,9 @@ class TrialFit:
             goal.budget = training.budget
         goal.record_in(attempt)
         goal.at_check = at_check
+        batch = training.batch_callback(trial)
+        if not batch.schedule.is_constant:
+            attempt.count_examples()
         checkpoint = None
         if file is not None and training.checkpoints is not None:
             checkpoint = CheckpointCallback(file, training.checkpoints.seconds, attempt, at_check)
@@ -93,7 +99,10 @@ class TrialFit:
             built=built,
             goal=goal,
             pruning=training.pruning_callback(trial),
-            examples=ExamplesCallback(trial.cell.batch_size, training.workload.batch_size_key),
+            examples=ExamplesCallback(
+                trial.cell.batch_size, training.workload.batch_size_key, batch.schedule
+            ),
+            batch=batch,
             schedule=ScheduleCallback(training, trial, goal),
             delay=training.delay_callback(trial),
             local=training.local_sgd_callback(trial),
@@ -103,7 +112,7 @@ class TrialFit:
 
     def callbacks(self) -> list[Callback]:
         """Return the callbacks of the study, in the order in which Lightning calls them."""
-        callbacks: list[Callback] = [StudySignals(), self.pruning]
+        callbacks: list[Callback] = [StudySignals(), self.batch, self.pruning]
         if self.delay.delay:
             callbacks.append(self.delay)
         if self.local.rounds.on:

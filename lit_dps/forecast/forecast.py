@@ -72,6 +72,10 @@ def _timing_remarks(setup: StudySetup, timing: Timing) -> list[str]:
         lines.append(
             f"timed at {axes}, pruning as the mean over its methods: other values may take longer"
         )
+    if setup.grows_batches:
+        lines.append(
+            "timed at the cell's batch size; the smaller batches of batch.schedule take less"
+        )
     if study.engine not in (SINGLE, LIGHTNING):
         lines.append(f"timed one trial at a time; study.engine {study.engine} may be faster")
     if setup.workers > 1:

@@ -23,7 +23,7 @@ from lit_dps.study.progress import Ratio, mean_of_nearest_batch_size, ratio_one
 from lit_dps.study.setup import StudySetup
 
 # Parts of an identity that two studies with the same K* share.
-_SHARED_BY_PROBES = ("model", "data", "goal", "pruning", "optim", "local")
+_SHARED_BY_PROBES = ("model", "data", "goal", "pruning", "optim", "local", "batch")
 
 
 def stored_record(setup: StudySetup) -> StudyRecord | None:

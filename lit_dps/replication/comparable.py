@@ -15,7 +15,7 @@ OPTIMIZER = "model.init_args.optimizer"
 # Keys of what was trained on what, how it was pruned and by which schedule.
 _TRAINING_KEYS = (
     *("data.class_path", "model.class_path", "data.init_args", "model.init_args"),
-    *("pruning", "optim", "local"),
+    *("pruning", "optim", "local", "batch"),
 )
 # Keys, by their last names, that two studies which trained the same may differ in, beside the
 # searched keys.

@@ -23,7 +23,7 @@ from lit_dps.models import MLP, SimpleCNN
 from lit_dps.module import ImageClassifier
 from lit_dps.readings.registry import resolve_readings
 from lit_dps.storage.schema import UNREAD
-from lit_dps.training.trainer_rules import STUDY_TRAINER
+from lit_dps.training.trainer_rules import ACCUMULATION_KEY, STUDY_TRAINER
 from lit_dps.training.workload import Workload, class_paths, classes_in, locate, place_of
 
 # Settings of a study that name keys of the model or the data.
@@ -79,14 +79,18 @@ def identity_of_study(
         "study": study_of(study, workload.batch_size_key),
         "data_digest": getattr(data, "digest", None),
     }
+    accumulates = workload.accumulated > 1 or ACCUMULATION_KEY in study.axes
     unread = {name: free[name] for name in _CONTENT_ARGUMENTS if name in free}
     if unread and has_unknown_content(data):
         identity[UNREAD] = unread
-    if not is_ours(study, workload) or workload.accumulated > 1:
+    if not is_ours(study, workload) or accumulates:
         identity["protocol"] = PROTOCOL
     optim = identity_of(sections["optim"], _names_below("optim.", study.axes))
     if optim:
         identity["optim"] = optim
+    batch = identity_of(sections["batch"], _names_below("batch.", study.axes))
+    if batch:
+        identity["batch"] = batch
     set_by_trials = _names_below("local.", [*study.space, *study.axes])
     if set_by_trials or sections["local"].on:
         identity["local"] = identity_of(sections["local"], set_by_trials)

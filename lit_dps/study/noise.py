@@ -68,6 +68,7 @@ def short_run(
     Returns:
         The noise scale, or the reason why it was not measured, as one line.
     """
+    setup = setup.with_constant_batch()
     attempt = Attempt(_trial_of(setup, batch_size, params), setup.unreachable_goal(steps))
     one_worker = dataclasses.replace(setup, local=LocalSGDSchedule())
     measured = NoiseScaleCallback()

@@ -19,6 +19,7 @@ from lit_dps.core.search_space import ExpandedSpace, Space
 from lit_dps.core.trial import ENGINE_SET, LIGHTNING, STACKED, Cell, Status, TrialResult
 from lit_dps.core.trial_config import (
     TRIAL_SECTIONS,
+    BatchConfig,
     GoalConfig,
     OptimConfig,
     PruningConfig,
@@ -55,6 +56,7 @@ class StudySetup:
         smoothness: What is measured along the trials.
         optim: The delay of the gradients of the trials.
         local: The local SGD workers of each trial.
+        batch: The batch size as a function of the step.
         uid: The uid of the declared study; see `lit_dps.storage.header.declare`.
         boxes: The expansions of the search space (`lit_dps.study.expand_space`).
         run_number: The number of this run; see `lit_dps.storage.run_records.begin_run`.
@@ -73,6 +75,7 @@ class StudySetup:
     smoothness: SmoothnessConfig = SmoothnessConfig()
     optim: OptimConfig = OptimConfig()
     local: LocalSGDSchedule = LocalSGDSchedule()
+    batch: BatchConfig = BatchConfig()
     uid: str | None = None
     run_number: int = 0
     boxes: tuple[ExpandedSpace, ...] = ()
@@ -186,6 +189,7 @@ class StudySetup:
             tuple(self.study.metrics),
             self.budget,
             self.readings,
+            self.batch,
         )
 
     @property
@@ -200,6 +204,18 @@ class StudySetup:
             study=dataclasses.replace(self.study, readings=[]),
             smoothness=dataclasses.replace(self.smoothness, interval=None),
         )
+
+    @property
+    def grows_batches(self) -> bool:
+        """Whether the batch size of any cell changes along its trials."""
+        batches = [self.batch.with_axes(cell.axes) for cell in self.study.cells]
+        return not all(batch.build().is_constant for batch in batches)
+
+    def with_constant_batch(self) -> StudySetup:
+        """Return the study with the cell's batch size in every step."""
+        grid = {key: v for key, v in self.study.grid.items() if not key.startswith("batch.")}
+        study = dataclasses.replace(self.study, grid=grid)
+        return dataclasses.replace(self, study=study, batch=BatchConfig())
 
     def engine(self, checkpoints: Checkpoints | None = None) -> Engine:
         """Return the engine that trains the trials.
@@ -241,7 +257,7 @@ class StudySetup:
         for key in ("readings", "figures"):
             if not study[key]:
                 del study[key]
-        return {
+        config = {
             "model": dict(self.workload.model),
             "data": dict(self.workload.data),
             "trainer": dict(self.workload.trainer),
@@ -252,6 +268,10 @@ class StudySetup:
             "local": plain(self.local),
             "study": study,
         }
+        batch = plain(self.batch)
+        if batch:
+            config["batch"] = batch
+        return config
 
     def workload_name(self) -> str:
         """Return the name of the MLflow experiment, such as MNIST-MLP-momentum.

@@ -135,6 +135,7 @@ def measure(setup: StudySetup) -> Timing:
         ConfigError: if a pruning pass is needed and the data have no finite one.
     """
     torch.set_num_threads(setup.study.threads)
+    setup = setup.with_constant_batch()
     sizes = sorted(setup.study.batch_sizes)
     warm_up = _measure_trial(setup, sizes[0], 1)
     measured = [_measure_trial(setup, sizes[0], _steps_to_time(warm_up.step))]

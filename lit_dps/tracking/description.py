@@ -16,7 +16,7 @@ from lit_dps.core.record import StudyRecord
 from lit_dps.core.trial import FINAL_STATUSES, Cell, Series
 from lit_dps.report.answer import examples_text, interval_text, mark, sentences, timing_notes
 
-SECTIONS = ("model", "data", "pruning", "optim", "local")
+SECTIONS = ("model", "data", "pruning", "optim", "local", "batch")
 TRAINER = ("accelerator", "devices", "precision", "accumulate_grad_batches", "gradient_clip_val")
 MAX_PARAM_CHARACTERS = 250  # of a parameter's value in MLflow
 

@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import Any
 
 from lit_dps.training.adam_scaling import AdamScalingCallback
+from lit_dps.training.batch_schedule_callback import BatchScheduleCallback
 from lit_dps.training.delay_callback import DelayCallback
 from lit_dps.training.goal_callback import GoalErrorCallback
 from lit_dps.training.local_sgd_callback import LocalSGDCallback
@@ -16,6 +17,7 @@ from lit_dps.training.pruning_callback import PruningCallback
 
 __all__ = [
     "AdamScalingCallback",
+    "BatchScheduleCallback",
     "DelayCallback",
     "GoalErrorCallback",
     "LocalSGDCallback",

@@ -9,8 +9,9 @@ from weakref import WeakKeyDictionary
 from lightning.pytorch import Trainer
 
 import lit_dps.training.lightning_private as lightning_private
+from lit_dps.core.attempt import Attempt
 from lit_dps.core.errors import ConfigError
-from lit_dps.core.goal import EXAMPLES, SECONDS, Goal
+from lit_dps.core.goal import EXAMPLES, SECONDS
 from lit_dps.parallel import ranks
 from lit_dps.parallel.ddp import ShardLoader, unsharded
 from lit_dps.parallel.example_count import (
@@ -60,16 +61,16 @@ class SpentOfSteps:
         self._steps += self._batches
         self._batches = []
 
-    def take(self, goal: Goal, stopwatch: Stopwatch) -> dict[str, float]:
-        """Return what the steps since the last call spent, in each unit of the goal's budgets."""
+    def take(self, attempt: Attempt, stopwatch: Stopwatch) -> dict[str, float]:
+        """Return what the steps since the last call spent, in each unit that the curve counts."""
         spent: dict[str, float] = {}
-        if EXAMPLES in goal.limits:
+        if EXAMPLES in attempt.curve:
             counts = [count for count in self._steps if count is not None]
             if len(counts) < len(self._steps):
                 allowed = "left out: the number of examples of a batch of this data is unknown"
-                raise ConfigError("goal.max_examples", goal.max_examples, allowed)
+                raise ConfigError("goal.max_examples", attempt.goal.max_examples, allowed)
             spent[EXAMPLES] = sum(counts)
-        if SECONDS in goal.limits:
+        if SECONDS in attempt.curve:
             seconds = stopwatch.training_seconds
             # With several ranks, the clock of the first one decides.
             spent[SECONDS] = ranks.broadcast(seconds - self._seconds_before)

@@ -317,7 +317,7 @@ class GoalErrorCallback(Callback):
         forget_followed_metrics(trainer, "step", self._last_batch + 1)
         self._last_batch = batch_idx
         self.stopwatch.switch_to("training")
-        if EXAMPLES in self.attempt.goal.limits:
+        if EXAMPLES in self.attempt.curve:
             self._spent.add_batch(examples_of(trainer, batch))
         self._count.before_batch(trainer)
 
@@ -465,7 +465,7 @@ class GoalErrorCallback(Callback):
             exact,
             None if loss is None else total_loss,
             not broken_ranks,
-            {**(metrics or {}), **self._spent.take(self.attempt.goal, self.stopwatch)},
+            {**(metrics or {}), **self._spent.take(self.attempt, self.stopwatch)},
         )
         # Only the first rank knows about the race.
         self.attempt.status = ranks.broadcast(status)

@@ -12,6 +12,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader
 
 import lit_dps.training.lightning_private as lightning_private
+from lit_dps.core.batch_schedule import CONSTANT_BATCH, BatchSchedule
 from lit_dps.core.errors import ConfigError
 from lit_dps.core.trial import SHORT_STEPS, UNCOUNTED_STEPS
 from lit_dps.parallel.ddp import unsharded
@@ -100,6 +101,7 @@ class ExamplesCallback(Callback):
         batch_size: Examples of an optimizer step, of all ranks and all accumulated batches
             together.
         key: Configuration key of the batch size, for errors.
+        schedule: The examples of each step; by default all have `batch_size`.
 
     Attributes:
         flags: Short steps and steps with an unknown number of examples, as in
@@ -115,9 +117,15 @@ class ExamplesCallback(Callback):
             has another number of examples.
     """
 
-    def __init__(self, batch_size: int, key: str = "data.batch_size"):
+    def __init__(
+        self,
+        batch_size: int,
+        key: str = "data.batch_size",
+        schedule: BatchSchedule = CONSTANT_BATCH,
+    ):
         self.batch_size = batch_size
         self.key = key
+        self._schedule = schedule
         self.waits = False
         self.can_be_cut: bool | None = None
         self.volume = 0
@@ -136,7 +144,10 @@ class ExamplesCallback(Callback):
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage == "fit":
-            record_batches(trainer, self.batch_size // trainer.accumulate_grad_batches)
+            batch_size = None
+            if self._schedule.is_constant:
+                batch_size = self.batch_size // trainer.accumulate_grad_batches
+            record_batches(trainer, batch_size)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         refuse_too_large(trainer, self.batch_size)
@@ -183,11 +194,15 @@ class ExamplesCallback(Callback):
             self._uncounted_steps += 1
 
     def _count_step(self, examples: int) -> None:
+        before = self._schedule.examples_of(self._steps, self.batch_size)
         self._steps += 1
-        self._largest_step = max(self._largest_step, examples)
-        if examples > self.batch_size:
+        size = self._schedule.examples_of(self._steps, self.batch_size) - before
+        # If a step has all examples that it should have, it counts as a full one.
+        full_or_less = self.batch_size - int(size) + examples
+        self._largest_step = max(self._largest_step, full_or_less)
+        if examples > size:
             raise self._error()
-        if examples < self.batch_size:
+        if examples < size:
             self._short_steps += 1
         if self._steps >= FIRST_STEPS:
             self._check_full_step()

@@ -33,13 +33,14 @@ STUDY_TRAINER = {
     "max_epochs": -1,
 }
 
+ACCUMULATION_KEY = "trainer.accumulate_grad_batches"
 _ENTIRE_SPLIT = "1.0: trials train on the entire training split"
 _GOAL_ENDS = "left out: a trial ends at its goal or after goal.max_steps steps"
 _CALLBACKS_WITHOUT_EFFECT = (stock.Checkpoint, stock.ProgressBar, stock.ModelSummary)
 _REFUSED_CALLBACKS = {
     stock.EarlyStopping: "a trial ends only at its goal, its max_steps or by its race",
     stock.Timer: "a trial ends only at its goal, its max_steps or by its race",
-    stock.GradientAccumulationScheduler: "the batch size is the cell's at every step",
+    stock.GradientAccumulationScheduler: "batch.schedule sets the batch size of each step",
     stock.BatchSizeFinder: "the batch size is the cell's",
     stock.LearningRateFinder: "metaparameters are the trial's: search them in study.space",
     stock.ModelPruning: "pruning is the study's: pruning.method and study.sparsities",
@@ -93,12 +94,14 @@ def check_trainer(trainer: Mapping[str, Any]) -> None:
         if not any(value == other and type(value) is type(other) for other in rule.allowed):
             raise ConfigError(f"trainer.{key}", value, rule.reason)
     batches = trainer.get("accumulate_grad_batches")
-    if batches is not None and batches < 1:
-        raise ConfigError(
-            "trainer.accumulate_grad_batches",
-            batches,
-            "1 or more batches that make an optimizer step",
-        )
+    if batches is not None:
+        check_accumulation(ACCUMULATION_KEY, batches)
+
+
+def check_accumulation(key: str, batches: Any) -> None:
+    """Raise ConfigError about `key` unless a number of batches can make an optimizer step."""
+    if isinstance(batches, bool) or not isinstance(batches, int) or batches < 1:
+        raise ConfigError(key, batches, "1 or more batches that make an optimizer step")
 
 
 def overridden_arguments(trainer: Mapping[str, Any]) -> list[str]:
@@ -304,7 +307,7 @@ class TrainingLength:
             if size is None:
                 return -1
             batches = trainer.max_steps * trainer.accumulate_grad_batches
-            return math.ceil(batches * data.batch_size / size)
+            return math.ceil(data.examples_of(batches) / size)
         steps = self.steps_of_epoch()
         if steps is None:
             return -1

@@ -23,11 +23,16 @@ from lightning.pytorch.loggers.logger import DummyLogger
 
 from lit_dps.core.errors import ConfigError, find_user_error
 from lit_dps.core.parse_errors import refusal
-from lit_dps.core.trial import Trial
+from lit_dps.core.trial import Cell, Trial
 from lit_dps.data import ImageData
 from lit_dps.parallel.ddp import trainer_arguments
 from lit_dps.training.hidden_state import preserve_rng_state
-from lit_dps.training.trainer_rules import STUDY_TRAINER, as_list, filter_callbacks
+from lit_dps.training.trainer_rules import (
+    ACCUMULATION_KEY,
+    STUDY_TRAINER,
+    as_list,
+    filter_callbacks,
+)
 
 CLASS_KEYS = ("init_args", "dict_kwargs")  # they hold the arguments of a class
 MAX_PARSED = 256  # parsed configurations to keep: more than the classes of any study
@@ -82,8 +87,12 @@ class Workload:
 
     @property
     def accumulated(self) -> int:
-        """Batches of the train dataloader that make an optimizer step."""
+        """Batches of the train dataloader that make an optimizer step, unless the cell sets it."""
         return self.trainer.get("accumulate_grad_batches") or 1
+
+    def parts_of(self, cell: Cell) -> int:
+        """Return how many batches of the train dataloader make an optimizer step of a cell."""
+        return int(dict(cell.axes).get(ACCUMULATION_KEY, self.accumulated))
 
     @contextmanager
     def without_side_effects(self) -> Iterator[Workload]:
@@ -154,7 +163,7 @@ class Workload:
 
     def _settings(self, trial: Trial) -> list[Setting]:
         """Return what a trial sets in model and data; a class comes before what is below it."""
-        batch_size = trial.cell.batch_size // self.accumulated
+        batch_size = trial.cell.batch_size // self.parts_of(trial.cell)
         settings = [Setting("study.batch_size_key", self.batch_size_key, batch_size)]
         for key, value in trial.params.items():
             if not key.startswith("local."):

@@ -93,7 +93,7 @@ def compare_metrics(training: Training, trial: Trial, setup: StudySetup) -> list
             "network"
         ]
     sizes = setup.study.batch_sizes
-    ragged = _first_ragged_size(sizes, smallest.examples, training.workload.accumulated)
+    ragged = _first_ragged_size(sizes, smallest.examples, training.workload.parts_of(trial.cell))
     others = [max(sizes)]
     if ragged is not None:
         others.append(ragged)

@@ -109,7 +109,9 @@ def _check_short_trial(setup: StudySetup, short: ShortTrial) -> None:
     # Each value of an axis may have another data module.
     check_batch_size = getattr(short.data, "check_batch_size", None)
     if check_batch_size is not None:
-        check_batch_size(max(setup.study.batch_sizes) // setup.workload.accumulated)
+        check_batch_size(
+            max(cell.batch_size // setup.workload.parts_of(cell) for cell in setup.study.cells)
+        )
 
 
 def _check_same_validation(short: ShortTrial, last: ShortTrial) -> None:

@@ -117,7 +117,7 @@ def _is_known_to_act(setup: StudySetup, key: str) -> bool:
     section, _, name = key.partition(".")
     argument = name.removeprefix("init_args.")
     if any(map(_is_foreign, _texts_of_section(setup, section))):
-        return section in ("local", "optim")
+        return section in ("local", "optim", "batch")
     if section == "data":
         return argument not in IDLE_OF_DATA
     if section != "model":
@@ -256,7 +256,7 @@ class _RecordedRuns:
         return self._records[name]
 
     def _train_first_steps(self, trial: Trial) -> _Recorder:
-        recorder = _Recorder(STEPS * self.training.workload.accumulated)
+        recorder = _Recorder(STEPS * self.training.workload.parts_of(trial.cell))
         probe_fit(self.training, trial, recorder)
         return recorder
 

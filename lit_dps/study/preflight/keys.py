@@ -11,28 +11,33 @@ import dataclasses
 import importlib
 import inspect
 from collections.abc import Mapping
+from itertools import islice
 from typing import Any
 
 from lit_dps.analysis.readings import reserved_columns
+from lit_dps.core.batch_schedule import CONSTANT, NAME_KEY, OPTIONS_KEY
 from lit_dps.core.config import MAX_STEPS
 from lit_dps.core.errors import ConfigError
 from lit_dps.core.goal import RESERVED_NAMES
 from lit_dps.core.local_sgd import LocalSGDSchedule
 from lit_dps.core.search_space import Choices
 from lit_dps.core.trial import Cell, Trial, Value
+from lit_dps.core.trial_config import BatchConfig
 from lit_dps.engines.engine import METHOD_OPTIONS
 from lit_dps.readings.reading import KEY as READINGS_KEY
 from lit_dps.study.identity import BATCH_SIZE_KEY, GRID, SPACE, keys_of_trials
 from lit_dps.study.setup import StudySetup
+from lit_dps.training.trainer_rules import ACCUMULATION_KEY, check_accumulation
 from lit_dps.training.workload import locate
 
 LOCAL_KEYS = [f"local.{field.name}" for field in dataclasses.fields(LocalSGDSchedule)]
 # Pruning uses the seed of the point, so the seed is no axis.
 PRUNING_KEYS = ["pruning.method", "pruning.init", "pruning.biases", "pruning.batch_size"]
 DELAY_KEY = "optim.delay"
-# Arguments of the trainer that change an update and nothing else. The number of accumulated batches
-# belongs to the entire study, because it decides which batch sizes are possible.
+BATCH_OPTIONS = f"{OPTIONS_KEY}."
+# Arguments of the trainer that change an update and nothing else.
 TRAINER_KEYS = [
+    ACCUMULATION_KEY,
     "trainer.gradient_clip_val",
     "trainer.gradient_clip_algorithm",
     "trainer.precision",
@@ -92,13 +97,48 @@ def check_keys(setup: StudySetup) -> None:
         if key in study.space and key in LOCAL_KEYS:
             raise ConfigError(GRID, key, f"another key: {SPACE} sets this one already")
     _check_set_once(setup)
-    for batch_size in study.batch_sizes:
-        if batch_size % workload.accumulated:
+    for value in study.axes.get(ACCUMULATION_KEY, ()):
+        check_accumulation(f"{GRID}.{ACCUMULATION_KEY}", value)
+    for cell in study.cells:
+        parts = workload.parts_of(cell)
+        if cell.batch_size % parts:
             allowed = (
-                f"multiples of trainer.accumulate_grad_batches = {workload.accumulated}: the "
-                "examples of an optimizer step"
+                f"multiples of {ACCUMULATION_KEY} = {parts}: the examples of an optimizer step"
             )
-            raise ConfigError("study.batch_sizes", batch_size, allowed)
+            raise ConfigError("study.batch_sizes", cell.batch_size, allowed)
+    _check_batch_schedules(setup)
+
+
+def _check_batch_schedules(setup: StudySetup) -> None:
+    """Raise ConfigError for schedules of the batch size that no cell uses, or that do not fit."""
+    is_used = False
+    for cell in setup.study.cells:
+        config = setup.batch.with_axes(cell.axes)
+        if not config.build().is_constant:
+            is_used = True
+            _check_batch_schedule(setup, cell, config)
+    options = [key for key in setup.study.axes if key.startswith(BATCH_OPTIONS)]
+    if not is_used and (options or setup.batch.options):
+        value = options or setup.batch.options
+        raise ConfigError(OPTIONS_KEY, value, f"left out where {NAME_KEY} is {CONSTANT}")
+
+
+def _check_batch_schedule(setup: StudySetup, cell: Cell, config: BatchConfig) -> None:
+    """Raise ConfigError if a schedule does not reach the batch size of a cell in its budget."""
+    trial = Trial(cell, 0, setup.middle)
+    if setup.training().local_sgd_callback(trial).rounds.on:
+        allowed = f"{CONSTANT} with local SGD, whose workers divide each batch"
+        raise ConfigError(NAME_KEY, config.schedule, allowed)
+    if setup.smoothness.interval is not None:
+        allowed = f"{CONSTANT} with smoothness.interval: the theory predicts K at one batch size"
+        raise ConfigError(NAME_KEY, config.schedule, allowed)
+    parts = setup.workload.parts_of(cell)
+    sizes = config.build().sizes_of_parts(cell.batch_size, parts)
+    for size in islice(sizes, setup.goal.max_steps * parts):
+        if size * parts == cell.batch_size:
+            return
+    allowed = f"a schedule that reaches B = {cell.batch_size} within goal.max_steps"
+    raise ConfigError(NAME_KEY, config.schedule, allowed)
 
 
 def _check_key(source: str, key: str) -> None:
@@ -116,6 +156,10 @@ def _check_key(source: str, key: str) -> None:
         raise ConfigError(source, key, allowed)
     if key.startswith("trainer.") and (source != GRID or key not in TRAINER_KEYS):
         raise ConfigError(source, key, f"in study.grid one of {', '.join(TRAINER_KEYS)}")
+    if key.startswith("batch.") and (
+        source != GRID or (key != NAME_KEY and not key.startswith(BATCH_OPTIONS))
+    ):
+        raise ConfigError(source, key, f"in study.grid {NAME_KEY} or {BATCH_OPTIONS}NAME")
     if key.startswith("optim.") and key != DELAY_KEY:
         raise ConfigError(source, key, DELAY_KEY)
 

@@ -118,7 +118,7 @@ def build_short(
     callbacks = fit.built.trainer["callbacks"]
     goal.is_ours = not callbacks and standard_data(fit.built.data) and _is_ours(module)
     is_manual = not module.automatic_optimization or is_overridden("optimizer_step", module)
-    epochs = ShortEpochs(goal, training.workload.accumulated, is_manual)
+    epochs = ShortEpochs(goal, training.workload.parts_of(trial.cell), is_manual)
     return ShortFit(fit, attempt, epochs)
 
 

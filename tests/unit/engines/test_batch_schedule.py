@@ -1,0 +1,117 @@
+"""A batch size that depends on the step: every loop trains the same steps on the same examples."""
+
+from __future__ import annotations
+
+import dataclasses
+from itertools import islice
+
+import pytest
+import torch
+
+from lit_dps.core.errors import ConfigError
+from lit_dps.core.trial import Cell, Trial
+from lit_dps.core.trial_config import BatchConfig
+from lit_dps.data.loaders import interval_batches
+from lit_dps.parallel.process import Interrupted
+from lit_dps.training.checkpoint_files import Checkpoints
+from tests.support.runs import engine as engine_of
+from tests.support.runs import runs, train_one
+from tests.unit.engines.test_engine import PARAMS, WORKLOAD, quiet  # noqa: F401
+
+GOAL = {"error": 0.001, "check_interval": 4, "max_steps": 20, "early_reject": True}
+TRIAL = Trial(Cell(16, 0.5), 0, PARAMS)
+# Steps of 4, 4, 4, 8, 8, 8, 16, 16, ... examples: the size changes within an interval.
+DOUBLING = BatchConfig("doubling", {"start": 0.25, "steps": 3})
+EXAMPLES = [3 * 4 + 8, 3 * 12 + 2 * 16, 3 * 12 + 6 * 16, 3 * 12 + 10 * 16, 3 * 12 + 14 * 16]
+WAYS = {"single": {}, "lightning": {"lean": False}}
+
+
+def plain(result):
+    return dataclasses.replace(result, seconds=0.0)
+
+
+def test_both_loops_train_the_same_network_and_count_its_examples():
+    single = train_one(TRIAL, WORKLOAD, GOAL, batch=vars(DOUBLING))
+    lightning = train_one(TRIAL, WORKLOAD, GOAL, batch=vars(DOUBLING), lean=False)
+    assert (single.engine, lightning.engine) == ("single", "lightning")
+    assert single.curve == lightning.curve
+    assert single.curve["examples"] == EXAMPLES
+    assert not single.flags and not lightning.flags
+    constant = train_one(TRIAL, WORKLOAD, GOAL)
+    assert "examples" not in constant.curve
+    assert single.curve["train_loss"] != constant.curve["train_loss"]
+
+
+def test_a_cell_of_an_axis_trains_with_its_schedule():
+    options = BatchConfig(options=DOUBLING.options)
+    axes = (("batch.schedule", "doubling"),)
+    in_cell = train_one(Trial(Cell(16, 0.5, axes), 0, PARAMS), WORKLOAD, GOAL, batch=vars(options))
+    assert in_cell.curve == train_one(TRIAL, WORKLOAD, GOAL, batch=vars(DOUBLING)).curve
+
+
+def test_no_stack_trains_it():
+    result = train_one(TRIAL, WORKLOAD, GOAL, batch=vars(DOUBLING), size=2)
+    assert result.engine == "single"
+    assert "batch.schedule" in result.engine_reason
+
+
+def test_the_batches_are_the_order_of_the_loader():
+    data = WORKLOAD.build(TRIAL).data
+    data.setup("fit")
+    constant = torch.cat([b.index for b in islice(iter(data.train_dataloader()), 200)])
+    data.schedule_batches(DOUBLING.build())
+    batches = [batch.index for batch in islice(iter(data.train_dataloader()), 200)]
+    stream = torch.cat(batches)
+    assert [len(batch) for batch in batches[:8]] == [4, 4, 4, 8, 8, 8, 16, 16]
+    assert torch.equal(stream, constant[: len(stream)])
+    # Each epoch reads each example once.
+    size = data.training_size
+    assert len(stream) > size and stream[:size].sort().values.tolist() == list(range(size))
+    intervals = islice(interval_batches(data.epochs(), data.batch_sizes(), 4), 50)
+    assert torch.equal(torch.cat([step for of_steps in intervals for step in of_steps]), stream)
+
+
+@pytest.mark.parametrize("how", WAYS.values(), ids=WAYS)
+@pytest.mark.parametrize("checks", [1, 2])
+def test_a_run_killed_between_sizes_resumes_as_an_unbroken_one(tmp_path, how, checks):
+    unbroken = train_one(TRIAL, WORKLOAD, GOAL, batch=vars(DOUBLING), **how)
+    checkpoints = Checkpoints(tmp_path, "study", minutes=0)
+    seen = 0
+
+    def at_check():
+        nonlocal seen
+        seen += 1
+        if seen == checks:
+            raise Interrupted("test")
+
+    engine = engine_of(WORKLOAD, GOAL, checkpoints=checkpoints, batch=vars(DOUBLING), **how)
+    with pytest.raises(Interrupted):
+        list(engine.train(runs([TRIAL], GOAL), at_check))
+    assert [*tmp_path.rglob("*.ckpt")]
+    (resumed,) = engine.train(runs([TRIAL], GOAL))
+    assert plain(resumed) == plain(unbroken)
+
+
+def accumulating(parts, batch_size=16):
+    return Trial(Cell(batch_size, 0.5, (("trainer.accumulate_grad_batches", parts),)), 0, PARAMS)
+
+
+@pytest.mark.parametrize("batch", [BatchConfig(), DOUBLING], ids=["constant", "doubling"])
+def test_accumulated_batches_are_the_batch_of_the_cell(batch):
+    """The mean loss of 16 examples has the gradient of the mean over 4 means of 4 examples."""
+    whole = train_one(TRIAL, WORKLOAD, GOAL, batch=vars(batch))
+    in_parts = train_one(accumulating(4), WORKLOAD, GOAL, batch=vars(batch))
+    assert in_parts.engine == "lightning"
+    assert in_parts.curve["step"] == whole.curve["step"]
+    assert in_parts.curve.get("examples") == whole.curve.get("examples")
+    # The loss of a step is the mean over its batches.
+    assert in_parts.curve["train_loss"] == pytest.approx(whole.curve["train_loss"], rel=2e-4)
+    other = train_one(accumulating(4, batch_size=32), WORKLOAD, GOAL)
+    assert other.curve["train_loss"] != pytest.approx(whole.curve["train_loss"], rel=2e-4)
+
+
+def test_a_step_that_cannot_be_accumulated_is_refused():
+    sizes = DOUBLING.build().sizes_of_parts(8, 4)  # steps of 2 examples
+    with pytest.raises(ConfigError) as raised:
+        next(sizes)
+    assert raised.value.key == "batch.schedule"
