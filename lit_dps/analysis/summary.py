@@ -11,10 +11,11 @@ import pandas as pd
 
 from lit_dps.analysis.readings import reading_columns, reading_values
 from lit_dps.analysis.tables import columns_of, frame
+from lit_dps.core.goal import EXAMPLES
 from lit_dps.core.racing import best_trial
 from lit_dps.core.record import StudyRecord
 from lit_dps.core.search_space import Range, short_names
-from lit_dps.core.trial import FINAL_STATUSES, Cell, Status, TrialResult
+from lit_dps.core.trial import FINAL_STATUSES, Cell, Series, Status, TrialResult
 
 
 @dataclass(frozen=True)
@@ -179,15 +180,24 @@ def trial_rows(record: StudyRecord, cells: Iterable[CellSummary]) -> pd.DataFram
     complete), steps_run (the last checked step), k_star (whether it is the trial that gave K*),
     each metaparameter by its short name, engine (the loop that trained it) and engine_reason (why
     no faster loop did), and each reading: its last value, up to the goal for a complete trial.
-    Under a budget in examples or seconds, also the examples or seconds of training up to the goal
-    (missing unless complete).
+    Where trials count them, also the examples or seconds of training up to the goal (missing unless
+    complete): under a budget in this unit, and the examples of a batch that changes along a trial.
     """
     names = short_names(list(record.space))
     read_columns = reading_columns(record)
+
+    def is_constant(series: Series) -> bool:
+        return record.batch_schedule(series).is_constant
+
     units = list(record.goal.limits)
+    if EXAMPLES not in units and not all(map(is_constant, record.series)):
+        units.append(EXAMPLES)
     rows = []
     for summary in cells:
         for result in record.results[summary.cell]:
+            spent = {unit: spent_to_goal(result, unit) for unit in units}
+            if EXAMPLES in spent and result.steps is not None:
+                spent[EXAMPLES] = record.examples_of(summary.cell, result.steps, result)
             row = {
                 **columns_of(summary.cell.series),
                 "batch_size": summary.cell.batch_size,
@@ -197,8 +207,7 @@ def trial_rows(record: StudyRecord, cells: Iterable[CellSummary]) -> pd.DataFram
                 "steps_run": result.steps_run,
                 "k_star": result is summary.best,
             }
-            for unit in units:
-                row[unit] = spent_to_goal(result, unit)
+            row |= spent
             for key, name in names.items():
                 row[name] = result.trial.params.get(key)
             row["engine"] = result.engine

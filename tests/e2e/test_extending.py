@@ -175,6 +175,18 @@ def test_its_trials_have_their_seconds(project):
 
 
 @pytest.mark.slow
+def test_its_batches_grow_and_their_examples_are_counted(project):
+    table = pd.read_csv(project[0] / "mlruns/figures/warm-up/metaparameters.csv")
+    complete = table.dropna(subset=["steps"])
+    assert len(complete)
+    for _, row in complete.iterrows():
+        steps = int(row["steps"])
+        # 3 steps of 8 examples, 6 steps of 16, then steps of 32.
+        counted = 8 * min(steps, 3) + 16 * min(max(steps - 3, 0), 6) + 32 * max(steps - 9, 0)
+        assert row["examples"] == counted
+
+
+@pytest.mark.slow
 def test_its_rule_is_trained_alike_by_all_engines(project, monkeypatch):
     from lit_dps.core.trial import Cell, Trial
     from tests.support.conformance import assert_conform

@@ -6,7 +6,9 @@ import dataclasses
 
 import pytest
 
+from lit_dps.core.local_sgd import LocalSGDSchedule
 from lit_dps.core.trial import Cell, Trial
+from lit_dps.core.trial_config import BatchConfig, SmoothnessConfig
 from lit_dps.study.preflight.keys import check_keys
 from tests.support.errors import refuses
 from tests.support.runs import train, train_one
@@ -55,7 +57,50 @@ def test_the_argument_of_the_study_decides_nothing_if_the_cells_set_it():
     assert identities[0] == identities[1]
 
 
-@pytest.mark.parametrize("name", ["accumulate_grad_batches", "max_epochs", "devices", "callbacks"])
+@pytest.mark.parametrize("name", ["max_epochs", "devices", "callbacks"])
 def test_other_arguments_of_the_trainer_are_no_axes(name):
     with refuses("study.grid", f"trainer.{name}"):
         check_keys(setup({f"trainer.{name}": [1, 2]}, batch_sizes=[8]))
+
+
+ACCUMULATE = "trainer.accumulate_grad_batches"
+
+
+def test_accumulated_batches_divide_each_batch_size():
+    check_keys(setup({ACCUMULATE: [1, 4]}, batch_sizes=[8, 16]))
+    with refuses("study.batch_sizes", 6):
+        check_keys(setup({ACCUMULATE: [1, 4]}, batch_sizes=[6, 8]))
+    with refuses(f"study.grid.{ACCUMULATE}", 0):
+        check_keys(setup({ACCUMULATE: [0, 4]}, batch_sizes=[8]))
+
+
+def test_schedules_of_the_batch_fit_each_cell():
+    def study(batch, grid=None, **changes):
+        made = setup(grid or {}, batch_sizes=[8])
+        return dataclasses.replace(made, batch=BatchConfig(**batch), **changes)
+
+    doubling = {"schedule": "doubling", "options": {"start": 0.25, "steps": 4}}
+    check_keys(study(doubling))
+    check_keys(study({"options": doubling["options"]}, {"batch.schedule": ["constant", "linear"]}))
+    with refuses("batch.options", doubling["options"]):  # no cell uses them
+        check_keys(study({"options": doubling["options"]}))
+    late = {"schedule": "doubling", "options": {"start": 0.25, "steps": 10**6}}
+    with refuses("batch.schedule", "doubling"):  # it never reaches the batch size
+        check_keys(study(late))
+    with refuses("batch.schedule", "doubling"):
+        check_keys(study(doubling, local=LocalSGDSchedule(workers=2)))
+    with refuses("batch.schedule", "doubling"):
+        check_keys(study(doubling, smoothness=SmoothnessConfig(interval=4)))
+    with refuses("study.grid", "batch.size"):
+        check_keys(study(doubling, {"batch.size": [1, 2]}))
+    # A step of 2 examples has no 4 equal parts.
+    with refuses("batch.schedule", "2 examples in step 0"):
+        check_keys(study(doubling, {ACCUMULATE: [4]}))
+
+
+def test_studies_without_a_schedule_keep_their_configuration_and_identity():
+    plain = setup({}, batch_sizes=[8])
+    assert "batch" not in plain.config() and "batch" not in plain.identity(None)
+    grown = dataclasses.replace(plain, batch=BatchConfig("linear", {"start": 0.5, "steps": 4}))
+    assert grown.config()["batch"] == grown.identity(None)["batch"]
+    assert grown.config()["batch"]["options"] == {"start": 0.5, "steps": 4}
