@@ -49,8 +49,7 @@ RATE_KEYS = frozenset({"model.learning_rate", "model.decay_steps", "model.end_fa
 COMPARED_EXAMPLES = 64
 # Relative tolerance of that loss in float64. A penalty of weight 1e-6 changes it by 1e-5.
 LOSS_TOLERANCE = 1e-9
-# Reasons of an attempt that no stack trains, or whose module differs from the first module of it.
-GROWING_BATCH = "batch.schedule changes the batch size, and the networks of a stack share it"
+# Reason of an attempt whose module differs from the first module of its stack.
 DIFFERENT_MODULE = "its module differs from the stack in more than its weights"
 
 
@@ -126,7 +125,7 @@ class IntervalLoop:
     def ineligibility_reason(self, trial: Trial, stacked: bool = False) -> str | None:
         """Return why the interval loop cannot train a trial, or cannot stack it; None if it can."""
         if stacked and not self.training.batch_callback(trial).schedule.is_constant:
-            return GROWING_BATCH
+            return "batch.schedule changes the batch size, and the networks of a stack share it"
         uses_local_sgd = self.training.local_sgd_callback(trial).rounds.on
         if stacked and uses_local_sgd:
             return "the workers of local SGD use one network, one after another"
