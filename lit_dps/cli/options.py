@@ -37,7 +37,7 @@ class StudyOptions:
             study of an earlier version. Trials of processes that are alive are not released.
         accept_code_change: Resume although your code or data changed. Without this option the study
             is refused. A note below the table counts the trials of each version.
-        show: Print also sections, with commas between: critical, theory, readings, files, all.
+        show: Print also critical, theory, readings, files, all. Sections have commas between them.
         validate_every: Show the time of a validation every N steps. Your training validates every
             N steps. By default validation is not counted.
         time_steps: Time the training steps of every cell again. A study times them once, at its
@@ -61,7 +61,7 @@ class AdviseOptions:
     """Options of `advise`, as they are written.
 
     Attributes:
-        budget: Time that the command may take, such as 30m; needed. Examples are 90s, 30m and 2h.
+        budget: Time of the command, such as 30m; needed. Examples are 90s, 30m and 2h.
             It is wall time of all runs of the command together. Without goal.max_steps, a short run
             proposes one that fits into this time.
         method: Either law or branch (law). "law" probes K at a few batch sizes. "branch" forks a
@@ -130,7 +130,7 @@ class AnalyzeOptions:
     Attributes:
         output: Folder of the figures (FOLDER/figures/NAME).
         sync: Update MLflow. This logs what it lacks and deletes runs of trials that are not stored.
-        show: Print also sections, with commas between: critical, theory, readings, files, all.
+        show: Print also critical, theory, readings, files, all. Sections have commas between them.
         validate_every: Show the time of a validation every N steps. Your training validates every
             N steps. By default validation is not counted.
         statistic: Another K* of the stored trials, as study.statistic. It is refused if racing

@@ -1,7 +1,6 @@
 """study: run a study of batch sizes and sparsities, or resume it.
 
-It measures K*, the fewest optimizer steps to the goal, in each cell of its
-grid. The same command resumes an interrupted study, and extends one.
+It measures K*, the fewest steps to the goal, in each cell. It also extends one.
 """
 
 from __future__ import annotations

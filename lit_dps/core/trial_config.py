@@ -169,7 +169,7 @@ class PruningConfig:
         exclude: Patterns of parameters that stay dense. For example "head.*", "*.cls_token", or
             "teacher.*" for a copy of the pruned network.
         options: Arguments of the method's constructor.
-        init: The weights: original, reinit or isometry. They are those at the start of
+        init: Weights: original, reinit or isometry. They are those at the start of
             training (`lit_dps.pruning.start`). "original": the weights that were scored. "reinit":
             new weights of the network's own initialization, in a study. "isometry": the original
             weights, moved towards orthogonal layers (Lee et al. 2020). Sparsity 0 always uses the
@@ -231,7 +231,7 @@ class BatchConfig:
     size, and no critical batch size.
 
     Attributes:
-        schedule: constant, linear, doubling or a class path. "constant" trains every step on the
+        schedule: linear, doubling, or a class path. "constant" trains every step on the
             cell's batch size. "linear" grows the batch linearly to it. "doubling" doubles the batch
             until it has this size. Or the class path of a
             `lit_dps.core.batch_schedule.BatchSchedule`. The data are an
