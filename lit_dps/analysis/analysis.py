@@ -139,7 +139,8 @@ class Analysis:
     ) -> Law:
         """Return the law of a series. It is refused if the batch size changes along its trials."""
         if self.record.batch_schedule(series).is_constant:
-            return fit_law(observations, uses_medians=uses_medians)
+            unit = self.record.goal.cost_unit
+            return fit_law(observations, uses_medians=uses_medians, unit=unit)
         reason = "batch.schedule changes the batch size along a trial, so B is not its batch size"
         return refused_law(observations, reason, uses_medians)
 

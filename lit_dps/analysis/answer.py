@@ -75,6 +75,7 @@ class Steps(NamedTuple):
         value, low, high: The steps and their limits, nan if unknown.
         statistic: What they are: `K_STAR` or `MEDIAN`.
         why_not_law: Why they are not from its law; empty if they are.
+        seconds: K* with its limits if it is in seconds: then it is the time to the goal.
     """
 
     value: float
@@ -82,6 +83,7 @@ class Steps(NamedTuple):
     high: float
     statistic: str
     why_not_law: str
+    seconds: tuple[float, float, float] | None = None
 
 
 def expected_steps(cells: Sequence[CellSummary], laws: Mapping[Series, Law]) -> dict[Cell, Steps]:
@@ -120,9 +122,16 @@ def _steps_by_law(law: Law, cells: Sequence[CellSummary]) -> dict[Cell, Steps]:
         else:
             # K is an upper bound: it is at the first check, or most trials have no result yet.
             assert summary.k_star is not None
-            k = float(law.k_star.get(summary.cell.batch_size, summary.k_star))
-            why = "K is an upper bound there"
-            steps[summary.cell] = Steps(k, math.nan, math.nan, statistic, why)
+            batch_size = summary.cell.batch_size
+            k_star = summary.k_star / law.unit.per_step(batch_size)
+            k = float(law.k_star.get(batch_size, k_star))
+            limits = k, math.nan, math.nan
+            steps[summary.cell] = Steps(*limits, statistic, "K is an upper bound there")
+        if not law.unit.has_law and summary.k_star_steps is not None:
+            k = float(summary.k_star_steps)
+            steps[summary.cell] = Steps(
+                k, math.nan, math.nan, statistic, steps[summary.cell].why_not_law, limits
+            )
     return steps
 
 
@@ -135,10 +144,11 @@ def answer_rows(
 ) -> pd.DataFrame:
     """Return one row for each cell that has a K*, by series, then batch size.
 
-    Columns: sparsity and further axes, batch_size [examples], k_star [steps], floor (1 where K* is
-    an upper bound), examples (of these steps), step_seconds with step_low and step_high
-    (median and quartiles of a training step, without checks), seconds (steps x step_seconds;
-    without the start of a trial and without validation), fastest (least seconds of the series),
+    Columns: sparsity and further axes, batch_size [examples], k_star [steps, or `goal.unit`],
+    floor (1 where K* is an upper bound), examples (of these steps), step_seconds with step_low
+    and step_high (median and quartiles of a training step, without checks), seconds (steps x
+    step_seconds, or a K* in seconds; without the start of a trial and without validation), fastest
+    (least seconds of the series),
     near (within 10 % of the fastest), fewest (least examples of the series), training_seconds (as
     step_seconds; missing if the trials do not separate steps from checks) and check_seconds (of one
     validation); steps to the goal with steps_low and steps_high (95 %), as `expected`, else K*;
@@ -153,12 +163,14 @@ def answer_rows(
     for summary in cells:
         if summary.k_star is None:
             continue
-        steps = Steps(summary.k_star, math.nan, math.nan, K_STAR, "")
+        steps = Steps(float(summary.k_star_steps or 0), math.nan, math.nan, K_STAR, "")
         if expected is not None:
             steps = expected.get(summary.cell, steps)
-        row = _row(record, summary, summary.k_star, steps)
+        row = _row(record, summary, steps)
         if summary.cell in seconds:
             row |= _times(steps, seconds[summary.cell], validate_every)
+        if steps.seconds is not None:
+            row |= _seconds_columns(*steps.seconds)
         rows.append(row)
     table = frame(rows)
     if not len(table):
@@ -179,13 +191,21 @@ def are_upper_bounds(rows: pd.DataFrame) -> np.ndarray:
     return ((rows["floor"] == 1) & rows["steps_low"].isna()).to_numpy(bool)
 
 
-def _row(record: StudyRecord, summary: CellSummary, k_star: int, steps: Steps) -> dict[str, object]:
+def _seconds_columns(value: float, low: float, high: float) -> dict[str, object]:
+    """Return the columns of the time to the goal."""
+    columns: dict[str, object] = {"seconds": value}
+    if not math.isnan(low):
+        columns |= {"seconds_low": low, "seconds_high": high}
+    return columns
+
+
+def _row(record: StudyRecord, summary: CellSummary, steps: Steps) -> dict[str, object]:
     """Return the row of a cell without times and without comparisons with its series."""
     row: dict[str, object] = {**columns_of(summary.cell.series), **dict.fromkeys(_COLUMNS)}
     row |= dict.fromkeys(("fastest", "near", "fewest", "tied", "busy"), False)
     row |= {
         "batch_size": summary.cell.batch_size,
-        "k_star": k_star,
+        "k_star": summary.k_star,
         "floor": int(summary.is_upper_bound),
         "examples": record.examples_of(summary.cell, steps.value, summary.best),
         "steps": steps.value,
@@ -203,14 +223,15 @@ def _times(steps: Steps, times: StepSeconds, validate_every: int | None) -> dict
         "step_seconds": times.median,
         "step_low": times.low,
         "step_high": times.high,
-        "seconds": steps.value * times.median,
         "training_seconds": times.training,
         "check_seconds": times.check,
         "timing": times.source,
         "busy": times.is_busy,
     }
+    low, high = math.nan, math.nan
     if not math.isnan(steps.low):
-        columns["seconds_low"], columns["seconds_high"] = _limits(steps, times)
+        low, high = _limits(steps, times)
+    columns |= _seconds_columns(steps.value * times.median, low, high)
     if validate_every is not None and not math.isnan(times.check):
         columns["validation_seconds"] = math.ceil(steps.value / validate_every) * times.check
     return columns

@@ -27,6 +27,7 @@ from lit_dps.analysis.summary import CellSummary, is_at_first_check
 from lit_dps.analysis.tables import columns_of, frame
 from lit_dps.core.record import StudyRecord, setting
 from lit_dps.core.statistic import MINIMUM, Statistic
+from lit_dps.core.unit import Cost
 
 # The table has the geometric mean up to this probability that no drawn trial is complete.
 RARE = 0.01
@@ -54,7 +55,7 @@ class BestOfN:
 
 
 def best_of(
-    steps: Sequence[int | None], numbers: Iterable[int], statistic: Statistic = MINIMUM
+    steps: Sequence[Cost | None], numbers: Iterable[int], statistic: Statistic = MINIMUM
 ) -> list[BestOfN]:
     """Return K* of n of some trials, for some n.
 
@@ -89,7 +90,7 @@ def _estimated(k_star: np.ndarray, n: int) -> BestOfN:
     return BestOfN(n, median, mean, 1 - len(known) / len(k_star))
 
 
-def _minimum_of(steps: Sequence[int | None], n: int) -> BestOfN:
+def _minimum_of(steps: Sequence[Cost | None], n: int) -> BestOfN:
     """Return the best of n of some trials, exactly."""
     total = len(steps)
     complete = np.sort(np.array([k for k in steps if k is not None], float))
@@ -131,12 +132,12 @@ def draw_rows(record: StudyRecord, cells: Iterable[CellSummary]) -> pd.DataFrame
     if why_no_draws(record) is not None:
         cells = ()
     for summary in cells:
-        counts = range(1, len(summary.steps) + 1)
-        for best in best_of(summary.steps, counts, record.statistic):
+        counts = range(1, len(summary.costs) + 1)
+        for best in best_of(summary.costs, counts, record.statistic):
             mean = None
             if best.none <= RARE:
                 mean = best.mean
-            is_first = is_at_first_check(best.median, record.goal.first_possible_step)
+            is_first = is_at_first_check(best.median, summary.first_cost)
             is_bound = is_first or summary.may_be_lower
             rows.append(
                 {
@@ -154,12 +155,12 @@ def draw_rows(record: StudyRecord, cells: Iterable[CellSummary]) -> pd.DataFrame
     return frame(rows, columns)
 
 
-def halves(cells: Iterable[CellSummary], statistic: Statistic) -> list[tuple[int, BestOfN]]:
+def halves(cells: Iterable[CellSummary], statistic: Statistic) -> list[tuple[Cost, BestOfN]]:
     """Return K* and K* of half of the trials, of each cell whose K* is no upper bound."""
     pairs = []
     for cell in cells:
-        if cell.k_star is not None and not cell.is_upper_bound and len(cell.steps) > 1:
-            half = best_of(cell.steps, [len(cell.steps) // 2], statistic)[0]
+        if cell.k_star is not None and not cell.is_upper_bound and len(cell.costs) > 1:
+            half = best_of(cell.costs, [len(cell.costs) // 2], statistic)[0]
             pairs.append((cell.k_star, half))
     return pairs
 

@@ -41,6 +41,7 @@ from lit_dps.analysis.law_fit import (
     posterior,
 )
 from lit_dps.analysis.observations import AT_LEAST, Observation, exact, note_on_boundaries
+from lit_dps.core.unit import STEPS, Unit
 
 # What is added to the law's error, in quadrature, for each doubling beyond the measured batch
 # sizes, in log K.
@@ -81,6 +82,7 @@ class Law:
         misfit_beyond_noise: The part of it that the noise of the observations does not explain.
         error: Standard deviation of log K about the law within the range (`error_of_law`).
         uses_medians: Whether K is the median over seeds of the best point, not K*.
+        unit: The unit of K* in tables. The law is of steps; K in examples is B times as large.
         draws: (DRAWS, 2), c1 and c2 from their posterior; empty without any K.
         deviates: (DRAWS,), draws of the law's error, in units of `error`.
     """
@@ -92,6 +94,7 @@ class Law:
     misfit_beyond_noise: float = math.nan
     error: float = TYPICAL_ERROR
     uses_medians: bool = False
+    unit: Unit = STEPS
     draws: np.ndarray = field(default_factory=lambda: np.empty((0, 2)), repr=False, compare=False)
     deviates: np.ndarray = field(default_factory=lambda: np.zeros(DRAWS), repr=False, compare=False)
 
@@ -339,6 +342,7 @@ def fit_law(
     observations: Iterable[Observation],
     prior: CriticalPrior | None = None,
     uses_medians: bool = False,
+    unit: Unit = STEPS,
 ) -> Law:
     """Return the law of some observations, bounds among them, with its verdict.
 
@@ -347,17 +351,21 @@ def fit_law(
         prior: Other evidence on B_crit, such as a noise scale. It narrows the posterior alone, not
             the fit.
         uses_medians: Whether the observations are medians over seeds, not K*.
+        unit: The unit of their K.
 
     Raises:
         ValueError: for two observations of one batch size.
     """
-    observations = tuple(sorted(observations))
+    observations = tuple(sorted(o.in_steps(unit) for o in observations))
     if len({o.batch_size for o in observations}) < len(observations):
         raise ValueError("more than one observation of a batch size: take their median (`medians`)")
     verdict = judge_data(observations)
-    law = Law(observations, verdict, uses_medians=uses_medians)
+    if not unit.has_law:
+        reason = f"K* is in {unit.axis}, and the law c1 / B + c2 is of steps"
+        verdict = Verdict(Refusal.PREDICTION, reason)
+    law = Law(observations, verdict, uses_medians=uses_medians, unit=unit)
     measured = exact(observations)
-    if not measured:
+    if not (measured and unit.has_law):
         return law
     if len(measured) >= MIN_BATCH_SIZES:
         law = _with_fit(law)

@@ -17,6 +17,9 @@ from lit_dps.core.trial import Series
 POINTS_PER_DOUBLING = 8
 # A curve has no points that are closer than this to a measured batch size, in log B.
 MIN_LOG_DISTANCE = 1e-6
+# Columns of a curve in the unit of K*.
+_STEPS = ("k_star", "k_star_low", "k_star_high", "fit", "fit_low", "fit_high", "perfect")
+_NORMALISED = ("normalised_k_star", "normalised_fit", "normalised_perfect")
 
 
 def law_rows(laws: Mapping[Series, Law]) -> pd.DataFrame:
@@ -87,7 +90,8 @@ def series_curves(
         curve = law_curve(law, batch_sizes, common, beyond)
         steps = {}
         if series in medians:
-            steps = medians[series].k_star
+            for batch_size, k in medians[series].k_star.items():
+                steps[batch_size] = k * law.unit.per_step(batch_size)
         curve["median"] = pd.array(list(map(steps.get, curve["batch_size"])), "Float64")
         parts.append(pd.DataFrame({**columns_of(series), **curve}))
     return pd.concat(parts, ignore_index=True)
@@ -104,10 +108,11 @@ def law_curve(
 
     Columns:
         batch_size [examples]: an integer if it is of the grid.
-        k_star, k_star_low, k_star_high [steps]: K* and its 95 % limits (`Observation.limits`).
+        k_star, k_star_low, k_star_high: K* and its 95 % limits (`Observation.limits`); like the
+            columns below in steps, or in the unit of the law.
         floor: 1 where K* is at the first validation and so an upper bound, else 0.
-        fit, fit_low, fit_high [steps]: the law and its 95 % limits.
-        perfect [steps]: K*(b) b / B from the smallest b with a K*.
+        fit, fit_low, fit_high: the law and its 95 % limits.
+        perfect: K*(b) b / B in steps from the smallest b with a K*.
         normalised_by [examples]: the batch size `common`.
         normalised_k_star, normalised_fit, normalised_perfect: over K* at that batch size.
 
@@ -120,7 +125,7 @@ def law_curve(
     batch = _curve_points(batch_sizes, beyond)
     sizes = _integers_of_grid(batch, batch_sizes)
     curve = pd.DataFrame({"batch_size": pd.Series(sizes, dtype=object)})
-    curve["k_star"] = pd.array(list(map(law.k_star.get, sizes)), "Int64")
+    curve["k_star"] = pd.array(list(map(law.k_star.get, sizes)), "Float64")
     limits = np.array([law.limits.get(b, (np.nan, np.nan)) for b in sizes])
     curve["k_star_low"] = limits[:, 0]
     curve["k_star_high"] = limits[:, 1]
@@ -133,7 +138,21 @@ def law_curve(
     if law.exact_k:
         first = min(law.exact_k)
         curve["perfect"] = law.exact_k[first] * first / batch
-    return curve.assign(**_normalised(curve, law, common))
+    curve = curve.assign(**_normalised(curve, law, common))
+    return _in_unit(curve, law, common)
+
+
+def _in_unit(curve: pd.DataFrame, law: Law, common: int | None) -> pd.DataFrame:
+    """Return the rows of `law_curve` in the unit of a law instead of steps."""
+    per_step = law.unit.per_step
+    for i, batch_size in enumerate(curve["batch_size"]):
+        factor = per_step(batch_size)
+        curve.loc[i, list(_STEPS)] *= factor
+        if common is not None:
+            curve.loc[i, list(_NORMALISED)] *= factor / per_step(common)
+    if law.unit.has_law:
+        curve["k_star"] = curve["k_star"].round().astype("Int64")
+    return curve
 
 
 def _normalised(curve: pd.DataFrame, law: Law, common: int | None) -> dict[str, Any]:

@@ -55,12 +55,12 @@ def communications(record: StudyRecord, summary: CellSummary) -> int | None:
 
     See `LocalSGDSchedule.communications`. None without a K*, and for a single worker.
     """
-    if summary.best is None or summary.k_star is None:
+    if summary.best is None or summary.k_star_steps is None:
         return None
     schedule = schedule_of(record, summary.best.trial)
     if schedule.workers <= 1:
         return None
-    return schedule.communications(summary.k_star)
+    return schedule.communications(int(summary.k_star_steps))
 
 
 def with_communications(
@@ -174,10 +174,11 @@ def local_curves(record: StudyRecord, cells: Iterable[CellSummary]) -> list[Loca
         for summary in summaries:
             local_steps: Any = dict(summary.cell.axes)[KEY]
             exchanges = communications(record, summary)
-            if summary.k_star is None:
+            k_star = summary.k_star_steps
+            if k_star is None:
                 missed.append(local_steps)
             elif exchanges is not None:
-                point = Point(local_steps, summary.k_star, exchanges, summary.is_upper_bound)
+                point = Point(local_steps, int(k_star), exchanges, summary.is_upper_bound)
                 points.append(point)
         curves.append(
             LocalCurve(

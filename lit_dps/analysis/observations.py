@@ -23,6 +23,7 @@ from lit_dps.core.goal import Goal
 from lit_dps.core.record import StudyRecord
 from lit_dps.core.statistic import Statistic
 from lit_dps.core.trial import Status, TrialResult
+from lit_dps.core.unit import Cost, Unit
 
 # Kinds of observations that are bounds of K*: the side on which a residual counts.
 AT_LEAST = 1
@@ -54,7 +55,7 @@ class Observation:
 
     Attributes:
         batch_size: B, in examples.
-        steps: K, in optimizer steps, or the bound of it.
+        steps: K, in optimizer steps, or the bound of it. Before `fit_law` in the unit of K*.
         noise: Standard error of log K between repetitions, which are seeds or searches; 0 if it is
             unknown.
         check: Steps between two checks; the goal was met in (steps - check, steps]. 0 if K is
@@ -101,6 +102,11 @@ class Observation:
         half_width = NORMAL_95 * math.sqrt(self.variance)
         return Interval(self.steps * math.exp(-half_width), self.steps * math.exp(half_width))
 
+    def in_steps(self, unit: Unit) -> Observation:
+        """Return the observation in steps on full batches, by K in a unit."""
+        per_step = unit.per_step(self.batch_size)
+        return replace(self, steps=self.steps / per_step, check=self.check / per_step)
+
     def draws(self, count: int, name: str) -> np.ndarray:
         """Return draws (count,) of K, in steps: log-normal noise, less a part of a check interval.
 
@@ -144,11 +150,11 @@ def _observation_of_cell(record: StudyRecord, cell: CellSummary) -> Observation 
     if cell.k_star is None:
         if missing or not all(map(_has_ended, cell.trials)):
             return None
-        unmet = _steps_without_goal(goal, cell)
+        unmet = _cost_without_goal(goal, cell)
         if not unmet:
             return None
-        # A trial that missed the goal needs at least these steps.
-        least = record.statistic.k_star(k or unmet for k in cell.steps)
+        # A trial that missed the goal costs at least this.
+        least = record.statistic.k_star(k or unmet for k in cell.costs)
         if least is None:
             return None
         return Observation(size, float(least), bound=AT_LEAST)
@@ -157,22 +163,28 @@ def _observation_of_cell(record: StudyRecord, cell: CellSummary) -> Observation 
     return Observation(
         size,
         float(cell.k_star),
-        noise=noise_of_k_star(cell.steps, len(record.space), record.statistic),
-        check=float(goal.check_interval),
+        noise=noise_of_k_star(cell.costs, len(record.space), record.statistic),
+        check=float(cell.check_cost),
         boundary=", ".join(boundary_texts(record, cell)),
     )
 
 
-def _steps_without_goal(goal: Goal, cell: CellSummary) -> int:
-    """Return the steps that each trial of a cell without K* spent; 0 if unknown.
+def _cost_without_goal(goal: Goal, cell: CellSummary) -> Cost:
+    """Return what each trial of a cell without K* spent; 0 if unknown.
 
-    These are max steps. Under a budget in examples or seconds they are the fewest steps of a trial
-    within it.
+    In steps without a further budget these are max steps, else the lowest cost of a trial within
+    its budgets.
     """
-    if not goal.limits:
+    if not goal.counted:
         return goal.max_steps
-    spent = [result for result in cell.trials if result.status is Status.INCOMPLETE]
-    return min((goal.last_step_within(result.curve) for result in spent), default=0)
+    costs = []
+    for result in cell.trials:
+        step = goal.last_step_within(result.curve)
+        if result.status is Status.INCOMPLETE and step:
+            costs.append(result.unit.cost_at(result.curve, step))
+        elif result.status is Status.INCOMPLETE:
+            return 0
+    return min(costs, default=0)
 
 
 def _has_ended(result: TrialResult) -> bool:
@@ -180,7 +192,7 @@ def _has_ended(result: TrialResult) -> bool:
     return result.status in (Status.COMPLETE, Status.INCOMPLETE, Status.INFEASIBLE)
 
 
-def noise_of_k_star(steps: Sequence[int | None], dimensions: int, statistic: Statistic) -> float:
+def noise_of_k_star(steps: Sequence[Cost | None], dimensions: int, statistic: Statistic) -> float:
     """Return the standard error of log K* of a cell; 0 if it is unknown.
 
     For another statistic than the minimum it is a parametric bootstrap: the statistic of cells
@@ -200,7 +212,7 @@ def noise_of_k_star(steps: Sequence[int | None], dimensions: int, statistic: Sta
     return float(logs.std())
 
 
-def noise_of_minimum(steps: Sequence[int | None], dimensions: int) -> float:
+def noise_of_minimum(steps: Sequence[Cost | None], dimensions: int) -> float:
     """Return the standard error of log K*, the least steps of the trials of a cell; 0 if unknown.
 
     Suppose that distances from the best possible K are exponential. Then n - i times the distance

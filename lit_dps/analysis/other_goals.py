@@ -15,6 +15,7 @@ from lit_dps.core.goal import Goal
 from lit_dps.core.racing import cut, truncate_at_race_limit
 from lit_dps.core.record import StudyRecord
 from lit_dps.core.trial import Status, TrialResult
+from lit_dps.core.unit import Cost
 
 
 def at_goal(record: StudyRecord, value: float) -> StudyRecord:
@@ -64,10 +65,12 @@ class _FirstMet(NamedTuple):
 
     Attributes:
         step: Of the check.
+        cost: Up to the check.
         is_bound: Whether a value that decides is a bound, so that its true value may miss the goal.
     """
 
     step: int
+    cost: Cost
     is_bound: bool
 
 
@@ -76,15 +79,17 @@ def _first_met(result: TrialResult, goal: Goal) -> _FirstMet | None:
     i = goal.first_met(result.curve)
     if i is None:
         return None
-    return _FirstMet(int(result.curve["step"][i]), not goal.is_exact_at(result.curve, i))
+    step = int(result.curve["step"][i])
+    cost = result.unit.cost_at(result.curve, step)
+    return _FirstMet(step, cost, not goal.is_exact_at(result.curve, i))
 
 
 def _end_at_goal(
     results: Iterable[TrialResult], goal: Goal, train_past_goal: bool
-) -> tuple[list[TrialResult], dict[int, int]]:
+) -> tuple[list[TrialResult], dict[int, Cost]]:
     """Return the results of trials at a goal, and the undetermined trials.
 
-    The latter are by point, with the first step at which each may have met the goal.
+    The latter are by point, with the lowest cost at which each may have met the goal.
     """
     ended = []
     undetermined = {}
@@ -96,7 +101,7 @@ def _end_at_goal(
             else:
                 ended.append(result)
         elif met.is_bound:
-            undetermined[result.trial.point] = met.step
+            undetermined[result.trial.point] = met.cost
         else:
             complete = dataclasses.replace(result, status=Status.COMPLETE, steps=met.step)
             ended.append(complete if train_past_goal else cut(complete, met.step))

@@ -25,6 +25,7 @@ from lit_dps.analysis.tables import columns_of, frame
 from lit_dps.core.record import StudyRecord
 from lit_dps.core.statistic import Statistic
 from lit_dps.core.trial import Status, TrialResult
+from lit_dps.core.unit import Cost
 
 # A trial counts within this factor of the rule's rate. After one doubling of B the rules differ by
 # a factor of 1.4.
@@ -76,7 +77,7 @@ def _price_columns(
     for result in cell.trials:
         if _is_near(curve.source.rate(result, kind), rule_rate):
             near.append(result)
-    complete_steps = [result.steps for result in near if result.steps is not None]
+    complete_costs = [result.cost for result in near if result.cost is not None]
     statistic = record.statistic
     price = _price(near, cell, statistic)
     if price.verdict == NO_TRIAL and not _is_reachable(record, curve, kind, rule_rate):
@@ -89,8 +90,8 @@ def _price_columns(
         "rule_rate": rule_rate,
         "best_rate": curve.best(batch_size, kind),
         "near": len(near),
-        "complete": len(complete_steps),
-        "steps": statistic.k_star(complete_steps),
+        "complete": len(complete_costs),
+        "steps": statistic.k_star(complete_costs),
         "k_star": cell.k_star,
         "price": price.value,
         "price_low": low,
@@ -119,24 +120,24 @@ class Price(NamedTuple):
 def _price(near: Sequence[TrialResult], cell: CellSummary, statistic: Statistic) -> Price:
     """Return the price of a rule with some trials of a cell near its rate.
 
-    Trials that missed the goal need more steps than they ran; diverged ones never meet it. If K* is
+    Trials that missed the goal need more than they spent; diverged ones never meet it. If K* is
     an upper bound, the price is a lower bound.
     """
     assert cell.k_star is not None
     if len(near) < statistic.needed_trials:
         return Price(None, TOO_FEW if near else NO_TRIAL)
-    steps = [result.steps for result in near]
-    earliest: list[int | None] = []
+    costs = [result.cost for result in near]
+    earliest: list[Cost | None] = []
     stopped_at = math.inf
     for result in near:
-        earliest.append(result.steps)
-        if result.steps is None and result.status is not Status.INFEASIBLE:
-            earliest[-1] = result.steps_run
-            stopped_at = min(stopped_at, result.steps_run)
-    k_at_rule = statistic.k_star(steps)
+        earliest.append(result.cost)
+        if result.cost is None and result.status is not Status.INFEASIBLE:
+            earliest[-1] = result.cost_run
+            stopped_at = min(stopped_at, result.cost_run)
+    k_at_rule = statistic.k_star(costs)
     if k_at_rule is not None:
         # A trial that stopped early might have met the goal before the others.
-        is_lower = stopped_at < statistic.race_limit([k for k in steps if k is not None], 1.0)
+        is_lower = stopped_at < statistic.race_limit([k for k in costs if k is not None], 1.0)
         if is_lower:
             return Price(k_at_rule / cell.k_star, UPPER_BOUND)
         verdict = LOWER_BOUND if cell.is_upper_bound else MEASURED
@@ -166,7 +167,7 @@ class _Resamples(NamedTuple):
     """Trials of a cell, resampled with replacement.
 
     Attributes:
-        steps: (R, n), steps to result; infinite for a trial that is not complete.
+        steps: (R, n), costs; infinite for a trial that is not complete.
         rates: (R, n).
     """
 
@@ -179,7 +180,7 @@ class _Resamples(NamedTuple):
         steps = []
         rates = []
         for result in curve.cells[batch_size].trials:
-            steps.append(math.inf if result.steps is None else result.steps)
+            steps.append(math.inf if result.cost is None else result.cost)
             rates.append(curve.source.rate(result, kind))
         shape = (curve.replicates, len(steps))
         chosen = resampling_rng(0, batch_size).integers(len(steps), size=shape)

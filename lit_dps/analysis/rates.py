@@ -265,11 +265,11 @@ class RateCurve:
         return self.source.rate(self.best_trial(batch_size), kind)
 
     def near(self, batch_size: int) -> list[TrialResult]:
-        """Return the trials that need at most `NEAR` times K*."""
+        """Return the trials that cost at most `NEAR` times K*."""
         cell = self.cells[batch_size]
         assert cell.k_star is not None
         limit = NEAR * cell.k_star
-        return [r for r in cell.trials if r.steps is not None and r.steps <= limit]
+        return [r for r in cell.trials if r.cost is not None and r.cost <= limit]
 
     def rule_rate(self, rule: str, batch_size: int, kind: str = EFFECTIVE) -> float | None:
         """Return the rate of a scaling rule, from the best rate at `first`; None without it."""

@@ -20,6 +20,7 @@ from lit_dps.analysis.summary import CellSummary, is_at_first_check
 from lit_dps.analysis.tables import columns_of, frame
 from lit_dps.core.record import StudyRecord
 from lit_dps.core.trial import Cell, Series, Status, TrialResult
+from lit_dps.core.unit import Cost
 
 QUANTILES = {"least": 0.0, "lower": 0.25, "median": 0.5, "upper": 0.75, "most": 1.0}
 
@@ -31,40 +32,37 @@ class RepeatSummary:
     Attributes:
         cell: The cell.
         point: The point of the search.
-        steps: Its steps to result in the search.
+        steps: Its steps to result in the search; like all steps here in the unit of K*.
         rank: 1 for the point of K*, 2 for the next best one.
         results: Its finished repeats without failed ones, and without the search's trial.
         planned: The number of its repeats when all have finished. The best points at the goal of
             the study are repeated; a point that is best only at another goal has the repeats that
             exist.
-        check_interval: Steps between two checks.
-        first_possible_step: The step of the first check at which a run can meet the goal.
+        check_interval: Steps between two checks (`CellSummary.check_cost`).
+        first_possible_step: As `CellSummary.first_cost`.
     """
 
     cell: Cell
     point: int
-    steps: int
+    steps: Cost
     rank: int
     results: Sequence[TrialResult]
     planned: int
-    check_interval: int
-    first_possible_step: int
+    check_interval: Cost
+    first_possible_step: Cost
 
     @cached_property
     def steps_over_seeds(self) -> list[float]:
         """Steps to result, ascending; infinite for a repeat that missed the goal (censored)."""
         steps = []
         for result in self.results:
-            if result.steps is None:
-                steps.append(math.inf)
-            else:
-                steps.append(result.steps)
+            steps.append(math.inf if result.cost is None else result.cost)
         return sorted(steps)
 
     @property
     def steps_or_limit(self) -> list[float]:
         """Steps to result, ascending; a lower bound, the longest run, for those that missed."""
-        longest = max((result.steps_run for result in self.results), default=0)
+        longest = max((result.cost_run for result in self.results), default=0)
         return [min(k, float(longest)) for k in self.steps_over_seeds]
 
     @property
@@ -141,8 +139,8 @@ def summarize_repeats(
                     rank=rank,
                     results=results,
                     planned=planned,
-                    check_interval=record.goal.check_interval,
-                    first_possible_step=record.goal.first_possible_step,
+                    check_interval=summary.check_cost,
+                    first_possible_step=summary.first_cost,
                 )
             )
     return summaries
@@ -157,18 +155,18 @@ def _repeats_of(record: StudyRecord, cell: Cell, point: int) -> list[TrialResult
     return results
 
 
-def _best_points(record: StudyRecord, cell: Cell) -> dict[int, int]:
-    """Return the steps to result of the points of a cell to repeat, the best first."""
+def _best_points(record: StudyRecord, cell: Cell) -> dict[int, Cost]:
+    """Return the costs of the points of a cell to repeat, the best first."""
     if not record.plan.count:
         return {}
-    steps = {}
+    costs = {}
     for result in record.results_without_failed(cell):
-        if result.steps is not None:
-            steps[result.trial.point] = result.steps
+        if result.cost is not None:
+            costs[result.trial.point] = result.cost
     best = {}
-    complete = [(k, point) for point, k in steps.items()]
+    complete = [(cost, point) for point, cost in costs.items()]
     for point in record.plan.best_points(complete, record.statistic):
-        best[point] = steps[point]
+        best[point] = costs[point]
     return best
 
 

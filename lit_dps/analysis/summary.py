@@ -11,11 +11,11 @@ import pandas as pd
 
 from lit_dps.analysis.readings import reading_columns, reading_values
 from lit_dps.analysis.tables import columns_of, frame
-from lit_dps.core.goal import EXAMPLES
 from lit_dps.core.racing import best_trial
 from lit_dps.core.record import StudyRecord
 from lit_dps.core.search_space import Range, short_names
 from lit_dps.core.trial import FINAL_STATUSES, Cell, Series, Status, TrialResult
+from lit_dps.core.unit import EXAMPLES, STEPS, Cost
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,9 @@ class CellSummary:
         cell: The cell.
         trials: Finished trials without failed ones, which will run again.
         k_star: K*, by default the fewest steps to result of any complete trial (Lee et al. 2021,
-            Section 2; `StudyRecord.statistic`); None if too few trials are complete.
+            Section 2; `StudyRecord.statistic`), or another cost (`goal.unit`); None if too few
+            trials are complete.
+        k_star_steps: K* in steps (`StudyRecord.k_star_steps`).
         best: The trial of K* (`lit_dps.core.statistic.Statistic.ranking`); None without a K*.
         counts: Finished trials by how they ended, with failed ones.
         pending: Declared trials that have not finished, started or not.
@@ -34,39 +36,44 @@ class CellSummary:
         boundary: Metaparameters of `best` on an end of their range, and which end.
         is_upper_bound: Whether K* is only an upper bound: it is at the first check, or
             `may_be_lower`.
-        undetermined_points: Trials that are skipped, since their steps to result are unknown
-            (`StudyRecord.undetermined_points`): the first step at which each may have met the goal.
+        undetermined_points: Trials that are skipped, since their costs are unknown
+            (`StudyRecord.undetermined_points`): the lowest cost that each may have.
         may_be_lower: Whether K* may be lower, because of undetermined trials.
+        first_cost: Cost of the trial of K* up to the first check that can meet the goal.
+        check_cost: Its cost between the check that met the goal and the check before.
     """
 
     cell: Cell
     trials: Sequence[TrialResult]
-    k_star: int | None
+    k_star: Cost | None
+    k_star_steps: Cost | None
     best: TrialResult | None
     counts: Counter[Status]
     pending: int
     running: int
     boundary: dict[str, Literal["low", "high"]]
     is_upper_bound: bool
-    undetermined_points: Mapping[int, int]
+    undetermined_points: Mapping[int, Cost]
     may_be_lower: bool
+    first_cost: Cost
+    check_cost: Cost
 
     @property
-    def steps(self) -> list[int | None]:
-        """Steps to result of `trials`; None for a trial that is not complete."""
-        return [result.steps for result in self.trials]
+    def costs(self) -> list[Cost | None]:
+        """The costs of `trials`; None for a trial that is not complete."""
+        return [result.cost for result in self.trials]
 
 
-def is_at_first_check(k_star: float | None, first_step: float) -> bool:
+def is_at_first_check(k_star: float | None, first_cost: float) -> bool:
     """Return True if K* is at the first check that can meet the goal, and so only an upper bound.
 
     Any other K* is exact up to a check interval: the check before it missed the goal.
 
     Args:
-        k_star: K*, in steps.
-        first_step: The step of that check (`Goal.first_possible_step`).
+        k_star: K*.
+        first_cost: The cost up to that check (`CellSummary.first_cost`).
     """
-    return k_star is not None and k_star <= first_step
+    return k_star is not None and k_star <= first_cost
 
 
 def is_comparable(result: TrialResult) -> bool:
@@ -87,15 +94,19 @@ def _summarize_cell(record: StudyRecord, cell: Cell) -> CellSummary:
     """Return the summary of one cell."""
     results = record.results[cell]
     trials = record.results_without_failed(cell)
-    steps = [result.steps for result in trials]
-    k_star = record.statistic.k_star(steps)
+    costs = [result.cost for result in trials]
+    k_star = record.statistic.k_star(costs)
     best = best_trial(trials, record.statistic)
     undetermined = record.undetermined_points.get(cell, {})
-    is_bound, may_be_lower = False, False
-    if k_star is not None:
-        lowest = record.statistic.k_star([*steps, *undetermined.values()])
+    may_be_lower = False
+    first_cost: Cost = 0
+    check_cost: Cost = 0
+    if k_star is not None and best is not None and best.steps is not None:
+        lowest = record.statistic.k_star([*costs, *undetermined.values()])
         may_be_lower = lowest is not None and lowest < k_star
-        is_bound = may_be_lower or is_at_first_check(k_star, record.goal.first_possible_step)
+        goal = record.goal
+        first_cost = best.unit.cost_at(best.curve, goal.first_possible_step)
+        check_cost = best.unit.last_interval(best.curve, best.steps, goal.check_interval)
     counts = Counter()
     finished = set(undetermined)
     for result in results:
@@ -105,6 +116,7 @@ def _summarize_cell(record: StudyRecord, cell: Cell) -> CellSummary:
         cell=cell,
         trials=trials,
         k_star=k_star,
+        k_star_steps=record.k_star_steps(cell),
         best=best,
         counts=counts,
         # Not the number of trials less the finished points: a study may have been declared smaller
@@ -112,9 +124,11 @@ def _summarize_cell(record: StudyRecord, cell: Cell) -> CellSummary:
         pending=len(set(range(record.trials)) - finished),
         running=record.running[cell],
         boundary=_boundary(record, best),
-        is_upper_bound=is_bound,
+        is_upper_bound=may_be_lower or is_at_first_check(k_star, first_cost),
         undetermined_points=undetermined,
         may_be_lower=may_be_lower,
+        first_cost=first_cost,
+        check_cost=check_cost,
     )
 
 
@@ -140,9 +154,10 @@ def boundary_texts(record: StudyRecord, summary: CellSummary) -> list[str]:
 def cell_rows(record: StudyRecord, cells: Iterable[CellSummary]) -> pd.DataFrame:
     """Return one row a cell, by series, then batch size.
 
-    Columns: batch_size [examples], sparsity and further axes, k_star [steps], floor (1 where K* is
-    an upper bound, as at the first check, else 0), complete, incomplete, infeasible, outraced,
-    stopped, failed, pending, point and the metaparameters (short names) of the K* trial, boundary
+    Columns: batch_size [examples], sparsity and further axes, k_star [steps] (in another unit with
+    the column unit), floor (1 where K* is an upper bound, as at the first check, else 0), complete,
+    incomplete, infeasible, outraced, stopped, failed, pending, point and the metaparameters (short
+    names) of the K* trial, boundary
     ("learning_rate high; momentum low" or empty), and the readings of the K* trial at its goal.
     """
     names = short_names(list(record.space))
@@ -158,6 +173,7 @@ def cell_rows(record: StudyRecord, cells: Iterable[CellSummary]) -> pd.DataFrame
             "batch_size": summary.cell.batch_size,
             **columns_of(summary.cell.series),
             "k_star": summary.k_star,
+            **unit_column(record),
             "floor": int(summary.is_upper_bound),
         }
         for status in FINAL_STATUSES:
@@ -173,6 +189,12 @@ def cell_rows(record: StudyRecord, cells: Iterable[CellSummary]) -> pd.DataFrame
     return frame(rows)
 
 
+def unit_column(record: StudyRecord) -> dict[str, str]:
+    """Return the column of a table that names the unit of K*; none if it is steps."""
+    unit = record.goal.cost_unit
+    return {} if unit is STEPS else {"unit": unit.name}
+
+
 def trial_rows(record: StudyRecord, cells: Iterable[CellSummary]) -> pd.DataFrame:
     """Return one row a finished trial, by series, batch size, then point.
 
@@ -181,7 +203,7 @@ def trial_rows(record: StudyRecord, cells: Iterable[CellSummary]) -> pd.DataFram
     each metaparameter by its short name, engine (the loop that trained it) and engine_reason (why
     no faster loop did), and each reading: its last value, up to the goal for a complete trial.
     Where trials count them, also the examples or seconds of training up to the goal (missing unless
-    complete): under a budget in this unit, and the examples of a batch that changes along a trial.
+    complete): under a budget or a K* in this unit, and the examples of a batch that changes along a trial.
     """
     names = short_names(list(record.space))
     read_columns = reading_columns(record)
@@ -189,9 +211,9 @@ def trial_rows(record: StudyRecord, cells: Iterable[CellSummary]) -> pd.DataFram
     def is_constant(series: Series) -> bool:
         return record.batch_schedule(series).is_constant
 
-    units = list(record.goal.limits)
-    if EXAMPLES not in units and not all(map(is_constant, record.series)):
-        units.append(EXAMPLES)
+    units = list(record.goal.counted)
+    if EXAMPLES.column not in units and not all(map(is_constant, record.series)):
+        units.append(EXAMPLES.column)
     rows = []
     for summary in cells:
         for result in record.results[summary.cell]:

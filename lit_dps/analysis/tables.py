@@ -13,6 +13,7 @@ from lit_dps.core.atomic_write import replacing
 from lit_dps.core.search_space import Box, Choices, short_names
 from lit_dps.core.statistic import Statistic
 from lit_dps.core.trial import Cell, Series, Value, text_of
+from lit_dps.core.unit import STEPS, Unit, cost_text
 
 # A row of a table by column; None where a value is missing.
 Row = Mapping[str, Any]
@@ -147,16 +148,17 @@ def k_star_text(row: Row) -> str:
     """Return K* of a row with columns k_star and floor: 112, "<= 16" for a bound, "-" for None."""
     if row["k_star"] is None:
         return "-"
+    text = cost_text(row["k_star"])
     if row["floor"]:
-        return f"<= {row['k_star']}"
-    return str(row["k_star"])
+        return f"<= {text}"
+    return text
 
 
-def k_star_axis(statistic: Statistic) -> str:
+def k_star_axis(statistic: Statistic, unit: Unit = STEPS) -> str:
     """Return the label of an axis of K*."""
     if statistic.is_minimum:
-        return "steps to result K* [optimizer steps]"
-    return f"K*: {statistic.label} [optimizer steps]"
+        return f"{unit.name} to result K* [{unit.axis}]"
+    return f"K*: {statistic.label} [{unit.axis}]"
 
 
 def value_text(value: Value | None, box: Box) -> str:

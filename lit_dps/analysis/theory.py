@@ -207,7 +207,7 @@ def theory_rows(cells: Iterable[CellSummary], laws: Mapping[Series, Law]) -> pd.
         series = summary.cell.series
         row: dict[str, object] = {"batch_size": summary.cell.batch_size, **columns_of(series)}
         row |= _prediction_columns(summary)
-        row["k_star"] = summary.k_star
+        row["k_star"] = summary.k_star_steps
         row["floor"] = int(summary.is_upper_bound)
         row |= dict.fromkeys(("c1", "c2"))
         fit = laws[series].fit

@@ -7,8 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from lit_dps.core.goal import EXAMPLES, SECONDS, Goal
+from lit_dps.core.goal import Goal
 from lit_dps.core.trial import Status, Trial, TrialResult
+from lit_dps.core.unit import EXAMPLES, SECONDS
 
 
 @dataclass(eq=False)
@@ -19,8 +20,8 @@ class Attempt:
         trial: The trial; None outside of a study.
         goal: The goal, its check interval and its step budget.
         other_goals: Easier values of the goal's metric. Checks must be exact for them too.
-        race_limit: Returns the step at which the race stops the attempt: a trial that needs more
-            steps cannot improve K*. It is called at each check.
+        race_limit: Returns the cost at which the race stops the attempt, in the unit of K*: a trial
+            that costs more cannot improve K*. It is called at each check.
         pause_at: The attempt pauses at this step if its cell has no complete trial
             (`lit_dps.core.racing.default_rungs`).
         train_past_goal: Whether the attempt continues to `max_steps` after it has met the goal.
@@ -55,7 +56,7 @@ class Attempt:
 
     def __post_init__(self):
         if not self.curve:
-            for key in ("step", self.goal.metric, "train_loss", *self.metrics, *self.goal.limits):
+            for key in ("step", self.goal.metric, "train_loss", *self.metrics, *self.goal.counted):
                 self.curve[key] = []
 
     def enable_early_checks(self) -> None:
@@ -131,9 +132,9 @@ class Attempt:
         }
         if loss is not None:
             point["train_loss"] = loss
-        for unit in (EXAMPLES, SECONDS):
-            if unit in self.curve:
-                point[unit] += sum(self.curve[unit][-1:])
+        for column in (EXAMPLES.column, SECONDS.column):
+            if column in self.curve:
+                point[column] += sum(self.curve[column][-1:])
         for key, values in self.curve.items():
             values.append(point[key])
         self.status = self.goal.judge(self.curve, loss or 0.0, weights_finite, self.train_past_goal)
@@ -145,7 +146,7 @@ class Attempt:
     def _race(self, step: int) -> Status | None:
         """Return OUTRACED or PAUSED if the race stops the attempt at a step; else None."""
         limit = self.race_limit()
-        if step >= limit:
+        if self.curve[self.goal.cost_unit.column][-1] >= limit:
             return Status.OUTRACED
         has_complete_trial = limit < math.inf
         if step >= self.pause_at and not has_complete_trial:
@@ -251,4 +252,5 @@ class Attempt:
             traceback=self.traceback,
             engine=self.engine,
             engine_reason=self.engine_reason,
+            unit=self.goal.cost_unit,
         )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -14,9 +13,7 @@ from typing import Any
 from lit_dps.core.errors import ConfigError
 from lit_dps.core.registry import named
 from lit_dps.core.trial import Status
-
-# The values of a run's checks by name, in equally long lists, as `TrialResult.curve`.
-Curve = Mapping[str, Sequence[float]]
+from lit_dps.core.unit import EXAMPLES, SECONDS, STEPS, Curve, Unit, unit_named
 
 # A share of the goal's value, a few roundings of float32. A validation error arrives as a float32
 # mean: 840 mistakes of 6000 read 0.14000000060, and 720 read 0.12000000477. With the tolerance the
@@ -29,9 +26,6 @@ Curve = Mapping[str, Sequence[float]]
 TOLERANCE = 4e-7
 
 VALIDATION_ERROR = "val_error"  # default metric: share of the validation split that is wrong
-# Columns of a curve up to each check, of a goal with a budget in this unit.
-EXAMPLES = "examples"  # training examples of all steps
-SECONDS = "seconds"  # of training steps with their data, without validation, over all processes
 RESERVED_NAMES = ("step", "train_loss", "exact")  # keys of a curve that no metric can have
 
 
@@ -210,6 +204,7 @@ class Goal:
         max_examples: Budget in training examples; None without one.
         max_seconds: Budget in seconds of training, without validation; None without one. A check
             beyond one of these budgets does not meet the goal, and ends the trial.
+        unit: The unit of K*, one of `lit_dps.core.unit.UNITS`.
 
     Raises:
         ConfigError: for a value out of its range.
@@ -224,6 +219,7 @@ class Goal:
     options: Mapping[str, Any] = field(default_factory=dict, hash=False)
     max_examples: int | None = None
     max_seconds: float | None = None
+    unit: str = STEPS.name
 
     def __post_init__(self):
         self._check_value()
@@ -253,17 +249,36 @@ class Goal:
             raise ConfigError(key, self.value, "a finite number")
 
     def _check_budgets(self) -> None:
-        for unit, limit in self.limits.items():
+        for column, limit in self.limits.items():
             if not (limit > 0 and math.isfinite(limit)):
-                raise ConfigError(f"goal.max_{unit}", limit, "a positive number")
-            if self.metric == unit:
-                raise ConfigError("goal.metric", unit, f"another name where goal.max_{unit} is set")
+                raise ConfigError(f"goal.max_{column}", limit, "a positive number")
+        if self.metric in self.counted:
+            allowed = "another name where the goal has a budget or a K* in this unit"
+            raise ConfigError("goal.metric", self.metric, allowed)
 
     @cached_property
     def limits(self) -> dict[str, float]:
         """The budgets in other units than steps, by the column of the curve that they limit."""
-        limits = {EXAMPLES: self.max_examples, SECONDS: self.max_seconds}
-        return {unit: limit for unit, limit in limits.items() if limit is not None}
+        limits = {EXAMPLES.column: self.max_examples, SECONDS.column: self.max_seconds}
+        return {column: limit for column, limit in limits.items() if limit is not None}
+
+    @cached_property
+    def cost_unit(self) -> Unit:
+        """The unit of K*."""
+        return unit_named(self.unit)
+
+    @cached_property
+    def counted(self) -> tuple[str, ...]:
+        """The columns of the curve that count what a trial spends, beside its steps."""
+        columns = list(self.limits)
+        if self.cost_unit is not STEPS and self.cost_unit.column not in columns:
+            columns.append(self.cost_unit.column)
+        return tuple(columns)
+
+    @property
+    def counts_seconds(self) -> bool:
+        """Whether a clock decides when trials end, so that results are not reproducible."""
+        return SECONDS.column in self.counted
 
     @property
     def budget_text(self) -> str:
@@ -305,9 +320,11 @@ class Goal:
         else:
             sign = ">=" if self.at_least else "<="
             text = f"goal {self.metric} {sign} {self.value:g}"
-        if self.rule == SINGLE_CHECK:
-            return text
-        return f"{text} ({self._rule})"
+        if self.rule != SINGLE_CHECK:
+            text += f" ({self._rule})"
+        if self.cost_unit is not STEPS:
+            text += f", K* in {self.cost_unit.axis}"
+        return text
 
     @cached_property
     def _rule(self) -> GoalRule:
@@ -451,47 +468,5 @@ LATER_FIELDS: dict[str, Any] = {
     "options": {},
     "max_examples": None,
     "max_seconds": None,
+    "unit": STEPS.name,
 }
-
-
-# Lightning adds this suffix if there are several validation dataloaders.
-_LOADER_SUFFIX = re.compile(r"/dataloader_idx_\d+$")
-
-# Words in names of metrics that rise, such as val_acc, val/top1 and MulticlassF1Score.
-_RISING = re.compile(
-    r"acc(uracy)?|top_?\d+|f1(score)?|auc|auroc|precision|recall|iou|jaccard|dice|map|ap|r2(score)?"
-    r"|psnr|ssim|bleu|rouge|reward|return|likelihood|correct|hits?",
-    re.IGNORECASE,
-)
-# Words in names of metrics that fall, also beside a word above: "1" is for 1 - accuracy.
-_FALLING = re.compile(
-    r"error|err|loss|nll|neg|negative|minus|inv|miss|wrong|1|mse|mae|rmse|mape|distance|dist|gap"
-    r"|regret|kl|ce|bce|perplexity|ppl"
-)
-_WORD = re.compile(r"[A-Z]+(?![a-z])\d*|[A-Z]?[a-z]+\d*|\d+")
-
-
-# Words in names of metrics that are shares, so that a value above 1 is in percent.
-_SHARE = re.compile(
-    r"acc(uracy)?|top_?\d+|f1(score)?|auc|auroc|precision|recall|iou|dice", re.IGNORECASE
-)
-
-
-def is_share(metric: str) -> bool:
-    """Return True if the name of a metric suggests a share of examples, such as an accuracy."""
-    return any(_SHARE.fullmatch(word) for word in _words(metric))
-
-
-def is_rising(metric: str) -> bool:
-    """Return True if the name of a metric suggests that higher values are better."""
-    words = _words(metric)
-    if any(_FALLING.fullmatch(word) for word in words):
-        return False
-    return any(_RISING.fullmatch(word) for word in words)
-
-
-def _words(metric: str) -> set[str]:
-    """Return the words in the name of a metric, in small letters."""
-    name = _LOADER_SUFFIX.sub("", metric)
-    parts = [*_WORD.findall(name), *re.split(r"[^A-Za-z0-9]+", name)]
-    return {part.lower() for part in parts}

@@ -1,6 +1,7 @@
 """Racing: a trial that has run longer than the best trials of its cell cannot change K*.
 
-A trial stops after `race_factor` times the steps that the best complete trial of its cell needed.
+A trial stops after `race_factor` times the cost of the best complete trial of its cell, in steps or
+another unit (`lit_dps.core.unit`).
 If K* is another statistic than the minimum, it stops at `Statistic.race_limit`. Where a trial
 really stopped depends on which worker finished first. Therefore every trial runs to that step at
 least, and every result is reported truncated at that step.
@@ -14,6 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from lit_dps.core.statistic import Statistic
 from lit_dps.core.trial import SHORT_STEPS, UNCOUNTED_STEPS, Status, TrialResult
+from lit_dps.core.unit import Cost
 
 # Checks before the first rung: fewer do not show how a trial trains.
 MIN_RUNG_CHECKS = 8
@@ -27,26 +29,26 @@ def best_trial(results: Iterable[TrialResult], statistic: Statistic) -> TrialRes
     for result in results:
         if result.steps is not None:
             by_point[result.trial.point] = result
-    ranking = statistic.ranking((result.steps, point) for point, result in by_point.items())
+    costs = [(result.cost, point) for point, result in by_point.items()]
+    ranking = statistic.ranking(costs)
     if not ranking:
         return None
     return by_point[ranking[0][1]]
 
 
 def race_limit(
-    steps: Iterable[int | None], race_factor: float | None, statistic: Statistic
+    costs: Iterable[Cost | None], race_factor: float | None, statistic: Statistic
 ) -> float:
-    """Return the step that the trials of a cell must reach; infinity without a race.
+    """Return the cost that the trials of a cell must reach; infinity without a race.
 
     Args:
-        steps: Steps to result of the cell's trials so far; None for a trial that is not complete.
-        race_factor: 1 stops trials where they cannot change K*, 2 at twice as many steps, None
-            never.
+        costs: Costs of the cell's trials so far; None for a trial that is not complete.
+        race_factor: 1 stops trials where they cannot change K*, 2 at twice that cost, None never.
         statistic: What K* is.
     """
     if race_factor is None:
         return math.inf
-    return statistic.race_limit([k for k in steps if k is not None], race_factor)
+    return statistic.race_limit([k for k in costs if k is not None], race_factor)
 
 
 def default_rungs(check_interval: int, max_steps: int) -> list[float]:
@@ -65,19 +67,19 @@ def default_rungs(check_interval: int, max_steps: int) -> list[float]:
     return steps
 
 
-def known_until(status: Status, steps_run: float) -> float:
-    """Return the step up to which an attempt's course is known; infinity if it is final.
+def known_until(status: Status, cost_run: float) -> float:
+    """Return the cost up to which an attempt's course is known; infinity if it is final.
 
-    An outraced or paused attempt runs again if the race limit exceeds this step: the user has
+    An outraced or paused attempt runs again if the race limit exceeds this cost: the user has
     raised the race_factor, or the best trial was not yet known. A failed attempt runs again only
     when the user resumes the study, which this function does not decide.
 
     Args:
         status: How the attempt ended.
-        steps_run: The step of its last check.
+        cost_run: What it spent until its last check.
     """
     if status in (Status.OUTRACED, Status.PAUSED):
-        return steps_run
+        return cost_run
     return math.inf
 
 
@@ -89,23 +91,23 @@ def truncate_at_race_limit(
     Trials that ended later become outraced, and their curves end there. The list has no trials that
     must run again (`known_until`).
     """
-    limit = race_limit((result.steps for result in results), race_factor, statistic)
+    limit = race_limit((result.cost for result in results), race_factor, statistic)
     truncated = []
     for result in results:
-        if known_until(result.status, result.steps_run) >= limit:
+        if known_until(result.status, result.cost_run) >= limit:
             truncated.append(_truncate(result, limit))
     return truncated
 
 
 def _truncate(result: TrialResult, limit: float) -> TrialResult:
-    """Return a result as if the race had stopped its trial at a step."""
-    end = result.steps_run
-    if result.steps is not None:
-        end = result.steps
+    """Return a result as if the race had stopped its trial at a cost."""
+    end = result.cost_run
+    if result.cost is not None:
+        end = result.cost
     if end <= limit and result.status is not Status.PAUSED:
         return result
     outraced = dataclasses.replace(result, status=Status.OUTRACED, steps=None)
-    return cut(outraced, limit)
+    return cut(outraced, result.unit.step_within(result.curve, limit))
 
 
 def cut(result: TrialResult, limit: float) -> TrialResult:
@@ -149,7 +151,7 @@ def longest_attempt(first: TrialResult | None, second: TrialResult) -> TrialResu
     """
     if first is None or first.status is Status.FAILED:
         return second
-    ran_longer = second.steps_run > first.steps_run or second.status is Status.FAILED
+    ran_longer = second.cost_run > first.cost_run or second.status is Status.FAILED
     if first.status in (Status.OUTRACED, Status.PAUSED) and ran_longer:
         return second
     return first

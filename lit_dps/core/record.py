@@ -11,15 +11,16 @@ from typing import Any
 
 from lit_dps.core.batch_schedule import BatchSchedule
 from lit_dps.core.errors import ConfigError
-from lit_dps.core.goal import EXAMPLES, Goal
+from lit_dps.core.goal import Goal
 from lit_dps.core.noise_scale import NoiseScale
-from lit_dps.core.racing import known_until, race_limit
+from lit_dps.core.racing import best_trial, known_until, race_limit
 from lit_dps.core.repeats import RepeatId, RepeatPlan, missing_repeats
 from lit_dps.core.search_space import Box, ExpandedSpace, short_names
 from lit_dps.core.statistic import MINIMUM, Statistic, statistic_named
 from lit_dps.core.step_timing import StepTiming
 from lit_dps.core.trial import Cell, Series, Status, TrialResult, Value, short_name, text_of
 from lit_dps.core.trial_config import BatchConfig
+from lit_dps.core.unit import EXAMPLES, STEPS, Cost
 
 # Entry of an environment: what its trials ran on, in words. Earlier versions did not store it.
 HARDWARE = "hardware"
@@ -57,8 +58,8 @@ class StudyRecord:
         environments: What the trials were made of, the oldest first (`lit_dps.core.environment`);
             empty if that was not stored.
         undetermined_points: Only for another goal than the study's: trials of each cell that are
-            skipped, because the step at which they met that goal is unknown. By point, the step of
-            the first check that may have met it.
+            skipped, because the check at which they met that goal is unknown. By point, the cost up
+            to the first check that may have met it.
         step_timing: Times of a step, measured alone at the end of the study; None if not measured.
         shared: Cells that were not trained, each with the equal cell whose trials it shows
             (`shared_cells`).
@@ -85,7 +86,7 @@ class StudyRecord:
     plan: RepeatPlan = RepeatPlan()
     boxes: tuple[ExpandedSpace, ...] = ()
     environments: tuple[Mapping[str, Any], ...] = ()
-    undetermined_points: Mapping[Cell, Mapping[int, int]] = field(default_factory=dict)
+    undetermined_points: Mapping[Cell, Mapping[int, Cost]] = field(default_factory=dict)
     step_timing: StepTiming | None = None
     shared: Mapping[Cell, Cell] = field(default_factory=dict)
     statistic: Statistic = MINIMUM
@@ -114,9 +115,16 @@ class StudyRecord:
         """Return the results of a cell without failed trials, which will run again."""
         return [result for result in self.results[cell] if result.status is not Status.FAILED]
 
-    def k_star(self, cell: Cell) -> int | None:
-        """Return K* of a cell by its finished trials, in steps; None if too few are complete."""
-        return self.statistic.k_star(result.steps for result in self.results.get(cell, ()))
+    def k_star(self, cell: Cell) -> Cost | None:
+        """Return K* of a cell by its finished trials, in its unit; None if too few are complete."""
+        return self.statistic.k_star(result.cost for result in self.results.get(cell, ()))
+
+    def k_star_steps(self, cell: Cell) -> Cost | None:
+        """Return K* of a cell in steps: the steps of its trial if its unit is another one."""
+        best = best_trial(self.results.get(cell, ()), self.statistic)
+        if best is None or best.unit is STEPS:
+            return self.k_star(cell)
+        return best.steps
 
     def batch_schedule(self, series: Series) -> BatchSchedule:
         """Return the batch size of a series as a function of the step."""
@@ -138,7 +146,7 @@ class StudyRecord:
                 is returned. Otherwise each step has the size that the study sets.
         """
         if result is not None and steps in result.curve.get("step", ()):
-            counted = result.curve.get(EXAMPLES)
+            counted = result.curve.get(EXAMPLES.column)
             if counted:
                 return int(counted[list(result.curve["step"]).index(steps)])
         return self.batch_schedule(cell.series).examples_of(steps, cell.batch_size)
@@ -174,8 +182,8 @@ class StudyRecord:
     def _determines(self, cell: Cell, statistic: Statistic) -> bool:
         """Return True if no trial that was stopped early can change a statistic of a cell."""
         results = self.results[cell]
-        limit = race_limit((result.steps for result in results), 1.0, statistic)
-        return all(known_until(result.status, result.steps_run) >= limit for result in results)
+        limit = race_limit((result.cost for result in results), 1.0, statistic)
+        return all(known_until(result.status, result.cost_run) >= limit for result in results)
 
     def missing_repeats(self, cell: Cell) -> list[RepeatId]:
         """Return the repeats of a cell that must still run, as (point, number)."""

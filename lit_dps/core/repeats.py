@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from lit_dps.core.racing import known_until
 from lit_dps.core.statistic import Statistic
 from lit_dps.core.trial import Status, TrialResult
+from lit_dps.core.unit import Cost
 
 RepeatId = tuple[int, int]  # a point and the number of its repeat, from 1
 
@@ -32,8 +33,8 @@ class RepeatPlan:
     points: int = 1
     race_factor: float | None = 8.0
 
-    def limit(self, k_star: int) -> float:
-        """Return the step that repeats must reach; infinity if that is the step budget.
+    def limit(self, k_star: Cost) -> float:
+        """Return the cost that repeats must reach; infinity if that is the step budget.
 
         Args:
             k_star: K* of the cell.
@@ -42,31 +43,31 @@ class RepeatPlan:
             return math.inf
         return self.race_factor * k_star
 
-    def best_points(self, complete: Iterable[tuple[int, int]], statistic: Statistic) -> list[int]:
+    def best_points(self, complete: Iterable[tuple[Cost, int]], statistic: Statistic) -> list[int]:
         """Return the points to repeat, first the point of K*; none without a K*.
 
         Args:
-            complete: (Steps to result, point) of the cell's complete trials.
+            complete: (Cost, point) of the cell's complete trials.
             statistic: What K* is.
         """
         return [point for _, point in statistic.ranking(complete)[: self.points]]
 
     def missing(
         self,
-        complete: Iterable[tuple[int, int]],
-        steps_run: Mapping[RepeatId, float],
+        complete: Iterable[tuple[Cost, int]],
+        covered: Mapping[RepeatId, float],
         statistic: Statistic,
     ) -> list[RepeatId]:
         """Return the repeats of a cell that must still run: each point once, then each twice, ...
 
         Args:
-            complete: (Steps to result, point) of the cell's complete trials. Without a K*, there is
-                nothing to repeat.
-            steps_run: The step up to which each repeat is known, from `racing.known_until`.
+            complete: (Cost, point) of the cell's complete trials. Without a K*, there is nothing to
+                repeat.
+            covered: The cost up to which each repeat is known, from `racing.known_until`.
             statistic: What K* is.
         """
         pairs = list(complete)
-        k_star = statistic.k_star(steps for steps, _ in pairs)
+        k_star = statistic.k_star(cost for cost, _ in pairs)
         if k_star is None:
             return []
         limit = self.limit(k_star)
@@ -74,7 +75,7 @@ class RepeatPlan:
         missing = []
         for number in range(1, self.count + 1):
             for point in points:
-                if steps_run.get((point, number), -math.inf) < limit:
+                if covered.get((point, number), -math.inf) < limit:
                     missing.append((point, number))
         return missing
 
@@ -88,13 +89,13 @@ def missing_repeats(
     """Return the repeats of a cell that must still run, by its finished trials and repeats."""
     complete = []
     for result in results:
-        if result.steps is not None:
-            complete.append((result.steps, result.trial.point))
-    steps_run = {}
+        if result.cost is not None:
+            complete.append((result.cost, result.trial.point))
+    covered = {}
     for repeat in repeats:
         # Failed repeats run again.
-        steps = -math.inf
+        cost = -math.inf
         if repeat.status is not Status.FAILED:
-            steps = known_until(repeat.status, repeat.steps_run)
-        steps_run[repeat.trial.point, repeat.trial.repeat] = steps
-    return plan.missing(complete, steps_run, statistic)
+            cost = known_until(repeat.status, repeat.cost_run)
+        covered[repeat.trial.point, repeat.trial.repeat] = cost
+    return plan.missing(complete, covered, statistic)

@@ -1,6 +1,7 @@
 """K* as a statistic of the trials of a cell: by default the fewest steps of any trial.
 
 Everything that needs K* asks one `Statistic`: racing, repeats, tables, laws, resampling and texts.
+"Steps" are examples or seconds if that is the unit of K* (`lit_dps.core.unit`).
 """
 
 from __future__ import annotations
@@ -16,10 +17,11 @@ import numpy as np
 
 from lit_dps.core.errors import ConfigError
 from lit_dps.core.registry import named
+from lit_dps.core.unit import Cost
 
-Steps = Sequence[int | None]
+Steps = Sequence[Cost | None]
 
-# K* is in whole steps. A value that exceeds a whole number by less than this is rounding.
+# K* is in whole steps or examples. What exceeds a whole number by less than this is rounding.
 _ROUNDING = 1e-6
 # A statistic that has no value for this number of complete trials never has one.
 _MOST_NEEDED = 1000
@@ -71,14 +73,18 @@ class Statistic:
 
     # ---- What follows from the methods above ----
 
-    def k_star(self, steps: Iterable[int | None]) -> int | None:
-        """Return K* of a cell: the value, rounded up to whole steps; None without a value."""
-        value = self.value(list(steps))
-        if value is None:
-            return None
+    def k_star(self, steps: Iterable[Cost | None]) -> Cost | None:
+        """Return K* of a cell: the value, rounded up if the trials have whole numbers.
+
+        None without a value.
+        """
+        costs = list(steps)
+        value = self.value(costs)
+        if value is None or any(isinstance(cost, float) for cost in costs):
+            return value
         return math.ceil(value - _ROUNDING)
 
-    def ranking(self, complete: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    def ranking(self, complete: Iterable[tuple[Cost, int]]) -> list[tuple[Cost, int]]:
         """Return complete trials, the trial of K* first and then those of fewer steps first.
 
         The trial of K* has the fewest steps of those that need K* steps or more, and of these the

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from lit_dps.core.errors import ConfigError
+from lit_dps.core.unit import STEPS, Cost, Unit
 
 # Columns of tables that no axis may share its short name with.
 _COLUMNS = {
@@ -214,6 +215,7 @@ class TrialResult:
             needs Lightning's loop; else empty. Comparisons ignore it.
         environment: Key of its environment (`lit_dps.core.environment`); None if it is not
             recorded. Comparisons ignore it.
+        unit: The unit of its cost.
     """
 
     trial: Trial
@@ -232,6 +234,7 @@ class TrialResult:
     engine: str = field(default="", compare=False)
     engine_reason: str = field(default="", compare=False)
     environment: str | None = field(default=None, compare=False)
+    unit: Unit = STEPS
 
     def __post_init__(self):
         if (self.steps is not None) != (self.status is Status.COMPLETE):
@@ -243,6 +246,20 @@ class TrialResult:
         if self.curve.get("step"):
             return int(self.curve["step"][-1])
         return self.steps or 0
+
+    @property
+    def cost(self) -> Cost | None:
+        """What the trial spent until it met its goal, in `unit`. None unless complete."""
+        if self.steps is None:
+            return None
+        return self.unit.cost_at(self.curve, self.steps)
+
+    @property
+    def cost_run(self) -> Cost:
+        """What the trial spent until its last check, in `unit`."""
+        if not self.steps_run:
+            return 0
+        return self.unit.cost_at(self.curve, self.steps_run)
 
     @property
     def is_stacked(self) -> bool:

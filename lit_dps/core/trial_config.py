@@ -24,11 +24,12 @@ from lit_dps.core.goal import (
     SINGLE_CHECK,
     VALIDATION_ERROR,
     Goal,
-    is_rising,
     resolve_value,
 )
 from lit_dps.core.local_sgd import LocalSGDSchedule
+from lit_dps.core.metric_names import is_rising
 from lit_dps.core.trial import check_sparsity
+from lit_dps.core.unit import STEPS
 
 Biases = Literal["paper", "keep"]
 Init = Literal["original", "reinit", "isometry"]
@@ -78,6 +79,10 @@ class GoalConfig:
             steps and while their data load, in all processes of the trial together. It stops in
             validation, building, pruning, measuring and saving. Such trials are not reproducible,
             and networks of a stack share a clock, so they are not stacked.
+        unit: What K* counts in a study: steps, examples or seconds. "examples" and "seconds" are
+            counted as for `max_examples` and `max_seconds`. K* is then the fewest examples or
+            seconds of any trial, and the race stops a trial that has spent more. The law of K* is
+            fitted to steps, which are K* / B for examples; there is none for seconds.
 
     Raises:
         ConfigError: for a value out of its range.
@@ -95,6 +100,7 @@ class GoalConfig:
     options: dict[str, Any] | None = field(default=None, metadata=LATER)
     max_examples: int | None = field(default=None, metadata=LATER)
     max_seconds: float | None = field(default=None, metadata=LATER)
+    unit: str = field(default=STEPS.name, metadata=LATER)
 
     def __post_init__(self):
         self.check()
@@ -123,6 +129,7 @@ class GoalConfig:
             options=self.options or {},
             max_examples=self.max_examples,
             max_seconds=self.max_seconds,
+            unit=self.unit,
         )
 
     @property

@@ -60,7 +60,7 @@ EXAMPLES = 64  # of the training split, for trying a loss
 HALVES = (slice(0, EXAMPLES // 2), slice(EXAMPLES // 2, None))
 # Relative tolerance between a loss over a batch and over its halves, or with and without vmap.
 TOLERANCE = 1e-4
-SHARED_CLOCK = "goal.max_seconds is set, and the networks of a stack share their clock"
+SHARED_CLOCK = "the goal counts seconds (goal.max_seconds or goal.unit), and a stack has one clock"
 ERROR_LENGTH = 200  # characters of an error message in a reason
 
 BATCH_METHODS = ("train_dataloader", "epochs", *TRANSFER_HOOKS)
@@ -90,7 +90,7 @@ def ineligibility_reason(
         trainer.datamodule = built.data  # pyright: ignore[reportAttributeAccessIssue]
         with preserve_rng_state(built.module, built.data):
             reason = _reason_against_loop(built, trainer, training)
-            if reason is None and stacked and training.goal.max_seconds is not None:
+            if reason is None and stacked and training.goal.build().counts_seconds:
                 reason = SHARED_CLOCK
             elif reason is None and stacked:
                 reason = _reason_against_stack(built, training.goal.max_steps, delay)

@@ -13,7 +13,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from lit_dps.core.goal import EXAMPLES, SECONDS
+from lit_dps.core.unit import EXAMPLES, SECONDS
 from lit_dps.data.loaders import Steps
 from lit_dps.engines.engine import Training
 from lit_dps.engines.module_hooks import STEP_HOOKS, NeedsLightning, overridden
@@ -131,8 +131,8 @@ class RunGroup:
         metrics = self._further_metrics()
         self.stopwatch.add_check(self._training.goal.check_interval)
         spent = {
-            EXAMPLES: sum(of_step.shape[-1] for of_step in index),
-            SECONDS: self.stopwatch.training_seconds - seconds_before,
+            EXAMPLES.column: sum(of_step.shape[-1] for of_step in index),
+            SECONDS.column: self.stopwatch.training_seconds - seconds_before,
         }
         outcomes = []
         for row, check, further in zip(self.networks.live, checks, metrics, strict=True):

@@ -57,7 +57,7 @@ def _rows_to_print(study: Analysis) -> list[dict[str, str]]:
     for cell, row in study.answers.items():
         columns = {"B": str(row["batch_size"])}
         columns |= short_columns(cell.series)
-        columns["K*"] = k_star_text(row)
+        columns[study.record.goal.cost_unit.head] = k_star_text(row)
         if steps_differ:
             columns["steps"] = three_digits(row["steps"])
         columns["examples to goal"] = examples_text(row)
@@ -82,9 +82,9 @@ def mark(row: Row) -> str:
 
 def examples_text(row: Row) -> str:
     """Return the examples to the goal, with <= if they are an upper bound."""
-    examples = f"{row['examples']:.0f}"
-    if row["steps"] != row["k_star"]:
-        examples = three_digits(row["examples"])
+    examples = three_digits(row["examples"])
+    if math.isclose(row["examples"], round(row["examples"])):
+        examples = f"{row['examples']:.0f}"
     if _is_upper_bound(row):
         return f"<= {examples}"
     return examples
@@ -151,7 +151,7 @@ def _fastest_text(rows: Sequence[Row], fastest: Row) -> str:
     least = min(rows, key=lambda row: (row["k_star"], row["batch_size"]))["batch_size"]
     if least == best:
         return f"B = {best} has the least K* and is the fastest here, {time} to the goal"
-    return f"K* falls up to B = {least}, but B = {best} is the fastest here, {time} to the goal"
+    return f"B = {least} has the least K*, but B = {best} is the fastest here, {time} to the goal"
 
 
 def _limits_of_answer(rows: Sequence[Row], fastest: Row) -> list[str]:
@@ -196,7 +196,7 @@ def _seconds_with_validation(row: Row) -> float:
 
 def _basis(rows: Sequence[Row], k_star: Statistic) -> list[str]:
     """Return what the times to the goal are based on; nothing if they have no intervals."""
-    row = _first_with(rows, "steps_low")
+    row = _first_with(rows, "seconds_low")
     if row is None:
         return []
     statistic = row["steps_of"]

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from lit_dps.analysis.summary import CellSummary
 from lit_dps.analysis.tables import aligned, short_columns, three_digits
-from lit_dps.core.goal import Goal, is_share
+from lit_dps.core.goal import Goal
+from lit_dps.core.metric_names import is_share
 from lit_dps.core.record import StudyRecord
 from lit_dps.core.search_space import Range
 from lit_dps.core.trial import Status, TrialResult

@@ -23,6 +23,7 @@ from lit_dps.analysis.tables import (
 from lit_dps.core.record import StudyRecord, setting
 from lit_dps.core.statistic import Statistic
 from lit_dps.core.trial import Series, Status, TrialResult
+from lit_dps.core.unit import STEPS, Cost, Unit, cost_text
 from lit_dps.report.notes import Note, Values
 
 # What the intervals of a law contain.
@@ -39,7 +40,11 @@ def repeats_section(study: Analysis) -> str:
     if not study.repeats:
         return ""
     draws = draws_text(study.record, study.cells)
-    return _repeats_text(study) + draws + _median_law_text(study.median_laws)
+    return (
+        _repeats_text(study)
+        + draws
+        + _median_law_text(study.median_laws, study.record.goal.cost_unit)
+    )
 
 
 def _repeats_text(study: Analysis) -> str:
@@ -93,7 +98,8 @@ def _row_to_print(
         row["sample"] = str(repeated.point)
         row["K in the search"] = _steps_text(repeated.steps, first_step)
     else:
-        row["K*"] = k_star_text({"k_star": searched.k_star, "floor": searched.is_upper_bound})
+        head = "K*" if searched.best is None else searched.best.unit.head
+        row[head] = k_star_text({"k_star": searched.k_star, "floor": searched.is_upper_bound})
     row["median"] = _steps_text(repeated.median, first_step)
     row["quartiles"] = _range_text(repeated, 0.25, 0.75)
     row["all"] = _range_text(repeated, 0, 1)
@@ -105,15 +111,16 @@ def _row_to_print(
     return row
 
 
-def _steps_text(steps: float | None, first_step: int) -> str:
+def _steps_text(steps: float | None, first_step: Cost) -> str:
     """Return steps over seeds as text; a bound at the first step of a goal, "missed" if inf."""
     if steps is None:
         return "-"
     if math.isinf(steps):
         return "missed"
     if is_at_first_check(steps, first_step):
-        return f"<= {first_step}"
-    return f"{steps:.0f}"
+        return f"<= {cost_text(first_step)}"
+    # Whole costs may have a median between two of them.
+    return f"{steps:.0f}" if isinstance(first_step, int) else cost_text(steps)
 
 
 def _range_text(repeated: RepeatSummary, low: float, high: float) -> str:
@@ -149,17 +156,26 @@ def draws_text(record: StudyRecord, cells: Sequence[CellSummary]) -> str:
         met = "that have a K*"
     return (
         f"draws: {half} x{three_digits(geometric_mean(ratios))}"
-        f"{spread} the steps of K*.\n  Doubling the trials may save as much. Geometric mean of "
+        f"{spread} the {record.goal.unit} of K*.\n"
+        "  Doubling the trials may save as much. Geometric mean of "
         f"{len(ratios)} of {len(cells)} cells, over all halves {met}\n"
     )
 
 
-def _median_law_text(laws: Mapping[Series, Law]) -> str:
+def _median_law_text(laws: Mapping[Series, Law], unit: Unit) -> str:
     """Return the law of the medians over seeds, a line a series; empty without repeats."""
     if not laws:
         return ""
-    lines = [f"median K over seeds = c1 / B + c2, {LAW_INTERVALS}", *law_lines(laws)]
+    lines = [law_head("median K over seeds", unit), *law_lines(laws)]
     return "\n".join(lines) + "\n"
+
+
+def law_head(name: str, unit: Unit, method: str = "") -> str:
+    """Return the line above the laws of a study: what is fitted to K, and its intervals."""
+    if not unit.has_law:
+        return f"{name} in {unit.axis}: no law is fitted"
+    in_unit = "" if unit is STEPS else f" {unit.name}"
+    return f"{name} = {unit.law}{in_unit}, {method}{LAW_INTERVALS}"
 
 
 def law_lines(laws: Mapping[Series, Law]) -> list[str]:

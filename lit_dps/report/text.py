@@ -30,7 +30,7 @@ from lit_dps.core.record import StudyRecord
 from lit_dps.core.trial import Series
 from lit_dps.report.answer import answer_text
 from lit_dps.report.no_result import COUNT_HEADS, no_result_text
-from lit_dps.report.repeats import LAW_INTERVALS, law_lines, repeats_section
+from lit_dps.report.repeats import law_head, law_lines, repeats_section
 from lit_dps.report.warnings import study_notes
 
 # Sections that are printed only on request, since they are long, each with the reason that a study
@@ -163,7 +163,7 @@ def table_and_law(analysis: Analysis) -> str:
         "",
         *_table(analysis),
         "",
-        f"K* = c1 / B + c2, robust fit of log K*, {LAW_INTERVALS}",
+        law_head("K*", record.goal.cost_unit, "robust fit of log K*, "),
         *law_lines(analysis.laws),
     ]
     if record.noise is not None:
@@ -192,9 +192,10 @@ def _table(analysis: Analysis) -> list[str]:
     counts = list(ALWAYS_COUNTED)
     counts += [name for name in COUNTED_IF_ANY if count(analysis.table[name])]
     names = record.short_names
+    head = record.goal.cost_unit.head
     lines = []
     for cell, row in zip(record.cells, rows, strict=True):
-        line = {"B": str(cell.batch_size), **short_columns(cell.series), "K*": k_star_text(row)}
+        line = {"B": str(cell.batch_size), **short_columns(cell.series), head: k_star_text(row)}
         line |= communications_text(row)
         for name in counts:
             line[COUNT_HEADS[name]] = str(row[name])
@@ -210,9 +211,10 @@ def readings_text(analysis: Analysis) -> str:
     columns = reading_columns(analysis.record)
     if not columns:
         return ""
+    head = analysis.record.goal.cost_unit.head
     rows = []
     for cell, row in zip(analysis.record.cells, records(analysis.table), strict=True):
-        line = {"B": str(cell.batch_size), **short_columns(cell.series), "K*": k_star_text(row)}
+        line = {"B": str(cell.batch_size), **short_columns(cell.series), head: k_star_text(row)}
         for name in columns:
             line[name] = significant(row[name])
         rows.append(line)

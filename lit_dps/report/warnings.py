@@ -26,10 +26,12 @@ def study_notes(study: Analysis) -> list[str]:
 
 
 def ended_by_clock(study: Analysis) -> Iterator[Values]:
-    """Hold if trials have a budget in seconds."""
-    seconds = study.record.goal.max_seconds
-    if seconds is not None:
-        yield {"seconds": seconds}
+    """Hold if trials have a budget in seconds, or if K* is in seconds."""
+    goal = study.record.goal
+    if goal.max_seconds is not None:
+        yield {"key": f"goal.max_seconds = {goal.max_seconds:g}"}
+    elif goal.counts_seconds:
+        yield {"key": f"goal.unit = {goal.unit}"}
 
 
 def no_k_star(study: Analysis) -> Iterator[Values]:
@@ -106,8 +108,7 @@ def undetermined_trials(study: Analysis) -> Iterator[Values]:
 
 def first_check_bounds(study: Analysis) -> Iterator[Values]:
     """Yield K* at the first validation, which are upper bounds."""
-    first_step = study.record.goal.first_possible_step
-    bounds = sum(is_at_first_check(cell.k_star, first_step) for cell in study.cells)
+    bounds = sum(is_at_first_check(cell.k_star, cell.first_cost) for cell in study.cells)
     if bounds:
         yield {"count": bounds, "cells": len(study.cells)}
 
@@ -116,10 +117,10 @@ def single_complete_trials(study: Analysis) -> Iterator[Values]:
     """Yield cells whose interval rests on one trial that reached the goal."""
     count = 0
     for cell in study.cells:
-        complete = len(cell.steps) - cell.steps.count(None)
+        complete = len(cell.costs) - cell.costs.count(None)
         is_repeated = bool(study.record.repeats.get(cell.cell))
         is_measured = cell.k_star is not None and not cell.is_upper_bound
-        if len(cell.steps) > 1 and complete == 1 and not is_repeated and is_measured:
+        if len(cell.costs) > 1 and complete == 1 and not is_repeated and is_measured:
             count += 1
     if count:
         yield {"count": count, "cells": len(study.cells)}
@@ -195,7 +196,7 @@ PENDING = Note(
 RESULTS = (
     Note(
         ended_by_clock,
-        "goal.max_seconds = {seconds:g} ends trials by the clock. The table is not reproducible: "
+        "{key} ends trials by the clock. The table is not reproducible: "
         "on another machine, or a busy one, other trials meet the goal.",
     ),
     Note(no_k_star, "{too_few} reached the goal{yet}, so there is no K* and no law."),

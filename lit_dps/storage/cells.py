@@ -28,11 +28,11 @@ from lit_dps.core.errors import StorageError
 from lit_dps.core.goal import RESERVED_NAMES
 from lit_dps.core.racing import known_until
 from lit_dps.core.trial import Cell, Status, TrialResult
+from lit_dps.core.unit import STEPS, Cost, Unit
 from lit_dps.storage import columns, schema
 from lit_dps.storage.ownership import refuse_foreign_cell
 from lit_dps.storage.schema import cell_study_name, encode_result, repeats_study_name
 
-OBJECTIVE = "steps to result"  # the name of a trial's value in Optuna's plots
 # The most intermediate values of a trial. Each is a transaction of 1 to 2 ms in SQLite.
 REPORTED_VALUES = 32
 
@@ -60,8 +60,11 @@ def open_cell(
     uid: str | None,
     sampler: BaseSampler | None = None,
     repeats: bool = False,
+    unit: Unit = STEPS,
 ) -> optuna.Study:
     """Return the Optuna study of a cell, or of its repeats; create it if it does not exist.
+
+    Optuna's plots name the values of its trials by their unit.
 
     Raises:
         WrongCell: as `check_cell`.
@@ -80,7 +83,7 @@ def open_cell(
     )
     stored = study.user_attrs
     check_cell(stored, name, cell, uid)
-    set_metric_name(study, OBJECTIVE)
+    set_metric_name(study, f"{unit.name} to result")
     attrs: dict[str, Any] = {
         schema.BATCH_SIZE: cell.batch_size,
         schema.SPARSITY: cell.sparsity,
@@ -132,25 +135,32 @@ def check_cell(attrs: Mapping[str, Any], name: str, cell: Cell, uid: str | None)
 # ---- Reading ----
 
 
-def steps_by_point(study: optuna.Study) -> dict[int, int]:
-    """Return the steps to result of a cell's complete trials by point."""
-    steps = {}
+def costs_by_point(study: optuna.Study) -> dict[int, Cost]:
+    """Return the costs of a cell's complete trials by point."""
+    costs = {}
     for trial in study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,)):
-        steps[trial.user_attrs[schema.POINT_ATTR]] = int(trial.values[0])
-    return steps
+        costs[trial.user_attrs[schema.POINT_ATTR]] = _whole(trial.values[0])
+    return costs
 
 
-def stored_steps_by_point(storage: BaseStorage, name: str, cell: Cell) -> dict[int, int]:
-    """Return the `steps_by_point` of a cell by its name; empty if there is no such cell."""
+def _whole(value: float) -> Cost:
+    """Return a value of Optuna, which has floats only, as an integer if it is whole."""
+    return int(value) if value.is_integer() else value
+
+
+def stored_costs_by_point(storage: BaseStorage, name: str, cell: Cell) -> dict[int, Cost]:
+    """Return the `costs_by_point` of a cell by its name; empty if there is no such cell."""
     try:
         study = optuna.load_study(study_name=cell_study_name(name, cell), storage=storage)
     except KeyError:
         return {}
-    return steps_by_point(study)
+    return costs_by_point(study)
 
 
-def stored_known_until(user_attrs: Mapping[str, Any], run_number: float = 0) -> float:
-    """Return the step up to which an attempt's result is known; infinity if it is final.
+def stored_known_until(
+    user_attrs: Mapping[str, Any], run_number: float = 0, in_steps: bool = False
+) -> float:
+    """Return the cost up to which an attempt's result is known; infinity if it is final.
 
     An interrupted attempt has no result: minus infinity. A failed attempt is retried by the runs of
     the study that began after it failed.
@@ -159,11 +169,13 @@ def stored_known_until(user_attrs: Mapping[str, Any], run_number: float = 0) -> 
         user_attrs: The user attributes of the attempt.
         run_number: The number of the current run (`lit_dps.storage.run_records.begin_run`). With 0,
             no failed attempt is retried.
+        in_steps: Return the step instead.
     """
     result = user_attrs.get(schema.RESULT_ATTR)
     if result is None:
         return -math.inf
-    last_check = columns.last_check_step(result["curve"])
+    unit = STEPS if in_steps else schema.stored_unit(result)
+    last_check = columns.last_value(result["curve"], unit.column)
     has_failed = result["status"] == Status.FAILED
     if has_failed and result[schema.FAILED_IN] < run_number:
         return last_check
@@ -184,8 +196,8 @@ def has_waiting(storage: RDBStorage, study: int, points: int) -> bool:
         return session.scalars(waiting).first() is not None
 
 
-def stored_steps(storage: RDBStorage, study: int) -> list[int]:
-    """Return the steps to result of an Optuna study's complete trials, one for each point."""
+def stored_costs(storage: RDBStorage, study: int) -> list[Cost]:
+    """Return the costs of an Optuna study's complete trials, one for each point."""
     point = aliased(TrialUserAttributeModel)
     values = (
         select(point.value_json, TrialValueModel.value)
@@ -198,8 +210,8 @@ def stored_steps(storage: RDBStorage, study: int) -> list[int]:
         )
     )
     with Session(storage.engine) as session:
-        steps = {json.loads(key): int(value) for key, value in session.execute(values)}
-    return list(steps.values())
+        costs = {json.loads(key): _whole(value) for key, value in session.execute(values)}
+    return list(costs.values())
 
 
 def pruned_results(storage: RDBStorage, study: int, point: int) -> list[dict[str, Any]]:
@@ -310,7 +322,7 @@ def end_trial(trial: optuna.Trial, result: TrialResult, last_run: int) -> None:
     # If the process is killed after the next line, `end_interrupted` ends the trial.
     trial.set_user_attr(schema.RESULT_ATTR, stored)
     trial.set_user_attr(schema.STATUS_ATTR, str(result.status))
-    _set_final_state(trial.study, trial.number, result.status, result.steps)
+    _set_final_state(trial.study, trial.number, result.status, result.cost)
 
 
 def end_interrupted(study: optuna.Study, number: int, user_attrs: Mapping[str, Any]) -> None:
@@ -319,17 +331,17 @@ def end_interrupted(study: optuna.Study, number: int, user_attrs: Mapping[str, A
     if result is None:
         study.tell(number, state=TrialState.FAIL, skip_if_finished=True)
     else:
-        _set_final_state(study, number, Status(result["status"]), result["steps"])
+        _set_final_state(study, number, Status(result["status"]), schema.stored_cost(result))
 
 
-def _set_final_state(study: optuna.Study, number: int, status: Status, steps: int | None) -> None:
+def _set_final_state(study: optuna.Study, number: int, status: Status, cost: Cost | None) -> None:
     """Set the state of a trial whose result is stored, unless it has ended."""
     state = schema.STATES[status]
     if state is not TrialState.PRUNED:
-        study.tell(number, values=steps, state=state, skip_if_finished=True)
+        study.tell(number, values=cost, state=state, skip_if_finished=True)
         return
     # For pruned trials, Optuna's `tell` would store the last intermediate value, which is an error
-    # rate, as the value of the trial, which is a number of steps.
+    # rate, as the value of the trial, which is its cost.
     storage = study._storage
     trial_id = storage.get_trial_id_from_study_id_trial_number(study._study_id, number)
     if not storage.get_trial(trial_id).state.is_finished():

@@ -49,12 +49,12 @@ def decode_columns(columns: Mapping[str, Any]) -> dict[str, list[float]]:
     return {name: _decode_column(column) for name, column in columns.items()}
 
 
-def last_check_step(columns: Mapping[str, Any]) -> float:
-    """Return the last step of encoded columns; minus infinity if they are empty."""
-    steps = _decode_column(columns.get(STEP, []))
-    if not steps:
+def last_value(columns: Mapping[str, Any], name: str = STEP) -> float:
+    """Return the last value of an encoded column; minus infinity if it is empty."""
+    values = _decode_column(columns.get(name, []))
+    if not values:
         return -math.inf
-    return steps[-1]
+    return values[-1]
 
 
 def encode_values(values: Mapping[str, float]) -> dict[str, float | str]:

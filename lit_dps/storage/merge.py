@@ -14,6 +14,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from lit_dps.core.config import check_name
 from lit_dps.core.errors import StorageError
+from lit_dps.core.goal import Goal
 from lit_dps.core.noise_scale import reading_batch_size
 from lit_dps.core.racing import longest_attempt, race_limit
 from lit_dps.core.repeats import RepeatId
@@ -22,9 +23,9 @@ from lit_dps.storage import schema
 from lit_dps.storage.bulk import add_trials
 from lit_dps.storage.cells import (
     check_cell,
+    costs_by_point,
     intermediate_values,
     open_cell,
-    steps_by_point,
     stored_known_until,
 )
 from lit_dps.storage.database import storage_errors, temporary_storage
@@ -286,7 +287,8 @@ def _merge_cell(
         return
     is_new = not _has_study(storage, study_name)
     ours = _read_attempts(storage, study_name, cell)
-    study = open_cell(storage, name, cell, header[schema.UID], repeats=repeats)
+    unit = Goal.from_dict(header[schema.GOAL]).cost_unit
+    study = open_cell(storage, name, cell, header[schema.UID], repeats=repeats, unit=unit)
     copies: list[FrozenTrial] = []
     for key, attempts in sorted(theirs.items()):
         new_attempts = _new_attempts(ours.get(key, []), attempts)
@@ -324,7 +326,7 @@ def _conflict(
     key: RepeatId, place: str, ours: Sequence[_Attempt], theirs: Sequence[_Attempt]
 ) -> Conflict:
     point, repeat = key
-    k_differs = _longest(ours).result.steps != _longest(theirs).result.steps
+    k_differs = _longest(ours).result.cost != _longest(theirs).result.cost
     return Conflict(point, place, repeat, k_differs)
 
 
@@ -420,7 +422,7 @@ def _end_unneeded_waiting(
     """
     trials = study.get_trials(deepcopy=False)
     limit = race_limit(
-        steps_by_point(study).values(), header[schema.RACE_FACTOR], schema.statistic_of(header)
+        costs_by_point(study).values(), header[schema.RACE_FACTOR], schema.statistic_of(header)
     )
     covered: dict[int, float] = {}
     for trial in trials:

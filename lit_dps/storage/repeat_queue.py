@@ -15,13 +15,14 @@ from optuna.trial import TrialState
 from lit_dps.core.repeats import RepeatId, RepeatPlan
 from lit_dps.core.statistic import Statistic
 from lit_dps.core.trial import Cell
-from lit_dps.storage.cells import end_interrupted, open_cell, steps_by_point, stored_known_until
+from lit_dps.core.unit import Unit
+from lit_dps.storage.cells import costs_by_point, end_interrupted, open_cell, stored_known_until
 from lit_dps.storage.locks import MachinePeers, ServerPeers
 from lit_dps.storage.schema import OWNER, POINT_ATTR, REPEAT_ATTR
 
 
 class ClaimedRepeat(NamedTuple):
-    """A claimed repeat, and the step that it must reach."""
+    """A claimed repeat, and the cost that it must reach."""
 
     trial: optuna.Trial
     limit: float
@@ -38,6 +39,7 @@ class RepeatQueue:
     Attributes:
         storage, name, uid, peers, distributions, run_number, statistic: As in `TrialQueue`.
         plan: What is repeated.
+        unit: The unit of K*.
     """
 
     storage: RDBStorage
@@ -48,6 +50,7 @@ class RepeatQueue:
     distributions: Mapping[str, BaseDistribution]
     run_number: int
     statistic: Statistic
+    unit: Unit
 
     def claim(self, cell: Cell, search: optuna.Study) -> ClaimedRepeat | None:
         """Claim a repeat that no process has run or is running; None if there is none.
@@ -59,11 +62,11 @@ class RepeatQueue:
             cell: The cell.
             search: The Optuna study of its search.
         """
-        complete = [(steps, point) for point, steps in steps_by_point(search).items()]
-        k_star = self.statistic.k_star(steps for steps, _ in complete)
+        complete = [(cost, point) for point, cost in costs_by_point(search).items()]
+        k_star = self.statistic.k_star(cost for cost, _ in complete)
         if k_star is None or self._is_running(search):
             return None
-        study = open_cell(self.storage, self.name, cell, self.uid, repeats=True)
+        study = open_cell(self.storage, self.name, cell, self.uid, repeats=True, unit=self.unit)
         remaining = self.plan.missing(complete, self._read_covered(study), self.statistic)
         if not remaining:
             return None
@@ -81,9 +84,9 @@ class RepeatQueue:
         return False
 
     def _read_covered(self, study: optuna.Study) -> dict[RepeatId, float]:
-        """Return the step up to which each repeat is known; end the repeats of dead processes.
+        """Return the cost up to which each repeat is known; end the repeats of dead processes.
 
-        The step is infinite for repeats that are final or run.
+        The cost is infinite for repeats that are final or run.
         """
         covered: dict[RepeatId, float] = {}
         for trial in study.get_trials(deepcopy=False):
@@ -92,14 +95,14 @@ class RepeatQueue:
                 self.storage.set_trial_state_values(trial._trial_id, TrialState.FAIL)
                 continue
             if trial.state is TrialState.RUNNING and self.peers.alive(trial.user_attrs.get(OWNER)):
-                steps = math.inf
+                cost = math.inf
             else:
-                steps = stored_known_until(trial.user_attrs, self.run_number)
+                cost = stored_known_until(trial.user_attrs, self.run_number)
                 if trial.state is TrialState.RUNNING:
                     # Its process was killed, perhaps after it had stored the result.
                     end_interrupted(study, trial.number, trial.user_attrs)
             repeat = trial.user_attrs[POINT_ATTR], trial.user_attrs[REPEAT_ATTR]
-            covered[repeat] = max(covered.get(repeat, -math.inf), steps)
+            covered[repeat] = max(covered.get(repeat, -math.inf), cost)
         return covered
 
 

@@ -10,9 +10,11 @@ from optuna.distributions import BaseDistribution, FloatDistribution, IntDistrib
 from optuna.storages import BaseStorage
 
 from lit_dps.core.environment import KEY, changes_since
+from lit_dps.core.goal import Goal
 from lit_dps.core.noise_scale import NoiseScale
 from lit_dps.core.step_timing import StepTiming
 from lit_dps.core.trial import Cell, Trial
+from lit_dps.core.unit import Cost
 from lit_dps.storage import schema
 from lit_dps.storage.cells import set_metric_name
 from lit_dps.storage.database import storage_errors, temporary_storage
@@ -21,7 +23,6 @@ from lit_dps.storage.locks import storage_lock
 from lit_dps.storage.stored_format import read_header
 from lit_dps.storage.urls import sqlite_file
 
-K_STAR = "K*"
 CHANGED_ENVIRONMENT = (
     "restore it, choose another study.name, or continue with --accept-code-change; "
     "a note below the table then reports the change"
@@ -126,7 +127,7 @@ def check_environment(url: str, name: str, environment: Mapping[str, Any]) -> No
         raise StudyChanged(message, changes)
 
 
-def store_k_star_trials(url: str, name: str, best_trials: Iterable[tuple[Trial, int]]) -> None:
+def store_k_star_trials(url: str, name: str, best_trials: Iterable[tuple[Trial, Cost]]) -> None:
     """Add the best trial of each cell and its K* to the header, as a trial for Optuna's plots.
 
     lit_dps does not read these trials. Optuna's finished trials cannot be changed. So if K* of a
@@ -135,7 +136,7 @@ def store_k_star_trials(url: str, name: str, best_trials: Iterable[tuple[Trial, 
     Args:
         url: Optuna storage URL.
         name: The study's name.
-        best_trials: Each cell's best trial and its K* in steps.
+        best_trials: Each cell's best trial and its K*.
 
     Raises:
         StorageError: if the storage cannot be used.
@@ -160,12 +161,13 @@ def store_k_star_trials(url: str, name: str, best_trials: Iterable[tuple[Trial, 
 def _metric_name(attrs: Mapping[str, Any]) -> str:
     """Return the name of the header's values in Optuna's plots."""
     statistic = schema.statistic_of(attrs)
+    name = Goal.from_dict(attrs[schema.GOAL]).cost_unit.head
     if statistic.is_minimum:
-        return K_STAR
-    return f"{K_STAR}: {statistic.label}"
+        return name
+    return f"{name}: {statistic.label}"
 
 
-def _k_star_trial(cell: Cell, k_star: int, attrs: dict[str, Any]) -> optuna.trial.FrozenTrial:
+def _k_star_trial(cell: Cell, k_star: Cost, attrs: dict[str, Any]) -> optuna.trial.FrozenTrial:
     params: dict[str, Any] = {"batch_size": cell.batch_size, "sparsity": cell.sparsity}
     # Optuna requires one kind of distribution for all trials of a parameter; the limits may differ.
     distributions: dict[str, BaseDistribution] = {}

@@ -29,6 +29,7 @@ from lit_dps.core.record import grid
 from lit_dps.core.statistic import MINIMUM, Statistic, statistic_named
 from lit_dps.core.text import shorten
 from lit_dps.core.trial import LIPSCHITZ, THEORY, Cell, Status, Trial, TrialResult
+from lit_dps.core.unit import STEPS, Cost, Unit, unit_named
 from lit_dps.storage.columns import decode_columns, decode_values, encode_columns, encode_values
 
 FORMAT = 2  # version of this schema
@@ -187,6 +188,7 @@ RESULT_KEYS = {
     ),
     "end_readings": Stored(dict, "Readings at the end, by column.", absent="without one"),
     "flags": Stored(dict, "Counts that readers of the table should know."),
+    "unit": Stored(str, "`goal.unit` of the study.", absent="if it is steps"),
     "engine": Stored(str, 'The loop that trained it; "" if it failed or is not recorded.'),
     "engine_reason": Stored(str, 'Why this loop trained it; "" if it is not recorded.'),
     "timed": Stored(dict, "Counts and seconds of steps; empty if they were not timed."),
@@ -344,6 +346,9 @@ def encode_result(
         readings["readings"] = columns
     if result.end_readings:
         readings["end_readings"] = encode_values(result.end_readings)
+    unit = {}
+    if result.unit is not STEPS:
+        unit["unit"] = result.unit.name
     return {
         "status": str(result.status),
         "steps": steps,
@@ -352,6 +357,7 @@ def encode_result(
         "seconds": float(result.seconds),
         **readings,
         "flags": encode_values(result.flags),
+        **unit,
         "engine": result.engine,
         "engine_reason": result.engine_reason,
         "timed": encode_values(result.timed),
@@ -404,4 +410,18 @@ def decode_result(
         engine=stored["engine"],
         engine_reason=stored["engine_reason"],
         environment=environment,
+        unit=stored_unit(stored),
     )
+
+
+def stored_unit(stored: Mapping[str, Any]) -> Unit:
+    """Return the unit of the cost of an encoded result."""
+    return unit_named(stored.get("unit", STEPS.name))
+
+
+def stored_cost(stored: Mapping[str, Any]) -> Cost | None:
+    """Return the cost of an encoded result; None unless it is complete."""
+    unit = stored_unit(stored)
+    if stored["steps"] is None or unit is STEPS:
+        return stored["steps"]
+    return unit.cost_at(decode_columns(stored["curve"]), stored["steps"])

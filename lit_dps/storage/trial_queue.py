@@ -37,19 +37,20 @@ from lit_dps.core.racing import default_rungs, race_limit
 from lit_dps.core.repeats import RepeatPlan
 from lit_dps.core.statistic import MINIMUM, Statistic
 from lit_dps.core.trial import Cell, Status, Trial, TrialResult
+from lit_dps.core.unit import Cost
 from lit_dps.storage.cells import (
     cell_distance,
     claim_waiting,
+    costs_by_point,
     end_interrupted,
     end_trial,
     has_waiting,
     open_cell,
     pruned_results,
     report_curve,
-    steps_by_point,
+    stored_costs,
+    stored_costs_by_point,
     stored_known_until,
-    stored_steps,
-    stored_steps_by_point,
 )
 from lit_dps.storage.database import open_storage, storage_errors
 from lit_dps.storage.locks import ServerPeers, peers
@@ -72,10 +73,10 @@ MAX_QUEUED = 50
 
 
 class CachedLimit(NamedTuple):
-    """The race limit of a cell: the step, and when it was read."""
+    """The race limit of a cell, and when it was read."""
 
     read_at: float  # seconds of time.monotonic
-    step: float
+    cost: float
 
 
 UNREAD_LIMIT = CachedLimit(-math.inf, math.inf)
@@ -86,12 +87,14 @@ class CellState(NamedTuple):
 
     Attributes:
         taken: Points that wait, or that live processes run.
-        known_until: Point -> step up to which its result is known; infinity if it is final.
+        known_until: Point -> cost up to which its result is known; infinity if it is final.
+        known_steps: The same in steps.
         waiting: Number of waiting trials.
     """
 
     taken: set[int]
     known_until: dict[int, float]
+    known_steps: dict[int, float]
     waiting: int
 
 
@@ -158,12 +161,13 @@ class TrialQueue:
             self.distributions,
             self.run_number,
             self.statistic,
+            self.goal.cost_unit,
         )
         self._locks_rows = isinstance(self.peers, ServerPeers)
         self._is_search = isinstance(self.sampler, SearchSampler)
         self._claims: dict[tuple[Cell, int, int], optuna.Trial] = {}  # by cell, point and repeat
         self._studies: dict[Cell, optuna.Study] = {}  # of the cells that this process runs
-        self._finished_steps: dict[Cell, dict[int, int]] = {}  # of the other cells
+        self._finished_costs: dict[Cell, dict[int, Cost]] = {}  # of the other cells
         self._limits: dict[Cell, CachedLimit] = {}
         self._repeat_limits: dict[Cell, float] = {}
         self._position = 0  # of the cell whose points are handed out
@@ -217,13 +221,13 @@ class TrialQueue:
         return dataclasses.replace(result, attempt=claimed.number)
 
     def trial_race_limit(self, trial: Trial) -> float:
-        """Return the step that a claimed trial must reach, by the results stored so far."""
+        """Return the cost that a claimed trial must reach, by the results stored so far."""
         if trial.repeat:
             return self._repeat_limits[trial.cell]
         return self.cell_race_limit(trial.cell)
 
     def cell_race_limit(self, cell: Cell) -> float:
-        """Return the step that a cell's trials must reach, by the results of all workers so far.
+        """Return the cost that a cell's trials must reach, by the results of all workers so far.
 
         The storage is read at most once in `POLL_SECONDS`.
         """
@@ -231,12 +235,12 @@ class TrialQueue:
             return math.inf
         cached = self._limits.get(cell, UNREAD_LIMIT)
         if time.monotonic() - cached.read_at <= POLL_SECONDS:
-            return cached.step
+            return cached.cost
         with storage_errors(self.url):
-            steps = stored_steps(self.storage, self._study(cell)._study_id)
-        step = race_limit(steps, self.race_factor, self.statistic)
-        self._limits[cell] = CachedLimit(time.monotonic(), step)
-        return step
+            costs = stored_costs(self.storage, self._study(cell)._study_id)
+        cost = race_limit(costs, self.race_factor, self.statistic)
+        self._limits[cell] = CachedLimit(time.monotonic(), cost)
+        return cost
 
     def release_claims(self) -> None:
         """Release the claimed trials that have no result, so that they can be claimed again."""
@@ -310,16 +314,16 @@ class TrialQueue:
         """Enqueue the next points of a cell; return whether more have to be enqueued later."""
         study = self._study(cell)
         state = self._state_of(self._end_dead_trials(study))
-        limit = race_limit(steps_by_point(study).values(), self.race_factor, self.statistic)
-        step, missing = self._first_missing_points(limit, state)
+        limit = race_limit(costs_by_point(study).values(), self.race_factor, self.statistic)
+        is_rung, missing = self._first_missing_points(limit, state)
         # Good points of a similar cell are probably good here. A good first result ends the others
         # early.
-        steps = self._steps_in_nearest_cell(cell)
-        missing.sort(key=lambda point: (steps.get(point, math.inf), point))
+        costs = self._costs_in_nearest_cell(cell)
+        missing.sort(key=lambda point: (costs.get(point, math.inf), point))
         room = max(0, MAX_QUEUED - state.waiting)
         for point in missing[:room]:
             study.enqueue_trial({}, user_attrs={POINT_ATTR: point, REPEAT_ATTR: 0})
-        return len(missing) > room or step < limit
+        return len(missing) > room or is_rung
 
     def _end_dead_trials(self, study: optuna.Study) -> list[FrozenTrial]:
         """End a cell's trials whose processes are dead, and return all its trials."""
@@ -340,40 +344,36 @@ class TrialQueue:
         """Return which points the trials of a cell take, and how far their results are known."""
         taken: set[int] = set()
         known_until: dict[int, float] = {}
+        known_steps: dict[int, float] = {}
         waiting = 0
         for trial in trials:
             point = trial.user_attrs[POINT_ATTR]
             if trial.state is TrialState.WAITING and point < self.points:
                 waiting += 1
             if trial.state.is_finished():
-                steps = stored_known_until(trial.user_attrs, self.run_number)
-                known_until[point] = max(known_until.get(point, -math.inf), steps)
+                cost = stored_known_until(trial.user_attrs, self.run_number)
+                step = stored_known_until(trial.user_attrs, self.run_number, in_steps=True)
+                known_until[point] = max(known_until.get(point, -math.inf), cost)
+                known_steps[point] = max(known_steps.get(point, -math.inf), step)
             else:
                 taken.add(point)
-        return CellState(taken, known_until, waiting)
+        return CellState(taken, known_until, known_steps, waiting)
 
-    def _first_missing_points(self, limit: float, state: CellState) -> tuple[float, list[int]]:
-        """Return the race limit, or the first rung that a point lacks; and the points that lack it.
+    def _first_missing_points(self, limit: float, state: CellState) -> tuple[bool, list[int]]:
+        """Return whether points lack a finite rung, and the points that lack it or the race limit.
 
-        While the limit is infinite, all points must reach a rung before any continues.
+        Without a limit, all points must reach a rung before any continues.
         """
-        limits = [limit]
+        known_until = state.known_until
+        limits: Sequence[float] = (limit,)
         if limit == math.inf:
-            limits = self.rungs
-        for step in limits:
-            points = self._points_below(step, state)
-            if points:
-                return step, points
-        return limit, []
-
-    def _points_below(self, limit: float, state: CellState) -> list[int]:
-        """Return the points that are not taken and whose result is not known up to a step."""
-        missing = []
-        for point in range(self.points):
-            is_known = state.known_until.get(point, -math.inf) >= limit
-            if point not in state.taken and not is_known:
-                missing.append(point)
-        return missing
+            known_until, limits = state.known_steps, self.rungs
+        open_points = [point for point in range(self.points) if point not in state.taken]
+        for each in limits:
+            missing = [point for point in open_points if known_until.get(point, -1) < each]
+            if missing:
+                return each < limit, missing
+        return False, []
 
     def _study(self, cell: Cell) -> optuna.Study:
         """Return the Optuna study of a cell.
@@ -381,26 +381,28 @@ class TrialQueue:
         It is the same object as long as the cell is run, because a new one reads all trials again.
         """
         if cell not in self._studies:
-            self._studies[cell] = open_cell(self.storage, self.name, cell, self.uid, self.sampler)
+            unit = self.goal.cost_unit
+            study = open_cell(self.storage, self.name, cell, self.uid, self.sampler, unit=unit)
+            self._studies[cell] = study
         return self._studies[cell]
 
     def _close_cells_except(self, cell: Cell) -> None:
-        """Keep only the steps to result of cells without claims; Optuna would keep their curves."""
+        """Keep only the costs of cells without claims; Optuna would keep their curves."""
         claimed = {claim[0] for claim in self._claims}
         for other in self._studies.keys() - claimed - {cell}:
-            self._finished_steps[other] = steps_by_point(self._studies.pop(other))
+            self._finished_costs[other] = costs_by_point(self._studies.pop(other))
 
-    def _steps_in_nearest_cell(self, cell: Cell) -> dict[int, int]:
-        """Return steps to result by point of the nearest cell that has any; {} without racing."""
+    def _costs_in_nearest_cell(self, cell: Cell) -> dict[int, Cost]:
+        """Return costs by point of the nearest cell that has any; {} without racing."""
         if self.race_factor is None:
             return {}
         others = set(self.cells) - {cell}
         for other in sorted(others, key=lambda other: (cell_distance(other, cell), other)):
-            if other not in self._finished_steps:
-                steps = stored_steps_by_point(self.storage, self.name, other)
-                self._finished_steps[other] = steps
-            if self._finished_steps[other]:
-                return self._finished_steps[other]
+            if other not in self._finished_costs:
+                costs = stored_costs_by_point(self.storage, self.name, other)
+                self._finished_costs[other] = costs
+            if self._finished_costs[other]:
+                return self._finished_costs[other]
         return {}
 
     # ---- Claiming ----
@@ -449,7 +451,8 @@ class TrialQueue:
         reached = -math.inf
         if len(self.rungs) > 1:
             for result in pruned_results(self.storage, study._study_id, point):
-                reached = max(reached, stored_known_until({RESULT_ATTR: result}))
+                step = stored_known_until({RESULT_ATTR: result}, in_steps=True)
+                reached = max(reached, step)
         for rung in self.rungs:
             if rung > reached:
                 return rung

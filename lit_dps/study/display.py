@@ -18,6 +18,7 @@ from rich.text import Text
 
 from lit_dps.core.goal import Goal
 from lit_dps.core.trial import Cell, Series, Trial, TrialResult
+from lit_dps.core.unit import cost_text
 from lit_dps.parallel.process import StopRequest
 from lit_dps.study.progress import Progress, ProgressEvent, TimeRemaining, clock
 from lit_dps.study.setup import StudySetup
@@ -174,7 +175,8 @@ class Display:
         shown = series[: max(1, lines_for_series)]
         parts: list[RenderableType] = []
         for block in blocks:
-            parts.append(_k_star_table(block, shown, texts, name_width, widths))
+            head = self.goal.cost_unit.head
+            parts.append(_k_star_table(block, shown, texts, (head, name_width), widths))
         if len(shown) < len(series):
             parts.append(Text(f"and {len(series) - len(shown)} more series", "dim"))
         return parts
@@ -189,9 +191,8 @@ class Display:
         points = self.progress.plan.points
         is_complete = finished >= points
         if k_star is not None:
-            if is_complete and k_star > self.goal.first_possible_step:
-                return str(k_star)
-            return f"<={k_star}"
+            is_bound = not is_complete or self.progress.is_at_first_check(cell, self.goal)
+            return f"{'<=' * is_bound}{cost_text(k_star)}"
         if is_complete:
             return "-"
         if self.progress.results[cell]:
@@ -273,11 +274,12 @@ def _k_star_table(
     sizes: Sequence[int],
     series: Sequence[Series],
     texts: Mapping[Cell, str],
-    name_width: int,
+    first_column: tuple[str, int],
     widths: Mapping[int, int],
 ) -> Table:
     table = Table(box=None, padding=0, show_edge=False, header_style="bold")
-    table.add_column("K*", width=name_width, no_wrap=True)
+    head, name_width = first_column
+    table.add_column(head, width=name_width, no_wrap=True)
     for size in sizes:
         table.add_column(f"B={size}", justify="right", width=widths[size], no_wrap=True)
     for each in series:

@@ -15,10 +15,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple, TextIO
 
 from lit_dps.core.attempt import Attempt
-from lit_dps.core.racing import longest_attempt, truncate_at_race_limit
+from lit_dps.core.goal import Goal
+from lit_dps.core.racing import best_trial, longest_attempt, truncate_at_race_limit
 from lit_dps.core.repeats import RepeatPlan, missing_repeats
 from lit_dps.core.statistic import MINIMUM, Statistic
 from lit_dps.core.trial import STACKED, Cell, Status, Trial, TrialResult
+from lit_dps.core.unit import Cost, cost_text
 
 # The ratio of a quantity of a cell to the same quantity at another batch size.
 Ratio = Callable[[Cell, int], float]
@@ -139,10 +141,15 @@ class Progress:
             remaining += counts.remaining
         return RepeatCounts(finished, remaining)
 
-    def k_star(self, cell: Cell) -> int | None:
+    def k_star(self, cell: Cell) -> Cost | None:
         """Return K* of a cell so far; None if too few trials are complete."""
-        steps = [result.steps for result in self.results[cell].values()]
-        return self.plan.statistic.k_star(steps)
+        costs = [result.cost for result in self.results[cell].values()]
+        return self.plan.statistic.k_star(costs)
+
+    def is_at_first_check(self, cell: Cell, goal: Goal) -> bool:
+        """Return True if the trial of K* met the goal at the first check that can meet it."""
+        best = best_trial(self.results[cell].values(), self.plan.statistic)
+        return best is not None and (best.steps or 0) <= goal.first_possible_step
 
     def _ended(self, cell: Cell) -> list[TrialResult]:
         """Return the trials of a cell that ran as far as racing requires so far."""
@@ -153,7 +160,7 @@ class Progress:
         """Return the number of repeats of a cell. A cell without a K* is assumed to get one."""
         plan = self.plan.repeats
         results = self.results[cell].values()
-        complete = [(r.steps, r.trial.point) for r in results if r.steps is not None]
+        complete = [(r.cost, r.trial.point) for r in results if r.cost is not None]
         points = plan.best_points(complete, self.plan.statistic)
         if not points:
             remaining = 0
@@ -258,7 +265,8 @@ class ProgressLog:
         if cell is not None:
             k_star = progress.plan.statistic
             name = "best K" if k_star.is_minimum else k_star.label
-            parts.append(f"{cell}: {name} {progress.k_star(cell) or '-'}")
+            best = progress.k_star(cell)
+            parts.append(f"{cell}: {name} {'-' if best is None else cost_text(best)}")
         remaining = progress.time_remaining(finished)
         if remaining is None:
             parts.append("time left ?")

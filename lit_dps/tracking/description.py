@@ -67,7 +67,7 @@ def _table(study: Analysis) -> list[str]:
             {
                 "B": str(row["batch_size"]),
                 **short_columns(cell.series),
-                "K*": k_star_text(row),
+                study.record.goal.cost_unit.head: k_star_text(row),
                 "time to goal": interval_text(row),
                 "examples": examples_text(row),
                 "": mark(row),

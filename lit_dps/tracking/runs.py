@@ -126,8 +126,9 @@ def trial_tags(result: TrialResult) -> dict[str, str]:
 def trial_metrics(result: TrialResult) -> dict[str, float]:
     """Return the metrics of a trial's run that have one value."""
     metrics = {"seconds": result.seconds}
-    if result.steps is not None:
+    if result.steps is not None and result.cost is not None:
         metrics["steps_to_result"] = result.steps
+        metrics[f"{result.unit.name}_to_result"] = result.cost
     for name, (kept, _) in result.kept.items():
         metrics[f"kept/{name}"] = kept
     for column, value in result.end_readings.items():

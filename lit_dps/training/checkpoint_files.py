@@ -25,7 +25,7 @@ import torch
 
 from lit_dps.core.errors import first_line
 from lit_dps.core.racing import known_until
-from lit_dps.core.trial import Status, Trial, TrialResult
+from lit_dps.core.trial import Trial, TrialResult
 from lit_dps.parallel import ranks
 
 # A shorter run is not saved when it is interrupted. A file of a small network takes 10 ms.
@@ -97,16 +97,18 @@ class Checkpoints:
 
         Args:
             result: The stored result.
-            limit: The step that trials of its cell have to reach. A trial that paused earlier keeps
+            limit: The cost that trials of its cell have to reach. A trial that paused earlier keeps
                 its file.
         """
-        if known_until(result.status, result.steps_run) >= limit:
+        if known_until(result.status, result.cost_run) >= limit:
             self.remove(result.trial)
         # Repeats do not race, so they keep no trial from running.
-        if result.status is not Status.COMPLETE or result.trial.repeat:
+        if not result.steps or not result.cost or result.trial.repeat:
             return
+        # The trials of a cell take about as many examples or seconds a step.
+        limit_in_steps = limit / result.cost * result.steps
         for path in self.path(result.trial).parent.glob("point-*.ckpt"):
-            if (steps_saved(path) or 0) >= limit:
+            if (steps_saved(path) or 0) >= limit_in_steps:
                 _remove(path)
 
     def remove(self, trial: Trial) -> None:

@@ -11,7 +11,7 @@ from lightning.pytorch import Trainer
 import lit_dps.training.lightning_private as lightning_private
 from lit_dps.core.attempt import Attempt
 from lit_dps.core.errors import ConfigError
-from lit_dps.core.goal import EXAMPLES, SECONDS
+from lit_dps.core.unit import EXAMPLES, SECONDS
 from lit_dps.parallel import ranks
 from lit_dps.parallel.ddp import ShardLoader, unsharded
 from lit_dps.parallel.example_count import (
@@ -64,16 +64,18 @@ class SpentOfSteps:
     def take(self, attempt: Attempt, stopwatch: Stopwatch) -> dict[str, float]:
         """Return what the steps since the last call spent, in each unit that the curve counts."""
         spent: dict[str, float] = {}
-        if EXAMPLES in attempt.curve:
+        if EXAMPLES.column in attempt.curve:
             counts = [count for count in self._steps if count is not None]
             if len(counts) < len(self._steps):
                 allowed = "left out: the number of examples of a batch of this data is unknown"
+                if attempt.goal.max_examples is None:
+                    raise ConfigError("goal.unit", attempt.goal.unit, allowed)
                 raise ConfigError("goal.max_examples", attempt.goal.max_examples, allowed)
-            spent[EXAMPLES] = sum(counts)
-        if SECONDS in attempt.curve:
+            spent[EXAMPLES.column] = sum(counts)
+        if SECONDS.column in attempt.curve:
             seconds = stopwatch.training_seconds
             # With several ranks, the clock of the first one decides.
-            spent[SECONDS] = ranks.broadcast(seconds - self._seconds_before)
+            spent[SECONDS.column] = ranks.broadcast(seconds - self._seconds_before)
             self._seconds_before = seconds
         self._steps = []
         return spent

@@ -13,15 +13,11 @@ from lightning.pytorch import Callback, LightningDataModule, LightningModule, Tr
 import lit_dps.training.lightning_private as lightning_private
 from lit_dps.core.attempt import Attempt
 from lit_dps.core.errors import ConfigError
-from lit_dps.core.goal import (
-    EXAMPLES,
-    SINGLE_CHECK,
-    TOLERANCE,
-    VALIDATION_ERROR,
-    is_share,
-)
+from lit_dps.core.goal import SINGLE_CHECK, TOLERANCE, VALIDATION_ERROR
+from lit_dps.core.metric_names import is_share
 from lit_dps.core.trial import Status
 from lit_dps.core.trial_config import GoalConfig
+from lit_dps.core.unit import EXAMPLES, STEPS
 from lit_dps.module import weights_finite
 from lit_dps.parallel import ranks
 from lit_dps.parallel.ddp import SharedBatchDDP
@@ -93,6 +89,7 @@ class GoalErrorCallback(Callback):
         max_examples: Training examples after which the run ends without the goal.
         max_seconds: Seconds of training steps with their data, without validation, after which the
             run ends without the goal. With several ranks, the clock of the first rank decides.
+        unit: The unit of K* in a study. In "examples" or "seconds", the curve counts them.
 
     Attributes:
         attempt: The attempt that records the validations and decides when the run ends.
@@ -142,6 +139,7 @@ class GoalErrorCallback(Callback):
         options: dict[str, Any] | None = None,
         max_examples: int | None = None,
         max_seconds: float | None = None,
+        unit: str = STEPS.name,
     ):
         config = GoalConfig(
             error=error,
@@ -156,6 +154,7 @@ class GoalErrorCallback(Callback):
             options=options,
             max_examples=max_examples,
             max_seconds=max_seconds,
+            unit=unit,
         )
         self.goal = config.build()
         self.monitor = config.monitored
@@ -317,7 +316,7 @@ class GoalErrorCallback(Callback):
         forget_followed_metrics(trainer, "step", self._last_batch + 1)
         self._last_batch = batch_idx
         self.stopwatch.switch_to("training")
-        if EXAMPLES in self.attempt.curve:
+        if EXAMPLES.column in self.attempt.curve:
             self._spent.add_batch(examples_of(trainer, batch))
         self._count.before_batch(trainer)
 

@@ -17,7 +17,7 @@ import lit_dps.report.figures.style as look
 from lit_dps.analysis.analysis import Analysis
 from lit_dps.analysis.best_of_n import last_doubling, why_no_draws
 from lit_dps.analysis.tables import numbers, rows_of, title, where
-from lit_dps.core.statistic import Statistic
+from lit_dps.core.record import StudyRecord
 from lit_dps.core.trial import Series
 
 NAME, PAPER = "draws", ""
@@ -103,7 +103,7 @@ def draw(rows: pd.DataFrame, study: Analysis) -> Figure:
         ax.set_title(title(series))
         _draws_axis(ax, rows["draws"].tolist())
         if i % columns == 0:
-            ax.set_ylabel(_label(study.record.statistic))
+            ax.set_ylabel(_label(study.record))
         if i + columns >= len(every):
             ax.set_xlabel("trials n")
     look.log_values_axis(figure.axes[0], values, 1.1, 1.1)
@@ -111,10 +111,11 @@ def draw(rows: pd.DataFrame, study: Analysis) -> Figure:
     return figure
 
 
-def _label(statistic: Statistic) -> str:
-    if statistic.is_minimum:
-        return "steps to result of the best of n"
-    return f"K* of n trials: {statistic.label}"
+def _label(record: StudyRecord) -> str:
+    unit = record.goal.unit
+    if record.statistic.is_minimum:
+        return f"{unit} to result of the best of n"
+    return f"K* of n trials [{unit}]: {record.statistic.label}"
 
 
 def _medians(study: Analysis) -> dict[Series, dict[int, float]]:

@@ -163,7 +163,9 @@ def draw(rows: pd.DataFrame, *studies: Analysis) -> Figure:
     look.batch_size_axis(panels[0, 0], scaling.grid_sizes(rows))
     look.log_values_axis(panels[0, 0], rows["k_star"].dropna())
     look.log_values_axis(panels[1, 0], rows["normalised_k_star"].dropna())
-    panels[0, 0].set_ylabel(k_star_axis(studies[0].record.statistic))
+    panels[0, 0].set_ylabel(
+        k_star_axis(studies[0].record.statistic, studies[0].record.goal.cost_unit)
+    )
     look.legend_above(figure, look.curve_handles(labels))
     _draw_line_legend(figure, rows, _curves(studies, shared))
     return figure

@@ -65,7 +65,7 @@ def draw(rows: pd.DataFrame, study: Analysis) -> Figure:
         look.log_values_axis(ax, rows["k_star"].dropna())
         ax.set_xlabel(look.BATCH_SIZE)
         if i % columns == 0:
-            ax.set_ylabel(k_star_axis(study.record.statistic))
+            ax.set_ylabel(k_star_axis(study.record.statistic, study.record.goal.cost_unit))
     handles = []
     for i, method in enumerate(methods):
         style = look.curve_style(i) | look.line_of(i)

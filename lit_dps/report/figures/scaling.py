@@ -133,7 +133,9 @@ def draw(rows: pd.DataFrame, study: Analysis) -> Figure:
             text = _text_above(study, series)
             parts.append(_Part(i, series, law, text, rows_of(series, rows)))
             line_breaks = max(line_breaks, text.count("\n"))
-    figure, axes = _panels(len(parts), line_breaks, k_star_axis(study.record.statistic))
+    figure, axes = _panels(
+        len(parts), line_breaks, k_star_axis(study.record.statistic, study.record.goal.cost_unit)
+    )
     for ax in axes:
         look.batch_size_axis(ax, grid_sizes(rows))
     for ax, part in zip(axes, parts, strict=False):

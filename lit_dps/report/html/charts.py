@@ -66,7 +66,7 @@ def curve(study: Analysis) -> go.Figure | None:
             sizes_beyond = _doublings(sizes[-1], BEYOND)
     if not figure.data:
         return None
-    label = k_star_axis(study.record.statistic)
+    label = k_star_axis(study.record.statistic, study.record.goal.cost_unit)
     return dress(figure, BATCH_SIZE, label, sizes + sizes_beyond)
 
 

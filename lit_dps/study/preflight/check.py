@@ -183,9 +183,10 @@ def _check_engine(setup: StudySetup) -> None:
     if engine == STACKED and setup.ranks > 1:
         allowed = f"auto, single or lightning where {setup.ranks} ranks train each trial"
         raise ConfigError("study.engine", engine, allowed)
-    if engine == STACKED and setup.goal.max_seconds is not None:
+    if engine == STACKED and setup.goal_of_trials.counts_seconds:
         allowed = (
-            "auto, single or lightning: networks of a stack share the clock of goal.max_seconds"
+            "auto, single or lightning, where goal.max_seconds or goal.unit counts seconds: the "
+            "networks of a stack share their clock"
         )
         raise ConfigError("study.engine", engine, allowed)
 

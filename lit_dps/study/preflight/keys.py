@@ -50,7 +50,7 @@ def check_goals(setup: StudySetup) -> None:
     if goal.max_steps > MAX_STEPS:
         raise ConfigError("goal.max_steps", goal.max_steps, f"at most {MAX_STEPS} steps")
     for name in setup.study.metrics:
-        if name in (goal.metric, *RESERVED_NAMES, *goal.limits):
+        if name in (goal.metric, *RESERVED_NAMES, *goal.counted):
             raise ConfigError("study.metrics", name, "another one: this is kept anyway")
     for value in setup.study.goals:
         if not goal.is_easier(value) and not setup.study.train_past_goal:

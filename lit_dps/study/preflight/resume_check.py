@@ -18,8 +18,8 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
 from lit_dps.core.errors import ConfigError, first_line
-from lit_dps.core.goal import SECONDS
 from lit_dps.core.trial import Trial
+from lit_dps.core.unit import SECONDS
 from lit_dps.engines.engine import Training
 from lit_dps.study.data_hashes import fingerprint
 from lit_dps.study.preflight.short_trial import ShortGoal, build_short
@@ -144,7 +144,7 @@ class _ShortRun:
 
     def _difference_of_curve(self, other: _ShortRun, rounding: float) -> _Difference | None:
         for metric, values in self.curve.items():
-            if metric == SECONDS:
+            if metric == SECONDS.column:
                 continue
             other_values = other.curve.get(metric, [])
             if len(other_values) != len(values):

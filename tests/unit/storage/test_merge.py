@@ -18,7 +18,7 @@ from lit_dps.core.trial import Cell
 from lit_dps.report.text import render
 from lit_dps.storage import merge as merging
 from lit_dps.storage.cells import WrongCell
-from lit_dps.storage.columns import last_check_step
+from lit_dps.storage.columns import last_value
 from lit_dps.storage.database import open_storage
 from lit_dps.storage.header import StudyChanged, extend
 from lit_dps.storage.locks import peers
@@ -74,9 +74,7 @@ def attempts(url: str, cell: Cell = A) -> list[tuple[str, int]]:
     for trial in optuna.load_study(study_name=cell_study_name("fake", cell), storage=url).trials:
         stored = trial.user_attrs.get(RESULT_ATTR)
         found.append(
-            (stored["status"], last_check_step(stored["curve"]))
-            if stored
-            else (trial.state.name, 0)
+            (stored["status"], last_value(stored["curve"])) if stored else (trial.state.name, 0)
         )
     return found
 
