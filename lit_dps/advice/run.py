@@ -41,6 +41,7 @@ from lit_dps.core.environment import SOURCES, changes_since
 from lit_dps.core.errors import ConfigError, StorageError, UserError
 from lit_dps.core.noise_scale import NoiseScale
 from lit_dps.core.text import format_duration
+from lit_dps.core.unit import STEPS
 from lit_dps.parallel.process import (
     INTERRUPTED,
     Interrupted,
@@ -124,6 +125,9 @@ def run_advice(
     if not setup.batch.build().is_constant:
         allowed = "constant, because advise compares constant batch sizes"
         raise ConfigError("batch.schedule", setup.batch.schedule, allowed)
+    if setup.goal.unit != STEPS.name:
+        allowed = "steps, because advise compares times by the law of steps"
+        raise ConfigError("goal.unit", setup.goal.unit, allowed)
     prepare_process()
     sources = source_hashes(setup.config())
     store = AdviceStore(setup.storage.optuna_url, setup.study.name)

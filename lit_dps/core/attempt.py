@@ -68,7 +68,7 @@ class Attempt:
 
     def count_examples(self) -> None:
         """Record the training examples up to each check. Call this before the first check."""
-        self.curve.setdefault(EXAMPLES, [])
+        self.curve.setdefault(EXAMPLES.column, [])
 
     @property
     def steps_to_result(self) -> int | None:

@@ -448,6 +448,21 @@ class Goal:
             return None
         return Status.INCOMPLETE
 
+    def most_steps(self, batch_size: int, step_seconds: float) -> int:
+        """Return the step of the check at which the budgets of a trial are spent.
+
+        Args:
+            batch_size: Examples of each step.
+            step_seconds: Seconds of a training step; 0 if they are unknown.
+        """
+        most = self.max_steps
+        per_step = {EXAMPLES.column: batch_size, SECONDS.column: step_seconds}
+        for column, limit in self.limits.items():
+            if per_step[column]:
+                checks = math.ceil(limit / (per_step[column] * self.check_interval))
+                most = min(most, checks * self.check_interval)
+        return most
+
     def is_spent(self, curve: Curve) -> bool:
         """Return True if a budget of a run is spent at its last check."""
         limits = {"step": self.max_steps, **self.limits}

@@ -145,7 +145,7 @@ def _paper_lines(setup: StudySetup, timing: Timing) -> list[str]:
     goal = protocol.protocol_of(setup.config()) or protocol.MNIST
     cells = grid(protocol.BATCH_SIZES, protocol.SPARSITIES)
     points = dict.fromkeys(cells, range(protocol.TRIALS))
-    most = max_work(points, goal.max_steps, goal.check_interval)
+    most = max_work(points, dict.fromkeys(points, goal.max_steps), goal.check_interval)
     total = total_work(most.values())
     passes = pruning_passes(points, setup.workers, timing.reuses_scores)
     seconds = training_seconds(most, timing) + pruning_seconds(passes, timing)

@@ -154,9 +154,11 @@ def total_work(works: Iterable[Work]) -> Work:
     return sum(works, Work())
 
 
-def max_work(points: Points, max_steps: int, check_interval: int) -> dict[Cell, Work]:
-    """Return the work of each cell if every trial runs to max_steps."""
-    return _work(_counts(points), dict.fromkeys(points, max_steps), check_interval)
+def max_work(
+    points: Points, most_steps: Mapping[Cell, float], check_interval: int
+) -> dict[Cell, Work]:
+    """Return the work of each cell if every trial runs to its most steps."""
+    return _work(_counts(points), most_steps, check_interval)
 
 
 def expected_work(
@@ -196,20 +198,20 @@ def max_repeat_work(
     plan: RepeatPlan,
     points: Points,
     record: StudyRecord | None,
-    max_steps: int,
+    most_steps: Mapping[Cell, float],
     check_interval: int,
 ) -> dict[Cell, Work]:
     """Return the work of each cell's repeats if none of them meets the goal.
 
     If trials of a cell are still to run, other points may become the best, so the entire plan
-    counts. Without a K* so far, repeats run to max_steps. A finished cell without a K* has nothing
-    to repeat.
+    counts. Without a K* so far, repeats run to their most steps. A finished cell without a K* has
+    nothing to repeat.
 
     Args:
         plan: What is repeated.
         points: The trials that are still to run, of every cell.
         record: What is stored of the study; None without anything.
-        max_steps: Of the goal.
+        most_steps: Steps at which the budgets of a trial are spent, by cell.
         check_interval: Steps between two validations.
     """
     trials = {}
@@ -220,10 +222,10 @@ def max_repeat_work(
             trials[cell] = plan.count * plan.points
         k_star = None
         if record is not None:
-            k_star = record.k_star(cell)
-        steps[cell] = max_steps
+            k_star = record.k_star_steps(cell)
+        steps[cell] = most_steps[cell]
         if k_star is not None:
-            steps[cell] = min(plan.limit(k_star), max_steps)
+            steps[cell] = min(plan.limit(k_star), most_steps[cell])
     return _work(trials, steps, check_interval)
 
 
@@ -244,7 +246,7 @@ def expected_repeat_work(
         return None
     k_stars = {}
     for cell in record.results:
-        k_star = record.k_star(cell)
+        k_star = record.k_star_steps(cell)
         if k_star is not None:
             k_stars[cell] = [k_star]
     mean = None

@@ -173,8 +173,14 @@ def _remaining(
     pauses: Sequence[float] = ()
     if setup.study.race_factor is not None:
         pauses = default_rungs(goal.check_interval, goal.max_steps)[:-1]
-    most = max_work(points, int(sum(pauses)) + goal.max_steps, goal.check_interval)
-    most_repeats = max_repeat_work(plan, points, record, goal.max_steps, goal.check_interval)
+    most_steps = {}
+    with_pauses = {}
+    for cell in points:
+        steps = goal.most_steps(cell.batch_size, timing.step.at(cell.batch_size))
+        most_steps[cell] = steps
+        with_pauses[cell] = steps + sum(pause for pause in pauses if pause < steps)
+    most = max_work(points, with_pauses, goal.check_interval)
+    most_repeats = max_repeat_work(plan, points, record, most_steps, goal.check_interval)
     columns = [Times("time at most", most, most_repeats, 1.0)]
     share = timing.min_check_share
     if share < 1:
@@ -274,8 +280,10 @@ def _explain_trials(remaining: Remaining, basis: str) -> list[str]:
     """Return what the columns of times assume about trials."""
     if not remaining.trials.trials:
         return ["all trials of the search have finished"]
-    max_steps = remaining.setup.goal_of_trials.max_steps
-    text = f"at most: every trial runs to max_steps = {max_steps:,}"
+    goal = remaining.setup.goal_of_trials
+    text = f"at most: every trial runs to max_steps = {goal.max_steps:,}"
+    if goal.limits:
+        text = f"at most: every trial spends its budget of {goal.budget_text}"
     if remaining.rungs:
         pauses = ", ".join(map("{:,}".format, remaining.rungs))
         text += f", after rungs of {pauses} steps"

@@ -309,9 +309,15 @@ def mean_of_nearest_batch_size(
 
 
 def _without_curves(result: TrialResult) -> TrialResult:
-    """Return a result with only the last step of its curve, which saves memory in long studies."""
-    last_step = result.curve.get("step", [])[-1:]
-    return dataclasses.replace(result, curve={"step": last_step}, readings={})
+    """Return a result with its costs at the goal and at the end, to save memory in long studies."""
+    kept = []
+    for i, step in enumerate(result.curve.get("step", ())):
+        if step in (result.steps, result.steps_run):
+            kept.append(i)
+    curve = {}
+    for name in ("step", result.unit.column):
+        curve[name] = [result.curve[name][i] for i in kept]
+    return dataclasses.replace(result, curve=curve, readings={})
 
 
 def clock(seconds: float) -> str:

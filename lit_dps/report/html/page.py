@@ -28,6 +28,7 @@ from lit_dps.core.environment import KEY, SINCE
 from lit_dps.core.record import StudyRecord, setting
 from lit_dps.core.search_space import Box
 from lit_dps.core.trial import Value
+from lit_dps.core.unit import Unit
 from lit_dps.report.answer import LIMITS, answer_text, retrain_command, sentences, timing_notes
 from lit_dps.report.figures import png_of
 from lit_dps.report.notes import lines_of
@@ -104,8 +105,7 @@ def _charts(study: Analysis) -> list[str]:
             "Steps to result against batch size",
             charts.curve(study),
             f"Markers: K*, {study.record.statistic.describe()}; open markers are upper bounds. "
-            "Lines: the law K* = c1 / B + c2 with its 95 % band; dotted and hatched beyond the "
-            "largest batch size, where it is extrapolated.",
+            f"{_lines_text(study.record.goal.cost_unit)}",
         ),
         (
             "Time and examples to the goal",
@@ -234,6 +234,26 @@ def _sentence(line: str) -> str:
     return line[:1].upper() + line[1:]
 
 
+def _lines_text(unit: Unit) -> str:
+    """Return what the lines of the curve are."""
+    if not unit.has_law:
+        return f"No law is fitted to {unit.axis}."
+    return (
+        f"Lines: the law K* = {unit.law} with its 95 % band; dotted and hatched beyond the "
+        "largest batch size, where it is extrapolated."
+    )
+
+
+def _law_text(unit: Unit) -> str:
+    """Return what is fitted to K*."""
+    if not unit.has_law:
+        return f"No law is fitted, because K* is in {unit.axis}."
+    return (
+        f"The law K* = {unit.law} is fitted robustly to log K*; {LAW_INTERVALS}. Beyond the "
+        "largest batch size the law is an extrapolation."
+    )
+
+
 def _assumptions(study: Analysis) -> list[str]:
     """Return what the numbers of the page rest on, a line each."""
     record = study.record
@@ -246,8 +266,7 @@ def _assumptions(study: Analysis) -> list[str]:
         f"The goal, {goal}, is tested on the entire validation split every {goal.check_interval} "
         "steps, so K* is known to within that interval. No trial takes more than "
         f"{goal.max_steps:,} steps.{further_budget}",
-        f"The law K* = c1 / B + c2 is fitted robustly to log K*; {LAW_INTERVALS}. Beyond the "
-        "largest batch size the law is an extrapolation.",
+        _law_text(goal.cost_unit),
         _seeds_text(record),
         "Time to the goal is the number of steps, as in the verdict, times the time of a training "
         "step. It excludes validation and the start of a trial.",

@@ -22,6 +22,7 @@ from lit_dps.core.goal import RESERVED_NAMES
 from lit_dps.core.local_sgd import LocalSGDSchedule
 from lit_dps.core.search_space import Choices
 from lit_dps.core.trial import Cell, Trial, Value
+from lit_dps.core.unit import STEPS
 from lit_dps.core.trial_config import BatchConfig
 from lit_dps.engines.engine import METHOD_OPTIONS
 from lit_dps.readings.reading import KEY as READINGS_KEY
@@ -126,6 +127,9 @@ def _check_batch_schedules(setup: StudySetup) -> None:
 def _check_batch_schedule(setup: StudySetup, cell: Cell, config: BatchConfig) -> None:
     """Raise ConfigError if a schedule does not reach the batch size of a cell in its budget."""
     trial = Trial(cell, 0, setup.middle)
+    if setup.goal.unit != STEPS.name:
+        allowed = f"steps where {NAME_KEY} changes the batch size: the law of K* is of constant ones"
+        raise ConfigError("goal.unit", setup.goal.unit, allowed)
     if setup.training().local_sgd_callback(trial).rounds.on:
         allowed = f"{CONSTANT} with local SGD, whose workers divide each batch"
         raise ConfigError(NAME_KEY, config.schedule, allowed)

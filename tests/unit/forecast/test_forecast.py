@@ -53,7 +53,7 @@ def ran(cell: Cell, point: int, steps_run: int, status: str):
 
 
 def test_every_trial_left_spends_its_budget_at_most():
-    assert max_work(POINTS, max_steps=160, check_interval=16) == {
+    assert max_work(POINTS, dict.fromkeys(POINTS, 160), check_interval=16) == {
         Cell(2, 0.0): Work(3, 480, 30),
         Cell(8, 0.0): Work(1, 160, 10),
         Cell(2, 0.9): Work(3, 480, 30),
@@ -69,7 +69,9 @@ def test_the_papers_protocol(max_steps, interval, steps, checks):
     """Appendix B speaks of 14 million passes over the validation split."""
     paper = StudyConfig()
     points = dict.fromkeys(grid(paper.batch_sizes, paper.sparsities), range(paper.trials))
-    assert sum(max_work(points, max_steps, interval).values(), Work()) == Work(5600, steps, checks)
+    assert sum(
+        max_work(points, dict.fromkeys(points, max_steps), interval).values(), Work()
+    ) == Work(5600, steps, checks)
 
 
 def test_finished_trials_of_the_nearest_batch_size_give_an_expectation():
@@ -180,7 +182,7 @@ def stored(repeats=()) -> StudyRecord:
 
 def test_repeats_go_to_a_multiple_of_k_star_or_to_the_budget_at_most():
     plan, left = RepeatPlan(count=3, points=2, race_factor=4.0), {A: set(), B: {1, 2}, C: {0, 1, 2}}
-    assert max_repeat_work(plan, left, stored(), 160, 16) == {
+    assert max_repeat_work(plan, left, stored(), dict.fromkeys(left, 160), 16) == {
         A: Work(6, 768, 48),  # 4 x 32 each
         B: Work(6, 960, 60),  # 4 x 48 is more than the budget
         C: Work(6, 960, 60),
@@ -188,15 +190,20 @@ def test_repeats_go_to_a_multiple_of_k_star_or_to_the_budget_at_most():
     one = stored(
         [repeat(A, 0, 1, 48), repeat(A, 2, 1, 48)]
     )  # the latter of a point that is not the best any more
-    assert max_repeat_work(plan, left, one, 160, 16)[A] == Work(5, 640, 40)
-    assert max_repeat_work(RepeatPlan(3, 2, None), left, one, 160, 16)[A] == Work(5, 800, 50)
-    assert max_repeat_work(plan, left, None, 160, 16)[B] == Work(6, 960, 60)
-    assert sum(max_repeat_work(RepeatPlan(), left, one, 160, 16).values(), Work()) == Work()
+    assert max_repeat_work(plan, left, one, dict.fromkeys(left, 160), 16)[A] == Work(5, 640, 40)
+    assert max_repeat_work(RepeatPlan(3, 2, None), left, one, dict.fromkeys(left, 160), 16)[
+        A
+    ] == Work(5, 800, 50)
+    assert max_repeat_work(plan, left, None, dict.fromkeys(left, 160), 16)[B] == Work(6, 960, 60)
+    assert (
+        sum(max_repeat_work(RepeatPlan(), left, one, dict.fromkeys(left, 160), 16).values(), Work())
+        == Work()
+    )
 
 
 def test_a_cell_whose_trials_are_done_without_a_k_star_has_nothing_to_repeat():
     plan, left = RepeatPlan(3), {A: set(), B: set(), C: set()}
-    assert max_repeat_work(plan, left, stored(), 160, 16)[C] == Work()
+    assert max_repeat_work(plan, left, stored(), dict.fromkeys(left, 160), 16)[C] == Work()
     assert expected_repeat_work(plan, left, stored(), 16)[C] == Work()
 
 

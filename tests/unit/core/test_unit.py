@@ -1,0 +1,146 @@
+"""The unit of K*: costs of trials in examples and seconds, in the race, the law and the tables."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from lit_dps.analysis.analysis import Analysis
+from lit_dps.analysis.law_fit import Refusal
+from lit_dps.core.attempt import Attempt
+from lit_dps.core.goal import Goal
+from lit_dps.core.racing import race_limit, truncate_at_race_limit
+from lit_dps.core.statistic import MINIMUM, median_of_best
+from lit_dps.core.trial import Cell, Series, Status, Trial
+from lit_dps.core.trial_config import GoalConfig, identity_of
+from lit_dps.report.text import answered
+from lit_dps.report.warnings import study_notes
+from lit_dps.storage.read import read_study
+from tests.support.errors import refuses
+from tests.support.fake_study import write_study
+
+CELL = Cell(16)
+PARAMS = {"model.learning_rate": 0.1, "model.momentum": 0.9}
+
+
+def train(unit, costs, met_at=None, limit=math.inf, point=0, cell=CELL):
+    """Return the attempt whose checks cost so much each, in a unit."""
+    goal = Goal(0.2, check_interval=4, max_steps=4000, unit=unit)
+    attempt = Attempt(Trial(cell, point, PARAMS), goal, race_limit=lambda: limit)
+    for i, cost in enumerate(costs, 1):
+        value = 0.1 if i == met_at else 0.5
+        attempt.record(4 * i, value, True, 1.0, True, {unit: cost})
+        if attempt.status is not None:
+            break
+    return attempt
+
+
+def test_another_unit_is_refused_and_changes_the_identity():
+    with refuses("goal.unit", "epochs"):
+        Goal(0.2, unit="epochs")
+    with refuses("goal.metric", "examples"):
+        Goal(0.2, metric="examples", unit="examples")
+    plain = identity_of(GoalConfig(error=0.2))
+    assert "unit" not in plain
+    assert identity_of(GoalConfig(error=0.2, unit="examples")) == {**plain, "unit": "examples"}
+    assert "unit" not in Goal(0.2).to_stored()
+
+
+@pytest.mark.parametrize("unit", ["examples", "seconds"])
+def test_the_race_stops_a_trial_that_has_spent_more(unit):
+    # 4 checks of 30 are fewer than 2 of 100, although they take twice as many steps.
+    best = train(unit, [30] * 4, met_at=4).result()
+    assert (best.steps, best.cost, best.cost_run) == (16, 120, 120)
+    limit = race_limit([best.cost], 1.0, MINIMUM)
+    assert limit == 120
+    slow = train(unit, [100] * 4, met_at=2, limit=limit)
+    # At its goal it has spent 200, so it cannot change K*: the goal decides first.
+    assert (slow.status, slow.result().cost) == (Status.COMPLETE, 200)
+    missed = train(unit, [70] * 4, limit=limit)
+    assert (missed.status, missed.curve["step"]) == (Status.OUTRACED, [4, 8])
+
+    ended = truncate_at_race_limit([best, slow.result(), missed.result()], 1.0, MINIMUM)
+    assert [r.status for r in ended] == [Status.COMPLETE, Status.OUTRACED, Status.OUTRACED]
+    assert [r.curve[unit] for r in ended] == [[30, 60, 90, 120], [100], [70]]
+    paused = replace(train(unit, [70]).result(), status=Status.PAUSED)
+    assert truncate_at_race_limit([best, paused], 1.0, MINIMUM) == [best], "70 < 120: it runs on"
+
+
+def test_costs_of_seconds_are_not_rounded():
+    assert MINIMUM.k_star([1.25, None, 1.5]) == 1.25
+    assert median_of_best(2).k_star([1.0, 1.5]) == 1.25
+    assert median_of_best(2).k_star([100, 101]) == 101
+
+
+def study(tmp_path, unit, per_step):
+    """Return a study whose K is 4000 / B + 100 steps, each of `per_step(B)`."""
+    cells = {}
+    for batch_size in (8, 32, 128, 512):
+        cell = Cell(batch_size)
+        cells[cell] = []
+        for point, factor in enumerate((1.0, 1.2)):
+            checks = round((4000 / batch_size + 100) * factor / 4)
+            costs = [4 * per_step(batch_size)] * checks
+            attempt = train(unit, costs, checks, point=point, cell=cell)
+            cells[cell].append(attempt.result())
+    goal = Goal(0.2, check_interval=4, max_steps=4000, unit=unit)
+    url = f"sqlite:///{tmp_path}/studies.db"
+    write_study(url, cells, goal=goal)
+    return Analysis(read_study(url, "fake"))
+
+
+def test_the_law_in_examples_is_that_of_steps_times_b(tmp_path):
+    analysis = study(tmp_path, "examples", lambda b: b)
+    table = analysis.table
+    assert table["k_star"].tolist() == [8 * 600, 32 * 224, 128 * 132, 512 * 108]
+    assert table["unit"].tolist() == ["examples"] * 4
+    law = analysis.laws[Series(0.0)]
+    assert law.k_star == {8: 600, 32: 224, 128: 132, 512: 108}
+    assert law.fit.c1 == pytest.approx(4000, rel=0.02)
+    assert law.fit.c2 == pytest.approx(100, rel=0.02)
+    curve = analysis.curves.dropna(subset=["k_star"])
+    assert curve["k_star"].tolist() == table["k_star"].tolist()
+    expected = [law.fit.c1 + law.fit.c2 * b for b in (8, 32, 128, 512)]
+    assert curve["fit"].tolist() == pytest.approx(expected)
+    answer = analysis.answer
+    assert answer["examples"].tolist() == pytest.approx(expected)
+    assert answer["fewest"].tolist() == [True, False, False, False]
+    assert analysis.trials["examples"].tolist()[:2] == [8 * 600, 8 * 720]
+    text = answered(analysis)
+    assert "K* [examples]" in text and "K* = c1 + c2 B" in text
+
+
+def test_k_star_in_seconds_has_no_law_and_is_the_time_to_the_goal(tmp_path):
+    analysis = study(tmp_path, "seconds", lambda b: 0.001 * (10 + b / 16))
+    k_star = [600 * 0.0105, 224 * 0.012, 132 * 0.018, 108 * 0.042]
+    assert analysis.table["k_star"].tolist() == pytest.approx(k_star)
+    law = analysis.laws[Series(0.0)]
+    assert law.fit is None and law.verdict.refusal is Refusal.PREDICTION
+    assert analysis.law_table["c1"].isna().all()
+    answer = analysis.answer
+    assert answer["seconds"].tolist() == pytest.approx(k_star)
+    assert answer["steps"].tolist() == [600, 224, 132, 108]
+    assert answer["fastest"].tolist() == [False, False, True, False]
+    assert (answer["seconds_low"] < answer["seconds"]).all()
+    assert sum("goal.unit = seconds" in note for note in study_notes(analysis)) == 1
+    text = answered(analysis)
+    assert "K* [s]" in text and " 2.38 " in text
+
+
+@pytest.mark.parametrize(
+    ("budget", "expected"),
+    [
+        ({}, 400),
+        ({"max_examples": 1000}, 64),  # 62.5 steps of 16 examples, checked every 4
+        ({"max_examples": 1024}, 64),
+        ({"max_examples": 1025}, 68),
+        ({"max_examples": 10**9}, 400),
+        ({"max_seconds": 1.0}, 100),
+        ({"max_seconds": 1.0, "max_examples": 1000}, 64),
+    ],
+)
+def test_budgets_limit_the_steps_of_a_forecast(budget, expected):
+    goal = Goal(0.2, check_interval=4, max_steps=400, **budget)
+    assert goal.most_steps(16, step_seconds=0.01) == expected
