@@ -31,7 +31,6 @@ from benchmarks.raced import run_raced, short_sample
 from benchmarks.setups import middle_trial, paper_setup, varied
 from benchmarks.text import NO_GPU, between, ratio, seconds, table
 from lit_dps.core.search_space import short_names
-from lit_dps.core.statistic import MINIMUM
 from lit_dps.core.text import format_duration
 from lit_dps.core.trial import Status, TrialResult, Value
 from lit_dps.study.setup import StudySetup
@@ -184,7 +183,7 @@ def _cell(setup: StudySetup, kept: Apply, plain: Apply, options: Options) -> Cel
     costs = [Cost.of([*first, *last]) for first, last in zip(before, after, strict=True)]
     shares = len(results), steps, goal.check_interval, workers
     papers = [Paper.of(cost, cost.bounds(*shares), ours_seconds) for cost in costs]
-    k_star = MINIMUM.k_star(result.steps for result in results)
+    k_star = min((r.steps for r in results if r.steps is not None), default=None)
     return CellFound(
         batch_size=cell.batch_size,
         k_star=k_star,

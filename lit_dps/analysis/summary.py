@@ -203,7 +203,8 @@ def trial_rows(record: StudyRecord, cells: Iterable[CellSummary]) -> pd.DataFram
     each metaparameter by its short name, engine (the loop that trained it) and engine_reason (why
     no faster loop did), and each reading: its last value, up to the goal for a complete trial.
     Where trials count them, also the examples or seconds of training up to the goal (missing unless
-    complete): under a budget or a K* in this unit, and the examples of a batch that changes along a trial.
+    complete): under a budget or a K* in this unit, and the examples of a batch that changes along a
+    trial.
     """
     names = short_names(list(record.space))
     read_columns = reading_columns(record)
@@ -218,8 +219,8 @@ def trial_rows(record: StudyRecord, cells: Iterable[CellSummary]) -> pd.DataFram
     for summary in cells:
         for result in record.results[summary.cell]:
             spent = {unit: spent_to_goal(result, unit) for unit in units}
-            if EXAMPLES in spent and result.steps is not None:
-                spent[EXAMPLES] = record.examples_of(summary.cell, result.steps, result)
+            if EXAMPLES.column in spent and result.steps is not None:
+                spent[EXAMPLES.column] = record.examples_of(summary.cell, result.steps, result)
             row = {
                 **columns_of(summary.cell.series),
                 "batch_size": summary.cell.batch_size,

@@ -79,10 +79,10 @@ class GoalConfig:
             steps and while their data load, in all processes of the trial together. It stops in
             validation, building, pruning, measuring and saving. Such trials are not reproducible,
             and networks of a stack share a clock, so they are not stacked.
-        unit: What K* counts in a study: steps, examples or seconds. "examples" and "seconds" are
-            counted as for `max_examples` and `max_seconds`. K* is then the fewest examples or
-            seconds of any trial, and the race stops a trial that has spent more. The law of K* is
-            fitted to steps, which are K* / B for examples; there is none for seconds.
+        unit: Unit of K*: steps, examples, seconds. They are counted as for `max_examples` and
+            `max_seconds`. K* is then the fewest examples or seconds of any trial, and the race
+            stops a trial that has spent more. The law of K* is fitted to steps, which are K* / B
+            for examples; there is none for seconds.
 
     Raises:
         ConfigError: for a value out of its range.

@@ -22,8 +22,8 @@ from lit_dps.core.goal import RESERVED_NAMES
 from lit_dps.core.local_sgd import LocalSGDSchedule
 from lit_dps.core.search_space import Choices
 from lit_dps.core.trial import Cell, Trial, Value
-from lit_dps.core.unit import STEPS
 from lit_dps.core.trial_config import BatchConfig
+from lit_dps.core.unit import STEPS
 from lit_dps.engines.engine import METHOD_OPTIONS
 from lit_dps.readings.reading import KEY as READINGS_KEY
 from lit_dps.study.identity import BATCH_SIZE_KEY, GRID, SPACE, keys_of_trials
@@ -128,7 +128,7 @@ def _check_batch_schedule(setup: StudySetup, cell: Cell, config: BatchConfig) ->
     """Raise ConfigError if a schedule does not reach the batch size of a cell in its budget."""
     trial = Trial(cell, 0, setup.middle)
     if setup.goal.unit != STEPS.name:
-        allowed = f"steps where {NAME_KEY} changes the batch size: the law of K* is of constant ones"
+        allowed = f"steps where {NAME_KEY} changes the batch size: its law is of constant ones"
         raise ConfigError("goal.unit", setup.goal.unit, allowed)
     if setup.training().local_sgd_callback(trial).rounds.on:
         allowed = f"{CONSTANT} with local SGD, whose workers divide each batch"
