@@ -124,7 +124,7 @@ def _entries(options: dict[str, str]) -> list[str]:
 def _entry(option: str, sentence: str) -> list[str]:
     """Return the lines of an option: its name, and beside it what it does."""
     lines = textwrap.wrap(sentence, WIDTH - INDENT)
-    head = f"  {option:{INDENT - 4}}  "
+    head = f"  {option:{INDENT - 3}} "
     if len(head) > INDENT:
         return [head.rstrip(), *(" " * INDENT + line for line in lines)]
     return [head + lines[0], *(" " * INDENT + line for line in lines[1:])]
