@@ -79,6 +79,9 @@ class Lipschitz(Reading):
             Keys of the section `smoothness` (`lit_dps.core.trial_config.SmoothnessConfig`). The
             default interval is the paper's.
 
+    Attributes:
+        config: These arguments.
+
     Raises:
         ConfigError: for a value out of its range; in a fit for manual optimization, or if the
             module has no per-example gradients.
@@ -98,7 +101,7 @@ class Lipschitz(Reading):
         floor: float = 0.0,
         noise: bool = False,
     ):
-        SmoothnessConfig(interval, delta, last, examples, batch_size, floor, noise)  # checks
+        self.config = SmoothnessConfig(interval, delta, last, examples, batch_size, floor, noise)
         self.interval = interval
         self.gammas = gammas(delta, last)
         self.batch_size = batch_size

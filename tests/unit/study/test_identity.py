@@ -53,3 +53,12 @@ def test_only_another_statistic_than_the_minimum_is_part_of_the_identity():
     arguments = ["--study.statistic", "median_of_best_3"]
     other = read_setup(["--config", str(ROOT / "configs/quickstart.yaml"), *arguments])
     assert other.identity(None)["study"]["statistic"] == "median_of_best_3"
+
+
+def test_the_lipschitz_reading_has_one_identity_in_both_places():
+    config = ["--config", str(ROOT / "configs/quickstart.yaml")]
+    section = read_setup([*config, "--smoothness.interval", "8", "--smoothness.last", "0.9"])
+    reading = {"class_path": "lipschitz", "init_args": {"interval": 8, "last": 0.9}}
+    named = read_setup([*config, "--study.readings", json.dumps([reading])])
+    assert named.identity(None) == section.identity(None)
+    assert named.identity(None)["smoothness"]["interval"] == 8
