@@ -104,7 +104,7 @@ def test_a_statistic_of_its_own_is_what_k_star_is(project, monkeypatch):
     monkeypatch.syspath_prepend(folder)
     cells = summarize(read_study(url, "mean"))
     for cell in cells:
-        best = sorted(k for k in cell.steps if k is not None)[:2]
+        best = sorted(k for k in cell.costs if k is not None)[:2]
         k_star = None
         if len(best) == 2:
             k_star = math.ceil(math.sqrt(best[0] * best[1]) - 1e-6)
