@@ -18,6 +18,7 @@ TABLE_COLUMNS = frozenset(
         *("batch_size", "sparsity", "k_star", "communications", "floor", "pending", "boundary"),
         *("point", "status", "steps", "steps_run", "engine", "engine_reason"),
         *("step", "train_loss", "exact"),
+        *("examples", "seconds", "unit"),
         *map(str, Status),
     }
 )

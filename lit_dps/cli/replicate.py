@@ -160,7 +160,7 @@ def write_pages(
     for name, group in _comparable_parts(parts).items():
         folder = figures_folder(storage.folder, f"compare {name}")
         files, _ = write_comparison([part.study for part in group], folder)
-        comparisons[name] = _copy_figures(files, COMPARISONS, images, name)
+        comparisons[name] = _copy_figures(files, COMPARISONS, images, name, group[0].study)
     machine = Machine(cores(), cpu_model(), version("torch"))
     date = datetime.date.today().isoformat()
     paths = []
@@ -182,7 +182,7 @@ def _part(record: StudyRecord, file: Path, storage: StorageConfig, images: Path)
         name += " as far as measured"
     _, files = publish(study, figures_folder(storage.folder, name))
     figures = [figure for figure in FIGURES if figure not in COMPARISONS]
-    shown = _copy_figures(files, figures, images, record.name)
+    shown = _copy_figures(files, figures, images, record.name, study)
     core = _core(file)
     command = f"lit-dps study --config {shlex.quote(str(file))}{_extending_options(subset, core)}"
     return Part(study, command, shown, core, incomplete)
@@ -223,7 +223,11 @@ def _extending_options(record: StudyRecord, core: Core) -> str:
 
 
 def _copy_figures(
-    files: Sequence[Path], figures: Iterable[ModuleType], folder: Path, name: str
+    files: Sequence[Path],
+    figures: Iterable[ModuleType],
+    folder: Path,
+    name: str,
+    study: Analysis,
 ) -> list[Image]:
     """Copy the PNG files of some figures into a folder, without files of further goals.
 
@@ -232,6 +236,7 @@ def _copy_figures(
         figures: The figures.
         folder: Beside the page.
         name: Of the study or the comparison, which the copies' names begin with.
+        study: The study, or one of the compared ones, which have one unit of K*.
     """
     folder.mkdir(parents=True, exist_ok=True)
     by_name: dict[str, Path] = {}
@@ -244,7 +249,10 @@ def _copy_figures(
         if file is not None:
             target = folder / f"{figures_folder('', name).name}-{figure.NAME}.png"
             copy_small(file, target)
-            images.append(Image(figure.CAPTION, f"{folder.name}/{target.name}", figure.NAME))
+            caption = figure.CAPTION
+            if hasattr(figure, "caption_in"):
+                caption = figure.caption_in(study.record.goal.cost_unit)
+            images.append(Image(caption, f"{folder.name}/{target.name}", figure.NAME))
     return images
 
 

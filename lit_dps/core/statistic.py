@@ -17,7 +17,7 @@ import numpy as np
 
 from lit_dps.core.errors import ConfigError
 from lit_dps.core.registry import named
-from lit_dps.core.unit import Cost
+from lit_dps.core.unit import Cost, Unit
 
 Steps = Sequence[Cost | None]
 
@@ -72,6 +72,10 @@ class Statistic:
         return f"the value of {self.name} over the trials"
 
     # ---- What follows from the methods above ----
+
+    def describe_in(self, unit: Unit) -> str:
+        """Return `describe` in a unit of K*, as in "the fewest seconds of any trial"."""
+        return re.sub(r"\bsteps\b", unit.name, self.describe())
 
     def k_star(self, steps: Iterable[Cost | None]) -> Cost | None:
         """Return K* of a cell: the value, rounded up if the trials have whole numbers.

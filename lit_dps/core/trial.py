@@ -26,6 +26,10 @@ _COLUMNS = {
     "k_star",
     "floor",
     "boundary",
+    "examples",
+    "seconds",
+    "unit",
+    "step",
 }
 
 

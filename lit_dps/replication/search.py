@@ -182,7 +182,7 @@ def _complete_by_twice_k_star(
     """
     complete = {}
     for batch_size, results in trials.items():
-        k_star = study.by_cell[cell_of(series, batch_size)].k_star
+        k_star = study.by_cell[cell_of(series, batch_size)].k_star_steps
         if not k_star or 2 * k_star > study.record.goal.max_steps:
             continue
         is_complete = []

@@ -29,6 +29,7 @@ from lit_dps.core.record import StudyRecord, cell_text
 from lit_dps.core.statistic import Statistic
 from lit_dps.core.text import format_duration
 from lit_dps.core.trial import Cell, Series
+from lit_dps.core.unit import Unit
 
 LIMITS = "95 % interval of the time"
 TIED = "not told apart"
@@ -122,7 +123,7 @@ def sentences(study: Analysis, series: Series) -> list[str]:
     lines = _limits_of_answer(rows, fastest)
     lines += _with_validation(rows, fastest, study.validate_every)
     lines.append(examples)
-    lines += _basis(rows, study.record.statistic)
+    lines += _basis(rows, study.record.statistic, study.record.goal.cost_unit)
     rate = study.rate_laws[series]
     if rate is not None:
         lines.append(_rate_text(rate, fastest["batch_size"]))
@@ -194,7 +195,7 @@ def _seconds_with_validation(row: Row) -> float:
     return row["seconds"] + row["validation_seconds"]
 
 
-def _basis(rows: Sequence[Row], k_star: Statistic) -> list[str]:
+def _basis(rows: Sequence[Row], k_star: Statistic, unit: Unit) -> list[str]:
     """Return what the times to the goal are based on; nothing if they have no intervals."""
     row = _first_with(rows, "seconds_low")
     if row is None:
@@ -210,7 +211,7 @@ def _basis(rows: Sequence[Row], k_star: Statistic) -> list[str]:
     if statistic == K_STAR:
         meaning = "the best of several trials"
         if not k_star.is_minimum:
-            meaning = k_star.describe()
+            meaning = k_star.describe_in(unit)
         lines.append(f"K* is {meaning}; expect one run to need more (study.repeats measures it).")
     return lines
 

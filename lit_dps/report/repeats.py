@@ -21,7 +21,6 @@ from lit_dps.analysis.tables import (
     times,
 )
 from lit_dps.core.record import StudyRecord, setting
-from lit_dps.core.statistic import Statistic
 from lit_dps.core.trial import Series, Status, TrialResult
 from lit_dps.core.unit import STEPS, Cost, Unit, cost_text
 from lit_dps.report.notes import Note, Values
@@ -70,16 +69,16 @@ def _repeats_text(study: Analysis) -> str:
     if biases:
         lines.append(
             f"  K* is x{geometric_mean(biases):.2f} the median of its sample over seeds "
-            f"(geometric mean of {len(biases)} cells), because {_reason(study.record.statistic)}"
+            f"(geometric mean of {len(biases)} cells), because {_reason(study.record)}"
         )
     return "\n".join(lines) + "\n"
 
 
-def _reason(statistic: Statistic) -> str:
+def _reason(record: StudyRecord) -> str:
     """Return why K* is below the median over seeds."""
-    if statistic.is_minimum:
+    if record.statistic.is_minimum:
         return "it is the best of many trials"
-    return f"it is {statistic.describe()}"
+    return f"it is {record.statistic.describe_in(record.goal.cost_unit)}"
 
 
 def _row_to_print(

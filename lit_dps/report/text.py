@@ -181,7 +181,7 @@ def protocol_text(record: StudyRecord) -> str:
     if record.train_past_goal:
         text += ", also after the goal"
     if not record.statistic.is_minimum:
-        text += f"; K* is {record.statistic.describe()}"
+        text += f"; K* is {record.statistic.describe_in(goal.cost_unit)}"
     return text
 
 

@@ -185,11 +185,12 @@ def early_in_schedule(study: Analysis) -> Iterator[Values]:
 
 
 def _schedules(study: Analysis) -> Iterator[tuple[str, float, int, int]]:
-    """Yield cell, K*, warm-up and length of the schedule of each K* trial that has one."""
+    """Yield cell, K* in steps, warm-up and length of the schedule of each K* trial with one."""
     for cell in study.cells:
-        if cell.best is not None and cell.k_star is not None and SCHEDULE in cell.best.flags:
+        k_star = cell.k_star_steps
+        if cell.best is not None and k_star is not None and SCHEDULE in cell.best.flags:
             flags = cell.best.flags
-            yield str(cell.cell), cell.k_star, int(flags[WARM_UP]), int(flags[SCHEDULE])
+            yield str(cell.cell), k_star, int(flags[WARM_UP]), int(flags[SCHEDULE])
 
 
 def warm_up_notes(results: Sequence[TrialResult], k_of: Mapping[int, float]) -> list[str]:

@@ -13,6 +13,7 @@ from lit_dps.analysis.analysis import Analysis
 from lit_dps.analysis.summary import CellSummary, is_at_first_check
 from lit_dps.core.record import setting
 from lit_dps.core.search_space import Range, describe_expansions, expand_range
+from lit_dps.core.unit import SECONDS
 from lit_dps.report.no_result import missed_text
 from lit_dps.report.notes import Note, Values, finished_trials, first_names, lines_of
 from lit_dps.report.pruning_notes import PRUNING
@@ -26,12 +27,20 @@ def study_notes(study: Analysis) -> list[str]:
 
 
 def ended_by_clock(study: Analysis) -> Iterator[Values]:
-    """Hold if trials have a budget in seconds, or if K* is in seconds."""
+    """Hold if trials have a budget in seconds."""
     goal = study.record.goal
     if goal.max_seconds is not None:
         yield {"key": f"goal.max_seconds = {goal.max_seconds:g}"}
-    elif goal.counts_seconds:
-        yield {"key": f"goal.unit = {goal.unit}"}
+
+
+def k_star_by_clock(study: Analysis) -> Iterator[Values]:
+    """Hold if K* is in seconds, with what the race does then."""
+    goal = study.record.goal
+    if goal.unit == SECONDS.name:
+        race = ""
+        if study.record.race_factor is not None:
+            race = ", and the race (study.race_factor) stops trials by the clock"
+        yield {"key": f"goal.unit = {goal.unit}", "race": race}
 
 
 def no_k_star(study: Analysis) -> Iterator[Values]:
@@ -139,7 +148,7 @@ def seeds_of_one_sample(study: Analysis) -> Iterator[Values]:
     if best_of is not None:
         meaning = "that of the luckiest seed"
         if not study.record.statistic.is_minimum:
-            meaning = study.record.statistic.describe()
+            meaning = study.record.statistic.describe_in(study.record.goal.cost_unit)
         yield {"best_of": best_of, "meaning": meaning}
 
 
@@ -198,6 +207,11 @@ RESULTS = (
         ended_by_clock,
         "{key} ends trials by the clock. The table is not reproducible: "
         "on another machine, or a busy one, other trials meet the goal.",
+    ),
+    Note(
+        k_star_by_clock,
+        "{key} measures K* by the clock{race}. The table is not reproducible: "
+        "K* depends on the machine and its load.",
     ),
     Note(no_k_star, "{too_few} reached the goal{yet}, so there is no K* and no law."),
     Note(

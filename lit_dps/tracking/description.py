@@ -53,7 +53,7 @@ def _goal_line(study: Analysis) -> str:
         f"{record.trials} trials a cell"
     )
     if not record.statistic.is_minimum:
-        line += f"; K* is {record.statistic.describe()}"
+        line += f"; K* is {record.statistic.describe_in(goal.cost_unit)}"
     if unfinished:
         line += f"; **{unfinished} trials have not finished**"
     return line

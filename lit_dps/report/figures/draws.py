@@ -19,10 +19,16 @@ from lit_dps.analysis.best_of_n import last_doubling, why_no_draws
 from lit_dps.analysis.tables import numbers, rows_of, title, where
 from lit_dps.core.record import StudyRecord
 from lit_dps.core.trial import Series
+from lit_dps.core.unit import STEPS, Unit
 
 NAME, PAPER = "draws", ""
 CAPTION = "steps of the best of n trials against n, by batch size"
 DASH: dict[str, Any] = {"marker": "_", "markersize": 7}  # of a median over seeds
+
+
+def caption_in(unit: Unit) -> str:
+    """Return the caption in a unit of K*; `CAPTION` is in steps."""
+    return CAPTION.replace(STEPS.name, unit.name, 1)
 
 
 def by_default(study: Analysis) -> bool:

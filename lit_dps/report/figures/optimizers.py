@@ -21,6 +21,7 @@ from lit_dps.core.trial import Series, text_of
 
 NAME, PAPER = "optimizers", "2"
 CAPTION = "K* against batch size by update rule (Figure 2)"
+ONE_UNIT = "studies of one unit of K* (goal.unit)"
 # Settings that studies must have in common, so that their K* compare update rules alone.
 IN_COMMON = {
     "data set": "data.class_path",
@@ -86,6 +87,8 @@ def missing(*studies: Analysis) -> str | None:
     """Return why there are no update rules to compare; None if there are."""
     if len({study.record.statistic.name for study in studies}) > 1:
         return "studies of one K* (study.statistic)"
+    if len({study.record.goal.unit for study in studies}) > 1:
+        return ONE_UNIT
     shared = _shared_series(studies)
     if not shared:
         return "no sparsity at which two of the studies have a K*"

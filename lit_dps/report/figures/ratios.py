@@ -17,6 +17,7 @@ from lit_dps.analysis.analysis import Analysis
 from lit_dps.analysis.sparse_ratios import ratio_rows
 from lit_dps.analysis.tables import has_values, numbers, rows_of, where
 from lit_dps.core.trial import Series
+from lit_dps.report.figures.optimizers import ONE_UNIT
 
 NAME, PAPER = "ratios", "12"
 CAPTION = "K* of sparse over dense networks (Figure 12)"
@@ -34,6 +35,8 @@ def rows(*studies: Analysis) -> pd.DataFrame:
 
 def missing(*studies: Analysis) -> str | None:
     """Return why there is no ratio to draw; None if there is one."""
+    if len({study.record.goal.unit for study in studies}) > 1:
+        return ONE_UNIT
     if any(study.ratios for study in studies):
         return None
     if all(len(study.record.sparsities) == 1 for study in studies):

@@ -44,6 +44,12 @@ FIGURES = (
 )
 COMPARISONS = (optimizers, ratios)  # figures of several studies
 NAMES = {figure.NAME for figure in (*FIGURES, *COMPARISONS)}
+# Tables of a study that are not named as a figure (`publish.tables_of`, and second tables).
+TABLES = {
+    *("table", "fits", "critical", "answer", "theory", "theory-ratios", "readings", "repeats"),
+    *("median-fits", "delay-law", "critical-delays", "isometry", "noise-laws"),
+    *(layers.COLLAPSE, lipschitz.MEANS, rates.PRICES, terms.CORRELATIONS),
+}
 REQUIRED = ("NAME", "missing", "notes")  # parts of a user's figure
 PAGE_DPI = 150  # of a picture in the report page
 
@@ -144,7 +150,8 @@ def of_others(name: str, key: str = "--only") -> ModuleType:
         key: The key or option that names it.
 
     Raises:
-        ConfigError: if the module cannot be imported, or is not a figure.
+        ConfigError: if the module cannot be imported, is not a figure, or has the name of a figure
+            or table of the package.
     """
     try:
         module = import_module(name)
@@ -155,6 +162,10 @@ def of_others(name: str, key: str = "--only") -> ModuleType:
         if not hasattr(module, part):
             allowed = f"a figure, which has NAME, missing and notes; it has no {part}"
             raise ConfigError(key, name, allowed)
+    is_pair = module.NAME.startswith(f"{metaparameters.NAME}-")
+    if module.NAME in NAMES | TABLES or is_pair:
+        allowed = f"a figure whose NAME is not {module.NAME!r}, which the package writes itself"
+        raise ConfigError(key, name, allowed)
     return module
 
 

@@ -100,12 +100,13 @@ def _notes(lines: Iterable[str]) -> list[str]:
 
 def _charts(study: Analysis) -> list[str]:
     """Return the charts for which the study has data, each with its title and caption."""
+    unit = study.record.goal.cost_unit
     drawings = [
         (
-            "Steps to result against batch size",
+            f"{unit.name.capitalize()} to result against batch size",
             charts.curve(study),
-            f"Markers: K*, {study.record.statistic.describe()}; open markers are upper bounds. "
-            f"{_lines_text(study.record.goal.cost_unit)}",
+            f"Markers: K*, {study.record.statistic.describe_in(unit)}; open markers are upper bounds. "
+            f"{_lines_text(unit)}",
         ),
         (
             "Time and examples to the goal",
@@ -285,9 +286,9 @@ def _assumptions(study: Analysis) -> list[str]:
 def _search_text(record: StudyRecord) -> str:
     """Return how the metaparameters were searched."""
     sampler = setting(record.config, "study.sampler") or "sobol"
-    smallest = "the smallest number of steps among"
+    smallest = f"the smallest number of {record.goal.unit} among"
     if not record.statistic.is_minimum:
-        smallest = f"{record.statistic.describe()}, of"
+        smallest = f"{record.statistic.describe_in(record.goal.cost_unit)}, of"
     return (
         f"K* is {smallest} {record.trials} trials. study.sampler {sampler} "
         f"drew them from this search space: {record.space_text}. More trials or a larger search "

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from itertools import islice
 from typing import Any
 
-from lit_dps.analysis.readings import reserved_columns
+from lit_dps.analysis.readings import TABLE_COLUMNS, reserved_columns
 from lit_dps.core.batch_schedule import CONSTANT, NAME_KEY, OPTIONS_KEY
 from lit_dps.core.config import MAX_STEPS
 from lit_dps.core.errors import ConfigError
@@ -50,7 +50,11 @@ def check_goals(setup: StudySetup) -> None:
     goal = setup.goal_of_trials
     if goal.max_steps > MAX_STEPS:
         raise ConfigError("goal.max_steps", goal.max_steps, f"at most {MAX_STEPS} steps")
+    if goal.metric in TABLE_COLUMNS:
+        raise ConfigError("goal.metric", goal.metric, "a name that no column of the tables has")
     for name in setup.study.metrics:
+        if name in TABLE_COLUMNS:
+            raise ConfigError("study.metrics", name, "a name that no column of the tables has")
         if name in (goal.metric, *RESERVED_NAMES, *goal.counted):
             raise ConfigError("study.metrics", name, "another one: this is kept anyway")
     for value in setup.study.goals:

@@ -13,9 +13,15 @@ from lit_dps.core.attempt import Attempt
 from lit_dps.core.goal import Goal
 from lit_dps.core.racing import race_limit, truncate_at_race_limit
 from lit_dps.core.statistic import MINIMUM, median_of_best
-from lit_dps.core.trial import Cell, Series, Status, Trial
+from lit_dps.core.trial import SCHEDULE, WARM_UP, Cell, Series, Status, Trial, short_name
 from lit_dps.core.trial_config import GoalConfig, identity_of
+from lit_dps.core.unit import SECONDS, STEPS
+from lit_dps.replication.search import _complete_by_twice_k_star
+from lit_dps.report.figures import draws, optimizers, ratios
+from lit_dps.report.html.page import page
+from lit_dps.report.notes import lines_of
 from lit_dps.report.text import answered
+from lit_dps.report.trial_notes import SCHEDULES
 from lit_dps.report.warnings import study_notes
 from lit_dps.storage.read import read_study
 from tests.support.errors import refuses
@@ -127,6 +133,66 @@ def test_k_star_in_seconds_has_no_law_and_is_the_time_to_the_goal(tmp_path):
     assert sum("goal.unit = seconds" in note for note in study_notes(analysis)) == 1
     text = answered(analysis)
     assert "K* [s]" in text and " 2.38 " in text
+
+
+def test_texts_name_the_unit(tmp_path):
+    assert MINIMUM.describe_in(STEPS) == MINIMUM.describe()
+    words = "the median of the seconds of the best 3 trials"
+    assert median_of_best(3).describe_in(SECONDS) == words
+    assert draws.caption_in(STEPS) == draws.CAPTION
+    assert draws.caption_in(SECONDS).startswith("seconds of the best")
+    analysis = study(tmp_path, "seconds", lambda b: 0.001 * b)
+    html = page(analysis)
+    assert "Seconds to result against batch size" in html
+    assert "Markers: K*, the fewest seconds of any trial" in html
+    assert "smallest number of seconds" in html and "fewest steps of any" not in html
+    (note,) = (note for note in study_notes(analysis) if "goal.unit = seconds" in note)
+    assert "ends trials" not in note and "race" not in note
+    raced = replace(analysis.record, race_factor=1.0)
+    (note,) = (note for note in study_notes(Analysis(raced)) if "goal.unit = seconds" in note)
+    assert "study.race_factor" in note
+
+
+def test_k_star_in_examples_is_compared_with_steps_in_steps(tmp_path):
+    def flagged(result):
+        return replace(result, flags={WARM_UP: 110, SCHEDULE: 4000})
+
+    analysis = study(tmp_path, "examples", lambda b: b)
+    record = analysis.record
+    results = {cell: list(map(flagged, of_cell)) for cell, of_cell in record.results.items()}
+    lines = lines_of(SCHEDULES, Analysis(replace(record, results=results)))
+    # K* is 108 steps at B = 512, and 132 at B = 128.
+    assert "B=512 S=0 (step 108 of 110)" in lines[0] and "B=128" not in lines[0]
+    # Twice 2160 steps exceed the budget of 4000 at none: all trials are within 2 K*.
+    by_size = {cell.batch_size: of_cell for cell, of_cell in record.results.items()}
+    complete = _complete_by_twice_k_star(analysis, Series(0.0), by_size)
+    assert {b: c.tolist() for b, c in complete.items()} == dict.fromkeys(by_size, [True, True])
+
+
+def test_studies_of_two_units_are_not_compared(tmp_path):
+    (tmp_path / "other").mkdir()
+    steps = study(tmp_path, "steps", lambda b: 1)
+    examples = study(tmp_path / "other", "examples", lambda b: b)
+    for figure in (optimizers, ratios):
+        assert "goal.unit" in figure.missing(steps, examples)
+
+
+def test_an_axis_named_examples_keeps_its_answer(tmp_path):
+    cells = {}
+    axis = "batch.options.examples"
+    for batch_size in (8, 32):
+        for examples in (100, 200):
+            cell = Cell(batch_size, axes=((axis, examples),))
+            attempt = train("examples", [4 * batch_size] * 9, 9, cell=cell)
+            cells[cell] = [attempt.result()]
+    goal = Goal(0.2, check_interval=4, max_steps=4000, unit="examples")
+    url = f"sqlite:///{tmp_path}/studies.db"
+    write_study(url, cells, goal=goal, axes={axis: [100, 200]})
+    analysis = Analysis(read_study(url, "fake"))
+    assert analysis.answer[axis].tolist() == [100, 100, 200, 200]
+    assert analysis.answer["examples"].tolist() == [288, 1152] * 2
+    assert "no K* yet" not in answered(analysis)
+    assert short_name("local.steps") == "local.steps" and short_name("optim.delay") == "delay"
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,9 @@ import PIL.Image
 import pytest
 
 from lit_dps.analysis.analysis import Analysis
+from lit_dps.report.figures import of_others
+from lit_dps.report.figures.write import NAMES as NAMES_OF_FIGURES
+from lit_dps.report.figures.write import TABLES
 from lit_dps.report.notebook import Study
 from lit_dps.report.publish import publish
 from lit_dps.study.sources import source_hashes
@@ -82,6 +85,16 @@ def test_a_module_without_a_figure_is_refused(study, figure):  # noqa: F811
         Study(study.record).plot("no_such_figure")
     with refuses("name", "tests.support.errors"):
         Study(study.record).plot("tests.support.errors")
+
+
+@pytest.mark.parametrize("name", ["scaling", "table", "rates-prices", "metaparameters-a-b"])
+def test_a_figure_named_as_a_file_of_the_package_is_refused(study, figure, tmp_path, name):  # noqa: F811
+    figure.write_text(figure.read_text().replace('"success"', f'"{name}"'))
+    with refuses("study.figures", "my_figure"):
+        of_others("my_figure", "study.figures")
+    for file in publish(study, tmp_path / "files")[1]:
+        is_pair = file.stem.startswith("metaparameters-")
+        assert file.suffix != ".csv" or file.stem in NAMES_OF_FIGURES | TABLES or is_pair
 
 
 def test_a_figure_is_no_code_of_the_trials(study, figure):  # noqa: F811

@@ -133,6 +133,7 @@ def test_keys_that_came_later_leave_the_identity_of_earlier_studies(later):
         (["val_loss", "val_loss"], "study.metrics", ["val_loss", "val_loss"]),
         (["val_error"], "study.metrics", "val_error"),
         (["step"], "study.metrics", "step"),
+        (["seconds"], "study.metrics", "seconds"),
         (["accuracy"], "study.metrics", "accuracy"),
     ],
 )
