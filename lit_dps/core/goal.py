@@ -10,6 +10,7 @@ from functools import cached_property
 from statistics import fmean
 from typing import Any
 
+from lit_dps.core.batch_schedule import CONSTANT_BATCH, BatchSchedule
 from lit_dps.core.errors import ConfigError
 from lit_dps.core.registry import named
 from lit_dps.core.trial import Status
@@ -448,20 +449,25 @@ class Goal:
             return None
         return Status.INCOMPLETE
 
-    def most_steps(self, batch_size: int, step_seconds: float) -> int:
+    def most_steps(
+        self, batch_size: int, step_seconds: float, schedule: BatchSchedule = CONSTANT_BATCH
+    ) -> int:
         """Return the step of the check at which the budgets of a trial are spent.
 
         Args:
-            batch_size: Examples of each step.
+            batch_size: The cell's batch size.
             step_seconds: Seconds of a training step; 0 if they are unknown.
+            schedule: The batch size as a function of the step.
         """
-        most = self.max_steps
-        per_step = {EXAMPLES.column: batch_size, SECONDS.column: step_seconds}
-        for column, limit in self.limits.items():
-            if per_step[column]:
-                checks = math.ceil(limit / (per_step[column] * self.check_interval))
-                most = min(most, checks * self.check_interval)
-        return most
+        steps: float = self.max_steps
+        examples = self.max_examples
+        # A budget that is larger than all examples of the trial would need a long sum.
+        if examples is not None and examples < schedule.examples_of(steps, batch_size):
+            steps = schedule.steps_within(examples - 1, batch_size) + 1
+        if self.max_seconds is not None and step_seconds:
+            steps = min(steps, self.max_seconds / step_seconds)
+        checks = math.ceil(steps / self.check_interval)
+        return min(self.max_steps, checks * self.check_interval)
 
     def is_spent(self, curve: Curve) -> bool:
         """Return True if a budget of a run is spent at its last check."""

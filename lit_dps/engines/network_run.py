@@ -328,7 +328,7 @@ class NetworkRun:
 
     @property
     def batch_size(self) -> int:
-        """Examples of an optimizer step."""
+        """The cell's batch size: the most examples of an optimizer step."""
         assert self.attempt.trial is not None
         return self.attempt.trial.cell.batch_size
 
@@ -339,8 +339,7 @@ class NetworkRun:
     def record(self, outcome: CheckOutcome) -> None:
         """Record the check at the end of an interval; the attempt decides how the run continues."""
         self.steps += self.attempt.goal.check_interval
-        if self.readings is not None:
-            self.attempt.flags = {**self.attempt.flags, **self.readings.flags}
+        self._collect_flags()
         self.attempt.record(
             self.steps,
             outcome.error,
@@ -349,6 +348,17 @@ class NetworkRun:
             outcome.finite,
             outcome.metrics,
         )
+
+    def read_end(self) -> None:
+        """Take the readings of the end, which may set flags."""
+        assert self.readings is not None
+        self.readings.read_end(self.steps, self)
+        self._collect_flags()
+
+    def _collect_flags(self) -> None:
+        """Store the flags of the readings so far in the attempt."""
+        if self.readings is not None:
+            self.attempt.flags = {**self.attempt.flags, **self.readings.flags}
 
     def learning_rate(self, step: int) -> float:
         """Return the learning rate of step number `step`, from 0; a schedule must be a LambdaLR."""

@@ -185,7 +185,7 @@ class RunGroup:
         run = self.networks.run_at(row)
         if run.readings is not None and run.readings.is_end_due:
             self.networks.write_back_weights(row)
-            run.readings.read_end(run.steps, run)
+            run.read_end()
 
     def _next_batches(self) -> Tensor | tuple[Tensor, ...]:
         """Return the batches of the next interval.

@@ -176,7 +176,9 @@ def _remaining(
     most_steps = {}
     with_pauses = {}
     for cell in points:
-        steps = goal.most_steps(cell.batch_size, timing.step.at(cell.batch_size))
+        step_seconds = timing.step.at(cell.batch_size)
+        schedule = setup.batch.with_axes(cell.axes).build()
+        steps = goal.most_steps(cell.batch_size, step_seconds, schedule)
         most_steps[cell] = steps
         with_pauses[cell] = steps + sum(pause for pause in pauses if pause < steps)
     most = max_work(points, with_pauses, goal.check_interval)

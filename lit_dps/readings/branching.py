@@ -21,6 +21,7 @@ from lit_dps.core.errors import ConfigError
 from lit_dps.parallel import ranks
 from lit_dps.parallel.ddp import unsharded
 from lit_dps.training.adam_scaling import AdamScalingCallback, is_adaptive, scale_groups
+from lit_dps.training.batch_schedule_callback import refuse_batch_schedule
 from lit_dps.training.example_count import full_batch_size, record_batches
 from lit_dps.training.hidden_state import preserve_rng_state
 from lit_dps.training.pruning_callback import masks_of
@@ -128,8 +129,8 @@ class BranchCallback(Callback):
         on_fork: Called with each new fork.
 
     Raises:
-        ConfigError: for values out of their range; in a fit for manual optimization, several
-            optimizers or ranks.
+        ConfigError: for values out of their range; in a fit for a batch schedule, manual
+            optimization, several optimizers or ranks.
     """
 
     def __init__(
@@ -169,6 +170,7 @@ class BranchCallback(Callback):
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage == "fit":
+            refuse_batch_schedule(trainer, "BranchCallback")
             record_batches(trainer)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, Self
 
 import torch
 from lightning.pytorch import LightningDataModule, LightningModule
@@ -37,7 +37,7 @@ class ReadRun(Protocol):
         module: The module that is trained.
         data: Its data module.
         masks: The mask of each pruned parameter, by name.
-        batch_size: Examples of an optimizer step.
+        batch_size: The cell's batch size: the most examples of an optimizer step.
     """
 
     @property
@@ -116,7 +116,7 @@ class Moment:
 
     @property
     def batch_size(self) -> int:
-        """Examples of an optimizer step."""
+        """The cell's batch size: the most examples of an optimizer step."""
         return self._run.batch_size
 
     def loss_of(self, module: LightningModule, batch: Any) -> Tensor | None:
@@ -194,7 +194,14 @@ class Reading(ABC):
     interval: int = 1
     stacked: bool = True
     over_ranks: bool = False
-    flags: Mapping[str, float] = {}
+    flags: dict[str, float] = {}
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        reading = super().__new__(cls)
+        # All trials would share the dict of the class. A subclass may define a property instead.
+        if isinstance(cls.flags, Mapping):
+            vars(reading)["flags"] = dict(cls.flags)
+        return reading
 
     def start(self, moment: Moment) -> None:  # noqa: B027  # optional
         """Look at the network before the first step, after pruning."""

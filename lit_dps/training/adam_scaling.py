@@ -19,6 +19,7 @@ from lit_dps.core.errors import ConfigError
 from lit_dps.optim.parameter_groups import group_settings
 from lit_dps.parallel import ranks
 from lit_dps.parallel.ddp import SharedBatchDDP
+from lit_dps.training.batch_schedule_callback import refuse_batch_schedule
 from lit_dps.training.example_count import full_batch_size, record_batches
 
 # The update of these optimizers does not grow with the gradient: they divide by its size.
@@ -65,7 +66,8 @@ class AdamScalingCallback(Callback):
         factor: B / B0, after the first batch has begun; 0 before.
 
     Raises:
-        ConfigError: if the reference is below 1, or if the rate is not positive.
+        ConfigError: if the reference is below 1, or if the rate is not positive. When a fit begins,
+            for a batch schedule.
     """
 
     def __init__(self, reference: int, rate: float | None = None):
@@ -77,6 +79,7 @@ class AdamScalingCallback(Callback):
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage == "fit":
+            refuse_batch_schedule(trainer, "AdamScalingCallback")
             record_batches(trainer)
             # A checkpoint is loaded after this; its optimizers are scaled already.
             self.factor = 0.0

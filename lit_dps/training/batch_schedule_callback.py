@@ -7,7 +7,7 @@ from typing import Any, Self
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 
 import lit_dps.training.lightning_private as lightning_private
-from lit_dps.core.batch_schedule import CONSTANT, NAME_KEY, BatchSchedule
+from lit_dps.core.batch_schedule import CONSTANT, CONSTANT_BATCH, NAME_KEY, BatchSchedule
 from lit_dps.core.errors import ConfigError
 from lit_dps.core.trial_config import BatchConfig
 from lit_dps.data import ImageData
@@ -41,6 +41,22 @@ class BatchScheduleCallback(Callback):
             data = lightning_private.data_module_of(trainer)
             self.apply_to(data, trainer.accumulate_grad_batches)
 
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if stage == "fit":
+            self._reset(trainer)
+
+    def on_exception(
+        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
+    ) -> None:
+        # Lightning calls no `teardown` then.
+        self._reset(trainer)
+
+    def _reset(self, trainer: Trainer) -> None:
+        """Give the data module constant batches again: the next fit may have no schedule."""
+        data: Any = lightning_private.data_module_of(trainer)
+        if not self.schedule.is_constant and hasattr(data, "schedule_batches"):
+            data.schedule_batches(CONSTANT_BATCH, 1)
+
     def apply_to(self, data: LightningDataModule | None, parts: int = 1) -> None:
         """Let a data module make batches of the sizes that the schedule sets.
 
@@ -58,6 +74,26 @@ class BatchScheduleCallback(Callback):
             )
             raise ConfigError(NAME_KEY, self.name, allowed)
         schedule_batches(self.schedule, parts)
+
+
+def schedule_name(trainer: Trainer) -> str:
+    """Return the name of a trainer's batch schedule that is not constant, else "constant"."""
+    for callback in lightning_private.callbacks_of(trainer):
+        if isinstance(callback, BatchScheduleCallback) and not callback.schedule.is_constant:
+            return callback.name
+    return CONSTANT
+
+
+def refuse_batch_schedule(trainer: Trainer, user: str) -> None:
+    """Raise ConfigError if a trainer's batch size changes along the fit.
+
+    Args:
+        trainer: The trainer.
+        user: What needs a constant batch size.
+    """
+    name = schedule_name(trainer)
+    if name != CONSTANT:
+        raise ConfigError(NAME_KEY, name, f"{CONSTANT} with {user}")
 
 
 def is_ignored(data: LightningDataModule | None) -> bool:

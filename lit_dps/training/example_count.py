@@ -10,6 +10,7 @@ from lightning.pytorch import Trainer
 
 import lit_dps.training.lightning_private as lightning_private
 from lit_dps.core.attempt import Attempt
+from lit_dps.core.batch_schedule import CONSTANT, NAME_KEY
 from lit_dps.core.errors import ConfigError
 from lit_dps.core.unit import EXAMPLES, SECONDS
 from lit_dps.parallel import ranks
@@ -21,6 +22,7 @@ from lit_dps.parallel.example_count import (
     first_iterator,
     record_examples,
 )
+from lit_dps.training.batch_schedule_callback import schedule_name
 from lit_dps.training.stopwatch import Stopwatch
 
 
@@ -61,16 +63,20 @@ class SpentOfSteps:
         self._steps += self._batches
         self._batches = []
 
-    def take(self, attempt: Attempt, stopwatch: Stopwatch) -> dict[str, float]:
+    def take(self, trainer: Trainer, attempt: Attempt, stopwatch: Stopwatch) -> dict[str, float]:
         """Return what the steps since the last call spent, in each unit that the curve counts."""
         spent: dict[str, float] = {}
         if EXAMPLES.column in attempt.curve:
             counts = [count for count in self._steps if count is not None]
             if len(counts) < len(self._steps):
-                allowed = "left out: the number of examples of a batch of this data is unknown"
-                if attempt.goal.max_examples is None:
-                    raise ConfigError("goal.unit", attempt.goal.unit, allowed)
-                raise ConfigError("goal.max_examples", attempt.goal.max_examples, allowed)
+                reason = "the number of examples of a batch of this data is unknown"
+                goal = attempt.goal
+                if goal.max_examples is not None:
+                    raise ConfigError("goal.max_examples", goal.max_examples, f"left out: {reason}")
+                if goal.cost_unit is EXAMPLES:
+                    raise ConfigError("goal.unit", goal.unit, f"left out: {reason}")
+                # Without a goal in examples, the batch schedule counts them.
+                raise ConfigError(NAME_KEY, schedule_name(trainer), f"{CONSTANT}: {reason}")
             spent[EXAMPLES.column] = sum(counts)
         if SECONDS.column in attempt.curve:
             seconds = stopwatch.training_seconds

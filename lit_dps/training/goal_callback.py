@@ -464,7 +464,7 @@ class GoalErrorCallback(Callback):
             exact,
             None if loss is None else total_loss,
             not broken_ranks,
-            {**(metrics or {}), **self._spent.take(self.attempt, self.stopwatch)},
+            {**(metrics or {}), **self._spent.take(trainer, self.attempt, self.stopwatch)},
         )
         # Only the first rank knows about the race.
         self.attempt.status = ranks.broadcast(status)

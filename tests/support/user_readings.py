@@ -90,6 +90,20 @@ class FinalNorm(Reading):
         return {"final_norm": norm_of(moment)}
 
 
+class Flagged(Reading):
+    """Counts steps in a flag, and sets another one at the end."""
+
+    name = "flagged"
+    when = "end"
+
+    def count(self, rate):
+        self.flags["counted"] = self.flags.get("counted", 0) + 1
+
+    def read(self, moment):
+        self.flags["end"] = moment.step
+        return {"flagged": 1.0}
+
+
 class Norm(Reading):
     """The norm of the weights every few steps, its largest value so far, and a random number."""
 

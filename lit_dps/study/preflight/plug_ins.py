@@ -19,7 +19,7 @@ from lit_dps.core.goal import rule_of as goal_rule_of
 from lit_dps.core.trial import Cell, Trial
 from lit_dps.engines.engine import Training
 from lit_dps.module import ImageClassifier
-from lit_dps.optim import OURS, RULES
+from lit_dps.optim import OURS, RULES, Rule
 from lit_dps.pruning import pruner_of
 from lit_dps.readings.reading import KEY as READINGS_KEY
 from lit_dps.storage.samplers import sobol_point
@@ -124,13 +124,17 @@ def _update_rules(training: Training, trial: Trial) -> Iterator[PlugIn]:
     rule = RULES.get(name)
     if rule is None or rule in OURS:
         return
+    run = partial(_check_rule, rule, dict(arguments))
+    yield PlugIn("model.optimizer", name, "check_rule", name, run)
+
+
+def _check_rule(rule: Rule, arguments: Mapping[str, Any]) -> None:
+    """Run `check_rule` with the hyperparameters of a module; fails if one is not a number."""
     numbers = {}
     for key in rule.hyperparameters:
         if key in arguments:
             numbers[key] = float(arguments[key])
-    yield PlugIn(
-        "model.optimizer", name, "check_rule", name, partial(check_rule, rule, numbers, quick=True)
-    )
+    check_rule(rule, numbers, quick=True)
 
 
 def _call_text(name: str, arguments: Mapping[str, Any]) -> str:

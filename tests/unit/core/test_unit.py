@@ -10,6 +10,7 @@ import pytest
 from lit_dps.analysis.analysis import Analysis
 from lit_dps.analysis.law_fit import Refusal
 from lit_dps.core.attempt import Attempt
+from lit_dps.core.batch_schedule import schedule_named
 from lit_dps.core.goal import Goal
 from lit_dps.core.racing import race_limit, truncate_at_race_limit
 from lit_dps.core.statistic import MINIMUM, median_of_best
@@ -210,3 +211,12 @@ def test_an_axis_named_examples_keeps_its_answer(tmp_path):
 def test_budgets_limit_the_steps_of_a_forecast(budget, expected):
     goal = Goal(0.2, check_interval=4, max_steps=400, **budget)
     assert goal.most_steps(16, step_seconds=0.01) == expected
+
+
+def test_a_forecast_sums_the_sizes_of_a_growing_batch():
+    goal = Goal(0.2, check_interval=4, max_steps=400, max_examples=100)
+    # Steps of 4, 4, 4, 8, 8, 8, 16, 16, 16, ...: the check at step 12 has 132 examples.
+    schedule = schedule_named("doubling", {"start": 0.25, "steps": 3})
+    assert goal.most_steps(16, 0.0) == 8
+    assert goal.most_steps(16, 0.0, schedule) == 12
+    assert replace(goal, max_examples=68).most_steps(16, 0.0, schedule) == 8

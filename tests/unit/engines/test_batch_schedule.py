@@ -7,15 +7,24 @@ from itertools import islice
 
 import pytest
 import torch
+from lightning.pytorch import Callback, Trainer
 
+from lit_dps.core.attempt import Attempt
 from lit_dps.core.errors import ConfigError
+from lit_dps.core.goal import Goal
 from lit_dps.core.trial import Cell, Trial
 from lit_dps.core.trial_config import BatchConfig
 from lit_dps.data.loaders import interval_batches
 from lit_dps.parallel.process import Interrupted
+from lit_dps.readings import BranchCallback
+from lit_dps.training import AdamScalingCallback, BatchScheduleCallback
 from lit_dps.training.checkpoint_files import Checkpoints
+from lit_dps.training.example_count import SpentOfSteps
+from lit_dps.training.stopwatch import Stopwatch
+from tests.support.errors import refuses
 from tests.support.runs import engine as engine_of
 from tests.support.runs import runs, train_one
+from tests.support.tiny import fit
 from tests.unit.engines.test_engine import PARAMS, WORKLOAD, quiet  # noqa: F401
 
 GOAL = {"error": 0.001, "check_interval": 4, "max_steps": 20, "early_reject": True}
@@ -108,6 +117,50 @@ def test_accumulated_batches_are_the_batch_of_the_cell(batch):
     assert in_parts.curve["train_loss"] == pytest.approx(whole.curve["train_loss"], rel=2e-4)
     other = train_one(accumulating(4, batch_size=32), WORKLOAD, GOAL)
     assert other.curve["train_loss"] != pytest.approx(whole.curve["train_loss"], rel=2e-4)
+
+
+def test_the_next_fit_of_the_data_has_constant_batches():
+    built = WORKLOAD.build(TRIAL)
+    callback = BatchScheduleCallback(**vars(DOUBLING))
+    fit(built.module, datamodule=built.data, callbacks=[callback], max_steps=2)
+    assert list(islice(built.data.batch_sizes(), 3)) == [16, 16, 16]
+    with pytest.raises(ZeroDivisionError):
+        fit(built.module, datamodule=built.data, callbacks=[callback, Breaks()], max_steps=2)
+    assert next(iter(built.data.batch_sizes())) == 16
+
+
+class Breaks(Callback):
+    def on_train_start(self, trainer, pl_module):
+        assert next(iter(trainer.datamodule.batch_sizes())) == 4
+        raise ZeroDivisionError
+
+
+@pytest.mark.parametrize("user", [AdamScalingCallback(2), BranchCallback([1])])
+def test_callbacks_of_one_batch_size_refuse_a_schedule(user):
+    built = WORKLOAD.build(TRIAL)
+    callbacks = [user, BatchScheduleCallback(**vars(DOUBLING))]
+    with refuses("batch.schedule", "doubling"):
+        fit(built.module, datamodule=built.data, callbacks=callbacks, max_steps=1)
+
+
+@pytest.mark.parametrize(
+    ("goal", "key"),
+    [
+        ({}, "batch.schedule"),
+        ({"unit": "examples"}, "goal.unit"),
+        ({"max_examples": 9}, "goal.max_examples"),
+    ],
+)
+def test_batches_that_cannot_be_counted_name_the_key_that_counts_them(goal, key):
+    trainer = Trainer(callbacks=[BatchScheduleCallback(**vars(DOUBLING))], logger=False)
+    attempt = Attempt(TRIAL, Goal(0.5, **goal))
+    attempt.count_examples()
+    spent = SpentOfSteps()
+    spent.add_batch(None)
+    spent.step()
+    with pytest.raises(ConfigError) as raised:
+        spent.take(trainer, attempt, Stopwatch())
+    assert raised.value.key == key
 
 
 def test_a_step_that_cannot_be_accumulated_is_refused():

@@ -113,7 +113,8 @@ def test_an_error_of_a_reading_fails_its_trial_alone():
 
 @pytest.mark.parametrize("lean", [True, False])
 def test_a_resumed_trial_equals_an_unbroken_one(tmp_path, lean):
-    options = {"readings": specs("Sharpness", "Norm", "Drift", "FinalNorm"), "lean": lean}
+    names = ("Sharpness", "Norm", "Drift", "FinalNorm", "Flagged")
+    options = {"readings": specs(*names), "lean": lean}
     goal = {**GOAL, "max_steps": 24}
     study = SavedStudy(tmp_path, model=TINY, goal=goal, **options)
     unbroken, _ = study.run(TRIAL, saved=False)
@@ -124,6 +125,14 @@ def test_a_resumed_trial_equals_an_unbroken_one(tmp_path, lean):
     assert resumed == unbroken
     assert resumed.readings["norm"]["step"] == list(range(3, 25, 3))
     assert resumed.status is Status.INCOMPLETE and "final_norm" in resumed.end_readings
+    assert resumed.flags == {"counted": 24, "end": 24}
+
+
+@pytest.mark.parametrize("how", [{}, {"lean": False}, {"size": 2}])
+def test_each_trial_has_its_own_flags_also_those_of_the_end(how):
+    trials = [dataclasses.replace(TRIAL, point=point) for point in range(2)]
+    for result in train(trials, WORKLOAD, GOAL, readings=specs("Flagged"), **how):
+        assert (result.flags["counted"], result.flags["end"]) == (16, 16)
 
 
 def test_the_race_cuts_readings_where_it_cuts_curves():

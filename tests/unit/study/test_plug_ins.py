@@ -125,6 +125,19 @@ def test_a_plug_in_that_the_small_network_does_not_suit_is_noted():
     assert note.startswith(f"{HERE}.ForText ") and "KeyError" in note
 
 
+def test_a_hyperparameter_that_is_no_number_is_noted(monkeypatch):
+    build = Workload.module
+
+    def module(workload, trial):
+        built = build(workload, trial)
+        built.hparams["momentum"] = None  # such as the default of a subclass
+        return built
+
+    monkeypatch.setattr(Workload, "module", module)
+    (note,) = check_plug_ins(setup(rule=f"{HERE}.SIGN"))
+    assert note.startswith(f"{HERE}.SIGN ") and "TypeError" in note
+
+
 def test_the_recipes_pass_within_a_second_of_cpu_time_each(tmp_path, monkeypatch):
     for name in ("my_pruner", "my_rigl", "my_muon", "my_reading", "my_goal"):
         import_recipe(name, tmp_path, monkeypatch)
