@@ -107,7 +107,7 @@ def _truncate(result: TrialResult, limit: float) -> TrialResult:
     if end <= limit and result.status is not Status.PAUSED:
         return result
     outraced = dataclasses.replace(result, status=Status.OUTRACED, steps=None)
-    return cut(outraced, result.unit.step_within(result.curve, limit))
+    return cut(outraced, result.unit.step_of(result.curve, limit))
 
 
 def cut(result: TrialResult, limit: float) -> TrialResult:

@@ -53,18 +53,19 @@ class Unit:
             return step
         return curve[self.column][list(curve[_STEP]).index(step)]
 
-    def step_within(self, curve: Curve, limit: float) -> float:
-        """Return the step up to which a trial costs at most a limit; 0 if its first check does not.
+    def step_of(self, curve: Curve, limit: float) -> float:
+        """Return the step at which a trial has a cost, for a race that ends it there.
 
-        If the limit is in steps, it is this step itself.
+        In another unit than steps it is the first check that costs as much, where a race stops a
+        trial. Then the trial counts as known up to the limit when it is cut again. If no check
+        costs as much, it is the last one.
         """
         if self.column == _STEP:
             return limit
-        last = 0
         for step, cost in zip(curve[_STEP], curve[self.column], strict=True):
-            if cost <= limit:
-                last = step
-        return last
+            if cost >= limit:
+                return step
+        return curve[_STEP][-1]
 
     def last_interval(self, curve: Curve, step: int, check_interval: int) -> Cost:
         """Return the cost between a check of a trial and the check before it."""

@@ -7,6 +7,7 @@ if one of these hashes changes.
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import inspect
 import json
@@ -184,7 +185,9 @@ def source_of(record: StudyRecord) -> str:
             source.update(file.read_bytes())
     with suppress(OSError, TypeError):  # the source of a notebook cannot be read
         source.update(inspect.getsource(type(record.statistic)).encode())
-    source.update(pickle.dumps(vars(record), protocol=5))
+    # Without what the record has computed so far.
+    content = {field.name: getattr(record, field.name) for field in dataclasses.fields(record)}
+    source.update(pickle.dumps(content, protocol=5))
     return source.hexdigest()
 
 

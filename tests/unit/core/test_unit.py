@@ -70,7 +70,8 @@ def test_the_race_stops_a_trial_that_has_spent_more(unit):
 
     ended = truncate_at_race_limit([best, slow.result(), missed.result()], 1.0, MINIMUM)
     assert [r.status for r in ended] == [Status.COMPLETE, Status.OUTRACED, Status.OUTRACED]
-    assert [r.curve[unit] for r in ended] == [[30, 60, 90, 120], [100], [70]]
+    assert [r.curve[unit] for r in ended] == [[30, 60, 90, 120], [100, 200], [70, 140]]
+    assert truncate_at_race_limit(ended, 1.0, MINIMUM) == ended, "cut again, none must run again"
     paused = replace(train(unit, [70]).result(), status=Status.PAUSED)
     assert truncate_at_race_limit([best, paused], 1.0, MINIMUM) == [best], "70 < 120: it runs on"
 

@@ -363,7 +363,7 @@ def test_results_of_the_first_versions():
     result = convert_result(former)
     schema.check_keys(result, schema.RESULT_KEYS)
     # Readings are stored only of a study that has some.
-    absent = {"readings", "end_readings", "smoothness", "theory"}
+    absent = {"readings", "end_readings", "smoothness", "theory", "unit"}
     assert result.keys() == schema.RESULT_KEYS.keys() - absent
     trial = convert_trial({"point": 2, "owner": "a:1:2", "result": former, "failed_at": 9.0})
     assert trial["repeat"] == 0 and trial["environment"] is None and trial["status"] == "failed"
