@@ -18,7 +18,7 @@ from functools import cached_property
 from typing import Any
 
 from lit_dps.core.errors import ConfigError
-from lit_dps.core.registry import named
+from lit_dps.core.registry import instance_of, named_class
 
 CONSTANT = "constant"
 NAME_KEY = "batch.schedule"
@@ -229,13 +229,5 @@ def schedule_named(name: str, options: Mapping[str, Any] | None = None) -> Batch
     Raises:
         ConfigError: if there is no such schedule, or if it does not take the options.
     """
-    kind = named(NAME_KEY, name, SCHEDULES, "BatchSchedule", _is_schedule)
-    options = dict(options or {})
-    try:
-        return kind(**options)
-    except TypeError as error:
-        raise ConfigError(OPTIONS_KEY, options, f"what {name} takes: {error}") from error
-
-
-def _is_schedule(value: object) -> bool:
-    return isinstance(value, type) and issubclass(value, BatchSchedule)
+    kind = named_class(NAME_KEY, name, SCHEDULES, BatchSchedule)
+    return instance_of(kind, OPTIONS_KEY, name, options)

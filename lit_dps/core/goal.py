@@ -12,7 +12,7 @@ from typing import Any
 
 from lit_dps.core.batch_schedule import CONSTANT_BATCH, BatchSchedule
 from lit_dps.core.errors import ConfigError
-from lit_dps.core.registry import named
+from lit_dps.core.registry import instance_of, named_class
 from lit_dps.core.trial import Status
 from lit_dps.core.unit import EXAMPLES, SECONDS, STEPS, Curve, Unit, unit_named
 
@@ -168,22 +168,14 @@ def rule_of(name: str, options: Mapping[str, Any] | None = None) -> GoalRule:
     Raises:
         ConfigError: if there is no such rule, or if it does not take the options.
     """
-    kind = named("goal.rule", name, RULES, "GoalRule", _is_rule)
-    options = dict(options or {})
-    try:
-        return kind(**options)
-    except TypeError as error:
-        raise ConfigError("goal.options", options, f"what {name} takes: {error}") from error
+    kind = named_class("goal.rule", name, RULES, GoalRule)
+    return instance_of(kind, "goal.options", name, options)
 
 
 def class_path_of_rule(name: str) -> str:
     """Return the class path of a rule, the same for a name of `RULES` and its class path."""
-    kind = named("goal.rule", name, RULES, "GoalRule", _is_rule)
+    kind = named_class("goal.rule", name, RULES, GoalRule)
     return f"{kind.__module__}.{kind.__qualname__}"
-
-
-def _is_rule(value: object) -> bool:
-    return isinstance(value, type) and issubclass(value, GoalRule)
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from importlib import import_module
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from lit_dps.core.errors import ConfigError
 from lit_dps.core.text import closest_name
@@ -45,6 +45,49 @@ def named(
     if not is_kind(value):
         raise ConfigError(key, name, allowed, hint)
     return value
+
+
+def named_class(key: str, name: str, built_in: Mapping[str, type[T]], base: type[T]) -> type[T]:
+    """Return the subclass of a base class that a configuration names, as `named` does."""
+
+    def is_kind(value: object) -> bool:
+        return isinstance(value, type) and issubclass(value, base)
+
+    return named(key, name, built_in, base.__name__, is_kind)
+
+
+def instance_of(kind: type[T], key: str, name: str, options: Mapping[str, Any] | None) -> T:
+    """Return an instance of a class that a configuration names.
+
+    Args:
+        kind: The class.
+        key: The key of the options in the configuration, such as "pruning.options".
+        name: The name of the class there.
+        options: Arguments of its constructor.
+
+    Raises:
+        ConfigError: if the constructor does not take the options.
+    """
+    options = dict(options or {})
+    try:
+        return kind(**options)
+    except TypeError as error:
+        _refuse_unknown_option(kind, key, name, options)
+        raise ConfigError(key, options, f"what {name} takes: {error}") from error
+
+
+def _refuse_unknown_option(kind: type, key: str, name: str, options: Mapping[str, Any]) -> None:
+    """Raise ConfigError for the first option that the constructor of a class does not take."""
+    names = argument_names(kind)
+    for option, value in options.items():
+        if option in names:
+            continue
+        hint = None
+        near = closest_name(option, names)
+        if near is not None:
+            hint = f"Did you mean {near}?"
+        allowed = f"left out: {name} takes {', '.join(names) or 'no options'}"
+        raise ConfigError(f"{key}.{option}", value, allowed, hint)
 
 
 def argument_names(cls: type) -> list[str]:

@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 from lit_dps.core.errors import ConfigError
-from lit_dps.core.registry import argument_names, named
-from lit_dps.core.text import closest_name
+from lit_dps.core.registry import instance_of, named_class
 from lit_dps.core.trial import BY, KEPT, PRUNABLE, TRAINED, UNSCORED, check_sparsity
 from lit_dps.pruning.mask import Mask
 from lit_dps.pruning.network import Network
@@ -143,31 +142,8 @@ def pruner_of(
     Raises:
         ConfigError: if there is no such method, or if it does not take the options.
     """
-    kind = named(key, method, PRUNERS, "Pruner", _is_pruner)
-    options = dict(options or {})
-    try:
-        return kind(**options)
-    except TypeError as error:
-        _refuse_unknown_option(method, kind, options)
-        raise ConfigError("pruning.options", options, f"what {method} takes: {error}") from error
-
-
-def _refuse_unknown_option(method: str, kind: type[Pruner], options: Mapping[str, Any]) -> None:
-    """Raise ConfigError for the first option that the constructor of a method does not take."""
-    names = argument_names(kind)
-    for name, value in options.items():
-        if name in names:
-            continue
-        hint = None
-        near = closest_name(name, names)
-        if near is not None:
-            hint = f"Did you mean {near}?"
-        allowed = f"left out: {method} takes {', '.join(names) or 'no options'}"
-        raise ConfigError(f"pruning.options.{name}", value, allowed, hint)
-
-
-def _is_pruner(value: object) -> bool:
-    return isinstance(value, type) and issubclass(value, Pruner)
+    kind = named_class(key, method, PRUNERS, Pruner)
+    return instance_of(kind, "pruning.options", method, options)
 
 
 def prune(

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lit_dps.core.errors import ConfigError
-from lit_dps.core.registry import named
+from lit_dps.core.registry import named_class
 from lit_dps.core.trial import LIPSCHITZ
 from lit_dps.core.trial_config import SmoothnessConfig
 from lit_dps.readings.lipschitz import Lipschitz
@@ -98,9 +98,5 @@ def _resolve(entry: Any) -> ReadingSpec:
         arguments = entry.get("init_args") or {}
     if not isinstance(class_path, str) or not isinstance(arguments, Mapping):
         raise ConfigError(KEY, entry, "a name, a class path, or {class_path, init_args}")
-    kind = named(KEY, class_path, READINGS, "Reading", _is_reading)
+    kind = named_class(KEY, class_path, READINGS, Reading)
     return ReadingSpec(kind, class_path, dict(arguments))
-
-
-def _is_reading(value: object) -> bool:
-    return isinstance(value, type) and issubclass(value, Reading)
