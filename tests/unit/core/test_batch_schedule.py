@@ -59,7 +59,7 @@ class Halving(BatchSchedule):
         ({"start": 0.5, "steps": 3, "examples": 3}, "batch.options"),
         ({"start": 0.5, "steps": 2.5}, "batch.options.steps"),
         ({"start": 0.5, "examples": 0}, "batch.options.examples"),
-        ({"start": 0.5, "stops": 3}, "batch.options"),
+        ({"start": 0.5, "stops": 3}, "batch.options.stops"),
     ],
 )
 def test_options_that_are_refused(options, key):

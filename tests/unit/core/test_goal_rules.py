@@ -115,7 +115,7 @@ def test_checks_may_stop_early_until_an_easier_goal_has_stayed_met():
         ("goal.rule", "median", {"rule": "median"}),
         ("goal.rule", "lit_dps.core.goal.Goal", {"rule": "lit_dps.core.goal.Goal"}),
         ("goal.options", {}, {"rule": "stays_below"}),
-        ("goal.options", {"checks": 2}, {"options": {"checks": 2}}),
+        ("goal.options.checks", 2, {"options": {"checks": 2}}),
         ("goal.options.checks", 0, {**MEAN, "options": {"checks": 0}}),
         ("goal.options.checks", 2.5, {**MEAN, "options": {"checks": 2.5}}),
     ],
