@@ -19,6 +19,7 @@ from lit_dps.readings.reading import KEY, Reading, check_attributes
 
 # Readings of the package, by their name in the configuration.
 READINGS: dict[str, type[Reading]] = {LIPSCHITZ: Lipschitz}
+_LIPSCHITZ_NAMES = (LIPSCHITZ, f"{Lipschitz.__module__}.{Lipschitz.__qualname__}")
 
 
 @dataclass(frozen=True)
@@ -69,18 +70,44 @@ def resolve_readings(
     Raises:
         ConfigError: for an unknown class, arguments that it refuses, or two readings of one name.
     """
-    specs = []
-    names = set()
-    named_specs = [_resolve(entry) for entry in entries]
+    specs = [_resolve(entry) for entry in entries]
     if smoothness is not None and smoothness.interval is not None:
-        named_specs.append(ReadingSpec(Lipschitz, LIPSCHITZ, vars(smoothness)))
-    for spec in named_specs:
+        specs.append(ReadingSpec(Lipschitz, LIPSCHITZ, vars(smoothness)))
+    names = set()
+    for spec in specs:
         reading = spec.build()
         if reading.name in names:
             raise ConfigError(KEY, reading.name, "readings with different names")
+        ours = READINGS.get(reading.name)
+        if ours is not None and not isinstance(reading, ours):
+            allowed = f"a class with another name than {reading.name}, which is ours"
+            raise ConfigError(KEY, spec.class_path, allowed)
         names.add(reading.name)
-        specs.append(spec)
     return tuple(specs)
+
+
+def without_lipschitz(
+    entries: Sequence[Any], smoothness: SmoothnessConfig
+) -> tuple[list[Any], SmoothnessConfig]:
+    """Return the entries of `study.readings` without `Lipschitz`, and the section that it means.
+
+    So both ways to write it are one study, and what asks the section knows of it.
+
+    Raises:
+        ConfigError: for arguments that it refuses, or if it is in both places.
+    """
+    others = []
+    for entry in entries:
+        class_path = entry.get("class_path") if isinstance(entry, Mapping) else entry
+        if class_path not in _LIPSCHITZ_NAMES:
+            others.append(entry)
+            continue
+        if smoothness.interval is not None:
+            raise ConfigError(KEY, LIPSCHITZ, "readings with different names")
+        reading = _resolve(entry).build()
+        assert isinstance(reading, Lipschitz)
+        smoothness = reading.config
+    return others, smoothness
 
 
 def _resolve(entry: Any) -> ReadingSpec:

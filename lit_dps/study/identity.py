@@ -21,7 +21,6 @@ from lit_dps.core.trial_config import GoalConfig, identity_of
 from lit_dps.data import ImageData
 from lit_dps.models import MLP, SimpleCNN
 from lit_dps.module import ImageClassifier
-from lit_dps.readings.lipschitz import Lipschitz
 from lit_dps.readings.registry import resolve_readings
 from lit_dps.storage.schema import UNREAD
 from lit_dps.training.trainer_rules import ACCUMULATION_KEY, STUDY_TRAINER
@@ -95,15 +94,9 @@ def identity_of_study(
     set_by_trials = _names_below("local.", [*study.space, *study.axes])
     if set_by_trials or sections["local"].on:
         identity["local"] = identity_of(sections["local"], set_by_trials)
-    # Readings change no result, but all trials have the same columns.
-    read = []
-    for spec in resolve_readings(study.readings, sections["smoothness"]):
-        if spec.kind is Lipschitz:  # in the section `smoothness` or not, it is the same
-            identity["smoothness"] = identity_of(Lipschitz(**spec.init_args).config)
-        else:
-            read.append(spec.identity)
-    if read:
-        identity["study"]["readings"] = sorted(read, key=repr)
+    # Smoothness changes no result, but all trials of a study are measured in the same way.
+    if sections["smoothness"].interval is not None:
+        identity["smoothness"] = identity_of(sections["smoothness"])
     return identity
 
 
@@ -158,6 +151,10 @@ def study_of(study: StudyConfig, batch_size_key: str) -> dict[str, Any]:
     # Metrics change no result, but all trials of a study keep the same metrics.
     if study.metrics:
         identity["metrics"] = sorted(study.metrics)
+    # Readings change no result either, but all trials have the same columns.
+    if study.readings:
+        read = [spec.identity for spec in resolve_readings(study.readings)]
+        identity["readings"] = sorted(read, key=repr)
     return identity
 
 

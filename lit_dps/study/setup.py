@@ -31,7 +31,7 @@ from lit_dps.engines.interval_loop import IntervalLoop
 from lit_dps.engines.trainer import TrainerEngine
 from lit_dps.parallel import ddp
 from lit_dps.parallel.ranks import started_by_torchrun
-from lit_dps.readings.registry import ReadingSpec, resolve_readings
+from lit_dps.readings.registry import ReadingSpec, resolve_readings, without_lipschitz
 from lit_dps.study.identity import identity_of_study
 from lit_dps.training.checkpoint_files import Checkpoints
 from lit_dps.training.workload import Workload
@@ -86,6 +86,11 @@ class StudySetup:
     def __post_init__(self):
         if self.study.whole_curves and self.goal.early_reject:
             object.__setattr__(self, "goal", dataclasses.replace(self.goal, early_reject=False))
+        readings, smoothness = without_lipschitz(self.study.readings, self.smoothness)
+        if len(readings) < len(self.study.readings):
+            study = dataclasses.replace(self.study, readings=readings)
+            object.__setattr__(self, "study", study)
+            object.__setattr__(self, "smoothness", smoothness)
 
     @property
     def space(self) -> Space:

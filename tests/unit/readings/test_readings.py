@@ -20,6 +20,7 @@ from tests.support.errors import refuses
 from tests.support.runs import train, train_one
 from tests.support.saved_study import Study as SavedStudy
 from tests.support.setups import training_of
+from tests.support.user_readings import FinalNorm
 from tests.unit.engines.test_engine import DATA, MODEL, quiet  # noqa: F401
 
 PLACE = "tests.support.user_readings"
@@ -246,3 +247,15 @@ def test_results_of_the_first_version_have_the_lipschitz_constant_as_a_reading()
     assert math.isnan(decoded.flags["theory/floor"])
     again = decode_result(encode_result(decoded), TRIAL)
     assert again.readings == decoded.readings
+
+
+class Lipschitz(FinalNorm):
+    """Has the name of a reading of the package."""
+
+    name = "lipschitz"
+
+
+def test_a_reading_has_no_name_of_the_package():
+    path = f"{__name__}.Lipschitz"
+    with refuses("study.readings", path):
+        resolve_readings([path])

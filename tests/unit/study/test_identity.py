@@ -61,4 +61,5 @@ def test_the_lipschitz_reading_has_one_identity_in_both_places():
     reading = {"class_path": "lipschitz", "init_args": {"interval": 8, "last": 0.9}}
     named = read_setup([*config, "--study.readings", json.dumps([reading])])
     assert named.identity(None) == section.identity(None)
-    assert named.identity(None)["smoothness"]["interval"] == 8
+    assert named.config() == section.config()
+    assert (named.smoothness.interval, named.study.readings) == (8, [])
