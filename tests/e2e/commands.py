@@ -50,11 +50,21 @@ def run(folder: Path, *args: object, timeout: float = 300) -> subprocess.Complet
 
 
 def run_forked(folder: Path, argv: list[str], timeout: float = 300) -> subprocess.CompletedProcess:
-    """Runs what would follow `python` in a folder to its end."""
+    """Runs what would follow `python` in a folder to its end.
+
+    Raises:
+        AssertionError: if it does not end in time; with the stacks of all its processes.
+    """
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
         process = Command(argv, folder, environment(), out, err, start_new_session=True)
         try:
             code = process.wait(timeout)
+        except subprocess.TimeoutExpired as late:
+            os.killpg(process.pid, signal.SIGABRT)
+            time.sleep(5)  # for the stacks
+            err.seek(0)
+            stacks = [line for line in err if not line.startswith("Extension modules: ")]
+            raise AssertionError(f"{late}\n{''.join(stacks)}") from None
         finally:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)

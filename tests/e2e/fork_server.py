@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import faulthandler
 import json
 import os
 import random
@@ -56,6 +57,7 @@ def main() -> None:
         threads
     )  # pyarrow's minds a fork
     request, fds = _serve(control)
+    faulthandler.enable()  # a command that hangs is aborted, and says where it was
     _become_command(request, fds)()
 
 
@@ -109,8 +111,12 @@ def _become_command(request: dict, fds: list[int]) -> Callable[[], None]:
         ours.close()
         return _serve_children(theirs)
     theirs.close()
-    atexit.register(lambda: os.waitpid(template, 0))
-    atexit.register(ours.close)
+
+    def end_template() -> None:
+        ours.shutdown(socket.SHUT_RDWR)  # `close` would leave the copies of living workers open
+        os.waitpid(template, 0)
+
+    atexit.register(end_template)
     util.spawnv_passfds = lambda path, args, fds: _start_child(ours, args, {fd: fd for fd in fds})
     _fork_subprocesses(ours)
     argv = request["argv"]
