@@ -73,6 +73,7 @@ def instance_of(kind: type[T], key: str, name: str, options: Mapping[str, Any] |
         return kind(**options)
     except TypeError as error:
         _refuse_unknown_option(kind, key, name, options)
+        _refuse_missing_option(kind, key, name, options)
         raise ConfigError(key, options, f"what {name} takes: {error}") from error
 
 
@@ -88,6 +89,16 @@ def _refuse_unknown_option(kind: type, key: str, name: str, options: Mapping[str
             hint = f"Did you mean {near}?"
         allowed = f"left out: {name} takes {', '.join(names) or 'no options'}"
         raise ConfigError(f"{key}.{option}", value, allowed, hint)
+
+
+def _refuse_missing_option(kind: type, key: str, name: str, options: Mapping[str, Any]) -> None:
+    """Raise ConfigError for the first argument of a class that needs a value and has none."""
+    for parameter in inspect.signature(kind).parameters.values():
+        is_variadic = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+        needs_value = parameter.default is parameter.empty and not is_variadic
+        if needs_value and parameter.name not in options:
+            allowed = f"options with {parameter.name}, which {name} needs"
+            raise ConfigError(key, options, allowed)
 
 
 def argument_names(cls: type) -> list[str]:

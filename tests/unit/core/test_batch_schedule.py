@@ -68,6 +68,14 @@ def test_options_that_are_refused(options, key):
     assert raised.value.key == key
 
 
+def test_an_option_that_is_missing_is_named():
+    with pytest.raises(ConfigError) as raised:
+        BatchConfig("doubling", {"steps": 3})
+    assert raised.value.key == "batch.options"
+    assert raised.value.value == {"steps": 3}
+    assert raised.value.allowed == "options with start, which doubling needs"
+
+
 def test_a_size_of_a_user_is_between_one_and_the_batch_size():
     sizes = Halving().sizes(2)
     assert [next(sizes), next(sizes)] == [2, 1]
