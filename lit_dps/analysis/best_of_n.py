@@ -137,7 +137,7 @@ def draw_rows(record: StudyRecord, cells: Iterable[CellSummary]) -> pd.DataFrame
             mean = None
             if best.none <= RARE:
                 mean = best.mean
-            is_first = is_at_first_check(best.median, summary.first_cost)
+            is_first = is_at_first_check(best.median, summary.trials, record.goal)
             is_bound = is_first or summary.may_be_lower
             rows.append(
                 {

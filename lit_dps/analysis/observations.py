@@ -17,7 +17,7 @@ from scipy import special
 
 from lit_dps.analysis.intervals import NORMAL_95, Interval, resampling_rng
 from lit_dps.analysis.repeats import RepeatSummary
-from lit_dps.analysis.summary import CellSummary, boundary_texts, is_at_first_check
+from lit_dps.analysis.summary import CellSummary, boundary_texts
 from lit_dps.analysis.tables import listed_numbers
 from lit_dps.core.goal import Goal
 from lit_dps.core.record import StudyRecord
@@ -257,20 +257,19 @@ def observations_of_repeats(
         search_noise: Standard deviation of log K between searches, which would repeat other points
             (`noise_of_search`).
     """
-    runs_of_cells = []
-    first_step = 0
+    by_batch_size = {}
     for repeated in repeats:
         if repeated.rank == 1 and repeated.results:
-            steps = np.array(repeated.steps_or_limit, float)
-            missed = np.isinf(repeated.steps_over_seeds)
-            check = float(repeated.check_interval)
-            runs_of_cells.append(_Runs(float(repeated.cell.batch_size), steps, missed, check))
-            first_step = repeated.first_possible_step
-    runs_of_cells.sort(key=lambda runs: runs.batch_size)
+            by_batch_size[float(repeated.cell.batch_size)] = repeated
+    runs_of_cells = []
+    for batch_size, repeated in sorted(by_batch_size.items()):
+        steps = np.array(repeated.steps_or_limit, float)
+        missed = np.isinf(repeated.steps_over_seeds)
+        runs_of_cells.append(_Runs(batch_size, steps, missed, repeated.check_cost))
     observations = []
     for o in _median_observations(runs_of_cells):
         noise = math.hypot(o.noise, search_noise)
-        if not o.bound and is_at_first_check(o.steps, first_step):
+        if not o.bound and by_batch_size[o.batch_size].is_at_first_check(o.steps):
             observations.append(replace(o, noise=noise, bound=AT_MOST, check=0.0))
         else:
             observations.append(replace(o, noise=noise))

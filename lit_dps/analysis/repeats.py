@@ -8,6 +8,7 @@ winner's curse.
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,6 +19,7 @@ import pandas as pd
 from lit_dps.analysis.readings import reading_columns, reading_values
 from lit_dps.analysis.summary import CellSummary, is_at_first_check
 from lit_dps.analysis.tables import columns_of, frame
+from lit_dps.core.goal import Goal
 from lit_dps.core.record import StudyRecord
 from lit_dps.core.trial import Cell, Series, Status, TrialResult
 from lit_dps.core.unit import Cost
@@ -32,24 +34,27 @@ class RepeatSummary:
     Attributes:
         cell: The cell.
         point: The point of the search.
-        steps: Its steps to result in the search; like all steps here in the unit of K*.
+        searched: Its trial in the search.
         rank: 1 for the point of K*, 2 for the next best one.
         results: Its finished repeats without failed ones, and without the search's trial.
         planned: The number of its repeats when all have finished. The best points at the goal of
             the study are repeated; a point that is best only at another goal has the repeats that
             exist.
-        check_interval: Steps between two checks (`CellSummary.check_cost`).
-        first_possible_step: As `CellSummary.first_cost`.
+        goal: The goal of the runs.
     """
 
     cell: Cell
     point: int
-    steps: Cost
+    searched: TrialResult
     rank: int
     results: Sequence[TrialResult]
     planned: int
-    check_interval: Cost
-    first_possible_step: Cost
+    goal: Goal
+
+    @property
+    def steps(self) -> Cost:
+        """Steps to result in the search; like all steps here in the unit of K*."""
+        return self.searched.cost or 0
 
     @cached_property
     def steps_over_seeds(self) -> list[float]:
@@ -93,9 +98,28 @@ class RepeatSummary:
         median = self.median
         if median is None or math.isinf(median):
             return None
-        if is_at_first_check(min(self.steps, median), self.first_possible_step):
+        if self.is_search_at_first_check or self.is_at_first_check(median):
             return None
         return self.steps / median
+
+    @property
+    def is_search_at_first_check(self) -> bool:
+        """Whether the trial of the search met the goal at the first check that can meet it."""
+        return is_at_first_check(self.steps, [self.searched], self.goal)
+
+    def is_at_first_check(self, steps: float | None) -> bool:
+        """Return True if a quantile of the repeats is at the first check, an upper bound."""
+        return is_at_first_check(steps, self.results, self.goal)
+
+    @property
+    def check_cost(self) -> float:
+        """Cost between the check that met the goal and the check before, median; 0 if unknown."""
+        costs = []
+        for result in self.results:
+            if result.steps is not None:
+                interval = self.goal.check_interval
+                costs.append(result.unit.last_interval(result.curve, result.steps, interval))
+        return float(statistics.median(costs)) if costs else 0.0
 
 
 def quantile(ascending: Sequence[float], q: float) -> float:
@@ -126,7 +150,7 @@ def summarize_repeats(
     for summary in cells:
         cell = summary.cell
         planned_points = _best_points(original, cell)
-        for rank, (point, steps) in enumerate(_best_points(record, cell).items(), 1):
+        for rank, (point, searched) in enumerate(_best_points(record, cell).items(), 1):
             results = _repeats_of(record, cell, point)
             planned = len(results)
             if point in planned_points:
@@ -135,12 +159,11 @@ def summarize_repeats(
                 RepeatSummary(
                     cell=cell,
                     point=point,
-                    steps=steps,
+                    searched=searched,
                     rank=rank,
                     results=results,
                     planned=planned,
-                    check_interval=summary.check_cost,
-                    first_possible_step=summary.first_cost,
+                    goal=record.goal,
                 )
             )
     return summaries
@@ -155,19 +178,18 @@ def _repeats_of(record: StudyRecord, cell: Cell, point: int) -> list[TrialResult
     return results
 
 
-def _best_points(record: StudyRecord, cell: Cell) -> dict[int, Cost]:
-    """Return the costs of the points of a cell to repeat, the best first."""
+def _best_points(record: StudyRecord, cell: Cell) -> dict[int, TrialResult]:
+    """Return the trials of a cell whose points are repeated, by point, the best first."""
     if not record.plan.count:
         return {}
-    costs = {}
+    trials = {}
+    complete = []
     for result in record.results_without_failed(cell):
         if result.cost is not None:
-            costs[result.trial.point] = result.cost
-    best = {}
-    complete = [(cost, point) for point, cost in costs.items()]
-    for point in record.plan.best_points(complete, record.statistic):
-        best[point] = costs[point]
-    return best
+            trials[result.trial.point] = result
+            complete.append((result.cost, result.trial.point))
+    points = record.plan.best_points(complete, record.statistic)
+    return {point: trials[point] for point in points}
 
 
 def repeat_rows(record: StudyRecord, repeats: Iterable[RepeatSummary]) -> pd.DataFrame:
@@ -193,7 +215,7 @@ def repeat_rows(record: StudyRecord, repeats: Iterable[RepeatSummary]) -> pd.Dat
         }
         for name, q in QUANTILES.items():
             row[name] = each.quantile(q)
-        row["floor"] = int(is_at_first_check(each.median, each.first_possible_step))
+        row["floor"] = int(each.is_at_first_check(each.median))
         row["bias"] = each.bias
         read = pd.DataFrame(map(reading_values, each.results), columns=pd.Index(read_columns))
         row |= read.median().add_suffix("_median").to_dict()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,6 +13,7 @@ import pandas as pd
 
 from lit_dps.analysis.readings import reading_columns, reading_values
 from lit_dps.analysis.tables import columns_of, frame
+from lit_dps.core.goal import Goal
 from lit_dps.core.racing import best_trial
 from lit_dps.core.record import StudyRecord
 from lit_dps.core.search_space import Range, short_names
@@ -39,8 +42,8 @@ class CellSummary:
         undetermined_points: Trials that are skipped, since their costs are unknown
             (`StudyRecord.undetermined_points`): the lowest cost that each may have.
         may_be_lower: Whether K* may be lower, because of undetermined trials.
-        first_cost: Cost of the trial of K* up to the first check that can meet the goal.
-        check_cost: Its cost between the check that met the goal and the check before.
+        is_at_first_check: Whether K* is at the first check that can meet the goal.
+        check_cost: Cost of `best` between the check that met the goal and the check before.
     """
 
     cell: Cell
@@ -55,7 +58,7 @@ class CellSummary:
     is_upper_bound: bool
     undetermined_points: Mapping[int, Cost]
     may_be_lower: bool
-    first_cost: Cost
+    is_at_first_check: bool
     check_cost: Cost
 
     @property
@@ -64,16 +67,24 @@ class CellSummary:
         return [result.cost for result in self.trials]
 
 
-def is_at_first_check(k_star: float | None, first_cost: float) -> bool:
-    """Return True if K* is at the first check that can meet the goal, and so only an upper bound.
+def is_at_first_check(cost: float | None, results: Iterable[TrialResult], goal: Goal) -> bool:
+    """Return True if a cost is at the first check that can meet the goal: an upper bound.
 
-    Any other K* is exact up to a check interval: the check before it missed the goal.
+    Any other cost is exact up to a check interval: the check before it missed the goal. The run
+    of a cost decides by its steps, since runs spend different seconds up to the same check. If a
+    statistic such as a median is between two runs, its run is the one that costs more.
 
     Args:
-        k_star: K*.
-        first_cost: The cost up to that check (`CellSummary.first_cost`).
+        cost: A statistic of the costs of `results`; None without one.
+        results: Runs, complete or not.
+        goal: Their goal.
     """
-    return k_star is not None and k_star <= first_cost
+    runs = sorted((run.cost or 0, run.steps) for run in results if run.steps is not None)
+    if cost is None or math.isinf(cost) or not runs:
+        return False
+    index = bisect_left([run_cost for run_cost, _ in runs], cost)
+    _, steps = runs[min(index, len(runs) - 1)]
+    return steps <= goal.first_possible_step
 
 
 def is_comparable(result: TrialResult) -> bool:
@@ -99,14 +110,12 @@ def _summarize_cell(record: StudyRecord, cell: Cell) -> CellSummary:
     best = best_trial(trials, record.statistic)
     undetermined = record.undetermined_points.get(cell, {})
     may_be_lower = False
-    first_cost: Cost = 0
     check_cost: Cost = 0
     if k_star is not None and best is not None and best.steps is not None:
         lowest = record.statistic.k_star([*costs, *undetermined.values()])
         may_be_lower = lowest is not None and lowest < k_star
-        goal = record.goal
-        first_cost = best.unit.cost_at(best.curve, goal.first_possible_step)
-        check_cost = best.unit.last_interval(best.curve, best.steps, goal.check_interval)
+        check_cost = best.unit.last_interval(best.curve, best.steps, record.goal.check_interval)
+    is_first = is_at_first_check(k_star, trials, record.goal)
     counts = Counter()
     finished = set(undetermined)
     for result in results:
@@ -124,10 +133,10 @@ def _summarize_cell(record: StudyRecord, cell: Cell) -> CellSummary:
         pending=len(set(range(record.trials)) - finished),
         running=record.running[cell],
         boundary=_boundary(record, best),
-        is_upper_bound=may_be_lower or is_at_first_check(k_star, first_cost),
+        is_upper_bound=may_be_lower or is_first,
         undetermined_points=undetermined,
         may_be_lower=may_be_lower,
-        first_cost=first_cost,
+        is_at_first_check=is_first,
         check_cost=check_cost,
     )
 

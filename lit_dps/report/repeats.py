@@ -11,7 +11,7 @@ from lit_dps.analysis.best_of_n import halves, last_doubling, why_no_draws
 from lit_dps.analysis.law import Law
 from lit_dps.analysis.law_tables import medians_outside
 from lit_dps.analysis.repeats import RepeatSummary, all_runs_are_equal
-from lit_dps.analysis.summary import CellSummary, is_at_first_check
+from lit_dps.analysis.summary import CellSummary
 from lit_dps.analysis.tables import (
     aligned,
     k_star_text,
@@ -91,15 +91,14 @@ def _row_to_print(
         searched: The result of the search in the same cell.
         shows_point: Whether several points of a cell are repeated.
     """
-    first_step = repeated.first_possible_step
     row = {"B": str(repeated.cell.batch_size), **short_columns(repeated.cell.series)}
     if shows_point:
         row["sample"] = str(repeated.point)
-        row["K in the search"] = _steps_text(repeated.steps, first_step)
+        row["K in the search"] = _steps_text(repeated.steps, repeated.is_search_at_first_check)
     else:
         head = "K*" if searched.best is None else searched.best.unit.head
         row[head] = k_star_text({"k_star": searched.k_star, "floor": searched.is_upper_bound})
-    row["median"] = _steps_text(repeated.median, first_step)
+    row["median"] = _quantile_text(repeated, 0.5)
     row["quartiles"] = _range_text(repeated, 0.25, 0.75)
     row["all"] = _range_text(repeated, 0, 1)
     row["repeats"] = str(len(repeated.results))
@@ -110,25 +109,30 @@ def _row_to_print(
     return row
 
 
-def _steps_text(steps: float | None, first_step: Cost) -> str:
-    """Return steps over seeds as text; a bound at the first step of a goal, "missed" if inf."""
+def _quantile_text(repeated: RepeatSummary, q: float) -> str:
+    """Return a quantile of the steps over seeds as text; "missed" if it is infinite."""
+    steps = repeated.quantile(q)
     if steps is None:
         return "-"
     if math.isinf(steps):
         return "missed"
-    if is_at_first_check(steps, first_step):
-        return f"<= {cost_text(first_step)}"
-    # Whole costs may have a median between two of them.
-    return f"{steps:.0f}" if isinstance(first_step, int) else cost_text(steps)
+    is_bound = repeated.is_at_first_check(steps)
+    if isinstance(repeated.steps, int):
+        # Whole costs may have a median between two of them.
+        steps = round(steps)
+    return _steps_text(steps, is_bound)
+
+
+def _steps_text(steps: Cost, is_bound: bool) -> str:
+    """Return steps as text, with a sign for an upper bound."""
+    return f"<= {cost_text(steps)}" if is_bound else cost_text(steps)
 
 
 def _range_text(repeated: RepeatSummary, low: float, high: float) -> str:
     """Return two quantiles of the steps over seeds as text."""
     if not repeated.results:
         return "-"
-    first_step = repeated.first_possible_step
-    lowest = _steps_text(repeated.quantile(low), first_step)
-    return f"{lowest} to {_steps_text(repeated.quantile(high), first_step)}"
+    return f"{_quantile_text(repeated, low)} to {_quantile_text(repeated, high)}"
 
 
 def draws_text(record: StudyRecord, cells: Sequence[CellSummary]) -> str:

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from lit_dps.analysis.analysis import Analysis
-from lit_dps.analysis.summary import CellSummary, is_at_first_check
+from lit_dps.analysis.summary import CellSummary
 from lit_dps.core.record import setting
 from lit_dps.core.search_space import Range, describe_expansions, expand_range
 from lit_dps.core.unit import SECONDS
@@ -117,7 +117,7 @@ def undetermined_trials(study: Analysis) -> Iterator[Values]:
 
 def first_check_bounds(study: Analysis) -> Iterator[Values]:
     """Yield K* at the first validation, which are upper bounds."""
-    bounds = sum(is_at_first_check(cell.k_star, cell.first_cost) for cell in study.cells)
+    bounds = sum(cell.is_at_first_check for cell in study.cells)
     if bounds:
         yield {"count": bounds, "cells": len(study.cells)}
 

@@ -14,9 +14,10 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple, TextIO
 
+from lit_dps.analysis.summary import is_at_first_check
 from lit_dps.core.attempt import Attempt
 from lit_dps.core.goal import Goal
-from lit_dps.core.racing import best_trial, longest_attempt, truncate_at_race_limit
+from lit_dps.core.racing import longest_attempt, truncate_at_race_limit
 from lit_dps.core.repeats import RepeatPlan, missing_repeats
 from lit_dps.core.statistic import MINIMUM, Statistic
 from lit_dps.core.trial import STACKED, Cell, Status, Trial, TrialResult
@@ -148,8 +149,7 @@ class Progress:
 
     def is_at_first_check(self, cell: Cell, goal: Goal) -> bool:
         """Return True if the trial of K* met the goal at the first check that can meet it."""
-        best = best_trial(self.results[cell].values(), self.plan.statistic)
-        return best is not None and (best.steps or 0) <= goal.first_possible_step
+        return is_at_first_check(self.k_star(cell), self.results[cell].values(), goal)
 
     def _ended(self, cell: Cell) -> list[TrialResult]:
         """Return the trials of a cell that ran as far as racing requires so far."""

@@ -41,7 +41,8 @@ DENSE = {(8, 0.0): [800, 960], (64, 0.0): [112, 160], (512, 0.0): [16, 32]}
 
 @pytest.mark.parametrize(("k_star", "bound"), [(16, True), (17, False), (32, False), (None, False)])
 def test_only_the_first_check_is_a_bound(k_star, bound):
-    assert is_at_first_check(k_star, 16) is bound
+    runs = [result(Cell(8), 0, 16), result(Cell(8), 1, 32), result(Cell(8), 2, None)]
+    assert is_at_first_check(k_star, runs, GOAL) is bound
 
 
 def law(steps):

@@ -19,6 +19,7 @@ from lit_dps.analysis.observations import (
     observations_of_repeats,
 )
 from lit_dps.analysis.repeats import RepeatSummary
+from lit_dps.core.goal import Goal
 from lit_dps.core.trial import Cell, Series, Status, Trial, TrialResult
 from lit_dps.report.repeats import outside_of_laws, outside_text
 from tests.support.texts import numbers_in
@@ -41,9 +42,9 @@ def repeats(by_batch_size, check_interval=16):
             curve = {"step": [k or 1000], "val_error": [0.5], "train_loss": [1.0]}
             trial = Trial(Cell(b), 0, {}, repeat=i)
             results.append(TrialResult(trial, status, k, curve, seconds=1.0))
-        summaries.append(
-            RepeatSummary(Cell(b), 0, 100, 1, results, len(results), check_interval, check_interval)
-        )
+        searched = TrialResult(Trial(Cell(b), 0), Status.COMPLETE, 100)
+        goal = Goal(0.5, check_interval, max_steps=10**4 * check_interval)
+        summaries.append(RepeatSummary(Cell(b), 0, searched, 1, results, len(results), goal))
     return summaries
 
 

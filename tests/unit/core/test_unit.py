@@ -13,6 +13,7 @@ from lit_dps.core.attempt import Attempt
 from lit_dps.core.batch_schedule import schedule_named
 from lit_dps.core.goal import Goal
 from lit_dps.core.racing import race_limit, truncate_at_race_limit
+from lit_dps.core.repeats import RepeatPlan
 from lit_dps.core.statistic import MINIMUM, median_of_best
 from lit_dps.core.trial import SCHEDULE, WARM_UP, Cell, Series, Status, Trial, short_name
 from lit_dps.core.trial_config import GoalConfig, identity_of
@@ -135,6 +136,41 @@ def test_k_star_in_seconds_has_no_law_and_is_the_time_to_the_goal(tmp_path):
     assert sum("goal.unit = seconds" in note for note in study_notes(analysis)) == 1
     text = answered(analysis)
     assert "K* [s]" in text and " 2.38 " in text
+
+
+def test_the_steps_of_a_run_decide_whether_its_seconds_are_at_the_first_check(tmp_path):
+    def runs(batch_size, checks, repeat=0):
+        results = []
+        for i, (seconds, met_at) in enumerate(checks):
+            attempt = train("seconds", [seconds] * met_at, met_at, point=i, cell=Cell(batch_size))
+            if repeat:
+                trial = Trial(Cell(batch_size), 0, PARAMS, repeat=i + 1)
+                results.append(replace(attempt.result(), trial=trial))
+            else:
+                results.append(attempt.result())
+        return results
+
+    # (seconds of a check, the check that met the goal)
+    searched = {8: [(0.1, 4), (0.5, 1), (0.6, 1)], 32: [(0.1, 2)] * 3}
+    repeated = {8: [(0.02, 4), (0.02, 4), (0.04, 4)], 32: [(0.3, 1), (0.3, 1), (0.01, 2)]}
+    url = f"sqlite:///{tmp_path}/studies.db"
+    goal = Goal(0.2, check_interval=4, max_steps=4000, unit="seconds")
+    write_study(url, {Cell(b): runs(b, checks) for b, checks in searched.items()}, goal=goal)
+    repeats = {Cell(b): runs(b, checks, 1) for b, checks in repeated.items()}
+    record = replace(read_study(url, "fake"), plan=RepeatPlan(3), repeats=repeats)
+    analysis = Analysis(record)
+    assert analysis.table["floor"].tolist() == [0, 0]
+    draws = analysis.best_of_n_table
+    assert draws["median"].tolist()[:3] == pytest.approx([0.5, 0.4, 0.4])
+    assert draws["floor"].tolist() == [1, 0, 0, 0, 0, 0]
+    rows = analysis.repeat_table
+    assert rows["median"].tolist() == pytest.approx([0.08, 0.3])
+    assert rows["floor"].tolist() == [0, 1]
+    assert rows["bias"].tolist()[0] == pytest.approx(5) and math.isnan(rows["bias"].tolist()[1])
+    law = analysis.median_laws[Series(0.0)]
+    assert (law.exact_k, law.upper_bounds) == (pytest.approx({8: 0.08}), {32})
+    assert law.observations[0].check == pytest.approx(0.02)
+    assert " <= 0.3 " in answered(analysis)
 
 
 def test_texts_name_the_unit(tmp_path):
