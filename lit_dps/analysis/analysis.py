@@ -24,7 +24,7 @@ from lit_dps.analysis.gradient_noise import (
     series_noise_laws,
 )
 from lit_dps.analysis.intervals import REPLICATES
-from lit_dps.analysis.law import Law, fit_law, refused_law
+from lit_dps.analysis.law import Law, fit_law
 from lit_dps.analysis.law_tables import law_rows, series_curves
 from lit_dps.analysis.local_sgd import LocalCurve, local_curves, local_rows, with_communications
 from lit_dps.analysis.observations import (
@@ -45,6 +45,7 @@ from lit_dps.analysis.tables import Row, records
 from lit_dps.analysis.term_comparisons import term_ratio_rows
 from lit_dps.analysis.theory import theory_rows
 from lit_dps.analysis.training_curves import best_trial_curves, lipschitz_means, lipschitz_rows
+from lit_dps.core.batch_schedule import GROWING
 from lit_dps.core.progress_line import with_progress
 from lit_dps.core.record import StudyRecord, check_is_record
 from lit_dps.core.trial import Cell, Series
@@ -138,11 +139,11 @@ class Analysis:
         self, series: Series, observations: list[Observation], uses_medians: bool = False
     ) -> Law:
         """Return the law of a series. It is refused if the batch size changes along its trials."""
-        if self.record.batch_schedule(series).is_constant:
-            unit = self.record.goal.cost_unit
-            return fit_law(observations, uses_medians=uses_medians, unit=unit)
-        reason = "batch.schedule changes the batch size along a trial, so B is not its batch size"
-        return refused_law(observations, reason, uses_medians)
+        refusal = ""
+        if not self.record.batch_schedule(series).is_constant:
+            refusal = f"{GROWING}, so B is not its batch size"
+        unit = self.record.goal.cost_unit
+        return fit_law(observations, uses_medians=uses_medians, unit=unit, refusal=refusal)
 
     @cached_property
     def median_laws(self) -> dict[Series, Law]:
@@ -256,7 +257,8 @@ class Analysis:
         for series in laws:
             if self.is_repeated(series, MIN_SEEDS):
                 laws[series] = self.median_laws[series]
-        return expected_steps(self.cells, laws)
+        repeats = {each.cell: each for each in self.repeats if each.rank == 1}
+        return expected_steps(self.record, self.cells, laws, repeats)
 
     @cached_property
     def answer(self) -> pd.DataFrame:

@@ -16,7 +16,8 @@ import pandas as pd
 
 from lit_dps.analysis.intervals import NORMAL_95
 from lit_dps.analysis.law import Law
-from lit_dps.analysis.step_seconds import StepSeconds
+from lit_dps.analysis.repeats import RepeatSummary
+from lit_dps.analysis.step_seconds import OWN_CLOCK, StepSeconds, seconds_to_goal
 from lit_dps.analysis.summary import CellSummary
 from lit_dps.analysis.tables import columns_of, frame, rows_of
 from lit_dps.core.record import StudyRecord
@@ -75,7 +76,8 @@ class Steps(NamedTuple):
         value, low, high: The steps and their limits, nan if unknown.
         statistic: What they are: `K_STAR` or `MEDIAN`.
         why_not_law: Why they are not from its law; empty if they are.
-        seconds: K* with its limits if it is in seconds: then it is the time to the goal.
+        seconds: The time to the goal with its limits, if it is not from the seconds of a step: K*
+            in seconds; or, if the batch size changes along a trial, by the clock of the runs.
     """
 
     value: float
@@ -86,24 +88,63 @@ class Steps(NamedTuple):
     seconds: tuple[float, float, float] | None = None
 
 
-def expected_steps(cells: Sequence[CellSummary], laws: Mapping[Series, Law]) -> dict[Cell, Steps]:
+def expected_steps(
+    record: StudyRecord,
+    cells: Sequence[CellSummary],
+    laws: Mapping[Series, Law],
+    repeats: Mapping[Cell, RepeatSummary],
+) -> dict[Cell, Steps]:
     """Return the steps to the goal of each cell that has a K*.
 
     They are from the law of its series if that describes K, between the batch sizes that it is
-    fitted to; else K itself.
+    fitted to; else K itself. Steps and seconds are of the same statistic.
 
     Args:
-        cells: Of a study.
+        record: The study.
+        cells: Its cells.
         laws: Of K* or of medians over seeds, by series.
+        repeats: Repeats of the best point of each cell that has some.
     """
-    steps = {}
+    expected = {}
     for series, law in laws.items():
         answered = []
         for summary in cells:
             if summary.cell.series == series and summary.k_star is not None:
                 answered.append(summary)
-        steps |= _steps_by_law(law, answered)
-    return steps
+        expected |= _steps_by_law(law, answered)
+    for summary in cells:
+        if summary.cell in expected:
+            steps = expected[summary.cell]
+            repeated = repeats.get(summary.cell) if steps.statistic == MEDIAN else None
+            expected[summary.cell] = _of_runs(record, summary, steps, repeated)
+    return expected
+
+
+def _of_runs(
+    record: StudyRecord, summary: CellSummary, steps: Steps, repeated: RepeatSummary | None
+) -> Steps:
+    """Return steps with what only the runs of a cell know: K* in seconds, and growing batches.
+
+    Args:
+        record: The study.
+        summary: The cell, which has a K*.
+        steps: Its K by the law or itself, in seconds if that is the unit.
+        repeated: The repeats whose median K is; None if K is K*.
+    """
+    if not record.goal.cost_unit.has_law:
+        runs = float(summary.k_star_steps or 0)
+        if repeated is not None:
+            runs = repeated.median_of(lambda result: result.steps)
+        seconds = (steps.value, steps.low, steps.high)
+        return steps._replace(value=runs, low=math.nan, high=math.nan, seconds=seconds)
+    if record.has_constant_batch(summary.cell):
+        return steps
+    clock = None
+    if repeated is not None:
+        clock = repeated.median_of(seconds_to_goal)
+    elif summary.best is not None and summary.best.steps == summary.k_star_steps:
+        clock = seconds_to_goal(summary.best)
+    return steps._replace(seconds=(math.nan if clock is None else clock, math.nan, math.nan))
 
 
 def _steps_by_law(law: Law, cells: Sequence[CellSummary]) -> dict[Cell, Steps]:
@@ -127,11 +168,6 @@ def _steps_by_law(law: Law, cells: Sequence[CellSummary]) -> dict[Cell, Steps]:
             k = float(law.k_star.get(batch_size, k_star))
             limits = k, math.nan, math.nan
             steps[summary.cell] = Steps(*limits, statistic, "K is an upper bound there")
-        if not law.unit.has_law and summary.k_star_steps is not None:
-            k = float(summary.k_star_steps)
-            steps[summary.cell] = Steps(
-                k, math.nan, math.nan, statistic, steps[summary.cell].why_not_law, limits
-            )
     return steps
 
 
@@ -147,17 +183,16 @@ def answer_rows(
     Columns: sparsity and further axes, batch_size [examples], k_star [steps, or `goal.unit`],
     floor (1 where K* is an upper bound), examples (of these steps), step_seconds with step_low
     and step_high (median and quartiles of a training step, without checks), seconds (steps x
-    step_seconds, or a K* in seconds; without the start of a trial and without validation), fastest
-    (least seconds of the series),
-    near (within 10 % of the fastest), fewest (least examples of the series), training_seconds (as
-    step_seconds; missing if the trials do not separate steps from checks) and check_seconds (of one
-    validation); steps to the goal with steps_low and steps_high (95 %), as `expected`, else K*;
-    seconds_low and seconds_high (95 %), from these and the spread of step times; steps_of and
-    why_not_law, as in `Steps`; validation_seconds (of all validations up to the goal, one every
-    `validate_every` steps; missing without it), probability (of being the fastest of the series,
-    `probabilities_of_fastest`), tied (whether it may be the fastest by the rule of
-    `MIN_PROBABILITY`), timing (`StepSeconds.source`), busy (`StepSeconds.is_busy`). Seconds are
-    missing if they are unknown.
+    step_seconds, or `Steps.seconds`; without the start of a trial and without validation), fastest
+    (least seconds of the series), near (within 10 % of the fastest), fewest (least examples of the
+    series), training_seconds (as step_seconds; missing if the trials do not separate steps from
+    checks) and check_seconds (of one validation); steps to the goal with steps_low and steps_high
+    (95 %), as `expected`, else K*; seconds_low and seconds_high (95 %), from these and the spread
+    of step times; steps_of and why_not_law, as in `Steps`; validation_seconds (of all validations
+    up to the goal, one every `validate_every` steps; missing without it), probability (of being the
+    fastest of the series, `probabilities_of_fastest`), tied (whether it may be the fastest by the
+    rule of `MIN_PROBABILITY`), timing (`StepSeconds.source`), busy (`StepSeconds.is_busy`). Seconds
+    are missing if they are unknown.
     """
     rows = []
     for summary in cells:
@@ -171,6 +206,8 @@ def answer_rows(
             row |= _times(steps, seconds[summary.cell], validate_every)
         if steps.seconds is not None:
             row |= _seconds_columns(*steps.seconds)
+            if not math.isnan(steps.seconds[0]):
+                row["timing"] = row["timing"] or OWN_CLOCK
         rows.append(row)
     table = frame(rows)
     if not len(table):

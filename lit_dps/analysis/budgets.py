@@ -31,6 +31,7 @@ from lit_dps.core.goal import Goal
 from lit_dps.core.record import StudyRecord
 from lit_dps.core.search_space import short_names
 from lit_dps.core.trial import Status, TrialResult
+from lit_dps.core.unit import value_at
 
 MAX_BUDGETS = 8  # of one kind
 STEPS = "steps"
@@ -318,10 +319,8 @@ def quality_rows(record: StudyRecord, cells: Sequence[CellSummary]) -> pd.DataFr
         row["late"] = int(best.step > LATE * goal.max_steps)
         row |= _spread_columns(curves, goal)
         row |= best.trial_columns(names)
-        curve = best.result.curve
-        check = list(curve["step"]).index(best.step)
         for metric in other_metrics:
-            row[metric] = curve[metric][check] if curve.get(metric) else None
+            row[metric] = value_at(best.result.curve, metric, best.step)
         rows.append(row)
     columns = [*columns_of(record.series[0]), "batch_size", "best", "exact", "ended_early"]
     columns += ["found_at", "late", "trials", "top", "top_median", "top_worst", "final", "point"]

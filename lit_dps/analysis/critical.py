@@ -206,7 +206,7 @@ def _by_measurement(law: Law, draws: np.ndarray) -> dict[str, Critical]:
     """
     if law.fit is None:
         note = f"needs K* at {MIN_BATCH_SIZES} batch sizes; has {len(law.exact_k)}"
-        if len(law.exact_k) >= MIN_BATCH_SIZES or not law.unit.has_law:
+        if len(law.exact_k) >= MIN_BATCH_SIZES or not law.is_applicable:
             note = str(law.verdict)
         return dict.fromkeys(LINEAR_ENDS, Critical(note=note))
     batch_sizes = np.array(list(law.exact_k), float)

@@ -133,7 +133,7 @@ def delay_laws(laws: Mapping[Series, Law]) -> list[DelayLaw]:
     by_series: dict[Series, dict[int, Law]] = {}
     for series, law in sorted(laws.items(), key=lambda item: item[0]):
         delay: Any = dict(series.axes).get(KEY)
-        if delay is not None and law.unit.has_law:
+        if delay is not None and law.is_applicable:
             by_series.setdefault(series.without(KEY), {})[delay] = law
     joint_laws = []
     for series, separate in sorted(by_series.items()):

@@ -83,6 +83,7 @@ class Law:
         error: Standard deviation of log K about the law within the range (`error_of_law`).
         uses_medians: Whether K is the median over seeds of the best point, not K*.
         unit: The unit of K* in tables. The law is of steps; K in examples is B times as large.
+        is_applicable: Whether K is of steps on B examples, or of these examples.
         draws: (DRAWS, 2), c1 and c2 from their posterior; empty without any K.
         deviates: (DRAWS,), draws of the law's error, in units of `error`.
     """
@@ -95,6 +96,7 @@ class Law:
     error: float = TYPICAL_ERROR
     uses_medians: bool = False
     unit: Unit = STEPS
+    is_applicable: bool = True
     draws: np.ndarray = field(default_factory=lambda: np.empty((0, 2)), repr=False, compare=False)
     deviates: np.ndarray = field(default_factory=lambda: np.zeros(DRAWS), repr=False, compare=False)
 
@@ -343,6 +345,7 @@ def fit_law(
     prior: CriticalPrior | None = None,
     uses_medians: bool = False,
     unit: Unit = STEPS,
+    refusal: str = "",
 ) -> Law:
     """Return the law of some observations, bounds among them, with its verdict.
 
@@ -352,6 +355,7 @@ def fit_law(
             the fit.
         uses_medians: Whether the observations are medians over seeds, not K*.
         unit: The unit of their K.
+        refusal: Why the law does not describe them. Then their K are the only answers.
 
     Raises:
         ValueError: for two observations of one batch size.
@@ -361,11 +365,14 @@ def fit_law(
         raise ValueError("more than one observation of a batch size: take their median (`medians`)")
     verdict = judge_data(observations)
     if not unit.has_law:
-        reason = f"K* is in {unit.axis}, and the law c1 / B + c2 is of steps"
-        verdict = Verdict(Refusal.PREDICTION, reason)
-    law = Law(observations, verdict, uses_medians=uses_medians, unit=unit)
+        refusal = f"K* is in {unit.axis}, and the law c1 / B + c2 is of steps"
+    if refusal:
+        verdict = Verdict(Refusal.PREDICTION, refusal)
+    law = Law(
+        observations, verdict, uses_medians=uses_medians, unit=unit, is_applicable=not refusal
+    )
     measured = exact(observations)
-    if not (measured and unit.has_law):
+    if refusal or not measured:
         return law
     if len(measured) >= MIN_BATCH_SIZES:
         law = _with_fit(law)
@@ -376,12 +383,6 @@ def fit_law(
             observations, law.fit, law.critical, law.misfit, law.misfit_beyond_noise
         )
     return replace(law, verdict=verdict)
-
-
-def refused_law(observations: Iterable[Observation], reason: str, uses_medians: bool) -> Law:
-    """Return observations without a law, whose K are the only answers."""
-    verdict = Verdict(Refusal.PREDICTION, reason)
-    return Law(tuple(sorted(observations)), verdict, uses_medians=uses_medians)
 
 
 class _Data(NamedTuple):

@@ -19,7 +19,7 @@ import pandas as pd
 
 from lit_dps.analysis.intervals import REPLICATES
 from lit_dps.analysis.summary import CellSummary
-from lit_dps.analysis.tables import columns_of, frame, numbers, where
+from lit_dps.analysis.tables import columns_of, frame, numbers
 from lit_dps.core.record import StudyRecord, setting
 from lit_dps.core.search_space import RATE_NAMES
 from lit_dps.core.text import number_text
@@ -238,19 +238,24 @@ class RateCurve:
         source: How to read the rates.
         cells: Its cells with a K*, by batch size.
         replicates: Number of resamples for intervals.
+        has_constant_batch: Whether B is the batch size of every step. Otherwise no rule and no law
+            of B scales the rate.
     """
 
     series: Series
     source: RateSource
     cells: Mapping[int, CellSummary]
     replicates: int = REPLICATES
+    has_constant_batch: bool = True
 
     @property
     def first(self) -> int | None:
         """The smallest batch size whose K* is no upper bound; None without one.
 
-        The scaling rules start from its best rate.
+        The scaling rules start from its best rate. None if the batch size changes along a trial.
         """
+        if not self.has_constant_batch:
+            return None
         sizes = [b for b, cell in self.cells.items() if not cell.is_upper_bound]
         return min(sizes, default=None)
 
@@ -282,8 +287,11 @@ class RateCurve:
         """The power law of the best rates, effective ones if momentum is searched.
 
         Cells with an upper bound of K* do not count, nor cells whose best rate is an end of its
-        range: a better one may be outside. None for fewer than two batch sizes.
+        range: a better one may be outside. None for fewer than two batch sizes, and if the batch
+        size changes along a trial.
         """
+        if not self.has_constant_batch:
+            return None
         name = self.source.rate_key.rpartition(".")[2]
         kind = PLAIN
         if self.source.momentum_key is not None:
@@ -327,7 +335,8 @@ def rate_curves(
     for series in record.series:
         source = rate_source(record, series)
         if series in by_series and source is not None:
-            curves.append(RateCurve(series, source, by_series[series], replicates))
+            is_constant = record.batch_schedule(series).is_constant
+            curves.append(RateCurve(series, source, by_series[series], replicates, is_constant))
     return curves
 
 
@@ -398,13 +407,11 @@ def rule_line(rows: pd.DataFrame, kind: str, rule: str) -> pd.DataFrame:
         kind: `EFFECTIVE` or `PLAIN`.
         rule: One of `RULES`.
     """
-    resolved = where(rows, floor=0)
-    if not len(resolved):
+    starts = rows[rows["batch_size"] == rows["scaled_from"]]
+    if not len(starts):
         return frame([], ["batch_size", "rate"])
-    batch = numbers(resolved["batch_size"])
-    first = batch.argmin()
-    ends = np.array([batch[first], numbers(rows["batch_size"]).max()])
-    rate = numbers(resolved[kind])[first]
+    ends = np.array([numbers(starts["batch_size"])[0], numbers(rows["batch_size"]).max()])
+    rate = numbers(starts[kind])[0]
     return pd.DataFrame({"batch_size": ends, "rate": rate * (ends / ends[0]) ** RULES[rule]})
 
 

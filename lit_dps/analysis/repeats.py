@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -88,6 +88,19 @@ class RepeatSummary:
     def median(self) -> float | None:
         """The median of the steps to result."""
         return self.quantile(0.5)
+
+    def median_of(self, value: Callable[[TrialResult], float | None]) -> float:
+        """Return the median of a value of each repeat; nan if it is unknown of a complete one.
+
+        Repeats that missed the goal count as infinite.
+        """
+        values = []
+        for result in self.results:
+            of_run = math.inf if result.steps is None else value(result)
+            values.append(math.nan if of_run is None else of_run)
+        if not values or any(map(math.isnan, values)):
+            return math.nan
+        return quantile(sorted(values), 0.5)
 
     @property
     def bias(self) -> float | None:

@@ -12,6 +12,7 @@ import numpy as np
 from lit_dps.core.record import StudyRecord
 from lit_dps.core.step_timing import CellTiming
 from lit_dps.core.trial import SPARSE_KERNELS, STACKED, Cell, Status, TrialResult
+from lit_dps.core.unit import SECONDS, value_at
 
 # Sources of the seconds of a step: timed after the trials of the study, maybe beside other programs
 # (`StepSeconds.is_busy`); by trials, beside other workers and other programs; by trials of an
@@ -19,6 +20,9 @@ from lit_dps.core.trial import SPARSE_KERNELS, STACKED, Cell, Status, TrialResul
 QUIET = "after the study"
 TRIALS = "trials"
 WITH_CHECKS = "trials with checks"
+
+# Source of times to the goal without seconds of a step: the clock of the runs themselves.
+OWN_CLOCK = "runs to the goal"
 
 # Trials of these ends ran all steps of their curves. The curve of a trial that a race ended may be
 # truncated.
@@ -54,8 +58,24 @@ class StepSeconds:
         return self.high > BUSY_RATIO * self.low > 0
 
 
+def seconds_to_goal(result: TrialResult) -> float | None:
+    """Return the seconds of training of a run up to its goal, by its own clock; None if unknown.
+
+    They are unknown of a run that was resumed or that continued past its goal, unless its checks
+    have recorded them.
+    """
+    if result.steps is None:
+        return None
+    seconds = value_at(result.curve, SECONDS.column, result.steps)
+    if seconds is None and result.timed.get("steps") == result.steps:
+        seconds = result.timed["training"]
+    return seconds
+
+
 def step_seconds(record: StudyRecord) -> dict[Cell, StepSeconds]:
     """Return the seconds of a step of each cell for which they are known.
+
+    They are unknown if the batch size changes along a trial, since steps then differ.
 
     If the steps of all cells with a complete trial were timed alone at the end of the study, these
     times are used. Else they are from the trials that ran to the goal or to max steps, and include
@@ -64,6 +84,7 @@ def step_seconds(record: StudyRecord) -> dict[Cell, StepSeconds]:
     """
     timing = record.step_timing
     trained = [cell for cell in _complete_cells(record) if cell not in record.shared]
+    trained = list(filter(record.has_constant_batch, trained))
     if timing is not None and timing.covers(trained):
         seconds = {cell: _of_rounds(of_cell) for cell, of_cell in timing.by_cell.items()}
         for cell, source in record.shared.items():
@@ -74,6 +95,8 @@ def step_seconds(record: StudyRecord) -> dict[Cell, StepSeconds]:
     untimed = []
     for cell, results in record.results.items():
         timed = list(filter(_is_timed, results))
+        if not record.has_constant_batch(cell):
+            continue
         if timed:
             seconds[cell] = _of_timed_trials(timed)
         else:

@@ -18,7 +18,7 @@ from lit_dps.core.racing import best_trial
 from lit_dps.core.record import StudyRecord
 from lit_dps.core.search_space import Range, short_names
 from lit_dps.core.trial import FINAL_STATUSES, Cell, Series, Status, TrialResult
-from lit_dps.core.unit import EXAMPLES, STEPS, Cost
+from lit_dps.core.unit import EXAMPLES, STEPS, Cost, value_at
 
 
 @dataclass(frozen=True)
@@ -227,9 +227,6 @@ def trial_rows(record: StudyRecord, cells: Iterable[CellSummary]) -> pd.DataFram
     rows = []
     for summary in cells:
         for result in record.results[summary.cell]:
-            spent = {unit: spent_to_goal(result, unit) for unit in units}
-            if EXAMPLES.column in spent and result.steps is not None:
-                spent[EXAMPLES.column] = record.examples_of(summary.cell, result.steps, result)
             row = {
                 **columns_of(summary.cell.series),
                 "batch_size": summary.cell.batch_size,
@@ -239,7 +236,8 @@ def trial_rows(record: StudyRecord, cells: Iterable[CellSummary]) -> pd.DataFram
                 "steps_run": result.steps_run,
                 "k_star": result is summary.best,
             }
-            row |= spent
+            for unit in units:
+                row[unit] = _spent_to_goal(record, summary.cell, result, unit)
             for key, name in names.items():
                 row[name] = result.trial.params.get(key)
             row["engine"] = result.engine
@@ -254,8 +252,10 @@ def trial_rows(record: StudyRecord, cells: Iterable[CellSummary]) -> pd.DataFram
     return frame(rows, columns)
 
 
-def spent_to_goal(result: TrialResult, unit: str) -> float | None:
+def _spent_to_goal(record: StudyRecord, cell: Cell, result: TrialResult, unit: str) -> float | None:
     """Return the examples or seconds of training of a trial up to its goal; None if unknown."""
-    if result.steps is None or unit not in result.curve:
+    if result.steps is None:
         return None
-    return result.curve[unit][list(result.curve["step"]).index(result.steps)]
+    if unit == EXAMPLES.column:
+        return record.examples_of(cell, result.steps, result)
+    return value_at(result.curve, unit, result.steps)

@@ -21,6 +21,8 @@ from lit_dps.core.errors import ConfigError
 from lit_dps.core.registry import instance_of, named_class
 
 CONSTANT = "constant"
+# Why nothing is fitted against B.
+GROWING = "batch.schedule changes the batch size along a trial"
 NAME_KEY = "batch.schedule"
 OPTIONS_KEY = "batch.options"
 

@@ -20,7 +20,7 @@ from lit_dps.core.statistic import MINIMUM, Statistic, statistic_named
 from lit_dps.core.step_timing import StepTiming
 from lit_dps.core.trial import Cell, Series, Status, TrialResult, Value, short_name, text_of
 from lit_dps.core.trial_config import BatchConfig
-from lit_dps.core.unit import EXAMPLES, STEPS, Cost
+from lit_dps.core.unit import EXAMPLES, STEPS, Cost, value_at
 
 # Entry of an environment: what its trials ran on, in words. Earlier versions did not store it.
 HARDWARE = "hardware"
@@ -130,6 +130,10 @@ class StudyRecord:
         """Return the batch size of a series as a function of the step."""
         return self._batch_schedules[series]
 
+    def has_constant_batch(self, cell: Cell) -> bool:
+        """Return True if every step of a cell's trials has its batch size."""
+        return self.batch_schedule(cell.series).is_constant
+
     @cached_property
     def _batch_schedules(self) -> dict[Series, BatchSchedule]:
         section: Any = self.setting("batch") or {}
@@ -145,10 +149,11 @@ class StudyRecord:
             result: The trial. If it has counted its examples up to a check at this step, this count
                 is returned. Otherwise each step has the size that the study sets.
         """
-        if result is not None and steps in result.curve.get("step", ()):
-            counted = result.curve.get(EXAMPLES.column)
-            if counted:
-                return int(counted[list(result.curve["step"]).index(steps)])
+        counted = None
+        if result is not None:
+            counted = value_at(result.curve, EXAMPLES.column, steps)
+        if counted is not None:
+            return int(counted)
         return self.batch_schedule(cell.series).examples_of(steps, cell.batch_size)
 
     def with_statistic(self, name: str) -> StudyRecord:

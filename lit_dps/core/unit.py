@@ -17,6 +17,13 @@ Curve = Mapping[str, Sequence[float]]  # as `TrialResult.curve`
 _STEP = "step"
 
 
+def value_at(curve: Curve, column: str, step: float) -> float | None:
+    """Return the value of a column of a curve at the check of a step; None if it has none."""
+    if not curve.get(column) or step not in curve[_STEP]:
+        return None
+    return curve[column][list(curve[_STEP]).index(step)]
+
+
 @dataclass(frozen=True)
 class Unit:
     """A unit of K*.
@@ -51,7 +58,10 @@ class Unit:
         """Return the cost of a trial up to one of its checks."""
         if self.column == _STEP:
             return step
-        return curve[self.column][list(curve[_STEP]).index(step)]
+        cost = value_at(curve, self.column, step)
+        if cost is None:
+            raise ValueError(f"the curve has no {self.column} at step {step}")
+        return cost
 
     def step_of(self, curve: Curve, limit: float) -> float:
         """Return the step at which a trial has a cost, for a race that ends it there.

@@ -12,12 +12,13 @@ from collections.abc import Sequence
 from lit_dps.analysis.analysis import Analysis
 from lit_dps.analysis.answer import K_STAR
 from lit_dps.analysis.rates import RateLaw
-from lit_dps.analysis.step_seconds import QUIET, TRIALS, WITH_CHECKS
+from lit_dps.analysis.step_seconds import OWN_CLOCK, QUIET, TRIALS, WITH_CHECKS
 from lit_dps.analysis.tables import (
     Row,
     aligned,
     has_values,
     k_star_text,
+    listed,
     numbers,
     records,
     rows_of,
@@ -25,6 +26,7 @@ from lit_dps.analysis.tables import (
     three_digits,
     where,
 )
+from lit_dps.core.batch_schedule import GROWING
 from lit_dps.core.record import StudyRecord, cell_text
 from lit_dps.core.statistic import Statistic
 from lit_dps.core.text import format_duration
@@ -127,6 +129,9 @@ def sentences(study: Analysis, series: Series) -> list[str]:
     rate = study.rate_laws[series]
     if rate is not None:
         lines.append(_rate_text(rate, fastest["batch_size"]))
+    for curve in study.rate_curves:
+        if curve.series == series and not curve.has_constant_batch:
+            lines.append(f"no law of the learning rate: {GROWING}")
     return [f"{series}: {_fastest_text(rows, fastest)}", *map("  {}".format, lines)]
 
 
@@ -268,10 +273,19 @@ def timing_notes(study: Analysis) -> list[str]:
     They are about how steps were timed, several machines, and a busy machine.
     """
     table = study.answer
+    notes = []
+    record = study.record
+    growing = [each for each in record.series if not record.batch_schedule(each).is_constant]
+    if len(table) and growing:
+        notes.append(
+            f"The batch size changes along a trial at {listed(growing)}: times to the goal are by "
+            "the clock of the runs, beside other workers and programs. They are missing where a "
+            "run was resumed, or where K* is between two trials."
+        )
     if not len(table) or not has_values(table, "step_seconds"):
-        return []
-    sources = set(table["timing"].dropna())
-    notes = [_source_note(study.record, sources)]
+        return notes
+    sources = set(table["timing"].dropna()) - {OWN_CLOCK}
+    notes.append(_source_note(record, sources))
     if QUIET not in sources:
         notes += _hardware_notes(study.record.hardware)
     busy = where(table, busy=True)

@@ -150,8 +150,7 @@ def _trials_to_time(setup: StudySetup, record: StudyRecord) -> list[Trial]:
     trained = set(record.trained_cells)
     for summary in summarize(record):
         # The first steps of a trial, which are timed, are not like the others if the batch grows.
-        is_constant = record.batch_schedule(summary.cell.series).is_constant
-        if summary.cell not in trained or not is_constant:
+        if summary.cell not in trained or not record.has_constant_batch(summary.cell):
             continue
         if summary.best is not None:
             trials.append(summary.best.trial)

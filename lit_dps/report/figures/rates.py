@@ -26,6 +26,7 @@ from lit_dps.analysis.rates import (
     rule_line,
 )
 from lit_dps.analysis.tables import count, legend, listed, numbers, rows_of, where
+from lit_dps.core.batch_schedule import GROWING
 
 NAME, PAPER = "rates", ""
 CAPTION = "best learning rate against batch size, and the price of scaling rules for it"
@@ -80,6 +81,9 @@ def notes(study: Analysis) -> list[str]:
         if _starts_at_edge(curve):
             at_edge.append(curve.series)
     lines = []
+    growing = [curve.series for curve in study.rate_curves if not curve.has_constant_batch]
+    if growing:
+        lines.append(f"No rule scales the rate at {listed(growing)}: {GROWING}.")
     if averaging:
         lines.append(
             f"Only the rate is scaled at {listed(averaging)}: Adam averages gradients. Its beta2 "

@@ -92,6 +92,51 @@ def test_the_examples_to_the_goal_are_counted():
     assert examples_at_the_largest_batch(counted) == 24 * 64 - 5
 
 
+def test_where_the_batch_grows_times_are_by_the_clock_of_the_runs():
+    """A trial to the budget of 400 steps takes 0.06 s a step, and the trial of K* less."""
+
+    def timed(steps, seconds):
+        return {"steps": steps, "training": seconds, "checks": 1, "checking": 0.1}
+
+    results = {}
+    for b, k in K_STAR.items():
+        best = trial(b, 0, k, 9.0, timed=timed(k, 1.0 + 1 / b), rate=0.01 * b)
+        results[b] = [best, trial(b, 1, None, 30.0, timed=timed(400, 24.0))]
+    # The trial of B = 16 was resumed, and the checks of B = 32 have recorded the seconds.
+    results[16][0] = dataclasses.replace(results[16][0], timed=timed(8, 0.5))
+    curve = {**results[32][0].curve, "seconds": [0.7]}
+    results[32][0] = dataclasses.replace(results[32][0], curve=curve)
+    constant = record(results)
+    warm_up = {"schedule": "doubling", "options": {"start": 0.25, "steps": 10}}
+    found = Analysis(dataclasses.replace(constant, config={"batch": warm_up}))
+    assert found.step_seconds == {} and len(step_seconds(constant)) == 5
+    answer = found.answer
+    assert answer["seconds"].tolist() == pytest.approx(
+        [1.25, 1.125, math.nan, 0.7, 1 + 1 / 64], nan_ok=True
+    )
+    assert answer["step_seconds"].isna().all() and answer["seconds_low"].isna().all()
+    assert answer["fastest"].tolist() == [False, False, False, True, False]
+    assert answer["steps"].tolist() == list(K_STAR.values())
+    assert "clock of the runs" in answer_text(found)
+    assert found.rate_laws == {Series(0.0): None} and not len(found.prices)
+    assert found.rates["scaled_from"].isna().all() and found.rates["linear"].isna().all()
+    assert Analysis(constant).rate_laws[Series(0.0)].exponent == pytest.approx(1)
+
+    repeats = {}
+    for b, k in K_STAR.items():
+        runs = []
+        for i, (steps, seconds) in enumerate(((k, 3.0), (2 * k, 1.0), (3 * k, 2.5)), 1):
+            run = trial(b, 0, steps, 9.0, timed=timed(steps, seconds))
+            runs.append(dataclasses.replace(run, trial=dataclasses.replace(run.trial, repeat=i)))
+        repeats[Cell(b)] = runs
+    plan = {"plan": RepeatPlan(3), "repeats": repeats}
+    answer = Analysis(dataclasses.replace(found.record, **plan)).answer
+    assert answer["steps"].tolist() == [2 * k for k in K_STAR.values()]
+    assert answer["seconds"].tolist() == [2.5] * 5
+    examples = [found.record.examples_of(Cell(b), 2 * k) for b, k in K_STAR.items()]
+    assert answer["examples"].tolist() == examples
+
+
 def test_the_start_of_a_trial_is_told_from_its_steps():
     found = step_seconds(study())
     assert [found[Cell(b)].median for b in EACH] == pytest.approx(list(EACH.values()), rel=1e-6)

@@ -3,11 +3,13 @@ its figure."""
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import numpy as np
 import pytest
 
+from lit_dps.analysis.analysis import Analysis
 from lit_dps.analysis.delay import KEY, DelayLaw, delay_of, stable_share
 from lit_dps.analysis.law import Law
 from lit_dps.analysis.law_fit import Fit
@@ -49,10 +51,15 @@ def test_the_share_of_the_stable_rate_and_its_inverse():
 
 
 def test_a_known_law_is_found_again_from_all_delays_together():
-    (law,) = study(lambda b, tau: 4e4 / b + 60 / stable_share(tau)).delay_laws
+    found = study(lambda b, tau: 4e4 / b + 60 / stable_share(tau))
+    (law,) = found.delay_laws
     assert law.fit.c1 == pytest.approx(4e4, rel=2e-3) and law.fit.c2 == pytest.approx(60, rel=5e-3)
     assert law.misfit < 0.005
     assert str(law.series) == "S=0" and tuple(law.separate) == DELAYS
+    record = found.record
+    warm_up = {"schedule": "doubling", "options": {"start": 0.5, "steps": 10}}
+    growing = Analysis(dataclasses.replace(record, config={"batch": warm_up}))
+    assert growing.delay_laws == [] and len(growing.laws) == len(DELAYS)
 
 
 def test_the_delay_that_doubles_the_steps():

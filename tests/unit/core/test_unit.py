@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from lit_dps.analysis.analysis import Analysis
+from lit_dps.analysis.answer import MEDIAN
 from lit_dps.analysis.law_fit import Refusal
 from lit_dps.core.attempt import Attempt
 from lit_dps.core.batch_schedule import schedule_named
@@ -171,6 +172,12 @@ def test_the_steps_of_a_run_decide_whether_its_seconds_are_at_the_first_check(tm
     assert (law.exact_k, law.upper_bounds) == (pytest.approx({8: 0.08}), {32})
     assert law.observations[0].check == pytest.approx(0.02)
     assert " <= 0.3 " in answered(analysis)
+    # Steps, examples and seconds of the answer are medians over the repeats.
+    answer = analysis.answer
+    assert answer["steps"].tolist() == [16, 4]
+    assert answer["examples"].tolist() == [16 * 8, 4 * 32]
+    assert answer["seconds"].tolist() == pytest.approx([0.08, 0.3])
+    assert set(answer["steps_of"]) == {MEDIAN}
 
 
 def test_texts_name_the_unit(tmp_path):
