@@ -9,11 +9,8 @@ import dataclasses
 import gc
 import math
 import os
-import resource
-import sys
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,6 +20,7 @@ import torch
 from lit_dps.advice.step_time import Timed
 from lit_dps.core.config import cores
 from lit_dps.core.errors import UserError, first_line, is_about
+from lit_dps.core.process_memory import kibibytes_in, peak_bytes, reset_peak
 from lit_dps.core.text import format_duration, number_text
 from lit_dps.core.trial import Cell, Trial
 from lit_dps.study.probe_run import timed_run
@@ -44,7 +42,6 @@ FULL = "it does not fit the memory"
 
 
 MAX_SHARE = 0.8  # of the free memory that a step may take
-PROCESS = Path("/proc/self")
 CGROUP = Path("/sys/fs/cgroup")
 # Messages of torch, CUDA, numpy and Python, in lower case.
 FULL_MESSAGES = ("can't allocate memory", "out of memory", "unable to allocate", "memoryerror")
@@ -372,12 +369,11 @@ class Memory:
 
     def begin(self) -> None:
         """Reset the peak; to be called before a size is timed."""
-        with suppress(OSError):
-            (PROCESS / "clear_refs").write_text("5")
+        reset_peak()
 
     def end(self, size: int) -> None:
         """Note the peak; to be called after a size was timed."""
-        self.sizes.append((size, self.peak()))
+        self.sizes.append((size, peak_bytes()))
 
     def missing(self, size: int) -> float:
         """Return the bytes that a size takes beyond what it may take; at most 0 if it fits.
@@ -392,19 +388,10 @@ class Memory:
             return 0.0
         return growth - MAX_SHARE * self.free()
 
-    def peak(self) -> float:
-        """Return the most bytes that this process has held since `begin`."""
-        try:
-            return _kibibytes_in(PROCESS / "status", "VmHWM") * 1024
-        except (OSError, ValueError):
-            # This is not Linux.
-            unit = 1 if sys.platform == "darwin" else 1024
-            return float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit)
-
     def free(self) -> float:
         """Return the bytes that are free on this machine, within the limit of its container."""
         try:
-            free = _kibibytes_in(Path("/proc/meminfo"), "MemAvailable") * 1024
+            free = kibibytes_in(Path("/proc/meminfo"), "MemAvailable") * 1024
         except (OSError, ValueError):
             return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2
         try:
@@ -416,19 +403,6 @@ class Memory:
             # This is no container.
             pass
         return free
-
-
-def _kibibytes_in(file: Path, name: str) -> float:
-    """Return a value of a file of lines such as "VmHWM:   123 kB".
-
-    Raises:
-        OSError: if the file cannot be read.
-        ValueError: if it has no such line.
-    """
-    for line in file.read_text().splitlines():
-        if line.startswith(name):
-            return float(line.split()[1])
-    raise ValueError(f"{file} has no {name}")
 
 
 def is_full(error: BaseException | str) -> bool:

@@ -27,6 +27,7 @@ class Attempt:
         train_past_goal: Whether the attempt continues to `max_steps` after it has met the goal.
         metrics: Further validation metrics that the curve keeps.
         on_check: Called with the attempt after each check.
+        curve_readers: Called after each check, before `on_check`: readings of the curve.
         status: How the attempt ended; None while it runs.
         curve: As `TrialResult.curve`; with "exact" after `enable_early_checks`.
         kept, seconds, timed, readings, end_readings, flags, failure, traceback, engine,
@@ -41,6 +42,7 @@ class Attempt:
     train_past_goal: bool = False
     metrics: Sequence[str] = ()
     on_check: Callable[[Attempt], None] = lambda attempt: None
+    curve_readers: list[Callable[[], None]] = field(default_factory=list)
     status: Status | None = None
     curve: dict[str, list[float]] = field(default_factory=dict)
     kept: dict[str, tuple[int, int]] = field(default_factory=dict)
@@ -66,9 +68,12 @@ class Attempt:
         """
         self.curve["exact"] = []
 
-    def count_examples(self) -> None:
-        """Record the training examples up to each check. Call this before the first check."""
-        self.curve.setdefault(EXAMPLES.column, [])
+    def count(self, column: str) -> None:
+        """Record the examples or seconds of training up to each check, by `Unit.column`.
+
+        Call this before the first check.
+        """
+        self.curve.setdefault(column, [])
 
     @property
     def steps_to_result(self) -> int | None:
@@ -140,6 +145,8 @@ class Attempt:
         self.status = self.goal.judge(self.curve, loss or 0.0, weights_finite, self.train_past_goal)
         if self.status is None:
             self.status = self._race(step)
+        for read in self.curve_readers:
+            read()
         self.on_check(self)
         return self.status
 

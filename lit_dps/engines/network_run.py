@@ -18,6 +18,7 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from lit_dps.core.attempt import Attempt
 from lit_dps.core.trial import STACKED, Trial
+from lit_dps.core.unit import EXAMPLES
 from lit_dps.data import ImageData
 from lit_dps.data.image_pass import ImagePass
 from lit_dps.data.loaders import interval_batches
@@ -151,7 +152,7 @@ class NetworkRun:
         batch = training.batch_callback(trial)
         batch.apply_to(built.data)
         if not batch.schedule.is_constant:
-            attempt.count_examples()
+            attempt.count(EXAMPLES.column)
         module = built.module.to(device)
         assert isinstance(module, ImageClassifier)
         optimizer, schedule = optimizer_of(module.configure_optimizers())

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -28,6 +29,7 @@ from lit_dps.pruning.mask_changes import mask_optimizer_state
 from lit_dps.training.checkpoint_files import MIN_SECONDS_WORTH_SAVING
 from lit_dps.training.early_check import Check, HardestFirst, evaluating
 from lit_dps.training.local_sgd_callback import SharedTensors, mean_of, part_of
+from lit_dps.training.masked_tensors import gradients_of
 from lit_dps.training.stopwatch import Stopwatch
 
 
@@ -321,9 +323,9 @@ class SingleNetwork:
             if self.run.changes is not None and self.run.changes.is_due(step):
                 loss = self._update_and_change_mask(batch, step)
             elif self._local is None:
-                loss = self._update(batch)
+                loss = self._update(batch, step)
             else:
-                loss = self._update_workers(batch, *self._local)
+                loss = self._update_workers(batch, step, *self._local)
             if schedule is not None:
                 schedule.step()
         if self._local is not None:
@@ -341,7 +343,7 @@ class SingleNetwork:
         return [parameter.requires_grad for parameter in self.run.module.parameters()]
 
     def _update_workers(
-        self, batch: tuple[Tensor, Tensor], local: LocalSGD, shared: SharedTensors
+        self, batch: tuple[Tensor, Tensor], step: int, local: LocalSGD, shared: SharedTensors
     ) -> Tensor:
         """Take a step of all workers of local SGD; return their mean loss before it."""
         losses = []
@@ -351,22 +353,22 @@ class SingleNetwork:
                 part = batch
             else:
                 part = part_of(batch, worker, local.rounds.workers, len(batch[0]))
-            losses.append(self._update(part))
+            losses.append(self._update(part, step))
 
         local.step(update)
         if local.steps == 1:
             shared.check()
         return mean_of(losses)
 
-    def _update(self, batch: tuple[Tensor, Tensor]) -> Tensor:
-        """Take an optimizer step; return the loss before it."""
+    def _update(self, batch: tuple[Tensor, Tensor], step: int) -> Tensor:
+        """Take optimizer step number `step`; return the loss before it."""
         loss = self._loss_and_gradients(batch)
         self._mask_gradients()
         self.run.module.on_after_backward()
         if self._has_step_hooks:
             self._mask_gradients()
         delay_gradients(self.run.optimizer, self.run.delay)
-        self._step()
+        self._step(step)
         return loss
 
     def _update_and_change_mask(self, batch: tuple[Tensor, Tensor], step: int) -> Tensor:
@@ -384,7 +386,7 @@ class SingleNetwork:
             if gradient is not None:
                 gradients[name].copy_(gradient)
         self._mask_gradients()
-        self._step()
+        self._step(step)
         run.change_mask(step, weights, gradients)
         self._masked = run.masked_parameters()
         with torch.no_grad():
@@ -402,12 +404,14 @@ class SingleNetwork:
         loss.backward()
         return loss.detach()
 
-    def _step(self) -> None:
-        """Step the optimizer."""
-        if self.run.readings is not None:
-            self.run.readings.count(float(self.run.optimizer.param_groups[0]["lr"]))
-        self.run.module.on_before_optimizer_step(self.run.optimizer)
-        self.run.optimizer.step()
+    def _step(self, step: int) -> None:
+        """Step the optimizer for the time number `step`."""
+        run = self.run
+        if run.readings is not None:
+            run.readings.count(float(run.optimizer.param_groups[0]["lr"]))
+            run.readings.see_gradients(step, partial(gradients_of, run.module, run.optimizer))
+        run.module.on_before_optimizer_step(run.optimizer)
+        run.optimizer.step()
         if self._moves_pruned:
             with torch.no_grad():
                 multiply(self._masked)

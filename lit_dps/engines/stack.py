@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -254,10 +255,15 @@ class StackedNetworks:
             rates.append([rate])
             updates.append([max(steps - delay, 0) + 1.0])
         changing = self._rows_that_change(step + 1)
-        dense = {row: self._layout.split(gradients[row].clone()) for row in changing}
+        dense = {row: self._gradients_of(gradients, row) for row in changing}
         gradients.mul_(tensors.keep)
         if delay:
             gradients = _exchange(tensors.delayed, gradients, steps_before)
+        for row in self.live:
+            run = self.run_at(row)
+            if run.readings is not None:
+                of_row = partial(self._gradients_of, gradients, row)
+                run.readings.see_gradients(steps_before[row] + 1, of_row)
         self._rule_update(
             tensors.weights,
             gradients,
@@ -270,6 +276,10 @@ class StackedNetworks:
             tensors.weights.mul_(tensors.keep)
         for row in changing:
             self._change_mask(row, step + 1, dense[row])
+
+    def _gradients_of(self, gradients: Tensor, row: int) -> dict[str, Tensor]:
+        """Return copies of the gradients of a row by parameter."""
+        return self._layout.split(gradients[row].clone())
 
     def _rows_that_change(self, steps: int) -> list[int]:
         """Return the live rows whose mask changes at this number of steps since the last check."""

@@ -14,6 +14,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lit_dps.core.attempt import Attempt
 from lit_dps.core.errors import UserError, first_line
 from lit_dps.core.trial import LIGHTNING, RANKS, Trial, TrialResult
+from lit_dps.core.unit import EXAMPLES
 from lit_dps.engines.eligible import standard_data
 from lit_dps.engines.engine import Training
 from lit_dps.parallel import ranks
@@ -89,7 +90,7 @@ class TrialFit:
         goal.at_check = at_check
         batch = training.batch_callback(trial)
         if not batch.schedule.is_constant:
-            attempt.count_examples()
+            attempt.count(EXAMPLES.column)
         checkpoint = None
         if file is not None and training.checkpoints is not None:
             checkpoint = CheckpointCallback(file, training.checkpoints.seconds, attempt, at_check)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from numbers import Real
 from typing import Any
 
@@ -15,7 +16,7 @@ from lit_dps.core.errors import ConfigError
 from lit_dps.core.goal import RESERVED_NAMES
 from lit_dps.core.trial import Status, derive_seed
 from lit_dps.module import weights_finite
-from lit_dps.readings.reading import KEY, Moment, Reading, ReadRun
+from lit_dps.readings.reading import KEY, CurveReading, Moment, Reading, ReadRun
 from lit_dps.training.hidden_state import (
     capture_attributes,
     preserve_rng_state,
@@ -51,6 +52,10 @@ class AttemptReadings:
         for reading in self._readings:
             if reading.when != "end":
                 attempt.readings[reading.name] = {"step": []}
+            if isinstance(reading, CurveReading):
+                attempt.curve_readers.append(partial(self._read_curve, reading))
+                for column in reading.counted:
+                    attempt.count(column)
         self._has_read_end = False
         # The name of the reading of each column; "" for columns of every curve.
         self._owners: dict[str, str] = {name: "" for name in RESERVED_NAMES}
@@ -65,6 +70,8 @@ class AttemptReadings:
 
     def _is_due(self, reading: Reading, step: int) -> bool:
         """Return True if a reading follows an optimizer step."""
+        if isinstance(reading, CurveReading):
+            return False
         if self._is_short:
             return step <= SHORT_STEPS
         if reading.when == "end":
@@ -120,6 +127,18 @@ class AttemptReadings:
         for reading in self._readings:
             reading.count(rate)
 
+    def see_gradients(self, step: int, gradients: Callable[[], Mapping[str, Tensor]]) -> None:
+        """Let the readings that follow an optimizer step look at its gradients.
+
+        Args:
+            step: The number of the step.
+            gradients: Returns copies of the gradients, as `Reading.see_gradients` takes them.
+        """
+        for reading in self._readings:
+            is_seeing = type(reading).see_gradients is not Reading.see_gradients
+            if is_seeing and self._is_due(reading, step):
+                reading.see_gradients(gradients())
+
     def read(self, step: int, run: ReadRun) -> dict[str, float]:
         """Take the readings that follow an optimizer step, and return their values by column.
 
@@ -154,6 +173,12 @@ class AttemptReadings:
             else:
                 self._append(reading, step, values)
         return read
+
+    def _read_curve(self, reading: CurveReading) -> None:
+        """Take a reading of the curve, whose last check was just recorded."""
+        curve = self._attempt.curve
+        values = self._checked(reading, reading.read_curve(curve))
+        self._append(reading, int(curve["step"][-1]), values)
 
     def _append(self, reading: Reading, step: int, values: Mapping[str, float]) -> None:
         """Add a row to the columns of a reading."""

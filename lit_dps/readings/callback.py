@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any, Self
 
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
@@ -20,6 +21,7 @@ from lit_dps.readings.registry import resolve_readings
 from lit_dps.training import lightning_private
 from lit_dps.training.example_count import full_batch_size, record_batches
 from lit_dps.training.goal_callback import GoalErrorCallback
+from lit_dps.training.masked_tensors import gradients_of
 from lit_dps.training.pruning_callback import masks_of
 from lit_dps.training.stopwatch import stopwatch_of
 from lit_dps.training.training_pass import TrainingPass, loss_of
@@ -124,6 +126,8 @@ class ReadingsCallback(Callback):
         self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer
     ) -> None:
         self._readings.count(float(optimizer.param_groups[0]["lr"]))
+        step = self._steps_before_batch + 1
+        self._readings.see_gradients(step, partial(gradients_of, pl_module, optimizer))
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int

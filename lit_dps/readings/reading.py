@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any, Literal, Protocol, Self
 
@@ -212,6 +212,13 @@ class Reading(ABC):
     def count(self, rate: float) -> None:  # noqa: B027  # optional
         """Count an optimizer step, with the learning rate of its first group of parameters."""
 
+    def see_gradients(self, gradients: Mapping[str, Tensor]) -> None:  # noqa: B027  # optional
+        """Look at the gradients of each step that the reading follows, by parameter.
+
+        They are the gradients that the optimizer steps by: of the whole batch, averaged over the
+        ranks, masked, and before clipping.
+        """
+
     @abstractmethod
     def read(self, moment: Moment) -> Mapping[str, float]:
         """Return numbers by column, always for the same columns, at least one."""
@@ -224,6 +231,26 @@ class Reading(ABC):
         """Restore the state that `state_dict` has returned."""
         if state:
             raise NotImplementedError(f"{type(self).__name__}.load_state_dict")
+
+
+class CurveReading(Reading):
+    """A quantity that follows from the curve of a trial, so from what it has spent.
+
+    It is read after each check is recorded, and does not look at the network.
+
+    Attributes:
+        counted: Columns of the curve that the trial has to count: "examples" or "seconds".
+    """
+
+    over_ranks = True
+    counted: tuple[str, ...] = ()
+
+    @abstractmethod
+    def read_curve(self, curve: Mapping[str, Sequence[float]]) -> Mapping[str, float]:
+        """Return numbers by column from the curve up to the last check."""
+
+    def read(self, moment: Moment) -> Mapping[str, float]:
+        raise NotImplementedError(f"{self.name} is read from the curve")
 
 
 def check_attributes(reading: Reading, class_path: str) -> None:

@@ -14,11 +14,19 @@ from lit_dps.core.errors import ConfigError
 from lit_dps.core.registry import named_class
 from lit_dps.core.trial import LIPSCHITZ
 from lit_dps.core.trial_config import SmoothnessConfig
+from lit_dps.readings.gradient import GradientNorm
 from lit_dps.readings.lipschitz import Lipschitz
 from lit_dps.readings.reading import KEY, Reading, check_attributes
+from lit_dps.readings.spent import Examples, PeakMemory, StepSeconds
 
 # Readings of the package, by their name in the configuration.
-READINGS: dict[str, type[Reading]] = {LIPSCHITZ: Lipschitz}
+READINGS: dict[str, type[Reading]] = {
+    LIPSCHITZ: Lipschitz,
+    GradientNorm.name: GradientNorm,
+    StepSeconds.name: StepSeconds,
+    PeakMemory.name: PeakMemory,
+    Examples.name: Examples,
+}
 _LIPSCHITZ_NAMES = (LIPSCHITZ, f"{Lipschitz.__module__}.{Lipschitz.__qualname__}")
 
 
@@ -54,7 +62,10 @@ class ReadingSpec:
     @property
     def identity(self) -> dict[str, Any]:
         """The reading as plain JSON, the same for all ways to write it."""
-        return {"class_path": self.class_path, "init_args": dict(self.init_args)}
+        class_path = self.class_path
+        if READINGS.get(self.kind.name) is self.kind:
+            class_path = self.kind.name
+        return {"class_path": class_path, "init_args": dict(self.init_args)}
 
 
 def resolve_readings(

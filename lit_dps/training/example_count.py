@@ -75,6 +75,8 @@ class SpentOfSteps:
                     raise ConfigError("goal.max_examples", goal.max_examples, f"left out: {reason}")
                 if goal.cost_unit is EXAMPLES:
                     raise ConfigError("goal.unit", goal.unit, f"left out: {reason}")
+                if schedule_name(trainer) == CONSTANT:
+                    raise ConfigError("study.readings", EXAMPLES.name, f"left out: {reason}")
                 # Without a goal in examples, the batch schedule counts them.
                 raise ConfigError(NAME_KEY, schedule_name(trainer), f"{CONSTANT}: {reason}")
             spent[EXAMPLES.column] = sum(counts)

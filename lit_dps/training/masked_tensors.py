@@ -175,6 +175,16 @@ class MaskedTensors:
             multiply(masked for masked in self._masked.values() if id(masked.tensor) in ids)
 
 
+def gradients_of(module: LightningModule, optimizer: Any) -> dict[str, Tensor]:
+    """Return copies of the gradients of the parameters that an optimizer trains, by name."""
+    trained_ids = set(map(id, parameters_of(optimizer)))
+    gradients = {}
+    for name, parameter in module.named_parameters():
+        if id(parameter) in trained_ids and parameter.grad is not None:
+            gradients[name] = parameter.grad.detach().clone()
+    return gradients
+
+
 def squared_norm(gradient: Tensor, mask: Tensor | None) -> Tensor:
     """Return the squared norm of the kept part of a gradient, as a float64 scalar.
 

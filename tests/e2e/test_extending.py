@@ -86,13 +86,11 @@ def test_its_readings_are_in_the_tables(project):
         at_goal = rows[rows["step"] == cell["k_star"]]
         assert at_goal["sharpness"].tolist() == [cell["sharpness"]]
     record = read_study(f"sqlite:///{folder}/mlruns/study.db", "stripes")
-    memories = set()
+    loads = set()
     for trials in record.results.values():
         for result in trials:
-            memories.add(result.end_readings.get("peak_memory"))
-    # A process with torch needs more than 100 MiB, and the networks have 25,450 weights.
-    assert cells["peak_memory"].between(100, 4000).all()
-    assert {*cells["peak_memory"]} <= memories
+            loads.add(result.end_readings.get("load"))
+    assert {*cells["load"]} <= loads - {None}
 
 
 @pytest.mark.slow

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import resource
-
 import torch
 from torch import Tensor, nn
 
@@ -67,17 +65,6 @@ class FullHessian(Reading):
         hessian = torch.stack(rows).double()
         values = torch.linalg.eigvalsh((hessian + hessian.T) / 2)
         return {"top": values[values.abs().argmax()], "parameters": len(flat)}
-
-
-class PeakMemory(Reading):
-    """The peak memory of the process at the end, in MiB."""
-
-    name = "peak_memory"
-    when = "end"
-    stacked = False
-
-    def read(self, moment):
-        return {"peak_memory": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}
 
 
 class FinalNorm(Reading):

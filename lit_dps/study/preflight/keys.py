@@ -26,6 +26,7 @@ from lit_dps.core.trial_config import BatchConfig
 from lit_dps.core.unit import STEPS
 from lit_dps.engines.engine import METHOD_OPTIONS
 from lit_dps.readings.reading import KEY as READINGS_KEY
+from lit_dps.readings.registry import READINGS
 from lit_dps.study.identity import BATCH_SIZE_KEY, GRID, SPACE, keys_of_trials
 from lit_dps.study.setup import StudySetup
 from lit_dps.training.trainer_rules import ACCUMULATION_KEY, check_accumulation
@@ -73,7 +74,7 @@ def check_readings(setup: StudySetup) -> None:
     reserved = columns_of_tables(setup)
     for spec in setup.readings:
         reading = spec.build()
-        if reading.name in reserved:
+        if reading.name in reserved and spec.kind not in READINGS.values():
             raise ConfigError(READINGS_KEY, reading.name, "a name that no column of the tables has")
         if setup.ranks > 1 and not reading.over_ranks:
             allowed = f"readings with over_ranks = True, because {setup.ranks} ranks train a trial"

@@ -144,17 +144,18 @@ def test_callbacks_of_one_batch_size_refuse_a_schedule(user):
 
 
 @pytest.mark.parametrize(
-    ("goal", "key"),
+    ("goal", "batch", "key"),
     [
-        ({}, "batch.schedule"),
-        ({"unit": "examples"}, "goal.unit"),
-        ({"max_examples": 9}, "goal.max_examples"),
+        ({}, DOUBLING, "batch.schedule"),
+        ({}, BatchConfig(), "study.readings"),
+        ({"unit": "examples"}, DOUBLING, "goal.unit"),
+        ({"max_examples": 9}, DOUBLING, "goal.max_examples"),
     ],
 )
-def test_batches_that_cannot_be_counted_name_the_key_that_counts_them(goal, key):
-    trainer = Trainer(callbacks=[BatchScheduleCallback(**vars(DOUBLING))], logger=False)
+def test_batches_that_cannot_be_counted_name_the_key_that_counts_them(goal, batch, key):
+    trainer = Trainer(callbacks=[BatchScheduleCallback(**vars(batch))], logger=False)
     attempt = Attempt(TRIAL, Goal(0.5, **goal))
-    attempt.count_examples()
+    attempt.count("examples")
     spent = SpentOfSteps()
     spent.add_batch(None)
     spent.step()

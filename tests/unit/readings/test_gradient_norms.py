@@ -12,10 +12,16 @@ from lit_dps.data import Digits
 from lit_dps.models import MLP
 from lit_dps.module import ImageClassifier
 from lit_dps.parallel.ddp import trainer_arguments
-from lit_dps.readings import GradientNorms
+from lit_dps.readings import GradientNorms, ReadingsCallback
+from lit_dps.readings.gradient import GradientNorm
+from lit_dps.readings.registry import ReadingSpec
 from lit_dps.training import PruningCallback
 from tests.support.ranks import on_ranks
 from tests.support.tiny import QUIET, Plain, fit
+
+
+class NormOfSteps(GradientNorm):
+    when = "step"
 
 
 def norms(batch_size: int, sparsity: float = 0.5) -> dict[str, list[float]]:
@@ -32,14 +38,16 @@ def norms(batch_size: int, sparsity: float = 0.5) -> dict[str, list[float]]:
             wanted.append(_square(module, pruning, batch))
 
     module.on_train_batch_start = note
+    reading = ReadingsCallback([ReadingSpec(NormOfSteps, "NormOfSteps")])
     fit(
         module,
         datamodule=data,
-        callbacks=[callback, pruning],
+        callbacks=[callback, pruning, reading],
         max_steps=4,
         **trainer_arguments(QUIET),
     )
-    return {**callback.readings, "wanted": wanted[::2]}
+    norms_read = reading.columns["gradient_norm"]["gradient_norm"][::2]
+    return {**callback.readings, "wanted": wanted[::2], "read": [norm**2 for norm in norms_read]}
 
 
 def _square(module, pruning, batch) -> float:
@@ -51,11 +59,13 @@ def _square(module, pruning, batch) -> float:
 def test_gradient_norms_before_and_after_the_ranks_add_up():
     alone = norms(5)
     assert alone["part"] == alone["whole"] == pytest.approx(alone["wanted"])
+    assert alone["read"] == pytest.approx(alone["wanted"])
     assert (alone["step"], alone["share"]) == ([0, 2], [1.0, 1.0])
     parts = on_ranks(2, norms, 5)
     assert [part["share"] for part in parts] == [[0.4, 0.4], [0.6, 0.6]]
     for part in parts:
         assert part["whole"] == pytest.approx(alone["whole"], rel=1e-4)
+        assert part["read"] == pytest.approx(alone["read"], rel=1e-4)
         assert part["part"] == pytest.approx(part["wanted"], rel=1e-4)  # of this rank's examples
         assert part["part"] != pytest.approx(alone["whole"], rel=1e-2)
 

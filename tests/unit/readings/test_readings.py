@@ -96,14 +96,6 @@ def test_a_stack_reads_each_of_its_networks():
     assert ends[Status.COMPLETE] == {"final_norm"} and ends[Status.INFEASIBLE] == set()
 
 
-def test_a_reading_of_the_process_is_taken_of_a_trial_that_trains_alone():
-    trials = [Trial(Cell(16, 0.5), point, PARAMS) for point in range(2)]
-    results = train(trials, WORKLOAD, EASY, size=4, readings=specs("PeakMemory"))
-    assert [result.engine for result in results] == ["single", "single"]
-    assert all("peak_memory" in result.engine_reason for result in results)
-    assert all(result.end_readings["peak_memory"] > 10 for result in results)
-
-
 def test_an_error_of_a_reading_fails_its_trial_alone():
     trials = [Trial(Cell(16, 0.5), point, PARAMS) for point in range(2)]
     for size in (1, 4):

@@ -12,12 +12,12 @@ import torch
 
 from lit_dps.core.statistic import Statistic, median_of_best
 from lit_dps.readings import Reading
+from lit_dps.readings.spent import PeakMemory
 from lit_dps.testing import check_reading, check_statistic
 from tests.support.user_readings import (
     Disturbing,
     FinalNorm,
     Norm,
-    PeakMemory,
     Sharpness,
     Text,
     norm_of,

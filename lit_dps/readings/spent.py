@@ -1,0 +1,95 @@
+"""What training spends: PeakMemory, StepSeconds and Examples."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from statistics import median
+from typing import Any
+
+import torch
+
+from lit_dps.core.process_memory import peak_bytes, reset_peak
+from lit_dps.core.unit import EXAMPLES, SECONDS
+from lit_dps.parallel import ranks
+from lit_dps.readings.reading import CurveReading, Moment, Reading
+
+
+class PeakMemory(Reading):
+    """The peak memory of a trial from its first step to its end, in MiB (column "peak_memory").
+
+    On CUDA it is the most that PyTorch allocates on the device. Elsewhere it is the peak of the
+    process, including what Python and earlier trials still hold; on other systems than Linux since
+    the process began. Of several ranks it is the largest one.
+    """
+
+    name = "peak_memory"
+    when = "end"
+    stacked = False  # the networks of a stack share the memory
+    over_ranks = True
+
+    def __init__(self):
+        self._device = "cpu"
+        self._peak_before = 0.0  # of the process from which the trial was resumed
+
+    def start(self, moment: Moment) -> None:
+        self._device = str(moment.device)
+        self._reset()
+
+    def _reset(self) -> None:
+        if self._device.startswith("cuda"):
+            torch.cuda.reset_peak_memory_stats(self._device)
+        else:
+            reset_peak()
+
+    def _peak(self) -> float:
+        """Return the peak so far in bytes."""
+        if self._device.startswith("cuda"):
+            peak = float(torch.cuda.max_memory_allocated(self._device))
+        else:
+            peak = peak_bytes()
+        return max(peak, self._peak_before)
+
+    def read(self, moment: Moment) -> Mapping[str, float]:
+        return {"peak_memory": max(ranks.all_gather(self._peak())) / 2**20}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"peak": self._peak()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._reset()
+        self._peak_before = state["peak"]
+
+
+class StepSeconds(CurveReading):
+    """Seconds of an optimizer step with its data (column "step_seconds").
+
+    It is the median over the intervals between checks so far, of the mean step of an interval.
+    Validations and readings do not count. Of several ranks the clock of the first one decides.
+    """
+
+    name = "step_seconds"
+    stacked = False  # the networks of a stack share their steps
+    counted = (SECONDS.column,)
+
+    def read_curve(self, curve: Mapping[str, Sequence[float]]) -> Mapping[str, float]:
+        means = []
+        step_before = 0.0
+        seconds_before = 0.0
+        for step, seconds in zip(curve["step"], curve[SECONDS.column], strict=True):
+            means.append((seconds - seconds_before) / (step - step_before))
+            step_before = step
+            seconds_before = seconds
+        return {"step_seconds": median(means)}
+
+
+class Examples(CurveReading):
+    """Training examples up to a check (column "examples_seen"), over all ranks.
+
+    They are counted as for `goal.unit: examples`: an example counts each time it is trained on.
+    """
+
+    name = "examples"
+    counted = (EXAMPLES.column,)
+
+    def read_curve(self, curve: Mapping[str, Sequence[float]]) -> Mapping[str, float]:
+        return {"examples_seen": curve[EXAMPLES.column][-1]}
