@@ -191,7 +191,7 @@ class NetworkRun:
         assert self.attempt.trial is not None
         pruning = training.pruning_callback(self.attempt.trial)
         max_steps = training.budget or training.goal.max_steps
-        return MaskChanges.of(pruning.pruner, pruning.seed, max_steps)
+        return MaskChanges.of(pruning.pruner, pruning.sparsity, pruning.seed, max_steps)
 
     def _start(self, training: Training, stacked: bool) -> None:
         """Prune the network and begin training, with the hooks that Lightning calls."""

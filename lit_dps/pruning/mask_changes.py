@@ -28,6 +28,7 @@ class MaskChanges:
 
     Attributes:
         pruner: The method.
+        sparsity: The sparsity of the run.
         seed: Seed of the run's pruning. The random numbers of a change depend on it and on the
             step, so that a resumed run draws the same ones.
         max_steps: Optimizer steps of a run that does not reach its goal.
@@ -35,18 +36,20 @@ class MaskChanges:
     """
 
     pruner: Pruner
+    sparsity: float
     seed: int
     max_steps: int
     every: int
 
     @classmethod
     def of(
-        cls, pruner: Pruner, seed: int, max_steps: int, is_short: bool = False
+        cls, pruner: Pruner, sparsity: float, seed: int, max_steps: int, is_short: bool = False
     ) -> MaskChanges | None:
         """Return the changes of a method; None if its masks do not change.
 
         Args:
             pruner: The method.
+            sparsity: The sparsity of the run.
             seed: Seed of the run's pruning.
             max_steps: Optimizer steps of a run that does not reach its goal.
             is_short: Whether the run only tests the method. Its mask changes after each step.
@@ -60,7 +63,7 @@ class MaskChanges:
         if not isinstance(every, int) or every < 1:
             name = f"{type(pruner).__name__}.every"
             raise ConfigError("pruning.method", f"{name} = {every!r}", "a whole number above 0")
-        return cls(pruner, seed, max_steps, 1 if is_short else every)
+        return cls(pruner, sparsity, seed, max_steps, 1 if is_short else every)
 
     def is_due(self, step: int) -> bool:
         """Return True if the mask changes after optimizer step number `step`, counted from 1."""
@@ -90,6 +93,7 @@ class MaskChanges:
         update = MaskUpdate(
             step=step,
             max_steps=self.max_steps,
+            sparsity=self.sparsity,
             mask=Mask(present),
             weights=weights,
             gradients=gradients,

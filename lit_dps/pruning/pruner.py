@@ -35,6 +35,7 @@ class MaskUpdate:
     Attributes:
         step: Optimizer steps taken so far.
         max_steps: Optimizer steps of a run that does not reach its goal.
+        sparsity: The sparsity of the run, in (0, 1), as `Pruner.mask` receives it.
         mask: The present mask.
         weights: Weights of the masked parameters by name. Pruned ones are 0.
         gradients: Gradients of the last step's batch by name, also of pruned weights.
@@ -44,6 +45,7 @@ class MaskUpdate:
 
     step: int
     max_steps: int
+    sparsity: float
     mask: Mask
     weights: Mapping[str, Tensor]
     gradients: Mapping[str, Tensor]
@@ -102,7 +104,8 @@ class Pruner(ABC):
         """Return the mask after a step of training; called after each `every`-th step.
 
         Weights that grow again begin at 0, without momentum. With `hits_count` the mask
-        keeps as many elements as before.
+        keeps as many elements as before. The mask depends on the update and on the arguments of
+        the constructor alone: a resumed run has a new pruner, whose `mask` was not called.
         """
         return update.mask
 

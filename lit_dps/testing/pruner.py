@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -12,7 +13,7 @@ from torch import Tensor
 from lit_dps.pruning import Mask, Network, Pruner, prunable, pruner_of
 from lit_dps.pruning.mask import multiply
 from lit_dps.pruning.pruner import MaskUpdate
-from lit_dps.testing.failure import require
+from lit_dps.testing.failure import ConformanceError, require
 from lit_dps.testing.toy import BATCH_SIZE, CLASSES, toy_network
 from lit_dps.training.hidden_state import capture_rng_state, equal_states, preserve_rng_state
 
@@ -36,9 +37,11 @@ def check_pruner(
     - It depends on the generator and not on global random numbers, which do not change either.
       The same call gives the same mask again.
     - The module remains in training mode, with the same parameters trained.
+    - With `every`, `next_mask` keeps the count, depends on its update alone, and does not change
+      the weights and gradients that it receives. A new pruner, as in a resumed run, gives the same
+      mask.
     - Not in the quick part: With `batch_invariant` the mask does not depend on the batch size or
-      on the order of the examples. With `every`, `next_mask` keeps the count, depends on its
-      generator alone, and does not change the weights and gradients that it receives.
+      on the order of the examples.
 
     Args:
         pruner: The method, or its name or class path.
@@ -50,14 +53,14 @@ def check_pruner(
         pruner = pruner_of(pruner, options)
     if quick:
         sparsities = sparsities[-1:]
+    fresh = copy.deepcopy(pruner)
     with preserve_rng_state(seed=0):
         for sparsity in sparsities:
             mask = _check_mask(pruner, sparsity)
-            if quick:
-                continue
-            _check_batches(pruner, sparsity, mask)
             if pruner.every is not None:
-                _check_next_mask(pruner, sparsity, mask)
+                _check_next_mask(pruner, copy.deepcopy(fresh), sparsity, mask)
+            if not quick:
+                _check_batches(pruner, sparsity, mask)
 
 
 class _Examples:
@@ -194,39 +197,31 @@ def _check_batches(pruner: Pruner, sparsity: float, mask: Mask) -> None:
         )
 
 
-def _check_next_mask(pruner: Pruner, sparsity: float, mask: Mask) -> None:
-    """Check a change of the mask during training."""
-    network = _network(_Examples())
-    gradients = network.gradients()
-    weights = {}
-    for name in mask:
-        weights[name] = network.parameters[name].detach().clone()
-    multiply([(weights[name], mask[name]) for name in mask])
-    masks = []
-    for seed in (3, 4):
-        torch.manual_seed(seed)
-        update = MaskUpdate(
-            step=pruner.every or 1,
-            max_steps=10 * (pruner.every or 1),
-            mask=mask,
-            weights={name: tensor.clone() for name, tensor in weights.items()},
-            gradients={name: gradients[name].clone() for name in mask},
-            generator=torch.Generator().manual_seed(SEED),
-        )
-        masks.append(pruner.next_mask(update))
-        _check_only_read(type(pruner).__name__, update, weights, gradients)
+def _check_next_mask(pruner: Pruner, fresh: Pruner, sparsity: float, mask: Mask) -> None:
+    """Check a change of the mask during training.
+
+    Args:
+        pruner: The method, which has made the mask.
+        fresh: The method as a resumed run builds it: its `mask` was not called.
+        sparsity: The sparsity of the mask.
+        mask: The mask before the change.
+    """
     name = type(pruner).__name__
     shown_by = f"sparsity {sparsity:g}, step {pruner.every}"
-    _check_shapes(name, masks[0], network, shown_by)
+    torch.manual_seed(3)
+    changed = _next_mask(pruner, sparsity, mask)
+    _check_shapes(name, changed, _network(_Examples()), shown_by)
+    torch.manual_seed(4)
     require(
         "next_mask",
-        _equal(*masks),
+        _equal(changed, _next_mask(pruner, sparsity, mask)),
         f"next_mask of {name} gives another mask when it is called again",
         "the same mask from the same update and generator",
         shown_by,
     )
+    _check_resumed(name, fresh, sparsity, mask, changed)
     if pruner.hits_count:
-        kept, before = masks[0].count().kept, mask.count().kept
+        kept, before = changed.count().kept, mask.count().kept
         require(
             "next_count",
             kept == before,
@@ -234,6 +229,48 @@ def _check_next_mask(pruner: Pruner, sparsity: float, mask: Mask) -> None:
             f"{before} as before, or hits_count = False",
             shown_by,
         )
+
+
+def _check_resumed(name: str, fresh: Pruner, sparsity: float, mask: Mask, changed: Mask) -> None:
+    """Check that a new pruner, as in a resumed run, changes a mask in the same way."""
+    try:
+        again = _next_mask(fresh, sparsity, mask)
+        difference = "gives another mask"
+    except ConformanceError:
+        raise
+    except Exception as error:
+        again = Mask({})
+        difference = f"raises {type(error).__name__}: {error}"
+    require(
+        "next_resumed",
+        _equal(changed, again),
+        f"next_mask of {name} {difference} in a resumed run, whose pruner is new",
+        "a mask from the update alone, such as from update.sparsity, without state of the pruner",
+        f"sparsity {sparsity:g}, step {fresh.every}, a pruner whose mask was not called",
+    )
+
+
+def _next_mask(pruner: Pruner, sparsity: float, mask: Mask) -> Mask:
+    """Return the mask after the first change, whose update a method must only read."""
+    network = _network(_Examples())
+    gradients = network.gradients()
+    weights = {}
+    for name in mask:
+        weights[name] = network.parameters[name].detach().clone()
+    multiply([(weights[name], mask[name]) for name in mask])
+    every = pruner.every or 1
+    update = MaskUpdate(
+        step=every,
+        max_steps=10 * every,
+        sparsity=sparsity,
+        mask=mask,
+        weights={name: tensor.clone() for name, tensor in weights.items()},
+        gradients={name: gradients[name].clone() for name in mask},
+        generator=torch.Generator().manual_seed(SEED),
+    )
+    changed = pruner.next_mask(update)
+    _check_only_read(type(pruner).__name__, update, weights, gradients)
+    return changed
 
 
 def _check_only_read(

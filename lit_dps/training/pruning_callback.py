@@ -158,7 +158,9 @@ class PruningCallback(Callback):
 
     def _begin_changes(self, trainer: Trainer, module: LightningModule) -> None:
         """Prepare the changes of the mask, if the method makes any."""
-        self._changes = MaskChanges.of(self.pruner, self.seed, trainer.max_steps, self.is_short)
+        self._changes = MaskChanges.of(
+            self.pruner, self.sparsity, self.seed, trainer.max_steps, self.is_short
+        )
         if self._changes is None:
             return
         reason = None

@@ -27,17 +27,18 @@ LONG_GOAL = {**GOAL, "max_steps": 16}
 MOMENTUM = "momentum_buffer"
 
 
-def _of_page(name: str) -> type:
+def _of_page(name: str, kind: str) -> type:
     """Return a class that docs/extending.md defines."""
     text = (Path(__file__).parents[3] / "docs" / "extending.md").read_text()
     source = re.search(rf"```python\n# {name}\.py\n(.*?)```", text, re.DOTALL)
     assert source is not None
     names: dict[str, Any] = {}
     exec(source.group(1), names)
-    return names["RigL"]
+    return names[kind]
 
 
-RigL = _of_page("my_rigl")
+RigL = _of_page("my_rigl", "RigL")
+Gradual = _of_page("my_gradual", "Gradual")
 
 
 class Loses(RigL):
@@ -126,6 +127,21 @@ def test_a_resumed_run_equals_an_unbroken_one(tmp_path, lean, checks):
     assert resumed == unbroken
     assert torch.equal(resumed_steps.weights, steps.weights)
     assert resumed_steps.taken < steps.taken
+
+
+def test_gradual_pruning_reaches_the_sparsity_of_the_cell_also_resumed(tmp_path):
+    pruning = {"method": f"{__name__}.Gradual", "options": {"every": 3, "end": 0.75}}
+    goal = {**LONG_GOAL, "error": 0.001}
+    study = saved_study.Study(tmp_path, goal=goal, pruning=pruning, lean=True)
+    trial = dataclasses.replace(trials()[0], params={"model.learning_rate": 0.1})
+    unbroken, steps = study.run(trial, saved=False)
+    assert study.run(trial, interrupt=2)[0] is None
+    resumed, resumed_steps = study.run(trial)
+    assert resumed == unbroken
+    assert torch.equal(resumed_steps.weights, steps.weights)
+    kept = sum(each for each, _ in unbroken.kept.values())
+    total = sum(each for _, each in unbroken.kept.values())
+    assert kept == round(total * 0.2)  # the cell's sparsity is 0.8
 
 
 def test_a_method_that_loses_elements_is_refused():

@@ -228,6 +228,25 @@ class Writing(Random):
         return update.mask
 
 
+class Storing(Random):
+    """Changes the mask by a sparsity that only `mask` has stored."""
+
+    every = 5
+    hits_count = False
+
+    def mask(self, network, sparsity, generator):
+        self.final = sparsity
+        return super().mask(network, sparsity, generator)
+
+    def next_mask(self, update):
+        scores = {name: weights.abs() for name, weights in update.weights.items()}
+        return top_k(scores, (1 + self.final) / 2)
+
+
+class Defaulting(Storing):
+    final = 0.0
+
+
 BROKEN_PRUNERS = {
     Ordered: "batches",
     Global: "global_random",
@@ -238,12 +257,17 @@ BROKEN_PRUNERS = {
     Evaluating: "mode",
     Shrinking: "next_count",
     Writing: "only_read",
+    Storing: "next_resumed",
+    Defaulting: "next_resumed",
 }
 
 
 @pytest.mark.parametrize("kind", BROKEN_PRUNERS, ids=lambda kind: kind.__name__)
 def test_a_broken_pruner_fails(kind):
     assert failure(check_pruner, kind()) == BROKEN_PRUNERS[kind]
+    if kind in (Storing, Defaulting):
+        # A study runs the quick part, and its resumed trials would have another mask.
+        assert failure(check_pruner, kind(), quick=True) == BROKEN_PRUNERS[kind]
 
 
 class Remembering(GoalRule):
