@@ -82,7 +82,7 @@ class StudyConfig:
         metrics: Further metrics to keep at each check. The module logs them in validation, such as
             val_loss. Then no check stops early.
         readings: Quantities to measure along the trials. Each one is gradient_norm,
-            step_seconds, peak_memory, examples, lipschitz, the class path of a
+            gradient_noise, step_seconds, peak_memory, examples, lipschitz, the class path of a
             `lit_dps.readings.Reading`, or {class_path, init_args}. They do not change training.
             Their columns are in the tables, in MLflow and in the curves of a `Study`.
         figures: Modules with further figures of the report. Each is a file of your own.

@@ -14,7 +14,7 @@ from lit_dps.core.errors import ConfigError
 from lit_dps.core.registry import named_class
 from lit_dps.core.trial import LIPSCHITZ
 from lit_dps.core.trial_config import SmoothnessConfig
-from lit_dps.readings.gradient import GradientNorm
+from lit_dps.readings.gradient import GradientNoise, GradientNorm
 from lit_dps.readings.lipschitz import Lipschitz
 from lit_dps.readings.reading import KEY, Reading, check_attributes
 from lit_dps.readings.spent import Examples, PeakMemory, StepSeconds
@@ -23,6 +23,7 @@ from lit_dps.readings.spent import Examples, PeakMemory, StepSeconds
 READINGS: dict[str, type[Reading]] = {
     LIPSCHITZ: Lipschitz,
     GradientNorm.name: GradientNorm,
+    GradientNoise.name: GradientNoise,
     StepSeconds.name: StepSeconds,
     PeakMemory.name: PeakMemory,
     Examples.name: Examples,

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+from contextlib import ExitStack
 
 import pytest
 import torch
+import torch.nn.functional as F
+from torch.func import functional_call
 
 from lit_dps.core.trial import Cell, Status, Trial
 from lit_dps.data import Digits
-from lit_dps.readings import Reading, ReadingsCallback
+from lit_dps.readings import Moment, Reading, ReadingsCallback
+from lit_dps.readings.lipschitz import gradient_moments
 from lit_dps.readings.registry import ReadingSpec, resolve_readings
+from lit_dps.testing.toy import ToyRun
 from lit_dps.training import GoalErrorCallback
 from tests.support.errors import refuses
 from tests.support.runs import train, train_one
@@ -20,7 +26,8 @@ from tests.unit.engines.test_engine import quiet  # noqa: F401
 from tests.unit.readings.test_readings import GOAL, TINY, TRIAL, WORKLOAD
 
 RATE = 0.1
-NAMES = ["gradient_norm", "step_seconds", "peak_memory", "examples"]
+NOISE = {"class_path": "gradient_noise", "init_args": {"examples": 64, "part": 16}}
+NAMES = ["gradient_norm", NOISE, "step_seconds", "peak_memory", "examples"]
 PLAIN_SGD = {"model.learning_rate": RATE, "model.momentum": 0.0}
 
 
@@ -50,7 +57,7 @@ def norms_of(result) -> list[float]:
 
 @pytest.mark.parametrize("how", [{}, {"lean": False}, {"size": 2}])
 def test_each_loop_reads_them(how):
-    names = ["gradient_norm", "examples"] if "size" in how else NAMES
+    names = ["gradient_norm", NOISE, "examples"] if "size" in how else NAMES
     trials = [Trial(Cell(16, 0.5), point, PLAIN_SGD) for point in range(2)]
     readings = [*resolve_readings(names), ReadingSpec(Moved, "Moved")]
     for result in train(trials, WORKLOAD, GOAL, readings=readings, **how):
@@ -69,6 +76,52 @@ def test_each_loop_reads_them(how):
         seconds = result.readings["step_seconds"]["step_seconds"]
         assert seconds[0] == pytest.approx(result.curve["seconds"][0] / 4)
         assert result.curve["seconds"][-1] == pytest.approx(result.timed["training"])
+
+
+def noise(part: int) -> tuple[ToyRun, dict[str, float]]:
+    """The noise of a pruned network on 16 examples, in parts."""
+    entry = {"class_path": "gradient_noise", "init_args": {"examples": 16, "part": part}}
+    run = ToyRun(0.5)
+    (spec,) = resolve_readings([entry])
+    with ExitStack() as stack:
+        return run, dict(spec.build().read(Moment("gradient_noise", 1, run, stack)))
+
+
+@pytest.mark.parametrize("part", [1, 4, 7])
+def test_the_noise_scale_is_of_the_gradients_of_the_parts(part):
+    run, values = noise(part)
+    gradients, sizes = [], []
+    for batch, size in run.training_pass(part, 16).batches():
+        named = dict(run.module.named_parameters())
+        found = torch.autograd.grad(run.module.loss(batch), list(named.values()))
+        masked = zip(named, found, strict=True)
+        gradients.append(torch.cat([(g * run.masks.get(n, 1)).flatten() for n, g in masked]))
+        sizes.append(size)
+    rows = torch.stack(gradients).double()
+    b = torch.tensor(sizes).double()
+    whole = (b @ rows / 16).square().sum()
+    squared, variance = values["noise_squared_gradient"], values["noise_variance"]
+    # E |g_b|^2 = |G|^2 + tr(Sigma) / b
+    assert squared + variance / 16 == pytest.approx(float(whole), rel=1e-4)
+    parts = rows.square().sum(1).mean()
+    assert squared + variance * float((1 / b).mean()) == pytest.approx(float(parts), rel=1e-4)
+    expected = variance / squared if squared > 0 else math.nan
+    assert values["noise_scale"] == pytest.approx(expected, nan_ok=True)
+
+
+def test_the_noise_of_single_examples_is_the_moment_of_the_theory():
+    run, values = noise(1)
+    ((batch, size),) = run.training_pass(16, 16).batches()
+
+    def loss(parameters, example):
+        x, y = example
+        return F.cross_entropy(functional_call(run.module.network, parameters, x[None]), y[None])
+
+    network = run.module.network
+    parameters = {name: weight.detach() for name, weight in network.named_parameters()}
+    masks = {name.removeprefix("network."): mask for name, mask in run.masks.items()}
+    moments = gradient_moments(loss, parameters, [batch], masks)
+    assert values["noise_variance"] == pytest.approx(moments.variance * size / (size - 1), rel=1e-4)
 
 
 @pytest.mark.parametrize("name", ["peak_memory", "step_seconds"])
@@ -105,7 +158,7 @@ def test_a_resumed_trial_equals_an_unbroken_one(tmp_path, lean):
     assert study.run(TRIAL, interrupt=3)[0] is None
     resumed, steps = study.run(TRIAL)
     assert steps.taken == 24 - 12
-    for name in ("examples", "gradient_norm"):
+    for name in ("examples", "gradient_norm", "gradient_noise"):
         assert resumed.readings[name] == unbroken.readings[name]
     assert resumed.readings["step_seconds"]["step"] == unbroken.curve["step"]
     assert resumed.curve["seconds"] == sorted(resumed.curve["seconds"])
@@ -119,6 +172,14 @@ def test_the_peak_of_a_resumed_trial_includes_the_time_before(monkeypatch):
     resumed = spec.build()
     resumed.load_state_dict(spec.build().state_dict())
     assert resumed.read(None) == {"peak_memory": 3.0}
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"), [("part", {"part": 0}), ("examples", {"examples": 9})]
+)
+def test_noise_needs_two_parts(name, arguments):
+    with refuses(f"study.readings.gradient_noise.{name}", arguments[name]):
+        resolve_readings([{"class_path": "gradient_noise", "init_args": arguments}])
 
 
 def test_a_name_and_a_class_path_are_one_reading():
