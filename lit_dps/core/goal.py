@@ -172,12 +172,6 @@ def rule_of(name: str, options: Mapping[str, Any] | None = None) -> GoalRule:
     return instance_of(kind, "goal.options", name, options)
 
 
-def class_path_of_rule(name: str) -> str:
-    """Return the class path of a rule, the same for a name of `RULES` and its class path."""
-    kind = named_class("goal.rule", name, RULES, GoalRule)
-    return f"{kind.__module__}.{kind.__qualname__}"
-
-
 @dataclass(frozen=True)
 class Goal:
     """When a trial stops (Lee et al. 2021, Section 2).

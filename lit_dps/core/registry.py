@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any, TypeVar
@@ -54,6 +55,21 @@ def named_class(key: str, name: str, built_in: Mapping[str, type[T]], base: type
         return isinstance(value, type) and issubclass(value, base)
 
     return named(key, name, built_in, base.__name__, is_kind)
+
+
+def name_of_class(name: str, built_in: Mapping[str, type]) -> str:
+    """Return the name of a class in `built_in`, or else its class path where it is defined.
+
+    A class path of a module that is not imported yet stays as it is: no code of users runs.
+    """
+    module, _, attribute = name.rpartition(".")
+    kind = getattr(sys.modules.get(module), attribute, None)
+    if not isinstance(kind, type):
+        return name
+    for known, value in built_in.items():
+        if value is kind:
+            return known
+    return f"{kind.__module__}.{kind.__qualname__}"
 
 
 def instance_of(kind: type[T], key: str, name: str, options: Mapping[str, Any] | None) -> T:

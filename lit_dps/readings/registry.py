@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lit_dps.core.errors import ConfigError
-from lit_dps.core.registry import named_class
+from lit_dps.core.registry import name_of_class, named_class
 from lit_dps.core.trial import LIPSCHITZ
 from lit_dps.core.trial_config import SmoothnessConfig
 from lit_dps.readings.gradient import GradientNoise, GradientNorm
@@ -28,7 +28,6 @@ READINGS: dict[str, type[Reading]] = {
     PeakMemory.name: PeakMemory,
     Examples.name: Examples,
 }
-_LIPSCHITZ_NAMES = (LIPSCHITZ, f"{Lipschitz.__module__}.{Lipschitz.__qualname__}")
 
 
 @dataclass(frozen=True)
@@ -111,7 +110,8 @@ def without_lipschitz(
     others = []
     for entry in entries:
         class_path = entry.get("class_path") if isinstance(entry, Mapping) else entry
-        if class_path not in _LIPSCHITZ_NAMES:
+        is_name = isinstance(class_path, str)
+        if not is_name or name_of_class(class_path, READINGS) != LIPSCHITZ:
             others.append(entry)
             continue
         if smoothness.interval is not None:

@@ -17,6 +17,7 @@ from lit_dps.core.config import StudyConfig, folder_name
 from lit_dps.core.environment import DATA
 from lit_dps.core.errors import ConfigError, UserError
 from lit_dps.core.goal import Goal
+from lit_dps.core.identity import one_spelling
 from lit_dps.core.repeats import RepeatPlan
 from lit_dps.core.search_space import ExpandedSpace, is_continuation, space_to_dict
 from lit_dps.core.statistic import MINIMUM
@@ -278,13 +279,18 @@ def _comparable_identity(
     With a data axis, the digest in the identity belongs to the axis' largest value, so a new value
     changes it. If the environments hold a digest of each value, these are compared instead.
     """
-    stored_identity = header[schema.IDENTITY]
+    identity_there = stored_identity(header)
     has_axis = any(key.startswith("data.") for key in header[schema.AXES])
     # An environment has digests if its run has read the data.
     has_digests = any(each.get(DATA) for each in header[schema.ENVIRONMENTS])
     if has_axis and has_digests:
-        return {**stored_identity, "data_digest": identity.get("data_digest")}
-    return stored_identity
+        return {**identity_there, "data_digest": identity.get("data_digest")}
+    return identity_there
+
+
+def stored_identity(header: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the identity of a header, spelled as that of a new study."""
+    return one_spelling(header[schema.IDENTITY], header[schema.AXES])
 
 
 def identity_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Difference]:

@@ -35,6 +35,7 @@ from lit_dps.storage.header import (
     check_seeds,
     extend,
     identity_changes,
+    stored_identity,
 )
 from lit_dps.storage.locks import storage_lock
 from lit_dps.storage.ownership import refuse_foreign_cells, refuse_foreign_header
@@ -194,7 +195,7 @@ def _check_cells(
 def _check_same_study(
     name: str, place: str, ours: Mapping[str, Any], other_place: str, theirs: Mapping[str, Any]
 ) -> None:
-    differences = identity_changes(ours[schema.IDENTITY], theirs[schema.IDENTITY])
+    differences = identity_changes(stored_identity(ours), stored_identity(theirs))
     if differences:
         raise StudyChanged(
             f"study {name!r} was made with another configuration in {other_place} than in "

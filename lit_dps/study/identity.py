@@ -14,7 +14,8 @@ from typing import Any
 from lightning.pytorch import LightningDataModule, Trainer
 
 from lit_dps.core.config import StudyConfig
-from lit_dps.core.goal import VALIDATION_ERROR, class_path_of_rule
+from lit_dps.core.goal import VALIDATION_ERROR
+from lit_dps.core.identity import one_spelling
 from lit_dps.core.search_space import Choices, space_to_dict
 from lit_dps.core.statistic import MINIMUM
 from lit_dps.core.trial_config import GoalConfig, identity_of
@@ -97,7 +98,7 @@ def identity_of_study(
     # Smoothness changes no result, but all trials of a study are measured in the same way.
     if sections["smoothness"].interval is not None:
         identity["smoothness"] = identity_of(sections["smoothness"])
-    return identity
+    return one_spelling(identity, study.axes)
 
 
 def _specs(study: StudyConfig, workload: Workload) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -153,8 +154,7 @@ def study_of(study: StudyConfig, batch_size_key: str) -> dict[str, Any]:
         identity["metrics"] = sorted(study.metrics)
     # Readings change no result either, but all trials have the same columns.
     if study.readings:
-        read = [spec.identity for spec in resolve_readings(study.readings)]
-        identity["readings"] = sorted(read, key=repr)
+        identity["readings"] = [spec.identity for spec in resolve_readings(study.readings)]
     return identity
 
 
@@ -165,8 +165,6 @@ def goal_of(goal: GoalConfig) -> dict[str, Any]:
         identity["monitor"] = identity.pop("metric")
     if 0 < identity.get("at_most", 0) < 1 and identity["monitor"] == VALIDATION_ERROR:
         identity["error"] = identity.pop("at_most")
-    if "rule" in identity:
-        identity["rule"] = class_path_of_rule(goal.rule)
     return identity
 
 

@@ -13,6 +13,7 @@ from lit_dps.analysis.other_goals import at_goal
 from lit_dps.analysis.summary import summarize, trial_rows
 from lit_dps.core.attempt import Attempt
 from lit_dps.core.goal import Goal, GoalRule
+from lit_dps.core.identity import one_spelling
 from lit_dps.core.trial import Cell, Status, Trial
 from lit_dps.core.trial_config import GoalConfig, plain
 from lit_dps.report.warnings import study_notes
@@ -129,11 +130,14 @@ def test_a_goal_with_a_rule_is_another_study_in_each_spelling():
     default = GoalConfig(error=0.2)
     mean = GoalConfig(error=0.2, **MEAN)
     same = GoalConfig(error=0.2, rule="lit_dps.core.goal.MeanOfChecks", options={"checks": 3})
-    assert goal_of(default) == goal_of(GoalConfig(error=0.2, rule="single"))
-    assert goal_of(mean) == goal_of(same) != goal_of(default)
-    assert goal_of(GoalConfig(error=0.2, rule="mean_of_checks", options={"checks": 4})) != goal_of(
-        mean
+    other = GoalConfig(error=0.2, rule="mean_of_checks", options={"checks": 4})
+    of_default, of_mean, of_same, of_other = (
+        one_spelling({"goal": goal_of(goal)}, ()) for goal in (default, mean, same, other)
     )
+    single = {**goal_of(default), "rule": "lit_dps.core.goal.SingleCheck"}
+    assert one_spelling({"goal": single}, ()) == of_default
+    assert of_mean == of_same != of_default
+    assert of_other != of_mean
     assert not {"rule", "options"} & {*plain(default), *default.build().to_stored()}
 
 

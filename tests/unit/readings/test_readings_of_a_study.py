@@ -154,6 +154,8 @@ def test_readings_belong_to_the_identity_of_a_study(tmp_path):
     other = setup(tmp_path, [f"{PLACE}.FinalNorm", {"class_path": f"{PLACE}.Norm"}])
     assert "readings" not in plain.identity(None)["study"]
     assert read.identity(None) == other.identity(None) != plain.identity(None)
+    ours = setup(tmp_path, ["gradient_norm"]).identity(None)
+    assert setup(tmp_path, ["lit_dps.readings.gradient.GradientNorm"]).identity(None) == ours
     faster = setup(tmp_path, [{"class_path": f"{PLACE}.Norm", "init_args": {"interval": 5}}])
     assert faster.identity(None) != setup(tmp_path, [f"{PLACE}.Norm"]).identity(None)
 

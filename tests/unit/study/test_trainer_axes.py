@@ -9,8 +9,10 @@ import pytest
 from lit_dps.core.local_sgd import LocalSGDSchedule
 from lit_dps.core.trial import Cell, Trial
 from lit_dps.core.trial_config import BatchConfig, SmoothnessConfig
+from lit_dps.storage.header import StudyChanged, check_unchanged
 from lit_dps.study.preflight.keys import check_keys
 from tests.support.errors import refuses
+from tests.support.fake_study import write_study
 from tests.support.runs import train, train_one
 from tests.unit.engines.test_engine import GOAL, PARAMS, WORKLOAD, quiet  # noqa: F401
 from tests.unit.study.test_grid import setup
@@ -104,3 +106,39 @@ def test_studies_without_a_schedule_keep_their_configuration_and_identity():
     grown = dataclasses.replace(plain, batch=BatchConfig("linear", {"start": 0.5, "steps": 4}))
     assert grown.config()["batch"] == grown.identity(None)["batch"]
     assert grown.config()["batch"]["options"] == {"start": 0.5, "steps": 4}
+
+
+def test_equal_studies_have_equal_identities_new_or_stored(tmp_path):
+    def study(schedule="linear", grid=None, pruning=None, **options):
+        made = setup(grid or {}, batch_sizes=[8])
+        batch = BatchConfig(schedule, options or None)
+        made = dataclasses.replace(made, batch=batch)
+        if pruning is not None:
+            made = dataclasses.replace(
+                made, pruning=dataclasses.replace(made.pruning, options=pruning)
+            )
+        return made.identity(None)
+
+    plain = study(start=0.5, steps=4)
+    by_path = study("lit_dps.core.batch_schedule.LinearWarmUp", start=0.5, steps=4)
+    assert by_path == plain and plain["batch"]["schedule"] == "linear"
+    constant = study("lit_dps.core.batch_schedule.Constant")
+    assert constant == setup({}, batch_sizes=[8]).identity(None)
+    steps = {"batch.options.steps": [4, 8]}
+    of_axis = study(grid=steps, start=0.5, steps=2)
+    assert (
+        of_axis == study(grid=steps, start=0.5, steps=9) != study(grid=steps, start=0.25, steps=2)
+    )
+    assert of_axis["batch"]["options"] == {"start": 0.5}
+    batches = {"pruning.options.batches": [1, 2]}
+    of_axis = study("constant", batches, {"batches": 3})
+    assert of_axis == study("constant", batches)
+
+    # As a former version has stored them.
+    stored = {**plain, "batch": {"schedule": "linear", "options": {"start": 0.5, "steps": 2}}}
+    url = f"sqlite:///{tmp_path}/studies.db"
+    write_study(url, {Cell(8): []}, identity=stored, axes=steps)
+    check_unchanged(url, "fake", study(grid=steps, start=0.5, steps=3))
+    with pytest.raises(StudyChanged) as error:
+        check_unchanged(url, "fake", study(grid=steps, start=0.25, steps=2))
+    assert error.value.keys == ("batch.options.start",)
