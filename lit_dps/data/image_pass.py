@@ -1,4 +1,4 @@
-"""ImagePass: a pass over the training examples of `ImageData`, with the loss of each batch."""
+"""ImagePass: a pass over the training examples of `ImageData`; batches of its validation split."""
 
 from __future__ import annotations
 
@@ -9,6 +9,12 @@ import torch
 from torch import Tensor
 
 from lit_dps.data.images import ImageData
+
+
+def validation_batches(data: ImageData, device: torch.device) -> Iterator[Any]:
+    """Yield the batches of the validation split on a device."""
+    for index in data.val_dataloader():
+        yield data.transfer_batch_to_device(index, device)
 
 
 class ImagePass:

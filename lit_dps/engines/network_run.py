@@ -20,7 +20,7 @@ from lit_dps.core.attempt import Attempt
 from lit_dps.core.trial import STACKED, Trial
 from lit_dps.core.unit import EXAMPLES
 from lit_dps.data import ImageData
-from lit_dps.data.image_pass import ImagePass
+from lit_dps.data.image_pass import ImagePass, validation_batches
 from lit_dps.data.loaders import interval_batches
 from lit_dps.engines.eligible import optimizer_of
 from lit_dps.engines.engine import Training
@@ -326,6 +326,10 @@ class NetworkRun:
     def training_pass(self, batch_size: int, examples: int | None) -> ImagePass:
         """Return a fresh pass over the first examples of the training split; None for all."""
         return ImagePass(self.data, self.module.device, batch_size, examples)
+
+    def validation_batches(self) -> Iterator[Any]:
+        """Yield the batches of the whole validation split on the device."""
+        return validation_batches(self.data, self.module.device)
 
     @property
     def batch_size(self) -> int:

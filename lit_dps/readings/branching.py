@@ -16,7 +16,6 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-import lit_dps.training.lightning_private as lightning_private
 from lit_dps.core.errors import ConfigError
 from lit_dps.parallel import ranks
 from lit_dps.parallel.ddp import unsharded
@@ -25,7 +24,7 @@ from lit_dps.training.batch_schedule_callback import refuse_batch_schedule
 from lit_dps.training.example_count import full_batch_size, record_batches
 from lit_dps.training.hidden_state import preserve_rng_state
 from lit_dps.training.pruning_callback import masks_of
-from lit_dps.training.training_pass import TrainingPass, copy_loader
+from lit_dps.training.training_pass import TrainingPass, batch_on_device, copy_loader
 
 # Of the exponential mean of the loss, as in the paper.
 SMOOTHING = 0.5
@@ -318,9 +317,7 @@ def _batches(trainer: Trainer, module: LightningModule, count: int) -> Iterator[
     while True:
         yielded_before = yielded
         for batch in copy_loader(unsharded(trainer.train_dataloader)):
-            batch = trainer.precision_plugin.convert_input(batch)
-            batch = lightning_private.before_transfer(module, batch)
-            yield trainer.strategy.batch_to_device(batch, module.device, 0)
+            yield batch_on_device(trainer, module, batch)
             yielded += 1
             if yielded == count:
                 return

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, Self
 
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
+from lightning.pytorch.utilities import CombinedLoader
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -24,7 +25,7 @@ from lit_dps.training.goal_callback import GoalErrorCallback
 from lit_dps.training.masked_tensors import gradients_of
 from lit_dps.training.pruning_callback import masks_of
 from lit_dps.training.stopwatch import stopwatch_of
-from lit_dps.training.training_pass import TrainingPass, loss_of
+from lit_dps.training.training_pass import TrainingPass, batch_on_device, loss_of
 
 # Examples of a batch of the pass that makes the copy. No batch is taken of it.
 _ANY_BATCH_SIZE = 1
@@ -191,6 +192,12 @@ class _FitRun:
 
     def training_pass(self, batch_size: int, examples: int | None) -> LossPass:
         return TrainingPass(self._trainer, self.module, batch_size, examples)
+
+    def validation_batches(self) -> Iterator[Any]:
+        # In this mode, batches of several dataloaders follow one another, with their number.
+        loaders = CombinedLoader(self.data.val_dataloader(), "sequential")
+        for batch, _, number in loaders:
+            yield batch_on_device(self._trainer, self.module, batch, number)
 
     def loss_of(self, module: LightningModule, batch: Any) -> Tensor | None:
         return loss_of(module, batch, 0)

@@ -60,6 +60,10 @@ class ReadRun(Protocol):
         """Return a fresh pass over the first examples of the training split; None for all."""
         ...
 
+    def validation_batches(self) -> Iterator[Any]:
+        """Yield the batches of the whole validation split on the device."""
+        ...
+
     def loss_of(self, module: LightningModule, batch: Any) -> Tensor | None:
         """Return the mean training loss of a batch by a copy of the module, without its hooks."""
         ...
@@ -146,6 +150,15 @@ class Moment:
         """Yield the batches of a fresh pass on the device, each with its number of examples."""
         assert self.module is not None  # protects the data
         yield from self._run.training_pass(batch_size, examples).batches()
+
+    def validation_batches(self) -> Iterator[Any]:
+        """Yield the batches of `val_dataloader`, the whole validation split, on the device.
+
+        With several ranks, each rank has all of them. `module` is in training mode; a reading that
+        predicts calls `module.eval()` first.
+        """
+        assert self.module is not None  # protects the data
+        yield from self._run.validation_batches()
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 
 from lit_dps.data import ImageData
-from lit_dps.data.image_pass import ImagePass
+from lit_dps.data.image_pass import ImagePass, validation_batches
 from lit_dps.data.images import prepare
 from lit_dps.module import ImageClassifier
 from lit_dps.pruning import prunable
@@ -105,6 +105,10 @@ class ToyRun:
     def training_pass(self, batch_size: int, examples: int | None) -> ImagePass:
         """Return a fresh pass over the first examples of the training split; None for all."""
         return ImagePass(self.data, self.module.device, batch_size, examples)
+
+    def validation_batches(self) -> Iterator[Any]:
+        """Yield the batches of the whole validation split on the device."""
+        return validation_batches(self.data, self.module.device)
 
     def loss_of(self, module: Any, batch: Any) -> Tensor | None:
         """Return the mean training loss of a batch by a copy of the module."""

@@ -200,9 +200,9 @@ def logged_metrics(trainer: Trainer) -> Iterable[Any]:
     return (trainer._results or {}).values()
 
 
-def before_transfer(module: LightningModule, batch: Any) -> Any:
+def before_transfer(module: LightningModule, batch: Any, dataloader_idx: int = 0) -> Any:
     """Return a batch after the hooks that precede its transfer to the device."""
-    return module._on_before_batch_transfer(batch, dataloader_idx=0)
+    return module._on_before_batch_transfer(batch, dataloader_idx=dataloader_idx)
 
 
 def owners_of(module: LightningModule) -> tuple[Any, Any]:

@@ -142,10 +142,7 @@ class TrainingPass:
         for i, (batch, number) in enumerate(counted(loader, self._sizes())):
             if self.examples is None and not ranks.is_mine(i):
                 continue
-            # The same three steps as in Lightning's loop.
-            batch = self.trainer.precision_plugin.convert_input(batch)
-            batch = lightning_private.before_transfer(self.module, batch)
-            batch = self.trainer.strategy.batch_to_device(batch, self.module.device, 0)
+            batch = batch_on_device(self.trainer, self.module, batch)
             size = number or self.batch_size
             if size > remaining and self._can_be_cut(batch, number):
                 size = remaining
@@ -233,6 +230,15 @@ class TrainingPass:
         if isinstance(loader, CombinedLoader):
             return loader
         return copy_loader(loader)
+
+
+def batch_on_device(
+    trainer: Trainer, module: LightningModule, batch: Any, dataloader_idx: int = 0
+) -> Any:
+    """Return a batch on the module's device, by the same three steps as in Lightning's loop."""
+    batch = trainer.precision_plugin.convert_input(batch)
+    batch = lightning_private.before_transfer(module, batch, dataloader_idx)
+    return trainer.strategy.batch_to_device(batch, module.device, dataloader_idx)
 
 
 def loss_of(module: LightningModule, batch: Any, batch_idx: int) -> Tensor | None:

@@ -117,6 +117,19 @@ def norm_of(moment: Moment) -> float:
     return float(torch.cat([p.detach().flatten() for p in moment.module.parameters()]).norm())
 
 
+class Wrong(Reading):
+    """The share of the validation split that the network predicts wrongly."""
+
+    name = "wrong"
+
+    def read(self, moment):
+        wrong = []
+        moment.module.eval()
+        for x, y in moment.validation_batches():
+            wrong += (moment.module(x).argmax(1) != y).tolist()
+        return {"wrong": sum(wrong) / len(wrong)}
+
+
 class Disturbing(Reading):
     """Changes all that it can reach through the copy, and draws from every generator."""
 

@@ -85,6 +85,22 @@ def test_the_sharpness_is_the_top_eigenvalue_of_the_hessian(tmp_path, monkeypatc
     assert float(sharpness) == pytest.approx(float(read(FullHessian(), run)["top"]), rel=1e-3)
 
 
+def test_the_calibration_error_is_that_of_its_bins(tmp_path, monkeypatch):
+    module = import_recipe("my_calibration", tmp_path, monkeypatch)
+    run = ToyRun(0.0)
+    x, y = run.data.on_device("val", run.module.device)
+    confidence, prediction = run.module(x).detach().softmax(1).max(1)
+    expected = 0.0
+    for low in (0.0, 0.25, 0.5, 0.75):
+        inside = (confidence >= low) & (confidence < low + 0.25)
+        if inside.any():
+            accuracy = float((prediction == y)[inside].double().mean())
+            gap = abs(accuracy - float(confidence[inside].double().mean()))
+            expected += gap * int(inside.sum()) / len(y)
+    assert 0 < expected < 1
+    assert float(read(module.Calibration(bins=4), run)["ece"]) == pytest.approx(expected)
+
+
 def test_the_load_is_of_the_machine(tmp_path, monkeypatch):
     monkeypatch.setattr("os.getloadavg", lambda: (1.5, 2.0, 3.0))
     module = import_recipe("my_load", tmp_path, monkeypatch)

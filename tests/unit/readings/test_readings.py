@@ -60,7 +60,7 @@ def test_sharpness_equals_the_top_eigenvalue_of_the_full_hessian():
 
 @pytest.mark.parametrize("early", [False, True])
 def test_all_loops_read_the_same_and_train_as_without_readings(early):
-    names = ("Sharpness", "Norm", "FinalNorm", "Disturbing")
+    names = ("Sharpness", "Norm", "FinalNorm", "Wrong", "Disturbing")
     goal = {**EASY, "early_reject": early}
     single = read(*names, goal=goal)
     lightning = read(*names, goal=goal, lean=False)
@@ -69,6 +69,10 @@ def test_all_loops_read_the_same_and_train_as_without_readings(early):
     assert single.status is Status.COMPLETE
     assert single.readings["norm"]["step"] == list(range(3, single.steps + 1, 3))
     assert set(single.end_readings) == {"final_norm"}
+    # The last check, which meets the goal, is exact also with early checks.
+    assert single.readings["wrong"]["wrong"][-1] == pytest.approx(single.curve["val_error"][-1])
+    if not early:
+        assert single.readings["wrong"]["wrong"] == pytest.approx(single.curve["val_error"])
     assert set(single.readings["disturbing"]["zero"]) == {0.0}
     unread = dataclasses.replace(train_one(TRIAL, WORKLOAD, goal), seconds=0.0)
     assert unread == dataclasses.replace(single, readings={}, end_readings={})
