@@ -17,7 +17,7 @@ TABLE_COLUMNS = frozenset(
     {
         *("batch_size", "sparsity", "k_star", "communications", "floor", "pending", "boundary"),
         *("point", "status", "steps", "steps_run", "engine", "engine_reason"),
-        *("step", "train_loss", "exact"),
+        *("repeat", "step", "train_loss", "exact"),
         *("examples", "seconds", "unit"),
         *map(str, Status),
     }
@@ -73,23 +73,30 @@ def reading_values(result: TrialResult) -> dict[str, float]:
 def curve_rows(record: StudyRecord) -> pd.DataFrame:
     """Return one row a trial and step that was checked or read, by series, batch size, point, step.
 
-    Columns: sparsity and further axes, batch_size [examples], point, step; the metric and the
+    Columns: sparsity and further axes, batch_size [examples], point, repeat (0 for the search; only
+    in a study with repeats, which follow the search of their cell), step; the metric and the
     training loss of checks, further metrics, and the columns of readings. Values are missing where
     a step was not checked, or not read. `exact` is 0 where the metric is a bound.
     """
+    has_repeats = any(record.repeats.values())
     rows = []
     names: dict[str, None] = {}
     for cell in record.cells:
-        for result in record.results[cell]:
+        for result in (*record.results[cell], *record.repeats.get(cell, ())):
             place = {
                 **columns_of(cell.series),
                 "batch_size": cell.batch_size,
                 "point": result.trial.point,
             }
+            if has_repeats:
+                place["repeat"] = result.trial.repeat
             for step, values in sorted(_values_by_step(result).items()):
                 names |= dict.fromkeys(values)
                 rows.append({**place, "step": step, **values})
-    columns = [*columns_of(record.series[0]), "batch_size", "point", "step", *names]
+    columns = [*columns_of(record.series[0]), "batch_size", "point"]
+    if has_repeats:
+        columns.append("repeat")
+    columns += ["step", *names]
     return frame(({name: row.get(name) for name in columns} for row in rows), columns)
 
 

@@ -64,7 +64,10 @@ class Study:
 
     @property
     def curves(self) -> pd.DataFrame:
-        """One row per trial and step that was checked or read (`readings.curve_rows`)."""
+        """One row per trial and step that was checked or read (`readings.curve_rows`).
+
+        In a study with repeats, the trials of the search have `repeat` 0.
+        """
         return self.analysis.trial_curves
 
     @property

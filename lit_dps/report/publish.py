@@ -296,7 +296,7 @@ def tables_of(study: Analysis) -> dict[str, pd.DataFrame]:
 
     Always table.csv (cells), fits.csv (laws) and critical.csv. With a K* answer.csv; with measured
     terms of the theory theory.csv and theory-ratios.csv; with readings readings.csv, the curves of
-    all trials; with repeats repeats.csv and
+    all trials and repeats; with repeats repeats.csv and
     median-fits.csv; with delays delay-law.csv and critical-delays.csv; with weights moved towards
     isometry isometry.csv.
     """

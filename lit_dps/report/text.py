@@ -207,7 +207,7 @@ def _table(analysis: Analysis) -> list[str]:
 
 
 def readings_text(analysis: Analysis) -> str:
-    """Return the section on the readings of the K* trials; empty without readings."""
+    """Return the section on readings, of the K* trials and of repeats; empty without readings."""
     columns = reading_columns(analysis.record)
     if not columns:
         return ""
@@ -219,7 +219,22 @@ def readings_text(analysis: Analysis) -> str:
             line[name] = significant(row[name])
         rows.append(line)
     lines = ["readings of the K* trials: the last value up to the goal", *aligned(rows)]
+    if analysis.repeats:
+        lines.append("readings of the repeats: median over the fresh seeds of these values")
+        lines += aligned(_readings_of_repeats(analysis, columns))
     return "\n".join(lines) + "\n"
+
+
+def _readings_of_repeats(analysis: Analysis, columns: Sequence[str]) -> list[dict[str, str]]:
+    """Return the rows of the readings of repeated samples, by column."""
+    rows = []
+    for each, row in zip(analysis.repeats, records(analysis.repeat_table), strict=True):
+        line = {"B": str(each.cell.batch_size), **short_columns(each.cell.series)}
+        line |= {"sample": str(each.point), "repeats": str(len(each.results))}
+        for name in columns:
+            line[name] = significant(row[f"{name}_median"])
+        rows.append(line)
+    return rows
 
 
 def theory_text(analysis: Analysis) -> str:

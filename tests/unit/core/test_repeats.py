@@ -14,7 +14,7 @@ from lit_dps.core.repeats import RepeatPlan, missing_repeats
 from lit_dps.core.statistic import MINIMUM
 from lit_dps.core.trial import Cell, Status, Trial, TrialResult
 from lit_dps.report.repeats import equal_repeats, unused_repeats
-from lit_dps.report.text import render, table_and_law
+from lit_dps.report.text import render, sections, table_and_law
 from lit_dps.storage.database import open_storage
 from lit_dps.storage.header import declare
 from lit_dps.storage.read import read_study
@@ -193,7 +193,9 @@ def test_medians_spread_and_bias_are_those_of_the_repeats(url):
     for trial in trials_of(s):
         steps = next(found) if trial.repeat else STEPS[A, trial.point]
         read = {"norm": float(steps or 0)}
-        s.store_result(dataclasses.replace(ended(trial, steps), end_readings=read))
+        along = {"drift": {"step": [16], "moved": [float(trial.repeat)]}}
+        one = dataclasses.replace(ended(trial, steps), end_readings=read, readings=along)
+        s.store_result(one)
     study = Analysis(read_study(url, "s"))
     (each,) = study.repeats
     assert (each.steps, each.missed, each.median) == (96, 1, 160)
@@ -201,7 +203,15 @@ def test_medians_spread_and_bias_are_those_of_the_repeats(url):
     assert each.bias == pytest.approx(96 / 160)
     row = study.repeat_table.iloc[0]
     assert (row["least"], row["upper"], row["missed"], row["floor"]) == (96, 192, 1, 0)
-    assert row["norm_median"] == 128
+    assert (row["norm_median"], row["moved_median"]) == (128, 3)
+    text = render(study, sections(study, ["readings"]))
+    medians = text.split("readings of the repeats")[1].splitlines()
+    assert medians[1].split() == ["B", "S", "sample", "repeats", "moved", "norm"]
+    assert medians[2].split() == ["4", "0", "1", "5", "3.00", "128"]
+    curves = study.trial_curves
+    moved = curves.dropna(subset="moved")[["point", "repeat", "step", "moved"]]
+    assert moved.to_numpy().tolist()[:3] == [[point, 0, 16, 0] for point in range(3)]
+    assert moved.to_numpy().tolist()[3:] == [[1, repeat, 16, repeat] for repeat in range(1, 6)]
     expected = ["4", "0", "96", "160", "128", "to", "192", "96", "to", "missed", "5", "1", "0.60"]
     assert expected in [line.split() for line in render(study).splitlines()]
 
