@@ -12,6 +12,8 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from lit_dps.core.statistic import Statistic
 from lit_dps.core.trial import SHORT_STEPS, UNCOUNTED_STEPS, Status, TrialResult
@@ -58,6 +60,9 @@ def default_rungs(check_interval: int, max_steps: int) -> list[float]:
     budget before the first good trial begins. A paused trial continues to the next rung if it was
     saved; else it starts again. Each rung is four times as long as the one before, and the last one
     is the budget. So a cell without any complete trial costs at most about a third more.
+
+    Rungs are steps whatever the unit of K* is: the budget is in steps, and a step takes different
+    seconds in different runs.
     """
     steps: list[float] = [math.inf]
     step = max_steps // RUNG_GROWTH // check_interval * check_interval
@@ -67,20 +72,79 @@ def default_rungs(check_interval: int, max_steps: int) -> list[float]:
     return steps
 
 
-def known_until(status: Status, cost_run: float) -> float:
-    """Return the cost up to which an attempt's course is known; infinity if it is final.
+def covered_up_to(status: Status, spent: float) -> float:
+    """Return the limit up to which an attempt need not run again; infinity if it never runs again.
 
-    An outraced or paused attempt runs again if the race limit exceeds this cost: the user has
+    An outraced or paused attempt runs again if the race limit exceeds what it spent: the user has
     raised the race_factor, or the best trial was not yet known. A failed attempt runs again only
     when the user resumes the study, which this function does not decide.
 
     Args:
         status: How the attempt ended.
-        cost_run: What it spent until its last check.
+        spent: Its cost until its last check, for a race limit; or its steps, for a rung.
     """
     if status in (Status.OUTRACED, Status.PAUSED):
-        return cost_run
+        return spent
     return math.inf
+
+
+class RungPoints(NamedTuple):
+    """The points that must still reach a rung.
+
+    Attributes:
+        points: The points.
+        is_last: Whether no higher rung follows.
+    """
+
+    points: list[int]
+    is_last: bool
+
+
+@dataclass
+class CellCoverage:
+    """What is known of each point of a cell, which decides the points that must run.
+
+    Attributes:
+        taken: Points that wait, or that live processes run.
+        costs: Point -> race limit up to which it need not run again (`covered_up_to`).
+        steps: Point -> rung up to which it need not run again.
+    """
+
+    taken: set[int] = field(default_factory=set)
+    costs: dict[int, float] = field(default_factory=dict)
+    steps: dict[int, float] = field(default_factory=dict)
+
+    def add(self, point: int, cost: float, step: float) -> None:
+        """Add a finished attempt at a point. Of several, the longest one counts."""
+        self.costs[point] = max(self.costs.get(point, -math.inf), cost)
+        self.steps[point] = max(self.steps.get(point, -math.inf), step)
+
+    def points_short_of_limit(self, points: int, limit: float) -> list[int]:
+        """Return those of the first `points` points that must run to a race limit."""
+        return self._short_of(points, self.costs, limit)
+
+    def points_short_of_rung(self, points: int, rungs: Iterable[float]) -> RungPoints:
+        """Return those of the first `points` points that must run to the lowest open rung.
+
+        All points must reach a rung before any point continues to the next one.
+        """
+        for rung in rungs:
+            missing = self._short_of(points, self.steps, rung)
+            if missing:
+                return RungPoints(missing, rung == math.inf)
+        return RungPoints([], True)
+
+    def _short_of(self, points: int, covered: Mapping[int, float], limit: float) -> list[int]:
+        missing = []
+        for point in range(points):
+            if point not in self.taken and covered.get(point, -math.inf) < limit:
+                missing.append(point)
+        return missing
+
+
+def next_rung(step: float, rungs: Iterable[float]) -> float:
+    """Return the first rung after a step; infinity after the last one."""
+    return next((rung for rung in rungs if rung > step), math.inf)
 
 
 def truncate_at_race_limit(
@@ -89,12 +153,12 @@ def truncate_at_race_limit(
     """Return the results of a cell truncated at its race limit, whichever worker finished first.
 
     Trials that ended later become outraced, and their curves end there. The list has no trials that
-    must run again (`known_until`).
+    must run again (`covered_up_to`).
     """
     limit = race_limit((result.cost for result in results), race_factor, statistic)
     truncated = []
     for result in results:
-        if known_until(result.status, result.cost_run) >= limit:
+        if covered_up_to(result.status, result.cost_run) >= limit:
             truncated.append(_truncate(result, limit))
     return truncated
 

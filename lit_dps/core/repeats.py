@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from lit_dps.core.racing import known_until
+from lit_dps.core.racing import covered_up_to
 from lit_dps.core.statistic import Statistic
 from lit_dps.core.trial import Status, TrialResult
 from lit_dps.core.unit import Cost
@@ -63,7 +63,7 @@ class RepeatPlan:
         Args:
             complete: (Cost, point) of the cell's complete trials. Without a K*, there is nothing to
                 repeat.
-            covered: The cost up to which each repeat is known, from `racing.known_until`.
+            covered: The cost up to which each repeat need not run again (`racing.covered_up_to`).
             statistic: What K* is.
         """
         pairs = list(complete)
@@ -96,6 +96,6 @@ def missing_repeats(
         # Failed repeats run again.
         cost = -math.inf
         if repeat.status is not Status.FAILED:
-            cost = known_until(repeat.status, repeat.cost_run)
+            cost = covered_up_to(repeat.status, repeat.cost_run)
         covered[repeat.trial.point, repeat.trial.repeat] = cost
     return plan.missing(complete, covered, statistic)

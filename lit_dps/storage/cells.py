@@ -26,7 +26,7 @@ from sqlalchemy.orm import Session, aliased
 
 from lit_dps.core.errors import StorageError
 from lit_dps.core.goal import RESERVED_NAMES
-from lit_dps.core.racing import known_until
+from lit_dps.core.racing import covered_up_to
 from lit_dps.core.trial import Cell, Status, TrialResult
 from lit_dps.core.unit import STEPS, Cost, Unit
 from lit_dps.storage import columns, schema
@@ -157,10 +157,8 @@ def stored_costs_by_point(storage: BaseStorage, name: str, cell: Cell) -> dict[i
     return costs_by_point(study)
 
 
-def stored_known_until(
-    user_attrs: Mapping[str, Any], run_number: float = 0, in_steps: bool = False
-) -> float:
-    """Return the cost up to which an attempt's result is known; infinity if it is final.
+def covered_cost(user_attrs: Mapping[str, Any], run_number: int = 0) -> float:
+    """Return the race limit up to which a stored attempt need not run again.
 
     An interrupted attempt has no result: minus infinity. A failed attempt is retried by the runs of
     the study that began after it failed.
@@ -169,17 +167,28 @@ def stored_known_until(
         user_attrs: The user attributes of the attempt.
         run_number: The number of the current run (`lit_dps.storage.run_records.begin_run`). With 0,
             no failed attempt is retried.
-        in_steps: Return the step instead.
     """
     result = user_attrs.get(schema.RESULT_ATTR)
     if result is None:
         return -math.inf
-    unit = STEPS if in_steps else schema.stored_unit(result)
+    return _covered_up_to(result, schema.stored_unit(result), run_number)
+
+
+def covered_step(user_attrs: Mapping[str, Any], run_number: int = 0) -> float:
+    """Return the rung up to which a stored attempt need not run again, as `covered_cost`."""
+    result = user_attrs.get(schema.RESULT_ATTR)
+    if result is None:
+        return -math.inf
+    return _covered_up_to(result, STEPS, run_number)
+
+
+def _covered_up_to(result: Mapping[str, Any], unit: Unit, run_number: int) -> float:
+    """Return `covered_up_to` of a stored result in a unit."""
     last_check = columns.last_value(result["curve"], unit.column)
     has_failed = result["status"] == Status.FAILED
     if has_failed and result[schema.FAILED_IN] < run_number:
         return last_check
-    return known_until(Status(result["status"]), last_check)
+    return covered_up_to(Status(result["status"]), last_check)
 
 
 def has_waiting(storage: RDBStorage, study: int, points: int) -> bool:

@@ -24,9 +24,9 @@ from lit_dps.storage.bulk import add_trials
 from lit_dps.storage.cells import (
     check_cell,
     costs_by_point,
+    covered_cost,
     intermediate_values,
     open_cell,
-    stored_known_until,
 )
 from lit_dps.storage.database import storage_errors, temporary_storage
 from lit_dps.storage.header import (
@@ -430,8 +430,8 @@ def _end_unneeded_waiting(
         result = trial.user_attrs.get(schema.RESULT_ATTR)
         if trial.state.is_finished() and result is not None and result["status"] != Status.FAILED:
             point = trial.user_attrs[schema.POINT_ATTR]
-            steps = stored_known_until(trial.user_attrs)
-            covered[point] = max(covered.get(point, -math.inf), steps)
+            cost = covered_cost(trial.user_attrs)
+            covered[point] = max(covered.get(point, -math.inf), cost)
     for trial in trials:
         if trial.state is TrialState.WAITING:
             point = trial.user_attrs[schema.POINT_ATTR]

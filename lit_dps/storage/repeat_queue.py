@@ -16,7 +16,7 @@ from lit_dps.core.repeats import RepeatId, RepeatPlan
 from lit_dps.core.statistic import Statistic
 from lit_dps.core.trial import Cell
 from lit_dps.core.unit import Unit
-from lit_dps.storage.cells import costs_by_point, end_interrupted, open_cell, stored_known_until
+from lit_dps.storage.cells import costs_by_point, covered_cost, end_interrupted, open_cell
 from lit_dps.storage.locks import MachinePeers, ServerPeers
 from lit_dps.storage.schema import OWNER, POINT_ATTR, REPEAT_ATTR
 
@@ -84,9 +84,9 @@ class RepeatQueue:
         return False
 
     def _read_covered(self, study: optuna.Study) -> dict[RepeatId, float]:
-        """Return the cost up to which each repeat is known; end the repeats of dead processes.
+        """Return the limit to which each repeat is covered; end the repeats of dead processes.
 
-        The cost is infinite for repeats that are final or run.
+        The limit is infinite for repeats that are final or run.
         """
         covered: dict[RepeatId, float] = {}
         for trial in study.get_trials(deepcopy=False):
@@ -97,7 +97,7 @@ class RepeatQueue:
             if trial.state is TrialState.RUNNING and self.peers.alive(trial.user_attrs.get(OWNER)):
                 cost = math.inf
             else:
-                cost = stored_known_until(trial.user_attrs, self.run_number)
+                cost = covered_cost(trial.user_attrs, self.run_number)
                 if trial.state is TrialState.RUNNING:
                     # Its process was killed, perhaps after it had stored the result.
                     end_interrupted(study, trial.number, trial.user_attrs)

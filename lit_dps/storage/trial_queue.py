@@ -33,7 +33,7 @@ from optuna.trial import FrozenTrial, TrialState
 from lit_dps.core.attempt import Attempt
 from lit_dps.core.errors import StorageError
 from lit_dps.core.goal import Goal
-from lit_dps.core.racing import default_rungs, race_limit
+from lit_dps.core.racing import CellCoverage, default_rungs, next_rung, race_limit
 from lit_dps.core.repeats import RepeatPlan
 from lit_dps.core.statistic import MINIMUM, Statistic
 from lit_dps.core.trial import Cell, Status, Trial, TrialResult
@@ -42,6 +42,8 @@ from lit_dps.storage.cells import (
     cell_distance,
     claim_waiting,
     costs_by_point,
+    covered_cost,
+    covered_step,
     end_interrupted,
     end_trial,
     has_waiting,
@@ -50,7 +52,6 @@ from lit_dps.storage.cells import (
     report_curve,
     stored_costs,
     stored_costs_by_point,
-    stored_known_until,
 )
 from lit_dps.storage.database import open_storage, storage_errors
 from lit_dps.storage.locks import ServerPeers, peers
@@ -80,22 +81,6 @@ class CachedLimit(NamedTuple):
 
 
 UNREAD_LIMIT = CachedLimit(-math.inf, math.inf)
-
-
-class CellState(NamedTuple):
-    """The points of a cell that need no new trial.
-
-    Attributes:
-        taken: Points that wait, or that live processes run.
-        known_until: Point -> cost up to which its result is known; infinity if it is final.
-        known_steps: The same in steps.
-        waiting: Number of waiting trials.
-    """
-
-    taken: set[int]
-    known_until: dict[int, float]
-    known_steps: dict[int, float]
-    waiting: int
 
 
 @dataclass(eq=False)
@@ -313,17 +298,23 @@ class TrialQueue:
     def _enqueue_points(self, cell: Cell) -> bool:
         """Enqueue the next points of a cell; return whether more have to be enqueued later."""
         study = self._study(cell)
-        state = self._state_of(self._end_dead_trials(study))
+        trials = self._end_dead_trials(study)
+        coverage = self._coverage_of(trials)
         limit = race_limit(costs_by_point(study).values(), self.race_factor, self.statistic)
-        is_rung, missing = self._first_missing_points(limit, state)
+        if limit < math.inf:
+            missing = coverage.points_short_of_limit(self.points, limit)
+            is_last = True
+        else:
+            # Too few trials of the cell are complete for a limit, or the study does not race.
+            missing, is_last = coverage.points_short_of_rung(self.points, self.rungs)
         # Good points of a similar cell are probably good here. A good first result ends the others
         # early.
         costs = self._costs_in_nearest_cell(cell)
         missing.sort(key=lambda point: (costs.get(point, math.inf), point))
-        room = max(0, MAX_QUEUED - state.waiting)
+        room = max(0, MAX_QUEUED - self._count_waiting(trials))
         for point in missing[:room]:
             study.enqueue_trial({}, user_attrs={POINT_ATTR: point, REPEAT_ATTR: 0})
-        return len(missing) > room or is_rung
+        return len(missing) > room or not is_last
 
     def _end_dead_trials(self, study: optuna.Study) -> list[FrozenTrial]:
         """End a cell's trials whose processes are dead, and return all its trials."""
@@ -340,40 +331,23 @@ class TrialQueue:
             trials.append(trial)
         return trials
 
-    def _state_of(self, trials: Iterable[FrozenTrial]) -> CellState:
-        """Return which points the trials of a cell take, and how far their results are known."""
-        taken: set[int] = set()
-        known_until: dict[int, float] = {}
-        known_steps: dict[int, float] = {}
-        waiting = 0
+    def _coverage_of(self, trials: Iterable[FrozenTrial]) -> CellCoverage:
+        """Return which points the trials of a cell take, and how far their results reach."""
+        coverage = CellCoverage()
         for trial in trials:
             point = trial.user_attrs[POINT_ATTR]
-            if trial.state is TrialState.WAITING and point < self.points:
-                waiting += 1
             if trial.state.is_finished():
-                cost = stored_known_until(trial.user_attrs, self.run_number)
-                step = stored_known_until(trial.user_attrs, self.run_number, in_steps=True)
-                known_until[point] = max(known_until.get(point, -math.inf), cost)
-                known_steps[point] = max(known_steps.get(point, -math.inf), step)
+                cost = covered_cost(trial.user_attrs, self.run_number)
+                step = covered_step(trial.user_attrs, self.run_number)
+                coverage.add(point, cost, step)
             else:
-                taken.add(point)
-        return CellState(taken, known_until, known_steps, waiting)
+                coverage.taken.add(point)
+        return coverage
 
-    def _first_missing_points(self, limit: float, state: CellState) -> tuple[bool, list[int]]:
-        """Return whether points lack a finite rung, and the points that lack it or the race limit.
-
-        Without a limit, all points must reach a rung before any continues.
-        """
-        known_until = state.known_until
-        limits: Sequence[float] = (limit,)
-        if limit == math.inf:
-            known_until, limits = state.known_steps, self.rungs
-        open_points = [point for point in range(self.points) if point not in state.taken]
-        for each in limits:
-            missing = [point for point in open_points if known_until.get(point, -1) < each]
-            if missing:
-                return each < limit, missing
-        return False, []
+    def _count_waiting(self, trials: Iterable[FrozenTrial]) -> int:
+        """Return how many of a cell's trials wait, among the points of this queue."""
+        waiting = [trial for trial in trials if trial.state is TrialState.WAITING]
+        return sum(trial.user_attrs[POINT_ATTR] < self.points for trial in waiting)
 
     def _study(self, cell: Cell) -> optuna.Study:
         """Return the Optuna study of a cell.
@@ -409,9 +383,9 @@ class TrialQueue:
 
     def _claim(self, cell: Cell) -> Attempt | None:
         """Claim a waiting trial of a cell for this process, and draw its metaparameters."""
-        # A search depends on the trials that other processes run, so they draw one after another.
-        # Otherwise the lock of this process is enough. It begins the session; without a session the
-        # other processes would regard this process as dead.
+        # A search draws from the results of all processes, so one process draws at a time.
+        # Other samplers need only the lock of this process. Taking it also begins the session of
+        # this process; without a session the other processes would regard it as dead.
         target = None
         if self._locks_rows and not self._is_search:
             target = self.peers.owner
@@ -451,12 +425,8 @@ class TrialQueue:
         reached = -math.inf
         if len(self.rungs) > 1:
             for result in pruned_results(self.storage, study._study_id, point):
-                step = stored_known_until({RESULT_ATTR: result}, in_steps=True)
-                reached = max(reached, step)
-        for rung in self.rungs:
-            if rung > reached:
-                return rung
-        return math.inf
+                reached = max(reached, covered_step({RESULT_ATTR: result}))
+        return next_rung(reached, self.rungs)
 
     def _claim_repeat(self) -> Attempt | None:
         """Claim a repeat of any cell, beginning with the cell of the last one."""
@@ -479,7 +449,7 @@ class TrialQueue:
         self,
         cell: Cell,
         claimed: optuna.Trial,
-        race_limit: Callable[[], float],
+        get_limit: Callable[[], float],
         rung: float = math.inf,
         train_past_goal: bool = False,
     ) -> Attempt:
@@ -493,7 +463,7 @@ class TrialQueue:
             trial,
             self.goal,
             self.other_goals,
-            race_limit=race_limit,
+            race_limit=get_limit,
             pause_at=rung,
             train_past_goal=train_past_goal,
             metrics=self.metrics,

@@ -24,7 +24,7 @@ import lightning
 import torch
 
 from lit_dps.core.errors import first_line
-from lit_dps.core.racing import known_until
+from lit_dps.core.racing import covered_up_to
 from lit_dps.core.trial import Trial, TrialResult
 from lit_dps.parallel import ranks
 
@@ -100,7 +100,7 @@ class Checkpoints:
             limit: The cost that trials of its cell have to reach. A trial that paused earlier keeps
                 its file.
         """
-        if known_until(result.status, result.cost_run) >= limit:
+        if covered_up_to(result.status, result.cost_run) >= limit:
             self.remove(result.trial)
         # Repeats do not race, so they keep no trial from running.
         if not result.steps or not result.cost or result.trial.repeat:

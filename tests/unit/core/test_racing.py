@@ -9,7 +9,14 @@ import math
 import pytest
 
 from lit_dps.core.goal import Goal
-from lit_dps.core.racing import default_rungs, race_limit, truncate_at_race_limit
+from lit_dps.core.racing import (
+    CellCoverage,
+    covered_up_to,
+    default_rungs,
+    next_rung,
+    race_limit,
+    truncate_at_race_limit,
+)
 from lit_dps.core.search_space import Range
 from lit_dps.core.statistic import MINIMUM
 from lit_dps.core.trial import Cell, Status, Trial, TrialResult
@@ -280,3 +287,54 @@ def test_workers_who_come_later_pause_too(url):
     assert (claims[0].trial.point, 128) in points, (
         "who paused is run four times as far, by whoever is there"
     )
+
+
+RUNGS = [32, 128, math.inf]
+
+
+@pytest.mark.parametrize(
+    "steps, taken, rungs, expected",
+    [
+        ({}, set(), RUNGS, ([0, 1, 2, 3], False)),
+        ({0: 32, 1: math.inf}, {2}, RUNGS, ([3], False)),
+        ({0: 32, 1: math.inf, 3: 48}, {2}, RUNGS, ([0, 3], False)),
+        ({0: -math.inf, 1: 127, 2: 128, 3: 300}, set(), RUNGS, ([0], False)),
+        ({0: 128, 1: math.inf, 2: 127, 3: 300}, set(), RUNGS, ([2], False)),
+        ({0: 128, 1: math.inf, 2: 500, 3: 300}, set(), RUNGS, ([0, 2, 3], True)),
+        ({0: math.inf, 1: math.inf, 2: math.inf}, {3}, RUNGS, ([], True)),
+        ({0: math.inf, 1: 500}, set(), [math.inf], ([1, 2, 3], True)),
+        ({}, {0, 1, 2, 3}, RUNGS, ([], True)),
+    ],
+)
+def test_points_short_of_the_lowest_open_rung(steps, taken, rungs, expected):
+    coverage = CellCoverage(taken, {}, steps)
+    assert coverage.points_short_of_rung(4, rungs) == expected
+
+
+def test_points_short_of_a_limit_by_their_costs():
+    coverage = CellCoverage({3})
+    coverage.add(0, cost=640.0, step=32)
+    coverage.add(1, cost=64.0, step=500)
+    coverage.add(1, cost=-math.inf, step=-math.inf)
+    coverage.add(2, cost=64.0, step=32)
+    coverage.add(2, cost=math.inf, step=math.inf)
+    coverage.add(5, cost=0.0, step=0)
+    assert coverage.points_short_of_limit(5, 64.0) == [4]
+    assert coverage.points_short_of_limit(5, 65.0) == [1, 4]
+    assert coverage.points_short_of_limit(6, 641.0) == [0, 1, 4, 5]
+    assert coverage.points_short_of_limit(1, 641.0) == [0], "points beyond the first are not asked"
+    assert coverage.points_short_of_rung(5, RUNGS) == ([4], False)
+    assert coverage.steps == {0: 32, 1: 500, 2: math.inf, 5: 0}
+
+
+def test_attempts_that_paused_or_were_outraced_run_again():
+    for status in Status:
+        expected = math.inf
+        if status in (Status.OUTRACED, Status.PAUSED):
+            expected = 48
+        assert covered_up_to(status, 48) == expected
+
+
+def test_next_rung():
+    steps = [-math.inf, 0, 31, 32, 128, 10**9, math.inf]
+    assert [next_rung(step, RUNGS) for step in steps] == [32, 32, 32, 128, *[math.inf] * 3]

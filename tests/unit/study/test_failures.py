@@ -14,7 +14,7 @@ from lit_dps.core.goal import Goal
 from lit_dps.core.racing import longest_attempt
 from lit_dps.core.trial import Cell, Status, Trial, TrialResult
 from lit_dps.storage import cells
-from lit_dps.storage.cells import stored_known_until
+from lit_dps.storage.cells import covered_cost
 from lit_dps.storage.merge import merge
 from lit_dps.storage.read import open_elsewhere, read_study
 from lit_dps.storage.run_records import begin_run
@@ -169,7 +169,7 @@ def test_how_far_an_attempt_tells():
         attrs = {}
         if result is not None:
             attrs[RESULT_ATTR] = encode_result(result, failed_in=number)
-        assert stored_known_until(attrs, run_number=3) == expected
+        assert covered_cost(attrs, run_number=3) == expected
 
 
 def test_files_of_tracebacks_come_and_go(tmp_path):
