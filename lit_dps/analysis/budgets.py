@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
+from lit_dps.analysis.readings import metric_column
 from lit_dps.analysis.summary import CellSummary
 from lit_dps.analysis.tables import columns_of, frame
 from lit_dps.core.batch_schedule import BatchSchedule
@@ -307,7 +308,7 @@ def quality_rows(record: StudyRecord, cells: Sequence[CellSummary]) -> pd.DataFr
     """
     goal = record.goal
     names = short_names(list(record.space))
-    other_metrics = _other_metrics(cells, goal)
+    other_metrics = _other_metrics(record, cells)
     rows = []
     for summary in cells:
         curves = [MetricCurve(result, goal) for result in summary.trials]
@@ -319,21 +320,24 @@ def quality_rows(record: StudyRecord, cells: Sequence[CellSummary]) -> pd.DataFr
         row["late"] = int(best.step > LATE * goal.max_steps)
         row |= _spread_columns(curves, goal)
         row |= best.trial_columns(names)
-        for metric in other_metrics:
-            row[metric] = value_at(best.result.curve, metric, best.step)
+        for metric, column in other_metrics.items():
+            row[column] = value_at(best.result.curve, metric, best.step)
         rows.append(row)
     columns = [*columns_of(record.series[0]), "batch_size", "best", "exact", "ended_early"]
     columns += ["found_at", "late", "trials", "top", "top_median", "top_worst", "final", "point"]
-    return frame(rows, [*columns, *names.values(), *other_metrics])
+    return frame(rows, [*columns, *names.values(), *other_metrics.values()])
 
 
-def _other_metrics(cells: Iterable[CellSummary], goal: Goal) -> list[str]:
-    """Return the metrics of any curve except the goal's metric, sorted."""
+def _other_metrics(record: StudyRecord, cells: Iterable[CellSummary]) -> dict[str, str]:
+    """Return the column of each metric of any curve except the goal's metric, sorted."""
     names = set()
     for summary in cells:
         for result in summary.trials:
             names |= result.curve.keys()
-    return sorted(names - {"step", "exact", goal.metric})
+    columns = {}
+    for name in sorted(names - {"step", "exact", record.goal.metric}):
+        columns[name] = metric_column(name) if name in record.metrics else name
+    return columns
 
 
 def _spread_columns(curves: Iterable[MetricCurve], goal: Goal) -> dict[str, object]:

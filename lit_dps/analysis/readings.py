@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import pandas as pd
 
@@ -34,6 +34,11 @@ def reserved_columns(space: Iterable[str], axes: Iterable[str], curve: Iterable[
     """
     names = {*short_names(list(space)).values(), *short_names(list(axes)).values()}
     return {*TABLE_COLUMNS, *names, *curve}
+
+
+def metric_column(name: str) -> str:
+    """Return the column of a metric: its name, or "NAME (metric)" if a table has this column."""
+    return f"{name} (metric)" if name in TABLE_COLUMNS else name
 
 
 def reading_columns(record: StudyRecord) -> list[str]:
@@ -90,7 +95,7 @@ def curve_rows(record: StudyRecord) -> pd.DataFrame:
             }
             if has_repeats:
                 place["repeat"] = result.trial.repeat
-            for step, values in sorted(_values_by_step(result).items()):
+            for step, values in sorted(_values_by_step(result, record.metrics).items()):
                 names |= dict.fromkeys(values)
                 rows.append({**place, "step": step, **values})
     columns = [*columns_of(record.series[0]), "batch_size", "point"]
@@ -100,10 +105,13 @@ def curve_rows(record: StudyRecord) -> pd.DataFrame:
     return frame(({name: row.get(name) for name in columns} for row in rows), columns)
 
 
-def _values_by_step(result: TrialResult) -> dict[int, dict[str, float]]:
+def _values_by_step(result: TrialResult, metrics: Sequence[str]) -> dict[int, dict[str, float]]:
     """Return the values of a trial's curve and readings by step, then column."""
     by_step: dict[int, dict[str, float]] = {}
-    for columns in (result.curve, *result.readings.values()):
+    curve = {}
+    for name, values in result.curve.items():
+        curve[metric_column(name) if name in metrics else name] = values
+    for columns in (curve, *result.readings.values()):
         for i, step in enumerate(columns.get("step", ())):
             row = by_step.setdefault(int(step), {})
             for name, values in columns.items():

@@ -18,7 +18,7 @@ from lit_dps.core.racing import best_trial
 from lit_dps.core.record import StudyRecord
 from lit_dps.core.search_space import Range, short_names
 from lit_dps.core.trial import FINAL_STATUSES, Cell, Series, Status, TrialResult
-from lit_dps.core.unit import EXAMPLES, STEPS, Cost, value_at
+from lit_dps.core.unit import EXAMPLES, STEPS, Cost
 
 
 @dataclass(frozen=True)
@@ -258,4 +258,4 @@ def _spent_to_goal(record: StudyRecord, cell: Cell, result: TrialResult, unit: s
         return None
     if unit == EXAMPLES.column:
         return record.examples_of(cell, result.steps, result)
-    return value_at(result.curve, unit, result.steps)
+    return record.spent_at(result, unit, result.steps)

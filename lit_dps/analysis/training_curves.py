@@ -8,6 +8,7 @@ from collections.abc import Iterable
 import numpy as np
 import pandas as pd
 
+from lit_dps.analysis.readings import metric_column
 from lit_dps.analysis.summary import CellSummary, is_comparable
 from lit_dps.analysis.tables import cell_columns, columns_of, frame
 from lit_dps.core.racing import to_goal
@@ -38,9 +39,9 @@ def best_trial_curves(cells: Iterable[CellSummary], metric: str) -> pd.DataFrame
         is_exact = curve.get("exact") or [1] * len(steps)
         columns = (steps, curve.get("train_loss", ()), curve.get(metric, ()), is_exact)
         for step, loss, value, exact in zip(*columns, strict=True):
-            row = {**names, "step": step, "train_loss": loss, metric: None}
+            row = {**names, "step": step, "train_loss": loss, metric_column(metric): None}
             if exact:
-                row[metric] = value
+                row[metric_column(metric)] = value
             rows.append(row)
     return frame(rows)
 

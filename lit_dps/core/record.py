@@ -130,6 +130,24 @@ class StudyRecord:
         """Return the batch size of a series as a function of the step."""
         return self._batch_schedules[series]
 
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """The names of the metrics of the curves: that of the goal, and further ones."""
+        further: Any = self.setting("study.metrics") or ()
+        return (self.goal.metric, *further)
+
+    def spent_at(self, result: TrialResult, column: str, step: float) -> float | None:
+        """Return the examples or seconds that a trial has counted up to a check; None without.
+
+        Args:
+            result: The trial.
+            column: `Unit.column`. A metric of this name is no count.
+            step: Of the check.
+        """
+        if column in self.metrics:
+            return None
+        return value_at(result.curve, column, step)
+
     def has_constant_batch(self, cell: Cell) -> bool:
         """Return True if every step of a cell's trials has its batch size."""
         return self.batch_schedule(cell.series).is_constant
@@ -151,7 +169,7 @@ class StudyRecord:
         """
         counted = None
         if result is not None:
-            counted = value_at(result.curve, EXAMPLES.column, steps)
+            counted = self.spent_at(result, EXAMPLES.column, steps)
         if counted is not None:
             return int(counted)
         return self.batch_schedule(cell.series).examples_of(steps, cell.batch_size)

@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 
 import lit_dps.report.figures.style as look
 from lit_dps.analysis.analysis import Analysis
+from lit_dps.analysis.readings import metric_column
 from lit_dps.analysis.tables import cell_columns, count, legend, numbers, rows_of, where
 from lit_dps.core.goal import VALIDATION_ERROR
 
@@ -52,7 +53,7 @@ def too_large(study: Analysis) -> str | None:
 
 def notes(study: Analysis) -> list[str]:
     """Return how many validations stopped early and have no error, if any."""
-    errors = study.best_trial_curves[study.record.goal.metric]
+    errors = study.best_trial_curves[metric_column(study.record.goal.metric)]
     bounds = count(errors.isna())
     if not bounds:
         return []
@@ -72,8 +73,8 @@ def draw(rows: pd.DataFrame, study: Analysis) -> Figure:
     goal = study.record.goal
     sizes = spread(sorted(set(rows["batch_size"])))
     columns = ["train_loss"]
-    if _errors_are_known(rows, goal.metric):
-        columns.append(goal.metric)
+    if _errors_are_known(rows, metric_column(goal.metric)):
+        columns.append(metric_column(goal.metric))
     figure = Figure(figsize=(max(1.2 * len(sizes), 2.6) + 0.7, 0.6 + 1.5 * len(columns)))
     panels = figure.subplots(len(columns), len(sizes), sharex="col", sharey="row", squeeze=False)
     for batch_size, panels_of_size in zip(sizes, panels.T, strict=True):
@@ -87,7 +88,7 @@ def draw(rows: pd.DataFrame, study: Analysis) -> Figure:
         line[0].set_ylabel(LABELS.get(column, column))
         values = drawn[column]
         look.log_values_axis(line[0], values[(values > 0) & (values < math.inf)], 1.3, 1.3)
-        if column == goal.metric:
+        if column == metric_column(goal.metric):
             label = "goal error" if column == VALIDATION_ERROR else "goal"
             for ax in line:
                 look.goal_line(ax, goal.value, label)

@@ -24,7 +24,13 @@ from lit_dps.storage.samplers import make_sampler
 from lit_dps.storage.urls import check_place, check_writable
 from lit_dps.study.display import print_line_at_terminal
 from lit_dps.study.preflight.dry_run import dry_run
-from lit_dps.study.preflight.keys import check_goals, check_keys, check_readings, check_workers
+from lit_dps.study.preflight.keys import (
+    check_goals,
+    check_keys,
+    check_new_metrics,
+    check_readings,
+    check_workers,
+)
 from lit_dps.study.preflight.plug_ins import check_plug_ins
 from lit_dps.study.setup import StudySetup
 from lit_dps.training import PruningCallback
@@ -57,12 +63,16 @@ def check_study(setup: StudySetup) -> CheckedStudy:
     refuse_lost(storage, name, figures_folder(storage.folder, name))
     print_line_at_terminal(setup, "checking it with a dry run")
     data = check_configuration(setup)
-    trials_remain = _trials_remain(setup)
+    check_place(storage.optuna_url)
+    record = _stored_record(setup)
+    if record is None:
+        check_new_metrics(setup)
+    # The stored configuration is compared below.
+    trials_remain = record is None or setup.remaining_trials(record) > 0
     if trials_remain:
         data = check_with_dry_run(setup)
     else:
         set_up_data(data)
-    check_place(storage.optuna_url)
     check_place(storage.mlflow_uri)
     # MLflow's storage may be unavailable; the study then runs without MLflow.
     check_writable(storage.optuna_url)
@@ -70,16 +80,6 @@ def check_study(setup: StudySetup) -> CheckedStudy:
     if setup.study.best_of is not None and trials_remain:
         _check_best_of(setup)
     return CheckedStudy(data, trials_remain)
-
-
-def _trials_remain(setup: StudySetup) -> bool:
-    """Return False if the study is stored and all of its trials and repeats have results.
-
-    The caller compares the stored configuration afterwards.
-    """
-    check_place(setup.storage.optuna_url)
-    record = _stored_record(setup)
-    return record is None or setup.remaining_trials(record) > 0
 
 
 def _check_best_of(setup: StudySetup) -> None:

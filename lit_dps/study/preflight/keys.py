@@ -51,11 +51,7 @@ def check_goals(setup: StudySetup) -> None:
     goal = setup.goal_of_trials
     if goal.max_steps > MAX_STEPS:
         raise ConfigError("goal.max_steps", goal.max_steps, f"at most {MAX_STEPS} steps")
-    if goal.metric in TABLE_COLUMNS:
-        raise ConfigError("goal.metric", goal.metric, "a name that no column of the tables has")
     for name in setup.study.metrics:
-        if name in TABLE_COLUMNS:
-            raise ConfigError("study.metrics", name, "a name that no column of the tables has")
         if name in (goal.metric, *RESERVED_NAMES, *goal.counted):
             raise ConfigError("study.metrics", name, "another one: this is kept anyway")
     for value in setup.study.goals:
@@ -67,6 +63,19 @@ def check_goals(setup: StudySetup) -> None:
             goal.with_value(value)
         except ConfigError as error:
             raise ConfigError("study.goals", value, error.allowed or "") from None
+
+
+def check_new_metrics(setup: StudySetup) -> None:
+    """Raise ConfigError for a metric that has the name of a column of the tables.
+
+    It is only for new studies: stored ones may have metrics of names that became columns later.
+    """
+    allowed = "a name that no column of the tables has"
+    if setup.goal_of_trials.metric in TABLE_COLUMNS:
+        raise ConfigError("goal.metric", setup.goal_of_trials.metric, allowed)
+    for name in setup.study.metrics:
+        if name in TABLE_COLUMNS:
+            raise ConfigError("study.metrics", name, allowed)
 
 
 def check_readings(setup: StudySetup) -> None:

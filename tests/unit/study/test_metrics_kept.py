@@ -5,13 +5,17 @@ from __future__ import annotations
 import pytest
 from torch import nn
 
+from lit_dps.analysis.analysis import Analysis
 from lit_dps.core.config import StorageConfig, StudyConfig
 from lit_dps.core.search_space import Range
 from lit_dps.core.trial import Cell, Trial
 from lit_dps.module import ImageClassifier
+from lit_dps.storage.read import read_study
+from lit_dps.study.preflight.check import check_configuration, check_study, set_up_data
 from lit_dps.study.setup import StudySetup
 from lit_dps.training.workload import Workload
 from tests.support.errors import refuses
+from tests.support.fake_study import result, write_study
 from tests.support.ranks import same_on_ranks
 from tests.support.runs import train
 from tests.support.saved_study import Study
@@ -97,13 +101,13 @@ def test_it_goes_on_from_a_checkpoint(tmp_path, lean):
     assert_goes_on(study, Trial(Cell(100, 0.9), 1, PARAMS), (2, 3))
 
 
-def setup(**study) -> StudySetup:
+def setup(folder: str = "", **study) -> StudySetup:
     space = {"model.learning_rate": Range(1e-3, 1.0, "log")}
     config = StudyConfig(space=space, trials=1, batch_sizes=[16], sparsities=[0.5], **study)
     pruning = {"method": "snip", "biases": "paper", "batch_size": 100}
     return setup_of(
         config,
-        StorageConfig(),
+        StorageConfig(folder) if folder else StorageConfig(),
         WORKLOAD,
         {**GOAL, "early_reject": True},
         pruning,
@@ -133,10 +137,43 @@ def test_keys_that_came_later_leave_the_identity_of_earlier_studies(later):
         (["val_loss", "val_loss"], "study.metrics", ["val_loss", "val_loss"]),
         (["val_error"], "study.metrics", "val_error"),
         (["step"], "study.metrics", "step"),
-        (["seconds"], "study.metrics", "seconds"),
         (["accuracy"], "study.metrics", "accuracy"),
     ],
 )
 def test_metrics_that_are_not_there_are_refused(metrics, key, value):
     with refuses(key, value):
         check(setup(metrics=metrics))
+
+
+def test_a_stored_metric_whose_name_became_a_column_is_kept_beside_it(tmp_path):
+    made = setup(str(tmp_path), metrics=["examples", "point"])
+    with refuses("study.metrics", "examples"):
+        check_study(made)
+    data = check_configuration(made)
+    set_up_data(data)
+    cell = Cell(16, 0.5)
+    curve = {
+        "step": [8],
+        "val_error": [0.1],
+        "train_loss": [1.0],
+        "examples": [7.5],
+        "point": [3.5],
+    }
+    write_study(
+        made.storage.optuna_url,
+        {cell: [result(cell, 0, 8, params={"model.learning_rate": 0.1}, curve=curve)]},
+        made.study.name,
+        space=made.study.space,
+        goal=made.goal_of_trials,
+        identity=made.identity(data),
+        config=made.config(),
+    )
+    assert not check_study(made).trials_remain
+    record = read_study(made.storage.optuna_url, made.study.name)
+    analysis = Analysis(record)
+    (row,) = analysis.trial_curves.to_dict("records")
+    assert (row["point"], row["point (metric)"], row["examples (metric)"]) == (0, 3.5, 7.5)
+    (row,) = analysis.quality.to_dict("records")
+    assert (row["point"], row["point (metric)"]) == (0, 3.5)
+    # A metric of this name is no count of examples.
+    assert analysis.answer["examples"].tolist() == [8 * 16]
