@@ -7,8 +7,8 @@ Each function returns None, or raises `ConformanceError` (an AssertionError) wit
 wrong, what is expected, and the input that shows it. A study runs the quick part of them on
 plug-ins of others before it starts (`lit_dps.study.preflight.plug_ins`).
 
-`rule`, `pruner`, `reading`, `goal`, `statistic` and `data` have one function each; `toy` has the
-network of a test. They need no study and no engine.
+`rule`, `pruner`, `reading`, `goal`, `statistic`, `schedule` and `data` have one function each;
+`toy` has the network of a test. They need no study and no engine.
 """
 
 from lit_dps.testing.data import check_data
@@ -17,6 +17,7 @@ from lit_dps.testing.goal import check_goal
 from lit_dps.testing.pruner import check_pruner
 from lit_dps.testing.reading import check_reading
 from lit_dps.testing.rule import check_rule
+from lit_dps.testing.schedule import check_schedule
 from lit_dps.testing.statistic import check_statistic
 
 __all__ = [
@@ -26,5 +27,6 @@ __all__ = [
     "check_pruner",
     "check_reading",
     "check_rule",
+    "check_schedule",
     "check_statistic",
 ]

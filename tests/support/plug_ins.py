@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import random
+
 import torch
 
+from lit_dps.core.batch_schedule import BatchSchedule
 from lit_dps.core.goal import GoalRule
 from lit_dps.optim import Rule
 from lit_dps.pruning import Pruner, top_k
@@ -100,3 +103,34 @@ class Growing(Scaled):
     def read(self, moment):
         Growing.readings += 1
         return {"scaled": Growing.readings * norm_of(moment)}
+
+
+class Drawn(BatchSchedule):
+    """Draws each size."""
+
+    def size(self, step, examples, batch_size):
+        return random.randint(1, batch_size)
+
+
+class Counted(BatchSchedule):
+    """Grows with each question."""
+
+    asked = 0
+
+    def size(self, step, examples, batch_size):
+        self.asked += 1
+        return min(self.asked, batch_size)
+
+
+class Half(BatchSchedule):
+    """Grows beyond the batch size of the cell."""
+
+    def size(self, step, examples, batch_size):
+        return batch_size // 2 if step < 50 else batch_size + 1
+
+
+class Square(BatchSchedule):
+    """Grows as the root of the examples, up to the batch size of the cell."""
+
+    def size(self, step, examples, batch_size):
+        return min(batch_size, 1 + int(examples**0.5))

@@ -1,8 +1,8 @@
 """Runs the quick conformance tests of `lit_dps.testing` on the plug-ins of other people.
 
-A pruner, an update rule, a reading or a rule of the goal may break what a study relies on, and the
-study would give wrong numbers without an error. A statistic is tested where it is named
-(`lit_dps.core.statistic`). Modules, data and callbacks are tested by the dry run.
+A pruner, an update rule, a reading, a rule of the goal or a batch schedule may break what a study
+relies on, and the study would give wrong numbers without an error. A statistic is tested where it
+is named (`lit_dps.core.statistic`). Modules, data and callbacks are tested by the dry run.
 
 The tests run once for each command, in the process that checks the study: workers and ranks build
 equal plug-ins. They use small networks, and plug-ins that are built for them.
@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
+from lit_dps.core.batch_schedule import NAME_KEY
 from lit_dps.core.errors import ConfigError, first_line
 from lit_dps.core.goal import rule_of as goal_rule_of
 from lit_dps.core.trial import Cell, Trial
@@ -24,12 +25,20 @@ from lit_dps.pruning import pruner_of
 from lit_dps.readings.reading import KEY as READINGS_KEY
 from lit_dps.storage.samplers import sobol_point
 from lit_dps.study.setup import StudySetup
-from lit_dps.testing import ConformanceError, check_goal, check_pruner, check_reading, check_rule
+from lit_dps.testing import (
+    ConformanceError,
+    check_goal,
+    check_pruner,
+    check_reading,
+    check_rule,
+    check_schedule,
+)
 from lit_dps.training.deterministic import one_thread
 from lit_dps.training.hidden_state import preserve_rng_state
 
 OURSELVES = "lit_dps"
 MAX_SPARSITY = 0.9
+MAX_SCHEDULE_STEPS = 1000  # enough for a schedule that remembers, and fast
 
 
 class PlugIn(NamedTuple):
@@ -69,7 +78,7 @@ def check_plug_ins(setup: StudySetup) -> list[str]:
 def foreign_plug_ins(setup: StudySetup) -> list[PlugIn]:
     """Return the plug-ins of a study that are not part of lit_dps, each once."""
     training = setup.training()
-    found = [*_goal_rules(setup), *_readings(training)]
+    found = [*_goal_rules(setup), *_readings(training), *_schedules(setup)]
     study = setup.study
     point = sobol_point(study.space, study.seed, 0, study.scramble)
     cells = {}
@@ -102,6 +111,17 @@ def _readings(training: Training) -> Iterator[PlugIn]:
             call = _call_text(spec.class_path, spec.init_args)
             run = partial(check_reading, spec.build())
             yield PlugIn(READINGS_KEY, spec.class_path, "check_reading", call, run)
+
+
+def _schedules(setup: StudySetup) -> Iterator[PlugIn]:
+    steps = min(setup.goal.max_steps, MAX_SCHEDULE_STEPS)
+    for axes in {cell.axes for cell in setup.study.cells}:
+        config = setup.batch.with_axes(axes)
+        schedule = config.build()
+        if is_foreign(type(schedule)):
+            call = _call_text(config.schedule, config.options or {})
+            run = partial(check_schedule, schedule, max(setup.study.batch_sizes), steps)
+            yield PlugIn(NAME_KEY, config.schedule, "check_schedule", call, run)
 
 
 def _pruners(training: Training, trial: Trial) -> Iterator[PlugIn]:

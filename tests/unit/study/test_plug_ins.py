@@ -33,6 +33,7 @@ GOOD = {
     "reading": {"class_path": f"{HERE}.Scaled", "init_args": {"factor": 2.0}},
     "goal": f"{HERE}.Twice",
     "checks": {"checks": 2},
+    "batch": "constant",
 }
 
 
@@ -58,7 +59,8 @@ def setup(grid=None, **changes):
     }
     pruning = {"method": used["pruner"], "options": used["options"]}
     workload = Workload(model, DATA, {"accelerator": "cpu"})
-    return setup_of(config, StorageConfig(), workload, goal, pruning)
+    batch = {"schedule": used["batch"]}
+    return setup_of(config, StorageConfig(), workload, goal, pruning, batch=batch)
 
 
 def test_trials_are_equal_to_the_bit_with_and_without_the_tests():
@@ -92,6 +94,7 @@ def test_trials_are_equal_to_the_bit_with_and_without_the_tests():
             "check_reading({}(factor=3.0))",
         ),
         ({"goal": f"{HERE}.Remembering"}, "goal.rule", "check_goal({}(checks=2))"),
+        ({"batch": f"{HERE}.Drawn"}, "batch.schedule", "check_schedule({}())"),
     ],
 )
 def test_a_broken_plug_in_is_refused_with_its_test(changes, key, call):

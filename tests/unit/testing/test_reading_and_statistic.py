@@ -1,4 +1,4 @@
-"""check_reading and check_statistic: broken classes fail the requirement that they break."""
+"""check_reading, check_statistic, check_schedule: broken classes fail the requirement that they break."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ import torch
 from lit_dps.core.statistic import Statistic, median_of_best
 from lit_dps.readings import Reading
 from lit_dps.readings.spent import PeakMemory
-from lit_dps.testing import check_reading, check_statistic
+from lit_dps.testing import check_reading, check_schedule, check_statistic
+from tests.support.plug_ins import Counted, Drawn, Half, Square
 from tests.support.user_readings import (
     Disturbing,
     FinalNorm,
@@ -221,3 +222,11 @@ BROKEN_STATISTICS = {
 @pytest.mark.parametrize("kind", BROKEN_STATISTICS, ids=lambda kind: kind.__name__)
 def test_a_broken_statistic_fails(kind):
     assert failure(check_statistic, kind) == BROKEN_STATISTICS[kind]
+
+
+@pytest.mark.parametrize(
+    ("kind", "requirement"), [(Drawn, "repeated"), (Counted, "repeated"), (Half, "valid")]
+)
+def test_a_broken_schedule_fails(kind, requirement):
+    assert failure(check_schedule, kind) == requirement
+    check_schedule(Square)
