@@ -28,25 +28,27 @@ class PeakMemory(Reading):
     over_ranks = True
 
     def __init__(self):
-        self._device = "cpu"
+        self._on_cuda = False
         self._peak_before = 0.0  # of the process from which the trial was resumed
 
     def start(self, moment: Moment) -> None:
-        self._device = str(moment.device)
+        self._on_cuda = moment.device.type == "cuda"
         self._reset()
 
     def _reset(self) -> None:
-        if self._device.startswith("cuda"):
-            torch.cuda.reset_peak_memory_stats(self._device)
-        else:
-            reset_peak()
+        reset_peak()
+        if torch.cuda.is_initialized():
+            # All ranks resume from one checkpoint, which therefore does not name the device.
+            for device in range(torch.cuda.device_count()):
+                torch.cuda.reset_peak_memory_stats(device)
 
     def _peak(self) -> float:
         """Return the peak so far in bytes."""
-        if self._device.startswith("cuda"):
-            peak = float(torch.cuda.max_memory_allocated(self._device))
-        else:
-            peak = peak_bytes()
+        peak = peak_bytes()
+        if self._on_cuda:
+            # The process trains on one of the devices.
+            devices = range(torch.cuda.device_count())
+            peak = max(map(torch.cuda.max_memory_allocated, devices))
         return max(peak, self._peak_before)
 
     def read(self, moment: Moment) -> Mapping[str, float]:

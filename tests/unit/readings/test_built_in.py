@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from contextlib import ExitStack
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -180,6 +181,19 @@ def test_the_peak_of_a_resumed_trial_includes_the_time_before(monkeypatch):
 def test_noise_needs_two_parts(name, arguments):
     with refuses(f"study.readings.gradient_noise.{name}", arguments[name]):
         resolve_readings([{"class_path": "gradient_noise", "init_args": arguments}])
+
+
+def test_on_cuda_the_peak_is_of_the_device_that_the_process_uses(monkeypatch):
+    peaks, resets = [0, 5 * 2**20], []
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(peaks))
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", peaks.__getitem__)
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", resets.append)
+    (spec,) = resolve_readings(["peak_memory"])
+    reading = spec.build()
+    reading.start(SimpleNamespace(device=torch.device("cuda", 1)))
+    assert resets == [0, 1]
+    assert reading.read(None) == {"peak_memory": 5.0}
 
 
 def test_a_name_and_a_class_path_are_one_reading():
