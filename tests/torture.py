@@ -40,6 +40,12 @@ TOGETHER = (  # what the processes of a command are, in turn
     ("--study.workers", 2),
     ("--study.workers", 1, "--trainer.devices", 2, "--trainer.strategy", "ddp"),
 )
+# Options of a study whose trials have batches that grow, masks that change, and a reading.
+CHANGING = (
+    *("--batch.schedule", "doubling", "--batch.options", '{"start": 0.25, "steps": 100}'),
+    *("--pruning.method", "tests.support.user_readings.Redraws"),
+    *("--study.readings", "[gradient_norm]"),
+)
 # what a command says that ends with 2 because another process of it was killed
 KILLED = re.compile(r"worker \d+ was killed|of 2 ranks died|the same command resumes the study")
 KINDS = {"KILL": 4, "TERM": 3, "TERM twice": 1, "KILL of a whole command": 2, "STOP": 1}
@@ -216,13 +222,15 @@ def torture(
     seed: int = 0,
     pace: float = 1.0,
     hits: int = 0,
+    options: tuple = (),
 ) -> Report:
     """At least so many kills and `hits`, trials cut short by one; a strike every `pace` seconds in
     the mean.
 
-    Each study has so many trials in a cell.
+    Each study has so many trials in a cell, and further `options`.
     """
     report, dice, begin = Report(storage, commands, trials), random.Random(seed), time.monotonic()
+    report.options = options
     with (
         tempfile.TemporaryDirectory(prefix="lit_dps-torture-") as name,
         databases(storage, Path(name)) as database,
@@ -265,9 +273,15 @@ def main() -> int:
     parser.add_argument(
         "--pace", type=float, default=1.0, help="seconds between two strikes, in the mean"
     )
+    parser.add_argument(
+        "--changing",
+        action="store_true",
+        help="Batches grow, masks change, and a reading is taken along the trials.",
+    )
     parser.add_argument("--report", type=Path, help="Markdown file to write the result to.")
     args = parser.parse_args()
-    how = (args.kills, args.commands, args.trials, args.seed, args.pace)
+    options = CHANGING if args.changing else ()
+    how = (args.kills, args.commands, args.trials, args.seed, args.pace, 0, options)
     reports = []
     if args.kills:
         reports = [torture(storage, *how) for storage in args.storage.split(",")]

@@ -111,12 +111,14 @@ class Report:
     missing: int = 0
     unexpected: list[str] = field(default_factory=list)
     seconds: float = 0.0
+    options: tuple = ()
 
     @property
     def study(self) -> tuple:
         """The command line."""
         # of trials that take a second: one that is over at once cannot be cut short
-        return "study", "--config", FAST, "--study.trials", self.trials, "--goal.max_steps", 1200
+        study = "study", "--config", FAST, "--study.trials", self.trials, "--goal.max_steps", 1200
+        return (*study, *self.options)
 
     @property
     def points(self) -> int:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 
 import pandas as pd
 import pytest
 
+from lit_dps.analysis.analysis import Analysis
 from lit_dps.analysis.summary import summarize
 from lit_dps.core.trial import Status
 from lit_dps.storage.read import read_study
@@ -54,14 +56,27 @@ def test_k_star_is_the_fewest_examples_of_the_curves(examples):
                 assert result.curve["examples"][-1] <= k_star
 
 
-def test_k_star_is_the_fewest_seconds_of_the_curves(tmp_path):
-    done = run_here(tmp_path, *STUDY, "--goal.unit", "seconds", "--study.batch_sizes", "[64]")
+def test_k_star_and_repeats_are_seconds_of_the_curves(tmp_path):
+    options = ("--study.batch_sizes", "[64]", "--study.repeats", 3, "--study.repeat_slack", 100)
+    options += ("--goal.max_steps", 400)
+    done = run_here(tmp_path, *STUDY, "--goal.unit", "seconds", *options)
     assert done.returncode == 0, done.stderr
     assert "K* [s]" in done.stdout and "goal.unit = seconds" in done.stdout
     record = record_of(tmp_path)
     (summary,) = summarize(record)
     assert summary.k_star == least_cost(record.results[summary.cell], "seconds")
     assert 0 < summary.k_star == summary.best.curve["seconds"][-1] < summary.best.seconds
+    figures = tmp_path / "mlruns/figures/fast"
+    repeats = record.repeats[summary.cell]
+    assert [result.trial.point for result in repeats] == [summary.best.trial.point] * 3
+    (row,) = pd.read_csv(figures / "repeats.csv").to_dict("records")
+    costs = sorted(math.inf if r.cost is None else r.curve["seconds"][-1] for r in repeats)
+    assert (row["steps"], row["repeats"]) == (pytest.approx(summary.k_star), 3)
+    assert [row["least"], row["median"], row["most"]] == pytest.approx(costs)
+    (answer,) = Analysis(record).answer.to_dict("records")
+    assert answer["seconds"] == pytest.approx(row["median"])
+    steps = sorted(math.inf if r.steps is None else r.steps for r in repeats)
+    assert (answer["steps"], answer["examples"]) == (steps[1], steps[1] * 64)
 
 
 @pytest.mark.slow

@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 from itertools import islice
 
+import numpy as np
 import pytest
 import torch
-from lightning.pytorch import Callback, Trainer
+from lightning.pytorch import Callback, LightningDataModule, Trainer
 
 from lit_dps.core.attempt import Attempt
 from lit_dps.core.errors import ConfigError
@@ -22,9 +23,10 @@ from lit_dps.training.checkpoint_files import Checkpoints
 from lit_dps.training.example_count import SpentOfSteps
 from lit_dps.training.stopwatch import Stopwatch
 from tests.support.errors import refuses
+from tests.support.ranks import same_on_ranks
 from tests.support.runs import engine as engine_of
 from tests.support.runs import runs, train_one
-from tests.support.tiny import fit
+from tests.support.tiny import Plain, fit, loader
 from tests.unit.engines.test_engine import PARAMS, WORKLOAD, quiet  # noqa: F401
 
 GOAL = {"error": 0.001, "check_interval": 4, "max_steps": 20, "early_reject": True}
@@ -49,6 +51,34 @@ def test_both_loops_train_the_same_network_and_count_its_examples():
     constant = train_one(TRIAL, WORKLOAD, GOAL)
     assert "examples" not in constant.curve
     assert single.curve["train_loss"] != constant.curve["train_loss"]
+
+
+def on_a_rank() -> tuple:
+    result = train_one(TRIAL, WORKLOAD, GOAL, batch=vars(DOUBLING), lean=False)
+    curve = {name: np.round(values, 4).tolist() for name, values in result.curve.items()}
+    return result.status, result.steps_run, curve
+
+
+def test_two_ranks_train_the_steps_of_one_process():
+    """Each rank has its part of a batch of every size."""
+    together = same_on_ranks(2, on_a_rank)
+    assert together == on_a_rank()
+    assert together[2]["examples"] == EXAMPLES
+
+
+class Foreign(LightningDataModule):
+    """Data that know nothing of lit_dps."""
+
+    def train_dataloader(self):
+        return loader()
+
+
+def test_batches_of_foreign_data_cannot_grow():
+    callback = BatchScheduleCallback(**vars(DOUBLING))
+    with refuses("batch.schedule", "doubling"):
+        fit(Plain(), datamodule=Foreign(), callbacks=[callback], max_steps=1)
+    with refuses("batch.schedule", "doubling"):
+        fit(Plain(), loader(), callbacks=[callback], max_steps=1)
 
 
 def test_a_cell_of_an_axis_trains_with_its_schedule():
