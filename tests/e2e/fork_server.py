@@ -165,16 +165,13 @@ def _fork_subprocesses(template: socket.socket) -> None:
     execute = subprocess.Popen._execute_child
 
     def fork(self, args, executable, preexec_fn, close_fds, pass_fds, cwd, env, *rest):
-        if (
-            not isinstance(args, list)
-            or args[0] != sys.executable
-            or str(ROOT / "cli.py") not in args
-        ):
+        is_command = isinstance(args, (list, tuple)) and str(ROOT / "cli.py") in args
+        if not is_command or args[0] != sys.executable:
             return execute(self, args, executable, preexec_fn, close_fds, pass_fds, cwd, env, *rest)
         pipes, session = rest[3:9], rest[-2]
         standard = {0: pipes[0], 1: pipes[3], 2: pipes[5]}
         fds = {number: number if fd == -1 else fd for number, fd in standard.items()}
-        self.pid = _start_child(template, args, fds, env, cwd, session)
+        self.pid = _start_child(template, list(args), fds, env, cwd, session)
         self._child_created = True
         self._close_pipe_fds(*pipes)
 
