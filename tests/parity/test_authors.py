@@ -97,7 +97,8 @@ def test_split_and_order_are_the_authors(file, n):
 # where only their noise is left.
 @needs_data
 @pytest.mark.parametrize(
-    ("sparsity", "precision"), [pytest.param("0.0", "64-true", marks=LONG), ("0.9", "32-true")]
+    ("sparsity", "precision"),
+    [pytest.param("0.0", "64-true", marks=LONG), pytest.param("0.9", "32-true", marks=LONG)],
 )
 def test_fashion_mnist_trajectory(sparsity, precision):
     recorded = load(FASHION.format(sparsity))

@@ -166,8 +166,15 @@ def test_a_rule_that_is_not_its_optimizers_is_trained_alone(name, monkeypatch):
     assert [r.curve for r in done] == [r.curve for r in lightning]
 
 
-@pytest.mark.parametrize("used", [LARS, SHAMPOO], ids=["lars", "shampoo"])
-@pytest.mark.parametrize("delay", [0, 3])
+@pytest.mark.parametrize(
+    ("used", "delay"),
+    [
+        pytest.param(LARS, 0, id="lars-0"),
+        pytest.param(LARS, 3, id="lars-3", marks=pytest.mark.long),
+        pytest.param(SHAMPOO, 0, id="shampoo-0", marks=pytest.mark.long),
+        pytest.param(SHAMPOO, 3, id="shampoo-3"),
+    ],
+)
 def test_a_rule_by_tensor_is_stacked_with_the_results_of_each_trial_alone(used, delay, monkeypatch):
     monkeypatch.setitem(RULES, used.name, used)
     asked = trials(Cell(16, 0.5), rates=[0.02, 0.04, 0.03])
