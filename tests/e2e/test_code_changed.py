@@ -5,10 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-import os
 import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -22,6 +19,7 @@ from lit_dps.storage.advice_store import AdviceStore
 from lit_dps.storage.database import open_storage
 from lit_dps.storage.stored_format import study_attributes
 from lit_dps.study.workers import work_in_processes
+from tests.e2e.commands import start
 from tests.support.errors import refuses
 from tests.unit.advice.test_step_probe import with_module
 
@@ -108,7 +106,7 @@ def test_a_worker_that_imports_other_code_ends_the_study(tmp_path, monkeypatch):
         next(work_in_processes(setup, 1, StopRequest()))
 
 
-def test_ranks_of_two_machines_with_different_code_are_refused(tmp_path):
+def test_ranks_of_two_machines_with_different_code_are_refused(tmp_path, monkeypatch):
     """Each rank of torchrun imports the code of its own machine, here of its own folder."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
@@ -120,23 +118,11 @@ def test_ranks_of_two_machines_with_different_code_are_refused(tmp_path):
         (folder / "on_two_machines.py").write_text(MODULE.replace("1.0", rate))
         of_torchrun = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2}
         of_torchrun |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-        environment = {
-            **os.environ,
-            **{key: str(value) for key, value in of_torchrun.items()},
-            "PYTHONPATH": str(ROOT),
-        }
-        argv = [
-            sys.executable,
-            str(ROOT / "cli.py"),
-            "study",
-            "--config",
-            "c.yaml",
-            "--trainer.strategy",
-            "ddp",
-        ]
-        argv += ["--storage.optuna", f"sqlite:///{tmp_path}/study.db"]
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-        processes_of_ranks.append(subprocess.Popen(argv, cwd=folder, env=environment, **pipes))
-    ended = [process.communicate(timeout=120) for process in processes_of_ranks]
-    assert [process.returncode for process in processes_of_ranks] == [2, 2], ended
-    assert "on_two_machines.py on rank 1 is not as on the first rank" in ended[1][1]
+        for key, value in of_torchrun.items():
+            monkeypatch.setenv(key, str(value))
+        options = ("--config", "c.yaml", "--trainer.strategy", "ddp")
+        options += ("--storage.optuna", f"sqlite:///{tmp_path}/study.db")
+        processes_of_ranks.append(start(folder, "study", *options))
+    assert [process.wait(120) for process in processes_of_ranks] == [2, 2]
+    said = (tmp_path / "machine 1" / "output.txt").read_text()
+    assert "on_two_machines.py on rank 1 is not as on the first rank" in said

@@ -185,7 +185,7 @@ def _claim_all(url, barrier, results):
 
 
 def test_processes_neither_double_nor_lose_a_point_on_an_empty_database(url):
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("fork")
     barrier, results = context.Barrier(3), context.Queue()
     processes = [context.Process(target=_claim_all, args=(url, barrier, results)) for _ in range(3)]
     for process in processes:
