@@ -295,6 +295,11 @@ def _reset_batch_arguments(values: dict[str, object]) -> None:
 
 
 def _load_once(data: ImageData) -> Images:
+    taken = _NOT_ARGUMENTS & inspect.signature(type(data).__init__).parameters.keys()
+    if taken:
+        allowed = f"a class whose arguments are not called {', '.join(sorted(taken))}"
+        hint = "ImageData keeps something else in that attribute"
+        raise ConfigError("data", type(data).__name__, allowed, hint)
     attributes = dict(vars(data))
     for name in _NOT_ARGUMENTS & attributes.keys():
         del attributes[name]

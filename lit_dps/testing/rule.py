@@ -151,8 +151,10 @@ def _check_repeated(
     """Check that two runs from the same state are equal, and keep the type."""
     first, second = (_networks(shapes, numbers, dtype)[0] for _ in range(2))
     for network in (first, second):
+        optimizer = _make(rule, network)
         with preserve_rng_state(seed=0):
-            _train(_make(rule, network), network, range(STEPS))
+            _train(optimizer, network, range(STEPS))
+        _check_state_type(rule, optimizer, network, dtype)
     for name, parameter in first.parameters.items():
         require(
             "type",
@@ -168,6 +170,23 @@ def _check_repeated(
             "equal weights to the bit; keep all state in Rule.state",
             f"parameter of shape {tuple(shapes[name])}, {dtype}, {STEPS} steps",
         )
+
+
+def _check_state_type(
+    rule: Rule, optimizer: torch.optim.Optimizer, network: _Network, dtype: torch.dtype
+) -> None:
+    """Check that the state has the type of the weights, to which torch converts a saved state."""
+    for parameter in network.parameters.values():
+        for key in rule.state:
+            value = optimizer.state[parameter].get(key)
+            kind = value.dtype if isinstance(value, Tensor) else dtype
+            require(
+                "state_type",
+                kind == dtype,
+                f"state {key!r} is {kind}",
+                f"{dtype} as the parameter, such as parameter.new_zeros(...) in make_state",
+                f"parameter of shape {tuple(parameter.shape)}",
+            )
 
 
 def _check_resumed(

@@ -282,6 +282,19 @@ def test_data_sets_of_equal_arguments_are_read_once(kind):
     assert Noisy.loads == before + 2
 
 
+class Taken(Noisy):
+    """Has an argument with the name of an attribute that holds the loaded images."""
+
+    def __init__(self, images: int = 3, **arguments):
+        super().__init__(**arguments)
+        self.images = images
+
+
+def test_an_argument_with_the_name_of_an_attribute_of_the_base_is_refused():
+    with refuses("data", "Taken"):
+        Taken().read()
+
+
 def test_an_attribute_that_is_set_later_decides_too():
     data = Noisy(noise=2.0)
     first = loaded(data).digest

@@ -72,6 +72,22 @@ def test_a_subclass_callbacks_and_metrics_do_what_the_page_says(tmp_path, monkey
     assert refused.status is Status.FAILED and "trainer.callbacks" in refused.failure
 
 
+def test_a_goal_over_two_metrics_is_a_third_one(tmp_path, monkeypatch):
+    import_recipe("my_calm", tmp_path, monkeypatch)
+    model = {"class_path": "my_calm.Calm", "init_args": {"network": NETWORK}}
+    workload = Workload(model, DATA, {"accelerator": "cpu"})
+    goal = {"metric": "calm_error", "at_most": 0.01, "check_interval": 2, "max_steps": 24}
+    trial = Trial(Cell(16), 0, {"model.learning_rate": 0.3})
+    curve = train_one(trial, workload, goal, metrics=["val_error", "val_loss"]).curve
+    calm = []
+    for i, loss in enumerate(curve["val_loss"]):
+        before = curve["val_loss"][max(i - 2, 0) : i]
+        falls = len(before) == 2 and loss <= before[1] <= before[0]
+        calm.append(curve["val_error"][i] if falls else 1.0)
+    assert curve["calm_error"] == pytest.approx(calm)
+    assert 0 < calm.count(1.0) < len(calm)
+
+
 def read(reading, run):
     torch.manual_seed(0)
     with ExitStack() as stack:

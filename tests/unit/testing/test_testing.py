@@ -116,6 +116,13 @@ BROKEN_RULES = {
         ADAM, update_=lambda *args: ADAM.update_(*args[:5], torch.ones_like(args[5]))
     ),
     "repeated": with_update(_counting),
+    "state_type": Rule(
+        "float",
+        ("momentum",),
+        ("momentum_buffer",),
+        MOMENTUM.update_,
+        make_state=lambda parameter: {"momentum_buffer": torch.zeros(parameter.shape)},
+    ),
     "resumed": of_optimizer(Hidden),
     "frozen": of_optimizer(Decaying),
     "zeros": with_update(_divided, elementwise=False),
