@@ -18,9 +18,10 @@ from lightning.pytorch.strategies import SingleDeviceStrategy
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.nn.utils.parametrize import is_parametrized
-from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from lit_dps.core.errors import first_line
+from lit_dps.core.trial import Trial
 from lit_dps.data import ImageData
 from lit_dps.engines.engine import Training
 from lit_dps.engines.module_hooks import (
@@ -31,8 +32,10 @@ from lit_dps.engines.module_hooks import (
     NeedsLightning,
     detach_trainer,
     end_module,
+    optimizer_of,
     overridden,
 )
+from lit_dps.engines.network_run import build_trial
 from lit_dps.engines.update_check import (
     reason_against_schedule,
     reason_against_update,
@@ -73,30 +76,64 @@ DATA_METHODS = (
 )
 
 
-def ineligibility_reason(
-    built: Built, training: Training, stacked: bool = False, delay: int = 0
-) -> str | None:
+def ineligibility_reason(training: Training, trial: Trial, stacked: bool = False) -> str | None:
     """Return why the interval loop cannot train a trial, or cannot stack it; None if it can.
 
     Args:
-        built: The trial with its data set up. It cannot be trained afterwards, because its loss is
-            computed and its module changed.
         training: The settings of the study.
+        trial: The trial.
         stacked: Whether to ask about training in a stack.
-        delay: Steps that the gradients are late.
     """
+    uses_local_sgd = training.local_sgd(trial).on
+    if stacked and not training.batch_callback(trial).schedule.is_constant:
+        return "batch.schedule changes the batch size, and the networks of a stack share it"
+    if stacked and uses_local_sgd:
+        return "the workers of local SGD use one network, one after another"
+    reason = _reason_against_readings(training, stacked, uses_local_sgd)
+    if reason is not None:
+        return reason
+    delay = training.delay(trial)
     try:
-        trainer = Trainer(**built.trainer)
-        trainer.datamodule = built.data  # pyright: ignore[reportAttributeAccessIssue]
-        with preserve_rng_state(built.module, built.data):
-            reason = _reason_against_loop(built, trainer, training)
-            if reason is None and stacked and training.goal.build().counts_seconds:
-                reason = SHARED_CLOCK
-            elif reason is None and stacked:
-                reason = _reason_against_stack(built, training.goal.max_steps, delay)
-            return reason
-    except Exception as error:  # a user's module may raise here and not in Lightning's loop
+        built, _ = build_trial(training, trial)
+        if uses_local_sgd and isinstance(built.module, ImageClassifier):
+            hooks = overridden(built.module, CALLED_HOOKS)
+            if hooks:
+                name = type(built.module).__name__
+                return f"{name} overrides {', '.join(hooks)}, which the workers of local SGD share"
+        return _reason_against_built(built, training, stacked, delay)
+    except Exception as error:
+        # A trial that cannot be built fails with this error in Lightning's loop. A module that
+        # raises it only here trains there.
         return reason_of(error)
+
+
+def _reason_against_readings(training: Training, stacked: bool, uses_local_sgd: bool) -> str | None:
+    """Return why readings need Lightning's loop, or a network alone; None if they do not."""
+    if training.readings and uses_local_sgd:
+        return "the workers of local SGD have several networks, and study.readings reads one"
+    for spec in training.readings:
+        reading = spec.build()
+        if stacked and not reading.stacked:
+            return f"the reading {reading.name} measures one network at a time"
+    return None
+
+
+def _reason_against_built(
+    built: Built, training: Training, stacked: bool, delay: int
+) -> str | None:
+    """Return why a trial with its data set up cannot be trained, or stacked; None if it can.
+
+    It cannot be trained afterwards, because its loss is computed and its module changed.
+    """
+    trainer = Trainer(**built.trainer)
+    trainer.datamodule = built.data  # pyright: ignore[reportAttributeAccessIssue]
+    with preserve_rng_state(built.module, built.data):
+        reason = _reason_against_loop(built, trainer, training)
+        if reason is None and stacked and training.goal.build().counts_seconds:
+            reason = SHARED_CLOCK
+        elif reason is None and stacked:
+            reason = _reason_against_stack(built, training.goal.max_steps, delay)
+        return reason
 
 
 def reason_of(error: Exception) -> str:
@@ -220,16 +257,6 @@ def _reason_against_hooks(
     if [(id(p), p.requires_grad) for p in module.parameters()] != before:
         return f"a hook of {type(module).__name__} changes which weights are trained"
     return None
-
-
-def optimizer_of(configured: Any) -> tuple[Any, LRScheduler | None]:
-    """Return optimizer and schedule from what `configure_optimizers` returned."""
-    if not isinstance(configured, dict):
-        return configured, None
-    schedule = configured.get("lr_scheduler")
-    if isinstance(schedule, Mapping):
-        schedule = schedule["scheduler"]
-    return configured["optimizer"], schedule
 
 
 def _is_stepped_every_step(schedule: Any) -> bool:

@@ -28,12 +28,9 @@ from lit_dps.core.trial_config import (
 from lit_dps.engines.module_hooks import NeedsLightning
 from lit_dps.parallel import ranks
 from lit_dps.pruning.pruner import Scores
-from lit_dps.readings.reading import Reading
 from lit_dps.readings.registry import ReadingSpec
 from lit_dps.training import (
     BatchScheduleCallback,
-    DelayCallback,
-    LocalSGDCallback,
     PruningCallback,
 )
 from lit_dps.training.checkpoint_files import CheckpointFile, Checkpoints
@@ -60,9 +57,8 @@ class Engine(Protocol):
         Args:
             next_attempt: Returns the next attempt, or None if no attempt remains at present. An
                 engine calls it when it has room for another attempt.
-            at_check: Called after each check after which a run continues, and not after a check
-                at which the run ends or pauses. To stop training, it raises on all ranks. Then the
-                runs are saved, and resume when they are attempted again.
+            at_check: Called after a check if the run continues. It may raise to stop training,
+                then on all ranks. The runs are saved, and resume when they are attempted again.
         """
         ...
 
@@ -122,22 +118,18 @@ class Training:
         callback.redraw = partial(self.workload.module, trial)
         return callback
 
-    def delay_callback(self, trial: Trial) -> DelayCallback:
-        """Return the callback that delays the gradients of a trial."""
-        return DelayCallback.of(replace(self.optim, **_values_below("optim.", trial.cell.axes)))
+    def delay(self, trial: Trial) -> int:
+        """Return how many steps the gradients of a trial are late."""
+        return replace(self.optim, **_values_below("optim.", trial.cell.axes)).delay
 
     def batch_callback(self, trial: Trial) -> BatchScheduleCallback:
         """Return the callback that sets the batch size of each step of a trial."""
         return BatchScheduleCallback.of(self.batch.with_axes(trial.cell.axes))
 
-    def local_sgd_callback(self, trial: Trial) -> LocalSGDCallback:
-        """Return the callback for local SGD. The cell and the point may set its arguments."""
+    def local_sgd(self, trial: Trial) -> LocalSGDSchedule:
+        """Return the schedule of local SGD. The cell and the point may set its values."""
         values = _values_below("local.", [*trial.cell.axes, *trial.params.items()])
-        return LocalSGDCallback.of(replace(self.local, **values))
-
-    def fresh_readings(self) -> list[Reading]:
-        """Return the readings of a trial, which has readings of its own."""
-        return [spec.build() for spec in self.readings]
+        return replace(self.local, **values)
 
     def stored_scores(self, trial: Trial) -> tuple[PassKey, Scores] | None:
         """Return the key of the scoring pass and the pruning scores of a point; None if missing."""
@@ -193,7 +185,7 @@ class Training:
             "goal": plain(self.goal),
             "pruning": plain(self.pruning),
             "optim": plain(self.optim),
-            "local": plain(self.local_sgd_callback(trial).rounds),
+            "local": plain(self.local_sgd(trial)),
             "metrics": list(self.metrics),
             "readings": [spec.identity for spec in self.readings],
             "goals": attempt.other_goals,

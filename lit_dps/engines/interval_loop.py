@@ -26,12 +26,11 @@ from lit_dps.data import ImageData
 from lit_dps.engines.eligible import (
     Functional,
     ineligibility_reason,
-    optimizer_of,
     reason_of,
     tensors_of,
 )
 from lit_dps.engines.engine import Training
-from lit_dps.engines.module_hooks import CALLED_HOOKS, NeedsLightning, end_module, overridden
+from lit_dps.engines.module_hooks import NeedsLightning, end_module, optimizer_of
 from lit_dps.engines.network_run import CheckOutcome, NetworkRun, build_trial
 from lit_dps.engines.run_group import RunGroup, SingleNetwork
 from lit_dps.engines.stack import StackedNetworks
@@ -113,36 +112,14 @@ class IntervalLoop:
         """Return the loop that trains a trial, and why it is not a faster one."""
         reason_against_stack = ""
         if self.stack_size > 1:
-            reason = self.ineligibility_reason(trial, stacked=True)
+            reason = ineligibility_reason(self.training, trial, stacked=True)
             if reason is None:
                 return LoopChoice(STACKED)
             reason_against_stack = reason
-        reason = self.ineligibility_reason(trial)
+        reason = ineligibility_reason(self.training, trial)
         if reason is not None:
             return LoopChoice(LIGHTNING, reason)
         return LoopChoice(SINGLE, reason_against_stack)
-
-    def ineligibility_reason(self, trial: Trial, stacked: bool = False) -> str | None:
-        """Return why the interval loop cannot train a trial, or cannot stack it; None if it can."""
-        if stacked and not self.training.batch_callback(trial).schedule.is_constant:
-            return "batch.schedule changes the batch size, and the networks of a stack share it"
-        uses_local_sgd = self.training.local_sgd_callback(trial).rounds.on
-        if stacked and uses_local_sgd:
-            return "the workers of local SGD use one network, one after another"
-        reason = _reason_against_readings(self.training, stacked, uses_local_sgd)
-        if reason is not None:
-            return reason
-        try:
-            built, _ = build_trial(self.training, trial)
-        except Exception as error:  # the trial fails with this error in Lightning's loop
-            return reason_of(error)
-        if uses_local_sgd and isinstance(built.module, ImageClassifier):
-            hooks = overridden(built.module, CALLED_HOOKS)
-            if hooks:
-                name = type(built.module).__name__
-                return f"{name} overrides {', '.join(hooks)}, which the workers of local SGD share"
-        delay = self.training.delay_callback(trial).delay
-        return ineligibility_reason(built, self.training, stacked, delay)
 
     def _train_by_lightning(
         self, attempt: Attempt, at_check: Callable[[], None], reason: str
@@ -274,17 +251,6 @@ def _drop_empty_rows(networks: StackedNetworks, hardest_first: HardestFirst) -> 
     if 0 < 2 * len(live) <= len(networks.runs):
         hardest_first.take(torch.tensor(live, device=hardest_first.priority.device))
         networks.take(live)
-
-
-def _reason_against_readings(training: Training, stacked: bool, uses_local_sgd: bool) -> str | None:
-    """Return why readings need Lightning's loop, or a network alone; None if they do not."""
-    if training.readings and uses_local_sgd:
-        return "the workers of local SGD have several networks, and study.readings reads one"
-    for spec in training.readings:
-        reading = spec.build()
-        if stacked and not reading.stacked:
-            return f"the reading {reading.name} measures one network at a time"
-    return None
 
 
 class BatchingKey(NamedTuple):

@@ -14,13 +14,14 @@ study has no logger, so that the logged values are lost in Lightning's loop too.
 from __future__ import annotations
 
 import dis
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from inspect import CO_ASYNC_GENERATOR, CO_COROUTINE, CO_GENERATOR
 from types import FunctionType
 from typing import Any
 
 from lightning.pytorch import LightningModule
 from lightning.pytorch.trainer.states import TrainerFn
+from torch.optim.lr_scheduler import LRScheduler
 
 from lit_dps.module import ImageClassifier
 from lit_dps.training.inheritance import inherits
@@ -155,3 +156,13 @@ def end_module(module: LightningModule) -> None:
     module.on_train_end()
     module.on_fit_end()
     module.teardown(stage=TrainerFn.FITTING)
+
+
+def optimizer_of(configured: Any) -> tuple[Any, LRScheduler | None]:
+    """Return optimizer and schedule from what `configure_optimizers` returned."""
+    if not isinstance(configured, dict):
+        return configured, None
+    schedule = configured.get("lr_scheduler")
+    if isinstance(schedule, Mapping):
+        schedule = schedule["scheduler"]
+    return configured["optimizer"], schedule

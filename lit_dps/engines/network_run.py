@@ -22,9 +22,8 @@ from lit_dps.core.unit import EXAMPLES
 from lit_dps.data import ImageData
 from lit_dps.data.image_pass import ImagePass, validation_batches
 from lit_dps.data.loaders import interval_batches
-from lit_dps.engines.eligible import optimizer_of
 from lit_dps.engines.engine import Training
-from lit_dps.engines.module_hooks import prepare_module
+from lit_dps.engines.module_hooks import optimizer_of, prepare_module
 from lit_dps.module import ImageClassifier
 from lit_dps.optim.local_sgd import LocalSGD
 from lit_dps.optim.parameter_groups import trained_parameters
@@ -158,7 +157,7 @@ class NetworkRun:
         optimizer, schedule = optimizer_of(module.configure_optimizers())
         module.on_fit_start()
         local = None
-        local_schedule = training.local_sgd_callback(trial).rounds
+        local_schedule = training.local_sgd(trial)
         if local_schedule.on:
             local = LocalSGD(local_schedule, optimizer)
         run = cls(
@@ -172,11 +171,12 @@ class NetworkRun:
             batches=interval_batches(
                 built.data.epochs(), built.data.batch_sizes(), attempt.goal.check_interval
             ),
-            delay=training.delay_callback(trial).delay,
+            delay=training.delay(trial),
             local=local,
         )
         if training.readings:
-            run.readings = AttemptReadings(training.fresh_readings(), attempt)
+            readings = [spec.build() for spec in training.readings]
+            run.readings = AttemptReadings(readings, attempt)
         if not run._resume_from_file():
             run._start(training, stacked)
         if run.mask is not None:

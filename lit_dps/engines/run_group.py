@@ -51,7 +51,7 @@ class NetworkBatch(Protocol):
         ...
 
     def train(
-        self, x: Tensor, y: Tensor, index: Tensor | tuple[Tensor, ...], first: int = 0
+        self, x: Tensor, y: Tensor, index: Tensor | tuple[Tensor, ...], steps_since_check: int = 0
     ) -> Tensor:
         """Take optimizer steps; return the loss of each row at the last step, before its update.
 
@@ -59,7 +59,7 @@ class NetworkBatch(Protocol):
             x, y: Images and classes of the training split.
             index: Examples of each step: (steps, batch), or (steps, rows, batch) if rows differ.
                 For a single network also a tensor for each step.
-            first: Steps since the last check.
+            steps_since_check: Steps since the last check.
         """
         ...
 
@@ -152,23 +152,23 @@ class RunGroup:
         Returns:
             The loss of each row at the last step, before its update.
         """
-        ends = self._reading_ends(len(index))
-        first = 0
+        rows_to_read = self._rows_to_read(len(index))
+        done = 0
         losses = None
-        for end in sorted({*ends, len(index)}):
-            losses = self.networks.train(*self._train_split, index[first:end], first)
-            for row in ends.get(end, ()):
+        for end in sorted({*rows_to_read, len(index)}):
+            losses = self.networks.train(*self._train_split, index[done:end], done)
+            for row in rows_to_read.get(end, ()):
                 run = self.networks.run_at(row)
                 assert run.readings is not None
                 with self.stopwatch.paused(self._device):
                     self.networks.write_back_weights(row)
                     run.readings.read(run.steps + end, run)
                     run.readings.before(run.steps + end + 1, run)
-            first = end
+            done = end
         assert losses is not None
         return losses
 
-    def _reading_ends(self, steps: int) -> dict[int, list[int]]:
+    def _rows_to_read(self, steps: int) -> dict[int, list[int]]:
         """Return the rows with a reading, by the number of steps since the last check.
 
         Args:
@@ -314,12 +314,13 @@ class SingleNetwork:
         return self.run
 
     def train(
-        self, x: Tensor, y: Tensor, index: Tensor | tuple[Tensor, ...], first: int = 0
+        self, x: Tensor, y: Tensor, index: Tensor | tuple[Tensor, ...], steps_since_check: int = 0
     ) -> Tensor:
         """Take one optimizer step for each row of `index`; see `StackedNetworks.train`."""
         schedule = self.run.schedule
         loss = None
-        for step, batch in enumerate(Steps(x, y, index), self.run.steps + first + 1):
+        first_step = self.run.steps + steps_since_check + 1
+        for step, batch in enumerate(Steps(x, y, index), first_step):
             if self.run.changes is not None and self.run.changes.is_due(step):
                 loss = self._update_and_change_mask(batch, step)
             elif self._local is None:

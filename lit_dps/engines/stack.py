@@ -209,7 +209,7 @@ class StackedNetworks:
         return steps
 
     def train(
-        self, x: Tensor, y: Tensor, index: Tensor | tuple[Tensor, ...], first: int = 0
+        self, x: Tensor, y: Tensor, index: Tensor | tuple[Tensor, ...], steps_since_check: int = 0
     ) -> Tensor:
         """Take optimizer steps on images and classes of the training split.
 
@@ -217,13 +217,13 @@ class StackedNetworks:
             x, y: Images and classes of the training split.
             index: Examples of each step: (steps, batch), the same for all rows, or (steps, rows,
                 batch).
-            first: Steps since the last check.
+            steps_since_check: Steps since the last check.
 
         Returns:
             The loss of each network at the last step, before its update: shape (rows,).
         """
         loss = None
-        for step, batch in enumerate(index, first):
+        for step, batch in enumerate(index, steps_since_check):
             loss, gradients = self.gradients(x, y, batch)
             self._update(step, gradients)
         assert loss is not None

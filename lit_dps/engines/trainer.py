@@ -87,14 +87,14 @@ class TrialFit:
             goal = GoalErrorCallback.of(training.goal)
             goal.budget = training.budget
         goal.record_in(attempt)
-        goal.at_check = at_check
+        goal.on_check_recorded = at_check
         batch = training.batch_callback(trial)
         if not batch.schedule.is_constant:
             attempt.count(EXAMPLES.column)
         checkpoint = None
         if file is not None and training.checkpoints is not None:
             checkpoint = CheckpointCallback(file, training.checkpoints.seconds, attempt, at_check)
-            goal.at_check = checkpoint.checked
+            goal.on_check_recorded = checkpoint.checked
             goal.saves_pause = lambda: checkpoint.can_save
         return cls(
             built=built,
@@ -105,8 +105,8 @@ class TrialFit:
             ),
             batch=batch,
             schedule=ScheduleCallback(training, trial, goal),
-            delay=training.delay_callback(trial),
-            local=training.local_sgd_callback(trial),
+            delay=DelayCallback(training.delay(trial)),
+            local=LocalSGDCallback.of(training.local_sgd(trial)),
             readings=ReadingsCallback(training.readings),
             checkpoint=checkpoint,
         )

@@ -160,7 +160,8 @@ class GoalErrorCallback(Callback):
         self.monitor = config.monitored
         self.early_reject = config.stops_checks_early
         self._monitor_key = config.metric_key
-        self.at_check: Callable[[], None] = lambda: None
+        # Called after a check if the run continues, or if it pauses and is saved.
+        self.on_check_recorded: Callable[[], None] = lambda: None
         self.saves_pause: Callable[[], bool] = lambda: False
         self.budget: int | None = None
         self.steps_of_epoch: int | None = None
@@ -470,7 +471,7 @@ class GoalErrorCallback(Callback):
         self.attempt.status = ranks.broadcast(status)
         is_saved_pause = self.status is Status.PAUSED and self.saves_pause()
         if self.status is None or is_saved_pause:
-            self.at_check()
+            self.on_check_recorded()
         else:
             trainer.should_stop = True
 

@@ -144,7 +144,7 @@ def _check_batch_schedule(setup: StudySetup, cell: Cell, config: BatchConfig) ->
     if setup.goal.unit != STEPS.name:
         allowed = f"steps where {NAME_KEY} changes the batch size: its law is of constant ones"
         raise ConfigError("goal.unit", setup.goal.unit, allowed)
-    if setup.training().local_sgd_callback(trial).rounds.on:
+    if setup.training().local_sgd(trial).on:
         allowed = f"{CONSTANT} with local SGD, whose workers divide each batch"
         raise ConfigError(NAME_KEY, config.schedule, allowed)
     if setup.smoothness.interval is not None:
@@ -206,7 +206,7 @@ def _check_set_once(setup: StudySetup) -> None:
 
 def check_workers(setup: StudySetup, cell: Cell, params: Mapping[str, Value]) -> None:
     """Raise ConfigError if the workers of local SGD cannot share a batch."""
-    schedule = setup.training().local_sgd_callback(Trial(cell, 0, params)).rounds
+    schedule = setup.training().local_sgd(Trial(cell, 0, params))
     if not schedule.on:
         return
     one_network = "left out with local SGD, whose workers have several networks"

@@ -12,7 +12,7 @@ from torch import nn
 
 from lit_dps.core.goal import Goal
 from lit_dps.core.trial import Cell, Trial
-from lit_dps.engines.interval_loop import IntervalLoop
+from lit_dps.engines.eligible import ineligibility_reason
 from lit_dps.module import ImageClassifier
 from tests.support.conformance import assert_conform
 from tests.support.runs import train
@@ -234,9 +234,5 @@ def test_a_per_example_error_of_its_own_is_asked_early_checks_alone():
         (True, None),
         (False, "Fickle overrides per_example_error, and goal.early_reject is false"),
     ):
-        assert (
-            IntervalLoop(training_of(used, {**GOAL, "early_reject": early})).ineligibility_reason(
-                trial
-            )
-            == why
-        )
+        training = training_of(used, {**GOAL, "early_reject": early})
+        assert ineligibility_reason(training, trial) == why

@@ -13,7 +13,7 @@ from torch import nn
 
 from lit_dps.core.trial import SCHEDULE, STACKED, WARM_UP, Cell, Status, Trial
 from lit_dps.data import Digits
-from lit_dps.engines.interval_loop import IntervalLoop
+from lit_dps.engines.eligible import ineligibility_reason
 from lit_dps.module import ImageClassifier
 from lit_dps.training.checkpoint_files import Checkpoints
 from lit_dps.training.workload import Workload
@@ -204,9 +204,7 @@ class Watcher(Callback):
 
 
 def eligible(workload: Workload) -> str | None:
-    return IntervalLoop(training_of(workload, GOAL)).ineligibility_reason(
-        Trial(Cell(16, 0.5), 0, {})
-    )
+    return ineligibility_reason(training_of(workload, GOAL), Trial(Cell(16, 0.5), 0, {}))
 
 
 def of(

@@ -10,7 +10,7 @@ import pytest
 from lit_dps.core.racing import truncate_at_race_limit
 from lit_dps.core.statistic import MINIMUM
 from lit_dps.core.trial import Cell, Status, Trial
-from lit_dps.engines.interval_loop import IntervalLoop
+from lit_dps.engines.eligible import ineligibility_reason
 from lit_dps.readings.registry import resolve_readings
 from lit_dps.storage.columns import encode_columns
 from lit_dps.storage.schema import decode_result, encode_result
@@ -177,7 +177,7 @@ def test_the_arguments_of_a_reading_decide_its_steps():
 
 def test_local_sgd_has_no_single_network_to_read():
     training = training_of(WORKLOAD, GOAL, readings=specs("Norm"), local={"workers": 2, "steps": 2})
-    reason = IntervalLoop(training).ineligibility_reason(TRIAL)
+    reason = ineligibility_reason(training, TRIAL)
     assert reason is not None and "study.readings" in reason
 
 

@@ -13,7 +13,7 @@ from torch import nn
 from lit_dps.core.trial import Cell
 from lit_dps.data import Digits, ImageData
 from lit_dps.data.loaders import EndlessLoader, batches
-from lit_dps.engines.interval_loop import IntervalLoop
+from lit_dps.engines.eligible import ineligibility_reason
 from lit_dps.module import ImageClassifier
 from lit_dps.training.inheritance import adopt_former_methods, decides, inherits
 from tests.support.runs import train
@@ -126,8 +126,8 @@ PATCHES = [
 @pytest.mark.parametrize(("owner", "name", "method"), PATCHES, ids=[name for _, name, _ in PATCHES])
 def test_a_patch_of_our_own_class_is_left_to_lightning(owner, name, method, monkeypatch):
     trial = trials(Cell(16, 0.0), rates=[0.02])[0]
-    loop = IntervalLoop(training_of(workload(), {**BRIEF, "early_reject": False}))
-    assert loop.ineligibility_reason(trial) is None
+    training = training_of(workload(), {**BRIEF, "early_reject": False})
+    assert ineligibility_reason(training, trial) is None
     original = getattr(owner, name)
 
     @functools.wraps(original)
@@ -135,7 +135,7 @@ def test_a_patch_of_our_own_class_is_left_to_lightning(owner, name, method, monk
         return method(*args)
 
     monkeypatch.setattr(owner, name, patch)
-    assert loop.ineligibility_reason(trial) is not None
+    assert ineligibility_reason(training, trial) is not None
     built = workload().build(trial)
     assert not inherits(built.data if owner is ImageData else built.module, owner, [name])
 

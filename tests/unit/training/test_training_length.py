@@ -136,7 +136,7 @@ def test_a_resumed_run_sees_the_same_lengths(tmp_path):
         def on_train_start(self, trainer, pl_module):
             trainers.append(trainer)
 
-    goal.at_check = save
+    goal.on_check_recorded = save
     fit(first, loader(), loader(), callbacks=[goal, Keeps()])
     second = Looks()
     fit(
