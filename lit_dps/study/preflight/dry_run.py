@@ -28,9 +28,9 @@ from lit_dps.training.deterministic import deterministic_kernels
 def dry_run(setup: StudySetup) -> tuple[LightningDataModule, list[str]]:
     """Run short trials of a study, and return its data module and notes for the user.
 
-    Short trials run at the smallest batch size and, unless the data are ours, at the largest one,
-    each at the largest sparsity. The dry run does not change global generators, the storage or the
-    user's folder.
+    Short trials of each axis value run at the smallest batch size and, unless the data are ours, at
+    the largest one, at the largest sparsity. The dry run does not change global generators, the
+    storage or the user's folder.
 
     Returns:
         The data module of the smallest batch size, set up for training, and notes of one line each.
@@ -51,24 +51,35 @@ def _dry_run(setup: StudySetup, training: Training) -> tuple[LightningDataModule
         notes += short.notes
         notes += repeated_metrics(short, setup)
         _check_short_trial(setup, short)
-    trial = trials[-1]
+        notes += _compare_with_largest(setup, training, trial, short)
     if not standard_data(short.data):
-        # The batches and the validation of `ImageData` need no check.
-        largest = max(setup.study.batch_sizes)
-        if largest > trial.cell.batch_size:
-            last = run_short(training, replace(trial, cell=replace(trial.cell, batch_size=largest)))
-            notes += last.notes
-            _check_same_validation(short, last)
-            _check_batches_grow(training, short, last)
-            if _may_depend_on_batch_size(training, short, last):
-                for each in trials:
-                    notes += compare_metrics(training, _dense(each), setup)
         notes += check_validation_data(setup)
-    notes += _equal_weights_note(training, trial)
+    notes += _equal_weights_note(training, trials[-1])
     with deterministic_kernels() if setup.on_gpu else nullcontext():
-        notes += check_resume(training, trial, setup)
+        notes += check_resume(training, trials[-1], setup)
         notes += idle_keys(training, setup)
-    return short.data, notes
+    return short.data, list(dict.fromkeys(notes))
+
+
+def _compare_with_largest(
+    setup: StudySetup, training: Training, trial: Trial, short: ShortTrial
+) -> list[str]:
+    """Compare the short trial of a series with one at the largest batch size, and return notes.
+
+    Raises:
+        ConfigError: if batches, validation examples or the goal's metric do not fit the grid.
+    """
+    largest = max(setup.study.batch_sizes)
+    # The batches and the validation of `ImageData` need no check.
+    if standard_data(short.data) or largest == trial.cell.batch_size:
+        return []
+    last = run_short(training, replace(trial, cell=replace(trial.cell, batch_size=largest)))
+    notes = list(last.notes)
+    _check_same_validation(short, last)
+    _check_batches_grow(training, short, last)
+    if _may_depend_on_batch_size(training, short, last):
+        notes += compare_metrics(training, _dense(trial), setup)
+    return notes
 
 
 def _smallest_trials(setup: StudySetup) -> list[Trial]:

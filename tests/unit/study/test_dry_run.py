@@ -191,3 +191,12 @@ def test_a_metric_that_differs_between_two_validations_of_one_network_is_noted(m
 def test_validation_examples_that_the_seed_of_a_point_draws_are_noted(data, is_noted):
     notes = dry_run(setup(data=f"data.{data}", trials=2))[1]
     assert any("validate" in note for note in notes) is is_noted
+
+
+@pytest.mark.parametrize("values", [[80, 160], [80]])
+def test_each_axis_value_is_compared_at_both_ends_of_the_grid(values):
+    data, grid = "dry_runs.WholeValidationBatches", {"data.n": values}
+    with pytest.raises(ConfigError) as error:
+        dry_run(setup(data=data, batch_sizes=[4, 11], grid=grid))
+    assert (error.value.key, error.value.value) == ("data", "WholeValidationBatches")
+    assert "B = 4" in error.value.allowed and "B = 11" in error.value.allowed

@@ -6,10 +6,10 @@ import torch
 import torch.nn.functional as F
 from lightning.pytorch import seed_everything
 from torch import nn
-from torch.utils.data import DataLoader, SubsetRandomSampler
+from torch.utils.data import DataLoader, Subset, SubsetRandomSampler
 from torchmetrics.classification import MulticlassAUROC, MulticlassF1Score
 
-from tests.zoo.animals.data import Clouds
+from tests.zoo.animals.data import TRAIN, Clouds
 from tests.zoo.animals.models import Net
 
 
@@ -18,6 +18,16 @@ class OneBatchSize(Clouds):
 
     def val_dataloader(self):
         return DataLoader(self.val, self.hparams.batch_size)
+
+
+class WholeValidationBatches(OneBatchSize):
+    """With few training examples, validation has other examples at another batch size."""
+
+    def val_dataloader(self):
+        size, count = self.hparams.batch_size, len(self.val)
+        if self.hparams.n < TRAIN:
+            count -= count % size
+        return DataLoader(Subset(self.val, range(count)), size)
 
 
 class OwnSampler(Clouds):
