@@ -8,6 +8,7 @@ What a study stored of a trial is compared with that in `tests.zoo.verify`.
 from __future__ import annotations
 
 import copy
+import hashlib
 import random
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -42,12 +43,12 @@ class Check:
 
 @dataclass
 class Start:
-    """A run as it stood right before its first training step: tensors, plain attributes,
-    generators, first batch."""
+    """A run as it stood right before its first training step: tensors, plain attributes, a digest
+    of the global generators, first batch."""
 
     tensors: dict[str, Tensor]
     plain: dict[str, Any]
-    generators: tuple
+    generators: str
     batch: list[Tensor]
 
 
@@ -179,7 +180,8 @@ def _size(batch: Any) -> int:
 def _start(module: LightningModule, batch: Any) -> Start:
     tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     tensors = {name: tensor for name, tensor in tensors.items() if not nn.parameter.is_lazy(tensor)}
-    numpy_state = np.random.get_state()
+    _, key, position, *_ = np.random.get_state()
+    states = (torch.get_rng_state().tolist(), key.tolist(), position, random.getstate())
     return Start(
         {name: tensor.detach().clone() for name, tensor in tensors.items()},
         {
@@ -187,12 +189,7 @@ def _start(module: LightningModule, batch: Any) -> Start:
             for k, v in vars(module).items()
             if isinstance(v, (int, float, str)) and not k.startswith("_")
         },
-        (
-            torch.get_rng_state().tolist(),
-            numpy_state[1].tolist(),
-            numpy_state[2],
-            random.getstate(),
-        ),
+        hashlib.sha256(repr(states).encode()).hexdigest(),
         [leaf.clone() for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)],
     )
 
