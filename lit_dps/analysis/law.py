@@ -2,7 +2,7 @@
 
 `fit_law` fits it to observations of K (`observations`), lower and upper bounds among them, by
 weighted M-estimation (`law_fit`). It adds the error of the law and a posterior of the constants
-(`law_posterior`), which give the intervals, and a `verdict`: what is refused, and why. The table,
+(`posterior`), which give the intervals, and a `verdict`: what is refused, and why. The table,
 the figures, the answer, the forecast, advice and the replication all use this law.
 """
 

@@ -192,28 +192,28 @@ def _has_ended(result: TrialResult) -> bool:
     return result.status in (Status.COMPLETE, Status.INCOMPLETE, Status.INFEASIBLE)
 
 
-def noise_of_k_star(steps: Sequence[Cost | None], dimensions: int, statistic: Statistic) -> float:
+def noise_of_k_star(costs: Sequence[Cost | None], dimensions: int, statistic: Statistic) -> float:
     """Return the standard error of log K* of a cell; 0 if it is unknown.
 
     For another statistic than the minimum it is a parametric bootstrap: the statistic of cells
     whose trials have the exponential distances of `noise_of_minimum`.
 
     Args:
-        steps, dimensions: As of `noise_of_minimum`.
+        costs, dimensions: As of `noise_of_minimum`.
         statistic: What K* is.
     """
-    noise = noise_of_minimum(steps, dimensions)
+    noise = noise_of_minimum(costs, dimensions)
     if statistic.is_minimum or not noise:
         return noise
-    distances = resampling_rng(len(steps), statistic.name).exponential(size=(DRAWS, len(steps)))
-    # Farther trials than these never decide, and their steps would be no finite numbers.
-    distances = np.minimum(noise * len(steps) * distances, FARTHEST)
+    distances = resampling_rng(len(costs), statistic.name).exponential(size=(DRAWS, len(costs)))
+    # Farther trials than these never decide, and their costs would be no finite numbers.
+    distances = np.minimum(noise * len(costs) * distances, FARTHEST)
     logs = np.log(statistic.of_draws(np.exp(distances)))
     return float(logs.std())
 
 
-def noise_of_minimum(steps: Sequence[Cost | None], dimensions: int) -> float:
-    """Return the standard error of log K*, the least steps of the trials of a cell; 0 if unknown.
+def noise_of_minimum(costs: Sequence[Cost | None], dimensions: int) -> float:
+    """Return the standard error of log K*, the least cost of the trials of a cell; 0 if unknown.
 
     Suppose that distances from the best possible K are exponential. Then n - i times the distance
     of the i-th best of n trials to the next one has a mean of n times the standard deviation of the
@@ -221,11 +221,11 @@ def noise_of_minimum(steps: Sequence[Cost | None], dimensions: int) -> float:
     searches. Trials that a race stopped count as later ones.
 
     Args:
-        steps: Steps to result of each trial; None for one that is not complete.
+        costs: Cost to result of each trial; None for one that is not complete.
         dimensions: Number of searched metaparameters; without any, trials are seeds.
     """
-    count = len(steps)
-    complete = [k for k in steps if k is not None]
+    count = len(costs)
+    complete = [k for k in costs if k is not None]
     best = sorted(complete)[: NEAREST_TRIALS + 1]
     distances = np.diff(np.log(best)) * (count - np.arange(1, len(best)))
     total = float(distances.sum()) / count
@@ -263,8 +263,8 @@ def observations_of_repeats(
             by_batch_size[float(repeated.cell.batch_size)] = repeated
     runs_of_cells = []
     for batch_size, repeated in sorted(by_batch_size.items()):
-        steps = np.array(repeated.steps_or_limit, float)
-        missed = np.isinf(repeated.steps_over_seeds)
+        steps = np.array(repeated.costs_or_limit, float)
+        missed = np.isinf(repeated.costs_over_seeds)
         runs_of_cells.append(_Runs(batch_size, steps, missed, repeated.check_cost))
     observations = []
     for o in _median_observations(runs_of_cells):

@@ -52,41 +52,41 @@ class RepeatSummary:
     goal: Goal
 
     @property
-    def steps(self) -> Cost:
-        """Steps to result in the search; like all steps here in the unit of K*."""
+    def searched_cost(self) -> Cost:
+        """The cost to result in the search, in the unit of K*."""
         return self.searched.cost or 0
 
     @cached_property
-    def steps_over_seeds(self) -> list[float]:
-        """Steps to result, ascending; infinite for a repeat that missed the goal (censored)."""
-        steps = []
+    def costs_over_seeds(self) -> list[float]:
+        """Costs to result, ascending; infinite for a repeat that missed the goal (censored)."""
+        costs = []
         for result in self.results:
-            steps.append(math.inf if result.cost is None else result.cost)
-        return sorted(steps)
+            costs.append(math.inf if result.cost is None else result.cost)
+        return sorted(costs)
 
     @property
-    def steps_or_limit(self) -> list[float]:
-        """Steps to result, ascending; a lower bound, the longest run, for those that missed."""
+    def costs_or_limit(self) -> list[float]:
+        """Costs to result, ascending; a lower bound, the longest run, for those that missed."""
         longest = max((result.cost_run for result in self.results), default=0)
-        return [min(k, float(longest)) for k in self.steps_over_seeds]
+        return [min(k, float(longest)) for k in self.costs_over_seeds]
 
     @property
     def missed(self) -> int:
         """The number of repeats that did not meet the goal: stopped, out of budget, or diverged."""
-        return self.steps_over_seeds.count(math.inf)
+        return self.costs_over_seeds.count(math.inf)
 
     def quantile(self, q: float) -> float | None:
-        """Return a quantile of the steps to result, infinite where it falls on missed ones.
+        """Return a quantile of the costs to result, infinite where it falls on missed ones.
 
         Linear between neighbours. None without repeats.
         """
         if not self.results:
             return None
-        return quantile(self.steps_over_seeds, q)
+        return quantile(self.costs_over_seeds, q)
 
     @property
     def median(self) -> float | None:
-        """The median of the steps to result."""
+        """The median of the costs to result."""
         return self.quantile(0.5)
 
     def median_of(self, value: Callable[[TrialResult], float | None]) -> float:
@@ -104,7 +104,7 @@ class RepeatSummary:
 
     @property
     def bias(self) -> float | None:
-        """Steps in the search over the median; None if one of them is only a bound.
+        """Cost in the search over the median; None if one of them is only a bound.
 
         It is below 1 if the search was lucky.
         """
@@ -113,16 +113,16 @@ class RepeatSummary:
             return None
         if self.is_search_at_first_check or self.is_at_first_check(median):
             return None
-        return self.steps / median
+        return self.searched_cost / median
 
     @property
     def is_search_at_first_check(self) -> bool:
         """Whether the trial of the search met the goal at the first check that can meet it."""
-        return is_at_first_check(self.steps, [self.searched], self.goal)
+        return is_at_first_check(self.searched_cost, [self.searched], self.goal)
 
-    def is_at_first_check(self, steps: float | None) -> bool:
+    def is_at_first_check(self, cost: float | None) -> bool:
         """Return True if a quantile of the repeats is at the first check, an upper bound."""
-        return is_at_first_check(steps, self.results, self.goal)
+        return is_at_first_check(cost, self.results, self.goal)
 
     @property
     def check_cost(self) -> float:
@@ -222,7 +222,7 @@ def repeat_rows(record: StudyRecord, repeats: Iterable[RepeatSummary]) -> pd.Dat
             "batch_size": each.cell.batch_size,
             "rank": each.rank,
             "point": each.point,
-            "steps": each.steps,
+            "steps": each.searched_cost,
             "repeats": len(each.results),
             "missed": each.missed,
         }
@@ -239,7 +239,7 @@ def repeat_rows(record: StudyRecord, repeats: Iterable[RepeatSummary]) -> pd.Dat
 
 
 def seeds_of(repeats: Sequence[RepeatSummary]) -> dict[Series, dict[int, list[float]]]:
-    """Return the steps over seeds of each K* point, by series and batch size.
+    """Return the costs over seeds of each K* point, by series and batch size.
 
     They are infinite for a repeat that missed the goal. Cells whose median is not finite, because
     most repeats missed the goal, have no entry.
@@ -248,7 +248,7 @@ def seeds_of(repeats: Sequence[RepeatSummary]) -> dict[Series, dict[int, list[fl
     for each in repeats:
         if each.rank == 1 and each.median is not None and math.isfinite(each.median):
             by_batch_size = seeds.setdefault(each.cell.series, {})
-            by_batch_size[each.cell.batch_size] = each.steps_over_seeds
+            by_batch_size[each.cell.batch_size] = each.costs_over_seeds
     return seeds
 
 

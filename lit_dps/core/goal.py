@@ -69,8 +69,8 @@ class GoalRule(ABC):
     Attributes:
         window: Number of last checks that the rule reads; None for all.
         min_checks: The first check at which the rule can be met, counted from 1.
-        pointwise: Whether only the checks count whose value reaches the goal, and not by how much
-            the others miss it. Then a check may stop early once it misses the goal.
+        pointwise: Whether the rule only asks if each check reaches the goal. Then a check may stop
+            early once it misses the goal.
     """
 
     window: int | None = None

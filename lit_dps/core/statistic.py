@@ -1,7 +1,7 @@
 """K* as a statistic of the trials of a cell: by default the fewest steps of any trial.
 
 Everything that needs K* asks one `Statistic`: racing, repeats, tables, laws, resampling and texts.
-"Steps" are examples or seconds if that is the unit of K* (`lit_dps.core.unit`).
+A cost is in the unit of K* (`lit_dps.core.unit`): steps, examples or seconds.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from lit_dps.core.errors import ConfigError
 from lit_dps.core.registry import named
 from lit_dps.core.unit import Cost, Unit
 
-Steps = Sequence[Cost | None]
+Costs = Sequence[Cost | None]
 
 # K* is in whole steps or examples. What exceeds a whole number by less than this is rounding.
 _ROUNDING = 1e-6
@@ -31,11 +31,11 @@ _CHECKED_STEPS = 12
 
 
 class Statistic:
-    """A number that summarizes the steps to result of the trials of a cell.
+    """A number that summarizes the costs to result of the trials of a cell.
 
     Subclasses define `value`. It must not depend on the order of the trials. Another trial, or
-    fewer steps of a trial, must never raise it. A statistic without `race_limit` trains every trial
-    to its goal or budget.
+    a lower cost of a trial, must never raise it. A statistic without `race_limit` trains every
+    trial to its goal or budget.
 
     Attributes:
         name: Its name in a configuration.
@@ -43,29 +43,29 @@ class Statistic:
 
     name: str = ""
 
-    def value(self, steps: Steps) -> float | None:
+    def value(self, costs: Costs) -> float | None:
         """Return the value of a cell; None if too few trials are complete.
 
         Args:
-            steps: Steps to result of each trial; None for a trial that missed the goal.
+            costs: Costs to result of each trial; None for a trial that missed the goal.
         """
         raise NotImplementedError
 
-    def race_limit(self, steps: Steps, factor: float) -> float:
-        """Return the step after which a running trial is stopped; infinity for none.
+    def race_limit(self, costs: Costs, factor: float) -> float:
+        """Return the cost after which a running trial is stopped; infinity for none.
 
-        With a factor of 1 it is the step after which the trial cannot change the value, whatever
+        With a factor of 1 it is the cost after which the trial cannot change the value, whatever
         trials follow.
 
         Args:
-            steps: Steps to result of the trials so far.
+            costs: Costs to result of the trials so far.
             factor: The race factor, 1 or more. A larger factor stops trials later.
         """
         return math.inf
 
-    def of_draws(self, steps: np.ndarray) -> np.ndarray:
+    def of_draws(self, costs: np.ndarray) -> np.ndarray:
         """Return the values (...) of cells (..., trials); infinity for a trial or value missing."""
-        return np.apply_along_axis(self._value_of_row, -1, steps)
+        return np.apply_along_axis(self._value_of_row, -1, costs)
 
     def describe(self) -> str:
         """Return what K* is in words, as in "the fewest steps of any trial"."""
@@ -77,35 +77,35 @@ class Statistic:
         """Return `describe` in a unit of K*, as in "the fewest seconds of any trial"."""
         return re.sub(r"\bsteps\b", unit.name, self.describe())
 
-    def k_star(self, steps: Iterable[Cost | None]) -> Cost | None:
+    def k_star(self, costs: Iterable[Cost | None]) -> Cost | None:
         """Return K* of a cell: the value, rounded up if the trials have whole numbers.
 
         None without a value.
         """
-        costs = list(steps)
-        value = self.value(costs)
-        if value is None or any(isinstance(cost, float) for cost in costs):
+        listed = list(costs)
+        value = self.value(listed)
+        if value is None or any(isinstance(cost, float) for cost in listed):
             return value
         return math.ceil(value - _ROUNDING)
 
     def ranking(self, complete: Iterable[tuple[Cost, int]]) -> list[tuple[Cost, int]]:
-        """Return complete trials, the trial of K* first and then those of fewer steps first.
+        """Return complete trials, the trial of K* first and then the cheaper ones first.
 
-        The trial of K* has the fewest steps of those that need K* steps or more, and of these the
-        lowest point. For the median of the best 3 it is the second best trial.
+        The trial of K* is the cheapest trial that costs at least K*. Of equal ones it is the lowest
+        point. For the median of the best 3 it is the second best trial.
 
         Args:
-            complete: (Steps to result, point) of each complete trial.
+            complete: (Cost to result, point) of each complete trial.
 
         Returns:
             The same pairs; none of them if the cell has no K*.
         """
         ranked = sorted(complete)
-        k_star = self.k_star(steps for steps, _ in ranked)
+        k_star = self.k_star(cost for cost, _ in ranked)
         if k_star is None:
             return []
-        for i, (steps, _) in enumerate(ranked):
-            if steps >= k_star:
+        for i, (cost, _) in enumerate(ranked):
+            if cost >= k_star:
                 return [ranked[i], *ranked[:i], *ranked[i + 1 :]]
         return ranked[::-1]
 
@@ -143,9 +143,9 @@ class Statistic:
     def __repr__(self) -> str:
         return self.name
 
-    def _value_of_row(self, steps: np.ndarray) -> float:
+    def _value_of_row(self, costs: np.ndarray) -> float:
         row: list[int | None] = []
-        for k in steps.tolist():
+        for k in costs.tolist():
             row.append(k if math.isfinite(k) else None)
         value = self.value(row)
         return math.inf if value is None else value
@@ -165,8 +165,8 @@ class BestTrials(Statistic):
         self.name = name
         self.words = words
 
-    def value(self, steps: Steps) -> float | None:
-        complete = sorted(k for k in steps if k is not None)
+    def value(self, costs: Costs) -> float | None:
+        complete = sorted(k for k in costs if k is not None)
         if len(complete) < len(self.weights):
             return None
         value = 0.0
@@ -174,23 +174,23 @@ class BestTrials(Statistic):
             value += weight * k
         return value
 
-    def race_limit(self, steps: Steps, factor: float) -> float:
-        """Return the factor times the steps of the last trial that has a weight.
+    def race_limit(self, costs: Costs, factor: float) -> float:
+        """Return the factor times the cost of the last trial that has a weight.
 
         The value depends on the first `len(weights)` trials only. Further trials can only replace
         these by better ones, so a trial beyond their last one never becomes one of them.
         """
-        complete = sorted(k for k in steps if k is not None)
+        complete = sorted(k for k in costs if k is not None)
         if len(complete) < len(self.weights):
             return math.inf
         return factor * complete[len(self.weights) - 1]
 
-    def of_draws(self, steps: np.ndarray) -> np.ndarray:
+    def of_draws(self, costs: np.ndarray) -> np.ndarray:
         count = len(self.weights)
-        if steps.shape[-1] < count:
-            return np.full(steps.shape[:-1], math.inf)
-        best = np.partition(steps, range(count), axis=-1)
-        values = np.zeros(steps.shape[:-1])
+        if costs.shape[-1] < count:
+            return np.full(costs.shape[:-1], math.inf)
+        best = np.partition(costs, range(count), axis=-1)
+        values = np.zeros(costs.shape[:-1])
         for i, weight in enumerate(self.weights):
             # Zero times infinity is no number.
             if weight:

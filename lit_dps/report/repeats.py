@@ -94,7 +94,9 @@ def _row_to_print(
     row = {"B": str(repeated.cell.batch_size), **short_columns(repeated.cell.series)}
     if shows_point:
         row["sample"] = str(repeated.point)
-        row["K in the search"] = _steps_text(repeated.steps, repeated.is_search_at_first_check)
+        row["K in the search"] = _steps_text(
+            repeated.searched_cost, repeated.is_search_at_first_check
+        )
     else:
         head = "K*" if searched.best is None else searched.best.unit.head
         row[head] = k_star_text({"k_star": searched.k_star, "floor": searched.is_upper_bound})
@@ -117,7 +119,7 @@ def _quantile_text(repeated: RepeatSummary, q: float) -> str:
     if math.isinf(steps):
         return "missed"
     is_bound = repeated.is_at_first_check(steps)
-    if isinstance(repeated.steps, int):
+    if isinstance(repeated.searched_cost, int):
         # Whole costs may have a median between two of them.
         steps = round(steps)
     return _steps_text(steps, is_bound)

@@ -116,7 +116,9 @@ def build_short(
     fit.readings.is_short = True
     module = fit.built.module
     callbacks = fit.built.trainer["callbacks"]
-    goal.is_ours = not callbacks and standard_data(fit.built.data) and _is_ours(module)
+    goal.is_ours = (
+        not callbacks and standard_data(fit.built.data) and type(module) is ImageClassifier
+    )
     is_manual = not module.automatic_optimization or is_overridden("optimizer_step", module)
     epochs = ShortEpochs(goal, training.workload.parts_of(trial.cell), is_manual)
     return ShortFit(fit, attempt, epochs)
@@ -208,11 +210,6 @@ def _check_ended(fit: TrialFit, trial: Trial, goal: ShortGoal, trainer: Trainer)
         type(fit.built.module).__name__,
         f"a module that trains for {goal.steps + 1} steps: it or a callback stopped the trainer",
     )
-
-
-def _is_ours(module: LightningModule) -> bool:
-    """Return True if no hook of a module is code of the user."""
-    return type(module) is ImageClassifier
 
 
 def one_line_of(error: Exception, trial: Trial) -> str:

@@ -158,10 +158,10 @@ def test_repeats_are_of_the_points_that_are_best_at_the_studys_own_goal():
     study = repeated()
     assert not any("repeat" in line for line in study_notes(study))
     (own,) = study.repeats
-    assert (own.point, own.steps_over_seeds, own.planned) == (0, [48, math.inf], 2)
+    assert (own.point, own.costs_over_seeds, own.planned) == (0, [48, math.inf], 2)
     at = study.at_goal(0.2)
     (best,) = at.repeats
-    assert (best.point, best.steps_over_seeds, best.planned) == (1, [], 0)
+    assert (best.point, best.costs_over_seeds, best.planned) == (1, [], 0)
     assert [*samples_without_repeats(at)] == [
         {"without": 1, "samples": 1, "goal": study.record.goal}
     ]
@@ -169,7 +169,7 @@ def test_repeats_are_of_the_points_that_are_best_at_the_studys_own_goal():
     assert unused["unused"] == 2
     assert sum("repeats" in line for line in study_notes(at)) == 2
     (same,) = study.at_goal(0.11).repeats  # where the same point is the best its repeats serve
-    assert (same.point, same.steps_over_seeds, same.planned) == (0, [48, math.inf], 2)
+    assert (same.point, same.costs_over_seeds, same.planned) == (0, [48, math.inf], 2)
     assert not any("repeat" in line for line in study_notes(study.at_goal(0.11)))
 
 

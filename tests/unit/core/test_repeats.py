@@ -155,7 +155,7 @@ def test_a_new_best_point_is_repeated_and_the_old_repeats_are_kept(url):
     search(store(url))
     assert which(search(store(url, points=4), steps)) == [(A, 3, 1), (A, 3, 2)]
     found = Analysis(read_study(url, "s"))
-    assert [(each.cell, each.point, each.steps_over_seeds) for each in found.repeats] == [
+    assert [(each.cell, each.point, each.costs_over_seeds) for each in found.repeats] == [
         (A, 3, [64, 64]),
         (B, 0, [96, 96]),
     ]
@@ -198,7 +198,7 @@ def test_medians_spread_and_bias_are_those_of_the_repeats(url):
         s.store_result(one)
     study = Analysis(read_study(url, "s"))
     (each,) = study.repeats
-    assert (each.steps, each.missed, each.median) == (96, 1, 160)
+    assert (each.searched_cost, each.missed, each.median) == (96, 1, 160)
     assert [each.quantile(q) for q in (0, 0.25, 0.75, 0.9, 1)] == [96, 128, 192, math.inf, math.inf]
     assert each.bias == pytest.approx(96 / 160)
     row = study.repeat_table.iloc[0]
