@@ -431,9 +431,12 @@ def judge_data(observations: Sequence[Observation]) -> Verdict:
 
 def _too_few(observations: Sequence[Observation], sizes: Sequence[float]) -> str:
     """Return a clause on too few batch sizes whose K is not a bound."""
-    reason = f"K is known at {len(sizes)} batch sizes"
-    if sizes:
-        reason += f" ({listed_numbers(sizes)})"
+    if not sizes:
+        reason = "K is known at no batch size"
+    elif len(sizes) == 1:
+        reason = f"K is known at one batch size ({listed_numbers(sizes)})"
+    else:
+        reason = f"K is known at {len(sizes)} batch sizes ({listed_numbers(sizes)})"
     reason += f"; {MIN_BATCH_SIZES} are needed"
     upper_bounds = sum(o.bound == AT_MOST for o in observations)
     if upper_bounds:

@@ -136,7 +136,7 @@ def test_a_goal_that_nobody_meets_is_no_error(tmp_path):
         if "No trial met the goal" in done.stdout:
             break
     assert (
-        "B_crit is not identifiable: K is known at 0 batch sizes" in done.stdout
+        "B_crit is not identifiable: K is known at no batch size" in done.stdout
         and "no answer" in done.stdout
     )
     assert re.search(r"note: No trial met the goal within 20 steps, at B = \d", done.stdout)

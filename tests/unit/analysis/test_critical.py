@@ -158,7 +158,7 @@ def test_nothing_finished_is_no_section():
     empty = analysis_of({Cell(4): [], Cell(8): [result(Cell(8), 0, None)]}, space={})
     assert critical_text(empty.critical_batch_sizes) == ""
     assert set(empty.critical_table["verdict"]) == {
-        "K is known at 0 batch sizes; 3 are needed",
+        "K is known at no batch size; 3 are needed",
         "needs K* at 3 batch sizes; has 0",
         "not measured",
     }
