@@ -30,7 +30,6 @@ from lit_dps.analysis.tables import columns_of, frame
 from lit_dps.core.batch_schedule import BatchSchedule
 from lit_dps.core.goal import Goal
 from lit_dps.core.record import StudyRecord
-from lit_dps.core.search_space import short_names
 from lit_dps.core.trial import Status, TrialResult
 from lit_dps.core.unit import value_at
 
@@ -262,7 +261,7 @@ def budget_rows(
         and the metaparameters (short names) of that trial.
     """
     goal = record.goal
-    names = short_names(list(record.space))
+    names = record.short_names
     if budgets is None:
         schedules = map(record.batch_schedule, record.series)
         budgets = step_budgets(goal) + example_budgets(goal, record.batch_sizes, schedules)
@@ -307,7 +306,7 @@ def quality_rows(record: StudyRecord, cells: Sequence[CellSummary]) -> pd.DataFr
     has further metrics, such as the training loss, their values at its best check.
     """
     goal = record.goal
-    names = short_names(list(record.space))
+    names = record.short_names
     other_metrics = _other_metrics(record, cells)
     rows = []
     for summary in cells:

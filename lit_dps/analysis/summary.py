@@ -16,7 +16,7 @@ from lit_dps.analysis.tables import columns_of, frame
 from lit_dps.core.goal import Goal
 from lit_dps.core.racing import best_trial
 from lit_dps.core.record import StudyRecord
-from lit_dps.core.search_space import Range, short_names
+from lit_dps.core.search_space import Range
 from lit_dps.core.trial import FINAL_STATUSES, Cell, Series, Status, TrialResult
 from lit_dps.core.unit import EXAMPLES, STEPS, Cost
 
@@ -156,7 +156,7 @@ def _boundary(record: StudyRecord, best: TrialResult | None) -> dict[str, Litera
 
 def boundary_texts(record: StudyRecord, summary: CellSummary) -> list[str]:
     """Return the metaparameters of a cell's best trial on an end: ["learning_rate low"]."""
-    names = short_names(list(record.space))
+    names = record.short_names
     return [f"{names[key]} {end}" for key, end in summary.boundary.items()]
 
 
@@ -169,7 +169,7 @@ def cell_rows(record: StudyRecord, cells: Iterable[CellSummary]) -> pd.DataFrame
     names) of the K* trial, boundary
     ("learning_rate high; momentum low" or empty), and the readings of the K* trial at its goal.
     """
-    names = short_names(list(record.space))
+    names = record.short_names
     read_columns = reading_columns(record)
     rows = []
     for summary in cells:
@@ -215,7 +215,7 @@ def trial_rows(record: StudyRecord, cells: Iterable[CellSummary]) -> pd.DataFram
     complete): under a budget or a K* in this unit, and the examples of a batch that changes along a
     trial.
     """
-    names = short_names(list(record.space))
+    names = record.short_names
     read_columns = reading_columns(record)
 
     def is_constant(series: Series) -> bool:
