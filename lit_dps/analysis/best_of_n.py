@@ -23,7 +23,7 @@ import numpy as np
 import pandas as pd
 
 from lit_dps.analysis.intervals import resampling_rng
-from lit_dps.analysis.summary import CellSummary, is_at_first_check
+from lit_dps.analysis.summary import CellSummary
 from lit_dps.analysis.tables import columns_of, frame
 from lit_dps.core.record import StudyRecord, setting
 from lit_dps.core.statistic import MINIMUM, Statistic
@@ -137,7 +137,7 @@ def draw_rows(record: StudyRecord, cells: Iterable[CellSummary]) -> pd.DataFrame
             mean = None
             if best.none <= RARE:
                 mean = best.mean
-            is_first = is_at_first_check(best.median, summary.trials, record.goal)
+            is_first = record.goal.is_at_first_check(best.median, summary.trials)
             is_bound = is_first or summary.may_be_lower
             rows.append(
                 {

@@ -17,7 +17,7 @@ from typing import Any
 import pandas as pd
 
 from lit_dps.analysis.readings import reading_columns, reading_values
-from lit_dps.analysis.summary import CellSummary, is_at_first_check
+from lit_dps.analysis.summary import CellSummary
 from lit_dps.analysis.tables import columns_of, frame
 from lit_dps.core.goal import Goal
 from lit_dps.core.record import StudyRecord
@@ -118,11 +118,11 @@ class RepeatSummary:
     @property
     def is_search_at_first_check(self) -> bool:
         """Whether the trial of the search met the goal at the first check that can meet it."""
-        return is_at_first_check(self.searched_cost, [self.searched], self.goal)
+        return self.goal.is_at_first_check(self.searched_cost, [self.searched])
 
     def is_at_first_check(self, cost: float | None) -> bool:
         """Return True if a quantile of the repeats is at the first check, an upper bound."""
-        return is_at_first_check(cost, self.results, self.goal)
+        return self.goal.is_at_first_check(cost, self.results)
 
     @property
     def check_cost(self) -> float:

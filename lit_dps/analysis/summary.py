@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +11,6 @@ import pandas as pd
 
 from lit_dps.analysis.readings import reading_columns, reading_values
 from lit_dps.analysis.tables import columns_of, frame
-from lit_dps.core.goal import Goal
 from lit_dps.core.racing import best_trial
 from lit_dps.core.record import StudyRecord
 from lit_dps.core.search_space import Range
@@ -67,26 +64,6 @@ class CellSummary:
         return [result.cost for result in self.trials]
 
 
-def is_at_first_check(cost: float | None, results: Iterable[TrialResult], goal: Goal) -> bool:
-    """Return True if a cost is at the first check that can meet the goal: an upper bound.
-
-    Any other cost is exact up to a check interval: the check before it missed the goal. The run
-    of a cost decides by its steps, since runs spend different seconds up to the same check. If a
-    statistic such as a median is between two runs, its run is the one that costs more.
-
-    Args:
-        cost: A statistic of the costs of `results`; None without one.
-        results: Runs, complete or not.
-        goal: Their goal.
-    """
-    runs = sorted((run.cost or 0, run.steps) for run in results if run.steps is not None)
-    if cost is None or math.isinf(cost) or not runs:
-        return False
-    index = bisect_left([run_cost for run_cost, _ in runs], cost)
-    _, steps = runs[min(index, len(runs) - 1)]
-    return steps <= goal.first_possible_step
-
-
 def is_comparable(result: TrialResult) -> bool:
     """Return True if means over a trial's run describe how the trials of its cell train.
 
@@ -115,7 +92,7 @@ def _summarize_cell(record: StudyRecord, cell: Cell) -> CellSummary:
         lowest = record.statistic.k_star([*costs, *undetermined.values()])
         may_be_lower = lowest is not None and lowest < k_star
         check_cost = best.unit.last_interval(best.curve, best.steps, record.goal.check_interval)
-    is_first = is_at_first_check(k_star, trials, record.goal)
+    is_first = record.goal.is_at_first_check(k_star, trials)
     counts = Counter()
     finished = set(undetermined)
     for result in results:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from statistics import fmean
@@ -13,8 +14,8 @@ from typing import Any
 from lit_dps.core.batch_schedule import CONSTANT_BATCH, BatchSchedule
 from lit_dps.core.errors import ConfigError
 from lit_dps.core.registry import instance_of, named_class
-from lit_dps.core.trial import Status
-from lit_dps.core.unit import EXAMPLES, SECONDS, STEPS, Curve, Unit, unit_named
+from lit_dps.core.trial import Status, TrialResult
+from lit_dps.core.unit import EXAMPLES, SECONDS, STEPS, Cost, Curve, Unit, unit_named
 
 # A share of the goal's value, a few roundings of float32. A validation error arrives as a float32
 # mean: 840 mistakes of 6000 read 0.14000000060, and 720 read 0.12000000477. With the tolerance the
@@ -330,6 +331,25 @@ class Goal:
     def first_possible_step(self) -> int:
         """The step of the first check at which a run can meet the goal."""
         return self._rule.min_checks * self.check_interval
+
+    def is_at_first_check(self, cost: Cost | None, runs: Iterable[TrialResult]) -> bool:
+        """Return True if a cost is at the first check that can meet the goal: an upper bound.
+
+        Any other cost is exact up to a check interval: the check before it missed the goal. The
+        run of a cost decides by its steps, since runs spend different seconds up to the same
+        check. If a statistic such as a median is between two runs, its run is the one that costs
+        more.
+
+        Args:
+            cost: A statistic of the costs of the runs; None without one.
+            runs: Complete or not.
+        """
+        complete = sorted((run.cost or 0, run.steps) for run in runs if run.steps is not None)
+        if cost is None or math.isinf(cost) or not complete:
+            return False
+        index = bisect_left([run_cost for run_cost, _ in complete], cost)
+        _, steps = complete[min(index, len(complete) - 1)]
+        return steps <= self.first_possible_step
 
     def first_met(self, curve: Curve) -> int | None:
         """Return the index of the check at which a run meets the goal; None if it does not.

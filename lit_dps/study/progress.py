@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple, TextIO
 
-from lit_dps.analysis.summary import is_at_first_check
 from lit_dps.core.attempt import Attempt
 from lit_dps.core.goal import Goal
 from lit_dps.core.racing import longest_attempt, truncate_at_race_limit
@@ -149,7 +148,7 @@ class Progress:
 
     def is_at_first_check(self, cell: Cell, goal: Goal) -> bool:
         """Return True if the trial of K* met the goal at the first check that can meet it."""
-        return is_at_first_check(self.k_star(cell), self.results[cell].values(), goal)
+        return goal.is_at_first_check(self.k_star(cell), self.results[cell].values())
 
     def _ended(self, cell: Cell) -> list[TrialResult]:
         """Return the trials of a cell that ran as far as racing requires so far."""
