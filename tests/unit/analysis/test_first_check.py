@@ -10,7 +10,7 @@ from lit_dps.analysis.analysis import Analysis
 from lit_dps.analysis.law import fit_law
 from lit_dps.analysis.observations import AT_MOST, Observation
 from lit_dps.analysis.other_goals import at_goal
-from lit_dps.analysis.summary import is_at_first_check, summarize
+from lit_dps.analysis.summary import summarize
 from lit_dps.analysis.tables import records
 from lit_dps.core.search_space import Range
 from lit_dps.core.trial import Cell, Series
@@ -42,7 +42,7 @@ DENSE = {(8, 0.0): [800, 960], (64, 0.0): [112, 160], (512, 0.0): [16, 32]}
 @pytest.mark.parametrize(("k_star", "bound"), [(16, True), (17, False), (32, False), (None, False)])
 def test_only_the_first_check_is_a_bound(k_star, bound):
     runs = [result(Cell(8), 0, 16), result(Cell(8), 1, 32), result(Cell(8), 2, None)]
-    assert is_at_first_check(k_star, runs, GOAL) is bound
+    assert GOAL.is_at_first_check(k_star, runs) is bound
 
 
 def law(steps):
