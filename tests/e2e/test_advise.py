@@ -143,7 +143,7 @@ def test_a_goal_that_nobody_meets_is_no_error(tmp_path):
     assert not (tmp_path / "mlruns" / "figures" / "Hopeless" / "advice" / "fit.yaml").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_branches_give_a_configuration_with_times_without_a_probe(tmp_path):
     for budget in BUDGETS[1:]:
         done = advise(

@@ -69,9 +69,17 @@ def test_torchrun_ends_with_the_table_of_one_process_and_reruns_nothing(tmp_path
     assert len(once) == 4 and results(two / "mlruns" / "study.db") == once
     assert table(two) == table(one)
     assert done.stdout.count("browse it in MLflow") == 1, "one rank alone reports"
-    again = real(two, torchrun(2, *STUDY, *few))  # by interpreters of their own
+    again = by_torchrun(two, 2, *STUDY, *few)
     assert again.returncode == 0, again.stderr
     assert "no trials remain" in again.stderr
+
+
+@pytest.mark.long  # by interpreters of their own; the others are forked
+def test_torchrun_trains_in_interpreters_of_their_own(tmp_path):
+    few = ("--study.batch_sizes", "[64]", "--study.trials", 2)
+    done = real(tmp_path, torchrun(2, *STUDY, *few))
+    assert done.returncode == 0, done.stderr
+    assert len(results(tmp_path / "mlruns" / "study.db")) == 4
 
 
 @pytest.mark.long

@@ -49,6 +49,7 @@ def figures(storage, monkeypatch, capfd):
     return run
 
 
+@pytest.mark.long  # draws everything twice; test_commands.py analyzes without torch
 def test_the_set_of_one_study_is_what_analyze_writes_and_needs_no_torch(storage):
     done = run_without(
         {"torch", "lightning", "mlflow", "torchvision"}, storage.parent, "figures", "digits-sgd"

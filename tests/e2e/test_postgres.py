@@ -182,6 +182,7 @@ def mlflow_server(tmp_path):
         server.wait()
 
 
+@pytest.mark.long
 def test_an_mlflow_server_shows_what_several_processes_log(tmp_path, mlflow_server, begin):
     study = ("study", "--config", FAST, "--storage.mlflow", mlflow_server)
     study += ("--study.batch_sizes", "[64]", "--study.trials", 2)

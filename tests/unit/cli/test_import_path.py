@@ -59,7 +59,14 @@ def command(folder: Path, *argv: str, **environment: str) -> subprocess.Complete
 
 
 @pytest.mark.parametrize(
-    "argv", [("configs",), ("analyze",), ("merge", "x.db"), ("ui",), ("calibration",)]
+    "argv",
+    [
+        ("configs",),
+        ("analyze",),
+        ("merge", "x.db"),
+        ("ui",),
+        pytest.param(("calibration",), marks=pytest.mark.long),  # imports for seconds
+    ],
 )
 def test_a_planted_module_is_not_imported_where_no_class_is(planted, argv):
     done = command(planted, *argv)

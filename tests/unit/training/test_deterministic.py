@@ -3,10 +3,9 @@ made them."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
+
+from tests.e2e.commands import run_forked
 
 CHECK = """
 import torch
@@ -38,9 +37,8 @@ SETTINGS = [
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
-def test_settings_are_kept(setting):
+def test_settings_are_kept(tmp_path, setting):
     """Each in a process of its own, because torch refuses to mix its old and its new settings."""
-    done = subprocess.run(
-        [sys.executable, "-c", CHECK.replace("SETTING", setting)], capture_output=True, text=True
-    )
+    (tmp_path / "check.py").write_text(CHECK.replace("SETTING", setting))
+    done = run_forked(tmp_path, ["check.py"])
     assert done.returncode == 0, done.stderr
