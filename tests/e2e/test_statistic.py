@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 
 import optuna
@@ -11,7 +12,7 @@ import pytest
 
 from lit_dps.analysis.summary import summarize
 from lit_dps.storage.read import read_study
-from tests.e2e.commands import ROOT, results, run_here, start, table, wait_for_results
+from tests.e2e.commands import FAST, ROOT, results, run_here, start, table, wait_for_results
 
 pytestmark = pytest.mark.slow
 QUICKSTART = ROOT / "configs/quickstart.yaml"
@@ -65,15 +66,20 @@ def test_a_raced_study_that_was_killed_has_the_median_of_the_full_one(tmp_path, 
     )
 
 
-def test_analyze_shows_the_median_of_stored_trials(full):
-    before = table(full, "quickstart")
-    done = run_here(full, "analyze", "--config", QUICKSTART, "--statistic", MEDIAN)
+def test_analyze_shows_the_median_of_stored_trials(tmp_path, unbroken):
+    folder = tmp_path / "copy"
+    shutil.copytree(unbroken, folder)
+    before = table(folder)
+    done = run_here(folder, "analyze", "--config", FAST, "--statistic", MEDIAN)
     assert done.returncode == 0, done.stderr
     assert "K* is the median of the steps of the best 3 trials" in done.stdout
-    assert table(full, "quickstart") == before, "the files of the study stay"
-    cells = pd.read_csv(full / f"mlruns/figures/quickstart/{MEDIAN}/table.csv")
-    trials = record_of(full).results
-    for (cell, of_cell), k_star in zip(sorted(trials.items()), cells["k_star"], strict=True):
-        assert sorted(r.steps for r in of_cell if r.steps is not None)[1] == k_star, cell
-    refused = run_here(full, "analyze", "--config", QUICKSTART, "--statistic", "median")
+    assert table(folder) == before, "the files of the study stay"
+    cells = pd.read_csv(folder / f"mlruns/figures/fast/{MEDIAN}/table.csv")
+    trials = read_study(f"sqlite:///{folder}/mlruns/study.db", "fast").results
+    k_star = cells.set_index(["batch_size", "sparsity"])["k_star"]
+    assert len(k_star) == len(trials) == 4
+    for cell, of_cell in trials.items():
+        of_full = sorted(r.steps for r in of_cell if r.steps is not None)
+        assert k_star[cell.batch_size, cell.sparsity] == of_full[1], cell
+    refused = run_here(folder, "analyze", "--config", FAST, "--statistic", "median")
     assert refused.returncode == 2 and len(refused.stderr.splitlines()) == 1
