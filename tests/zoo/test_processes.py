@@ -38,17 +38,8 @@ def again(outcome: Outcome, *options: object) -> list:
     ]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "animal",
-    [
-        "numpy",
-        *(
-            pytest.param(name, marks=pytest.mark.long)
-            for name in ("short batches", "a loader with a worker")
-        ),
-    ],
-)
+@pytest.mark.long  # tests/e2e/test_racing.py compares two workers with one
+@pytest.mark.parametrize("animal", ["numpy", "short batches", "a loader with a worker"])
 def test_two_workers_do_what_one_does(zoo, animal):
     outcome = zoo(**ANIMALS[animal], **NEVER)
     assert_works(outcome, ["incomplete"])
