@@ -32,7 +32,8 @@ test-all: setup lint
 	LIT_DPS_FUZZ=300 $(PY) -m pytest --numprocesses auto --dist worksteal --durations 15 -m "long or not long"
 	$(MAKE) torture
 
-# kills processes of small studies 100 times on each storage, then tries other faults; make torture ARGS='--report docs/reliability.md'
+# kills processes of small studies 100 times on each storage, then tries other faults; make torture ARGS='--report docs/reliability.md';
+# ARGS=--changing kills a study whose batch sizes and masks change, with a reading
 torture: setup
 	$(PY) -m tests.torture --kills 100 --storage sqlite,postgres --faults 3 $(ARGS)
 
