@@ -122,6 +122,13 @@ def significant(x: float | None) -> str:
     return f"{x:#.3g}".rstrip(".")
 
 
+def reading_text(x: float | None) -> str:
+    """Return a whole number below 1e7, such as a count, in full; others as `significant`."""
+    if x is not None and abs(x) < 1e7 and float(x).is_integer():
+        return f"{x:.0f}"
+    return significant(x)
+
+
 def three_digits(x: float | None) -> str:
     """Return a number with up to 3 significant digits: 42400, 0.123, 4.24e+09; "-" for None."""
     if x is None:

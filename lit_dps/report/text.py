@@ -18,6 +18,7 @@ from lit_dps.analysis.tables import (
     base_of,
     count,
     k_star_text,
+    reading_text,
     records,
     short_columns,
     significant,
@@ -216,7 +217,7 @@ def readings_text(analysis: Analysis) -> str:
     for cell, row in zip(analysis.record.cells, records(analysis.table), strict=True):
         line = {"B": str(cell.batch_size), **short_columns(cell.series), head: k_star_text(row)}
         for name in columns:
-            line[name] = significant(row[name])
+            line[name] = reading_text(row[name])
         rows.append(line)
     lines = ["readings of the K* trials: the last value up to the goal", *aligned(rows)]
     if analysis.repeats:
@@ -232,7 +233,7 @@ def _readings_of_repeats(analysis: Analysis, columns: Sequence[str]) -> list[dic
         line = {"B": str(each.cell.batch_size), **short_columns(each.cell.series)}
         line |= {"sample": str(each.point), "repeats": str(len(each.results))}
         for name in columns:
-            line[name] = significant(row[f"{name}_median"])
+            line[name] = reading_text(row[f"{name}_median"])
         rows.append(line)
     return rows
 
