@@ -207,7 +207,7 @@ def test_medians_spread_and_bias_are_those_of_the_repeats(url):
     text = render(study, sections(study, ["readings"]))
     medians = text.split("readings of the repeats")[1].splitlines()
     assert medians[1].split() == ["B", "S", "sample", "repeats", "moved", "norm"]
-    assert medians[2].split() == ["4", "0", "1", "5", "3.00", "128"]
+    assert medians[2].split() == ["4", "0", "1", "5", "3", "128"]
     curves = study.trial_curves
     moved = curves.dropna(subset="moved")[["point", "repeat", "step", "moved"]]
     assert moved.to_numpy().tolist()[:3] == [[point, 0, 16, 0] for point in range(3)]
