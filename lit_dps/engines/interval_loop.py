@@ -239,7 +239,7 @@ def _fill_empty_rows(
             if next_run is None:
                 return
             networks.put(row, next_run)
-            hardest_first.begin(row, next_run.priority)
+            hardest_first.begin(row)
 
 
 def _drop_empty_rows(networks: StackedNetworks, hardest_first: HardestFirst) -> None:

@@ -98,8 +98,6 @@ class NetworkRun:
             they differ in size, a tensor for each.
         steps: Optimizer steps so far.
         seconds: Seconds that the run took before it was resumed.
-        priority: Priorities of the validation examples (`HardestFirst.priority`) of a resumed run;
-            None for a new run.
         delay: Delay of the gradients in steps (`lit_dps.optim.delay`).
         local: State of local SGD; None for ordinary training.
         readings: What is measured along the run and at its end; None without readings.
@@ -115,7 +113,6 @@ class NetworkRun:
     batches: Iterator[Tensor | tuple[Tensor, ...]]
     steps: int = 0
     seconds: float = 0.0
-    priority: Tensor | None = None
     delay: int = 0
     local: LocalSGD | None = None
     changes: MaskChanges | None = None
@@ -377,12 +374,8 @@ class NetworkRun:
         """Return the seconds since the run began, including those before it was resumed."""
         return self.seconds + time.monotonic() - self._begin_seconds
 
-    def save(self, priority: Tensor) -> None:
-        """Write the checkpoint of the run, from which it can be resumed exactly.
-
-        Args:
-            priority: Priorities of the validation examples, shape (examples,).
-        """
+    def save(self) -> None:
+        """Write the checkpoint of the run, from which it can be resumed exactly."""
         assert self.file is not None
         state = {
             "about": self.file.identity,
@@ -394,7 +387,6 @@ class NetworkRun:
             "module": self.module.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "schedule": None,
-            "priority": priority,
             "generators": capture_rng_state(self.module, self.data),
             "kept": capture_attributes(self.module, self.data),
         }
@@ -441,7 +433,6 @@ class NetworkRun:
             self.mask = Mask(state["mask"])
         self.steps = state["global_step"]
         self.seconds = state["seconds"]
-        self.priority = state["priority"]
         self.attempt.curve = state["run"]["curve"]
         self.attempt.flags = state["run"]["observed"]
         if self.readings is not None:

@@ -110,8 +110,6 @@ class RunGroup:
         self.stopwatch = Stopwatch()
         rows = len(networks.runs)
         self.hardest_first = HardestFirst(self._validation_size, rows, self._device)
-        for row in networks.live:
-            self.hardest_first.begin(row, networks.run_at(row).priority)
 
     @property
     def _validation_size(self) -> int:
@@ -213,11 +211,12 @@ class RunGroup:
         networks = self.networks
         x, y = self._validation_split
         if self._training.goal.stops_checks_early:
+            rows = torch.tensor(networks.live, device=self._device)
             allowed = []
             for row in networks.live:
                 allowed.append(networks.run_at(row).attempt.max_mistakes(self._validation_size))
             return self.hardest_first(
-                lambda rows, index: networks.per_example_error(rows, x, y, index),
+                lambda which, index: networks.per_example_error(rows[which], x, y, index),
                 networks.live,
                 allowed,
             )
@@ -280,7 +279,7 @@ class RunGroup:
             return
         if time.monotonic() - run.saved_at >= min(seconds, checkpoints.seconds):
             self.networks.write_back(row)
-            run.save(self.hardest_first.priority[row])
+            run.save()
 
 
 class SingleNetwork:

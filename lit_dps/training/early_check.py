@@ -20,8 +20,8 @@ from lit_dps.training.inheritance import adopt_former_methods, decides
 # Examples of a forward pass: few enough to stop soon, enough to use a processor well.
 CHUNK = 256
 
-# Called with rows of networks and indices of examples, shape (rows, examples). Returns how wrong
-# each network is about each example, in the same shape: at least 1 where its answer is wrong.
+# Called with numbers of networks and indices of examples, shape (networks, examples). Returns how
+# wrong each network is about each example, in the same shape: at least 1 where its answer is wrong.
 PerExampleError = Callable[[Tensor, Tensor], Tensor]
 
 # A module may change the validation in these hooks.
@@ -41,13 +41,29 @@ class Check(NamedTuple):
     """The result of a validation that may have stopped early.
 
     Attributes:
-        mistakes: Wrong examples among those evaluated.
-        exact: Whether all examples were evaluated. Otherwise the mistakes are a lower bound, above
-            the allowed number.
+        mistakes: Wrong examples in the validation split, or a lower bound of their number.
+        exact: Whether the number is no bound.
     """
 
     mistakes: int
     exact: bool
+
+    @staticmethod
+    def of(mistakes: int, allowed: int, size: int) -> Check:
+        """Return the result for an allowed number of mistakes.
+
+        A network with more mistakes has the bound `allowed + 1`, however many a validation counted.
+        The result therefore does not depend on the order of the examples.
+
+        Args:
+            mistakes: Wrong examples. If there are more than allowed, any number above it.
+            allowed: Allowed mistakes.
+            size: Examples of the validation split. A split of one chunk is always evaluated
+                entirely, and `mistakes` is exact.
+        """
+        if mistakes <= allowed or size <= max(CHUNK, allowed + 1):
+            return Check(mistakes, exact=True)
+        return Check(allowed + 1, exact=False)
 
     def error(self, size: int) -> float:
         """Return the error on a split of this size, rounded to float32 as in a full validation."""
@@ -64,60 +80,64 @@ class HardestFirst:
 
     Examples that a network got wrong, or nearly wrong, in earlier validations come first. So a
     network that misses the goal needs little more than one example for each allowed mistake, and
-    one more. The decision equals the decision of a full validation, whatever the order.
+    one more. The result equals the result of a full validation, whatever the order (`Check.of`).
 
     Attributes:
         size: Examples of the validation split.
         priority: How wrong each network was about each example in earlier validations, where the
-            last one has the largest weight; shape (networks, size).
+            last one has the largest weight; shape (rows, size).
     """
 
-    def __init__(self, size: int, networks: int = 1, device: torch.device | str = "cpu"):
+    def __init__(self, size: int, rows: int = 1, device: torch.device | str = "cpu"):
         self.size = size
-        self.priority = torch.zeros(networks, size, device=device)
+        self.priority = torch.zeros(rows, size, device=device)
 
     def __call__(
         self, per_example_error: PerExampleError, rows: Sequence[int], allowed: Sequence[int]
     ) -> list[Check]:
         """Evaluate networks until each has more mistakes than allowed, or on all examples.
 
+        The parts of the examples double in size, and the host waits for the device once a part.
+
         Args:
-            per_example_error: Evaluates networks.
-            rows: Rows of the networks in `priority`.
+            per_example_error: Evaluates networks, which it receives as positions in `rows`.
+            rows: The row of each network in `priority`. Several networks may have the same row,
+                such as one network at several steps.
             allowed: Allowed mistakes of each network.
         """
         device = self.priority.device
-        networks = torch.tensor(rows, device=device)
-        limits = torch.tensor(allowed, device=device)
-        order = torch.argsort(self.priority[networks], dim=1, descending=True, stable=True)
-        mistakes = torch.zeros_like(limits)
-        evaluated = torch.zeros_like(limits)
-        undecided = torch.arange(len(rows), device=device)
+        row_of = torch.tensor(rows, device=device)
+        order = torch.argsort(self.priority, dim=1, descending=True, stable=True)
+        mistakes = [0] * len(rows)
+        undecided = list(range(len(rows)))
         start = 0
-        while start < self.size and len(undecided):
-            # No network is decided before this number of further examples.
-            needed = int((limits - mistakes)[undecided].min()) + 1
-            index = order[undecided, start : start + max(CHUNK, needed)]
-            scores = per_example_error(networks[undecided], index)
-            self._update_priority(networks[undecided], index, scores)
-            mistakes[undecided] += (scores >= 1).sum(1)
-            evaluated[undecided] += index.shape[1]
-            start += index.shape[1]
-            undecided = undecided[(mistakes <= limits)[undecided]]
-        is_exact = (evaluated == self.size).tolist()
-        return [Check(*pair) for pair in zip(mistakes.tolist(), is_exact, strict=True)]
+        part = max(CHUNK, min(allowed) + 1)  # no network is decided before so many examples
+        while undecided and start < self.size:
+            networks = torch.tensor(undecided, device=device)
+            index = order[row_of[networks], start : start + part]
+            scores = per_example_error(networks, index)
+            self._update_priority(row_of[networks], index, scores)
+            for network, count in zip(undecided, (scores >= 1).sum(1).tolist(), strict=True):
+                mistakes[network] += count
+            undecided = [i for i in undecided if mistakes[i] <= allowed[i]]
+            start += part
+            part *= 2
+        checks = []
+        for count, limit in zip(mistakes, allowed, strict=True):
+            checks.append(Check.of(count, limit, self.size))
+        return checks
 
     def _update_priority(self, rows: Tensor, index: Tensor, scores: Tensor) -> None:
-        priority = self.priority[rows]
-        updated = priority.gather(1, index) / 2 + scores
-        self.priority[rows] = priority.scatter(1, index, updated)
+        # Of several networks with the same row, one sets the priority; which one is of no matter.
+        rows = rows[:, None]
+        self.priority[rows, index] = self.priority[rows, index] / 2 + scores
 
-    def begin(self, row: int, priority: Tensor | None = None) -> None:
-        """Begin with another network in this row, or resume with its earlier priorities."""
-        self.priority[row] = 0.0 if priority is None else priority
+    def begin(self, row: int) -> None:
+        """Begin with another network in this row."""
+        self.priority[row] = 0.0
 
     def take(self, rows: Tensor) -> None:
-        """Keep only these networks, in this order."""
+        """Keep only these rows, in this order."""
         self.priority = self.priority[rows]
 
 
@@ -132,24 +152,17 @@ class EarlyCheck:
     Args:
         trainer: The trainer of the fit.
         module: The module.
-        priority: The priorities of a resumed run, shape (size,); None for a new run.
 
     Attributes:
         size: Examples of the validation split.
     """
 
-    def __init__(self, trainer: Trainer, module: LightningModule, priority: Tensor | None = None):
+    def __init__(self, trainer: Trainer, module: LightningModule):
         self.trainer = trainer
         self.module = module
         self.data = lightning_private.data_module_of(trainer)
         self.size: int = self.data.validation_size
         self._hardest_first = HardestFirst(self.size)
-        self._hardest_first.begin(0, priority)
-
-    @property
-    def priority(self) -> Tensor:
-        """How wrong each example was in earlier validations, shape (size,)."""
-        return self._hardest_first.priority[0]
 
     @staticmethod
     def supports(trainer: Trainer, module: LightningModule, monitor: str = "val_error") -> bool:
@@ -176,7 +189,7 @@ class EarlyCheck:
             self.trainer.strategy.share_buffers()
         with evaluating(self.module), self.trainer.precision_plugin.val_step_context():
             (check,) = self._hardest_first(
-                lambda rows, index: self._per_example_error(index[0])[None], [0], [allowed]
+                lambda networks, index: self._per_example_error(index[0])[None], [0], [allowed]
             )
         return check
 

@@ -188,7 +188,6 @@ class GoalErrorCallback(Callback):
         self._epochs = 0
         self._last_batch = -1
         self._early: EarlyCheck | None = None
-        self._priority: torch.Tensor | None = None  # of `EarlyCheck`, from a checkpoint
 
     def record_in(self, attempt: Attempt) -> None:
         """Record the next fit in this attempt at a trial.
@@ -295,7 +294,7 @@ class GoalErrorCallback(Callback):
         self._count.begin(trainer)
 
     def _begin_early_checks(self, trainer: Trainer, module: LightningModule) -> None:
-        self._early = EarlyCheck(trainer, module, self._priority)
+        self._early = EarlyCheck(trainer, module)
         if follows_metric(trainer):
             raise ConfigError(
                 "goal.early_reject", True, "false where a schedule follows a validation metric"
@@ -486,13 +485,11 @@ class GoalErrorCallback(Callback):
     def state_dict(self) -> dict[str, Any]:
         return {
             "curve": self.curve,
-            "priority": None if self._early is None else self._early.priority,
             "steps": self._count.steps,
             "epochs": self._epochs,
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.attempt.curve = state_dict["curve"]
-        self._priority = state_dict.get("priority")
         self._count.steps = state_dict.get("steps")
         self._epochs = state_dict.get("epochs", 0)

@@ -17,7 +17,7 @@ from lit_dps.models import MLP, ResNet8
 from lit_dps.module import ImageClassifier
 from lit_dps.optim import RULES, rule_of
 from lit_dps.pruning import Mask
-from lit_dps.training.early_check import HardestFirst
+from lit_dps.training.early_check import Check, HardestFirst
 from tests.support.errors import raises_about
 from tests.support.tensor_rules import LARS, SHAMPOO
 
@@ -257,19 +257,31 @@ def test_a_check_decides_as_a_full_one(allowed):
     modules, (x, y) = [module(seed) for seed in range(4)], images(700)
     stack = StackedNetworks([member(m) for m in modules], 60)
     check = HardestFirst(700, 4)
-    looked = [0]
-    counted = stack.per_example_error
-    stack.per_example_error = lambda rows, x, y, index: (
-        looked.append(index.numel()) or counted(rows, x, y, index)
-    )
+    true = [int((one.per_example_error((x, y)) >= 1).sum()) for one in modules]
+    rows, limits = [0, 2, 3, 2], [allowed, allowed, 10_000, allowed]  # one network twice
+    counts = []
     for _ in range(2):  # the second time the hardest come first
-        score = lambda rows, index: stack.per_example_error(rows, x, y, index)  # noqa: E731
-        found = check(score, [0, 2, 3], [allowed, allowed, 10_000])
-        for row, (mistakes, exact) in zip((0, 2, 3), found, strict=True):
-            true = int((modules[row].per_example_error((x, y)) >= 1).sum())
-            assert (mistakes <= (allowed if row != 3 else 10_000)) == (
-                true <= (allowed if row != 3 else 10_000)
-            )
-            assert mistakes == true if exact else allowed < mistakes <= true
+        seen = [0] * len(rows)
+
+        def score(networks: Tensor, index: Tensor, seen=seen) -> Tensor:
+            for network in networks.tolist():
+                seen[network] += index.shape[1]
+            return stack.per_example_error(torch.tensor(rows)[networks], x, y, index)
+
+        found = check(score, rows, limits)
+        counts.append(sum(seen))
+        for row, limit, each, evaluated in zip(rows, limits, found, seen, strict=True):
+            if true[row] <= limit or limit >= 699:
+                assert each == (true[row], True) and evaluated == 700
+            else:
+                assert each == (limit + 1, False), "whatever the order of the examples"
     if allowed == 20:
-        assert looked[-1] + sum(looked[:-1]) < 2 * 3 * 700
+        assert counts[0] < 4 * 700, "some networks are decided early"
+    assert counts[1] <= counts[0]
+
+
+def test_a_result_is_bounded_by_a_smaller_limit():
+    assert Check.of(5, 7, 1000) == (5, True) and Check.of(8, 7, 1000) == (8, False)
+    assert Check.of(900, 7, 1000) == (8, False)
+    assert Check.of(900, 999, 1000) == (900, True)
+    assert Check.of(200, 7, 256) == (200, True), "one chunk is the entire split"
