@@ -15,12 +15,10 @@ from lightning.pytorch import LightningDataModule, Trainer
 from lightning.pytorch.plugins import Precision
 from lightning.pytorch.profilers import PassThroughProfiler
 from lightning.pytorch.strategies import SingleDeviceStrategy
-from torch import Tensor, nn
-from torch.func import functional_call, vmap
+from torch import Tensor
 from torch.nn.utils.parametrize import is_parametrized
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from lit_dps.core.errors import first_line
 from lit_dps.core.trial import Trial
 from lit_dps.data import ImageData
 from lit_dps.engines.engine import Training
@@ -36,6 +34,7 @@ from lit_dps.engines.module_hooks import (
     overridden,
 )
 from lit_dps.engines.network_run import build_trial
+from lit_dps.engines.stack_check import ERROR_LENGTH, EXAMPLES, reason_against_stacked_loss
 from lit_dps.engines.update_check import (
     reason_against_schedule,
     reason_against_update,
@@ -43,28 +42,21 @@ from lit_dps.engines.update_check import (
 )
 from lit_dps.module import ImageClassifier, logs
 from lit_dps.optim import RULES, rule_of
+from lit_dps.optim.clipping import Clipping
 from lit_dps.optim.parameter_groups import trained_parameters
 from lit_dps.pruning import prunable
 from lit_dps.pruning.network import copies_of, why_unprunable
 from lit_dps.training import GoalErrorCallback, lightning_private
 from lit_dps.training.delay_callback import requires_closure
-from lit_dps.training.deterministic import full_float32
 from lit_dps.training.early_check import EarlyCheck
 from lit_dps.training.hidden_state import (
-    capture_rng_state,
-    equal_states,
     preserve_rng_state,
     unchanged_attributes,
 )
 from lit_dps.training.inheritance import adopt_former_methods, inherits
 from lit_dps.training.workload import Built
 
-EXAMPLES = 64  # of the training split, for trying a loss
-HALVES = (slice(0, EXAMPLES // 2), slice(EXAMPLES // 2, None))
-# Relative tolerance between a loss over a batch and over its halves, or with and without vmap.
-TOLERANCE = 1e-4
 SHARED_CLOCK = "the goal counts seconds (goal.max_seconds or goal.unit), and a stack has one clock"
-ERROR_LENGTH = 200  # characters of an error message in a reason
 
 BATCH_METHODS = ("train_dataloader", "epochs", *TRANSFER_HOOKS)
 DATA_METHODS = (
@@ -89,6 +81,8 @@ def ineligibility_reason(training: Training, trial: Trial, stacked: bool = False
         return "batch.schedule changes the batch size, and the networks of a stack share it"
     if stacked and uses_local_sgd:
         return "the workers of local SGD use one network, one after another"
+    if uses_local_sgd and Clipping.of(training.workload.trainer_of(trial)):
+        return "trainer.gradient_clip_val clips the gradients of each worker of local SGD"
     reason = _reason_against_readings(training, stacked, uses_local_sgd)
     if reason is not None:
         return reason
@@ -289,7 +283,6 @@ def _reason_against_trainer(trainer: Trainer) -> str | None:
         "accumulate_grad_batches": trainer.accumulate_grad_batches != 1,
         # The integer 1 means one batch.
         "limit_train_batches": repr(trainer.limit_train_batches) != "1.0",
-        "gradient_clip_val": trainer.gradient_clip_val is not None,
         f"logger {', '.join(loggers)}": logs(trainer),
         "fast_dev_run": lightning_private.is_fast_dev_run(trainer),
         "detect_anomaly": lightning_private.detects_anomalies(trainer),
@@ -322,7 +315,7 @@ def _reason_against_stack(built: Built, max_steps: int, delay: int) -> str | Non
     trained_ids = {id(p) for p in parameters if p.requires_grad}
     if set(map(id, trained_parameters(optimizer))) != trained_ids:
         return "the optimizer and the trained parameters are not the same"
-    reason = _reason_against_stacked_loss(module, _first_examples(built))
+    reason = reason_against_stacked_loss(module, _first_examples(built))
     if reason is not None:
         return reason
     module.double()  # last, because it changes the module
@@ -342,83 +335,8 @@ def _has_hooks(parameter: Any) -> bool:
     return bool(parameter._backward_hooks or parameter._post_accumulate_grad_hooks)
 
 
-def _reason_against_stacked_loss(
-    module: ImageClassifier, batch: tuple[Tensor, Tensor]
-) -> str | None:
-    """Return why loss or errors of a module cannot be computed for a stack; None if they can."""
-    name = type(module).__name__
-    try:
-        with torch.no_grad(), full_float32():
-            return _reason_against_loss(module, batch) or _reason_against_vmap(module, batch)
-    except (RuntimeError, TypeError, ValueError) as error:
-        text = first_line(error)[:ERROR_LENGTH]
-        return f"{name} does not run under torch.vmap ({text})"
-
-
-def _reason_against_loss(module: ImageClassifier, batch: tuple[Tensor, Tensor]) -> str | None:
-    """Return why a loss is not a deterministic mean over examples without side effects."""
-    name = type(module).__name__
-    before = {key: buffer.clone() for key, buffer in module.named_buffers()}
-    state = capture_rng_state()
-    loss = module.loss(batch)
-    if not equal_states(state, capture_rng_state()):
-        return f"{name} draws random numbers in a training step, such as dropout"
-    for key, buffer in module.named_buffers():
-        if not torch.equal(buffer, before[key]):
-            return (
-                f"a training step of {name} changes its buffer {key}, as batch normalization does"
-            )
-    x, y = batch
-    halves = torch.stack([module.loss((x[half], y[half])) for half in HALVES])
-    if not torch.allclose(halves.mean(), loss, rtol=TOLERANCE):
-        return f"the loss of {name} is no mean over the examples of a batch"
-    return None
-
-
-def _reason_against_vmap(module: ImageClassifier, batch: tuple[Tensor, Tensor]) -> str | None:
-    """Return which method of a module differs under torch.vmap; leaves it in evaluation mode."""
-    name = type(module).__name__
-    call = Functional(module).call
-    loss = module.loss(batch)
-    two = {}
-    for key, tensor in tensors_of(module).items():
-        two[key] = torch.stack([tensor.detach(), tensor.detach()])
-    stacked_loss = vmap(lambda tensors: call("loss", tensors, batch))(two)
-    if not torch.allclose(stacked_loss, torch.stack([loss, loss]), rtol=TOLERANCE):
-        return f"the loss of {name} differs under torch.vmap"
-    module.eval()
-    single = module.per_example_error(batch).expand(2, -1)
-    stacked = vmap(lambda tensors: call("per_example_error", tensors, batch))(two)
-    # A check counts decisions, so these must be equal and not only close.
-    same_decisions = torch.equal(stacked >= 1, single >= 1)
-    if not same_decisions or not torch.allclose(stacked, single, rtol=TOLERANCE):
-        return f"the per_example_error of {name} differs under torch.vmap"
-    return None
-
-
 def _first_examples(built: Built) -> tuple[Tensor, Tensor]:
     """Return the first examples of the training split on the module's device."""
     assert isinstance(built.data, ImageData)
     x, y = built.data.on_device("train", built.module.device)
     return x[:EXAMPLES], y[:EXAMPLES]
-
-
-class Functional(nn.Module):
-    """A module as a function of its parameters and buffers."""
-
-    def __init__(self, module: nn.Module):
-        super().__init__()
-        self.module = module
-
-    def forward(self, method: str, batch: Any) -> Tensor:
-        return getattr(self.module, method)(batch)
-
-    def call(self, method: str, tensors: Mapping[str, Tensor], batch: Any) -> Tensor:
-        """Call a method of the module with these parameters and buffers, by name."""
-        named = {f"module.{name}": tensor for name, tensor in tensors.items()}
-        return functional_call(self, named, (method, batch))
-
-
-def tensors_of(module: nn.Module) -> dict[str, Tensor]:
-    """Return the parameters and buffers of a module, by name."""
-    return {**dict(module.named_parameters()), **dict(module.named_buffers())}

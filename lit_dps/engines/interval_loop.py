@@ -23,13 +23,9 @@ from torch.utils._pytree import tree_map
 from lit_dps.core.attempt import Attempt
 from lit_dps.core.trial import LIGHTNING, SINGLE, STACKED, Status, Trial, TrialResult
 from lit_dps.data import ImageData
-from lit_dps.engines.eligible import (
-    Functional,
-    ineligibility_reason,
-    reason_of,
-    tensors_of,
-)
+from lit_dps.engines.eligible import ineligibility_reason, reason_of
 from lit_dps.engines.engine import Training
+from lit_dps.engines.functional import Functional, tensors_of
 from lit_dps.engines.module_hooks import NeedsLightning, end_module, optimizer_of
 from lit_dps.engines.network_run import CheckOutcome, NetworkRun, build_trial
 from lit_dps.engines.run_group import RunGroup, SingleNetwork
@@ -37,6 +33,7 @@ from lit_dps.engines.stack import StackedNetworks
 from lit_dps.engines.trainer import TrainerEngine
 from lit_dps.module import ImageClassifier
 from lit_dps.optim import RULES, rule_of
+from lit_dps.optim.clipping import Clipping
 from lit_dps.training.early_check import HardestFirst
 from lit_dps.training.hidden_state import preserve_rng_state, unchanged_attributes
 from lit_dps.training.workload import Built
@@ -178,6 +175,7 @@ class IntervalLoop:
         with preserve_rng_state():
             runs = filler.next_runs(self.stack_size)
             if runs:
+                _seed_dropout(runs[0])
                 yield from self._train_runs(runs, filler, at_check)
         for unstacked in filler.unstacked:
             yield self._train_single(unstacked.attempt, at_check, unstacked.reason)
@@ -205,6 +203,16 @@ class IntervalLoop:
             _drop_empty_rows(networks, group.hardest_first)
             if networks.live:
                 group.end_interval(at_check)
+
+
+def _seed_dropout(first: NetworkRun) -> None:
+    """Seed what the networks of a stack draw, by the first run.
+
+    A resumed run draws other numbers than it drew at its start.
+    """
+    assert first.attempt.trial is not None
+    seed = first.attempt.trial.seed_for("order")
+    torch.manual_seed(hash((seed, first.steps)) % 2**63)
 
 
 def _record_stacked(
@@ -444,14 +452,18 @@ class _Reference:
         if _kind_of(built) != self._kind:
             return False
         module = built.module.to(self._device)
-        tensors = tree_map(_to_double, tensors_of(module))
-        expected = Functional(self._module).call("loss", tensors, self._batch)
-        loss = Functional(module).call("loss", tensors, self._batch)
-        return torch.allclose(expected, loss, rtol=LOSS_TOLERANCE, atol=0)
+        parameters = tree_map(_to_double, dict(module.named_parameters()))
+        buffers = tree_map(_to_double, dict(module.named_buffers()))
+        losses = []
+        for each in (self._module, module):
+            with preserve_rng_state(seed=0):  # so that both draw the same dropout
+                loss, _ = Functional(each).call_and_update("loss", parameters, buffers, self._batch)
+            losses.append(loss)
+        return torch.allclose(*losses, rtol=LOSS_TOLERANCE, atol=0)
 
 
 def _kind_of(built: Built) -> tuple:
-    """Return what the trials of a stack must have in common: rule, shapes and images."""
+    """Return what the trials of a stack must have in common: rule, clipping, shapes and images."""
     module, data = built.module, built.data
     assert isinstance(module, ImageClassifier) and isinstance(data, ImageData)
     shapes = {}
@@ -459,7 +471,7 @@ def _kind_of(built: Built) -> tuple:
         shapes[name] = tensor.shape, tensor.requires_grad
     with unchanged_attributes(module):  # the module is trained afterwards
         optimizer, _ = optimizer_of(module.configure_optimizers())
-    return rule_of(optimizer), shapes, id(data.images)
+    return rule_of(optimizer), Clipping.of(built.trainer), shapes, id(data.images)
 
 
 def _to_double(tensor: Tensor) -> Tensor:

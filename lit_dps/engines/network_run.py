@@ -25,6 +25,7 @@ from lit_dps.data.loaders import interval_batches
 from lit_dps.engines.engine import Training
 from lit_dps.engines.module_hooks import optimizer_of, prepare_module
 from lit_dps.module import ImageClassifier
+from lit_dps.optim.clipping import Clipping
 from lit_dps.optim.local_sgd import LocalSGD
 from lit_dps.optim.parameter_groups import trained_parameters
 from lit_dps.pruning import Mask, Network, mask_flags, prunable, prune
@@ -101,6 +102,7 @@ class NetworkRun:
         delay: Delay of the gradients in steps (`lit_dps.optim.delay`).
         local: State of local SGD; None for ordinary training.
         readings: What is measured along the run and at its end; None without readings.
+        clipping: The limit of the gradients; None without one.
     """
 
     attempt: Attempt
@@ -117,6 +119,7 @@ class NetworkRun:
     local: LocalSGD | None = None
     changes: MaskChanges | None = None
     readings: AttemptReadings | None = None
+    clipping: Clipping | None = None
 
     def __post_init__(self):
         self._begin_seconds = time.monotonic()
@@ -170,6 +173,7 @@ class NetworkRun:
             ),
             delay=training.delay(trial),
             local=local,
+            clipping=Clipping.of(built.trainer),
         )
         if training.readings:
             readings = [spec.build() for spec in training.readings]

@@ -23,6 +23,7 @@ from lit_dps.module import weights_finite
 from lit_dps.optim import OURS, rule_of
 from lit_dps.optim.delay import delay_gradients
 from lit_dps.optim.local_sgd import LocalSGD
+from lit_dps.optim.parameter_groups import parameters_of
 from lit_dps.parallel.process import Interrupted
 from lit_dps.pruning.mask import multiply
 from lit_dps.pruning.mask_changes import mask_optimizer_state
@@ -411,6 +412,8 @@ class SingleNetwork:
             run.readings.count(float(run.optimizer.param_groups[0]["lr"]))
             run.readings.see_gradients(step, partial(gradients_of, run.module, run.optimizer))
         run.module.on_before_optimizer_step(run.optimizer)
+        if run.clipping is not None:
+            run.clipping.clip(parameters_of(run.optimizer))
         run.optimizer.step()
         if self._moves_pruned:
             with torch.no_grad():

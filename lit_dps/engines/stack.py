@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.func import vmap
-from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map, tree_map_
 
-from lit_dps.engines.eligible import Functional
+from lit_dps.engines.functional import Functional
+from lit_dps.engines.matrix_products import ConvolutionsAsProducts
 from lit_dps.engines.network_run import NetworkRun
+from lit_dps.engines.stack_check import trains_on_whole_batches
 from lit_dps.optim import OURS, FlatLayout, Rule, StackedUpdate, rule_of
 from lit_dps.optim.delay import DELAY_STATE_KEY
 from lit_dps.training.early_check import CHUNK, evaluating
@@ -61,7 +62,7 @@ class StackedNetworks:
         runs: The runs, one a row. The module of the first run computes the losses of all rows,
             with the weights of each row.
         microbatch: Examples of a batch that are computed at a time. The gradients of the parts of a
-            larger batch are added.
+            larger batch are added. Batches of modules with buffers are not divided.
         matmul_limit: Examples at a time up to which convolutions are matrix products; by default
             `MATMUL_LIMIT` on a GPU and 0 on a CPU.
 
@@ -92,6 +93,10 @@ class StackedNetworks:
             self.matmul_limit = MATMUL_LIMIT
         else:
             self.matmul_limit = 0
+        if trains_on_whole_batches(self.module):
+            self.microbatch = sys.maxsize
+        self._clipping = first.clipping
+        self._buffer_names = {name for name, _ in self.module.named_buffers()}
         self._functional = Functional(self.module)
         trained = {}
         for name, parameter in self.module.named_parameters():
@@ -190,11 +195,14 @@ class StackedNetworks:
             run.schedule._step_count = run.steps + 1
 
     def write_back_weights(self, row: int) -> None:
-        """Copy the weights of a row into the module of its run."""
-        parameters = dict(self.run_at(row).module.named_parameters())
+        """Copy the weights and buffers of a row into the module of its run."""
+        module = self.run_at(row).module
+        parameters = dict(module.named_parameters())
         with torch.no_grad():
             for name, weights in self._layout.split(self.weights[row]).items():
                 parameters[name].copy_(weights)
+            for name, buffer in module.named_buffers():
+                buffer.copy_(self.tensors.buffers[name][row])
 
     def _delayed_gradients(
         self, row: int, order: Sequence[Tensor], parameters: Mapping[str, Tensor]
@@ -264,6 +272,8 @@ class StackedNetworks:
             if run.readings is not None:
                 of_row = partial(self._gradients_of, gradients, row)
                 run.readings.see_gradients(steps_before[row] + 1, of_row)
+        if self._clipping is not None:
+            self._clipping.clip_rows(gradients)
         self._rule_update(
             tensors.weights,
             gradients,
@@ -341,14 +351,35 @@ class StackedNetworks:
                 if part.shape[-1] <= self.matmul_limit:
                     convolutions = ConvolutionsAsProducts()
                 with convolutions:
-                    buffers = self.tensors.buffers
-                    losses = self._over_rows("loss", weights, buffers, x[part], y[part]) * share
+                    losses = self._losses_of_rows(weights, x[part], y[part]) * share
                 losses.sum().backward()
                 total = losses.detach() if i == 0 else total + losses.detach()
             assert weights.grad is not None
             return total, weights.grad
 
         return self._halve_until_fits(compute, "microbatch", batch.shape[-1])
+
+    def _losses_of_rows(self, weights: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        """Return the loss of each network, and update its buffers, such as running statistics."""
+        batch_dim = None if y.ndim == 1 else 0
+        call = vmap(
+            lambda tensors, buffers, x, y: self._functional.call_and_update(
+                "loss", tensors, buffers, (x, y)
+            ),
+            (0, 0, batch_dim, batch_dim),
+            randomness="different",
+        )
+        parameters = self._layout.split(weights)
+        buffers = {}
+        for name, tensor in self.tensors.buffers.items():
+            if name in self._buffer_names:
+                buffers[name] = tensor
+            else:
+                parameters[name] = tensor  # an untrained one
+        losses, after = call(parameters, buffers, x, y)
+        for name, buffer in after.items():
+            buffers[name].copy_(buffer.detach())
+        return losses
 
     def per_example_error(self, rows: Tensor, x: Tensor, y: Tensor, index: Tensor) -> Tensor:
         """See `NetworkBatch.per_example_error`.
@@ -438,60 +469,3 @@ def _exchange(delayed: Tensor, gradients: Tensor, steps: Sequence[int]) -> Tenso
     due = delayed[rows, places]
     delayed[rows, places] = gradients
     return due
-
-
-class ConvolutionsAsProducts(TorchFunctionMode):
-    """Computes two-dimensional convolutions as matrix products, equal up to rounding.
-
-    Under `torch.vmap` the convolutions of a stack become one convolution with a group for each
-    network, and cuDNN computes groups nearly one after another. A product of matrices is one kernel
-    for all networks. It needs a copy of the input for each weight of a filter, so that it is faster
-    for small batches only. Convolutions with groups or dilation are not changed.
-    """
-
-    def __torch_function__(
-        self,
-        func: Callable,
-        types: Sequence[type],
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        if func is torch.conv2d:
-            return _conv2d(*args, **(kwargs or {}))
-        return func(*args, **(kwargs or {}))
-
-
-def _conv2d(
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    stride: int | Sequence[int] = 1,
-    padding: int | str | Sequence[int] = 0,
-    dilation: int | Sequence[int] = 1,
-    groups: int = 1,
-) -> Tensor:
-    """Return what `torch.conv2d` returns for an input (batch, channels, height, width)."""
-    if groups != 1 or _pair(dilation) != (1, 1) or isinstance(padding, str) or input.ndim != 4:
-        options: Any = (stride, padding, dilation, groups)
-        return torch.conv2d(input, weight, bias, *options)
-    rows, columns = _pair(padding)
-    down, right = _pair(stride)
-    padded = input
-    if rows or columns:
-        padded = F.pad(input, (columns, columns, rows, rows))
-    windows = padded.unfold(2, weight.shape[2], down).unfold(3, weight.shape[3], right)
-    batch, _, height, width = windows.shape[:4]
-    flat = windows.permute(0, 2, 3, 1, 4, 5).reshape(batch * height * width, -1)
-    out = flat @ weight.flatten(1).T
-    if bias is not None:
-        out = out + bias
-    return out.view(batch, height, width, -1).permute(0, 3, 1, 2)
-
-
-def _pair(value: int | Sequence[int]) -> tuple[int, int]:
-    """Return a setting of convolutions as (vertical, horizontal)."""
-    if isinstance(value, int):
-        return value, value
-    if len(value) == 2:
-        return value[0], value[1]
-    return value[0], value[0]

@@ -231,7 +231,6 @@ def test_it_trains_our_own_module_and_data_and_what_changes_nothing_in_a_step():
         ({"data": own("Augmented")}, "does not keep its images"),
         ({"callbacks": [{"class_path": own("Watcher")}]}, "trainer.callbacks has Watcher"),
         ({"accumulate_grad_batches": 2}, "trainer.accumulate_grad_batches"),
-        ({"gradient_clip_val": 1.0}, "trainer.gradient_clip_val"),
         ({"precision": "bf16-mixed"}, "trainer.precision"),
         ({"profiler": "simple"}, "trainer.profiler"),
         ({"detect_anomaly": True}, "trainer.detect_anomaly"),

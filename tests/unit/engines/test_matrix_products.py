@@ -9,7 +9,8 @@ from torch.func import vmap
 
 from lit_dps.core.goal import Goal
 from lit_dps.core.trial import Cell
-from lit_dps.engines.stack import ConvolutionsAsProducts, StackedNetworks
+from lit_dps.engines.matrix_products import ConvolutionsAsProducts
+from lit_dps.engines.stack import StackedNetworks
 from tests.support.conformance import assert_conform
 from tests.unit.engines.test_engine import quiet  # noqa: F401
 from tests.unit.engines.test_stack_lockstep import EXAMPLES, GOAL, RESNET, both, trials, workload

@@ -18,6 +18,7 @@ from tests.unit.engines.test_engine import GOAL, PARAMS, WORKLOAD, quiet  # noqa
 from tests.unit.study.test_grid import setup
 
 CLIP = "trainer.gradient_clip_val"
+PRECISION = "trainer.precision"
 
 
 def trial(*axes: tuple) -> Trial:
@@ -25,23 +26,24 @@ def trial(*axes: tuple) -> Trial:
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("gradient_clip_val", 0.01), ("precision", "bf16-mixed")]
+    ("name", "value", "engine"),
+    [("gradient_clip_val", 0.01, "single"), ("precision", "bf16-mixed", "lightning")],
 )
-def test_a_cell_trains_as_a_study_with_its_argument(name, value):
+def test_a_cell_trains_as_a_study_with_its_argument(name, value, engine):
     in_cell = train_one(trial((f"trainer.{name}", value)), WORKLOAD, GOAL)
     workload = dataclasses.replace(WORKLOAD, trainer={**WORKLOAD.trainer, name: value})
     of_study = train_one(trial(), workload, GOAL)
     without = train_one(trial(), WORKLOAD, GOAL)
     assert in_cell.curve == of_study.curve
     assert in_cell.curve != without.curve
-    assert (in_cell.engine, without.engine) == ("lightning", "single")
-    assert name in in_cell.engine_reason
+    assert (in_cell.engine, without.engine) == (engine, "single")
+    assert (name in in_cell.engine_reason) == (engine == "lightning")
 
 
 def test_only_the_cells_that_need_it_train_in_lightnings_loop():
-    trials = [trial((CLIP, 0.0)), trial((CLIP, 0.01)), trial()]
+    trials = [trial((CLIP, 0.0)), trial((CLIP, 0.01)), trial(), trial((PRECISION, "bf16-mixed"))]
     results = train(trials, WORKLOAD, GOAL)
-    assert [each.engine for each in results] == ["lightning", "lightning", "single"]
+    assert [each.engine for each in results] == ["single", "single", "single", "lightning"]
     # Lightning does not clip at 0.
     assert results[0].curve == results[2].curve
     assert results[1].curve != results[2].curve

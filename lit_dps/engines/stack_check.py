@@ -1,0 +1,232 @@
+"""Checks that a module computes in a stack what it computes alone: loss, gradient, buffers, errors.
+
+The checks call the module on a batch of its data, plainly and under `torch.vmap`, and compare the
+values. Dropout is off in these calls. A stack draws it for each network, by
+`torch.vmap(randomness="different")`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+from lightning.pytorch import LightningModule
+from torch import Tensor
+from torch.func import vmap
+
+from lit_dps.core.errors import first_line
+from lit_dps.engines.functional import Call, Functional, WithoutDropout, tensors_of
+from lit_dps.engines.module_hooks import NeedsLightning
+from lit_dps.module import ImageClassifier
+from lit_dps.training.deterministic import full_float32
+from lit_dps.training.hidden_state import capture_attributes, capture_rng_state, equal_states
+
+EXAMPLES = 64  # of the training split, for trying a loss
+HALVES = (slice(0, EXAMPLES // 2), slice(EXAMPLES // 2, None))
+# Relative tolerance between a loss over a batch and over its halves, or with and without vmap.
+TOLERANCE = 1e-4
+ERROR_LENGTH = 200  # characters of an error message in a reason
+
+
+def reason_against_stacked_loss(
+    module: ImageClassifier, batch: tuple[Tensor, Tensor]
+) -> str | None:
+    """Return why loss or errors of a module cannot be computed for a stack; None if they can.
+
+    The module cannot be trained afterwards. It is left in evaluation mode.
+    """
+    name = type(module).__name__
+    try:
+        with full_float32():
+            return (
+                reason_against_training(module, "loss", batch)
+                or _reason_against_halves(module, batch)
+                or _reason_against_errors(module, batch)
+            )
+    except NeedsLightning:
+        raise
+    except (RuntimeError, TypeError, ValueError) as error:
+        text = first_line(error)[:ERROR_LENGTH]
+        return f"{name} does not run under torch.vmap ({text})"
+
+
+def trains_on_whole_batches(module: LightningModule) -> bool:
+    """Return True if a stack must not divide the batches of a module.
+
+    A module with buffers may take statistics of a batch, as batch normalization does.
+    """
+    return not isinstance(module, ImageClassifier) or any(True for _ in module.buffers())
+
+
+class Start(NamedTuple):
+    """Copies of the parameters and buffers of a module before a training step, by name."""
+
+    parameters: dict[str, Tensor]
+    buffers: dict[str, Tensor]
+
+    @classmethod
+    def of(cls, module: LightningModule) -> Start:
+        """Return copies of the tensors of a module."""
+        parameters = {key: tensor.detach().clone() for key, tensor in module.named_parameters()}
+        return cls(parameters, {key: buffer.clone() for key, buffer in module.named_buffers()})
+
+
+def _doubled(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tensors of two equal networks, by name."""
+    return {key: torch.stack([each.detach(), each.detach()]) for key, each in tensors.items()}
+
+
+def _call_stacked(
+    functional: Functional,
+    call: str | Call,
+    parameters: Mapping[str, Tensor],
+    buffers: Mapping[str, Tensor],
+    batch: Any,
+) -> tuple[Any, dict[str, Tensor]]:
+    """Return the value of a call for each network, and their buffers afterwards."""
+    over_networks = vmap(
+        lambda tensors, buffers: functional.call_and_update(call, tensors, buffers, batch),
+        randomness="different",
+    )
+    return over_networks(dict(parameters), dict(buffers))
+
+
+def reason_against_training(module: LightningModule, call: str | Call, batch: Any) -> str | None:
+    """Return why the loss of a batch cannot be trained in a stack; None if it can.
+
+    Args:
+        module: The module, in training mode. Its buffers and gradients change.
+        call: Computes the loss; see `Functional.call`.
+        batch: A training batch.
+    """
+    name = type(module).__name__
+    functional = Functional(module)
+    start = Start.of(module)
+    attributes = capture_attributes(module)
+    before = capture_rng_state(module)
+    with torch.no_grad():
+        functional.call_and_update(call, start.parameters, start.buffers, batch)
+    draws = capture_rng_state(module)
+    for kind, source in (("numpy", "NumPy"), ("python", "Python"), ("kept", "its own generator")):
+        if not equal_states(before[kind], draws[kind]):
+            return f"{name} draws random numbers of {source} in a training step"
+    with WithoutDropout():
+        loss = functional(call, batch)
+        if not equal_states(draws, capture_rng_state(module)):
+            return f"{name} draws random numbers in a training step other than for dropout"
+        if not isinstance(loss, Tensor) or loss.shape != ():
+            return f"the loss of {name} is no number"
+        module.zero_grad()
+        loss.backward()
+        reason = _reason_against_vmap(functional, call, start, batch, loss)
+    if reason is not None:
+        return reason
+    if not equal_states(attributes, capture_attributes(module)):
+        return f"a training step of {name} changes an attribute that is no buffer"
+    if not equal_states(before, draws):
+        return _reason_against_dropout(functional, call, start, batch)
+    return None
+
+
+def _reason_against_vmap(
+    functional: Functional, call: str | Call, start: Start, batch: Any, loss: Tensor
+) -> str | None:
+    """Return which value of a training step differs under torch.vmap; None if none does.
+
+    Args:
+        functional: The module, after the training step alone, with its gradients and buffers.
+        call: Computes the loss.
+        start: Its parameters and buffers before the step.
+        batch: The batch.
+        loss: The loss of the step alone.
+    """
+    module = functional.module
+    name = type(module).__name__
+    trained = {key for key, parameter in module.named_parameters() if parameter.requires_grad}
+    two = _doubled(start.parameters)
+    for key in trained:
+        two[key].requires_grad_()
+    losses, after = _call_stacked(functional, call, two, _doubled(start.buffers), batch)
+    if not torch.allclose(losses, loss.detach().expand(2), rtol=TOLERANCE):
+        return f"the loss of {name} differs under torch.vmap"
+    losses.sum().backward()
+    for key, buffer in module.named_buffers():
+        if not _close(after[key], buffer.expand_as(after[key]), _largest([buffer])):
+            return f"the buffer {key} of {name} differs under torch.vmap"
+    alone = dict(module.named_parameters())
+    gradients = {}
+    for key in trained:
+        gradient = alone[key].grad
+        gradients[key] = torch.zeros_like(alone[key]) if gradient is None else gradient
+    largest = _largest(list(gradients.values()))
+    for key, gradient in gradients.items():
+        stacked = two[key].grad
+        if stacked is None:
+            stacked = torch.zeros_like(two[key])
+        if not _close(stacked, gradient.expand_as(stacked), largest):
+            return f"the gradient of {key} of {name} differs under torch.vmap"
+    return None
+
+
+def _reason_against_dropout(
+    functional: Functional, call: str | Call, start: Start, batch: Any
+) -> str | None:
+    """Return a reason if two equal networks draw the same dropout in a stack; else None."""
+    with torch.no_grad():
+        losses, _ = _call_stacked(
+            functional, call, _doubled(start.parameters), _doubled(start.buffers), batch
+        )
+    if losses[0] == losses[1]:
+        name = type(functional.module).__name__
+        return f"{name} draws the same random numbers for all networks of a stack"
+    return None
+
+
+@torch.no_grad()
+def _reason_against_halves(module: ImageClassifier, batch: tuple[Tensor, Tensor]) -> str | None:
+    """Return a reason if a stack divides the batches of a module whose loss is no mean."""
+    if trains_on_whole_batches(module):
+        return None
+    x, y = batch
+    with WithoutDropout():
+        loss = module.loss(batch)
+        halves = torch.stack([module.loss((x[half], y[half])) for half in HALVES])
+    if not torch.allclose(halves.mean(), loss, rtol=TOLERANCE):
+        return f"the loss of {type(module).__name__} is no mean over the examples of a batch"
+    return None
+
+
+@torch.no_grad()
+def _reason_against_errors(module: ImageClassifier, batch: tuple[Tensor, Tensor]) -> str | None:
+    """Return why the errors of a module differ in a stack; leaves it in evaluation mode."""
+    name = type(module).__name__
+    module.eval()
+    before = {key: buffer.clone() for key, buffer in module.named_buffers()}
+    draws = capture_rng_state(module)
+    single = module.per_example_error(batch).expand(2, -1)
+    if not equal_states(draws, capture_rng_state(module)):
+        return f"the per_example_error of {name} draws random numbers"
+    for key, buffer in module.named_buffers():
+        if not torch.equal(buffer, before[key]):
+            return f"the per_example_error of {name} changes its buffer {key}"
+    two = _doubled(tensors_of(module))
+    call = Functional(module).call
+    stacked = vmap(lambda tensors: call("per_example_error", tensors, batch))(two)
+    # A check counts decisions, so these must be equal and not only close.
+    same_decisions = torch.equal(stacked >= 1, single >= 1)
+    if not same_decisions or not torch.allclose(stacked, single, rtol=TOLERANCE):
+        return f"the per_example_error of {name} differs under torch.vmap"
+    return None
+
+
+def _largest(tensors: list[Tensor]) -> float:
+    """Return the largest absolute value of some tensors."""
+    return max((float(tensor.abs().max()) for tensor in tensors if tensor.numel()), default=0.0)
+
+
+def _close(ours: Tensor, theirs: Tensor, largest: float) -> bool:
+    """Return True if tensors are equal, up to rounding of values as large as `largest`."""
+    if not ours.is_floating_point():
+        return torch.equal(ours, theirs)
+    return torch.allclose(ours, theirs, rtol=TOLERANCE, atol=TOLERANCE * largest)
