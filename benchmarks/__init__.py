@@ -20,6 +20,7 @@ SECTIONS = (
     "checks",
     "fused",
     "stacked",
+    "stack_setup",
     "scaling",
     "analyze",
     "shown",

@@ -119,7 +119,7 @@ def _reason_against_built(
 
     It cannot be trained afterwards, because its loss is computed and its module changed.
     """
-    trainer = Trainer(**built.trainer)
+    trainer = lightning_private.make_trainer(built.trainer)
     trainer.datamodule = built.data  # pyright: ignore[reportAttributeAccessIssue]
     with preserve_rng_state(built.module, built.data):
         reason = _reason_against_loop(built, trainer, training)

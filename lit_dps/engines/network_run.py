@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import torch
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities.types import LRSchedulerConfig
 from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
@@ -33,6 +33,7 @@ from lit_dps.pruning.mask import multiply
 from lit_dps.pruning.mask_changes import MaskChanges
 from lit_dps.pruning.start import initialize_pruned
 from lit_dps.readings.attempt_readings import AttemptReadings
+from lit_dps.training import lightning_private
 from lit_dps.training.checkpoint_files import CheckpointFile
 from lit_dps.training.hidden_state import (
     capture_attributes,
@@ -55,7 +56,7 @@ def build_trial(training: Training, trial: Trial | None) -> tuple[Built, torch.d
     """Return the module and data of a trial, set up, and the device on which it trains."""
     assert trial is not None
     built = training.workload.build(trial)
-    trainer = Trainer(**built.trainer)
+    trainer = lightning_private.make_trainer(built.trainer)
     built.data.trainer = trainer  # the setup of a user's data module may read it
     built.data.prepare_data()
     built.data.setup("fit")

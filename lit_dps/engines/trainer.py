@@ -135,7 +135,8 @@ class TrialFit:
             last: Callbacks that follow the study's callbacks.
         """
         callbacks = [*self.built.trainer["callbacks"], *further, *self.callbacks(), *last]
-        trainer = Trainer(**{**self.built.trainer, "callbacks": callbacks})
+        arguments = {**self.built.trainer, "callbacks": callbacks}
+        trainer = lightning_private.make_trainer(arguments)
         self.goal.before_fit(trainer, self.built.data)
         return trainer
 

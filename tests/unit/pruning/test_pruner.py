@@ -186,3 +186,19 @@ def test_earlier_names_of_attributes_work_with_a_warning():
     with pytest.warns(FutureWarning, match="batch_invariant"):
         pruner.sums = True
     assert pruner.batch_invariant and not Channels().batch_invariant
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.float64, torch.bfloat16])
+def test_the_top_k_are_the_first_ones_of_a_stable_sort(kind):
+    generator = torch.Generator().manual_seed(0)
+    for case in range(60):
+        scores = torch.randn(97, generator=generator).to(kind)
+        if case % 2:
+            scores = scores.round()  # many ties
+        if case % 3 == 0:
+            scores[case : case + 5] = torch.nan
+            scores[case + 9] = torch.inf
+        keep = 1 + case
+        expected = torch.zeros(97, dtype=torch.bool)
+        expected[torch.sort(scores, descending=True, stable=True).indices[:keep]] = True
+        assert torch.equal(top_k({"w": scores}, 1 - keep / 97)["w"], expected)

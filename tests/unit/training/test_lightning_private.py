@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import inspect
 import signal
+from importlib import metadata
 
 import lightning
 import pytest
@@ -143,6 +144,19 @@ def test_nobody_else_reaches_into_lightning():
         "._fabric",
     ):
         assert part not in others, f"{part} belongs into lightning_private.py"
+
+
+def test_a_trainer_has_the_installed_callbacks_and_the_others_look_them_up_again(monkeypatch):
+    installed = [metadata.EntryPoint("ours", f"{__name__}:ShortensEpochs", "group")]
+    monkeypatch.setattr(private, "_entry_points", lambda group: installed)
+    registry = private.registry
+    original = registry.entry_points  # pyright: ignore
+    trainer = private.make_trainer({"accelerator": "cpu", "logger": False})
+    assert any(isinstance(each, ShortensEpochs) for each in private.callbacks_of(trainer))
+    assert registry.entry_points is original  # pyright: ignore
+    with pytest.raises(TypeError):
+        private.make_trainer({"no_argument": 1})
+    assert registry.entry_points is original  # pyright: ignore
 
 
 class Broken(DataLoader):
