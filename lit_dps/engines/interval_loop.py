@@ -76,10 +76,13 @@ class IntervalLoop:
     Attributes:
         training: The settings that the trials share.
         stack_size: The largest number of networks in a stack; 1 trains one run after another.
+        intervals_ahead: Check intervals that a stack trains before their checks; None to choose
+            them by the device (`RunGroup.choose_intervals`). Results do not depend on it.
     """
 
     training: Training
     stack_size: int = 1
+    intervals_ahead: int | None = None
 
     def train(
         self,
@@ -157,7 +160,7 @@ class IntervalLoop:
             run = NetworkRun.begin(attempt, built, self.training, device)
             group = RunGroup(SingleNetwork(run), self.training)
             while attempt.status is None:
-                (outcome,) = group.train_interval()
+                (outcome,) = group.outcomes(group.train_intervals(1), 0)
                 run.record(outcome)
                 group.read_end(0)
                 if attempt.status is None:
@@ -190,18 +193,19 @@ class IntervalLoop:
         networks = StackedNetworks(runs)
         group = RunGroup(networks, self.training)
         while networks.live:
+            count = group.choose_intervals(self.intervals_ahead)
             try:
-                outcomes = group.train_interval()
+                intervals = group.train_intervals(count)
             except Exception as error:
                 # One of the runs caused the error. Training them one at a time shows which.
                 for row in networks.live:
                     filler.unstack_after_error(networks.run_at(row).attempt, error)
                 return
-            for outcome in outcomes:
-                result = _record_stacked(group, outcome, filler)
-                if result is not None:
-                    networks.runs[outcome.row] = None
-                    yield result
+            for i in range(count):
+                for outcome in group.outcomes(intervals, i):
+                    result = _record_stacked(group, outcome, filler)
+                    if result is not None:
+                        yield result
             _fill_empty_rows(networks, group.hardest_first, filler)
             _drop_empty_rows(networks, group.hardest_first)
             if networks.live:
@@ -221,7 +225,10 @@ def _seed_dropout(first: NetworkRun) -> None:
 def _record_stacked(
     group: RunGroup, outcome: CheckOutcome, filler: StackFiller
 ) -> TrialResult | None:
-    """Record the check of a stacked run; return its result if it has ended or pauses, else None."""
+    """Record the check of a stacked run; return its result if it has ended or pauses, else None.
+
+    The row of a run that has ended is empty.
+    """
     run = group.networks.run_at(outcome.row)
     attempt = run.attempt
     run.record(outcome)
@@ -234,7 +241,8 @@ def _record_stacked(
         filler.unstack_after_error(attempt, error)
         return None
     if attempt.status is Status.PAUSED:
-        group.save_if_worth_it(outcome.row)
+        group.save_if_worth_it(outcome.row, outcome.number)
+    group.networks.runs[outcome.row] = None
     attempt.seconds = run.elapsed_seconds()
     attempt.set_engine(STACKED)
     return attempt.result()

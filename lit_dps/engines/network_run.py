@@ -74,6 +74,7 @@ class CheckOutcome(NamedTuple):
         loss: Training loss of the last batch, before its update.
         finite: Whether all weights are finite.
         metrics: Values of the further metrics, and the examples and seconds of the interval.
+        number: Number of the kept row that was checked (`NetworkBatch.number`).
     """
 
     row: int
@@ -82,6 +83,7 @@ class CheckOutcome(NamedTuple):
     loss: float
     finite: bool
     metrics: Mapping[str, float]
+    number: int
 
 
 @dataclass

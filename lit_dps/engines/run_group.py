@@ -9,7 +9,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Protocol
+from typing import NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -32,6 +32,16 @@ from lit_dps.training.early_check import Check, HardestFirst, evaluating
 from lit_dps.training.local_sgd_callback import SharedTensors, mean_of, part_of
 from lit_dps.training.masked_tensors import gradients_of
 from lit_dps.training.stopwatch import Stopwatch
+
+Value = TypeVar("Value")
+# Intervals that a stack trains before their checks. More of them save no time.
+MAX_INTERVALS_AHEAD = 16
+# Share of all intervals that rows train beyond their end, on average.
+WASTED_SHARE = 0.06
+# A signal or a pause waits this long for the end of the intervals.
+MAX_SECONDS_AHEAD = 2.0
+# Share of the device's free memory for the rows that are kept for their checks.
+MEMORY_SHARE_AHEAD = 0.2
 
 
 class NetworkBatch(Protocol):
@@ -64,12 +74,34 @@ class NetworkBatch(Protocol):
         """
         ...
 
-    def finite(self) -> list[bool]:
-        """Return for each row whether all weights are finite."""
+    def keep(self, interval: int, intervals: int) -> None:
+        """Keep the rows as they are after an interval, for its check.
+
+        Args:
+            interval: Number of the interval since the last checks, from 0.
+            intervals: How many intervals are trained before the next checks.
+        """
         ...
 
-    def write_back(self, row: int) -> None:
-        """Copy the state of a row into the module, optimizer and schedule of its run."""
+    def number(self, interval: int, row: int) -> int:
+        """Return the number of a row as it was kept after an interval."""
+        ...
+
+    def bytes_of_rows(self) -> int:
+        """Return how many bytes `keep` needs for an interval."""
+        ...
+
+    def finite(self) -> list[bool]:
+        """Return for each kept row, by its number, whether all weights are finite."""
+        ...
+
+    def write_back(self, row: int, number: int | None = None) -> None:
+        """Copy the state of a row into the module, optimizer and schedule of its run.
+
+        Args:
+            row: The row.
+            number: Number of the kept row whose state is copied; None for the present state.
+        """
         ...
 
     def write_back_weights(self, row: int) -> None:
@@ -77,12 +109,45 @@ class NetworkBatch(Protocol):
         ...
 
     def per_example_error(self, rows: Tensor, x: Tensor, y: Tensor, index: Tensor) -> Tensor:
-        """Return the module's error of each example, shape (rows, examples) like `index`."""
+        """Return the module's error of each example, shape (rows, examples) like `index`.
+
+        Args:
+            rows: Numbers of kept rows.
+            x, y: Images and classes of the validation split.
+            index: Examples of each row, shape (rows, examples).
+        """
         ...
 
     def losses(self, rows: Tensor, x: Tensor, y: Tensor, index: Tensor) -> Tensor:
-        """Return the loss of each row summed over examples: float64, shape (rows,)."""
+        """Return the loss of each row summed over examples: float64, shape (rows,).
+
+        Args:
+            rows, x, y, index: As in `per_example_error`.
+        """
         ...
+
+
+class Intervals(NamedTuple):
+    """Intervals that were trained one after another, and then checked.
+
+    The checks of an interval are a list, with a value for each row that was live.
+
+    Attributes:
+        live: The rows that were live.
+        losses: Training loss of the last step of each interval.
+        finite: Whether all weights were finite.
+        checks: The checks of each interval. A check that stopped early knows only whether the
+            network has more mistakes than the first of these checks allows.
+        metrics: Values of the further metrics.
+        spent: Examples and seconds of an interval.
+    """
+
+    live: list[int]
+    losses: list[list[float]]
+    finite: list[list[bool]]
+    checks: list[list[Check]]
+    metrics: list[list[Mapping[str, float]]]
+    spent: Mapping[str, float]
 
 
 class RunGroup:
@@ -109,6 +174,7 @@ class RunGroup:
         self._train_split = first.data.on_device("train", self._device)
         self._validation_split = first.data.on_device("val", self._device)
         self.stopwatch = Stopwatch()
+        self._intervals_done = 0
         rows = len(networks.runs)
         self.hardest_first = HardestFirst(self._validation_size, rows, self._device)
 
@@ -116,37 +182,100 @@ class RunGroup:
     def _validation_size(self) -> int:
         return len(self._validation_split[1])
 
-    def train_interval(self) -> list[CheckOutcome]:
-        """Train all runs for `check_interval` steps, and return the outcomes of their checks.
+    def choose_intervals(self, requested: int | None = None) -> int:
+        """Return how many intervals to train before the next checks.
 
-        The best outcome comes first, because it may end the other runs of its cell.
+        Nothing in training depends on a check but its end, so several intervals can be checked at
+        once. A GPU then waits less often for the host. A row that ends has trained some intervals
+        in vain, on average less than `WASTED_SHARE` of all. On a CPU nothing is gained.
+
+        Args:
+            requested: How many if nothing acts between two intervals; None to choose.
         """
+        done = 0
+        for row in self.networks.live:
+            run = self.networks.run_at(row)
+            if run.readings is not None or run.changes is not None:
+                return 1
+            done += run.steps // self._training.goal.check_interval
+        if requested is not None:
+            return requested
+        if self._device.type == "cpu":
+            return 1
+        intervals = 2 * WASTED_SHARE * done / len(self.networks.live)
+        if self._intervals_done:
+            seconds = self.stopwatch.training_seconds / self._intervals_done
+            intervals = min(intervals, MAX_SECONDS_AHEAD / seconds)
+        free, _ = torch.cuda.mem_get_info(self._device)
+        intervals = min(intervals, MEMORY_SHARE_AHEAD * free / self.networks.bytes_of_rows())
+        return max(1, min(int(intervals), MAX_INTERVALS_AHEAD))
+
+    def train_intervals(self, count: int) -> Intervals:
+        """Train all runs for `count` check intervals, and check each run at the end of each."""
         seconds_before = self.stopwatch.training_seconds
+        interval = self._training.goal.check_interval
         self.stopwatch.switch_to("training")
-        index = self._next_batches()
-        losses = self._train_steps(index).tolist()
+        examples = 0
+        losses = []
+        for i in range(count):
+            index = self._next_batches()
+            losses.append(self._train_steps(index, i * interval))
+            self.networks.keep(i, count)
+            examples = sum(of_step.shape[-1] for of_step in index)
+        all_losses = torch.stack(losses).tolist()
         # The losses were copied from the device, so it has finished the steps.
         self.stopwatch.switch_to("checking")
+        live = list(self.networks.live)
+        numbers = [[self.networks.number(i, row) for row in live] for i in range(count)]
         finite = self.networks.finite()
-        checks = self._check()
-        metrics = self._further_metrics()
-        self.stopwatch.add_check(self._training.goal.check_interval)
-        spent = {
-            EXAMPLES.column: sum(of_step.shape[-1] for of_step in index),
-            SECONDS.column: self.stopwatch.training_seconds - seconds_before,
-        }
+        checks = self._check(numbers)
+        metrics = self._further_metrics(numbers)
+        for _ in range(count):
+            self.stopwatch.add_check(interval)
+        self._intervals_done += count
+        seconds = self.stopwatch.training_seconds - seconds_before
+        return Intervals(
+            live,
+            [[of_rows[row] for row in live] for of_rows in all_losses],
+            [[finite[number] for number in of_interval] for of_interval in numbers],
+            checks,
+            metrics,
+            {EXAMPLES.column: examples, SECONDS.column: seconds / count},
+        )
+
+    def outcomes(self, intervals: Intervals, i: int) -> list[CheckOutcome]:
+        """Return the outcomes of the checks after the i-th interval, for the rows still live.
+
+        The best outcome comes first, because it may end the other runs of its cell. Ask for the
+        outcomes of an interval after the outcomes before it are recorded.
+        """
         outcomes = []
-        for row, check, further in zip(self.networks.live, checks, metrics, strict=True):
-            error = check.error(self._validation_size)
-            values = {**further, **spent}
-            outcomes.append(CheckOutcome(row, error, check.exact, losses[row], finite[row], values))
+        for place, row in enumerate(intervals.live):
+            if self.networks.runs[row] is None:
+                continue
+            check = intervals.checks[i][place]
+            if self._training.goal.stops_checks_early:
+                # A run may have met an easier goal at an interval before.
+                allowed = self.networks.run_at(row).attempt.max_mistakes(self._validation_size)
+                check = Check.of(check.mistakes, allowed, self._validation_size)
+            outcome = CheckOutcome(
+                row=row,
+                error=check.error(self._validation_size),
+                exact=check.exact,
+                loss=intervals.losses[i][place],
+                finite=intervals.finite[i][place],
+                metrics={**intervals.metrics[i][place], **intervals.spent},
+                number=self.networks.number(i, row),
+            )
+            outcomes.append(outcome)
         return sorted(outcomes, key=lambda outcome: outcome.error)
 
-    def _train_steps(self, index: Tensor | tuple[Tensor, ...]) -> Tensor:
+    def _train_steps(self, index: Tensor | tuple[Tensor, ...], before: int) -> Tensor:
         """Train the steps of an interval, and take the readings that follow each of them.
 
         Args:
             index: As in `NetworkBatch.train`.
+            before: Steps since the last check.
 
         Returns:
             The loss of each row at the last step, before its update.
@@ -155,7 +284,7 @@ class RunGroup:
         done = 0
         losses = None
         for end in sorted({*rows_to_read, len(index)}):
-            losses = self.networks.train(*self._train_split, index[done:end], done)
+            losses = self.networks.train(*self._train_split, index[done:end], before + done)
             for row in rows_to_read.get(end, ()):
                 run = self.networks.run_at(row)
                 assert run.readings is not None
@@ -207,45 +336,58 @@ class RunGroup:
         filled = [batches.get(row, first) for row in range(len(self.networks.runs))]
         return torch.stack(filled, dim=1).to(self._device)
 
-    def _check(self) -> list[Check]:
-        """Return the check of each live run. Early checks stop when the goal is surely missed."""
+    def _check(self, numbers: list[list[int]]) -> list[list[Check]]:
+        """Return the checks of kept rows. Early checks stop when the goal is surely missed.
+
+        Args:
+            numbers: The numbers of the live rows, after each interval.
+        """
         networks = self.networks
         x, y = self._validation_split
+        which = self._flat(numbers)
         if self._training.goal.stops_checks_early:
-            rows = torch.tensor(networks.live, device=self._device)
             allowed = []
             for row in networks.live:
                 allowed.append(networks.run_at(row).attempt.max_mistakes(self._validation_size))
-            return self.hardest_first(
-                lambda which, index: networks.per_example_error(rows[which], x, y, index),
-                networks.live,
-                allowed,
+            checks = self.hardest_first(
+                lambda some, index: networks.per_example_error(which[some], x, y, index),
+                list(networks.live) * len(numbers),
+                allowed * len(numbers),
             )
-        mistakes = torch.zeros(len(networks.live), dtype=torch.int64, device=self._device)
-        for rows, index in self._validation_batches():
-            mistakes += (networks.per_example_error(rows, x, y, index) >= 1).sum(1)
-        return [Check(count, exact=True) for count in mistakes.tolist()]
+        else:
+            mistakes = torch.zeros(len(which), dtype=torch.int64, device=self._device)
+            for index in self._validation_batches(len(which)):
+                mistakes += (networks.per_example_error(which, x, y, index) >= 1).sum(1)
+            checks = [Check(count, exact=True) for count in mistakes.tolist()]
+        return self._by_interval(checks)
 
-    def _further_metrics(self) -> Sequence[Mapping[str, float]]:
-        """Return `val_loss` of each live run if the study keeps it, rounded to float32."""
-        live = self.networks.live
+    def _further_metrics(self, numbers: list[list[int]]) -> list[list[Mapping[str, float]]]:
+        """Return `val_loss` of kept rows if the study keeps it, rounded to float32."""
+        which = self._flat(numbers)
         if not self._training.metrics:
-            return [{}] * len(live)
+            return self._by_interval([{}] * len(which))
         x, y = self._validation_split
-        total = torch.zeros(len(live), dtype=torch.float64, device=self._device)
-        for rows, index in self._validation_batches():
-            total += self.networks.losses(rows, x, y, index)
+        total = torch.zeros(len(which), dtype=torch.float64, device=self._device)
+        for index in self._validation_batches(len(which)):
+            total += self.networks.losses(which, x, y, index)
         # A value that Lightning logs is rounded in the same way.
         means = (total.float() / len(y)).double()
-        return [{"val_loss": loss} for loss in means.tolist()]
+        return self._by_interval([{"val_loss": loss} for loss in means.tolist()])
 
-    def _validation_batches(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield the live rows and the batches of the validation split, as in Lightning's loop."""
-        live = self.networks.live
-        rows = torch.tensor(live, device=self._device)
+    def _flat(self, numbers: list[list[int]]) -> Tensor:
+        """Return all numbers of kept rows, interval by interval, on the device."""
+        return torch.tensor(numbers, device=self._device).flatten()
+
+    def _by_interval(self, values: Sequence[Value]) -> list[list[Value]]:
+        """Return the values of the live rows by interval, from one list of all of them."""
+        rows = len(self.networks.live)
+        return [list(values[i : i + rows]) for i in range(0, len(values), rows)]
+
+    def _validation_batches(self, networks: int) -> Iterator[Tensor]:
+        """Yield the batches of the validation split for some networks, as in Lightning's loop."""
         examples = torch.arange(self._validation_size, device=self._device)
         for index in examples.split(self._eval_batch_size):
-            yield rows, index.expand(len(live), -1)
+            yield index.expand(networks, -1)
 
     def end_interval(self, at_check: Callable[[], None]) -> None:
         """Call `at_check`, and save the live runs whose last checkpoint is old.
@@ -268,18 +410,23 @@ class RunGroup:
         """Save a run that continues, if its last file is older than the checkpoint interval."""
         self._save_if_older(row, math.inf)
 
-    def save_if_worth_it(self, row: int) -> None:
-        """Save a run that ends or pauses here, unless it is faster to train its steps again."""
-        self._save_if_older(row, MIN_SECONDS_WORTH_SAVING)
+    def save_if_worth_it(self, row: int, number: int | None = None) -> None:
+        """Save a run that ends or pauses here, unless it is faster to train its steps again.
 
-    def _save_if_older(self, row: int, seconds: float) -> None:
+        Args:
+            row: The row of the run.
+            number: Number of the kept row where it ends; None if it ends in its present state.
+        """
+        self._save_if_older(row, MIN_SECONDS_WORTH_SAVING, number)
+
+    def _save_if_older(self, row: int, seconds: float, number: int | None = None) -> None:
         """Save a run if its last file is older than `seconds` or than the checkpoint interval."""
         run = self.networks.run_at(row)
         checkpoints = self._training.checkpoints
         if run.file is None or checkpoints is None:
             return
         if time.monotonic() - run.saved_at >= min(seconds, checkpoints.seconds):
-            self.networks.write_back(row)
+            self.networks.write_back(row, number)
             run.save()
 
 
@@ -427,7 +574,19 @@ class SingleNetwork:
                 gradients.append((parameter.grad, keep))
         multiply(gradients)
 
-    def write_back(self, row: int) -> None:
+    def keep(self, interval: int, intervals: int) -> None:
+        """Do nothing: a single network is checked after each interval."""
+        assert intervals == 1
+
+    def number(self, interval: int, row: int) -> int:
+        """Return the number of the only row."""
+        return row
+
+    def bytes_of_rows(self) -> int:
+        """Return 0, because `keep` copies nothing."""
+        return 0
+
+    def write_back(self, row: int, number: int | None = None) -> None:
         """Do nothing: module and optimizer of the run are up to date."""
 
     def write_back_weights(self, row: int) -> None:

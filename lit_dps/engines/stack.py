@@ -9,9 +9,9 @@ from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import vmap
-from torch.utils._pytree import tree_map, tree_map_
+from torch.utils._pytree import tree_leaves, tree_map, tree_map_
 
 from lit_dps.engines.functional import Functional
 from lit_dps.engines.matrix_products import ConvolutionsAsProducts
@@ -27,6 +27,8 @@ MICROBATCH = 256
 # fast as cuDNN's grouped convolutions at 2 examples, 2.1 times at 16 and 1.1 times at 256 (forward
 # and backward, 100 networks of Simple-CNN, H200, 2026-11-26).
 MATMUL_LIMIT = 64
+# Examples that a check evaluates at a time, summed over networks. Simple-CNN needs 80 kB for one.
+MAX_EVALUATED = 32_768
 
 
 class _Rows(NamedTuple):
@@ -49,6 +51,24 @@ class _Rows(NamedTuple):
     state: dict[str, Tensor]
     buffers: dict[str, Tensor]
     delayed: Tensor
+
+
+class _StepNumbers(NamedTuple):
+    """Numbers of each step of all rows, on their device. The first dimension is of steps.
+
+    Attributes:
+        rates: Learning rates, shape (steps, rows, 1).
+        updates: The number of the update that each step makes, from 1, shape (steps, rows, 1).
+        places: Where the gradients of a step are delayed, shape (steps, rows).
+    """
+
+    rates: Tensor
+    updates: Tensor
+    places: Tensor
+
+    def at(self, step: int) -> _StepNumbers:
+        """Return the numbers of one step, without the dimension of steps."""
+        return _StepNumbers(self.rates[step], self.updates[step], self.places[step])
 
 
 class StackedNetworks:
@@ -106,6 +126,7 @@ class StackedNetworks:
         self._rule_update = StackedUpdate(rule, trained)
         rows = map(self._rows_of, runs)
         self.tensors: _Rows = tree_map(lambda *tensors: torch.stack(tensors), *rows)
+        self._checked = self.tensors
 
     def _rows_of(self, run: NetworkRun) -> _Rows:
         """Return the tensors of a run."""
@@ -168,14 +189,51 @@ class StackedNetworks:
         """Keep these rows only, in this order."""
         self.runs = [self.runs[row] for row in rows]
         self.tensors = tree_map(lambda tensor: tensor[rows], self.tensors)
+        self._checked = self.tensors
 
-    def write_back(self, row: int) -> None:
-        """Copy the state of a row into the module, optimizer and schedule of its run."""
-        self.write_back_weights(row)
+    def keep(self, interval: int, intervals: int) -> None:
+        """Keep the rows as they are after an interval; see `NetworkBatch.keep`."""
+        if intervals == 1:
+            self._checked = self.tensors  # nothing changes them before the check
+            return
+        present = self._changing_tensors()
+        if interval == 0:
+            count = intervals * len(self.runs)
+            self._checked = tree_map(
+                lambda tensor: tensor.new_empty(count, *tensor.shape[1:]), present
+            )
+        first = self.number(interval, 0)
+        rows = slice(first, first + len(self.runs))
+        tree_map_(lambda kept, tensor: kept[rows].copy_(tensor), self._checked, present)
+
+    def _changing_tensors(self) -> _Rows:
+        """Return the tensors that training changes; the others are empty."""
+        nothing = self.tensors.keep.new_empty(len(self.runs), 0)
+        return self.tensors._replace(keep=nothing, hyperparameters={})
+
+    def number(self, interval: int, row: int) -> int:
+        """Return the number of a row as it was kept after an interval."""
+        return interval * len(self.runs) + row
+
+    def bytes_of_rows(self) -> int:
+        """Return the size of the tensors of all rows, which `keep` copies."""
+        return sum(tensor.nbytes for tensor in tree_leaves(self._changing_tensors()))
+
+    def write_back(self, row: int, number: int | None = None) -> None:
+        """Copy the state of a row into the module, optimizer and schedule of its run.
+
+        Args:
+            row: The row.
+            number: Number of the kept row whose state is copied; None for the present state.
+        """
+        tensors, place = self.tensors, row
+        if number is not None:
+            tensors, place = self._checked, number
         run = self.run_at(row)
         parameters = dict(run.module.named_parameters())
+        self._copy_into(run.module, tensors, place)
         for key, layout in self._rule_update.state.items():
-            for name, part in layout.split(self.tensors.state[key][row]).items():
+            for name, part in layout.split(tensors.state[key][place]).items():
                 run.optimizer.state[parameters[name]][key] = part.clone()
         if self.rule.has_step_counter:
             # The optimizer makes no update before the first delayed gradient.
@@ -186,7 +244,7 @@ class StackedNetworks:
         if run.delay:
             optimizer_state: Any = run.optimizer.state
             optimizer_state[DELAY_STATE_KEY] = self._delayed_gradients(
-                row, group["params"], parameters
+                run, tensors.delayed[place], parameters
             )
         group["lr"] = run.learning_rate(run.steps)
         if run.schedule is not None:
@@ -196,23 +254,32 @@ class StackedNetworks:
 
     def write_back_weights(self, row: int) -> None:
         """Copy the weights and buffers of a row into the module of its run."""
-        module = self.run_at(row).module
+        self._copy_into(self.run_at(row).module, self.tensors, row)
+
+    def _copy_into(self, module: nn.Module, tensors: _Rows, place: int) -> None:
+        """Copy weights and buffers at a place of row tensors into a module."""
         parameters = dict(module.named_parameters())
         with torch.no_grad():
-            for name, weights in self._layout.split(self.weights[row]).items():
+            for name, weights in self._layout.split(tensors.weights[place]).items():
                 parameters[name].copy_(weights)
             for name, buffer in module.named_buffers():
-                buffer.copy_(self.tensors.buffers[name][row])
+                buffer.copy_(tensors.buffers[name][place])
 
     def _delayed_gradients(
-        self, row: int, order: Sequence[Tensor], parameters: Mapping[str, Tensor]
+        self, run: NetworkRun, delayed: Tensor, parameters: Mapping[str, Tensor]
     ) -> list[list[Tensor | None]]:
-        """Return the delayed gradients of a row as `delay_gradients` keeps them, oldest first."""
-        run = self.run_at(row)
+        """Return the delayed gradients of a run as `delay_gradients` keeps them, oldest first.
+
+        Args:
+            run: The run.
+            delayed: Its delayed gradients, shape (delay, parameters).
+            parameters: The parameters of its module by name.
+        """
         names = {id(parameter): name for name, parameter in parameters.items()}
         steps = []
         for step in range(max(0, run.steps - run.delay), run.steps):
-            parts = self._layout.split(self.tensors.delayed[row, step % run.delay].clone())
+            parts = self._layout.split(delayed[step % run.delay].clone())
+            order = run.optimizer.param_groups[0]["params"]
             steps.append([parts.get(names[id(parameter)]) for parameter in order])
         return steps
 
@@ -230,62 +297,79 @@ class StackedNetworks:
         Returns:
             The loss of each network at the last step, before its update: shape (rows,).
         """
+        numbers = self._step_numbers(steps_since_check, len(index))
         loss = None
-        for step, batch in enumerate(index, steps_since_check):
+        for step, batch in enumerate(index):
             loss, gradients = self.gradients(x, y, batch)
-            self._update(step, gradients)
+            self._update(steps_since_check + step, gradients, numbers.at(step))
         assert loss is not None
         return loss
 
-    def _update(self, step: int, gradients: Tensor) -> None:
+    def _step_numbers(self, first: int, steps: int) -> _StepNumbers:
+        """Return the numbers of each step and row.
+
+        Args:
+            first: Steps from the last check to the first step.
+            steps: How many steps.
+        """
+        rates = torch.zeros(steps, len(self.runs), 1, dtype=torch.float64)
+        before = torch.zeros(steps, len(self.runs), 1, dtype=torch.int64)
+        delay = self.tensors.delayed.shape[1]
+        for row in self.live:
+            run = self.run_at(row)
+            done = run.steps + first
+            before[:, row, 0] = torch.arange(done, done + steps)
+            # A row may be trained beyond its end, where its schedule need not have a rate.
+            last = run.attempt.goal.max_steps - 1
+            of_row = [run.learning_rate(min(step, last)) for step in range(done, done + steps)]
+            rates[:, row, 0] = torch.tensor(of_row, dtype=torch.float64)
+        if delay:
+            # The first delayed gradient is applied after `delay` steps.
+            rates[before < delay] = 0.0
+        return _StepNumbers(
+            rates.to(self.weights),
+            ((before - delay).clamp(min=0) + 1).to(self.weights),
+            (before % max(delay, 1)).squeeze(2).to(self.weights.device),
+        )
+
+    def _update(self, step: int, gradients: Tensor, numbers: _StepNumbers) -> None:
         """Take an optimizer step of all rows.
 
         Args:
             step: The number of the step since the last check, from 0.
             gradients: Shape (rows, parameters); may be changed.
+            numbers: The numbers of this step.
         """
         tensors = self.tensors
-        delay = tensors.delayed.shape[1]
-        steps_before = []  # of each row, since the start of its run
-        rates = []
-        updates = []
-        for run in self.runs:
-            steps = 0
-            rate = 0.0
-            if run is not None:
-                steps = run.steps + step
-                # The first delayed gradient is applied after `delay` steps.
-                if steps >= delay:
-                    rate = run.learning_rate(steps)
-                if run.readings is not None:
-                    run.readings.count(run.learning_rate(steps))
-            steps_before.append(steps)
-            rates.append([rate])
-            updates.append([max(steps - delay, 0) + 1.0])
         changing = self._rows_that_change(step + 1)
         dense = {row: self._gradients_of(gradients, row) for row in changing}
         gradients.mul_(tensors.keep)
-        if delay:
-            gradients = _exchange(tensors.delayed, gradients, steps_before)
-        for row in self.live:
-            run = self.run_at(row)
-            if run.readings is not None:
-                of_row = partial(self._gradients_of, gradients, row)
-                run.readings.see_gradients(steps_before[row] + 1, of_row)
+        if tensors.delayed.shape[1]:
+            gradients = _exchange(tensors.delayed, gradients, numbers.places)
+        self._show_gradients(step, gradients)
         if self._clipping is not None:
             self._clipping.clip_rows(gradients)
         self._rule_update(
             tensors.weights,
             gradients,
             tensors.state,
-            tensors.weights.new_tensor(rates),
+            numbers.rates,
             tensors.hyperparameters,
-            tensors.weights.new_tensor(updates),
+            numbers.updates,
         )
         if self.rule not in OURS:  # another rule may move pruned weights
             tensors.weights.mul_(tensors.keep)
         for row in changing:
             self._change_mask(row, step + 1, dense[row])
+
+    def _show_gradients(self, step: int, gradients: Tensor) -> None:
+        """Show the gradients that a step applies to the readings of the rows."""
+        for row in self.live:
+            run = self.run_at(row)
+            if run.readings is not None:
+                run.readings.count(run.learning_rate(run.steps + step))
+                of_row = partial(self._gradients_of, gradients, row)
+                run.readings.see_gradients(run.steps + step + 1, of_row)
 
     def _gradients_of(self, gradients: Tensor, row: int) -> dict[str, Tensor]:
         """Return copies of the gradients of a row by parameter."""
@@ -410,13 +494,22 @@ class StackedNetworks:
         self, method: str, rows: Tensor, x: Tensor, y: Tensor, index: Tensor
     ) -> list[Tensor]:
         """Return the values of a method for each part of `eval_microbatch` examples."""
-        weights = self.weights[rows]
-        buffers = {name: buffer[rows] for name, buffer in self.tensors.buffers.items()}
+        # A part holds all networks at few examples, or few networks.
+        networks = max(1, MAX_EVALUATED // min(self.eval_microbatch, index.shape[1]))
         values = []
         with evaluating(self.module):
             for part in index.split(self.eval_microbatch, 1):
-                values.append(self._over_rows(method, weights, buffers, x[part], y[part]))
+                of_rows = []
+                for some, examples in zip(rows.split(networks), part.split(networks), strict=True):
+                    of_rows.append(self._evaluate_rows(method, some, x[examples], y[examples]))
+                values.append(torch.cat(of_rows))
         return values
+
+    def _evaluate_rows(self, method: str, rows: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        """Return the values of a method for some of the rows that were kept."""
+        weights = self._checked.weights[rows]
+        buffers = {name: buffer[rows] for name, buffer in self._checked.buffers.items()}
+        return self._over_rows(method, weights, buffers, x, y)
 
     def _halve_until_fits(
         self,
@@ -441,8 +534,8 @@ class StackedNetworks:
                 setattr(self, limit, examples // 2)
 
     def finite(self) -> list[bool]:
-        """Return for each row whether all weights are finite."""
-        return self.weights.isfinite().all(1).tolist()
+        """See `NetworkBatch.finite`."""
+        return self._checked.weights.isfinite().all(1).tolist()
 
     def _over_rows(
         self, method: str, weights: Tensor, buffers: Mapping[str, Tensor], x: Tensor, y: Tensor
@@ -456,16 +549,15 @@ class StackedNetworks:
         return call({**self._layout.split(weights), **buffers}, x, y)
 
 
-def _exchange(delayed: Tensor, gradients: Tensor, steps: Sequence[int]) -> Tensor:
+def _exchange(delayed: Tensor, gradients: Tensor, places: Tensor) -> Tensor:
     """Store new gradients, and return the delayed ones that are due; zeros if none is due yet.
 
     Args:
         delayed: Shape (rows, delay, parameters); changed in place.
         gradients: Shape (rows, parameters).
-        steps: Number of the current step of each row.
+        places: The place of each row's gradients in `delayed`, shape (rows,).
     """
-    rows = torch.arange(len(steps), device=delayed.device)
-    places = torch.tensor([step % delayed.shape[1] for step in steps], device=delayed.device)
+    rows = torch.arange(len(places), device=delayed.device)
     due = delayed[rows, places]
     delayed[rows, places] = gradients
     return due

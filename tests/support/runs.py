@@ -30,11 +30,12 @@ def engine(
     goal: dict,
     lean: bool = True,
     size: int = 1,
+    ahead: int | None = None,
     **common: Any,
 ) -> Engine:
     """The interval loop, or Lightning's; `common` are further arguments of `Training`."""
     training = training_of(workload, goal, **common)
-    return IntervalLoop(training, size) if lean else TrainerEngine(training)
+    return IntervalLoop(training, size, ahead) if lean else TrainerEngine(training)
 
 
 def runs(
