@@ -51,7 +51,7 @@ def test_running_statistics_are_those_of_each_network_alone():
     goal = {**GOAL, "check_interval": 3, "max_steps": 3}
     stack = StackedNetworks(begun(used, goal, asked))
     group = RunGroup(stack, training_of(used, goal))
-    group.train_interval()
+    group.train_intervals(1)
     for row, run in enumerate(begun(used, goal, asked)):
         RunGroup(SingleNetwork(run), training_of(used, goal)).train_interval()
         stack.write_back_weights(row)
