@@ -13,8 +13,8 @@ The course of one trial, with the file of each step:
 3. `NetworkRun.begin` (`network_run`) builds the network and the data. It resumes the run from its
    checkpoint, or prunes the network. `StackFiller` (`interval_loop`) finds the attempts of a stack.
 4. `RunGroup.train_intervals` (`run_group`) trains the networks for `check_interval` steps, by
-   `SingleNetwork` or `StackedNetworks` (`stack`), and validates them. On a GPU a stack trains
-   several such intervals before it validates the networks of all of them.
+   `SingleNetwork` (`single_network`) or `StackedNetworks` (`stack`), and validates them. On a GPU
+   a stack trains several such intervals before it validates the networks of all of them.
 5. `Attempt.record` (`lit_dps.core.attempt`) stores the check in the curve and decides: the goal is
    met, the run diverged, its steps are spent, a race stops it (`lit_dps.core.racing`), it pauses,
    or it continues.

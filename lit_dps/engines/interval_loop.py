@@ -29,7 +29,8 @@ from lit_dps.engines.engine import Training
 from lit_dps.engines.functional import Functional, tensors_of
 from lit_dps.engines.module_hooks import NeedsLightning, end_module, optimizer_of
 from lit_dps.engines.network_run import CheckOutcome, NetworkRun, build_trial
-from lit_dps.engines.run_group import RunGroup, SingleNetwork
+from lit_dps.engines.run_group import RunGroup
+from lit_dps.engines.single_network import SingleNetwork
 from lit_dps.engines.stack import StackedNetworks
 from lit_dps.engines.trainer import TrainerEngine
 from lit_dps.module import ImageClassifier

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_leaves, tree_map, tree_map_
 from lit_dps.engines.functional import Functional
 from lit_dps.engines.matrix_products import ConvolutionsAsProducts
 from lit_dps.engines.network_run import NetworkRun
+from lit_dps.engines.row_tensors import Rows, StepNumbers, exchange
 from lit_dps.engines.stack_check import trains_on_whole_batches
 from lit_dps.optim import OURS, FlatLayout, Rule, StackedUpdate, rule_of
 from lit_dps.optim.delay import DELAY_STATE_KEY
@@ -29,46 +30,6 @@ MICROBATCH = 256
 MATMUL_LIMIT = 64
 # Examples that a check evaluates at a time, summed over networks. Simple-CNN needs 80 kB for one.
 MAX_EVALUATED = 32_768
-
-
-class _Rows(NamedTuple):
-    """The tensors of a network in a stack. In the stack, rows are their first dimension.
-
-    Attributes:
-        weights: Trained parameters, flat: shape (parameters,).
-        keep: 1 for kept and 0 for pruned parameters: shape (parameters,).
-        hyperparameters: Hyperparameters of the update rule by name, each of shape (1,).
-        state: Tensors of the optimizer by name, flat; each of shape (parameters,) unless the rule
-            has a state of another shape.
-        buffers: Buffers and untrained parameters, by name.
-        delayed: Gradients that are not applied yet, shape (delay, parameters). The gradient of a
-            step is at index step modulo delay.
-    """
-
-    weights: Tensor
-    keep: Tensor
-    hyperparameters: dict[str, Tensor]
-    state: dict[str, Tensor]
-    buffers: dict[str, Tensor]
-    delayed: Tensor
-
-
-class _StepNumbers(NamedTuple):
-    """Numbers of each step of all rows, on their device. The first dimension is of steps.
-
-    Attributes:
-        rates: Learning rates, shape (steps, rows, 1).
-        updates: The number of the update that each step makes, from 1, shape (steps, rows, 1).
-        places: Where the gradients of a step are delayed, shape (steps, rows).
-    """
-
-    rates: Tensor
-    updates: Tensor
-    places: Tensor
-
-    def at(self, step: int) -> _StepNumbers:
-        """Return the numbers of one step, without the dimension of steps."""
-        return _StepNumbers(self.rates[step], self.updates[step], self.places[step])
 
 
 class StackedNetworks:
@@ -125,10 +86,10 @@ class StackedNetworks:
         self._layout = FlatLayout({name: parameter.shape for name, parameter in trained.items()})
         self._rule_update = StackedUpdate(rule, trained)
         rows = map(self._rows_of, runs)
-        self.tensors: _Rows = tree_map(lambda *tensors: torch.stack(tensors), *rows)
+        self.tensors: Rows = tree_map(lambda *tensors: torch.stack(tensors), *rows)
         self._checked = self.tensors
 
-    def _rows_of(self, run: NetworkRun) -> _Rows:
+    def _rows_of(self, run: NetworkRun) -> Rows:
         """Return the tensors of a run."""
         parameters = dict(run.module.named_parameters())
         trained = {name: parameters[name] for name in self._layout.shapes}
@@ -144,7 +105,7 @@ class StackedNetworks:
             hyperparameters[name] = weights.new_tensor([number])
         state = self._rule_update.flat_state(trained, run.optimizer.state)
         delayed = self._delayed_of(run, parameters, weights)
-        return _Rows(weights, keep, hyperparameters, state, buffers, delayed)
+        return Rows(weights, keep, hyperparameters, state, buffers, delayed)
 
     def _delayed_of(
         self, run: NetworkRun, parameters: Mapping[str, Tensor], weights: Tensor
@@ -206,7 +167,7 @@ class StackedNetworks:
         rows = slice(first, first + len(self.runs))
         tree_map_(lambda kept, tensor: kept[rows].copy_(tensor), self._checked, present)
 
-    def _changing_tensors(self) -> _Rows:
+    def _changing_tensors(self) -> Rows:
         """Return the tensors that training changes; the others are empty."""
         nothing = self.tensors.keep.new_empty(len(self.runs), 0)
         return self.tensors._replace(keep=nothing, hyperparameters={})
@@ -256,7 +217,7 @@ class StackedNetworks:
         """Copy the weights and buffers of a row into the module of its run."""
         self._copy_into(self.run_at(row).module, self.tensors, row)
 
-    def _copy_into(self, module: nn.Module, tensors: _Rows, place: int) -> None:
+    def _copy_into(self, module: nn.Module, tensors: Rows, place: int) -> None:
         """Copy weights and buffers at a place of row tensors into a module."""
         parameters = dict(module.named_parameters())
         with torch.no_grad():
@@ -297,7 +258,7 @@ class StackedNetworks:
         Returns:
             The loss of each network at the last step, before its update: shape (rows,).
         """
-        numbers = self._step_numbers(steps_since_check, len(index))
+        numbers = StepNumbers.of(self.runs, steps_since_check, len(index), self.weights)
         loss = None
         for step, batch in enumerate(index):
             loss, gradients = self.gradients(x, y, batch)
@@ -305,34 +266,7 @@ class StackedNetworks:
         assert loss is not None
         return loss
 
-    def _step_numbers(self, first: int, steps: int) -> _StepNumbers:
-        """Return the numbers of each step and row.
-
-        Args:
-            first: Steps from the last check to the first step.
-            steps: How many steps.
-        """
-        rates = torch.zeros(steps, len(self.runs), 1, dtype=torch.float64)
-        before = torch.zeros(steps, len(self.runs), 1, dtype=torch.int64)
-        delay = self.tensors.delayed.shape[1]
-        for row in self.live:
-            run = self.run_at(row)
-            done = run.steps + first
-            before[:, row, 0] = torch.arange(done, done + steps)
-            # A row may be trained beyond its end, where its schedule need not have a rate.
-            last = run.attempt.goal.max_steps - 1
-            of_row = [run.learning_rate(min(step, last)) for step in range(done, done + steps)]
-            rates[:, row, 0] = torch.tensor(of_row, dtype=torch.float64)
-        if delay:
-            # The first delayed gradient is applied after `delay` steps.
-            rates[before < delay] = 0.0
-        return _StepNumbers(
-            rates.to(self.weights),
-            ((before - delay).clamp(min=0) + 1).to(self.weights),
-            (before % max(delay, 1)).squeeze(2).to(self.weights.device),
-        )
-
-    def _update(self, step: int, gradients: Tensor, numbers: _StepNumbers) -> None:
+    def _update(self, step: int, gradients: Tensor, numbers: StepNumbers) -> None:
         """Take an optimizer step of all rows.
 
         Args:
@@ -345,7 +279,7 @@ class StackedNetworks:
         dense = {row: self._gradients_of(gradients, row) for row in changing}
         gradients.mul_(tensors.keep)
         if tensors.delayed.shape[1]:
-            gradients = _exchange(tensors.delayed, gradients, numbers.places)
+            gradients = exchange(tensors.delayed, gradients, numbers.places)
         self._show_gradients(step, gradients)
         if self._clipping is not None:
             self._clipping.clip_rows(gradients)
@@ -547,17 +481,3 @@ class StackedNetworks:
             (0, batch_dim, batch_dim),
         )
         return call({**self._layout.split(weights), **buffers}, x, y)
-
-
-def _exchange(delayed: Tensor, gradients: Tensor, places: Tensor) -> Tensor:
-    """Store new gradients, and return the delayed ones that are due; zeros if none is due yet.
-
-    Args:
-        delayed: Shape (rows, delay, parameters); changed in place.
-        gradients: Shape (rows, parameters).
-        places: The place of each row's gradients in `delayed`, shape (rows,).
-    """
-    rows = torch.arange(len(places), device=delayed.device)
-    due = delayed[rows, places]
-    delayed[rows, places] = gradients
-    return due

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from lit_dps.core.trial import Cell
-from lit_dps.engines.run_group import SingleNetwork
+from lit_dps.engines.single_network import SingleNetwork
 from lit_dps.engines.stack import StackedNetworks
 from lit_dps.optim import RULES, Rule
 from lit_dps.training import goal_callback as goal_error

@@ -11,7 +11,7 @@ from torch import Tensor
 from lit_dps.core.attempt import Attempt
 from lit_dps.core.goal import Goal
 from lit_dps.engines.network_run import NetworkRun
-from lit_dps.engines.run_group import SingleNetwork
+from lit_dps.engines.single_network import SingleNetwork
 from lit_dps.engines.stack import StackedNetworks
 from lit_dps.models import MLP, ResNet8
 from lit_dps.module import ImageClassifier

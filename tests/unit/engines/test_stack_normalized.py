@@ -9,7 +9,8 @@ from lit_dps.core.attempt import Attempt
 from lit_dps.core.goal import Goal
 from lit_dps.core.trial import Cell, Status, Trial
 from lit_dps.engines.network_run import NetworkRun, build_trial
-from lit_dps.engines.run_group import RunGroup, SingleNetwork
+from lit_dps.engines.run_group import RunGroup
+from lit_dps.engines.single_network import SingleNetwork
 from lit_dps.engines.stack import StackedNetworks
 from lit_dps.optim.clipping import Clipping
 from lit_dps.training import GoalErrorCallback
@@ -53,7 +54,7 @@ def test_running_statistics_are_those_of_each_network_alone():
     group = RunGroup(stack, training_of(used, goal))
     group.train_intervals(1)
     for row, run in enumerate(begun(used, goal, asked)):
-        RunGroup(SingleNetwork(run), training_of(used, goal)).train_interval()
+        RunGroup(SingleNetwork(run), training_of(used, goal)).train_intervals(1)
         stack.write_back_weights(row)
         buffers = dict(stack.run_at(row).module.named_buffers())
         assert int(buffers["network.layers.2.num_batches_tracked"]) == 3
@@ -69,7 +70,8 @@ def test_each_network_of_a_stack_draws_its_own_dropout():
     asked = [Trial(Cell(16, 0.0), 0, {"model.learning_rate": 0.05})] * 400
     stack = StackedNetworks(begun(used, goal, asked))
     with preserve_rng_state(seed=1):
-        outcomes = RunGroup(stack, training_of(used, goal)).train_interval()
+        group = RunGroup(stack, training_of(used, goal))
+        outcomes = group.outcomes(group.train_intervals(1), 0)
     stacked = torch.tensor([outcome.loss for outcome in outcomes], dtype=torch.float64)
     alone = []
     (run,) = begun(used, goal, asked[:1])

@@ -12,7 +12,7 @@ import torch
 
 from lit_dps.core.errors import ConfigError
 from lit_dps.core.trial import Cell, Trial
-from lit_dps.engines.run_group import SingleNetwork
+from lit_dps.engines.single_network import SingleNetwork
 from lit_dps.pruning import Mask
 from lit_dps.training import DelayCallback, PruningCallback
 from tests.support import saved_study, tiny

@@ -1,0 +1,97 @@
+"""The tensors of the rows of a stack, and the numbers of their steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from lit_dps.engines.network_run import NetworkRun
+
+
+class Rows(NamedTuple):
+    """The tensors of a network in a stack. In the stack, rows are their first dimension.
+
+    Attributes:
+        weights: Trained parameters, flat: shape (parameters,).
+        keep: 1 for kept and 0 for pruned parameters: shape (parameters,).
+        hyperparameters: Hyperparameters of the update rule by name, each of shape (1,).
+        state: Tensors of the optimizer by name, flat; each of shape (parameters,) unless the rule
+            has a state of another shape.
+        buffers: Buffers and untrained parameters, by name.
+        delayed: Gradients that are not applied yet, shape (delay, parameters). The gradient of a
+            step is at index step modulo delay.
+    """
+
+    weights: Tensor
+    keep: Tensor
+    hyperparameters: dict[str, Tensor]
+    state: dict[str, Tensor]
+    buffers: dict[str, Tensor]
+    delayed: Tensor
+
+
+class StepNumbers(NamedTuple):
+    """Numbers of each step of all rows, on their device. The first dimension is of steps.
+
+    Attributes:
+        rates: Learning rates, shape (steps, rows, 1).
+        updates: The number of the update that each step makes, from 1, shape (steps, rows, 1).
+        places: Where the gradients of a step are delayed, shape (steps, rows).
+    """
+
+    rates: Tensor
+    updates: Tensor
+    places: Tensor
+
+    def at(self, step: int) -> StepNumbers:
+        """Return the numbers of one step, without the dimension of steps."""
+        return StepNumbers(self.rates[step], self.updates[step], self.places[step])
+
+    @classmethod
+    def of(
+        cls, runs: Sequence[NetworkRun | None], first: int, steps: int, weights: Tensor
+    ) -> StepNumbers:
+        """Return the numbers of the next steps; a row without a run has a rate of 0.
+
+        Args:
+            runs: The run of each row.
+            first: Steps from the last check to the first of these steps.
+            steps: How many steps.
+            weights: The weights of the rows, whose type and device the rates get.
+        """
+        # Lists of numbers, because an assignment to a tensor takes as long as a kernel.
+        rates = [[[0.0] for _ in runs] for _ in range(steps)]
+        updates = [[[1.0] for _ in runs] for _ in range(steps)]
+        places = [[0 for _ in runs] for _ in range(steps)]
+        for row, run in enumerate(runs):
+            if run is None:
+                continue
+            for i in range(steps):
+                step = run.steps + first + i
+                updates[i][row] = [max(step - run.delay, 0) + 1.0]
+                if run.delay:
+                    places[i][row] = step % run.delay
+                # The first delayed gradient is applied after `delay` steps.
+                if step >= run.delay:
+                    # A row may be trained beyond its end, where its schedule may have no rate.
+                    rate = run.learning_rate(min(step, run.attempt.goal.max_steps - 1))
+                    rates[i][row] = [rate]
+        places_of_steps = torch.tensor(places, device=weights.device)
+        return cls(weights.new_tensor(rates), weights.new_tensor(updates), places_of_steps)
+
+
+def exchange(delayed: Tensor, gradients: Tensor, places: Tensor) -> Tensor:
+    """Store new gradients, and return the delayed ones that are due; zeros if none is due yet.
+
+    Args:
+        delayed: Shape (rows, delay, parameters); changed in place.
+        gradients: Shape (rows, parameters).
+        places: The place of each row's gradients in `delayed`, shape (rows,).
+    """
+    rows = torch.arange(len(places), device=delayed.device)
+    due = delayed[rows, places]
+    delayed[rows, places] = gradients
+    return due
