@@ -24,6 +24,7 @@ SECTIONS = (
     "scaling",
     "analyze",
     "shown",
+    "time_left",
     "allocator",
     "memory",
     "law",

@@ -93,6 +93,11 @@ class Cell:
         return f"B={self.batch_size} {self.series}"
 
 
+def axes_of_stack(cell: Cell) -> tuple[tuple[str, Value], ...]:
+    """Return the axes that the trials of a stack share: all axes except the axes of pruning."""
+    return tuple(pair for pair in cell.axes if not pair[0].startswith("pruning."))
+
+
 def short_name(key: str) -> str:
     """Return the last name of a dotted key; the entire key if a table has a column of that name."""
     last = key.rpartition(".")[2]

@@ -22,7 +22,15 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from lit_dps.core.attempt import Attempt
-from lit_dps.core.trial import LIGHTNING, SINGLE, STACKED, Status, Trial, TrialResult
+from lit_dps.core.trial import (
+    LIGHTNING,
+    SINGLE,
+    STACKED,
+    Status,
+    Trial,
+    TrialResult,
+    axes_of_stack,
+)
 from lit_dps.data import ImageData
 from lit_dps.engines.eligible import ineligibility_reason, reason_of
 from lit_dps.engines.engine import Training
@@ -303,7 +311,6 @@ def batching_key(attempt: Attempt) -> BatchingKey:
     network_keys = set(RATE_KEYS)
     for rule in RULES.values():
         network_keys.update(f"model.{name}" for name in rule.hyperparameters)
-    axes = tuple(pair for pair in trial.cell.axes if not pair[0].startswith("pruning."))
     kind: list[tuple[str, bool | str]] = []
     numbers: list[tuple[str, float]] = []
     for key, value in sorted(trial.params.items()):
@@ -315,7 +322,9 @@ def batching_key(attempt: Attempt) -> BatchingKey:
             numbers.append((key, value))
         else:
             kind.append((key, repr(value)))
-    return BatchingKey((trial.cell.batch_size, axes), tuple(kind), tuple(numbers))
+    return BatchingKey(
+        (trial.cell.batch_size, axes_of_stack(trial.cell)), tuple(kind), tuple(numbers)
+    )
 
 
 class AttemptQueue:

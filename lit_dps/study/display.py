@@ -17,13 +17,15 @@ from rich.table import Table
 from rich.text import Text
 
 from lit_dps.core.goal import Goal
-from lit_dps.core.trial import Cell, Series, Trial, TrialResult
+from lit_dps.core.trial import Cell, Series, TrialResult
 from lit_dps.core.unit import cost_text
 from lit_dps.parallel.process import StopRequest
-from lit_dps.study.progress import Progress, ProgressEvent, TimeRemaining, clock
+from lit_dps.study.progress import Progress, clock, unknown_time_text
 from lit_dps.study.setup import StudySetup
+from lit_dps.study.time_left import ProgressEvent, TimeRemaining, TrialKey, trial_key
 
 REFRESHES_PER_SECOND = 2
+SECONDS_OF_ESTIMATE = 2.0  # after which the remaining time is estimated again
 MAX_RUNNING_SHOWN = 8
 MIN_TABLE_LINES = 3
 LEAVING = "{}: stops after the next validation; again: at once"
@@ -55,7 +57,6 @@ class Display:
         self.goal = goal
         self.stop = stop
         self.console = console or Console(stderr=True, highlight=False, markup=False, emoji=False)
-        self._running: dict[tuple, ProgressEvent] = {}  # by trial
         # A thread of rich draws the screen, so that its clock runs while a step takes minutes.
         self._lock = threading.RLock()
         self._start = time.monotonic()
@@ -86,18 +87,12 @@ class Display:
         """Add a new result."""
         with self._lock:
             self.progress.add(result)
-            self._running.pop(_key(result.trial), None)
             self._estimate = None
 
     def on_event(self, event: ProgressEvent) -> None:
         """Update the progress of a running trial, or remove the trials of a killed worker."""
         with self._lock:
-            if event.trial is not None:
-                self._running[_key(event.trial)] = event
-                return
-            for key, running in list(self._running.items()):
-                if running.worker == event.worker:
-                    del self._running[key]
+            self.progress.on_event(event)
 
     def close(self) -> None:
         """Stop drawing; the bar stays."""
@@ -112,7 +107,7 @@ class Display:
             estimate = self._current_estimate()
             parts: list[RenderableType] = [self._bar(estimate), self._times(estimate)]
             if not self._is_closed:
-                running = [self._running[key] for key in sorted(self._running)]
+                running = sorted(self.progress.running, key=_order_of)
                 lines = self.console.height - 6 - min(len(running), MAX_RUNNING_SHOWN + 1)
                 lines = max(lines, MIN_TABLE_LINES)
                 parts += ["", *self._k_star_tables(estimate, running, lines)]
@@ -122,10 +117,10 @@ class Display:
         return Group(*parts)
 
     def _current_estimate(self) -> _Estimate:
-        if self._estimate is None:
+        now = time.monotonic()
+        if self._estimate is None or now - self._estimate.at > SECONDS_OF_ESTIMATE:
             finished = self.progress.finished()
-            remaining = self.progress.time_remaining(finished)
-            self._estimate = _Estimate(finished, remaining, time.monotonic())
+            self._estimate = _Estimate(finished, self.progress.time_remaining(), now)
         return self._estimate
 
     def _bar(self, estimate: _Estimate) -> Table:
@@ -146,8 +141,11 @@ class Display:
         now = time.monotonic()
         parts = [f"{clock(now - self._start)} elapsed"]
         if not self._is_closed:
-            parts.append(_remaining_text(estimate, now))
-            parts.append(f"{self.progress.plan.workers} at a time")
+            if estimate.remaining is None:
+                parts.append(unknown_time_text(self.progress.plan))
+            else:
+                parts.append(_remaining_text(estimate.remaining, now - estimate.at))
+            parts.append(f"{len(self.progress.running)} running")
         failed = self.progress.failed()
         if failed:
             parts.append(f"{failed} failed")
@@ -219,11 +217,10 @@ class _Estimate(NamedTuple):
     at: float
 
 
-def _remaining_text(estimate: _Estimate, now: float) -> str:
-    if estimate.remaining is None:
-        return "time left not known yet"
-    seconds = max(0.0, estimate.remaining.seconds - (now - estimate.at))
-    if estimate.remaining.is_lower_bound:
+def _remaining_text(remaining: TimeRemaining, seconds_since: float) -> str:
+    """Return the remaining time of an estimate that was made some seconds ago."""
+    seconds = max(0.0, remaining.seconds - seconds_since)
+    if remaining.is_lower_bound:
         return f"at least {clock(seconds)} left"
     return f"about {clock(seconds)} left"
 
@@ -288,8 +285,9 @@ def _k_star_table(
     return table
 
 
-def _key(trial: Trial) -> tuple:
-    return trial.cell, trial.point, trial.repeat
+def _order_of(event: ProgressEvent) -> TrialKey:
+    assert event.trial is not None
+    return trial_key(event.trial)
 
 
 def print_line(setup: StudySetup, line: str) -> None:

@@ -11,40 +11,38 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple, TextIO
 
 from lit_dps.core.attempt import Attempt
 from lit_dps.core.goal import Goal
-from lit_dps.core.racing import longest_attempt, truncate_at_race_limit
+from lit_dps.core.racing import longest_attempt, race_limit, truncate_at_race_limit
 from lit_dps.core.repeats import RepeatPlan, missing_repeats
 from lit_dps.core.statistic import MINIMUM, Statistic
-from lit_dps.core.trial import STACKED, Cell, Status, Trial, TrialResult
+from lit_dps.core.trial import Cell, Status, TrialResult
 from lit_dps.core.unit import Cost, cost_text
+from lit_dps.study.time_left import (
+    MAX_CLOSE_RACE_FACTOR,
+    CellSteps,
+    ProgressEvent,
+    StepRates,
+    TimeRemaining,
+    TrialKey,
+    time_remaining,
+    trial_key,
+)
 
 # The ratio of a quantity of a cell to the same quantity at another batch size.
 Ratio = Callable[[Cell, int], float]
-MIN_SECONDS = 1e-9  # of a run: keeps ratios defined
 SECONDS_BETWEEN_LINES = 15.0
 # A validation may take a millisecond, and a terminal shows few changes a second.
 SECONDS_BETWEEN_EVENTS = 0.5
+MAX_EVENTS_PER_SECOND = 20  # of all attempts of a worker: a stack has hundreds
 
 
 def ratio_one(cell: Cell, batch_size: int) -> float:
     """Return 1: a cell is assumed to need what the other batch size needs."""
     return 1.0
-
-
-class TimeRemaining(NamedTuple):
-    """Seconds that a study still needs.
-
-    Attributes:
-        seconds: The estimate.
-        is_lower_bound: True if it is a lower bound.
-    """
-
-    seconds: float
-    is_lower_bound: bool
 
 
 class RepeatCounts(NamedTuple):
@@ -61,7 +59,8 @@ class RunPlan:
     Attributes:
         cells: The cells of the run.
         points: The number of trials of each cell (`study.trials`), one at each point.
-        workers: The number of trials that run at the same time.
+        at_a_time: The number of trials that run at the same time.
+        max_steps: Steps after which a trial has spent its budget.
         race_factor: The factor at which trials are stopped early; None without racing.
         repeats: The repeats after the search.
         statistic: What K* is.
@@ -69,7 +68,8 @@ class RunPlan:
 
     cells: Sequence[Cell]
     points: int
-    workers: int
+    at_a_time: int
+    max_steps: int
     race_factor: float | None = None
     repeats: RepeatPlan = RepeatPlan()
     statistic: Statistic = MINIMUM
@@ -82,10 +82,12 @@ class Progress:
         plan: The trials of this run.
         results: Results of earlier runs of the study, by cell. Failed trials run again.
         repeats: Repeats of earlier runs, by cell.
+        now: Returns the time in seconds.
 
     Attributes:
         results: The result of each trial by cell and point, without its curve.
         repeats: The results of the repeats by cell, without their curves.
+        rates: The running trials, and the steps a second of the cells.
     """
 
     def __init__(
@@ -93,6 +95,7 @@ class Progress:
         plan: RunPlan,
         results: Mapping[Cell, Sequence[TrialResult]] | None = None,
         repeats: Mapping[Cell, Sequence[TrialResult]] | None = None,
+        now: Callable[[], float] = time.monotonic,
     ):
         self.plan = plan
         self.results: dict[Cell, dict[int, TrialResult]] = {}
@@ -105,8 +108,16 @@ class Progress:
             self.repeats[cell] = []
             for result in (repeats or {}).get(cell, ()):
                 self.repeats[cell].append(_without_curves(result))
-        self._start = time.monotonic()
-        self._stacked_seconds = 0.0
+        self.rates = StepRates(now)
+
+    def on_event(self, event: ProgressEvent) -> None:
+        """Add the progress of a running trial."""
+        self.rates.on_event(event)
+
+    @property
+    def running(self) -> Collection[ProgressEvent]:
+        """The last event of each running trial."""
+        return self.rates.running.values()
 
     def add(self, result: TrialResult) -> None:
         """Add a new result."""
@@ -117,8 +128,7 @@ class Progress:
             self.repeats[cell].append(short)
         else:
             self.results[cell][point] = longest_attempt(self.results[cell].get(point), short)
-        if result.flags.get(STACKED):
-            self._stacked_seconds += result.seconds
+        self.rates.on_end(result.trial, result.steps_run)
 
     def finished(self) -> dict[Cell, int]:
         """Return the number of trials of each cell that ran as far as racing requires so far."""
@@ -171,41 +181,56 @@ class Progress:
         total = plan.count * len(points)
         return RepeatCounts(total - remaining, remaining)
 
-    def time_remaining(self, finished: Mapping[Cell, int]) -> TimeRemaining | None:
-        """Estimate the remaining time from the mean time of finished trials.
+    def time_remaining(self) -> TimeRemaining | None:
+        """Estimate the remaining time of the study; None if it is unknown."""
+        cells = {cell: self._steps_of(cell) for cell in self.results}
+        return time_remaining(cells, self.rates)
 
-        A cell without finished trials takes the mean of the nearest batch size. K* falls as the
-        batch grows, so that a trial costs about as much up to the critical batch size, and more
-        above it. A paused trial counts as finished. While all trials pause, their times are a
-        lower bound.
+    def _steps_of(self, cell: Cell) -> CellSteps:
+        """Return what is known of the steps of a cell's trials."""
+        running = self.rates.steps_now(cell)
+        ended = self._ended(cell)
+        results = self.results[cell]
+        limit = self._race_limit_in_steps(cell)
+        steps = CellSteps(
+            min(limit, self.plan.max_steps),
+            is_raced=limit < math.inf and self._race_is_close,
+            repeats=self._repeat_counts_of(cell).remaining,
+        )
+        ended_points = {result.trial.point for result in ended}
+        for point in ended_points:
+            result = results[point]  # the curve of a truncated result has too few steps
+            end = min(result.steps_run, steps.limit)
+            if result.status is not Status.FAILED:
+                steps.ended.append(end)
+            if result.status not in (Status.FAILED, Status.INFEASIBLE):
+                steps.judged.append(end)
+        for point in range(self.plan.points):
+            if point in ended_points:
+                continue
+            if point in running:
+                steps.running[point] = running[point]
+            elif point in results:
+                steps.paused.append(results[point].steps_run)
+            else:
+                steps.waiting += 1
+        return steps
 
-        Args:
-            finished: The number of finished trials of each cell.
+    @property
+    def _race_is_close(self) -> bool:
+        """Whether the trials of a cell end at not much more than K*."""
+        factor = self.plan.race_factor
+        return factor is not None and factor <= MAX_CLOSE_RACE_FACTOR
 
-        Returns:
-            The time with all workers; None without any result.
-        """
-        of_ended: dict[Cell, list[float]] = {}
-        of_all: dict[Cell, list[float]] = {}
-        for cell, results in self.results.items():
-            of_ended[cell] = [result.seconds for result in self._ended(cell)]
-            of_all[cell] = [result.seconds for result in results.values()]
-        mean = mean_of_nearest_batch_size(of_ended, self.results)
-        is_bound = mean is None
-        if mean is None:
-            mean = mean_of_nearest_batch_size(of_all, self.results)
-        if mean is None:
-            return None
-        seconds = 0.0
-        for cell in self.results:
-            repeats = self._repeat_counts_of(cell).remaining
-            seconds += mean[cell] * (self.plan.points - finished[cell] + repeats)
-        return TimeRemaining(seconds / self._trials_at_a_time(), is_bound)
-
-    def _trials_at_a_time(self) -> float:
-        """Return the number of workers; with stacked trials, the mean number of stacked ones."""
-        seconds = max(time.monotonic() - self._start, MIN_SECONDS)
-        return max(self.plan.workers, self._stacked_seconds / seconds)
+    def _race_limit_in_steps(self, cell: Cell) -> float:
+        """Return the steps at which the race stops a cell's trials; infinity without a limit."""
+        results = self.results[cell].values()
+        costs = [result.cost for result in results]
+        limit = race_limit(costs, self.plan.race_factor, self.plan.statistic)
+        for result in results:
+            if result.steps is not None and result.cost:
+                return limit * result.steps / result.cost
+        return limit
 
 
 class ProgressLog:
@@ -235,12 +260,21 @@ class ProgressLog:
     def update(self, result: TrialResult) -> None:
         """Add a new result, and print a line with its cell unless the last line is recent."""
         self.progress.add(result)
-        if time.monotonic() - self._last_line >= self.seconds:
-            self._print(self.line(result.trial.cell))
+        self._print_if_due(result.trial.cell)
+
+    def on_event(self, event: ProgressEvent) -> None:
+        """Add the progress of a running trial, and print a line unless the last one is recent."""
+        self.progress.on_event(event)
+        if event.step:
+            self._print_if_due(None)
 
     def close(self) -> None:
         """Print a last line."""
         self._print(self.line())
+
+    def _print_if_due(self, cell: Cell | None) -> None:
+        if time.monotonic() - self._last_line >= self.seconds:
+            self._print(self.line(cell))
 
     def _print(self, text: str) -> None:
         self._last_line = time.monotonic()
@@ -266,14 +300,28 @@ class ProgressLog:
             name = "best K" if k_star.is_minimum else k_star.label
             best = progress.k_star(cell)
             parts.append(f"{cell}: {name} {'-' if best is None else cost_text(best)}")
-        remaining = progress.time_remaining(finished)
-        if remaining is None:
-            parts.append("time left ?")
-        elif remaining.is_lower_bound:
-            parts.append(f"time left at least {clock(remaining.seconds)}")
-        else:
-            parts.append(f"time left {clock(remaining.seconds)}")
+        running = len(progress.running)
+        if running:
+            parts.append(f"running {running}")
+        parts.append(time_left_text(progress))
         return "  ".join(parts)
+
+
+def time_left_text(progress: Progress) -> str:
+    """Return the remaining time of a study in words."""
+    remaining = progress.time_remaining()
+    if remaining is None:
+        return unknown_time_text(progress.plan)
+    if remaining.is_lower_bound:
+        return f"time left at least {clock(remaining.seconds)}"
+    return f"time left {clock(remaining.seconds)}"
+
+
+def unknown_time_text(plan: RunPlan) -> str:
+    """Return that the remaining time is unknown, and until when."""
+    if plan.race_factor is None:
+        return "time left unknown until more trials have ended"
+    return "time left unknown until a trial meets the goal"
 
 
 def mean_of_nearest_batch_size(
@@ -329,25 +377,6 @@ def clock(seconds: float) -> str:
 # Progress of running trials, which workers send to the display
 
 
-@dataclasses.dataclass(frozen=True)
-class ProgressEvent:
-    """The progress of one trial.
-
-    Attributes:
-        worker: Number of the process that trains it.
-        trial: The trial; None if this process was killed, with its trial.
-        step: Optimizer steps so far.
-        best: The best value of the goal's metric so far; None before the first validation.
-        exact: False if `best` is a bound, because a validation stopped early.
-    """
-
-    worker: int | None
-    trial: Trial | None = None
-    step: int = 0
-    best: float | None = None
-    exact: bool = True
-
-
 class ProgressReporter:
     """Reports the progress of the attempts of this process.
 
@@ -363,24 +392,39 @@ class ProgressReporter:
     ):
         self._on_event = on_event
         self._seconds = seconds
-        self._last_report: dict[tuple, float] = {}  # time by trial
+        self._last_report: dict[TrialKey, float] = {}  # time by running trial; -inf before it
+        self._first_steps: dict[TrialKey, int] = {}
 
     def watch(self, attempt: Attempt) -> None:
         """Report that an attempt begins, and its progress from now on."""
+        assert attempt.trial is not None
         attempt.on_check = self.on_validation
+        key = trial_key(attempt.trial)
+        self._last_report[key] = -math.inf
+        self._first_steps.pop(key, None)
         self._on_event(ProgressEvent(os.getpid(), attempt.trial))
 
     def on_validation(self, attempt: Attempt) -> None:
         """Report the progress of an attempt, unless its last report is recent."""
         assert attempt.trial is not None
-        key = (attempt.trial.cell, attempt.trial.point, attempt.trial.repeat)
+        key = trial_key(attempt.trial)
+        steps = attempt.curve["step"]
+        if key not in self._first_steps:
+            # The curve of a resumed attempt has the checks before it was saved.
+            self._first_steps[key] = int(steps[-2]) if len(steps) > 1 else 0
+        seconds = max(self._seconds, (len(self._last_report) - 1) / MAX_EVENTS_PER_SECOND)
         now = time.monotonic()
-        if now - self._last_report.get(key, -math.inf) < self._seconds:
+        last_report = self._last_report.get(key, -math.inf)
+        if attempt.status is not None:
+            self._last_report.pop(key, None)
+        if now - last_report < seconds:
             return
-        self._last_report[key] = now
+        if attempt.status is None:
+            self._last_report[key] = now
         best, exact = _best_value(attempt)
-        step = int(attempt.curve["step"][-1])
-        self._on_event(ProgressEvent(os.getpid(), attempt.trial, step, best, exact))
+        first_step = self._first_steps[key]
+        event = ProgressEvent(os.getpid(), attempt.trial, int(steps[-1]), best, exact, first_step)
+        self._on_event(event)
 
 
 def _best_value(attempt: Attempt) -> tuple[float | None, bool]:

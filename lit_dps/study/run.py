@@ -60,8 +60,10 @@ from lit_dps.study.run_cells import (
     begin_run,
     declare_study,
     describe_loops,
+    loop_choices,
     mlflow_of,
     run_cells,
+    trials_at_a_time,
 )
 from lit_dps.study.setup import StudySetup
 from lit_dps.study.sources import refuse_changed_sources, source_hashes
@@ -266,25 +268,26 @@ class _StudyRun:
     def _train(self, record: StudyRecord, workers: int, failures: Failures) -> None:
         """Run workers, and pass each result to the progress display, MLflow and the failures."""
         setup = self.setup
+        choices = loop_choices(setup)
+        at_a_time = trials_at_a_time(setup, choices, workers, record)
         plan = RunPlan(
             setup.cells,
             setup.study.trials,
-            workers,
+            at_a_time,
+            setup.goal_of_trials.max_steps,
             setup.study.race_factor,
             setup.study.repeat_plan,
             setup.study.k_star_statistic,
         )
         progress = Progress(plan, record.results, record.repeats)
         display: ProgressLog | Display = ProgressLog(progress)
-        on_event = None
         if at_terminal():
             display = Display(progress, self.name, setup.goal_of_trials, self.stop)
-            on_event = display.on_event
-        print_line(setup, describe_loops(setup))
-        trials = "1 trial" if workers == 1 else f"{workers} trials"
+        print_line(setup, describe_loops(choices))
+        trials = "1 trial" if at_a_time == 1 else f"{at_a_time} trials"
         print_line(setup, f"{trials} at a time in {without_password(self.url)}")
         display.show()
-        results = run_cells(setup, workers, self.stop, on_event)
+        results = run_cells(setup, workers, self.stop, display.on_event)
         try:
             with closing(results):
                 for result in results:

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lightning.pytorch import LightningDataModule
 
 from lit_dps.core.record import StudyRecord
-from lit_dps.core.trial import LIGHTNING, SINGLE, STACKED, Trial
+from lit_dps.core.trial import LIGHTNING, SINGLE, STACKED, Trial, axes_of_stack
 from lit_dps.engines.interval_loop import IntervalLoop, LoopChoice
 from lit_dps.parallel.process import StopRequest
 from lit_dps.storage.header import declare
@@ -107,13 +107,13 @@ def run_cells(
     return work_in_processes(setup, workers, stop, on_event)
 
 
-def describe_loops(setup: StudySetup) -> str:
+def describe_loops(choices: Sequence[LoopChoice]) -> str:
     """Return which loop trains the trials, with the number of cells if loops differ.
 
-    A trial in the middle of the search space decides for the cells that differ in their batch size
-    or their pruning alone. Results store the loop of each trial.
+    Args:
+        choices: The loop of each cell (`loop_choices`). Results store the loop of each trial.
     """
-    counts = Counter(_choices(setup))
+    counts = Counter(choices)
     if len(counts) == 1:
         return f"trains with {_describe(next(iter(counts)))}"
     parts = []
@@ -122,19 +122,46 @@ def describe_loops(setup: StudySetup) -> str:
     return f"trains {'; '.join(parts)}"
 
 
-def _choices(setup: StudySetup) -> list[LoopChoice]:
-    """Return the loop of each cell."""
+def loop_choices(setup: StudySetup) -> list[LoopChoice]:
+    """Return the loop of each cell.
+
+    A trial in the middle of the search space decides for the cells that differ in their batch size
+    or their pruning alone.
+    """
     engine = setup.engine()
     if not isinstance(engine, IntervalLoop):
         return [LoopChoice(LIGHTNING, setup.reason_for_lightning or "")] * len(setup.cells)
     by_axes: dict[tuple, LoopChoice] = {}
     choices = []
     for cell in setup.cells:
-        axes = tuple(pair for pair in cell.axes if not pair[0].startswith("pruning."))
+        axes = axes_of_stack(cell)
         if axes not in by_axes:
             by_axes[axes] = engine.choose(Trial(cell, 0, setup.middle, setup.study.seed))
         choices.append(by_axes[axes])
     return choices
+
+
+def trials_at_a_time(
+    setup: StudySetup, choices: Sequence[LoopChoice], workers: int, record: StudyRecord
+) -> int:
+    """Return how many trials train at the same time, at most.
+
+    Args:
+        setup: The study.
+        choices: The loop of each cell.
+        workers: The number of processes.
+        record: The stored study.
+    """
+    points = setup.remaining_points(record.results)
+    stackable: Counter[tuple] = Counter()  # the remaining trials that one stack may train
+    for cell, choice in zip(setup.cells, choices, strict=True):
+        if choice.engine == STACKED:
+            stackable[cell.batch_size, axes_of_stack(cell)] += len(points[cell])
+    most = max(stackable.values(), default=0)
+    if stackable:
+        # Repeats of all cells follow the search. Those of one batch size are not counted here.
+        most = most or setup.remaining_repeats(record)
+    return max(workers, min(most, workers * setup.stack_size))
 
 
 def _describe(choice: LoopChoice) -> str:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import io
 import os
 import re
+import time
 
 import pytest
 from rich.console import Console
@@ -15,19 +16,25 @@ from lit_dps.core.goal import Goal
 from lit_dps.core.trial import Cell, Status, Trial, TrialResult
 from lit_dps.parallel.process import StopRequest
 from lit_dps.study.display import LEAVING, Display
-from lit_dps.study.progress import Progress, ProgressEvent, ProgressReporter, RunPlan
+from lit_dps.study.progress import Progress, ProgressReporter, RunPlan
+from lit_dps.study.time_left import ProgressEvent
 
 SIZES, GOAL = [2**i for i in range(1, 15)], Goal(0.08, 16, 4000)
 
 
 def display(
-    width: int, height: int = 30, sizes=tuple(SIZES), sparsities=(0.0, 0.9), points: int = 2
+    width: int,
+    height: int = 30,
+    sizes=tuple(SIZES),
+    sparsities=(0.0, 0.9),
+    points: int = 2,
+    now=time.monotonic,
 ) -> Display:
     cells = [Cell(b, s) for b in sizes for s in sparsities]
     console = Console(
         file=io.StringIO(), force_terminal=True, width=width, height=height, color_system=None
     )
-    progress = Progress(RunPlan(cells, points, workers=2))
+    progress = Progress(RunPlan(cells, points, 2, GOAL.max_steps), now=now)
     return Display(progress, "quickstart", GOAL, StopRequest(), console)
 
 
@@ -43,13 +50,16 @@ def lines(shown: Display) -> list[str]:
 
 
 def filled(width: int, **kw) -> Display:
-    shown = display(width, **kw)
+    now = [0.0]
+    shown = display(width, now=lambda: now[0], **kw)
     for cell, steps in (
         (Cell(2, 0.0), (800, 640)),
         (Cell(2, 0.9), (None, None)),
         (Cell(4, 0.0), (320,)),
     ):
         for point, k in enumerate(steps):
+            shown.on_event(ProgressEvent(1, Trial(cell, point)))
+            now[0] += 10
             shown.update(result(cell, point, k))
     shown.update(result(Cell(4, 0.9), 0, None))
     shown.on_event(ProgressEvent(1, Trial(Cell(4, 0.9), 1), 48, 0.25, exact=False))
@@ -66,8 +76,9 @@ def test_bar_times_k_star_of_each_cell_and_running_trials(width):
         and said[0].endswith(" 6/56 trials")
         and len(said[0]) == width
     )
-    # 50 trials of 10 s by two workers.
-    assert re.findall(r"\d:\d\d:\d\d", said[1]) == ["0:00:00", "0:04:10"] and " 2 " in said[1]
+    # One trial of B = 4 remains at S = 0, of 320 steps at 32 a second. No pruned trial has ended.
+    times = re.findall(r"\d:\d\d:\d\d", said[1])
+    assert times[0] == "0:00:00" and " 2 running" in said[1] and "at least" in said[1]
     table = [line.split() for line in said[3 : said.index("", 3)]]
     heads = [line[1:] for line in table if line[0] == "K*"]
     assert sum(heads, []) == [f"B={b}" for b in SIZES] and len(heads) == (1 if width == 120 else 2)
@@ -152,3 +163,14 @@ def test_a_reporter_tells_the_best_so_far_now_and_then():
     for step in (16, 32):
         run.record(step, step / 100, True, None, True)
     assert [(s.step, s.best) for s in rare] == [(0, None), (16, 0.16)]
+
+
+def test_a_reporter_tells_where_a_resumed_attempt_began():
+    seen: list[ProgressEvent] = []
+    attempt = Attempt(Trial(Cell(8), 3), GOAL)
+    for step in (16, 32):
+        attempt.record(step, 0.5, True, None, True)
+    ProgressReporter(seen.append, seconds=0.0).watch(attempt)
+    for step in (48, 64):
+        attempt.record(step, 0.5, True, None, True)
+    assert [(event.step, event.first_step) for event in seen] == [(0, 0), (48, 32), (64, 32)]

@@ -6,6 +6,7 @@ import io
 
 from lit_dps.core.trial import Cell, Status, Trial, TrialResult
 from lit_dps.study.progress import Progress, ProgressLog, RunPlan
+from lit_dps.study.time_left import ProgressEvent
 
 CELLS = [Cell(4, 0.0), Cell(64, 0.0)]
 
@@ -15,27 +16,31 @@ def result(cell: Cell, point: int, steps: int | None, seconds: float = 10.0) -> 
     return TrialResult(Trial(cell, point), status, steps, seconds=seconds)
 
 
-def remaining(progress: ProgressLog) -> tuple[int, bool]:
-    """Return the seconds that remain, and whether they are a lower bound."""
-    time_remaining = progress.progress.time_remaining(progress.progress.finished())
-    return round(time_remaining.seconds), time_remaining.is_lower_bound
-
-
 def test_counts_best_and_time_left(golden):
     stream = io.StringIO()
-    counted = Progress(RunPlan(CELLS, 3, workers=2), {CELLS[0]: [result(CELLS[0], 0, 160)]})
+    earlier = {CELLS[0]: [result(CELLS[0], 0, 160)]}
+    now = [0.0]
+    counted = Progress(RunPlan(CELLS, 3, 2, 400), earlier, now=lambda: now[0])
     progress = ProgressLog(counted, stream, seconds=0.0)
     lines = [progress.line()]
-    assert remaining(progress) == (25, False)  # five trials of 10 s by two workers
+    # How fast this run is cannot be known from an earlier one.
+    assert counted.time_remaining() is None
+    progress.on_event(ProgressEvent(1, Trial(CELLS[0], 1)))
+    now[0] = 12.0
     progress.update(result(CELLS[0], 1, 96))
     lines.append(progress.line(CELLS[0]))
     assert counted.finished() == {CELLS[0]: 2, CELLS[1]: 0} and counted.k_star(CELLS[0]) == 96
+    # Eight steps a second. A trial takes 128 steps = 16 s. B = 64 is too far from B = 4.
+    seconds, is_lower_bound = counted.time_remaining()
+    assert is_lower_bound and 16 < seconds < 2 * 16
     progress.update(result(CELLS[0], 2, None))
     lines.append(progress.line(CELLS[1]))
-    assert counted.k_star(CELLS[1]) is None and remaining(progress) == (15, False)
-    progress.update(result(CELLS[1], 0, 32, seconds=100))  # now its own batch size is known
+    assert counted.k_star(CELLS[1]) is None
+    progress.on_event(ProgressEvent(1, Trial(CELLS[1], 0)))
+    now[0] = 44.0
+    progress.update(result(CELLS[1], 0, 32))  # now its own batch size is known: one step a second
     lines.append(progress.line())
-    assert remaining(progress) == (100, False)
+    assert counted.time_remaining() == (2 * 32, False)
     golden.check("study/progress.txt", "\n".join(lines) + "\n")
     progress.close()
     assert stream.getvalue().count("\n") == 4 and "\r" not in stream.getvalue()
@@ -43,10 +48,14 @@ def test_counts_best_and_time_left(golden):
 
 def test_nothing_known_yet_and_a_quiet_stream(golden):
     stream = io.StringIO()
-    progress = ProgressLog(Progress(RunPlan(CELLS, 1, workers=1)), stream, seconds=1000)
-    assert progress.progress.time_remaining(progress.progress.finished()) is None
-    assert progress.line().endswith("?")
+    now = [0.0]
+    counted = Progress(RunPlan(CELLS, 1, 1, 400, 1.0), now=lambda: now[0])
+    progress = ProgressLog(counted, stream, seconds=1000)
+    assert counted.time_remaining() is None
+    assert progress.line().endswith("time left unknown until a trial meets the goal")
     for cell in CELLS:
+        progress.on_event(ProgressEvent(1, Trial(cell, 0), 8))
+        now[0] += 4
         progress.update(result(cell, 0, 16))
     progress.close()
     golden.check("study/progress-quiet.txt", stream.getvalue())
@@ -58,19 +67,26 @@ def stopped(point: int, step: int) -> TrialResult:
 
 
 def test_a_trial_that_has_to_go_on_is_not_finished(golden):
-    counted = Progress(RunPlan(CELLS[:1], 3, workers=1, race_factor=2))
+    now = [0.0]
+    counted = Progress(RunPlan(CELLS[:1], 3, 1, 400, race_factor=2), now=lambda: now[0])
     progress = ProgressLog(counted, io.StringIO())
     for point in range(3):
+        progress.on_event(ProgressEvent(1, Trial(CELLS[0], point)))
+        now[0] += 10
         progress.update(stopped(point, 80))
     # All pause until one is complete.
-    assert counted.finished() == {CELLS[0]: 0} and remaining(progress) == (30, True)
+    assert counted.finished() == {CELLS[0]: 0} and counted.time_remaining() is None
     lines = [progress.line()]
+    progress.on_event(ProgressEvent(1, Trial(CELLS[0], 0)))
+    now[0] += 12
     progress.update(result(CELLS[0], 0, 96))
-    # Two like the one that ended remain: the time is no bound any more.
-    assert counted.finished() == {CELLS[0]: 1} and remaining(progress) == (20, False)
+    # Two trials remain, of 96 to 192 steps at 8 steps a second.
+    assert counted.finished() == {CELLS[0]: 1}
+    seconds, is_lower_bound = counted.time_remaining()
+    assert 2 * 96 / 8 < seconds < 2 * 192 / 8 and not is_lower_bound
     progress.update(stopped(1, 192))
     assert counted.finished() == {CELLS[0]: 2}
     progress.update(result(CELLS[0], 2, 160))
-    assert counted.finished() == {CELLS[0]: 3} and remaining(progress) == (0, False)
+    assert counted.finished() == {CELLS[0]: 3} and counted.time_remaining() == (0, False)
     lines.append(progress.line())
     golden.check("study/progress-raced.txt", "\n".join(lines) + "\n")

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
 from lit_dps.core.config import StorageConfig, StudyConfig
 from lit_dps.core.search_space import Range
-from lit_dps.study.run_cells import describe_loops
+from lit_dps.core.trial import Status, Trial, TrialResult
+from lit_dps.study.run_cells import describe_loops, loop_choices, trials_at_a_time
+from lit_dps.study.setup import StudySetup
 from tests.support.setups import setup_of
 from tests.unit.engines.test_module_hooks import HERE
 from tests.unit.engines.test_stack_lockstep import GOAL, workload
@@ -24,10 +27,14 @@ def engine_counts(line: str) -> list[str]:
 
 
 def described(model: str | None = None, trainer: dict | None = None, **study) -> str:
+    return describe_loops(loop_choices(setup(model, trainer, **study)))
+
+
+def setup(model: str | None = None, trainer: dict | None = None, **study) -> StudySetup:
     used = workload(class_path=HERE + model) if model else workload()
     used = replace(used, trainer={**used.trainer, **(trainer or {})})
     config = replace(STUDY, **study)
-    return describe_loops(setup_of(config, StorageConfig(), used, {**GOAL, "early_reject": True}))
+    return setup_of(config, StorageConfig(), used, {**GOAL, "early_reject": True})
 
 
 @pytest.mark.parametrize("engine", ["single", "stacked", "lightning"])
@@ -48,3 +55,30 @@ def test_cells_are_counted_if_loops_differ():
     line = described(grid={"local.workers": [1, 2, 4]}, engine="stacked")
     assert re.findall(r"(\d+) cells with engine (\w+)", line)[0] == ("8", "single")
     assert "4 cells " in line
+
+
+@pytest.mark.parametrize(
+    ("at_a_time", "finished", "study"),
+    [
+        (1, 0, {"engine": "single", "workers": 1}),
+        (2, 0, {"engine": "single", "workers": 2}),
+        # Stacks have both sparsities of a batch size: 8 trials.
+        (8, 0, {"engine": "stacked", "workers": 1}),
+        (8, 0, {"engine": "stacked", "workers": 2}),
+        (3, 0, {"engine": "stacked", "workers": 1, "slots": 3}),
+        (6, 0, {"engine": "stacked", "workers": 2, "slots": 3}),
+        (16, 0, {"engine": "stacked", "workers": 1, "trials": 100}),  # of the cores' cache
+        # At B = 16 and 32, all trials without pruning have finished.
+        (4, 4, {"engine": "stacked", "workers": 1}),
+    ],
+)
+def test_trials_at_a_time_count_the_networks_of_stacks(at_a_time, finished, study):
+    of = setup(**study)
+    results = {}
+    for cell in of.cells:
+        results[cell] = []
+        if cell.sparsity == 0:
+            trials = [Trial(cell, point) for point in range(finished)]
+            results[cell] = [TrialResult(trial, Status.INCOMPLETE, None) for trial in trials]
+    record = SimpleNamespace(results=results, repeats={})
+    assert trials_at_a_time(of, loop_choices(of), of.workers, record) == at_a_time
