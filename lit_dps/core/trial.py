@@ -89,13 +89,13 @@ class Cell:
     def series(self) -> Series:
         return Series(self.sparsity, self.axes)
 
+    @property
+    def stack_axes(self) -> tuple[tuple[str, Value], ...]:
+        """The axes that the trials of a stack share: all axes except the axes of pruning."""
+        return tuple(pair for pair in self.axes if not pair[0].startswith("pruning."))
+
     def __str__(self) -> str:
         return f"B={self.batch_size} {self.series}"
-
-
-def axes_of_stack(cell: Cell) -> tuple[tuple[str, Value], ...]:
-    """Return the axes that the trials of a stack share: all axes except the axes of pruning."""
-    return tuple(pair for pair in cell.axes if not pair[0].startswith("pruning."))
 
 
 def short_name(key: str) -> str:

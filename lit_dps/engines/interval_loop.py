@@ -22,15 +22,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from lit_dps.core.attempt import Attempt
-from lit_dps.core.trial import (
-    LIGHTNING,
-    SINGLE,
-    STACKED,
-    Status,
-    Trial,
-    TrialResult,
-    axes_of_stack,
-)
+from lit_dps.core.trial import LIGHTNING, SINGLE, STACKED, Status, Trial, TrialResult
 from lit_dps.data import ImageData
 from lit_dps.engines.eligible import ineligibility_reason, reason_of
 from lit_dps.engines.engine import Training
@@ -322,9 +314,8 @@ def batching_key(attempt: Attempt) -> BatchingKey:
             numbers.append((key, value))
         else:
             kind.append((key, repr(value)))
-    return BatchingKey(
-        (trial.cell.batch_size, axes_of_stack(trial.cell)), tuple(kind), tuple(numbers)
-    )
+    cell = trial.cell.batch_size, trial.cell.stack_axes
+    return BatchingKey(cell, tuple(kind), tuple(numbers))
 
 
 class AttemptQueue:

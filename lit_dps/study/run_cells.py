@@ -13,7 +13,7 @@ from typing import Any
 from lightning.pytorch import LightningDataModule
 
 from lit_dps.core.record import StudyRecord
-from lit_dps.core.trial import LIGHTNING, SINGLE, STACKED, Trial, axes_of_stack
+from lit_dps.core.trial import LIGHTNING, SINGLE, STACKED, Trial
 from lit_dps.engines.interval_loop import IntervalLoop, LoopChoice
 from lit_dps.parallel.process import StopRequest
 from lit_dps.storage.header import declare
@@ -134,7 +134,7 @@ def loop_choices(setup: StudySetup) -> list[LoopChoice]:
     by_axes: dict[tuple, LoopChoice] = {}
     choices = []
     for cell in setup.cells:
-        axes = axes_of_stack(cell)
+        axes = cell.stack_axes
         if axes not in by_axes:
             by_axes[axes] = engine.choose(Trial(cell, 0, setup.middle, setup.study.seed))
         choices.append(by_axes[axes])
@@ -156,7 +156,7 @@ def trials_at_a_time(
     stackable: Counter[tuple] = Counter()  # the remaining trials that one stack may train
     for cell, choice in zip(setup.cells, choices, strict=True):
         if choice.engine == STACKED:
-            stackable[cell.batch_size, axes_of_stack(cell)] += len(points[cell])
+            stackable[cell.batch_size, cell.stack_axes] += len(points[cell])
     most = max(stackable.values(), default=0)
     if stackable:
         # Repeats of all cells follow the search. Those of one batch size are not counted here.

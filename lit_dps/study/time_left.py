@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lit_dps.core.trial import Cell, Trial, axes_of_stack
+from lit_dps.core.trial import Cell, Trial
 
 # A time that may be wrong by a larger factor is given as a lower bound.
 MAX_UNCERTAINTY = 2.0
@@ -168,7 +168,7 @@ def trial_key(trial: Trial) -> TrialKey:
 
 def rate_key(cell: Cell) -> RateKey:
     """Return what the seconds of a step of a cell depend on."""
-    return cell.batch_size, axes_of_stack(cell)
+    return cell.batch_size, cell.stack_axes
 
 
 @dataclass
