@@ -369,6 +369,11 @@ def on_gpu(trainer: Mapping[str, Any]) -> bool:
     return accelerator in ("gpu", "cuda")
 
 
+def names_devices(trainer: Mapping[str, Any]) -> bool:
+    """Return True if a trainer's configuration names each device, as in [0, 1] or "0,1"."""
+    return _is_list(trainer.get("devices"))
+
+
 def trainer_arguments(trainer: Mapping[str, Any]) -> dict[str, Any]:
     """Return a trainer's arguments for the group of this process; for one device without a group.
 

@@ -13,7 +13,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from multiprocessing import resource_tracker
 from multiprocessing.process import BaseProcess
@@ -87,18 +87,29 @@ def start_server(*functions: Callable[..., Any]) -> None:
         forkserver.ensure_running()
 
 
-def start(target: Callable[..., None], name: str, args: tuple) -> BaseProcess:
+def start(
+    target: Callable[..., None],
+    name: str,
+    args: tuple,
+    environment: Mapping[str, str] | None = None,
+) -> BaseProcess:
     """Start a process that runs `target(*args)` with the environment of this process.
 
     It ends when this process ends. The server imports the modules of the target and of functions
     among the arguments. Arguments are pickled. A terminal's Ctrl-C does not reach the process; this
     process decides. The process may start others, such as the workers of a data loader.
+
+    Args:
+        target: What it runs.
+        name: Its name.
+        args: Arguments of the target.
+        environment: Further variables of its environment.
     """
     start_server(target, *filter(callable, args))
     method = multiprocessing.get_start_method(allow_none=True)
     process = context().Process(
         target=_begin,
-        args=(dict(os.environ), method, target, args),
+        args=({**os.environ, **(environment or {})}, method, target, args),
         name=f"{Unguarded.PROCESS_PREFIX}{name}",
         daemon=True,
     )

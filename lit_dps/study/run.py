@@ -23,6 +23,7 @@ from lit_dps.core.errors import StorageError, Unguarded
 from lit_dps.core.record import StudyRecord
 from lit_dps.parallel import ranks
 from lit_dps.parallel.fork_server import unguarded
+from lit_dps.parallel.gpus import gpus_of_workers
 from lit_dps.parallel.process import (
     INTERRUPTED,
     RESUMES,
@@ -285,6 +286,9 @@ class _StudyRun:
             display = Display(progress, self.name, setup.goal_of_trials, self.stop)
         print_line(setup, describe_loops(choices))
         trials = "1 trial" if at_a_time == 1 else f"{at_a_time} trials"
+        gpus = gpus_of_workers(workers, setup.ranks, setup.workload.trainer)
+        if gpus > 1:
+            trials += f" on {gpus} GPUs"
         print_line(setup, f"{trials} at a time in {without_password(self.url)}")
         display.show()
         results = run_cells(setup, workers, self.stop, display.on_event)

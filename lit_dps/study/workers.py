@@ -26,6 +26,7 @@ from lit_dps.core.trial import Status, TrialResult
 from lit_dps.engines.engine import Engine
 from lit_dps.parallel import fork_server as processes
 from lit_dps.parallel import launch, ranks
+from lit_dps.parallel.gpus import worker_environment
 from lit_dps.parallel.process import (
     INTERRUPTED,
     Interrupted,
@@ -221,11 +222,13 @@ class _WorkerPool:
         """
         receiver, sender = processes.context().Pipe(duplex=False)
         reports_progress = self._on_event is not None
-        arguments = (self._setup, sender, self.leaving, reports_progress)
+        setup = self._setup
+        arguments = (setup, sender, self.leaving, reports_progress)
+        environment = worker_environment(number, setup.ranks, setup.workload.trainer)
         # A signal in between would leave a process that is never ended. It would print a traceback
         # once this process has ended.
         with defer_signals():
-            worker = processes.start(_worker, f"worker {number}", arguments)
+            worker = processes.start(_worker, f"worker {number}", arguments, environment)
             self._started.append(worker)
             self.running[receiver] = worker
         sender.close()  # otherwise the end of the worker would not be seen
