@@ -1,4 +1,4 @@
-"""CPU time that a trial needs in a stack before its first step."""
+"""CPU time that a trial needs in a stack before its first step; scoring passes of a stack."""
 
 from __future__ import annotations
 
@@ -8,18 +8,29 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
+import torch
+
 from benchmarks.numbers import Sample, interleaved
 from benchmarks.options import Options
-from benchmarks.setups import MOMENTUM_CONFIG, middle_trial, on_cpu, paper_setup
-from benchmarks.step import threads
-from benchmarks.text import seconds, table
+from benchmarks.setups import (
+    MOMENTUM_CONFIG,
+    devices,
+    middle_trial,
+    on_cpu,
+    on_device,
+    paper_setup,
+)
+from benchmarks.step import now, threads
+from benchmarks.text import seconds, table, times
 from lit_dps.core.attempt import Attempt
 from lit_dps.core.trial import Cell
 from lit_dps.engines.engine import Training
-from lit_dps.engines.interval_loop import AttemptQueue, StackFiller
-from lit_dps.engines.network_run import NetworkRun
+from lit_dps.engines.network_run import GPU_PASS_BATCH_SIZE, NetworkRun, build_trial
+from lit_dps.engines.stack_filler import AttemptQueue, StackFiller
+from lit_dps.engines.stacked_scores import scores_of_stack
 from lit_dps.models import MLP, SimpleCNN
 from lit_dps.module import ImageClassifier
+from lit_dps.pruning.pruner import OneShot
 from lit_dps.study.setup import StudySetup
 from lit_dps.training.hidden_state import preserve_rng_state
 
@@ -28,6 +39,8 @@ BATCH_SIZE = 16
 SPARSITIES = (0.0, 0.9)
 STACK_SIZE = 100
 QUICK_STACK_SIZE = 4
+SCORED_NETWORKS = 8
+SCORED_BATCHES = 10  # of 100 examples; a whole pass of Simple-CNN takes 25 s of a core
 ONE_UNIT = {"class_path": "lit_dps.models.MLP", "init_args": {"hidden": [1]}}
 
 
@@ -55,15 +68,33 @@ class Row:
 
 
 @dataclass(frozen=True)
+class ScoreRow:
+    """Seconds of a network in a scoring pass of SNIP.
+
+    Attributes:
+        network: The network.
+        device: "cpu" or "cuda".
+        single: By a pass for each network.
+        stacked: By one pass for all networks.
+    """
+
+    network: str
+    device: str
+    single: Sample
+    stacked: Sample
+
+
+@dataclass(frozen=True)
 class StackSetup:
-    """All kinds of stacks, and the number of networks in each."""
+    """All kinds of stacks, the number of networks in each, and the scoring passes."""
 
     stack_size: int
     rows: tuple[Row, ...]
+    scores: tuple[ScoreRow, ...] = ()
 
 
 def measure(options: Options) -> StackSetup:
-    """Begins the trials of stacks, in turns with their constructors."""
+    """Begins the trials of stacks, in turns with their constructors; then scores networks."""
     stack_size = QUICK_STACK_SIZE if options.quick else STACK_SIZE
     paper = on_cpu(paper_setup(options.quick, MOMENTUM_CONFIG))
     model = dict(paper.workload.model)
@@ -75,6 +106,7 @@ def measure(options: Options) -> StackSetup:
         ("one hidden unit", tiny, lambda: ImageClassifier(MLP(hidden=(1,)))),
     ]
     rows = []
+    scores = []
     with threads(1):
         for name, setup, construct in kinds:
             for sparsity in SPARSITIES:
@@ -84,7 +116,44 @@ def measure(options: Options) -> StackSetup:
                 }
                 begin_seconds(setup, sparsity, 2)  # it reads the data
                 rows.append(Row(name, sparsity, **interleaved(variants, options.repeats)))
-    return StackSetup(stack_size, tuple(rows))
+        for name, setup, _ in kinds:
+            for device in devices():
+                scores.append(_score_row(name, on_device(setup, device), device, options))
+    return StackSetup(stack_size, tuple(rows), tuple(scores))
+
+
+def _score_row(name: str, setup: StudySetup, device: str, options: Options) -> ScoreRow:
+    """Score the networks of a stack by one pass, in turns with a pass for each network."""
+    pruning = dataclasses.replace(setup.pruning, method="snip")
+    if device == "cpu":
+        pruning = dataclasses.replace(pruning, options={"batches": SCORED_BATCHES})
+    training = Training(setup.workload, setup.goal, pruning)
+    runs = []
+    for point in range(SCORED_NETWORKS):
+        attempt = Attempt(middle_trial(setup, Cell(BATCH_SIZE, 0.9), point), setup.goal.build())
+        built, place = build_trial(training, attempt.trial)
+        runs.append(NetworkRun.prepare(attempt, built, training, place))
+
+    def single() -> float:
+        begin = now(device)
+        for run in runs:
+            assert run.attempt.trial is not None
+            callback = training.pruning_callback(run.attempt.trial)
+            assert isinstance(callback.pruner, OneShot)
+            size = callback.batch_size if device == "cpu" else GPU_PASS_BATCH_SIZE
+            with run.copy_to_prune(callback, size) as network:
+                callback.pruner.scores(network, torch.Generator())
+        return (now(device) - begin) / len(runs)
+
+    def stacked() -> float:
+        begin = now(device)
+        scores_of_stack(runs, training)
+        return (now(device) - begin) / len(runs)
+
+    single()  # it loads kernels, and the data
+    stacked()
+    seconds_by_way = interleaved({"single": single, "stacked": stacked}, options.repeats)
+    return ScoreRow(name, device, **seconds_by_way)
 
 
 def show(found: StackSetup) -> str:
@@ -96,6 +165,17 @@ def show(found: StackSetup) -> str:
     head = ["network", "S", "set-up", "of it constructors", "the rest"]
     text = f"CPU time of a trial, in a stack of {found.stack_size} at B = {BATCH_SIZE}, from the "
     text += "claimed attempt to its first step. Pruning is by magnitude, without a scoring pass."
+    text = f"{text}\n\n{table(head, rows)}"
+    if not found.scores:
+        return text
+    rows = []
+    for score in found.scores:
+        gain = times(score.single.over(score.stacked))
+        numbers = [seconds(score.single), seconds(score.stacked), gain]
+        rows.append([score.network, score.device, *numbers])
+    head = ["network", "device", "single passes", "one pass for all", "gain"]
+    text += f"\n\nSeconds of a network in a pass of SNIP, {SCORED_NETWORKS} networks; on the CPU "
+    text += f"{SCORED_BATCHES} batches on one thread, on a GPU all."
     return f"{text}\n\n{table(head, rows)}"
 
 

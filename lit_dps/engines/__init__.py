@@ -10,8 +10,9 @@ The course of one trial, with the file of each step:
    (`engine`). The attempt has the goal, the step at which a race stops it, and where it pauses.
 2. `IntervalLoop.train` (`interval_loop`) chooses the loop. `eligible` decides whether the trial can
    be stacked, trained as a single network, or needs Lightning's loop.
-3. `NetworkRun.begin` (`network_run`) builds the network and the data. It resumes the run from its
-   checkpoint, or prunes the network. `StackFiller` (`interval_loop`) finds the attempts of a stack.
+3. `build_trial` (`network_run`) builds the network and the data. `NetworkRun.begin` resumes the run
+   from its checkpoint, or prunes the network. `StackFiller` (`stack_filler`) finds the attempts of
+   a stack. On a GPU `stacked_scores` scores all its new networks at once.
 4. `RunGroup.train_intervals` (`run_group`) trains the networks for `check_interval` steps, by
    `SingleNetwork` (`single_network`) or `StackedNetworks` (`stack`), and validates them. On a GPU
    a stack trains several such intervals before it validates the networks of all of them.

@@ -133,9 +133,19 @@ class Training:
 
     def stored_scores(self, trial: Trial) -> tuple[PassKey, Scores] | None:
         """Return the key of the scoring pass and the pruning scores of a point; None if missing."""
-        if trial.repeat:
+        key = self.scores_key(trial)
+        if key is None:
             return None
-        return self._scores.get(_scores_key(trial))
+        return self._scores.get(key)
+
+    def scores_key(self, trial: Trial) -> tuple | None:
+        """Return what the pruning scores of a trial depend on; None if no other trial has them.
+
+        A repeat has a different network in each cell.
+        """
+        if trial.repeat or not network_is_shared(self.workload):
+            return None
+        return _scores_key(trial)
 
     def store_scores(self, trial: Trial, key: PassKey | None, scores: Scores | None) -> None:
         """Store pruning scores for the other cells of a point, if there is room for them.
@@ -143,20 +153,18 @@ class Training:
         A scoring pass costs as much as an epoch.
 
         Args:
-            trial: The trial whose network was scored. A repeat has a different network in each
-                cell, so its scores are not stored.
+            trial: The trial whose network was scored.
             key: Key of the scoring pass; None if the pass depends on the training batch size.
             scores: The scores; None if the scores of the method depend on the sparsity.
         """
-        if scores is None or key is None:
-            return
-        if trial.repeat or not network_is_shared(self.workload):
+        scores_key = self.scores_key(trial)
+        if scores is None or key is None or scores_key is None:
             return
         size = sum(score.numel() for score in scores.values())
         for _, stored in self._scores.values():
             size += sum(score.numel() for score in stored.values())
         if size <= MAX_STORED_SCORES:
-            self._scores[_scores_key(trial)] = key, scores
+            self._scores[scores_key] = key, scores
 
     def schedule_shape(
         self, trial: Trial, measure: Callable[[], dict[str, float]]

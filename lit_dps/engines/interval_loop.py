@@ -4,53 +4,30 @@ A single network trains with the same result as in Lightning's loop, to the bit 
 A stack trains many networks of one batch size at once, of all sparsities (`StackedNetworks`). Their
 gradients differ by rounding, which training amplifies. The K of a stacked trial is therefore
 another draw from the same distribution.
-
-Attempts train in one stack if their keys and their modules are equal: `batching_key` compares
-attempts before they are built, `StackFiller` compares their modules.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
 import torch
-from lightning.pytorch import LightningModule
-from torch import Tensor
-from torch.utils._pytree import tree_map
 
 from lit_dps.core.attempt import Attempt
 from lit_dps.core.trial import LIGHTNING, SINGLE, STACKED, Status, Trial, TrialResult
-from lit_dps.data import ImageData
-from lit_dps.engines.eligible import ineligibility_reason, reason_of
+from lit_dps.engines.eligible import ineligibility_reason
 from lit_dps.engines.engine import Training
-from lit_dps.engines.functional import Functional, tensors_of
-from lit_dps.engines.module_hooks import NeedsLightning, end_module, optimizer_of
+from lit_dps.engines.module_hooks import NeedsLightning, end_module
 from lit_dps.engines.network_run import CheckOutcome, NetworkRun, build_trial
 from lit_dps.engines.run_group import RunGroup
 from lit_dps.engines.single_network import SingleNetwork
 from lit_dps.engines.stack import StackedNetworks
+from lit_dps.engines.stack_filler import AttemptQueue, StackFiller, batching_key
 from lit_dps.engines.trainer import TrainerEngine
-from lit_dps.module import ImageClassifier
-from lit_dps.optim import RULES, rule_of
-from lit_dps.optim.clipping import Clipping
 from lit_dps.training.early_check import HardestFirst
-from lit_dps.training.hidden_state import preserve_rng_state, unchanged_attributes
-from lit_dps.training.workload import Built
-
-# Parameters of the learning rate and its schedule, which may differ between networks of a stack.
-RATE_KEYS = frozenset({"model.learning_rate", "model.decay_steps", "model.end_factor"})
-
-# Examples whose loss shows whether two modules differ in more than their weights. Modules of a
-# stack have equal arguments except for rates, so a difference appears in the loss of any example.
-# In float64, 4 examples of Simple-CNN take 2 ms of CPU.
-COMPARED_EXAMPLES = 4
-# Relative tolerance of that loss in float64. A penalty of weight 1e-6 changes it by 1e-5.
-LOSS_TOLERANCE = 1e-9
-# Reason of an attempt whose module differs from the first module of its stack.
-DIFFERENT_MODULE = "its module differs from the stack in more than its weights"
+from lit_dps.training.hidden_state import preserve_rng_state
 
 
 class LoopChoice(NamedTuple):
@@ -253,13 +230,11 @@ def _fill_empty_rows(
     networks: StackedNetworks, hardest_first: HardestFirst, filler: StackFiller
 ) -> None:
     """Put the next runs into the empty rows of a stack."""
-    for row, run in enumerate(list(networks.runs)):
-        if run is None:
-            next_run = filler.next_run()
-            if next_run is None:
-                return
-            networks.put(row, next_run)
-            hardest_first.begin(row)
+    empty_rows = [row for row, run in enumerate(networks.runs) if run is None]
+    # Fewer runs than rows remain at the end of a cell.
+    for row, run in zip(empty_rows, filler.next_runs(len(empty_rows)), strict=False):
+        networks.put(row, run)
+        hardest_first.begin(row)
 
 
 def _drop_empty_rows(networks: StackedNetworks, hardest_first: HardestFirst) -> None:
@@ -271,229 +246,3 @@ def _drop_empty_rows(networks: StackedNetworks, hardest_first: HardestFirst) -> 
     if 0 < 2 * len(live) <= len(networks.runs):
         hardest_first.take(torch.tensor(live, device=hardest_first.priority.device))
         networks.take(live)
-
-
-class BatchingKey(NamedTuple):
-    """What the attempts of a stack have in common. Attempts with equal keys may train together.
-
-    Attributes:
-        cell: The batch size and the values of all axes except the axes of pruning.
-        kind: The values that decide which loop can train the attempt.
-        numbers: The other values, all of them numbers.
-    """
-
-    cell: tuple
-    kind: tuple
-    numbers: tuple
-
-    @property
-    def loop_key(self) -> tuple:
-        """What decides which loop can train the attempt."""
-        return self.cell, self.kind
-
-
-def batching_key(attempt: Attempt) -> BatchingKey:
-    """Return the batching key of an attempt.
-
-    The networks of a stack may differ in weights, mask, learning rate and hyperparameters. All
-    other arguments of the module and the data must be equal, such as the arguments of a loss.
-    """
-    trial = attempt.trial
-    assert trial is not None
-    network_keys = set(RATE_KEYS)
-    for rule in RULES.values():
-        network_keys.update(f"model.{name}" for name in rule.hyperparameters)
-    kind: list[tuple[str, bool | str]] = []
-    numbers: list[tuple[str, float]] = []
-    for key, value in sorted(trial.params.items()):
-        if key in network_keys:
-            continue
-        if isinstance(value, float) and not key.startswith("local."):
-            # Zero turns a feature off, as in `dropout: 0.0`, which decides on the loop.
-            kind.append((key, value != 0))
-            numbers.append((key, value))
-        else:
-            kind.append((key, repr(value)))
-    cell = trial.cell.batch_size, trial.cell.stack_axes
-    return BatchingKey(cell, tuple(kind), tuple(numbers))
-
-
-class AttemptQueue:
-    """The attempts in the order of the study, with a look ahead for equal keys.
-
-    Args:
-        next_attempt: Returns the next attempt of the study, or None at its end.
-        max_waiting: Attempts that may wait while an attempt with another key is sought.
-    """
-
-    def __init__(self, next_attempt: Callable[[], Attempt | None], max_waiting: int):
-        self._next_attempt = next_attempt
-        self._max_waiting = max_waiting
-        self._waiting: list[Attempt] = []
-
-    def next(self) -> Attempt | None:
-        """Return the next attempt, or None if no attempt remains at present."""
-        if self._waiting:
-            return self._waiting.pop(0)
-        return self._next_attempt()
-
-    def next_with(self, key: BatchingKey) -> Attempt | None:
-        """Return the next attempt with this key, unless one of another cell comes first."""
-        index = self._index(key)
-        if index is None:
-            return None
-        return self._waiting.pop(index)
-
-    def has(self, key: BatchingKey) -> bool:
-        """Return True if `next_with` has an attempt."""
-        return self._index(key) is not None
-
-    def _index(self, key: BatchingKey) -> int | None:
-        """Return the place of the next attempt with this key among the waiting ones."""
-        for index in range(self._max_waiting):
-            if index == len(self._waiting):
-                attempt = self._next_attempt()
-                if attempt is None:
-                    return None
-                self._waiting.append(attempt)
-            candidate = batching_key(self._waiting[index])
-            if candidate == key:
-                return index
-            if candidate.cell != key.cell:
-                return None
-        return None
-
-
-class Unstacked(NamedTuple):
-    """An attempt that leaves its stack and trains as a single network.
-
-    Attributes:
-        attempt: The attempt, which begins again.
-        reason: Why it leaves the stack, for `TrialResult.engine_reason`.
-    """
-
-    attempt: Attempt
-    reason: str
-
-
-class StackFiller:
-    """Begins the runs that train in one stack.
-
-    Args:
-        first: The first attempt. The others must have its key and its module.
-        queue: The further attempts.
-        training: The settings of the study.
-
-    Attributes:
-        unstacked: Attempts to train one at a time afterwards. Their modules differ from the first
-            one, or an error occurred in the stack. The attempt that caused it raises it again, and
-            becomes a failed trial.
-    """
-
-    def __init__(self, first: Attempt, queue: AttemptQueue, training: Training):
-        self.unstacked: list[Unstacked] = []
-        self._pending = [first]
-        self._key = batching_key(first)
-        self._queue = queue
-        self._training = training
-        self._reference: _Reference | None = None
-
-    def next_runs(self, count: int) -> list[NetworkRun]:
-        """Begin the next attempts: `count` runs, or fewer if there are no more."""
-        runs = []
-        while len(runs) < count:
-            run = self.next_run()
-            if run is None:
-                break
-            runs.append(run)
-        return runs
-
-    def next_run(self) -> NetworkRun | None:
-        """Begin the next attempt that fits into the stack, or resume it from its checkpoint.
-
-        Returns:
-            Its run; None if no such attempt remains.
-        """
-        while True:
-            attempt = self._pending.pop() if self._pending else self._queue.next_with(self._key)
-            if attempt is None:
-                return None
-            try:
-                run = self._begin(attempt)
-            except Exception as error:
-                self.unstack_after_error(attempt, error)
-                continue
-            if run is not None:
-                return run
-            self.unstacked.append(Unstacked(attempt, DIFFERENT_MODULE))
-
-    def unstack_after_error(self, attempt: Attempt, error: Exception) -> None:
-        """Restart an attempt after an error in its stack, and train it one at a time afterwards."""
-        attempt.restart()
-        self.unstacked.append(Unstacked(attempt, f"an error in its stack: {reason_of(error)}"))
-
-    def _begin(self, attempt: Attempt) -> NetworkRun | None:
-        """Return the run of an attempt; None if its module differs from the first module."""
-        built, device = build_trial(self._training, attempt.trial)
-        if self._reference is None:
-            self._reference = _Reference(built, device)
-        elif not self._reference.equals(built):
-            return None
-        return NetworkRun.begin(attempt, built, self._training, device, stacked=True)
-
-
-class _Reference:
-    """The first module of a stack, with which the modules of the other attempts are compared.
-
-    Args:
-        built: The module and its data, set up.
-        device: Where the modules are compared.
-    """
-
-    def __init__(self, built: Built, device: torch.device):
-        assert isinstance(built.data, ImageData)
-        x, y = built.data.on_device("train", device)
-        self._batch = tree_map(_to_double, (x[:COMPARED_EXAMPLES], y[:COMPARED_EXAMPLES]))
-        self._device = device
-        self._kind = _kind_of(built)
-        module = built.module.to(device)
-        self._parameters = _double_copies(module.named_parameters())
-        self._buffers = _double_copies(module.named_buffers())
-        self._loss = self._loss_of(built.module)
-
-    def equals(self, built: Built) -> bool:
-        """Return True if a module equals the first module except for its weights."""
-        if _kind_of(built) != self._kind:
-            return False
-        loss = self._loss_of(built.module)
-        return torch.allclose(self._loss, loss, rtol=LOSS_TOLERANCE, atol=0)
-
-    @torch.no_grad()
-    def _loss_of(self, module: LightningModule) -> Tensor:
-        """Return the loss of a module with the weights of the first module."""
-        with preserve_rng_state(seed=0):  # so that all modules draw the same dropout
-            loss, _ = Functional(module.to(self._device)).call_and_update(
-                "loss", self._parameters, self._buffers, self._batch
-            )
-        return loss
-
-
-def _kind_of(built: Built) -> tuple:
-    """Return what the trials of a stack must have in common: rule, clipping, shapes and images."""
-    module, data = built.module, built.data
-    assert isinstance(module, ImageClassifier) and isinstance(data, ImageData)
-    shapes = {}
-    for name, tensor in tensors_of(module).items():
-        shapes[name] = tensor.shape, tensor.requires_grad
-    with unchanged_attributes(module):  # the module is trained afterwards
-        optimizer, _ = optimizer_of(module.configure_optimizers())
-    return rule_of(optimizer), Clipping.of(built.trainer), shapes, id(data.images)
-
-
-def _double_copies(tensors: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
-    """Return copies of tensors by name, floating-point ones in float64."""
-    return {name: _to_double(tensor.detach().clone()) for name, tensor in tensors}
-
-
-def _to_double(tensor: Tensor) -> Tensor:
-    return tensor.double() if tensor.is_floating_point() else tensor

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -24,6 +24,7 @@ from lit_dps.data.image_pass import ImagePass, validation_batches
 from lit_dps.data.loaders import interval_batches
 from lit_dps.engines.engine import Training
 from lit_dps.engines.module_hooks import optimizer_of, prepare_module
+from lit_dps.engines.stack_check import trains_on_whole_batches
 from lit_dps.module import ImageClassifier
 from lit_dps.optim.clipping import Clipping
 from lit_dps.optim.local_sgd import LocalSGD
@@ -31,6 +32,7 @@ from lit_dps.optim.parameter_groups import trained_parameters
 from lit_dps.pruning import Mask, Network, mask_flags, prunable, prune
 from lit_dps.pruning.mask import multiply
 from lit_dps.pruning.mask_changes import MaskChanges
+from lit_dps.pruning.pruner import Scores
 from lit_dps.pruning.start import initialize_pruned
 from lit_dps.readings.attempt_readings import AttemptReadings
 from lit_dps.training import lightning_private
@@ -106,6 +108,7 @@ class NetworkRun:
         local: State of local SGD; None for ordinary training.
         readings: What is measured along the run and at its end; None without readings.
         clipping: The limit of the gradients; None without one.
+        is_resumed: Whether the run continues from its checkpoint.
     """
 
     attempt: Attempt
@@ -123,6 +126,7 @@ class NetworkRun:
     changes: MaskChanges | None = None
     readings: AttemptReadings | None = None
     clipping: Clipping | None = None
+    is_resumed: bool = False
 
     def __post_init__(self):
         self._begin_seconds = time.monotonic()
@@ -135,7 +139,6 @@ class NetworkRun:
         built: Built,
         training: Training,
         device: torch.device,
-        stacked: bool = False,
     ) -> NetworkRun:
         """Return the run of an attempt: resumed from its checkpoint if there is one, else pruned.
 
@@ -144,9 +147,16 @@ class NetworkRun:
             built: Its module and data, set up. The run takes them over.
             training: The settings of the study.
             device: Where the network is trained.
-            stacked: Whether the run is trained in a stack. Its scoring pass then takes larger
-                batches on a GPU, which Lightning's loop does not.
         """
+        run = cls.prepare(attempt, built, training, device)
+        run.start(training)
+        return run
+
+    @classmethod
+    def prepare(
+        cls, attempt: Attempt, built: Built, training: Training, device: torch.device
+    ) -> NetworkRun:
+        """Return the run of an attempt before its start; see `begin` for the arguments."""
         trial = attempt.trial
         assert trial is not None and isinstance(built.data, ImageData)
         if training.goal.stops_checks_early:
@@ -181,14 +191,27 @@ class NetworkRun:
         if training.readings:
             readings = [spec.build() for spec in training.readings]
             run.readings = AttemptReadings(readings, attempt)
-        if not run._resume_from_file():
-            run._start(training, stacked)
-        if run.mask is not None:
-            attempt.kept = run.mask.kept()
-            run.changes = run._mask_changes(training)
-        if stacked:
-            attempt.flags = {**attempt.flags, STACKED: 1}
+        run.is_resumed = run._resume_from_file()
         return run
+
+    def start(
+        self, training: Training, stacked: bool = False, scores: Scores | None = None
+    ) -> None:
+        """Prune the network and begin training, unless the run is resumed.
+
+        Args:
+            training: The settings of the study.
+            stacked: Whether the run is trained in a stack. Its scoring pass then takes larger
+                batches on a GPU, which Lightning's loop does not.
+            scores: The pruning scores of the network, if they were computed before.
+        """
+        if not self.is_resumed:
+            self._start(training, stacked, scores)
+        if self.mask is not None:
+            self.attempt.kept = self.mask.kept()
+            self.changes = self._mask_changes(training)
+        if stacked:
+            self.attempt.flags = {**self.attempt.flags, STACKED: 1}
 
     def _mask_changes(self, training: Training) -> MaskChanges | None:
         """Return how the mask changes during training; None if it stays."""
@@ -197,14 +220,15 @@ class NetworkRun:
         max_steps = training.budget or training.goal.max_steps
         return MaskChanges.of(pruning.pruner, pruning.sparsity, pruning.seed, max_steps)
 
-    def _start(self, training: Training, stacked: bool) -> None:
+    def _start(self, training: Training, stacked: bool, scores: Scores | None) -> None:
         """Prune the network and begin training, with the hooks that Lightning calls."""
         trial = self.attempt.trial
         assert trial is not None
         min_batch_size = 0
-        if stacked and self.module.device.type == "cuda":
+        is_mean = not trains_on_whole_batches(self.module)
+        if stacked and is_mean and self.module.device.type == "cuda":
             min_batch_size = GPU_PASS_BATCH_SIZE
-        self._prune(training, min_batch_size)
+        self._prune(training, min_batch_size, scores)
         shape = training.schedule_shape(trial, partial(self._schedule_shape, training))
         self.attempt.flags = {**self.attempt.flags, **shape}
         self.module.on_train_start()
@@ -213,37 +237,39 @@ class NetworkRun:
         if self.readings is not None:
             self.readings.before(1, self)
 
-    def _prune(self, training: Training, min_batch_size: int) -> None:
+    def _prune(self, training: Training, min_batch_size: int, scores: Scores | None) -> None:
         """Prune the network as `PruningCallback` does.
 
-        A method whose mask does not depend on the batches of its scoring pass takes batches of at
-        least `min_batch_size` examples.
+        Args:
+            training: The settings of the study.
+            min_batch_size: The fewest examples in a batch of the scoring pass, if the mask does not
+                depend on it.
+            scores: The scores, if they were computed before.
         """
         trial = self.attempt.trial
         assert trial is not None
         pruning = training.pruning_callback(trial)
         if pruning.sparsity == 0:
             return
-        trained_ids = set(map(id, trained_parameters(self.optimizer)))
         batch_size = pruning.batch_size
         if pruning.pruner.batch_invariant:
             batch_size = max(min_batch_size, batch_size)
-        stored_scores = None
         stored = training.stored_scores(trial)
         if stored is not None:
-            stored_scores = stored[1]
-        make_copy = partial(self._copy, pruning, trained_ids, batch_size)
+            scores = stored[1]
+        make_copy = partial(self.copy_to_prune, pruning, batch_size)
         self.mask, scores = prune(
             pruning.pruner,
             make_copy,
             pruning.sparsity,
             pruning.seed,
             name=type(self.module).__name__,
-            scores=stored_scores,
+            scores=scores,
         )
         # The data module makes the scoring pass, so the key of the pass is empty.
         training.store_scores(trial, (), scores)
         trained = 0
+        trained_ids = set(map(id, trained_parameters(self.optimizer)))
         for parameter in self.module.parameters():
             if parameter.requires_grad and id(parameter) in trained_ids:
                 trained += parameter.numel()
@@ -290,10 +316,14 @@ class NetworkRun:
         return schedule_shape(rates, budget)
 
     @contextmanager
-    def _copy(
-        self, pruning: PruningCallback, trained_ids: Container[int], batch_size: int
-    ) -> Iterator[Network]:
-        """Provide a copy of the network for the pruning method."""
+    def copy_to_prune(self, pruning: PruningCallback, batch_size: int) -> Iterator[Network]:
+        """Provide a copy of the network for the pruning method.
+
+        Args:
+            pruning: How the network is pruned.
+            batch_size: Examples in a batch of the scoring pass.
+        """
+        trained_ids = set(map(id, trained_parameters(self.optimizer)))
         names = prunable(self.module, pruning.biases, pruning.exclude, trained_ids)
         with preserve_rng_state(self.data):
             copy = cast(ImageClassifier, copy_of(self.module))

@@ -114,7 +114,14 @@ class OneShot(Pruner):
     """A method whose scores do not depend on the sparsity.
 
     A study computes them once for all cells of a point.
+
+    Attributes:
+        stackable: Whether `scores` can score several networks at once. Their parameters then have a
+            first dimension for the networks, and `Network.losses` yields sums of their losses. The
+            scores may be elementwise functions of parameters and gradients, and not random.
     """
+
+    stackable: bool = False
 
     @abstractmethod
     def scores(self, network: Network, generator: torch.Generator) -> Scores:

@@ -35,6 +35,10 @@ class Snip(OneShot):
     def batch_invariant(self) -> bool:
         return self.batches is None and not self.abs_per_batch and type(self).scores is Snip.scores
 
+    @property
+    def stackable(self) -> bool:
+        return type(self).scores is Snip.scores
+
     def scores(self, network: Network, generator: torch.Generator) -> dict[str, Tensor]:
         batches = None
         if self.batches is not None:

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from lit_dps.core.trial import SINGLE, STACKED, Cell, Status, Trial, TrialResult
-from lit_dps.engines.interval_loop import DIFFERENT_MODULE
 from lit_dps.engines.stack import StackedNetworks
+from lit_dps.engines.stack_filler import DIFFERENT_MODULE
 from lit_dps.module import ImageClassifier
 from lit_dps.pruning.snip import Snip
 from lit_dps.training.workload import Workload

@@ -75,15 +75,17 @@ def test_a_score_of_somebody_else_is_not_taken_for_a_sum():
     ("options", "sizes"), [({}, {1000}), ({"batches": 2}, {100}), ({"abs_per_batch": True}, {100})]
 )
 def test_a_pass_on_a_gpu_takes_larger_batches_where_the_mask_is_a_sum(monkeypatch, options, sizes):
-    asked, prune, copied = set(), NetworkRun._prune, NetworkRun._copy
+    asked, prune, copied = set(), NetworkRun._prune, NetworkRun.copy_to_prune
     monkeypatch.setattr(
-        NetworkRun, "_prune", lambda self, training, at_least: prune(self, training, 1000)
+        NetworkRun,
+        "_prune",
+        lambda self, training, at_least, scores: prune(self, training, 1000, scores),
     )
     # A patch of ImageData itself would send the trials to Lightning's loop.
     monkeypatch.setattr(
         NetworkRun,
-        "_copy",
-        lambda self, how, held, size: asked.add(size) or copied(self, how, held, size),
+        "copy_to_prune",
+        lambda self, how, size: asked.add(size) or copied(self, how, size),
     )
     trials, pruning = (
         [Trial(Cell(16, 0.8), i, PARAMS) for i in range(2)],
