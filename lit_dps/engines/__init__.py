@@ -27,6 +27,9 @@ In Lightning's loop, `TrainerEngine` (`trainer`) calls `Trainer.fit`. Callbacks 
 `lit_dps.training` take these steps: `PruningCallback` step 3, `GoalErrorCallback` steps 4 and 5,
 `CheckpointCallback` step 6.
 
+A stack also trains a LightningModule that is no `ImageClassifier`: `logged_module` calls its steps,
+`loader_data` keeps its batches in memory, and `logged_check` decides whether that gives the same.
+
 Two files hold rules that `eligible` checks: `module_hooks` lists the hooks of a module that the
 interval loop calls, and `update_check` compares the update of a stack with the optimizer's.
 """

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from lightning.pytorch import LightningDataModule, Trainer
+from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.plugins import Precision
 from lightning.pytorch.profilers import PassThroughProfiler
 from lightning.pytorch.strategies import SingleDeviceStrategy
@@ -22,12 +22,18 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from lit_dps.core.trial import Trial
 from lit_dps.data import ImageData
 from lit_dps.engines.engine import Training
+from lit_dps.engines.logged_check import (
+    loader_data,
+    reason_against_calls,
+    reason_against_values,
+)
 from lit_dps.engines.module_hooks import (
     CALLED_HOOKS,
     LIGHTNING_METHODS,
     TRANSFER_HOOKS,
     VALIDATION_METHODS,
     NeedsLightning,
+    as_dict,
     detach_trainer,
     end_module,
     optimizer_of,
@@ -56,6 +62,8 @@ from lit_dps.training.hidden_state import (
 from lit_dps.training.inheritance import adopt_former_methods, inherits
 from lit_dps.training.workload import Built
 
+# Reason against the interval loop for one network.
+NO_CLASSIFIER = "is no ImageClassifier"
 SHARED_CLOCK = "the goal counts seconds (goal.max_seconds or goal.unit), and a stack has one clock"
 
 BATCH_METHODS = ("train_dataloader", "epochs", *TRANSFER_HOOKS)
@@ -94,6 +102,8 @@ def ineligibility_reason(training: Training, trial: Trial, stacked: bool = False
             if hooks:
                 name = type(built.module).__name__
                 return f"{name} overrides {', '.join(hooks)}, which the workers of local SGD share"
+        if stacked and not isinstance(built.module, ImageClassifier):
+            return _reason_against_logged(built, training, trial)
         return _reason_against_built(built, training, stacked, delay)
     except Exception as error:
         # A trial that cannot be built fails with this error in Lightning's loop. A module that
@@ -130,6 +140,35 @@ def _reason_against_built(
         return reason
 
 
+def _reason_against_logged(built: Built, training: Training, trial: Trial) -> str | None:
+    """Return why a trial of a module that is no ImageClassifier cannot be stacked.
+
+    It cannot be trained afterwards. Lightning's loop trains it if it cannot be stacked.
+    """
+    module = built.module
+    name = type(module).__name__
+    trainer = Trainer(**built.trainer)
+    trainer.datamodule = built.data  # pyright: ignore[reportAttributeAccessIssue]
+    reason = _reason_against_trainer(trainer) or reason_against_calls(module, trainer, training)
+    if reason is not None:
+        return reason
+    if training.goal.build().counts_seconds:
+        return SHARED_CLOCK
+    if why_unprunable(module) or any(map(is_parametrized, module.modules())):
+        return f"{name} makes its weights from other parameters"
+    seed = trial.seed_for("order")
+    with preserve_rng_state(module, built.data, seed=seed):
+        module.to(trainer.strategy.root_device)
+        detach_trainer(module)
+        reason = _reason_against_optimizer(module, module.configure_optimizers())
+        reason = reason or _reason_against_stacked_update(module, training.goal.max_steps)
+        if reason is not None:
+            return reason
+        data = loader_data(built, module.device, training, trial)
+        reason = reason_against_values(module, data, training)
+        return reason or _reason_against_rule(module, training.delay(trial))
+
+
 def reason_of(error: Exception) -> str:
     """Return the reason that an error of a module gives against a loop."""
     if isinstance(error, NeedsLightning):
@@ -145,7 +184,7 @@ def _reason_against_loop(built: Built, trainer: Trainer, training: Training) -> 
     if reason is not None:
         return reason
     if not isinstance(module, ImageClassifier):
-        return f"{name} is no ImageClassifier"
+        return f"{name} {NO_CLASSIFIER}"
     reason = (
         _reason_against_steps(module)
         or _reason_against_data(built.data)
@@ -208,7 +247,7 @@ def _reason_against_validation(
     return f"{name} does not measure {goal.monitor} by per_example_error"
 
 
-def _reason_against_optimizer(module: ImageClassifier, configured: Any) -> str | None:
+def _reason_against_optimizer(module: LightningModule, configured: Any) -> str | None:
     """Return why an optimizer or schedule needs Lightning's loop; None if it does not.
 
     Args:
@@ -216,6 +255,7 @@ def _reason_against_optimizer(module: ImageClassifier, configured: Any) -> str |
         configured: The value of its `configure_optimizers`.
     """
     name = type(module).__name__
+    configured = as_dict(configured)
     optimizer, schedule = optimizer_of(configured)
     if not isinstance(optimizer, torch.optim.Optimizer):
         return f"{name} does not have exactly one optimizer of torch"
@@ -301,6 +341,14 @@ def _reason_against_stack(built: Built, max_steps: int, delay: int) -> str | Non
     hooks = overridden(module, CALLED_HOOKS)
     if hooks:
         return f"{name} overrides {', '.join(hooks)}, called for one network at a time"
+    reason = _reason_against_stacked_update(module, max_steps)
+    reason = reason or reason_against_stacked_loss(module, _first_examples(built))
+    return reason or _reason_against_rule(module, delay)
+
+
+def _reason_against_stacked_update(module: LightningModule, max_steps: int) -> str | None:
+    """Return why optimizer, schedule or hooks of a module cannot be stacked; None if they can."""
+    name = type(module).__name__
     optimizer, schedule = optimizer_of(module.configure_optimizers())
     if not rule_of(optimizer):
         return f"{type(optimizer).__name__} as configured matches no rule of {', '.join(RULES)}"
@@ -315,10 +363,12 @@ def _reason_against_stack(built: Built, max_steps: int, delay: int) -> str | Non
     trained_ids = {id(p) for p in parameters if p.requires_grad}
     if set(map(id, trained_parameters(optimizer))) != trained_ids:
         return "the optimizer and the trained parameters are not the same"
-    reason = reason_against_stacked_loss(module, _first_examples(built))
-    if reason is not None:
-        return reason
-    module.double()  # last, because it changes the module
+    return None
+
+
+def _reason_against_rule(module: LightningModule, delay: int) -> str | None:
+    """Return how the update of a stack differs from the optimizer's; leaves a module in double."""
+    module.double()
     optimizer, _ = optimizer_of(module.configure_optimizers())
     rule = rule_of(optimizer)
     assert rule is not None

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
 # Returns tensors that a module computes of a batch.
@@ -36,7 +38,8 @@ class Functional(nn.Module):
             tensors: The parameters and buffers. The call must not change them.
             batch: The batch.
         """
-        return functional_call(self, _named(tensors), (call, batch))
+        with attention_of_stacks():
+            return functional_call(self, _named(tensors), (call, batch))
 
     def call_and_update(
         self,
@@ -55,9 +58,25 @@ class Functional(nn.Module):
         """
         copies = {name: buffer.clone() for name, buffer in buffers.items()}
         named = _named({**tensors, **copies})
-        value = functional_call(self, named, (call, batch))
+        with attention_of_stacks():
+            value = functional_call(self, named, (call, batch))
         # `functional_call` stores buffers that the module has replaced in this dict.
         return value, {name: named[f"module.{name}"] for name in buffers}
+
+
+@contextmanager
+def attention_of_stacks() -> Iterator[None]:
+    """Compute attention by products and softmax in this block.
+
+    Under `torch.vmap` the fused kernels would compute one network after another.
+    """
+    fast_path = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with sdpa_kernel(SDPBackend.MATH):
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast_path)
 
 
 def _named(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

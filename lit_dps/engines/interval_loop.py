@@ -17,7 +17,7 @@ import torch
 
 from lit_dps.core.attempt import Attempt
 from lit_dps.core.trial import LIGHTNING, SINGLE, STACKED, Status, Trial, TrialResult
-from lit_dps.engines.eligible import ineligibility_reason
+from lit_dps.engines.eligible import NO_CLASSIFIER, ineligibility_reason
 from lit_dps.engines.engine import Training
 from lit_dps.engines.module_hooks import NeedsLightning, end_module
 from lit_dps.engines.network_run import CheckOutcome, NetworkRun, build_trial
@@ -26,6 +26,7 @@ from lit_dps.engines.single_network import SingleNetwork
 from lit_dps.engines.stack import StackedNetworks
 from lit_dps.engines.stack_filler import AttemptQueue, StackFiller, batching_key
 from lit_dps.engines.trainer import TrainerEngine
+from lit_dps.module import ImageClassifier
 from lit_dps.training.early_check import HardestFirst
 from lit_dps.training.hidden_state import preserve_rng_state
 
@@ -36,10 +37,12 @@ class LoopChoice(NamedTuple):
     Attributes:
         engine: `STACKED`, `SINGLE` or `LIGHTNING`.
         reason: Why it is not a faster loop; empty if it is the fastest that the study allows.
+        needs_stack: Whether the trial trains in a stack of one rather than as a single network.
     """
 
     engine: str
     reason: str = ""
+    needs_stack: bool = False
 
 
 @dataclass(frozen=True)
@@ -81,7 +84,7 @@ class IntervalLoop:
             choice = choices[key.loop_key]
             if choice.engine == LIGHTNING:
                 yield self._train_by_lightning(attempt, at_check, choice.reason)
-            elif choice.engine == STACKED and queue.has(key):
+            elif choice.engine == STACKED and (choice.needs_stack or queue.has(key)):
                 yield from self._train_stack(attempt, queue, at_check)
             else:
                 result = self._train_single(attempt, at_check, choice.reason)
@@ -95,9 +98,12 @@ class IntervalLoop:
         if self.stack_size > 1:
             reason = ineligibility_reason(self.training, trial, stacked=True)
             if reason is None:
-                return LoopChoice(STACKED)
+                module = self.training.workload.module(trial)
+                return LoopChoice(STACKED, needs_stack=not isinstance(module, ImageClassifier))
             reason_against_stack = reason
         reason = ineligibility_reason(self.training, trial)
+        if reason is not None and reason.endswith(NO_CLASSIFIER) and reason_against_stack:
+            return LoopChoice(LIGHTNING, reason_against_stack)
         if reason is not None:
             return LoopChoice(LIGHTNING, reason)
         return LoopChoice(SINGLE, reason_against_stack)
@@ -135,6 +141,9 @@ class IntervalLoop:
         # Random layers, such as dropout, draw from the seed of the point.
         with preserve_rng_state(seed=attempt.trial.seed_for("order")):
             built, device = build_trial(self.training, attempt.trial)
+            if not isinstance(built.module, ImageClassifier):
+                name = type(built.module).__name__
+                raise NeedsLightning(reason or f"{name} {NO_CLASSIFIER}")
             run = NetworkRun.begin(attempt, built, self.training, device)
             group = RunGroup(SingleNetwork(run), self.training)
             while attempt.status is None:

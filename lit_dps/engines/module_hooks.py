@@ -158,8 +158,25 @@ def end_module(module: LightningModule) -> None:
     module.teardown(stage=TrainerFn.FITTING)
 
 
+def as_dict(configured: Any) -> Any:
+    """Return lists of one optimizer and its schedule as a dict; other values unchanged."""
+    if isinstance(configured, (list, tuple)) and len(configured) == 1:
+        return configured[0]
+    if not isinstance(configured, (list, tuple)) or len(configured) != 2:
+        return configured
+    optimizers, schedules = configured
+    if not isinstance(optimizers, (list, tuple)) or not isinstance(schedules, (list, tuple)):
+        return configured
+    if len(optimizers) != 1 or len(schedules) > 1:
+        return configured
+    if not schedules:
+        return optimizers[0]
+    return {"optimizer": optimizers[0], "lr_scheduler": schedules[0]}
+
+
 def optimizer_of(configured: Any) -> tuple[Any, LRScheduler | None]:
     """Return optimizer and schedule from what `configure_optimizers` returned."""
+    configured = as_dict(configured)
     if not isinstance(configured, dict):
         return configured, None
     schedule = configured.get("lr_scheduler")

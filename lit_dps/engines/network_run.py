@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
 from lightning.pytorch import LightningModule
@@ -23,6 +23,8 @@ from lit_dps.data import ImageData
 from lit_dps.data.image_pass import ImagePass, validation_batches
 from lit_dps.data.loaders import interval_batches
 from lit_dps.engines.engine import Training
+from lit_dps.engines.loader_data import LoaderData
+from lit_dps.engines.logged_module import training_loss
 from lit_dps.engines.module_hooks import optimizer_of, prepare_module
 from lit_dps.engines.stack_check import trains_on_whole_batches
 from lit_dps.module import ImageClassifier
@@ -94,8 +96,9 @@ class NetworkRun:
 
     Attributes:
         attempt: The attempt, which records the checks and decides when the run ends.
-        module: The pruned network on its device.
-        data: The data module, set up.
+        module: The pruned network on its device: an `ImageClassifier`, or another LightningModule
+            in a stack.
+        data: The data module, set up: `ImageData`, or `LoaderData` in a stack.
         optimizer, schedule: As the module configures them.
         mask: The pruning mask; None at sparsity 0.
         changes: How the mask changes during training; None if it stays.
@@ -112,8 +115,8 @@ class NetworkRun:
     """
 
     attempt: Attempt
-    module: ImageClassifier
-    data: ImageData
+    module: Any
+    data: Any
     optimizer: torch.optim.Optimizer
     schedule: LRScheduler | None
     mask: Mask | None
@@ -158,15 +161,15 @@ class NetworkRun:
     ) -> NetworkRun:
         """Return the run of an attempt before its start; see `begin` for the arguments."""
         trial = attempt.trial
-        assert trial is not None and isinstance(built.data, ImageData)
-        if training.goal.stops_checks_early:
+        assert trial is not None and isinstance(built.data, ImageData | LoaderData)
+        is_classifier = isinstance(built.module, ImageClassifier)
+        if training.goal.stops_checks_early and is_classifier:
             attempt.enable_early_checks()
         batch = training.batch_callback(trial)
         batch.apply_to(built.data)
         if not batch.schedule.is_constant:
             attempt.count(EXAMPLES.column)
         module = built.module.to(device)
-        assert isinstance(module, ImageClassifier)
         optimizer, schedule = optimizer_of(module.configure_optimizers())
         module.on_fit_start()
         local = None
@@ -326,7 +329,7 @@ class NetworkRun:
         trained_ids = set(map(id, trained_parameters(self.optimizer)))
         names = prunable(self.module, pruning.biases, pruning.exclude, trained_ids)
         with preserve_rng_state(self.data):
-            copy = cast(ImageClassifier, copy_of(self.module))
+            copy = copy_of(self.module)
             # As in `TrainingPass.without_side_effects`: the loss may need these hooks.
             copy.on_train_start()
             copy.on_train_epoch_start()
@@ -337,14 +340,14 @@ class NetworkRun:
                 batch_size=batch_size,
                 length=lambda: len(self.data.pruning_dataloader(batch_size)),
                 batches=partial(self._pruning_batches, batch_size),
-                loss_of=lambda batch, i: copy.loss(batch),
+                loss_of=lambda batch, i: training_loss(copy, batch, i),
             )
 
     def _pruning_batches(self, batch_size: int) -> Iterator[tuple[Any, int]]:
         """Yield the batches of a scoring pass on the device, each with its number of examples."""
         for batch in self.data.pruning_dataloader(batch_size):
             images = self.data.transfer_batch_to_device(batch, self.module.device)
-            yield images, len(batch[1])
+            yield images, len(batch.index)
 
     @property
     def masks(self) -> Mapping[str, Tensor]:
@@ -373,7 +376,7 @@ class NetworkRun:
 
     def loss_of(self, module: LightningModule, batch: Any) -> Tensor | None:
         """Return the mean training loss of a batch by a copy of the module."""
-        return cast(ImageClassifier, module).loss(batch)
+        return training_loss(module, batch)
 
     def record(self, outcome: CheckOutcome) -> None:
         """Record the check at the end of an interval; the attempt decides how the run continues."""

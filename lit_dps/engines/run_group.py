@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -16,7 +16,9 @@ from torch import Tensor
 from lit_dps.core.unit import EXAMPLES, SECONDS
 from lit_dps.engines.engine import Training
 from lit_dps.engines.network_run import CheckOutcome, NetworkRun
+from lit_dps.module import ImageClassifier
 from lit_dps.parallel.process import Interrupted
+from lit_dps.training import GoalErrorCallback
 from lit_dps.training.checkpoint_files import MIN_SECONDS_WORTH_SAVING
 from lit_dps.training.early_check import Check, HardestFirst
 from lit_dps.training.stopwatch import Stopwatch
@@ -30,6 +32,17 @@ WASTED_SHARE = 0.06
 MAX_SECONDS_AHEAD = 2.0
 # Share of the device's free memory for the rows that are kept for their checks.
 MEMORY_SHARE_AHEAD = 0.2
+
+
+class MeasuredCheck(NamedTuple):
+    """A check by a metric that a module logs; used as a `Check`."""
+
+    value: float
+    exact: bool = True
+
+    def error(self, size: int) -> float:
+        """Return the metric."""
+        return self.value
 
 
 class NetworkBatch(Protocol):
@@ -106,6 +119,18 @@ class NetworkBatch(Protocol):
         """
         ...
 
+    def logged_metrics(
+        self, rows: Tensor, batches: Sequence[Any], names: Sequence[str]
+    ) -> Mapping[str, Tensor]:
+        """Return the means of metrics that `validation_step` logs, by name: float64, shape (rows,).
+
+        Args:
+            rows: Numbers of kept rows.
+            batches: All batches of the validation split.
+            names: The metrics.
+        """
+        ...
+
     def losses(self, rows: Tensor, x: Tensor, y: Tensor, index: Tensor) -> Tensor:
         """Return the loss of each row summed over examples: float64, shape (rows,).
 
@@ -133,7 +158,7 @@ class Intervals(NamedTuple):
     live: list[int]
     losses: list[list[float]]
     finite: list[list[bool]]
-    checks: list[list[Check]]
+    checks: Sequence[Sequence[Check | MeasuredCheck]]
     metrics: list[list[Mapping[str, float]]]
     spent: Mapping[str, float]
 
@@ -159,8 +184,11 @@ class RunGroup:
         self._training = training
         self._device = first.module.device
         self._eval_batch_size = first.data.eval_batch_size
-        self._train_split = first.data.on_device("train", self._device)
-        self._validation_split = first.data.on_device("val", self._device)
+        self._train_split: tuple[Any, Tensor] = first.data.on_device("train", self._device)
+        self._validation_split: tuple[Any, Tensor] = first.data.on_device("val", self._device)
+        self._logs_metrics = not isinstance(first.module, ImageClassifier)
+        self._stops_checks_early = training.goal.stops_checks_early and not self._logs_metrics
+        self._measured: list[Mapping[str, float]] = []
         self.stopwatch = Stopwatch()
         self._intervals_done = 0
         rows = len(networks.runs)
@@ -242,7 +270,7 @@ class RunGroup:
             if self.networks.runs[row] is None:
                 continue
             check = intervals.checks[i][place]
-            if self._training.goal.stops_checks_early:
+            if isinstance(check, Check) and self._stops_checks_early:
                 # A run may have met an easier goal at an interval before.
                 allowed = self.networks.run_at(row).attempt.max_mistakes(self._validation_size)
                 check = Check.of(check.mistakes, allowed, self._validation_size)
@@ -324,7 +352,7 @@ class RunGroup:
         filled = [batches.get(row, first) for row in range(len(self.networks.runs))]
         return torch.stack(filled, dim=1).to(self._device)
 
-    def _check(self, numbers: list[list[int]]) -> list[list[Check]]:
+    def _check(self, numbers: list[list[int]]) -> Sequence[Sequence[Check | MeasuredCheck]]:
         """Return the checks of kept rows. Early checks stop when the goal is surely missed.
 
         Args:
@@ -333,7 +361,9 @@ class RunGroup:
         networks = self.networks
         x, y = self._validation_split
         which = self._flat(numbers)
-        if self._training.goal.stops_checks_early:
+        if self._logs_metrics:
+            return self._by_interval(self._measure(which))
+        if self._stops_checks_early:
             allowed = []
             for row in networks.live:
                 allowed.append(networks.run_at(row).attempt.max_mistakes(self._validation_size))
@@ -352,6 +382,8 @@ class RunGroup:
     def _further_metrics(self, numbers: list[list[int]]) -> list[list[Mapping[str, float]]]:
         """Return `val_loss` of kept rows if the study keeps it, rounded to float32."""
         which = self._flat(numbers)
+        if self._logs_metrics:
+            return self._by_interval(self._measured)
         if not self._training.metrics:
             return self._by_interval([{}] * len(which))
         x, y = self._validation_split
@@ -361,6 +393,22 @@ class RunGroup:
         # A value that Lightning logs is rounded in the same way.
         means = (total.float() / len(y)).double()
         return self._by_interval([{"val_loss": loss} for loss in means.tolist()])
+
+    def _measure(self, which: Tensor) -> list[MeasuredCheck]:
+        """Return the checks of kept rows by the metric that their module logs.
+
+        The values of further metrics are kept for `_further_metrics`.
+        """
+        goal = GoalErrorCallback.of(self._training.goal)
+        names = list(dict.fromkeys([goal.monitor, *self._training.metrics]))
+        means = self.networks.logged_metrics(which, self._validation_split[0], names)
+        columns = {name: values.tolist() for name, values in means.items()}
+        self._measured = []
+        for row in range(len(which)):
+            self._measured.append({name: columns[name][row] for name in self._training.metrics})
+        for value in columns[goal.monitor]:
+            goal.check_scale(value)
+        return [MeasuredCheck(value) for value in columns[goal.monitor]]
 
     def _flat(self, numbers: list[list[int]]) -> Tensor:
         """Return all numbers of kept rows, interval by interval, on the device."""

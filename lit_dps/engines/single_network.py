@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -184,6 +185,12 @@ class SingleNetwork:
 
     def write_back_weights(self, row: int) -> None:
         """Do nothing: the module of the run is up to date."""
+
+    def logged_metrics(
+        self, rows: Tensor, batches: Sequence[Any], names: Sequence[str]
+    ) -> Mapping[str, Tensor]:
+        """Refuse: only a stack trains modules that log their metrics."""
+        raise NeedsLightning(f"{type(self.run.module).__name__} logs its metrics")
 
     def finite(self) -> list[bool]:
         """Return whether all weights are finite, in a list of one."""

@@ -14,6 +14,7 @@ from torch.func import vmap
 from torch.utils._pytree import tree_leaves, tree_map, tree_map_
 
 from lit_dps.engines.functional import Functional
+from lit_dps.engines.logged_module import MAX_EVALUATED, loss_of_pair, metrics_of_rows
 from lit_dps.engines.matrix_products import ConvolutionsAsProducts
 from lit_dps.engines.network_run import NetworkRun
 from lit_dps.engines.row_tensors import Rows, StepNumbers, exchange
@@ -28,8 +29,6 @@ MICROBATCH = 256
 # fast as cuDNN's grouped convolutions at 2 examples, 2.1 times at 16 and 1.1 times at 256 (forward
 # and backward, 100 networks of Simple-CNN, H200, 2026-11-26).
 MATMUL_LIMIT = 64
-# Examples that a check evaluates at a time, summed over networks. Simple-CNN needs 80 kB for one.
-MAX_EVALUATED = 32_768
 
 
 class StackedNetworks:
@@ -382,7 +381,7 @@ class StackedNetworks:
         batch_dim = None if y.ndim == 1 else 0
         call = vmap(
             lambda tensors, buffers, x, y: self._functional.call_and_update(
-                "loss", tensors, buffers, (x, y)
+                loss_of_pair, tensors, buffers, (x, y)
             ),
             (0, 0, batch_dim, batch_dim),
             randomness="different",
@@ -444,6 +443,20 @@ class StackedNetworks:
         weights = self._checked.weights[rows]
         buffers = {name: buffer[rows] for name, buffer in self._checked.buffers.items()}
         return self._over_rows(method, weights, buffers, x, y)
+
+    def logged_metrics(
+        self, rows: Tensor, batches: Sequence[Any], names: Sequence[str]
+    ) -> Mapping[str, Tensor]:
+        """See `NetworkBatch.logged_metrics`."""
+
+        def tensors_of_rows(some: Tensor) -> dict[str, Tensor]:
+            tensors = dict(self._layout.split(self._checked.weights[some]))
+            for name, buffer in self._checked.buffers.items():
+                tensors[name] = buffer[some]
+            return tensors
+
+        with evaluating(self.module):
+            return metrics_of_rows(self._functional, tensors_of_rows, rows, batches, names)
 
     def _halve_until_fits(
         self,

@@ -152,6 +152,8 @@ def _reason_against_vmap(
         return f"the loss of {name} differs under torch.vmap"
     losses.sum().backward()
     for key, buffer in module.named_buffers():
+        if start.buffers[key].shape != buffer.shape:
+            return f"a training step of {name} changes the shape of its buffer {key}"
         if not _close(after[key], buffer.expand_as(after[key]), _largest([buffer])):
             return f"the buffer {key} of {name} differs under torch.vmap"
     alone = dict(module.named_parameters())

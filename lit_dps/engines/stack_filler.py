@@ -7,6 +7,7 @@ attempts before they are built, `StackFiller` compares their modules.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -15,10 +16,12 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from lit_dps.core.attempt import Attempt
+from lit_dps.core.search_space import RATE_NAMES
 from lit_dps.data import ImageData
 from lit_dps.engines.eligible import reason_of
 from lit_dps.engines.engine import Training
 from lit_dps.engines.functional import Functional, tensors_of
+from lit_dps.engines.logged_check import LoggedReference, loader_data
 from lit_dps.engines.module_hooks import optimizer_of
 from lit_dps.engines.network_run import NetworkRun, build_trial
 from lit_dps.engines.stacked_scores import scores_of_new_runs
@@ -38,7 +41,7 @@ COMPARED_EXAMPLES = 4
 # Relative tolerance of that loss in float64. A penalty of weight 1e-6 changes it by 1e-5.
 LOSS_TOLERANCE = 1e-9
 # Reason of an attempt whose module differs from the first module of its stack.
-DIFFERENT_MODULE = "its module differs from the stack in more than its weights"
+DIFFERENT_MODULE = "its module or data differ from the stack in more than its weights"
 
 
 class BatchingKey(NamedTuple):
@@ -74,7 +77,7 @@ def batching_key(attempt: Attempt) -> BatchingKey:
     kind: list[tuple[str, bool | str]] = []
     numbers: list[tuple[str, float]] = []
     for key, value in sorted(trial.params.items()):
-        if key in network_keys:
+        if key in network_keys or key.rpartition(".")[2] in RATE_NAMES:
             continue
         if isinstance(value, float) and not key.startswith("local."):
             # Zero turns a feature off, as in `dropout: 0.0`, which decides on the loop.
@@ -164,7 +167,7 @@ class StackFiller:
         self._key = batching_key(first)
         self._queue = queue
         self._training = training
-        self._reference: _Reference | None = None
+        self._reference: _Reference | LoggedReference | None = None
 
     def next_runs(self, count: int) -> list[NetworkRun]:
         """Begin the next attempts that fit into the stack, or resume them from their checkpoints.
@@ -212,12 +215,21 @@ class StackFiller:
 
     def _prepare(self, attempt: Attempt) -> NetworkRun | None:
         """Return the run of an attempt; None if its module differs from the first module."""
-        built, device = build_trial(self._training, attempt.trial)
-        if self._reference is None:
-            self._reference = _Reference(built, device)
-        elif not self._reference.equals(built):
-            return None
-        return NetworkRun.prepare(attempt, built, self._training, device)
+        trial = attempt.trial
+        assert trial is not None
+        # Data may be drawn when they are set up: from the seed of the point, as in other loops.
+        with preserve_rng_state(seed=trial.seed_for("order")):
+            built, device = build_trial(self._training, trial)
+            is_classifier = isinstance(built.module, ImageClassifier)
+            if not is_classifier:
+                built = replace(built, data=loader_data(built, device, self._training, trial))
+            if self._reference is None and is_classifier:
+                self._reference = _Reference(built, device)
+            elif self._reference is None:
+                self._reference = LoggedReference(built, device, self._training)
+            elif not self._reference.equals(built):
+                return None
+            return NetworkRun.prepare(attempt, built, self._training, device)
 
 
 class _Reference:

@@ -28,9 +28,11 @@ def rule_named(name: str) -> Rule:
 
 
 def rule_of(optimizer: Any) -> Rule | None:
-    """Return the rule of `RULES` whose update an optimizer makes; None for another update."""
+    """Return the rule whose update an optimizer makes; None if it is of no rule of `RULES`."""
     if len(optimizer.param_groups) != 1:
         return None
+    if isinstance(optimizer, RuleOptimizer):
+        return optimizer.rule
     for rule in RULES.values():
         if rule.is_of(optimizer):
             return rule

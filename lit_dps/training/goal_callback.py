@@ -402,10 +402,10 @@ class GoalErrorCallback(Callback):
             reason = self.validated.why_no_mean(trainer, name)
             if reason is not None:
                 raise ConfigError(key, name, f"the mean over the validation split: {reason}")
-        self._check_scale(metrics[self.monitor])
+        self.check_scale(metrics[self.monitor])
         return metrics
 
-    def _check_scale(self, value: float) -> None:
+    def check_scale(self, value: float) -> None:
         """Raise ConfigError if a value of the goal's metric is no share, but the goal is one."""
         is_error = self.goal.is_validation_error and "loss" not in self.monitor
         if not math.isfinite(value):

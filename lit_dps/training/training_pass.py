@@ -217,7 +217,7 @@ class TrainingPass:
             return self._data.pruning_dataloader(self.batch_size)
         loader = self._training
         if self.key is not None:
-            return _rebatched(loader, self.batch_size)
+            return rebatched(loader, self.batch_size)
         if not isinstance(loader, DataLoader) and isinstance(loader, (dict, list, tuple)):
             loader = CombinedLoader(tree_map(copy_loader, loader), "max_size_cycle")
             iter(loader)  # a CombinedLoader has no length before this
@@ -273,7 +273,7 @@ def _examples_of(loader: Any) -> tuple[int, ...] | None:
         return None
 
 
-def _rebatched(loader: DataLoader, batch_size: int) -> DataLoader:
+def rebatched(loader: DataLoader, batch_size: int) -> DataLoader:
     """Return a loader of the same examples in other batches, for a loader with `_examples_of`.
 
     If the loader shuffles, the order is the same in each pass and at every batch size.

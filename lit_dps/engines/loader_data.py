@@ -1,0 +1,335 @@
+"""LoaderData: the batches of any data module in memory, for the networks of a stack.
+
+A stack trains its networks on the same examples in different orders. So the examples of a map-style
+data set are collated once, and a batch is an index. The order of a trial is the order that its
+dataloader draws from the seed of the point, as in Lightning's loop. If the module draws random
+numbers too, such as dropout, later epochs have another order of the same distribution.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import islice, repeat
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from lightning.pytorch import LightningDataModule
+from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler
+
+from lit_dps.engines.module_hooks import TRANSFER_HOOKS, NeedsLightning
+from lit_dps.training.hidden_state import capture_rng_state, equal_states, preserve_rng_state
+from lit_dps.training.inheritance import inherits
+from lit_dps.training.training_pass import has_indices, rebatched
+
+CHUNK = 1024  # examples that are collated at a time
+COMPARED_BATCHES = 2
+MAX_BYTES = 2**31  # of training and validation examples together
+MAX_DEVICE_SHARE = 0.25  # of the free memory of a GPU
+
+
+class Examples:
+    """Examples of a data set, as the tensors of one large batch.
+
+    Args:
+        batch: Tensors, in tuples, lists and dicts; examples are their first dimension.
+    """
+
+    def __init__(self, batch: Any):
+        self.batch = batch
+
+    def __len__(self) -> int:
+        return len(tree_leaves(self.batch)[0])
+
+    def __getitem__(self, index: Any) -> Any:
+        """Return the batch of an index: its tensors have the index's dimensions first."""
+        return tree_map(lambda tensor: tensor[index], self.batch)
+
+    def equals(self, other: Examples) -> bool:
+        """Return True if both have the same examples."""
+        ours, structure = tree_flatten(self.batch)
+        theirs, other_structure = tree_flatten(other.batch)
+        if structure != other_structure:
+            return False
+        return all(_equal(*pair) for pair in zip(ours, theirs, strict=True))
+
+
+class IndexedBatch(NamedTuple):
+    """A batch before it is gathered: the number of the pass, and the examples of the batch."""
+
+    split: str
+    index: Tensor
+
+
+class IndexedPass:
+    """The batches of a scoring pass."""
+
+    def __init__(self, parts: Sequence[Sequence[int]]):
+        self._parts = parts
+
+    def __len__(self) -> int:
+        return len(self._parts)
+
+    def __iter__(self) -> Iterator[IndexedBatch]:
+        for part in self._parts:
+            yield IndexedBatch("train", torch.tensor(part))
+
+
+# A `LightningDataModule`, so that checkpoints do not save its tensors.
+class LoaderData(LightningDataModule):
+    """The examples and the order of the dataloaders of a data module.
+
+    It has the methods of `ImageData` that the interval loop calls.
+
+    Args:
+        data: The data module, set up under the seed of the trial.
+        module: The module, whose hooks may move batches.
+        device: Where the examples are.
+        batch_size: Examples of a step.
+        check_interval: Steps between two validations, which draw seeds for workers too.
+
+    Attributes:
+        train: The training examples.
+        validation: The batches of the validation split, on the device.
+
+    Raises:
+        NeedsLightning: If its batches cannot be kept in memory. The message is the reason.
+    """
+
+    def __init__(
+        self,
+        data: LightningDataModule,
+        module: Any,
+        device: torch.device,
+        batch_size: int,
+        check_interval: int,
+    ):
+        super().__init__()
+        self._name = type(data).__name__
+        self._generator_state = torch.get_rng_state()
+        self.batch_size = batch_size
+        self._check_interval = check_interval
+        self._refuse_hooks(data, module)
+        self._loader = self._loader_of(data.train_dataloader(), "train_dataloader")
+        self._sampler_state = self._state_of_sampler()
+        loader = self._loader_of(data.val_dataloader(), "val_dataloader")
+        if type(loader.sampler) is not SequentialSampler or loader.drop_last:
+            self._refuse("shuffles or drops validation examples")
+        self._validation_draws = loader.generator is None
+        with preserve_rng_state():
+            before = capture_rng_state(data)
+            self.train = Examples(self._collate_all(self._loader, device))
+            self.validation = [
+                _on_device(self._collate(loader, list(part)), device)
+                for part in loader.batch_sampler  # pyright: ignore[reportOptionalIterable]
+            ]
+            self._refuse_random(before, data)
+        self._compare(self._loader, device)
+        self._refuse_short_batches()
+        self.validation_size = sum(map(_size_of, self.validation))
+
+    def _refuse(self, reason: str) -> None:
+        raise NeedsLightning(f"{self._name} {reason}")
+
+    def _refuse_hooks(self, data: LightningDataModule, module: Any) -> None:
+        """Refuse hooks that change a batch, and a scoring pass of the user."""
+        if not inherits(data, LightningDataModule, TRANSFER_HOOKS):
+            self._refuse("overrides a hook that moves batches")
+        for owner in (data, module):
+            if hasattr(owner, "pruning_dataloader"):
+                self._refuse("or its module has a pruning_dataloader")
+
+    def _loader_of(self, loader: Any, name: str) -> DataLoader:
+        """Return a dataloader whose batches are indices of a data set; refuse others."""
+        if type(loader) is not DataLoader or not has_indices(loader):
+            self._refuse(f"returns no DataLoader of a map-style data set in {name}")
+        if type(loader.batch_sampler) is not BatchSampler or loader.batch_size is None:
+            self._refuse(f"has a batch sampler of its own in {name}")
+        if type(loader.sampler) not in (RandomSampler, SequentialSampler):
+            self._refuse(f"has a sampler of its own in {name}")
+        is_ordered = type(loader.sampler) is SequentialSampler
+        if loader.generator is not None and is_ordered:
+            self._refuse(f"has a generator but no shuffled order in {name}")
+        if loader.worker_init_fn is not None:
+            self._refuse(f"has a worker_init_fn in {name}")
+        return loader
+
+    def _state_of_sampler(self) -> Tensor | None:
+        """Return the state of the generator that the sampler keeps; None without one."""
+        generator = getattr(self._loader.sampler, "generator", None)
+        return None if generator is None else generator.get_state()
+
+    def _collate(self, loader: DataLoader, part: list[int]) -> Any:
+        """Return the batch of some examples, as a dataloader makes it."""
+        dataset: Any = loader.dataset
+        if hasattr(dataset, "__getitems__") and dataset.__getitems__:
+            examples = dataset.__getitems__(part)
+        else:
+            examples = [dataset[i] for i in part]
+        batch = loader.collate_fn(examples)
+        for leaf in tree_leaves(batch):
+            if not isinstance(leaf, Tensor) or leaf.ndim == 0 or len(leaf) != len(part):
+                self._refuse("makes batches that are not tensors with an entry for each example")
+        return batch
+
+    def _collate_all(self, loader: DataLoader, device: torch.device) -> Any:
+        """Return all examples of a dataloader as one batch on the device."""
+        size = len(loader.dataset)  # pyright: ignore[reportArgumentType]
+        parts = []
+        for start in range(0, size, CHUNK):
+            part = self._collate(loader, list(range(start, min(start + CHUNK, size))))
+            if not parts:
+                self._refuse_large(part, size, device)
+            parts.append(part)
+        shapes = {tuple(leaf.shape[1:] for leaf in tree_leaves(part)) for part in parts}
+        if not parts or len(shapes) > 1 or len({str(tree_flatten(p)[1]) for p in parts}) > 1:
+            self._refuse("has examples of different shapes")
+        structure = tree_flatten(parts[0])[1]
+        columns = zip(*map(tree_leaves, parts), strict=True)
+        whole = tree_unflatten([torch.cat(column) for column in columns], structure)
+        return _on_device(whole, device)
+
+    def _refuse_large(self, part: Any, size: int, device: torch.device) -> None:
+        """Refuse a data set that does not fit in memory, from its first examples."""
+        limit = MAX_BYTES
+        if device.type == "cuda":
+            limit = min(limit, int(MAX_DEVICE_SHARE * torch.cuda.mem_get_info(device)[0]))
+        of_part = sum(leaf.nbytes for leaf in tree_leaves(part))
+        if of_part * size / _size_of(part) > limit:
+            self._refuse(f"has more than {limit / 2**30:.2g} GiB of training examples")
+
+    def _refuse_random(self, before: Any, data: LightningDataModule) -> None:
+        """Refuse data sets that draw random numbers, such as augmented images."""
+        if not equal_states(before, capture_rng_state(data)):
+            self._refuse("draws random numbers when it reads examples, as augmentation does")
+
+    def _compare(self, loader: DataLoader, device: torch.device) -> None:
+        """Refuse a data set whose batches differ from the same examples one after another."""
+        generator = torch.Generator().manual_seed(0)
+        size = len(self.train)
+        for _ in range(COMPARED_BATCHES):
+            index = torch.randperm(size, generator=generator)[: self.batch_size]
+            batch = Examples(_on_device(self._collate(loader, index.tolist()), device))
+            if not batch.equals(Examples(self.train[index.to(device)])):
+                self._refuse("makes other batches of the same examples, or examples that change")
+
+    def _refuse_short_batches(self) -> None:
+        """Refuse batches of other sizes than the cell's."""
+        loader = self._loader
+        if loader.batch_size != self.batch_size:
+            self._refuse(f"makes batches of {loader.batch_size}, not {self.batch_size} examples")
+        drawn = len(loader.sampler)  # pyright: ignore[reportArgumentType]
+        short = drawn % self.batch_size
+        if short and not loader.drop_last:
+            self._refuse(
+                f"ends an epoch with a batch of {short}, and the networks of a stack share the "
+                "size of a batch: pass drop_last=True to its train DataLoader"
+            )
+        if drawn < self.batch_size:
+            self._refuse("has fewer examples than a batch")
+
+    def equals(self, other: LoaderData) -> bool:
+        """Return True if both have the same examples and the same validation batches."""
+        if len(self.validation) != len(other.validation) or not self.train.equals(other.train):
+            return False
+        for ours, theirs in zip(self.validation, other.validation, strict=True):
+            if not Examples(ours).equals(Examples(theirs)):
+                return False
+        return self._order_kind() == other._order_kind()
+
+    def _order_kind(self) -> tuple:
+        sampler: Any = self._loader.sampler
+        return type(sampler), len(sampler), self._loader.drop_last
+
+    def share(self, other: LoaderData) -> None:
+        """Use the tensors of equal data, so that a stack keeps them once."""
+        self.train = other.train
+        self.validation = other.validation
+
+    def epochs(self) -> Iterator[np.ndarray]:
+        """Yield the examples of each epoch in the order of the dataloader, without an end."""
+        steps_of_epoch = len(self._loader.sampler) // self.batch_size  # pyright: ignore[reportArgumentType]
+        steps = 0
+        checks = 0
+        state = self._generator_state
+        sampler = self._private_sampler()
+        generator = None
+        if self._loader.generator is not None:
+            generator = sampler.generator
+        while True:
+            with preserve_rng_state():
+                torch.set_rng_state(state)
+                # Each iterator of a dataloader draws a seed for its workers.
+                if self._validation_draws:
+                    _draw_seeds(steps // self._check_interval - checks)
+                checks = steps // self._check_interval
+                _draw_seeds(1, generator)
+                # A sampler at its end draws once more, which Lightning's loop does not reach.
+                order = np.fromiter(islice(sampler, len(sampler)), dtype=np.int64)
+                state = torch.get_rng_state()
+            steps += steps_of_epoch
+            yield order[: steps_of_epoch * self.batch_size]
+
+    def _private_sampler(self) -> Any:
+        """Return a copy of the sampler, with a generator of its own if it keeps one."""
+        sampler: Any = self._loader.sampler
+        if type(sampler) is SequentialSampler:
+            return sampler
+        generator = None
+        if self._sampler_state is not None:
+            generator = torch.Generator()
+            generator.set_state(self._sampler_state)
+        return RandomSampler(
+            sampler.data_source,
+            replacement=sampler.replacement,
+            num_samples=sampler._num_samples,
+            generator=generator,
+        )
+
+    def batch_sizes(self) -> Iterator[int]:
+        """Return the number of examples of each step, without an end."""
+        return repeat(self.batch_size)
+
+    @property
+    def eval_batch_size(self) -> int:
+        """Examples of a validation batch."""
+        return _size_of(self.validation[0])
+
+    def on_device(self, split: str, device: torch.device) -> tuple[Any, Tensor]:
+        """Return the examples of a split, and their numbers."""
+        if split == "train":
+            return self.train, torch.arange(len(self.train), device=device)
+        return self.validation, torch.arange(self.validation_size, device=device)
+
+    def pruning_dataloader(self, batch_size: int = 100) -> IndexedPass:
+        """Return the scoring pass that Lightning's loop makes of the dataloader."""
+        batches: Any = rebatched(self._loader, batch_size).batch_sampler
+        return IndexedPass([list(part) for part in batches])
+
+    def transfer_batch_to_device(
+        self, batch: IndexedBatch, device: torch.device, dataloader_idx: int = 0
+    ) -> Any:
+        """Return the examples of a batch of the scoring pass."""
+        return self.train[batch.index.to(device)]
+
+
+def _draw_seeds(count: int, generator: torch.Generator | None = None) -> None:
+    for _ in range(count):
+        torch.empty((), dtype=torch.int64).random_(generator=generator)
+
+
+def _on_device(batch: Any, device: torch.device) -> Any:
+    return tree_map(lambda tensor: tensor.to(device), batch)
+
+
+def _size_of(batch: Any) -> int:
+    """Return the number of examples of a batch of tensors."""
+    return len(tree_leaves(batch)[0])
+
+
+def _equal(ours: Tensor, theirs: Tensor) -> bool:
+    if ours.shape != theirs.shape or ours.dtype != theirs.dtype:
+        return False
+    return torch.equal(ours.nan_to_num(), theirs.nan_to_num())

@@ -1,0 +1,252 @@
+"""Which LightningModules that are no ImageClassifier can be stacked, and why others cannot."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from torch import Tensor
+from torch.func import vmap
+from torchmetrics import Metric
+
+from lit_dps.core.errors import first_line
+from lit_dps.core.trial import Trial
+from lit_dps.engines.engine import Training
+from lit_dps.engines.functional import Functional, tensors_of
+from lit_dps.engines.loader_data import LoaderData
+from lit_dps.engines.logged_module import metrics_call, training_loss
+from lit_dps.engines.module_hooks import (
+    LIGHTNING_METHODS,
+    TRANSFER_HOOKS,
+    NeedsLightning,
+    optimizer_of,
+)
+from lit_dps.engines.stack_check import (
+    ERROR_LENGTH,
+    EXAMPLES,
+    TOLERANCE,
+    Start,
+    reason_against_training,
+)
+from lit_dps.optim import rule_of
+from lit_dps.optim.clipping import Clipping
+from lit_dps.training import GoalErrorCallback
+from lit_dps.training.deterministic import full_float32
+from lit_dps.training.early_check import EarlyCheck, evaluating
+from lit_dps.training.hidden_state import (
+    capture_attributes,
+    capture_rng_state,
+    equal_states,
+    preserve_rng_state,
+    unchanged_attributes,
+)
+from lit_dps.training.inheritance import inherits
+from lit_dps.training.workload import Built
+
+# A stack calls these methods of each module, or of one module for all networks.
+CALLED = ("prepare_data", "setup", "training_step", "validation_step", "configure_optimizers")
+TRIED_BATCHES = 2
+# Relative tolerance of values that two modules compute by the same operations in float32.
+SAME_TOLERANCE = 1e-6
+
+
+def overridden_methods(module: LightningModule) -> list[str]:
+    """Return the methods of a module that a fit calls and a stack does not."""
+    names = ["log", "log_dict", *TRANSFER_HOOKS, *LIGHTNING_METHODS]
+    for name in dir(LightningModule):
+        is_of_tests = name.startswith(("on_test_", "on_predict_"))
+        if name.startswith("on_") and not is_of_tests:
+            names.append(name)
+    names += ["teardown", "train_dataloader", "val_dataloader"]
+    overridden = []
+    for name in dict.fromkeys(names):
+        is_log = name == "log" and type(module).log is LightningModule.log
+        if name in CALLED or is_log or inherits(module, LightningModule, (name,)):
+            continue
+        overridden.append(name)
+    return overridden
+
+
+def reason_against_calls(
+    module: LightningModule, trainer: Trainer, training: Training
+) -> str | None:
+    """Return which method or setting of a module a stack would leave out; None if it leaves none.
+
+    Args:
+        module: The module.
+        trainer: A trainer with the data module of the trial.
+        training: The settings of the study.
+    """
+    name = type(module).__name__
+    if not module.automatic_optimization:
+        return f"{name} uses manual optimization"
+    methods = overridden_methods(module)
+    if methods:
+        return f"{name} overrides {', '.join(methods)}"
+    goal = GoalErrorCallback.of(training.goal)
+    if goal.early_reject and EarlyCheck.supports(trainer, module, goal.monitor):
+        return f"{name} has per_example_error but is no ImageClassifier"
+    if training.readings:
+        return f"study.readings need Lightning's loop or an ImageClassifier, not {name}"
+    if trainer.reload_dataloaders_every_n_epochs:  # pyright: ignore[reportAttributeAccessIssue]
+        return "trainer.reload_dataloaders_every_n_epochs needs Lightning's loop"
+    return None
+
+
+def reason_against_values(
+    module: LightningModule, data: LoaderData, training: Training
+) -> str | None:
+    """Return which value of a module differs in a stack; None if none does.
+
+    The module cannot be trained afterwards. It is left in evaluation mode.
+    """
+    name = type(module).__name__
+    batches = data.epochs()
+    order = torch.from_numpy(next(batches)).to(module.device)
+    module.train()
+    try:
+        with full_float32():
+            for index in order.split(data.batch_size)[:TRIED_BATCHES]:
+                batch = data.train[index]
+                reason = reason_against_training(module, training_loss, batch)
+                reason = reason or _reason_against_metric_objects(module)
+                if reason is not None:
+                    return reason
+            return _reason_against_validation(module, data, _names(training), training)
+    except NeedsLightning as error:
+        return str(error)
+    except (RuntimeError, TypeError, ValueError) as error:
+        text = first_line(error)[:ERROR_LENGTH]
+        return f"{name} does not run under torch.vmap ({text})"
+
+
+def _names(training: Training) -> list[str]:
+    """Return the metrics of the goal and of the study."""
+    return list(dict.fromkeys([training.goal.monitored, *training.metrics]))
+
+
+def _reason_against_metric_objects(module: LightningModule) -> str | None:
+    """Return a reason if a step has updated an object of torchmetrics."""
+    for key, part in module.named_modules():
+        if isinstance(part, Metric) and part.update_called:
+            return f"{type(module).__name__} updates {key} of torchmetrics"
+    return None
+
+
+@torch.no_grad()
+def _reason_against_validation(
+    module: LightningModule, data: LoaderData, names: Sequence[str], training: Training
+) -> str | None:
+    """Return why the metrics of a module cannot be measured in a stack; None if they can."""
+    name = type(module).__name__
+    module.eval()
+    functional = Functional(module)
+    two = {}
+    for key, tensor in tensors_of(module).items():
+        two[key] = torch.stack([tensor.detach(), tensor.detach()])
+    for number in sorted({0, len(data.validation) - 1}):
+        batch = data.validation[number]
+        call = metrics_call(names, number)
+        before = {key: tensor.clone() for key, tensor in tensors_of(module).items()}
+        attributes = capture_attributes(module)
+        draws = capture_rng_state(module)
+        single = call(module, batch)
+        if not equal_states(draws, capture_rng_state(module)):
+            return f"{name} draws random numbers in validation_step"
+        for key, tensor in tensors_of(module).items():
+            if not torch.equal(tensor, before[key]):
+                return f"validation_step of {name} changes {key}"
+        stacked = vmap(
+            lambda tensors, call=call, batch=batch: functional.call(call, tensors, batch)
+        )(two)
+        if not equal_states(attributes, capture_attributes(module)):
+            return f"validation_step of {name} changes an attribute"
+        reason = _reason_against_metric_objects(module) or _differing(names, single, stacked)
+        if reason is not None:
+            return f"{name}: {reason}"
+        value = float(single[0])
+        GoalErrorCallback.of(training.goal).check_scale(value)
+    return None
+
+
+def _differing(names: Iterable[str], single: list[Tensor], stacked: list[Tensor]) -> str | None:
+    """Return which metric differs under torch.vmap; None if none does."""
+    for key, alone, together in zip(names, single, stacked, strict=True):
+        if not torch.allclose(together, alone.expand(2), rtol=TOLERANCE, equal_nan=True):
+            return f"its {key} differs under torch.vmap"
+    return None
+
+
+def loader_data(built: Any, device: torch.device, training: Training, trial: Trial) -> LoaderData:
+    """Return the data of a trial in memory. Call this under the seed of the trial's order."""
+    return LoaderData(
+        built.data, built.module, device, trial.cell.batch_size, training.goal.check_interval
+    )
+
+
+class LoggedReference:
+    """The first module of a stack and its data, with which those of other attempts are compared.
+
+    Args:
+        built: The module and its data in memory.
+        device: Where the modules are compared.
+        training: The settings of the study.
+    """
+
+    def __init__(self, built: Built, device: torch.device, training: Training):
+        assert isinstance(built.data, LoaderData)
+        self._names = _names(training)
+        self._device = device
+        self._data = built.data
+        self._start = Start.of(built.module.to(device))
+        self._kind = self._kind_of(built)
+        self._values = self._values_of(built.module)
+
+    def equals(self, built: Built) -> bool:
+        """Return True if module and data equal the first ones except for weights and order."""
+        assert isinstance(built.data, LoaderData)
+        if self._kind_of(built) != self._kind or not self._data.equals(built.data):
+            return False
+        built.data.share(self._data)
+        values = self._values_of(built.module)
+        largest = float(self._values.abs().max())
+        return torch.allclose(
+            values, self._values, rtol=SAME_TOLERANCE, atol=SAME_TOLERANCE * largest
+        )
+
+    def _kind_of(self, built: Built) -> tuple:
+        """Return what the modules of a stack must have in common."""
+        module = built.module
+        shapes = {}
+        for name, tensor in tensors_of(module).items():
+            shapes[name] = tensor.shape, tensor.dtype, tensor.requires_grad
+        with unchanged_attributes(module):  # the module is trained afterwards
+            optimizer, _ = optimizer_of(module.configure_optimizers())
+        return type(module), rule_of(optimizer), Clipping.of(built.trainer), shapes
+
+    def _values_of(self, module: LightningModule) -> Tensor:
+        """Return loss, gradient and metrics of a module with the weights of the first module."""
+        functional = Functional(module.to(self._device))
+        parameters = {}
+        for name, parameter in module.named_parameters():
+            start = self._start.parameters[name].clone()
+            parameters[name] = start.requires_grad_(parameter.requires_grad)
+        trained = [parameter for parameter in parameters.values() if parameter.requires_grad]
+        size = min(len(self._data.train), max(2, min(self._data.batch_size, EXAMPLES)))
+        batch = self._data.train[torch.arange(size, device=self._device)]
+        with preserve_rng_state(seed=0):  # so that all modules draw the same dropout
+            loss, _ = functional.call_and_update(
+                training_loss, parameters, self._start.buffers, batch
+            )
+            gradients = torch.autograd.grad(loss, trained, allow_unused=True)
+            with evaluating(module):
+                metrics = functional.call(
+                    metrics_call(self._names, 0),
+                    {**parameters, **self._start.buffers},
+                    self._data.validation[0],
+                )
+        values = [loss.detach(), *metrics]
+        values += [gradient for gradient in gradients if gradient is not None]
+        return torch.cat([value.detach().double().flatten() for value in values])

@@ -1,0 +1,237 @@
+"""Modules that know nothing of lit_dps train in a stack as in Lightning's loop, or say why not."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from lightning.pytorch import Callback
+
+from lit_dps.core.goal import Goal
+from lit_dps.core.trial import Cell, Trial
+from lit_dps.engines.eligible import ineligibility_reason
+from lit_dps.engines.interval_loop import IntervalLoop
+from lit_dps.engines.logged_module import MeanOverBatches, Unknown
+from lit_dps.engines.module_hooks import NeedsLightning
+from lit_dps.engines.stack import StackedNetworks
+from lit_dps.engines.trainer import TrainerEngine
+from lit_dps.parallel.process import Interrupted
+from lit_dps.training.checkpoint_files import Checkpoints
+from lit_dps.training.workload import Workload
+from tests.support.conformance import assert_conform
+from tests.support.runs import engine, runs, train
+from tests.support.setups import training_of
+from tests.unit.engines.test_engine import quiet  # noqa: F401
+from tests.zoo.animals.data import VALIDATION
+from tests.zoo.run import spec
+
+GOAL = {"error": 0.04, "check_interval": 4, "max_steps": 24}
+RATES = (0.01, 0.001, 0.003)
+
+
+def workload(model="models.Net", data="data.Clouds", trainer=None, **arguments) -> Workload:
+    return Workload(spec(model, **arguments), spec(data), {"accelerator": "cpu", **(trainer or {})})
+
+
+def trials(*cells: Cell, rates=RATES) -> list[Trial]:
+    return [Trial(cell, i, {"model.lr": rate}) for cell in cells for i, rate in enumerate(rates)]
+
+
+def both(used: Workload, asked: list[Trial], goal=GOAL, **options):
+    """Results in a stack and in Lightning's loop."""
+    stacked = train(asked, used, goal, size=4, **options)
+    return stacked, train(asked, used, goal, lean=False, **options)
+
+
+CLIPPED = {"gradient_clip_val": 0.2}
+STACKED = [
+    ("models.Net", "data.Clouds", None),
+    ("parts.BatchNorm", "data.Clouds", CLIPPED),
+    ("parts.Attentive", "data.OwnOrder", None),
+    ("steps.ReturnsDict", "data.AsksTheTrainer", None),
+]
+MORE = [
+    ("parts.Tied", "data.Cached", None),
+    ("parts.FrozenBackbone", "data.SplitOnce", None),
+    ("parts.OwnNorms", "data.WithWeights", CLIPPED),
+    ("optimizers.WithDecay", "data.Clouds", None),
+    ("steps.OneArgument", "data.Clouds", None),
+    ("dry_runs.Contrastive", "data.Clouds", None),
+    ("dry_runs.RootOfBatch", "data.Clouds", None),
+    ("dry_runs.Pretrained", "data.Clouds", None),
+    ("foreign.Keywords", "data.Clouds", None),
+]
+
+
+@pytest.mark.parametrize(
+    ("model", "data", "trainer"),
+    [*STACKED, *(pytest.param(*each, marks=pytest.mark.long) for each in MORE)],
+)
+def test_a_stack_of_strangers_ends_as_in_lightning_s_loop(model, data, trainer):
+    asked = trials(Cell(16, 0.0), Cell(16, 0.8))
+    ours, reference = both(workload(model, data, trainer), asked, metrics=("val_loss",))
+    assert {(result.engine, result.engine_reason) for result in ours} == {("stacked", "")}
+    assert assert_conform(ours, reference, Goal.from_dict(GOAL), VALIDATION) == []
+    theirs = {(result.trial.cell, result.trial.point): result for result in reference}
+    for result in ours:
+        expected = theirs[result.trial.cell, result.trial.point].curve["val_loss"]
+        assert result.curve["val_loss"] == pytest.approx(expected, rel=1e-3)
+
+
+class KeepsState(Callback):
+    """Keeps the last state of each module."""
+
+    def __init__(self):
+        self.states = []
+
+    def on_train_end(self, trainer, pl_module):
+        state = pl_module.state_dict()
+        self.states.append({name: tensor.clone() for name, tensor in state.items()})
+
+
+STRANGERS = [
+    ("strangers.Perceptron", "strangers.DigitLoaders", {"dropout": 0.0}),
+    ("strangers.SmallResNet", "strangers.DigitLoaders", {}),
+    ("strangers.CharacterTransformer", "strangers.TextLoaders", {"dropout": 0.0}),
+]
+
+
+@pytest.mark.parametrize(("model", "data", "arguments"), STRANGERS)
+def test_weights_and_running_statistics_are_those_of_lightning_s_loop(
+    model, data, arguments, monkeypatch
+):
+    used = workload(model, data, {"gradient_clip_val": 0.5}, **arguments)
+    goal = {"metric": "val_loss", "at_most": 0.01, "check_interval": 2, "max_steps": 4}
+    asked = trials(Cell(32, 0.5), rates=(0.001, 0.003))
+    reference = KeepsState()
+    lightning = TrainerEngine(training_of(used, goal), callbacks=(reference,))
+    assert len(list(lightning.train(runs(asked, goal)))) == 2
+    stacks = []
+    make = StackedNetworks.__init__
+
+    def keep(self, *args, **kwargs):
+        make(self, *args, **kwargs)
+        stacks.append((self, list(self.runs)))
+
+    monkeypatch.setattr(StackedNetworks, "__init__", keep)
+    results = train(asked, used, goal, size=4)
+    assert [result.engine for result in results] == ["stacked", "stacked"]
+    ((stack, stacked_runs),) = stacks
+    for row, expected in enumerate(reference.states):
+        stack.runs[row] = stacked_runs[row]
+        stack.write_back_weights(row)
+        state = stacked_runs[row].module.state_dict()
+        assert state.keys() == expected.keys()
+        for name, tensor in expected.items():
+            torch.testing.assert_close(state[name], tensor, rtol=2e-3, atol=2e-5)
+
+
+def test_an_interrupted_stack_of_strangers_resumes_from_its_checkpoints(tmp_path):
+    used = workload("parts.BatchNorm")
+    goal = {"metric": "val_loss", "at_most": 1e-6, "check_interval": 4, "max_steps": 24}
+    asked = trials(Cell(16, 0.0))
+    checkpoints = Checkpoints(tmp_path, "study", minutes=0)
+    checks = []
+
+    def at_check() -> None:
+        checks.append(1)
+        if len(checks) == 3:
+            raise Interrupted("test")
+
+    interrupted = engine(used, goal, size=4, checkpoints=checkpoints)
+    with pytest.raises(Interrupted):
+        list(interrupted.train(runs(asked, goal), at_check))
+    assert len([*tmp_path.rglob("*.ckpt")]) == 3
+    resumed = train(asked, used, goal, size=4, checkpoints=checkpoints, at_check=at_check)
+    unbroken = train(asked, used, goal, size=4)
+    assert len(checks) == 3 + 2, "three checks were before the interruption"
+    for ours, expected in zip(resumed, unbroken, strict=True):
+        assert ours.curve["step"] == [4, 8, 12, 16, 20, 24]
+        assert ours.curve["val_loss"] == pytest.approx(expected.curve["val_loss"], rel=1e-4)
+
+
+def test_the_last_attempt_alone_trains_in_a_stack_of_one():
+    asked = trials(Cell(16, 0.0), rates=(0.01,))
+    (result,) = train(asked, workload(), GOAL, size=4)
+    assert (result.engine, result.engine_reason) == ("stacked", "")
+
+
+def test_dropout_of_strangers_is_stacked():
+    asked = trials(Cell(16, 0.0), rates=(0.01, 0.01))
+    first, second = train(asked, workload("passes.Dropout"), GOAL, size=4)
+    assert (first.engine, second.engine) == ("stacked", "stacked")
+    assert first.curve["train_loss"] != second.curve["train_loss"]
+
+
+def test_trials_with_other_data_leave_the_stack():
+    asked = trials(Cell(16, 0.0))
+    ours, reference = both(workload(data="data.SplitBySeed"), asked)
+    reasons = sorted(result.engine_reason for result in ours)
+    assert reasons[0] == "" and "its module or data differ" in reasons[1]
+    assert assert_conform(ours, reference, Goal.from_dict(GOAL), VALIDATION) == []
+
+
+@pytest.mark.parametrize(
+    ("model", "data", "trainer", "reason"),
+    [
+        ("optimizers.MaxNorm", "data.Clouds", None, "overrides on_train_batch_end"),
+        ("optimizers.Manual", "data.Clouds", None, "manual optimization"),
+        ("optimizers.WithLookahead", "data.Clouds", None, "matches no rule"),
+        ("models.Images", "data.Clouds", None, "not stepped once a step"),
+        ("steps.SkipsSome", "data.Clouds", None, "uses batch_idx in a training step"),
+        ("steps.Fails", "data.Clouds", None, "reads trainer.global_step"),
+        ("idle.Swallowing", "data.Clouds", None, "reads trainer.current_epoch"),
+        ("forgetful.HiddenCounter", "data.Clouds", None, "differs under torch.vmap"),
+        ("dry_runs.TrainsBeforeItValidates", "data.Clouds", None, "changes an attribute"),
+        ("dry_runs.Denoising", "data.Clouds", None, "draws random numbers in validation_step"),
+        ("passes.NumpyNoise", "data.Clouds", None, "random numbers of NumPy"),
+        ("passes.Memory", "data.Clouds", None, "changes the shape of its buffer bank"),
+        ("metrics.ByMetric", "data.Clouds", None, "logs val_error as MeanMetric"),
+        ("metrics.Accuracy", "data.Clouds", None, "does not log val_error"),
+        ("metrics.AtTheEnd", "data.Clouds", None, "overrides on_validation_epoch_end"),
+        ("edges.ConstantWeight", "data.Clouds", None, "batch_size=20 for a batch of 10"),
+        ("models.Net", "data.Noisy", None, "as augmentation does"),
+        ("models.Net", "data.Streamed", None, "no DataLoader of a map-style data set"),
+        ("models.Net", "data.TwoValidations", None, "in val_dataloader"),
+        ("models.Net", "data.CroppedValidation", None, "drops validation examples"),
+        ("models.Net", "dry_runs.OwnSampler", None, "a sampler of its own"),
+        ("models.Net", "edges.TimeFirst", None, "an entry for each example"),
+        ("models.Net", "data.Clouds", {"accumulate_grad_batches": 2}, "accumulate_grad_batches"),
+        ("models.Net", "data.Clouds", {"precision": "bf16-mixed"}, "trainer.precision"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_is_not_stacked_has_a_reason(model, data, trainer, reason):
+    training = training_of(workload(model, data, trainer), GOAL)
+    found = ineligibility_reason(training, trials(Cell(16, 0.0))[0], stacked=True)
+    assert found is not None and reason in found
+
+
+def test_short_batches_are_not_stacked():
+    training = training_of(workload(), GOAL)
+    found = ineligibility_reason(training, Trial(Cell(48, 0.0), 0, {}), stacked=True)
+    assert found is not None
+    assert "ends an epoch with a batch of 16" in found and "drop_last=True" in found
+
+
+def test_the_reason_is_stored_with_a_trial_that_lightning_s_loop_trains():
+    (result,) = train(trials(Cell(16, 0.0))[:1], workload("optimizers.MaxNorm"), GOAL, size=4)
+    assert result.engine == "lightning"
+    assert result.engine_reason == "MaxNorm overrides on_train_batch_end"
+    loop = IntervalLoop(training_of(workload(), GOAL), stack_size=1)
+    choice = loop.choose(trials(Cell(16, 0.0))[0])
+    assert (choice.engine, choice.reason) == ("lightning", "Net is no ImageClassifier")
+
+
+@pytest.mark.parametrize(
+    "use", [lambda n: n % 2, lambda n: n == 0, bool, int, str, lambda n: [1][n], lambda n: -n]
+)
+def test_no_use_of_an_unknown_number_goes_unnoticed(use):
+    with pytest.raises(NeedsLightning, match="Net uses batch_idx"):
+        use(Unknown("Net"))
+
+
+def test_the_mean_over_batches_weighs_examples():
+    means = MeanOverBatches(["val_error"])
+    means.add([torch.tensor([0.5, 0.0])], 20)
+    means.add([torch.tensor([0.0, 1.0])], 10)
+    assert means.means()["val_error"].tolist() == pytest.approx([1 / 3, 1 / 3])
