@@ -23,6 +23,9 @@ The course of one trial, with the file of each step:
    checkpoints.
 7. The engine yields `Attempt.result()`. The worker stores it.
 
+If the memory of the device is insufficient, a stack is halved (`memory`,
+`IntervalLoop._train_runs`).
+
 In Lightning's loop, `TrainerEngine` (`trainer`) calls `Trainer.fit`. Callbacks of
 `lit_dps.training` take these steps: `PruningCallback` step 3, `GoalErrorCallback` steps 4 and 5,
 `CheckpointCallback` step 6.

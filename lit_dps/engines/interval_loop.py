@@ -9,7 +9,7 @@ another draw from the same distribution.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
@@ -19,6 +19,7 @@ from lit_dps.core.attempt import Attempt
 from lit_dps.core.trial import LIGHTNING, SINGLE, STACKED, Status, Trial, TrialResult
 from lit_dps.engines.eligible import NO_CLASSIFIER, ineligibility_reason
 from lit_dps.engines.engine import Training
+from lit_dps.engines.memory import StackLimit, free_unused_memory, is_out_of_memory
 from lit_dps.engines.module_hooks import NeedsLightning, end_module
 from lit_dps.engines.network_run import CheckOutcome, NetworkRun, build_trial
 from lit_dps.engines.run_group import RunGroup
@@ -64,6 +65,7 @@ class IntervalLoop:
     training: Training
     stack_size: int = 1
     intervals_ahead: int | None = None
+    _limit: StackLimit = field(default_factory=StackLimit, init=False, repr=False, compare=False)
 
     def train(
         self,
@@ -166,24 +168,57 @@ class IntervalLoop:
         """Train an attempt in a stack, with the attempts of the queue that have its key."""
         filler = StackFiller(first, queue, self.training)
         with preserve_rng_state():
-            runs = filler.next_runs(self.stack_size)
-            if runs:
+            while filler.has_pending:
+                runs = filler.next_runs(min(self.stack_size, self._limit.size))
+                if not runs:
+                    filler.unstack_pending()
+                    break
+                if filler.lacks_memory:
+                    self._limit.halve(len(runs) + 1, fitting=len(runs))
                 _seed_dropout(runs[0])
                 yield from self._train_runs(runs, filler, at_check)
+                runs.clear()
+                if filler.has_pending:  # memory was insufficient
+                    free_unused_memory()
         for unstacked in filler.unstacked:
             yield self._train_single(unstacked.attempt, at_check, unstacked.reason)
 
     def _train_runs(
         self, runs: list[NetworkRun], filler: StackFiller, at_check: Callable[[], None]
     ) -> Iterator[TrialResult]:
-        """Train runs in a stack, and the next runs in the rows that become empty."""
-        networks = StackedNetworks(runs)
+        """Train runs in a stack, and return their attempts to the filler if memory is insufficient.
+
+        A step may have failed in its middle. Therefore all runs of the stack restart, from their
+        last checkpoint or from their beginning. Half of them fit into the next stack.
+        """
+        networks = None
+        try:
+            networks = StackedNetworks(runs)
+            yield from self._train_networks(networks, filler, at_check)
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            if networks is not None:
+                runs = [networks.run_at(row) for row in networks.live]
+            attempts = [run.attempt for run in runs]
+            if len(attempts) == 1:
+                filler.unstack_after_error(attempts[0], error)
+            elif attempts:
+                self._limit.halve(len(attempts))
+                filler.put_back(attempts)
+
+    def _train_networks(
+        self, networks: StackedNetworks, filler: StackFiller, at_check: Callable[[], None]
+    ) -> Iterator[TrialResult]:
+        """Train stacked networks, and the next runs in the rows that become empty."""
         group = RunGroup(networks, self.training)
         while networks.live:
             count = group.choose_intervals(self.intervals_ahead)
             try:
                 intervals = group.train_intervals(count)
             except Exception as error:
+                if is_out_of_memory(error):
+                    raise
                 # One of the runs caused the error. Training them one at a time shows which.
                 for row in networks.live:
                     filler.unstack_after_error(networks.run_at(row).attempt, error)
@@ -193,7 +228,7 @@ class IntervalLoop:
                     result = _record_stacked(group, outcome, filler)
                     if result is not None:
                         yield result
-            _fill_empty_rows(networks, group.hardest_first, filler)
+            _fill_empty_rows(networks, group.hardest_first, filler, self._limit)
             _drop_empty_rows(networks, group.hardest_first)
             if networks.live:
                 group.end_interval(at_check)
@@ -236,14 +271,22 @@ def _record_stacked(
 
 
 def _fill_empty_rows(
-    networks: StackedNetworks, hardest_first: HardestFirst, filler: StackFiller
+    networks: StackedNetworks, hardest_first: HardestFirst, filler: StackFiller, limit: StackLimit
 ) -> None:
-    """Put the next runs into the empty rows of a stack."""
-    empty_rows = [row for row, run in enumerate(networks.runs) if run is None]
+    """Put the next runs into the empty rows of a stack, as far as they fit in memory."""
+    room = max(0, limit.size - len(networks.live))
+    empty_rows = [row for row, run in enumerate(networks.runs) if run is None][:room]
     # Fewer runs than rows remain at the end of a cell.
     for row, run in zip(empty_rows, filler.next_runs(len(empty_rows)), strict=False):
-        networks.put(row, run)
-        hardest_first.begin(row)
+        try:
+            networks.put(row, run)
+        except Exception as error:
+            networks.runs[row] = None
+            filler.on_error(run.attempt, error)
+        else:
+            hardest_first.begin(row)
+    if filler.lacks_memory:
+        limit.halve(len(networks.runs), fitting=max(1, len(networks.live)))
 
 
 def _drop_empty_rows(networks: StackedNetworks, hardest_first: HardestFirst) -> None:

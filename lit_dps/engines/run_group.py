@@ -15,6 +15,7 @@ from torch import Tensor
 
 from lit_dps.core.unit import EXAMPLES, SECONDS
 from lit_dps.engines.engine import Training
+from lit_dps.engines.memory import is_out_of_memory
 from lit_dps.engines.network_run import CheckOutcome, NetworkRun
 from lit_dps.module import ImageClassifier
 from lit_dps.parallel.process import Interrupted
@@ -461,6 +462,12 @@ class RunGroup:
         checkpoints = self._training.checkpoints
         if run.file is None or checkpoints is None:
             return
-        if time.monotonic() - run.saved_at >= min(seconds, checkpoints.seconds):
+        if time.monotonic() - run.saved_at < min(seconds, checkpoints.seconds):
+            return
+        try:
             self.networks.write_back(row, number)
-            run.save()
+        except RuntimeError as error:
+            if is_out_of_memory(error):
+                return  # an older file, or none, resumes the run too
+            raise
+        run.save()

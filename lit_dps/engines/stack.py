@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +15,7 @@ from torch.utils._pytree import tree_leaves, tree_map, tree_map_
 from lit_dps.engines.functional import Functional
 from lit_dps.engines.logged_module import MAX_EVALUATED, loss_of_pair, metrics_of_rows
 from lit_dps.engines.matrix_products import ConvolutionsAsProducts
+from lit_dps.engines.memory import WHOLE_BATCHES, halve_until_fits
 from lit_dps.engines.network_run import NetworkRun
 from lit_dps.engines.row_tensors import Rows, StepNumbers, exchange
 from lit_dps.engines.stack_check import trains_on_whole_batches
@@ -74,7 +74,7 @@ class StackedNetworks:
         else:
             self.matmul_limit = 0
         if trains_on_whole_batches(self.module):
-            self.microbatch = sys.maxsize
+            self.microbatch = WHOLE_BATCHES
         self._clipping = first.clipping
         self._buffer_names = {name for name, _ in self.module.named_buffers()}
         self._functional = Functional(self.module)
@@ -142,13 +142,16 @@ class StackedNetworks:
 
     def put(self, row: int, run: NetworkRun) -> None:
         """Put a new or resumed run into a row, in place of another."""
+        new_tensors = self._rows_of(run)  # memory may be insufficient for them
+        tree_map_(lambda ours, new: ours[row].copy_(new), self.tensors, new_tensors)
         self.runs[row] = run
-        tree_map_(lambda ours, new: ours[row].copy_(new), self.tensors, self._rows_of(run))
 
     def take(self, rows: Sequence[int]) -> None:
         """Keep these rows only, in this order."""
+        # Before anything changes, because memory may be insufficient for the copies.
+        tensors = tree_map(lambda tensor: tensor[rows], self.tensors)
         self.runs = [self.runs[row] for row in rows]
-        self.tensors = tree_map(lambda tensor: tensor[rows], self.tensors)
+        self.tensors = tensors
         self._checked = self.tensors
 
     def keep(self, interval: int, intervals: int) -> None:
@@ -374,7 +377,7 @@ class StackedNetworks:
             assert weights.grad is not None
             return total, weights.grad
 
-        return self._halve_until_fits(compute, "microbatch", batch.shape[-1])
+        return halve_until_fits(compute, self, "microbatch", batch.shape[-1])
 
     def _losses_of_rows(self, weights: Tensor, x: Tensor, y: Tensor) -> Tensor:
         """Return the loss of each network, and update its buffers, such as running statistics."""
@@ -404,8 +407,9 @@ class StackedNetworks:
         Raises:
             torch.OutOfMemoryError: If not even one example at a time fits in memory.
         """
-        return self._halve_until_fits(
+        return halve_until_fits(
             lambda: torch.cat(self._evaluate("per_example_error", rows, x, y, index), 1),
+            self,
             "eval_microbatch",
             index.shape[1],
         )
@@ -421,7 +425,7 @@ class StackedNetworks:
             parts = self._evaluate("summed_loss", rows, x, y, index)
             return torch.stack([part.double() for part in parts]).sum(0)
 
-        return self._halve_until_fits(compute, "eval_microbatch", index.shape[1])
+        return halve_until_fits(compute, self, "eval_microbatch", index.shape[1])
 
     def _evaluate(
         self, method: str, rows: Tensor, x: Tensor, y: Tensor, index: Tensor
@@ -457,28 +461,6 @@ class StackedNetworks:
 
         with evaluating(self.module):
             return metrics_of_rows(self._functional, tensors_of_rows, rows, batches, names)
-
-    def _halve_until_fits(
-        self,
-        compute: Callable[[], Any],
-        limit: Literal["microbatch", "eval_microbatch"],
-        size: int,
-    ) -> Any:
-        """Return the value of a computation, halving its limit while memory is insufficient.
-
-        Args:
-            compute: Computes a value. Its limit is the number of examples at a time.
-            limit: The attribute that is the limit.
-            size: Examples in total.
-        """
-        while True:
-            try:
-                return compute()
-            except torch.OutOfMemoryError:
-                examples = min(getattr(self, limit), size)
-                if examples == 1:
-                    raise
-                setattr(self, limit, examples // 2)
 
     def finite(self) -> list[bool]:
         """See `NetworkBatch.finite`."""

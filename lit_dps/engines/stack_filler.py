@@ -6,7 +6,7 @@ attempts before they are built, `StackFiller` compares their modules.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -22,6 +22,7 @@ from lit_dps.engines.eligible import reason_of
 from lit_dps.engines.engine import Training
 from lit_dps.engines.functional import Functional, tensors_of
 from lit_dps.engines.logged_check import LoggedReference, loader_data
+from lit_dps.engines.memory import is_out_of_memory
 from lit_dps.engines.module_hooks import optimizer_of
 from lit_dps.engines.network_run import NetworkRun, build_trial
 from lit_dps.engines.stacked_scores import scores_of_new_runs
@@ -42,6 +43,8 @@ COMPARED_EXAMPLES = 4
 LOSS_TOLERANCE = 1e-9
 # Reason of an attempt whose module differs from the first module of its stack.
 DIFFERENT_MODULE = "its module or data differ from the stack in more than its weights"
+# Reason of an attempt for which no stack has room.
+NO_MEMORY = "memory is insufficient for a stack"
 
 
 class BatchingKey(NamedTuple):
@@ -156,6 +159,7 @@ class StackFiller:
         training: The settings of the study.
 
     Attributes:
+        lacks_memory: Whether memory was insufficient for the last runs that were to begin.
         unstacked: Attempts to train one at a time afterwards. Their modules differ from the first
             one, or an error occurred in the stack. The attempt that caused it raises it again, and
             becomes a failed trial.
@@ -163,20 +167,29 @@ class StackFiller:
 
     def __init__(self, first: Attempt, queue: AttemptQueue, training: Training):
         self.unstacked: list[Unstacked] = []
+        self.lacks_memory = False
         self._pending = [first]
         self._key = batching_key(first)
         self._queue = queue
         self._training = training
         self._reference: _Reference | LoggedReference | None = None
 
+    @property
+    def has_pending(self) -> bool:
+        """Whether attempts wait that were claimed from the queue for this stack."""
+        return bool(self._pending)
+
     def next_runs(self, count: int) -> list[NetworkRun]:
         """Begin the next attempts that fit into the stack, or resume them from their checkpoints.
 
+        Sets `lacks_memory`.
+
         Returns:
-            `count` runs, or fewer if there are no more.
+            `count` runs, or fewer if there are no more, or if memory is insufficient.
         """
+        self.lacks_memory = False
         runs: list[NetworkRun] = []
-        while len(runs) < count:
+        while len(runs) < count and not self.lacks_memory:
             prepared = self._prepare_runs(count - len(runs))
             if not prepared:
                 break
@@ -185,7 +198,7 @@ class StackFiller:
                 try:
                     run.start(self._training, stacked=True, scores=scores_of_run)
                 except Exception as error:
-                    self.unstack_after_error(run.attempt, error)
+                    self.on_error(run.attempt, error)
                 else:
                     runs.append(run)
         return runs
@@ -193,20 +206,40 @@ class StackFiller:
     def _prepare_runs(self, count: int) -> list[NetworkRun]:
         """Return the next runs before their start: `count`, or fewer if there are no more."""
         runs: list[NetworkRun] = []
-        while len(runs) < count:
+        while len(runs) < count and not self.lacks_memory:
             attempt = self._pending.pop() if self._pending else self._queue.next_with(self._key)
             if attempt is None:
                 break
             try:
                 run = self._prepare(attempt)
             except Exception as error:
-                self.unstack_after_error(attempt, error)
+                self.on_error(attempt, error)
                 continue
             if run is None:
                 self.unstacked.append(Unstacked(attempt, DIFFERENT_MODULE))
             else:
                 runs.append(run)
         return runs
+
+    def put_back(self, attempts: Sequence[Attempt]) -> None:
+        """Restart attempts, and let them wait for the next room in a stack."""
+        for attempt in reversed(attempts):
+            attempt.restart()
+            self._pending.append(attempt)
+
+    def on_error(self, attempt: Attempt, error: Exception) -> None:
+        """Put an attempt back if memory is insufficient to begin it, else unstack it."""
+        if is_out_of_memory(error):
+            self.lacks_memory = True
+            self.put_back([attempt])
+        else:
+            self.unstack_after_error(attempt, error)
+
+    def unstack_pending(self) -> None:
+        """Train the pending attempts one at a time afterwards: none of them fits into a stack."""
+        for attempt in self._pending:
+            self.unstacked.append(Unstacked(attempt, NO_MEMORY))
+        self._pending.clear()
 
     def unstack_after_error(self, attempt: Attempt, error: Exception) -> None:
         """Restart an attempt after an error in its stack, and train it one at a time afterwards."""
