@@ -25,7 +25,7 @@ from lit_dps.study.setup import StudySetup
 from lit_dps.study.time_left import ProgressEvent, TimeRemaining, TrialKey, trial_key
 
 REFRESHES_PER_SECOND = 2
-SECONDS_OF_ESTIMATE = 2.0  # after which the remaining time is estimated again
+SECONDS_OF_ESTIMATE = 5.0  # after which the remaining time is estimated again
 MAX_RUNNING_SHOWN = 8
 MIN_TABLE_LINES = 3
 LEAVING = "{}: stops after the next validation; again: at once"

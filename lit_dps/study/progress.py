@@ -16,7 +16,7 @@ from typing import NamedTuple, TextIO
 
 from lit_dps.core.attempt import Attempt
 from lit_dps.core.goal import Goal
-from lit_dps.core.racing import longest_attempt, race_limit, truncate_at_race_limit
+from lit_dps.core.racing import covered_up_to, longest_attempt, race_limit
 from lit_dps.core.repeats import RepeatPlan, missing_repeats
 from lit_dps.core.statistic import MINIMUM, Statistic
 from lit_dps.core.trial import Cell, Status, TrialResult
@@ -162,8 +162,10 @@ class Progress:
 
     def _ended(self, cell: Cell) -> list[TrialResult]:
         """Return the trials of a cell that ran as far as racing requires so far."""
-        results = list(self.results[cell].values())
-        return truncate_at_race_limit(results, self.plan.race_factor, self.plan.statistic)
+        results = self.results[cell].values()
+        costs = [result.cost for result in results]
+        limit = race_limit(costs, self.plan.race_factor, self.plan.statistic)
+        return [r for r in results if covered_up_to(r.status, r.cost_run) >= limit]
 
     def _repeat_counts_of(self, cell: Cell) -> RepeatCounts:
         """Return the number of repeats of a cell. A cell without a K* is assumed to get one."""
@@ -189,7 +191,6 @@ class Progress:
     def _steps_of(self, cell: Cell) -> CellSteps:
         """Return what is known of the steps of a cell's trials."""
         running = self.rates.steps_now(cell)
-        ended = self._ended(cell)
         results = self.results[cell]
         limit = self._race_limit_in_steps(cell)
         steps = CellSteps(
@@ -197,9 +198,9 @@ class Progress:
             is_raced=limit < math.inf and self._race_is_close,
             repeats=self._repeat_counts_of(cell).remaining,
         )
-        ended_points = {result.trial.point for result in ended}
-        for point in ended_points:
-            result = results[point]  # the curve of a truncated result has too few steps
+        ended_points = set()
+        for result in self._ended(cell):
+            ended_points.add(result.trial.point)
             end = min(result.steps_run, steps.limit)
             if result.status is not Status.FAILED:
                 steps.ended.append(end)
