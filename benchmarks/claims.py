@@ -19,7 +19,7 @@ from lit_dps.core.errors import StorageError
 from lit_dps.core.goal import Goal
 from lit_dps.core.search_space import Range
 from lit_dps.core.trial import Cell, Status, TrialResult
-from lit_dps.storage.cells import end_trial, report_curve
+from lit_dps.storage.cells import end_trial
 from lit_dps.storage.header import declare
 from lit_dps.storage.locks import peers
 from lit_dps.storage.samplers import SobolSampler
@@ -57,8 +57,7 @@ class OneLock(TrialQueue):
         trial = self._claims.pop((result.trial.cell, result.trial.point, result.trial.repeat))
         with self._locked():
             if self._is_still_claimed(trial):
-                report_curve(trial, result)
-                end_trial(trial, result, 0)
+                end_trial(self.storage, trial, result, 0)
         return result
 
 

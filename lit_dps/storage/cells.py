@@ -30,10 +30,11 @@ from lit_dps.core.racing import covered_up_to
 from lit_dps.core.trial import Cell, Status, TrialResult
 from lit_dps.core.unit import STEPS, Cost, Unit
 from lit_dps.storage import columns, schema
+from lit_dps.storage.bulk import add_to_trial
 from lit_dps.storage.ownership import refuse_foreign_cell
 from lit_dps.storage.schema import cell_study_name, encode_result, repeats_study_name
 
-# The most intermediate values of a trial. Each is a transaction of 1 to 2 ms in SQLite.
+# The most intermediate values of a trial, enough for Optuna's plots.
 REPORTED_VALUES = 32
 
 
@@ -257,17 +258,17 @@ def cell_distance(cell: Cell, other: Cell) -> float:
 # ---- Claiming and ending ----
 
 
-def claim_waiting(storage: RDBStorage, study: int, owner: str) -> int | None:
+def claim_waiting(storage: RDBStorage, study: int, user_attrs: Mapping[str, Any]) -> int | None:
     """Claim the first waiting trial of an Optuna study, and return its id; None if none waits.
 
-    State and owner are written in one transaction. On a server, workers claim different trials
+    State and attributes are written in one transaction. On a server, workers claim different trials
     without waiting for each other (SELECT ... FOR UPDATE SKIP LOCKED). SQLite cannot lock rows, so
     the caller must hold the storage's lock.
 
     Args:
         storage: The storage.
         study: Id of the Optuna study.
-        owner: The name of the process that claims the trial.
+        user_attrs: Attributes that the claimed trial gets, such as its owner.
     """
     with Session(storage.engine) as session, session.begin():
         first = _first_waiting(study).with_for_update(of=TrialModel, skip_locked=True)
@@ -276,10 +277,11 @@ def claim_waiting(storage: RDBStorage, study: int, owner: str) -> int | None:
             return None
         trial.state = TrialState.RUNNING
         trial.datetime_start = datetime.datetime.now()
-        attribute = TrialUserAttributeModel(
-            trial_id=trial.trial_id, key=schema.OWNER, value_json=json.dumps(owner)
-        )
-        session.add(attribute)
+        for key, value in user_attrs.items():
+            attribute = TrialUserAttributeModel(
+                trial_id=trial.trial_id, key=key, value_json=json.dumps(value)
+            )
+            session.add(attribute)
         return trial.trial_id
 
 
@@ -290,12 +292,6 @@ def _first_waiting(study: int) -> Select[Any]:
         .order_by(TrialModel.trial_id)
         .limit(1)
     )
-
-
-def report_curve(trial: optuna.Trial, result: TrialResult) -> None:
-    """Report the goal's metric to Optuna as intermediate values."""
-    for step, value in intermediate_values(result).items():
-        trial.report(value, step)
 
 
 def intermediate_values(result: TrialResult) -> dict[int, float]:
@@ -316,10 +312,11 @@ def intermediate_values(result: TrialResult) -> dict[int, float]:
     return values
 
 
-def end_trial(trial: optuna.Trial, result: TrialResult, last_run: int) -> None:
-    """Store a result and end its trial.
+def end_trial(storage: RDBStorage, trial: optuna.Trial, result: TrialResult, last_run: int) -> None:
+    """Store a result, with the goal's metric as Optuna's intermediate values, and end its trial.
 
     Args:
+        storage: The storage of the trial, without Optuna's cache.
         trial: The trial.
         result: Its result.
         last_run: The number of the study's last run, which a failure stores.
@@ -328,9 +325,9 @@ def end_trial(trial: optuna.Trial, result: TrialResult, last_run: int) -> None:
         stored = encode_result(result, failed_at=time.time(), failed_in=last_run)
     else:
         stored = encode_result(result)
-    # If the process is killed after the next line, `end_interrupted` ends the trial.
-    trial.set_user_attr(schema.RESULT_ATTR, stored)
-    trial.set_user_attr(schema.STATUS_ATTR, str(result.status))
+    attributes = {schema.RESULT_ATTR: stored, schema.STATUS_ATTR: str(result.status)}
+    add_to_trial(storage, trial._trial_id, attributes, intermediate_values(result))
+    # If the process is killed before the next line, `end_interrupted` ends the trial.
     _set_final_state(trial.study, trial.number, result.status, result.cost)
 
 

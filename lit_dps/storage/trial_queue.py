@@ -38,6 +38,7 @@ from lit_dps.core.repeats import RepeatPlan
 from lit_dps.core.statistic import MINIMUM, Statistic
 from lit_dps.core.trial import Cell, Status, Trial, TrialResult
 from lit_dps.core.unit import Cost
+from lit_dps.storage.bulk import add_trials
 from lit_dps.storage.cells import (
     cell_distance,
     claim_waiting,
@@ -49,7 +50,6 @@ from lit_dps.storage.cells import (
     has_waiting,
     open_cell,
     pruned_results,
-    report_curve,
     stored_costs,
     stored_costs_by_point,
 )
@@ -197,8 +197,7 @@ class TrialQueue:
                 last_run = 0
                 if result.status is Status.FAILED:
                     last_run = study_attributes(self.storage, self.name).get(RUNS, 0)
-                report_curve(claimed, result)
-                end_trial(claimed, result, last_run)
+                end_trial(self.storage, claimed, result, last_run)
         del self._claims[claim]
         if not trial.repeat:
             # The result may change the limit.
@@ -312,8 +311,18 @@ class TrialQueue:
         costs = self._costs_in_nearest_cell(cell)
         missing.sort(key=lambda point: (costs.get(point, math.inf), point))
         room = max(0, MAX_QUEUED - self._count_waiting(trials))
+        waiting = []
         for point in missing[:room]:
-            study.enqueue_trial({}, user_attrs={POINT_ATTR: point, REPEAT_ATTR: 0})
+            # As by `optuna.Study.enqueue_trial`, which makes a transaction for each trial.
+            attributes = {POINT_ATTR: point, REPEAT_ATTR: 0}
+            waiting.append(
+                optuna.trial.create_trial(
+                    state=TrialState.WAITING,
+                    system_attrs={"fixed_params": {}},
+                    user_attrs=attributes,
+                )
+            )
+        add_trials(self.storage, study, waiting)
         return len(missing) > room or not is_last
 
     def _end_dead_trials(self, study: optuna.Study) -> list[FrozenTrial]:
@@ -409,7 +418,8 @@ class TrialQueue:
             claimed = study.ask(fixed_distributions=self.distributions)
             claimed.set_user_attr(OWNER, self.peers.owner)
             return claimed
-        trial_id = claim_waiting(self.storage, study._study_id, self.peers.owner)
+        attributes = {OWNER: self.peers.owner, ENVIRONMENT: self.environment}
+        trial_id = claim_waiting(self.storage, study._study_id, attributes)
         if trial_id is None:
             return None
         # Without Optuna's cache, which would read all trials to find this one.
@@ -454,7 +464,8 @@ class TrialQueue:
         train_past_goal: bool = False,
     ) -> Attempt:
         """Return the attempt at a claimed trial."""
-        claimed.set_user_attr(ENVIRONMENT, self.environment)
+        if ENVIRONMENT not in claimed.user_attrs:
+            claimed.set_user_attr(ENVIRONMENT, self.environment)
         attrs = claimed.user_attrs
         repeat = attrs[REPEAT_ATTR]
         trial = Trial(cell, attrs[POINT_ATTR], dict(claimed.params), self.trial_seed, repeat)

@@ -1,4 +1,4 @@
-"""Reading the trials of many Optuna studies at once gives what Optuna gives for each."""
+"""Reading the trials of many Optuna studies at once gives what Optuna gives for each; few writes."""
 
 from __future__ import annotations
 
@@ -7,10 +7,14 @@ import sqlite3
 import optuna
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.trial import TrialState, create_trial
+from sqlalchemy import event
 
+from lit_dps.core.trial import Cell, Status, TrialResult
 from lit_dps.storage.bulk import read_trials
 from lit_dps.storage.database import open_storage
+from lit_dps.storage.schema import STATUS_ATTR, cell_study_name
 from tests.support.errors import raises_about
+from tests.unit.storage.test_store import store
 
 BOXES = {
     "rate": FloatDistribution(1e-3, 1.0, log=True),
@@ -62,3 +66,43 @@ def test_an_attribute_that_is_not_json_is_named_with_its_trial(tmp_path):
         connection.execute("update trial_user_attributes set value_json = '{'")
     with raises_about(ValueError, "'result'", 1):
         read_trials(storage, [study._study_id])
+
+
+def test_a_claim_and_a_result_take_few_transactions(tmp_path):
+    queue = store(f"sqlite:///{tmp_path}/study.db", points=20, cells=[Cell(4, 0.0)])
+    engine = queue.storage.engine
+    writes: list[str] = []
+    transactions = []
+
+    @event.listens_for(engine, "before_cursor_execute")
+    def note_write(connection, cursor, statement, *others):
+        if statement.startswith(("INSERT", "UPDATE", "DELETE")):
+            writes.append(statement)
+
+    @event.listens_for(engine, "commit")
+    def note_commit(connection):
+        if writes:
+            transactions.append(list(writes))
+        writes.clear()
+
+    first = queue.claim_next()
+    assert first is not None and first.trial is not None
+    enqueued = [each for each in transactions if any("INTO trials " in line for line in each)]
+    assert len(enqueued) == 1, "all points of a rung"
+    transactions.clear()
+    second = queue.claim_next()
+    assert second is not None
+    # The trial with its attributes, and each of its two parameters.
+    assert len(transactions) == 3
+    transactions.clear()
+    steps = list(range(16, 16 * 31, 16))
+    curve = {"step": steps, "val_error": [0.5] * 29 + [0.1], "train_loss": [1.0] * 30}
+    queue.store_result(TrialResult(first.trial, Status.COMPLETE, 480, curve))
+    assert len(transactions) == 2, "the result, and the state"
+    (stored,) = optuna.load_study(
+        study_name=cell_study_name("s", Cell(4, 0.0)), storage=queue.url
+    ).get_trials(states=[TrialState.COMPLETE])
+    assert stored.value == 480
+    assert stored.intermediate_values == dict(zip(steps, curve["val_error"], strict=True))
+    assert stored.user_attrs[STATUS_ATTR] == "complete"
+    queue.leave()

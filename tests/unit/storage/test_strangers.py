@@ -225,6 +225,34 @@ def test_many_trials_at_once_are_the_rows_of_one_after_the_other(tmp_path):
     assert sum("trial_params" in row and "INSERT" in row for row in rows[0]) == 12
 
 
+def test_many_values_at_once_are_the_rows_of_one_after_the_other(tmp_path):
+    from lit_dps.storage.bulk import add_to_trial
+
+    attributes = {"owner": "b", "result": {"curve": {"step": [16, 32]}}}
+    values = {16: 0.9, 32: 0.5, 48: float("inf")}
+    rows = []
+    for bulk in (False, True):
+        storage = optuna.storages.RDBStorage(f"sqlite:///{tmp_path}/{bulk}.db")
+        study = optuna.create_study(study_name="s", storage=storage)
+        trial, other = study.ask(), study.ask()
+        trial.set_user_attr("owner", "a")
+        other.set_user_attr("owner", "c")
+        if bulk:
+            add_to_trial(storage, trial._trial_id, attributes, values)
+        else:
+            for key, value in attributes.items():
+                trial.set_user_attr(key, value)
+            for step, value in values.items():
+                trial.report(value, step)
+        stored = study.trials
+        rows.append([(each.user_attrs, each.intermediate_values) for each in stored])
+    assert rows[0] == rows[1] == [(attributes, values), ({"owner": "c"}, {})]
+    study.tell(trial, 1.0)
+    with pytest.raises(optuna.exceptions.UpdateFinishedTrialError):
+        add_to_trial(storage, trial._trial_id, {"late": 1}, {})
+    assert "late" not in study.trials[0].user_attrs
+
+
 def test_many_trials_at_once_keep_the_space_of_the_study(tmp_path):
     from lit_dps.storage.bulk import add_trials
 
