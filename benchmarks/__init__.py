@@ -21,6 +21,7 @@ SECTIONS = (
     "fused",
     "stacked",
     "stack_setup",
+    "module_stacks",
     "scaling",
     "analyze",
     "shown",
