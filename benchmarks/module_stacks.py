@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 from statistics import quantiles
+from typing import Any
 
 from scipy.stats import ks_2samp
 
@@ -117,11 +118,12 @@ def _measure(kind: Kind, trials: int) -> Row:
     stack = IntervalLoop(training, STACK_SIZE)
     stacked, stacked_seconds = _train(stack, kind, range(trials, 2 * trials))
     assert all(result.engine == "stacked" for result in stacked), stacked[0].engine_reason
-    samples = [tuple(_steps_of(result) for result in each) for each in (lightning, stacked)]
-    test = ks_2samp(*samples)
+    alone, together = [tuple(_steps_of(result) for result in each) for each in (lightning, stacked)]
+    test: Any = ks_2samp(alone, together)
     return Row(
         kind.name,
-        *samples,
+        alone,
+        together,
         lightning_seconds / trials,
         stacked_seconds / trials,
         float(test.statistic),

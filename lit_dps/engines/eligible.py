@@ -38,8 +38,10 @@ from lit_dps.engines.module_hooks import (
     end_module,
     optimizer_of,
     overridden,
+    show_length,
 )
 from lit_dps.engines.network_run import build_trial
+from lit_dps.engines.schedule_table import reason_against_table
 from lit_dps.engines.stack_check import ERROR_LENGTH, EXAMPLES, reason_against_stacked_loss
 from lit_dps.engines.update_check import (
     reason_against_schedule,
@@ -160,12 +162,15 @@ def _reason_against_logged(built: Built, training: Training, trial: Trial) -> st
     with preserve_rng_state(module, built.data, seed=seed):
         module.to(trainer.strategy.root_device)
         detach_trainer(module)
-        reason = _reason_against_optimizer(module, module.configure_optimizers())
-        reason = reason or _reason_against_stacked_update(module, training.goal.max_steps)
+        steps = training.budget or training.goal.max_steps
+        show_length(module, steps)
+        reason = _reason_against_optimizer(module, module.configure_optimizers(), True)
+        reason = reason or _reason_against_stacked_update(module)
         if reason is not None:
             return reason
         data = loader_data(built, module.device, training, trial)
-        reason = reason_against_values(module, data, training)
+        reason = reason_against_table(module, steps, data.steps_of_epoch)
+        reason = reason or reason_against_values(module, data, training)
         return reason or _reason_against_rule(module, training.delay(trial))
 
 
@@ -247,12 +252,15 @@ def _reason_against_validation(
     return f"{name} does not measure {goal.monitor} by per_example_error"
 
 
-def _reason_against_optimizer(module: LightningModule, configured: Any) -> str | None:
+def _reason_against_optimizer(
+    module: LightningModule, configured: Any, any_schedule: bool = False
+) -> str | None:
     """Return why an optimizer or schedule needs Lightning's loop; None if it does not.
 
     Args:
         module: The module.
         configured: The value of its `configure_optimizers`.
+        any_schedule: Whether a schedule may be stepped once an epoch.
     """
     name = type(module).__name__
     configured = as_dict(configured)
@@ -261,7 +269,8 @@ def _reason_against_optimizer(module: LightningModule, configured: Any) -> str |
         return f"{name} does not have exactly one optimizer of torch"
     if requires_closure(optimizer):
         return f"the optimizer of {name} needs a closure"
-    if schedule is not None and not _is_stepped_every_step(configured["lr_scheduler"]):
+    has_schedule = schedule is not None and not any_schedule
+    if has_schedule and not _is_stepped_every_step(configured["lr_scheduler"]):
         return f"the schedule of {name} is not stepped once a step"
     trained_ids = set(map(id, trained_parameters(optimizer)))
     if copies_of(module, prunable(module, held=trained_ids), trained_ids):
@@ -341,20 +350,21 @@ def _reason_against_stack(built: Built, max_steps: int, delay: int) -> str | Non
     hooks = overridden(module, CALLED_HOOKS)
     if hooks:
         return f"{name} overrides {', '.join(hooks)}, called for one network at a time"
-    reason = _reason_against_stacked_update(module, max_steps)
+    _, schedule = optimizer_of(module.configure_optimizers())
+    reason = reason_against_schedule(schedule, max_steps)
+    if reason is not None:
+        return f"the schedule of {name} cannot be stacked: {reason}"
+    reason = _reason_against_stacked_update(module)
     reason = reason or reason_against_stacked_loss(module, _first_examples(built))
     return reason or _reason_against_rule(module, delay)
 
 
-def _reason_against_stacked_update(module: LightningModule, max_steps: int) -> str | None:
-    """Return why optimizer, schedule or hooks of a module cannot be stacked; None if they can."""
+def _reason_against_stacked_update(module: LightningModule) -> str | None:
+    """Return why the optimizer or hooks of a module cannot be stacked; None if they can."""
     name = type(module).__name__
-    optimizer, schedule = optimizer_of(module.configure_optimizers())
+    optimizer, _ = optimizer_of(module.configure_optimizers())
     if not rule_of(optimizer):
         return f"{type(optimizer).__name__} as configured matches no rule of {', '.join(RULES)}"
-    reason = reason_against_schedule(schedule, max_steps)
-    if reason is not None:
-        return f"the schedule of {name} cannot be stacked: {reason}"
     parameters = list(module.parameters())
     if any(map(_has_hooks, parameters)):
         return f"{name} has hooks on its parameters"

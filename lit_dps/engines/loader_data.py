@@ -248,9 +248,14 @@ class LoaderData(LightningDataModule):
         self.train = other.train
         self.validation = other.validation
 
+    @property
+    def steps_of_epoch(self) -> int:
+        """The number of batches of an epoch."""
+        return len(self._loader.sampler) // self.batch_size  # pyright: ignore[reportArgumentType]
+
     def epochs(self) -> Iterator[np.ndarray]:
         """Yield the examples of each epoch in the order of the dataloader, without an end."""
-        steps_of_epoch = len(self._loader.sampler) // self.batch_size  # pyright: ignore[reportArgumentType]
+        steps_of_epoch = self.steps_of_epoch
         steps = 0
         checks = 0
         state = self._generator_state

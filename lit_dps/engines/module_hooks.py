@@ -139,6 +139,13 @@ def detach_trainer(module: LightningModule) -> None:
         module.__dict__["log"] = _ignore
 
 
+def show_length(module: LightningModule, steps: int) -> None:
+    """Let a module without a trainer read the length of training, as its schedule may need it."""
+    trainer = module._trainer
+    assert isinstance(trainer, NoTrainer)
+    vars(trainer).update(max_steps=steps, estimated_stepping_batches=steps)
+
+
 def _ignore(*args: Any, **kwargs: Any) -> None:
     """Take the arguments of `LightningModule.log`, and do nothing."""
 

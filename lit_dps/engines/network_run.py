@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -26,6 +26,7 @@ from lit_dps.engines.engine import Training
 from lit_dps.engines.loader_data import LoaderData
 from lit_dps.engines.logged_module import training_loss
 from lit_dps.engines.module_hooks import optimizer_of, prepare_module
+from lit_dps.engines.schedule_table import table_of_rates
 from lit_dps.engines.stack_check import trains_on_whole_batches
 from lit_dps.module import ImageClassifier
 from lit_dps.optim.clipping import Clipping
@@ -111,6 +112,7 @@ class NetworkRun:
         local: State of local SGD; None for ordinary training.
         readings: What is measured along the run and at its end; None without readings.
         clipping: The limit of the gradients; None without one.
+        rates: The learning rate of each step, if a table replaces the schedule.
         is_resumed: Whether the run continues from its checkpoint.
     """
 
@@ -129,6 +131,7 @@ class NetworkRun:
     changes: MaskChanges | None = None
     readings: AttemptReadings | None = None
     clipping: Clipping | None = None
+    rates: Sequence[float] | None = None
     is_resumed: bool = False
 
     def __post_init__(self):
@@ -170,7 +173,12 @@ class NetworkRun:
         if not batch.schedule.is_constant:
             attempt.count(EXAMPLES.column)
         module = built.module.to(device)
-        optimizer, schedule = optimizer_of(module.configure_optimizers())
+        configured = module.configure_optimizers()
+        optimizer, schedule = optimizer_of(configured)
+        rates = None
+        if isinstance(built.data, LoaderData):
+            budget = training.budget or training.goal.max_steps
+            rates = table_of_rates(module, configured, budget, built.data.steps_of_epoch)
         module.on_fit_start()
         local = None
         local_schedule = training.local_sgd(trial)
@@ -190,6 +198,7 @@ class NetworkRun:
             delay=training.delay(trial),
             local=local,
             clipping=Clipping.of(built.trainer),
+            rates=rates,
         )
         if training.readings:
             readings = [spec.build() for spec in training.readings]
@@ -313,8 +322,10 @@ class NetworkRun:
         """Return the shape of the schedule as `ScheduleCallback` measures it."""
         if self.schedule is None:
             return {}
-        config = LRSchedulerConfig(self.schedule, interval="step")
         budget = training.budget or training.goal.max_steps
+        if self.rates is not None:
+            return schedule_shape(self.rates, budget)
+        config = LRSchedulerConfig(self.schedule, interval="step")
         rates = rates_of_steps(self.optimizer, [config], budget, shared=(self.module,))
         return schedule_shape(rates, budget)
 
@@ -403,7 +414,12 @@ class NetworkRun:
             self.attempt.flags = {**self.attempt.flags, **self.readings.flags}
 
     def learning_rate(self, step: int) -> float:
-        """Return the learning rate of step number `step`, from 0; a schedule must be a LambdaLR."""
+        """Return the learning rate of step number `step`, from 0.
+
+        A schedule must be a LambdaLR, unless the run has a table of rates.
+        """
+        if self.rates is not None:
+            return self.rates[min(step, len(self.rates) - 1)]
         if self.schedule is None:
             return self.optimizer.param_groups[0]["lr"]
         assert isinstance(self.schedule, LambdaLR)

@@ -210,7 +210,8 @@ class StackedNetworks:
                 run, tensors.delayed[place], parameters
             )
         group["lr"] = run.learning_rate(run.steps)
-        if run.schedule is not None:
+        # A table of rates begins with a new schedule again when the run is resumed.
+        if run.schedule is not None and run.rates is None:
             run.schedule.last_epoch = run.steps
             run.schedule._last_lr = [group["lr"]]
             run.schedule._step_count = run.steps + 1

@@ -23,7 +23,7 @@ from lit_dps.engines.engine import Training
 from lit_dps.engines.functional import Functional, tensors_of
 from lit_dps.engines.logged_check import LoggedReference, loader_data
 from lit_dps.engines.memory import is_out_of_memory
-from lit_dps.engines.module_hooks import optimizer_of
+from lit_dps.engines.module_hooks import optimizer_of, show_length
 from lit_dps.engines.network_run import NetworkRun, build_trial
 from lit_dps.engines.stacked_scores import scores_of_new_runs
 from lit_dps.module import ImageClassifier
@@ -255,6 +255,7 @@ class StackFiller:
             built, device = build_trial(self._training, trial)
             is_classifier = isinstance(built.module, ImageClassifier)
             if not is_classifier:
+                show_length(built.module, self._training.budget or self._training.goal.max_steps)
                 built = replace(built, data=loader_data(built, device, self._training, trial))
             if self._reference is None and is_classifier:
                 self._reference = _Reference(built, device)

@@ -77,6 +77,19 @@ def test_a_stack_of_strangers_ends_as_in_lightning_s_loop(model, data, trainer):
         assert result.curve["val_loss"] == pytest.approx(expected, rel=1e-3)
 
 
+@pytest.mark.parametrize("kind", ["cosine_steps", "halving"])
+def test_schedules_of_steps_and_epochs_are_followed(kind):
+    asked = trials(Cell(16, 0.0), rates=(0.03, 0.01))
+    used = workload("schedules.Scheduled", kind=kind)
+    goal = {**GOAL, "error": 0.001}
+    ours, reference = both(used, asked, goal)
+    assert {(result.engine, result.engine_reason) for result in ours} == {("stacked", "")}
+    assert assert_conform(ours, reference, Goal.from_dict(goal), VALIDATION) == []
+    for mine, theirs in zip(ours, reference, strict=True):
+        shape = {key: value for key, value in mine.flags.items() if key != "stacked"}
+        assert shape == theirs.flags, "the lengths of warm-up and schedule"
+
+
 class KeepsState(Callback):
     """Keeps the last state of each module."""
 
@@ -125,8 +138,11 @@ def test_weights_and_running_statistics_are_those_of_lightning_s_loop(
             torch.testing.assert_close(state[name], tensor, rtol=2e-3, atol=2e-5)
 
 
-def test_an_interrupted_stack_of_strangers_resumes_from_its_checkpoints(tmp_path):
-    used = workload("parts.BatchNorm")
+@pytest.mark.parametrize(
+    ("model", "arguments"), [("parts.BatchNorm", {}), ("schedules.Scheduled", {"kind": "halving"})]
+)
+def test_an_interrupted_stack_of_strangers_resumes_from_its_checkpoints(model, arguments, tmp_path):
+    used = workload(model, **arguments)
     goal = {"metric": "val_loss", "at_most": 1e-6, "check_interval": 4, "max_steps": 24}
     asked = trials(Cell(16, 0.0))
     checkpoints = Checkpoints(tmp_path, "study", minutes=0)
@@ -176,7 +192,7 @@ def test_trials_with_other_data_leave_the_stack():
         ("optimizers.MaxNorm", "data.Clouds", None, "overrides on_train_batch_end"),
         ("optimizers.Manual", "data.Clouds", None, "manual optimization"),
         ("optimizers.WithLookahead", "data.Clouds", None, "matches no rule"),
-        ("models.Images", "data.Clouds", None, "not stepped once a step"),
+        ("schedules.Scheduled", "data.Clouds", None, "changes more than the rate"),
         ("steps.SkipsSome", "data.Clouds", None, "uses batch_idx in a training step"),
         ("steps.Fails", "data.Clouds", None, "reads trainer.global_step"),
         ("idle.Swallowing", "data.Clouds", None, "reads trainer.current_epoch"),
