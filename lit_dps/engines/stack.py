@@ -12,8 +12,10 @@ from torch import Tensor, nn
 from torch.func import vmap
 from torch.utils._pytree import tree_leaves, tree_map, tree_map_
 
+from lit_dps.engines.checked_rows import CheckedRows, changing_tensors
 from lit_dps.engines.functional import Functional
-from lit_dps.engines.logged_module import MAX_EVALUATED, loss_of_pair, metrics_of_rows
+from lit_dps.engines.interval_graph import GraphedSteps, capture_for
+from lit_dps.engines.logged_module import loss_of_pair
 from lit_dps.engines.matrix_products import ConvolutionsAsProducts
 from lit_dps.engines.memory import WHOLE_BATCHES, halve_until_fits
 from lit_dps.engines.network_run import NetworkRun
@@ -21,7 +23,6 @@ from lit_dps.engines.row_tensors import Rows, StepNumbers, exchange
 from lit_dps.engines.stack_check import trains_on_whole_batches
 from lit_dps.optim import OURS, FlatLayout, Rule, StackedUpdate, rule_of
 from lit_dps.optim.delay import DELAY_STATE_KEY
-from lit_dps.training.early_check import CHUNK, evaluating
 
 # Examples that fill a device. More at a time are not faster and need more memory.
 MICROBATCH = 256
@@ -49,8 +50,8 @@ class StackedNetworks:
     Attributes:
         runs: The run of each row; None if the row is empty.
         tensors: The tensors of all rows.
-        microbatch, eval_microbatch: Examples at a time in training and in checks. Both are halved
-            when they do not fit in memory.
+        checked: The rows that the next checks evaluate.
+        microbatch: Examples at a time in training. It is halved when they do not fit in memory.
     """
 
     def __init__(
@@ -66,7 +67,6 @@ class StackedNetworks:
         self.runs: list[NetworkRun | None] = list(runs)
         self.module = first.module
         self.microbatch = microbatch
-        self.eval_microbatch = CHUNK
         if matmul_limit is not None:
             self.matmul_limit = matmul_limit
         elif first.module.device.type == "cuda":
@@ -86,7 +86,9 @@ class StackedNetworks:
         self._rule_update = StackedUpdate(rule, trained)
         rows = map(self._rows_of, runs)
         self.tensors: Rows = tree_map(lambda *tensors: torch.stack(tensors), *rows)
-        self._checked = self.tensors
+        self.checked = CheckedRows(self.module, self._functional, self._layout, self.tensors)
+        self._graphed: GraphedSteps | None = None
+        self._graphed_split: Any = None
 
     def _rows_of(self, run: NetworkRun) -> Rows:
         """Return the tensors of a run."""
@@ -152,27 +154,13 @@ class StackedNetworks:
         tensors = tree_map(lambda tensor: tensor[rows], self.tensors)
         self.runs = [self.runs[row] for row in rows]
         self.tensors = tensors
-        self._checked = self.tensors
+        self.checked.keep(self.tensors, 0, 1)
+        if self._graphed is not None:
+            self._graphed.forget()
 
     def keep(self, interval: int, intervals: int) -> None:
         """Keep the rows as they are after an interval; see `NetworkBatch.keep`."""
-        if intervals == 1:
-            self._checked = self.tensors  # nothing changes them before the check
-            return
-        present = self._changing_tensors()
-        if interval == 0:
-            count = intervals * len(self.runs)
-            self._checked = tree_map(
-                lambda tensor: tensor.new_empty(count, *tensor.shape[1:]), present
-            )
-        first = self.number(interval, 0)
-        rows = slice(first, first + len(self.runs))
-        tree_map_(lambda kept, tensor: kept[rows].copy_(tensor), self._checked, present)
-
-    def _changing_tensors(self) -> Rows:
-        """Return the tensors that training changes; the others are empty."""
-        nothing = self.tensors.keep.new_empty(len(self.runs), 0)
-        return self.tensors._replace(keep=nothing, hyperparameters={})
+        self.checked.keep(self.tensors, interval, intervals)
 
     def number(self, interval: int, row: int) -> int:
         """Return the number of a row as it was kept after an interval."""
@@ -180,7 +168,7 @@ class StackedNetworks:
 
     def bytes_of_rows(self) -> int:
         """Return the size of the tensors of all rows, which `keep` copies."""
-        return sum(tensor.nbytes for tensor in tree_leaves(self._changing_tensors()))
+        return sum(tensor.nbytes for tensor in tree_leaves(changing_tensors(self.tensors)))
 
     def write_back(self, row: int, number: int | None = None) -> None:
         """Copy the state of a row into the module, optimizer and schedule of its run.
@@ -191,7 +179,7 @@ class StackedNetworks:
         """
         tensors, place = self.tensors, row
         if number is not None:
-            tensors, place = self._checked, number
+            tensors, place = self.checked.tensors, number
         run = self.run_at(row)
         parameters = dict(run.module.named_parameters())
         self._copy_into(run.module, tensors, place)
@@ -261,22 +249,40 @@ class StackedNetworks:
         Returns:
             The loss of each network at the last step, before its update: shape (rows,).
         """
+        assert isinstance(index, Tensor), "the batches of a stack have one size"
         numbers = StepNumbers.of(self.runs, steps_since_check, len(index), self.weights)
-        loss = None
+        acts_between_steps = False
+        for row in self.live:
+            run = self.run_at(row)
+            if run.readings is not None or run.changes is not None:
+                acts_between_steps = True
+        if not acts_between_steps:
+            return self._graphed_steps(x, y).train(self.tensors, index, numbers)
+        losses = None
         for step, batch in enumerate(index):
-            loss, gradients = self.gradients(x, y, batch)
-            self._update(steps_since_check + step, gradients, numbers.at(step))
-        assert loss is not None
-        return loss
+            losses = self._step(x, y, batch, numbers.at(step), steps_since_check + step)
+        assert losses is not None
+        return losses
 
-    def _update(self, step: int, gradients: Tensor, numbers: StepNumbers) -> None:
-        """Take an optimizer step of all rows.
+    def _graphed_steps(self, x: Tensor, y: Tensor) -> GraphedSteps:
+        """Return what takes the steps on a training split."""
+        if self._graphed is None or self._graphed_split is not x:
+            self._graphed = GraphedSteps(partial(self._step, x, y), capture_for(y.device))
+            self._graphed_split = x
+        return self._graphed
+
+    def _step(
+        self, x: Tensor, y: Tensor, batch: Tensor, numbers: StepNumbers, step: int = 0
+    ) -> Tensor:
+        """Take an optimizer step of all rows; return their losses before it, shape (rows,).
 
         Args:
-            step: The number of the step since the last check, from 0.
-            gradients: Shape (rows, parameters); may be changed.
-            numbers: The numbers of this step.
+            x, y: Images and classes of the training split.
+            batch: Examples of the step: (batch,) or (rows, batch).
+            numbers: The numbers of the step.
+            step: Steps since the last check, if a run is read or changes its mask between steps.
         """
+        losses, gradients = self.gradients(x, y, batch)
         tensors = self.tensors
         changing = self._rows_that_change(step + 1)
         dense = {row: self._gradients_of(gradients, row) for row in changing}
@@ -298,6 +304,7 @@ class StackedNetworks:
             tensors.weights.mul_(tensors.keep)
         for row in changing:
             self._change_mask(row, step + 1, dense[row])
+        return losses
 
     def _show_gradients(self, step: int, gradients: Tensor) -> None:
         """Show the gradients that a step applies to the readings of the rows."""
@@ -403,77 +410,19 @@ class StackedNetworks:
         return losses
 
     def per_example_error(self, rows: Tensor, x: Tensor, y: Tensor, index: Tensor) -> Tensor:
-        """See `NetworkBatch.per_example_error`.
-
-        Raises:
-            torch.OutOfMemoryError: If not even one example at a time fits in memory.
-        """
-        return halve_until_fits(
-            lambda: torch.cat(self._evaluate("per_example_error", rows, x, y, index), 1),
-            self,
-            "eval_microbatch",
-            index.shape[1],
-        )
+        """See `NetworkBatch.per_example_error`."""
+        return self.checked.per_example_error(rows, x, y, index)
 
     def losses(self, rows: Tensor, x: Tensor, y: Tensor, index: Tensor) -> Tensor:
-        """See `NetworkBatch.losses`.
-
-        Raises:
-            torch.OutOfMemoryError: If not even one example at a time fits in memory.
-        """
-
-        def compute() -> Tensor:
-            parts = self._evaluate("summed_loss", rows, x, y, index)
-            return torch.stack([part.double() for part in parts]).sum(0)
-
-        return halve_until_fits(compute, self, "eval_microbatch", index.shape[1])
-
-    def _evaluate(
-        self, method: str, rows: Tensor, x: Tensor, y: Tensor, index: Tensor
-    ) -> list[Tensor]:
-        """Return the values of a method for each part of `eval_microbatch` examples."""
-        # A part holds all networks at few examples, or few networks.
-        networks = max(1, MAX_EVALUATED // min(self.eval_microbatch, index.shape[1]))
-        values = []
-        with evaluating(self.module):
-            for part in index.split(self.eval_microbatch, 1):
-                of_rows = []
-                for some, examples in zip(rows.split(networks), part.split(networks), strict=True):
-                    of_rows.append(self._evaluate_rows(method, some, x[examples], y[examples]))
-                values.append(torch.cat(of_rows))
-        return values
-
-    def _evaluate_rows(self, method: str, rows: Tensor, x: Tensor, y: Tensor) -> Tensor:
-        """Return the values of a method for some of the rows that were kept."""
-        weights = self._checked.weights[rows]
-        buffers = {name: buffer[rows] for name, buffer in self._checked.buffers.items()}
-        return self._over_rows(method, weights, buffers, x, y)
+        """See `NetworkBatch.losses`."""
+        return self.checked.losses(rows, x, y, index)
 
     def logged_metrics(
         self, rows: Tensor, batches: Sequence[Any], names: Sequence[str]
     ) -> Mapping[str, Tensor]:
         """See `NetworkBatch.logged_metrics`."""
-
-        def tensors_of_rows(some: Tensor) -> dict[str, Tensor]:
-            tensors = dict(self._layout.split(self._checked.weights[some]))
-            for name, buffer in self._checked.buffers.items():
-                tensors[name] = buffer[some]
-            return tensors
-
-        with evaluating(self.module):
-            return metrics_of_rows(self._functional, tensors_of_rows, rows, batches, names)
+        return self.checked.logged_metrics(rows, batches, names)
 
     def finite(self) -> list[bool]:
         """See `NetworkBatch.finite`."""
-        return self._checked.weights.isfinite().all(1).tolist()
-
-    def _over_rows(
-        self, method: str, weights: Tensor, buffers: Mapping[str, Tensor], x: Tensor, y: Tensor
-    ) -> Tensor:
-        """Call a method of the module for all rows; batches are shared if `y` has one dimension."""
-        batch_dim = None if y.ndim == 1 else 0
-        call = vmap(
-            lambda tensors, x, y: self._functional.call(method, tensors, (x, y)),
-            (0, batch_dim, batch_dim),
-        )
-        return call({**self._layout.split(weights), **buffers}, x, y)
+        return self.checked.tensors.weights.isfinite().all(1).tolist()

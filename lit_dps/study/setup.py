@@ -231,7 +231,7 @@ class StudySetup:
         reason = self.reason_for_lightning
         if reason is not None:
             return TrainerEngine(training, reason=reason)
-        return IntervalLoop(training, self.stack_size)
+        return IntervalLoop(training, self.stack_size, stacks_alone=self.on_gpu)
 
     @property
     def reason_for_lightning(self) -> str | None:

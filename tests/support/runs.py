@@ -31,11 +31,12 @@ def engine(
     lean: bool = True,
     size: int = 1,
     ahead: int | None = None,
+    stacks_alone: bool = False,
     **common: Any,
 ) -> Engine:
     """The interval loop, or Lightning's; `common` are further arguments of `Training`."""
     training = training_of(workload, goal, **common)
-    return IntervalLoop(training, size, ahead) if lean else TrainerEngine(training)
+    return IntervalLoop(training, size, ahead, stacks_alone) if lean else TrainerEngine(training)
 
 
 def runs(

@@ -148,7 +148,7 @@ def test_a_check_that_does_not_fit_is_taken_in_smaller_parts():
         found[kind] = stack.per_example_error(torch.tensor([0]), x, y, index)
     assert 0 < (found[ImageClassifier] >= 1).sum() <= 20
     torch.testing.assert_close(*found.values())
-    assert stack.eval_microbatch == 5
+    assert stack.checked.microbatch == 5
     with raises_about(torch.OutOfMemoryError, "no room at all"):
         StackedNetworks([member(like(NoCheck, module()))], 60).per_example_error(
             torch.tensor([0]), x, y, index

@@ -1,0 +1,134 @@
+"""CheckedRows: the rows of a stack as they were after some intervals, and their checks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import vmap
+from torch.utils._pytree import tree_map, tree_map_
+
+from lit_dps.engines.functional import Functional
+from lit_dps.engines.logged_module import MAX_EVALUATED, metrics_of_rows
+from lit_dps.engines.memory import halve_until_fits
+from lit_dps.engines.row_tensors import Rows
+from lit_dps.optim import FlatLayout
+from lit_dps.training.early_check import CHUNK, evaluating
+
+
+class CheckedRows:
+    """The rows of a stack as they were after some intervals, and their checks.
+
+    Args:
+        module: The module that computes the values of all rows.
+        functional: The same module as a function.
+        layout: The places of the weights in a flat tensor.
+        tensors: The tensors of the stack.
+
+    Attributes:
+        tensors: The rows, one interval after the other.
+        microbatch: Examples of a network at a time. It is halved when they do not fit in memory.
+    """
+
+    def __init__(
+        self, module: nn.Module, functional: Functional, layout: FlatLayout, tensors: Rows
+    ):
+        self.tensors = tensors
+        self.microbatch = CHUNK
+        self._module = module
+        self._functional = functional
+        self._layout = layout
+
+    def keep(self, tensors: Rows, interval: int, intervals: int) -> None:
+        """Keep the rows of a stack as they are after an interval; see `NetworkBatch.keep`."""
+        if intervals == 1:
+            self.tensors = tensors  # nothing changes them before the check
+            return
+        present = changing_tensors(tensors)
+        rows = len(tensors.weights)
+        if interval == 0:
+            self.tensors = tree_map(
+                lambda tensor: tensor.new_empty(intervals * rows, *tensor.shape[1:]), present
+            )
+        places = slice(interval * rows, (interval + 1) * rows)
+        tree_map_(lambda kept, tensor: kept[places].copy_(tensor), self.tensors, present)
+
+    def per_example_error(self, rows: Tensor, x: Tensor, y: Tensor, index: Tensor) -> Tensor:
+        """See `NetworkBatch.per_example_error`.
+
+        Raises:
+            torch.OutOfMemoryError: If not even one example at a time fits in memory.
+        """
+        return halve_until_fits(
+            lambda: torch.cat(self._evaluate("per_example_error", rows, x, y, index), 1),
+            self,
+            "microbatch",
+            index.shape[1],
+        )
+
+    def losses(self, rows: Tensor, x: Tensor, y: Tensor, index: Tensor) -> Tensor:
+        """See `NetworkBatch.losses`.
+
+        Raises:
+            torch.OutOfMemoryError: If not even one example at a time fits in memory.
+        """
+
+        def compute() -> Tensor:
+            parts = self._evaluate("summed_loss", rows, x, y, index)
+            return torch.stack([part.double() for part in parts]).sum(0)
+
+        return halve_until_fits(compute, self, "microbatch", index.shape[1])
+
+    def _evaluate(
+        self, method: str, rows: Tensor, x: Tensor, y: Tensor, index: Tensor
+    ) -> list[Tensor]:
+        """Return the values of a method for each part of `microbatch` examples."""
+        # A part holds all networks at few examples, or few networks.
+        networks = max(1, MAX_EVALUATED // min(self.microbatch, index.shape[1]))
+        values = []
+        with evaluating(self._module):
+            for part in index.split(self.microbatch, 1):
+                of_rows = []
+                for some, examples in zip(rows.split(networks), part.split(networks), strict=True):
+                    of_rows.append(self._evaluate_rows(method, some, x[examples], y[examples]))
+                values.append(torch.cat(of_rows))
+        return values
+
+    def _evaluate_rows(self, method: str, rows: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        """Return the values of a method for some of the rows that were kept."""
+        weights = self.tensors.weights[rows]
+        buffers = {name: buffer[rows] for name, buffer in self.tensors.buffers.items()}
+        return self._over_rows(method, weights, buffers, x, y)
+
+    def logged_metrics(
+        self, rows: Tensor, batches: Sequence[Any], names: Sequence[str]
+    ) -> Mapping[str, Tensor]:
+        """See `NetworkBatch.logged_metrics`."""
+
+        def tensors_of_rows(some: Tensor) -> dict[str, Tensor]:
+            tensors = dict(self._layout.split(self.tensors.weights[some]))
+            for name, buffer in self.tensors.buffers.items():
+                tensors[name] = buffer[some]
+            return tensors
+
+        with evaluating(self._module):
+            return metrics_of_rows(self._functional, tensors_of_rows, rows, batches, names)
+
+    def _over_rows(
+        self, method: str, weights: Tensor, buffers: Mapping[str, Tensor], x: Tensor, y: Tensor
+    ) -> Tensor:
+        """Call a method of the module for all rows; batches are shared if `y` has one dimension."""
+        batch_dim = None if y.ndim == 1 else 0
+        call = vmap(
+            lambda tensors, x, y: self._functional.call(method, tensors, (x, y)),
+            (0, batch_dim, batch_dim),
+        )
+        return call({**self._layout.split(weights), **buffers}, x, y)
+
+
+def changing_tensors(tensors: Rows) -> Rows:
+    """Return the tensors that training changes; the others are empty."""
+    nothing = tensors.keep.new_empty(len(tensors.keep), 0)
+    return tensors._replace(keep=nothing, hyperparameters={})
