@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import random
 import re
 from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from lit_dps.core.trial import SINGLE, STACKED, Cell, TrialResult
+from lit_dps.core.trial import SINGLE, STACKED, Cell, Status, TrialResult
 from lit_dps.engines import stack_filler
+from lit_dps.engines.interval_loop import IntervalLoop
 from lit_dps.engines.memory import StackLimit, is_out_of_memory
 from lit_dps.engines.network_run import NetworkRun
 from lit_dps.engines.stack import StackedNetworks
@@ -216,6 +219,71 @@ def test_running_statistics_are_not_updated_twice(monkeypatch, sizes, step):
     results = train(asked, used, GOAL, size=4)
     assert sizes[:2] == [4, 2]
     assert_equal(results, expected)
+
+
+class FailingOperations(TorchDispatchMode):
+    """Raises OutOfMemoryError in some of torch's operations, by their number within stacks."""
+
+    def __init__(self, at: set[int]):
+        super().__init__()
+        self.at = at
+        self.count = 0
+        self.is_in_stack = False
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if self.is_in_stack:
+            self.count += 1
+            if self.count in self.at:
+                raise torch.OutOfMemoryError("CUDA out of memory")
+        return func(*args, **(kwargs or {}))
+
+    def watch(self, monkeypatch) -> None:
+        """Count the operations while a stack trains."""
+        train_stack = IntervalLoop._train_stack
+
+        def watched(loop, *args):
+            results = train_stack(loop, *args)
+            while True:
+                self.is_in_stack = True
+                try:
+                    result = next(results, None)
+                finally:
+                    self.is_in_stack = False
+                if result is None:
+                    return
+                yield result
+
+        monkeypatch.setattr(IntervalLoop, "_train_stack", watched)
+
+
+def train_with_failures(monkeypatch, at: set[int], used, **options) -> tuple[list, int]:
+    """Return the results of a few trials, and the number of operations within stacks."""
+    asked = trials(Cell(16, 0.0), Cell(16, 0.9), rates=RATES[:3])
+    goal = {**GOAL, "max_steps": 16}
+    operations = FailingOperations(at)
+    with monkeypatch.context() as patched, operations:
+        operations.watch(patched)
+        return train(asked, used, goal, size=3, **options), operations.count
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("module", ["SimpleCNN", "Normalized"])
+def test_any_operation_may_fail(monkeypatch, tmp_path, module, seed):
+    """A trial alone may fail then, and runs again when the study is resumed. None is wrong."""
+    used = workload() if module == "SimpleCNN" else workload(**network(module))
+    expected, count = train_with_failures(monkeypatch, set(), used)
+    generator = random.Random(seed)
+    at = {generator.randrange(1, count) for _ in range(1 + seed % 3)}
+    options = {}
+    if seed % 2:
+        options["checkpoints"] = Checkpoints(tmp_path, "study", minutes=0)
+    results, _ = train_with_failures(monkeypatch, at, used, **options)
+    failed = {(r.trial.cell, r.trial.point) for r in results if r.status is Status.FAILED}
+    assert len(failed) < len(at)
+    of_others = [r for r in results if (r.trial.cell, r.trial.point) not in failed]
+    theirs = [r for r in expected if (r.trial.cell, r.trial.point) not in failed]
+    assert_equal(of_others, theirs)
 
 
 def test_errors_of_libraries_are_recognized():
