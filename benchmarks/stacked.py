@@ -70,6 +70,8 @@ HOPPER_PEAKS = {FLOAT32: 67.0, TF32: 494.7, BF16: 989.4}
 PEAKS = {"H100": HOPPER_PEAKS, "H200": HOPPER_PEAKS}
 # Seconds that a study may need to save its trials after an interrupt.
 STOP_SECONDS = 30.0
+# A graph is captured in the first interval, and compared in the second.
+WARM_UP_CHECKS = 3
 LOG_CHARACTERS = 3000  # of the output of the study
 
 
@@ -100,7 +102,8 @@ class Plan:
         cases: Networks and batch sizes.
         variants: Ways to write the bare loop.
         seconds: Seconds of each measurement of the bare loop, at least.
-        intervals: Intervals of the engine without checks. The first is not timed.
+        intervals: Intervals of the engine without checks. The first `WARM_UP_CHECKS` are not timed,
+            or the first alone if there are no more.
         checked_intervals: Intervals of the engine with checks, likewise.
         study_batch_size, study_trials: The only cell of the study.
         stranger_steps, stranger_repeats: Timed steps of the GPT, and repeats.
@@ -175,7 +178,7 @@ class Pace:
 
     Attributes:
         setup_seconds: Seconds of a trial before its first step.
-        rate: Network-steps a second after the first interval.
+        rate: Network-steps a second after the first `WARM_UP_CHECKS` intervals.
     """
 
     setup_seconds: float
@@ -300,7 +303,11 @@ def _pace(
         early_reject=error is not None,
     )
     pruning = dataclasses.replace(setup.pruning, method="magnitude")  # it needs no scoring pass
-    engine = IntervalLoop(Training(setup.workload, goal_config, pruning), case.networks)
+    # As in a study, which stacks at least two networks, and on a GPU a network without company.
+    on_gpu = device == "cuda"
+    stack_size = max(case.networks, 2 if on_gpu else 1)
+    training = Training(setup.workload, goal_config, pruning)
+    engine = IntervalLoop(training, stack_size, stacks_alone=on_gpu)
     attempts = []
     for point in range(case.networks):
         cell = Cell(case.batch_size, SPARSITY if point % 2 else 0.0)
@@ -315,15 +322,15 @@ def _pace(
         stamps.append((now(device), steps_taken(attempts)))
 
     begin = now(device)
-    expected = STACKED if case.networks > 1 else SINGLE
+    expected = STACKED if stack_size > 1 else SINGLE
     for result in engine.train(next_attempt, stamp):
         if result.status is Status.FAILED or result.engine != expected:
             raise RuntimeError(result.traceback or result.engine_reason)
     stamp()
-    first_time, first_steps = stamps[0]
+    first_time, first_steps = stamps[min(WARM_UP_CHECKS, len(stamps) - 1) - 1]
     last_time, last_steps = stamps[-1]
     rate = (last_steps - first_steps) / (last_time - first_time)
-    # The first interval also loads kernels, which counts as set-up here.
+    # The first intervals also load kernels and capture graphs, which counts as set-up here.
     setup_seconds = first_time - begin - first_steps / rate
     return Pace(setup_seconds / case.networks, rate)
 

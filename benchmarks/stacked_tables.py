@@ -157,7 +157,7 @@ def _engine_text(found: StackedReport) -> str:
             ]
         )
     text = (
-        "**The engine**, after its first interval. Without checks: one check in many steps. Early "
+        "**The engine**, after its first intervals. Without checks: one check in many steps. Early "
         f"checks: every {found.interval_steps} steps, far from the goal of {GOAL_ERROR:g}. Full "
         "checks: the entire validation split each time. The bare loop is the fastest one in full "
         "float32. Set-up is from the start to the first step, divided by the networks."

@@ -21,6 +21,8 @@ from lit_dps.training.hidden_state import capture_rng_state, equal_states
 Step = Callable[[Tensor, StepNumbers], Tensor]
 # Makes a repeatable piece of work, and returns a function that repeats it.
 Capture = Callable[[Callable[[], None]], Callable[[], None]]
+# Steps of a graph. The launch of more steps takes no less time for each, and capturing them does.
+MAX_GRAPH_STEPS = 32
 # Largest distance between the updates of a graph and of single steps, relative to the update. An
 # interval amplifies the rounding of float32 (1e-7), and a graph of other steps is 1 away.
 TOLERANCE = 0.01
@@ -119,9 +121,9 @@ def same_update(before: Tensor, ours: Tensor, theirs: Tensor) -> bool:
 class GraphedSteps:
     """Takes the steps of intervals one by one, and by graphs once these make the same updates.
 
-    The steps of the first interval of a shape are captured. In the second interval the graph and
-    single steps begin at the same weights, and are compared. So a graph that misses a change of its
-    batches or numbers is not used.
+    Intervals are divided into parts of at most `MAX_GRAPH_STEPS`. The steps of the first part of a
+    shape are captured. At the second part the graph and single steps begin at the same weights, and
+    are compared. So a graph that misses a change of its batches or numbers is not used.
 
     Args:
         step: As in `IntervalGraph`.
@@ -151,6 +153,16 @@ class GraphedSteps:
             index: Batches, shape (steps, batch) or (steps, rows, batch).
             numbers: The numbers of the steps.
         """
+        losses = None
+        for start in range(0, len(index), MAX_GRAPH_STEPS):
+            steps = slice(start, start + MAX_GRAPH_STEPS)
+            of_part: StepNumbers = tree_map(lambda each, steps=steps: each[steps], numbers)
+            losses = self._train_part(tensors, index[steps], of_part)
+        assert losses is not None
+        return losses
+
+    def _train_part(self, tensors: Rows, index: Tensor, numbers: StepNumbers) -> Tensor:
+        """Take the steps of a part of an interval; see `train`."""
         shape = index.shape
         if self._capture is None or self.reason:
             return self._one_by_one(index, numbers)

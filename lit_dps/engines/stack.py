@@ -26,6 +26,8 @@ from lit_dps.optim.delay import DELAY_STATE_KEY
 
 # Examples that fill a device. More at a time are not faster and need more memory.
 MICROBATCH = 256
+# Examples of all networks that fill a GPU. Few networks take more than `MICROBATCH` at a time.
+GPU_EXAMPLES = 100 * MICROBATCH
 # Examples at a time up to which convolutions on a GPU are matrix products. They are 3.6 times as
 # fast as cuDNN's grouped convolutions at 2 examples, 2.1 times at 16 and 1.1 times at 256 (forward
 # and backward, 100 networks of Simple-CNN, H200, 2026-11-26).
@@ -43,7 +45,8 @@ class StackedNetworks:
         runs: The runs, one a row. The module of the first run computes the losses of all rows,
             with the weights of each row.
         microbatch: Examples of a batch that are computed at a time. The gradients of the parts of a
-            larger batch are added. Batches of modules with buffers are not divided.
+            larger batch are added. Batches of modules with buffers are not divided. By default
+            `MICROBATCH`, and more for few networks on a GPU.
         matmul_limit: Examples at a time up to which convolutions are matrix products; by default
             `MATMUL_LIMIT` on a GPU and 0 on a CPU.
 
@@ -57,22 +60,22 @@ class StackedNetworks:
     def __init__(
         self,
         runs: Sequence[NetworkRun],
-        microbatch: int = MICROBATCH,
+        microbatch: int | None = None,
         matmul_limit: int | None = None,
     ):
         first = runs[0]
+        is_on_gpu = first.module.device.type == "cuda"
         rule = rule_of(first.optimizer)
         assert rule is not None
         self.rule: Rule = rule
         self.runs: list[NetworkRun | None] = list(runs)
         self.module = first.module
-        self.microbatch = microbatch
-        if matmul_limit is not None:
-            self.matmul_limit = matmul_limit
-        elif first.module.device.type == "cuda":
+        self.microbatch = microbatch or MICROBATCH
+        if microbatch is None and is_on_gpu:
+            self.microbatch = max(MICROBATCH, GPU_EXAMPLES // len(runs))
+        self.matmul_limit = matmul_limit or 0
+        if matmul_limit is None and is_on_gpu:
             self.matmul_limit = MATMUL_LIMIT
-        else:
-            self.matmul_limit = 0
         if trains_on_whole_batches(self.module):
             self.microbatch = WHOLE_BATCHES
         self._clipping = first.clipping

@@ -150,3 +150,14 @@ def test_a_network_without_company_is_a_stack_of_one_where_that_is_faster(captur
     )
     assert stacked.curve["train_loss"] == pytest.approx(alone.curve["train_loss"], rel=2e-3)
     assert captures.replays > 2
+
+
+def test_long_intervals_are_captured_in_parts(capture, graphed, monkeypatch):
+    monkeypatch.setattr("lit_dps.engines.interval_graph.MAX_GRAPH_STEPS", 3)
+    goal = {**GOAL, "check_interval": 8}  # parts of 3, 3 and 2 steps
+    asked = trials(Cell(16, 0.5), rates=[0.01, 0.0005])
+    expected = train(asked, workload(), goal, size=4)
+    captures = capture(Captures())
+    assert facts(train(asked, workload(), goal, size=4)) == facts(expected)
+    assert captures.captured % 2 == 0, "parts of 3 and of 2 steps have a graph each"
+    assert captures.replays > 10
