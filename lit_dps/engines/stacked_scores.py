@@ -32,9 +32,9 @@ def scores_of_new_runs(
     On a GPU one pass for all networks is expected to be faster; this is not measured. Training
     steps of 100 networks of Simple-CNN at 128 examples process 1.4 times the examples a second of
     one network at 1,024 (H100, 2026-11-26), and a smaller network alone does not fill the GPU. On a
-    CPU it is not the default: per network it takes 1.3 times the seconds of single passes with
-    Simple-CNN, and 0.3 times with one hidden unit (`benchmarks/stack_setup.py`, one thread of an
-    AMD EPYC, 2026-11-28).
+    CPU it is not the default: per network it takes 1.3 to 1.7 times the seconds of single passes
+    with Simple-CNN, and 0.3 to 0.5 times with one hidden unit (`python -m benchmarks stack_setup`,
+    one thread of an AMD EPYC, 2026-11-28).
 
     Args:
         runs: New runs of one stack, before they start.
