@@ -26,7 +26,7 @@ from lit_dps.training.training_pass import has_indices, rebatched
 
 CHUNK = 1024  # examples that are collated at a time
 COMPARED_BATCHES = 2
-MAX_BYTES = 2**31  # of training and validation examples together
+MAX_BYTES = 2**31  # of the training examples
 MAX_DEVICE_SHARE = 0.25  # of the free memory of a GPU
 
 

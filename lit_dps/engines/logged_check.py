@@ -28,6 +28,8 @@ from lit_dps.engines.stack_check import (
     EXAMPLES,
     TOLERANCE,
     Start,
+    holding,
+    moved_tensors,
     reason_against_training,
 )
 from lit_dps.optim import rule_of
@@ -48,7 +50,8 @@ from lit_dps.training.workload import Built
 # A stack calls these methods of each module, or of one module for all networks.
 CALLED = ("prepare_data", "setup", "training_step", "validation_step", "configure_optimizers")
 TRIED_BATCHES = 2
-# Relative tolerance of values that two modules compute by the same operations in float32.
+# Relative tolerance of values that two modules compute on a GPU by the same operations. On a CPU
+# they are equal.
 SAME_TOLERANCE = 1e-6
 
 
@@ -143,9 +146,9 @@ def _reason_against_validation(
     name = type(module).__name__
     module.eval()
     functional = Functional(module)
-    two = {}
-    for key, tensor in tensors_of(module).items():
-        two[key] = torch.stack([tensor.detach(), tensor.detach()])
+    start = tensors_of(module)
+    moved = moved_tensors(start)
+    two = {key: torch.stack([tensor.detach(), moved[key]]) for key, tensor in start.items()}
     for number in sorted({0, len(data.validation) - 1}):
         batch = data.validation[number]
         call = metrics_call(names, number)
@@ -163,7 +166,10 @@ def _reason_against_validation(
         )(two)
         if not equal_states(attributes, capture_attributes(module)):
             return f"validation_step of {name} changes an attribute"
-        reason = _reason_against_metric_objects(module) or _differing(names, single, stacked)
+        with holding(module, moved):
+            other = call(module, batch)
+        reason = _reason_against_metric_objects(module)
+        reason = reason or _differing(names, single, other, stacked)
         if reason is not None:
             return f"{name}: {reason}"
         value = float(single[0])
@@ -171,10 +177,13 @@ def _reason_against_validation(
     return None
 
 
-def _differing(names: Iterable[str], single: list[Tensor], stacked: list[Tensor]) -> str | None:
-    """Return which metric differs under torch.vmap; None if none does."""
-    for key, alone, together in zip(names, single, stacked, strict=True):
-        if not torch.allclose(together, alone.expand(2), rtol=TOLERANCE, equal_nan=True):
+def _differing(
+    names: Iterable[str], single: list[Tensor], other: list[Tensor], stacked: list[Tensor]
+) -> str | None:
+    """Return which metric of two networks differs under torch.vmap; None if none does."""
+    for key, first, second, together in zip(names, single, other, stacked, strict=True):
+        alone = torch.stack([first, second])
+        if not torch.allclose(together, alone, rtol=TOLERANCE, equal_nan=True):
             return f"its {key} differs under torch.vmap"
     return None
 
@@ -211,6 +220,8 @@ class LoggedReference:
             return False
         built.data.share(self._data)
         values = self._values_of(built.module)
+        if self._device.type == "cpu":
+            return torch.equal(values, self._values)
         largest = float(self._values.abs().max())
         return torch.allclose(
             values, self._values, rtol=SAME_TOLERANCE, atol=SAME_TOLERANCE * largest
@@ -237,7 +248,7 @@ class LoggedReference:
         size = min(len(self._data.train), max(2, min(self._data.batch_size, EXAMPLES)))
         batch = self._data.train[torch.arange(size, device=self._device)]
         with preserve_rng_state(seed=0):  # so that all modules draw the same dropout
-            loss, _ = functional.call_and_update(
+            loss, after = functional.call_and_update(
                 training_loss, parameters, self._start.buffers, batch
             )
             gradients = torch.autograd.grad(loss, trained, allow_unused=True)
@@ -247,6 +258,6 @@ class LoggedReference:
                     {**parameters, **self._start.buffers},
                     self._data.validation[0],
                 )
-        values = [loss.detach(), *metrics]
+        values = [loss.detach(), *metrics, *after.values()]
         values += [gradient for gradient in gradients if gradient is not None]
         return torch.cat([value.detach().double().flatten() for value in values])

@@ -7,12 +7,13 @@ values. Dropout is off in these calls. A stack draws it for each network, by
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
 from lightning.pytorch import LightningModule
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import vmap
 
 from lit_dps.core.errors import first_line
@@ -26,6 +27,8 @@ EXAMPLES = 64  # of the training split, for trying a loss
 HALVES = (slice(0, EXAMPLES // 2), slice(EXAMPLES // 2, None))
 # Relative tolerance between a loss over a batch and over its halves, or with and without vmap.
 TOLERANCE = 1e-4
+# Largest relative change of the weights of a network with other weights.
+MOVED = 0.1
 ERROR_LENGTH = 200  # characters of an error message in a reason
 
 
@@ -120,6 +123,7 @@ def reason_against_training(module: LightningModule, call: str | Call, batch: An
         module.zero_grad()
         loss.backward()
         reason = _reason_against_vmap(functional, call, start, batch, loss)
+        reason = reason or _reason_against_other_weights(functional, call, start, batch)
     if reason is not None:
         return reason
     if not equal_states(attributes, capture_attributes(module)):
@@ -169,6 +173,60 @@ def _reason_against_vmap(
         if not _close(stacked, gradient.expand_as(stacked), largest):
             return f"the gradient of {key} of {name} differs under torch.vmap"
     return None
+
+
+@torch.no_grad()
+def _reason_against_other_weights(
+    functional: Functional, call: str | Call, start: Start, batch: Any
+) -> str | None:
+    """Return a reason if the loss of a network with other weights differs in a stack.
+
+    A module may keep its parameters in a list too. A stack replaces the parameters alone.
+    """
+    module = functional.module
+    tensors = {**start.parameters, **start.buffers}
+    moved = moved_tensors(tensors)
+    parameters = _stacked(start.parameters, moved)
+    losses, _ = _call_stacked(functional, call, parameters, _stacked(start.buffers, moved), batch)
+    with holding(module, moved):
+        loss = functional(call, batch)
+    if not torch.allclose(losses[1], loss, rtol=TOLERANCE, equal_nan=True):
+        return f"{type(module).__name__} keeps weights or buffers outside of its parameters"
+    return None
+
+
+def moved_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return tensors with other values, by name; numbers that are not floating-point are equal."""
+    generator = torch.Generator().manual_seed(0)
+    moved = {}
+    for key, tensor in tensors.items():
+        moved[key] = tensor.detach().clone()
+        if tensor.is_floating_point():
+            factors = torch.rand(tensor.shape, generator=generator, dtype=torch.float64)
+            moved[key] *= (1 + MOVED * factors).to(tensor)
+    return moved
+
+
+@contextmanager
+def holding(module: nn.Module, tensors: Mapping[str, Tensor]) -> Iterator[None]:
+    """Let a module have other values of its parameters and buffers within a block."""
+    before = {key: tensor.detach().clone() for key, tensor in tensors_of(module).items()}
+    _fill(module, tensors)
+    try:
+        yield
+    finally:
+        _fill(module, before)
+
+
+@torch.no_grad()
+def _fill(module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    for key, tensor in tensors_of(module).items():
+        tensor.copy_(tensors[key])
+
+
+def _stacked(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tensors of two networks, with the names of the first."""
+    return {key: torch.stack([tensor.detach(), second[key]]) for key, tensor in first.items()}
 
 
 def _reason_against_dropout(

@@ -186,6 +186,31 @@ def test_trials_with_other_data_leave_the_stack():
     assert assert_conform(ours, reference, Goal.from_dict(GOAL), VALIDATION) == []
 
 
+def test_trials_whose_running_statistics_have_another_momentum_leave_the_stack():
+    """`model.momentum` is also the name of a hyperparameter, which trials of a stack may not
+    share."""
+    cell = Cell(32, 0.0)
+    asked = [Trial(cell, i, {"model.momentum": momentum}) for i, momentum in enumerate((0.1, 0.2))]
+    used = workload("strangers.BatchNormMomentum", "strangers.DigitLoaders")
+    results = train(asked, used, {**GOAL, "max_steps": 4}, size=4)
+    assert sorted(result.engine for result in results) == ["lightning", "stacked"]
+    assert "its module or data differ" in max(result.engine_reason for result in results)
+
+
+def test_intervals_ahead_change_nothing():
+    goal = {**GOAL, "error": 0.02}
+    asked = trials(Cell(16, 0.0), Cell(16, 0.8))
+    one, three = (
+        train(asked, workload("parts.BatchNorm"), goal, size=4, ahead=ahead) for ahead in (1, 3)
+    )
+    curves = [{(r.trial.cell, r.trial.point): r.curve for r in results} for results in (one, three)]
+    assert {result.engine for result in three} == {"stacked"}
+    assert curves[0].keys() == curves[1].keys()
+    for key, curve in curves[0].items():
+        assert curves[1][key]["val_error"] == curve["val_error"]
+        assert curves[1][key]["train_loss"] == pytest.approx(curve["train_loss"], rel=1e-4)
+
+
 @pytest.mark.parametrize(
     ("model", "data", "trainer", "reason"),
     [
@@ -201,6 +226,7 @@ def test_trials_with_other_data_leave_the_stack():
         ("dry_runs.Denoising", "data.Clouds", None, "draws random numbers in validation_step"),
         ("passes.NumpyNoise", "data.Clouds", None, "random numbers of NumPy"),
         ("passes.Memory", "data.Clouds", None, "changes the shape of its buffer bank"),
+        ("strangers.KeepsList", "strangers.DigitLoaders", None, "outside of its parameters"),
         ("metrics.ByMetric", "data.Clouds", None, "logs val_error as MeanMetric"),
         ("metrics.Accuracy", "data.Clouds", None, "does not log val_error"),
         ("metrics.AtTheEnd", "data.Clouds", None, "overrides on_validation_epoch_end"),

@@ -197,3 +197,26 @@ class CharacterTransformer(LightningModule):
 
     def configure_optimizers(self):
         return torch.optim.AdamW(self.parameters(), self.hparams.lr, betas=(0.9, 0.98))
+
+
+class KeepsList(Perceptron):
+    """Adds a penalty on weights that it keeps in a list too."""
+
+    def __init__(self, lr: float = 1e-3):
+        super().__init__(lr, dropout=0.0)
+        self.kept = [self.network[1].weight]
+
+    def training_step(self, batch, batch_idx):
+        return super().training_step(batch, batch_idx) + self.kept[0].detach().square().mean()
+
+
+class BatchNormMomentum(Digits):
+    """Has a momentum of its running statistics, not of an optimizer."""
+
+    def __init__(self, lr: float = 1e-3, momentum: float = 0.1):
+        super().__init__(lr)
+        self.network[2].momentum = momentum
+
+    def build(self) -> nn.Module:
+        norm = nn.BatchNorm1d(16)
+        return nn.Sequential(nn.Flatten(), nn.Linear(64, 16), norm, nn.ReLU(), nn.Linear(16, 10))
