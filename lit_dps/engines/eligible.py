@@ -163,12 +163,12 @@ def _reason_against_logged(built: Built, training: Training, trial: Trial) -> st
         module.to(trainer.strategy.root_device)
         detach_trainer(module)
         steps = training.budget or training.goal.max_steps
-        show_length(module, steps)
+        data = loader_data(built, module.device, training, trial)
+        show_length(module, steps, data.steps_of_epoch)
         reason = _reason_against_optimizer(module, module.configure_optimizers(), True)
         reason = reason or _reason_against_stacked_update(module)
         if reason is not None:
             return reason
-        data = loader_data(built, module.device, training, trial)
         reason = reason_against_table(module, steps, data.steps_of_epoch)
         reason = reason or reason_against_values(module, data, training)
         return reason or _reason_against_rule(module, training.delay(trial))

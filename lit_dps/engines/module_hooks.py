@@ -14,6 +14,7 @@ study has no logger, so that the logged values are lost in Lightning's loop too.
 from __future__ import annotations
 
 import dis
+import math
 from collections.abc import Callable, Iterable, Mapping
 from inspect import CO_ASYNC_GENERATOR, CO_COROUTINE, CO_GENERATOR
 from types import FunctionType
@@ -139,11 +140,12 @@ def detach_trainer(module: LightningModule) -> None:
         module.__dict__["log"] = _ignore
 
 
-def show_length(module: LightningModule, steps: int) -> None:
+def show_length(module: LightningModule, steps: int, steps_of_epoch: int) -> None:
     """Let a module without a trainer read the length of training, as its schedule may need it."""
     trainer = module._trainer
     assert isinstance(trainer, NoTrainer)
-    vars(trainer).update(max_steps=steps, estimated_stepping_batches=steps)
+    epochs = math.ceil(steps / steps_of_epoch)
+    vars(trainer).update(max_steps=steps, estimated_stepping_batches=steps, max_epochs=epochs)
 
 
 def _ignore(*args: Any, **kwargs: Any) -> None:

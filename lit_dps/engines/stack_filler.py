@@ -255,8 +255,10 @@ class StackFiller:
             built, device = build_trial(self._training, trial)
             is_classifier = isinstance(built.module, ImageClassifier)
             if not is_classifier:
-                show_length(built.module, self._training.budget or self._training.goal.max_steps)
-                built = replace(built, data=loader_data(built, device, self._training, trial))
+                data = loader_data(built, device, self._training, trial)
+                steps = self._training.budget or self._training.goal.max_steps
+                show_length(built.module, steps, data.steps_of_epoch)
+                built = replace(built, data=data)
             if self._reference is None and is_classifier:
                 self._reference = _Reference(built, device)
             elif self._reference is None:

@@ -77,7 +77,7 @@ def test_a_stack_of_strangers_ends_as_in_lightning_s_loop(model, data, trainer):
         assert result.curve["val_loss"] == pytest.approx(expected, rel=1e-3)
 
 
-@pytest.mark.parametrize("kind", ["cosine_steps", "halving"])
+@pytest.mark.parametrize("kind", ["cosine_steps", "cosine_epochs", "halving"])
 def test_schedules_of_steps_and_epochs_are_followed(kind):
     asked = trials(Cell(16, 0.0), rates=(0.03, 0.01))
     used = workload("schedules.Scheduled", kind=kind)
