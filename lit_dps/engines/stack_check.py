@@ -29,6 +29,10 @@ HALVES = (slice(0, EXAMPLES // 2), slice(EXAMPLES // 2, None))
 TOLERANCE = 1e-4
 # Largest relative change of the weights of a network with other weights.
 MOVED = 0.1
+# Of the norm of a gradient. Rounding moves some inputs to the other side of a ReLU or a maximum,
+# which changed 0.0008 of the norm at 2 of 16 initial weights of Simple-CNN. A gradient that depends
+# on the other networks of a stack differs by about its own size.
+KINK_TOLERANCE = 0.01
 ERROR_LENGTH = 200  # characters of an error message in a reason
 
 
@@ -170,7 +174,7 @@ def _reason_against_vmap(
         stacked = two[key].grad
         if stacked is None:
             stacked = torch.zeros_like(two[key])
-        if not _close(stacked, gradient.expand_as(stacked), largest):
+        if not _close_gradients(stacked, gradient.expand_as(stacked), largest):
             return f"the gradient of {key} of {name} differs under torch.vmap"
     return None
 
@@ -283,6 +287,13 @@ def _reason_against_errors(module: ImageClassifier, batch: tuple[Tensor, Tensor]
 def _largest(tensors: list[Tensor]) -> float:
     """Return the largest absolute value of some tensors."""
     return max((float(tensor.abs().max()) for tensor in tensors if tensor.numel()), default=0.0)
+
+
+def _close_gradients(ours: Tensor, theirs: Tensor, largest: float) -> bool:
+    """Return True if gradients are equal, up to rounding, or but for a few kinks of the loss."""
+    return _close(ours, theirs, largest) or bool(
+        (ours - theirs).norm() <= KINK_TOLERANCE * theirs.norm()
+    )
 
 
 def _close(ours: Tensor, theirs: Tensor, largest: float) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from dataclasses import replace
 
@@ -13,7 +14,9 @@ from torch import nn
 from lit_dps.core.goal import Goal
 from lit_dps.core.trial import Cell, Trial
 from lit_dps.engines.eligible import ineligibility_reason
+from lit_dps.engines.stack_check import _close, _close_gradients
 from lit_dps.module import ImageClassifier
+from lit_dps.training.workload import Workload
 from tests.support.conformance import assert_conform
 from tests.support.runs import train
 from tests.support.setups import training_of
@@ -251,3 +254,30 @@ def test_a_per_example_error_of_its_own_is_asked_early_checks_alone():
     ):
         training = training_of(used, {**GOAL, "early_reject": early})
         assert ineligibility_reason(training, trial) == why
+
+
+@pytest.mark.parametrize("point", [1, 9])
+def test_rounding_at_a_maximum_is_no_reason_against_a_stack(point):
+    """With these initial weights two values of a pooling window are equal up to rounding."""
+    used = Workload(
+        {
+            "class_path": "lit_dps.module.ImageClassifier",
+            "init_args": {"network": {"class_path": "lit_dps.models.SimpleCNN"}},
+        },
+        {"class_path": "lit_dps.data.Digits"},
+        {"accelerator": "cpu"},
+    )
+    trial = Trial(Cell(16), point, {"model.learning_rate": 0.01})
+    training = training_of(used, {"error": 0.08, "check_interval": 4, "max_steps": 8})
+    assert ineligibility_reason(training, trial, stacked=True) is None
+
+
+def test_gradients_are_close_but_for_kinks():
+    gradient = torch.linspace(-1.0, 1.0, 2000).expand(2, -1)
+    with_kink = gradient.clone()
+    with_kink[0, 3] += 0.05
+    assert not _close(with_kink, gradient, 1.0)
+    assert _close_gradients(with_kink, gradient, 1.0)
+    assert not _close_gradients(gradient * 1.02, gradient, 1.0)
+    assert not _close_gradients(gradient.flip(1), gradient, 1.0)
+    assert not _close_gradients(gradient * math.nan, gradient, 1.0)
