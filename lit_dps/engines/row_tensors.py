@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -62,25 +63,27 @@ class StepNumbers(NamedTuple):
             steps: How many steps.
             weights: The weights of the rows, whose type and device the rates get.
         """
-        # Lists of numbers, because an assignment to a tensor takes as long as a kernel.
-        rates = [[[0.0] for _ in runs] for _ in range(steps)]
-        updates = [[[1.0] for _ in runs] for _ in range(steps)]
-        places = [[0 for _ in runs] for _ in range(steps)]
+        rates = np.zeros((steps, len(runs), 1))
+        updates = np.ones((steps, len(runs), 1))
+        places = np.zeros((steps, len(runs)), dtype=np.int64)
         for row, run in enumerate(runs):
             if run is None:
                 continue
-            for i in range(steps):
-                step = run.steps + first + i
-                updates[i][row] = [max(step - run.delay, 0) + 1.0]
-                if run.delay:
-                    places[i][row] = step % run.delay
+            of_row = np.arange(steps) + run.steps + first
+            updates[:, row, 0] = np.maximum(of_row - run.delay, 0) + 1
+            if run.delay:
+                places[:, row] = of_row % run.delay
+            # A row may be trained beyond its end, where its schedule may have no rate.
+            last = run.attempt.goal.max_steps - 1
+            for i, step in enumerate(of_row.tolist()):
                 # The first delayed gradient is applied after `delay` steps.
                 if step >= run.delay:
-                    # A row may be trained beyond its end, where its schedule may have no rate.
-                    rate = run.learning_rate(min(step, run.attempt.goal.max_steps - 1))
-                    rates[i][row] = [rate]
-        places_of_steps = torch.tensor(places, device=weights.device)
-        return cls(weights.new_tensor(rates), weights.new_tensor(updates), places_of_steps)
+                    rates[i, row, 0] = run.learning_rate(min(step, last))
+        return cls(
+            torch.from_numpy(rates).to(weights),
+            torch.from_numpy(updates).to(weights),
+            torch.from_numpy(places).to(weights.device),
+        )
 
 
 def exchange(delayed: Tensor, gradients: Tensor, places: Tensor) -> Tensor:
