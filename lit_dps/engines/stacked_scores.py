@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.func import vmap
 
 from lit_dps.engines.engine import Training
-from lit_dps.engines.functional import Functional
+from lit_dps.engines.functional import Call, Functional
 from lit_dps.engines.matrix_products import ConvolutionsAsProducts
 from lit_dps.engines.network_run import NetworkRun
 from lit_dps.engines.stack_check import trains_on_whole_batches
@@ -143,15 +143,44 @@ def _stacked_network(network: Network, runs: Sequence[NetworkRun]) -> Network:
     parameters = {name: nn.Parameter(tensors[name]) for name in network.parameters}
     functional = Functional(network.module)
 
-    def loss_of(batch: Any, index: int) -> Tensor:
-        def loss_of_one(tensors: Mapping[str, Tensor]) -> Tensor:
-            return functional.call("loss", tensors, batch)
-
+    def sum_over_runs(call: str | Call, batch: Any) -> Tensor:
         convolutions = nullcontext()
         if runs[0].module.device.type == "cuda":
             convolutions = ConvolutionsAsProducts()
         with convolutions:
-            losses = vmap(loss_of_one, randomness="different")({**tensors, **parameters})
-        return losses.sum()
+            values = vmap(
+                lambda tensors: functional.call(call, tensors, batch), randomness="different"
+            )({**tensors, **parameters})
+        return values.sum()
 
-    return replace(network, parameters=parameters, loss_of=loss_of)
+    return _NetworksOfRuns(
+        module=network.module,
+        parameters=parameters,
+        batch_size=network.batch_size,
+        length=network.length,
+        batches=network.batches,
+        loss_of=lambda batch, index: sum_over_runs("loss", batch),
+        one=network,
+        sum_over_runs=sum_over_runs,
+    )
+
+
+@dataclass(frozen=True)
+class _NetworksOfRuns(Network):
+    """The networks of several runs as one, whose losses are sums over the runs.
+
+    Attributes:
+        one: The network whose module computes the values of all.
+        sum_over_runs: Returns the sum of what a call of the module returns for each run.
+    """
+
+    one: Network
+    sum_over_runs: Callable[[str | Call, Any], Tensor]
+
+    def cross_entropy(self, batch: Any, temperature: float) -> Tensor:
+        """Return the sum of the cross-entropies of all runs."""
+
+        def of_one(module: nn.Module, batch: Any) -> Tensor:
+            return replace(self.one, module=module).cross_entropy(batch, temperature)
+
+        return self.sum_over_runs(of_one, batch)

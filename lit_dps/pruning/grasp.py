@@ -8,7 +8,6 @@ from itertools import zip_longest
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -52,6 +51,10 @@ class Grasp(OneShot):
         self.temperature = temperature
         self.per_class = per_class
 
+    @property
+    def stackable(self) -> bool:
+        return type(self).scores is Grasp.scores and type(self)._losses is Grasp._losses
+
     @sdpa_kernel(SDPBackend.MATH)
     def scores(self, network: Network, generator: torch.Generator) -> dict[str, Tensor]:
         sample = None
@@ -81,14 +84,14 @@ class Grasp(OneShot):
             batches = network.batches()
         for batch, size in batches:
             try:
-                logits, classes = network.logits(batch)
+                loss = network.cross_entropy(batch, self.temperature)
             except UserError as error:
                 raise ConfigError(
                     "pruning.method",
                     "grasp",
                     f"used with options {{temperature: null}}, because {error}",
                 ) from error
-            yield F.cross_entropy(logits / self.temperature, classes), size / network.batch_size
+            yield loss, size / network.batch_size
 
 
 def balanced(batches: Batches, per_class: int) -> list[tuple[Any, int]]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 from torch.nn.utils.weight_norm import WeightNorm
@@ -114,6 +115,11 @@ class Network:
         raise UserError(
             "its batches are not (inputs, classes), or its output is not (batch, classes, ...)"
         )
+
+    def cross_entropy(self, batch: Any, temperature: float) -> Tensor:
+        """Return the mean cross-entropy of `logits / temperature`; raises as `logits`."""
+        logits, classes = self.logits(batch)
+        return F.cross_entropy(logits / temperature, classes)
 
     @contextmanager
     def under(self, mask: Mask | None) -> Iterator[None]:
