@@ -9,6 +9,7 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 from torch.func import vmap
+from torch.utils._pytree import tree_map
 from torchmetrics import Metric
 
 from lit_dps.core.errors import first_line
@@ -22,15 +23,18 @@ from lit_dps.engines.module_hooks import (
     TRANSFER_HOOKS,
     NeedsLightning,
     optimizer_of,
+    uncaught,
 )
 from lit_dps.engines.stack_check import (
     ERROR_LENGTH,
     EXAMPLES,
     TOLERANCE,
     Start,
+    clone_tensor,
     holding,
     moved_tensors,
     reason_against_training,
+    same_tensors,
 )
 from lit_dps.optim import rule_of
 from lit_dps.optim.clipping import Clipping
@@ -50,6 +54,8 @@ from lit_dps.training.workload import Built
 # A stack calls these methods of each module, or of one module for all networks.
 CALLED = ("prepare_data", "setup", "training_step", "validation_step", "configure_optimizers")
 TRIED_BATCHES = 2
+# Steps that two modules are compared for, because a buffer may count steps.
+COMPARED_STEPS = 3
 # Relative tolerance of values that two modules compute on a GPU by the same operations. On a CPU
 # they are equal.
 SAME_TOLERANCE = 1e-6
@@ -110,7 +116,7 @@ def reason_against_values(
     order = torch.from_numpy(next(batches)).to(module.device)
     module.train()
     try:
-        with full_float32():
+        with full_float32(), uncaught():
             for index in order.split(data.batch_size)[:TRIED_BATCHES]:
                 batch = data.train[index]
                 reason = reason_against_training(module, training_loss, batch)
@@ -155,7 +161,10 @@ def _reason_against_validation(
         before = {key: tensor.clone() for key, tensor in tensors_of(module).items()}
         attributes = capture_attributes(module)
         draws = capture_rng_state(module)
+        examples = tree_map(clone_tensor, batch)
         single = call(module, batch)
+        if not same_tensors(examples, batch):
+            return f"validation_step of {name} changes its batch"
         if not equal_states(draws, capture_rng_state(module)):
             return f"{name} draws random numbers in validation_step"
         for key, tensor in tensors_of(module).items():
@@ -248,16 +257,18 @@ class LoggedReference:
         size = min(len(self._data.train), max(2, min(self._data.batch_size, EXAMPLES)))
         batch = self._data.train[torch.arange(size, device=self._device)]
         with preserve_rng_state(seed=0):  # so that all modules draw the same dropout
-            loss, after = functional.call_and_update(
-                training_loss, parameters, self._start.buffers, batch
-            )
-            gradients = torch.autograd.grad(loss, trained, allow_unused=True)
+            losses = []
+            after = self._start.buffers
+            for _ in range(COMPARED_STEPS):
+                loss, after = functional.call_and_update(training_loss, parameters, after, batch)
+                losses.append(loss)
+            gradients = torch.autograd.grad(torch.stack(losses).sum(), trained, allow_unused=True)
             with evaluating(module):
                 metrics = functional.call(
                     metrics_call(self._names, 0),
                     {**parameters, **self._start.buffers},
                     self._data.validation[0],
                 )
-        values = [loss.detach(), *metrics, *after.values()]
+        values = [*losses, *metrics, *after.values()]
         values += [gradient for gradient in gradients if gradient is not None]
         return torch.cat([value.detach().double().flatten() for value in values])

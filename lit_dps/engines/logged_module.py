@@ -49,6 +49,10 @@ class Unknown:
     def __init__(self, module: str):
         self._module = module
 
+    @property
+    def __class__(self) -> type:
+        return int  # for `isinstance`; a subclass of int would be an index without an error
+
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)

@@ -15,10 +15,11 @@ from __future__ import annotations
 
 import dis
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from inspect import CO_ASYNC_GENERATOR, CO_COROUTINE, CO_GENERATOR
 from types import FunctionType
-from typing import Any
+from typing import Any, ClassVar
 
 from lightning.pytorch import LightningModule
 from lightning.pytorch.trainer.states import TrainerFn
@@ -71,6 +72,7 @@ def _methods_of_lightning_alone() -> tuple[str, ...]:
         "optimizer_zero_grad",
         "lr_scheduler_step",
         "configure_gradient_clipping",
+        "clip_gradients",
         "train",
         "eval",
         "configure_model",
@@ -84,7 +86,27 @@ LIGHTNING_METHODS = _methods_of_lightning_alone()
 
 
 class NeedsLightning(RuntimeError):
-    """A module does what only Lightning's loop supports. The message is the reason."""
+    """A module does what only Lightning's loop supports. The message is the reason.
+
+    Attributes:
+        reasons: The messages of all errors of the process so far. Code of a user may catch an
+            error, which `uncaught` finds.
+    """
+
+    reasons: ClassVar[list[str]] = []
+
+    def __init__(self, reason: str):
+        super().__init__(reason)
+        self.reasons.append(reason)
+
+
+@contextmanager
+def uncaught() -> Iterator[None]:
+    """Raise NeedsLightning after a block in which code of a user caught this error."""
+    before = len(NeedsLightning.reasons)
+    yield
+    if len(NeedsLightning.reasons) > before:
+        raise NeedsLightning(NeedsLightning.reasons[-1])
 
 
 class NoTrainer:

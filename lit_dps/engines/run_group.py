@@ -16,6 +16,7 @@ from torch import Tensor
 from lit_dps.core.unit import EXAMPLES, SECONDS
 from lit_dps.engines.engine import Training
 from lit_dps.engines.memory import is_out_of_memory
+from lit_dps.engines.module_hooks import uncaught
 from lit_dps.engines.network_run import CheckOutcome, NetworkRun
 from lit_dps.module import ImageClassifier
 from lit_dps.parallel.process import Interrupted
@@ -228,7 +229,16 @@ class RunGroup:
         return max(1, min(int(intervals), MAX_INTERVALS_AHEAD))
 
     def train_intervals(self, count: int) -> Intervals:
-        """Train all runs for `count` check intervals, and check each run at the end of each."""
+        """Train all runs for `count` check intervals, and check each run at the end of each.
+
+        Raises:
+            NeedsLightning: If a module does what only Lightning's loop supports, even if code of
+                the user catches the error.
+        """
+        with uncaught():
+            return self._train_intervals(count)
+
+    def _train_intervals(self, count: int) -> Intervals:
         seconds_before = self.stopwatch.training_seconds
         interval = self._training.goal.check_interval
         self.stopwatch.switch_to("training")

@@ -217,8 +217,10 @@ class StackedNetworks:
         with torch.no_grad():
             for name, weights in self._layout.split(tensors.weights[place]).items():
                 parameters[name].copy_(weights)
-            for name, buffer in module.named_buffers():
-                buffer.copy_(tensors.buffers[name][place])
+            # Buffers, and untrained parameters, which a training step may change.
+            others = parameters | dict(module.named_buffers())
+            for name, values in tensors.buffers.items():
+                others[name].copy_(values[place])
 
     def _delayed_gradients(
         self, run: NetworkRun, delayed: Tensor, parameters: Mapping[str, Tensor]

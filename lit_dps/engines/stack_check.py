@@ -15,6 +15,7 @@ import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 from torch.func import vmap
+from torch.utils._pytree import tree_flatten, tree_map
 
 from lit_dps.core.errors import first_line
 from lit_dps.engines.functional import Call, Functional, WithoutDropout, tensors_of
@@ -79,6 +80,30 @@ class Start(NamedTuple):
         return cls(parameters, {key: buffer.clone() for key, buffer in module.named_buffers()})
 
 
+def clone_tensor(leaf: Any) -> Any:
+    """Return a copy of a tensor; other leaves of a batch are returned as they are."""
+    return leaf.clone() if isinstance(leaf, Tensor) else leaf
+
+
+def same_tensors(ours: Any, theirs: Any) -> bool:
+    """Return True if two batches have the same structure, and equal tensors."""
+    leaves, structure = tree_flatten(ours)
+    others, other_structure = tree_flatten(theirs)
+    if structure != other_structure:
+        return False
+    for leaf, other in zip(leaves, others, strict=True):
+        if isinstance(leaf, Tensor) and not _equal_with_nan(leaf, other):
+            return False
+    return True
+
+
+def _equal_with_nan(ours: Tensor, theirs: Tensor) -> bool:
+    """Return True if two tensors are equal, where NaN equals NaN."""
+    if ours.shape != theirs.shape:
+        return False
+    return bool(((ours == theirs) | ((ours != ours) & (theirs != theirs))).all())
+
+
 def _doubled(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the tensors of two equal networks, by name."""
     return {key: torch.stack([each.detach(), each.detach()]) for key, each in tensors.items()}
@@ -90,13 +115,31 @@ def _call_stacked(
     parameters: Mapping[str, Tensor],
     buffers: Mapping[str, Tensor],
     batch: Any,
+    shares_batch: bool = True,
 ) -> tuple[Any, dict[str, Tensor]]:
-    """Return the value of a call for each network, and their buffers afterwards."""
+    """Return the value of a call for each network, and their buffers afterwards.
+
+    Args:
+        functional: The module.
+        call: Computes the value.
+        parameters, buffers: Of all networks, by name.
+        batch: The batch.
+        shares_batch: Whether all networks have the batch, or each a copy of its own. Some
+            operations have another derivative then.
+    """
+    if shares_batch:
+        over_networks = vmap(
+            lambda tensors, buffers: functional.call_and_update(call, tensors, buffers, batch),
+            randomness="different",
+        )
+        return over_networks(dict(parameters), dict(buffers))
+    networks = len(next(iter(parameters.values())))
+    batches = tree_map(lambda tensor: torch.stack([tensor] * networks), batch)
     over_networks = vmap(
-        lambda tensors, buffers: functional.call_and_update(call, tensors, buffers, batch),
+        lambda tensors, buffers, batch: functional.call_and_update(call, tensors, buffers, batch),
         randomness="different",
     )
-    return over_networks(dict(parameters), dict(buffers))
+    return over_networks(dict(parameters), dict(buffers), batches)
 
 
 def reason_against_training(module: LightningModule, call: str | Call, batch: Any) -> str | None:
@@ -112,8 +155,13 @@ def reason_against_training(module: LightningModule, call: str | Call, batch: An
     start = Start.of(module)
     attributes = capture_attributes(module)
     before = capture_rng_state(module)
+    examples = tree_map(clone_tensor, batch)
     with torch.no_grad():
-        functional.call_and_update(call, start.parameters, start.buffers, batch)
+        # A step may change an untrained parameter.
+        parameters = tree_map(clone_tensor, start.parameters)
+        functional.call_and_update(call, parameters, start.buffers, batch)
+    if not same_tensors(examples, batch):
+        return f"a training step of {name} changes its batch"
     draws = capture_rng_state(module)
     for kind, source in (("numpy", "NumPy"), ("python", "Python"), ("kept", "its own generator")):
         if not equal_states(before[kind], draws[kind]):
@@ -151,11 +199,40 @@ def _reason_against_vmap(
     """
     module = functional.module
     name = type(module).__name__
+    for key, parameter in module.named_parameters():
+        if parameter.requires_grad and parameter.grad is None:
+            # An optimizer skips it, and a stack would apply weight decay and momentum.
+            return f"{key} of {name} has no gradient in a training step"
+    for shares_batch in (True, False):
+        reason = _reason_against_two(functional, call, start, batch, loss, shares_batch)
+        if reason is not None:
+            return reason
+    return None
+
+
+def _reason_against_two(
+    functional: Functional,
+    call: str | Call,
+    start: Start,
+    batch: Any,
+    loss: Tensor,
+    shares_batch: bool,
+) -> str | None:
+    """Return which value differs between two equal networks of a stack and one alone.
+
+    Args:
+        functional, call, start, batch, loss: As in `_reason_against_vmap`.
+        shares_batch: As in `_call_stacked`.
+    """
+    module = functional.module
+    name = type(module).__name__
     trained = {key for key, parameter in module.named_parameters() if parameter.requires_grad}
     two = _doubled(start.parameters)
     for key in trained:
         two[key].requires_grad_()
-    losses, after = _call_stacked(functional, call, two, _doubled(start.buffers), batch)
+    losses, after = _call_stacked(
+        functional, call, two, _doubled(start.buffers), batch, shares_batch
+    )
     if not torch.allclose(losses, loss.detach().expand(2), rtol=TOLERANCE):
         return f"the loss of {name} differs under torch.vmap"
     losses.sum().backward()
@@ -164,11 +241,10 @@ def _reason_against_vmap(
             return f"a training step of {name} changes the shape of its buffer {key}"
         if not _close(after[key], buffer.expand_as(after[key]), _largest([buffer])):
             return f"the buffer {key} of {name} differs under torch.vmap"
-    alone = dict(module.named_parameters())
-    gradients = {}
-    for key in trained:
-        gradient = alone[key].grad
-        gradients[key] = torch.zeros_like(alone[key]) if gradient is None else gradient
+    gradients: dict[str, Tensor] = {}
+    for key, parameter in module.named_parameters():
+        if key in trained and parameter.grad is not None:
+            gradients[key] = parameter.grad
     largest = _largest(list(gradients.values()))
     for key, gradient in gradients.items():
         stacked = two[key].grad

@@ -139,7 +139,12 @@ def test_weights_and_running_statistics_are_those_of_lightning_s_loop(
 
 
 @pytest.mark.parametrize(
-    ("model", "arguments"), [("parts.BatchNorm", {}), ("schedules.Scheduled", {"kind": "halving"})]
+    ("model", "arguments"),
+    [
+        ("parts.BatchNorm", {}),
+        ("schedules.Scheduled", {"kind": "halving"}),
+        ("tricky.Prototypes", {}),
+    ],
 )
 def test_an_interrupted_stack_of_strangers_resumes_from_its_checkpoints(model, arguments, tmp_path):
     used = workload(model, **arguments)
@@ -163,6 +168,17 @@ def test_an_interrupted_stack_of_strangers_resumes_from_its_checkpoints(model, a
     for ours, expected in zip(resumed, unbroken, strict=True):
         assert ours.curve["step"] == [4, 8, 12, 16, 20, 24]
         assert ours.curve["val_loss"] == pytest.approx(expected.curve["val_loss"], rel=1e-4)
+
+
+def test_modules_that_differ_from_the_second_step_on_train_in_two_stacks():
+    asked = []
+    for point, epsilon in enumerate((0.01, 0.5)):
+        params = {"model.lr": 0.01, "model.epsilon": epsilon}
+        asked.append(Trial(Cell(16, 0.0), point, params))
+    used = workload("tricky.WarmsUpSmoothing", epsilon=0.1)
+    ours, reference = both(used, asked)
+    assert assert_conform(ours, reference, Goal.from_dict(GOAL), VALIDATION) == []
+    assert "its module or data differ" in max(result.engine_reason for result in ours)
 
 
 def test_the_last_attempt_alone_trains_in_a_stack_of_one():
@@ -227,6 +243,12 @@ def test_intervals_ahead_change_nothing():
         ("passes.NumpyNoise", "data.Clouds", None, "random numbers of NumPy"),
         ("passes.Memory", "data.Clouds", None, "changes the shape of its buffer bank"),
         ("strangers.KeepsList", "strangers.DigitLoaders", None, "outside of its parameters"),
+        ("tricky.Padded", "data.Clouds", None, "the gradient of body.0.weight"),
+        ("tricky.Calibrated", "data.Clouds", None, "scale of Calibrated has no gradient"),
+        ("tricky.Cautious", "data.Clouds", None, "reads trainer.current_epoch"),
+        ("tricky.TypedNumber", "data.Clouds", None, "uses batch_idx"),
+        ("tricky.Normalizing", "data.Clouds", None, "validation_step of Normalizing changes"),
+        ("tricky.Clips", "data.Clouds", None, "overrides clip_gradients"),
         ("metrics.ByMetric", "data.Clouds", None, "logs val_error as MeanMetric"),
         ("metrics.Accuracy", "data.Clouds", None, "does not log val_error"),
         ("metrics.AtTheEnd", "data.Clouds", None, "overrides on_validation_epoch_end"),

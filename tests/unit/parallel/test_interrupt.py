@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -237,7 +238,7 @@ def test_a_worker_whose_start_is_interrupted_twice_is_ended(monkeypatch):
         def kill(self):
             started.append("killed")
 
-    def start(target, name, args):
+    def start(target, name, args, environment):
         send(signal.SIGTERM)
         send(signal.SIGTERM)
         started.append(name)
@@ -245,6 +246,7 @@ def test_a_worker_whose_start_is_interrupted_twice_is_ended(monkeypatch):
 
     monkeypatch.setattr(workers.processes, "start", start)
     stop = StopRequest()
+    setup = SimpleNamespace(ranks=1, workload=SimpleNamespace(trainer={"accelerator": "cpu"}))
     with interruptible(stop), raises_about(Interrupted, "SIGTERM"):
-        next(workers.work_in_processes(None, 2, stop))
+        next(workers.work_in_processes(setup, 2, stop))
     assert started == ["worker 0", "joined", "killed"]
