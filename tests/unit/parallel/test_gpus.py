@@ -122,7 +122,9 @@ def send_visible(sent) -> None:
     sent.send((os.environ.get(VARIABLE), torch.cuda.is_initialized()))
 
 
-@pytest.mark.parametrize("method", [processes.METHOD, "spawn"])
+@pytest.mark.parametrize(
+    "method", [processes.METHOD, pytest.param("spawn", marks=pytest.mark.long)]
+)
 def test_a_worker_sees_its_gpu_before_cuda_is_initialized(machine, monkeypatch, method):
     machine(2, "GPU-a,GPU-b")
     monkeypatch.setattr(processes, "METHOD", method)
