@@ -190,7 +190,6 @@ class RunGroup:
         self._validation_split: tuple[Any, Tensor] = first.data.on_device("val", self._device)
         self._logs_metrics = not isinstance(first.module, ImageClassifier)
         self._stops_checks_early = training.goal.stops_checks_early and not self._logs_metrics
-        self._measured: list[Mapping[str, float]] = []
         self.stopwatch = Stopwatch()
         self._intervals_done = 0
         rows = len(networks.runs)
@@ -205,7 +204,7 @@ class RunGroup:
 
         Nothing in training depends on a check but its end, so several intervals can be checked at
         once. A GPU then waits less often for the host. A row that ends has trained some intervals
-        in vain, on average less than `WASTED_SHARE` of all. On a CPU nothing is gained.
+        in vain, on average less than `WASTED_SHARE` of all. Only a GPU by CUDA gains from it.
 
         Args:
             requested: How many if nothing acts between two intervals; None to choose.
@@ -218,7 +217,7 @@ class RunGroup:
             done += run.steps // self._training.goal.check_interval
         if requested is not None:
             return requested
-        if self._device.type == "cpu":
+        if self._device.type != "cuda":
             return 1
         intervals = 2 * WASTED_SHARE * done / len(self.networks.live)
         if self._intervals_done:
@@ -255,8 +254,11 @@ class RunGroup:
         live = list(self.networks.live)
         numbers = [[self.networks.number(i, row) for row in live] for i in range(count)]
         finite = self.networks.finite()
-        checks = self._check(numbers)
-        metrics = self._further_metrics(numbers)
+        if self._logs_metrics:
+            checks, metrics = self._measure(numbers)
+        else:
+            checks = self._check(numbers)
+            metrics = self._further_metrics(numbers)
         for _ in range(count):
             self.stopwatch.add_check(interval)
         self._intervals_done += count
@@ -363,7 +365,7 @@ class RunGroup:
         filled = [batches.get(row, first) for row in range(len(self.networks.runs))]
         return torch.stack(filled, dim=1).to(self._device)
 
-    def _check(self, numbers: list[list[int]]) -> Sequence[Sequence[Check | MeasuredCheck]]:
+    def _check(self, numbers: list[list[int]]) -> list[list[Check]]:
         """Return the checks of kept rows. Early checks stop when the goal is surely missed.
 
         Args:
@@ -372,8 +374,6 @@ class RunGroup:
         networks = self.networks
         x, y = self._validation_split
         which = self._flat(numbers)
-        if self._logs_metrics:
-            return self._by_interval(self._measure(which))
         if self._stops_checks_early:
             allowed = []
             for row in networks.live:
@@ -393,8 +393,6 @@ class RunGroup:
     def _further_metrics(self, numbers: list[list[int]]) -> list[list[Mapping[str, float]]]:
         """Return `val_loss` of kept rows if the study keeps it, rounded to float32."""
         which = self._flat(numbers)
-        if self._logs_metrics:
-            return self._by_interval(self._measured)
         if not self._training.metrics:
             return self._by_interval([{}] * len(which))
         x, y = self._validation_split
@@ -405,21 +403,26 @@ class RunGroup:
         means = (total.float() / len(y)).double()
         return self._by_interval([{"val_loss": loss} for loss in means.tolist()])
 
-    def _measure(self, which: Tensor) -> list[MeasuredCheck]:
-        """Return the checks of kept rows by the metric that their module logs.
+    def _measure(
+        self, numbers: list[list[int]]
+    ) -> tuple[list[list[MeasuredCheck]], list[list[Mapping[str, float]]]]:
+        """Return the checks of kept rows by the metric that their module logs; and `study.metrics`.
 
-        The values of further metrics are kept for `_further_metrics`.
+        Args:
+            numbers: As in `_check`.
         """
+        which = self._flat(numbers)
         goal = GoalErrorCallback.of(self._training.goal)
         names = list(dict.fromkeys([goal.monitor, *self._training.metrics]))
         means = self.networks.logged_metrics(which, self._validation_split[0], names)
         columns = {name: values.tolist() for name, values in means.items()}
-        self._measured = []
-        for row in range(len(which)):
-            self._measured.append({name: columns[name][row] for name in self._training.metrics})
-        for value in columns[goal.monitor]:
+        checks: list[MeasuredCheck] = []
+        metrics: list[Mapping[str, float]] = []
+        for row, value in enumerate(columns[goal.monitor]):
             goal.check_scale(value)
-        return [MeasuredCheck(value) for value in columns[goal.monitor]]
+            checks.append(MeasuredCheck(value))
+            metrics.append({name: columns[name][row] for name in self._training.metrics})
+        return self._by_interval(checks), self._by_interval(metrics)
 
     def _flat(self, numbers: list[list[int]]) -> Tensor:
         """Return all numbers of kept rows, interval by interval, on the device."""
