@@ -155,9 +155,9 @@ class GraphedSteps:
         """
         losses = None
         for start in range(0, len(index), MAX_GRAPH_STEPS):
-            steps = slice(start, start + MAX_GRAPH_STEPS)
-            of_part: StepNumbers = tree_map(lambda each, steps=steps: each[steps], numbers)
-            losses = self._train_part(tensors, index[steps], of_part)
+            end = start + MAX_GRAPH_STEPS
+            of_part = numbers.between(start, end)
+            losses = self._train_part(tensors, index[start:end], of_part)
         assert losses is not None
         return losses
 

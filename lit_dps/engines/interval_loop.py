@@ -17,11 +17,12 @@ import torch
 
 from lit_dps.core.attempt import Attempt
 from lit_dps.core.trial import LIGHTNING, SINGLE, STACKED, Status, Trial, TrialResult
+from lit_dps.engines.check_outcome import CheckOutcome
 from lit_dps.engines.eligible import NO_CLASSIFIER, ineligibility_reason
 from lit_dps.engines.engine import Training
 from lit_dps.engines.memory import StackLimit, free_unused_memory, is_out_of_memory
 from lit_dps.engines.module_hooks import NeedsLightning, end_module
-from lit_dps.engines.network_run import CheckOutcome, NetworkRun, build_trial
+from lit_dps.engines.network_run import NetworkRun, build_trial
 from lit_dps.engines.run_group import RunGroup
 from lit_dps.engines.single_network import SingleNetwork
 from lit_dps.engines.stack import StackedNetworks

@@ -9,7 +9,7 @@ numbers too, such as dropout, later epochs have another order of the same distri
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import islice, repeat
+from itertools import chain, cycle, islice, repeat
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -127,7 +127,7 @@ class LoaderData(LightningDataModule):
             ]
             self._refuse_random(before, data)
         self._compare(self._loader, device)
-        self._refuse_short_batches()
+        self._refuse_other_sizes()
         self.validation_size = sum(map(_size_of, self.validation))
 
     def _refuse(self, reason: str) -> None:
@@ -215,19 +215,12 @@ class LoaderData(LightningDataModule):
             if not batch.equals(Examples(self.train[index.to(device)])):
                 self._refuse("makes other batches of the same examples, or examples that change")
 
-    def _refuse_short_batches(self) -> None:
-        """Refuse batches of other sizes than the cell's."""
+    def _refuse_other_sizes(self) -> None:
+        """Refuse batches of other sizes than the cell's; the last one of an epoch may be short."""
         loader = self._loader
         if loader.batch_size != self.batch_size:
             self._refuse(f"makes batches of {loader.batch_size}, not {self.batch_size} examples")
-        drawn = len(loader.sampler)  # pyright: ignore[reportArgumentType]
-        short = drawn % self.batch_size
-        if short and not loader.drop_last:
-            self._refuse(
-                f"ends an epoch with a batch of {short}, and the networks of a stack share the "
-                "size of a batch: pass drop_last=True to its train DataLoader"
-            )
-        if drawn < self.batch_size:
+        if self._examples_of_epoch < self.batch_size:
             self._refuse("has fewer examples than a batch")
 
     def equals(self, other: LoaderData) -> bool:
@@ -249,13 +242,33 @@ class LoaderData(LightningDataModule):
         self.validation = other.validation
 
     @property
+    def _examples_of_epoch(self) -> int:
+        """Examples of an epoch, without those that the dataloader drops."""
+        drawn = len(self._loader.sampler)  # pyright: ignore[reportArgumentType]
+        if self._loader.drop_last:
+            return drawn - drawn % self.batch_size
+        return drawn
+
+    @property
+    def _last_batch_size(self) -> int:
+        """Examples of the last batch of an epoch."""
+        return self._examples_of_epoch % self.batch_size or self.batch_size
+
+    @property
     def steps_of_epoch(self) -> int:
         """The number of batches of an epoch."""
-        return len(self._loader.sampler) // self.batch_size  # pyright: ignore[reportArgumentType]
+        return -(-self._examples_of_epoch // self.batch_size)
+
+    def short_steps(self, steps: int) -> int:
+        """Return how many of the first steps have fewer examples than the batch size."""
+        if self._last_batch_size == self.batch_size:
+            return 0
+        return steps // self.steps_of_epoch
 
     def epochs(self) -> Iterator[np.ndarray]:
         """Yield the examples of each epoch in the order of the dataloader, without an end."""
         steps_of_epoch = self.steps_of_epoch
+        is_exhausted = self._exhausts_sampler
         steps = 0
         checks = 0
         state = self._generator_state
@@ -271,11 +284,22 @@ class LoaderData(LightningDataModule):
                     _draw_seeds(steps // self._check_interval - checks)
                 checks = steps // self._check_interval
                 _draw_seeds(1, generator)
-                # A sampler at its end draws once more, which Lightning's loop does not reach.
-                order = np.fromiter(islice(sampler, len(sampler)), dtype=np.int64)
+                indices = iter(sampler)
+                order = np.fromiter(islice(indices, len(sampler)), dtype=np.int64)
+                if is_exhausted:
+                    next(indices, None)
                 state = torch.get_rng_state()
             steps += steps_of_epoch
-            yield order[: steps_of_epoch * self.batch_size]
+            yield order[: self._examples_of_epoch]
+
+    @property
+    def _exhausts_sampler(self) -> bool:
+        """Whether an epoch asks the sampler for an example beyond its last one.
+
+        A random sampler then draws once more. If it keeps its generator, the next epoch has another
+        order. An epoch asks for it if its last batch is short, and if workers load ahead.
+        """
+        return self._last_batch_size < self.batch_size or self._loader.num_workers > 0
 
     def _private_sampler(self) -> Any:
         """Return a copy of the sampler, with a generator of its own if it keeps one."""
@@ -295,7 +319,8 @@ class LoaderData(LightningDataModule):
 
     def batch_sizes(self) -> Iterator[int]:
         """Return the number of examples of each step, without an end."""
-        return repeat(self.batch_size)
+        full_batches = repeat(self.batch_size, self.steps_of_epoch - 1)
+        return cycle(chain(full_batches, [self._last_batch_size]))
 
     @property
     def eval_batch_size(self) -> int:

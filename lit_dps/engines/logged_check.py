@@ -117,7 +117,11 @@ def reason_against_values(
     module.train()
     try:
         with full_float32(), uncaught():
-            for index in order.split(data.batch_size)[:TRIED_BATCHES]:
+            parts = order.split(data.batch_size)
+            tried = list(parts[:TRIED_BATCHES])
+            if len(parts[-1]) < data.batch_size:
+                tried.append(parts[-1])
+            for index in tried:
                 batch = data.train[index]
                 reason = reason_against_training(module, training_loss, batch)
                 reason = reason or _reason_against_metric_objects(module)

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule
@@ -17,11 +17,12 @@ from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from lit_dps.core.attempt import Attempt
-from lit_dps.core.trial import STACKED, Trial
+from lit_dps.core.trial import SHORT_STEPS, STACKED, Trial
 from lit_dps.core.unit import EXAMPLES
 from lit_dps.data import ImageData
 from lit_dps.data.image_pass import ImagePass, validation_batches
 from lit_dps.data.loaders import interval_batches
+from lit_dps.engines.check_outcome import CheckOutcome
 from lit_dps.engines.engine import Training
 from lit_dps.engines.loader_data import LoaderData
 from lit_dps.engines.logged_module import training_loss
@@ -67,28 +68,6 @@ def build_trial(training: Training, trial: Trial | None) -> tuple[Built, torch.d
     built.data.setup("fit")
     prepare_module(built.module)
     return built, trainer.strategy.root_device
-
-
-class CheckOutcome(NamedTuple):
-    """The result of the check of one run at the end of an interval.
-
-    Attributes:
-        row: The row of the run in its stack; 0 for a single network.
-        error: The validation error, or a lower bound of it.
-        exact: Whether the error is no bound.
-        loss: Training loss of the last batch, before its update.
-        finite: Whether all weights are finite.
-        metrics: Values of the further metrics, and the examples and seconds of the interval.
-        number: Number of the kept row that was checked (`NetworkBatch.number`).
-    """
-
-    row: int
-    error: float
-    exact: bool
-    loss: float
-    finite: bool
-    metrics: Mapping[str, float]
-    number: int
 
 
 @dataclass
@@ -409,9 +388,13 @@ class NetworkRun:
         self._collect_flags()
 
     def _collect_flags(self) -> None:
-        """Store the flags of the readings so far in the attempt."""
+        """Store the flags of the readings and of the steps so far in the attempt."""
         if self.readings is not None:
             self.attempt.flags = {**self.attempt.flags, **self.readings.flags}
+        if isinstance(self.data, LoaderData):
+            short_steps = self.data.short_steps(self.steps)
+            if short_steps:
+                self.attempt.flags = {**self.attempt.flags, SHORT_STEPS: short_steps}
 
     def learning_rate(self, step: int) -> float:
         """Return the learning rate of step number `step`, from 0.

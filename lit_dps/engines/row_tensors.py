@@ -51,6 +51,11 @@ class StepNumbers(NamedTuple):
         """Return the numbers of one step, without the dimension of steps."""
         return StepNumbers(self.rates[step], self.updates[step], self.places[step])
 
+    def between(self, first: int, end: int) -> StepNumbers:
+        """Return the numbers of some of the steps."""
+        steps = slice(first, end)
+        return StepNumbers(self.rates[steps], self.updates[steps], self.places[steps])
+
     @classmethod
     def of(
         cls, runs: Sequence[NetworkRun | None], first: int, steps: int, weights: Tensor

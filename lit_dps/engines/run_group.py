@@ -8,16 +8,18 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 from lit_dps.core.unit import EXAMPLES, SECONDS
+from lit_dps.engines.check_outcome import CheckOutcome, Intervals, MeasuredCheck
 from lit_dps.engines.engine import Training
 from lit_dps.engines.memory import is_out_of_memory
 from lit_dps.engines.module_hooks import uncaught
-from lit_dps.engines.network_run import CheckOutcome, NetworkRun
+from lit_dps.engines.network_run import NetworkRun
+from lit_dps.engines.step_batches import count_examples, join_rows
 from lit_dps.module import ImageClassifier
 from lit_dps.parallel.process import Interrupted
 from lit_dps.training import GoalErrorCallback
@@ -34,17 +36,6 @@ WASTED_SHARE = 0.06
 MAX_SECONDS_AHEAD = 2.0
 # Share of the device's free memory for the rows that are kept for their checks.
 MEMORY_SHARE_AHEAD = 0.2
-
-
-class MeasuredCheck(NamedTuple):
-    """A check by a metric that a module logs; used as a `Check`."""
-
-    value: float
-    exact: bool = True
-
-    def error(self, size: int) -> float:
-        """Return the metric."""
-        return self.value
 
 
 class NetworkBatch(Protocol):
@@ -64,15 +55,14 @@ class NetworkBatch(Protocol):
         """Return the run of a live row."""
         ...
 
-    def train(
-        self, x: Tensor, y: Tensor, index: Tensor | tuple[Tensor, ...], steps_since_check: int = 0
-    ) -> Tensor:
+    def train(self, x: Tensor, y: Tensor, index: Any, steps_since_check: int = 0) -> Tensor:
         """Take optimizer steps; return the loss of each row at the last step, before its update.
 
         Args:
             x, y: Images and classes of the training split.
             index: Examples of each step: (steps, batch), or (steps, rows, batch) if rows differ.
-                For a single network also a tensor for each step.
+                If steps differ in batch size, a batch for each step (`step_batches`), on any
+                device.
             steps_since_check: Steps since the last check.
         """
         ...
@@ -140,29 +130,6 @@ class NetworkBatch(Protocol):
             rows, x, y, index: As in `per_example_error`.
         """
         ...
-
-
-class Intervals(NamedTuple):
-    """Intervals that were trained one after another, and then checked.
-
-    The checks of an interval are a list, with a value for each row that was live.
-
-    Attributes:
-        live: The rows that were live.
-        losses: Training loss of the last step of each interval.
-        finite: Whether all weights were finite.
-        checks: The checks of each interval. A check that stopped early knows only whether the
-            network has more mistakes than the first of these checks allows.
-        metrics: Values of the further metrics.
-        spent: Examples and seconds of an interval.
-    """
-
-    live: list[int]
-    losses: list[list[float]]
-    finite: list[list[bool]]
-    checks: Sequence[Sequence[Check | MeasuredCheck]]
-    metrics: list[list[Mapping[str, float]]]
-    spent: Mapping[str, float]
 
 
 class RunGroup:
@@ -241,13 +208,13 @@ class RunGroup:
         seconds_before = self.stopwatch.training_seconds
         interval = self._training.goal.check_interval
         self.stopwatch.switch_to("training")
-        examples = 0
+        examples = []
         losses = []
         for i in range(count):
-            index = self._next_batches()
+            index, examples_of_rows = self._next_batches()
+            examples.append(examples_of_rows)
             losses.append(self._train_steps(index, i * interval))
             self.networks.keep(i, count)
-            examples = sum(of_step.shape[-1] for of_step in index)
         all_losses = torch.stack(losses).tolist()
         # The losses were copied from the device, so it has finished the steps.
         self.stopwatch.switch_to("checking")
@@ -262,14 +229,17 @@ class RunGroup:
         for _ in range(count):
             self.stopwatch.add_check(interval)
         self._intervals_done += count
-        seconds = self.stopwatch.training_seconds - seconds_before
+        seconds = (self.stopwatch.training_seconds - seconds_before) / count
+        spent = []
+        for of_rows in examples:
+            spent.append([{EXAMPLES.column: of_rows[row], SECONDS.column: seconds} for row in live])
         return Intervals(
             live,
             [[of_rows[row] for row in live] for of_rows in all_losses],
             [[finite[number] for number in of_interval] for of_interval in numbers],
             checks,
             metrics,
-            {EXAMPLES.column: examples, SECONDS.column: seconds / count},
+            spent,
         )
 
     def outcomes(self, intervals: Intervals, i: int) -> list[CheckOutcome]:
@@ -293,13 +263,13 @@ class RunGroup:
                 exact=check.exact,
                 loss=intervals.losses[i][place],
                 finite=intervals.finite[i][place],
-                metrics={**intervals.metrics[i][place], **intervals.spent},
+                metrics={**intervals.metrics[i][place], **intervals.spent[i][place]},
                 number=self.networks.number(i, row),
             )
             outcomes.append(outcome)
         return sorted(outcomes, key=lambda outcome: outcome.error)
 
-    def _train_steps(self, index: Tensor | tuple[Tensor, ...], before: int) -> Tensor:
+    def _train_steps(self, index: Any, before: int) -> Tensor:
         """Train the steps of an interval, and take the readings that follow each of them.
 
         Args:
@@ -346,24 +316,20 @@ class RunGroup:
             self.networks.write_back_weights(row)
             run.read_end()
 
-    def _next_batches(self) -> Tensor | tuple[Tensor, ...]:
-        """Return the batches of the next interval.
+    def _next_batches(self) -> tuple[Any, dict[int, int]]:
+        """Return the batches of the next interval, and how many examples each live row has.
 
-        Their shape is (steps, batch) if all runs have the same batches, else (steps, rows, batch).
-        If the batches of a single network differ in size, there is a tensor for each.
+        The batches are as in `NetworkBatch.train`.
         """
-        batches: dict[int, Tensor] = {}
+        batches = {}
+        examples = {}
         for row in self.networks.live:
-            of_row = next(self.networks.run_at(row).batches)
-            if not isinstance(of_row, Tensor):
-                return tuple(index.to(self._device) for index in of_row)
-            batches[row] = of_row
-        first = batches[self.networks.live[0]]
-        if all(torch.equal(of_row, first) for of_row in batches.values()):
-            return first.to(self._device)
-        # The networks of empty rows are trained too, and their results are ignored.
-        filled = [batches.get(row, first) for row in range(len(self.networks.runs))]
-        return torch.stack(filled, dim=1).to(self._device)
+            batches[row] = next(self.networks.run_at(row).batches)
+            examples[row] = count_examples(batches[row])
+        joined = join_rows(batches, len(self.networks.runs))
+        if isinstance(joined, Tensor):
+            joined = joined.to(self._device)
+        return joined, examples
 
     def _check(self, numbers: list[list[int]]) -> list[list[Check]]:
         """Return the checks of kept rows. Early checks stop when the goal is surely missed.

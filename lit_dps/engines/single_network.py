@@ -59,6 +59,8 @@ class SingleNetwork:
     ) -> Tensor:
         """Take one optimizer step for each row of `index`; see `StackedNetworks.train`."""
         schedule = self.run.schedule
+        if not isinstance(index, Tensor):
+            index = tuple(of_step.to(y.device) for of_step in index)
         loss = None
         first_step = self.run.steps + steps_since_check + 1
         for step, batch in enumerate(Steps(x, y, index), first_step):

@@ -21,6 +21,7 @@ from lit_dps.engines.memory import WHOLE_BATCHES, halve_until_fits
 from lit_dps.engines.network_run import NetworkRun
 from lit_dps.engines.row_tensors import Rows, StepNumbers, exchange
 from lit_dps.engines.stack_check import trains_on_whole_batches
+from lit_dps.engines.step_batches import MixedBatch, StackBatches, parts_of
 from lit_dps.optim import OURS, FlatLayout, Rule, StackedUpdate, rule_of
 from lit_dps.optim.delay import DELAY_STATE_KEY
 
@@ -241,32 +242,55 @@ class StackedNetworks:
         return steps
 
     def train(
-        self, x: Tensor, y: Tensor, index: Tensor | tuple[Tensor, ...], steps_since_check: int = 0
+        self, x: Tensor, y: Tensor, index: StackBatches, steps_since_check: int = 0
     ) -> Tensor:
         """Take optimizer steps on images and classes of the training split.
 
         Args:
             x, y: Images and classes of the training split.
             index: Examples of each step: (steps, batch), the same for all rows, or (steps, rows,
-                batch).
+                batch). A batch for each step if these differ in size.
             steps_since_check: Steps since the last check.
 
         Returns:
             The loss of each network at the last step, before its update: shape (rows,).
         """
-        assert isinstance(index, Tensor), "the batches of a stack have one size"
         numbers = StepNumbers.of(self.runs, steps_since_check, len(index), self.weights)
         acts_between_steps = False
         for row in self.live:
             run = self.run_at(row)
             if run.readings is not None or run.changes is not None:
                 acts_between_steps = True
-        if not acts_between_steps:
-            return self._graphed_steps(x, y).train(self.tensors, index, numbers)
         losses = None
-        for step, batch in enumerate(index):
-            losses = self._step(x, y, batch, numbers.at(step), steps_since_check + step)
+        if acts_between_steps:
+            for step, batch in enumerate(index):
+                batch = batch.to(y.device)
+                losses = self._step(x, y, batch, numbers.at(step), steps_since_check + step)
+        elif isinstance(index, Tensor):
+            losses = self._graphed_steps(x, y).train(self.tensors, index, numbers)
+        else:
+            losses = self._train_parts(x, y, index, numbers)
         assert losses is not None
+        return losses
+
+    def _train_parts(
+        self,
+        x: Tensor,
+        y: Tensor,
+        index: tuple[Tensor | MixedBatch, ...],
+        numbers: StepNumbers,
+    ) -> Tensor | None:
+        """Take optimizer steps whose batches differ in size; see `train`."""
+        losses = None
+        done = 0
+        for part in parts_of(index, y.device):
+            if isinstance(part, MixedBatch):
+                losses = self._step(x, y, part, numbers.at(done))
+                done += 1
+            else:
+                of_part = numbers.between(done, done + len(part))
+                losses = self._graphed_steps(x, y).train(self.tensors, part, of_part)
+                done += len(part)
         return losses
 
     def _graphed_steps(self, x: Tensor, y: Tensor) -> GraphedSteps:
@@ -277,13 +301,18 @@ class StackedNetworks:
         return self._graphed
 
     def _step(
-        self, x: Tensor, y: Tensor, batch: Tensor, numbers: StepNumbers, step: int = 0
+        self,
+        x: Tensor,
+        y: Tensor,
+        batch: Tensor | MixedBatch,
+        numbers: StepNumbers,
+        step: int = 0,
     ) -> Tensor:
         """Take an optimizer step of all rows; return their losses before it, shape (rows,).
 
         Args:
             x, y: Images and classes of the training split.
-            batch: Examples of the step: (batch,) or (rows, batch).
+            batch: Examples of the step: (batch,) or (rows, batch), or a `MixedBatch`.
             numbers: The numbers of the step.
             step: Steps since the last check, if a run is read or changes its mask between steps.
         """
@@ -364,19 +393,43 @@ class StackedNetworks:
                 keep[name] = torch.ones_like(parameters[name].detach())
         return self._layout.flatten(keep)
 
-    def gradients(self, x: Tensor, y: Tensor, batch: Tensor) -> tuple[Tensor, Tensor]:
+    def gradients(self, x: Tensor, y: Tensor, batch: Tensor | MixedBatch) -> tuple[Tensor, Tensor]:
         """Return loss and gradient of each network, shapes (rows,) and (rows, parameters).
 
         Args:
             x, y: Images and classes of the training split.
-            batch: Examples of the step: (batch,) or (rows, batch).
+            batch: Examples of the step: (batch,) or (rows, batch), or a `MixedBatch`, in which
+                empty rows have no examples. Their loss and gradient are 0.
 
         Raises:
             torch.OutOfMemoryError: If not even one example at a time fits in memory.
         """
+        if isinstance(batch, Tensor):
+            return self._gradients_of_batch(x, y, batch)
+        losses = None
+        gradients = torch.zeros_like(self.weights)
+        for rows, examples in batch.parts:
+            of_part, gradients[rows] = self._gradients_of_batch(x, y, examples, rows)
+            if losses is None:
+                losses = of_part.new_zeros(len(self.runs))
+            losses[rows] = of_part
+        assert losses is not None
+        return losses, gradients
+
+    def _gradients_of_batch(
+        self, x: Tensor, y: Tensor, batch: Tensor, rows: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Return loss and gradient of some rows; see `gradients`.
+
+        Args:
+            x, y: Images and classes of the training split.
+            batch: Their examples: (batch,) or (rows, batch).
+            rows: The rows; None for all.
+        """
 
         def compute() -> tuple[Tensor, Tensor]:
-            weights = self.weights.detach().requires_grad_()
+            of_rows = self.weights if rows is None else self.weights[rows]
+            weights = of_rows.detach().requires_grad_()
             total = torch.zeros(())
             for i, part in enumerate(batch.split(self.microbatch, dim=-1)):
                 share = part.shape[-1] / batch.shape[-1]
@@ -384,7 +437,7 @@ class StackedNetworks:
                 if part.shape[-1] <= self.matmul_limit:
                     convolutions = ConvolutionsAsProducts()
                 with convolutions:
-                    losses = self._losses_of_rows(weights, x[part], y[part]) * share
+                    losses = self._losses_of_rows(weights, x[part], y[part], rows) * share
                 losses.sum().backward()
                 total = losses.detach() if i == 0 else total + losses.detach()
             assert weights.grad is not None
@@ -392,8 +445,16 @@ class StackedNetworks:
 
         return halve_until_fits(compute, self, "microbatch", batch.shape[-1])
 
-    def _losses_of_rows(self, weights: Tensor, x: Tensor, y: Tensor) -> Tensor:
-        """Return the loss of each network, and update its buffers, such as running statistics."""
+    def _losses_of_rows(
+        self, weights: Tensor, x: Tensor, y: Tensor, rows: Tensor | None = None
+    ) -> Tensor:
+        """Return the loss of each network, and update its buffers, such as running statistics.
+
+        Args:
+            weights: The weights of some rows.
+            x, y: The examples of their batch.
+            rows: The rows; None for all.
+        """
         batch_dim = None if y.ndim == 1 else 0
         call = vmap(
             lambda tensors, buffers, x, y: self._functional.call_and_update(
@@ -405,13 +466,17 @@ class StackedNetworks:
         parameters = self._layout.split(weights)
         buffers = {}
         for name, tensor in self.tensors.buffers.items():
+            of_rows = tensor if rows is None else tensor[rows]
             if name in self._buffer_names:
-                buffers[name] = tensor
+                buffers[name] = of_rows
             else:
-                parameters[name] = tensor  # an untrained one
+                parameters[name] = of_rows  # an untrained one
         losses, after = call(parameters, buffers, x, y)
         for name, buffer in after.items():
-            buffers[name].copy_(buffer.detach())
+            if rows is None:
+                buffers[name].copy_(buffer.detach())
+            else:
+                self.tensors.buffers[name][rows] = buffer.detach()
         return losses
 
     def per_example_error(self, rows: Tensor, x: Tensor, y: Tensor, index: Tensor) -> Tensor:

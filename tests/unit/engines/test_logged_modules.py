@@ -270,13 +270,6 @@ def test_what_is_not_stacked_has_a_reason(model, data, trainer, reason):
     assert found is not None and reason in found
 
 
-def test_short_batches_are_not_stacked():
-    training = training_of(workload(), GOAL)
-    found = ineligibility_reason(training, Trial(Cell(48, 0.0), 0, {}), stacked=True)
-    assert found is not None
-    assert "ends an epoch with a batch of 16" in found and "drop_last=True" in found
-
-
 def test_the_reason_is_stored_with_a_trial_that_lightning_s_loop_trains():
     (result,) = train(trials(Cell(16, 0.0))[:1], workload("optimizers.MaxNorm"), GOAL, size=4)
     assert result.engine == "lightning"

@@ -1,0 +1,64 @@
+"""The checks of runs at the ends of intervals, and their outcomes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from lit_dps.training.early_check import Check
+
+
+class MeasuredCheck(NamedTuple):
+    """A check by a metric that a module logs; used as a `Check`."""
+
+    value: float
+    exact: bool = True
+
+    def error(self, size: int) -> float:
+        """Return the metric."""
+        return self.value
+
+
+class Intervals(NamedTuple):
+    """Intervals that were trained one after another, and then checked.
+
+    The checks of an interval are a list, with a value for each row that was live.
+
+    Attributes:
+        live: The rows that were live.
+        losses: Training loss of the last step of each interval.
+        finite: Whether all weights were finite.
+        checks: The checks of each interval. A check that stopped early knows only whether the
+            network has more mistakes than the first of these checks allows.
+        metrics: Values of the further metrics.
+        spent: Examples of each row and seconds of each interval.
+    """
+
+    live: list[int]
+    losses: list[list[float]]
+    finite: list[list[bool]]
+    checks: Sequence[Sequence[Check | MeasuredCheck]]
+    metrics: list[list[Mapping[str, float]]]
+    spent: list[list[Mapping[str, float]]]
+
+
+class CheckOutcome(NamedTuple):
+    """The result of the check of one run at the end of an interval.
+
+    Attributes:
+        row: The row of the run in its stack; 0 for a single network.
+        error: The validation error, or a lower bound of it.
+        exact: Whether the error is no bound.
+        loss: Training loss of the last batch, before its update.
+        finite: Whether all weights are finite.
+        metrics: Values of the further metrics, and the examples and seconds of the interval.
+        number: Number of the kept row that was checked (`NetworkBatch.number`).
+    """
+
+    row: int
+    error: float
+    exact: bool
+    loss: float
+    finite: bool
+    metrics: Mapping[str, float]
+    number: int
