@@ -10,7 +10,6 @@ from importlib import import_module
 from typing import Any, NamedTuple
 
 from lightning.pytorch import Callback, LightningModule, Trainer
-from torch.optim import Optimizer
 
 from lit_dps.advice.options import Options
 from lit_dps.advice.step_probe import MIN_STEPS, of_one_device
@@ -23,13 +22,8 @@ from lit_dps.core.trial import Trial
 from lit_dps.storage.schema import PROBES_SUFFIX
 from lit_dps.study.probe_run import EndProbe, probe_run
 from lit_dps.study.setup import StudySetup
-from lit_dps.training.adam_scaling import (
-    AdamScales,
-    adam_scales_of,
-    is_adaptive,
-    measured_adaptive,
-    needs_measurement,
-)
+from lit_dps.training.adam_scaling import AdamScales, adam_scales_of
+from lit_dps.training.optimizer_groups import describe_unlisted, mixed_rates_note
 from lit_dps.training.trainer_rules import as_list
 from lit_dps.training.workload import Workload, locate
 
@@ -135,7 +129,7 @@ def probe_setup(setup: StudySetup, trials: int, adaptive: AdamScales | None) -> 
     if adaptive is not None and not searches_scales(space):
         arguments: dict[str, Any] = {"reference": batch_size}
         if adaptive.rate is not None and adaptive.weight_decay:
-            arguments["rate"] = adaptive.rate
+            arguments["rate"] = adaptive.reference_rates
         scaling = {"class_path": SCALING_CALLBACK, "init_args": arguments}
         trainer["callbacks"] = [*as_list(trainer.get("callbacks")), scaling]
     return dataclasses.replace(
@@ -196,7 +190,8 @@ class OptimizerLook(Callback):
 
     Attributes:
         adaptive: Settings that follow the batch size; None without an adaptive optimizer.
-        notes: Notes on optimizers of unknown classes, which were measured.
+        notes: Notes on optimizers of unknown classes, which were measured, and on optimizers whose
+            rates follow different rules.
     """
 
     def __init__(self) -> None:
@@ -205,8 +200,8 @@ class OptimizerLook(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         for optimizer in trainer.optimizers:
-            if needs_measurement(optimizer):
-                self.notes.append(_describe_measured(optimizer))
+            self.notes += describe_unlisted(optimizer)
+        self.notes += mixed_rates_note(trainer.optimizers)
         self.adaptive = adam_scales_of(trainer.optimizers)
         raise EndProbe
 
@@ -222,21 +217,6 @@ def look_at_optimizers(setup: StudySetup, trial: Trial) -> OptimizerLook:
     look = OptimizerLook()
     probe_run(of_one_device(setup), Attempt(trial, setup.unreachable_goal(MIN_STEPS)), [look])
     return look
-
-
-def _describe_measured(optimizer: Optimizer) -> str:
-    """Return how an optimizer of an unknown class is treated, and why."""
-    name = type(optimizer).__name__
-    measured = measured_adaptive(optimizer)
-    if measured is None:
-        model = "Adam" if is_adaptive([optimizer]) else "SGD"
-        return f"{name} could not be measured; by its arguments it is treated like {model}."
-    if measured:
-        return (
-            f"{name} was measured: its update does not grow with the gradient, so it is treated "
-            "like Adam."
-        )
-    return f"{name} was measured: its update grows with the gradient, so it is treated like SGD."
 
 
 def _defaults(spec: Mapping[str, Any]) -> dict[str, Any]:

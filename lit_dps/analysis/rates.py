@@ -2,9 +2,10 @@
 
 Shallue et al. (2019) draw the effective learning rate eta / (1 - m) of the best trial, with lines
 of linear and of square-root scaling from the smallest batch size. Heavy-ball and Nesterov momentum
-sum 1 / (1 - m) gradients if their direction is constant. Adam averages its gradients, so its
-effective rate is eta. Scaling rules for Adam also change beta2 and the weight decay; here these are
-as they were sampled. A rate that decays counts at its start.
+sum 1 / (1 - m) gradients if their direction is constant. Adam averages its gradients, and the size
+of the updates of sign-based and spectral rules is fixed, so their effective rate is eta. RMSprop
+sums its updates like heavy-ball momentum. Scaling rules for Adam also change beta2 and the weight
+decay; here these are as they were sampled. A rate that decays counts at its start.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import pandas as pd
 from lit_dps.analysis.intervals import REPLICATES
 from lit_dps.analysis.summary import CellSummary
 from lit_dps.analysis.tables import columns_of, frame, numbers
+from lit_dps.core.optimizer_kind import OptimizerKind, kind_of_name
 from lit_dps.core.record import StudyRecord, setting
 from lit_dps.core.search_space import RATE_NAMES
 from lit_dps.core.text import number_text
@@ -35,7 +37,7 @@ PLAIN = "learning_rate"
 
 # Update rules by what they do with gradients.
 HEAVY_BALL = ("momentum", "nesterov")
-AVERAGING = ("adam", "adamw")
+RMSPROP = "rmsprop"
 WITHOUT_MOMENTUM = ("sgd",)
 DEFAULT_MOMENTUM = 0.9  # of `ImageClassifier`
 
@@ -150,7 +152,13 @@ class RateSource:
     @property
     def assumes_heavy_ball(self) -> bool:
         """Whether it is unknown how the update rule uses its momentum."""
-        return self.has_momentum and self.optimizer not in HEAVY_BALL
+        known = (*HEAVY_BALL, RMSPROP)
+        return self.has_momentum and _short_name(self.optimizer) not in known
+
+    @property
+    def averages(self) -> bool:
+        """Whether momentum does not change the size of the updates, as of Adam, Lion and Muon."""
+        return _averages(self.optimizer)
 
     @property
     def kinds(self) -> list[str]:
@@ -178,6 +186,21 @@ class RateSource:
         return learning_rate / (1 - self.momentum(result))
 
 
+def _short_name(optimizer: str | None) -> str | None:
+    """Return the name of an update rule, without the path of a class."""
+    if optimizer is None:
+        return None
+    return optimizer.rpartition(".")[2].lower()
+
+
+def _averages(optimizer: str | None) -> bool:
+    """Return True if momentum does not change the size of the updates of a rule."""
+    kind = None if optimizer is None else kind_of_name(optimizer)
+    if kind is None or kind is OptimizerKind.SGD_LIKE:
+        return False
+    return _short_name(optimizer) != RMSPROP
+
+
 def rate_source(record: StudyRecord, series: Series) -> RateSource | None:
     """Return how to read the rate of a series; None if no rate, or its optimizer, is searched."""
     rate_keys = []
@@ -197,7 +220,7 @@ def rate_source(record: StudyRecord, series: Series) -> RateSource | None:
     optimizer = _model_setting(record, series, "optimizer")
     if not isinstance(optimizer, str):
         optimizer = None
-    if optimizer in (*AVERAGING, *WITHOUT_MOMENTUM):
+    if _averages(optimizer) or optimizer in WITHOUT_MOMENTUM:
         return RateSource(rate_key, None, 0.0, optimizer)
     if momentum_keys:
         return RateSource(rate_key, momentum_keys[0], 0.0, optimizer)

@@ -19,10 +19,11 @@ from torch.optim import Optimizer
 from lit_dps.core.errors import ConfigError
 from lit_dps.parallel import ranks
 from lit_dps.parallel.ddp import unsharded
-from lit_dps.training.adam_scaling import AdamScalingCallback, is_adaptive, scale_groups
+from lit_dps.training.adam_scaling import AdamScalingCallback, scale_groups
 from lit_dps.training.batch_schedule_callback import refuse_batch_schedule
 from lit_dps.training.example_count import full_batch_size, record_batches
 from lit_dps.training.hidden_state import preserve_rng_state
+from lit_dps.training.optimizer_groups import is_adaptive
 from lit_dps.training.pruning_callback import masks_of
 from lit_dps.training.training_pass import TrainingPass, batch_on_device, copy_loader
 

@@ -16,7 +16,6 @@ import lit_dps.report.figures.style as look
 from lit_dps.analysis.analysis import Analysis
 from lit_dps.analysis.rate_rules import DIVERGED, LOWER_BOUND, MEASURED, UPPER_BOUND, WINDOW
 from lit_dps.analysis.rates import (
-    AVERAGING,
     EFFECTIVE,
     NEAR,
     PLAIN,
@@ -74,7 +73,7 @@ def notes(study: Analysis) -> list[str]:
     assumed = []
     at_edge = []
     for curve in study.rate_curves:
-        if curve.source.optimizer in AVERAGING:
+        if curve.source.averages:
             averaging.append(curve.series)
         if curve.source.assumes_heavy_ball:
             assumed.append(curve.series)
@@ -86,8 +85,8 @@ def notes(study: Analysis) -> list[str]:
         lines.append(f"No rule scales the rate at {listed(growing)}: {GROWING}.")
     if averaging:
         lines.append(
-            f"Only the rate is scaled at {listed(averaging)}: Adam averages gradients. Its beta2 "
-            "and weight decay stay as they were searched."
+            f"Only the rate is scaled at {listed(averaging)}: Adam, Lion and Muon average "
+            "gradients. Beta2 and weight decay stay as they were searched."
         )
     if assumed:
         lines.append(

@@ -84,6 +84,8 @@ class Recorded(torch.optim.AdamW):
 
     def step(self, closure=None):
         for group in self.param_groups:
+            if group["params"][0].dtype is torch.float64:
+                continue  # a copy of unknown class is measured in double precision
             self.steps.append((group["lr"], group["betas"][1], group["weight_decay"]))
         return super().step(closure)
 

@@ -13,14 +13,7 @@ from lit_dps.core.batch_scaling import scaled_beta2, scaled_decay
 from lit_dps.core.errors import ConfigError
 from lit_dps.parallel.process import cpu_wait_seconds
 from lit_dps.training import AdamScalingCallback
-from lit_dps.training.adam_scaling import (
-    AdamScales,
-    adam_scales_of,
-    is_adaptive,
-    measured_adaptive,
-    needs_measurement,
-    scale_groups,
-)
+from lit_dps.training.adam_scaling import AdamScales, adam_scales_of
 from lit_dps.training.workload import Workload
 from tests.support.errors import refuses
 from tests.support.texts import numbers_in
@@ -122,87 +115,6 @@ def test_beta2_has_a_floor_and_is_never_raised_to_it():
     assert scaled_beta2(0.9, 4) == 0.9
     assert scaled_beta2(0.9, 0.5) == pytest.approx(0.9**0.5)
     assert scaled_decay(0.1, 4, 2) == pytest.approx(0.2)
-
-
-def matrix() -> list:
-    return [torch.nn.Parameter(torch.randn(4, 4, generator=torch.Generator().manual_seed(1)))]
-
-
-class ByTheSign(torch.optim.Optimizer):
-    """An optimizer that no table knows."""
-
-    def __init__(self, parameters, lr=0.1):
-        super().__init__(parameters, {"lr": lr})
-
-    def step(self, closure=None):
-        for group in self.param_groups:
-            for p in group["params"]:
-                p.data -= group["lr"] * self.size(p.grad)
-
-    def size(self, gradient):
-        return gradient.sign()
-
-
-class ByTheGradient(ByTheSign):
-    def size(self, gradient):
-        return gradient
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "Adadelta",
-        "Adafactor",
-        "Adagrad",
-        "Adam",
-        "AdamW",
-        "Adamax",
-        "Muon",
-        "NAdam",
-        "RAdam",
-        "RMSprop",
-        "Rprop",
-    ],
-)
-def test_adaptive_optimizers_are_known_and_a_measurement_agrees(name):
-    optimizer = getattr(torch.optim, name)(matrix(), lr=0.01)
-    assert (
-        not needs_measurement(optimizer)
-        and is_adaptive([optimizer])
-        and measured_adaptive(optimizer)
-    )
-
-
-@pytest.mark.parametrize(("kind", "expected"), [(ByTheSign, True), (ByTheGradient, False)])
-def test_an_unknown_optimizer_is_measured(kind, expected):
-    optimizer = kind(matrix())
-    before = optimizer.param_groups[0]["params"][0].detach().clone()
-    assert needs_measurement(optimizer) and is_adaptive([optimizer]) is expected
-    assert torch.equal(optimizer.param_groups[0]["params"][0], before)
-
-
-def test_plain_optimizers_grow_with_the_gradient():
-    for optimizer in (
-        torch.optim.SGD(matrix(), 0.1, momentum=0.9),
-        torch.optim.ASGD(matrix(), 0.1),
-    ):
-        assert not is_adaptive([optimizer]) and measured_adaptive(optimizer) is False
-
-
-def test_the_settings_of_each_kind_follow_the_batch_size():
-    muon = torch.optim.Muon(matrix(), lr=0.02, weight_decay=0.1)
-    scale_groups(muon, 4, 2.0)
-    assert muon.param_groups[0]["weight_decay"] == pytest.approx(0.2)
-    rmsprop = torch.optim.RMSprop(matrix(), lr=0.02, weight_decay=0.1, alpha=0.99)
-    scale_groups(rmsprop, 4, 2.0)
-    assert (rmsprop.param_groups[0]["weight_decay"], rmsprop.param_groups[0]["alpha"]) == (
-        0.1,
-        0.99,
-    )
-    radam = torch.optim.RAdam(matrix(), lr=0.02, betas=(0.8, 0.999), weight_decay=0.1)
-    scale_groups(radam, 100, 10.0)
-    assert radam.param_groups[0]["betas"] == (0.8, 0.95)
-    assert radam.param_groups[0]["weight_decay"] == pytest.approx(1.0)
 
 
 def test_weight_decay_follows_the_rate_in_use():

@@ -229,7 +229,16 @@ def test_a_window_of_another_width(monkeypatch):
 
 @pytest.mark.parametrize(
     ("optimizer", "effective"),
-    [("sgd", 0.05), ("adam", 0.05), ("nesterov", 0.5), ("my.Rule", 0.5), (None, 0.5)],
+    [
+        ("sgd", 0.05),
+        ("adam", 0.05),
+        ("my_lion.LION", 0.05),
+        ("my_muon.Muon", 0.05),
+        ("nesterov", 0.5),
+        ("my.RMSprop", 0.5),  # its momentum sums updates
+        ("my.Rule", 0.5),
+        (None, 0.5),
+    ],
 )
 def test_what_the_update_rule_does_with_momentum(optimizer, effective):
     analysis = study(bowl(0.5), config={"model": {"init_args": {"optimizer": optimizer}}})
@@ -237,7 +246,8 @@ def test_what_the_update_rule_does_with_momentum(optimizer, effective):
     assert curve.best(4) == pytest.approx(effective)
     assert (len(set(analysis.prices["rate"])) == 2) == (effective == 0.5)
     notes = FIGURE.notes(analysis)
-    assert any("Adam" in note for note in notes) == (optimizer == "adam")
+    averages = optimizer in ("adam", "my_lion.LION", "my_muon.Muon")
+    assert any("Adam" in note for note in notes) == averages
     assert any("heavy-ball" in note for note in notes) == (optimizer in ("my.Rule", None))
 
 
