@@ -8,7 +8,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # the names of `_PUBLIC`, for type checkers and editors
+    from lit_dps.advice.result import Advice as Advice
     from lit_dps.analysis.analysis import Analysis as Analysis
+    from lit_dps.api import advise as advise
     from lit_dps.api import load as load
     from lit_dps.api import run as run
     from lit_dps.core.errors import ConfigError as ConfigError
@@ -36,6 +38,7 @@ __version__ = "0.1.0"
 _PUBLIC = {
     "load": "lit_dps.api",
     "run": "lit_dps.api",
+    "advise": "lit_dps.api",
     "Cell": "lit_dps.core.trial",
     "Series": "lit_dps.core.trial",
     "Trial": "lit_dps.core.trial",
@@ -46,6 +49,7 @@ _PUBLIC = {
     "Range": "lit_dps.core.search_space",
     "StudyRecord": "lit_dps.core.record",
     "ConfigError": "lit_dps.core.errors",
+    "Advice": "lit_dps.advice.result",
     "Analysis": "lit_dps.analysis.analysis",
     "Study": "lit_dps.report.notebook",
     "ImageClassifier": "lit_dps.module",

@@ -1,11 +1,14 @@
-"""What a notebook calls: `load` reads a stored study, `run` runs one as the command line does."""
+"""What a notebook calls: `load` reads a stored study, `run` runs one as the command line does.
+
+`advise` gives advice, from runs that exist.
+"""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
@@ -15,6 +18,11 @@ from lit_dps.core.errors import Unguarded, UserError
 from lit_dps.parallel.process import INTERRUPTED
 from lit_dps.report.notebook import Study
 from lit_dps.storage.read import open_elsewhere, read_study
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from lit_dps.advice.result import Advice
 
 
 def load(study: str, storage: str | Path = "mlruns") -> Study:
@@ -86,6 +94,46 @@ def run(config: str | Path | Mapping[str, Any], accept_code_change: bool = False
     if code == INTERRUPTED:
         raise KeyboardInterrupt
     return load(command.study_name, command.storage.optuna_url)
+
+
+def advise(
+    runs: pd.DataFrame,
+    goal: str | None = None,
+    devices: Sequence[int] | None = None,
+    batch_sizes: Sequence[int] | None = None,
+    price: float | None = None,
+    columns: Mapping[str, str] | None = None,
+) -> Advice:
+    """Return advice from runs that exist, as `lit-dps advise --runs` does. Needs no PyTorch.
+
+    Args:
+        runs: One row per run. Columns batch_size [examples of an optimizer step] and steps (to the
+            goal); or step and a metric, one row per validation. Optional columns: learning_rate;
+            censored, 1 for a run that missed the goal, whose steps are a lower bound; seed;
+            devices; step_seconds; check [steps between validations]; run, a name.
+        goal: The goal of loss curves, such as "val_loss <= 0.2" or "val_accuracy >= 0.98".
+        devices: Numbers of devices to answer for; by default those of the runs.
+        batch_sizes: Batch sizes to answer for; by default up to four times beyond the runs.
+        price: Price of a device-hour.
+        columns: Names of columns, such as {"batch_size": "bs"}.
+
+    Returns:
+        The advice: `best` (the recommended row), `table`, `law`, `next_run`, `notes`, `text`, and
+        `to_dict()`, the document of `--json`.
+
+    Raises:
+        ConfigError: for a missing column, a wrong value or a run that occurs twice; in one line.
+    """
+    import pandas as pd
+
+    from lit_dps.advice.existing_runs import advise_on_runs
+    from lit_dps.advice.run_table import read_goal, read_runs
+
+    if not isinstance(runs, pd.DataFrame):
+        raise TypeError(f"advise takes a DataFrame of runs, not {type(runs).__name__}")
+    curve_goal = None if goal is None else read_goal(goal)
+    table = read_runs(runs, "runs", columns, curve_goal)
+    return advise_on_runs(table, batch_sizes, devices, price, goal=goal)
 
 
 def _plain(config: Mapping[str, Any]) -> dict[str, Any]:

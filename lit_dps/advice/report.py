@@ -15,13 +15,16 @@ import yaml
 from lit_dps.advice.answer import Answer
 from lit_dps.advice.branch_law import Branched
 from lit_dps.advice.branch_run import describe_forks, stored_forks
-from lit_dps.advice.probe_study import failed_trials, has_no_room, unfinished
+from lit_dps.advice.existing_runs import next_run
+from lit_dps.advice.probe_study import best_rates, failed_trials, has_no_room, unfinished
 from lit_dps.advice.question import Question, conclude
 from lit_dps.advice.recommendation import recommended_config, recommended_params
+from lit_dps.advice.result import Advice
 from lit_dps.advice.text import render
 from lit_dps.advice.user_workload import look_at_optimizers, user_batch_size
 from lit_dps.analysis.analysis import Analysis
 from lit_dps.analysis.law import Law
+from lit_dps.analysis.rates import PLAIN
 from lit_dps.analysis.tables import listed_numbers, three_digits, write_csv
 from lit_dps.core.atomic_write import not_written, replacing
 from lit_dps.core.batch_scaling import scaled_beta2, scaled_decay
@@ -64,8 +67,8 @@ class _Report:
         return isinstance(self.result.law, Branched)
 
 
-def publish_answer(question: Question) -> None:
-    """Print the answer, write its files, and log both to MLflow."""
+def publish_answer(question: Question) -> Advice:
+    """Print the answer, write its files, log both to MLflow, and return the answer."""
     result = conclude(question)
     record = question.probes.record()
     params = None
@@ -73,6 +76,7 @@ def publish_answer(question: Question) -> None:
         params = recommended_params(record, result)
     report = _Report(question, result, record, adaptive_note(question, result, params))
     text = _text(report)
+    advice = _advice(report, text)
     print(text, end="", flush=True)
     storage = question.setup.storage
     folder = figures_folder(storage.folder, question.setup.study.name) / "advice"
@@ -82,7 +86,7 @@ def publish_answer(question: Question) -> None:
     except (StorageError, OSError) as error:
         # A full disk costs the files, not the answer.
         print(f"\n{not_written(str(folder), error)}", flush=True)
-        return
+        return advice
     print("\nwritten:\n" + "\n".join(f"  {file}" for file in files))
     if config is not None:
         _print_next_command(folder / "fit.yaml", result)
@@ -90,6 +94,29 @@ def publish_answer(question: Question) -> None:
     if record is not None or report.is_branched:
         log_measurements(question)
         _log_answer(report, files, text)
+    return advice
+
+
+def _advice(report: _Report, text: str) -> Advice:
+    """Return the answer with its text and notes, for machines and for Python."""
+    question, result = report.question, report.result
+    rates: dict[float, float] = {}
+    curve = best_rates(report.record)
+    if curve is not None:
+        rates = {float(size): curve.best(size, PLAIN) for size in curve.cells}
+    sizes = question.batch_sizes
+    return Advice(
+        name=question.setup.study.name,
+        source="measured",
+        goal=str(question.setup.goal_of_trials),
+        law=result.law,
+        answer=result,
+        steps=result.law.predict(sizes),
+        best_rates=rates,
+        next_run=next_run(result.law, sizes, question.step_time, result, rates),
+        notes=tuple(_notes(report)),
+        full_text=text,
+    )
 
 
 def _print_next_command(config_file: Path, result: Answer) -> None:

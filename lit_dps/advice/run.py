@@ -9,7 +9,7 @@ import dataclasses
 import math
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +24,7 @@ from lit_dps.advice.probe_study import Probes
 from lit_dps.advice.question import Question, conclude
 from lit_dps.advice.recommendation import recommended_params, verify_recommendation
 from lit_dps.advice.report import log_measurements, publish_answer
+from lit_dps.advice.result import Advice
 from lit_dps.advice.step_probe import (
     StepTimes,
     count_parameters,
@@ -102,6 +103,7 @@ def run_advice(
     options: Options,
     began: float | None = None,
     proposes_max_steps: bool = False,
+    on_answer: Callable[[Advice], None] | None = None,
 ) -> int:
     """Ask and answer; the same call resumes with the remaining budget.
 
@@ -111,10 +113,11 @@ def run_advice(
         began: When the budget began, on the monotonic clock; None is now.
         proposes_max_steps: Whether the user set no goal.max_steps, so that a short run proposes
             one.
+        on_answer: Called with the answer once it is printed.
 
     Returns:
-        The exit code: 0 with an answer, also if no row can be recommended; 1 if all first trials
-        fail; 130 if the run was interrupted.
+        The exit code: 0 with a recommendation; 3 if none is possible; 1 if all first trials fail;
+        130 if the run was interrupted.
 
     Raises:
         UserError: for wrong configuration, data or storage, before anything is created.
@@ -152,7 +155,7 @@ def run_advice(
         _refuse_small_budget(clock)
     session = _Session(setup, options, probe_study, data, environment, store, stored, clock, stop)
     _announce(session)
-    return _ask_and_answer(session, proposal)
+    return _ask_and_answer(session, proposal, on_answer)
 
 
 def _check(
@@ -231,7 +234,9 @@ def _announce(session: _Session) -> None:
         print_line(f"  {format_duration(spent, 2)} of them are spent, {remaining} remain")
 
 
-def _ask_and_answer(session: _Session, proposal: Proposal | None) -> int:
+def _ask_and_answer(
+    session: _Session, proposal: Proposal | None, on_answer: Callable[[Advice], None] | None
+) -> int:
     """Measure, probe, verify and print the answer; return the exit code."""
     store, clock = session.store, session.clock
     try:
@@ -259,12 +264,14 @@ def _ask_and_answer(session: _Session, proposal: Proposal | None) -> int:
     except AllFail as error:
         print(f"lit-dps: error: {error}", file=sys.stderr)
         return FAILED
-    publish_answer(question)
+    advice = publish_answer(question)
     _save_time(clock)
     print_line(
         f"asking took {format_duration(clock.spent, 2)} of {format_duration(clock.budget, 2)}"
     )
-    return 0
+    if on_answer is not None:
+        on_answer(advice)
+    return advice.exit_code
 
 
 def _measure(session: _Session) -> Question:

@@ -224,17 +224,20 @@ def _run_command(command: CommandLine) -> int:
 
     command.warn_of_former_keys()
     # A log has no use for this line.
-    if command.verb in TRAIN and sys.stderr.isatty():
+    trains = command.verb in TRAIN and not command.reads_runs
+    if trains and sys.stderr.isatty():
         print(
             "lit-dps: reading the configuration and loading PyTorch ...",
             file=sys.stderr,
             flush=True,
         )
-    if command.verb in CONFIGURED:
-        check_command(command)
     module = command.verb
     if command.is_retraining:
         module = "retrain"
+    if command.reads_runs:
+        module = "advise_runs"
+    elif command.verb in CONFIGURED:
+        check_command(command)
     verb = _import_verb(f"lit_dps.cli.{module}")
     with ExitStack() as stack:
         if command.verb in REPORTS:

@@ -5,11 +5,16 @@ It answers for your module and data, within a budget of time.
 
 from __future__ import annotations
 
-from dataclasses import asdict
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
+from dataclasses import asdict, fields
 from typing import Any
 
 import lit_dps.cli
 from lit_dps.advice.options import Options, devices_of, seconds_of
+from lit_dps.advice.result import Advice
 from lit_dps.advice.run import run_advice
 from lit_dps.cli.command_line import CommandLine
 from lit_dps.cli.options import AdviseOptions, take_options
@@ -21,6 +26,18 @@ from lit_dps.parallel.ranks import started_by_torchrun
 
 def main(command: CommandLine) -> int:
     """Give advice, and return the exit code."""
+    answers: list[Advice] = []
+    if not command.has("json"):
+        return give_advice(command, answers)
+    with stdout_on_stderr():
+        code = give_advice(command, answers)
+    for advice in answers:
+        print(advice.to_json(), flush=True)
+    return code
+
+
+def give_advice(command: CommandLine, answers: list[Advice]) -> int:
+    """Give advice, append it to `answers`, and return the exit code."""
     if started_by_torchrun():
         allowed = "started without it: trainer.devices is the number of ranks that advise starts"
         raise ConfigError("advise", "torchrun", allowed)
@@ -28,7 +45,22 @@ def main(command: CommandLine) -> int:
     written = take_options(cli.config, AdviseOptions)
     options = _parsed_options(written, ranks_asked(cli.config.trainer.as_dict()))
     proposes_max_steps = command.value("goal.max_steps") is None
-    return run_advice(cli.setup(), options, lit_dps.cli.began, proposes_max_steps)
+    setup = cli.setup()
+    return run_advice(setup, options, lit_dps.cli.began, proposes_max_steps, answers.append)
+
+
+@contextmanager
+def stdout_on_stderr() -> Iterator[None]:
+    """Send all that is printed to stderr, also by other processes and by libraries in C."""
+    sys.stdout.flush()
+    saved = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        with redirect_stdout(sys.stderr):
+            yield
+    finally:
+        os.dup2(saved, 1)
+        os.close(saved)
 
 
 def _parsed_options(written: AdviseOptions, ranks: int) -> Options:
@@ -40,9 +72,12 @@ def _parsed_options(written: AdviseOptions, ranks: int) -> Options:
     """
     if written.budget is None:
         raise ConfigError("--budget", None, "a time above 0 such as 90s, 30m or 2h")
+    if written.columns is not None:
+        raise ConfigError("--columns", written.columns, "left out without --runs")
     values: dict[str, Any] = {}
+    names = {field.name for field in fields(Options)}
     for key, value in asdict(written).items():
-        if value is not None:
+        if value is not None and key in names:
             values[key] = value
     values["budget"] = seconds_of(written.budget)
     values["devices"] = tuple(sorted({1, ranks}))

@@ -105,7 +105,16 @@ class CommandLine:
     @property
     def is_retraining(self) -> bool:
         """Whether `fit --of` trains a trial of a stored study again."""
-        return self.verb == "fit" and any(setting.key == "of" for setting in self.settings)
+        return self.verb == "fit" and self.has("of")
+
+    @property
+    def reads_runs(self) -> bool:
+        """Whether `advise --runs` answers from runs that exist, without a module and data."""
+        return self.verb == "advise" and self.has("runs")
+
+    def has(self, key: str) -> bool:
+        """Return True if a key or an option of the verb is set, maybe without a value."""
+        return any(setting.key == key for setting in self.settings)
 
     def value(self, key: str) -> Any:
         """Return the value of a key SECTION.NAME; None if nothing sets it."""

@@ -72,6 +72,10 @@ class AdviseOptions:
             machine does not have.
         latency: Seconds of a message between two devices (1e-5).
         trials: Trials of each probe (8).
+        runs: Answer from runs that exist, a CSV file. Nothing is trained. mlflow:EXPERIMENT reads
+            an experiment.
+        columns: Names of columns of --runs, such as batch_size=bs.
+        json: Print the answer as JSON. All other text goes to stderr.
     """
 
     budget: str | None = None
@@ -81,6 +85,9 @@ class AdviseOptions:
     bandwidth: float | None = None
     latency: float | None = None
     trials: int | None = None
+    runs: str | None = field(default=None, metadata={"metavar": "FILE"})
+    columns: str | None = field(default=None, metadata={"metavar": "NAMES"})
+    json: bool = False
 
 
 @dataclass(frozen=True)

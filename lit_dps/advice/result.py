@@ -1,0 +1,266 @@
+"""Advice: an answer with what it rests on, as text, as a table, and as a document for machines.
+
+`Advice.to_dict` is what `--json` prints. docs/advise.md documents its fields.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import pandas as pd
+
+from lit_dps.advice.answer import Answer
+from lit_dps.advice.branch_law import Branched
+from lit_dps.advice.text import MARKS, render
+from lit_dps.analysis.intervals import Interval
+from lit_dps.analysis.law import Law
+from lit_dps.analysis.observations import AT_LEAST, AT_MOST
+from lit_dps.analysis.tables import aligned, records, significant, three_digits
+from lit_dps.core.text import format_duration
+
+FORMAT = 1  # of the document
+# Exit codes of the command.
+ANSWERED = 0
+NOT_IDENTIFIABLE = 3
+BOUNDS = {0: "exact", AT_LEAST: "at least", AT_MOST: "at most"}
+UNCERTAIN = ("steps", "hours", "device_hours", "cost")  # columns of the table with limits
+
+
+class NextRun(NamedTuple):
+    """The run to do next.
+
+    Attributes:
+        batch_size: Examples of a step.
+        steps: Expected steps to the goal.
+        seconds: Expected seconds; None without step times.
+        share: The share of the variance of log K at the batch sizes near the best that it removes.
+        learning_rate: The best rate of earlier runs at this batch size; None without one.
+    """
+
+    batch_size: int
+    steps: float
+    seconds: float | None
+    share: float
+    learning_rate: float | None = None
+
+    def describe(self) -> str:
+        """Return the run as a sentence."""
+        duration = ""
+        if self.seconds is not None:
+            duration = f", {format_duration(self.seconds, 2)}"
+        return (
+            f"next run: B = {self.batch_size} (about {three_digits(self.steps)} steps{duration}); "
+            f"it should remove {self.share:.0%} of the variance of log K"
+        )
+
+
+@dataclass(frozen=True)
+class Advice:
+    """Which batch size to run, on how many devices, for how long.
+
+    Attributes:
+        name: The name of the study or of the table of runs.
+        source: "runs" for runs that existed, "measured" for runs of the command.
+        goal: The goal as text; None if it is unknown.
+        law: Steps to the goal against batch size.
+        answer: Times and costs; None without step times.
+        steps: Steps by batch size, one row each (`Law.predict`).
+        best_rates: The best learning rate that was measured, by batch size.
+        next_run: The run to do next; None if unknown.
+        notes: What a reader should know, a sentence each.
+        full_text: The text of the command; None to make it from the other fields.
+    """
+
+    name: str
+    source: str
+    goal: str | None
+    law: Law | Branched
+    answer: Answer | None
+    steps: pd.DataFrame
+    best_rates: Mapping[float, float] = field(default_factory=dict)
+    next_run: NextRun | None = None
+    notes: tuple[str, ...] = ()
+    full_text: str | None = None
+
+    @property
+    def best(self) -> dict[str, Any] | None:
+        """The recommended row of the table; None without one."""
+        return None if self.answer is None else self.answer.best
+
+    @property
+    def table(self) -> pd.DataFrame:
+        """The table of times and costs; steps by batch size if no step is timed."""
+        return self.steps if self.answer is None else self.answer.table
+
+    @property
+    def is_answered(self) -> bool:
+        """Whether a batch size is recommended; without step times, whether B_crit is known."""
+        if self.answer is not None:
+            return self.answer.best is not None
+        return isinstance(self.law, Law) and self.law.is_b_crit_known
+
+    @property
+    def exit_code(self) -> int:
+        """The exit code of the command."""
+        return ANSWERED if self.is_answered else NOT_IDENTIFIABLE
+
+    @property
+    def text(self) -> str:
+        """The answer as text, with its notes."""
+        if self.full_text is not None:
+            return self.full_text
+        goal = "" if self.goal is None else f": {self.goal}"
+        lines = [f"advice on {self.name}{goal}", ""]
+        if isinstance(self.law, Law):
+            lines.append(self.law.line())
+        if self.answer is None:
+            lines += ["", *_steps_text(self.steps)]
+        else:
+            lines += [self.answer.step_time.describe(), "", render(self.answer).rstrip("\n")]
+        lines.append("")
+        # With a recommendation, the answer has this sentence.
+        if self.next_run is not None and self.best is None:
+            lines.append(self.next_run.describe())
+        lines += [f"note: {note}" for note in self.notes]
+        return "\n".join(lines) + "\n"
+
+    def __str__(self) -> str:
+        return self.text
+
+    def __repr__(self) -> str:
+        return self.text
+
+    # ---- For machines ----
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the advice as plain JSON; null where a number is unknown."""
+        document = {
+            "format": FORMAT,
+            "status": "answered" if self.is_answered else "not identifiable",
+            "source": self.source,
+            "name": self.name,
+            "goal": self.goal,
+            "recommendation": self._recommendation(),
+            "near_best": self._near_best(),
+            "law": _law(self.law),
+            "measured": self._measured(),
+            "table": [_row(row) for row in records(self.table)],
+            "next_run": self._next_run(),
+            "assumed": [] if self.answer is None else list(self.answer.assumed),
+            "notes": list(self.notes),
+        }
+        return _finite(document)
+
+    def to_json(self) -> str:
+        """Return the advice as one JSON document."""
+        return json.dumps(self.to_dict(), indent=2, allow_nan=False)
+
+    def _recommendation(self) -> dict[str, Any] | None:
+        if self.answer is None or self.answer.best is None:
+            return None
+        row = _row(self.answer.best)
+        row["learning_rate"] = None
+        rate = self.answer.rate
+        # If momentum is searched, the law is of the effective rate.
+        if rate is not None and " / " not in rate.name:
+            row["learning_rate"] = rate.at(self.answer.best["batch_size"])
+        return row
+
+    def _near_best(self) -> dict[str, float] | None:
+        if self.answer is None or self.answer.interval is None:
+            return None
+        low, high = self.answer.interval
+        return {"batch_size_low": low, "batch_size_high": high}
+
+    def _measured(self) -> list[dict[str, Any]]:
+        """Return the observations of K, by batch size."""
+        rows = []
+        for o in self.law.observations:
+            row = {
+                "batch_size": o.batch_size,
+                "steps": o.steps,
+                "bound": BOUNDS[o.bound],
+                "log_error": math.sqrt(o.variance),
+                "learning_rate": self.best_rates.get(o.batch_size),
+            }
+            rows.append(row)
+        return rows
+
+    def _next_run(self) -> dict[str, Any] | None:
+        if self.next_run is None:
+            return None
+        run = self.next_run._asdict()
+        run["variance_removed"] = run.pop("share")
+        return run
+
+
+def _steps_text(steps: pd.DataFrame) -> list[str]:
+    """Return a table of steps by batch size, for runs without times."""
+    rows = []
+    for row in steps.to_dict("records"):
+        text = "-"
+        examples = "-"
+        if row["known"] != "refused":
+            mark = MARKS.get(row["known"], "")
+            limits = f"[{three_digits(row['low'])}, {three_digits(row['high'])}]"
+            text = f"{mark}{three_digits(row['steps'])} {limits}"
+            examples = significant(row["steps"] * row["batch_size"])
+        rows.append({"B": f"{row['batch_size']:g}", "steps": text, "examples": examples})
+    lines = aligned(rows)
+    if "extrapolated" in set(steps["known"]):
+        lines.append("  ~ extrapolated")
+    return lines
+
+
+def _row(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a row of a table with each value and its limits together."""
+    limits = {f"{name}{end}" for name in UNCERTAIN for end in ("_low", "_high")}
+    nested = {}
+    for key, value in row.items():
+        if key in limits or key in ("low", "high"):
+            continue
+        low, high = f"{key}_low", f"{key}_high"
+        if key == "steps" and low not in row:
+            low, high = "low", "high"  # of `Law.predict`
+        name = "steps_known" if key == "known" else key
+        nested[name] = value
+        if low in row:
+            nested[name] = {"value": value, "low": row[low], "high": row[high]}
+    return nested
+
+
+def _law(law: Law | Branched) -> dict[str, Any]:
+    """Return the constants of a law with 95 % limits, and why they are refused."""
+    if isinstance(law, Branched):
+        return {"kind": "branches", "c1": None, "c2": None, "critical_batch_size": None}
+    constants: dict[str, Any] = {"c1": None, "c2": None, "critical_batch_size": None}
+    if law.fit is not None:
+        constants["c1"] = _limits(law.fit.c1, law.c1)
+        constants["c2"] = _limits(law.fit.c2, law.c2)
+    if law.fit is not None and law.is_b_crit_known:
+        constants["critical_batch_size"] = _limits(law.fit.critical_batch_size, law.critical)
+    refused = law.verdict.refusal.name.lower()
+    return {"kind": "c1 / B + c2", **constants, "refused": refused, "reason": str(law.verdict)}
+
+
+def _limits(value: float, interval: Interval | None) -> dict[str, float | None]:
+    if interval is None:
+        return {"value": value, "low": None, "high": None}
+    return {"value": value, "low": interval.low, "high": interval.high}
+
+
+def _finite(node: Any) -> Any:
+    """Return nested values as plain JSON, with null for numbers that are not finite."""
+    if isinstance(node, Mapping):
+        return {str(key): _finite(value) for key, value in node.items()}
+    if isinstance(node, (list, tuple)):
+        return [_finite(value) for value in node]
+    if hasattr(node, "item"):
+        node = node.item()
+    if isinstance(node, float) and not math.isfinite(node):
+        return None
+    return node

@@ -1,0 +1,164 @@
+"""advise --runs: advice from runs that exist, without any training and without PyTorch."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pandas as pd
+
+from lit_dps.advice.existing_runs import advise_on_runs
+from lit_dps.advice.options import devices_of
+from lit_dps.advice.result import Advice
+from lit_dps.advice.run_table import CurveGoal, RunTable, goal_of, read_runs
+from lit_dps.cli.command_line import CommandLine
+from lit_dps.cli.key_checks import check_kinds, check_names, check_options
+from lit_dps.cli.options import AdviseOptions, add_options, option_of
+from lit_dps.core.errors import ConfigError, UserError
+
+MLFLOW = "mlflow:"
+# Options of the command that trains.
+ONLY_WITH_TRAINING = ("budget", "method", "bandwidth", "latency", "trials")
+EXAMPLE = "--columns batch_size=bs,steps=n_steps"
+
+
+def main(command: CommandLine) -> int:
+    """Give advice from existing runs, and return the exit code."""
+    check_options(command)
+    check_names(command)
+    check_kinds(command)
+    options = _parsed(command)
+    table, goal = _read(command, options)
+    devices = None
+    if options.devices is not None:
+        devices = devices_of(options.devices)
+    advice = advise_on_runs(
+        table,
+        batch_sizes=command.value("study.batch_sizes"),
+        devices=devices,
+        price=options.price,
+        name=str(options.runs),
+        goal=None if goal is None else str(goal),
+    )
+    print_advice(advice, options.json)
+    return advice.exit_code
+
+
+def print_advice(advice: Advice, as_json: bool) -> None:
+    """Print advice on stdout: as text, or as JSON with the text on stderr."""
+    if as_json:
+        print(advice.text, end="", file=sys.stderr)
+        print(advice.to_json(), flush=True)
+    else:
+        print(advice.text, end="", flush=True)
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UserError(message)
+
+
+def _parsed(command: CommandLine) -> AdviseOptions:
+    """Return the options of the verb.
+
+    Raises:
+        UserError: for a wrong value, and for an option of the command that trains.
+    """
+    parser = _Parser(add_help=False, allow_abbrev=False)
+    add_options(parser, AdviseOptions)
+    known, _ = parser.parse_known_args(command.words)
+    values = vars(known)
+    for field in fields(AdviseOptions):
+        if field.name in ONLY_WITH_TRAINING and field.name in values:
+            key = option_of(field.name)
+            allowed = "left out beside --runs, which trains nothing"
+            raise ConfigError(key, values[field.name], allowed)
+    return AdviseOptions(**values)
+
+
+def _read(command: CommandLine, options: AdviseOptions) -> tuple[RunTable, CurveGoal | None]:
+    """Return the runs and the goal of their curves."""
+    source = str(options.runs)
+    names = _column_names(options.columns)
+    if source.startswith(MLFLOW):
+        return _read_mlflow(command, source.removeprefix(MLFLOW), names)
+    table = _read_file(source)
+    goal = None
+    has_steps = "steps" in names or any(str(name) == "steps" for name in table.columns)
+    if not has_steps and command.section("goal"):
+        goal = _goal(command, list(map(str, table.columns)))
+    return read_runs(table, source, names, goal), goal
+
+
+def _column_names(text: str | None) -> dict[str, str]:
+    """Return the columns of `--columns OURS=THEIRS,...`."""
+    names = {}
+    for part in (text or "").split(","):
+        ours, equals, theirs = part.strip().partition("=")
+        if text is not None and not (ours and equals and theirs):
+            raise ConfigError("--columns", text, f"pairs NAME=COLUMN, such as {EXAMPLE}")
+        if theirs:
+            names[ours] = theirs
+    return names
+
+
+def _read_file(source: str) -> pd.DataFrame:
+    path = Path(source)
+    if not path.is_file():
+        raise ConfigError("--runs", source, "a CSV file, or mlflow:EXPERIMENT")
+    try:
+        # With separator None, pandas finds out whether commas, tabs or semicolons are used.
+        return pd.read_csv(path, sep=None, engine="python")
+    except (pd.errors.ParserError, pd.errors.EmptyDataError, UnicodeDecodeError, OSError) as error:
+        text = " ".join(str(error).split())
+        raise ConfigError("--runs", source, f"a CSV file with a line of names: {text}") from error
+
+
+def _goal(command: CommandLine, metrics: list[str]) -> CurveGoal:
+    """Return the goal of loss curves by the keys of the section goal."""
+    error = command.value("goal.error")
+    metric = command.value("goal.metric")
+    at_most: Any = command.value("goal.at_most")
+    if error is not None:
+        metric = command.value("goal.monitor") or "val_error"
+        at_most = error
+    return goal_of(metric, at_most, command.value("goal.at_least"), metrics)
+
+
+def _read_mlflow(
+    command: CommandLine, name: str, names: dict[str, str]
+) -> tuple[RunTable, CurveGoal | None]:
+    """Return the runs of an MLflow experiment, and their goal."""
+    from lit_dps.tracking.logged_runs import read_experiment, table_of  # imports MLflow
+
+    uri = tracking_uri(command)
+    experiment = read_experiment(uri, name)
+    goal = _goal(command, experiment.metrics)
+    if goal.metric not in experiment.metrics:
+        allowed = f"a metric of mlflow:{name}: {', '.join(experiment.metrics)}"
+        raise ConfigError("goal.metric", goal.metric, allowed)
+    source = f"{MLFLOW}{name}"
+    table = read_runs(table_of(experiment, uri, goal.metric), source, names, goal)
+    notes = list(table.notes)
+    notes.append(f"The goal is {goal}. B is read as the examples of an optimizer step.")
+    if "step_seconds" in table.runs and "step_seconds" not in names:
+        notes.append(
+            f"Step times are from the timestamps of {goal.metric}, so they include validation."
+        )
+    if experiment.failed:
+        notes.append(f"{experiment.failed} failed runs are left out.")
+    return table._replace(notes=notes), goal
+
+
+def tracking_uri(command: CommandLine) -> str:
+    """Return the tracking URI: of the configuration, else of the environment, else the default."""
+    storage = command.section("storage") or {}
+    if "mlflow" not in storage and "folder" not in storage:
+        uri = os.environ.get("MLFLOW_TRACKING_URI")
+        if uri:
+            return uri
+    return command.storage.mlflow_uri

@@ -1,0 +1,117 @@
+"""Reads the runs of any MLflow experiment as a table: one row per run and validation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import mlflow
+import pandas as pd
+from mlflow.entities import Run
+
+from lit_dps.core.errors import ConfigError, StorageError
+from lit_dps.core.text import closest_name
+from lit_dps.storage.urls import absolute, sqlite_file
+from lit_dps.tracking.client import mlflow_errors
+
+PAGE_RUNS = 1000
+MILLISECONDS = 1000.0
+# A run in another state may have ended early.
+FAILED = "FAILED"
+
+
+class LoggedExperiment(NamedTuple):
+    """The runs of an experiment.
+
+    Attributes:
+        client: The client that reads them.
+        runs: The runs that did not fail.
+        failed: The number of failed runs.
+        metrics: The names of their metrics, sorted.
+    """
+
+    client: mlflow.MlflowClient
+    runs: list[Run]
+    failed: int
+    metrics: list[str]
+
+
+def read_experiment(uri: str, name: str) -> LoggedExperiment:
+    """Return the runs of an experiment.
+
+    Args:
+        uri: Tracking URI.
+        name: The name of the experiment.
+
+    Raises:
+        ConfigError: if there is no such experiment, or if it has no runs.
+        StorageError: if the tracking store cannot be read.
+    """
+    file = sqlite_file(uri)
+    if file is not None and not file.exists():
+        raise StorageError(
+            f"no MLflow database at {file}: name the tracking URI by --storage.mlflow",
+            key="storage.mlflow",
+        )
+    with mlflow_errors(uri):
+        client = mlflow.MlflowClient(tracking_uri=absolute(uri))
+        experiment = client.get_experiment_by_name(name)
+        if experiment is None:
+            names = [each.name for each in client.search_experiments()]
+            near = closest_name(name, names)
+            hint = None if near is None else f"Did you mean mlflow:{near}?"
+            allowed = f"one of the experiments {', '.join(names)}"
+            raise ConfigError("--runs", f"mlflow:{name}", allowed, hint)
+        runs = list(_all_runs(client, experiment.experiment_id))
+    finished = [run for run in runs if run.info.status != FAILED]
+    if not finished:
+        raise ConfigError("--runs", f"mlflow:{name}", "an experiment with runs that did not fail")
+    metrics: set[str] = set()
+    for run in finished:
+        metrics |= set(run.data.metrics)
+    return LoggedExperiment(client, finished, len(runs) - len(finished), sorted(metrics))
+
+
+def _all_runs(client: mlflow.MlflowClient, experiment_id: str) -> Iterator[Run]:
+    token = None
+    while True:
+        page = client.search_runs([experiment_id], max_results=PAGE_RUNS, page_token=token)
+        yield from page
+        token = page.token
+        if not token:
+            return
+
+
+def table_of(experiment: LoggedExperiment, uri: str, metric: str) -> pd.DataFrame:
+    """Return one row per run and value of a metric.
+
+    Columns: run; step; the metric; step_seconds, from the timestamps of the metric (missing if it
+    was logged at once); and the parameters of the runs by their names.
+    """
+    rows: list[dict[str, Any]] = []
+    with mlflow_errors(uri):
+        for run in experiment.runs:
+            history = experiment.client.get_metric_history(run.info.run_id, metric)
+            points = sorted((point.step, point.timestamp, point.value) for point in history)
+            # A resumed run may log a step twice; the last value counts.
+            by_step = {step: (timestamp, value) for step, timestamp, value in points}
+            seconds = _step_seconds(by_step)
+            for step, (_, value) in by_step.items():
+                values = {"run": run.info.run_id, "step": step, metric: value}
+                rows.append({**run.data.params, "step_seconds": seconds, **values})
+    return pd.DataFrame(rows)
+
+
+def _step_seconds(by_step: dict[int, tuple[int, float]]) -> float | None:
+    """Return the median seconds of a step between values of a metric; None if unknown."""
+    steps = sorted(by_step)
+    rates = []
+    for before, after in zip(steps, steps[1:], strict=False):
+        elapsed = (by_step[after][0] - by_step[before][0]) / MILLISECONDS
+        rates.append(elapsed / (after - before))
+    if not rates:
+        return None
+    median = float(pd.Series(rates).median())
+    if median <= 0:
+        return None
+    return median

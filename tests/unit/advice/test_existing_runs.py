@@ -1,0 +1,296 @@
+"""Advice from runs that exist: what counts, what is a bound, and what is refused."""
+
+import json
+import math
+
+import mlflow
+import numpy as np
+import pandas as pd
+import pytest
+
+import lit_dps
+from lit_dps.advice.existing_runs import observe, step_time_of
+from lit_dps.advice.run_table import CurveGoal, read_runs
+from lit_dps.analysis.observations import AT_LEAST, AT_MOST
+from lit_dps.cli import main
+from lit_dps.core.errors import ConfigError
+from tests.support.errors import refuses
+
+C1, C2 = 4e4, 200.0
+SIZES = [16, 32, 64, 128, 256, 512, 1024]
+
+
+def law_runs(**columns: object) -> pd.DataFrame:
+    """Runs that follow the law exactly, one at each batch size."""
+    rows = []
+    for b in SIZES:
+        rows.append({"batch_size": b, "steps": C1 / b + C2, "step_seconds": 0.01 + 1e-4 * b})
+    return pd.DataFrame(rows).assign(**columns)
+
+
+def observed(rows: list[dict]) -> dict:
+    table = read_runs(pd.DataFrame(rows))
+    return {o.batch_size: o for o in observe(table.runs).observations}
+
+
+# ---- What counts ----
+
+
+def test_the_recommendation_is_the_one_of_calculus():
+    # (c1 / B + c2) (a + b B) is least at B = sqrt(c1 a / (c2 b)) = 141.
+    advice = lit_dps.advise(law_runs())
+    assert advice.best["batch_size"] == 128
+    seconds = (C1 / 128 + C2) * (0.01 + 128e-4)
+    assert advice.best["hours"] == pytest.approx(seconds / 3600, rel=0.02)
+    assert advice.exit_code == 0
+    assert advice.law.critical.low < C1 / C2 < advice.law.critical.high
+
+
+def test_the_best_rate_counts_and_its_place_is_noted():
+    rows = []
+    for rate, steps in ((0.01, 400), (0.02, 300), (0.04, 500)):
+        rows.append({"batch_size": 8, "learning_rate": rate, "steps": steps})
+    rows.append({"batch_size": 16, "learning_rate": 0.02, "steps": 200})
+    table = read_runs(pd.DataFrame(rows))
+    evidence = observe(table.runs)
+    assert [o.steps for o in evidence.observations] == [300, 200]
+    assert evidence.best_rates == {8: 0.02, 16: 0.02}
+    assert evidence.observations[0].boundary == ""
+    assert evidence.observations[0].noise > 0 == evidence.observations[1].noise
+    assert "0.020 of 3 at B = 8" in evidence.notes[0]
+    assert "One learning rate was tried at B = 16" in evidence.notes[1]
+
+
+def test_a_best_rate_at_an_end_is_a_boundary():
+    rows = [
+        {"batch_size": 8, "lr": 0.01, "steps": 400},
+        {"batch_size": 8, "lr": 0.02, "steps": 300},
+    ]
+    assert observed(rows)[8].boundary == "learning_rate high"
+    # A larger rate that diverged shows that the best one is inside.
+    rows.append({"batch_size": 8, "lr": 0.04, "steps": math.nan, "censored": 1})
+    rows[0]["censored"] = rows[1]["censored"] = 0
+    assert observed(rows)[8].boundary == ""
+    assert observed(rows)[8].bound == 0
+
+
+def test_the_median_over_seeds_of_the_best_rate_counts():
+    rows = []
+    for rate, runs in ((0.1, (300, 310, 330)), (0.2, (250, 400, 420))):
+        for seed, steps in enumerate(runs):
+            rows.append({"batch_size": 8, "lr": rate, "seed": seed, "steps": steps})
+    observation = observed(rows)[8]
+    assert observation.steps == 310
+    assert observation.noise > 0
+
+
+def test_runs_that_missed_the_goal_are_bounds():
+    rows = [
+        {"batch_size": 8, "lr": 0.1, "steps": 500, "censored": 1},
+        {"batch_size": 8, "lr": 0.2, "steps": 700, "censored": 1},
+        {"batch_size": 16, "lr": 0.1, "steps": 400, "censored": 0},
+        # This run was stopped before 400 steps: it might have met the goal first.
+        {"batch_size": 16, "lr": 0.2, "steps": 200, "censored": 1},
+        {"batch_size": 32, "lr": 0.1, "steps": 300, "censored": 0},
+        {"batch_size": 32, "lr": 0.2, "steps": 350, "censored": 1},
+        {"batch_size": 64, "lr": 0.2, "steps": None, "censored": 1},
+    ]
+    found = observed(rows)
+    assert (found[8].bound, found[8].steps) == (AT_LEAST, 500)
+    assert (found[16].bound, found[16].steps) == (AT_MOST, 400)
+    assert (found[32].bound, found[32].steps) == (0, 300)
+    assert 64 not in found
+
+
+def test_curves_give_the_first_validation_that_meets_the_goal():
+    rows = []
+    for b, curve in ((8, (0.9, 0.5, 0.2, 0.3)), (16, (0.9, 0.1, 0.1, 0.1)), (32, (0.9, 0.8, 0.7))):
+        for i, value in enumerate(curve):
+            rows.append({"batch_size": b, "step": 10 * i, "val_loss": value})
+            rows.append({"batch_size": b, "step": 10 * i + 5, "val_loss": None})
+    runs = read_runs(pd.DataFrame(rows), goal=CurveGoal("val_loss", 0.3)).runs
+    assert list(runs["steps"]) == [20, 10, 20]
+    assert list(runs["censored"]) == [False, False, True]
+    assert list(runs["check"].iloc[:2]) == [10, 10]
+    rising = pd.DataFrame(rows).assign(acc=lambda t: 1 - t["val_loss"])
+    runs = read_runs(rising, goal=CurveGoal("acc", 0.9, at_least=True)).runs
+    assert list(runs["censored"]) == [True, False, True]
+
+
+def test_a_curve_that_ends_infinite_has_diverged():
+    rows = [{"batch_size": 8, "step": 10, "val_loss": 0.1, "lr": 1}]
+    for step, value in ((10, 0.9), (20, math.inf)):
+        rows.append({"batch_size": 8, "step": step, "val_loss": value, "lr": 2})
+    runs = read_runs(pd.DataFrame(rows), goal=CurveGoal("val_loss", 0.3)).runs
+    assert math.isnan(runs["steps"].iloc[1]) and runs["censored"].iloc[1]
+
+
+# ---- Step times ----
+
+
+def test_runs_on_eight_devices_alone_answer_for_eight():
+    advice = lit_dps.advise(law_runs(devices=8))
+    assert set(advice.table["devices"]) == {8}
+    row = advice.table.set_index("batch_size").loc[128]
+    assert row["step_seconds"] == pytest.approx(0.01 + 128e-4, rel=1e-3)
+    assert row["device_hours"] == pytest.approx(8 * row["hours"])
+    assert advice.table["batch_size"].min() == 8
+
+
+def test_without_times_there_are_steps_and_a_next_run():
+    advice = lit_dps.advise(law_runs().drop(columns="step_seconds"))
+    assert advice.answer is None and advice.best is None
+    steps = advice.table.set_index("batch_size").loc[128]
+    assert steps["steps"] == pytest.approx(C1 / 128 + C2, rel=0.02)
+    assert advice.next_run.batch_size in advice.table["batch_size"].to_list()
+    assert any("no run has step_seconds" in note for note in advice.notes)
+    notes: list[str] = []
+    one = read_runs(law_runs().iloc[:1])
+    assert step_time_of(one.runs, notes) is None and "one batch size only" in notes[0]
+
+
+def test_two_batch_sizes_are_not_identifiable_and_name_the_next_run():
+    advice = lit_dps.advise(law_runs().iloc[:2])
+    assert advice.law.describes_k is False
+    assert advice.next_run.batch_size not in (16, 32) or advice.next_run.share > 0
+    advice = lit_dps.advise(law_runs(censored=1).iloc[:2])
+    assert advice.exit_code == 3 and advice.best is None and advice.next_run is None
+
+
+# ---- The document for machines ----
+
+
+def test_the_document_has_the_numbers_of_the_table():
+    advice = lit_dps.advise(law_runs(), price=2.0)
+    document = json.loads(advice.to_json())
+    assert document["status"] == "answered" and document["source"] == "runs"
+    best = document["recommendation"]
+    assert best["batch_size"] == 128 and best["devices"] == 1
+    assert best["steps"]["low"] < best["steps"]["value"] < best["steps"]["high"]
+    assert best["cost"]["value"] == pytest.approx(2 * best["hours"]["value"])
+    assert len(document["table"]) == len(advice.table)
+    assert [row["batch_size"] for row in document["measured"]] == SIZES
+    assert document["law"]["critical_batch_size"]["value"] == pytest.approx(C1 / C2, rel=0.05)
+    # Unknown numbers are null, not NaN.
+    assert json.loads(lit_dps.advise(law_runs()).to_json())["recommendation"]["cost"] == {
+        "value": None,
+        "low": None,
+        "high": None,
+    }
+
+
+def test_the_command_prints_json_alone_on_stdout(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    law_runs().rename(columns={"batch_size": "bs"}).to_csv("runs.csv", index=False)
+    assert main(["advise", "--runs", "runs.csv", "--json"]) == 0
+    captured = capsys.readouterr()
+    assert json.loads(captured.out)["recommendation"]["batch_size"] == 128
+    assert "batch_size is read from the column bs" in captured.err
+    assert main(["advise", "--runs", "runs.csv", "--devices", "1", "--price", "3"]) == 0
+    assert "run B = 128 on 1 device" in capsys.readouterr().out
+    law_runs(censored=1).to_csv("none.csv", index=False)
+    assert main(["advise", "--runs", "none.csv"]) == 3
+    assert list(map(str, tmp_path.glob("mlruns*"))) == []
+
+
+# ---- Refusals ----
+
+
+@pytest.mark.parametrize(
+    ("change", "key", "value"),
+    [
+        ({"batch_size": [16, 0]}, "batch_size in line 3 of runs", 0),
+        ({"steps": ["many", 3]}, "steps in line 2 of runs", "many"),
+        ({"steps": [300, math.nan]}, "steps in line 3 of runs", None),
+        ({"censored": [0, 2]}, "censored in line 3 of runs", 2),
+        ({"learning_rate": [-1, 1]}, "learning_rate in line 2 of runs", -1),
+        ({"batch_size": [16, math.nan]}, "batch_size in line 3 of runs", None),
+    ],
+)
+def test_wrong_values_are_refused_with_their_line(change, key, value):
+    table = pd.DataFrame({"batch_size": [16, 32], "steps": [300, 200], **change})
+    with refuses(key, value):
+        read_runs(table)
+
+
+def test_missing_columns_and_repeated_runs_are_refused():
+    with refuses("batch_size of runs", None):
+        read_runs(pd.DataFrame({"steps": [1]}))
+    with refuses("steps of runs", None):
+        read_runs(pd.DataFrame({"batch_size": [1]}))
+    with refuses("learning_rate of runs", "a.lr, b.lr"):
+        read_runs(pd.DataFrame({"batch_size": [1], "steps": [1], "a.lr": [1], "b.lr": [1]}))
+    twice = pd.DataFrame({"batch_size": [8, 8], "steps": [3, 4], "seed": [1, 1]})
+    with refuses("runs"):
+        read_runs(twice)
+    assert len(read_runs(twice.assign(run=["a", "b"])).runs) == 2
+    curves = pd.DataFrame({"batch_size": [8, 8], "step": [1, 1], "val_loss": [1.0, 0.5]})
+    with refuses("step in line 3 of runs"):
+        read_runs(curves, goal=CurveGoal("val_loss", 0.7))
+    with refuses("goal.at_most", 0.1):
+        read_runs(curves.iloc[:1], goal=CurveGoal("val_loss", 0.1))
+    with refuses("goal", "val_loss = 3"):
+        lit_dps.advise(curves, goal="val_loss = 3")
+    with refuses("goal.at_most", 0.9):
+        lit_dps.advise(curves, goal="val_acc <= 0.9")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--budget", "3m"],
+        ["--columns", "bs"],
+        ["--columns", "batch_size=none"],
+        ["--devices", "a"],
+        ["--price", "-1"],
+        ["--foo", "1"],
+    ],
+)
+def test_bad_options_are_refused_in_one_line(options, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    law_runs().to_csv("runs.csv", index=False)
+    assert main(["advise", "--runs", "runs.csv", *options]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == "" and captured.err.count("\n") == 1
+    assert captured.err.startswith("lit-dps: error: --")
+
+
+# ---- MLflow ----
+
+
+def test_the_runs_of_an_mlflow_experiment(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    uri = f"sqlite:///{tmp_path}/their.db"
+    client = mlflow.MlflowClient(uri)
+    experiment = client.create_experiment("theirs", artifact_location=str(tmp_path))
+    for b in SIZES:
+        run = client.create_run(experiment)
+        client.log_param(run.info.run_id, "data/batch_size", b)
+        client.log_param(run.info.run_id, "lr", 0.1)
+        k = C1 / b + C2
+        for step in np.arange(0, 2 * k, k / 20).astype(int):
+            loss = 2.0 * 0.25 ** (step / k)
+            seconds = step * (0.01 + 1e-4 * b)
+            client.log_metric(run.info.run_id, "val_loss", loss, int(1000 * seconds), int(step))
+        client.set_terminated(run.info.run_id)
+    client.set_terminated(client.create_run(experiment).info.run_id, "FAILED")
+    words = ["advise", "--runs", "mlflow:theirs", "--storage.mlflow", uri, "--json"]
+    assert main(words) == 2
+    assert "goal.at_most is null" in capsys.readouterr().err
+    assert main([*words, "--goal.at_most", "0.5"]) == 0
+    captured = capsys.readouterr()
+    document = json.loads(captured.out)
+    for row in document["measured"]:
+        assert row["steps"] == pytest.approx(C1 / row["batch_size"] + C2, rel=0.06)
+        assert row["learning_rate"] == 0.1
+    assert document["recommendation"]["batch_size"] == 128
+    assert document["recommendation"]["step_seconds"] == pytest.approx(0.0228, rel=0.05)
+    assert "1 failed runs are left out" in captured.err
+    assert "the timestamps of val_loss" in captured.err
+    assert main(["advise", "--runs", "mlflow:their", "--storage.mlflow", uri]) == 2
+    assert "Did you mean mlflow:theirs?" in capsys.readouterr().err
+
+
+def test_prices_below_zero_are_refused_in_python_too():
+    with pytest.raises(ConfigError):
+        lit_dps.advise(law_runs(), price=-1)
