@@ -18,7 +18,8 @@ import pandas as pd
 
 from benchmarks.text import table
 from lit_dps.analysis.law import MAX_EXTRAPOLATION, Law, fit_law
-from lit_dps.analysis.law_fit import MIN_BATCH_SIZES, Fit, Refusal, fit_scaling
+from lit_dps.analysis.law_fit import MIN_BATCH_SIZES, Fit, fit_scaling
+from lit_dps.analysis.law_verdict import Refusal
 from lit_dps.analysis.observations import Observation, exact, medians
 
 DATA = Path(__file__).parents[1] / "tests" / "data" / "steps_to_goal.csv"

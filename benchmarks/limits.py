@@ -2,7 +2,7 @@
 left out in turn.
 
 `python -m benchmarks.limits` prints the section of docs/advice-law.md. Two limits were chosen with
-these runs in view: the factor that the interval of B_crit may span (`law_fit.MAX_SPAN`), and the
+these runs in view: the factor that the interval of B_crit may span (`MAX_SPAN`), and the
 tails of an observation's error (`law_fit.TAILS`). For every workload each is chosen again by all
 the others, and judged on the one left out.
 """
@@ -22,7 +22,7 @@ import pandas as pd
 
 from benchmarks.advice import ALL, curves, must_refuse, parts, runs_of
 from benchmarks.text import table
-from lit_dps.analysis import law_fit
+from lit_dps.analysis import law_fit, law_verdict
 from lit_dps.analysis.law import Law, fit_law
 from lit_dps.analysis.law_fit import fit_scaling
 from lit_dps.analysis.observations import Observation, exact
@@ -54,7 +54,7 @@ def must_refuse_part(known: list[Observation], seen: list[Observation]) -> bool:
     fit = fit_scaling([p.batch_size for p in points], [p.steps for p in points])
     return (
         max(p.batch_size for p in exact(seen))
-        < law_fit.MIN_SHARE_OF_CRITICAL * fit.critical_batch_size
+        < law_verdict.MIN_SHARE_OF_CRITICAL * fit.critical_batch_size
     )
 
 
@@ -65,7 +65,7 @@ def laws(runs: pd.DataFrame) -> Iterator[dict]:
     The score is that of the 80 % interval of log K at the batch sizes above the part; nan without
     any.
     """
-    with limit(law_fit, "MAX_SPAN", math.inf):
+    with limit(law_verdict, "MAX_SPAN", math.inf):
         for curve, known in curves(runs):
             some = [(lower, held) for seen, lower, held in parts(known) if seen != "all others"]
             for lower, held in [(known, []), *some]:
@@ -125,7 +125,7 @@ def main() -> None:
         "\n",
     )
     by = {
-        tails: rows.assign(no=rows["refused"] | (rows["span"] > law_fit.MAX_SPAN))
+        tails: rows.assign(no=rows["refused"] | (rows["span"] > law_verdict.MAX_SPAN))
         for tails, rows in found.items()
     }
     print(_verdicts("tails", by))

@@ -14,7 +14,7 @@ reports it (`report`).
 
 from lit_dps.advice.answer import Answer, Checks, Terms, advise, answer
 from lit_dps.advice.branch_law import Branched, Critical
-from lit_dps.advice.next_probe import best_probe, contenders, expected_critical, rank_probes
+from lit_dps.advice.next_probe import best_probe, contenders, rank_probes
 from lit_dps.advice.one_run import OneRun, of_runs, of_trials
 from lit_dps.advice.step_time import Link, StepTime, Timed, fit_step_time
 from lit_dps.advice.text import render

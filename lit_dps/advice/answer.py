@@ -15,11 +15,11 @@ import numpy as np
 import pandas as pd
 
 from lit_dps.advice.branch_law import Branched
-from lit_dps.advice.next_probe import rank_probes
+from lit_dps.advice.next_probe import law_with_prior, rank_probes
 from lit_dps.advice.one_run import OneRun
 from lit_dps.advice.step_time import NORMAL_95, Link, Seconds, StepTime, Timed, fit_step_time
 from lit_dps.analysis.answer import NEAR
-from lit_dps.analysis.law import Law, fit_law
+from lit_dps.analysis.law import Law
 from lit_dps.analysis.observations import medians
 from lit_dps.analysis.rates import RateLaw
 from lit_dps.analysis.tables import listed_numbers
@@ -166,7 +166,7 @@ def advise(
     if batch_sizes is None:
         batch_sizes = list(runs["batch_size"])
     step_time = fit_step_time(timed, link, largest, node)
-    law = fit_law(medians(runs))
+    law = law_with_prior(medians(runs))
     return answer(law, step_time, sorted(set(batch_sizes)), devices, Terms(**terms))
 
 
@@ -190,7 +190,7 @@ def answer(
     """Return the answer over all batch sizes (ascending, in examples) and numbers of devices.
 
     Columns of its table: batch_size [examples]; devices; steps with steps_low and steps_high;
-    steps_known ("law", "extrapolated", "measured", "branched"); step_seconds; step_known ("fitted",
+    steps_known (`Prediction.known`, or "branched"); step_seconds; step_known ("fitted",
     "extrapolated", "predicted"); examples; hours, device_hours and cost (missing without a price),
     each with _low and _high; allowed (within the limits of `terms`); pareto (no row is both faster
     and cheaper); k_star (K by the law).

@@ -16,9 +16,10 @@ import numpy as np
 import pandas as pd
 
 from lit_dps.analysis.answer import NEAR
+from lit_dps.analysis.critical_prior import default_prior, noise_scale_prior
 from lit_dps.analysis.law import Law, fit_law
-from lit_dps.analysis.law_fit import CriticalPrior
-from lit_dps.analysis.observations import Observation
+from lit_dps.analysis.law_fit import MIN_BATCH_SIZES
+from lit_dps.analysis.observations import Observation, exact
 from lit_dps.core.noise_scale import NoiseScale
 
 COST_EXPONENT = 0.4
@@ -28,10 +29,6 @@ MIN_SHARE = 0.05  # the share of the variance that a probe has to remove
 # A batch size is asked for if it is among the best with at least this probability.
 MIN_PROBABILITY = 0.05
 MIN_PROBE_RATIO = 8  # between the batch sizes of the first two probes
-# Standard deviation of log(noise scale / B_crit of the law): 0.67, 0.87, 0.97 and 4.1 as ratios on
-# public runs, and as large or larger elsewhere.
-PRIOR_SPREAD = 1.0
-NORMAL_95_WIDTH = 3.92  # of a 95 % interval, in standard deviations
 
 
 @dataclass(frozen=True)
@@ -56,27 +53,27 @@ class ProbeTerms:
     seconds: float
 
 
-def law_with_prior(observations: Sequence[Observation], noise: NoiseScale | None) -> Law:
-    """Return the law of some observations, with the noise scale as a prior of B_crit."""
+def law_with_prior(
+    observations: Sequence[Observation],
+    noise: NoiseScale | None = None,
+    is_adaptive: bool | None = None,
+) -> Law:
+    """Return the law of some observations, with a prior of B_crit for as few as one K.
+
+    Args:
+        observations: Of K.
+        noise: The noise scale of the second half of a run to the goal. Without it, the prior is of
+            public runs, relative to the smallest batch size with a K.
+        is_adaptive: Whether the optimizer is like Adam; None if that is unknown.
+    """
+    observations = sorted(observations)
     prior = None
     if noise is not None:
-        prior = expected_critical(noise)
-    return fit_law(list(observations), prior)
-
-
-def expected_critical(scale: NoiseScale) -> CriticalPrior | None:
-    """Return B_crit with its uncertainty, as a noise scale suggests.
-
-    The noise scale phi = tr(Sigma) / |G|^2 is the batch size at which the noise of a gradient is as
-    large as the gradient (McCandlish et al. 2018, Section 2.2 and appendix A.1).
-
-    Returns:
-        None if the noise scale is not resolved.
-    """
-    if not scale.resolved or scale.low <= 0:
-        return None
-    error = math.log(scale.high / scale.low) / NORMAL_95_WIDTH
-    return CriticalPrior(scale.value, math.hypot(PRIOR_SPREAD, error))
+        prior = noise_scale_prior(noise, is_adaptive)
+    measured = exact(observations)
+    if prior is None and measured and len(measured) < MIN_BATCH_SIZES:
+        prior = default_prior(measured[0].batch_size)
+    return fit_law(observations, prior)
 
 
 def choose_next_batch_size(

@@ -93,7 +93,7 @@ def _choose(
     batch_size = choose_next_batch_size(
         [b for b in fitting if b not in excluded],
         observed,
-        law_with_prior(observed, question.noise),
+        law_with_prior(observed),
         _nearest(fitting, user_batch_size(question.probes.setup.workload)),
         _terms(question, record, clock),
     )

@@ -107,7 +107,7 @@ def conclude(question: Question) -> Answer:
                 adaptive = stored.get("branch_adaptive", question.adaptive is not None)
                 rate = law.rate(key, setup.study.space[key].at(0.5), adaptive)
             return answer(law, step_time, batch_sizes, options.devices, terms, rate)
-    law = law_with_prior(observations(record), question.noise)
+    law = law_with_prior(observations(record))
     rates = best_rates(record)
     rate = None if rates is None else rates.law
     k_of = {}

@@ -11,7 +11,7 @@ import pandas as pd
 from lit_dps.advice.answer import Answer, hours_text, rows_where
 from lit_dps.analysis.tables import aligned, significant, three_digits
 
-MARKS = {"extrapolated": "~", "predicted": "?"}
+MARKS = {"extrapolated": "~", "prior": "^", "predicted": "?"}
 # A table with more rows shows only the Pareto front and the rows on the recommended devices.
 MAX_ROWS = 24
 

@@ -6,8 +6,9 @@ How trials become a number, in the order of reading:
 2. `repeats`: the best points on fresh seeds -> the median K over seeds.
 3. `observations`: K* or the median -> K with its noise, or a bound of K.
 4. `law_fit`: observations -> c1 and c2 of K = c1 / B + c2 by a robust fit; draws of c1 and c2, and
-   the law's error -> intervals; the verdict: what is refused of a fit, and why.
-5. `law`: `fit_law` joins these in a `Law`, which predicts K; `law_tables` are its tables.
+   the law's error -> intervals. `law_verdict`: what is refused of a fit, and why.
+5. `law`: `fit_law` joins these in a `Law`, which predicts K; `law_tables` are its tables. With one
+   or two K it rests on a prior of B_crit (`critical_prior`).
 6. `critical`: B_crit by other definitions. `answer`: K by the law x `step_seconds` -> time.
 
 `Analysis` is the index of these and all other tables: it computes each one once, when it is first
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from lit_dps.analysis.intervals import Interval as Interval
     from lit_dps.analysis.intervals import estimate as estimate
     from lit_dps.analysis.law import Law as Law
-    from lit_dps.analysis.law_fit import MAX_MISFIT as MAX_MISFIT
+    from lit_dps.analysis.law_verdict import MAX_MISFIT as MAX_MISFIT
     from lit_dps.analysis.observations import noise_of_search as noise_of_search
     from lit_dps.analysis.rates import RATE_NAMES as RATE_NAMES
     from lit_dps.analysis.tables import cell_of as cell_of
@@ -51,7 +52,7 @@ if TYPE_CHECKING:
 _PUBLIC = {
     "Analysis": "analysis",
     "DEFINITIONS": "critical",
-    "MAX_MISFIT": "law_fit",
+    "MAX_MISFIT": "law_verdict",
     "PERCENTILES": "intervals",
     "REPLICATES": "intervals",
     "Interval": "intervals",

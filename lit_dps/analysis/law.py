@@ -9,14 +9,16 @@ the figures, the answer, the forecast, advice and the replication all use this l
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
+from scipy import special
 
+from lit_dps.analysis.critical_prior import CriticalPrior, default_prior
 from lit_dps.analysis.intervals import (
     NORMAL_95,
     PERCENTILES,
@@ -28,24 +30,25 @@ from lit_dps.analysis.law_fit import (
     DRAWS,
     LOSS_SCALE,
     MIN_BATCH_SIZES,
+    PRIOR_TAILS,
     TYPICAL_ERROR,
-    CriticalPrior,
     Fit,
-    Refusal,
-    Verdict,
+    data_of,
     error_draws,
     error_of_law,
-    fit_scaling,
-    judge_data,
-    judge_fit,
     posterior,
+    residuals_about,
+    weighted_fit,
 )
+from lit_dps.analysis.law_verdict import Refusal, Verdict, judge_data, judge_fit, judge_prior
 from lit_dps.analysis.observations import AT_LEAST, Observation, exact, note_on_boundaries
 from lit_dps.core.unit import STEPS, Unit
 
 # What is added to the law's error, in quadrature, for each doubling beyond the measured batch
 # sizes, in log K.
 ERROR_PER_DOUBLING = 0.03
+# The same for a law that rests on a prior, for each doubling from the measured batch sizes.
+PRIOR_ERROR_PER_DOUBLING = 0.05
 # Factor beyond the measured batch sizes up to which K is predicted.
 MAX_EXTRAPOLATION = 16.0
 # Standard deviation of log K between two measured batch sizes where K follows no law: on public
@@ -59,7 +62,8 @@ class Prediction(NamedTuple):
     Attributes:
         batch_size: In examples.
         steps, low, high: In steps.
-        known: "law", "extrapolated", "interpolated", "measured" or "refused".
+        known: "law", "extrapolated", "prior" (fewer K than the law needs, and a prior of B_crit),
+            "interpolated", "measured" or "refused".
     """
 
     batch_size: float
@@ -77,6 +81,7 @@ class Law:
         observations: What it is fitted to, by batch size.
         verdict: What is refused of it, and why.
         fit: c1 [examples] and c2 [steps]; None with fewer than `MIN_BATCH_SIZES` K.
+        prior: Evidence on B_crit other than K; None without any.
         misfit: Root mean square of the residuals of log K, corrected for two constants; nan without
             a fit.
         misfit_beyond_noise: The part of it that the noise of the observations does not explain.
@@ -91,6 +96,7 @@ class Law:
     observations: tuple[Observation, ...]
     verdict: Verdict = Verdict()
     fit: Fit | None = None
+    prior: CriticalPrior | None = None
     misfit: float = math.nan
     misfit_beyond_noise: float = math.nan
     error: float = TYPICAL_ERROR
@@ -149,7 +155,7 @@ class Law:
             name: As in `Observation.draws`.
         """
         measured = exact(self.observations)
-        if not _data_of(measured).variance.any():
+        if not data_of(measured).variance.any():
             return np.empty((0, len(measured)))
         return np.stack([o.draws(count, name) for o in measured], axis=1)
 
@@ -159,6 +165,11 @@ class Law:
     def is_b_crit_known(self) -> bool:
         """Whether the data show B_crit: nothing is refused."""
         return self.verdict.refusal is Refusal.NOTHING
+
+    @property
+    def rests_on_prior(self) -> bool:
+        """Whether K beyond the measured batch sizes rests on a prior, because too few are known."""
+        return self.prior is not None and self.fit is None and self.describes_k
 
     @property
     def describes_k(self) -> bool:
@@ -202,9 +213,15 @@ class Law:
     def steps(self, batch_size: Any) -> Any:
         """Return the fitted steps at a batch size (number or array), also if the law is refused.
 
+        If the law rests on a prior, they are the median of the posterior.
+
         Raises:
-            ValueError: without a fit.
+            ValueError: without a fit and a prior.
         """
+        if self.rests_on_prior:
+            batch = np.asarray(batch_size, float)
+            draws = self.draws[:, :1] / batch.ravel() + self.draws[:, 1:]
+            return np.median(draws, axis=0).reshape(batch.shape)[()]
         if self.fit is None:
             raise ValueError(f"no law: {self.verdict}")
         return self.fit.steps(batch_size)
@@ -234,7 +251,9 @@ class Law:
         else:
             known = "extrapolated"
             low, high = self.range
-            if low <= batch_size <= high:
+            if self.rests_on_prior:
+                known = "prior"
+            elif low <= batch_size <= high:
                 known = "law"
             steps = float(self.steps(batch_size))
         limits = percentile_interval(self.samples([batch_size])[:, 0], steps)
@@ -258,12 +277,13 @@ class Law:
         c2 = self.draws[:, 1:]
         low, high = self.range
         doublings_beyond = np.log2(np.maximum(1.0, np.maximum(batch / high, low / batch)))
-        error = np.sqrt(self.error**2 + (ERROR_PER_DOUBLING * doublings_beyond) ** 2)
+        per_doubling = PRIOR_ERROR_PER_DOUBLING if self.rests_on_prior else ERROR_PER_DOUBLING
+        error = np.sqrt(self.error**2 + (per_doubling * doublings_beyond) ** 2)
         return (c1 / batch + c2) * np.exp(error * self.deviates[:, None])
 
     def _interpolated(self, batch: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return log K (n,) on chords between measured batch sizes, and its standard deviation."""
-        measured = _data_of(exact(self.observations))
+        measured = data_of(exact(self.observations))
         log_b = np.log(measured.batch_sizes)
         x = np.log(batch)
         log_steps = np.interp(x, log_b, np.log(measured.steps))
@@ -296,6 +316,12 @@ class Law:
 
     def describe(self) -> str:
         """Return B_crit in words: its interval, or why it is not identifiable."""
+        if self.rests_on_prior:
+            assert self.prior is not None
+            ratios = self.draws[:, 0] / self.draws[:, 1]
+            middle = float(np.median(ratios))
+            interval = percentile_interval(ratios, middle)
+            return f"B_crit about {estimate(middle, interval)} by {self.prior.source}"
         if self.fit is None:
             return str(self.verdict)
         if not self.is_b_crit_known:
@@ -351,8 +377,8 @@ def fit_law(
 
     Args:
         observations: At most one a batch size.
-        prior: Other evidence on B_crit, such as a noise scale. It narrows the posterior alone, not
-            the fit.
+        prior: Other evidence on B_crit, such as a noise scale (`critical_prior`). With fewer K than
+            the law needs, K is predicted by it. With more it narrows the posterior, not the fit.
         uses_medians: Whether the observations are medians over seeds, not K*.
         unit: The unit of their K.
         refusal: Why the law does not describe them. Then their K are the only answers.
@@ -364,17 +390,25 @@ def fit_law(
     if len({o.batch_size for o in observations}) < len(observations):
         raise ValueError("more than one observation of a batch size: take their median (`medians`)")
     verdict = judge_data(observations)
+    measured = exact(observations)
+    are_too_few = verdict.refusal is Refusal.PREDICTION
+    if prior is not None and are_too_few and measured:
+        verdict = judge_prior(observations, prior)
     if not unit.has_law:
         refusal = f"K* is in {unit.axis}, and the law c1 / B + c2 is of steps"
     if refusal:
         verdict = Verdict(Refusal.PREDICTION, refusal)
     law = Law(
-        observations, verdict, uses_medians=uses_medians, unit=unit, is_applicable=not refusal
+        observations,
+        verdict,
+        prior=prior,
+        uses_medians=uses_medians,
+        unit=unit,
+        is_applicable=not refusal,
     )
-    measured = exact(observations)
     if refusal or not measured:
         return law
-    if len(measured) >= MIN_BATCH_SIZES:
+    if len(measured) >= MIN_BATCH_SIZES and not (are_too_few and prior is not None):
         law = _with_fit(law)
     law = _with_posterior(law, prior)
     if verdict.refusal is Refusal.NOTHING:
@@ -385,34 +419,29 @@ def fit_law(
     return replace(law, verdict=verdict)
 
 
-class _Data(NamedTuple):
-    """Observations as arrays (n,)."""
+def relative_law(batch_size: float, prior: CriticalPrior | None = None) -> Law:
+    """Return the law of K(B) / K(B0) if no K is known; its K at B0 is 1.
 
-    batch_sizes: np.ndarray
-    steps: np.ndarray
-    variance: np.ndarray
-    bounds: np.ndarray
-
-
-def _data_of(observations: Sequence[Observation]) -> _Data:
-    """Return observations as arrays."""
-    rows = [(o.batch_size, o.steps, o.variance, o.bound) for o in observations]
-    columns = np.array(rows, float).reshape(-1, len(_Data._fields)).T
-    return _Data(*np.ascontiguousarray(columns))
-
-
-class _Residuals(NamedTuple):
-    """The residuals of log K about a fit.
-
-    Attributes:
-        squares: Sum of their squares.
-        excess: The part of it that the noise of the observations does not explain.
-        free: Degrees of freedom.
+    Args:
+        batch_size: B0, in examples.
+        prior: Evidence on B_crit; by default the prior of public runs (`default_prior`).
     """
-
-    squares: float
-    excess: float
-    free: int
+    if prior is None:
+        prior = default_prior(batch_size)
+    reason = f"no K is measured; K(B) / K({batch_size:g}) rests on {prior.source}"
+    probabilities = (np.arange(DRAWS) + 0.5) / DRAWS
+    deviations = prior.log_deviation * special.stdtrit(PRIOR_TAILS, probabilities)
+    critical = prior.value * np.exp(deviations)
+    np.random.default_rng(1).shuffle(critical)
+    c1 = 1 / (1 / batch_size + 1 / critical)
+    return Law(
+        (Observation(batch_size, 1.0),),
+        Verdict(Refusal.CRITICAL, reason),
+        prior=prior,
+        error=0.0,
+        draws=np.stack([c1, c1 / critical], axis=1),
+        deviates=error_draws(0),
+    )
 
 
 def _with_fit(law: Law) -> Law:
@@ -420,11 +449,11 @@ def _with_fit(law: Law) -> Law:
 
     Weights need the law's error, and the error needs residuals. So the fit is repeated once.
     """
-    data = _data_of(law.observations)
-    first = _weighted_fit(data, TYPICAL_ERROR)
-    residuals = _residuals(data, first)
-    fit = _weighted_fit(data, error_of_law(residuals.excess, residuals.free))
-    residuals = _residuals(data, fit)
+    data = data_of(law.observations)
+    first = weighted_fit(data, TYPICAL_ERROR)
+    residuals = residuals_about(data, first)
+    fit = weighted_fit(data, error_of_law(residuals.excess, residuals.free))
+    residuals = residuals_about(data, fit)
     return replace(
         law,
         fit=fit,
@@ -434,25 +463,9 @@ def _with_fit(law: Law) -> Law:
     )
 
 
-def _weighted_fit(data: _Data, error: float) -> Fit:
-    """Return the fit whose weights are inverse variances: of the noise plus the law's error."""
-    weights = 1 / (data.variance + error**2)
-    weights = weights / weights[data.bounds == 0].mean()
-    return fit_scaling(data.batch_sizes, data.steps, weights, data.bounds)
-
-
-def _residuals(data: _Data, fit: Fit) -> _Residuals:
-    """Return the residuals of the K that are not bounds."""
-    is_exact = data.bounds == 0
-    residuals = np.log(data.steps) - np.log(fit.steps(data.batch_sizes))
-    squares = residuals[is_exact] ** 2
-    excess = max(0.0, float((squares - data.variance[is_exact]).sum()))
-    return _Residuals(float(squares.sum()), excess, int(is_exact.sum()) - 2)
-
-
 def _with_posterior(law: Law, prior: CriticalPrior | None) -> Law:
     """Return a law with draws of its constants and of its error; `prior` as in `fit_law`."""
-    data = _data_of(law.observations)
+    data = data_of(law.observations)
     deviation = np.sqrt(data.variance + law.error**2)
     draws = posterior(data.batch_sizes, data.steps, deviation, data.bounds, prior)
     free = max(len(exact(law.observations)) - 2, 0)

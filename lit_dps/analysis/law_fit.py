@@ -1,4 +1,4 @@
-"""Fits K* = c1 / B + c2, with uncertainty and verdict (Lee et al. 2021, Section 4).
+"""Fits K* = c1 / B + c2, with uncertainty (Lee et al. 2021, Section 4).
 
 `fit_scaling` is an M-estimator of log K* with the pseudo-Huber loss ("soft_l1" of
 `scipy.optimize.least_squares`). It minimises the sum of 2 s^2 (sqrt(1 + (r / s)^2) - 1) over the
@@ -10,7 +10,7 @@ minimum, and bisection of the derivative finds the minimum in the basin.
 
 `posterior` draws c1 and c2 from their posterior on a grid. Errors of log K follow Student's t, a
 robust likelihood. A bound counts by the probability that the law keeps it (a censored, or Tobit,
-likelihood). `judge_fit` decides what is refused of a fit, and why.
+likelihood).
 """
 
 from __future__ import annotations
@@ -18,15 +18,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import IntEnum
 from typing import Any, NamedTuple
 
 import numpy as np
 from scipy import special
 
-from lit_dps.analysis.intervals import Interval
-from lit_dps.analysis.observations import AT_MOST, Observation, exact
-from lit_dps.analysis.tables import listed_numbers, three_digits
+from lit_dps.analysis.critical_prior import CriticalPrior
+from lit_dps.analysis.observations import Observation
 
 # The law fits any two points, so a fit needs at least three batch sizes.
 MIN_BATCH_SIZES = 3
@@ -67,25 +65,13 @@ _HALF_WIDTH = 5
 
 # Degrees of freedom of an observation's error: one bad cell may be off by more than it seems to be.
 TAILS = 8.0
+# Degrees of freedom of a prior of log B_crit: few public runs determine its scale, and K at a
+# second batch size has to correct a prior that is wrong.
+PRIOR_TAILS = 4.0
 # B_crit is searched up to this times the largest batch size, and down to the smallest one over it.
 _MAX_DISTANCE = 100
 # Ratios whose share of the probability is below this do not get a finer grid.
 _NEGLIGIBLE = 1e-4
-
-# Batch sizes whose largest is below this times the smallest show no curve.
-MIN_RANGE = 1.2
-# Share of B_crit that the largest batch size has to reach: c2 is then a third of K there.
-MIN_SHARE_OF_CRITICAL = 0.5
-# Root mean square of the residuals of log K beyond their noise, above which the law does not
-# describe K.
-MAX_MISFIT = 0.2
-# Log of the fall of K over the range, below which a curve is flat.
-MIN_DECLINE = 0.1
-# Log of a rise of K with B, above which it may be more than noise, and in standard deviations.
-MAX_RISE = 0.2
-MAX_RISE_DEVIATIONS = 3
-# Factor that the 95 % interval of B_crit may span.
-MAX_SPAN = 100.0
 
 
 @dataclass(frozen=True)
@@ -268,16 +254,50 @@ def overhead_batch_size(fit: Fit, overhead: float, reference_batch: float) -> fl
     return (1 + overhead) * reference_batch + overhead * fit.critical_batch_size
 
 
-class CriticalPrior(NamedTuple):
-    """B_crit by other evidence than K, such as a noise scale.
+class Data(NamedTuple):
+    """Observations as arrays (n,)."""
+
+    batch_sizes: np.ndarray
+    steps: np.ndarray
+    variance: np.ndarray
+    bounds: np.ndarray
+
+
+def data_of(observations: Sequence[Observation]) -> Data:
+    """Return observations as arrays."""
+    rows = [(o.batch_size, o.steps, o.variance, o.bound) for o in observations]
+    columns = np.array(rows, float).reshape(-1, len(Data._fields)).T
+    return Data(*np.ascontiguousarray(columns))
+
+
+class Residuals(NamedTuple):
+    """The residuals of log K about a fit.
 
     Attributes:
-        value: In examples.
-        log_deviation: Standard deviation of its logarithm.
+        squares: Sum of their squares.
+        excess: The part of it that the noise of the observations does not explain.
+        free: Degrees of freedom.
     """
 
-    value: float
-    log_deviation: float
+    squares: float
+    excess: float
+    free: int
+
+
+def weighted_fit(data: Data, error: float) -> Fit:
+    """Return the fit whose weights are inverse variances: of the noise plus the law's error."""
+    weights = 1 / (data.variance + error**2)
+    weights = weights / weights[data.bounds == 0].mean()
+    return fit_scaling(data.batch_sizes, data.steps, weights, data.bounds)
+
+
+def residuals_about(data: Data, fit: Fit) -> Residuals:
+    """Return the residuals of the K that are not bounds."""
+    is_exact = data.bounds == 0
+    residuals = np.log(data.steps) - np.log(fit.steps(data.batch_sizes))
+    squares = residuals[is_exact] ** 2
+    excess = max(0.0, float((squares - data.variance[is_exact]).sum()))
+    return Residuals(float(squares.sum()), excess, int(is_exact.sum()) - 2)
 
 
 class _Density(NamedTuple):
@@ -313,8 +333,9 @@ class _Observed(NamedTuple):
         z = (residuals[:, None] - log_c1[..., None]) / self.deviation
         log = self._log_likelihood(z)
         if self.prior is not None:
-            distance = np.log(ratios) + math.log(self.prior.value)
-            log = log - (distance**2 / (2 * self.prior.log_deviation**2))[:, None]
+            distance = (np.log(ratios) + math.log(self.prior.value)) / self.prior.log_deviation
+            log_prior = -(PRIOR_TAILS + 1) / 2 * np.log1p(distance**2 / PRIOR_TAILS)
+            log = log + log_prior[:, None]
         return _Density(np.exp(log - log.max()), ratios, log_c1)
 
     def _log_likelihood(self, z: np.ndarray) -> np.ndarray:
@@ -385,114 +406,3 @@ def error_draws(free: int) -> np.ndarray:
     draws = special.stdtrit(PRIOR_POINTS + free, (np.arange(DRAWS) + 0.5) / DRAWS)
     np.random.default_rng(0).shuffle(draws)
     return draws
-
-
-class Refusal(IntEnum):
-    """What a verdict refuses; each value also refuses what the values before it refuse."""
-
-    NOTHING = 0
-    # B_crit is not identifiable. K is predicted, up to `law.MAX_EXTRAPOLATION` times the range.
-    CRITICAL = 1
-    # The law does not describe K. K is interpolated between the measured batch sizes.
-    EXTRAPOLATION = 2
-    # Only measured K are answers.
-    PREDICTION = 3
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """What is refused of a law, and why.
-
-    Attributes:
-        refusal: What is refused.
-        reason: A clause; empty if nothing is refused.
-        bound: What B_crit exceeds, in examples; None if that is unknown.
-    """
-
-    refusal: Refusal = Refusal.NOTHING
-    reason: str = ""
-    bound: float | None = None
-
-    def __str__(self) -> str:
-        return self.reason
-
-
-def judge_data(observations: Sequence[Observation]) -> Verdict:
-    """Return what is refused because observations do not determine a law, before any fit."""
-    sizes = [o.batch_size for o in exact(observations)]
-    if len(sizes) < MIN_BATCH_SIZES:
-        return Verdict(Refusal.PREDICTION, _too_few(observations, sizes))
-    if max(sizes) <= MIN_RANGE * min(sizes):
-        span = max(sizes) / min(sizes) - 1
-        reason = f"all batch sizes are within {100 * span:.0f} %: {listed_numbers(sizes)}"
-        return Verdict(Refusal.PREDICTION, reason)
-    return Verdict()
-
-
-def _too_few(observations: Sequence[Observation], sizes: Sequence[float]) -> str:
-    """Return a clause on too few batch sizes whose K is not a bound."""
-    if not sizes:
-        reason = "K is known at no batch size"
-    elif len(sizes) == 1:
-        reason = f"K is known at one batch size ({listed_numbers(sizes)})"
-    else:
-        reason = f"K is known at {len(sizes)} batch sizes ({listed_numbers(sizes)})"
-    reason += f"; {MIN_BATCH_SIZES} are needed"
-    upper_bounds = sum(o.bound == AT_MOST for o in observations)
-    if upper_bounds:
-        reason += f", and {upper_bounds} K are upper bounds"
-    return reason
-
-
-def judge_fit(
-    observations: Sequence[Observation],
-    fit: Fit,
-    critical: Interval,
-    misfit: float,
-    misfit_beyond_noise: float,
-) -> Verdict:
-    """Return what is refused of a fit: K rises, a misfit, a flat curve, or B_crit not shown.
-
-    Args:
-        observations: What the law is fitted to, by batch size.
-        fit: Its constants.
-        critical: 95 % interval of B_crit, in examples.
-        misfit, misfit_beyond_noise: As in `Law`.
-    """
-    measured = exact(observations)
-    rise = _rise(measured)
-    if rise:
-        return Verdict(Refusal.PREDICTION, rise)
-    if misfit_beyond_noise > MAX_MISFIT:
-        reason = f"c1 / B + c2 does not fit: it misses K by {misfit:.0%}"
-        return Verdict(Refusal.EXTRAPOLATION, reason)
-    low = measured[0].batch_size
-    high = measured[-1].batch_size
-    fall = math.log(fit.steps(low) / fit.steps(high))
-    if fall < MIN_DECLINE:
-        share = 1 - math.exp(-fall)
-        reason = f"K is flat: it falls by {share:.0%} from B = {low:g} to {high:g}"
-        return Verdict(Refusal.CRITICAL, reason)
-    bound = critical.low
-    if high < MIN_SHARE_OF_CRITICAL * fit.critical_batch_size:
-        return Verdict(Refusal.CRITICAL, f"B_crit > {three_digits(bound)}", bound)
-    if critical.high > MAX_SPAN * bound:
-        interval = f"[{three_digits(bound)}, {three_digits(critical.high)}]"
-        reason = f"the 95 % interval of B_crit, {interval}, spans more than x{MAX_SPAN:g}"
-        return Verdict(Refusal.CRITICAL, reason, bound)
-    return Verdict()
-
-
-def _rise(ascending: Sequence[Observation]) -> str:
-    """Return a clause on the first rise of K with B that is more than noise; empty without one."""
-    for i, before in enumerate(ascending):
-        for after in ascending[i + 1 :]:
-            rise = math.log(after.steps / before.steps)
-            noise = math.sqrt(before.variance + after.variance + 2 * TYPICAL_ERROR**2)
-            if rise > max(MAX_RISE, MAX_RISE_DEVIATIONS * noise):
-                return (
-                    f"K rises from {before.steps:.0f} at B = {before.batch_size:g} to "
-                    f"{after.steps:.0f} at {after.batch_size:g}; is the rate tuned at each batch "
-                    "size?"
-                )
-    return ""

@@ -13,10 +13,10 @@ from lit_dps.advice.next_probe import (
     best_probe,
     choose_next_batch_size,
     contenders,
-    expected_critical,
     rank_probes,
 )
 from lit_dps.advice.step_time import Link, StepTime, Timed, fit_step_time
+from lit_dps.analysis.critical_prior import noise_scale_prior
 from lit_dps.analysis.law import fit_law
 from lit_dps.analysis.observations import AT_LEAST, Observation
 from lit_dps.core.noise_scale import noise_scale, unbiased_moments
@@ -141,11 +141,13 @@ def test_the_noise_scale_of_pairs_is_that_of_their_distribution():
 
     scale = scale_of(squared(8), squared(64), (8, 64))
     assert scale.low < 16 < scale.high
-    value, spread = expected_critical(scale)
-    assert (value, spread) == (scale.value, pytest.approx(1.0, abs=0.1))
+    for is_adaptive, ratio, spread in ((False, 1.0, 0.5), (True, math.exp(0.6), 0.7)):
+        prior = noise_scale_prior(scale, is_adaptive)
+        assert prior.value == pytest.approx(ratio * scale.value)
+        assert prior.log_deviation == pytest.approx(spread, abs=0.1)
     lost = scale_of(random.exponential(1.0, 20) + 1, random.exponential(1.0, 20) + 1, (8, 9))
     assert not lost.resolved
-    assert expected_critical(lost) is None
+    assert noise_scale_prior(lost) is None
 
 
 def observed(batch, noise=0.03):

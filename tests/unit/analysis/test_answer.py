@@ -10,7 +10,7 @@ import pytest
 
 from lit_dps.analysis.analysis import Analysis
 from lit_dps.analysis.answer import answer_rows, probabilities_of_fastest
-from lit_dps.analysis.law_fit import Refusal
+from lit_dps.analysis.law_verdict import Refusal
 from lit_dps.analysis.rates import rate_curves, rate_laws
 from lit_dps.analysis.step_seconds import StepSeconds, step_seconds
 from lit_dps.analysis.summary import summarize

@@ -8,8 +8,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from lit_dps.analysis.critical_prior import CriticalPrior
 from lit_dps.analysis.law import fit_law
-from lit_dps.analysis.law_fit import CriticalPrior, Refusal, fit_scaling
+from lit_dps.analysis.law_fit import fit_scaling
+from lit_dps.analysis.law_verdict import Refusal
 from lit_dps.analysis.observations import AT_LEAST, AT_MOST, Observation, medians
 from tests.support.errors import raises_about
 

@@ -9,8 +9,8 @@ import pytest
 from lit_dps.analysis.analysis import Analysis
 from lit_dps.analysis.intervals import Interval, estimate
 from lit_dps.analysis.law import fit_law
-from lit_dps.analysis.law_fit import Refusal
 from lit_dps.analysis.law_tables import law_rows
+from lit_dps.analysis.law_verdict import Refusal
 from lit_dps.analysis.observations import AT_MOST, Observation
 from lit_dps.analysis.tables import records, three_digits
 from lit_dps.core.trial import Cell, Series

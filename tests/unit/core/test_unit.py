@@ -9,7 +9,7 @@ import pytest
 
 from lit_dps.analysis.analysis import Analysis
 from lit_dps.analysis.answer import MEDIAN
-from lit_dps.analysis.law_fit import Refusal
+from lit_dps.analysis.law_verdict import Refusal
 from lit_dps.core.attempt import Attempt
 from lit_dps.core.batch_schedule import schedule_named
 from lit_dps.core.goal import Goal

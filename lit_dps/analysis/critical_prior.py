@@ -1,0 +1,79 @@
+"""Priors of B_crit: what is known of the curve K(B) from fewer K than the law needs.
+
+A noise scale that was read along a run to the goal is close to B_crit. Without one, public runs
+show how far B_crit usually is from the batch size that somebody trains at.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from lit_dps.core.noise_scale import NoiseScale
+
+NORMAL_95_WIDTH = 3.92  # of a 95 % interval, in standard deviations
+
+
+class CriticalPrior(NamedTuple):
+    """B_crit by other evidence than K: log B_crit follows Student's t, with few degrees of freedom.
+
+    Attributes:
+        value: The median, in examples.
+        log_deviation: The scale of its logarithm.
+        source: What the prior rests on, as a noun phrase.
+    """
+
+    value: float
+    log_deviation: float
+    source: str = "other evidence"
+
+
+class _Ratio(NamedTuple):
+    """Median and scale of the log of a ratio to B_crit."""
+
+    log_median: float
+    deviation: float
+
+
+# log(B_crit / noise scale), of the second half of a run to the goal. With SGD it is -0.5, -0.4,
+# -0.1 and 0.3 (cifar10, yolov3 and imagenet of Pollux; a network on MNIST). With optimizers like
+# Adam it is 0.1, 1.2 and at least 0.5 (a character transformer, a network on MNIST, BERT of
+# Pollux).
+SGD_RATIO = _Ratio(0.0, 0.5)
+ADAM_RATIO = _Ratio(0.6, 0.7)
+UNKNOWN_RATIO = _Ratio(0.3, 0.7)
+# log(B_crit / batch size of a run), of public runs at the lower half of their batch sizes.
+DEFAULT_RATIO = _Ratio(math.log(8), 1.5)
+
+
+def default_prior(batch_size: float) -> CriticalPrior:
+    """Return the prior of B_crit if only the batch size of somebody's run is known."""
+    value = batch_size * math.exp(DEFAULT_RATIO.log_median)
+    return CriticalPrior(value, DEFAULT_RATIO.deviation, "public runs")
+
+
+def noise_scale_prior(scale: NoiseScale, is_adaptive: bool | None = None) -> CriticalPrior | None:
+    """Return the prior of B_crit by the noise scale of the second half of a run to the goal.
+
+    The noise scale phi = tr(Sigma) / |G|^2 is the batch size at which the noise of a gradient is as
+    large as the gradient (McCandlish et al. 2018, Section 2.2 and appendix A.1). It grows along
+    training, so that a reading of an untrained network is of no use here.
+
+    Args:
+        scale: Read in the second half of the run, at the batch size of the run.
+        is_adaptive: Whether the optimizer is like Adam; None if that is unknown.
+
+    Returns:
+        None if the noise scale is not resolved.
+    """
+    if not scale.resolved or scale.low <= 0:
+        return None
+    if is_adaptive is None:
+        ratio = UNKNOWN_RATIO
+    elif is_adaptive:
+        ratio = ADAM_RATIO
+    else:
+        ratio = SGD_RATIO
+    error_of_reading = math.log(scale.high / scale.low) / NORMAL_95_WIDTH
+    deviation = math.hypot(ratio.deviation, error_of_reading)
+    return CriticalPrior(scale.value * math.exp(ratio.log_median), deviation, "the noise scale")

@@ -1,0 +1,151 @@
+"""What the data do not support of the law K = c1 / B + c2, and why."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+from lit_dps.analysis.critical_prior import CriticalPrior
+from lit_dps.analysis.intervals import Interval
+from lit_dps.analysis.law_fit import MIN_BATCH_SIZES, TYPICAL_ERROR, Fit
+from lit_dps.analysis.observations import AT_MOST, Observation, exact
+from lit_dps.analysis.tables import listed_numbers, three_digits
+
+# Batch sizes whose largest is below this times the smallest show no curve.
+MIN_RANGE = 1.2
+# Share of B_crit that the largest batch size has to reach: c2 is then a third of K there.
+MIN_SHARE_OF_CRITICAL = 0.5
+# Root mean square of the residuals of log K beyond their noise, above which the law does not
+# describe K.
+MAX_MISFIT = 0.2
+# Log of the fall of K over the range, below which a curve is flat.
+MIN_DECLINE = 0.1
+# Log of a rise of K with B, above which it may be more than noise, and in standard deviations.
+MAX_RISE = 0.2
+MAX_RISE_DEVIATIONS = 3
+# Factor that the 95 % interval of B_crit may span.
+MAX_SPAN = 100.0
+
+
+class Refusal(IntEnum):
+    """What a verdict refuses; each value also refuses what the values before it refuse."""
+
+    NOTHING = 0
+    # B_crit is not identifiable. K is predicted, up to `law.MAX_EXTRAPOLATION` times the range.
+    CRITICAL = 1
+    # The law does not describe K. K is interpolated between the measured batch sizes.
+    EXTRAPOLATION = 2
+    # Only measured K are answers.
+    PREDICTION = 3
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What is refused of a law, and why.
+
+    Attributes:
+        refusal: What is refused.
+        reason: A clause; empty if nothing is refused.
+        bound: What B_crit exceeds, in examples; None if that is unknown.
+    """
+
+    refusal: Refusal = Refusal.NOTHING
+    reason: str = ""
+    bound: float | None = None
+
+    def __str__(self) -> str:
+        return self.reason
+
+
+def judge_data(observations: Sequence[Observation]) -> Verdict:
+    """Return what is refused because observations do not determine a law, before any fit."""
+    sizes = [o.batch_size for o in exact(observations)]
+    if len(sizes) < MIN_BATCH_SIZES:
+        return Verdict(Refusal.PREDICTION, _too_few(observations, sizes))
+    if max(sizes) <= MIN_RANGE * min(sizes):
+        span = max(sizes) / min(sizes) - 1
+        reason = f"all batch sizes are within {100 * span:.0f} %: {listed_numbers(sizes)}"
+        return Verdict(Refusal.PREDICTION, reason)
+    return Verdict()
+
+
+def judge_prior(observations: Sequence[Observation], prior: CriticalPrior) -> Verdict:
+    """Return what is refused of a law that rests on a prior of B_crit, with one K or more."""
+    measured = exact(observations)
+    rise = _rise(measured)
+    if rise:
+        return Verdict(Refusal.PREDICTION, rise)
+    sizes = listed_numbers([o.batch_size for o in measured])
+    reason = f"K is measured at B = {sizes} only; elsewhere it rests on {prior.source}"
+    return Verdict(Refusal.CRITICAL, reason)
+
+
+def _too_few(observations: Sequence[Observation], sizes: Sequence[float]) -> str:
+    """Return a clause on too few batch sizes whose K is not a bound."""
+    if not sizes:
+        reason = "K is known at no batch size"
+    elif len(sizes) == 1:
+        reason = f"K is known at one batch size ({listed_numbers(sizes)})"
+    else:
+        reason = f"K is known at {len(sizes)} batch sizes ({listed_numbers(sizes)})"
+    reason += f"; {MIN_BATCH_SIZES} are needed"
+    upper_bounds = sum(o.bound == AT_MOST for o in observations)
+    if upper_bounds:
+        reason += f", and {upper_bounds} K are upper bounds"
+    return reason
+
+
+def judge_fit(
+    observations: Sequence[Observation],
+    fit: Fit,
+    critical: Interval,
+    misfit: float,
+    misfit_beyond_noise: float,
+) -> Verdict:
+    """Return what is refused of a fit: K rises, a misfit, a flat curve, or B_crit not shown.
+
+    Args:
+        observations: What the law is fitted to, by batch size.
+        fit: Its constants.
+        critical: 95 % interval of B_crit, in examples.
+        misfit, misfit_beyond_noise: As in `Law`.
+    """
+    measured = exact(observations)
+    rise = _rise(measured)
+    if rise:
+        return Verdict(Refusal.PREDICTION, rise)
+    if misfit_beyond_noise > MAX_MISFIT:
+        reason = f"c1 / B + c2 does not fit: it misses K by {misfit:.0%}"
+        return Verdict(Refusal.EXTRAPOLATION, reason)
+    low = measured[0].batch_size
+    high = measured[-1].batch_size
+    fall = math.log(fit.steps(low) / fit.steps(high))
+    if fall < MIN_DECLINE:
+        share = 1 - math.exp(-fall)
+        reason = f"K is flat: it falls by {share:.0%} from B = {low:g} to {high:g}"
+        return Verdict(Refusal.CRITICAL, reason)
+    bound = critical.low
+    if high < MIN_SHARE_OF_CRITICAL * fit.critical_batch_size:
+        return Verdict(Refusal.CRITICAL, f"B_crit > {three_digits(bound)}", bound)
+    if critical.high > MAX_SPAN * bound:
+        interval = f"[{three_digits(bound)}, {three_digits(critical.high)}]"
+        reason = f"the 95 % interval of B_crit, {interval}, spans more than x{MAX_SPAN:g}"
+        return Verdict(Refusal.CRITICAL, reason, bound)
+    return Verdict()
+
+
+def _rise(ascending: Sequence[Observation]) -> str:
+    """Return a clause on the first rise of K with B that is more than noise; empty without one."""
+    for i, before in enumerate(ascending):
+        for after in ascending[i + 1 :]:
+            rise = math.log(after.steps / before.steps)
+            noise = math.sqrt(before.variance + after.variance + 2 * TYPICAL_ERROR**2)
+            if rise > max(MAX_RISE, MAX_RISE_DEVIATIONS * noise):
+                return (
+                    f"K rises from {before.steps:.0f} at B = {before.batch_size:g} to "
+                    f"{after.steps:.0f} at {after.batch_size:g}; is the rate tuned at each batch "
+                    "size?"
+                )
+    return ""
