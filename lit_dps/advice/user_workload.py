@@ -16,6 +16,7 @@ from lit_dps.advice.step_probe import MIN_STEPS, of_one_device
 from lit_dps.core.attempt import Attempt
 from lit_dps.core.batch_scaling import BETA2_FLOOR
 from lit_dps.core.errors import ConfigError, first_line
+from lit_dps.core.optimizer_kind import common_rate_power
 from lit_dps.core.search_space import RATE_NAMES, Range
 from lit_dps.core.text import number_text
 from lit_dps.core.trial import Trial
@@ -23,13 +24,20 @@ from lit_dps.storage.schema import PROBES_SUFFIX
 from lit_dps.study.probe_run import EndProbe, probe_run
 from lit_dps.study.setup import StudySetup
 from lit_dps.training.adam_scaling import AdamScales, adam_scales_of
-from lit_dps.training.optimizer_groups import describe_unlisted, mixed_rates_note
+from lit_dps.training.example_count import declared_batch_size
+from lit_dps.training.optimizer_groups import (
+    describe_unlisted,
+    mixed_rates_note,
+    optimizer_kinds,
+)
+from lit_dps.training.schedule_scaling import SeenSchedule, seen_schedule
 from lit_dps.training.trainer_rules import as_list
 from lit_dps.training.workload import Workload, locate
 
 # The default range is from the module's rate divided by this to the rate times this.
 RATE_RANGE_FACTOR = 32.0
 SCALING_CALLBACK = "lit_dps.training.AdamScalingCallback"
+SCHEDULE_CALLBACK = "lit_dps.training.ScheduleScalingCallback"
 SCALED_BY_CALLBACK = ("beta2", "betas", "weight_decay")
 
 
@@ -103,13 +111,16 @@ def rate_key(setup: StudySetup) -> str:
     return ""
 
 
-def probe_setup(setup: StudySetup, trials: int, adaptive: AdamScales | None) -> StudySetup:
+def probe_setup(
+    setup: StudySetup, trials: int, adaptive: AdamScales | None, warm_up: int = 0
+) -> StudySetup:
     """Return the study that probes: the dense network at the user's batch size and others.
 
     Args:
         setup: The user's configuration.
         trials: The number of trials of each probe.
         adaptive: Settings of an adaptive optimizer that follow the batch size; else None.
+        warm_up: Steps of a warm-up at the user's batch size that is kept in examples; else 0.
     """
     space = setup.study.space or rate_range(setup.workload)
     batch_size = user_batch_size(setup.workload)
@@ -132,6 +143,10 @@ def probe_setup(setup: StudySetup, trials: int, adaptive: AdamScales | None) -> 
             arguments["rate"] = adaptive.reference_rates
         scaling = {"class_path": SCALING_CALLBACK, "init_args": arguments}
         trainer["callbacks"] = [*as_list(trainer.get("callbacks")), scaling]
+    if warm_up:
+        arguments = {"reference": batch_size, "warm_up": warm_up}
+        scaling = {"class_path": SCHEDULE_CALLBACK, "init_args": arguments}
+        trainer["callbacks"] = [*as_list(trainer.get("callbacks")), scaling]
     return dataclasses.replace(
         setup,
         study=study,
@@ -153,9 +168,11 @@ def prepare_probes(setup: StudySetup, options: Options) -> ProbeStudy:
     unscaled = probe_setup(setup, options.trials, adaptive=None)
     trial = Trial(unscaled.study.cells[0], 0, {}, unscaled.study.seed)
     adaptive = None
+    warm_up = 0
     try:
         optimizers = look_at_optimizers(unscaled, trial)
         adaptive = optimizers.adaptive
+        warm_up = optimizers.warm_up
         notes = optimizers.notes
     except Exception as error:
         # If the module cannot be trained, the checks of the study refuse it next.
@@ -167,7 +184,8 @@ def prepare_probes(setup: StudySetup, options: Options) -> ProbeStudy:
         adaptive = None
     if adaptive is not None and options.method == "law":
         notes += _scaling_notes(adaptive, user_batch_size(setup.workload))
-    return ProbeStudy(probe_setup(setup, options.trials, adaptive), adaptive, notes)
+    probes = probe_setup(setup, options.trials, adaptive, warm_up)
+    return ProbeStudy(probes, adaptive, notes)
 
 
 def _scaling_notes(adaptive: AdamScales, batch_size: int) -> list[str]:
@@ -186,16 +204,21 @@ def _scaling_notes(adaptive: AdamScales, batch_size: int) -> list[str]:
 
 
 class OptimizerLook(Callback):
-    """Reads the optimizers of a run when training starts, then ends the run.
+    """Reads the optimizers and the schedule of a run when training starts, then ends the run.
 
     Attributes:
         adaptive: Settings that follow the batch size; None without an adaptive optimizer.
-        notes: Notes on optimizers of unknown classes, which were measured, and on optimizers whose
-            rates follow different rules.
+        warm_up: Steps of the warm-up, if it can be kept in examples; else 0.
+        rate_power: The power of the batch size by which the learning rate grows; None if the
+            optimizers need different ones.
+        notes: Notes on optimizers of unknown classes, which were measured, on optimizers whose
+            rates follow different rules, and on the schedule.
     """
 
     def __init__(self) -> None:
         self.adaptive: AdamScales | None = None
+        self.warm_up = 0
+        self.rate_power: float | None = None
         self.notes: list[str] = []
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -203,7 +226,47 @@ class OptimizerLook(Callback):
             self.notes += describe_unlisted(optimizer)
         self.notes += mixed_rates_note(trainer.optimizers)
         self.adaptive = adam_scales_of(trainer.optimizers)
+        self.rate_power = common_rate_power(optimizer_kinds(trainer.optimizers))
+        schedule = seen_schedule(trainer, pl_module)
+        batch_size = declared_batch_size(trainer) * trainer.accumulate_grad_batches
+        self.notes += schedule_notes(schedule, batch_size)
+        if batch_size:
+            self.warm_up = schedule.warm_up
         raise EndProbe
+
+
+def schedule_notes(schedule: SeenSchedule, batch_size: int) -> list[str]:
+    """Return what a schedule means for the answer, a note a fact.
+
+    Args:
+        schedule: The schedule at the user's batch size.
+        batch_size: The user's batch size; 0 if the data do not declare it.
+    """
+    notes = []
+    if schedule.hidden:
+        notes.append(
+            f"{', '.join(schedule.hidden)} cannot be scaled, because the module has several "
+            "optimizers or schedules, or steps them itself. It has the same steps at every batch "
+            "size, unless the module computes them from the batch size."
+        )
+    if schedule.warm_up and batch_size:
+        notes.append(
+            f"The warm-up of {schedule.warm_up} steps at B = {batch_size} takes "
+            f"{schedule.warm_up * batch_size} / B steps at a batch size B."
+        )
+    elif schedule.warm_up:
+        notes.append(
+            f"The warm-up takes {schedule.warm_up} steps at every batch size, because the data "
+            "declare no batch size."
+        )
+    if schedule.decay_end is not None and schedule.config is not None:
+        name = type(schedule.config.scheduler).__name__
+        notes.append(
+            f"{name} changes the learning rate until step {schedule.decay_end}. K holds for a "
+            "schedule that ends there. A schedule that ends at the goal needs other steps: give "
+            "the run a schedule that ends near K, and ask again with goal.max_steps near K."
+        )
+    return notes
 
 
 def look_at_optimizers(setup: StudySetup, trial: Trial) -> OptimizerLook:

@@ -14,6 +14,7 @@ from lit_dps.training.delay_callback import DelayCallback
 from lit_dps.training.goal_callback import GoalErrorCallback
 from lit_dps.training.local_sgd_callback import LocalSGDCallback
 from lit_dps.training.pruning_callback import PruningCallback
+from lit_dps.training.schedule_scaling import ScheduleScalingCallback
 
 __all__ = [
     "AdamScalingCallback",
@@ -22,6 +23,7 @@ __all__ = [
     "GoalErrorCallback",
     "LocalSGDCallback",
     "PruningCallback",
+    "ScheduleScalingCallback",
 ]
 
 

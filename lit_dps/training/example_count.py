@@ -134,8 +134,12 @@ def full_batch_size(trainer: Trainer, batch: Any) -> int:
 
     If the loader declares no batch size, return the size of the current batch, which may be short.
     """
-    batch_size = training_sizes(trainer).batch_size or _declared_batch_size(trainer)
-    return batch_size or examples_of(trainer, batch) or 0
+    return declared_batch_size(trainer) or examples_of(trainer, batch) or 0
+
+
+def declared_batch_size(trainer: Trainer) -> int:
+    """Return the number of examples of a full training batch, if it is declared; else 0."""
+    return training_sizes(trainer).batch_size or _declared_batch_size(trainer) or 0
 
 
 def validation_examples_of(trainer: Trainer, batch: Any, number: int) -> int | None:

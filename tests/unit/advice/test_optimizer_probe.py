@@ -8,12 +8,14 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from lit_dps.advice.options import Options
 from lit_dps.advice.report import adaptive_note
-from lit_dps.advice.user_workload import look_at_optimizers
+from lit_dps.advice.user_workload import look_at_optimizers, prepare_probes
 from lit_dps.core.trial import Cell, Trial
 from lit_dps.readings import BranchCallback
 from lit_dps.training import AdamScalingCallback
 from lit_dps.training.adam_scaling import AdamScales
+from tests.support.texts import numbers_in
 from tests.support.tiny import Plain, fit, loader
 from tests.unit.advice.test_step_probe import Net, setup
 
@@ -110,3 +112,87 @@ def test_branches_follow_the_rules_of_the_callback_beside_them(callbacks, expect
     assert len(branches.forks) == 1
     of_branches = [step for step in Recorded.steps if step[0] > 0.1]
     assert of_branches == [pytest.approx(expected)]
+
+
+class WarmedUp(Doubled):
+    """Warms up over 2 steps, then decays over the budget."""
+
+    decays = True
+
+    def configure_optimizers(self):
+        optimizer = super().configure_optimizers()
+        steps = self.trainer.estimated_stepping_batches
+
+        def factor(step: int) -> float:
+            if step < 2:
+                return step / 2
+            return 1 - (step - 2) / (steps - 2) if self.decays else 1.0
+
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
+        return [optimizer], [{"scheduler": schedule, "interval": "step"}]
+
+
+class OnlyWarmedUp(WarmedUp):
+    decays = False
+
+
+class TwoSchedules(WarmedUp):
+    def configure_optimizers(self):
+        (optimizer,), (schedule,) = super().configure_optimizers()
+        other = {
+            "scheduler": torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9),
+            "interval": "epoch",
+        }
+        return [optimizer], [schedule, other]
+
+
+class Mixed(Doubled):
+    """SGD and AdamW, each for a part of the network."""
+
+    def __init__(self, lr: float = 0.1, room: int = 10**9):
+        super().__init__(lr, room)
+        self.automatic_optimization = False
+
+    def configure_optimizers(self):
+        first, *rest = self.parameters()
+        return [torch.optim.SGD([first], 1.0), torch.optim.AdamW(rest, 0.1, weight_decay=0.01)]
+
+
+def look(module: str):
+    return look_at_optimizers(of(module), Trial(Cell(OWN), 0, {}, 0))
+
+
+def test_a_look_reads_the_schedule():
+    budget = setup().goal.max_steps
+    seen = look("WarmedUp")
+    assert (seen.warm_up, seen.rate_power) == (2, 0.5)
+    warm_up, decay = seen.notes
+    assert numbers_in(warm_up) == [2, OWN, 2 * OWN]
+    assert decay.startswith(f"LambdaLR changes the learning rate until step {budget}.")
+    (warm_up,) = look("OnlyWarmedUp").notes
+    assert numbers_in(warm_up) == [2, OWN, 2 * OWN]
+    seen = look("TwoSchedules")
+    assert seen.warm_up == 0
+    (hidden,) = seen.notes
+    assert hidden.startswith("LambdaLR cannot be scaled")
+    assert look("Doubled").notes == []
+
+
+def test_a_look_names_optimizers_that_need_different_rules():
+    seen = look("Mixed")
+    assert (seen.rate_power, seen.warm_up) == (None, 0)
+    assert seen.adaptive is not None and seen.adaptive.reference_rates == [1.0, 0.1]
+    (note,) = seen.notes
+    assert note.startswith("The rate of SGD grows with B, the rate of AdamW with sqrt(B).")
+
+
+def test_probes_keep_the_warm_up_in_examples():
+    given = of("WarmedUp")
+    probes = prepare_probes(given, Options(60)).setup
+    (callback,) = [
+        each
+        for each in probes.workload.trainer["callbacks"]
+        if each["class_path"].endswith("ScheduleScalingCallback")
+    ]
+    assert callback["init_args"] == {"reference": OWN, "warm_up": 2}
+    assert "callbacks" not in prepare_probes(of("Net"), Options(60)).setup.workload.trainer
