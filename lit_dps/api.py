@@ -1,11 +1,12 @@
 """What a notebook calls: `load` reads a stored study, `run` runs one as the command line does.
 
-`advise` gives advice, from runs that exist.
+`advise` gives advice for a module and data, or from runs that exist.
 """
 
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +15,7 @@ import yaml
 
 from lit_dps.cli import leave_if_unguarded
 from lit_dps.core.config import StorageConfig
-from lit_dps.core.errors import Unguarded, UserError
+from lit_dps.core.errors import ConfigError, Unguarded, UserError
 from lit_dps.parallel.process import INTERRUPTED
 from lit_dps.report.notebook import Study
 from lit_dps.storage.read import open_elsewhere, read_study
@@ -56,7 +57,8 @@ def run(config: str | Path | Mapping[str, Any], accept_code_change: bool = False
     the script again.
 
     Args:
-        config: A configuration file, or its content.
+        config: A configuration file, or its content. In the content, model and data may be classes,
+            functions or objects as in `advise`.
         accept_code_change: Whether to resume a study although your code or data changed since its
             trials ran.
 
@@ -78,7 +80,7 @@ def run(config: str | Path | Mapping[str, Any], accept_code_change: bool = False
 
     text = str(config)
     if isinstance(config, Mapping):
-        text = yaml.safe_dump(_plain(config))
+        text = yaml.safe_dump(_plain(_with_class_paths(config)))
     options = ["--accept-code-change"] if accept_code_change else []
     command = CommandLine(["study", "--config", text, *options])
     command.warn_of_former_keys()
@@ -96,44 +98,190 @@ def run(config: str | Path | Mapping[str, Any], accept_code_change: bool = False
     return load(command.study_name, command.storage.optuna_url)
 
 
+def _with_class_paths(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a configuration with class paths in place of classes, functions and objects.
+
+    Raises:
+        ConfigError: for several workers that could not import a class of this process.
+    """
+    sections = {}
+    for section in ("model", "data"):
+        if not isinstance(config.get(section), (Mapping, str, type(None))):
+            sections[section] = config[section]
+    if not sections:
+        return dict(config)
+    from lit_dps.training.user_objects import OBJECTS, config_of  # imports torch and Lightning
+
+    result = dict(config)
+    for section, given in sections.items():
+        result[section], note = config_of(section, given)
+        if note:
+            print(f"note: {note}", file=sys.stderr)
+        if result[section]["class_path"].startswith(f"{OBJECTS}."):
+            study = dict(result.get("study", {}))
+            workers = study.setdefault("workers", 1)
+            if workers != 1:
+                allowed = f"1, because other processes cannot import the {section} of this one"
+                raise ConfigError("study.workers", workers, allowed)
+            result["study"] = study
+    return result
+
+
 def advise(
-    runs: pd.DataFrame,
-    goal: str | None = None,
+    model: Any,
+    data: Any = None,
+    goal: str | Mapping[str, Any] | None = None,
+    budget: str | None = None,
     devices: Sequence[int] | None = None,
-    batch_sizes: Sequence[int] | None = None,
     price: float | None = None,
-    columns: Mapping[str, str] | None = None,
+    **options: Any,
 ) -> Advice:
-    """Return advice from runs that exist, as `lit-dps advise --runs` does. Needs no PyTorch.
+    """Return advice for a module and data as `lit-dps advise` does, or from runs that exist.
+
+    A script calls it below `if __name__ == "__main__":`. Trials train in this process, one at a
+    time, so classes of a notebook or script work.
 
     Args:
-        runs: One row per run. Columns batch_size [examples of an optimizer step] and steps (to the
-            goal); or step and a metric, one row per validation. Optional columns: learning_rate;
-            censored, 1 for a run that missed the goal, whose steps are a lower bound; seed;
-            devices; step_seconds; check [steps between validations]; run, a name.
-        goal: The goal of loss curves, such as "val_loss <= 0.2" or "val_accuracy >= 0.98".
-        devices: Numbers of devices to answer for; by default those of the runs.
-        batch_sizes: Batch sizes to answer for; by default up to four times beyond the runs.
+        model: A LightningModule: its class, a `functools.partial` of it, a function that makes it
+            (its arguments have defaults, such as `lambda lr=1e-3: Net(MLP(), lr)`), or an object
+            whose arguments are known by `save_hyperparameters` or by equal attributes. Trials make
+            new ones. Or a DataFrame of runs that exist; then nothing is trained, and PyTorch is not
+            needed. It has one row per run. Columns batch_size [examples of an optimizer step] and
+            steps (to the goal); or step and a metric, one row per validation. Optional columns:
+            learning_rate; censored, 1 for a run that missed the goal, whose steps are a lower
+            bound; seed; devices; step_seconds; check [steps between validations]; run, a name.
+        data: A LightningDataModule, in the same ways. Left out beside runs.
+        goal: The goal, such as "val_loss <= 0.2" or "val_accuracy >= 0.98", or the keys of the
+            section goal. Of runs, the goal of loss curves.
+        budget: The time that all of this may take, such as "10m". Left out beside runs.
+        devices: Numbers of devices to answer for.
         price: Price of a device-hour.
-        columns: Names of columns, such as {"batch_size": "bs"}.
+        options: Beside runs: batch_sizes to answer for, and columns, names of columns such as
+            {"batch_size": "bs"}. Otherwise: trials, method, bandwidth and latency, as options of
+            the command; the sections trainer, study and storage as dicts; and name, the name of
+            the study.
 
     Returns:
         The advice: `best` (the recommended row), `table`, `law`, `next_run`, `notes`, `text`, and
         `to_dict()`, the document of `--json`.
 
     Raises:
-        ConfigError: for a missing column, a wrong value or a run that occurs twice; in one line.
+        UserError: for what cannot be used, in one line; also if all first trials fail.
+        KeyboardInterrupt: if it is interrupted; what was measured is stored.
     """
     import pandas as pd
 
+    if isinstance(model, pd.DataFrame):
+        for name, value in (("data", data), ("budget", budget)):
+            if value is not None:
+                raise ConfigError(name, value, "left out beside a DataFrame of runs")
+        return _advise_on_runs(model, goal, devices, price, options)
+    config, notes = _config_of_objects(model, data, goal, options)
+    words = []
+    for name, value in {"budget": budget, "price": price, **_command_options(options)}.items():
+        if value is not None:
+            words += [f"--{name}", str(value)]
+    if devices is not None:
+        words += ["--devices", ",".join(map(str, devices))]
+    for note in notes:
+        print(f"note: {note}", file=sys.stderr)
+    return _advise(["advise", "--config", yaml.safe_dump(_plain(config)), *words])
+
+
+# Options of the command that are arguments of `advise`, and sections of the configuration.
+_COMMAND_OPTIONS = ("trials", "method", "bandwidth", "latency")
+_SECTIONS = ("trainer", "study", "storage", "optim", "local", "pruning")
+
+
+def _command_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if name in _COMMAND_OPTIONS}
+
+
+def _advise_on_runs(
+    runs: pd.DataFrame,
+    goal: str | Mapping[str, Any] | None,
+    devices: Sequence[int] | None,
+    price: float | None,
+    options: Mapping[str, Any],
+) -> Advice:
+    """Return advice from runs that exist."""
     from lit_dps.advice.existing_runs import advise_on_runs
     from lit_dps.advice.run_table import read_goal, read_runs
 
-    if not isinstance(runs, pd.DataFrame):
-        raise TypeError(f"advise takes a DataFrame of runs, not {type(runs).__name__}")
+    _refuse_unknown(options, ("batch_sizes", "columns"))
+    if goal is not None and not isinstance(goal, str):
+        raise ConfigError("goal", goal, 'a metric and a value, such as "val_loss <= 0.2"')
     curve_goal = None if goal is None else read_goal(goal)
-    table = read_runs(runs, "runs", columns, curve_goal)
-    return advise_on_runs(table, batch_sizes, devices, price, goal=goal)
+    table = read_runs(runs, "runs", options.get("columns"), curve_goal)
+    return advise_on_runs(table, options.get("batch_sizes"), devices, price, goal=goal)
+
+
+def _refuse_unknown(options: Mapping[str, Any], known: Sequence[str]) -> None:
+    for name, value in options.items():
+        if name not in known:
+            raise ConfigError(name, value, f"one of the options {', '.join(known)}")
+
+
+def _config_of_objects(
+    model: Any, data: Any, goal: str | Mapping[str, Any] | None, options: Mapping[str, Any]
+) -> tuple[dict[str, Any], list[str]]:
+    """Return the configuration of a module and data module, and notes on what trials make."""
+    from lit_dps.advice.run_table import read_goal
+    from lit_dps.training.user_objects import OBJECTS, batch_size_key, config_of
+
+    _refuse_unknown(options, (*_COMMAND_OPTIONS, *_SECTIONS, "name"))
+    parts = [config_of("model", model), config_of("data", data)]
+    config: dict[str, Any] = {"model": parts[0].config, "data": parts[1].config}
+    for name in _SECTIONS:
+        if name in options:
+            config[name] = dict(options[name])
+    if isinstance(goal, str):
+        target = read_goal(goal)
+        limit = "at_least" if target.at_least else "at_most"
+        goal = {"metric": target.metric, limit: target.value}
+    if goal is not None:
+        config["goal"] = dict(goal)
+    study = {"name": options.get("name", "advice"), **config.get("study", {})}
+    # Other processes could not import the classes of a notebook.
+    study["workers"] = 1
+    key = batch_size_key(parts[1].config)
+    if key is not None:
+        study.setdefault("batch_size_key", key)
+    config["study"] = study
+    notes = [part.note for part in parts if part.note]
+    paths = [part.config["class_path"] for part in parts]
+    local = [path for path in paths if path.startswith(("__main__.", f"{OBJECTS}."))]
+    if local:
+        notes.append(
+            f"Only this script or notebook knows {', '.join(local)}. Before `lit-dps fit` takes "
+            "fit.yaml, move the classes to a module, and write its name in fit.yaml."
+        )
+    return config, notes
+
+
+def _advise(argv: list[str]) -> Advice:
+    """Run the command `advise`, and return its advice."""
+    leave_if_unguarded()
+    import lit_dps.cli
+    from lit_dps.cli import advise as verb  # imports torch and Lightning
+    from lit_dps.cli.command_line import CommandLine
+    from lit_dps.cli.key_checks import check_command
+
+    # The budget begins now.
+    lit_dps.cli.began = time.monotonic()
+    command = CommandLine(argv)
+    answers: list[Advice] = []
+    try:
+        check_command(command)
+        code = verb.give_advice(command, answers)
+    except UserError as error:
+        error.args = (command.with_source(error),)
+        raise
+    if code == INTERRUPTED:
+        raise KeyboardInterrupt
+    if not answers:
+        raise UserError("all first trials failed; stderr has the reason")
+    return answers[0]
 
 
 def _plain(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,352 @@
+"""From a module or data module in Python to its configuration: class path and arguments.
+
+Trials build new objects, so `config_of` returns how to make another one. It takes a class path, a
+class, a `functools.partial` of a class, a function that makes the object, or an object whose
+arguments can be recovered. What cannot be made again is refused in one line.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib
+import inspect
+import sys
+import types
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from lightning.pytorch import LightningDataModule, LightningModule
+from torch import nn
+
+from lit_dps.core.errors import ConfigError
+from lit_dps.training.hidden_state import preserve_rng_state
+
+# The module of classes without an importable path. It exists in this process only.
+OBJECTS = "lit_dps_objects"
+BASES = {"model": LightningModule, "data": LightningDataModule}
+EXAMPLES = {
+    "model": "model=lambda lr=1e-3: MyModel(my_network(), lr=lr)",
+    "data": "data=lambda batch_size=32: MyData(my_table, batch_size)",
+}
+BATCH_SIZE_NAMES = ("batch_size", "train_batch_size", "batchsize", "batch", "bs")
+DIGEST_LENGTH = 8  # hexadecimal digits
+
+
+class ObjectConfig(NamedTuple):
+    """The configuration of an object.
+
+    Attributes:
+        config: `class_path` and `init_args`.
+        note: What a reader should know; empty without a note.
+    """
+
+    config: dict[str, Any]
+    note: str = ""
+
+
+def config_of(section: str, given: Any) -> ObjectConfig:
+    """Return how to make a module or data module.
+
+    Args:
+        section: "model" or "data".
+        given: A class path, a configuration, a class, a partial, a function or an object.
+
+    Raises:
+        ConfigError: if it cannot be made again.
+    """
+    base = BASES[section]
+    if isinstance(given, Mapping):
+        return ObjectConfig(dict(given))
+    if isinstance(given, str):
+        return ObjectConfig({"class_path": given})
+    if isinstance(given, base):
+        return _config_of_instance(section, given)
+    if isinstance(given, type):
+        if not issubclass(given, base):
+            raise ConfigError(section, given.__name__, f"a subclass of {base.__name__}")
+        return ObjectConfig({"class_path": class_path_of(given)})
+    if isinstance(given, functools.partial) and isinstance(given.func, type):
+        arguments = _bound_arguments(given)
+        _refuse_objects(section, given.func, arguments)
+        inner = config_of(section, given.func).config
+        return ObjectConfig({**inner, "init_args": _lists(arguments)})
+    if callable(given):
+        return ObjectConfig({"class_path": class_path_of(_class_of_factory(section, given))})
+    allowed = f"a {base.__name__}, its class, or a function that makes it: {EXAMPLES[section]}"
+    raise ConfigError(section, type(given).__name__, allowed)
+
+
+def batch_size_key(data: Mapping[str, Any]) -> str | None:
+    """Return the key of the batch size of a data module's configuration, guessed by its name.
+
+    Returns:
+        None if no argument, or several arguments, have such a name.
+    """
+    names = _parameters(_class_at(str(data["class_path"])))
+    for name in BATCH_SIZE_NAMES[:1]:
+        if name in names:
+            return f"data.{name}"
+    candidates = [name for name in names if name in BATCH_SIZE_NAMES]
+    if len(candidates) != 1:
+        return None
+    return f"data.{candidates[0]}"
+
+
+def _class_at(path: str) -> type:
+    module, _, name = path.rpartition(".")
+    return getattr(importlib.import_module(module), name)
+
+
+# ---- Classes ----
+
+
+def class_path_of(cls: type) -> str:
+    """Return a path that imports a class in this process."""
+    module = sys.modules.get(cls.__module__)
+    if "." not in cls.__qualname__ and getattr(module, cls.__name__, None) is cls:
+        return f"{cls.__module__}.{cls.__name__}"
+    # For example, a class that a function defines.
+    return _registered(cls, f"{cls.__name__}_{_digest(_text_of(cls))}")
+
+
+def _registered(cls: type, name: str) -> str:
+    """Make a class importable in this process, and return its path."""
+    if OBJECTS not in sys.modules:
+        sys.modules[OBJECTS] = types.ModuleType(OBJECTS)
+    setattr(sys.modules[OBJECTS], name, cls)
+    return f"{OBJECTS}.{name}"
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:DIGEST_LENGTH]
+
+
+def _text_of(item: Any) -> str:
+    """Return the source of a class or function; its byte code if the source is unknown."""
+    with suppress(OSError, TypeError):
+        return inspect.getsource(item)
+    code = getattr(item, "__code__", None)
+    if code is None:
+        return repr(sorted(vars(item)))
+    return repr((code.co_code.hex(), code.co_names, [str(each) for each in code.co_consts]))
+
+
+def _class_of_factory(section: str, factory: Callable[..., Any]) -> type:
+    """Return a class whose call returns what a function makes.
+
+    Its name has a digest of the source of the function, and of the script's classes that the
+    function names. So stored advice is not resumed with another function.
+    """
+    base = BASES[section]
+    name = getattr(factory, "__name__", section)
+    if not name.isidentifier():  # <lambda>
+        name = section
+    parameters = []
+    for parameter in inspect.signature(factory).parameters.values():
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            continue
+        if parameter.default is parameter.empty or not is_plain(parameter.default):
+            raise ConfigError(
+                section,
+                f"a function whose argument {parameter.name} has no plain default",
+                f"a function with a number or text as default, such as {EXAMPLES[section]}",
+            )
+        parameters.append(parameter.replace(kind=parameter.KEYWORD_ONLY))
+
+    def make(cls: type, **arguments: Any) -> Any:
+        made = factory(**arguments)
+        if not isinstance(made, base):
+            found = type(made).__name__
+            raise ConfigError(
+                section, f"a function that returns {found}", f"one of {base.__name__}"
+            )
+        return made
+
+    def never_called(self: Any, **arguments: Any) -> None:
+        """`make` returns an object of another class, so Python does not call this."""
+
+    # jsonargparse reads the signature of `__new__`, this package that of `__init__`.
+    for function, first in ((make, "cls"), (never_called, "self")):
+        _set_signature(function, first, parameters)
+    full_name = f"{name}_{_digest(_text_of_factory(factory))}"
+    members = {"__new__": make, "__init__": never_called, "__module__": OBJECTS}
+    cls = type(full_name, (base,), members)
+    _registered(cls, full_name)
+    return cls
+
+
+def _set_signature(
+    function: Callable[..., Any], first: str, parameters: Sequence[inspect.Parameter]
+) -> None:
+    """Show a function with other parameters, after a first one."""
+    annotations = {}
+    for parameter in parameters:
+        if parameter.annotation is not parameter.empty:
+            annotations[parameter.name] = parameter.annotation
+    shown: Any = function
+    shown.__annotations__ = annotations
+    itself = inspect.Parameter(first, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    shown.__signature__ = inspect.Signature([itself, *parameters])
+
+
+def _text_of_factory(factory: Any) -> str:
+    """Return the source of a function, and what it names: plain values, and code of the script."""
+    texts = [_text_of(factory)]
+    code = getattr(factory, "__code__", None)
+    if code is None:
+        return texts[0]
+    named = {name: getattr(factory, "__globals__", {}).get(name) for name in code.co_names}
+    for name, cell in zip(code.co_freevars, factory.__closure__ or (), strict=True):
+        with suppress(ValueError):  # an empty cell
+            named[name] = cell.cell_contents
+    for name, value in named.items():
+        if value is not None and is_plain(value):
+            texts.append(f"{name} = {value!r}")
+        elif getattr(value, "__module__", None) == "__main__":
+            texts.append(_text_of(value))
+    return "\n".join(texts)
+
+
+# ---- Arguments ----
+
+
+def is_plain(value: Any) -> bool:
+    """Return True for None, numbers and texts, and for lists and dicts of them."""
+    if isinstance(value, (list, tuple)):
+        return all(map(is_plain, value))
+    if isinstance(value, Mapping):
+        return all(isinstance(key, str) and is_plain(each) for key, each in value.items())
+    return value is None or isinstance(value, (bool, int, float, str))
+
+
+def _parameters(cls: type) -> dict[str, inspect.Parameter]:
+    """Return the named parameters of the constructor of a class."""
+    parameters = dict(inspect.signature(cls.__init__).parameters)
+    parameters.pop("self", None)
+    named = {}
+    for name, parameter in parameters.items():
+        if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            named[name] = parameter
+    return named
+
+
+def _bound_arguments(partial: functools.partial) -> dict[str, Any]:
+    """Return the arguments of a partial by name."""
+    bound = inspect.signature(partial.func).bind_partial(*partial.args, **partial.keywords)
+    return dict(bound.arguments)
+
+
+def _refuse_objects(section: str, cls: type, arguments: Mapping[str, Any]) -> None:
+    """Raise ConfigError for an argument that a configuration cannot contain."""
+    for name, value in arguments.items():
+        if not is_plain(value):
+            raise _cannot_rebuild(section, cls, f"its argument {name} is a {type(value).__name__}")
+
+
+def _cannot_rebuild(section: str, cls: type, why: str) -> ConfigError:
+    allowed = f"an object that each trial can make again, but {why}"
+    hint = f"Give a function that makes it: {EXAMPLES[section]}"
+    return ConfigError(section, cls.__name__, allowed, hint)
+
+
+def _config_of_instance(section: str, instance: Any) -> ObjectConfig:
+    """Return how to make an object like an existing one, if its arguments can be recovered."""
+    cls = type(instance)
+    arguments = _recovered_arguments(section, instance)
+    _refuse_objects(section, cls, arguments)
+    _refuse_difference(section, instance, arguments)
+    written = ", ".join(f"{name}={value!r}" for name, value in arguments.items())
+    note = ""
+    if section == "model":
+        note = (
+            f"Each trial trains a new {cls.__name__}({written}). The weights of the object are not "
+            "used."
+        )
+    return ObjectConfig({"class_path": class_path_of(cls), "init_args": _lists(arguments)}, note)
+
+
+def _lists(value: Any) -> Any:
+    """Return nested plain values with lists in place of tuples."""
+    if isinstance(value, Mapping):
+        return {key: _lists(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_lists(each) for each in value]
+    return value
+
+
+def _recovered_arguments(section: str, instance: Any) -> dict[str, Any]:
+    """Return the arguments of an object: by `save_hyperparameters`, else by attributes.
+
+    Raises:
+        ConfigError: for an argument that is neither.
+    """
+    cls = type(instance)
+    saved = dict(instance.hparams)
+    arguments = {}
+    for name, parameter in _parameters(cls).items():
+        if name in saved:
+            arguments[name] = saved[name]
+        elif name in vars(instance) or name in getattr(instance, "_modules", {}):
+            arguments[name] = getattr(instance, name)
+        else:
+            why = f"its argument {name} is unknown; self.save_hyperparameters() in its __init__"
+            why += " keeps it"
+            raise _cannot_rebuild(section, cls, why)
+        if isinstance(arguments[name], Path):
+            arguments[name] = str(arguments[name])
+        if isinstance(arguments[name], tuple) and parameter.annotation is parameter.empty:
+            # A configuration has lists; only with an annotation they become tuples again.
+            why = f"its argument {name} is a tuple without an annotation"
+            raise _cannot_rebuild(section, cls, why)
+    return arguments
+
+
+def _refuse_difference(section: str, instance: Any, arguments: Mapping[str, Any]) -> None:
+    """Raise ConfigError if a new object with these arguments differs from an existing one.
+
+    Compared are hyperparameters, plain public attributes of the object and of its submodules, and
+    names and shapes of weights.
+    """
+    cls = type(instance)
+    with preserve_rng_state(seed=0):
+        try:
+            made = cls(**arguments)
+        except Exception as error:
+            why = f"{cls.__name__} with its arguments fails: {type(error).__name__}: {error}"
+            raise _cannot_rebuild(section, cls, why) from error
+    before, after = _facts(instance), _facts(made)
+    for name in after:
+        if name not in before or before[name] != after[name]:
+            was = before.get(name, "missing")
+            why = f"{name} of the object is {was!r}, and of a new {cls.__name__} {after[name]!r}"
+            raise _cannot_rebuild(section, cls, why)
+    if isinstance(instance, nn.Module):
+        added = set(_shapes(instance)) - set(_shapes(made))
+        if added:
+            why = f"a new {cls.__name__} has no {sorted(added)[0]}"
+            raise _cannot_rebuild(section, cls, why)
+
+
+def _facts(instance: Any) -> dict[str, Any]:
+    """Return hyperparameters, plain public attributes and shapes of weights, by dotted name."""
+    facts: dict[str, Any] = {}
+    for name, value in dict(instance.hparams).items():
+        if is_plain(value):
+            facts[f"hparams.{name}"] = value
+    parts: dict[str, Any] = {"": instance}
+    if isinstance(instance, nn.Module):
+        parts = dict(instance.named_modules())
+        facts |= _shapes(instance)
+    for path, part in parts.items():
+        for name, value in vars(part).items():
+            is_public = not name.startswith("_") and name != "training"
+            if is_public and is_plain(value):
+                facts[f"{path}.{name}".lstrip(".")] = value
+    return facts
+
+
+def _shapes(module: nn.Module) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(value.shape) for name, value in module.state_dict().items()}
