@@ -38,6 +38,7 @@ from lit_dps.engines.stack_check import (
 )
 from lit_dps.optim import rule_of
 from lit_dps.optim.clipping import Clipping
+from lit_dps.optim.parameter_groups import grouping_of
 from lit_dps.training import GoalErrorCallback
 from lit_dps.training.deterministic import full_float32
 from lit_dps.training.early_check import EarlyCheck, evaluating
@@ -248,7 +249,8 @@ class LoggedReference:
             shapes[name] = tensor.shape, tensor.dtype, tensor.requires_grad
         with unchanged_attributes(module):  # the module is trained afterwards
             optimizer, _ = optimizer_of(module.configure_optimizers())
-        return type(module), rule_of(optimizer), Clipping.of(built.trainer), shapes
+        groups = grouping_of(module, optimizer)
+        return type(module), rule_of(optimizer), groups, Clipping.of(built.trainer), shapes
 
     def _values_of(self, module: LightningModule) -> Tensor:
         """Return loss, gradient and metrics of a module with the weights of the first module."""

@@ -49,7 +49,7 @@ from lit_dps.training.hidden_state import (
     restore_rng_state,
 )
 from lit_dps.training.pruning_callback import PruningCallback
-from lit_dps.training.rate_curve import rates_of_steps, schedule_shape
+from lit_dps.training.rate_curve import largest_rates, rates_of_steps, schedule_shape
 from lit_dps.training.training_pass import copy_of
 from lit_dps.training.workload import Built
 
@@ -91,7 +91,8 @@ class NetworkRun:
         local: State of local SGD; None for ordinary training.
         readings: What is measured along the run and at its end; None without readings.
         clipping: The limit of the gradients; None without one.
-        rates: The learning rate of each step, if a table replaces the schedule.
+        rates: The learning rates of the parameter groups at each step, if a table replaces the
+            schedule.
         is_resumed: Whether the run continues from its checkpoint.
     """
 
@@ -110,7 +111,7 @@ class NetworkRun:
     changes: MaskChanges | None = None
     readings: AttemptReadings | None = None
     clipping: Clipping | None = None
-    rates: Sequence[float] | None = None
+    rates: Sequence[Sequence[float]] | None = None
     is_resumed: bool = False
 
     def __post_init__(self):
@@ -303,7 +304,7 @@ class NetworkRun:
             return {}
         budget = training.budget or training.goal.max_steps
         if self.rates is not None:
-            return schedule_shape(self.rates, budget)
+            return schedule_shape(largest_rates(self.rates), budget)
         config = LRSchedulerConfig(self.schedule, interval="step")
         rates = rates_of_steps(self.optimizer, [config], budget, shared=(self.module,))
         return schedule_shape(rates, budget)
@@ -396,18 +397,21 @@ class NetworkRun:
             if short_steps:
                 self.attempt.flags = {**self.attempt.flags, SHORT_STEPS: short_steps}
 
-    def learning_rate(self, step: int) -> float:
-        """Return the learning rate of step number `step`, from 0.
+    def learning_rates(self, step: int) -> Sequence[float]:
+        """Return the learning rate of each parameter group at step number `step`, from 0.
 
         A schedule must be a LambdaLR, unless the run has a table of rates.
         """
         if self.rates is not None:
             return self.rates[min(step, len(self.rates) - 1)]
         if self.schedule is None:
-            return self.optimizer.param_groups[0]["lr"]
+            return [group["lr"] for group in self.optimizer.param_groups]
         assert isinstance(self.schedule, LambdaLR)
-        initial_rate: Any = self.schedule.base_lrs[0]
-        return initial_rate * self.schedule.lr_lambdas[0](step)
+        rates = []
+        factors = self.schedule.lr_lambdas
+        for initial_rate, factor in zip(self.schedule.base_lrs, factors, strict=True):
+            rates.append(initial_rate * factor(step))  # pyright: ignore[reportOperatorIssue]
+        return rates
 
     def elapsed_seconds(self) -> float:
         """Return the seconds since the run began, including those before it was resumed."""

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from lit_dps.engines.network_run import NetworkRun
+from lit_dps.optim import StackedUpdate, rule_of
+from lit_dps.optim.delay import DELAY_STATE_KEY
+from lit_dps.optim.parameter_groups import names_of_groups, parameters_of
 
 
 class Rows(NamedTuple):
@@ -18,7 +21,8 @@ class Rows(NamedTuple):
     Attributes:
         weights: Trained parameters, flat: shape (parameters,).
         keep: 1 for kept and 0 for pruned parameters: shape (parameters,).
-        hyperparameters: Hyperparameters of the update rule by name, each of shape (1,).
+        hyperparameters: Hyperparameters of the update rule by name, each of shape (groups,), with a
+            number for each parameter group.
         state: Tensors of the optimizer by name, flat; each of shape (parameters,) unless the rule
             has a state of another shape.
         buffers: Buffers and untrained parameters, by name.
@@ -38,7 +42,7 @@ class StepNumbers(NamedTuple):
     """Numbers of each step of all rows, on their device. The first dimension is of steps.
 
     Attributes:
-        rates: Learning rates, shape (steps, rows, 1).
+        rates: Learning rates of the parameter groups, shape (steps, rows, groups).
         updates: The number of the update that each step makes, from 1, shape (steps, rows, 1).
         places: Where the gradients of a step are delayed, shape (steps, rows).
     """
@@ -68,7 +72,8 @@ class StepNumbers(NamedTuple):
             steps: How many steps.
             weights: The weights of the rows, whose type and device the rates get.
         """
-        rates = np.zeros((steps, len(runs), 1))
+        groups = max(len(run.optimizer.param_groups) for run in runs if run is not None)
+        rates = np.zeros((steps, len(runs), groups))
         updates = np.ones((steps, len(runs), 1))
         places = np.zeros((steps, len(runs)), dtype=np.int64)
         for row, run in enumerate(runs):
@@ -83,7 +88,7 @@ class StepNumbers(NamedTuple):
             for i, step in enumerate(of_row.tolist()):
                 # The first delayed gradient is applied after `delay` steps.
                 if step >= run.delay:
-                    rates[i, row, 0] = run.learning_rate(min(step, last))
+                    rates[i, row] = run.learning_rates(min(step, last))
         return cls(
             torch.from_numpy(rates).to(weights),
             torch.from_numpy(updates).to(weights),
@@ -103,3 +108,126 @@ def exchange(delayed: Tensor, gradients: Tensor, places: Tensor) -> Tensor:
     due = delayed[rows, places]
     delayed[rows, places] = gradients
     return due
+
+
+class RowConverter:
+    """Converts the state of runs into the tensors of rows, and back.
+
+    Args:
+        first: A run. The others have its parameters, its update rule and its parameter groups.
+
+    Attributes:
+        update: The update of the rule.
+        layout: The places of the trained parameters in a flat tensor.
+    """
+
+    def __init__(self, first: NetworkRun):
+        rule = rule_of(first.optimizer)
+        assert rule is not None
+        trained = {}
+        for name, parameter in first.module.named_parameters():
+            if parameter.requires_grad:
+                trained[name] = parameter
+        self.update = StackedUpdate(rule, trained, names_of_groups(first.optimizer, trained))
+        self.layout = self.update.weights
+
+    def rows_of(self, run: NetworkRun) -> Rows:
+        """Return the tensors of a run."""
+        parameters = dict(run.module.named_parameters())
+        trained = {name: parameters[name] for name in self.layout.shapes}
+        buffers = dict(run.module.named_buffers())
+        for name, parameter in parameters.items():
+            if name not in trained:
+                buffers[name] = parameter.detach()
+        weights = self.layout.flatten(trained).detach()
+        keep = self.keep_of(run, trained)
+        hyperparameters = {}
+        for name, numbers in self.update.rule.numbers_of(run.optimizer).items():
+            hyperparameters[name] = weights.new_tensor(numbers)
+        state = self.update.flat_state(trained, run.optimizer.state)
+        delayed = self._delayed_of(run, parameters, weights)
+        return Rows(weights, keep, hyperparameters, state, buffers, delayed)
+
+    def _delayed_of(
+        self, run: NetworkRun, parameters: Mapping[str, Tensor], weights: Tensor
+    ) -> Tensor:
+        """Return the delayed gradients of a run, with the type of its weights."""
+        positions = {id(p): i for i, p in enumerate(parameters_of(run.optimizer))}
+        optimizer_state: Any = run.optimizer.state
+        saved = optimizer_state.get(DELAY_STATE_KEY, [])
+        delayed = weights.new_zeros(run.delay, self.layout.size)
+        for step, gradients in enumerate(saved, start=run.steps - len(saved)):
+            parts = {}
+            for name in self.layout.shapes:
+                gradient = gradients[positions[id(parameters[name])]]
+                if gradient is None:
+                    gradient = torch.zeros_like(parameters[name])
+                parts[name] = gradient
+            delayed[step % run.delay] = self.layout.flatten(parts)
+        return delayed
+
+    def keep_of(self, run: NetworkRun, parameters: Mapping[str, Tensor]) -> Tensor:
+        """Return 1 for each kept and 0 for each pruned parameter, shape (parameters,)."""
+        mask = run.mask or {}
+        keep = {}
+        for name in self.layout.shapes:
+            if name in mask:
+                keep[name] = mask[name].to(parameters[name])
+            else:
+                keep[name] = torch.ones_like(parameters[name].detach())
+        return self.layout.flatten(keep)
+
+    def write_back(self, run: NetworkRun, tensors: Rows, place: int) -> None:
+        """Copy the state at a place of row tensors into the module, optimizer and schedule."""
+        parameters = dict(run.module.named_parameters())
+        self.copy_weights(run.module, tensors, place)
+        for key, layout in self.update.state.items():
+            for name, part in layout.split(tensors.state[key][place]).items():
+                run.optimizer.state[parameters[name]][key] = part.clone()
+        if self.update.rule.has_step_counter:
+            # The optimizer makes no update before the first delayed gradient.
+            updates = max(run.steps - run.delay, 0)
+            for name in self.layout.shapes:
+                run.optimizer.state[parameters[name]]["step"] = torch.tensor(float(updates))
+        if run.delay:
+            optimizer_state: Any = run.optimizer.state
+            optimizer_state[DELAY_STATE_KEY] = self._delayed_gradients(
+                run, tensors.delayed[place], parameters
+            )
+        rates = run.learning_rates(run.steps)
+        for group, rate in zip(run.optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate
+        # A table of rates begins with a new schedule again when the run is resumed.
+        if run.schedule is not None and run.rates is None:
+            run.schedule.last_epoch = run.steps
+            run.schedule._last_lr = list(rates)
+            run.schedule._step_count = run.steps + 1
+
+    def copy_weights(self, module: nn.Module, tensors: Rows, place: int) -> None:
+        """Copy weights and buffers at a place of row tensors into a module."""
+        parameters = dict(module.named_parameters())
+        with torch.no_grad():
+            for name, weights in self.layout.split(tensors.weights[place]).items():
+                parameters[name].copy_(weights)
+            # Buffers, and untrained parameters, which a training step may change.
+            others = parameters | dict(module.named_buffers())
+            for name, values in tensors.buffers.items():
+                others[name].copy_(values[place])
+
+    def _delayed_gradients(
+        self, run: NetworkRun, delayed: Tensor, parameters: Mapping[str, Tensor]
+    ) -> list[list[Tensor | None]]:
+        """Return the delayed gradients of a run as `delay_gradients` keeps them, oldest first.
+
+        Args:
+            run: The run.
+            delayed: Its delayed gradients, shape (delay, parameters).
+            parameters: The parameters of its module by name.
+        """
+        names = {id(parameter): name for name, parameter in parameters.items()}
+        steps = []
+        for step in range(max(0, run.steps - run.delay), run.steps):
+            parts = self.layout.split(delayed[step % run.delay].clone())
+            order = parameters_of(run.optimizer)
+            steps.append([parts.get(names[id(parameter)]) for parameter in order])
+        return steps

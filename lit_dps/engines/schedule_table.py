@@ -7,7 +7,7 @@ the whole budget, before training.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lightning.pytorch import LightningModule
@@ -17,7 +17,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from lit_dps.engines.module_hooks import as_dict, optimizer_of
 from lit_dps.optim.parameter_groups import group_settings
-from lit_dps.training.rate_curve import rates_of_steps
+from lit_dps.training.rate_curve import rates_of_groups
 
 COMPARED_STEPS = 200  # of the table with the schedule itself
 
@@ -40,8 +40,8 @@ def schedule_config(configured: Any) -> LRSchedulerConfig | None:
 
 def table_of_rates(
     module: LightningModule, configured: Any, steps: int, steps_of_epoch: int
-) -> list[float] | None:
-    """Return the learning rate of each step; None if it is constant or cannot be computed.
+) -> list[tuple[float, ...]] | None:
+    """Return the rates of the groups at each step; None if constant or if they are unknown.
 
     Args:
         module: The module.
@@ -53,7 +53,7 @@ def table_of_rates(
     if config is None:
         return None
     optimizer, _ = optimizer_of(configured)
-    return rates_of_steps(optimizer, [config], steps, steps_of_epoch, shared=(module,))
+    return rates_of_groups(optimizer, [config], steps, steps_of_epoch, shared=(module,))
 
 
 def reason_against_table(module: LightningModule, steps: int, steps_of_epoch: int) -> str | None:
@@ -82,18 +82,20 @@ def reason_against_table(module: LightningModule, steps: int, steps_of_epoch: in
 
 
 def _first_difference(
-    config: LRSchedulerConfig, optimizer: Optimizer, rates: list[float], steps_of_epoch: int
+    config: LRSchedulerConfig,
+    optimizer: Optimizer,
+    rates: Sequence[tuple[float, ...]],
+    steps_of_epoch: int,
 ) -> str | None:
     """Step a schedule; return how it differs from its table, None if it does not."""
-    group = optimizer.param_groups[0]
-    settings = _other_settings(group)
+    settings = _other_settings(optimizer)
     schedule: Any = config.scheduler
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch warns if no optimizer step precedes
-        for step, rate in enumerate(rates[:COMPARED_STEPS]):
-            if float(group["lr"]) != rate:
+        for step, of_groups in enumerate(rates[:COMPARED_STEPS]):
+            if tuple(float(group["lr"]) for group in optimizer.param_groups) != of_groups:
                 return f"has another rate at step {step} if it is computed again"
-            if _other_settings(group) != settings:
+            if _other_settings(optimizer) != settings:
                 return "changes more than the rate"
             interval = config.frequency
             if config.interval == "epoch":
@@ -105,8 +107,11 @@ def _first_difference(
     return None
 
 
-def _other_settings(group: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of a parameter group except for its rate."""
-    settings = dict(group_settings(group))
-    settings.pop("lr", None)
-    return settings
+def _other_settings(optimizer: Optimizer) -> list[dict[str, Any]]:
+    """Return the settings of each parameter group except for its rate."""
+    of_groups = []
+    for group in optimizer.param_groups:
+        settings = dict(group_settings(group))
+        settings.pop("lr", None)
+        of_groups.append(settings)
+    return of_groups

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.func import vmap
 from torch.utils._pytree import tree_leaves, tree_map, tree_map_
 
@@ -19,11 +19,10 @@ from lit_dps.engines.logged_module import loss_of_pair
 from lit_dps.engines.matrix_products import ConvolutionsAsProducts
 from lit_dps.engines.memory import WHOLE_BATCHES, halve_until_fits
 from lit_dps.engines.network_run import NetworkRun
-from lit_dps.engines.row_tensors import Rows, StepNumbers, exchange
+from lit_dps.engines.row_tensors import RowConverter, Rows, StepNumbers, exchange
 from lit_dps.engines.stack_check import trains_on_whole_batches
 from lit_dps.engines.step_batches import MixedBatch, StackBatches, parts_of
-from lit_dps.optim import OURS, FlatLayout, Rule, StackedUpdate, rule_of
-from lit_dps.optim.delay import DELAY_STATE_KEY
+from lit_dps.optim import OURS
 
 # Examples that fill a device. More at a time are not faster and need more memory.
 MICROBATCH = 256
@@ -66,9 +65,6 @@ class StackedNetworks:
     ):
         first = runs[0]
         is_on_gpu = first.module.device.type == "cuda"
-        rule = rule_of(first.optimizer)
-        assert rule is not None
-        self.rule: Rule = rule
         self.runs: list[NetworkRun | None] = list(runs)
         self.module = first.module
         self.microbatch = microbatch or MICROBATCH
@@ -82,53 +78,14 @@ class StackedNetworks:
         self._clipping = first.clipping
         self._buffer_names = {name for name, _ in self.module.named_buffers()}
         self._functional = Functional(self.module)
-        trained = {}
-        for name, parameter in self.module.named_parameters():
-            if parameter.requires_grad:
-                trained[name] = parameter
-        self._layout = FlatLayout({name: parameter.shape for name, parameter in trained.items()})
-        self._rule_update = StackedUpdate(rule, trained)
-        rows = map(self._rows_of, runs)
+        self._converter = RowConverter(first)
+        self._layout = self._converter.layout
+        self._rule_update = self._converter.update
+        rows = map(self._converter.rows_of, runs)
         self.tensors: Rows = tree_map(lambda *tensors: torch.stack(tensors), *rows)
         self.checked = CheckedRows(self.module, self._functional, self._layout, self.tensors)
         self._graphed: GraphedSteps | None = None
         self._graphed_split: Any = None
-
-    def _rows_of(self, run: NetworkRun) -> Rows:
-        """Return the tensors of a run."""
-        parameters = dict(run.module.named_parameters())
-        trained = {name: parameters[name] for name in self._layout.shapes}
-        buffers = dict(run.module.named_buffers())
-        for name, parameter in parameters.items():
-            if name not in trained:
-                buffers[name] = parameter.detach()
-        weights = self._layout.flatten(trained).detach()
-        keep = self._keep_of(run, trained)
-        numbers = self.rule.hyperparameters_of(run.optimizer.param_groups[0])
-        hyperparameters = {}
-        for name, number in zip(self.rule.hyperparameters, numbers, strict=True):
-            hyperparameters[name] = weights.new_tensor([number])
-        state = self._rule_update.flat_state(trained, run.optimizer.state)
-        delayed = self._delayed_of(run, parameters, weights)
-        return Rows(weights, keep, hyperparameters, state, buffers, delayed)
-
-    def _delayed_of(
-        self, run: NetworkRun, parameters: Mapping[str, Tensor], weights: Tensor
-    ) -> Tensor:
-        """Return the delayed gradients of a run, with the type of its weights."""
-        positions = {id(p): i for i, p in enumerate(run.optimizer.param_groups[0]["params"])}
-        optimizer_state: Any = run.optimizer.state
-        saved = optimizer_state.get(DELAY_STATE_KEY, [])
-        delayed = weights.new_zeros(run.delay, self._layout.size)
-        for step, gradients in enumerate(saved, start=run.steps - len(saved)):
-            parts = {}
-            for name in self._layout.shapes:
-                gradient = gradients[positions[id(parameters[name])]]
-                if gradient is None:
-                    gradient = torch.zeros_like(parameters[name])
-                parts[name] = gradient
-            delayed[step % run.delay] = self._layout.flatten(parts)
-        return delayed
 
     @property
     def weights(self) -> Tensor:
@@ -148,7 +105,7 @@ class StackedNetworks:
 
     def put(self, row: int, run: NetworkRun) -> None:
         """Put a new or resumed run into a row, in place of another."""
-        new_tensors = self._rows_of(run)  # memory may be insufficient for them
+        new_tensors = self._converter.rows_of(run)  # memory may be insufficient for them
         tree_map_(lambda ours, new: ours[row].copy_(new), self.tensors, new_tensors)
         self.runs[row] = run
 
@@ -181,65 +138,14 @@ class StackedNetworks:
             row: The row.
             number: Number of the kept row whose state is copied; None for the present state.
         """
-        tensors, place = self.tensors, row
-        if number is not None:
-            tensors, place = self.checked.tensors, number
-        run = self.run_at(row)
-        parameters = dict(run.module.named_parameters())
-        self._copy_into(run.module, tensors, place)
-        for key, layout in self._rule_update.state.items():
-            for name, part in layout.split(tensors.state[key][place]).items():
-                run.optimizer.state[parameters[name]][key] = part.clone()
-        if self.rule.has_step_counter:
-            # The optimizer makes no update before the first delayed gradient.
-            updates = max(run.steps - run.delay, 0)
-            for name in self._layout.shapes:
-                run.optimizer.state[parameters[name]]["step"] = torch.tensor(float(updates))
-        group = run.optimizer.param_groups[0]
-        if run.delay:
-            optimizer_state: Any = run.optimizer.state
-            optimizer_state[DELAY_STATE_KEY] = self._delayed_gradients(
-                run, tensors.delayed[place], parameters
-            )
-        group["lr"] = run.learning_rate(run.steps)
-        # A table of rates begins with a new schedule again when the run is resumed.
-        if run.schedule is not None and run.rates is None:
-            run.schedule.last_epoch = run.steps
-            run.schedule._last_lr = [group["lr"]]
-            run.schedule._step_count = run.steps + 1
+        if number is None:
+            self._converter.write_back(self.run_at(row), self.tensors, row)
+        else:
+            self._converter.write_back(self.run_at(row), self.checked.tensors, number)
 
     def write_back_weights(self, row: int) -> None:
         """Copy the weights and buffers of a row into the module of its run."""
-        self._copy_into(self.run_at(row).module, self.tensors, row)
-
-    def _copy_into(self, module: nn.Module, tensors: Rows, place: int) -> None:
-        """Copy weights and buffers at a place of row tensors into a module."""
-        parameters = dict(module.named_parameters())
-        with torch.no_grad():
-            for name, weights in self._layout.split(tensors.weights[place]).items():
-                parameters[name].copy_(weights)
-            # Buffers, and untrained parameters, which a training step may change.
-            others = parameters | dict(module.named_buffers())
-            for name, values in tensors.buffers.items():
-                others[name].copy_(values[place])
-
-    def _delayed_gradients(
-        self, run: NetworkRun, delayed: Tensor, parameters: Mapping[str, Tensor]
-    ) -> list[list[Tensor | None]]:
-        """Return the delayed gradients of a run as `delay_gradients` keeps them, oldest first.
-
-        Args:
-            run: The run.
-            delayed: Its delayed gradients, shape (delay, parameters).
-            parameters: The parameters of its module by name.
-        """
-        names = {id(parameter): name for name, parameter in parameters.items()}
-        steps = []
-        for step in range(max(0, run.steps - run.delay), run.steps):
-            parts = self._layout.split(delayed[step % run.delay].clone())
-            order = run.optimizer.param_groups[0]["params"]
-            steps.append([parts.get(names[id(parameter)]) for parameter in order])
-        return steps
+        self._converter.copy_weights(self.run_at(row).module, self.tensors, row)
 
     def train(
         self, x: Tensor, y: Tensor, index: StackBatches, steps_since_check: int = 0
@@ -334,7 +240,7 @@ class StackedNetworks:
             tensors.hyperparameters,
             numbers.updates,
         )
-        if self.rule not in OURS:  # another rule may move pruned weights
+        if self._rule_update.rule not in OURS:  # another rule may move pruned weights
             tensors.weights.mul_(tensors.keep)
         for row in changing:
             self._change_mask(row, step + 1, dense[row])
@@ -345,7 +251,7 @@ class StackedNetworks:
         for row in self.live:
             run = self.run_at(row)
             if run.readings is not None:
-                run.readings.count(run.learning_rate(run.steps + step))
+                run.readings.count(run.learning_rates(run.steps + step)[0])
                 of_row = partial(self._gradients_of, gradients, row)
                 run.readings.see_gradients(run.steps + step + 1, of_row)
 
@@ -372,7 +278,7 @@ class StackedNetworks:
             {name: weights[name] for name in run.mask},
             {name: gradients[name] for name in run.mask},
         )
-        keep = self._keep_of(run, weights)
+        keep = self._converter.keep_of(run, weights)
         self.tensors.keep[row] = keep
         self.weights[row] *= keep
         keep_by_name = self._layout.split(keep)
@@ -381,17 +287,6 @@ class StackedNetworks:
                 # As in `mask_optimizer_state`, a state of another shape has no pruned elements.
                 if tensor.shape == keep_by_name[name].shape:
                     tensor *= keep_by_name[name]
-
-    def _keep_of(self, run: NetworkRun, parameters: Mapping[str, Tensor]) -> Tensor:
-        """Return 1 for each kept and 0 for each pruned parameter, shape (parameters,)."""
-        mask = run.mask or {}
-        keep = {}
-        for name in self._layout.shapes:
-            if name in mask:
-                keep[name] = mask[name].to(parameters[name])
-            else:
-                keep[name] = torch.ones_like(parameters[name].detach())
-        return self._layout.flatten(keep)
 
     def gradients(self, x: Tensor, y: Tensor, batch: Tensor | MixedBatch) -> tuple[Tensor, Tensor]:
         """Return loss and gradient of each network, shapes (rows,) and (rows, parameters).

@@ -29,6 +29,7 @@ from lit_dps.engines.stacked_scores import scores_of_new_runs
 from lit_dps.module import ImageClassifier
 from lit_dps.optim import RULES, rule_of
 from lit_dps.optim.clipping import Clipping
+from lit_dps.optim.parameter_groups import grouping_of
 from lit_dps.training.hidden_state import preserve_rng_state, unchanged_attributes
 from lit_dps.training.workload import Built
 
@@ -313,7 +314,8 @@ def _kind_of(built: Built) -> tuple:
         shapes[name] = tensor.shape, tensor.requires_grad
     with unchanged_attributes(module):  # the module is trained afterwards
         optimizer, _ = optimizer_of(module.configure_optimizers())
-    return rule_of(optimizer), Clipping.of(built.trainer), shapes, id(data.images)
+    groups = grouping_of(module, optimizer)
+    return rule_of(optimizer), groups, Clipping.of(built.trainer), shapes, id(data.images)
 
 
 def _double_copies(tensors: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule
@@ -17,7 +18,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from lit_dps.optim import OURS, Rule, StackedUpdate, State, rule_of
-from lit_dps.optim.parameter_groups import trained_parameters
+from lit_dps.optim.parameter_groups import names_of_groups, trained_parameters
 
 # Some optimizers synchronize slow weights every 5 or 6 steps, or correct a bias from step 6 on.
 STEPS = 8
@@ -47,15 +48,16 @@ def reason_against_schedule(schedule: LRScheduler | None, steps: int) -> str | N
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch warns if no optimizer step precedes
         for _ in range(count):
-            rates.append(float(schedule.optimizer.param_groups[0]["lr"]))
+            rates.append([float(group["lr"]) for group in schedule.optimizer.param_groups])
             schedule.step()
-    factor = schedule.lr_lambdas[0]
-    base = schedule.base_lrs[0]
-    # In reverse order, so that a factor that counts its calls gives other values.
-    for step in reversed(range(count)):
-        if float(base * factor(step)) != rates[step]:
-            again = float(base * factor(step))
-            return f"its rate at step {step} is {rates[step]:g}, and {again:g} if computed again"
+    for group, factor in enumerate(schedule.lr_lambdas):
+        base: Any = schedule.base_lrs[group]
+        # In reverse order, so that a factor that counts its calls gives other values.
+        for step in reversed(range(count)):
+            rate = rates[step][group]
+            if float(base * factor(step)) != rate:
+                again = float(base * factor(step))
+                return f"its rate at step {step} is {rate:g}, and {again:g} if computed again"
     return None
 
 
@@ -124,24 +126,30 @@ def _agree(rule: Rule, optimizer: Optimizer) -> bool:
     The network of the optimizer is the middle one of three. The others have other weights, rates,
     hyperparameters and numbers of steps, because an update must not mix networks.
     """
-    group = optimizer.param_groups[0]
     parameters = {str(place): each for place, each in enumerate(trained_parameters(optimizer))}
-    group["lr"] = RATE  # a schedule may begin with a rate of 0
+    groups = optimizer.param_groups
+    for number, group in enumerate(groups):
+        group["lr"] = (1 + number) * RATE  # a schedule may begin with a rate of 0
     generator = torch.Generator().manual_seed(0)
     device = parameters["0"].device
-    update = StackedUpdate(rule, parameters)
+    update = StackedUpdate(rule, parameters, names_of_groups(optimizer, parameters))
     size = update.weights.size
     weights = torch.randn(NETWORKS, size, generator=generator, dtype=torch.float64).to(device)
     before = weights[COMPARED].clone()
     for name, values in update.weights.split(before).items():
         parameters[name].copy_(values)
     hyperparameters = {}
-    for key, number in zip(rule.hyperparameters, rule.hyperparameters_of(group), strict=True):
-        hyperparameters[key] = _of_networks(weights, float(number), 0.5 * float(number) + 0.1)
+    for key, numbers in rule.numbers_of(optimizer).items():
+        columns = []
+        for number in numbers:
+            columns.append(_of_networks(weights, number, 0.5 * number + 0.1))
+        hyperparameters[key] = torch.cat(columns, dim=1)
     state = {}
     for key, tensor in update.flat_state(parameters, {}).items():
         state[key] = tensor.repeat(NETWORKS, 1)
-    rates = _of_networks(weights, RATE, 2 * RATE)
+    rates = torch.cat(
+        [_of_networks(weights, group["lr"], 2 * group["lr"]) for group in groups], dim=1
+    )
     for step in range(1, STEPS + 1):
         gradients = _gradients(size, generator).to(device)
         for name, values in update.weights.split(gradients[COMPARED]).items():

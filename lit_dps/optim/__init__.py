@@ -2,7 +2,7 @@
 
 A `Rule` has the update of one parameter, for many networks at once, and makes the torch optimizer
 of one network (`rule`). `stacked_update` applies it to the flat tensors of a stack. To add a rule,
-write a file like `sgd.py` and list its rules in `OURS`. A configuration names the rule of another
+write a file like `sgd.py` and list its rules in `_NAMED`. A configuration names the rule of another
 package by its class path.
 """
 
@@ -12,12 +12,13 @@ from lit_dps.core.registry import named
 from lit_dps.optim.adam import ADAM, ADAMW
 from lit_dps.optim.rule import Rule, RuleOptimizer, State
 from lit_dps.optim.schedule import Schedule, factor, make_scheduler
-from lit_dps.optim.sgd import MOMENTUM, NESTEROV, SGD
+from lit_dps.optim.sgd import MOMENTUM, NESTEROV, SGD, WITH_DECAY
 from lit_dps.optim.stacked_update import FlatLayout, StackedUpdate
 
+_NAMED = (SGD, MOMENTUM, NESTEROV, ADAM, ADAMW)
 # None of these rules moves a weight of zero whose gradient and state are zero.
-OURS = (SGD, MOMENTUM, NESTEROV, ADAM, ADAMW)
-RULES: dict[str, Rule] = {rule.name: rule for rule in OURS}
+OURS = (*_NAMED, *WITH_DECAY)
+RULES: dict[str, Rule] = {rule.name: rule for rule in _NAMED}
 
 
 def rule_named(name: str) -> Rule:
@@ -28,15 +29,31 @@ def rule_named(name: str) -> Rule:
 
 
 def rule_of(optimizer: Any) -> Rule | None:
-    """Return the rule whose update an optimizer makes; None if it is of no rule of `RULES`."""
-    if len(optimizer.param_groups) != 1:
-        return None
+    """Return the rule whose update an optimizer makes; None if no known rule makes it.
+
+    All parameter groups must be of the rule. Their numbers may differ.
+    """
     if isinstance(optimizer, RuleOptimizer):
         return optimizer.rule
-    for rule in RULES.values():
-        if rule.is_of(optimizer):
+    for rule in (*RULES.values(), *WITH_DECAY):
+        if _all_groups_are_of(rule, optimizer):
             return rule
     return None
+
+
+def _all_groups_are_of(rule: Rule, optimizer: Any) -> bool:
+    """Return True if a rule makes the update of each parameter group of an optimizer."""
+    groups = optimizer.param_groups
+    if len(groups) == 1:
+        return rule.is_of(optimizer)
+    try:
+        for group in groups:
+            optimizer.param_groups = [group]
+            if not rule.is_of(optimizer):
+                return False
+    finally:
+        optimizer.param_groups = groups
+    return True
 
 
 __all__ = [

@@ -21,6 +21,30 @@ def trained_parameters(optimizer: Any) -> list[Tensor]:
     return [parameter for parameter in parameters_of(optimizer) if parameter.requires_grad]
 
 
+def names_of_groups(optimizer: Any, parameters: Mapping[str, Tensor]) -> list[list[str]]:
+    """Return the names of the parameters in each group of an optimizer.
+
+    Args:
+        optimizer: The optimizer.
+        parameters: Parameters by name. The groups may have others, which have no name here.
+    """
+    names_by_id = {id(parameter): name for name, parameter in parameters.items()}
+    groups = []
+    for group in optimizer.param_groups:
+        names = [names_by_id[id(each)] for each in group["params"] if id(each) in names_by_id]
+        groups.append(names)
+    return groups
+
+
+def grouping_of(module: Any, optimizer: Any) -> list[list[str]]:
+    """Return the names of a module's trained parameters in each group of its optimizer."""
+    trained = {}
+    for name, parameter in module.named_parameters():
+        if parameter.requires_grad:
+            trained[name] = parameter
+    return names_of_groups(optimizer, trained)
+
+
 def group_settings(group: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of a parameter group: all entries except its parameters."""
     return {key: value for key, value in group.items() if key != "params"}

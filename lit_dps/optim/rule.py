@@ -98,6 +98,15 @@ class Rule:
         # A rule does not change, and its optimizer recognizes it by identity.
         return self
 
+    def numbers_of(self, optimizer: torch.optim.Optimizer) -> dict[str, list[float]]:
+        """Return the hyperparameters of an optimizer by name, one number for each group."""
+        numbers: dict[str, list[float]] = {name: [] for name in self.hyperparameters}
+        for group in optimizer.param_groups:
+            of_group = self.hyperparameters_of(group)
+            for name, number in zip(self.hyperparameters, of_group, strict=True):
+                numbers[name].append(float(number))
+        return numbers
+
     def initial_state(self, parameter: Tensor) -> dict[str, Tensor]:
         """Return the state of a parameter before its first step."""
         parameter = parameter.detach()

@@ -1,5 +1,8 @@
 """SGD, momentum and Nesterov's momentum as in the paper: dampening 0, no weight decay.
 
+`WITH_DECAY` has the same rules with weight decay, as torch's SGD adds it to the gradient. They have
+no name in a configuration; modules make such an optimizer themselves.
+
 momentum: a <- m a + g, w <- w - lr a; nesterov: w <- w - lr (g + m a). A rate that changes
 multiplies the accumulator at the time of the update, in both, as in TensorFlow's MomentumOptimizer.
 """
@@ -25,10 +28,15 @@ def _make(
 
 
 def _is_of(optimizer: torch.optim.Optimizer, momentum: bool, nesterov: bool) -> bool:
+    group = optimizer.param_groups[0]
+    return not group.get("weight_decay") and _is_of_any_decay(optimizer, momentum, nesterov)
+
+
+def _is_of_any_decay(optimizer: torch.optim.Optimizer, momentum: bool, nesterov: bool) -> bool:
     if type(optimizer) is not torch.optim.SGD:
         return False
     group = optimizer.param_groups[0]
-    if group["weight_decay"] or group["maximize"] or (group["momentum"] and group["dampening"]):
+    if group["maximize"] or (group["momentum"] and group["dampening"]):
         return False
     return bool(group["momentum"]) == momentum and (not momentum or group["nesterov"] == nesterov)
 
@@ -99,4 +107,45 @@ NESTEROV = Rule(
     hyperparameters_of=lambda group: (group["momentum"],),
     update_=_nesterov,
     elementwise=True,
+)
+
+
+def _with_decay(rule: Rule, momentum: bool, nesterov: bool) -> Rule:
+    """Return a rule with weight decay, which may be 0 in some parameter groups."""
+
+    def make(
+        parameters, rate: float, hyperparameters: Mapping[str, float]
+    ) -> torch.optim.Optimizer:
+        optimizer = rule.make(parameters, rate, hyperparameters)
+        for group in optimizer.param_groups:
+            group["weight_decay"] = hyperparameters["weight_decay"]
+        return optimizer
+
+    def update_(
+        weights: Tensor,
+        gradients: Tensor,
+        state: State,
+        rate: Tensor,
+        hyperparameters: Mapping,
+        step: Tensor,
+    ) -> None:
+        gradients.addcmul_(weights, hyperparameters["weight_decay"])
+        rule.update_(weights, gradients, state, rate, hyperparameters, step)
+
+    return Rule(
+        name=f"{rule.name} with weight decay",
+        hyperparameters=(*rule.hyperparameters, "weight_decay"),
+        state=rule.state,
+        make=make,
+        is_of=lambda optimizer: _is_of_any_decay(optimizer, momentum, nesterov),
+        hyperparameters_of=lambda group: (*rule.hyperparameters_of(group), group["weight_decay"]),
+        update_=update_,
+        elementwise=True,
+    )
+
+
+WITH_DECAY = (
+    _with_decay(SGD, momentum=False, nesterov=False),
+    _with_decay(MOMENTUM, momentum=True, nesterov=False),
+    _with_decay(NESTEROV, momentum=True, nesterov=True),
 )

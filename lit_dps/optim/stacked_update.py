@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -41,17 +41,32 @@ class StackedUpdate:
     Args:
         rule: The rule.
         parameters: The trained parameters of one of the networks, by name.
+        groups: Names of the parameters in each group of the optimizer, which has its own rate and
+            hyperparameters. By default all parameters are one group.
 
     Attributes:
-        weights: The places of the parameters in a flat tensor of weights or gradients.
+        weights: The places of the parameters in a flat tensor of weights or gradients. Parameters
+            of a group follow one another.
         state: The places of the tensors of the state, by name.
     """
 
-    def __init__(self, rule: Rule, parameters: Mapping[str, Tensor]):
+    def __init__(
+        self,
+        rule: Rule,
+        parameters: Mapping[str, Tensor],
+        groups: Sequence[Sequence[str]] | None = None,
+    ):
         self.rule = rule
-        self.weights = FlatLayout({name: tensor.shape for name, tensor in parameters.items()})
+        self._groups = [list(parameters)]
+        if groups is not None and len(groups) > 1:
+            self._groups = [list(names) for names in groups]
+        grouped = {}
+        for names in self._groups:
+            for name in names:
+                grouped[name] = parameters[name]
+        self.weights = FlatLayout({name: tensor.shape for name, tensor in grouped.items()})
         shapes: dict[str, dict[str, torch.Size]] = {}
-        for name, parameter in parameters.items():
+        for name, parameter in grouped.items():
             for key, tensor in rule.initial_state(parameter).items():
                 shapes.setdefault(key, {})[name] = tensor.shape
         self.state = {key: FlatLayout(shapes[key]) for key in shapes}
@@ -87,18 +102,70 @@ class StackedUpdate:
         Args:
             weights, gradients: Shape (networks, parameters). Gradients may be overwritten.
             state: By name, each of shape (networks, size).
-            rates, hyperparameters, steps: Shape (networks, 1).
+            rates, hyperparameters: Shape (networks, groups).
+            steps: Shape (networks, 1).
         """
-        if self.rule.elementwise:
+        if self.rule.elementwise and len(self._groups) == 1:
             self.rule.update_(weights, gradients, state, rates, hyperparameters, steps)
             return
+        start = 0
+        for group, names in enumerate(self._groups):
+            column = slice(group, group + 1)
+            numbers = {key: each[:, column] for key, each in hyperparameters.items()}
+            if self.rule.elementwise:
+                size = sum(self.weights.shapes[name].numel() for name in names)
+                part = slice(start, start + size)
+                of_group = {key: tensor[:, part] for key, tensor in state.items()}
+                self._update_elements(
+                    weights[:, part], gradients[:, part], of_group, rates[:, column], numbers, steps
+                )
+                start += size
+            else:
+                self._update_parameters(
+                    names, weights, gradients, state, rates[:, column], numbers, steps
+                )
+
+    def _update_elements(
+        self,
+        weights: Tensor,
+        gradients: Tensor,
+        state: State,
+        rates: Tensor,
+        hyperparameters: Mapping[str, Tensor],
+        steps: Tensor,
+    ) -> None:
+        """Make one step of the parameters of a group, whose tensors are parts of flat ones."""
+        tensors = dict(state)
+        self.rule.update_(weights, gradients, tensors, rates, hyperparameters, steps)
+        for key, tensor in state.items():
+            # The update may have replaced a tensor in place of changing it.
+            if tensors[key] is not tensor:
+                tensor.copy_(tensors[key])
+
+    def _update_parameters(
+        self,
+        names: Sequence[str],
+        weights: Tensor,
+        gradients: Tensor,
+        state: State,
+        rates: Tensor,
+        hyperparameters: Mapping[str, Tensor],
+        steps: Tensor,
+    ) -> None:
+        """Make one step of the parameters of a group, one at a time."""
         state_parts = {key: layout.split(state[key]) for key, layout in self.state.items()}
         gradient_parts = self.weights.split(gradients)
-        for name, part in self.weights.split(weights).items():
+        weight_parts = self.weights.split(weights)
+        for name in names:
             of_parameter = {}
             for key, parts in state_parts.items():
                 if name in parts:
                     of_parameter[key] = parts[name]
             self.rule.update_parameter(
-                part, gradient_parts[name], of_parameter, rates, hyperparameters, steps
+                weight_parts[name],
+                gradient_parts[name],
+                of_parameter,
+                rates,
+                hyperparameters,
+                steps,
             )

@@ -66,7 +66,27 @@ def rates_of_steps(
     accumulated: int = 1,
     shared: Sequence[Any] = (),
 ) -> list[float] | None:
-    """Return the largest learning rate of an optimizer's groups at each of its first steps.
+    """Return the largest of the rates that `rates_of_groups` returns for each step."""
+    rates = rates_of_groups(optimizer, configs, steps, steps_of_epoch, accumulated, shared)
+    if rates is None:
+        return None
+    return largest_rates(rates)
+
+
+def largest_rates(rates: Sequence[Sequence[float]]) -> list[float]:
+    """Return the largest rate of the groups at each step."""
+    return [max(of_groups) for of_groups in rates]
+
+
+def rates_of_groups(
+    optimizer: Optimizer,
+    configs: Sequence[LRSchedulerConfig],
+    steps: int,
+    steps_of_epoch: int | None = None,
+    accumulated: int = 1,
+    shared: Sequence[Any] = (),
+) -> list[tuple[float, ...]] | None:
+    """Return the learning rate of each group of an optimizer at each of its first steps.
 
     A function of a schedule may count its calls, in an enclosed variable or in an attribute of the
     module. To leave these counts unchanged, enclosed variables are copied, and the attributes of
@@ -81,7 +101,7 @@ def rates_of_steps(
         shared: Objects that schedules may refer to, and that are not copied.
 
     Returns:
-        A rate for each step; None if a schedule cannot be copied or stepped.
+        The rates of each step; None if a schedule cannot be copied or stepped.
     """
     steps = min(steps, MOST_STEPS)
     modules = [each for each in shared if isinstance(each, LightningModule)]
@@ -138,14 +158,16 @@ def _is_plain(config: LRSchedulerConfig) -> bool:
     return is_each_step and type(config.scheduler) is LambdaLR
 
 
-def _rates_of_lambda(schedule: LambdaLR, steps: int, memo: dict[int, Any]) -> list[float]:
+def _rates_of_lambda(
+    schedule: LambdaLR, steps: int, memo: dict[int, Any]
+) -> list[tuple[float, ...]]:
     """Return the rates of a `LambdaLR` without stepping it. Stepping takes ten times as long."""
     groups = []
     for base, function in zip(schedule.base_lrs, schedule.lr_lambdas, strict=True):
         groups.append((base, _copy_function(function, memo)))
     rates = []
     for step in range(schedule.last_epoch, schedule.last_epoch + steps):
-        rates.append(max(float(base * factor(step)) for base, factor in groups))
+        rates.append(tuple(float(base * factor(step)) for base, factor in groups))
     return rates
 
 
@@ -156,7 +178,7 @@ def _evaluated(
     steps_of_epoch: int | None,
     accumulated: int,
     memo: dict[int, Any],
-) -> list[float]:
+) -> list[tuple[float, ...]]:
     """Return the rates at each step, by stepping copies of the schedules."""
     schedules = []
     for config in configs:
@@ -164,7 +186,7 @@ def _evaluated(
         schedules.append((schedule, config.interval, config.frequency))
     rates = []
     for step in range(1, steps + 1):
-        rates.append(max(float(group["lr"]) for group in twin.param_groups))
+        rates.append(tuple(float(group["lr"]) for group in twin.param_groups))
         step_in_epoch = step
         if steps_of_epoch is not None:
             step_in_epoch = (step - 1) % steps_of_epoch + 1

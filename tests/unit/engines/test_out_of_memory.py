@@ -15,6 +15,7 @@ from lit_dps.engines import stack_filler
 from lit_dps.engines.interval_loop import IntervalLoop
 from lit_dps.engines.memory import StackLimit, is_out_of_memory
 from lit_dps.engines.network_run import NetworkRun
+from lit_dps.engines.row_tensors import RowConverter
 from lit_dps.engines.stack import StackedNetworks
 from lit_dps.optim.stacked_update import StackedUpdate
 from lit_dps.training.checkpoint_files import Checkpoints
@@ -129,7 +130,7 @@ def test_the_stack_is_halved_and_results_are_equal(monkeypatch, capsys, sizes, u
     [
         Fault(StackedNetworks, "put", {1}),
         Fault(StackedNetworks, "put", {2}, is_late=True),
-        Fault(StackedNetworks, "_rows_of", {9}),
+        Fault(RowConverter, "rows_of", {9}),
         Fault(NetworkRun, "start", {9}),  # the first run of an empty row
         Fault(NetworkRun, "start", {5}, is_late=True),  # the stack begins with seven
         Fault(stack_filler, "build_trial", {5}),  # the stack begins with four

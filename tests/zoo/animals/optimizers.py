@@ -60,6 +60,65 @@ class WithDecay(Net):
         return torch.optim.AdamW(self.parameters(), self.hparams.lr, weight_decay=0.5)
 
 
+class Groups(Net):
+    """Decays its matrices alone, and trains its head at another rate.
+
+    Args:
+        kind: "adamw", "sgd" or "nesterov".
+        schedule: "" for none, "cosine" for each step, "lambda" for a function of each group.
+        head_momentum: Momentum of the head, if the kind has one.
+        swapped: Whether the biases are decayed in place of the matrices.
+    """
+
+    def __init__(
+        self,
+        width: int = 16,
+        lr: float = 1e-2,
+        kind: str = "adamw",
+        schedule: str = "",
+        head_momentum: float = 0.5,
+        swapped: bool = False,
+    ):
+        super().__init__(width, lr)
+        self.save_hyperparameters()
+
+    def configure_optimizers(self):
+        arguments = self.hparams
+        matrices, biases = [], []
+        for parameter in self.body.parameters():
+            (matrices if parameter.ndim > 1 else biases).append(parameter)
+        groups = [
+            {"params": biases, "weight_decay": 0.0},
+            {"params": matrices, "weight_decay": 0.3},
+            {"params": list(self.head.parameters()), "lr": 3 * arguments.lr},
+        ]
+        if arguments.swapped:
+            groups[0]["params"], groups[1]["params"] = matrices, biases
+        if arguments.kind == "adamw":
+            groups[2]["betas"] = (0.8, 0.95)
+            optimizer = torch.optim.AdamW(groups, arguments.lr, weight_decay=0.1)
+        else:
+            groups[2]["momentum"] = arguments.head_momentum
+            nesterov = arguments.kind == "nesterov"
+            optimizer = torch.optim.SGD(groups, arguments.lr, 0.9, nesterov=nesterov)
+        if arguments.schedule == "cosine":
+            schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 30)
+        elif arguments.schedule == "lambda":
+            halving, falling = lambda step: 0.5 ** (step // 8), lambda step: 1 - step / 40
+            factors = [halving, halving, falling]
+            schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, factors)
+        else:
+            return optimizer
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+
+class Decayed(Net):
+    """SGD with momentum and weight decay, in one group."""
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), self.hparams.lr, 0.9, weight_decay=0.05)
+
+
 class WithLBFGS(Net):
     """An optimizer that asks for the loss several times a step."""
 
