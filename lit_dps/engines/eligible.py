@@ -78,6 +78,15 @@ DATA_METHODS = (
 )
 
 
+def is_stranger(training: Training, trial: Trial) -> bool:
+    """Return True if the module of a trial is no ImageClassifier; False if it cannot be built."""
+    try:
+        module = training.workload.module(trial)
+    except Exception:  # code of the user may raise anything; `ineligibility_reason` names it
+        return False
+    return not isinstance(module, ImageClassifier)
+
+
 def ineligibility_reason(training: Training, trial: Trial, stacked: bool = False) -> str | None:
     """Return why the interval loop cannot train a trial, or cannot stack it; None if it can.
 

@@ -18,7 +18,7 @@ import torch
 from lit_dps.core.attempt import Attempt
 from lit_dps.core.trial import LIGHTNING, SINGLE, STACKED, Status, Trial, TrialResult
 from lit_dps.engines.check_outcome import CheckOutcome
-from lit_dps.engines.eligible import NO_CLASSIFIER, ineligibility_reason
+from lit_dps.engines.eligible import NO_CLASSIFIER, ineligibility_reason, is_stranger
 from lit_dps.engines.engine import Training
 from lit_dps.engines.memory import StackLimit, free_unused_memory, is_out_of_memory
 from lit_dps.engines.module_hooks import NeedsLightning, end_module
@@ -102,16 +102,16 @@ class IntervalLoop:
 
     def choose(self, trial: Trial) -> LoopChoice:
         """Return the loop that trains a trial, and why it is not a faster one."""
+        needs_stack = is_stranger(self.training, trial)
         reason_against_stack = ""
         if self.stack_size > 1:
             reason = ineligibility_reason(self.training, trial, stacked=True)
             if reason is None:
-                module = self.training.workload.module(trial)
-                return LoopChoice(STACKED, needs_stack=not isinstance(module, ImageClassifier))
+                return LoopChoice(STACKED, needs_stack=needs_stack)
+            if needs_stack:
+                return LoopChoice(LIGHTNING, reason)
             reason_against_stack = reason
         reason = ineligibility_reason(self.training, trial)
-        if reason is not None and reason.endswith(NO_CLASSIFIER) and reason_against_stack:
-            return LoopChoice(LIGHTNING, reason_against_stack)
         if reason is not None:
             return LoopChoice(LIGHTNING, reason)
         return LoopChoice(SINGLE, reason_against_stack)

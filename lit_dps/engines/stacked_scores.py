@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -11,9 +12,11 @@ import torch
 from torch import Tensor, nn
 from torch.func import vmap
 
+from lit_dps.engines.eligible import reason_of
 from lit_dps.engines.engine import Training
 from lit_dps.engines.functional import Call, Functional
 from lit_dps.engines.matrix_products import ConvolutionsAsProducts
+from lit_dps.engines.memory import is_out_of_memory
 from lit_dps.engines.network_run import NetworkRun
 from lit_dps.engines.stack_check import trains_on_whole_batches
 from lit_dps.pruning import Network
@@ -22,6 +25,8 @@ from lit_dps.training.pruning_callback import PruningCallback
 
 # Examples in a batch of a pass for many networks on a GPU, unless the mask depends on it.
 GPU_BATCH_SIZE = 128
+# The lines of this process about errors.
+_reported: set[str] = set()
 
 
 def scores_of_new_runs(
@@ -87,17 +92,29 @@ def _key_of_network(run: NetworkRun, index: int, training: Training) -> Any:
 
 
 def _scores_of(runs: Sequence[NetworkRun], training: Training) -> list[Scores | None]:
-    """Return the scores of networks by one pass; by several ones if memory is insufficient."""
+    """Return the scores of networks by one pass; by several ones if memory is insufficient.
+
+    After another error, which is printed, each network makes a pass for itself.
+    """
     try:
         return list(scores_of_stack(runs, training))
-    except torch.OutOfMemoryError:
-        if len(runs) < 4:
+    except Exception as error:  # a pruning method of the user may raise anything
+        if not is_out_of_memory(error):
+            # The passes of single networks show whether one of them causes the error.
+            _report(error)
             return [None] * len(runs)
-    except Exception:
-        # The passes of single networks show which run causes the error.
+    if len(runs) < 4:
         return [None] * len(runs)
     half = len(runs) // 2
     return [*_scores_of(runs[:half], training), *_scores_of(runs[half:], training)]
+
+
+def _report(error: Exception) -> None:
+    """Print once why networks make a scoring pass each."""
+    line = f"each network makes a scoring pass, because one for all fails: {reason_of(error)}"
+    if line not in _reported:
+        _reported.add(line)
+        print(line, file=sys.stderr, flush=True)
 
 
 def scores_of_stack(runs: Sequence[NetworkRun], training: Training) -> list[Scores]:

@@ -8,12 +8,14 @@ from lightning.pytorch import Callback
 
 from lit_dps.core.goal import Goal
 from lit_dps.core.trial import Cell, Trial
+from lit_dps.engines import interval_loop
 from lit_dps.engines.eligible import ineligibility_reason
 from lit_dps.engines.interval_loop import IntervalLoop
 from lit_dps.engines.logged_module import MeanOverBatches, Unknown
 from lit_dps.engines.module_hooks import NeedsLightning
 from lit_dps.engines.stack import StackedNetworks
 from lit_dps.engines.trainer import TrainerEngine
+from lit_dps.module import ImageClassifier
 from lit_dps.parallel.process import Interrupted
 from lit_dps.training.checkpoint_files import Checkpoints
 from lit_dps.training.workload import Workload
@@ -277,6 +279,32 @@ def test_the_reason_is_stored_with_a_trial_that_lightning_s_loop_trains():
     loop = IntervalLoop(training_of(workload(), GOAL), stack_size=1)
     choice = loop.choose(trials(Cell(16, 0.0))[0])
     assert (choice.engine, choice.reason) == ("lightning", "Net is no ImageClassifier")
+
+
+class Classifier(ImageClassifier):
+    """An ImageClassifier without arguments."""
+
+    def __init__(self):
+        super().__init__(torch.nn.Linear(8, 4))
+
+
+def test_the_loop_of_a_module_depends_on_its_type_and_not_on_words(monkeypatch):
+    reasons = []
+
+    def reason(training, trial, stacked=False):
+        reasons.append(stacked)
+        return f"{'stacked' if stacked else 'alone'}: this is no ImageClassifier"
+
+    monkeypatch.setattr(interval_loop, "ineligibility_reason", reason)
+    trial = Trial(Cell(16, 0.0), 0, {})
+    for name in ("Classifier", "AbsentClass"):
+        model = {"class_path": f"{__name__}.{name}"}
+        used = Workload(model, spec("data.Clouds"), {"accelerator": "cpu"})
+        choice = IntervalLoop(training_of(used, GOAL), stack_size=4).choose(trial)
+        assert (choice.engine, choice.reason.partition(":")[0]) == ("lightning", "alone")
+    choice = IntervalLoop(training_of(workload(), GOAL), stack_size=4).choose(trial)
+    assert (choice.engine, choice.reason.partition(":")[0]) == ("lightning", "stacked")
+    assert reasons == [True, False, True, False, True]
 
 
 @pytest.mark.parametrize(

@@ -141,7 +141,7 @@ def test_a_cpu_and_a_network_alone_take_single_passes():
     assert first is None and None not in others
 
 
-def test_too_little_memory_divides_the_pass_and_an_error_leaves_it_to_each_run(monkeypatch):
+def test_too_little_memory_divides_the_pass_and_an_error_leaves_it_to_each_run(monkeypatch, capsys):
     training = training_of(workload(), GOAL, pruning={})
     runs = prepared(training, trials(Cell(16, 0.5), rates=[0.01 * i for i in range(1, 6)]))
     expected = scores_of_new_runs(runs, training, ("cpu",))
@@ -163,7 +163,12 @@ def test_too_little_memory_divides_the_pass_and_an_error_leaves_it_to_each_run(m
     assert scores[2:] == [None] * 3
 
     def fails(networks, training):
-        raise RuntimeError("vmap")
+        raise KeyError("a name of the user")
 
     monkeypatch.setattr(stacked_scores, "scores_of_stack", fails)
-    assert scores_of_new_runs(runs, training, ("cpu",)) == [None] * 5
+    monkeypatch.setattr(stacked_scores, "_reported", set())
+    assert capsys.readouterr().err == ""
+    for _ in range(2):
+        assert scores_of_new_runs(runs, training, ("cpu",)) == [None] * 5
+    line = "each network makes a scoring pass, because one for all fails: KeyError: "
+    assert capsys.readouterr().err == f"{line}'a name of the user'\n"
