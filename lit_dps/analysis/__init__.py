@@ -14,7 +14,8 @@ How trials become a number, in the order of reading:
 `Analysis` is the index of these and all other tables: it computes each one once, when it is first
 used. The other modules can be read alone: `rates` and `rate_rules` (learning rates), `theory` and
 `term_comparisons`, `budgets`, `sparse_ratios`, `best_of_n`, `delay`, `local_sgd`, `layers`,
-`training_curves`, `gradient_noise`, `other_goals`, `quadratic`. `tables` and `intervals` are tools.
+`scale_up` (K at a larger size), `training_curves`, `gradient_noise`, `other_goals`, `quadratic`.
+`tables` and `intervals` are tools.
 
 This room imports `lit_dps.core` only; `lit_dps.report` prints and draws its results. The names
 below are for other rooms and for users' scripts; `lit_dps.replication` uses no others.
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
     from lit_dps.analysis.law_verdict import MAX_MISFIT as MAX_MISFIT
     from lit_dps.analysis.observations import noise_of_search as noise_of_search
     from lit_dps.analysis.rates import RATE_NAMES as RATE_NAMES
+    from lit_dps.analysis.scale_up import ScaleUp as ScaleUp
+    from lit_dps.analysis.scale_up import fit_scale_up as fit_scale_up
     from lit_dps.analysis.tables import cell_of as cell_of
     from lit_dps.analysis.tables import significant as significant
     from lit_dps.analysis.tables import three_digits as three_digits
@@ -60,6 +63,8 @@ _PUBLIC = {
     "estimate": "intervals",
     "noise_of_search": "observations",
     "RATE_NAMES": "rates",
+    "ScaleUp": "scale_up",
+    "fit_scale_up": "scale_up",
     "cell_of": "tables",
     "significant": "tables",
     "three_digits": "tables",

@@ -18,6 +18,7 @@ from lit_dps.core.atomic_write import check_folder
 from lit_dps.core.config import StorageConfig, StudyConfig
 from lit_dps.report.no_result import NO_RESULT, ended_without_result
 from lit_dps.report.publish import figures_folder, publish
+from lit_dps.report.scale_up import scale_of, scale_up_text
 from lit_dps.report.text import parts_of
 from lit_dps.storage.database import refuse_lost
 from lit_dps.storage.read import read_study
@@ -49,6 +50,8 @@ def main(command: CommandLine) -> int:
     options = take_options(config, AnalyzeOptions)
     if options.output is not None:
         check_folder("--output", Path(options.output))
+    if options.scale is not None:
+        scale_of(options.scale)  # refused before the figures are drawn
     storage, name = config.storage, config.study.name
     shown = parts_of(options.show)
     default_folder = figures_folder(storage.folder, name)
@@ -62,6 +65,8 @@ def main(command: CommandLine) -> int:
     if options.sync:
         return _publish_and_sync(storage, study, folder, shown, options.validate_every)
     text = publish(study, folder, shown)[0]
+    if options.scale is not None:
+        text += f"\n{scale_up_text(study, options.scale)}"
     print(text, end=f"\n{retrain_hint(study, storage)}{_mlflow_hint(storage)}")
     return _exit_code(study)
 

@@ -142,6 +142,8 @@ class AnalyzeOptions:
             N steps. By default validation is not counted.
         statistic: Another K* of the stored trials, as study.statistic. It is refused if racing
             stopped trials that decide it. Files go to a folder of its name below the figures.
+        scale: Predict K at a larger size from three sizes or more. The size is an axis of the
+            study, such as data.train_examples=10x or model.width=512.
     """
 
     output: str | None = None
@@ -149,11 +151,14 @@ class AnalyzeOptions:
     show: str = field(default="", metadata={"metavar": "PARTS"})
     validate_every: int | None = field(default=None, metadata={"metavar": "N"})
     statistic: str | None = field(default=None, metadata={"metavar": "NAME"})
+    scale: str | None = field(default=None, metadata={"metavar": "AXIS=10x"})
 
     def __post_init__(self) -> None:
         check_validation_interval(self.validate_every)
         if self.sync and self.statistic is not None:
             raise ConfigError("--sync", True, "left out beside --statistic")
+        if self.sync and self.scale is not None:
+            raise ConfigError("--sync", True, "left out beside --scale")
 
 
 # The options of verbs that take the configuration of a study, or of `fit --of`.
