@@ -28,7 +28,6 @@ SECTIONS = (
     "time_left",
     "allocator",
     "memory",
-    "law",
     "step_model",
     "advice",
 )

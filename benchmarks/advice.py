@@ -1,9 +1,8 @@
-"""What advice would have said of public workloads of which it had seen a part, beside what they
-did.
+"""Advice on public workloads of which it has seen a part, beside simpler rules.
 
-`python -m benchmarks.advice` prints the tables of docs/advice-law.md; `--traces FOLDER` judges it
-on other workloads: kb_points.csv and step_time.csv there have the columns of tests/data, or those
-of the sources.
+`python -m benchmarks advice` prints the tables of docs/advice-law.md. `python -m benchmarks.advice
+--traces FOLDER` judges other workloads: kb_points.csv and step_time.csv there have the columns of
+tests/data, or of the sources. pollux_validation.csv (noise scales along runs) is optional.
 """
 
 from __future__ import annotations
@@ -11,29 +10,38 @@ from __future__ import annotations
 import argparse
 import math
 import os
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
+from scipy.optimize import least_squares
 
-from benchmarks.law import DATA
 from benchmarks.step_model import DATA as TIMES
-from benchmarks.step_model import predicted, timed
+from benchmarks.step_model import judge as judge_step_model
 from lit_dps.advice.answer import answer
-from lit_dps.advice.step_time import Timed, fit_step_time
-from lit_dps.analysis.law import Law, fit_law
-from lit_dps.analysis.law_fit import fit_scaling
+from lit_dps.advice.next_probe import law_with_prior
+from lit_dps.advice.step_time import StepTime, Timed, fit_step_time
+from lit_dps.analysis.critical_prior import UNKNOWN_RATIO, CriticalPrior
+from lit_dps.analysis.law import MAX_EXTRAPOLATION, Law, fit_law
+from lit_dps.analysis.law_fit import MIN_BATCH_SIZES, fit_scaling
 from lit_dps.analysis.observations import Observation, exact, medians
 
 TITLE = "Advice on public workloads"
-FEW = 3  # batch sizes: the least that a law is fitted to
-WITHIN, ALL = 0.8, (10, 90)  # the interval whose coverage is judged, and its percentiles
-MEASURED, CLOSE = 5, 0.15  # steps that are timed; how near the others have to be
-# Of a device that is half busy at one of the batch sizes: the smallest, the middle one, the largest
-KNEES = ("smallest", "middle", "largest")
+DATA = Path(__file__).parents[1] / "tests" / "data" / "steps_to_goal.csv"
+NOISE_SCALES = DATA.with_name("noise_scales.csv")
+PERCENTILES_80 = (10, 90)
+# The device is half busy at the smallest batch size (0), the largest (1), or between them.
+KNEES = (0.0, 0.5, 1.0)
+# Of nanochat: the best batch size grows with this power of the examples of a run.
+NANOCHAT_EXPONENT = 0.383
+# A scale of residuals so large that the fit is plain least squares of log K.
+LEAST_SQUARES = 1e3
+SPLITS = ("lowest 3", "lower half", "spread of 3")
+ONE_K = "one K"
+ONE_K_NOISE = "one K + noise scale"
 
 
 @dataclass(frozen=True)
@@ -41,24 +49,237 @@ class Judged:
     """What was found.
 
     Attributes:
-        verdicts: A row a workload: curve, must (why it has to be refused, or empty), said, false
-            (confidence).
-        points: A row a held-out batch size: curve, seen, distance (over the largest seen; 0
-            within), refused, error (log of predicted over measured K), within (the 80 % interval).
-        regrets: A row a recommendation: curve, seen, knee, time and examples (share lost against
-            the best batch size).
-        steps: A row a predicted step: curve, what, error (log).
+        laws: A row per workload: curve, batch_sizes, law.
+        points: A row per held-out batch size: curve, split, method, distance (over the range that
+            was seen; at most 1 within it), known, error (log of predicted over measured K; missing
+            without a prediction), and for the product within_80.
+        losses: A row per recommendation: curve, split, method, knee, lost (share of the time).
+        steps: A row per predicted step (`step_model.judge`).
     """
 
-    verdicts: list[dict]
+    laws: list[dict]
     points: list[dict]
-    regrets: list[dict]
+    losses: list[dict]
     steps: list[dict]
 
 
-def runs_of(folder: Path | None) -> pd.DataFrame:
-    """Runs to a goal, with the spacing of checks in steps; the copy in tests/data without a
-    folder."""
+@dataclass(frozen=True)
+class Workload:
+    """A workload.
+
+    Attributes:
+        source, name: Where it is from, and its name.
+        known: Its K.
+        noise: The noise scale of the second half of the run at the smallest batch size.
+    """
+
+    source: str
+    name: str
+    known: list[Observation]
+    noise: float | None = None
+    points: list[Observation] = field(init=False)
+
+    def __post_init__(self):
+        object.__setattr__(self, "points", exact(self.known))
+
+    @property
+    def batch_sizes(self) -> np.ndarray:
+        """(n,): batch sizes with a K, ascending."""
+        return np.array([point.batch_size for point in self.points])
+
+    @property
+    def steps(self) -> np.ndarray:
+        """(n,): K."""
+        return np.array([point.steps for point in self.points])
+
+    def step_seconds(self, knee: float) -> np.ndarray:
+        """(n,): seconds of a step; twice those of an empty step at the batch size of the knee."""
+        return 1 + self.batch_sizes / self.knee_batch_size(knee)
+
+    def knee_batch_size(self, knee: float) -> float:
+        """The batch size at which the device is half busy."""
+        sizes = self.batch_sizes
+        return float(sizes[0] ** (1 - knee) * sizes[-1] ** knee)
+
+    def splits(self) -> Iterator[tuple[str, list[Observation]]]:
+        """Yield what is seen of the workload: a name and observations."""
+        count = len(self.points)
+        if count <= MIN_BATCH_SIZES:
+            return
+        half = max(MIN_BATCH_SIZES, math.ceil(count / 2))
+        for name, size in ((SPLITS[0], MIN_BATCH_SIZES), (SPLITS[1], half)):
+            largest = self.points[size - 1].batch_size
+            yield name, [o for o in self.known if o.batch_size <= largest]
+        yield SPLITS[2], [self.points[0], self.points[count // 2], self.points[-1]]
+        # The smallest batch size of a sweep is smaller than most people train at.
+        yield ONE_K, [self.points[(half - 1) // 2]]
+        if self.noise is not None:
+            yield ONE_K_NOISE, [self.points[0]]
+
+
+def workloads(runs: pd.DataFrame, noise: pd.DataFrame) -> list[Workload]:
+    """Return the workloads of a table of runs, with their noise scales."""
+    scales = {}
+    for row in noise.to_dict("records"):
+        scales[row["set"], row["workload"]] = row["noise_scale"]
+    keys = [key for key in ("set", "workload", "goal") if key in runs]
+    groups: Any = runs.groupby(keys, dropna=False)
+    found = []
+    for names, group in groups:
+        scale = scales.get(names[:2])
+        found.append(Workload(names[0], str(names[1]), medians(group), scale))
+    return found
+
+
+def judge(runs: pd.DataFrame, noise: pd.DataFrame, times: pd.DataFrame) -> Judged:
+    """Return the judgement of the law, of what it recommends, and of the step times."""
+    judged = Judged([], [], [], judge_step_model(times).to_dict("records"))
+    all_workloads = workloads(runs, noise)
+    for workload in all_workloads:
+        curve = f"{workload.source}: {workload.name}"
+        law = fit_law(workload.known)
+        row = {"curve": curve, "batch_sizes": len(workload.points), "law": law.line()}
+        judged.laws.append(row)
+        scale = nanochat_scale(all_workloads, workload.source)
+        for split, seen in workload.splits():
+            columns = {"curve": curve, "source": workload.source, "split": split}
+            part = product_law(workload, split, seen)
+            for row in _judge_points(workload, part, seen):
+                judged.points.append(columns | row)
+            for row in _judge_losses(workload, part, seen, scale):
+                judged.losses.append(columns | row)
+    return judged
+
+
+def product_law(workload: Workload, split: str, seen: list[Observation]) -> Law:
+    """Return the law that advice uses."""
+    if split != ONE_K_NOISE:
+        return law_with_prior(seen)
+    assert workload.noise is not None
+    value = workload.noise * math.exp(UNKNOWN_RATIO.log_median)
+    return fit_law(seen, CriticalPrior(value, UNKNOWN_RATIO.deviation, "the noise scale"))
+
+
+def least_squares_curve(seen: list[Observation]) -> Callable[[np.ndarray], np.ndarray] | None:
+    """Return the plain least-squares fit of c1 / B + c2 to log K; None for one K."""
+    points = exact(seen)
+    if len(points) < 2:
+        return None
+    batch = [point.batch_size for point in points]
+    steps = [point.steps for point in points]
+    return fit_scaling(batch, steps, loss_scale=LEAST_SQUARES).steps
+
+
+def power_curve(seen: list[Observation]) -> Callable[[np.ndarray], np.ndarray] | None:
+    """Return the least-squares fit of a B^-p + c to log K; None with fewer than 3 K."""
+    points = exact(seen)
+    if len(points) < 3:
+        return None
+    batch = np.array([point.batch_size for point in points])
+    log_steps = np.log([point.steps for point in points])
+    middle = float(np.exp(np.log(batch).mean()))
+
+    def log_curve(x: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+        return np.logaddexp(x[0] - x[2] * np.log(sizes / middle), x[1])
+
+    best = None
+    for exponent in (0.5, 1.0):
+        for floor in (-6.0, -1.0):
+            start = [log_steps.mean(), log_steps.min() + floor, exponent]
+            limits = ([-np.inf, -50, 0], [np.inf, np.inf, 2])
+            fit = least_squares(lambda x: log_curve(x, batch) - log_steps, start, bounds=limits)
+            if best is None or fit.cost < best.cost:
+                best = fit
+    assert best is not None
+    constants = best.x
+    return lambda sizes: np.exp(log_curve(constants, np.asarray(sizes, float)))
+
+
+RIVAL_CURVES = {"c1 / B + c2, least squares": least_squares_curve, "a B^-p + c": power_curve}
+
+
+def _judge_points(workload: Workload, law: Law, seen: list[Observation]) -> Iterator[dict]:
+    """Yield how well K is predicted at each batch size that was not seen."""
+    seen_sizes = [o.batch_size for o in exact(seen)]
+    curves = {name: make(seen) for name, make in RIVAL_CURVES.items()}
+    for point in workload.points:
+        if point.batch_size in seen_sizes:
+            continue
+        size = point.batch_size
+        distance = max(size / max(seen_sizes), min(seen_sizes) / size)
+        row = law.predict([size]).iloc[0]
+        columns = {"method": "advice", "distance": distance, "known": row["known"]}
+        if row["known"] == "refused":
+            yield columns
+        else:
+            low, high = np.percentile(law.samples([size]), PERCENTILES_80)
+            error = math.log(row["steps"] / point.steps)
+            yield columns | {"error": error, "within_80": bool(low <= point.steps <= high)}
+        for name, curve in curves.items():
+            if curve is not None:
+                error = math.log(float(curve(np.array([size]))[0]) / point.steps)
+                yield {"method": name, "distance": distance, "error": error}
+
+
+def _judge_losses(
+    workload: Workload, law: Law, seen: list[Observation], scale: float
+) -> Iterator[dict]:
+    """Yield the time that is lost by following each rule, for each knee of the step time.
+
+    The curves are asked as far beyond the range as advice answers.
+    """
+    sizes = workload.batch_sizes
+    is_seen = np.isin(sizes, [o.batch_size for o in exact(seen)])
+    seen_sizes = sizes[is_seen]
+    is_near = sizes <= MAX_EXTRAPOLATION * seen_sizes[-1]
+    curves = {name: make(seen) for name, make in RIVAL_CURVES.items()}
+    for knee in KNEES:
+        seconds = workload.step_seconds(knee)
+        times = workload.steps * seconds
+        half_busy = workload.knee_batch_size(knee)
+        model = fit_step_time([Timed(b, 1 + b / half_busy) for b in sizes])
+        choices = {"advice": _recommended(law, model, sizes)}
+        for name, curve in curves.items():
+            if curve is not None:
+                expected = np.where(is_near, curve(sizes) * seconds, np.inf)
+                choices[name] = int(np.argmin(expected))
+        choices["best measured"] = int(np.argmin(np.where(is_seen, times, np.inf)))
+        choices["largest that fits"] = len(sizes) - 1
+        examples = exact(seen)[0].steps * exact(seen)[0].batch_size
+        rule = scale * examples**NANOCHAT_EXPONENT
+        choices["nanochat"] = int(np.argmin(np.abs(np.log(sizes / rule))))
+        for method, choice in choices.items():
+            yield {"method": method, "knee": knee, "lost": times[choice] / times.min() - 1}
+
+
+def _recommended(law: Law, model: StepTime, sizes: np.ndarray) -> int:
+    """Return the index of the batch size that advice recommends."""
+    result = answer(law, model, [int(b) for b in sizes])
+    assert result.best is not None  # a batch size that was seen has a K
+    return int(np.flatnonzero(sizes.astype(int) == result.best["batch_size"])[0])
+
+
+def nanochat_scale(all_workloads: list[Workload], source: str) -> float:
+    """Return b of the rule B = b D^0.383, fitted to the best batch sizes of the other sources.
+
+    D is the number of examples to the goal at the smallest batch size.
+    """
+    logs = []
+    for workload in all_workloads:
+        if workload.source == source or len(workload.points) < MIN_BATCH_SIZES:
+            continue
+        examples = workload.steps[0] * workload.batch_sizes[0]
+        for knee in KNEES:
+            best = np.argmin(workload.steps * workload.step_seconds(knee))
+            size = workload.batch_sizes[best]
+            logs.append(math.log(size) - NANOCHAT_EXPONENT * math.log(examples))
+    if not logs:
+        return 1.0
+    return math.exp(float(np.median(logs)))
+
+
+def read_runs(folder: Path | None) -> pd.DataFrame:
+    """Return runs to a goal, with the steps between checks."""
     if folder is None:
         return pd.read_csv(DATA)
     runs = pd.read_csv(folder / "kb_points.csv")
@@ -66,183 +287,64 @@ def runs_of(folder: Path | None) -> pd.DataFrame:
     return runs.assign(check=runs["grid_examples"] / runs["batch_size"])
 
 
-def times_of(folder: Path | None) -> pd.DataFrame:
-    """Timed steps; the copy in tests/data without a folder."""
-    return pd.read_csv(TIMES if folder is None else folder / "step_time.csv")
+def read_noise(folder: Path | None, runs: pd.DataFrame) -> pd.DataFrame:
+    """Return noise scales: columns set, workload, batch_size and noise_scale [examples]."""
+    if folder is None:
+        return pd.read_csv(NOISE_SCALES)
+    file = folder / "pollux_validation.csv"
+    if not file.exists():
+        return pd.DataFrame(columns=["set", "workload", "batch_size", "noise_scale"])
+    return noise_of_second_half(pd.read_csv(file), runs)
 
 
-def must_refuse(known: list[Observation]) -> str:
-    """Why nothing beyond its batch sizes may be said of a workload, by all its data and a plain
-    fit; else empty.
+def noise_of_second_half(readings: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
+    """Return the noise scale of the second half of the run at the smallest batch size.
 
-    This is no rule of `fit_law`: it looks at all batch sizes, and at no interval.
+    Args:
+        readings: Columns workload, batch_size, iteration, grad_sqr and grad_var (in units of the
+            smallest batch size).
+        runs: The runs of Pollux, whose steps end the run.
     """
-    points = exact(known)
-    if len(points) < FEW:
-        return "too few batch sizes"
-    batch, steps = (
-        np.array([getattr(p, name) for p in points]) for name in ("batch_size", "steps")
-    )
-    if batch.max() <= 1.2 * batch.min():
-        return "batch sizes alike"
-    fit = fit_scaling(batch, steps)
-    rms = math.sqrt(float((np.log(fit.steps(batch) / steps) ** 2).mean()))
-    if rms > 0.2:
-        return f"the law is off by {rms:.0%}"
-    if steps.max() < 1.1 * steps.min():
-        return "flat"
-    return "linear: below half of B_crit" if batch.max() < 0.5 * fit.critical_batch_size else ""
-
-
-def curves(runs: pd.DataFrame) -> Iterator[tuple[str, list[Observation]]]:
-    """The medians of each workload and goal."""
-    by = [key for key in ("set", "workload", "goal") if key in runs]
-    groups: Any = runs.groupby(by, dropna=False)
-    for names, group in groups:
-        yield f"{names[0]}: {names[1]}", medians(group)
-
-
-def parts(known: list[Observation]) -> Iterator[tuple[str, list[Observation], list[Observation]]]:
-    """What is seen of a workload, and what is held out."""
-    points = exact(known)
-    for i in range(1, len(points) - 1):
-        yield "all others", [o for o in known if o is not points[i]], [points[i]]
-    sizes = {FEW: "lowest 3"}
-    sizes.setdefault(max(FEW, math.ceil(len(points) / 2)), "lower half")
-    for count, name in sizes.items():
-        if len(points) > count:
-            seen = [o for o in known if o.batch_size <= points[count - 1].batch_size]
-            yield name, seen, points[count:]
-            if (
-                name == "lowest 3" and math.ceil(len(points) / 2) <= FEW
-            ):  # which is the lower half too
-                yield "lower half", seen, points[count:]
-
-
-def judge(runs: pd.DataFrame, times: pd.DataFrame) -> Judged:
-    """Judges the law, what it recommends, and the model of step times."""
-    found = Judged([], [], [], [])
-    for curve, known in curves(runs):
-        must, law = must_refuse(known), fit_law(known)
-        said = law.line() if law.is_b_crit_known else f"refused: {law.verdict}"
-        verdict = {"must": must, "said": said, "false": bool(must and law.is_b_crit_known)}
-        found.verdicts.append({"curve": curve, "batch_sizes": len(exact(known)), **verdict})
-        for seen, lower, held in parts(known):
-            part = fit_law(lower)
-            found.points.extend(
-                {"curve": curve, "seen": seen, **row} for row in _points(part, held)
-            )
-            if seen != "all others":
-                found.verdicts[-1] |= {seen: part.is_b_crit_known}
-                found.regrets.extend(
-                    {"curve": curve, "seen": seen, **row} for row in _regrets(part, exact(known))
-                )
-    found.steps.extend(judge_steps(times))
-    return found
-
-
-def _points(law: Law, held: list[Observation]) -> Iterator[dict]:
-    """A row each; without an error where there is no law at all."""
-    for point in held:
-        row = {
-            "distance": max(0.0, point.batch_size / law.range[1])
-            if point.batch_size > law.range[1]
-            else 0.0
-        }
-        row |= {
-            "refused": law.predict([point.batch_size]).iloc[0]["known"] == "refused",
-            "error": math.nan,
-        }
-        if not row["refused"]:
-            low, high = np.percentile(law.samples([point.batch_size]), ALL)
-            error = math.log(float(law.predict([point.batch_size])["steps"].iloc[0]) / point.steps)
-            row |= {"error": error, "within": bool(low <= point.steps <= high)}
-        yield row
-
-
-def _regrets(law: Law, points: list[Observation]) -> Iterator[dict]:
-    """What following the advice costs, of all batch sizes that were run and that it says something
-    of."""
-    sizes = [int(p.batch_size) for p in points]
-    steps = {int(p.batch_size): p.steps for p in points}
-    for knee, half in zip(
-        KNEES, (sizes[0], math.sqrt(sizes[0] * sizes[-1]), sizes[-1]), strict=True
-    ):
-        model = fit_step_time([Timed(b, 1 + b / half) for b in sizes])
-        said = answer(law, model, sizes)
-        if said.best is None:
+    rows = []
+    groups: Any = readings.groupby("workload")
+    for workload, group in groups:
+        size = group["batch_size"].min()
+        is_workload = (runs["set"] == "pollux") & (runs["workload"] == workload)
+        run: Any = runs[is_workload & (runs["batch_size"] == size)]
+        if not len(run):
             continue
-        time = {b: k * (1 + b / half) for b, k in steps.items()}
-        examples = {b: k * b for b, k in steps.items()}
-        best, cheapest = (
-            said.best["batch_size"],
-            min(said.table.to_dict("records"), key=lambda row: row["examples"]),
-        )
-        yield {
-            "knee": knee,
-            "time": time[best] / min(time.values()) - 1,
-            "examples": examples[cheapest["batch_size"]] / min(examples.values()) - 1,
-            "narrow": bool(best == max(said.table["batch_size"]) and len(said.table) < len(sizes)),
-        }
+        end = float(run["steps"].iloc[0])
+        at_size = group[group["batch_size"] == size]
+        # The last reading is of the last step.
+        half = at_size[at_size["iteration"].between(end / 2 + 1, end + 1)]
+        scale = size * half["grad_var"].mean() / half["grad_sqr"].mean()
+        row = {"set": "pollux", "workload": workload, "batch_size": size}
+        rows.append(row | {"noise_scale": float(f"{scale:.5g}")})
+    return pd.DataFrame(rows)
 
 
-def judge_steps(times: pd.DataFrame) -> Iterator[dict]:
-    """Steps of local batches between those timed: of 5 on one device; of 3 there and 2 on
-    several."""
-    rows: Any = times[times["accumulation"] == 1]
-    for names, group in rows.groupby(["set", "workload", "hardware"], dropna=False):
-        curve = " ".join(map(str, names[:2]))
-        alone = (
-            group[group["gpus"] == 1].groupby("local_batch", as_index=False).first().assign(gpus=1)
-        )
-        sizes = sorted(alone["local_batch"])
-        if len(sizes) > MEASURED:
-            at = alone["local_batch"].isin(_spread(sizes, MEASURED))
-            yield from _errors(curve, "one device", alone[at], alone[~at])
-        if len(sizes) < 3:
-            continue
-        base = alone[alone["local_batch"].isin(_spread(sizes, MEASURED - 2))]
-        for _, several in group[group["gpus"] > 1].groupby(["gpus", "nodes"], dropna=False):
-            several = several.groupby("local_batch", as_index=False).median(numeric_only=True)
-            inside = several[several["local_batch"].between(sizes[0], sizes[-1])]
-            if len(inside) > 2:
-                ends = inside["local_batch"].isin(
-                    [inside["local_batch"].min(), inside["local_batch"].max()]
-                )
-                yield from _errors(
-                    curve, "several devices", pd.concat([base, inside[ends]]), inside[~ends]
-                )
-
-
-def _spread(sizes: list[float], count: int) -> list[float]:
-    """So many of some sizes, evenly in their logarithm, both ends among them."""
-    left, chosen = list(sizes), []
-    for target in np.geomspace(sizes[0], sizes[-1], count):
-        chosen.append(min(left, key=lambda m: abs(math.log(m / target))))
-        left.remove(chosen[-1])
-    return chosen
-
-
-def _errors(curve: str, what: str, seen: pd.DataFrame, held: pd.DataFrame) -> Iterator[dict]:
-    for value, took in zip(
-        predicted(fit_step_time(timed(seen)), held)[:, 0], held["step_time"], strict=True
-    ):
-        yield {"curve": curve, "what": what, "error": math.log(value / took)}
+def read_times(folder: Path | None) -> pd.DataFrame:
+    """Return timed steps."""
+    if folder is None:
+        return pd.read_csv(TIMES)
+    return pd.read_csv(folder / "step_time.csv")
 
 
 def measure(options: object = None, folder: Path | None = None) -> Judged:
-    """Nothing in it depends on the machine, or on options."""
-    return judge(runs_of(folder), times_of(folder))
+    """Return the judgement; nothing in it depends on the machine, or on options."""
+    runs = read_runs(folder)
+    return judge(runs, read_noise(folder, runs), read_times(folder))
 
 
-def show(found: Judged) -> str:
-    """All of it, as markdown."""
-    from benchmarks.advice_tables import tables
+def show(judged: Judged) -> str:
+    """Return all tables, as markdown."""
+    from benchmarks.advice_tables import all_tables
 
-    return tables(found)
+    return all_tables(judged)
 
 
 def main() -> None:
+    """Print the tables."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
         "--traces", type=Path, default=os.environ.get("LIT_DPS_TRACES"), help="folder of other runs"

@@ -18,6 +18,7 @@ from lit_dps.advice.branch_law import Branched
 from lit_dps.advice.next_probe import law_with_prior, rank_probes
 from lit_dps.advice.one_run import OneRun
 from lit_dps.advice.step_time import NORMAL_95, Link, Seconds, StepTime, Timed, fit_step_time
+from lit_dps.advice.time_draws import draw_step_seconds, draw_steps, near_probability
 from lit_dps.analysis.answer import NEAR
 from lit_dps.analysis.law import Law
 from lit_dps.analysis.observations import medians
@@ -41,6 +42,7 @@ COLUMNS = [
     "hours",
     "hours_low",
     "hours_high",
+    "hours_mean",
     "device_hours",
     "device_hours_low",
     "device_hours_high",
@@ -90,9 +92,11 @@ class Answer:
         law, step_time, rate, price, one_run: What the answer was made from. `one_run` is None if it
             is not known; then steps and times are of K.
         table: One row per batch size and number of devices (`answer`).
-        best: The row to run: the cheapest one within 10 % of the least time; None without a row.
-        fastest, cheapest: The rows of least time, and of least cost (device-hours without a price).
-        interval: Batch sizes within 10 % of the least time, on the devices of `fastest`, in
+        best: The row to run: the cheapest one within 10 % of the least mean time; None without a
+            row. Its near_probability is the probability to be within 10 % of the least time.
+        fastest, cheapest: The rows of least mean time, and of least cost (device-hours without a
+            price).
+        interval: Batch sizes within 10 % of the least mean time, on the devices of `fastest`, in
             examples.
         cut: Whether the lower and the upper end of the interval are ends of the batch sizes that
             were asked for.
@@ -192,8 +196,12 @@ def answer(
     Columns of its table: batch_size [examples]; devices; steps with steps_low and steps_high;
     steps_known (`Prediction.known`, or "branched"); step_seconds; step_known ("fitted",
     "extrapolated", "predicted"); examples; hours, device_hours and cost (missing without a price),
-    each with _low and _high; allowed (within the limits of `terms`); pareto (no row is both faster
-    and cheaper); k_star (K by the law).
+    each with _low and _high; hours_mean (over draws of K and of the step time); near_probability
+    (to be within 10 % of the least time of the allowed rows); allowed (within the limits of
+    `terms`); pareto (no row is both faster and cheaper); k_star (K by the law).
+
+    The recommendation minimises the mean time. So a row that is extrapolated can be recommended,
+    and counts with its uncertainty.
 
     Steps, and what follows from them, are of one run if `one_run` is known, else K. Limits are
     95 %; the errors of K, of a run and of the step time are taken to be independent. Combinations
@@ -203,8 +211,14 @@ def answer(
     known_one_run = one_run
     if one_run is not None and math.isinf(one_run.ratio):
         known_one_run = None
-    table = _make_table(law, step_time, sizes, devices, terms, known_one_run)
+    made = _make_table(law, step_time, sizes, devices, terms, known_one_run)
+    table = made.rows
     _mark_allowed(table, terms)
+    table["near_probability"] = 0.0
+    is_allowed = table["allowed"].to_numpy(bool)
+    if is_allowed.any():
+        probabilities = near_probability(made.hours[:, is_allowed])
+        table.loc[is_allowed, "near_probability"] = probabilities
     table["pareto"] = _is_pareto(table)
     table["k_star"] = table.pop("k_star")  # the last column of answer.csv
     assumed = _assumptions(law, table, step_time, terms, known_one_run)
@@ -214,8 +228,8 @@ def answer(
     )
     if not len(allowed):
         return nothing
-    fastest = _row_of_least(allowed, "hours")
-    near = rows_where(allowed, allowed["hours"] <= NEAR * fastest["hours"])
+    fastest = _row_of_least(allowed, "hours_mean")
+    near = rows_where(allowed, allowed["hours_mean"] <= NEAR * fastest["hours_mean"])
     best = _row_of_least(near, "device_hours")
     interval, cut = _interval(law, step_time, table, int(fastest["devices"]), terms, sizes)
     return replace(
@@ -253,6 +267,13 @@ def hours_text(hours: float) -> str:
     return format_duration(HOUR * hours)
 
 
+class _Made(NamedTuple):
+    """A table, and draws (DRAWS, n) of the hours of its n rows."""
+
+    rows: pd.DataFrame
+    hours: np.ndarray
+
+
 def _make_table(
     law: Law | Branched,
     step_time: StepTime,
@@ -260,12 +281,14 @@ def _make_table(
     devices: Sequence[int],
     terms: Terms,
     one_run: OneRun | None = None,
-) -> pd.DataFrame:
+) -> _Made:
     """Return the table of `answer` up to its costs, with K as the last column."""
     rows = []
-    for prediction in law.predict(batch_sizes).to_dict("records"):
-        if prediction["known"] == "refused":
-            continue
+    hours = []
+    predictions = law.predict(batch_sizes)
+    predictions = rows_where(predictions, predictions["known"] != "refused")
+    k_draws = draw_steps(law, predictions)
+    for i, prediction in enumerate(predictions.to_dict("records")):
         batch_size = prediction["batch_size"]
         k = Steps(prediction["steps"], prediction["low"], prediction["high"])
         steps = k
@@ -287,8 +310,13 @@ def _make_table(
                 "examples": CONSTANT_BATCH.examples_of(steps.value, batch_size),
                 "k_star": k.value,
             }
+            # One run exceeds K by the same factor at every draw.
+            seconds = draw_step_seconds((step.value, step.low, step.high), count)
+            seconds = seconds + terms.check_seconds_per_step
+            hours.append(k_draws[:, i] * (steps.value / k.value) * seconds / HOUR)
+            row["hours_mean"] = float(hours[-1].mean())
             rows.append(row | _costs(steps, step, count, terms))
-    return pd.DataFrame(rows, columns=COLUMNS)
+    return _Made(pd.DataFrame(rows, columns=COLUMNS), np.array(hours).T)
 
 
 def _steps_of_one_run(one_run: OneRun, k: Steps, batch_size: float) -> Steps:
@@ -351,8 +379,8 @@ def _interval(
     else:
         grid = np.geomspace(min(batch_sizes), max(batch_sizes), GRID_SIZE)
         grid = np.unique(np.round(grid).astype(int))
-    fine = _make_table(law, step_time, list(grid), [devices], Terms(checks=terms.checks))
-    hours = fine["hours"].to_numpy(float)
+    fine = _make_table(law, step_time, list(grid), [devices], Terms(checks=terms.checks)).rows
+    hours = fine["hours_mean"].to_numpy(float)
     is_near = hours <= NEAR * hours.min()
     low = high = int(hours.argmin())
     while low > 0 and is_near[low - 1]:
@@ -396,6 +424,8 @@ def _changes(
         lines.append(
             f"K at B = {size:.0f} is extrapolated. In two of three such cases K was too small."
         )
+    if best["steps_known"] == "prior":
+        lines.append(f"K at B = {size:.0f} rests on a prior. A run there replaces it.")
     return tuple(lines)
 
 

@@ -47,7 +47,7 @@ from lit_dps.core.unit import STEPS, Unit
 # What is added to the law's error, in quadrature, for each doubling beyond the measured batch
 # sizes, in log K.
 ERROR_PER_DOUBLING = 0.03
-# The same for a law that rests on a prior, for each doubling from the measured batch sizes.
+# The same for a law that rests on a prior (`critical_prior.DEFAULT_RATIO`).
 PRIOR_ERROR_PER_DOUBLING = 0.05
 # Factor beyond the measured batch sizes up to which K is predicted.
 MAX_EXTRAPOLATION = 16.0
