@@ -75,7 +75,7 @@ NO_TORCH = {
     "api",
     "cli",
 }
-TORCH = {"cli.advise", "cli.fit", "cli.masks", "cli.study"}
+TORCH = {"cli.advise", "cli.fit", "cli.init", "cli.masks", "cli.study"}
 
 
 def name_of(path: Path) -> str:

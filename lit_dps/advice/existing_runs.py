@@ -26,6 +26,7 @@ from lit_dps.analysis.observations import (
     AT_LEAST,
     AT_MOST,
     Observation,
+    exact,
     medians,
     noise_of_minimum,
 )
@@ -372,6 +373,10 @@ def next_run(
         return math.inf if step is None else step.value
 
     known = [size for size in sizes if math.isfinite(cost(size))]
+    measured = exact(law.observations)
+    if len(measured) == 1:
+        # Below a measured batch size K grows about as 1 / B; above it, it is open.
+        known = [size for size in known if size > measured[0].batch_size] or known
     if not known:
         return None
     first = rank_probes(law, known, targets, cost).iloc[0]

@@ -30,13 +30,14 @@ VERBS = (
     "replicate",
     "figures",
     "configs",
+    "init",
     "merge",
     "migrate",
     "ui",
 )
 REPORTS = ("analyze", "figures")  # verbs that print their progress at a terminal
 # Verbs that need PyTorch and Lightning, whose imports take seconds.
-TRAIN = ("fit", "validate", "test", "study", "advise", "masks")
+TRAIN = ("fit", "validate", "test", "study", "advise", "masks", "init")
 # Exit code, as in `lit_dps.parallel.process`, whose import takes time.
 INTERRUPTED = 130
 # When the last command began, on the monotonic clock. Its imports count towards its budget.

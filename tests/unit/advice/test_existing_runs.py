@@ -153,6 +153,7 @@ def test_two_batch_sizes_are_not_identifiable_and_name_the_next_run():
     advice = lit_dps.advise(law_runs().iloc[:2])
     assert advice.law.describes_k is False
     assert advice.next_run.batch_size not in (16, 32) or advice.next_run.share > 0
+    assert lit_dps.advise(law_runs().iloc[:1]).next_run.batch_size > 16
     advice = lit_dps.advise(law_runs(censored=1).iloc[:2])
     assert advice.exit_code == 3 and advice.best is None and advice.next_run is None
 

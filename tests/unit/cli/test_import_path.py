@@ -88,7 +88,7 @@ def test_a_class_path_is_found_and_a_planted_module_replaces_none(planted, safe)
 
 def test_only_verbs_that_import_classes_of_the_user_get_the_folder():
     assert {verb for verb in VERBS if imports_user_code([verb])} == {
-        *("fit", "validate", "test", "study", "advise", "masks")
+        *("fit", "validate", "test", "study", "advise", "masks", "init")
     }
     assert imports_user_code(["figures", "--only=mine"]) and not imports_user_code(
         ["figures", "name"]

@@ -1,0 +1,226 @@
+"""init: what it finds in a file, what it proposes, and what it refuses."""
+
+from __future__ import annotations
+
+import math
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+import yaml
+
+from lit_dps.advice.code_inspection import import_file, look_at
+from lit_dps.advice.progress_run import ProgressRun
+from lit_dps.advice.proposed_config import batch_sizes_around, choose_metric, propose_goal
+from lit_dps.cli import main
+from lit_dps.cli.study import read_setup
+from lit_dps.core.errors import UserError
+from tests.support.errors import refuses
+
+CODE = '''
+import torch
+from lightning import LightningDataModule, LightningModule
+from torch.utils.data import DataLoader, TensorDataset
+
+
+class Base(LightningModule):
+    """Has no training_step."""
+
+
+class Net(Base):
+    def __init__(self, width: int = 4, eta: float = 0.05):
+        super().__init__()
+        self.save_hyperparameters()
+        self.layer = torch.nn.Linear(4, 1)
+
+    def training_step(self, batch, batch_idx):
+        x, y = batch
+        return (self.layer(x) - y).square().mean()
+
+    def validation_step(self, batch, batch_idx):
+        x, y = batch
+        loss = (self.layer(x) - y).square().mean()
+        self.log("val_loss", loss)
+        self.log("val_acc", (loss < 0.5).float())
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), self.hparams.eta)
+
+
+class Data(LightningDataModule):
+    def __init__(self, bs: int = 8, seed: int = 0):
+        super().__init__()
+        self.bs = bs
+        x = torch.randn(256, 4, generator=torch.Generator().manual_seed(seed))
+        y = x.sum(1, keepdim=True) + 0.1 * x[:, :1] ** 2
+        self.train, self.val = TensorDataset(x[:192], y[:192]), TensorDataset(x[192:], y[192:])
+
+    def train_dataloader(self):
+        return DataLoader(self.train, self.bs, shuffle=True)
+
+    def val_dataloader(self):
+        return DataLoader(self.val, 64)
+'''
+NO_CHOICE = dict.fromkeys(("model", "data", "batch_size_key", "rate_key"))
+
+
+@pytest.fixture
+def write(tmp_path, monkeypatch):
+    """Returns a function that writes a module of a name and returns its file."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    names = []
+
+    def write(name: str, text: str) -> Path:
+        names.append(name)
+        file = tmp_path / f"{name}.py"
+        file.write_text(textwrap.dedent(text))
+        return file
+
+    yield write
+    for name in names:
+        file = getattr(sys.modules.get(name), "__file__", None)
+        if file is not None and Path(file).parent == tmp_path:
+            del sys.modules[name]
+
+
+def found(file: Path, **choices: str):
+    return look_at(import_file(file), {**NO_CHOICE, **choices})
+
+
+# ---- The code ----
+
+
+def test_classes_and_keys_of_a_file(write):
+    code = found(write("init_found", CODE), rate_key="model.eta")
+    assert code.module.__name__ == "Net" and code.data.__name__ == "Data"
+    assert (code.batch_size_key, code.batch_size) == ("data.bs", 8)
+    assert (code.rate_key, code.rate) == ("model.eta", 0.05)
+
+
+def test_several_candidates_are_asked_for(write):
+    text = CODE + "\n\nclass Other(Net):\n    pass\n"
+    file = write("init_several", text)
+    with refuses("--model") as refused:
+        found(file, rate_key="eta")
+    assert "one of Net, Other" in str(refused.value) and "--model Net" in str(refused.value)
+    assert found(file, model="Other", rate_key="eta").module.__name__ == "Other"
+    with refuses("--model", "Base"):
+        found(file, model="Base")
+    with refuses("--rate-key") as refused:
+        found(file, model="Net")
+    assert "model.width, model.eta" in str(refused.value)
+    with refuses("--batch-size-key", "data.b"):
+        found(file, model="Net", rate_key="eta", batch_size_key="data.b")
+
+
+def test_what_is_missing_is_refused(write, tmp_path):
+    with refuses("--data", None):
+        found(write("init_no_data", CODE.partition("class Data")[0]))
+    with refuses("--model", "Net") as refused:
+        found(write("init_no_default", CODE.replace("width: int = 4", "width: int")))
+    assert "width has none" in str(refused.value)
+    with refuses("FILE"):
+        import_file(tmp_path / "none.py")
+    with refuses("FILE", "math.py"):
+        import_file(write("math", CODE))
+    with refuses("FILE", error=UserError) as refused:
+        import_file(write("init_broken", "x = 1 / 0"))
+    assert "ZeroDivisionError" in str(refused.value) and "line 1" in str(refused.value)
+
+
+# ---- The proposal ----
+
+
+def run_of(values: list[float], first: float, metric: str = "val_loss") -> ProgressRun:
+    steps = [10 * (i + 1) for i in range(len(values))]
+    return ProgressRun({metric: first}, steps, {metric: values}, 0.01, 0.01, 10 * len(steps))
+
+
+def test_the_goal_is_at_nine_tenths_of_the_progress_or_half_of_the_steps():
+    # Progress slows down: 9 / 10 of it, 2.0 to 0.2, are at step 40.
+    values = [1.0, 0.6, 0.3, 0.18, 0.1, 0.05, 0.02, 0.01, 0.005, 0.0]
+    goal = propose_goal(run_of(values, 2.0), "val_loss")
+    assert goal.value == pytest.approx(0.2) and goal.steps == 40 and not goal.at_least
+    assert goal.check_interval == 2 and goal.max_steps == 320
+    # Progress is steady: half of the steps are easier.
+    steady = [2.0 - 0.1 * (i + 1) for i in range(10)]
+    goal = propose_goal(run_of(steady, 2.0), "val_loss")
+    assert goal.value == pytest.approx(1.5) and goal.steps == 50
+    rising = [0.1 + 0.08 * (i + 1) for i in range(10)]
+    goal = propose_goal(run_of(rising, 0.1, "val_acc"), "val_acc")
+    assert goal.at_least and goal.value == pytest.approx(0.5) and goal.steps == 50
+    noisy = [1.0, math.nan, 0.2, 0.9, 0.2, 0.2]
+    assert propose_goal(run_of(noisy, 2.0), "val_loss").steps == 30
+
+
+def test_no_progress_is_refused():
+    for values in ([2.0, 2.1], [math.nan], []):
+        with refuses("--seconds", error=UserError):
+            propose_goal(run_of(values, 2.0), "val_loss")
+
+
+def test_a_loss_is_preferred_and_others_are_named():
+    run = ProgressRun({"val_acc": 0.1, "val_loss": 2.0})
+    assert choose_metric(run, None) == ("val_loss", ["val_acc"])
+    assert choose_metric(run, "val_acc") == ("val_acc", ["val_loss"])
+    with refuses("--metric", "val_error"):
+        choose_metric(run, "val_error")
+
+
+def test_batch_sizes_are_within_the_data():
+    assert batch_sizes_around(32, None) == [8, 32, 128, 512]
+    assert batch_sizes_around(32, 200) == [8, 32, 128]
+    assert batch_sizes_around(1, 1) == [1]
+
+
+# ---- The command ----
+
+
+def test_the_file_is_accepted_as_it_is_and_never_overwritten(write, tmp_path, capsys):
+    write("init_command", CODE)
+    words = ["init", "init_command.py", "--rate-key", "eta", "--seconds", "0.5"]
+    assert main(words) == 0
+    captured = capsys.readouterr()
+    assert "model Net with model.eta = 0.05, data Data with data.bs = 8" in captured.err
+    file = tmp_path / "init_command.yaml"
+    config = yaml.safe_load(file.read_text())
+    assert config["model"] == {"class_path": "init_command.Net"}
+    assert config["study"]["batch_size_key"] == "data.bs"
+    assert config["study"]["batch_sizes"] == [2, 8, 32, 128]
+    goal = config["goal"]
+    assert goal["metric"] == "val_loss" and 0 < goal["at_most"] < 4
+    assert goal["max_steps"] % goal["check_interval"] == 0
+    space = config["study"]["space"]["model.eta"]
+    assert space["low"] == pytest.approx(0.05 / 32, rel=0.05)
+    assert "Others: val_acc." in file.read_text()
+    setup = read_setup(["--config", str(file)])
+    assert setup.study.name == "init_command" and setup.goal.max_steps == goal["max_steps"]
+    assert sorted(path.name for path in tmp_path.iterdir() if path.suffix) == [
+        "init_command.py",
+        "init_command.yaml",
+    ]
+    assert main(["validate", "--config", str(file)]) == 0
+    capsys.readouterr()
+    before = file.read_text()
+    assert main(words) == 2
+    assert capsys.readouterr().err.startswith("lit-dps: error: --output is 'init_command.yaml'")
+    assert file.read_text() == before
+
+
+@pytest.mark.parametrize(
+    ("change", "key"),
+    [
+        (('self.log("val_loss", loss)', "pass"), None),
+        (("return (self", "raise RuntimeError('no') # (self"), "RuntimeError: no"),
+    ],
+)
+def test_code_that_fails_is_refused_in_one_line(change, key, write, tmp_path, capsys):
+    text = CODE.replace(*change).replace('self.log("val_acc", (loss < 0.5).float())', "pass")
+    write("init_fails", text)
+    assert main(["init", "init_fails.py", "--rate-key", "eta", "--seconds", "0.2"]) == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error.startswith("lit-dps: error: ")
+    assert (key or "validation logs no metric") in error
+    assert not (tmp_path / "init_fails.yaml").exists()
