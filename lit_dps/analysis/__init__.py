@@ -14,8 +14,8 @@ How trials become a number, in the order of reading:
 `Analysis` is the index of these and all other tables: it computes each one once, when it is first
 used. The other modules can be read alone: `rates` and `rate_rules` (learning rates), `theory` and
 `term_comparisons`, `budgets`, `sparse_ratios`, `best_of_n`, `delay`, `local_sgd`, `layers`,
-`scale_up` (K at a larger size), `training_curves`, `gradient_noise`, `other_goals`, `quadratic`.
-`tables` and `intervals` are tools.
+`scale_up` (K at a larger size), `horizon`, `training_curves`, `gradient_noise`, `other_goals`,
+`quadratic`. `tables` and `intervals` are tools.
 
 This room imports `lit_dps.core` only; `lit_dps.report` prints and draws its results. The names
 below are for other rooms and for users' scripts; `lit_dps.replication` uses no others.
@@ -27,6 +27,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from lit_dps.analysis.analysis import Analysis as Analysis
     from lit_dps.analysis.critical import DEFINITIONS as DEFINITIONS
+    from lit_dps.analysis.horizon import fixed_data_losses as fixed_data_losses
+    from lit_dps.analysis.horizon import matched_steps as matched_steps
     from lit_dps.analysis.intervals import PERCENTILES as PERCENTILES
     from lit_dps.analysis.intervals import REPLICATES as REPLICATES
     from lit_dps.analysis.intervals import Interval as Interval
@@ -56,6 +58,8 @@ _PUBLIC = {
     "Analysis": "analysis",
     "DEFINITIONS": "critical",
     "MAX_MISFIT": "law_verdict",
+    "fixed_data_losses": "horizon",
+    "matched_steps": "horizon",
     "PERCENTILES": "intervals",
     "REPLICATES": "intervals",
     "Interval": "intervals",

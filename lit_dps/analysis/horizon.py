@@ -1,0 +1,272 @@
+"""Steps and losses of runs whose schedule or data end at a chosen step.
+
+`matched_steps` is for schedules that decay, such as cosine and WSD: K is the length of the shortest
+run that meets the goal at its own end. The step at which a longer run crosses the goal is another
+number, because its rate has not decayed by then.
+
+`fixed_data_losses` is for a fixed amount of data: which batch size costs how much loss.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import pandas as pd
+from scipy.optimize import isotonic_regression
+
+from lit_dps.analysis.intervals import NORMAL_95, Interval, percentile_interval, resampling_rng
+from lit_dps.analysis.observations import AT_LEAST, AT_MOST, Observation
+from lit_dps.analysis.tables import numbers
+from lit_dps.core.errors import ConfigError
+from lit_dps.core.text import number_text
+
+# Horizons further apart than this do not tell K between them.
+MAX_BRACKET = 4.0
+# The curve of the loss is fitted from this share of the data on, as a quadratic in log examples.
+WINDOW = 8.0
+MIN_POINTS = 6
+# Factor of the examples by which the curve is extrapolated, for batch sizes below B0.
+MAX_BEYOND = 2.0
+DRAWS = 4000
+
+
+# ---- A schedule that ends at the goal ----
+
+
+def matched_steps(runs: pd.DataFrame, goal: float) -> list[Observation]:
+    """Return K of each batch size: the shortest horizon whose run meets the goal at its end.
+
+    The median loss of each horizon is made monotone (isotonic regression of the log loss), and log
+    K is interpolated between the last horizon that misses the goal and the first that meets it.
+    The distance of the two is the check interval of the observation. `fit_law` takes the result.
+
+    Args:
+        runs: A row per run: batch_size [examples], horizon [optimizer steps until the schedule
+            ends], loss [at the end; empty if it diverged]. Several seeds have a row each.
+        goal: The loss that meets the goal, at most.
+
+    Returns:
+        An observation per batch size. It is an upper bound if every horizon meets the goal, and a
+        lower bound if none does, or if the two horizons are more than `MAX_BRACKET` apart.
+
+    Raises:
+        ConfigError: for columns that are missing, and numbers that are not positive.
+    """
+    _check_columns(runs, ("batch_size", "horizon", "loss"))
+    if not 0 < goal < math.inf:
+        raise ConfigError("goal", goal, "a loss above 0")
+    batch = numbers(runs["batch_size"])
+    horizon = numbers(runs["horizon"])
+    loss = numbers(runs["loss"])
+    loss = np.where(np.isfinite(loss), loss, math.inf)
+    observations = []
+    for batch_size in np.unique(batch):
+        of_size = batch == batch_size
+        horizons = np.unique(horizon[of_size])
+        medians = []
+        for each in horizons:
+            medians.append(float(np.median(loss[of_size & (horizon == each)])))
+        observations.append(_matched(float(batch_size), horizons, np.array(medians), goal))
+    return observations
+
+
+def _matched(
+    batch_size: float, horizons: np.ndarray, losses: np.ndarray, goal: float
+) -> Observation:
+    """Return K of one batch size from the losses (n,) of horizons (n,), ascending."""
+    finite = np.isfinite(losses)
+    log_losses = np.log(np.where(finite, losses, 1.0))
+    # A run that diverged misses the goal by far.
+    log_losses[~finite] = max(log_losses.max(), math.log(goal)) + 1
+    smooth = isotonic_regression(log_losses, increasing=False).x
+    meets = smooth <= math.log(goal) + 1e-12
+    if meets.all():
+        return Observation(batch_size, float(horizons[0]), bound=AT_MOST)
+    if not meets.any():
+        return Observation(batch_size, float(horizons[-1]), bound=AT_LEAST)
+    after = int(meets.argmax())
+    low = float(horizons[after - 1])
+    high = float(horizons[after])
+    if high > MAX_BRACKET * low:
+        return Observation(batch_size, low, bound=AT_LEAST)
+    share = (smooth[after - 1] - math.log(goal)) / (smooth[after - 1] - smooth[after])
+    steps = low * (high / low) ** float(share)
+    return Observation(batch_size, steps, check=high - low)
+
+
+# ---- A fixed amount of data ----
+
+
+@dataclass(frozen=True)
+class FixedData:
+    """Losses after a fixed number of examples, by batch size.
+
+    Attributes:
+        examples: The number of examples.
+        reference: The batch size of the curve, to whose loss others are compared.
+        tolerance: Share of the loss that a batch size may cost.
+        table: A row per batch size: batch_size, steps (examples / batch_size), cost (the loss over
+            that of the reference, less 1), low and high (its 95 % limits), known: "law",
+            "extrapolated" for a batch size below the reference, or "refused" where the curve is
+            too short for the loss.
+        costs: (DRAWS, n), draws of the cost; nan where it is refused.
+    """
+
+    examples: float
+    reference: float
+    tolerance: float
+    table: pd.DataFrame
+    costs: np.ndarray = field(repr=False)
+
+    @property
+    def largest(self) -> float | None:
+        """The largest batch size that likely costs at most the tolerance.
+
+        None if no batch size from the reference on does.
+        """
+        return self._largest("cost")
+
+    @property
+    def surely_within(self) -> float | None:
+        """The largest batch size whose upper limit of the cost is at most the tolerance."""
+        return self._largest("high")
+
+    def _largest(self, column: str) -> float | None:
+        largest = None
+        for row in self.table.sort_values("batch_size").to_dict("records"):
+            if row["batch_size"] < self.reference:
+                continue
+            if not row[column] <= self.tolerance:
+                break
+            largest = float(row["batch_size"])
+        return largest
+
+    def describe(self) -> str:
+        """Return the answer in a line."""
+        share = f"{number_text(100 * self.tolerance)} %"
+        data = f"{number_text(self.examples, 3)} examples"
+        if self.largest is None:
+            return f"With {data} every larger batch size costs more than {share} of the loss."
+        text = f"With {data} batch sizes up to {self.largest:g} cost less than {share} of the loss"
+        if self.surely_within != self.largest:
+            sure = "none" if self.surely_within is None else f"{self.surely_within:g}"
+            text += f" (surely, at 97.5 %: {sure})"
+        return f"{text} at B = {self.reference:g}."
+
+
+def fixed_data_losses(
+    curve: pd.DataFrame,
+    batch_size: float,
+    critical: Interval | np.ndarray,
+    examples: float,
+    batch_sizes: Sequence[float],
+    tolerance: float = 0.01,
+) -> FixedData:
+    """Return what larger batches cost in loss when the number of examples is fixed.
+
+    By the law K = c1 / B + c2, N examples at B reach the loss that N (1 + B0 / B_crit) / (1 + B /
+    B_crit) examples reach at B0. B_crit counts as constant between these two points of the run. It
+    grows along training, so use B_crit of a goal near the loss at the end.
+
+    Args:
+        curve: A row per validation of a run at B0, or per run at B0: examples, loss. The rate must
+            not decay before the end, or each row is the end of a run with a schedule of its own.
+        batch_size: B0, the batch size of the curve.
+        critical: B_crit in examples: a 95 % interval, or draws (n,) such as c1 / c2 of `Law.draws`.
+        examples: The fixed number of examples, within the curve.
+        batch_sizes: The batch sizes to answer for.
+        tolerance: Share of the loss that a batch size may cost.
+
+    Raises:
+        ConfigError: for missing columns, numbers that are not positive, examples beyond the curve,
+            and fewer than `MIN_POINTS` validations in the last seven eighths of the examples.
+    """
+    _check_columns(curve, ("examples", "loss"))
+    for key, value in {
+        "examples": examples,
+        "batch_size": batch_size,
+        "tolerance": tolerance,
+    }.items():
+        if not 0 < value < math.inf:
+            raise ConfigError(key, value, "a number above 0")
+    n = numbers(curve["examples"])
+    loss = numbers(curve["loss"])
+    if examples > n.max():
+        allowed = f"at most {number_text(n.max(), 4)}, where the curve ends"
+        raise ConfigError("examples", examples, allowed)
+    inside = (n >= examples / WINDOW) & (n <= examples) & np.isfinite(loss)
+    if inside.sum() < MIN_POINTS:
+        allowed = (
+            f"at least {MIN_POINTS} validations from {number_text(examples / WINDOW, 3)} to "
+            f"{number_text(examples, 3)} examples"
+        )
+        raise ConfigError("curve", f"{int(inside.sum())} validations", allowed)
+    coefficients = _curve_draws(np.log(n[inside] / examples), np.log(loss[inside]))
+    b_crit = _critical_draws(critical)
+    shortest = math.log(n[inside].min() / examples)
+    rows = []
+    costs = []
+    for each in batch_sizes:
+        share = (1 + batch_size / b_crit) / (1 + each / b_crit)
+        x = np.log(share)
+        cost = np.exp(coefficients[:, 0] * x + coefficients[:, 1] * x**2) - 1
+        row = {"batch_size": float(each), "steps": examples / each, "known": "law"}
+        # A batch below B0 uses the data better, so its loss is beyond the end of the curve.
+        if each < batch_size:
+            row["known"] = "extrapolated"
+        if np.median(x) < shortest or np.median(x) > math.log(MAX_BEYOND):
+            cost = np.full(DRAWS, math.nan)
+            row |= {"cost": math.nan, "low": math.nan, "high": math.nan, "known": "refused"}
+        else:
+            middle = float(np.median(cost))
+            limits = percentile_interval(cost, middle)
+            row |= {"cost": middle, "low": limits.low, "high": limits.high}
+        rows.append(row)
+        costs.append(cost)
+    columns = ["batch_size", "steps", "cost", "low", "high", "known"]
+    table = pd.DataFrame(rows, columns=columns)
+    return FixedData(examples, batch_size, tolerance, table, np.stack(costs, axis=1))
+
+
+def _curve_draws(x: np.ndarray, log_loss: np.ndarray) -> np.ndarray:
+    """Return draws (DRAWS, 2) of slope and curvature of the log loss at x = 0, by least squares."""
+    design = np.stack([np.ones_like(x), x, x**2], axis=1)
+    coefficients, *_ = np.linalg.lstsq(design, log_loss, rcond=None)
+    residuals = log_loss - design @ coefficients
+    freedom = len(x) - design.shape[1]
+    rng = resampling_rng("fixed data")
+    error = np.sqrt((residuals**2).sum() / rng.chisquare(freedom, DRAWS))
+    spread = np.linalg.cholesky(np.linalg.inv(design.T @ design))
+    noise = rng.standard_normal((DRAWS, 3)) @ spread.T
+    return (coefficients + error[:, None] * noise)[:, 1:]
+
+
+def _critical_draws(critical: Interval | np.ndarray) -> np.ndarray:
+    """Return draws (DRAWS,) of B_crit; an interval is of a log-normal distribution."""
+    rng = resampling_rng("B_crit")
+    if isinstance(critical, Interval):
+        if not 0 < critical.low <= critical.high < math.inf:
+            raise ConfigError("critical", tuple(critical), "limits above 0 and finite")
+        middle = math.log(critical.low * critical.high) / 2
+        deviation = math.log(critical.high / critical.low) / (2 * NORMAL_95)
+        return np.exp(middle + deviation * rng.standard_normal(DRAWS))
+    values = np.asarray(critical, float)
+    if not len(values) or not (values > 0).all():
+        raise ConfigError("critical", "draws", "positive numbers, at least one")
+    return rng.choice(values, DRAWS)
+
+
+def _check_columns(table: pd.DataFrame, columns: Sequence[str]) -> None:
+    """Raise ConfigError for columns that are missing, or not positive; a loss may be missing."""
+    if any(column not in table for column in columns):
+        raise ConfigError("columns", list(table.columns), f"columns {', '.join(columns)}")
+    for column in columns:
+        for value in table[column].tolist():
+            is_missing = value is None or value != value
+            if column == "loss" and is_missing:
+                continue
+            if not isinstance(value, int | float) or not value > 0:
+                raise ConfigError(column, value, "positive numbers")

@@ -1,0 +1,156 @@
+"""K of schedules that end at the goal, and the loss of a batch size for a fixed amount of data."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from lit_dps.analysis.horizon import fixed_data_losses, matched_steps
+from lit_dps.analysis.intervals import Interval
+from lit_dps.analysis.law import fit_law
+from lit_dps.analysis.observations import AT_LEAST, AT_MOST
+from tests.support.errors import refuses
+
+GOAL = 0.2
+
+
+def runs(*rows) -> pd.DataFrame:
+    return pd.DataFrame(rows, columns=["batch_size", "horizon", "loss"])
+
+
+def final_loss(steps: float, k: float) -> float:
+    """A power of the horizon that meets the goal after k steps."""
+    return GOAL * (steps / k) ** -0.4
+
+
+def test_k_is_interpolated_between_two_horizons():
+    """The loss is a power of the horizon, so the interpolation is exact."""
+    rows = [(32, horizon, final_loss(horizon, 300)) for horizon in (100, 200, 400, 800)]
+    (found,) = matched_steps(runs(*rows), GOAL)
+    assert (found.batch_size, found.bound, found.check) == (32, 0, 200)
+    assert found.steps == pytest.approx(300)
+
+
+def test_the_law_of_matched_horizons_is_found():
+    rows = []
+    for batch_size in (8, 32, 128, 512):
+        k = 20_000 / batch_size + 100
+        for horizon in (k / 1.5, k * 1.1, k * 2):
+            rows.append((batch_size, horizon, final_loss(horizon, k)))
+    law = fit_law(matched_steps(runs(*rows), GOAL))
+    assert law.fit is not None and law.is_b_crit_known
+    assert (law.fit.c1, law.fit.c2) == pytest.approx((20_000, 100), rel=0.01)
+
+
+def test_the_median_of_seeds_counts_and_a_rise_is_smoothed():
+    # Medians 0.25, 0.22, 0.15. The second and the first horizon of the next size are pooled.
+    seeds = [(8, 100, 0.25), (8, 100, 0.9), (8, 100, 0.1), (8, 200, 0.22), (8, 400, 0.15)]
+    (found,) = matched_steps(runs(*seeds), GOAL)
+    share = math.log(0.22 / GOAL) / math.log(0.22 / 0.15)
+    assert found.steps == pytest.approx(200 * 2**share)
+    rise = [(8, 100, 0.19), (8, 200, 0.25), (8, 400, 0.15)]
+    (found,) = matched_steps(runs(*rise), GOAL)
+    pooled = math.sqrt(0.19 * 0.25)
+    share = math.log(pooled / GOAL) / math.log(pooled / 0.15)
+    assert pooled > GOAL and found.steps == pytest.approx(200 * 2**share)
+
+
+@pytest.mark.parametrize(
+    ("rows", "bound", "steps"),
+    [
+        ([(8, 100, 0.1), (8, 200, 0.05)], AT_MOST, 100),
+        ([(8, 100, 0.3), (8, 200, 0.25)], AT_LEAST, 200),
+        ([(8, 100, math.nan), (8, 200, 0.25)], AT_LEAST, 200),
+        # The horizons are too far apart to tell.
+        ([(8, 100, 0.3), (8, 900, 0.1)], AT_LEAST, 100),
+    ],
+)
+def test_without_a_narrow_bracket_k_is_a_bound(rows, bound, steps):
+    (found,) = matched_steps(runs(*rows), GOAL)
+    assert (found.bound, found.steps) == (bound, steps)
+
+
+def test_wrong_runs_are_refused():
+    with refuses("columns", ["batch_size", "horizon"]):
+        matched_steps(runs((8, 100, 0.1)).drop(columns="loss"), GOAL)
+    with refuses("horizon", 0):
+        matched_steps(runs((8, 0, 0.1)), GOAL)
+    with refuses("goal", -1):
+        matched_steps(runs((8, 100, 0.1)), -1)
+
+
+def power_curve(alpha: float = 0.1, noise: float = 0.0) -> pd.DataFrame:
+    examples = np.arange(1, 41) * 1000.0
+    rng = np.random.default_rng(0)
+    loss = 5 * examples**-alpha * np.exp(noise * rng.standard_normal(40))
+    return pd.DataFrame({"examples": examples, "loss": loss})
+
+
+def test_the_cost_of_a_batch_size_has_a_closed_form():
+    """With loss = A N^-alpha the cost is ((1 + B / C) / (1 + B0 / C))^alpha - 1."""
+    sizes = [16, 32, 64, 128, 256]
+    found = fixed_data_losses(power_curve(), 32, np.array([500.0]), 30_000, sizes)
+    expected = ((1 + np.array(sizes) / 500) / (1 + 32 / 500)) ** 0.1 - 1
+    assert found.table["cost"].to_numpy() == pytest.approx(expected, abs=1e-9)
+    assert list(found.table["steps"]) == [30_000 / size for size in sizes]
+    assert list(found.table["known"]) == ["extrapolated"] + ["law"] * 4
+    # Costs are .0058 at B = 64, .0167 at 128.
+    assert found.largest == found.surely_within == 64
+    assert found.describe().startswith(
+        "With 30000 examples batch sizes up to 64 cost less than 1.0 %"
+    )
+    wide = fixed_data_losses(power_curve(), 32, np.array([500.0]), 30_000, sizes, tolerance=0.02)
+    assert wide.largest == 128
+
+
+def test_an_uncertain_critical_batch_size_widens_the_cost():
+    sizes = [32, 64, 128]
+    found = fixed_data_losses(power_curve(), 32, Interval(250, 1000), 30_000, sizes)
+    low, high = found.table["low"].to_numpy(), found.table["high"].to_numpy()
+
+    def cost(critical):
+        return ((1 + np.array(sizes) / critical) / (1 + 32 / critical)) ** 0.1 - 1
+
+    assert low == pytest.approx(cost(1000), rel=0.1) and high == pytest.approx(cost(250), rel=0.1)
+    assert (found.largest, found.surely_within) == (64, 32)
+    assert "surely, at 97.5 %: 32" in found.describe()
+
+
+def test_noise_of_the_curve_widens_the_cost():
+    """The interval holds the truth, and it is wider than without noise."""
+    quiet = fixed_data_losses(power_curve(), 32, np.array([500.0]), 40_000, [256])
+    noisy = fixed_data_losses(power_curve(noise=0.01), 32, np.array([500.0]), 40_000, [256])
+    (row,) = noisy.table.to_dict("records")
+    assert row["low"] < quiet.table["cost"][0] < row["high"]
+    assert row["high"] - row["low"] > 0.01
+
+
+def test_a_batch_size_whose_loss_is_before_the_curve_is_refused():
+    found = fixed_data_losses(power_curve(), 32, np.array([500.0]), 30_000, [32, 6000])
+    assert list(found.table["known"]) == ["law", "refused"]
+    assert math.isnan(found.table["cost"][1]) and found.largest == 32
+    large = fixed_data_losses(power_curve(), 32, np.array([500.0]), 30_000, [256])
+    assert large.largest is None
+    assert large.describe().endswith("every larger batch size costs more than 1.0 % of the loss.")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "key", "value"),
+    [
+        ((power_curve(), 32, Interval(1, 2), 41_000, [64]), "examples", 41_000),
+        ((power_curve(), 0, Interval(1, 2), 40_000, [64]), "batch_size", 0),
+        ((power_curve().head(5), 32, Interval(1, 2), 5000, [64]), "curve", "5 validations"),
+        ((power_curve(), 32, Interval(0, 2), 40_000, [64]), "critical", (0, 2)),
+        (
+            (power_curve().drop(columns="loss"), 32, Interval(1, 2), 9, [64]),
+            "columns",
+            ["examples"],
+        ),
+    ],
+)
+def test_what_cannot_be_answered_is_refused(arguments, key, value):
+    with refuses(key, value):
+        fixed_data_losses(*arguments)
