@@ -16,12 +16,12 @@ import pandas as pd
 
 from lit_dps.advice.answer import Answer, Terms, answer
 from lit_dps.advice.branch_law import Branched
-from lit_dps.advice.next_probe import rank_probes
+from lit_dps.advice.next_probe import law_with_prior, rank_probes
 from lit_dps.advice.result import Advice, NextRun
 from lit_dps.advice.run_table import RunTable
 from lit_dps.advice.step_time import Seconds, StepTime, Timed, fit_step_time
 from lit_dps.analysis.answer import NEAR
-from lit_dps.analysis.law import Law, fit_law
+from lit_dps.analysis.law import Law
 from lit_dps.analysis.observations import (
     AT_LEAST,
     AT_MOST,
@@ -102,7 +102,8 @@ def advise_on_runs(
     if devices is not None and not (len(devices) and min(devices) >= 1):
         raise ConfigError("--devices", list(devices), "numbers of devices such as 1,2,4,8")
     evidence = observe(table.runs)
-    law = fit_law(evidence.observations, uses_medians=evidence.uses_medians)
+    # One or two K are answers too, with a prior of B_crit by public runs.
+    law = replace(law_with_prior(evidence.observations), uses_medians=evidence.uses_medians)
     sizes = _sizes_to_answer(table.runs, batch_sizes)
     notes = [*table.notes, *evidence.notes]
     step_time = step_time_of(table.runs, notes)
@@ -363,7 +364,7 @@ def next_run(
     targets: list[float] = [float(size) for size in sizes]
     if result is not None and result.best is not None and result.fastest is not None:
         devices = int(result.best["devices"])
-        is_near = result.table["hours"] <= NEAR * result.fastest["hours"]
+        is_near = result.table["hours_mean"] <= NEAR * result.fastest["hours_mean"]
         targets = sorted(set(result.table.loc[is_near, "batch_size"]))
 
     def cost(batch_size: float) -> float:

@@ -211,8 +211,10 @@ def _steps_text(steps: pd.DataFrame) -> list[str]:
             examples = significant(row["steps"] * row["batch_size"])
         rows.append({"B": f"{row['batch_size']:g}", "steps": text, "examples": examples})
     lines = aligned(rows)
-    if "extrapolated" in set(steps["known"]):
-        lines.append("  ~ extrapolated")
+    sources = set(steps["known"])
+    legend = [f"{mark} {source}" for source, mark in MARKS.items() if source in sources]
+    if legend:
+        lines.append("  " + "; ".join(legend))
     return lines
 
 
@@ -236,7 +238,7 @@ def _row(row: Mapping[str, Any]) -> dict[str, Any]:
 def _law(law: Law | Branched) -> dict[str, Any]:
     """Return the constants of a law with 95 % limits, and why they are refused."""
     if isinstance(law, Branched):
-        return {"kind": "branches", "c1": None, "c2": None, "critical_batch_size": None}
+        return {"kind": "branches", "c1": None, "c2": None, "critical_batch_size": None, "text": ""}
     constants: dict[str, Any] = {"c1": None, "c2": None, "critical_batch_size": None}
     if law.fit is not None:
         constants["c1"] = _limits(law.fit.c1, law.c1)
@@ -244,7 +246,13 @@ def _law(law: Law | Branched) -> dict[str, Any]:
     if law.fit is not None and law.is_b_crit_known:
         constants["critical_batch_size"] = _limits(law.fit.critical_batch_size, law.critical)
     refused = law.verdict.refusal.name.lower()
-    return {"kind": "c1 / B + c2", **constants, "refused": refused, "reason": str(law.verdict)}
+    return {
+        "kind": "c1 / B + c2",
+        **constants,
+        "refused": refused,
+        "reason": str(law.verdict),
+        "text": law.line(),
+    }
 
 
 def _limits(value: float, interval: Interval | None) -> dict[str, float | None]:

@@ -149,13 +149,19 @@ def test_without_times_there_are_steps_and_a_next_run():
     assert step_time_of(one.runs, notes) is None and "one batch size only" in notes[0]
 
 
-def test_two_batch_sizes_are_not_identifiable_and_name_the_next_run():
-    advice = lit_dps.advise(law_runs().iloc[:2])
-    assert advice.law.describes_k is False
-    assert advice.next_run.batch_size not in (16, 32) or advice.next_run.share > 0
-    assert lit_dps.advise(law_runs().iloc[:1]).next_run.batch_size > 16
+def test_one_or_two_batch_sizes_are_answered_by_a_prior_and_none_is_not():
+    for count in (1, 2):
+        runs = law_runs().iloc[:count]
+        advice = lit_dps.advise(runs, batch_sizes=[64, 256])
+        assert set(advice.steps["known"]) == {"prior"}
+        for row in advice.steps.to_dict("records"):
+            assert row["low"] < C1 / row["batch_size"] + C2 < row["high"]
+        assert advice.next_run.batch_size > 16
+        assert (advice.best is None) == (count == 1), "one batch size has no model of times"
+        assert advice.to_dict()["law"]["refused"] == "critical"
     advice = lit_dps.advise(law_runs(censored=1).iloc[:2])
     assert advice.exit_code == 3 and advice.best is None and advice.next_run is None
+    assert [row["bound"] for row in advice.to_dict()["measured"]] == ["at least"] * 2
 
 
 # ---- The document for machines ----
