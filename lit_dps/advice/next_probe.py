@@ -18,7 +18,7 @@ import pandas as pd
 from lit_dps.analysis.answer import NEAR
 from lit_dps.analysis.critical_prior import default_prior, noise_scale_prior
 from lit_dps.analysis.law import Law, fit_law
-from lit_dps.analysis.law_fit import MIN_BATCH_SIZES
+from lit_dps.analysis.law_verdict import Refusal
 from lit_dps.analysis.observations import Observation, exact
 from lit_dps.core.noise_scale import NoiseScale
 
@@ -58,22 +58,28 @@ def law_with_prior(
     noise: NoiseScale | None = None,
     is_adaptive: bool | None = None,
 ) -> Law:
-    """Return the law of some observations, with a prior of B_crit for as few as one K.
+    """Return the law of some observations, with a prior of B_crit where K needs one.
+
+    A prior of public runs is used for one or two K, relative to the smaller batch size, and above
+    the largest batch size if the law does not fit.
 
     Args:
         observations: Of K.
-        noise: The noise scale of the second half of a run to the goal. Without it, the prior is of
-            public runs, relative to the smallest batch size with a K.
+        noise: The noise scale of the second half of a run to the goal, which is a better prior.
         is_adaptive: Whether the optimizer is like Adam; None if that is unknown.
     """
     observations = sorted(observations)
     prior = None
     if noise is not None:
         prior = noise_scale_prior(noise, is_adaptive)
+    law = fit_law(observations, prior)
     measured = exact(observations)
-    if prior is None and measured and len(measured) < MIN_BATCH_SIZES:
-        prior = default_prior(measured[0].batch_size)
-    return fit_law(observations, prior)
+    if prior is not None or law.describes_k or not measured:
+        return law
+    reference = measured[0].batch_size
+    if law.verdict.refusal is Refusal.EXTRAPOLATION:
+        reference = measured[-1].batch_size
+    return fit_law(observations, default_prior(reference))
 
 
 def choose_next_batch_size(
@@ -172,7 +178,8 @@ def rank_probes(
     With theta = (log c1, log c2) and J(B) = d log K / d theta, a run at x lowers the
     variance of log K(t) by (J_t S J_x)^2 / (sigma^2 + J_x S J_x), where S is the covariance of
     theta. Both terms are moments of log K over the posterior's draws, J S J' = cov(log K(t),
-    log K(x)), which hold for a c2 near 0 too.
+    log K(x)), which hold for a c2 near 0 too. The draws include the error of extrapolation, which
+    grows with the distance from the measured batch sizes: a probe far away removes it.
 
     Args:
         law: A law with a K at one batch size or more.
@@ -192,7 +199,7 @@ def rank_probes(
     if not len(law.draws):
         raise ValueError(f"no K is known yet: {law.verdict}")
     candidates = list(candidates)
-    log_steps = np.log(_steps(law, [*candidates, *targets]))
+    log_steps = np.log(law.reducible_samples([*candidates, *targets]))
     centred = log_steps - log_steps.mean(axis=0)
     covariance = centred.T @ centred / len(log_steps)
     variance = np.diag(covariance)
@@ -218,7 +225,7 @@ def contenders(
     Args:
         law, candidates, seconds: Like in `rank_probes`.
     """
-    times = _steps(law, candidates) * np.array(list(map(seconds, candidates)))
+    times = law.reducible_samples(candidates) * np.array(list(map(seconds, candidates)))
     is_near = times <= NEAR * times.min(axis=1, keepdims=True)
     probabilities = is_near.mean(axis=0)
     return [b for b, p in zip(candidates, probabilities, strict=True) if p >= MIN_PROBABILITY]
@@ -238,8 +245,3 @@ def best_probe(table: pd.DataFrame, budget: float) -> float | None:
     if not len(allowed):
         return None
     return float(allowed.iloc[0]["batch_size"])
-
-
-def _steps(law: Law, batch_sizes: Sequence[float]) -> np.ndarray:
-    """Return steps (draws, n) by the posterior, without the error of the law."""
-    return law.draws[:, :1] / np.asarray(batch_sizes, float) + law.draws[:, 1:]

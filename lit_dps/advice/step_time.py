@@ -5,9 +5,9 @@ line; a larger p gives a flat curve up to a knee at m = a / b, and a line beyond
 the timed sizes are interpolated between them, because caches and memory bend the curve further.
 
 Several devices exchange gradients while they compute, which slows computing by a factor c:
-((c t(m))^q + s^q)^(1/q) with s = alpha + beta (n - 2) for n devices, with other constants across
-nodes than within a node. This is the form of Pollux (Qiao et al. 2021), with c = 1 there. A few
-points determine neither c nor q, so the fit draws both to usual values.
+((c t(m))^q + s^q)^(1/q) with s = alpha + beta log2(n / 2) for n devices. Constants across nodes
+differ from those within a node. Pollux (Qiao et al. 2021) has n - 2 in place of the logarithm, and
+c = 1. A few points determine neither c nor q, so the fit draws both to usual values.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ class Exchange:
             across_nodes: Whether they are on several nodes.
         """
         alpha, beta = self.constants[across_nodes]
-        exchange = alpha + beta * (devices - 2)
+        exchange = alpha + beta * math.log2(devices / 2)
         seconds = float(_p_norm(self.slowdown * single, exchange, self.overlap))
         source = "fitted"
         error = TYPICAL_ERROR
@@ -388,7 +388,7 @@ def _fit_exchange(model: StepTime, rows: Sequence[Timed]) -> Exchange:
     def residuals(x: np.ndarray) -> np.ndarray:
         alpha = np.exp(x[2 : 2 + n])
         beta = np.where(has_beta, np.exp(x[2 + n :]), 0.0)
-        exchange = scale * (alpha[kind_of_row] + beta[kind_of_row] * (devices - 2))
+        exchange = scale * (alpha[kind_of_row] + beta[kind_of_row] * np.log2(devices / 2))
         last = _p_norm(math.exp(x[0]) * single, exchange, math.exp(x[1]))
         return np.log(((parts - 1) * single + last) / seconds)
 

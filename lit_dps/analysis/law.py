@@ -82,6 +82,8 @@ class Law:
         verdict: What is refused of it, and why.
         fit: c1 [examples] and c2 [steps]; None with fewer than `MIN_BATCH_SIZES` K.
         prior: Evidence on B_crit other than K; None without any.
+        beyond: If the law does not fit and there is a prior: the law above the measured batch
+            sizes, from the largest one and the prior. Else None.
         misfit: Root mean square of the residuals of log K, corrected for two constants; nan without
             a fit.
         misfit_beyond_noise: The part of it that the noise of the observations does not explain.
@@ -97,6 +99,7 @@ class Law:
     verdict: Verdict = Verdict()
     fit: Fit | None = None
     prior: CriticalPrior | None = None
+    beyond: Law | None = None
     misfit: float = math.nan
     misfit_beyond_noise: float = math.nan
     error: float = TYPICAL_ERROR
@@ -105,8 +108,6 @@ class Law:
     is_applicable: bool = True
     draws: np.ndarray = field(default_factory=lambda: np.empty((0, 2)), repr=False, compare=False)
     deviates: np.ndarray = field(default_factory=lambda: np.zeros(DRAWS), repr=False, compare=False)
-
-    # What it is fitted to
 
     @cached_property
     def k_star(self) -> dict[int, float]:
@@ -159,8 +160,6 @@ class Law:
             return np.empty((0, len(measured)))
         return np.stack([o.draws(count, name) for o in measured], axis=1)
 
-    # The constants
-
     @property
     def is_b_crit_known(self) -> bool:
         """Whether the data show B_crit: nothing is refused."""
@@ -198,8 +197,6 @@ class Law:
         ratios = self.draws[:, 0] / self.draws[:, 1]
         return percentile_interval(ratios, self.fit.critical_batch_size)
 
-    # Predictions
-
     @property
     def reach(self) -> tuple[float, float]:
         """The batch sizes between which K is predicted; nan if only measured K are answers."""
@@ -207,6 +204,8 @@ class Law:
         if self.describes_k:
             return low / MAX_EXTRAPOLATION, high * MAX_EXTRAPOLATION
         if self.verdict.refusal is Refusal.EXTRAPOLATION:
+            if self.beyond is not None:
+                return low, self.beyond.reach[1]
             return low, high
         return math.nan, math.nan
 
@@ -220,8 +219,7 @@ class Law:
         """
         if self.rests_on_prior:
             batch = np.asarray(batch_size, float)
-            draws = self.draws[:, :1] / batch.ravel() + self.draws[:, 1:]
-            return np.median(draws, axis=0).reshape(batch.shape)[()]
+            return np.median(self._steps_of_draws(batch.ravel()), axis=0).reshape(batch.shape)[()]
         if self.fit is None:
             raise ValueError(f"no law: {self.verdict}")
         return self.fit.steps(batch_size)
@@ -245,6 +243,8 @@ class Law:
         low, high = self.reach
         if not low <= batch_size <= high:
             return Prediction(batch_size, math.nan, math.nan, math.nan, "refused")
+        if self.beyond is not None and batch_size > self.range[1]:
+            return self.beyond._prediction(batch_size)
         if self.verdict.refusal is Refusal.EXTRAPOLATION:
             known = "interpolated"
             steps = math.exp(self._interpolated(np.array([batch_size]))[0][0])
@@ -268,18 +268,38 @@ class Law:
         batch = np.asarray(batch_sizes, float)
         if self.verdict.refusal is Refusal.EXTRAPOLATION:
             log_steps, error = self._interpolated(batch)
-            return np.exp(log_steps + error * self.deviates[:, None])
+            draws = np.exp(log_steps + error * self.deviates[:, None])
+            if self.beyond is not None:
+                is_beyond = batch > self.range[1]
+                draws[:, is_beyond] = self.beyond.samples(batch[is_beyond])
+            return draws
         return self._law_samples(batch)
 
     def _law_samples(self, batch: np.ndarray) -> np.ndarray:
         """Return steps (DRAWS, n) by the law, also where it is refused."""
-        c1 = self.draws[:, :1]
-        c2 = self.draws[:, 1:]
+        error = np.hypot(self.error, self._error_beyond(batch))
+        return self._steps_of_draws(batch) * np.exp(error * self.deviates[:, None])
+
+    def reducible_samples(self, batch_sizes: Any) -> np.ndarray:
+        """Return steps (DRAWS, n) without the error of the law within its range.
+
+        The spread is what more K would reduce: of the constants, and of the extrapolation.
+        """
+        batch = np.asarray(batch_sizes, float)
+        error = self._error_beyond(batch)
+        return self._steps_of_draws(batch) * np.exp(error * self.deviates[:, None])
+
+    def _steps_of_draws(self, batch: np.ndarray) -> np.ndarray:
+        """Return c1 / B + c2 (DRAWS, n) of each draw."""
+        return self.draws[:, :1] / batch + self.draws[:, 1:]
+
+    def _error_beyond(self, batch: np.ndarray) -> np.ndarray:
+        """Return (n,): the standard deviation of log K that extrapolation adds."""
         low, high = self.range
-        doublings_beyond = np.log2(np.maximum(1.0, np.maximum(batch / high, low / batch)))
-        per_doubling = PRIOR_ERROR_PER_DOUBLING if self.rests_on_prior else ERROR_PER_DOUBLING
-        error = np.sqrt(self.error**2 + (per_doubling * doublings_beyond) ** 2)
-        return (c1 / batch + c2) * np.exp(error * self.deviates[:, None])
+        doublings = np.log2(np.maximum(1.0, np.maximum(batch / high, low / batch)))
+        if self.rests_on_prior:
+            return PRIOR_ERROR_PER_DOUBLING * doublings
+        return ERROR_PER_DOUBLING * doublings
 
     def _interpolated(self, batch: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return log K (n,) on chords between measured batch sizes, and its standard deviation."""
@@ -300,8 +320,6 @@ class Law:
         low, high = np.percentile(self._law_samples(batch_sizes), PERCENTILES, axis=0)
         fitted = self.fit.steps(batch_sizes)
         return np.minimum(low, fitted), np.maximum(high, fitted)
-
-    # In words
 
     @property
     def notes(self) -> list[str]:
@@ -378,7 +396,9 @@ def fit_law(
     Args:
         observations: At most one a batch size.
         prior: Other evidence on B_crit, such as a noise scale (`critical_prior`). With fewer K than
-            the law needs, K is predicted by it. With more it narrows the posterior, not the fit.
+            the law needs, K is predicted by it. With more it narrows the posterior, not the fit. If
+            the law does not fit, K above the measured batch sizes is predicted from the largest
+            one and the prior.
         uses_medians: Whether the observations are medians over seeds, not K*.
         unit: The unit of their K.
         refusal: Why the law does not describe them. Then their K are the only answers.
@@ -416,6 +436,8 @@ def fit_law(
         verdict = judge_fit(
             observations, law.fit, law.critical, law.misfit, law.misfit_beyond_noise
         )
+    if prior is not None and verdict.refusal is Refusal.EXTRAPOLATION:
+        law = replace(law, beyond=fit_law(measured[-1:], prior))
     return replace(law, verdict=verdict)
 
 

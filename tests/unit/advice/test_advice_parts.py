@@ -13,10 +13,11 @@ from lit_dps.advice.next_probe import (
     best_probe,
     choose_next_batch_size,
     contenders,
+    law_with_prior,
     rank_probes,
 )
 from lit_dps.advice.step_time import Link, StepTime, Timed, fit_step_time
-from lit_dps.analysis.critical_prior import noise_scale_prior
+from lit_dps.analysis.critical_prior import default_prior, noise_scale_prior
 from lit_dps.analysis.law import fit_law
 from lit_dps.analysis.observations import AT_LEAST, Observation
 from lit_dps.core.noise_scale import noise_scale, unbiased_moments
@@ -70,11 +71,13 @@ def test_what_is_flat_so_far_may_be_full_from_there_on():
 def test_accumulation_repeats_the_device_and_exchanges_once():
     rows = [Timed(m, 0.01 + 1e-4 * m) for m in SIZES]
     rows += [
-        Timed(m, 0.01 + 1e-4 * m + 0.005 + 0.001 * (n - 2), n) for m in SIZES for n in (2, 3, 4)
+        Timed(m, 0.01 + 1e-4 * m + 0.005 + 0.001 * math.log2(n / 2), n)
+        for m in SIZES
+        for n in (2, 3, 4)
     ]
     model = fit_step_time(rows, largest=64)
-    assert model.at(64 * 4, 4).value == pytest.approx(0.01 + 64e-4 + 0.007, rel=0.01)
-    assert model.at(128 * 4, 4).value == pytest.approx(2 * (0.01 + 64e-4) + 0.007, rel=0.01)
+    assert model.at(64 * 4, 4).value == pytest.approx(0.01 + 64e-4 + 0.006, rel=0.01)
+    assert model.at(128 * 4, 4).value == pytest.approx(2 * (0.01 + 64e-4) + 0.006, rel=0.01)
     assert model.at(64 * 8, 8).source == "extrapolated"
     assert model.at(2, 4) is None
 
@@ -253,3 +256,26 @@ def test_later_probes_are_the_most_informative_ones_within_the_time():
         == affordable
     )
     assert choose(candidates, observations, terms=replace(TERMS, seconds=cheapest / 2)) is None
+
+
+def test_a_law_with_prior_takes_the_prior_that_the_data_need():
+    few = law_with_prior([observed(32)])
+    assert few.rests_on_prior and few.prior.value == default_prior(32).value
+    enough = law_with_prior([observed(b) for b in (8, 32, 128)])
+    assert enough.prior is None
+    steps = {4: 900, 8: 300, 16: 290, 32: 80, 64: 75}
+    misfit = law_with_prior([Observation(b, k) for b, k in steps.items()])
+    assert misfit.beyond is not None and misfit.prior.value == default_prior(64).value
+    assert law_with_prior([]).predict([8])["known"].tolist() == ["refused"]
+
+
+def test_a_probe_far_away_removes_the_error_of_extrapolation_there():
+    # The constants are known exactly, so that the error of extrapolation is all that remains.
+    law = fit_law([Observation(b, C1 / b + C2) for b in (4, 8, 16, 32, 64, 128, 256)])
+    law = replace(law, draws=np.tile([C1, C2], (len(law.draws), 1)))
+    gain = rank_probes(law, [64, 4096], [4096], step).set_index("batch_size")["gain"]
+    # 4 doublings beyond, with 0.03 each and the tails of few degrees of freedom
+    variance = float(((0.03 * 4 * law.deviates) ** 2).mean())
+    expected = variance**2 / (0.1**2 + law.error**2 + variance)
+    assert gain[4096] == pytest.approx(expected, rel=0.01)
+    assert gain[64] == pytest.approx(0, abs=1e-9)

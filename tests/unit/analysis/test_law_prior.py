@@ -82,3 +82,19 @@ def test_the_relative_curve_is_one_at_the_batch_size_of_the_user():
     assert math.log(narrow["high"][0] / narrow["low"][0]) < 0.5 * math.log(
         table["high"][3] / table["low"][3]
     )
+
+
+def test_where_the_law_does_not_fit_a_prior_gives_k_above_the_range():
+    steps = {4: 900, 8: 300, 16: 290, 32: 80, 64: 75}
+    observations = [Observation(b, k) for b, k in steps.items()]
+    prior = CriticalPrior(64.0, 0.5, "public runs")
+    law = fit_law(observations, prior)
+    assert law.verdict.refusal is Refusal.EXTRAPOLATION and not law.rests_on_prior
+    table = law.predict([2, 8, 20, 128, 1024, 1025])
+    known = ["refused", "measured", "interpolated", "prior", "prior", "refused"]
+    assert table["known"].tolist() == known
+    one = fit_law(observations[-1:], prior)
+    assert table["steps"][3] == one.predict([128])["steps"][0]
+    samples = law.samples([20, 128])
+    assert (samples[:, 1] == one.samples([128])[:, 0]).all()
+    assert np.median(samples[:, 0]) == pytest.approx(table["steps"][2], rel=0.01)
