@@ -38,7 +38,7 @@ from lit_dps.training.workload import Workload, locate
 RATE_RANGE_FACTOR = 32.0
 SCALING_CALLBACK = "lit_dps.training.AdamScalingCallback"
 SCHEDULE_CALLBACK = "lit_dps.training.ScheduleScalingCallback"
-SCALED_BY_CALLBACK = ("beta2", "betas", "weight_decay")
+SCALED_BY_CALLBACK = ("beta2", "betas", "weight_decay", "wd")
 
 
 class ProbeStudy(NamedTuple):
@@ -137,7 +137,7 @@ def probe_setup(
         readings=[],
     )
     trainer = dict(setup.workload.trainer)
-    if adaptive is not None and not searches_scales(space):
+    if adaptive is not None and not searches_scales(space, adaptive):
         arguments: dict[str, Any] = {"reference": batch_size}
         if adaptive.rate is not None and adaptive.weight_decay:
             arguments["rate"] = adaptive.reference_rates
@@ -155,12 +155,13 @@ def probe_setup(
     )
 
 
-def searches_scales(space: Mapping[str, Any]) -> bool:
+def searches_scales(space: Mapping[str, Any], adaptive: AdamScales) -> bool:
     """Return True if the search has the second moment or the weight decay.
 
     Then nothing scales them with the batch size.
     """
-    return any(key.rpartition(".")[2] in SCALED_BY_CALLBACK for key in space)
+    names = {*SCALED_BY_CALLBACK, adaptive.second_moment}
+    return any(key.rpartition(".")[2] in names for key in space)
 
 
 def prepare_probes(setup: StudySetup, options: Options) -> ProbeStudy:
@@ -180,7 +181,7 @@ def prepare_probes(setup: StudySetup, options: Options) -> ProbeStudy:
             "The optimizer could not be read, so it is unknown whether beta2 has to change with "
             f"the batch size: {first_line(error)}"
         ]
-    if searches_scales(unscaled.study.space):
+    if adaptive is not None and searches_scales(unscaled.study.space, adaptive):
         adaptive = None
     if adaptive is not None and options.method == "law":
         notes += _scaling_notes(adaptive, user_batch_size(setup.workload))

@@ -12,12 +12,14 @@ from collections import OrderedDict, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from lit_dps.optim.parameter_groups import group_settings, parameters_of
+from lit_dps.optim.rule import RuleOptimizer
 
 # RAdam divides by the second moment only after some steps.
 STEPS = 13
@@ -30,6 +32,8 @@ BETAS = (0.9, 0.5)
 MEASURED_DECAY = 0.1
 # These hold hooks of the user, which must not see the copy.
 _HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
+
+_measurements: WeakKeyDictionary[type, dict[str, Measurement | None]] = WeakKeyDictionary()
 
 
 class Beta(NamedTuple):
@@ -79,12 +83,38 @@ class Measurement:
 def measure(optimizer: Optimizer, group: Mapping[str, Any]) -> Measurement | None:
     """Return what the update of an optimizer does; None if its copy fails or does not move.
 
-    The optimizer, its parameters and the generators of torch do not change.
+    The optimizer, its parameters and the generators of torch do not change. Groups with equal
+    settings are measured once.
 
     Args:
         optimizer: The optimizer.
         group: One of its parameter groups.
     """
+    measurements = _measurements.setdefault(type(optimizer), {})
+    key = _settings_text(optimizer, group)
+    if key not in measurements:
+        measurements[key] = _measure(optimizer, group)
+    return measurements[key]
+
+
+def _settings_text(optimizer: Optimizer, group: Mapping[str, Any]) -> str:
+    """Return all settings that a measurement may depend on, as a text."""
+    settings: dict[str, Any] = {}
+    for name, value in group_settings(group).items():
+        if name not in ("lr", "initial_lr", "weight_decay"):
+            settings[name] = value
+    settings["has weight_decay"] = bool(group.get("weight_decay"))
+    if isinstance(optimizer, RuleOptimizer):
+        # Two rules may have the same name.
+        settings["rule"] = id(optimizer.rule.update_)
+    for name, value in vars(optimizer).items():
+        if isinstance(value, bool | int | float | str):
+            settings[f"attribute {name}"] = value
+    return repr(sorted(settings.items()))
+
+
+def _measure(optimizer: Optimizer, group: Mapping[str, Any]) -> Measurement | None:
+    """Return what `measure` does, without a look at earlier measurements."""
     gradient = _random((4, 4), 1)
     try:
         small = _last_update(optimizer, group, [gradient] * STEPS)

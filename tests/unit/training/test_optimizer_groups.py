@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
+from lit_dps.advice.user_workload import searches_scales
 from lit_dps.core.optimizer_kind import OptimizerKind, common_rate_power, kind_of_name
 from lit_dps.optim import Rule, RuleOptimizer
 from lit_dps.training import AdamScalingCallback
-from lit_dps.training.adam_scaling import adam_scales_of, scale_groups
+from lit_dps.training.adam_scaling import AdamScales, adam_scales_of, scale_groups
 from lit_dps.training.optimizer_groups import (
     describe_unlisted,
     group_rule,
@@ -310,3 +311,29 @@ def test_a_wrong_number_of_rates_is_refused():
             callbacks=[AdamScalingCallback(2, [0.1])],
             max_steps=1,
         )
+
+
+def test_groups_with_equal_settings_are_measured_once():
+    calls = []
+
+    class Counted(OwnAdamW):
+        def update_(self, p, gradient, group, state):
+            calls.append(group["betas"])
+            super().update_(p, gradient, group, state)
+
+    optimizer = Counted([{"params": matrix()}, {"params": matrix(), "lr": 0.5}])
+    rules = [group_rule(optimizer, group) for group in optimizer.param_groups]
+    count = len(calls)
+    assert count > 0 and rules[0] == rules[1]
+    assert group_rule(Counted(matrix(), lr=0.2), optimizer.param_groups[0]) == rules[0]
+    assert len(calls) == count
+    other = Counted(matrix(), betas=(0.5, 0.9))
+    group_rule(other, other.param_groups[0])
+    assert len(calls) == 2 * count
+
+
+@pytest.mark.parametrize(("name", "searched"), [("alpha", True), ("lr", False), ("eps", False)])
+def test_a_searched_second_moment_is_not_scaled(name, searched):
+    scales = adam_scales_of([torch.optim.RMSprop(matrix(), alpha=0.99)])
+    assert scales == AdamScales(0.99, 0.0, 0.01) and scales.second_moment == "alpha"
+    assert searches_scales({f"model.{name}": None}, scales) is searched
