@@ -21,6 +21,7 @@ from lit_dps.cli.options import AdviseOptions, add_options, option_of
 from lit_dps.core.errors import ConfigError, UserError
 
 MLFLOW = "mlflow:"
+SEPARATORS = (",", ";", "\t")
 # Options of the command that trains.
 ONLY_WITH_TRAINING = ("budget", "method", "bandwidth", "latency", "trials")
 EXAMPLE = "--columns batch_size=bs,steps=n_steps"
@@ -111,9 +112,12 @@ def _read_file(source: str) -> pd.DataFrame:
     if not path.is_file():
         raise ConfigError("--runs", source, "a CSV file, or mlflow:EXPERIMENT")
     try:
-        # With separator None, pandas finds out whether commas, tabs or semicolons are used.
-        return pd.read_csv(path, sep=None, engine="python")
-    except (pd.errors.ParserError, pd.errors.EmptyDataError, UnicodeDecodeError, OSError) as error:
+        with path.open(encoding="utf-8") as lines:
+            names = next(lines, "")
+        # The names have no separators, so the most frequent one separates them.
+        separator = max(SEPARATORS, key=names.count)
+        return pd.read_csv(path, sep=separator)
+    except (ValueError, OSError) as error:
         text = " ".join(str(error).split())
         raise ConfigError("--runs", source, f"a CSV file with a line of names: {text}") from error
 

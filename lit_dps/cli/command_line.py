@@ -212,6 +212,12 @@ class CommandLine:
         options = []
         while words and not words[0].startswith("-"):
             file, *words = words
+            if self.verb == "advise" and file.endswith((".csv", ".tsv")):
+                raise UserError(
+                    f"{file} is no configuration; did you mean lit-dps advise --runs {file}?",
+                    key="--runs",
+                    hint=f"--runs {file}",
+                )
             check_is_file(file, self.verb)
             options += ["--config", file]
         return [*options, *words]

@@ -262,6 +262,25 @@ def test_bad_options_are_refused_in_one_line(options, tmp_path, monkeypatch, cap
     assert captured.err.startswith("lit-dps: error: --")
 
 
+@pytest.mark.parametrize("content", [b"", b"batch_size,steps\n", bytes(range(128, 256)), b"a\n1\n"])
+def test_files_that_are_no_table_are_refused_in_one_line(content, tmp_path, capsys):
+    file = tmp_path / "runs.csv"
+    file.write_bytes(content)
+    assert main(["advise", "--runs", str(file)]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("lit-dps: error: ") and error.count("\n") == 1
+    assert main(["advise", str(file)]) == 2
+    assert f"did you mean lit-dps advise --runs {file}?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("separator", [";", "\t"])
+def test_other_separators_are_recognized(separator, tmp_path, capsys):
+    file = tmp_path / "runs.csv"
+    law_runs().to_csv(file, index=False, sep=separator)
+    assert main(["advise", "--runs", str(file), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["recommendation"]["batch_size"] == 128
+
+
 # ---- MLflow ----
 
 
