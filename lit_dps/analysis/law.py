@@ -47,8 +47,6 @@ from lit_dps.core.unit import STEPS, Unit
 # What is added to the law's error, in quadrature, for each doubling beyond the measured batch
 # sizes, in log K.
 ERROR_PER_DOUBLING = 0.03
-# The same for a law that rests on a prior (`critical_prior.DEFAULT_RATIO`).
-PRIOR_ERROR_PER_DOUBLING = 0.05
 # Factor beyond the measured batch sizes up to which K is predicted.
 MAX_EXTRAPOLATION = 16.0
 # Standard deviation of log K between two measured batch sizes where K follows no law: on public
@@ -297,8 +295,6 @@ class Law:
         """Return (n,): the standard deviation of log K that extrapolation adds."""
         low, high = self.range
         doublings = np.log2(np.maximum(1.0, np.maximum(batch / high, low / batch)))
-        if self.rests_on_prior:
-            return PRIOR_ERROR_PER_DOUBLING * doublings
         return ERROR_PER_DOUBLING * doublings
 
     def _interpolated(self, batch: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
