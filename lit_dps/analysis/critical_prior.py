@@ -37,10 +37,10 @@ class _Ratio(NamedTuple):
 
 # log(B_crit / noise scale), of the second half of a run to the goal. Runs of Pollux (Qiao et al.
 # 2021) at three batch sizes, SGD: -0.3 to -1.0 (cifar10), -0.6 to 0.3 (imagenet) and -0.1 to -0.5
-# (yolov3); BERT with Adam above 0.5. A prototype of this method, where the best of several rates and seeds is
-# K: -0.1 (MNIST, SGD with momentum), 1.2 (MNIST, AdamW), 0.1 (a character transformer, AdamW).
-# With these numbers the 80 % intervals from one K contain 93 % of 58 other K of Pollux, and 12 of
-# the 13 K of the prototype. So few sources do not support narrower ones.
+# (yolov3); BERT with Adam above 0.5. A prototype of this method, where K is the best of several
+# rates and seeds: -0.1 (MNIST, SGD with momentum), 1.2 (MNIST, AdamW), 0.1 (a character
+# transformer, AdamW). With these numbers the 80 % intervals from one K contain 93 % of 58 other K
+# of Pollux, and 12 of the 13 K of the prototype. So few sources do not support narrower ones.
 SGD_RATIO = _Ratio(0.0, 0.4)
 ADAM_RATIO = _Ratio(0.6, 0.5)
 UNKNOWN_RATIO = _Ratio(0.3, 0.6)
