@@ -13,6 +13,7 @@ from typing import Any
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 
 from lit_dps.core.errors import UserError, first_line, place_in_user_code
+from lit_dps.core.progress_line import StageLine
 from lit_dps.parallel.process import prepare_process
 from lit_dps.training.hidden_state import preserve_rng_state
 
@@ -47,14 +48,12 @@ def run_progress(
     make_module: Callable[[], LightningModule],
     make_data: Callable[[], LightningDataModule],
     seconds: float,
-    report: Callable[[str], None],
 ) -> ProgressRun:
     """Train a module for some seconds, and return how its validation metrics progress.
 
     Args:
         make_module, make_data: Return new objects.
         seconds: The time that training takes.
-        report: Called with lines about the progress.
 
     Raises:
         UserError: if the module or its data fail, or if validation logs nothing.
@@ -63,7 +62,7 @@ def run_progress(
     try:
         with preserve_rng_state(seed=0), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return _run(make_module, make_data, seconds, report)
+            return _run(make_module, make_data, seconds)
     except UserError:
         raise
     except Exception as error:
@@ -75,7 +74,6 @@ def _run(
     make_module: Callable[[], LightningModule],
     make_data: Callable[[], LightningDataModule],
     seconds: float,
-    report: Callable[[str], None],
 ) -> ProgressRun:
     data = make_data()
     module = make_module()
@@ -88,21 +86,23 @@ def _run(
         raise UserError(
             'validation logs no metric: write self.log("val_loss", loss) in validation_step'
         )
-    rough = _Watch(result, math.inf, report)
+    rough = _Watch(result, math.inf, StageLine("timing steps"))
     trainer = _trainer(max_steps=ROUGH_STEPS, limit_val_batches=0, callbacks=[rough])
     trainer.fit(make_module(), data)
     step_seconds = rough.seconds / max(rough.counted, 1)
     affordable = max(int(seconds / step_seconds), ROUGH_STEPS)
     interval = max(1, affordable // CHECKS, math.ceil(timer.median / step_seconds))
     timer = _CheckTimer()
-    watch = _Watch(result, seconds, report)
+    line = StageLine("training", seconds)
+    watch = _Watch(result, seconds, line)
     trainer = _trainer(
         max_steps=affordable,
         val_check_interval=interval,
         check_val_every_n_epoch=None,
         callbacks=[timer, watch],
     )
-    trainer.fit(make_module(), data)
+    with line:
+        trainer.fit(make_module(), data)
     result.total_steps = trainer.global_step
     result.check_seconds = timer.median
     result.step_seconds = watch.seconds / max(watch.counted, 1)
@@ -148,15 +148,15 @@ class _Watch(Callback):
         counted: The number of these steps.
     """
 
-    def __init__(self, result: ProgressRun, limit: float, report: Callable[[str], None]):
+    def __init__(self, result: ProgressRun, limit: float, line: StageLine):
         self.result = result
         self.limit = limit
-        self.report = report
+        self.line = line
         self.seconds = 0.0
         self.counted = 0
         self._began = time.monotonic()
         self._last = math.nan  # the end of the last step; nan after a validation
-        self._reported = time.monotonic()
+        self._shown = ""  # the metrics of the last validation
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._began = time.monotonic()
@@ -167,6 +167,7 @@ class _Watch(Callback):
             self.seconds += now - self._last
             self.counted += 1
         self._last = now
+        self.line.update(f"step {trainer.global_step}{self._shown}")
         if now - self._began > self.limit:
             trainer.should_stop = True
 
@@ -181,7 +182,4 @@ class _Watch(Callback):
             value = float(trainer.callback_metrics.get(name, math.nan))
             self.result.curves.setdefault(name, []).append(value)
             shown.append(f"{name} {value:.4g}")
-        now = time.monotonic()
-        if now > self._reported + 5.0:
-            self._reported = now
-            self.report(f"  step {step}: {', '.join(shown)}")
+        self._shown = f", {', '.join(shown)}"

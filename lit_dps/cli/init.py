@@ -49,7 +49,7 @@ def main(command: CommandLine) -> int:
         f"{code.data.__name__} with {code.batch_size_key} = {code.batch_size}"
     )
     _report(f"training for {config.seconds:g} s, to see what validation logs and how fast it falls")
-    run = run_progress(code.module, code.data, config.seconds, _report)
+    run = run_progress(code.module, code.data, config.seconds)
     metric, others = choose_metric(run, config.metric)
     goal = propose_goal(run, metric)
     text = config_text(str(output), file.stem, code, run, goal, others, _examples(code))

@@ -1,7 +1,9 @@
-"""ProgressLine: prints the progress of a long computation on stderr."""
+"""ProgressLine and StageLine: print the progress of a long computation on stderr."""
 
 from __future__ import annotations
 
+import math
+import shutil
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -11,6 +13,7 @@ from typing import TypeVar
 # A shorter wait, and a shorter part of a long wait, need no line.
 FIRST_SECONDS = 2.0
 PART_SECONDS = 0.5
+ERASE_TO_END = "\x1b[K"  # erases the rest of a line of a terminal
 # Between two lines of a log file.
 PIPE_SECONDS = 30.0
 
@@ -73,6 +76,55 @@ class ProgressLine:
         """End the line of a terminal."""
         if self._is_written and sys.stderr.isatty():
             print(file=sys.stderr, flush=True)
+
+
+class StageLine:
+    """Shows the state of a stage that lasts longer than `FIRST_SECONDS`.
+
+    On a terminal, each state replaces the one before, and `end` removes the last one. Elsewhere a
+    line is printed every `PIPE_SECONDS`. Use it as a context manager.
+
+    Args:
+        what: The stage, such as "probe 2: B = 64".
+        seconds: The most seconds that the stage may take; None if that is unknown.
+    """
+
+    def __init__(self, what: str, seconds: float | None = None):
+        self.what = what
+        self.seconds = seconds
+        self._began = time.monotonic()
+        self._next = self._began + FIRST_SECONDS
+        self._is_shown = False
+
+    def __enter__(self) -> StageLine:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.end()
+
+    def update(self, state: str) -> None:
+        """Show a state such as "step 120", with the time so far, if a line is due."""
+        now = time.monotonic()
+        if now < self._next:
+            return
+        elapsed = f"{now - self._began:.0f} s"
+        if self.seconds is not None:
+            elapsed += f" of at most {math.ceil(self.seconds)} s"
+        line = f"{self.what}: {state}, {elapsed}"
+        if sys.stderr.isatty():
+            width = shutil.get_terminal_size().columns - 1
+            print(f"\r{line[:width]}{ERASE_TO_END}", end="", file=sys.stderr, flush=True)
+            self._next = now + PART_SECONDS
+            self._is_shown = True
+        else:
+            print(line, file=sys.stderr, flush=True)
+            self._next = now + PIPE_SECONDS
+
+    def end(self) -> None:
+        """Remove the line from a terminal, so that other lines may follow."""
+        if self._is_shown:
+            print(f"\r{ERASE_TO_END}", end="", file=sys.stderr, flush=True)
+            self._is_shown = False
 
 
 def with_progress(what: str, items: Sequence[Item]) -> Iterator[Item]:

@@ -6,7 +6,13 @@ import sys
 
 import pytest
 
-from lit_dps.core.progress_line import ProgressLine, one_wait, with_progress
+from lit_dps.core.progress_line import (
+    FIRST_SECONDS,
+    ProgressLine,
+    StageLine,
+    one_wait,
+    with_progress,
+)
 
 
 @pytest.fixture
@@ -59,3 +65,31 @@ def test_items_pass_a_line_that_counts_those_done(clock, capsys, monkeypatch):
     for now in with_progress("cells read", [1.0, 3.0, 9.0]):
         clock[0] = now
     assert capsys.readouterr().err == "\rcells read: 2 of 3\n"
+
+
+def test_a_stage_prints_lines_in_a_log_and_nothing_if_it_is_short(clock, capsys):
+    with StageLine("probe 1: B = 8", 90.0) as line:
+        for second in range(65):
+            clock[0] = second
+            line.update(f"step {second}")
+    assert capsys.readouterr().err.splitlines() == [
+        "probe 1: B = 8: step 2, 2 s of at most 90 s",
+        "probe 1: B = 8: step 32, 32 s of at most 90 s",
+        "probe 1: B = 8: step 62, 62 s of at most 90 s",
+    ]
+    with StageLine("short") as line:
+        clock[0] += FIRST_SECONDS / 2
+        line.update("step 1")
+    assert capsys.readouterr().err == ""
+
+
+def test_a_stage_rewrites_its_line_at_a_terminal_and_removes_it(clock, capsys, monkeypatch):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "20")
+    with StageLine("training") as line:
+        for second in (1.0, 3.0, 3.1, 4.0):
+            clock[0] = second
+            line.update(f"step {second:g}")
+    assert capsys.readouterr().err == (
+        "\rtraining: step 3, 3\x1b[K\rtraining: step 4, 4\x1b[K\r\x1b[K"
+    )
