@@ -422,7 +422,8 @@ def _changes(
         )
     if best["steps_known"] == "extrapolated":
         lines.append(
-            f"K at B = {size:.0f} is extrapolated. In two of three such cases K was too small."
+            f"K at B = {size:.0f} is extrapolated. Half of such K on public runs were off by more "
+            "than 12 %."
         )
     if best["steps_known"] == "prior":
         lines.append(f"K at B = {size:.0f} rests on a prior. A run there replaces it.")
@@ -456,6 +457,8 @@ def _assumptions(
             "Without a law, K is measured separately at each batch size. The fastest row is partly "
             "the luckiest one."
         )
+    if isinstance(law, Law) and law.prior is not None and "prior" in set(table["steps_known"]):
+        lines.append(f"K with the mark ^ rests on the measured K and {law.prior.source}.")
     if "predicted" in set(table["step_known"]):
         lines.append(f"Step times with the mark ? assume {step_time.link}.")
     if terms.checks is None:

@@ -58,3 +58,13 @@ def test_rows_beyond_a_limit_are_not_compared():
     limit = float(free.table["cost"].fillna(0).max())
     limited = answer(law_of(SIZES), FLAT, SIZES, terms=Terms(price=1.0, cost_at_most=limit))
     assert limited.best is None and (limited.table["near_probability"] == 0).all()
+
+
+def test_an_answer_says_what_a_k_from_a_prior_rests_on():
+    few = fit_law([Observation(32, 1400.0)], CriticalPrior(300.0, 0.5, "the noise scale"))
+    found = answer(few, FLAT, SIZES)
+    assert set(found.table["steps_known"]) == {"prior"}
+    assert sum("the noise scale" in line for line in found.assumed) == 1
+    assert any("rests on a prior" in line for line in found.changes)
+    enough = answer(law_of(SIZES), FLAT, SIZES)
+    assert not any("mark ^" in line for line in enough.assumed)
