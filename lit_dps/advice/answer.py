@@ -22,7 +22,7 @@ from lit_dps.advice.time_draws import draw_step_seconds, draw_steps, near_probab
 from lit_dps.analysis.answer import NEAR
 from lit_dps.analysis.law import Law
 from lit_dps.analysis.observations import medians
-from lit_dps.analysis.rates import RateLaw
+from lit_dps.analysis.rates import RATE_IS_TUNED, RateLaw
 from lit_dps.analysis.tables import listed_numbers
 from lit_dps.core.batch_schedule import CONSTANT_BATCH
 from lit_dps.core.text import format_duration
@@ -221,7 +221,7 @@ def answer(
         table.loc[is_allowed, "near_probability"] = probabilities
     table["pareto"] = _is_pareto(table)
     table["k_star"] = table.pop("k_star")  # the last column of answer.csv
-    assumed = _assumptions(law, table, step_time, terms, known_one_run)
+    assumed = _assumptions(law, table, step_time, terms, known_one_run, rate)
     allowed = rows_where(table, table["allowed"])
     nothing = Answer(
         law, step_time, table, assumed=assumed, rate=rate, price=terms.price, one_run=one_run
@@ -436,6 +436,7 @@ def _assumptions(
     step_time: StepTime,
     terms: Terms,
     one_run: OneRun | None,
+    rate: RateLaw | None,
 ) -> tuple[str, ...]:
     """Return what the rows assume without a measurement, a line each."""
     if not len(table):
@@ -444,13 +445,13 @@ def _assumptions(
     if isinstance(law, Branched):
         lines += law.assumed
     else:
-        lines.append("The learning rate is tuned at each batch size, as it was to measure K.")
-        if one_run is None:
+        lines += RATE_IS_TUNED if rate is None else rate.assumed
+        if one_run is None and (rate is None or rate.is_searched):
             lines.append(
                 "Steps are K, the least of several trials. One run usually needs more; how many is "
                 "unknown."
             )
-        else:
+        elif one_run is not None:
             lines.append("One run exceeds K by the same factor at every batch size.")
     if "measured" in set(table["steps_known"]):
         lines.append(

@@ -13,7 +13,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 
 from lit_dps.advice.options import Options
 from lit_dps.advice.step_probe import of_one_device, time_briefly
-from lit_dps.advice.user_workload import probe_setup, user_batch_size
+from lit_dps.advice.user_workload import prepare_pilot, probe_setup, user_batch_size
 from lit_dps.core.attempt import Attempt
 from lit_dps.core.errors import ConfigError, first_line, place_in_user_code
 from lit_dps.core.goal import Goal
@@ -32,7 +32,9 @@ BUDGET_SHARE = 0.05
 # Proposed steps over those to the goal at the user's batch size, by method. The smallest batch of
 # the first two probes is 8 times smaller (`next_probe.MIN_PROBE_RATIO`), and takes at most 8 times
 # as many steps. The last fork of a run is at half of its budget.
-STEPS_RATIO = {"law": 8, "branch": 2}
+STEPS_RATIO = {"pilot": 2, "law": 8, "branch": 2}
+MAX_SECONDS = 60.0  # of the short run
+MAX_TRAININGS = 3.0  # that --budget pays at most, by the method "pilot"
 MIN_CHECKS = 3  # validations from which the progress of a run is extrapolated
 
 
@@ -91,8 +93,11 @@ def settle_max_steps(
         return Proposal(steps, note)
     if "configuration" in stored:
         return None
-    seconds = BUDGET_SHARE * options.budget
-    probes = probe_setup(setup, options.trials, adaptive=None)
+    seconds = min(BUDGET_SHARE * options.budget, MAX_SECONDS)
+    if options.method == "pilot":
+        probes = prepare_pilot(setup, options).setup
+    else:
+        probes = probe_setup(setup, options.trials, adaptive=None)
     try:
         with interruptible(stop, f"\n{LEAVING}\n"):
             run = run_short(probes, seconds, stop)
@@ -102,7 +107,10 @@ def settle_max_steps(
         why = f"{type(error).__name__}: {first_line(error)}{place_in_user_code(error)}"
         allowed = f"a number of steps, because the short run that proposes one failed: {why}"
         raise ConfigError("goal.max_steps", None, allowed) from error
-    return propose(run, probes.goal_of_trials, seconds, STEPS_RATIO[options.method])
+    most = BUDGET_SHARE * options.budget
+    if options.method == "pilot":
+        most = options.budget / MAX_TRAININGS
+    return propose(run, probes.goal_of_trials, most, STEPS_RATIO[options.method])
 
 
 def propose(run: ShortRun, goal: Goal, seconds: float, ratio: int) -> Proposal:
@@ -114,7 +122,9 @@ def propose(run: ShortRun, goal: Goal, seconds: float, ratio: int) -> Proposal:
         seconds: The time that one training of the proposed length may take.
         ratio: Proposed steps over those to the goal at the user's batch size.
     """
-    affordable = int(seconds / run.step_seconds)
+    affordable = Goal.max_steps
+    if seconds < math.inf:
+        affordable = int(seconds / run.step_seconds)
     expected = expected_steps(run, goal)
     plausible = Goal.max_steps if expected is None else ratio * expected
     steps = int(min(plausible, affordable)) // goal.check_interval * goal.check_interval

@@ -12,7 +12,7 @@ from typing import Literal, get_args
 from lit_dps.core.errors import ConfigError
 from lit_dps.storage.advice_store import AdviceStore
 
-Method = Literal["law", "branch"]
+Method = Literal["pilot", "law", "branch"]
 SECONDS_PER_UNIT = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86_400.0}
 STORE_SECONDS = 5.0  # between two times that the clock is stored; a kill may lose as much
 # The share of the budget that is reserved for the answer, within these limits.
@@ -26,8 +26,10 @@ class Options:
     """Options of the command.
 
     Attributes:
-        budget: Seconds that all runs of the command together may take.
-        method: "law" probes K at a few batch sizes; "branch" forks a run
+        budget: Seconds that all runs of the command together may take; infinite leaves the limit to
+            the method "pilot".
+        method: "pilot" trains the user's own run, then few runs at larger batch sizes; "law" probes
+            K at a few batch sizes; "branch" forks a run
             (`lit_dps.readings.branching`).
         devices: Numbers of devices to answer for.
         price: Price of a device-hour, in any currency; None answers in device-hours.
@@ -37,8 +39,8 @@ class Options:
         trials: The number of trials of each probe.
     """
 
-    budget: float
-    method: Method = "law"
+    budget: float = math.inf
+    method: Method = "pilot"
     devices: tuple[int, ...] = (1,)
     price: float | None = None
     bandwidth: float | None = None
@@ -48,6 +50,8 @@ class Options:
     def __post_init__(self):
         if self.method not in get_args(Method):
             raise ConfigError("--method", self.method, f"one of {', '.join(get_args(Method))}")
+        if self.budget == math.inf and self.method != "pilot":
+            raise ConfigError("--budget", None, "a time above 0 such as 90s, 30m or 2h")
         if not self.devices or min(self.devices) < 1:
             devices = ",".join(map(str, self.devices))
             raise ConfigError("--devices", devices, "numbers of devices such as 1,2,4,8")

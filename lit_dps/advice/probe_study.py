@@ -6,7 +6,7 @@ import dataclasses
 import math
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from itertools import chain
 from typing import Any
@@ -23,7 +23,7 @@ from lit_dps.analysis.step_seconds import step_seconds
 from lit_dps.core.environment import KEY, SOURCES
 from lit_dps.core.errors import StorageError, UserError, first_line, place_in_user_code
 from lit_dps.core.record import StudyRecord
-from lit_dps.core.trial import Status, TrialResult
+from lit_dps.core.trial import Status, TrialResult, Value
 from lit_dps.parallel.process import Interrupted, StopRequest
 from lit_dps.storage.read import read_study
 from lit_dps.study.failures import AllFail, Failures
@@ -31,6 +31,11 @@ from lit_dps.study.run_cells import begin_run, declare_study, mlflow_of, run_cel
 from lit_dps.study.setup import StudySetup
 from lit_dps.study.workers import Results, WorkerDied
 from lit_dps.training.workload import Workload
+
+
+def same_setup(setup: StudySetup) -> StudySetup:
+    """Return a study unchanged."""
+    return setup
 
 
 class CannotRun(UserError):
@@ -69,10 +74,28 @@ class Probes:
         self.name = setup.study.name
         self.mlflow = mlflow_of(setup, data)
 
-    def run(self, batch_size: int, end: float, stop: StopRequest, clock: Clock) -> bool:
+    def run(
+        self,
+        batch_size: int,
+        end: float,
+        stop: StopRequest,
+        clock: Clock,
+        points: tuple[Mapping[str, Value], ...] = (),
+        cost_limit: float = math.inf,
+        change: Callable[[StudySetup], StudySetup] = same_setup,
+    ) -> bool:
         """Run the trials of a batch size until they end, or until `end` on the monotonic clock.
 
         At that time a trial is stored after its next validation, and continues in the next run.
+
+        Args:
+            batch_size: The batch size, in examples.
+            end: When to stop, on the monotonic clock.
+            stop: The request to stop.
+            clock: The clock of the budget.
+            points: The metaparameters of each trial; empty lets the study draw them.
+            cost_limit: The steps after which each trial ends without the goal.
+            change: Returns the study to train from the declared one, with callbacks that measure.
 
         Returns:
             Whether all trials have ended.
@@ -84,6 +107,8 @@ class Probes:
             UserError: with the cause of another failure.
         """
         study = dataclasses.replace(self.setup.study, batch_sizes=[batch_size])
+        if points:
+            study = dataclasses.replace(study, trials=len(points))
         setup = declare_study(dataclasses.replace(self.setup, study=study), self.data)
         record = read_study(self.url, self.name)
         remaining = sum(len(points) for points in setup.remaining_points(record.results).values())
@@ -96,6 +121,7 @@ class Probes:
             clock.tick()
             return bool(stop) or time.monotonic() > end
 
+        setup = change(dataclasses.replace(setup, points=points, cost_limit=cost_limit))
         results = run_cells(setup, workers, StopRequest(has_ended))
         earlier = chain.from_iterable(record.results.values())
         failures = Failures(setup.storage.failures(self.name), earlier)

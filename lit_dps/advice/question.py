@@ -11,6 +11,13 @@ from lit_dps.advice.branch_run import branch_law
 from lit_dps.advice.next_probe import law_with_prior
 from lit_dps.advice.one_run import ratio_of_one_run
 from lit_dps.advice.options import Options
+from lit_dps.advice.pilot_evidence import (
+    PilotRun,
+    best_rates_of_runs,
+    bounds_of,
+    observations_of_runs,
+)
+from lit_dps.advice.pilot_plan import PilotPlan, RuledRate
 from lit_dps.advice.probe_study import Probes, best_rates, observations
 from lit_dps.advice.step_probe import StepTimes
 from lit_dps.advice.step_time import Link, StepTime, fit_step_time
@@ -35,6 +42,8 @@ class Question:
         times: The timed steps.
         noise: The noise scale; None if it was not measured.
         parameters: The number of elements of the trained parameters.
+        plan: The user's own run, for the method "pilot"; else None.
+        reads_noise: Whether the noise scale can be read along that run.
     """
 
     setup: StudySetup
@@ -45,6 +54,8 @@ class Question:
     times: StepTimes
     noise: NoiseScale | None
     parameters: int
+    plan: PilotPlan | None = None
+    reads_noise: bool = True
 
     @cached_property
     def step_time(self) -> StepTime:
@@ -57,11 +68,16 @@ class Question:
 
     @property
     def batch_sizes(self) -> list[int]:
-        """Batch sizes to answer for: powers of 2, up to the largest that all devices have."""
+        """Batch sizes to answer for, up to the largest that all devices have.
+
+        They are powers of 2, or the user's batch size times powers of 2.
+        """
         most = self.times.largest
         if not self.times.split_is_used_up:
             most *= max(self.options.devices)
         accumulated = self.setup.workload.accumulated
+        if self.plan is not None:
+            return self.plan.batch_sizes(accumulated, most * accumulated)
         return [accumulated * 2**i for i in range(int(math.log2(most)) + 1)]
 
     @property
@@ -96,6 +112,15 @@ def conclude(question: Question) -> Answer:
     step_time, batch_sizes = question.step_time, question.batch_sizes
     record = question.probes.record()
     stored = question.store.read()
+    if question.plan is not None:
+        pilot = PilotRun.of_stored(stored)
+        law = law_with_prior(
+            observations_of_runs(record, bounds_of(stored)),
+            None if pilot is None else pilot.noise,
+            question.plan.is_adaptive,
+        )
+        rate = RuledRate.of(question.plan, best_rates_of_runs(record, question.plan), law.reach)
+        return answer(law, step_time, batch_sizes, options.devices, terms, rate)
     key = rate_key(setup)
     if record is None:
         law = branch_law(stored, question.setup)

@@ -44,10 +44,13 @@ VERIFICATION_RUNS = 3
 MAX_STEPS_OVER_K = 3.0
 
 
-def recommended_params(record: StudyRecord | None, result: Answer) -> dict[str, Any] | None:
+def recommended_params(
+    question: Question, record: StudyRecord | None, result: Answer
+) -> dict[str, Any] | None:
     """Return the metaparameters of the best row: of the nearest best trial, with the rate's law.
 
     Args:
+        question: The question.
         record: The study of the probes.
         result: The answer.
 
@@ -56,6 +59,9 @@ def recommended_params(record: StudyRecord | None, result: Answer) -> dict[str, 
     """
     if result.best is None or record is None:
         return None
+    if question.plan is not None:
+        assert result.rate is not None
+        return {question.plan.rate_key: result.rate.at(int(result.best["batch_size"]))}
     cells = [cell for cell in Analysis(record).cells if cell.best is not None]
     if not cells:
         return None
@@ -83,7 +89,7 @@ def recommended_config(
     """
     if isinstance(result.law, Branched):
         return _config_of_branches(question, result, result.law)
-    params = recommended_params(record, result)
+    params = recommended_params(question, record, result)
     if params is None:
         return None
     return _config(question, question.probes.setup, params, result, is_predicted=True)

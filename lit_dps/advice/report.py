@@ -16,6 +16,7 @@ from lit_dps.advice.answer import Answer
 from lit_dps.advice.branch_law import Branched
 from lit_dps.advice.branch_run import describe_forks, stored_forks
 from lit_dps.advice.existing_runs import next_run
+from lit_dps.advice.pilot_evidence import PilotRun, best_rates_of_runs
 from lit_dps.advice.probe_study import best_rates, failed_trials, has_no_room, unfinished
 from lit_dps.advice.question import Question, conclude
 from lit_dps.advice.recommendation import recommended_config, recommended_params
@@ -73,7 +74,7 @@ def publish_answer(question: Question) -> Advice:
     record = question.probes.record()
     params = None
     if not isinstance(result.law, Branched):
-        params = recommended_params(record, result)
+        params = recommended_params(question, record, result)
     report = _Report(question, result, record, adaptive_note(question, result, params))
     text = _text(report)
     advice = _advice(report, text)
@@ -102,7 +103,10 @@ def _advice(report: _Report, text: str) -> Advice:
     question, result = report.question, report.result
     rates: dict[float, float] = {}
     curve = best_rates(report.record)
-    if curve is not None:
+    if question.plan is not None:
+        best = best_rates_of_runs(report.record, question.plan)
+        rates = {float(size): rate for size, rate in best.items()}
+    elif curve is not None:
         rates = {float(size): curve.best(size, PLAIN) for size in curve.cells}
     sizes = question.batch_sizes
     return Advice(
@@ -136,23 +140,27 @@ def _text(report: _Report) -> str:
     if devices == "1":
         noun = "device"
     lines = [f"advice on {question.setup.study.name}: {goal}, on {devices} {noun}", ""]
+    lines += [render(report.result), "measured:"]
     if "max_steps" in stored:
-        lines.append(f"goal.max_steps = {goal.max_steps} was chosen after a short run")
+        lines.append(f"  goal.max_steps = {goal.max_steps} was chosen after a short run")
     if isinstance(report.result.law, Law):
-        lines.append(report.result.law.line())
-    if question.noise is not None:
-        lines.append(question.noise.sentence)
+        lines.append(f"  {report.result.law.line()}")
+    pilot = PilotRun.of_stored(stored)
+    if pilot is not None and pilot.noise is not None:
+        lines.append(f"  noise scale of the second half of your run: {pilot.noise}")
+    elif question.noise is not None:
+        lines.append(f"  {question.noise.sentence}")
     if times.waited > BUSY_SHARE:
         lines.append(
-            "Other programs were running: while steps were timed, this process waited for a CPU "
+            "  Other programs were running: while steps were timed, this process waited for a CPU "
             f"{times.waited:.0%} of the time. Predicted times include such waiting."
         )
-    lines.append(question.step_time.describe())
-    lines.append(f"the largest timed batch of a device is {times.largest}: {times.reason}")
+    lines.append(f"  {question.step_time.describe()}")
+    lines.append(f"  the largest timed batch of a device is {times.largest}: {times.reason}")
     forks = stored_forks(stored)
     if forks:
         lines += ["", *describe_forks(forks)]
-    lines += ["", render(report.result)]
+    lines.append("")
     return "\n".join(lines) + "".join(map("note: {}\n".format, _notes(report)))
 
 
@@ -161,7 +169,7 @@ def _notes(report: _Report) -> Iterator[str]:
     question, record = report.question, report.record
     if report.scaling is not None:
         yield f"{report.scaling}: AdamScalingCallback sets them in fit.yaml, as in the probes"
-    if record is None and not report.is_branched:
+    if record is None and not report.is_branched and question.plan is None:
         trials = question.options.trials
         probe = format_duration(trials * question.training_seconds, 2)
         yield (
@@ -201,7 +209,7 @@ def _notes(report: _Report) -> Iterator[str]:
 def _notes_on_trials(report: _Report) -> Iterator[str]:
     """Yield notes on failed trials, and on trials that did not end in time."""
     workload = report.question.probes.setup.workload
-    incomplete = unfinished(report.record)
+    incomplete = [] if report.question.plan is not None else unfinished(report.record)
     for size, trials in sorted(failed_trials(report.record).items()):
         last = trials[-1].failure
         yield (

@@ -19,6 +19,9 @@ from lightning.pytorch import LightningDataModule
 from lit_dps.advice.branch_run import run_branches
 from lit_dps.advice.max_steps import Proposal, settle_max_steps
 from lit_dps.advice.options import MIN_ANSWER_SECONDS, Clock, Options, print_line
+from lit_dps.advice.pilot_course import ask_by_pilot, max_trainings, step_seconds_by_devices
+from lit_dps.advice.pilot_plan import PilotPlan
+from lit_dps.advice.pilot_preview import preview
 from lit_dps.advice.probe_plan import probe_all
 from lit_dps.advice.probe_study import Probes
 from lit_dps.advice.question import Question, conclude
@@ -26,6 +29,7 @@ from lit_dps.advice.recommendation import recommended_params, verify_recommendat
 from lit_dps.advice.report import log_measurements, publish_answer
 from lit_dps.advice.result import Advice
 from lit_dps.advice.step_probe import (
+    FACTOR,
     StepTimes,
     count_parameters,
     of_one_device,
@@ -34,6 +38,7 @@ from lit_dps.advice.step_probe import (
 )
 from lit_dps.advice.user_workload import (
     ProbeStudy,
+    prepare_pilot,
     prepare_probes,
     user_batch_size,
 )
@@ -41,7 +46,8 @@ from lit_dps.analysis.tables import significant
 from lit_dps.core.environment import SOURCES, changes_since
 from lit_dps.core.errors import ConfigError, StorageError, UserError
 from lit_dps.core.noise_scale import NoiseScale
-from lit_dps.core.text import format_duration
+from lit_dps.core.text import format_duration, number_text
+from lit_dps.core.trial import LIGHTNING
 from lit_dps.core.unit import STEPS
 from lit_dps.parallel.process import (
     INTERRUPTED,
@@ -65,7 +71,12 @@ from lit_dps.study.sources import refuse_changed_sources, source_hashes
 TIMING_SHARE = 0.1
 NOISE_SHARE = 0.05
 VERIFICATION_SHARE = 0.2
+MAX_TIMING_SECONDS = 20.0
+# Sizes that are timed for the pilot: B0 / 4, B0, 4 B0, ...
+PILOT_FACTOR = 4
 NOISE_STEPS = 200
+NOISE_TRIAL_STEPS = 3
+NOISE_SECONDS = 20.0
 NOISE_BATCH_SIZE = 32
 MIN_MEASURING_SECONDS = 10.0  # for step times and noise scale
 MLFLOW_SECONDS = 30.0  # that have to remain for MLflow, which takes some to start
@@ -166,7 +177,8 @@ def _check(
     Raises:
         UserError: if a check fails, or if the stored advice has another configuration.
     """
-    probe_study = prepare_probes(setup, options)
+    prepare = prepare_pilot if options.method == "pilot" else prepare_probes
+    probe_study = prepare(setup, options)
     data = check_study(probe_study.setup).data
     notes = list(probe_study.notes)
     if proposal is not None:
@@ -219,8 +231,10 @@ def _refuse_small_budget(clock: Clock) -> None:
 def _announce(session: _Session) -> None:
     """Print what asking costs, and what it will not answer."""
     options, clock = session.options, session.clock
-    budget = format_duration(options.budget, 2)
-    print_line(f"advice on {session.setup.study.name}: asking takes at most {budget} in total")
+    limit = ""
+    if options.budget < math.inf:
+        limit = f": asking takes at most {format_duration(options.budget, 2)} in total"
+    print_line(f"advice on {session.setup.study.name}{limit}")
     ranks = session.probe_study.setup.ranks
     unknown = [str(count) for count in options.devices if count not in (1, ranks)]
     if unknown and options.bandwidth is None:
@@ -229,7 +243,7 @@ def _announce(session: _Session) -> None:
             "here. Give --bandwidth (bytes per second between two devices, such as 1e10)."
         )
     spent = session.stored.get("spent")
-    if spent:
+    if spent and options.budget < math.inf:
         remaining = format_duration(max(clock.remaining, 0.0), 2)
         print_line(f"  {format_duration(spent, 2)} of them are spent, {remaining} remain")
 
@@ -266,9 +280,10 @@ def _ask_and_answer(
         return FAILED
     advice = publish_answer(question)
     _save_time(clock)
-    print_line(
-        f"asking took {format_duration(clock.spent, 2)} of {format_duration(clock.budget, 2)}"
-    )
+    limit = ""
+    if clock.budget < math.inf:
+        limit = f" of {format_duration(clock.budget, 2)}"
+    print_line(f"asking took {format_duration(clock.spent, 2)}{limit}")
     if on_answer is not None:
         on_answer(advice)
     return advice.exit_code
@@ -277,7 +292,12 @@ def _ask_and_answer(
 def _measure(session: _Session) -> Question:
     """Return the question, with step times and noise scale as stored or measured now."""
     times = _step_times(session)
-    noise = _noise_scale(session, times)
+    plan = session.probe_study.plan
+    noise, reads_noise = None, False
+    if plan is None:
+        noise = _noise_scale(session, times)
+    else:
+        reads_noise = _can_read_noise(session)
     parameters = session.store.read()["parameters"]
     probes = Probes(session.probe_study.setup, session.data, session.environment)
     return Question(
@@ -289,6 +309,8 @@ def _measure(session: _Session) -> Question:
         times=times,
         noise=noise,
         parameters=parameters,
+        plan=plan,
+        reads_noise=reads_noise,
     )
 
 
@@ -296,13 +318,20 @@ def _step_times(session: _Session) -> StepTimes:
     if "timed" in session.stored:
         return StepTimes.from_stored(session.stored)
     setup, clock = session.probe_study.setup, session.clock
+    if session.probe_study.plan is not None:
+        # The answer is of `fit`, which trains in Lightning's loop.
+        study = dataclasses.replace(setup.study, engine=LIGHTNING)
+        setup = dataclasses.replace(setup, study=study)
     one_device = of_one_device(setup)
     batch_size = user_batch_size(setup.workload)
     rough = time_briefly(one_device, batch_size)
     if rough is not None:
         goal = setup.goal_of_trials
         training = goal.max_steps * (rough.step + rough.check / goal.check_interval)
-        _print_share(clock.budget, batch_size, goal.max_steps, training, "about ")
+        if session.probe_study.plan is None:
+            _print_share(clock.budget, batch_size, goal.max_steps, training, "about ")
+        else:
+            _print_pilot(session.probe_study.plan, goal.max_steps, training)
     print_line("timing steps")
 
     def print_and_check(line: str) -> None:
@@ -312,12 +341,44 @@ def _step_times(session: _Session) -> StepTimes:
 
     begin, waited = time.monotonic(), cpu_wait_seconds()
     timed_setup = one_device if setup.ranks == 1 else setup
-    seconds = TIMING_SHARE * clock.budget
-    times = time_steps(timed_setup, seconds, print_and_check, warm=rough is not None)
+    seconds = min(TIMING_SHARE * clock.budget, MAX_TIMING_SECONDS)
+    first, factor = 1, FACTOR
+    if session.probe_study.plan is not None:
+        local = batch_size // (setup.workload.accumulated * setup.ranks)
+        first, factor = max(1, local // PILOT_FACTOR), PILOT_FACTOR
+    times = time_steps(
+        timed_setup,
+        seconds,
+        print_and_check,
+        warm=rough is not None,
+        first=first,
+        factor=factor,
+    )
     times.waited = (cpu_wait_seconds() - waited) / (time.monotonic() - begin)
     print_line(f"  up to {times.largest} examples per device: {times.reason}")
     session.store.keep(**times.to_stored(), parameters=count_parameters(setup))
     return times
+
+
+def _can_read_noise(session: _Session) -> bool:
+    """Return whether the noise scale can be read along the pilot; a few steps try it."""
+    if "reads_noise" in session.stored:
+        return session.stored["reads_noise"]
+    setup, clock, plan = session.probe_study.setup, session.clock, session.probe_study.plan
+    assert plan is not None
+
+    def at_step() -> None:
+        session.stop.check()
+        clock.tick()
+
+    one_device = of_one_device(setup)
+    seconds = max(min(NOISE_SHARE * clock.budget, NOISE_SECONDS), 1.0)
+    params = {plan.rate_key: plan.rate}
+    scale = short_run(one_device, plan.batch_size, params, NOISE_TRIAL_STEPS, seconds, at_step)
+    if isinstance(scale, str):
+        print_line(f"the noise scale cannot be read along the run: {scale}")
+    session.store.keep(reads_noise=not isinstance(scale, str))
+    return not isinstance(scale, str)
 
 
 def _noise_scale(session: _Session, times: StepTimes) -> NoiseScale | None:
@@ -348,7 +409,25 @@ def _print_cost(question: Question) -> None:
     print_line(question.step_time.describe())
     batch_size = user_batch_size(question.setup.workload)
     max_steps = question.setup.goal_of_trials.max_steps
+    if question.plan is not None:
+        trainings = max_trainings(question, batch_size)
+        longest = format_duration(trainings * question.training_seconds, 2)
+        print_line(
+            f"asking takes your own run and at most {trainings - 1:g} times as long again for runs "
+            f"at larger batch sizes: {longest} if your run takes all of its {max_steps} steps"
+        )
+        sizes = question.batch_sizes
+        print_line("\n".join(preview(question.plan, sizes, step_seconds_by_devices(question))))
+        return
     _print_share(question.options.budget, batch_size, max_steps, question.training_seconds)
+
+
+def _print_pilot(plan: PilotPlan, max_steps: int, training: float) -> None:
+    """Print what the command will do, before it does anything."""
+    print_line(
+        f"first your own run: B = {plan.batch_size}, {plan.rate_key} = {number_text(plan.rate)}; "
+        f"its {max_steps} steps at most take about {format_duration(training, 2)} on one device"
+    )
 
 
 def _print_share(
@@ -365,7 +444,10 @@ def _print_share(
 
 
 def _ask(question: Question, clock: Clock, stop: StopRequest) -> None:
-    """Fork a run; or probe batch sizes, then run what is recommended."""
+    """Fork a run; or train the user's own run and others; or search at other batch sizes."""
+    if question.plan is not None:
+        ask_by_pilot(question, question.plan, clock, stop)
+        return
     if question.options.method == "branch":
         setup = question.probes.setup
         run_branches(setup, question.user_step_seconds, question.store, clock, stop)
@@ -382,7 +464,7 @@ def _ask(question: Question, clock: Clock, stop: StopRequest) -> None:
 def _verify(question: Question, clock: Clock, stop: StopRequest) -> None:
     """Run the best row on fresh seeds, if one device trains it without further accumulation."""
     result = conclude(question)
-    params = recommended_params(question.probes.record(), result)
+    params = recommended_params(question, question.probes.record(), result)
     if result.best is None or params is None or clock.remaining <= 0:
         return
     setup = question.probes.setup

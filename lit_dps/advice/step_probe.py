@@ -101,6 +101,8 @@ def time_steps(
     print_line: Callable[[str], None],
     memory: Memory | None = None,
     warm: bool = False,
+    first: int = 1,
+    factor: int = FACTOR,
 ) -> StepTimes:
     """Return timed steps of one device at powers of 2, then of the ranks that the trainer asks for.
 
@@ -114,6 +116,8 @@ def time_steps(
         print_line: Is called with a line for each size.
         memory: Measures this process's memory.
         warm: Whether this process has trained before. Its first run takes longer.
+        first: The smallest batch of one device, in examples.
+        factor: Between two sizes.
 
     Raises:
         UserError: if fewer than two sizes can be timed, or if one fails for another reason than
@@ -126,7 +130,14 @@ def time_steps(
         seconds_on_one = 0.5 * seconds
     torch.set_num_threads(fit_threads(setup))
     ladder = _SizeLadder(
-        setup, seconds, begin + seconds_on_one, print_line, memory or Memory(), warm
+        setup,
+        seconds,
+        begin + seconds_on_one,
+        print_line,
+        memory or Memory(),
+        warm,
+        first,
+        factor,
     )
     times = ladder.climb()
     if setup.ranks > 1:
@@ -141,7 +152,7 @@ class _SizeLadder:
         setup: The study that probes.
         seconds: The time for all steps, which decides how many are timed at each size.
         end: When to stop, on the monotonic clock.
-        print_line, memory, warm: Like in `time_steps`.
+        print_line, memory, warm, first, factor: Like in `time_steps`.
     """
 
     def __init__(
@@ -152,6 +163,8 @@ class _SizeLadder:
         print_line: Callable[[str], None],
         memory: Memory,
         warm: bool,
+        first: int,
+        factor: int,
     ):
         self.setup = setup
         self.seconds = seconds
@@ -159,6 +172,8 @@ class _SizeLadder:
         self.print_line = print_line
         self.memory = memory
         self.warm = warm
+        self.first = first
+        self.factor = factor
         self.times = StepTimes()
         self.checks: list[float] = []
         self.smallest_failed = math.inf
@@ -167,7 +182,7 @@ class _SizeLadder:
 
     def climb(self) -> StepTimes:
         """Return the timed steps of one device."""
-        size: int | None = 1
+        size: int | None = self.first
         while size is not None:
             size = self._time(size)
         times = self.times
@@ -223,9 +238,11 @@ class _SizeLadder:
         if remaining < 2 * seconds and len(self.times.timed) > 1:
             self.times.reason = self.times.reason or SPENT
             return None
-        factor = FACTOR
+        factor = self.factor
+        if FACTOR * size < self.smallest_failed <= factor * size:
+            factor = FACTOR
         if DOUBLINGS * seconds >= remaining and LARGE_FACTOR * size < self.smallest_failed:
-            factor = LARGE_FACTOR
+            factor = max(LARGE_FACTOR, self.factor)
         if not self.setup.on_gpu and self.memory.missing(factor * size) > 0:
             factor = FACTOR
             missing = self.memory.missing(factor * size)

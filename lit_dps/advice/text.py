@@ -6,14 +6,15 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
-from lit_dps.advice.answer import Answer, hours_text, rows_where
+from lit_dps.advice.answer import Answer, hours_text
 from lit_dps.analysis.tables import aligned, significant, three_digits
 
 MARKS = {"extrapolated": "~", "prior": "^", "predicted": "?"}
-# A table with more rows shows only the Pareto front and the rows on the recommended devices.
-MAX_ROWS = 24
+# Rows of a table, unless all are asked for.
+MAX_ROWS = 8
 
 
 def render(answer: Answer, all_rows: bool = False) -> str:
@@ -57,14 +58,15 @@ def _recommendation(answer: Answer) -> list[str]:
         value = answer.rate.at(best["batch_size"])
         if value is not None:
             rate = f", {answer.rate.name} = {three_digits(value)}"
-    lines = [f"run {_place(best)}{rate}: {_costs(best, answer)}"]
+    lines = [f"Train with {_place(best)}{rate}: {_costs(best, answer)}."]
     if answer.one_run is not None:
         lines.append(answer.one_run.describe())
     low, high = answer.interval
-    devices = _devices(int(answer.fastest["devices"]))
-    lines.append(
-        f"any B from {low:g} to {high:g} is within 10 % of the best time on {devices}{_cut(answer)}"
-    )
+    where = _devices(int(answer.fastest["devices"])) + _cut(answer)
+    if low == high:
+        lines.append(f"No other B is known to be within 10 % of the best time on {where}.")
+    else:
+        lines.append(f"Any B from {low:g} to {high:g} is within 10 % of the best time on {where}.")
     for name, row in (("fastest", answer.fastest), ("cheapest", answer.cheapest)):
         if row["batch_size"] != best["batch_size"] or row["devices"] != best["devices"]:
             lines.append(f"{name}: {_place(row)}: {_costs(row, answer)}")
@@ -114,26 +116,36 @@ def _table(answer: Answer, all_rows: bool) -> list[str]:
     table = answer.table
     shown = table
     if len(table) > MAX_ROWS and not all_rows:
-        shown = rows_where(table, table["pareto"] | _is_on_best_devices(answer))
+        shown = _most_telling(answer)
     lines = aligned(_row(row, answer) for row in shown.to_dict("records"))
     sources = {*shown["steps_known"], *shown["step_known"]}
     legend = [f"{mark} {source}" for source, mark in MARKS.items() if source in sources]
     if len(shown) < len(table):
-        legend.append(
-            f"{len(table) - len(shown)} of {len(table)} rows are not shown; others are faster or "
-            "cheaper"
-        )
+        legend.append(f"{len(shown)} of {len(table)} rows are shown")
     if legend:
         lines.append("  " + "; ".join(legend))
     return lines
 
 
-def _is_on_best_devices(answer: Answer) -> Any:
-    """Return for each row whether it is allowed and has as many devices as the best row."""
+def _most_telling(answer: Answer) -> pd.DataFrame:
+    """Return the rows that a reader needs most, in the order of the table.
+
+    They are the recommended, the fastest and the cheapest row, then the batch sizes nearest to the
+    recommended one on its devices.
+    """
     table = answer.table
-    if answer.best is None:
-        return pd.Series(False, index=table.index)
-    return (table["devices"] == answer.best["devices"]) & table["allowed"]
+    best = answer.best
+    if best is None:
+        return table.head(MAX_ROWS)
+    wanted = []
+    for row in (best, answer.fastest, answer.cheapest):
+        assert row is not None
+        is_row = (table["batch_size"] == row["batch_size"]) & (table["devices"] == row["devices"])
+        wanted += list(table.index[is_row])
+    distances = np.abs(np.log(table["batch_size"].to_numpy(float) / best["batch_size"]))
+    is_elsewhere = table["devices"].to_numpy() != best["devices"]
+    wanted += list(table.index[np.lexsort((distances, is_elsewhere))])
+    return table.loc[sorted(list(dict.fromkeys(wanted))[:MAX_ROWS])]
 
 
 def _row(row: Mapping[str, Any], answer: Answer) -> dict[str, str]:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from lit_dps.advice.options import Options
+from lit_dps.advice.pilot_plan import PilotPlan
 from lit_dps.advice.step_probe import MIN_STEPS, of_one_device
 from lit_dps.core.attempt import Attempt
 from lit_dps.core.batch_scaling import BETA2_FLOOR
@@ -19,7 +20,7 @@ from lit_dps.core.errors import ConfigError, first_line
 from lit_dps.core.optimizer_kind import common_rate_power
 from lit_dps.core.search_space import RATE_NAMES, Range
 from lit_dps.core.text import number_text
-from lit_dps.core.trial import Trial
+from lit_dps.core.trial import Cell, Trial
 from lit_dps.storage.schema import PROBES_SUFFIX
 from lit_dps.study.probe_run import EndProbe, probe_run
 from lit_dps.study.setup import StudySetup
@@ -38,6 +39,9 @@ from lit_dps.training.workload import Workload, locate
 RATE_RANGE_FACTOR = 32.0
 SCALING_CALLBACK = "lit_dps.training.AdamScalingCallback"
 SCHEDULE_CALLBACK = "lit_dps.training.ScheduleScalingCallback"
+# The power of B by which the rate grows if the groups of parameters have different rules. It is the
+# smaller one, which diverges less.
+MIXED_POWER = 0.5
 SCALED_BY_CALLBACK = ("beta2", "betas", "weight_decay", "wd")
 
 
@@ -49,11 +53,13 @@ class ProbeStudy(NamedTuple):
         adaptive: Settings of an adaptive optimizer at the user's batch size, which follow the batch
             size in probes; None for other optimizers, and if one of the settings is searched.
         notes: Notes for the user.
+        plan: The user's own run, for the method "pilot"; else None.
     """
 
     setup: StudySetup
     adaptive: AdamScales | None
     notes: list[str]
+    plan: PilotPlan | None = None
 
 
 def user_batch_size(workload: Workload) -> int:
@@ -268,6 +274,55 @@ def schedule_notes(schedule: SeenSchedule, batch_size: int) -> list[str]:
             "the run a schedule that ends near K, and ask again with goal.max_steps near K."
         )
     return notes
+
+
+def prepare_pilot(setup: StudySetup, options: Options) -> ProbeStudy:
+    """Return the study of the user's own run and of the runs that follow, at his metaparameters.
+
+    Raises:
+        ConfigError: if no argument of the model is the learning rate.
+    """
+    plan = _plan_of(setup)
+    base = probe_setup(plan.setup(setup), options.trials, adaptive=None)
+    trial = Trial(Cell(plan.batch_size), 0, {}, base.study.seed)
+    adaptive = None
+    warm_up = 0
+    try:
+        optimizers = look_at_optimizers(base, trial)
+    except Exception as error:
+        # If the module cannot be trained, the checks of the study refuse it next.
+        notes = [
+            "The optimizer could not be read, so the learning rate follows sqrt(B): "
+            f"{first_line(error)}"
+        ]
+    else:
+        adaptive = optimizers.adaptive
+        warm_up = optimizers.warm_up
+        notes = optimizers.notes
+        power = optimizers.rate_power or MIXED_POWER
+        plan = dataclasses.replace(plan, power=power, is_adaptive=adaptive is not None)
+        if adaptive is not None:
+            notes += _scaling_notes(adaptive, plan.batch_size)
+    study = probe_setup(plan.setup(setup), options.trials, adaptive, warm_up)
+    return ProbeStudy(study, adaptive, notes, plan)
+
+
+def _plan_of(setup: StudySetup) -> PilotPlan:
+    """Return the user's own run, with the rate's rule of adaptive optimizers."""
+    workload, space = setup.workload, setup.study.space
+    key = rate_key(setup)
+    if not key:
+        ((key, _),) = rate_range(workload).items()
+    params = {}
+    for other, box in space.items():
+        value = user_value(workload, other)
+        params[other] = box.at(0.5) if value is None else value
+    rate = params.pop(key, None)
+    if rate is None:
+        rate = user_value(workload, key)
+    return PilotPlan(
+        user_batch_size(workload), key, float(rate), MIXED_POWER, is_adaptive=True, params=params
+    )
 
 
 def look_at_optimizers(setup: StudySetup, trial: Trial) -> OptimizerLook:

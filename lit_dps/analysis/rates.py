@@ -42,6 +42,10 @@ WITHOUT_MOMENTUM = ("sgd",)
 DEFAULT_MOMENTUM = 0.9  # of `ImageClassifier`
 
 
+# What an answer assumes of rates that were searched.
+RATE_IS_TUNED = ("The learning rate is tuned at each batch size, as it was to measure K.",)
+
+
 @dataclass(frozen=True)
 class RateLaw:
     """rate = scale B^exponent, fitted to the logarithms of the best rates.
@@ -62,6 +66,14 @@ class RateLaw:
     scatter: float
     range: tuple[float, float]
     name: str = "learning_rate"
+
+    # Whether K is the least of a search over the rate.
+    is_searched = True
+
+    @property
+    def assumed(self) -> tuple[str, ...]:
+        """What an answer assumes of the rates, a line each."""
+        return RATE_IS_TUNED
 
     def at(self, batch_size: float) -> float | None:
         """Return the rate at a batch size; None beyond the measured batch sizes."""

@@ -70,8 +70,6 @@ def _parsed_options(written: AdviseOptions, ranks: int) -> Options:
         written: The options as the user wrote them.
         ranks: Devices of the trainer; by default the answer is for these and for one.
     """
-    if written.budget is None:
-        raise ConfigError("--budget", None, "a time above 0 such as 90s, 30m or 2h")
     if written.columns is not None:
         raise ConfigError("--columns", written.columns, "left out without --runs")
     values: dict[str, Any] = {}
@@ -79,7 +77,8 @@ def _parsed_options(written: AdviseOptions, ranks: int) -> Options:
     for key, value in asdict(written).items():
         if value is not None and key in names:
             values[key] = value
-    values["budget"] = seconds_of(written.budget)
+    if written.budget is not None:
+        values["budget"] = seconds_of(written.budget)
     values["devices"] = tuple(sorted({1, ranks}))
     if written.devices is not None:
         values["devices"] = devices_of(written.devices)

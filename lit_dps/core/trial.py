@@ -291,6 +291,10 @@ ENGINE_SET = "study.engine is lightning"
 # "noise", the trace of the covariance of the per-example gradient before that step.
 LIPSCHITZ = "lipschitz"
 
+# The readings of a `NoiseScaleCallback` among the trainer's callbacks. Columns: "step";
+# "noise_scale_squared_gradient", |G|^2; "noise_scale_variance", tr(Sigma).
+NOISE_SCALE = "noise_scale"
+
 # Names of `TrialResult.flags`. Each is present only if there is something to report.
 
 # Prefix of terms of the theory: "loss" (training loss after pruning, before the first step),

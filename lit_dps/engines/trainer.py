@@ -13,12 +13,13 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 
 from lit_dps.core.attempt import Attempt
 from lit_dps.core.errors import UserError, first_line
-from lit_dps.core.trial import LIGHTNING, RANKS, Trial, TrialResult
+from lit_dps.core.trial import LIGHTNING, NOISE_SCALE, RANKS, Trial, TrialResult
 from lit_dps.core.unit import EXAMPLES
 from lit_dps.engines.eligible import standard_data
 from lit_dps.engines.engine import Training
 from lit_dps.parallel import ranks
 from lit_dps.readings.callback import ReadingsCallback
+from lit_dps.readings.gradient_noise import NoiseScaleCallback
 from lit_dps.training import (
     BatchScheduleCallback,
     DelayCallback,
@@ -234,6 +235,9 @@ class TrainerEngine:
             attempt.failure = f"the module or a callback stopped it after {fit.goal.steps} steps"
         training.store_scores(trial, fit.pruning.key, fit.pruning.scores)
         _collect(fit, attempt)
+        for callback in lightning_private.callbacks_of(trainer):
+            if isinstance(callback, NoiseScaleCallback):
+                attempt.readings[NOISE_SCALE] = callback.columns
 
 
 def _collect(fit: TrialFit, attempt: Attempt) -> None:

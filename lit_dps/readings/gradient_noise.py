@@ -16,6 +16,7 @@ from torch.distributed import GradBucket  # pyright: ignore[reportPrivateImportU
 
 from lit_dps.core.errors import ConfigError
 from lit_dps.core.noise_scale import NoiseScale, noise_scale, unbiased_moments
+from lit_dps.core.trial import NOISE_SCALE
 from lit_dps.parallel import ranks
 from lit_dps.parallel.ddp import SharedBatchDDP
 from lit_dps.parallel.example_count import can_be_cut, cut
@@ -167,6 +168,14 @@ class NoiseScaleCallback(Callback):
     def _reset(self) -> None:
         self.readings: dict[str, list[float]] = {"step": [], "squared_gradient": [], "variance": []}
         self.batch_size = 0
+
+    @property
+    def columns(self) -> dict[str, list[float]]:
+        """The readings with the names of their columns in the tables of a study."""
+        columns = {"step": self.readings["step"]}
+        for name in ("squared_gradient", "variance"):
+            columns[f"{NOISE_SCALE}_{name}"] = self.readings[name]
+        return columns
 
     def scale(self) -> NoiseScale | None:
         """Return the noise scale of all readings so far; None with fewer than 2 readings."""

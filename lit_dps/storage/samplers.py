@@ -1,7 +1,8 @@
 """Samplers: the metaparameters of each point of a study's cells.
 
 `SobolSampler` is the default. `SearchSampler` uses one of Optuna's adaptive samplers. With
-`BestOfSampler`, all trials of a cell run the best point of another study.
+`BestOfSampler`, all trials of a cell run the best point of another study. `GivenSampler` has the
+points of a caller that decides them itself.
 """
 
 from __future__ import annotations
@@ -42,7 +43,10 @@ SamplerFactory = Callable[[int, int], BaseSampler]  # (seed, number of first poi
 
 
 def make_sampler(
-    study: StudyConfig, goal: Goal, boxes: Sequence[ExpandedSpace] = ()
+    study: StudyConfig,
+    goal: Goal,
+    boxes: Sequence[ExpandedSpace] = (),
+    points: Sequence[Mapping[str, Value]] = (),
 ) -> PointSampler:
     """Return the sampler of a study's points.
 
@@ -50,10 +54,13 @@ def make_sampler(
         study: The configuration of the study.
         goal: When trials stop.
         boxes: The expansions of the search space.
+        points: The metaparameters of each point; empty lets `study.sampler` draw them.
 
     Raises:
         ConfigError: if study.sampler names no sampler.
     """
+    if points:
+        return GivenSampler(study.space, points)
     if study.best_of is not None:
         return BestOfSampler(study.best_of, study.space)
     if study.sampler == "sobol":
@@ -356,3 +363,31 @@ class BestOfSampler(PointSampler):
         complete = other.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
         best = min(complete, key=lambda trial: (trial.value, trial.user_attrs[POINT_ATTR]))
         return dict(best.params)
+
+
+# ---- Given points ----
+
+
+class GivenSampler(PointSampler):
+    """Each point has the metaparameters that the caller gives it.
+
+    A point that was tried before keeps the metaparameters that are stored.
+
+    Args:
+        space: The search space, which contains all points.
+        points: The metaparameters of each point.
+    """
+
+    def __init__(self, space: Space, points: Sequence[Mapping[str, Value]]):
+        super().__init__(space)
+        self._points = points
+
+    def sample_relative(
+        self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
+    ) -> dict[str, Any]:
+        point = trial.user_attrs[POINT_ATTR]
+        for earlier in study.get_trials(deepcopy=False):
+            is_same_point = earlier.user_attrs[POINT_ATTR] == point
+            if is_same_point and earlier.params.keys() == self.space.keys():
+                return dict(earlier.params)
+        return dict(self._points[point])

@@ -245,6 +245,10 @@ ADVICE_ATTRS = {
     ),
     "waited": Stored(NUMBER, "Share of the timed steps that the process waited for a CPU."),
     "parameters": Stored(int, "Parameters of the network."),
+    "reads_noise": Stored(bool, "Whether the noise scale can be read along the user's own run."),
+    "pilot": Stored(dict, "The user's own run: `lit_dps.advice.pilot_evidence.PilotRun`."),
+    "raced": Stored(list, "Batch sizes at which all runs have ended."),
+    "bounds": Stored(list, "Batch sizes at which no run met the goal, and the steps until then."),
     "noise": Stored(dict | None, "`NoiseScale.to_dict`, in examples; null if it failed."),
     "confirmed": Stored(
         list, "Runs of recommended batch sizes: batch_size, params, steps, seconds, ..."

@@ -98,9 +98,9 @@ class TrialQueue:
         other_goals: Further values of the goal's metric, whose validations must be exact too.
         race_factor: A trial must run to this multiple of K* (`lit_dps.core.racing`); None to
             max_steps.
-        statistic: What K* is.
         rungs: Steps at which the trials of a cell without a complete trial pause, then infinity;
-            by default `lit_dps.core.racing.default_rungs`. Without a race only infinity.
+            by default `lit_dps.core.racing.default_rungs`. Without a race, or with a cost limit,
+            only infinity.
         uid: The study's id (`lit_dps.storage.header.declare`); None skips the check of it.
         run_number: The number of this run of the study (`begin_run`). Trials that failed in earlier
             runs are retried.
@@ -109,6 +109,8 @@ class TrialQueue:
         plan: What is repeated on fresh seeds after the search.
         environment: Key of the environment in which this process runs trials; None if it is not
             recorded.
+        statistic: What K* is.
+        cost_limit: The cost after which each trial of the search stops, beside the race.
     """
 
     url: str
@@ -128,12 +130,13 @@ class TrialQueue:
     plan: RepeatPlan = RepeatPlan()
     environment: str | None = None
     statistic: Statistic = MINIMUM
+    cost_limit: float = math.inf
 
     def __post_init__(self):
         self.storage = open_storage(self.url)
         self.peers = peers(self.url)
         self.distributions = distributions(self.sampler.space)
-        if self.race_factor is None:
+        if self.race_factor is None or self.cost_limit < math.inf:
             self.rungs = (math.inf,)
         elif not self.rungs:
             self.rungs = default_rungs(self.goal.check_interval, self.goal.max_steps)
@@ -216,13 +219,13 @@ class TrialQueue:
         The storage is read at most once in `POLL_SECONDS`.
         """
         if self.race_factor is None:
-            return math.inf
+            return self.cost_limit
         cached = self._limits.get(cell, UNREAD_LIMIT)
         if time.monotonic() - cached.read_at <= POLL_SECONDS:
             return cached.cost
         with storage_errors(self.url):
             costs = stored_costs(self.storage, self._study(cell)._study_id)
-        cost = race_limit(costs, self.race_factor, self.statistic)
+        cost = min(race_limit(costs, self.race_factor, self.statistic), self.cost_limit)
         self._limits[cell] = CachedLimit(time.monotonic(), cost)
         return cost
 
@@ -300,6 +303,7 @@ class TrialQueue:
         trials = self._end_dead_trials(study)
         coverage = self._coverage_of(trials)
         limit = race_limit(costs_by_point(study).values(), self.race_factor, self.statistic)
+        limit = min(limit, self.cost_limit)
         if limit < math.inf:
             missing = coverage.points_short_of_limit(self.points, limit)
             is_last = True

@@ -16,7 +16,15 @@ from lit_dps.core.local_sgd import LocalSGDSchedule
 from lit_dps.core.record import StudyRecord, shared_cells
 from lit_dps.core.repeats import missing_repeats
 from lit_dps.core.search_space import ExpandedSpace, Space
-from lit_dps.core.trial import ENGINE_SET, LIGHTNING, STACKED, Cell, Status, TrialResult
+from lit_dps.core.trial import (
+    ENGINE_SET,
+    LIGHTNING,
+    STACKED,
+    Cell,
+    Status,
+    TrialResult,
+    Value,
+)
 from lit_dps.core.trial_config import (
     TRIAL_SECTIONS,
     BatchConfig,
@@ -62,6 +70,9 @@ class StudySetup:
         run_number: The number of this run; see `lit_dps.storage.run_records.begin_run`.
         budget: The trainer's steps that module and schedules see, if trials end earlier; None for
             the goal's.
+        points: The metaparameters of each point of the search; empty lets the study's sampler draw
+            them.
+        cost_limit: The cost after which each trial stops, beside the race, in the unit of K*.
         environment: Key of the environment of this run (`lit_dps.core.environment`).
         sources: Hashes of the user's code in this environment. Processes that import the code later
             compare it with these hashes.
@@ -80,6 +91,8 @@ class StudySetup:
     run_number: int = 0
     boxes: tuple[ExpandedSpace, ...] = ()
     budget: int | None = None
+    points: tuple[Mapping[str, Value], ...] = ()
+    cost_limit: float = math.inf
     environment: str | None = None
     sources: Mapping[str, Any] = field(default_factory=dict)
 

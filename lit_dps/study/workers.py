@@ -127,7 +127,7 @@ def _open_queue(setup: StudySetup) -> TrialQueue:
         study.name,
         setup.cells,
         study.trials,
-        make_sampler(study, setup.goal_of_trials, setup.boxes),
+        make_sampler(study, setup.goal_of_trials, setup.boxes, setup.points),
         seed_of_trials(url, study),
         setup.goal_of_trials,
         study.goals,
@@ -139,6 +139,7 @@ def _open_queue(setup: StudySetup) -> TrialQueue:
         plan=study.repeat_plan,
         environment=setup.environment,
         statistic=study.k_star_statistic,
+        cost_limit=setup.cost_limit,
     )
 
 

@@ -12,6 +12,7 @@ from lit_dps.training.adam_scaling import AdamScalingCallback
 from lit_dps.training.batch_schedule_callback import BatchScheduleCallback
 from lit_dps.training.delay_callback import DelayCallback
 from lit_dps.training.goal_callback import GoalErrorCallback
+from lit_dps.training.goal_checkpoint import GoalCheckpointCallback
 from lit_dps.training.local_sgd_callback import LocalSGDCallback
 from lit_dps.training.pruning_callback import PruningCallback
 from lit_dps.training.schedule_scaling import ScheduleScalingCallback
@@ -20,6 +21,7 @@ __all__ = [
     "AdamScalingCallback",
     "BatchScheduleCallback",
     "DelayCallback",
+    "GoalCheckpointCallback",
     "GoalErrorCallback",
     "LocalSGDCallback",
     "PruningCallback",

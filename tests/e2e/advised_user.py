@@ -11,6 +11,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 C1, C2 = 1600.0, 25.0  # of K = C1 / B + C2 at the best rate
+STEEPNESS = 0.1  # a rate off by a factor of e takes e^STEEPNESS times the steps
 
 
 class Data(LightningDataModule):
@@ -38,7 +39,7 @@ class Module(LightningModule):
 
     def training_step(self, batch, batch_idx):
         self.size = len(batch[0])
-        off = math.exp(0.1 * abs(math.log(self.hparams.lr / 0.1)))
+        off = math.exp(STEEPNESS * abs(math.log(self.hparams.lr / 0.1)))
         self.progress += 1 / ((C1 / self.size + C2) * off)
         return self.layer(batch[0]).square().mean()
 

@@ -1,5 +1,5 @@
-"""lit-dps advise on a user's module whose law is known: the answer, its budget, going on, refusals,
-calibration."""
+"""lit-dps advise --method law on a user's module whose law is known: the answer, its budget, going
+on, refusals, calibration."""
 
 from __future__ import annotations
 
@@ -41,6 +41,9 @@ def configuration(folder, module: str = "Module", **goal):
 
 
 def advise(folder, module: str, *options: object):
+    """Run the command, by the method law unless an option names another."""
+    if "--method" not in options:
+        options = ("--method", "law", *options)
     return run_here(folder, "advise", "--config", configuration(folder, module), *options)
 
 
@@ -87,7 +90,7 @@ def test_the_answer_is_near_the_truth_within_the_budget_and_fit_takes_it(folder)
 
     assert "beta2 becomes beta2^(B / 32)" in done.stderr
     size, chosen = (
-        int(re.search(r"run B = (\d+)", done.stdout)[1]),
+        int(re.search(r"Train with B = (\d+)", done.stdout)[1]),
         (where / "fit.yaml").read_text(),
     )
     if size != 32:  # the optimizer's own values at the recommended batch size
@@ -103,7 +106,8 @@ def test_the_answer_is_near_the_truth_within_the_budget_and_fit_takes_it(folder)
     assert {point.step: point.value for point in timed} == {row[0]: row[1] for row in stored}
     assert run.data.metrics["advice/batch_size"] == size and "noise_scale_low" in run.data.metrics
     assert (
-        f"run B = {size}" in run.data.tags["mlflow.note.content"] and run.info.status == "FINISHED"
+        f"Train with B = {size}" in run.data.tags["mlflow.note.content"]
+        and run.info.status == "FINISHED"
     )
 
     fitted = run_here(folder, "fit", "--config", where / "fit.yaml", "--trainer.devices", 1)
@@ -196,7 +200,7 @@ def test_branches_give_a_configuration_with_times_without_a_probe(tmp_path):
         (
             "Module",
             ("--budget", "1h", "--method", "guess"),
-            "--method is 'guess'; it must be one of law, branch",
+            "--method is 'guess'; it must be one of pilot, law, branch",
         ),
         (
             "Module",
@@ -286,6 +290,8 @@ def test_a_budget_of_steps_is_proposed_once_and_schedules_see_it(tmp_path, monke
     monkeypatch.setattr(advising_run, "MIN_MEASURING_SECONDS", -1e3)
     given = (
         "advise",
+        "--method",
+        "law",
         "--config",
         configuration(tmp_path, "Scheduled", max_steps=None),
         "--trials",

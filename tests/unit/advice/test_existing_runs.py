@@ -194,7 +194,7 @@ def test_the_command_prints_json_alone_on_stdout(tmp_path, monkeypatch, capsys):
     assert json.loads(captured.out)["recommendation"]["batch_size"] == 128
     assert "batch_size is read from the column bs" in captured.err
     assert main(["advise", "--runs", "runs.csv", "--devices", "1", "--price", "3"]) == 0
-    assert "run B = 128 on 1 device" in capsys.readouterr().out
+    assert "Train with B = 128 on 1 device" in capsys.readouterr().out
     law_runs(censored=1).to_csv("none.csv", index=False)
     assert main(["advise", "--runs", "none.csv"]) == 3
     assert list(map(str, tmp_path.glob("mlruns*"))) == []

@@ -1,0 +1,326 @@
+"""The method pilot: the user's own run to its goal, then few and short runs at larger batch sizes.
+
+The pilot is a training that the user wanted anyway, and its checkpoint is kept. Along it the noise
+scale is read. Each later run is at the batch size that promises most (`probe_value`), with the
+pilot's rate by rule and twice that. A run ends when it needs more steps than the pilot, or than a
+better run at its batch size. All runs together take at most `MAX_TRAININGS` times the pilot.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from lit_dps.advice.next_probe import law_with_prior
+from lit_dps.advice.options import Clock, print_line
+from lit_dps.advice.pilot_evidence import (
+    PilotRun,
+    bounds_of,
+    observations_of_runs,
+    results_at,
+    seconds_of_runs,
+)
+from lit_dps.advice.pilot_plan import TOO_SMALL, PilotPlan, next_factor
+from lit_dps.advice.probe_study import CannotRun, same_setup
+from lit_dps.advice.probe_value import best_run, worth_of_runs
+from lit_dps.advice.question import Question
+from lit_dps.core.record import StudyRecord
+from lit_dps.core.text import format_duration, number_text
+from lit_dps.core.trial import LIGHTNING
+from lit_dps.parallel.process import StopRequest
+from lit_dps.study.setup import StudySetup
+from lit_dps.training.trainer_rules import as_list
+
+# What all runs may take together, in pilots: where a device is not full at B0, and where it is.
+MAX_TRAININGS = 3.0
+MAX_TRAININGS_FULL = 5.0
+# A device is full at B0 if a step at 4 B0 takes this many times as long.
+FULL_RATIO = 3.0
+# A K takes about this many runs: the second one ends when it cannot be the best any more.
+RUNS_PER_K = 1.7
+NOISE_INTERVAL = 10  # steps of the pilot between two readings of the noise scale
+NOISE_CALLBACK = "lit_dps.readings.NoiseScaleCallback"
+CHECKPOINT_CALLBACK = "lit_dps.training.GoalCheckpointCallback"
+
+
+def max_trainings(question: Question, batch_size: int) -> float:
+    """Return what all runs may take together, in trainings of the pilot's length.
+
+    Args:
+        question: The question, with its step times.
+        batch_size: B0.
+    """
+    step = question.step_time.at(batch_size)
+    larger = question.step_time.at(4 * batch_size)
+    if step is None or larger is None or larger.value < FULL_RATIO * step.value:
+        return MAX_TRAININGS
+    return MAX_TRAININGS_FULL
+
+
+def pilot_checkpoint(setup: StudySetup) -> Path:
+    """Return the file of the checkpoint of the user's own run."""
+    return setup.storage.checkpoints(setup.study.name) / "pilot.ckpt"
+
+
+def step_seconds_by_devices(question: Question) -> dict[int, Callable[[float], float]]:
+    """Return the seconds of a step by batch size, for each number of devices that is asked for.
+
+    They include the step's share of validation, and are infinite where they are unknown.
+    """
+    seconds = {}
+    for devices in question.options.devices:
+        seconds[devices] = partial(_step_seconds, question, devices)
+    return seconds
+
+
+def _step_seconds(question: Question, devices: int, batch_size: float) -> float:
+    step = question.step_time.at(batch_size, devices)
+    if step is None:
+        return math.inf
+    interval = question.setup.goal_of_trials.check_interval
+    return step.value + question.times.check / interval
+
+
+def ask_by_pilot(question: Question, plan: PilotPlan, clock: Clock, stop: StopRequest) -> None:
+    """Train the pilot, then runs at larger batch sizes as long as one is worth its time.
+
+    Raises:
+        Interrupted: if the user asked to stop.
+        UserError: with the cause of a run that failed.
+    """
+    course = _Course(question, plan, clock, stop)
+    pilot = course.train_pilot()
+    if pilot is None:
+        return
+    course.continue_interrupted(pilot)
+    closed: set[int] = set()
+    while clock.remaining > 0:
+        batch_size = course.choose(pilot, closed)
+        if batch_size is None:
+            return
+        closed.add(batch_size)
+        course.run_at(batch_size, pilot.steps_run)
+
+
+@dataclass(frozen=True)
+class _Course:
+    """The runs of one question.
+
+    Attributes:
+        question: The question.
+        plan: The user's own run.
+        clock: The clock of the budget.
+        stop: The request to stop.
+    """
+
+    question: Question
+    plan: PilotPlan
+    clock: Clock
+    stop: StopRequest
+
+    @property
+    def record(self) -> StudyRecord | None:
+        """All runs so far."""
+        return self.question.probes.record()
+
+    def train_pilot(self) -> PilotRun | None:
+        """Train the user's own run to its goal, and return it; None if it has not met the goal."""
+        question, plan = self.question, self.plan
+        run = PilotRun.of_stored(question.store.read())
+        if run is None:
+            run = self._run_pilot()
+        if run is None:
+            print_line("  its time is over; a larger --budget continues it")
+            return None
+        if run.steps is None:
+            print_line(f"  it did not meet the goal in {run.steps_run} steps ({run.status})")
+            self._keep_bound(plan.batch_size, run.steps_run)
+            return None
+        print_line(f"  goal met after {run.steps} steps, {format_duration(run.seconds, 2)}")
+        if run.noise is not None:
+            print_line(f"  noise scale of its second half: {run.noise}")
+        file = pilot_checkpoint(question.setup)
+        if file.exists():
+            print_line(f"  its checkpoint: {file}")
+        return run
+
+    def _run_pilot(self) -> PilotRun | None:
+        """Run the pilot and store what it shows; return None if its time is over."""
+        question, plan = self.question, self.plan
+        run = PilotRun.of_record(self.record, plan)
+        if run is None and self.clock.remaining > 0:
+            print_line(
+                f"your run: B = {plan.batch_size}, {plan.rate_key} = {number_text(plan.rate)}, at "
+                f"most {question.setup.goal_of_trials.max_steps} steps"
+            )
+            file = pilot_checkpoint(question.setup)
+            change = partial(_pilot_setup, reads_noise=question.reads_noise, file=file)
+            self._run(plan.batch_size, (1.0,), change=change)
+            run = PilotRun.of_record(self.record, plan)
+        if run is not None:
+            question.store.keep(pilot=run.to_dict())
+        return run
+
+    def choose(self, pilot: PilotRun, closed: set[int]) -> int | None:
+        """Return the batch size that is worth a run most; None if none is worth it.
+
+        Args:
+            pilot: The user's own run.
+            closed: Batch sizes that were run now, or cannot be.
+        """
+        question, record = self.question, self.record
+        # All by the model of the step time: seconds of single runs depend on other programs.
+        step_seconds = partial(_step_seconds, question, question.setup.ranks)
+        own = pilot.steps_run * step_seconds(self.plan.batch_size)
+        most = (max_trainings(question, self.plan.batch_size) - 1) * own
+        spent = seconds_of_runs(record, self.plan, step_seconds)
+        seconds = min(self.clock.remaining, most - spent)
+        if seconds <= 0:
+            return None
+        bounds = bounds_of(question.store.read())
+        observed = observations_of_runs(record, bounds)
+        known = {int(o.batch_size) for o in observed} | closed
+        candidates = []
+        for batch_size in question.batch_sizes:
+            if self.plan.batch_size < batch_size <= question.largest and batch_size not in known:
+                candidates.append(batch_size)
+        worths = worth_of_runs(
+            law_with_prior(observed, pilot.noise, self.plan.is_adaptive),
+            candidates,
+            question.batch_sizes,
+            step_seconds_by_devices(question),
+            step_seconds,
+            RUNS_PER_K,
+        )
+        chosen = best_run(worths, seconds)
+        if chosen is None:
+            return None
+        print_line(
+            f"run at B = {chosen.batch_size}: about {chosen.steps:.0f} steps, "
+            f"{format_duration(chosen.cost, 2)}; it should save {chosen.value:.0%} of the time of "
+            "a training"
+        )
+        return chosen.batch_size
+
+    def continue_interrupted(self, pilot: PilotRun) -> None:
+        """Continue the batch sizes that an earlier run of the command has begun."""
+        stored = self.question.store.read()
+        ended = {*stored.get("raced", []), *bounds_of(stored), self.plan.batch_size}
+        record = self.record
+        begun = [] if record is None else sorted(cell.batch_size for cell in record.results)
+        for batch_size in begun:
+            if batch_size not in ended and self.clock.remaining > 0:
+                print_line(f"run at B = {batch_size}, continued")
+                self.run_at(batch_size, pilot.steps_run)
+
+    def run_at(self, batch_size: int, most_steps: int) -> None:
+        """Run rates at a batch size, each until it cannot matter any more.
+
+        Args:
+            batch_size: The batch size, in examples.
+            most_steps: Steps of the pilot, after which a run ends without the goal.
+        """
+        tried = self._tried(batch_size)
+        while (factor := next_factor(tried)) is not None:
+            if not self._run(batch_size, (*tried, factor), most_steps):
+                break
+            tried = self._tried(batch_size) | {factor: self._tried(batch_size).get(factor)}
+        met = {each: steps for each, steps in tried.items() if steps is not None}
+        if met:
+            best = min(met, key=lambda each: met[each])
+            rate = best * self.plan.rate_by_rule(batch_size)
+            print_line(f"  K = {met[best]} at {self.plan.rate_key} = {number_text(rate)}")
+        if factor is not None:
+            print_line("  its time is over")
+            return
+        self.question.store.append("raced", batch_size)
+        if not met:
+            self._keep_bound(batch_size, most_steps)
+            print_line(f"  K > {most_steps}: no run met the goal by then")
+        elif best >= TOO_SMALL and batch_size != self.plan.batch_size:
+            self._run_own_size_again(best, most_steps)
+
+    def _run_own_size_again(self, factor: float, most_steps: int) -> None:
+        """Run B0 at a larger rate than the user's, until it needs more steps than the pilot.
+
+        Args:
+            factor: The best rate at another batch size, over the rate by the rule.
+            most_steps: Steps of the pilot.
+        """
+        size = self.plan.batch_size
+        if len(results_at(self.record, size)) > 1:
+            return
+        print_line(
+            f"your rate may be too small: run at B = {size} with {number_text(factor)} times the "
+            "rate"
+        )
+        self._run(size, (1.0, factor), most_steps)
+        steps = self._tried(size).get(factor)
+        if steps is None:
+            print_line("  it needs no fewer steps")
+        else:
+            print_line(f"  goal met after {steps} steps in place of {most_steps}")
+
+    def _tried(self, batch_size: int) -> dict[float, float | None]:
+        """Return the steps to the goal by factor of the stored runs at a batch size, by point."""
+        tried: dict[float, float | None] = {}
+        by_rule = self.plan.rate_by_rule(batch_size)
+        results = results_at(self.record, batch_size)
+        for result in sorted(results, key=lambda result: result.trial.point):
+            rate = float(result.trial.params[self.plan.rate_key])
+            tried[float(f"{rate / by_rule:.6g}")] = result.steps
+        return tried
+
+    def _run(
+        self,
+        batch_size: int,
+        factors: Sequence[float],
+        most_steps: float = math.inf,
+        change: Callable[[StudySetup], StudySetup] | None = None,
+    ) -> bool:
+        """Run rates at a batch size against each other; return whether all have ended.
+
+        Args:
+            batch_size: The batch size, in examples.
+            factors: The rates over the rate by the rule.
+            most_steps: Steps after which a run ends without the goal.
+            change: As in `Probes.run`.
+        """
+        end = time.monotonic() + self.clock.remaining
+        points = self.plan.points(batch_size, factors)
+        probes = self.question.probes
+        try:
+            return probes.run(
+                batch_size, end, self.stop, self.clock, points, most_steps, change or same_setup
+            )
+        except CannotRun as error:
+            print_line(f"  B = {batch_size} cannot be run: {error}")
+            return False
+        finally:
+            self.clock.save()
+
+    def _keep_bound(self, batch_size: int, steps: int) -> None:
+        """Store that no run at a batch size met the goal in some steps."""
+        bounds = bounds_of(self.question.store.read()) | {batch_size: float(steps)}
+        self.question.store.keep(bounds=[list(pair) for pair in bounds.items()])
+
+
+def _pilot_setup(setup: StudySetup, reads_noise: bool, file: Path) -> StudySetup:
+    """Return the study of the pilot: Lightning's loop, as in `fit`, with what is read along it."""
+    callbacks = as_list(setup.workload.trainer.get("callbacks"))
+    if reads_noise:
+        noise = {"class_path": NOISE_CALLBACK, "init_args": {"interval": NOISE_INTERVAL}}
+        callbacks.append(noise)
+    callbacks.append({"class_path": CHECKPOINT_CALLBACK, "init_args": {"path": str(file)}})
+    trainer = {**setup.workload.trainer, "callbacks": callbacks}
+    return dataclasses.replace(
+        setup,
+        workload=dataclasses.replace(setup.workload, trainer=trainer),
+        # There is no other run that could stop it.
+        study=dataclasses.replace(setup.study, engine=LIGHTNING, race_factor=None),
+    )

@@ -1,0 +1,150 @@
+"""What the pilot and the runs after it have shown: K, bounds of it, the noise scale, and rates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from lit_dps.advice.next_probe import TYPICAL_NOISE
+from lit_dps.advice.pilot_plan import PilotPlan
+from lit_dps.analysis.analysis import Analysis
+from lit_dps.analysis.observations import AT_LEAST, AT_MOST, Observation
+from lit_dps.core.noise_scale import NoiseScale, noise_scale
+from lit_dps.core.record import StudyRecord
+from lit_dps.core.trial import NOISE_SCALE, Status, TrialResult
+
+# The first half of a run is left out: at its begin the noise scale is far below B_crit.
+NOISE_FROM = 0.5
+
+
+def observations_of_runs(
+    record: StudyRecord | None, bounds: Mapping[int, float]
+) -> list[Observation]:
+    """Return the K of each batch size that was run, or a lower bound.
+
+    The noise of K is that of a run between seeds, because one to three runs do not show it.
+
+    Args:
+        record: The study of the runs; None before the first.
+        bounds: By batch size, the steps after which no run had met the goal.
+    """
+    observations = []
+    known = set()
+    for cell in [] if record is None else Analysis(record).cells:
+        if cell.k_star is None:
+            continue
+        known.add(cell.cell.batch_size)
+        size, steps = float(cell.cell.batch_size), float(cell.k_star)
+        if cell.is_at_first_check:
+            observations.append(Observation(size, steps, bound=AT_MOST))
+        else:
+            check = float(cell.check_cost)
+            observations.append(Observation(size, steps, noise=TYPICAL_NOISE, check=check))
+    for size, steps in bounds.items():
+        if size not in known:
+            observations.append(Observation(float(size), steps, bound=AT_LEAST))
+    return observations
+
+
+@dataclass(frozen=True)
+class PilotRun:
+    """The user's own run, once it has ended.
+
+    It is stored apart from the study, where a race against a better rate would cut it.
+
+    Attributes:
+        steps: Steps to the goal; None without it.
+        steps_run: The step of its last validation.
+        seconds: Its wall time.
+        status: How it ended.
+        noise: The noise scale of its second half; None if it was not read.
+    """
+
+    steps: int | None
+    steps_run: int
+    seconds: float
+    status: str
+    noise: NoiseScale | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields as plain JSON."""
+        stored = asdict(self)
+        if self.noise is not None:
+            stored["noise"] = self.noise.to_dict()
+        return stored
+
+    @classmethod
+    def of_stored(cls, stored: Mapping[str, Any]) -> PilotRun | None:
+        """Return the pilot of stored advice; None before it has ended."""
+        if "pilot" not in stored:
+            return None
+        fields = dict(stored["pilot"])
+        if fields["noise"] is not None:
+            fields["noise"] = NoiseScale.from_dict(fields["noise"])
+        return cls(**fields)
+
+    @classmethod
+    def of_record(cls, record: StudyRecord | None, plan: PilotPlan) -> PilotRun | None:
+        """Return the pilot of a study that has no other run yet; None before it has ended."""
+        for run in results_at(record, plan.batch_size):
+            if run.trial.point == 0 and run.status is not Status.FAILED:
+                noise = _late_noise_scale(run, plan.batch_size)
+                return cls(run.steps, run.steps_run, run.seconds, str(run.status), noise)
+        return None
+
+
+def _late_noise_scale(run: TrialResult, batch_size: int) -> NoiseScale | None:
+    """Return the noise scale of the second half of a run; None if it was not read."""
+    columns = run.readings.get(NOISE_SCALE)
+    if columns is None or run.steps is None:
+        return None
+    late: dict[str, list[float]] = {"squared_gradient": [], "variance": []}
+    for i, step in enumerate(columns["step"]):
+        if NOISE_FROM * run.steps <= step <= run.steps:
+            for name, values in late.items():
+                values.append(columns[f"{NOISE_SCALE}_{name}"][i])
+    return noise_scale(late, batch_size)
+
+
+def results_at(record: StudyRecord | None, batch_size: int) -> Sequence[TrialResult]:
+    """Return the stored results of the runs at a batch size."""
+    if record is None:
+        return ()
+    for cell, results in record.results.items():
+        if cell.batch_size == batch_size:
+            return results
+    return ()
+
+
+def best_rates_of_runs(record: StudyRecord | None, plan: PilotPlan) -> dict[int, float]:
+    """Return the rate of the run of K by batch size."""
+    best = {}
+    for cell in [] if record is None else Analysis(record).cells:
+        if cell.best is not None:
+            best[cell.cell.batch_size] = float(cell.best.trial.params[plan.rate_key])
+    return best
+
+
+def seconds_of_runs(
+    record: StudyRecord | None, plan: PilotPlan, step_seconds: Callable[[float], float]
+) -> float:
+    """Return the seconds of all runs but the pilot, by the model of the step time.
+
+    Args:
+        record: The study of the runs; None before the first.
+        plan: The user's own run.
+        step_seconds: Returns the seconds of a step at a batch size.
+    """
+    seconds = 0.0
+    for cell, results in {} if record is None else record.results.items():
+        for result in results:
+            is_pilot = cell.batch_size == plan.batch_size and result.trial.point == 0
+            if not is_pilot:
+                seconds += result.steps_run * step_seconds(cell.batch_size)
+    return seconds
+
+
+def bounds_of(stored: Mapping[str, Any]) -> dict[int, float]:
+    """Return the stored bounds: by batch size, the steps after which no run had met the goal."""
+    return {int(size): float(steps) for size, steps in stored.get("bounds", [])}

@@ -1,0 +1,173 @@
+"""lit-dps advise: the user's own run as the pilot, then runs at larger batch sizes, on a module
+whose law is known."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+import yaml
+
+from lit_dps.advice import pilot_course
+from lit_dps.advice import run as advising_run
+from lit_dps.storage.advice_store import list_advice
+from lit_dps.storage.read import read_study
+from lit_dps.study.probe_run import RunTimes
+from tests.e2e.advised_user import C1, C2, STEEPNESS
+from tests.e2e.commands import run_here
+from tests.e2e.test_advise import configuration
+
+K_OF_PILOT = 75  # C1 / 32 + C2, at the best rate
+
+
+@pytest.fixture(autouse=True)
+def step_times(monkeypatch):
+    """Steps take 10 ms and little more for each example, as on a GPU that is not full."""
+
+    def timed(setup, trial, steps, on_all_ranks=False, warm_up=1):
+        if trial.cell.batch_size > 1024:
+            raise MemoryError
+        return RunTimes(0.0, 0.01 + 1e-5 * trial.cell.batch_size, 0.001)
+
+    monkeypatch.setattr("lit_dps.advice.step_probe.timed_run", timed)
+
+
+def ask(folder, module: str = "Module", *options: object):
+    return run_here(folder, "advise", "--config", configuration(folder, module), *options)
+
+
+def stored(folder, module: str = "Module") -> dict:
+    return list_advice(f"sqlite:///{folder}/mlruns/study.db")[module]
+
+
+def runs_of(folder) -> dict[int, list]:
+    record = read_study(f"sqlite:///{folder}/mlruns/study.db", "Module-advice")
+    return {cell.batch_size: results for cell, results in record.results.items() if results}
+
+
+def steps_of(folder) -> dict[int, list]:
+    """Rate, status and steps of all runs by batch size."""
+    found = {}
+    for size, results in runs_of(folder).items():
+        found[size] = [(r.trial.params["model.lr"], r.status, r.steps) for r in results]
+    return found
+
+
+def test_the_users_run_and_a_few_larger_batches_give_the_curve(tmp_path):
+    done = ask(tmp_path, "Module", "--devices", "1,2", "--bandwidth", 1e9)
+    assert done.returncode == 0, done.stderr
+    pilot = stored(tmp_path)["pilot"]
+    assert pilot["steps"] == K_OF_PILOT
+    runs = runs_of(tmp_path)
+    assert len(runs) > 1 and min(runs) == 32, "the pilot is the smallest batch that was run"
+    # All other runs together take no more steps than the pilot by more than its 2 trainings.
+    others = sum(r.steps_run for size in runs if size > 32 for r in runs[size])
+    assert others <= 2 * K_OF_PILOT
+    table = pd.read_csv(tmp_path / "mlruns/figures/Module/advice/answer.csv")
+    table = table.drop_duplicates("batch_size").set_index("batch_size")
+    sizes = table.index.to_numpy()
+    # The module's best rate is the same at every B. The rule is off by sqrt(B / 32) from it.
+    truth = (C1 / sizes + C2) * np.exp(STEEPNESS * np.abs(np.log(sizes / 32)) / 2)
+    error = (table["steps"] / truth).to_numpy()
+    assert ((error > 0.85) & (error < 1.15)).all(), error
+    inside = (table["steps_low"] <= truth) & (truth <= table["steps_high"])
+    assert inside.mean() > 0.7
+    # What is printed first tells what will be done, and what it costs.
+    told = done.stderr
+    assert told.index("first your own run") < told.index("timing steps")
+    assert told.index("asking takes your own run and at most") < told.index("your run: B = 32")
+    assert told.index("before any run") < told.index("your run: B = 32")
+    file = tmp_path / "mlruns" / "checkpoints" / "Module" / "pilot.ckpt"
+    assert torch.load(file, weights_only=True)["global_step"] == K_OF_PILOT
+    # The same command measures nothing again.
+    before = steps_of(tmp_path)
+    again = ask(tmp_path, "Module", "--devices", "1,2", "--bandwidth", 1e9)
+    assert again.returncode == 0 and steps_of(tmp_path) == before
+    assert "your run: B = 32" not in again.stderr and "timing steps" not in again.stderr
+    chosen = yaml.safe_load((tmp_path / "mlruns/figures/Module/advice/fit.yaml").read_text())
+    assert chosen["data"]["init_args"]["batch_size"] > 32
+    fitted = run_here(
+        tmp_path,
+        "fit",
+        "--config",
+        tmp_path / "mlruns/figures/Module/advice/fit.yaml",
+        "--trainer.devices",
+        1,
+    )
+    assert fitted.returncode == 0 and "complete after" in fitted.stdout, fitted.stderr
+
+
+def test_a_command_that_ends_in_the_pilot_goes_on_as_an_unbroken_one(tmp_path, monkeypatch):
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    whole.mkdir()
+    broken.mkdir()
+    assert ask(whole).returncode == 0
+    monkeypatch.setattr(advising_run, "MIN_MEASURING_SECONDS", -1e3)
+    monkeypatch.setattr("lit_dps.training.checkpoint_files.MIN_SECONDS_WORTH_SAVING", 0.0)
+    first = ask(broken, "Module", "--budget", "1s")
+    assert first.returncode == 3 and "pilot" not in stored(broken)
+    assert ask(broken).returncode == 0
+    assert steps_of(broken) == steps_of(whole)
+    assert stored(broken)["pilot"]["steps"] == K_OF_PILOT
+
+
+@pytest.mark.parametrize("after", [1, 2, 3])
+def test_a_command_that_is_killed_between_two_runs_goes_on_as_an_unbroken_one(
+    tmp_path, monkeypatch, after
+):
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    whole.mkdir()
+    broken.mkdir()
+    assert ask(whole).returncode == 0
+    run, calls = pilot_course._Course._run, []
+
+    def killed(self, *args, **options):
+        if len(calls) == after:
+            raise KeyboardInterrupt
+        calls.append(args)
+        return run(self, *args, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(pilot_course._Course, "_run", killed)
+        with contextlib.suppress(KeyboardInterrupt):
+            ask(broken)
+    assert len(calls) == after
+    assert ask(broken).returncode == 0
+    assert steps_of(broken) == steps_of(whole)
+
+
+def test_a_run_that_misses_its_goal_is_told_and_identifies_nothing(tmp_path):
+    done = ask(tmp_path, "Hopeless", "--json", "--goal.max_steps", 20)
+    assert done.returncode == 3, done.stderr
+    assert "did not meet the goal in 20 steps" in done.stderr
+    assert stored(tmp_path, "Hopeless")["bounds"] == [[32, 20.0]]
+    assert json.loads(done.stdout)
+    again = ask(tmp_path, "Hopeless", "--goal.max_steps", 20)
+    assert again.returncode == 3 and "your run: B = 32" not in again.stderr
+
+
+def test_a_rate_that_is_far_too_small_is_noticed_and_run_again(tmp_path, monkeypatch):
+    """The module needs e^(0.4 |log(rate / 0.1)|) as many steps: the pilot at 0.002 takes 4.8 K."""
+    monkeypatch.setattr("tests.e2e.advised_user.STEEPNESS", 0.4)
+    done = ask(tmp_path, "Module", "--model.lr", 0.002, "--goal.max_steps", 800)
+    assert done.returncode == 0, done.stderr
+    assert "your rate may be too small" in done.stderr
+    at_own_size = steps_of(tmp_path)[32]
+    rates = [rate for rate, _, steps in at_own_size if steps is not None]
+    assert min(rates) > 0.004, "the larger rate gives K, and the race cuts the pilot"
+    assert stored(tmp_path)["pilot"]["steps"] > 3 * K_OF_PILOT
+
+
+def test_options_have_no_budget_by_default_for_the_pilot_alone():
+    from lit_dps.advice.options import Options
+    from lit_dps.core.errors import ConfigError
+
+    assert dataclasses.asdict(Options())["method"] == "pilot"
+    with pytest.raises(ConfigError) as refused:
+        Options(method="branch")
+    assert refused.value.key == "--budget"

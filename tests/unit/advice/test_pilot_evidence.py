@@ -1,0 +1,105 @@
+"""What is read of the pilot and of the runs after it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from lit_dps.advice.next_probe import TYPICAL_NOISE
+from lit_dps.advice.pilot_evidence import (
+    PilotRun,
+    best_rates_of_runs,
+    bounds_of,
+    observations_of_runs,
+    seconds_of_runs,
+)
+from lit_dps.advice.pilot_plan import PilotPlan
+from lit_dps.analysis.observations import AT_LEAST, AT_MOST
+from lit_dps.core.goal import Goal
+from lit_dps.core.record import StudyRecord
+from lit_dps.core.search_space import Range
+from lit_dps.core.trial import NOISE_SCALE, Cell, Status, Trial, TrialResult
+
+RATE = "model.lr"
+PLAN = PilotPlan(32, RATE, 0.1, 1.0, is_adaptive=False)
+GOAL = Goal(0.1, 10, 1000)
+
+
+def result(batch_size: int, point: int, rate: float, steps: int | None, **fields) -> TrialResult:
+    trial = Trial(Cell(batch_size), point, {RATE: rate})
+    checks = list(range(10, (steps or 100) + 1, 10))
+    curve = {"step": checks, "val_error": [0.5] * (len(checks) - 1) + [0.05 if steps else 0.5]}
+    status = Status.COMPLETE if steps else Status.INFEASIBLE
+    return TrialResult(trial, status, steps, curve, seconds=2.0, **fields)
+
+
+def record_of(*results: TrialResult) -> StudyRecord:
+    sizes = sorted({each.trial.cell.batch_size for each in results})
+    by_cell = {}
+    for size in sizes:
+        by_cell[Cell(size)] = [each for each in results if each.trial.cell.batch_size == size]
+    return StudyRecord(
+        name="s",
+        workload="w",
+        goal=GOAL,
+        space={RATE: Range(1e-4, 10.0, "log")},
+        batch_sizes=tuple(sizes),
+        sparsities=(0.0,),
+        trials=3,
+        seed=0,
+        goals=(),
+        race_factor=1.0,
+        config={},
+        results=by_cell,
+        running=dict.fromkeys(by_cell, 0),
+    )
+
+
+def test_each_batch_size_has_the_fewest_steps_of_its_runs_with_the_noise_of_a_run():
+    record = record_of(
+        result(32, 0, 0.1, 200),
+        result(128, 0, 0.4, 90),
+        result(128, 1, 0.8, 70),
+        result(512, 0, 1.6, 10),
+        result(1024, 0, 3.2, None),
+    )
+    at = {o.batch_size: o for o in observations_of_runs(record, {1024: 200.0, 128: 200.0})}
+    assert {size: o.steps for size, o in at.items()} == {32: 200, 128: 70, 512: 10, 1024: 200}
+    assert at[32].noise == at[128].noise == TYPICAL_NOISE and at[32].check == 10
+    assert at[512].bound == AT_MOST, "the goal may have been met before the first check"
+    assert at[1024].bound == AT_LEAST and at[32].bound == at[128].bound == 0
+    assert best_rates_of_runs(record, PLAN) == {32: 0.1, 128: 0.8, 512: 1.6}
+    # 90 and 70 steps at 4 B0, 10 at 16 B0, 100 at 32 B0: all runs but the pilot
+    seconds = seconds_of_runs(record, PLAN, lambda batch_size: batch_size / 32)
+    assert seconds == 4 * 160 + 16 * 10 + 32 * 100
+    assert observations_of_runs(None, {}) == []
+
+
+def test_only_the_second_half_of_the_pilot_tells_the_noise_scale():
+    steps = list(range(0, 210, 10))
+    columns = {
+        "step": steps,
+        f"{NOISE_SCALE}_squared_gradient": [1e6 if step < 100 else 2.0 for step in steps],
+        f"{NOISE_SCALE}_variance": [1.0 if step < 100 else 100.0 for step in steps],
+    }
+    record = record_of(result(32, 0, 0.1, 200, readings={NOISE_SCALE: columns}))
+    pilot = PilotRun.of_record(record, PLAN)
+    assert pilot.noise.value == pytest.approx(50.0) and pilot.noise.readings == 11
+    assert (pilot.steps, pilot.steps_run, pilot.seconds) == (200, 200, 2.0)
+    assert PilotRun.of_stored({"pilot": json.loads(json.dumps(pilot.to_dict()))}) == pilot
+
+
+def test_the_pilot_is_the_first_run_at_the_users_batch_size():
+    record = record_of(result(32, 0, 0.1, 200), result(128, 0, 0.4, 90))
+    pilot = PilotRun.of_record(record, PLAN)
+    assert pilot.steps == 200 and pilot.noise is None
+    assert PilotRun.of_record(record_of(result(128, 0, 0.4, 90)), PLAN) is None
+    assert PilotRun.of_record(None, PLAN) is None and PilotRun.of_stored({}) is None
+    missed = PilotRun.of_record(record_of(result(32, 0, 0.1, None)), PLAN)
+    assert missed.steps is None and missed.steps_run == 100 and missed.status == "infeasible"
+
+
+def test_bounds_are_read_as_they_are_stored():
+    assert bounds_of({"bounds": [[64, 200.0], [128, 300]]}) == {64: 200.0, 128: 300.0}
+    assert bounds_of({}) == {}
