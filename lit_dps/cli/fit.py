@@ -9,8 +9,10 @@ from __future__ import annotations
 import logging
 import os
 import pickle
+import re
+import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from typing import Any
 
@@ -48,6 +50,9 @@ CALLBACKS = {  # by section, in the order in which the trainer calls them
     "smoothness": ReadingsCallback,
     "batch": BatchScheduleCallback,
 }
+SECONDS_BETWEEN_WRITES = 2.0  # of metrics to MLflow
+MAX_METRICS_OF_MLFLOW = 1000  # in a write
+NO_CHARACTERS_OF_MLFLOW = re.compile("[^a-zA-Z0-9_/. -]+")  # in the name of a metric
 KEYWORDS = ("best", "last", "hpc")  # for checkpoints that Lightning looks up
 
 
@@ -56,15 +61,41 @@ class Parser(CommandParser, LightningArgumentParser):
 
 
 class FitLogger(MLFlowLogger):
-    """MLFlowLogger that finishes a write before a signal ends the run.
+    """MLFlowLogger that writes metrics together, and finishes a write before a signal ends the run.
 
-    A KeyboardInterrupt during a write would leave the transaction open. SQLite would then refuse
-    all further writes of the run ("database is locked").
+    A write takes tens of milliseconds, so that metrics of `SECONDS_BETWEEN_WRITES` share one. The
+    end of the run writes the last ones. A KeyboardInterrupt during a write would leave the
+    transaction open. SQLite would then refuse all further writes of the run ("database is locked").
     """
 
-    def log_metrics(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self._waiting: list[Any] = []
+        self._written_at = time.monotonic()
+
+    def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
+        from lit_dps.tracking.client import metric_entry
+
+        milliseconds = int(1000 * time.time())
+        for name, value in metrics.items():
+            key = NO_CHARACTERS_OF_MLFLOW.sub("", name)
+            self._waiting.append(metric_entry(key, float(value), milliseconds, step or 0))
+        if time.monotonic() - self._written_at >= SECONDS_BETWEEN_WRITES:
+            self._write()
+
+    def _write(self) -> None:
+        """Write the metrics that wait."""
+        metrics = self._waiting
+        self._waiting = []
         with defer_signals():
-            super().log_metrics(*args, **kwargs)
+            for start in range(0, len(metrics), MAX_METRICS_OF_MLFLOW):
+                part = metrics[start : start + MAX_METRICS_OF_MLFLOW]
+                self.experiment.log_batch(run_id=self.run_id, metrics=part)
+        self._written_at = time.monotonic()
+
+    def finalize(self, status: str = "success") -> None:
+        self._write()
+        super().finalize(status)
 
     def log_hyperparams(self, *args: Any, **kwargs: Any) -> None:
         with defer_signals():
@@ -215,8 +246,11 @@ class DPSCLI(LightningCLI):
         config = self.config_init[str(self.subcommand)]
         arguments = {**ddp.trainer_arguments(dict(config.trainer.items())), **kwargs}
         callbacks = as_list(arguments.get("callbacks"))
-        for key, callback in CALLBACKS.items():
-            callbacks.append(callback.of(config[key]))
+        for key, kind in CALLBACKS.items():
+            callback = kind.of(config[key])
+            # The trainer calls each callback six times a step.
+            if not _is_idle(callback):
+                callbacks.append(callback)
         return super().instantiate_trainer(**{**arguments, "callbacks": callbacks})
 
 
@@ -236,6 +270,17 @@ def main(command: CommandLine) -> int:
 
         DPSCLI(command, gather, seed_everything_default=0)
     return 0
+
+
+def _is_idle(callback: Any) -> bool:
+    """Return True if a callback of this package does nothing in a fit, as it is configured."""
+    if isinstance(callback, LocalSGDCallback):
+        return not callback.rounds.on
+    if isinstance(callback, DelayCallback):
+        return callback.delay == 0
+    if isinstance(callback, ReadingsCallback):
+        return not callback.measures_one_network
+    return isinstance(callback, BatchScheduleCallback) and callback.schedule.is_constant
 
 
 def goal_callback_of(trainer: Trainer) -> GoalErrorCallback:

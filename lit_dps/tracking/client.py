@@ -37,7 +37,7 @@ os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
 warnings.filterwarnings("ignore", message='.*"noload".*')
 
 import mlflow  # noqa: E402
-from mlflow.entities import Experiment  # noqa: E402
+from mlflow.entities import Experiment, Metric  # noqa: E402
 from mlflow.exceptions import MlflowException  # noqa: E402
 
 logging.getLogger("mlflow").setLevel(logging.WARNING)
@@ -47,6 +47,11 @@ logging.getLogger("alembic").setLevel(logging.WARNING)
 
 
 MAX_MESSAGE_CHARACTERS = 300
+
+
+def metric_entry(name: str, value: float, milliseconds: int, step: int) -> Metric:
+    """Return the entry of a metric in a run of MLflow."""
+    return Metric(name, value, milliseconds, step)
 
 
 def open_experiment(uri: str, folder: str, name: str) -> tuple[mlflow.MlflowClient, str]:
