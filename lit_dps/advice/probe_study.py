@@ -22,13 +22,16 @@ from lit_dps.analysis.rates import RateCurve
 from lit_dps.analysis.step_seconds import step_seconds
 from lit_dps.core.environment import KEY, SOURCES
 from lit_dps.core.errors import StorageError, UserError, first_line, place_in_user_code
+from lit_dps.core.progress_line import StageLine
 from lit_dps.core.record import StudyRecord
+from lit_dps.core.text import number_text
 from lit_dps.core.trial import Status, TrialResult, Value
 from lit_dps.parallel.process import Interrupted, StopRequest
 from lit_dps.storage.read import read_study
 from lit_dps.study.failures import AllFail, Failures
 from lit_dps.study.run_cells import begin_run, declare_study, mlflow_of, run_cells
 from lit_dps.study.setup import StudySetup
+from lit_dps.study.time_left import ProgressEvent
 from lit_dps.study.workers import Results, WorkerDied
 from lit_dps.training.workload import Workload
 
@@ -122,11 +125,21 @@ class Probes:
             return bool(stop) or time.monotonic() > end
 
         setup = change(dataclasses.replace(setup, points=points, cost_limit=cost_limit))
-        results = run_cells(setup, workers, StopRequest(has_ended))
+        seconds = end - time.monotonic()
+        line = StageLine(f"  B = {batch_size}", seconds if seconds < math.inf else None)
+
+        def show(event: ProgressEvent) -> None:
+            state = f"step {event.step}"
+            if event.best is not None:
+                state += f", {setup.goal_of_trials.metric} {number_text(event.best, 3)}"
+            line.update(state)
+
+        results = run_cells(setup, workers, StopRequest(has_ended), show)
         earlier = chain.from_iterable(record.results.values())
         failures = Failures(setup.storage.failures(self.name), earlier)
         try:
-            all_ended = self._take(results, failures, stop)
+            with line:
+                all_ended = self._take(results, failures, stop)
             failures.refuse_if_all_failed()
         except AllFail as error:
             raise AllFail(f"the probe at B = {batch_size}: {error}", value=error.value) from None

@@ -59,6 +59,8 @@ def _recommendation(answer: Answer) -> list[str]:
         if value is not None:
             rate = f", {answer.rate.name} = {three_digits(value)}"
     lines = [f"Train with {_place(best)}{rate}: {_costs(best, answer)}."]
+    probability = best["near_probability"]
+    lines.append(f"It is within 10 % of the best time with a probability of {probability:.0%}.")
     if answer.one_run is not None:
         lines.append(answer.one_run.describe())
     low, high = answer.interval

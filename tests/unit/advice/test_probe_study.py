@@ -128,7 +128,7 @@ def test_a_probe_whose_only_trials_in_time_failed_ends_too(tmp_path, monkeypatch
     work = probes(tmp_path, "Wrong")
     real = probes_module.run_cells
 
-    def ends_after_one(setup, workers, until):
+    def ends_after_one(setup, workers, until, on_event):
         results = real(setup, workers, until)
         yield next(results)
         results.close()
@@ -149,7 +149,7 @@ def test_a_trial_that_fails_beside_others_ends_nothing(tmp_path):
 def ended_by(tmp_path, monkeypatch, error: Exception, ranks: int = 1) -> Probes:
     """Return a probe whose workers end with an error."""
 
-    def run_cells(setup, workers, until):
+    def run_cells(setup, workers, until, on_event):
         raise error
         yield
 
