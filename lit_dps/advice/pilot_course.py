@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+import numpy as np
+
 from lit_dps.advice.next_probe import law_with_prior
 from lit_dps.advice.options import Clock, print_line
 from lit_dps.advice.pilot_evidence import (
@@ -25,13 +27,21 @@ from lit_dps.advice.pilot_evidence import (
     results_at,
     seconds_of_runs,
 )
-from lit_dps.advice.pilot_plan import TOO_SMALL, PilotPlan, next_factor
-from lit_dps.advice.probe_study import CannotRun, same_setup
-from lit_dps.advice.probe_value import best_run, worth_of_runs
+from lit_dps.advice.pilot_plan import (
+    DIVERGED,
+    MET,
+    MISSED,
+    Outcome,
+    PilotPlan,
+    next_factor,
+)
+from lit_dps.advice.probe_study import CannotRun, ChosenPoints
+from lit_dps.advice.probe_value import Worth, best_run, worth_of_runs
 from lit_dps.advice.question import Question
+from lit_dps.analysis.law import Law
 from lit_dps.core.record import StudyRecord
 from lit_dps.core.text import format_duration, number_text
-from lit_dps.core.trial import LIGHTNING
+from lit_dps.core.trial import LIGHTNING, Status, TrialResult
 from lit_dps.parallel.process import StopRequest
 from lit_dps.study.setup import StudySetup
 from lit_dps.training.trainer_rules import as_list
@@ -41,8 +51,13 @@ MAX_TRAININGS = 3.0
 MAX_TRAININGS_FULL = 5.0
 # A device is full at B0 if a step at 4 B0 takes this many times as long.
 FULL_RATIO = 3.0
-# A K takes about this many runs: the second one ends when it cannot be the best any more.
-RUNS_PER_K = 1.7
+# A K takes about this many runs of its length: most end when they cannot be the best any more.
+RUNS_PER_K = 2.5
+# A recommendation at more than this times the largest batch size that was run is verified.
+FAR = 4
+# A run without the goal ends at the steps that K exceeds with this probability: more often its rate
+# is wrong.
+LATE = 0.1
 NOISE_INTERVAL = 10  # steps of the pilot between two readings of the noise scale
 NOISE_CALLBACK = "lit_dps.readings.NoiseScaleCallback"
 CHECKPOINT_CALLBACK = "lit_dps.training.GoalCheckpointCallback"
@@ -104,7 +119,7 @@ def ask_by_pilot(question: Question, plan: PilotPlan, clock: Clock, stop: StopRe
         if batch_size is None:
             return
         closed.add(batch_size)
-        course.run_at(batch_size, pilot.steps_run)
+        course.run_at(batch_size, pilot)
 
 
 @dataclass(frozen=True)
@@ -160,7 +175,8 @@ class _Course:
             )
             file = pilot_checkpoint(question.setup)
             change = partial(_pilot_setup, reads_noise=question.reads_noise, file=file)
-            self._run(plan.batch_size, (1.0,), change=change)
+            points = plan.points(plan.batch_size, (1.0,))
+            self._run(plan.batch_size, ChosenPoints(points, change=change))
             run = PilotRun.of_record(self.record, plan)
         if run is not None:
             question.store.keep(pilot=run.to_dict())
@@ -190,7 +206,7 @@ class _Course:
             if self.plan.batch_size < batch_size <= question.largest and batch_size not in known:
                 candidates.append(batch_size)
         worths = worth_of_runs(
-            law_with_prior(observed, pilot.noise, self.plan.is_adaptive),
+            self._law(pilot),
             candidates,
             question.batch_sizes,
             step_seconds_by_devices(question),
@@ -198,106 +214,175 @@ class _Course:
             RUNS_PER_K,
         )
         chosen = best_run(worths, seconds)
+        why = "the recommendation is far from all runs"
+        if chosen is None:
+            chosen = self._far_recommendation(pilot, worths, seconds)
+        else:
+            why = f"it should save {chosen.value:.0%} of the time of a training"
         if chosen is None:
             return None
         print_line(
             f"run at B = {chosen.batch_size}: about {chosen.steps:.0f} steps, "
-            f"{format_duration(chosen.cost, 2)}; it should save {chosen.value:.0%} of the time of "
-            "a training"
+            f"{format_duration(chosen.cost, 2)}; {why}"
         )
         return chosen.batch_size
+
+    def _far_recommendation(
+        self, pilot: PilotRun, worths: Sequence[Worth], seconds: float
+    ) -> Worth | None:
+        """Return the run that verifies a recommendation far above all runs; None if none does.
+
+        Such a run may not change which batch size is the best one. But its steps and its rate rest
+        on public runs and a rule alone.
+
+        Args:
+            pilot: The user's own run.
+            worths: The runs that can be made.
+            seconds: The time for runs.
+        """
+        question = self.question
+        law = self._law(pilot)
+        low, high = law.reach
+        sizes = [b for b in question.batch_sizes if low <= b <= min(high, question.largest)]
+        of_step = [_step_seconds(question, question.setup.ranks, b) for b in sizes]
+        times = law.samples(sizes).mean(axis=0) * np.array(of_step)
+        best = sizes[int(times.argmin())]
+        _, largest = law.range
+        if best <= FAR * largest:
+            return None
+        above = [each for each in worths if largest < each.batch_size <= best]
+        affordable = [each for each in above if each.cost <= seconds]
+        return max(affordable, key=lambda each: each.batch_size, default=None)
+
+    def _law(self, pilot: PilotRun) -> Law:
+        """Return the law of all runs so far."""
+        observed = observations_of_runs(self.record, bounds_of(self.question.store.read()))
+        return law_with_prior(observed, pilot.noise, self.plan.is_adaptive)
 
     def continue_interrupted(self, pilot: PilotRun) -> None:
         """Continue the batch sizes that an earlier run of the command has begun."""
         stored = self.question.store.read()
         ended = {*stored.get("raced", []), *bounds_of(stored), self.plan.batch_size}
         record = self.record
-        begun = [] if record is None else sorted(cell.batch_size for cell in record.results)
-        for batch_size in begun:
-            if batch_size not in ended and self.clock.remaining > 0:
-                print_line(f"run at B = {batch_size}, continued")
-                self.run_at(batch_size, pilot.steps_run)
+        for cell in [] if record is None else sorted(record.results):
+            results = results_at(record, cell.batch_size)
+            is_begun = cell.batch_size in {size for size, *_ in stored.get("tried", [])}
+            is_begun |= any(result.status is not Status.FAILED for result in results)
+            if is_begun and cell.batch_size not in ended and self.clock.remaining > 0:
+                print_line(f"run at B = {cell.batch_size}, continued")
+                self.run_at(cell.batch_size, pilot)
 
-    def run_at(self, batch_size: int, most_steps: int) -> None:
+    def run_at(self, batch_size: int, pilot: PilotRun) -> None:
         """Run rates at a batch size, each until it cannot matter any more.
 
         Args:
             batch_size: The batch size, in examples.
-            most_steps: Steps of the pilot, after which a run ends without the goal.
+            pilot: The user's own run.
         """
+        limit = self._step_limit(batch_size, pilot)
         tried = self._tried(batch_size)
-        while (factor := next_factor(tried)) is not None:
-            if not self._run(batch_size, (*tried, factor), most_steps):
-                break
-            tried = self._tried(batch_size) | {factor: self._tried(batch_size).get(factor)}
-        met = {each: steps for each, steps in tried.items() if steps is not None}
-        if met:
-            best = min(met, key=lambda each: met[each])
-            rate = best * self.plan.rate_by_rule(batch_size)
-            print_line(f"  K = {met[best]} at {self.plan.rate_key} = {number_text(rate)}")
-        if factor is not None:
-            print_line("  its time is over")
-            return
+        while (factor := next_factor(tried, self.plan.first_factors)) is not None:
+            if not self._try(batch_size, [*tried, factor], limit):
+                print_line("  its time is over")
+                return
+            tried = self._tried(batch_size)
+        best = min(tried, key=lambda each: tried[each])
+        steps = tried[best].steps
+        if steps is None:
+            self._keep_bound(batch_size, limit)
+            print_line(f"  K > {limit}: no rate met the goal by then")
+        else:
+            rate = number_text(best * self.plan.rate_by_rule(batch_size))
+            print_line(f"  K = {steps} at {self.plan.rate_key} = {rate}")
+            self._run_own_size_again(self.plan.factor_at_own_size(batch_size, best), pilot)
         self.question.store.append("raced", batch_size)
-        if not met:
-            self._keep_bound(batch_size, most_steps)
-            print_line(f"  K > {most_steps}: no run met the goal by then")
-        elif best >= TOO_SMALL and batch_size != self.plan.batch_size:
-            self._run_own_size_again(best, most_steps)
 
-    def _run_own_size_again(self, factor: float, most_steps: int) -> None:
-        """Run B0 at a larger rate than the user's, until it needs more steps than the pilot.
+    def _step_limit(self, batch_size: int, pilot: PilotRun) -> int:
+        """Return the steps after which a run without the goal ends.
+
+        They are what K exceeds with a probability of `LATE`, at most those of the pilot, and a
+        multiple of the check interval.
+        """
+        law = self._law(pilot)
+        steps = float(np.quantile(law.samples([batch_size]), 1 - LATE))
+        interval = self.question.setup.goal_of_trials.check_interval
+        checks = min(math.ceil(steps / interval), math.ceil(pilot.steps_run / interval))
+        return checks * interval
+
+    def _run_own_size_again(self, factor: float | None, pilot: PilotRun) -> None:
+        """Run B0 at another rate than the user's, until it needs more steps than the pilot.
 
         Args:
-            factor: The best rate at another batch size, over the rate by the rule.
-            most_steps: Steps of the pilot.
+            factor: The rate over the user's; None if his rate is not far off.
+            pilot: The user's own run.
         """
         size = self.plan.batch_size
-        if len(results_at(self.record, size)) > 1:
+        if factor is None or len(self._tried(size)) > 0:
             return
-        print_line(
-            f"your rate may be too small: run at B = {size} with {number_text(factor)} times the "
-            "rate"
-        )
-        self._run(size, (1.0, factor), most_steps)
-        steps = self._tried(size).get(factor)
-        if steps is None:
+        rate = f"{self.plan.rate_key} = {number_text(factor * self.plan.rate)}"
+        adjective = "small" if factor > 1 else "large"
+        print_line(f"your rate may be too {adjective}: run at B = {size} with {rate}")
+        self._try(size, [1.0, factor], pilot.steps_run)
+        outcome = self._tried(size).get(_rounded(factor))
+        if outcome is None or outcome.steps is None:
             print_line("  it needs no fewer steps")
         else:
-            print_line(f"  goal met after {steps} steps in place of {most_steps}")
+            print_line(f"  goal met after {outcome.steps} steps in place of {pilot.steps_run}")
 
-    def _tried(self, batch_size: int) -> dict[float, float | None]:
-        """Return the steps to the goal by factor of the stored runs at a batch size, by point."""
-        tried: dict[float, float | None] = {}
-        by_rule = self.plan.rate_by_rule(batch_size)
-        results = results_at(self.record, batch_size)
-        for result in sorted(results, key=lambda result: result.trial.point):
-            rate = float(result.trial.params[self.plan.rate_key])
-            tried[float(f"{rate / by_rule:.6g}")] = result.steps
-        return tried
-
-    def _run(
-        self,
-        batch_size: int,
-        factors: Sequence[float],
-        most_steps: float = math.inf,
-        change: Callable[[StudySetup], StudySetup] | None = None,
-    ) -> bool:
-        """Run rates at a batch size against each other; return whether all have ended.
+    def _try(self, batch_size: int, factors: Sequence[float], limit: float) -> bool:
+        """Run the last of some rates at a batch size, store its outcome, and return if it ended.
 
         Args:
             batch_size: The batch size, in examples.
-            factors: The rates over the rate by the rule.
-            most_steps: Steps after which a run ends without the goal.
-            change: As in `Probes.run`.
+            factors: The rates over the rate by the rule; the earlier ones were run.
+            limit: Steps after which the run ends without the goal.
         """
-        end = time.monotonic() + self.clock.remaining
+        outcomes = []
         points = self.plan.points(batch_size, factors)
-        probes = self.question.probes
+
+        def take(result: TrialResult) -> None:
+            if result.trial.point == len(factors) - 1:
+                outcomes.append(self._outcome(result))
+
+        if not self._run(batch_size, ChosenPoints(points, limit, on_result=take)):
+            return False
+        for result in results_at(self.record, batch_size):
+            # A run of this command may have been killed after the result was stored.
+            if not outcomes and result.trial.point == len(factors) - 1:
+                outcomes.append(self._outcome(result))
+        rank, value = outcomes[-1] if outcomes else Outcome(MISSED, math.inf)
+        stored = [batch_size, _rounded(factors[-1]), rank, value if math.isfinite(value) else None]
+        self.question.store.append("tried", stored)
+        return True
+
+    def _outcome(self, result: TrialResult) -> Outcome:
+        """Return how a run ended."""
+        goal = self.question.setup.goal_of_trials
+        if result.steps is not None:
+            return Outcome(MET, result.steps)
+        if result.status in (Status.INFEASIBLE, Status.FAILED, Status.STOPPED):
+            return Outcome(DIVERGED, math.inf)
+        values = [v for v in result.curve.get(goal.metric, []) if math.isfinite(v)]
+        if not values:
+            return Outcome(DIVERGED, math.inf)
+        return Outcome(MISSED, -max(values) if goal.at_least else min(values))
+
+    def _tried(self, batch_size: int) -> dict[float, Outcome]:
+        """Return the outcome of each rate that was run at a batch size, in the order of the runs.
+
+        The pilot is not among them.
+        """
+        tried = {}
+        for size, factor, rank, value in self.question.store.read().get("tried", []):
+            if size == batch_size:
+                tried[factor] = Outcome(rank, math.inf if value is None else value)
+        return tried
+
+    def _run(self, batch_size: int, chosen: ChosenPoints) -> bool:
+        """Run the chosen trials at a batch size; return whether all have ended."""
+        end = time.monotonic() + self.clock.remaining
         try:
-            return probes.run(
-                batch_size, end, self.stop, self.clock, points, most_steps, change or same_setup
-            )
+            return self.question.probes.run(batch_size, end, self.stop, self.clock, chosen)
         except CannotRun as error:
             print_line(f"  B = {batch_size} cannot be run: {error}")
             return False
@@ -324,3 +409,8 @@ def _pilot_setup(setup: StudySetup, reads_noise: bool, file: Path) -> StudySetup
         # There is no other run that could stop it.
         study=dataclasses.replace(setup.study, engine=LIGHTNING, race_factor=None),
     )
+
+
+def _rounded(factor: float) -> float:
+    """Return a factor as it is stored, by which it is found again."""
+    return float(f"{factor:.9g}")

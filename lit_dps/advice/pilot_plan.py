@@ -12,6 +12,9 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
 
 from lit_dps.analysis.rates import RateLaw
 from lit_dps.core.search_space import Range
@@ -24,15 +27,17 @@ from lit_dps.training.workload import Workload, locate
 SPACE_FACTOR = 2.0**10
 # Below B0 the answer is for B0 / 2 and B0 / 4.
 HALVINGS = 2
-# The rates of the first two runs at a batch size, over the rate by the rule.
-FIRST_FACTORS = (1.0, 2.0)
-# The rate if the first two do not meet the goal.
-SMALLER_FACTOR = 0.5
-MAX_RUNS = 6  # at a batch size
+# The rates of the first two runs at a batch size, over the rate by the rule. The linear rule is an
+# upper end of what works, the square root a lower one (Shallue et al. 2019, Section 4.7).
+FIRST_FACTORS = {1.0: (0.5, 1.0), 0.5: (1.0, 2.0)}
+MAX_RUNS = 5  # at a batch size
+MET, MISSED, DIVERGED = 0, 1, 2  # ranks of outcomes
 # A rate is better by far if it needs at most this share of the steps.
 CLEARLY_FEWER = 0.9
-# If the best rate is this many times the rate by the rule, the user's rate is too small at B0 too.
+# If the best rate at a larger batch size is this many times the rate by the rule, the user's rate
+# is too small at B0 too. If it is below this share of the user's rate, that is too large.
 TOO_SMALL = 4.0
+TOO_LARGE = 0.5
 
 
 @dataclass(frozen=True)
@@ -54,6 +59,25 @@ class PilotPlan:
     power: float
     is_adaptive: bool
     params: Mapping[str, Value] = field(default_factory=dict)
+
+    @property
+    def first_factors(self) -> tuple[float, float]:
+        """The rates of the first two runs at a batch size, over the rate by the rule."""
+        return FIRST_FACTORS[self.power]
+
+    def factor_at_own_size(self, batch_size: int, factor: float) -> float | None:
+        """Return the rate to run B0 again with, over the user's; None if his rate is not far off.
+
+        Args:
+            batch_size: A larger batch size.
+            factor: The best rate there, over the rate by the rule.
+        """
+        share = factor * self.rate_by_rule(batch_size) / self.rate
+        if factor >= TOO_SMALL:
+            return factor
+        if share < TOO_LARGE:
+            return share
+        return None
 
     def rate_by_rule(self, batch_size: float) -> float:
         """Return the rate at a batch size by the rule, from the user's rate."""
@@ -108,33 +132,50 @@ def _with_values(workload: Workload, params: Mapping[str, Value]) -> Workload:
     return dataclasses.replace(workload, model=specs["model"], data=specs["data"])
 
 
-def next_factor(tried: Mapping[float, float | None]) -> float | None:
+class Outcome(NamedTuple):
+    """How a run at a rate ended. The least one is the best.
+
+    Attributes:
+        rank: 0 if it met the goal, 1 if it did not, 2 if it diverged or failed.
+        value: Steps to the goal; else the best value of the goal's metric, negative if it rises.
+    """
+
+    rank: int
+    value: float
+
+    @property
+    def steps(self) -> int | None:
+        """Steps to the goal; None without it."""
+        return int(self.value) if self.rank == MET else None
+
+
+def next_factor(tried: Mapping[float, Outcome], first: Sequence[float]) -> float | None:
     """Return the rate of one more run at a batch size, over the rate by the rule.
 
-    A rate beyond the largest one is tried as long as the largest is the best by far. Such runs are
-    short, because the race stops them at the fewest steps so far. If no rate has met the goal, half
-    of the rate by the rule is tried.
+    After two first rates, the search goes on by factors of 2 beyond the better one, as long as that
+    is the best by far. Such runs are short, because the race stops them at the fewest steps so far.
 
     Args:
-        tried: Steps to the goal by factor; None without the goal.
+        tried: The outcome of each factor so far.
+        first: The first two factors.
 
     Returns:
         None if no further run is needed.
     """
-    for factor in FIRST_FACTORS:
+    for factor in first:
         if factor not in tried:
             return factor
-    met = {factor: steps for factor, steps in tried.items() if steps is not None}
-    if not met:
-        return None if SMALLER_FACTOR in tried else SMALLER_FACTOR
-    largest = max(tried)
-    best = min(met, key=lambda factor: (met[factor], factor))
-    if best != largest or len(tried) >= MAX_RUNS:
+    best = min(tried, key=lambda factor: (tried[factor], factor))
+    if len(tried) >= MAX_RUNS or min(tried) < best < max(tried):
         return None
-    others = [steps for factor, steps in met.items() if factor != best]
-    if others and met[best] > CLEARLY_FEWER * min(others):
+    neighbour, beyond = best / 2, best * 2
+    if best == min(tried):
+        neighbour, beyond = best * 2, best / 2
+    met = tried[best].steps
+    before = tried[neighbour].steps
+    if met is not None and before is not None and met > CLEARLY_FEWER * before:
         return None
-    return 2 * largest
+    return beyond
 
 
 @dataclass(frozen=True)
@@ -162,16 +203,34 @@ class RuledRate(RateLaw):
         return (
             "Steps are of one run at the best of one to three rates. Another seed may need 10 % "
             "more or fewer.",
-            "Where nothing was run, the rate follows the rule from the nearest batch size.",
+            "Where nothing was run, the learning rate is interpolated, or follows the rule.",
         )
 
     def at(self, batch_size: float) -> float | None:
-        """Return the rate by the rule from the nearest batch size that was run."""
-        nearest = min(self.best, key=lambda b: abs(math.log(b / batch_size)))
-        return self.best[nearest] * (batch_size / nearest) ** self.exponent
+        """Return the rate at a batch size.
+
+        It is interpolated between batch sizes that were run, on a line in the logarithms. Beyond
+        them it follows the last such line, if that rises less than the rule, else the rule.
+        """
+        x = np.log(sorted(self.best))
+        y = np.log([self.best[size] for size in sorted(self.best)])
+        at = math.log(batch_size)
+        if x[0] <= at <= x[-1]:
+            return float(np.exp(np.interp(at, x, y)))
+        end, inner = (0, 1) if at < x[0] else (-1, -2)
+        exponent = self.exponent
+        if len(x) > 1:
+            slope = (y[end] - y[inner]) / (x[end] - x[inner])
+            exponent = min(max(slope, 0.0), self.exponent)
+        return float(np.exp(y[end] + exponent * (at - x[end])))
 
     def describe(self) -> str:
         """Return the rule in a line."""
         rule = "B" if self.exponent == 1 else "sqrt(B)"
         sizes = ", ".join(map(str, sorted(self.best)))
-        return f"{self.name} grows with {rule} from the best rate at the nearest of B = {sizes}"
+        if len(self.best) == 1:
+            return f"{self.name} grows with {rule} from its value at B = {sizes}"
+        return (
+            f"{self.name} is interpolated between its best values at B = {sizes}; beyond them it "
+            f"grows at most with {rule}"
+        )

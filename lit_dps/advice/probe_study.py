@@ -8,6 +8,7 @@ import signal
 import time
 from collections.abc import Callable, Mapping
 from contextlib import closing
+from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
@@ -36,9 +37,30 @@ from lit_dps.study.workers import Results, WorkerDied
 from lit_dps.training.workload import Workload
 
 
-def same_setup(setup: StudySetup) -> StudySetup:
-    """Return a study unchanged."""
+def _same_setup(setup: StudySetup) -> StudySetup:
     return setup
+
+
+@dataclass(frozen=True)
+class ChosenPoints:
+    """What a caller decides of the trials at a batch size.
+
+    Attributes:
+        points: The metaparameters of each trial.
+        cost_limit: The steps after which each trial ends without the goal.
+        change: Returns the study to train from the declared one, with callbacks that measure.
+        on_result: Called with each result.
+    """
+
+    points: tuple[Mapping[str, Value], ...]
+    cost_limit: float = math.inf
+    change: Callable[[StudySetup], StudySetup] = _same_setup
+    on_result: Callable[[TrialResult], None] = lambda result: None
+
+    def of(self, setup: StudySetup) -> StudySetup:
+        """Return the study that trains these trials."""
+        setup = dataclasses.replace(setup, points=self.points, cost_limit=self.cost_limit)
+        return self.change(setup)
 
 
 class CannotRun(UserError):
@@ -83,9 +105,7 @@ class Probes:
         end: float,
         stop: StopRequest,
         clock: Clock,
-        points: tuple[Mapping[str, Value], ...] = (),
-        cost_limit: float = math.inf,
-        change: Callable[[StudySetup], StudySetup] = same_setup,
+        chosen: ChosenPoints | None = None,
     ) -> bool:
         """Run the trials of a batch size until they end, or until `end` on the monotonic clock.
 
@@ -96,9 +116,7 @@ class Probes:
             end: When to stop, on the monotonic clock.
             stop: The request to stop.
             clock: The clock of the budget.
-            points: The metaparameters of each trial; empty lets the study draw them.
-            cost_limit: The steps after which each trial ends without the goal.
-            change: Returns the study to train from the declared one, with callbacks that measure.
+            chosen: What the caller decides of the trials; None lets the study draw them.
 
         Returns:
             Whether all trials have ended.
@@ -110,8 +128,8 @@ class Probes:
             UserError: with the cause of another failure.
         """
         study = dataclasses.replace(self.setup.study, batch_sizes=[batch_size])
-        if points:
-            study = dataclasses.replace(study, trials=len(points))
+        if chosen is not None:
+            study = dataclasses.replace(study, trials=len(chosen.points))
         setup = declare_study(dataclasses.replace(self.setup, study=study), self.data)
         record = read_study(self.url, self.name)
         remaining = sum(len(points) for points in setup.remaining_points(record.results).values())
@@ -124,7 +142,8 @@ class Probes:
             clock.tick()
             return bool(stop) or time.monotonic() > end
 
-        setup = change(dataclasses.replace(setup, points=points, cost_limit=cost_limit))
+        if chosen is not None:
+            setup = chosen.of(setup)
         seconds = end - time.monotonic()
         line = StageLine(f"  B = {batch_size}", seconds if seconds < math.inf else None)
 
@@ -139,7 +158,7 @@ class Probes:
         failures = Failures(setup.storage.failures(self.name), earlier)
         try:
             with line:
-                all_ended = self._take(results, failures, stop)
+                all_ended = self._take(results, failures, stop, chosen)
             failures.refuse_if_all_failed()
         except AllFail as error:
             raise AllFail(f"the probe at B = {batch_size}: {error}", value=error.value) from None
@@ -152,12 +171,20 @@ class Probes:
             raise cause from error
         return all_ended
 
-    def _take(self, results: Results, failures: Failures, stop: StopRequest) -> bool:
+    def _take(
+        self,
+        results: Results,
+        failures: Failures,
+        stop: StopRequest,
+        chosen: ChosenPoints | None,
+    ) -> bool:
         """Log results as they come; return whether all came in time."""
         try:
             with closing(results):
                 for result in results:
                     self.mlflow.log_result(result)
+                    if chosen is not None:
+                        chosen.on_result(result)
                     failed = result.status is Status.FAILED
                     if failed and has_no_room(result.failure, self.setup.workload):
                         raise CannotRun(result.failure)

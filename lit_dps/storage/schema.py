@@ -247,6 +247,9 @@ ADVICE_ATTRS = {
     "parameters": Stored(int, "Parameters of the network."),
     "reads_noise": Stored(bool, "Whether the noise scale can be read along the user's own run."),
     "pilot": Stored(dict, "The user's own run: `lit_dps.advice.pilot_evidence.PilotRun`."),
+    "tried": Stored(
+        list, "Runs after the pilot: batch size, rate over the rule's, rank, steps or metric."
+    ),
     "raced": Stored(list, "Batch sizes at which all runs have ended."),
     "bounds": Stored(list, "Batch sizes at which no run met the goal, and the steps until then."),
     "noise": Stored(dict | None, "`NoiseScale.to_dict`, in examples; null if it failed."),

@@ -7,7 +7,6 @@ import contextlib
 import dataclasses
 import json
 
-import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -18,7 +17,7 @@ from lit_dps.advice import run as advising_run
 from lit_dps.storage.advice_store import list_advice
 from lit_dps.storage.read import read_study
 from lit_dps.study.probe_run import RunTimes
-from tests.e2e.advised_user import C1, C2, STEEPNESS
+from tests.e2e.advised_user import C1, C2
 from tests.e2e.commands import run_here
 from tests.e2e.test_advise import configuration
 
@@ -71,10 +70,9 @@ def test_the_users_run_and_a_few_larger_batches_give_the_curve(tmp_path):
     table = pd.read_csv(tmp_path / "mlruns/figures/Module/advice/answer.csv")
     table = table.drop_duplicates("batch_size").set_index("batch_size")
     sizes = table.index.to_numpy()
-    # The module's best rate is the same at every B. The rule is off by sqrt(B / 32) from it.
-    truth = (C1 / sizes + C2) * np.exp(STEEPNESS * np.abs(np.log(sizes / 32)) / 2)
+    truth = C1 / sizes + C2
     error = (table["steps"] / truth).to_numpy()
-    assert ((error > 0.85) & (error < 1.15)).all(), error
+    assert ((error > 0.9) & (error < 1.1)).all(), error
     inside = (table["steps_low"] <= truth) & (truth <= table["steps_high"])
     assert inside.mean() > 0.7
     # What is printed first tells what will be done, and what it costs.
@@ -154,6 +152,8 @@ def test_a_run_that_misses_its_goal_is_told_and_identifies_nothing(tmp_path):
 def test_a_rate_that_is_far_too_small_is_noticed_and_run_again(tmp_path, monkeypatch):
     """The module needs e^(0.4 |log(rate / 0.1)|) as many steps: the pilot at 0.002 takes 4.8 K."""
     monkeypatch.setattr("tests.e2e.advised_user.STEEPNESS", 0.4)
+    # The noise scale of the module's loss has nothing to do with its progress.
+    monkeypatch.setattr(advising_run, "_can_read_noise", lambda session: False)
     done = ask(tmp_path, "Module", "--model.lr", 0.002, "--goal.max_steps", 800)
     assert done.returncode == 0, done.stderr
     assert "your rate may be too small" in done.stderr

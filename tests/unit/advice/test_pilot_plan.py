@@ -6,7 +6,15 @@ import math
 
 import pytest
 
-from lit_dps.advice.pilot_plan import PilotPlan, RuledRate, next_factor
+from lit_dps.advice.pilot_plan import (
+    DIVERGED,
+    MET,
+    MISSED,
+    Outcome,
+    PilotPlan,
+    RuledRate,
+    next_factor,
+)
 
 SGD = PilotPlan(32, "model.lr", 0.1, 1.0, is_adaptive=False)
 ADAM = PilotPlan(32, "model.lr", 1e-3, 0.5, is_adaptive=True)
@@ -21,26 +29,63 @@ def test_the_rate_grows_by_the_rule_of_the_optimizer(plan, rate):
     assert second == {"model.lr": pytest.approx(2 * rate)}
 
 
+def met(steps: int) -> Outcome:
+    return Outcome(MET, steps)
+
+
+def missed(metric: float) -> Outcome:
+    return Outcome(MISSED, metric)
+
+
+DIVERGES = Outcome(DIVERGED, math.inf)
+
+
 @pytest.mark.parametrize(
     ("tried", "factor"),
     [
         ({}, 1.0),
-        ({1.0: 100}, 2.0),
-        ({1.0: 100, 2.0: None}, None),  # the larger rate diverged, or was slower
-        ({1.0: 100, 2.0: 91}, None),
-        ({1.0: 100, 2.0: 89}, 4.0),  # a still larger rate may be better
-        ({1.0: None, 2.0: 89}, 4.0),
-        ({1.0: 100, 2.0: 60, 4.0: 40}, 8.0),
-        ({1.0: 100, 2.0: 60, 4.0: 58}, None),
-        ({1.0: 100, 2.0: 60, 4.0: None}, None),
-        ({1.0: None, 2.0: None}, 0.5),
-        ({1.0: None, 2.0: None, 0.5: None}, None),
-        ({1.0: None, 2.0: None, 0.5: 80}, None),
-        ({1.0: 100, 2.0: 60, 4.0: 40, 8.0: 30, 16.0: 20, 32.0: 10}, None),  # six runs
+        ({1.0: met(100)}, 2.0),
+        ({1.0: met(100), 2.0: met(91)}, None),
+        ({1.0: met(100), 2.0: met(89)}, 4.0),  # a still larger rate may be better
+        ({1.0: missed(0.2), 2.0: met(89)}, 4.0),
+        ({1.0: met(100), 2.0: DIVERGES}, 0.5),  # a smaller rate may be better
+        ({1.0: met(100), 2.0: DIVERGES, 0.5: met(95)}, None),
+        ({1.0: met(100), 2.0: DIVERGES, 0.5: met(80)}, 0.25),
+        ({1.0: met(100), 2.0: DIVERGES, 0.5: missed(0.2)}, None),
+        ({1.0: met(100), 2.0: met(60), 4.0: met(40)}, 8.0),
+        ({1.0: met(100), 2.0: met(60), 4.0: met(58)}, None),
+        ({1.0: met(100), 2.0: met(60), 4.0: missed(0.06)}, None),
+        ({1.0: missed(0.3), 2.0: missed(0.2)}, 4.0),  # the nearer to the goal is followed
+        ({1.0: missed(0.2), 2.0: missed(0.3)}, 0.5),
+        ({1.0: DIVERGES, 2.0: DIVERGES}, 0.5),
+        ({1.0: DIVERGES, 2.0: DIVERGES, 0.5: DIVERGES}, 0.25),
+        ({1.0: met(100), 2.0: met(60), 4.0: met(40), 8.0: met(30), 16.0: met(20)}, None),
     ],
 )
-def test_rates_are_run_as_long_as_the_largest_is_the_best_by_far(tried, factor):
-    assert next_factor(tried) == factor
+def test_rates_are_run_beyond_the_better_one_as_long_as_it_is_the_best_by_far(tried, factor):
+    assert next_factor(tried, (1.0, 2.0)) == factor
+
+
+def test_the_first_rates_are_by_the_rule_of_the_optimizer():
+    assert ADAM.first_factors == (1.0, 2.0)
+    assert SGD.first_factors == (0.5, 1.0), "the linear rule is an upper end"
+
+
+@pytest.mark.parametrize(
+    ("plan", "factor", "at_own_size"),
+    [
+        (ADAM, 2.0, None),
+        (ADAM, 4.0, 4.0),  # the user's rate is too small
+        (ADAM, 0.25, None),  # 0.25 sqrt(8) = 0.71 times the user's rate
+        (ADAM, 0.125, pytest.approx(0.125 * math.sqrt(8))),  # it is too large
+        (SGD, 0.125, None),  # the user's own rate
+        (SGD, 0.03, pytest.approx(0.24)),
+    ],
+)
+def test_a_rate_that_is_far_off_at_a_larger_batch_is_far_off_at_the_users(
+    plan, factor, at_own_size
+):
+    assert plan.factor_at_own_size(256, factor) == at_own_size
 
 
 def test_the_space_has_the_users_rate_in_its_middle_and_all_rates_inside():
@@ -65,10 +110,15 @@ def test_batch_sizes_are_the_users_times_powers_of_two(batch_size, parts, most, 
     assert plan.batch_sizes(parts, most) == sizes
 
 
-def test_a_recommended_rate_follows_the_nearest_run():
-    rate = RuledRate.of(ADAM, {32: 1e-3, 256: 6e-3}, (8.0, 4096.0))
-    assert rate.at(32) == 1e-3 and rate.at(256) == 6e-3
-    assert rate.at(64) == pytest.approx(1e-3 * math.sqrt(2))
-    assert rate.at(1024) == pytest.approx(6e-3 * 2)
+def test_a_recommended_rate_is_interpolated_and_beyond_the_runs_grows_at_most_by_the_rule():
+    rate = RuledRate.of(ADAM, {32: 1e-3, 512: 2e-3}, (8.0, 8192.0))
+    assert rate.at(32) == pytest.approx(1e-3) and rate.at(512) == pytest.approx(2e-3)
+    assert rate.at(128) == pytest.approx(1e-3 * math.sqrt(2))
+    # It grew with B^(1/4) between the runs, so it does beyond.
+    assert rate.at(8192) == pytest.approx(4e-3) and rate.at(2) == pytest.approx(5e-4)
+    steep = RuledRate.of(ADAM, {32: 1e-3, 64: 4e-3}, (8.0, 8192.0))
+    assert steep.at(256) == pytest.approx(8e-3), "with sqrt(B)"
+    falling = RuledRate.of(SGD, {32: 0.1, 64: 0.05}, (8.0, 8192.0))
+    assert falling.at(256) == pytest.approx(0.05)
     unmeasured = RuledRate.of(SGD, {}, (8.0, 4096.0))
     assert unmeasured.at(64) == pytest.approx(0.2) and unmeasured.name == "model.lr"
