@@ -1,9 +1,9 @@
 """The method pilot: the user's own run to its goal, then few and short runs at larger batch sizes.
 
 The pilot is a training that the user wanted anyway, and its checkpoint is kept. Along it the noise
-scale is read. Each later run is at the batch size that promises most (`probe_value`), with the
-pilot's rate by rule and twice that. A run ends when it needs more steps than the pilot, or than a
-better run at its batch size. All runs together take at most `MAX_TRAININGS` times the pilot.
+scale is read. Each later run is at the batch size that promises most (`probe_value`), at two to
+five rates around the rule's (`pilot_plan`). A run ends when it needs more steps than the pilot, or
+than a better run at its batch size. All runs together take at most `MAX_TRAININGS` times the pilot.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from lit_dps.advice.next_probe import law_with_prior
 from lit_dps.advice.options import Clock, print_line
 from lit_dps.advice.pilot_evidence import (
     PilotRun,
+    best_metric,
     bounds_of,
     observations_of_runs,
     results_at,
@@ -43,6 +44,7 @@ from lit_dps.core.record import StudyRecord
 from lit_dps.core.text import format_duration, number_text
 from lit_dps.core.trial import LIGHTNING, Status, TrialResult
 from lit_dps.parallel.process import StopRequest
+from lit_dps.study.failures import AllFail
 from lit_dps.study.setup import StudySetup
 from lit_dps.training.trainer_rules import as_list
 
@@ -98,7 +100,7 @@ def _step_seconds(question: Question, devices: int, batch_size: float) -> float:
     if step is None:
         return math.inf
     interval = question.setup.goal_of_trials.check_interval
-    return step.value + question.times.check / interval
+    return step.value + question.check_seconds / interval
 
 
 def ask_by_pilot(question: Question, plan: PilotPlan, clock: Clock, stop: StopRequest) -> None:
@@ -150,13 +152,24 @@ class _Course:
         if run is None:
             run = self._run_pilot()
         if run is None:
-            print_line("  its time is over; a larger --budget continues it")
             return None
         if run.steps is None:
-            print_line(f"  it did not meet the goal in {run.steps_run} steps ({run.status})")
+            metric = question.setup.goal_of_trials.metric
+            best = "" if run.best is None else f", its best {metric} was {number_text(run.best)}"
+            print_line(
+                f"  it did not meet the goal in {run.steps_run} steps ({run.status}){best}. Choose "
+                "an easier goal, a larger goal.max_steps, or another learning rate."
+            )
             self._keep_bound(plan.batch_size, run.steps_run)
             return None
         print_line(f"  goal met after {run.steps} steps, {format_duration(run.seconds, 2)}")
+        interval = question.setup.goal_of_trials.check_interval
+        if run.steps <= interval:
+            print_line(
+                f"  that is its first validation, so its steps are unknown: set "
+                f"goal.check_interval below {interval} and another study.name"
+            )
+            return None
         if run.noise is not None:
             print_line(f"  noise scale of its second half: {run.noise}")
         file = pilot_checkpoint(question.setup)
@@ -180,6 +193,8 @@ class _Course:
             run = PilotRun.of_record(self.record, plan)
         if run is not None:
             question.store.keep(pilot=run.to_dict())
+            # The pilot measures validations better than the first table.
+            vars(question).pop("check_seconds", None)
         return run
 
     def choose(self, pilot: PilotRun, closed: set[int]) -> int | None:
@@ -244,6 +259,8 @@ class _Course:
         law = self._law(pilot)
         low, high = law.reach
         sizes = [b for b in question.batch_sizes if low <= b <= min(high, question.largest)]
+        if not sizes:
+            return None
         of_step = [_step_seconds(question, question.setup.ranks, b) for b in sizes]
         times = law.samples(sizes).mean(axis=0) * np.array(of_step)
         best = sizes[int(times.argmin())]
@@ -254,9 +271,10 @@ class _Course:
         affordable = [each for each in above if each.cost <= seconds]
         return max(affordable, key=lambda each: each.batch_size, default=None)
 
-    def _law(self, pilot: PilotRun) -> Law:
-        """Return the law of all runs so far."""
+    def _law(self, pilot: PilotRun, without: int | None = None) -> Law:
+        """Return the law of all runs so far, or of those at other batch sizes than one."""
         observed = observations_of_runs(self.record, bounds_of(self.question.store.read()))
+        observed = [each for each in observed if each.batch_size != without]
         return law_with_prior(observed, pilot.noise, self.plan.is_adaptive)
 
     def continue_interrupted(self, pilot: PilotRun) -> None:
@@ -283,7 +301,6 @@ class _Course:
         tried = self._tried(batch_size)
         while (factor := next_factor(tried, self.plan.first_factors)) is not None:
             if not self._try(batch_size, [*tried, factor], limit):
-                print_line("  its time is over")
                 return
             tried = self._tried(batch_size)
         best = min(tried, key=lambda each: tried[each])
@@ -303,7 +320,8 @@ class _Course:
         They are what K exceeds with a probability of `LATE`, at most those of the pilot, and a
         multiple of the check interval.
         """
-        law = self._law(pilot)
+        # The same limit if the runs at this batch size are continued.
+        law = self._law(pilot, without=batch_size)
         steps = float(np.quantile(law.samples([batch_size]), 1 - LATE))
         interval = self.question.setup.goal_of_trials.check_interval
         checks = min(math.ceil(steps / interval), math.ceil(pilot.steps_run / interval))
@@ -344,8 +362,12 @@ class _Course:
             if result.trial.point == len(factors) - 1:
                 outcomes.append(self._outcome(result))
 
-        if not self._run(batch_size, ChosenPoints(points, limit, on_result=take)):
-            return False
+        try:
+            if not self._run(batch_size, ChosenPoints(points, limit, on_result=take)):
+                return False
+        except AllFail as error:
+            # The user's code may refuse values that are not finite.
+            print_line(f"  it fails: {error}")
         for result in results_at(self.record, batch_size):
             # A run of this command may have been killed after the result was stored.
             if not outcomes and result.trial.point == len(factors) - 1:
@@ -362,10 +384,10 @@ class _Course:
             return Outcome(MET, result.steps)
         if result.status in (Status.INFEASIBLE, Status.FAILED, Status.STOPPED):
             return Outcome(DIVERGED, math.inf)
-        values = [v for v in result.curve.get(goal.metric, []) if math.isfinite(v)]
-        if not values:
+        best = best_metric(result, goal)
+        if best is None:
             return Outcome(DIVERGED, math.inf)
-        return Outcome(MISSED, -max(values) if goal.at_least else min(values))
+        return Outcome(MISSED, -best if goal.at_least else best)
 
     def _tried(self, batch_size: int) -> dict[float, Outcome]:
         """Return the outcome of each rate that was run at a batch size, in the order of the runs.
@@ -382,7 +404,10 @@ class _Course:
         """Run the chosen trials at a batch size; return whether all have ended."""
         end = time.monotonic() + self.clock.remaining
         try:
-            return self.question.probes.run(batch_size, end, self.stop, self.clock, chosen)
+            if self.question.probes.run(batch_size, end, self.stop, self.clock, chosen):
+                return True
+            print_line("  its time is over; a larger --budget continues it")
+            return False
         except CannotRun as error:
             print_line(f"  B = {batch_size} cannot be run: {error}")
             return False

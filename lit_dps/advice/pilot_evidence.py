@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -10,6 +11,7 @@ from lit_dps.advice.next_probe import TYPICAL_NOISE
 from lit_dps.advice.pilot_plan import PilotPlan
 from lit_dps.analysis.analysis import Analysis
 from lit_dps.analysis.observations import AT_LEAST, AT_MOST, Observation
+from lit_dps.core.goal import Goal
 from lit_dps.core.noise_scale import NoiseScale, noise_scale
 from lit_dps.core.record import StudyRecord
 from lit_dps.core.trial import NOISE_SCALE, Status, TrialResult
@@ -59,6 +61,8 @@ class PilotRun:
         seconds: Its wall time.
         status: How it ended.
         noise: The noise scale of its second half; None if it was not read.
+        best: The best value of the goal's metric; None without a finite one.
+        check_seconds: Mean seconds of a full validation; None if validations stopped early.
     """
 
     steps: int | None
@@ -66,6 +70,8 @@ class PilotRun:
     seconds: float
     status: str
     noise: NoiseScale | None
+    best: float | None = None
+    check_seconds: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as plain JSON."""
@@ -88,10 +94,33 @@ class PilotRun:
     def of_record(cls, record: StudyRecord | None, plan: PilotPlan) -> PilotRun | None:
         """Return the pilot of a study that has no other run yet; None before it has ended."""
         for run in results_at(record, plan.batch_size):
-            if run.trial.point == 0 and run.status is not Status.FAILED:
-                noise = _late_noise_scale(run, plan.batch_size)
-                return cls(run.steps, run.steps_run, run.seconds, str(run.status), noise)
+            if record is not None and run.trial.point == 0 and run.status is not Status.FAILED:
+                return cls(
+                    steps=run.steps,
+                    steps_run=run.steps_run,
+                    seconds=run.seconds,
+                    status=str(run.status),
+                    noise=_late_noise_scale(run, plan.batch_size),
+                    best=best_metric(run, record.goal),
+                    check_seconds=_check_seconds(run),
+                )
         return None
+
+
+def best_metric(run: TrialResult, goal: Goal) -> float | None:
+    """Return the best value of the goal's metric along a run; None without a finite one."""
+    values = [value for value in run.curve.get(goal.metric, []) if math.isfinite(value)]
+    if not values:
+        return None
+    return max(values) if goal.at_least else min(values)
+
+
+def _check_seconds(run: TrialResult) -> float | None:
+    """Return the mean seconds of a validation of a run; None if some stopped early."""
+    checks = run.timed.get("checks")
+    if not checks or 0 in run.curve.get("exact", []):
+        return None
+    return run.timed["checking"] / checks
 
 
 def _late_noise_scale(run: TrialResult, batch_size: int) -> NoiseScale | None:

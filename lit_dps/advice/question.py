@@ -66,6 +66,14 @@ class Question:
         largest = self.times.largest if self.times.is_memory_full else None
         return fit_step_time(self.times.timed, link, largest)
 
+    @cached_property
+    def check_seconds(self) -> float:
+        """Seconds of a full validation: along the pilot, else as timed."""
+        pilot = None if self.plan is None else PilotRun.of_stored(self.store.read())
+        if pilot is None or pilot.check_seconds is None:
+            return self.times.check
+        return pilot.check_seconds
+
     @property
     def batch_sizes(self) -> list[int]:
         """Batch sizes to answer for, up to the largest that all devices have.
@@ -107,7 +115,7 @@ def conclude(question: Question) -> Answer:
     options = question.options
     setup = question.probes.setup
     # `fit` makes full validations; validations of probes stop early.
-    checks = Checks(question.times.check, setup.goal_of_trials.check_interval)
+    checks = Checks(question.check_seconds, setup.goal_of_trials.check_interval)
     terms = Terms(options.price, checks)
     step_time, batch_sizes = question.step_time, question.batch_sizes
     record = question.probes.record()

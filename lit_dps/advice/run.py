@@ -72,6 +72,7 @@ TIMING_SHARE = 0.1
 NOISE_SHARE = 0.05
 VERIFICATION_SHARE = 0.2
 MAX_TIMING_SECONDS = 20.0
+BATCH_SIZES = "study.batch_sizes"
 # Sizes that are timed for the pilot: B0 / 4, B0, 4 B0, ...
 PILOT_FACTOR = 4
 NOISE_STEPS = 200
@@ -179,7 +180,14 @@ def _check(
     """
     prepare = prepare_pilot if options.method == "pilot" else prepare_probes
     probe_study = prepare(setup, options)
-    data = check_study(probe_study.setup).data
+    try:
+        data = check_study(probe_study.setup).data
+    except ConfigError as error:
+        if error.key != BATCH_SIZES:
+            raise
+        # The user has written another key.
+        key = setup.workload.batch_size_key
+        raise ConfigError(key, error.value, str(error.allowed)) from error
     notes = list(probe_study.notes)
     if proposal is not None:
         notes.append(proposal.note)
@@ -414,7 +422,8 @@ def _print_cost(question: Question) -> None:
         longest = format_duration(trainings * question.training_seconds, 2)
         print_line(
             f"asking takes your own run and at most {trainings - 1:g} times as long again for runs "
-            f"at larger batch sizes: {longest} if your run takes all of its {max_steps} steps"
+            f"at larger batch sizes: {longest} of training if your run takes all of its "
+            f"{max_steps} steps"
         )
         sizes = question.batch_sizes
         print_line("\n".join(preview(question.plan, sizes, step_seconds_by_devices(question))))

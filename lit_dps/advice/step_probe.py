@@ -53,7 +53,7 @@ class StepTimes:
 
     Attributes:
         timed: The steps.
-        check: Median seconds of a validation of the entire split.
+        check: Least seconds of a validation of the entire split.
         largest: The largest batch of one device that was timed.
         reason: Why no larger one was timed.
         is_memory_full: Whether memory is the reason; then a larger batch has to be accumulated.
@@ -190,7 +190,8 @@ class _SizeLadder:
             raise UserError(
                 f"advise: steps can be timed at fewer than 2 batch sizes: {times.reason}"
             )
-        times.check = sorted(self.checks)[len(self.checks) // 2]
+        # The first validation of a run, which is timed, is sometimes slower than later ones.
+        times.check = min(self.checks)
         times.is_memory_full = times.reason.startswith(FULL)
         return times
 
@@ -325,7 +326,7 @@ def _time_trial(
         line = first_line(error).removeprefix("cannot time a trial: ")
         above_split = getattr(error, "above_split", False)
         if above_split or may_fail or is_above_split(line, setup.workload.batch_size_key):
-            return line
+            return line.replace("study.batch_sizes is", "a batch size is")
         raise UserError(
             f"advise: a step at B = {trial.cell.batch_size} cannot be timed: {line}",
             value=trial.cell.batch_size,

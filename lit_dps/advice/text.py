@@ -48,6 +48,8 @@ def _recommendation(answer: Answer) -> list[str]:
     best = answer.best
     if best is None:
         why = "K or the step time is not known for anything that was asked"
+        if not any(each.bound == 0 for each in answer.law.observations):
+            why = "no run shows how many steps the goal takes"
         if len(answer.table):
             why = "nothing is within the limits"
         return [f"no answer: {why}", *answer.law.notes]

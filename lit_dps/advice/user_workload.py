@@ -303,6 +303,10 @@ def prepare_pilot(setup: StudySetup, options: Options) -> ProbeStudy:
         plan = dataclasses.replace(plan, power=power, is_adaptive=adaptive is not None)
         if adaptive is not None:
             notes += _scaling_notes(adaptive, plan.batch_size)
+    if setup.study.space:
+        own = {plan.rate_key: plan.rate, **plan.params}
+        values = ", ".join(f"{key} = {value}" for key, value in own.items())
+        notes.append(f"study.space is not searched. Your own run has {values}.")
     study = probe_setup(plan.setup(setup), options.trials, adaptive, warm_up)
     return ProbeStudy(study, adaptive, notes, plan)
 

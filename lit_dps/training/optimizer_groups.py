@@ -186,5 +186,5 @@ def mixed_rates_note(optimizers: Sequence[Optimizer]) -> list[str]:
     other = " and ".join(names[0.5])
     return [
         f"The rate of {plain} grows with B, the rate of {other} with sqrt(B). No rule for one "
-        "learning rate fits both, so the rate is only searched."
+        "learning rate fits both."
     ]
