@@ -16,12 +16,11 @@ from typing import Any
 
 from lightning.pytorch import LightningDataModule
 
+from lit_dps.advice.announced_cost import print_cost, print_pilot, print_share
 from lit_dps.advice.branch_run import run_branches
 from lit_dps.advice.max_steps import Proposal, settle_max_steps
 from lit_dps.advice.options import MIN_ANSWER_SECONDS, Clock, Options, print_line
-from lit_dps.advice.pilot_course import ask_by_pilot, max_trainings, step_seconds_by_devices
-from lit_dps.advice.pilot_plan import PilotPlan
-from lit_dps.advice.pilot_preview import preview
+from lit_dps.advice.pilot_course import ask_by_pilot
 from lit_dps.advice.probe_plan import probe_all
 from lit_dps.advice.probe_study import Probes
 from lit_dps.advice.question import Question, conclude
@@ -42,11 +41,10 @@ from lit_dps.advice.user_workload import (
     prepare_probes,
     user_batch_size,
 )
-from lit_dps.analysis.tables import significant
 from lit_dps.core.environment import SOURCES, changes_since
 from lit_dps.core.errors import ConfigError, StorageError, UserError
 from lit_dps.core.noise_scale import NoiseScale
-from lit_dps.core.text import format_duration, number_text
+from lit_dps.core.text import format_duration
 from lit_dps.core.trial import LIGHTNING
 from lit_dps.core.unit import STEPS
 from lit_dps.parallel.process import (
@@ -269,7 +267,7 @@ def _ask_and_answer(
             if "environment" not in session.stored:
                 store.keep(environment=session.environment)
             question = _measure(session)
-            _print_cost(question)
+            print_cost(question)
             if clock.remaining > MLFLOW_SECONDS:
                 log_measurements(question)
             try:
@@ -337,9 +335,9 @@ def _step_times(session: _Session) -> StepTimes:
         goal = setup.goal_of_trials
         training = goal.max_steps * (rough.step + rough.check / goal.check_interval)
         if session.probe_study.plan is None:
-            _print_share(clock.budget, batch_size, goal.max_steps, training, "about ")
+            print_share(clock.budget, batch_size, goal.max_steps, training, "about ")
         else:
-            _print_pilot(session.probe_study.plan, goal.max_steps, training)
+            print_pilot(session.probe_study.plan, goal.max_steps, training)
     print_line("timing steps")
 
     def print_and_check(line: str) -> None:
@@ -410,46 +408,6 @@ def _noise_scale(session: _Session, times: StepTimes) -> NoiseScale | None:
     print_line(scale.sentence)
     session.store.keep(noise=scale.to_dict())
     return scale
-
-
-def _print_cost(question: Question) -> None:
-    """Print what asking costs as a share of one training, by all timed steps."""
-    print_line(question.step_time.describe())
-    batch_size = user_batch_size(question.setup.workload)
-    max_steps = question.setup.goal_of_trials.max_steps
-    if question.plan is not None:
-        trainings = max_trainings(question, batch_size)
-        longest = format_duration(trainings * question.training_seconds, 2)
-        print_line(
-            f"asking takes your own run and at most {trainings - 1:g} times as long again for runs "
-            f"at larger batch sizes: {longest} of training if your run takes all of its "
-            f"{max_steps} steps"
-        )
-        sizes = question.batch_sizes
-        print_line("\n".join(preview(question.plan, sizes, step_seconds_by_devices(question))))
-        return
-    _print_share(question.options.budget, batch_size, max_steps, question.training_seconds)
-
-
-def _print_pilot(plan: PilotPlan, max_steps: int, training: float) -> None:
-    """Print what the command will do, before it does anything."""
-    print_line(
-        f"first your own run: B = {plan.batch_size}, {plan.rate_key} = {number_text(plan.rate)}; "
-        f"its {max_steps} steps at most take about {format_duration(training, 2)} on one device"
-    )
-
-
-def _print_share(
-    budget: float, batch_size: int, max_steps: int, training: float, about: str = ""
-) -> None:
-    share = budget / training
-    cost = f"{share:.0%} of"
-    if share >= 2:
-        cost = f"{significant(share)} times"
-    print_line(
-        f"one training of {max_steps} steps at B = {batch_size} takes {about}"
-        f"{format_duration(training, 2)} on one device: asking is at most {cost} that"
-    )
 
 
 def _ask(question: Question, clock: Clock, stop: StopRequest) -> None:

@@ -114,7 +114,7 @@ def test_a_command_that_ends_in_the_pilot_goes_on_as_an_unbroken_one(tmp_path, m
     assert stored(broken)["pilot"]["steps"] == K_OF_PILOT
 
 
-@pytest.mark.parametrize("after", [1, 2, 3])
+@pytest.mark.parametrize("after", [1, 3])
 def test_a_command_that_is_killed_between_two_runs_goes_on_as_an_unbroken_one(
     tmp_path, monkeypatch, after
 ):

@@ -63,6 +63,7 @@ def power(given, store: AdviceStore) -> float:
     times = SimpleNamespace(check=0.1)
     question = SimpleNamespace(
         plan=None,
+        check_seconds=0.1,
         setup=given,
         options=OPTIONS,
         store=store,

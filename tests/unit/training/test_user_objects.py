@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import functools
 
-import pytest
 import torch
 from lightning.pytorch import LightningDataModule, LightningModule
 from torch import nn
 
 import lit_dps
 from lit_dps.advice import run as advising_run
-from lit_dps.core.errors import UserError
 from lit_dps.core.trial import Cell, Trial
 from lit_dps.training.user_objects import OBJECTS, batch_size_key, config_of
 from lit_dps.training.workload import Workload
@@ -183,8 +181,8 @@ def test_advice_for_objects_is_that_of_the_command(tmp_path, monkeypatch, capsys
     assert advice.name == "objects" and advice.source == "measured" and advice.exit_code == 3
     assert not len(advice.table) and advice.to_dict()["goal"] == "goal error 0.05"
     assert "Only this script or notebook knows lit_dps_objects.model_" in capsys.readouterr().err
-    with pytest.raises(UserError, match="--budget"):
-        lit_dps.advise(advised_user.Module, advised_user.Data, goal=goal)
+    with refuses("--budget"):
+        lit_dps.advise(advised_user.Module, advised_user.Data, goal=goal, method="branch")
     with refuses("foo"):
         lit_dps.advise(advised_user.Module, advised_user.Data, goal=goal, budget="1s", foo=3)
     with refuses("data"):
