@@ -56,10 +56,11 @@ FULL_RATIO = 3.0
 # A K takes about this many runs of its length: most end when they cannot be the best any more.
 RUNS_PER_K = 2.5
 # A recommendation at more than this times the largest batch size that was run is verified.
-FAR = 4
+FAR = 2
 # A run without the goal ends at the steps that K exceeds with this probability: more often its rate
 # is wrong.
 LATE = 0.1
+LAST_LOSSES = 4  # whose mean tells which of two runs without the goal is better
 NOISE_INTERVAL = 10  # steps of the pilot between two readings of the noise scale
 NOISE_CALLBACK = "lit_dps.readings.NoiseScaleCallback"
 CHECKPOINT_CALLBACK = "lit_dps.training.GoalCheckpointCallback"
@@ -387,6 +388,10 @@ class _Course:
         best = best_metric(result, goal)
         if best is None:
             return Outcome(DIVERGED, math.inf)
+        if 0 in result.curve.get("exact", []):
+            # Validations that stopped early have bounds, which are equal. Losses tell more.
+            losses = [loss for loss in result.curve["train_loss"] if math.isfinite(loss)]
+            return Outcome(MISSED, float(np.mean(losses[-LAST_LOSSES:])) if losses else math.inf)
         return Outcome(MISSED, -best if goal.at_least else best)
 
     def _tried(self, batch_size: int) -> dict[float, Outcome]:

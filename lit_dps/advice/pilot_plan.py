@@ -137,7 +137,8 @@ class Outcome(NamedTuple):
 
     Attributes:
         rank: 0 if it met the goal, 1 if it did not, 2 if it diverged or failed.
-        value: Steps to the goal; else the best value of the goal's metric, negative if it rises.
+        value: Steps to the goal; else the best value of the goal's metric, negative if it rises, or
+            the training loss at the end if validations stopped early.
     """
 
     rank: int

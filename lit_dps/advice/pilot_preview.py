@@ -47,7 +47,10 @@ def preview(
         columns[devices] = times
         is_near = times <= NEAR * times.min(axis=1, keepdims=True)
         likely = [b for b, p in zip(sizes, is_near.mean(axis=0), strict=True) if _is_likely(p)]
-        lines.append(f"So far, on {_devices(devices)}: B from {likely[0]} to {likely[-1]}.")
+        sizes_text = f"from {likely[0]} to {likely[-1]}"
+        if len(likely) == 1:
+            sizes_text = f"= {likely[0]}"
+        lines.append(f"So far, on {_devices(devices)}: B {sizes_text}.")
     rows = []
     for i, batch_size in enumerate(sizes):
         row = {"B": str(batch_size), "steps": _with_limits(steps[:, i])}

@@ -71,7 +71,7 @@ def _recommendation(answer: Answer) -> list[str]:
         lines.append(f"No other B is known to be within 10 % of the best time on {where}.")
     else:
         lines.append(f"Any B from {low:g} to {high:g} is within 10 % of the best time on {where}.")
-    for name, row in (("fastest", answer.fastest), ("cheapest", answer.cheapest)):
+    for name, row in (("least mean time", answer.fastest), ("cheapest", answer.cheapest)):
         if row["batch_size"] != best["batch_size"] or row["devices"] != best["devices"]:
             lines.append(f"{name}: {_place(row)}: {_costs(row, answer)}")
     return lines
