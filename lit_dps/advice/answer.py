@@ -451,7 +451,7 @@ def _assumptions(
                 "Steps are K, the least of several trials. One run usually needs more; how many is "
                 "unknown."
             )
-        elif one_run is not None:
+        elif one_run is not None and one_run.source != "prior":
             lines.append("One run exceeds K by the same factor at every batch size.")
     if "measured" in set(table["steps_known"]):
         lines.append(

@@ -37,8 +37,8 @@ class OneRun:
         ratio: The median of `ratios`.
         spread: Standard deviation of the log of the ratio of one more run.
         ratios: Steps over K, ascending; infinite for runs that did not meet the goal in their time.
-        source: "runs" of the recommended configuration on fresh seeds, or "trials" of the probes at
-            rates near it.
+        source: "runs" of the recommended configuration on fresh seeds, "trials" of the probes at
+            rates near it, or "prior" if K is of single runs.
         batch_size: The batch size of the runs; None for trials.
         steps: The steps of each run, ascending; infinite like `ratios`.
     """
@@ -46,12 +46,17 @@ class OneRun:
     ratio: float
     spread: float
     ratios: tuple[float, ...]
-    source: Literal["runs", "trials"]
+    source: Literal["runs", "trials", "prior"]
     batch_size: int | None = None
     steps: tuple[float, ...] = ()
 
     def describe(self) -> str:
         """Return the ratio and its source in a line."""
+        if self.source == "prior":
+            return (
+                f"Steps are of single runs. Another seed may need {self.spread:.0%} more or fewer, "
+                "the typical standard deviation; the limits include it."
+            )
         intro = "K is the least of a probe's trials. One run needs"
         if self.source == "trials":
             return (
@@ -65,6 +70,10 @@ class OneRun:
         if math.isinf(self.ratio):
             return f"{intro} more steps; most runs did not meet the goal in their time ({runs})."
         return f"{intro} {times(self.ratio)} as many steps ({runs})."
+
+
+# A further run, if K is of single runs at rates that were hardly searched.
+LIKE_K = OneRun(1.0, TYPICAL_SPREAD, (), "prior")
 
 
 def ratio_of_one_run(

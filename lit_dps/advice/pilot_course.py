@@ -55,6 +55,9 @@ MAX_TRAININGS_FULL = 5.0
 FULL_RATIO = 3.0
 # A K takes about this many runs of its length: most end when they cannot be the best any more.
 RUNS_PER_K = 2.5
+# Of these the time has to suffice for this many: two rates, the second of which ends early.
+FEWEST_RUNS_PER_K = 1.5
+FEWEST_RATES = 2
 # A recommendation at more than this times the largest batch size that was run is verified.
 FAR = 2
 # A run without the goal ends at the steps that K exceeds with this probability: more often its rate
@@ -206,12 +209,7 @@ class _Course:
             closed: Batch sizes that were run now, or cannot be.
         """
         question, record = self.question, self.record
-        # All by the model of the step time: seconds of single runs depend on other programs.
-        step_seconds = partial(_step_seconds, question, question.setup.ranks)
-        own = pilot.steps_run * step_seconds(self.plan.batch_size)
-        most = (max_trainings(question, self.plan.batch_size) - 1) * own
-        spent = seconds_of_runs(record, self.plan, step_seconds)
-        seconds = min(self.clock.remaining, most - spent)
+        seconds = self._remaining(pilot)
         if seconds <= 0:
             return None
         bounds = bounds_of(question.store.read())
@@ -226,9 +224,11 @@ class _Course:
             candidates,
             question.batch_sizes,
             step_seconds_by_devices(question),
-            step_seconds,
+            partial(_step_seconds, question, question.setup.ranks),
             RUNS_PER_K,
         )
+        # Further rates are run only as long as the time lasts.
+        seconds *= RUNS_PER_K / FEWEST_RUNS_PER_K
         chosen = best_run(worths, seconds)
         why = "the recommendation is far from all runs"
         if chosen is None:
@@ -242,6 +242,19 @@ class _Course:
             f"{format_duration(chosen.cost, 2)}; {why}"
         )
         return chosen.batch_size
+
+    def _remaining(self, pilot: PilotRun) -> float:
+        """Return the seconds that remain for runs.
+
+        Trainings count by the model of the step time: seconds of single runs depend on other
+        programs.
+        """
+        question = self.question
+        step_seconds = partial(_step_seconds, question, question.setup.ranks)
+        own = pilot.steps_run * step_seconds(self.plan.batch_size)
+        most = (max_trainings(question, self.plan.batch_size) - 1) * own
+        spent = seconds_of_runs(self.record, self.plan, step_seconds)
+        return min(self.clock.remaining, most - spent)
 
     def _far_recommendation(
         self, pilot: PilotRun, worths: Sequence[Worth], seconds: float
@@ -301,6 +314,8 @@ class _Course:
         limit = self._step_limit(batch_size, pilot)
         tried = self._tried(batch_size)
         while (factor := next_factor(tried, self.plan.first_factors)) is not None:
+            if len(tried) >= FEWEST_RATES and self._remaining(pilot) <= 0:
+                break
             if not self._try(batch_size, [*tried, factor], limit):
                 return
             tried = self._tried(batch_size)

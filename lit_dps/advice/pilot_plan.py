@@ -202,8 +202,7 @@ class RuledRate(RateLaw):
     def assumed(self) -> tuple[str, ...]:
         """What an answer assumes of the rates, a line each."""
         return (
-            "Steps are of one run at the best of one to three rates. Another seed may need 10 % "
-            "more or fewer.",
+            "The rate is the best of a few, so that steps are partly those of a lucky run.",
             "Where nothing was run, the learning rate is interpolated, or follows the rule.",
         )
 

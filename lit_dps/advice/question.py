@@ -9,7 +9,7 @@ from functools import cached_property
 from lit_dps.advice.answer import Answer, Checks, Terms, answer
 from lit_dps.advice.branch_run import branch_law
 from lit_dps.advice.next_probe import law_with_prior
-from lit_dps.advice.one_run import ratio_of_one_run
+from lit_dps.advice.one_run import LIKE_K, ratio_of_one_run
 from lit_dps.advice.options import Options
 from lit_dps.advice.pilot_evidence import (
     PilotRun,
@@ -128,7 +128,7 @@ def conclude(question: Question) -> Answer:
             question.plan.is_adaptive,
         )
         rate = RuledRate.of(question.plan, best_rates_of_runs(record, question.plan), law.reach)
-        return answer(law, step_time, batch_sizes, options.devices, terms, rate)
+        return answer(law, step_time, batch_sizes, options.devices, terms, rate, LIKE_K)
     key = rate_key(setup)
     if record is None:
         law = branch_law(stored, question.setup)
