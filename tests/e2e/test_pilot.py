@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import json
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -71,8 +72,9 @@ def test_the_users_run_and_a_few_larger_batches_give_the_curve(tmp_path):
     table = table.drop_duplicates("batch_size").set_index("batch_size")
     sizes = table.index.to_numpy()
     truth = C1 / sizes + C2
-    error = (table["steps"] / truth).to_numpy()
-    assert ((error > 0.9) & (error < 1.1)).all(), error
+    error = np.log(table["steps"] / truth).to_numpy()
+    # What advice has to reach in the median, here at every batch size from B0 / 4 to 64 B0.
+    assert (np.abs(error) <= 0.15).all(), error
     inside = (table["steps_low"] <= truth) & (truth <= table["steps_high"])
     assert inside.mean() > 0.7
     # What is printed first tells what will be done, and what it costs.
