@@ -425,7 +425,8 @@ def _changes(
             f"K at B = {size:.0f} is extrapolated. Half of such K on public runs were off by more "
             "than 12 %."
         )
-    if best["steps_known"] == "prior":
+    is_measured = any(each.batch_size == size and not each.bound for each in law.observations)
+    if best["steps_known"] == "prior" and not is_measured:
         lines.append(f"K at B = {size:.0f} rests on a prior. A run there replaces it.")
     return tuple(lines)
 
