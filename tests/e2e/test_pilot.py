@@ -22,6 +22,8 @@ from tests.e2e.advised_user import C1, C2
 from tests.e2e.commands import run_here
 from tests.e2e.test_advise import configuration
 
+pytestmark = pytest.mark.slow
+
 K_OF_PILOT = 75  # C1 / 32 + C2, at the best rate
 
 
@@ -116,7 +118,7 @@ def test_a_command_that_ends_in_the_pilot_goes_on_as_an_unbroken_one(tmp_path, m
     assert stored(broken)["pilot"]["steps"] == K_OF_PILOT
 
 
-@pytest.mark.parametrize("after", [1, 3])
+@pytest.mark.parametrize("after", [pytest.param(1, marks=pytest.mark.long), 3])
 def test_a_command_that_is_killed_between_two_runs_goes_on_as_an_unbroken_one(
     tmp_path, monkeypatch, after
 ):
