@@ -7,7 +7,7 @@ order:
 2. `branch_law`: a law from critical batch sizes along one run. `one_run`: steps of one run over K.
 3. `next_probe`: which batch size to measure next. `text`: the answer as text.
 
-`run` asks for a user's module: it times steps (`step_probe`), then trains the user's own run and a
+`run` asks for a user's module: it times steps (`step_probe`), then trains the user's run and a
 few others (`pilot_plan`, `pilot_course`, `probe_value`, `pilot_evidence`). By other methods it
 searches at several batch sizes (`probe_plan`, `probe_study`) and verifies what it recommends
 (`recommendation`), or forks a run (`branch_run`). It reports the answer (`report`).

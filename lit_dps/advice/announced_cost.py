@@ -21,7 +21,7 @@ def print_cost(question: Question) -> None:
         trainings = max_trainings(question, batch_size)
         longest = format_duration(trainings * question.training_seconds, 2)
         print_line(
-            f"asking takes your own run and at most {trainings - 1:g} times as long again for runs "
+            f"asking takes your run and at most {trainings - 1:g} times as long again for runs "
             f"at larger batch sizes: {longest} of training if your run takes all of its "
             f"{max_steps} steps"
         )
@@ -34,7 +34,7 @@ def print_cost(question: Question) -> None:
 def print_pilot(plan: PilotPlan, max_steps: int, training: float) -> None:
     """Print what the command will do, before it does anything."""
     print_line(
-        f"first your own run: B = {plan.batch_size}, {plan.rate_key} = {number_text(plan.rate)}; "
+        f"first your run: B = {plan.batch_size}, {plan.rate_key} = {number_text(plan.rate)}; "
         f"its {max_steps} steps at most take about {format_duration(training, 2)} on one device"
     )
 

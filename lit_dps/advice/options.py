@@ -28,7 +28,7 @@ class Options:
     Attributes:
         budget: Seconds that all runs of the command together may take; infinite leaves the limit to
             the method "pilot".
-        method: "pilot" trains the user's own run, then few runs at larger batch sizes; "law" probes
+        method: "pilot" trains the user's run, then few runs at larger batch sizes; "law" probes
             K at a few batch sizes; "branch" forks a run
             (`lit_dps.readings.branching`).
         devices: Numbers of devices to answer for.

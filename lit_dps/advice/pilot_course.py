@@ -1,4 +1,4 @@
-"""The method pilot: the user's own run to its goal, then few and short runs at larger batch sizes.
+"""The method pilot: the user's run to its goal, then few and short runs at larger batch sizes.
 
 The pilot is a training that the user wanted anyway, and its checkpoint is kept. Along it the noise
 scale is read. Each later run is at the batch size that promises most (`probe_value`), at two to
@@ -84,7 +84,7 @@ def max_trainings(question: Question, batch_size: int) -> float:
 
 
 def pilot_checkpoint(setup: StudySetup) -> Path:
-    """Return the file of the checkpoint of the user's own run."""
+    """Return the file of the checkpoint of the user's run."""
     return setup.storage.checkpoints(setup.study.name) / "pilot.ckpt"
 
 
@@ -134,7 +134,7 @@ class _Course:
 
     Attributes:
         question: The question.
-        plan: The user's own run.
+        plan: The user's run.
         clock: The clock of the budget.
         stop: The request to stop.
     """
@@ -150,7 +150,7 @@ class _Course:
         return self.question.probes.record()
 
     def train_pilot(self) -> PilotRun | None:
-        """Train the user's own run to its goal, and return it; None if it has not met the goal."""
+        """Train the user's run to its goal, and return it; None if it has not met the goal."""
         question, plan = self.question, self.plan
         run = PilotRun.of_stored(question.store.read())
         if run is None:
@@ -205,7 +205,7 @@ class _Course:
         """Return the batch size that is worth a run most; None if none is worth it.
 
         Args:
-            pilot: The user's own run.
+            pilot: The user's run.
             closed: Batch sizes that were run now, or cannot be.
         """
         question, record = self.question, self.record
@@ -251,8 +251,8 @@ class _Course:
         """
         question = self.question
         step_seconds = partial(_step_seconds, question, question.setup.ranks)
-        own = pilot.steps_run * step_seconds(self.plan.batch_size)
-        most = (max_trainings(question, self.plan.batch_size) - 1) * own
+        of_pilot = pilot.steps_run * step_seconds(self.plan.batch_size)
+        most = (max_trainings(question, self.plan.batch_size) - 1) * of_pilot
         spent = seconds_of_runs(self.record, self.plan, step_seconds)
         return min(self.clock.remaining, most - spent)
 
@@ -265,7 +265,7 @@ class _Course:
         on public runs and a rule alone.
 
         Args:
-            pilot: The user's own run.
+            pilot: The user's run.
             worths: The runs that can be made.
             seconds: The time for runs.
         """
@@ -309,7 +309,7 @@ class _Course:
 
         Args:
             batch_size: The batch size, in examples.
-            pilot: The user's own run.
+            pilot: The user's run.
         """
         limit = self._step_limit(batch_size, pilot)
         tried = self._tried(batch_size)
@@ -327,7 +327,7 @@ class _Course:
         else:
             rate = number_text(best * self.plan.rate_by_rule(batch_size))
             print_line(f"  K = {steps} at {self.plan.rate_key} = {rate}")
-            self._run_own_size_again(self.plan.factor_at_own_size(batch_size, best), pilot)
+            self._rerun_user_size(self.plan.factor_at_user_size(batch_size, best), pilot)
         self.question.store.append("raced", batch_size)
 
     def _step_limit(self, batch_size: int, pilot: PilotRun) -> int:
@@ -343,12 +343,12 @@ class _Course:
         checks = min(math.ceil(steps / interval), math.ceil(pilot.steps_run / interval))
         return checks * interval
 
-    def _run_own_size_again(self, factor: float | None, pilot: PilotRun) -> None:
+    def _rerun_user_size(self, factor: float | None, pilot: PilotRun) -> None:
         """Run B0 at another rate than the user's, until it needs more steps than the pilot.
 
         Args:
             factor: The rate over the user's; None if his rate is not far off.
-            pilot: The user's own run.
+            pilot: The user's run.
         """
         size = self.plan.batch_size
         if factor is None or len(self._tried(size)) > 0:

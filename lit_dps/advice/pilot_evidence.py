@@ -51,7 +51,7 @@ def observations_of_runs(
 
 @dataclass(frozen=True)
 class PilotRun:
-    """The user's own run, once it has ended.
+    """The user's run, once it has ended.
 
     It is stored apart from the study, where a race against a better rate would cut it.
 
@@ -162,7 +162,7 @@ def seconds_of_runs(
 
     Args:
         record: The study of the runs; None before the first.
-        plan: The user's own run.
+        plan: The user's run.
         step_seconds: Returns the seconds of a step at a batch size.
     """
     seconds = 0.0

@@ -1,4 +1,4 @@
-"""The user's own run as the first measurement, and the learning rates of the runs that follow it.
+"""The user's run as the first measurement, and the learning rates of the runs that follow it.
 
 The pilot trains at the user's batch size B0 and learning rate eta0, to the goal. A run at another
 batch size B takes eta0 (B / B0)^p, where p is 1 for SGD-like optimizers and 1/2 for others
@@ -42,7 +42,7 @@ TOO_LARGE = 0.5
 
 @dataclass(frozen=True)
 class PilotPlan:
-    """The user's own run, and how the learning rate follows the batch size.
+    """The user's run, and how the learning rate follows the batch size.
 
     Attributes:
         batch_size: B0, in examples of an optimizer step.
@@ -65,7 +65,7 @@ class PilotPlan:
         """The rates of the first two runs at a batch size, over the rate by the rule."""
         return FIRST_FACTORS[self.power]
 
-    def factor_at_own_size(self, batch_size: int, factor: float) -> float | None:
+    def factor_at_user_size(self, batch_size: int, factor: float) -> float | None:
         """Return the rate to run B0 again with, over the user's; None if his rate is not far off.
 
         Args:

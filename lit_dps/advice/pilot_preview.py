@@ -1,4 +1,4 @@
-"""What is known before any run: times relative to the user's own run, by public runs of others."""
+"""What is known before any run: times relative to the user's run, by public runs of others."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def preview(
     """Return a table of relative times, and the batch sizes that may be best, as lines.
 
     Args:
-        plan: The user's own run.
+        plan: The user's run.
         batch_sizes: Batch sizes to answer for, in examples.
         step_seconds: By number of devices, the seconds of a step at a batch size with its share of
             validation; infinite where they are unknown.
@@ -35,7 +35,7 @@ def preview(
     sizes = [b for b in batch_sizes if low <= b <= high]
     steps = law.samples(np.array(sizes, float))
     steps = steps / steps[:, [sizes.index(plan.batch_size)]]
-    own = next(iter(step_seconds.values()))(plan.batch_size)
+    of_pilot = next(iter(step_seconds.values()))(plan.batch_size)
     columns = {}
     lines = []
     for devices, seconds in step_seconds.items():
@@ -43,7 +43,7 @@ def preview(
         if not np.isfinite(of_step).any():
             continue
         # An unknown step time is infinite, so that it is never the best.
-        times = steps * of_step / own
+        times = steps * of_step / of_pilot
         columns[devices] = times
         is_near = times <= NEAR * times.min(axis=1, keepdims=True)
         likely = [b for b, p in zip(sizes, is_near.mean(axis=0), strict=True) if _is_likely(p)]

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -146,13 +147,7 @@ class Probes:
             setup = chosen.of(setup)
         seconds = end - time.monotonic()
         line = StageLine(f"  B = {batch_size}", seconds if seconds < math.inf else None)
-
-        def show(event: ProgressEvent) -> None:
-            state = f"step {event.step}"
-            if event.best is not None:
-                state += f", {setup.goal_of_trials.metric} {number_text(event.best, 3)}"
-            line.update(state)
-
+        show = partial(_show, line, setup.goal_of_trials.metric)
         results = run_cells(setup, workers, StopRequest(has_ended), show)
         earlier = chain.from_iterable(record.results.values())
         failures = Failures(setup.storage.failures(self.name), earlier)
@@ -200,6 +195,14 @@ class Probes:
             return read_study(self.url, self.name)
         except StorageError:
             return None
+
+
+def _show(line: StageLine, metric: str, event: ProgressEvent) -> None:
+    """Show the progress of a trial on a line."""
+    state = f"step {event.step}"
+    if event.best is not None:
+        state += f", {metric} {number_text(event.best, 3)}"
+    line.update(state)
 
 
 def has_no_room(failure: str, workload: Workload) -> bool:

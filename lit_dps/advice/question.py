@@ -42,7 +42,7 @@ class Question:
         times: The timed steps.
         noise: The noise scale; None if it was not measured.
         parameters: The number of elements of the trained parameters.
-        plan: The user's own run, for the method "pilot"; else None.
+        plan: The user's run, for the method "pilot"; else None.
         reads_noise: Whether the noise scale can be read along that run.
     """
 

@@ -411,7 +411,7 @@ def _noise_scale(session: _Session, times: StepTimes) -> NoiseScale | None:
 
 
 def _ask(question: Question, clock: Clock, stop: StopRequest) -> None:
-    """Fork a run; or train the user's own run and others; or search at other batch sizes."""
+    """Fork a run; or train the user's run and others; or search at other batch sizes."""
     if question.plan is not None:
         ask_by_pilot(question, question.plan, clock, stop)
         return

@@ -136,10 +136,9 @@ def time_steps(
         print_line,
         memory or Memory(),
         warm,
-        first,
         factor,
     )
-    times = ladder.climb()
+    times = ladder.climb(first)
     if setup.ranks > 1:
         _time_ranks(setup, times, begin + seconds, print_line)
     return times
@@ -152,7 +151,7 @@ class _SizeLadder:
         setup: The study that probes.
         seconds: The time for all steps, which decides how many are timed at each size.
         end: When to stop, on the monotonic clock.
-        print_line, memory, warm, first, factor: Like in `time_steps`.
+        print_line, memory, warm, factor: Like in `time_steps`.
     """
 
     def __init__(
@@ -163,7 +162,6 @@ class _SizeLadder:
         print_line: Callable[[str], None],
         memory: Memory,
         warm: bool,
-        first: int,
         factor: int,
     ):
         self.setup = setup
@@ -172,7 +170,6 @@ class _SizeLadder:
         self.print_line = print_line
         self.memory = memory
         self.warm = warm
-        self.first = first
         self.factor = factor
         self.times = StepTimes()
         self.checks: list[float] = []
@@ -180,9 +177,9 @@ class _SizeLadder:
         self.expected_step = math.nan  # seconds of a step at the next size
         self.parts = setup.workload.accumulated
 
-    def climb(self) -> StepTimes:
-        """Return the timed steps of one device."""
-        size: int | None = self.first
+    def climb(self, first: int) -> StepTimes:
+        """Return the timed steps of one device, from a first batch of some examples."""
+        size: int | None = first
         while size is not None:
             size = self._time(size)
         times = self.times

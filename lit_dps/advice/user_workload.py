@@ -53,7 +53,7 @@ class ProbeStudy(NamedTuple):
         adaptive: Settings of an adaptive optimizer at the user's batch size, which follow the batch
             size in probes; None for other optimizers, and if one of the settings is searched.
         notes: Notes for the user.
-        plan: The user's own run, for the method "pilot"; else None.
+        plan: The user's run, for the method "pilot"; else None.
     """
 
     setup: StudySetup
@@ -277,7 +277,7 @@ def schedule_notes(schedule: SeenSchedule, batch_size: int) -> list[str]:
 
 
 def prepare_pilot(setup: StudySetup, options: Options) -> ProbeStudy:
-    """Return the study of the user's own run and of the runs that follow, at his metaparameters.
+    """Return the study of the user's run and of the runs that follow, at his metaparameters.
 
     Raises:
         ConfigError: if no argument of the model is the learning rate.
@@ -304,15 +304,15 @@ def prepare_pilot(setup: StudySetup, options: Options) -> ProbeStudy:
         if adaptive is not None:
             notes += _scaling_notes(adaptive, plan.batch_size)
     if setup.study.space:
-        own = {plan.rate_key: plan.rate, **plan.params}
-        values = ", ".join(f"{key} = {value}" for key, value in own.items())
-        notes.append(f"study.space is not searched. Your own run has {values}.")
+        settings = {plan.rate_key: plan.rate, **plan.params}
+        values = ", ".join(f"{key} = {value}" for key, value in settings.items())
+        notes.append(f"study.space is not searched. Your run has {values}.")
     study = probe_setup(plan.setup(setup), options.trials, adaptive, warm_up)
     return ProbeStudy(study, adaptive, notes, plan)
 
 
 def _plan_of(setup: StudySetup) -> PilotPlan:
-    """Return the user's own run, with the rate's rule of adaptive optimizers."""
+    """Return the user's run, with the rate's rule of adaptive optimizers."""
     workload, space = setup.workload, setup.study.space
     key = rate_key(setup)
     if not key:

@@ -185,13 +185,7 @@ def fixed_data_losses(
             and fewer than `MIN_POINTS` validations in the last seven eighths of the examples.
     """
     _check_columns(curve, ("examples", "loss"))
-    for key, value in {
-        "examples": examples,
-        "batch_size": batch_size,
-        "tolerance": tolerance,
-    }.items():
-        if not 0 < value < math.inf:
-            raise ConfigError(key, value, "a number above 0")
+    _check_positive(examples=examples, batch_size=batch_size, tolerance=tolerance)
     n = numbers(curve["examples"])
     loss = numbers(curve["loss"])
     if examples > n.max():
@@ -229,6 +223,13 @@ def fixed_data_losses(
     columns = ["batch_size", "steps", "cost", "low", "high", "known"]
     table = pd.DataFrame(rows, columns=columns)
     return FixedData(examples, batch_size, tolerance, table, np.stack(costs, axis=1))
+
+
+def _check_positive(**values: float) -> None:
+    """Raise ConfigError for a value that is not above 0 and finite; its key is the name."""
+    for key, value in values.items():
+        if not 0 < value < math.inf:
+            raise ConfigError(key, value, "a number above 0")
 
 
 def _curve_draws(x: np.ndarray, log_loss: np.ndarray) -> np.ndarray:

@@ -63,7 +63,7 @@ class AdviseOptions:
     Attributes:
         budget: Most time of the command, such as 90s, 30m or 2h, of all its runs together.
             Without it, "pilot" takes at most three trainings, or five on a full device.
-        method: One of pilot, law and branch (pilot). "pilot" trains your own run, then few runs at
+        method: One of pilot, law and branch (pilot). "pilot" trains your run, then few runs at
             larger batch sizes. "law" searches the rate at each batch size. "branch" forks a run,
             and needs no goal to be met.
         devices: Numbers of devices: 1,2,4,8. By default 1 and the number of the trainer.

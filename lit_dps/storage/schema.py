@@ -245,8 +245,8 @@ ADVICE_ATTRS = {
     ),
     "waited": Stored(NUMBER, "Share of the timed steps that the process waited for a CPU."),
     "parameters": Stored(int, "Parameters of the network."),
-    "reads_noise": Stored(bool, "Whether the noise scale can be read along the user's own run."),
-    "pilot": Stored(dict, "The user's own run: `lit_dps.advice.pilot_evidence.PilotRun`."),
+    "reads_noise": Stored(bool, "Whether the noise scale can be read along the user's run."),
+    "pilot": Stored(dict, "The user's run: `lit_dps.advice.pilot_evidence.PilotRun`."),
     "tried": Stored(
         list, "Runs after the pilot: batch size, rate over the rule's, rank, steps or metric."
     ),

@@ -1,4 +1,4 @@
-"""lit-dps advise: the user's own run as the pilot, then runs at larger batch sizes, on a module
+"""lit-dps advise: the user's run as the pilot, then runs at larger batch sizes, on a module
 whose law is known."""
 
 from __future__ import annotations
@@ -81,16 +81,16 @@ def test_the_users_run_and_a_few_larger_batches_give_the_curve(tmp_path):
     assert inside.mean() > 0.7
     # What is printed first tells what will be done, and what it costs.
     told = done.stderr
-    assert told.index("first your own run") < told.index("timing steps")
-    assert told.index("asking takes your own run and at most") < told.index("your run: B = 32")
-    assert told.index("before any run") < told.index("your run: B = 32")
+    assert told.index("first your run") < told.index("timing steps")
+    assert told.index("asking takes your run and at most") < told.index("\nyour run: B = 32")
+    assert told.index("before any run") < told.index("\nyour run: B = 32")
     file = tmp_path / "mlruns" / "checkpoints" / "Module" / "pilot.ckpt"
     assert torch.load(file, weights_only=True)["global_step"] == K_OF_PILOT
     # The same command measures nothing again.
     before = steps_of(tmp_path)
     again = ask(tmp_path, "Module", "--devices", "1,2", "--bandwidth", 1e9)
     assert again.returncode == 0 and steps_of(tmp_path) == before
-    assert "your run: B = 32" not in again.stderr and "timing steps" not in again.stderr
+    assert "\nyour run: B = 32" not in again.stderr and "timing steps" not in again.stderr
     chosen = yaml.safe_load((tmp_path / "mlruns/figures/Module/advice/fit.yaml").read_text())
     assert chosen["data"]["init_args"]["batch_size"] > 32
     fitted = run_here(
@@ -150,7 +150,7 @@ def test_a_run_that_misses_its_goal_is_told_and_identifies_nothing(tmp_path):
     assert stored(tmp_path, "Hopeless")["bounds"] == [[32, 20.0]]
     assert json.loads(done.stdout)
     again = ask(tmp_path, "Hopeless", "--goal.max_steps", 20)
-    assert again.returncode == 3 and "your run: B = 32" not in again.stderr
+    assert again.returncode == 3 and "\nyour run: B = 32" not in again.stderr
 
 
 def test_a_rate_that_is_far_too_small_is_noticed_and_run_again(tmp_path, monkeypatch):
@@ -161,8 +161,8 @@ def test_a_rate_that_is_far_too_small_is_noticed_and_run_again(tmp_path, monkeyp
     done = ask(tmp_path, "Module", "--model.lr", 0.002, "--goal.max_steps", 800)
     assert done.returncode == 0, done.stderr
     assert "your rate may be too small" in done.stderr
-    at_own_size = steps_of(tmp_path)[32]
-    rates = [rate for rate, _, steps in at_own_size if steps is not None]
+    at_user_size = steps_of(tmp_path)[32]
+    rates = [rate for rate, _, steps in at_user_size if steps is not None]
     assert min(rates) > 0.004, "the larger rate gives K, and the race cuts the pilot"
     assert stored(tmp_path)["pilot"]["steps"] > 3 * K_OF_PILOT
 

@@ -72,20 +72,20 @@ def test_the_first_rates_are_by_the_rule_of_the_optimizer():
 
 
 @pytest.mark.parametrize(
-    ("plan", "factor", "at_own_size"),
+    ("plan", "factor", "at_user_size"),
     [
         (ADAM, 2.0, None),
         (ADAM, 4.0, 4.0),  # the user's rate is too small
         (ADAM, 0.25, None),  # 0.25 sqrt(8) = 0.71 times the user's rate
         (ADAM, 0.125, pytest.approx(0.125 * math.sqrt(8))),  # it is too large
-        (SGD, 0.125, None),  # the user's own rate
+        (SGD, 0.125, None),  # the user's rate
         (SGD, 0.03, pytest.approx(0.24)),
     ],
 )
 def test_a_rate_that_is_far_off_at_a_larger_batch_is_far_off_at_the_users(
-    plan, factor, at_own_size
+    plan, factor, at_user_size
 ):
-    assert plan.factor_at_own_size(256, factor) == at_own_size
+    assert plan.factor_at_user_size(256, factor) == at_user_size
 
 
 def test_the_space_has_the_users_rate_in_its_middle_and_all_rates_inside():
