@@ -18,7 +18,8 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
 from lit_dps.core.errors import ConfigError, first_line
-from lit_dps.core.trial import Trial
+from lit_dps.core.search_space import extreme_points
+from lit_dps.core.trial import Status, Trial
 from lit_dps.core.unit import SECONDS
 from lit_dps.engines.engine import Training
 from lit_dps.study.data_hashes import fingerprint
@@ -56,10 +57,11 @@ def check_resume(training: Training, trial: Trial, setup: StudySetup) -> list[st
     if short.epochs.goal.is_ours:
         return []
     name = type(short.fit.built.module).__name__
-    try:
-        uninterrupted = _run(training, trial)
-    # For example, a module may read what a first validation changed. The dry run reports errors.
-    except Exception:
+    trial, uninterrupted, failure = _first_finite_run(training, trial, setup)
+    if uninterrupted is None:
+        return [f"whether trials of {name} can resume is not known: {failure}"]
+    if len(uninterrupted.steps) < 2:
+        # The budget is spent at the first check, so a trial ends where it would be saved.
         return []
     resumed, reason = _interrupted(training, trial)
     if resumed is None:
@@ -81,7 +83,35 @@ def check_resume(training: Training, trial: Trial, setup: StudySetup) -> list[st
         ]
     if difference is None:
         return []
-    raise _resume_error(short.fit.built, difference, resumed.saved_at)
+    raise _resume_error(short.fit.built, difference, int(resumed.steps[0]))
+
+
+def _first_finite_run(
+    training: Training, trial: Trial, setup: StudySetup
+) -> tuple[Trial, _ShortRun | None, str]:
+    """Run short trials at several points, until one neither fails nor diverges.
+
+    A trial that diverges ends before it is saved, and its weights that are not finite hide a
+    difference. The points are the trial's point and the ends of the search space.
+
+    Returns:
+        The trial, its results and ""; the last trial, None and the reason if there is none.
+    """
+    failure = ""
+    for params in [trial.params, *extreme_points(setup.space)]:
+        trial = replace(trial, params=params)
+        try:
+            run = _run(training, trial)
+        # For example, a module may read what a first validation changed.
+        except Exception as error:
+            failure = f"a short trial fails ({type(error).__name__}: {first_line(error)})"
+            continue
+        if run.status is not Status.INFEASIBLE:
+            return trial, run, ""
+        failure = (
+            f"a short trial diverges within {int(run.steps[-1])} steps at the ends of study.space"
+        )
+    return trial, None, failure
 
 
 @dataclass(frozen=True)
@@ -125,13 +155,18 @@ class _ShortRun:
         batches: Hashes of the batches, by number.
         curve: The metrics, as in `Attempt.curve`.
         weights: Parameters and buffers at the end.
-        saved_at: The optimizer step of the first validation.
+        status: How the trial ended.
     """
 
     batches: dict[int, str] = field(default_factory=dict)
     curve: dict[str, list[float]] = field(default_factory=dict)
     weights: dict[str, Tensor] = field(default_factory=dict)
-    saved_at: int = 0
+    status: Status | None = None
+
+    @property
+    def steps(self) -> list[float]:
+        """The optimizer steps of the validations."""
+        return self.curve["step"]
 
     def difference(self, other: _ShortRun, rounding: float) -> _Difference | None:
         """Return the first difference from another run; None if both are equal."""
@@ -219,8 +254,6 @@ def _run(
     epochs.validates_untrained = False
     if not epochs.is_manual:
         epochs.first_batches *= LONGER
-    if checkpoint is not None:
-        epochs.goal.checks = 1
     recorder = _Recorder(epochs.goal)
     with preserve_rng_state(seed=trial.seed_for("order")):
         trainer = short.fit.trainer(last=[epochs, recorder])
@@ -228,7 +261,7 @@ def _run(
         trainer.fit(built.module, datamodule=built.data, ckpt_path=checkpoint, weights_only=True)
     run = recorder.run
     run.curve = short.attempt.curve
-    run.saved_at = int(run.curve["step"][0])
+    run.status = short.attempt.status
     return run
 
 

@@ -262,6 +262,15 @@ class ShortGoal(GoalErrorCallback):
             self.last_step = step
         return True
 
+    def state_dict(self) -> dict[str, Any]:
+        # A checkpoint between two epochs follows the end of an epoch.
+        return {**super().state_dict(), "ended_epochs": self.epochs, "checks": self.checks}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        super().load_state_dict(state_dict)
+        self.epochs = state_dict["ended_epochs"]
+        self.checks = state_dict["checks"]
+
 
 class ShortEpochs(Callback):
     """Shortens the epochs of a short trial, and validates the untrained network at the end.

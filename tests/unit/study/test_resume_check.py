@@ -4,6 +4,7 @@ resume is noted."""
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -20,20 +21,26 @@ from tests.support.saved_study import Study
 from tests.unit.engines.test_engine import DATA, MODEL, PARAMS, quiet  # noqa: F401
 from tests.unit.study.test_dry_run import ANIMALS, setup
 from tests.unit.training.test_checkpoint_callback import assert_goes_on
+from tests.zoo.animals.data import TRAIN
 
 
 def check(
-    model: str = "models.Net", data: str = "data.Clouds", callback: str = "", **study
+    model: str = "models.Net",
+    data: str = "data.Clouds",
+    callback: str = "",
+    batch_size: int = 16,
+    goal: dict[str, Any] | None = None,
+    **study,
 ) -> list[str]:
     """The notes on the resume of a trial of animals."""
-    made = setup(model, data, **study)
+    made = setup(model, data, goal, **study)
     if callback:
         trainer = {"accelerator": "cpu", "callbacks": [{"class_path": ANIMALS + callback}]}
         made = replace(made, workload=replace(made.workload, trainer=trainer))
     point = sobol_point(made.study.space, 0, 0)
     with made.workload.without_side_effects() as workload:
         training = replace(made.training(), workload=workload)
-        return check_resume(training, Trial(Cell(16, 0.5), 0, point), made)
+        return check_resume(training, Trial(Cell(batch_size, 0.5), 0, point), made)
 
 
 @pytest.mark.parametrize(
@@ -56,6 +63,33 @@ def test_a_trial_that_resumes_with_other_values_is_refused(key, name, animals):
 @pytest.mark.parametrize("model", ["SavedCounter", "Mean", "SeededDraws", "AsksInSetup"])
 def test_what_is_saved_is_not_refused(model):
     assert check(f"forgetful.{model}") == []
+
+
+@pytest.mark.parametrize("batch_size", [TRAIN // 2, TRAIN])
+def test_epochs_of_one_or_two_batches_resume_at_the_same_checks(batch_size):
+    assert check(batch_size=batch_size) == []
+    with pytest.raises(ConfigError) as error:
+        check("forgetful.HiddenCounter", batch_size=batch_size)
+    assert (error.value.key, error.value.value) == ("model", "HiddenCounter")
+
+
+def test_a_trial_that_diverges_is_checked_at_another_point():
+    with pytest.raises(ConfigError) as error:
+        check("forgetful.DivergesAtHighRates")
+    assert (error.value.key, error.value.value) == ("model", "DivergesAtHighRates")
+
+
+def test_a_budget_of_one_step_has_nothing_to_resume():
+    goal = {"error": 0.05, "check_interval": 1, "max_steps": 1}
+    assert check("forgetful.HiddenCounter", goal=goal) == []
+
+
+@pytest.mark.parametrize(
+    ("model", "reason"), [("Diverges", "diverges"), ("FailsAfterValidation", "RuntimeError")]
+)
+def test_a_check_without_a_finite_run_is_noted(model, reason):
+    (note,) = check(f"forgetful.{model}")
+    assert f"of {model} can resume is not known" in note and reason in note
 
 
 class Own(ImageClassifier):

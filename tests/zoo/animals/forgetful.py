@@ -39,6 +39,37 @@ class HiddenCounter(Net):
         return self.loss(batch) * self.count()
 
 
+class DivergesAtHighRates(HiddenCounter):
+    """Has a loss that is not a number at the upper half of the rates."""
+
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
+        return loss * (1.0 if self.hparams.lr < 0.01 else float("nan"))
+
+
+class Diverges(Net):
+    """Has a loss that is not a number at each rate."""
+
+    def training_step(self, batch, batch_idx):
+        return self.loss(batch) * float("nan")
+
+
+class FailsAfterValidation(Net):
+    """Fails at a training step that follows a validation in the first epoch."""
+
+    def __init__(self, width: int = 16, lr: float = 1e-2):
+        super().__init__(width, lr)
+        self.is_validated = False
+
+    def on_validation_end(self):
+        self.is_validated = True
+
+    def training_step(self, batch, batch_idx):
+        if self.is_validated and not self.trainer.current_epoch:
+            raise RuntimeError("it was validated")
+        return self.loss(batch)
+
+
 class Trembling(Net):
     """Has rounding that differs from run to run, as kernels that add in any order have."""
 
