@@ -6,6 +6,7 @@ import hashlib
 import math
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from itertools import islice
 from typing import Any
 
@@ -18,6 +19,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.data import IterableDataset, Subset
 
 from lit_dps.core.environment import UNKNOWN
+from lit_dps.core.search_space import Choices
 from lit_dps.core.trial import Cell, Trial
 from lit_dps.storage.samplers import sobol_point
 from lit_dps.study.hardware import cpu_model
@@ -54,21 +56,27 @@ def data_hashes(setup: StudySetup) -> dict[str, list[str]]:
     return hashes
 
 
-def check_validation_data(setup: StudySetup) -> list[str]:
-    """Return a note if two points of the search validate on different data.
+def check_validation_data(setup: StudySetup, trial: Trial) -> list[str]:
+    """Return a note if a trial validates on other data at the next point of the search.
 
     A data module that splits its data in `setup`, without a seeded generator, splits them by the
     seed of the point.
+
+    Args:
+        setup: The study.
+        trial: A trial at the first point of the search. Its choices stay.
     """
     study = setup.study
     if study.trials < 2:
         return []
-    cell = study.cells[0]
+    next_params: dict[str, Any] = {}
+    for key, value in sobol_point(study.space, study.seed, 1, study.scramble).items():
+        is_choice = isinstance(study.space[key], Choices)
+        next_params[key] = trial.params[key] if is_choice else value
     hashes = []
-    for point in range(2):
-        params = sobol_point(study.space, study.seed, point, study.scramble)
+    for each in (trial, replace(trial, point=1, params=next_params)):
         try:
-            hashes.append(_read(setup, Trial(cell, point, params, study.seed), with_training=False))
+            hashes.append(_read(setup, each, with_training=False))
         except Exception:  # some data need a running trainer; their class may raise anything
             return []
     if hashes[0] == hashes[1]:

@@ -20,6 +20,7 @@ from lit_dps.study.preflight.idle_keys import idle_keys
 from lit_dps.study.preflight.keys import columns_of_tables
 from lit_dps.study.preflight.resume_check import check_resume
 from lit_dps.study.preflight.short_trial import ShortTrial, run_short
+from lit_dps.study.preflight.varied_trials import trials_with_each_value
 from lit_dps.study.probe_run import EndProbe, probe_fit
 from lit_dps.study.setup import StudySetup
 from lit_dps.training.deterministic import deterministic_kernels
@@ -52,11 +53,13 @@ def _dry_run(setup: StudySetup, training: Training) -> tuple[LightningDataModule
         notes += repeated_metrics(short, setup)
         _check_short_trial(setup, short)
         notes += _compare_with_largest(setup, training, trial, short)
-    if not standard_data(short.data):
-        notes += check_validation_data(setup)
-    notes += _equal_weights_note(training, trials[-1])
+    for trial in trials_with_each_value(setup, ["data"]):
+        notes += check_validation_data(setup, trial)
+    for trial in trials_with_each_value(setup, ["model"]):
+        notes += _equal_weights_note(training, trial)
     with deterministic_kernels() if setup.on_gpu else nullcontext():
-        notes += check_resume(training, trials[-1], setup)
+        for trial in trials_with_each_value(setup):
+            notes += check_resume(training, trial, setup)
         notes += idle_keys(training, setup)
     return short.data, list(dict.fromkeys(notes))
 

@@ -24,6 +24,7 @@ from lit_dps.optim import OURS, RULES, Rule
 from lit_dps.pruning import pruner_of
 from lit_dps.readings.reading import KEY as READINGS_KEY
 from lit_dps.storage.samplers import sobol_point
+from lit_dps.study.preflight.varied_trials import trials_with_each_choice
 from lit_dps.study.setup import StudySetup
 from lit_dps.testing import (
     ConformanceError,
@@ -85,9 +86,9 @@ def foreign_plug_ins(setup: StudySetup) -> list[PlugIn]:
     for cell in study.cells:
         cells[cell.axes] = Cell(min(study.batch_sizes), max(study.sparsities), cell.axes)
     for cell in cells.values():
-        trial = Trial(cell, 0, point, study.seed)
-        found += _pruners(training, trial)
-        found += _update_rules(training, trial)
+        for trial in trials_with_each_choice(setup, Trial(cell, 0, point, study.seed)):
+            found += _pruners(training, trial)
+            found += _update_rules(training, trial)
     return list({plug_in.call: plug_in for plug_in in found}.values())
 
 

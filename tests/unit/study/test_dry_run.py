@@ -10,9 +10,10 @@ import pytest
 
 from lit_dps.core.config import StorageConfig, StudyConfig
 from lit_dps.core.errors import ConfigError, UserError
-from lit_dps.core.search_space import Range
+from lit_dps.core.search_space import Choices, Range
 from lit_dps.core.trial import Cell
 from lit_dps.study.preflight.dry_run import dry_run
+from lit_dps.study.preflight.varied_trials import trials_with_each_value
 from lit_dps.study.setup import StudySetup
 from lit_dps.training.workload import Workload
 from tests.support.errors import refuses
@@ -191,6 +192,52 @@ def test_a_metric_that_differs_between_two_validations_of_one_network_is_noted(m
 def test_validation_examples_that_the_seed_of_a_point_draws_are_noted(data, is_noted):
     notes = dry_run(setup(data=f"data.{data}", trials=2))[1]
     assert any("validate" in note for note in notes) is is_noted
+
+
+@pytest.mark.parametrize("values", [["fixed", "drawn"], ["drawn", "fixed"]])
+def test_every_value_of_a_data_axis_and_of_a_choice_is_validated_at_two_points(values):
+    for more in (
+        {"grid": {"data.split": values}},
+        {"space": {**SPACE, "data.split": Choices(values)}},
+    ):
+        notes = dry_run(setup(data="data.SplitByName", trials=2, **more))[1]
+        assert any("validate" in note for note in notes)
+
+
+@pytest.mark.parametrize("values", [["none", "pretrained"], ["pretrained", "none"]])
+def test_every_value_of_a_model_axis_and_of_a_choice_shows_its_weights(values):
+    for more in (
+        {"grid": {"model.fault": values}},
+        {"space": {**SPACE, "model.fault": Choices(values)}},
+    ):
+        notes = dry_run(setup("dry_runs.WithFault", **more))[1]
+        assert any("equal weights" in note for note in notes)
+
+
+@pytest.mark.parametrize("values", [["none", "forgetful"], ["forgetful", "none"]])
+def test_every_value_of_an_axis_and_of_a_choice_is_resumed(values):
+    for more in (
+        {"grid": {"model.fault": values}},
+        {"space": {**SPACE, "model.fault": Choices(values)}},
+    ):
+        with refuses("model", "WithFault"):
+            dry_run(setup("dry_runs.WithFault", **more))
+
+
+def test_few_trials_have_every_value_of_axes_and_choices():
+    made = setup(
+        grid={"model.width": [8, 16, 32], "data.n": [80, 160]},
+        space={**SPACE, "model.fault": Choices(["none", "forgetful"])},
+    )
+    trials = trials_with_each_value(made)
+    shown = [(*dict(each.cell.axes).values(), each.params["model.fault"]) for each in trials]
+    assert shown == [(8, 80, "none"), (16, 160, "forgetful"), (32, 80, "none")]
+    assert {each.cell.batch_size for each in trials} == {4}
+    trials = trials_with_each_value(made, ["data"])
+    assert [dict(each.cell.axes) for each in trials] == [
+        {"model.width": 8, "data.n": 80},
+        {"model.width": 8, "data.n": 160},
+    ]
 
 
 @pytest.mark.parametrize("values", [[80, 160], [80]])

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from lit_dps.core.config import StorageConfig, StudyConfig
-from lit_dps.core.search_space import Range
+from lit_dps.core.search_space import Choices, Range
 from lit_dps.core.trial import Cell, Trial
 from lit_dps.readings.registry import resolve_readings
 from lit_dps.study.preflight.plug_ins import check_plug_in, check_plug_ins, foreign_plug_ins
@@ -45,7 +45,7 @@ def setup(grid=None, **changes):
         "init_args": {**ARGUMENTS, "optimizer": used["rule"]},
     }
     config = StudyConfig(
-        space={"model.learning_rate": Range(1e-3, 0.1, "log")},
+        space={"model.learning_rate": Range(1e-3, 0.1, "log"), **used.get("space", {})},
         grid={"data.batch_size": [8, 16], "pruning.sparsity": [0.0, 0.5], **(grid or {})},
         trials=1,
         readings=[used["reading"]],
@@ -121,6 +121,12 @@ def test_plug_ins_on_axes_are_tested_each_once():
     assert calls[2:] == [f"{HERE}.Powers(power=1.0)", f"{HERE}.Powers(power=3.0)"]
     with refuses("pruning.method", f"{HERE}.Drawing"):
         check_plug_ins(setup({"pruning.method": ["snip", f"{HERE}.Drawing"]}, options={}))
+
+
+def test_a_plug_in_that_is_a_choice_of_the_search_is_tested():
+    space = {"model.optimizer": Choices(["sgd", f"{HERE}.COUNTING"])}
+    with refuses("model.optimizer", f"{HERE}.COUNTING"):
+        check_plug_ins(setup(rule="sgd", space=space))
 
 
 def test_a_plug_in_that_the_small_network_does_not_suit_is_noted():

@@ -222,6 +222,20 @@ class SplitBySeed(Clouds):
         self.train, self.val = random_split(clouds(TRAIN + VALIDATION, 1), [TRAIN, VALIDATION])
 
 
+class SplitByName(SplitBySeed):
+    """Draws its validation examples by the global generator at one value of its argument."""
+
+    def __init__(self, batch_size: int = 16, split: str = "fixed"):
+        super().__init__(batch_size)
+        self.split = split
+
+    def setup(self, stage: str | None = None) -> None:
+        if self.split == "fixed":
+            self.train, self.val = clouds(TRAIN, 1), clouds(VALIDATION, 2)
+        else:
+            super().setup(stage)
+
+
 class SplitOnce(SplitBySeed):
     """Draws them by a generator of its own."""
 

@@ -10,6 +10,7 @@ from torch.utils.data import DataLoader, Subset, SubsetRandomSampler
 from torchmetrics.classification import MulticlassAUROC, MulticlassF1Score
 
 from tests.zoo.animals.data import TRAIN, Clouds
+from tests.zoo.animals.forgetful import SavedCounter
 from tests.zoo.animals.models import Net
 
 
@@ -226,6 +227,22 @@ class Pretrained(Net):
         generator = torch.Generator().manual_seed(0)
         for parameter in self.parameters():
             torch.nn.init.uniform_(parameter.data, -0.3, 0.3, generator=generator)
+
+
+class WithFault(SavedCounter):
+    """Has one of two faults at one value of its argument: "pretrained" or "forgetful"."""
+
+    def __init__(self, width: int = 16, lr: float = 1e-2, fault: str = "none"):
+        super().__init__(width, lr)
+        self.fault = fault
+        if fault == "pretrained":
+            generator = torch.Generator().manual_seed(0)
+            for parameter in self.parameters():
+                nn.init.uniform_(parameter.data, -0.3, 0.3, generator=generator)
+
+    def on_load_checkpoint(self, checkpoint):
+        if self.fault != "forgetful":
+            super().on_load_checkpoint(checkpoint)
 
 
 class LoadsInSetup(Net):
