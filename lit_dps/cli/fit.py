@@ -279,7 +279,7 @@ def _is_idle(callback: Any) -> bool:
     if isinstance(callback, DelayCallback):
         return callback.delay == 0
     if isinstance(callback, ReadingsCallback):
-        return not callback.measures_one_network
+        return not callback.has_readings
     return isinstance(callback, BatchScheduleCallback) and callback.schedule.is_constant
 
 

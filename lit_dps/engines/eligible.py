@@ -124,10 +124,10 @@ def ineligibility_reason(training: Training, trial: Trial, stacked: bool = False
 
 def _reason_against_readings(training: Training, stacked: bool, uses_local_sgd: bool) -> str | None:
     """Return why readings need Lightning's loop, or a network alone; None if they do not."""
-    if training.readings and uses_local_sgd:
-        return "the workers of local SGD have several networks, and study.readings reads one"
     for spec in training.readings:
         reading = spec.build()
+        if uses_local_sgd and reading.follows_steps:
+            return f"the reading {reading.name} follows one network, and local SGD has several"
         if stacked and not reading.stacked:
             return f"the reading {reading.name} measures one network at a time"
     return None

@@ -122,7 +122,7 @@ class TrialFit:
         callbacks += [self.goal, self.schedule]
         if not standard_data(self.built.data):
             callbacks.append(self.examples)
-        if self.readings.measures_one_network:
+        if self.readings.has_readings:
             callbacks.append(self.readings)
         if self.checkpoint is not None:
             callbacks.append(self.checkpoint)

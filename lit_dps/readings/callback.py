@@ -22,6 +22,7 @@ from lit_dps.readings.registry import resolve_readings
 from lit_dps.training import lightning_private
 from lit_dps.training.example_count import full_batch_size, record_batches
 from lit_dps.training.goal_callback import GoalErrorCallback
+from lit_dps.training.local_sgd_callback import show_mean
 from lit_dps.training.masked_tensors import gradients_of
 from lit_dps.training.pruning_callback import masks_of
 from lit_dps.training.stopwatch import stopwatch_of
@@ -70,9 +71,14 @@ class ReadingsCallback(Callback):
         return cls(resolve_readings([], config))
 
     @property
-    def measures_one_network(self) -> bool:
-        """Whether anything is read. Local SGD trains several networks and refuses then."""
+    def has_readings(self) -> bool:
+        """Whether anything is read."""
         return bool(self._specs)
+
+    @property
+    def measures_one_network(self) -> bool:
+        """Whether a reading follows single steps. Local SGD refuses it: each worker has others."""
+        return any(spec.build().follows_steps for spec in self._specs)
 
     @property
     def columns(self) -> dict[str, dict[str, list[float]]]:
@@ -140,6 +146,7 @@ class ReadingsCallback(Callback):
         run = _FitRun(self._attempt, trainer, pl_module, batch)
         if self._readings.is_due(step):
             with stopwatch_of(trainer).paused(pl_module.device):
+                show_mean(trainer)
                 values = self._readings.read(step, run)
             for logger in trainer.loggers:
                 logger.log_metrics(values, step=step)
@@ -152,6 +159,7 @@ class ReadingsCallback(Callback):
         if not self._readings.is_end_due:
             return
         with stopwatch_of(trainer).paused(run.module.device):
+            show_mean(trainer)
             self._readings.read_end(trainer.global_step, run)
 
     def state_dict(self) -> dict[str, Any]:

@@ -184,6 +184,9 @@ def _tensors_of(module: LightningModule) -> dict[str, Tensor]:
 class Reading(ABC):
     """A quantity that is measured along a run, or at its end.
 
+    With local SGD, a reading at a check or at the end looks at the average of the workers. A
+    reading that follows single steps is refused there (`follows_steps`).
+
     Training does not depend on it. Its random draws depend on the trial, its name and the step
     alone, so that each loop reads the same values. A trial has a reading of its own. Checkpoints
     save its attributes that are numbers, texts, tensors, lists or dicts of them; `state_dict` and
@@ -215,6 +218,20 @@ class Reading(ABC):
         if isinstance(cls.flags, Mapping):
             vars(reading)["flags"] = dict(cls.flags)
         return reading
+
+    @property
+    def follows_steps(self) -> bool:
+        """Whether it looks at single steps, and not only at the network at a check or at the end.
+
+        With local SGD each worker steps a network of its own, which are averaged at a check.
+        """
+        kind = type(self)
+        return (
+            self.when == "step"
+            or kind.before is not Reading.before
+            or kind.count is not Reading.count
+            or kind.see_gradients is not Reading.see_gradients
+        )
 
     def start(self, moment: Moment) -> None:  # noqa: B027  # optional
         """Look at the network before the first step, after pruning."""

@@ -19,7 +19,8 @@ class PeakMemory(Reading):
 
     On CUDA it is the most that PyTorch allocates on the device. Elsewhere it is the peak of the
     process, including what Python and earlier trials still hold; on other systems than Linux since
-    the process began. Of several ranks it is the largest one.
+    the process began. Of several ranks it is the largest one. With local SGD the networks of all
+    workers of the process count.
     """
 
     name = "peak_memory"
@@ -67,6 +68,7 @@ class StepSeconds(CurveReading):
 
     It is the median over the intervals between checks so far, of the mean step of an interval.
     Validations and readings do not count. Of several ranks the clock of the first one decides.
+    With local SGD it is a step of all workers, which one process takes one after another.
     """
 
     name = "step_seconds"

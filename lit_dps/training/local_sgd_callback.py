@@ -144,7 +144,7 @@ class LocalSGDCallback(Callback):
             delay = callback.delay
             raise self._error(f"1 with optim.delay = {delay}: its gradients wait for one network")
         if getattr(callback, "measures_one_network", False):
-            raise self._error(f"1 with {name}, which measures along one network")
+            raise self._error(f"1 with {name}, which follows the steps of one network")
 
     def _check_last_batch(self, loader: Any) -> None:
         """Raise ConfigError if the last batch of an epoch is short and cannot be divided."""

@@ -209,11 +209,17 @@ def check_workers(setup: StudySetup, cell: Cell, params: Mapping[str, Value]) ->
     schedule = setup.training().local_sgd(Trial(cell, 0, params))
     if not schedule.on:
         return
-    one_network = "left out with local SGD, whose workers have several networks"
-    if setup.study.readings:
-        raise ConfigError(READINGS_KEY, setup.study.readings, one_network)
-    if setup.readings:
-        raise ConfigError("smoothness.interval", setup.smoothness.interval, one_network)
+    if setup.smoothness.interval is not None:
+        allowed = "null with local SGD, whose workers step several networks"
+        raise ConfigError("smoothness.interval", setup.smoothness.interval, allowed)
+    for spec in setup.readings:
+        reading = spec.build()
+        if reading.follows_steps:
+            allowed = (
+                "readings of the averaged network with local SGD, at checks or at the end; this "
+                "one follows the steps, and each worker steps a network of its own"
+            )
+            raise ConfigError(READINGS_KEY, reading.name, allowed)
     for batch_size in setup.study.batch_sizes:
         if batch_size % schedule.workers:
             allowed = f"multiples of local.workers = {schedule.workers}"

@@ -10,7 +10,6 @@ import pytest
 from lit_dps.core.racing import truncate_at_race_limit
 from lit_dps.core.statistic import MINIMUM
 from lit_dps.core.trial import Cell, Status, Trial
-from lit_dps.engines.eligible import ineligibility_reason
 from lit_dps.readings.registry import resolve_readings
 from lit_dps.storage.columns import encode_columns
 from lit_dps.storage.schema import decode_result, encode_result
@@ -19,7 +18,6 @@ from tests.support.conformance import by_trial
 from tests.support.errors import refuses
 from tests.support.runs import train, train_one
 from tests.support.saved_study import Study as SavedStudy
-from tests.support.setups import training_of
 from tests.support.user_readings import FinalNorm
 from tests.unit.engines.test_engine import DATA, MODEL, quiet  # noqa: F401
 
@@ -173,12 +171,6 @@ def test_the_arguments_of_a_reading_decide_its_steps():
     entry = {"class_path": f"{PLACE}.Norm", "init_args": {"interval": 7}}
     result = train_one(TRIAL, WORKLOAD, GOAL, readings=resolve_readings([entry]))
     assert result.readings["norm"]["step"] == [7, 14]
-
-
-def test_local_sgd_has_no_single_network_to_read():
-    training = training_of(WORKLOAD, GOAL, readings=specs("Norm"), local={"workers": 2, "steps": 2})
-    reason = ineligibility_reason(training, TRIAL)
-    assert reason is not None and "study.readings" in reason
 
 
 def test_readings_between_checks_see_masks_that_change():
