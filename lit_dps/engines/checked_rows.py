@@ -114,7 +114,9 @@ class CheckedRows:
             return tensors
 
         with evaluating(self._module):
-            return metrics_of_rows(self._functional, tensors_of_rows, rows, batches, names)
+            return metrics_of_rows(
+                self._functional, tensors_of_rows, rows, list(enumerate(batches)), names
+            )
 
     def _over_rows(
         self, method: str, weights: Tensor, buffers: Mapping[str, Tensor], x: Tensor, y: Tensor

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
-from torch.func import vmap
 from torch.utils._pytree import tree_map
-from torchmetrics import Metric
 
-from lit_dps.core.errors import first_line
 from lit_dps.core.trial import Trial
 from lit_dps.engines.engine import Training
 from lit_dps.engines.functional import Functional, tensors_of
 from lit_dps.engines.loader_data import LoaderData
-from lit_dps.engines.logged_module import metrics_call, training_loss
+from lit_dps.engines.logged_module import (
+    metrics_of_rows,
+    objects_of_both_steps,
+    training_loss,
+    validation_metrics,
+)
 from lit_dps.engines.module_hooks import (
     LIGHTNING_METHODS,
     TRANSFER_HOOKS,
@@ -26,7 +28,6 @@ from lit_dps.engines.module_hooks import (
     uncaught,
 )
 from lit_dps.engines.stack_check import (
-    ERROR_LENGTH,
     EXAMPLES,
     TOLERANCE,
     Start,
@@ -35,6 +36,7 @@ from lit_dps.engines.stack_check import (
     moved_tensors,
     reason_against_training,
     same_tensors,
+    vmap_reason,
 )
 from lit_dps.optim import rule_of
 from lit_dps.optim.clipping import Clipping
@@ -53,7 +55,14 @@ from lit_dps.training.inheritance import inherits
 from lit_dps.training.workload import Built
 
 # A stack calls these methods of each module, or of one module for all networks.
-CALLED = ("prepare_data", "setup", "training_step", "validation_step", "configure_optimizers")
+CALLED = (
+    "prepare_data",
+    "setup",
+    "training_step",
+    "validation_step",
+    "on_validation_epoch_end",
+    "configure_optimizers",
+)
 TRIED_BATCHES = 2
 # Steps that two modules are compared for, because a buffer may count steps.
 COMPARED_STEPS = 3
@@ -125,28 +134,22 @@ def reason_against_values(
             for index in tried:
                 batch = data.train[index]
                 reason = reason_against_training(module, training_loss, batch)
-                reason = reason or _reason_against_metric_objects(module)
                 if reason is not None:
                     return reason
+            with torch.no_grad():
+                shared = objects_of_both_steps(module, data.train[tried[0]], data.validation[0])
+            if shared:
+                return f"{name} updates {shared[0]} in training and in validation"
             return _reason_against_validation(module, data, _names(training), training)
     except NeedsLightning as error:
         return str(error)
     except (RuntimeError, TypeError, ValueError) as error:
-        text = first_line(error)[:ERROR_LENGTH]
-        return f"{name} does not run under torch.vmap ({text})"
+        return vmap_reason(name, error)
 
 
 def _names(training: Training) -> list[str]:
     """Return the metrics of the goal and of the study."""
     return list(dict.fromkeys([training.goal.monitored, *training.metrics]))
-
-
-def _reason_against_metric_objects(module: LightningModule) -> str | None:
-    """Return a reason if a step has updated an object of torchmetrics."""
-    for key, part in module.named_modules():
-        if isinstance(part, Metric) and part.update_called:
-            return f"{type(module).__name__} updates {key} of torchmetrics"
-    return None
 
 
 @torch.no_grad()
@@ -160,45 +163,35 @@ def _reason_against_validation(
     start = tensors_of(module)
     moved = moved_tensors(start)
     two = {key: torch.stack([tensor.detach(), moved[key]]) for key, tensor in start.items()}
-    for number in sorted({0, len(data.validation) - 1}):
-        batch = data.validation[number]
-        call = metrics_call(names, number)
-        before = {key: tensor.clone() for key, tensor in tensors_of(module).items()}
-        attributes = capture_attributes(module)
-        draws = capture_rng_state(module)
-        examples = tree_map(clone_tensor, batch)
-        single = call(module, batch)
-        if not same_tensors(examples, batch):
-            return f"validation_step of {name} changes its batch"
-        if not equal_states(draws, capture_rng_state(module)):
-            return f"{name} draws random numbers in validation_step"
-        for key, tensor in tensors_of(module).items():
-            if not torch.equal(tensor, before[key]):
-                return f"validation_step of {name} changes {key}"
-        stacked = vmap(
-            lambda tensors, call=call, batch=batch: functional.call(call, tensors, batch)
-        )(two)
-        if not equal_states(attributes, capture_attributes(module)):
-            return f"validation_step of {name} changes an attribute"
-        with holding(module, moved):
-            other = call(module, batch)
-        reason = _reason_against_metric_objects(module)
-        reason = reason or _differing(names, single, other, stacked)
-        if reason is not None:
-            return f"{name}: {reason}"
-        value = float(single[0])
-        GoalErrorCallback.of(training.goal).check_scale(value)
-    return None
+    numbers = sorted({0, len(data.validation) - 1})
+    batches = [(number, data.validation[number]) for number in numbers]
+    before = {key: tensor.clone() for key, tensor in tensors_of(module).items()}
+    attributes = capture_attributes(module)
+    draws = capture_rng_state(module)
+    examples = tree_map(clone_tensor, batches)
 
+    def call_alone(function: Callable, states: Any) -> Any:
+        return function(module, states)
 
-def _differing(
-    names: Iterable[str], single: list[Tensor], other: list[Tensor], stacked: list[Tensor]
-) -> str | None:
-    """Return which metric of two networks differs under torch.vmap; None if none does."""
-    for key, first, second, together in zip(names, single, other, stacked, strict=True):
-        alone = torch.stack([first, second])
-        if not torch.allclose(together, alone, rtol=TOLERANCE, equal_nan=True):
-            return f"its {key} differs under torch.vmap"
+    single = validation_metrics(call_alone, batches, names)
+    if not same_tensors(examples, batches):
+        return f"validation_step of {name} changes its batch"
+    if not equal_states(draws, capture_rng_state(module)):
+        return f"{name} draws random numbers in validation_step"
+    for key, tensor in tensors_of(module).items():
+        if not torch.equal(tensor, before[key]):
+            return f"validation_step of {name} changes {key}"
+    rows = torch.arange(2, device=module.device)
+    stacked = metrics_of_rows(functional, lambda _: two, rows, batches, names)
+    if not equal_states(attributes, capture_attributes(module)):
+        return f"validation_step of {name} changes an attribute"
+    with holding(module, moved):
+        other = validation_metrics(call_alone, batches, names)
+    for key in names:
+        alone = torch.stack([single[key], other[key]])
+        if not torch.allclose(stacked[key], alone, rtol=TOLERANCE, equal_nan=True):
+            return f"{name}: its {key} differs under torch.vmap"
+    GoalErrorCallback.of(training.goal).check_scale(float(single[training.goal.monitored]))
     return None
 
 
@@ -270,11 +263,12 @@ class LoggedReference:
                 losses.append(loss)
             gradients = torch.autograd.grad(torch.stack(losses).sum(), trained, allow_unused=True)
             with evaluating(module):
-                metrics = functional.call(
-                    metrics_call(self._names, 0),
-                    {**parameters, **self._start.buffers},
-                    self._data.validation[0],
+                tensors = {**parameters, **self._start.buffers}
+                metrics = validation_metrics(
+                    lambda function, states: functional.call(function, tensors, states),
+                    [(0, self._data.validation[0])],
+                    self._names,
                 )
-        values = [*losses, *metrics, *after.values()]
+        values = [*losses, *metrics.values(), *after.values()]
         values += [gradient for gradient in gradients if gradient is not None]
         return torch.cat([value.detach().double().flatten() for value in values])

@@ -6,7 +6,7 @@ NeedsLightning, so that the module trains in Lightning's loop.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
@@ -17,8 +17,15 @@ from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signatu
 from torch import Tensor
 from torch.func import vmap
 from torch.utils._pytree import tree_leaves
+from torchmetrics import Metric
 
 from lit_dps.engines.functional import Functional
+from lit_dps.engines.metric_objects import (
+    MetricObjects,
+    States,
+    begun_metric_objects,
+    updated_objects,
+)
 from lit_dps.engines.module_hooks import NeedsLightning
 from lit_dps.module import ImageClassifier
 from lit_dps.training.training_pass import loss_of
@@ -90,7 +97,8 @@ def training_loss(module: LightningModule, batch: Any, batch_idx: int | None = N
     number: Any = batch_idx
     if batch_idx is None:
         number = Unknown(type(module).__name__)
-    loss = loss_of(module, batch, number)
+    with begun_metric_objects(module):  # nobody reads what a training step adds to them
+        loss = loss_of(module, batch, number)
     if not isinstance(loss, Tensor):
         raise NeedsLightning(f"{type(module).__name__} returns no loss of a batch")
     return loss
@@ -103,49 +111,10 @@ def loss_of_pair(module: LightningModule, pair: tuple[Any, Any]) -> Tensor:
     return training_loss(module, pair[0])
 
 
-def metrics_call(names: Sequence[str], batch_idx: int) -> Callable[[Any, Any], list[Tensor]]:
-    """Return the function of a module and a batch that returns the metrics of these names."""
-    return partial(_metrics_of, names=names, batch_idx=batch_idx)
-
-
-def _metrics_of(
-    module: LightningModule, batch: Any, names: Sequence[str], batch_idx: int
-) -> list[Tensor]:
-    logged = logged_metrics(module, batch, batch_idx)
-    size = len(tree_leaves(batch)[0])
-    values = []
-    for name in names:
-        if name not in logged:
-            raise NeedsLightning(f"validation_step of {type(module).__name__} does not log {name}")
-        metric = logged[name]
-        if metric.weight not in (None, size):
-            raise NeedsLightning(
-                f"{type(module).__name__} logs {name} with batch_size={metric.weight} for a batch "
-                f"of {size} examples"
-            )
-        values.append(metric.value)
-    return values
-
-
-def logged_metrics(module: LightningModule, batch: Any, batch_idx: int) -> dict[str, Logged]:
-    """Return what `validation_step` logs for a batch, by name.
-
-    Raises:
-        NeedsLightning: If it logs what is no mean over batches.
-    """
-    step: Any = module.validation_step
-    logged: dict[str, Logged] = {}
-    with _log_to(module, partial(_record, logged, type(module).__name__)):
-        if is_param_in_hook_signature(step, "batch_idx", min_args=2):
-            step(batch, batch_idx)
-        else:
-            step(batch)
-    return logged
-
-
 def _record(
     logged: dict[str, Logged],
-    module: str,
+    module: LightningModule,
+    objects: MetricObjects,
     name: str,
     value: Any,
     prog_bar: bool = False,
@@ -161,23 +130,32 @@ def _record(
     metric_attribute: str | None = None,
     rank_zero_only: bool = False,
 ) -> None:
-    """Store a logged value; the arguments after `module` are those of `LightningModule.log`."""
+    """Store a logged value; the arguments after `objects` are those of `LightningModule.log`."""
+    class_name = type(module).__name__
+    if on_epoch is False:
+        raise NeedsLightning(f"{class_name} logs {name} with on_epoch=False")
+    if isinstance(value, Metric):
+        objects.log(module, name, value)
+        return
     if isinstance(value, bool | int | float):
         value = torch.tensor(value, dtype=torch.get_default_dtype())
     if not isinstance(value, Tensor):
-        raise NeedsLightning(f"{module} logs {name} as {type(value).__name__}")
-    if on_epoch is False:
-        raise NeedsLightning(f"{module} logs {name} with on_epoch=False")
+        raise NeedsLightning(f"{class_name} logs {name} as {type(value).__name__}")
     if reduce_fx not in ("mean", torch.mean):
-        raise NeedsLightning(f"{module} logs {name} with a reduce_fx that is no mean")
+        raise NeedsLightning(f"{class_name} logs {name} with a reduce_fx that is no mean")
     if name in logged:
-        raise NeedsLightning(f"{module} logs {name} twice for a batch")
+        raise NeedsLightning(f"{class_name} logs {name} twice for a batch")
+    logged[name] = Logged(_number(class_name, name, value), batch_size)
+
+
+def _number(class_name: str, name: str, value: Any) -> Tensor:
+    """Return a logged value as a tensor without dimensions."""
+    if not isinstance(value, Tensor) or value.numel() != 1:
+        raise NeedsLightning(f"{class_name} logs {name} as several numbers")
     value = value.detach().squeeze()
-    if value.ndim:
-        raise NeedsLightning(f"{module} logs {name} as several numbers")
     if not value.is_floating_point():
         value = value.to(torch.get_default_dtype())
-    logged[name] = Logged(value, batch_size)
+    return value
 
 
 @contextmanager
@@ -194,57 +172,186 @@ def _log_to(module: LightningModule, record: Callable[..., None]) -> Iterator[No
 
 
 class MeanOverBatches:
-    """The mean of metrics over the examples of all batches, added up as in Lightning's loop.
+    """The means of numbers over the examples of all batches, added up as in Lightning's loop."""
+
+    def __init__(self):
+        self._totals: dict[str, Tensor] = {}
+        self._examples: dict[str, int] = {}
+
+    def add(self, values: Mapping[str, Tensor], examples: int) -> None:
+        """Add the values of a batch, by name, each of shape (rows,) or ()."""
+        for name, value in values.items():
+            if name not in self._totals:
+                self._totals[name] = torch.zeros_like(value, dtype=torch.float32)
+                self._examples[name] = 0
+            # The total of a float64 metric becomes float64, as in Lightning's loop.
+            self._totals[name] = self._totals[name] + value * examples
+            self._examples[name] += examples
+
+    def means(self) -> dict[str, Tensor]:
+        """Return the mean of each metric by name: float64, shape (rows,) or ()."""
+        return {
+            name: (total / self._examples[name]).double() for name, total in self._totals.items()
+        }
+
+
+# Calls a function of the module and of the states of its objects, for one network or for many.
+Apply = Callable[[Callable[[Any, Any], Any], States], Any]
+
+
+def validation_metrics(
+    apply: Apply, batches: Iterable[tuple[int, Any]], names: Sequence[str]
+) -> dict[str, Tensor]:
+    """Return the metrics of a validation, by name: float64, shape (rows,) or ().
+
+    Numbers that `validation_step` logs are averaged over the examples. At the end, objects of
+    torchmetrics are computed, and `on_validation_epoch_end` is called.
 
     Args:
+        apply: Calls the module of one network, or of many.
+        batches: The batches, each with its number.
         names: The metrics.
+
+    Raises:
+        NeedsLightning: If Lightning's loop may have another value.
     """
+    objects = MetricObjects()
+    means = MeanOverBatches()
+    states: States = {}
+    for number, batch in batches:
+        values, states = apply(partial(_step, objects, names, number, batch), states)
+        means.add(values, len(tree_leaves(batch)[0]))
+    metrics = means.means()
+    at_end, _ = apply(partial(_end, objects, names, set(metrics)), states)
+    for name, value in at_end.items():
+        metrics[name] = value.double()
+    return metrics
 
-    def __init__(self, names: Sequence[str]):
-        self._names = names
-        self._totals: list[Tensor] = []
-        self._examples = 0
 
-    def add(self, values: Sequence[Tensor], examples: int) -> None:
-        """Add the values of a batch, each of shape (rows,)."""
-        if not self._totals:
-            self._totals = [torch.zeros_like(value, dtype=torch.float32) for value in values]
-        for i, value in enumerate(values):
-            # The total of a float64 metric becomes float64, as in Lightning's loop.
-            self._totals[i] = self._totals[i] + value * examples
-        self._examples += examples
+def _step(
+    objects: MetricObjects,
+    names: Sequence[str],
+    batch_idx: int,
+    batch: Any,
+    module: LightningModule,
+    states: States,
+) -> tuple[dict[str, Tensor], States]:
+    """Return the numbers among the metrics that `validation_step` logs, and the states after it."""
+    logged: dict[str, Logged] = {}
 
-    def means(self) -> Mapping[str, Tensor]:
-        """Return the mean of each metric by name: float64, shape (rows,)."""
-        return {
-            name: (total / self._examples).double()
-            for name, total in zip(self._names, self._totals, strict=True)
-        }
+    def call() -> None:
+        with _log_to(module, partial(_record, logged, module, objects)):
+            _validate_batch(module, batch, batch_idx)
+
+    _, after = objects.call(module, states, call)
+    size = len(tree_leaves(batch)[0])
+    values = {}
+    for name, number in logged.items():
+        if name not in names:
+            continue
+        if number.weight not in (None, size):
+            raise NeedsLightning(
+                f"{type(module).__name__} logs {name} with batch_size={number.weight} for a batch "
+                f"of {size} examples"
+            )
+        values[name] = number.value
+    return values, after
+
+
+def _validate_batch(module: LightningModule, batch: Any, batch_idx: int) -> None:
+    """Call `validation_step` as Lightning does."""
+    step: Any = module.validation_step
+    if is_param_in_hook_signature(step, "batch_idx", min_args=2):
+        step(batch, batch_idx)
+    else:
+        step(batch)
+
+
+def _end(
+    objects: MetricObjects,
+    names: Sequence[str],
+    known: set[str],
+    module: LightningModule,
+    states: States,
+) -> tuple[dict[str, Tensor], States]:
+    """Return the metrics that are known at the end of a validation, and the states after it.
+
+    Args:
+        objects: The objects of torchmetrics.
+        names: The metrics.
+        known: The metrics that `validation_step` logged as numbers.
+        module: The module.
+        states: The states after the last batch.
+    """
+    class_name = type(module).__name__
+    logged: dict[str, Logged] = {}
+
+    def call() -> dict[str, Tensor]:
+        with _log_to(module, partial(_record, logged, module, objects)):
+            module.on_validation_epoch_end()
+        values = objects.values(module)
+        unreset = objects.unreset(module)
+        if unreset:
+            raise NeedsLightning(f"{class_name} does not reset {unreset[0]} after a validation")
+        return values
+
+    values, after = objects.call(module, states, call)
+    metrics = {name: number.value for name, number in logged.items() if name in names}
+    for name, value in values.items():
+        if name in known or name in metrics:
+            raise NeedsLightning(f"{class_name} logs {name} as a number and as an object")
+        if name in names:
+            metrics[name] = _number(class_name, name, value)
+    for name in names:
+        if name in known and name in metrics:
+            raise NeedsLightning(f"{class_name} logs {name} for a batch and at the end")
+        if name not in known and name not in metrics:
+            raise NeedsLightning(f"validation_step of {class_name} does not log {name}")
+    return metrics, after
+
+
+def objects_of_both_steps(
+    module: LightningModule, training_batch: Any, validation_batch: Any
+) -> list[str]:
+    """Return the objects of torchmetrics that training and validation both update, by path.
+
+    In Lightning's loop, the training steps before a validation change its value.
+    """
+    with updated_objects(module) as in_training:
+        loss_of(module, training_batch, batch_idx=0)
+    with updated_objects(module) as in_validation, _log_to(module, lambda *args, **kwargs: None):
+        _validate_batch(module, validation_batch, batch_idx=0)
+    return sorted(in_training & in_validation)
 
 
 def metrics_of_rows(
     functional: Functional,
     tensors_of_rows: Callable[[Tensor], Mapping[str, Tensor]],
     rows: Tensor,
-    batches: Sequence[Any],
+    batches: Sequence[tuple[int, Any]],
     names: Sequence[str],
 ) -> Mapping[str, Tensor]:
-    """Return the means of metrics over all batches, by name: float64, shape (rows,).
+    """Return the metrics of rows, by name: float64, shape (rows,).
 
     Args:
         functional: The module, in evaluation mode.
         tensors_of_rows: Returns the parameters and buffers of some rows, by name.
         rows: Numbers of the rows.
-        batches: The batches of the validation split.
+        batches: The batches of the validation split, each with its number.
         names: The metrics.
     """
-    means = MeanOverBatches(names)
-    for number, batch in enumerate(batches):
-        call = metrics_call(names, number)
-        over_rows = vmap(lambda tensors, c=call, b=batch: functional.call(c, tensors, b))
-        size = len(tree_leaves(batch)[0])
-        parts = []
-        for some in rows.split(max(1, MAX_EVALUATED // size)):
-            parts.append(over_rows(tensors_of_rows(some)))
-        means.add([torch.cat(values) for values in zip(*parts, strict=True)], size)
-    return means.means()
+    parts = []
+    largest = max(len(tree_leaves(batch)[0]) for _, batch in batches)
+    for some in rows.split(max(1, MAX_EVALUATED // largest)):
+        tensors = tensors_of_rows(some)
+
+        def apply(
+            function: Callable, states: States, tensors: Mapping[str, Tensor] = tensors
+        ) -> Any:
+            over_rows = vmap(
+                lambda of_row, row_states: functional.call(function, of_row, row_states)
+            )
+            return over_rows(tensors, states)
+
+        parts.append(validation_metrics(apply, batches, names))
+    return {name: torch.cat([part[name] for part in parts]) for name in names}

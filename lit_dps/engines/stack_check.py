@@ -55,8 +55,15 @@ def reason_against_stacked_loss(
     except NeedsLightning:
         raise
     except (RuntimeError, TypeError, ValueError) as error:
-        text = first_line(error)[:ERROR_LENGTH]
-        return f"{name} does not run under torch.vmap ({text})"
+        return vmap_reason(name, error)
+
+
+def vmap_reason(name: str, error: Exception) -> str:
+    """Return the reason that an error under `torch.vmap` gives against stacking a class."""
+    text = first_line(error)
+    if "data-dependent control flow" in text or ".item()" in text:
+        return f"{name} needs the value of a tensor in Python, as in `if loss > 1:` or `.item()`"
+    return f"{name} does not run under torch.vmap ({text[:ERROR_LENGTH]})"
 
 
 def trains_on_whole_batches(module: LightningModule) -> bool:

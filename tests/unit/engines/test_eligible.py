@@ -220,7 +220,7 @@ def own(name: str) -> dict:
         (network("Normalized", layer="numpy"), "random numbers of NumPy"),
         (network("Normalized", layer="Noise"), "random numbers in a training step other than"),
         (own("Counting"), "changes an attribute"),
-        (network("Branching"), "does not run under torch.vmap"),
+        (network("Branching"), "needs the value of a tensor"),
         (own("OwnStep"), "overrides training_step"),
         (own("Adam"), "Adam as configured"),
         (own("HalfTrained"), "not the same"),

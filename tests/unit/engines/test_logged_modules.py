@@ -50,10 +50,10 @@ STACKED = [
     ("parts.BatchNorm", "data.Clouds", CLIPPED),
     ("parts.Attentive", "data.OwnOrder", None),
     ("steps.ReturnsDict", "data.AsksTheTrainer", None),
+    ("metrics.ByAccuracies", "data.Clouds", None),
 ]
 MORE = [
     ("parts.Tied", "data.Cached", None),
-    ("parts.FrozenBackbone", "data.SplitOnce", None),
     ("parts.OwnNorms", "data.WithWeights", CLIPPED),
     ("optimizers.WithDecay", "data.Clouds", None),
     ("steps.OneArgument", "data.Clouds", None),
@@ -61,6 +61,7 @@ MORE = [
     ("dry_runs.RootOfBatch", "data.Clouds", None),
     ("dry_runs.Pretrained", "data.Clouds", None),
     ("foreign.Keywords", "data.Clouds", None),
+    ("metrics.ComputedAtTheEnd", "data.Clouds", None),
 ]
 
 
@@ -246,14 +247,16 @@ def test_intervals_ahead_change_nothing():
         ("passes.Memory", "data.Clouds", None, "changes the shape of its buffer bank"),
         ("strangers.KeepsList", "strangers.DigitLoaders", None, "outside of its parameters"),
         ("tricky.Padded", "data.Clouds", None, "the gradient of body.0.weight"),
+        ("parts.FrozenBackbone", "data.SplitOnce", None, "body.0.weight of FrozenBackbone has no"),
         ("tricky.Calibrated", "data.Clouds", None, "scale of Calibrated has no gradient"),
         ("tricky.Cautious", "data.Clouds", None, "reads trainer.current_epoch"),
         ("tricky.TypedNumber", "data.Clouds", None, "uses batch_idx"),
         ("tricky.Normalizing", "data.Clouds", None, "validation_step of Normalizing changes"),
         ("tricky.Clips", "data.Clouds", None, "overrides clip_gradients"),
-        ("metrics.ByMetric", "data.Clouds", None, "logs val_error as MeanMetric"),
+        ("metrics.ByMetric", "data.Clouds", None, "needs the value of a tensor"),
         ("metrics.Accuracy", "data.Clouds", None, "does not log val_error"),
-        ("metrics.AtTheEnd", "data.Clouds", None, "overrides on_validation_epoch_end"),
+        ("metrics.AtTheEnd", "data.Clouds", None, "overrides on_validation_epoch_start"),
+        ("metrics.SharedObject", "data.Clouds", None, "train_accuracy.metric_b in training and in"),
         ("edges.ConstantWeight", "data.Clouds", None, "batch_size=20 for a batch of 10"),
         ("models.Net", "data.Noisy", None, "as augmentation does"),
         ("models.Net", "data.Streamed", None, "no DataLoader of a map-style data set"),
@@ -270,6 +273,12 @@ def test_what_is_not_stacked_has_a_reason(model, data, trainer, reason):
     training = training_of(workload(model, data, trainer), GOAL)
     found = ineligibility_reason(training, trials(Cell(16, 0.0))[0], stacked=True)
     assert found is not None and reason in found
+
+
+def test_an_object_of_torchmetrics_that_is_not_reset_is_not_stacked():
+    training = training_of(workload("metrics.ComputedAtTheEnd", resets=False), GOAL)
+    reason = ineligibility_reason(training, trials(Cell(16, 0.0))[0], stacked=True)
+    assert reason == "ComputedAtTheEnd does not reset error.metric_b after a validation"
 
 
 def test_the_reason_is_stored_with_a_trial_that_lightning_s_loop_trains():
@@ -316,7 +325,7 @@ def test_no_use_of_an_unknown_number_goes_unnoticed(use):
 
 
 def test_the_mean_over_batches_weighs_examples():
-    means = MeanOverBatches(["val_error"])
-    means.add([torch.tensor([0.5, 0.0])], 20)
-    means.add([torch.tensor([0.0, 1.0])], 10)
+    means = MeanOverBatches()
+    means.add({"val_error": torch.tensor([0.5, 0.0])}, 20)
+    means.add({"val_error": torch.tensor([0.0, 1.0])}, 10)
     assert means.means()["val_error"].tolist() == pytest.approx([1 / 3, 1 / 3])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torchmetrics import MeanMetric
+from torchmetrics.classification import MulticlassAccuracy
 
 from tests.zoo.animals.models import Net
 
@@ -86,6 +87,57 @@ class ByMetric(Net):
         x, y = batch
         self.mistakes.update((self(x).argmax(1) != y).float())
         self.log("val_error", self.mistakes)
+
+
+class ByAccuracies(Net):
+    """Logs 1 less an object of torchmetrics; another object measures the training batches."""
+
+    def __init__(self, width: int = 16, lr: float = 1e-2):
+        super().__init__(width, lr)
+        self.train_accuracy = MulticlassAccuracy(num_classes=4, average="micro")
+        self.error = 1 - MulticlassAccuracy(num_classes=4, average="micro")
+
+    def training_step(self, batch, batch_idx):
+        x, y = batch
+        self.train_accuracy(self(x), y)
+        self.log("train_accuracy", self.train_accuracy)
+        return self.loss(batch)
+
+    def validation_step(self, batch, batch_idx):
+        x, y = batch
+        self.error.update(self(x), y)
+        self.log("val_error", self.error)
+        self.log("val_loss", self.loss(batch))
+
+
+class ComputedAtTheEnd(ByAccuracies):
+    """Computes its object when all of the validation is done.
+
+    Args:
+        resets: Whether it resets the object.
+    """
+
+    def __init__(self, width: int = 16, lr: float = 1e-2, resets: bool = True):
+        super().__init__(width, lr)
+        self.resets = resets
+
+    def validation_step(self, batch, batch_idx):
+        x, y = batch
+        self.error.update(self(x), y)
+        self.log("val_loss", self.loss(batch))
+
+    def on_validation_epoch_end(self):
+        self.log("val_error", self.error.compute())
+        if self.resets:
+            self.error.reset()
+
+
+class SharedObject(ByAccuracies):
+    """Updates one object in training and in validation."""
+
+    def __init__(self, width: int = 16, lr: float = 1e-2):
+        super().__init__(width, lr)
+        self.train_accuracy = self.error
 
 
 class AtTheEnd(Net):
