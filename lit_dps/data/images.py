@@ -216,7 +216,9 @@ class ImageData(LightningDataModule):
         return orders.epochs_of_file(self.order, n)
 
     def train_dataloader(self) -> EndlessLoader:
-        return EndlessLoader(lambda: orders.batches(self.epochs(), self.batch_sizes()))
+        schedule, _ = self._schedule
+        batch_size = self.batch_size if schedule.is_constant else None
+        return EndlessLoader(lambda: orders.batches(self.epochs(), self.batch_sizes()), batch_size)
 
     def pruning_dataloader(self, batch_size: int = 100) -> PassLoader:
         """Return one pass over the training examples, in the order of the authors' code."""

@@ -169,10 +169,16 @@ class Steps:
 
 
 class EndlessLoader:
-    """Batches of the training split without an end, which Lightning treats as one epoch."""
+    """Batches of the training split without an end, which Lightning treats as one epoch.
 
-    def __init__(self, make: Callable[[], Iterator[Tensor]]):
+    Args:
+        make: Returns the indices of each batch.
+        batch_size: Examples of each batch; None if they differ.
+    """
+
+    def __init__(self, make: Callable[[], Iterator[Tensor]], batch_size: int | None = None):
         self.make = make
+        self.batch_size = batch_size
 
     def __iter__(self) -> Iterator[IndexBatch]:
         for index in self.make():

@@ -13,6 +13,7 @@ from lit_dps.core.attempt import Attempt
 from lit_dps.core.batch_schedule import CONSTANT, NAME_KEY
 from lit_dps.core.errors import ConfigError
 from lit_dps.core.unit import EXAMPLES, SECONDS
+from lit_dps.data.loaders import EndlessLoader
 from lit_dps.parallel import ranks
 from lit_dps.parallel.ddp import ShardLoader, unsharded
 from lit_dps.parallel.example_count import (
@@ -183,4 +184,9 @@ def training_sizes(trainer: Trainer) -> Sizes:
 def _declared_batch_size(trainer: Trainer) -> int | None:
     """Return the batch size that the first train dataloader declares; None if it declares none."""
     loaders, _ = lightning_private.train_loaders(trainer)
-    return None if loaders is None else batch_size_of(unsharded(loaders.flattened[0]))
+    if loaders is None:
+        return None
+    loader = unsharded(loaders.flattened[0])
+    if isinstance(loader, EndlessLoader):
+        return loader.batch_size
+    return batch_size_of(loader)

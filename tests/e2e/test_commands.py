@@ -187,9 +187,10 @@ def little(config: Path, data: Path) -> list[str]:
         content["goal"]["check_interval"],
         content.get("local", {}).get("workers", 1),
     )
-    sparsity = (
-        0.0 if content["model"]["class_path"].endswith("NoisyQuadratic") else 0.9
-    )  # it has nothing to prune
+    sparsity = 0.9
+    # Advice is of dense networks. The quadratic has nothing to prune.
+    if config.parent.name == "advice" or content["model"]["class_path"].endswith("NoisyQuadratic"):
+        sparsity = 0.0
     options = ["--study.batch_sizes", f"[{max(2, workers)}]", "--study.sparsities", f"[{sparsity}]"]
     options += ["--study.trials", "1", "--study.workers", "1", "--goal.max_steps", str(interval)]
     space = (
@@ -198,6 +199,7 @@ def little(config: Path, data: Path) -> list[str]:
         else ["--study.space", "{model.lr: {low: 0.01, high: 0.1}}"]
     )  # of advise
     if content["data"]["class_path"] in (
+        "norm_images.SmallImages",
         "lit_dps.data.MNIST",
         "lit_dps.data.FashionMNIST",
         "lit_dps.data.CIFAR10",

@@ -9,6 +9,9 @@ import torch
 from lightning.pytorch import Callback
 from torch.optim import lr_scheduler
 
+from lit_dps.data import Digits
+from lit_dps.models import MLP
+from lit_dps.module import ImageClassifier
 from lit_dps.training import ScheduleScalingCallback
 from lit_dps.training.schedule_scaling import scaled_clock
 from tests.support.errors import refuses
@@ -136,6 +139,18 @@ def test_accumulated_batches_count():
         warm_up_alone, [ScheduleScalingCallback(4, WARM_UP)], steps=10, accumulate_grad_batches=2
     )
     assert scaled[::2] == pytest.approx([0, 0.25, 0.5, 0.75] + [1.0] * 6)
+
+
+def test_the_data_of_the_package_declare_their_batch_size():
+    class WarmClassifier(ImageClassifier):
+        def configure_optimizers(self):
+            optimizer = torch.optim.SGD(self.parameters(), lr=0.01)
+            schedule = {"scheduler": warm_up_alone(optimizer), "interval": "step"}
+            return {"optimizer": optimizer, "lr_scheduler": schedule}
+
+    callback = ScheduleScalingCallback(8, WARM_UP)
+    fit(WarmClassifier(MLP()), Digits(batch_size=32), callbacks=[callback], max_steps=10)
+    assert callback.clock is not None and callback.clock.new_warm_up == WARM_UP * 8 / 32
 
 
 class StopAt(Callback):
