@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -20,6 +21,10 @@ from lit_dps.replication.rules import Measurement, Measurements
 _SEED = 0
 _NORMAL_975 = 1.959964  # quantile of the normal distribution
 _MOMENTUM = "momentum"
+# The flag of a trial whose rate changes by a schedule.
+_SCHEDULE_FLAG = "schedule_steps"
+# Arguments of `ImageClassifier` that make its schedule, and their defaults.
+_SCHEDULE_DEFAULTS = {"schedule": "constant", "decay_steps": 40_000, "end_factor": 0.01}
 
 
 def rate_trend(study: Analysis) -> Measurements | None:
@@ -30,6 +35,11 @@ def rate_trend(study: Analysis) -> Measurements | None:
     luck of these points is in how the best rates scatter around the trend, which the interval rests
     on (`correlation_interval`). Batch sizes whose K* is at the first check are left out: the best
     of the trials that got there is not known.
+
+    A rate that decays counts twice: at its start, as in the paper, and by its mean over the K*
+    steps, which is larger relative to its start where K* is smaller. The interval covers both, so
+    that the claim is decided only where both agree. Without the values of a schedule the trend is
+    not known.
 
     None unless exactly one learning rate is searched, and for a study of one batch size.
     """
@@ -45,7 +55,10 @@ def rate_trend(study: Analysis) -> Measurements | None:
     measurements = {}
     for series in study.record.series:
         best_rates = _best_rates(study, series, rates[0], momentum_key)
-        measurements[str(series)] = _rate_trend(name, best_rates, len(study.record.batch_sizes))
+        shares = _mean_shares(study, series, list(best_rates))
+        measurements[str(series)] = _rate_trend(
+            name, best_rates, shares, len(study.record.batch_sizes)
+        )
     return measurements
 
 
@@ -66,21 +79,108 @@ def _best_rates(
     return rates
 
 
-def _rate_trend(name: str, rates: Mapping[int, float], batch_sizes: int) -> Measurement:
+def _mean_shares(
+    study: Analysis, series: Series, batch_sizes: Sequence[int]
+) -> dict[int, float] | None:
+    """Return the mean learning rate of the K* trials over its start, by batch size.
+
+    Returns:
+        1 for constant rates; None if the rate of a trial changes by a schedule that is not known.
+    """
+    shares = {}
+    for batch_size in batch_sizes:
+        best = study.by_cell[cell_of(series, batch_size)].best
+        assert best is not None and best.steps is not None
+        settings = {}
+        for name, default in _SCHEDULE_DEFAULTS.items():
+            settings[name] = _model_value(study.record, series, best, name, default)
+        if settings["schedule"] == "linear":
+            shares[batch_size] = mean_share_of_linear(
+                best.steps, float(settings["decay_steps"]), float(settings["end_factor"])
+            )
+        elif _SCHEDULE_FLAG in best.flags:
+            return None
+        else:
+            shares[batch_size] = 1.0
+    return shares
+
+
+def _model_value(
+    record: StudyRecord, series: Series, result: TrialResult, name: str, default: Any
+) -> Any:
+    """Return an argument of the model of a trial; the default if it is not set."""
+    for values in (result.trial.params, dict(series.axes)):
+        for key, value in values.items():
+            if key in (f"model.{name}", f"model.init_args.{name}"):
+                return value
+    value = record.setting(f"model.init_args.{name}")
+    return default if value is None else value
+
+
+def mean_share_of_linear(steps: int, decay_steps: float, end_factor: float) -> float:
+    """Return the mean rate of the first steps of a linear decay, over the rate at its start.
+
+    Args:
+        steps: The number of steps.
+        decay_steps, end_factor: As in `lit_dps.optim.schedule.factor`.
+    """
+    progress = np.minimum(np.arange(steps), decay_steps) / decay_steps
+    return float(1 - (1 - end_factor) * progress.mean())
+
+
+def _rate_trend(
+    name: str, rates: Mapping[int, float], shares: Mapping[int, float] | None, batch_sizes: int
+) -> Measurement:
     """Return the rank correlation of the best rates of a series with B."""
     if len(rates) < MIN_SAMPLES:
         return Measurement(f"{name} known at {len(rates)} of {batch_sizes} batch sizes")
-    rho = float(rank_correlation(np.array([list(rates.values())]))[0])
-    number = Estimate(rho, correlation_interval(rho, len(rates)))
+    if shares is None:
+        return Measurement(f"{name} not known: a schedule that is not ours changes it along trials")
+    number = _trend(list(rates.values()))
+    if min(shares.values()) < 1:
+        return _trend_of_decaying(name, rates, shares, batch_sizes)
     first, last = min(rates), max(rates)
     sentence = (
         f"rank correlation of the {name} with B, and the rates at B={first} and B={last}: "
         f"{number}, {significant(rates[first])}, {significant(rates[last])}"
     )
-    notes = ()
-    if len(rates) < batch_sizes:
-        notes = (f"not known at {batch_sizes - len(rates)} of {batch_sizes} batch sizes",)
-    return Measurement(sentence, number, notes=notes)
+    return Measurement(sentence, number, notes=_unknown_notes(len(rates), batch_sizes))
+
+
+def _trend_of_decaying(
+    name: str, rates: Mapping[int, float], shares: Mapping[int, float], batch_sizes: int
+) -> Measurement:
+    """Return the rank correlation of best rates that decay along their trials."""
+    mean_rates = {}
+    for batch_size, rate in rates.items():
+        mean_rates[batch_size] = rate * shares[batch_size]
+    at_start = _trend(list(rates.values()))
+    of_mean = _trend(list(mean_rates.values()))
+    both = Interval(
+        min(at_start.interval.low, of_mean.interval.low),
+        max(at_start.interval.high, of_mean.interval.high),
+    )
+    first, last = min(rates), max(rates)
+    sentence = (
+        f"the {name} decays along trials; its rank correlation with B, and the rates at B={first} "
+        f"and B={last}: {at_start}, {significant(rates[first])}, {significant(rates[last])} at its "
+        f"start, and {of_mean}, {significant(mean_rates[first])}, {significant(mean_rates[last])} "
+        "on average up to K*"
+    )
+    notes = _unknown_notes(len(rates), batch_sizes)
+    return Measurement(sentence, Estimate(at_start.value, both), notes=notes)
+
+
+def _trend(rates: Sequence[float]) -> Estimate:
+    """Return the rank correlation of rates with their order."""
+    rho = float(rank_correlation(np.array([rates]))[0])
+    return Estimate(rho, correlation_interval(rho, len(rates)))
+
+
+def _unknown_notes(known: int, batch_sizes: int) -> tuple[str, ...]:
+    if known == batch_sizes:
+        return ()
+    return (f"not known at {batch_sizes - known} of {batch_sizes} batch sizes",)
 
 
 def correlation_interval(rho: float, count: int) -> Interval:

@@ -9,10 +9,12 @@ import pytest
 
 from lit_dps.analysis.analysis import Analysis
 from lit_dps.core.search_space import Range
-from lit_dps.core.trial import Cell
+from lit_dps.core.trial import SCHEDULE, Cell
+from lit_dps.optim.schedule import factor
 from lit_dps.replication.rules import Verdict
 from lit_dps.replication.search import (
     correlation_interval,
+    mean_share_of_linear,
     rank_correlation,
     rate_trend,
     success_trend,
@@ -58,6 +60,59 @@ def searched(best, space=SPACE, momentum=None, **kw):
 )
 def test_rate_grows(rates, verdict):
     assert judged("rate-grows", searched(rates)).verdict is verdict
+
+
+LINEAR = {"schedule": "linear", "decay_steps": 400, "end_factor": 0.0}
+
+
+def decaying(rates, steps, schedule=LINEAR, flags=None):
+    """A trial a cell at B = 4, 8, 16, ... that reaches the goal after these steps."""
+    cells = {}
+    for i, (rate, count) in enumerate(zip(rates, steps, strict=True)):
+        cell = Cell(4 * 2**i, 0.0)
+        params = {"model.learning_rate": rate}
+        cells[cell] = [result(cell, 0, count, params=params, flags=flags or {})]
+    return analysis_of(cells, space=SPACE, config={"model": {"init_args": schedule}})
+
+
+FALLING_STEPS = (25_600, 12_800, 6400, 3200, 1600, 800, 400, 200)
+
+
+def test_a_rate_that_decays_counts_at_its_start_and_on_average():
+    """At the start the rates fall with B. On average over the K* steps they grow."""
+    study = decaying([0.9**i for i in range(8)], FALLING_STEPS)
+    measured = rate_trend(study)["S=0"]
+    assert measured.number.value == -1
+    assert measured.number.interval.low == -1 and measured.number.interval.high == 1
+    # 400 steps of decay: a mean of 401 / 2 / 25600 at the first, and 1 - 199 / 800 at the last.
+    numbers = numbers_in(measured.sentence)
+    assert numbers[-1] == pytest.approx(0.9**7 * (1 - 199 / 800), rel=5e-3)
+    assert numbers[-2] == pytest.approx(401 / 2 / 25_600, rel=5e-3)
+    assert judged("rate-grows", study).verdict is UNDECIDABLE
+
+
+def test_a_rate_that_decays_and_grows_in_both_ways_is_seen():
+    assert judged("rate-grows", decaying(GROWING, FALLING_STEPS)).verdict is SEEN
+    falling = [0.3**i for i in range(8)]
+    assert judged("rate-grows", decaying(falling, FALLING_STEPS)).verdict is NOT_SEEN
+
+
+def test_a_constant_rate_has_one_trend():
+    constant = decaying(GROWING, FALLING_STEPS, schedule={})
+    assert rate_trend(constant)["S=0"].number.interval == pytest.approx((0.902, 1), abs=5e-4)
+    assert "decays" not in rate_trend(constant)["S=0"].sentence
+
+
+def test_a_rate_of_an_unknown_schedule_is_not_judged():
+    study = decaying(GROWING, FALLING_STEPS, schedule={}, flags={SCHEDULE: 100})
+    assert rate_trend(study)["S=0"].number is None
+    assert judged("rate-grows", study).verdict is UNDECIDABLE
+
+
+@pytest.mark.parametrize("steps", [1, 7, 10, 25])
+def test_the_mean_of_a_linear_decay(steps):
+    factors = [factor("linear", step, 10, 0.2) for step in range(steps)]
+    assert mean_share_of_linear(steps, 10, 0.2) == pytest.approx(np.mean(factors))
 
 
 def test_a_race_leaves_the_best_rate_known():
