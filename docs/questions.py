@@ -128,7 +128,7 @@ def lines_of_study() -> Lines:
 def lines_of_advice() -> Lines:
     """Ask for advice on the quickstart, and return the lines below the verb.
 
-    The budget is enough for timed steps, the noise scale, a few probes, and the recommended run.
+    The budget is enough for timed steps, the user's run, and a few others.
     """
     from lit_dps.cli import advise, main
 
@@ -136,7 +136,7 @@ def lines_of_advice() -> Lines:
     recorder = LinesRun(advise.main)
     with tempfile.TemporaryDirectory() as folder, recorder.recording():
         options = [f"--{key}={value}" for key, value in settings.items()]
-        options += [f"--storage.folder={folder}", f"--budget={ADVICE_BUDGET}", "--trials=2"]
+        options += [f"--storage.folder={folder}", f"--budget={ADVICE_BUDGET}"]
         assert main(["advise", f"--config={CONFIG}", *options]) == 0
     return recorder.lines
 

@@ -158,7 +158,7 @@ def advise(
         devices: Numbers of devices to answer for.
         price: Price of a device-hour.
         options: Beside runs: batch_sizes to answer for, and columns, names of columns such as
-            {"batch_size": "bs"}. Otherwise: trials, method, bandwidth and latency, as options of
+            {"batch_size": "bs"}. Otherwise: method, bandwidth and latency, as options of
             the command; the sections trainer, study and storage as dicts; and name, the name of
             the study.
 
@@ -190,7 +190,7 @@ def advise(
 
 
 # Options of the command that are arguments of `advise`, and sections of the configuration.
-_COMMAND_OPTIONS = ("trials", "method", "bandwidth", "latency")
+_COMMAND_OPTIONS = ("method", "bandwidth", "latency")
 _SECTIONS = ("trainer", "study", "storage", "optim", "local", "pruning")
 
 

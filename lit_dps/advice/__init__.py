@@ -4,18 +4,16 @@ The thinking needs numbers alone, no torch and no database; this package exports
 order:
 
 1. `answer`: the table of times and costs, from a law and a model of the step time (`step_time`).
-2. `branch_law`: a law from critical batch sizes along one run. `one_run`: steps of one run over K.
-3. `next_probe`: which batch size to measure next. `text`: the answer as text.
+2. `branch_law`: a law from critical batch sizes along one run.
+3. `next_probe`: what a further run is worth. `text`: the answer as text.
 
 `run` asks for a user's module: it times steps (`step_probe`), then trains the user's run and a
-few others (`pilot_plan`, `pilot_course`, `probe_value`, `pilot_evidence`). By other methods it
-searches at several batch sizes (`probe_plan`, `probe_study`) and verifies what it recommends
-(`recommendation`), or forks a run (`branch_run`). It reports the answer (`report`).
+few others (`pilot_plan`, `pilot_course`, `probe_value`, `probe_study`, `pilot_evidence`), or forks
+a run (`branch_run`). It reports the answer (`report`), with a configuration (`recommendation`).
 """
 
 from lit_dps.advice.answer import Answer, Checks, Terms, advise, answer
 from lit_dps.advice.branch_law import Branched, Critical
-from lit_dps.advice.next_probe import best_probe, contenders, rank_probes
-from lit_dps.advice.one_run import OneRun, of_runs, of_trials
+from lit_dps.advice.next_probe import law_with_prior, rank_probes
 from lit_dps.advice.step_time import Link, StepTime, Timed, fit_step_time
 from lit_dps.advice.text import render

@@ -16,7 +16,6 @@ import pandas as pd
 
 from lit_dps.advice.branch_law import Branched
 from lit_dps.advice.next_probe import law_with_prior, rank_probes
-from lit_dps.advice.one_run import OneRun
 from lit_dps.advice.step_time import NORMAL_95, Link, Seconds, StepTime, Timed, fit_step_time
 from lit_dps.advice.time_draws import draw_step_seconds, draw_steps, near_probability
 from lit_dps.analysis.answer import NEAR
@@ -49,7 +48,6 @@ COLUMNS = [
     "cost",
     "cost_low",
     "cost_high",
-    "k_star",
 ]
 
 
@@ -89,8 +87,7 @@ class Answer:
     """What to run.
 
     Attributes:
-        law, step_time, rate, price, one_run: What the answer was made from. `one_run` is None if it
-            is not known; then steps and times are of K.
+        law, step_time, rate, price, seed_spread: What the answer was made from.
         table: One row per batch size and number of devices (`answer`).
         best: The row to run: the cheapest one within 10 % of the least mean time; None without a
             row. Its near_probability is the probability to be within 10 % of the least time.
@@ -116,7 +113,7 @@ class Answer:
     assumed: tuple[str, ...] = ()
     rate: RateLaw | None = None
     price: float | None = None
-    one_run: OneRun | None = None
+    seed_spread: float = 0.0
 
 
 class Steps(NamedTuple):
@@ -189,7 +186,7 @@ def answer(
     devices: Sequence[int] = (1,),
     terms: Terms = Terms(),
     rate: RateLaw | None = None,
-    one_run: OneRun | None = None,
+    seed_spread: float = 0.0,
 ) -> Answer:
     """Return the answer over all batch sizes (ascending, in examples) and numbers of devices.
 
@@ -198,20 +195,17 @@ def answer(
     "extrapolated", "predicted"); examples; hours, device_hours and cost (missing without a price),
     each with _low and _high; hours_mean (over draws of K and of the step time); near_probability
     (to be within 10 % of the least time of the allowed rows); allowed (within the limits of
-    `terms`); pareto (no row is both faster and cheaper); k_star (K by the law).
+    `terms`); pareto (no row is both faster and cheaper).
 
     The recommendation minimises the mean time. So a row that is extrapolated can be recommended,
     and counts with its uncertainty.
 
-    Steps, and what follows from them, are of one run if `one_run` is known, else K. Limits are
-    95 %; the errors of K, of a run and of the step time are taken to be independent. Combinations
-    without a K or a step time have no row.
+    Limits are 95 %; the errors of K, of a seed and of the step time are taken to be independent.
+    `seed_spread` is the standard deviation of log K between seeds, if K is of single runs; else 0.
+    Combinations without a K or a step time have no row.
     """
     sizes = list(map(int, batch_sizes))
-    known_one_run = one_run
-    if one_run is not None and math.isinf(one_run.ratio):
-        known_one_run = None
-    made = _make_table(law, step_time, sizes, devices, terms, known_one_run)
+    made = _make_table(law, step_time, sizes, devices, terms, seed_spread)
     table = made.rows
     _mark_allowed(table, terms)
     table["near_probability"] = 0.0
@@ -220,11 +214,16 @@ def answer(
         probabilities = near_probability(made.hours[:, is_allowed])
         table.loc[is_allowed, "near_probability"] = probabilities
     table["pareto"] = _is_pareto(table)
-    table["k_star"] = table.pop("k_star")  # the last column of answer.csv
-    assumed = _assumptions(law, table, step_time, terms, known_one_run, rate)
+    assumed = _assumptions(law, table, step_time, terms, rate)
     allowed = rows_where(table, table["allowed"])
     nothing = Answer(
-        law, step_time, table, assumed=assumed, rate=rate, price=terms.price, one_run=one_run
+        law,
+        step_time,
+        table,
+        assumed=assumed,
+        rate=rate,
+        price=terms.price,
+        seed_spread=seed_spread,
     )
     if not len(allowed):
         return nothing
@@ -280,9 +279,9 @@ def _make_table(
     batch_sizes: Sequence[int],
     devices: Sequence[int],
     terms: Terms,
-    one_run: OneRun | None = None,
+    seed_spread: float = 0.0,
 ) -> _Made:
-    """Return the table of `answer` up to its costs, with K as the last column."""
+    """Return the table of `answer` up to its costs."""
     rows = []
     hours = []
     predictions = law.predict(batch_sizes)
@@ -291,9 +290,7 @@ def _make_table(
     for i, prediction in enumerate(predictions.to_dict("records")):
         batch_size = prediction["batch_size"]
         k = Steps(prediction["steps"], prediction["low"], prediction["high"])
-        steps = k
-        if one_run is not None:
-            steps = _steps_of_one_run(one_run, k, batch_size)
+        steps = _steps_of_one_seed(k, seed_spread)
         for count in sorted(devices):
             step = step_time.at(batch_size, count)
             if step is None:
@@ -308,28 +305,20 @@ def _make_table(
                 "step_seconds": step.value,
                 "step_known": step.source,
                 "examples": CONSTANT_BATCH.examples_of(steps.value, batch_size),
-                "k_star": k.value,
             }
-            # One run exceeds K by the same factor at every draw.
             seconds = draw_step_seconds((step.value, step.low, step.high), count)
             seconds = seconds + terms.check_seconds_per_step
-            hours.append(k_draws[:, i] * (steps.value / k.value) * seconds / HOUR)
+            hours.append(k_draws[:, i] * seconds / HOUR)
             row["hours_mean"] = float(hours[-1].mean())
             rows.append(row | _costs(steps, step, count, terms))
     return _Made(pd.DataFrame(rows, columns=COLUMNS), np.array(hours).T)
 
 
-def _steps_of_one_run(one_run: OneRun, k: Steps, batch_size: float) -> Steps:
-    """Return the steps of one run from K."""
-    below, above = 0.0, 0.0
-    # At the batch size of the runs their steps are measured, so the error of K does not matter.
-    if one_run.batch_size != batch_size:
-        below = math.log(k.value / k.low)
-        above = math.log(k.high / k.value)
-    below = math.hypot(below, NORMAL_95 * one_run.spread)
-    above = math.hypot(above, NORMAL_95 * one_run.spread)
-    steps = k.value * one_run.ratio
-    return Steps(steps, steps * math.exp(-below), steps * math.exp(above))
+def _steps_of_one_seed(k: Steps, seed_spread: float) -> Steps:
+    """Return K with the limits of one run on another seed."""
+    below = math.hypot(math.log(k.value / k.low), NORMAL_95 * seed_spread)
+    above = math.hypot(math.log(k.high / k.value), NORMAL_95 * seed_spread)
+    return Steps(k.value, k.value * math.exp(-below), k.value * math.exp(above))
 
 
 def _costs(steps: Steps, step: Seconds, devices: int, terms: Terms) -> dict[str, float]:
@@ -436,7 +425,6 @@ def _assumptions(
     table: pd.DataFrame,
     step_time: StepTime,
     terms: Terms,
-    one_run: OneRun | None,
     rate: RateLaw | None,
 ) -> tuple[str, ...]:
     """Return what the rows assume without a measurement, a line each."""
@@ -447,13 +435,11 @@ def _assumptions(
         lines += law.assumed
     else:
         lines += RATE_IS_TUNED if rate is None else rate.assumed
-        if one_run is None and (rate is None or rate.is_searched):
+        if rate is None or rate.is_searched:
             lines.append(
                 "Steps are K, the least of several trials. One run usually needs more; how many is "
                 "unknown."
             )
-        elif one_run is not None and one_run.source != "prior":
-            lines.append("One run exceeds K by the same factor at every batch size.")
     if "measured" in set(table["steps_known"]):
         lines.append(
             "Without a law, K is measured separately at each batch size. The fastest row is partly "

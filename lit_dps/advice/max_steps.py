@@ -25,14 +25,12 @@ from lit_dps.study.preflight.check import check_study
 from lit_dps.study.probe_run import EndProbe, probe_run
 from lit_dps.study.setup import StudySetup
 
-# The share of --budget that one training of the proposed length takes, at most. An answer needs
-# three probes of several trials, and the first trials of a probe may be hopeless and take all their
-# steps.
+# The share of --budget that the short run takes, and that one training of the proposed length takes
+# by the method "branch", at most.
 BUDGET_SHARE = 0.05
-# Proposed steps over those to the goal at the user's batch size, by method. The smallest batch of
-# the first two probes is 8 times smaller (`next_probe.MIN_PROBE_RATIO`), and takes at most 8 times
-# as many steps. The last fork of a run is at half of its budget.
-STEPS_RATIO = {"pilot": 2, "law": 8, "branch": 2}
+# Proposed steps over those to the goal at the user's batch size. The last fork of a run is at half
+# of its budget.
+STEPS_RATIO = 2
 MAX_SECONDS = 60.0  # of the short run
 MAX_TRAININGS = 3.0  # that --budget pays at most, by the method "pilot"
 MIN_CHECKS = 3  # validations from which the progress of a run is extrapolated
@@ -95,9 +93,9 @@ def settle_max_steps(
         return None
     seconds = min(BUDGET_SHARE * options.budget, MAX_SECONDS)
     if options.method == "pilot":
-        probes = prepare_pilot(setup, options).setup
+        probes = prepare_pilot(setup).setup
     else:
-        probes = probe_setup(setup, options.trials, adaptive=None)
+        probes = probe_setup(setup, adaptive=None)
     try:
         with interruptible(stop, f"\n{LEAVING}\n"):
             run = run_short(probes, seconds, stop)
@@ -110,28 +108,27 @@ def settle_max_steps(
     most = BUDGET_SHARE * options.budget
     if options.method == "pilot":
         most = options.budget / MAX_TRAININGS
-    return propose(run, probes.goal_of_trials, most, STEPS_RATIO[options.method])
+    return propose(run, probes.goal_of_trials, most)
 
 
-def propose(run: ShortRun, goal: Goal, seconds: float, ratio: int) -> Proposal:
+def propose(run: ShortRun, goal: Goal, seconds: float) -> Proposal:
     """Return a budget that reaches the goal and that the time can pay, whichever is less.
 
     Args:
         run: The short run.
         goal: Its metric, value and check interval.
         seconds: The time that one training of the proposed length may take.
-        ratio: Proposed steps over those to the goal at the user's batch size.
     """
     affordable = Goal.max_steps
     if seconds < math.inf:
         affordable = int(seconds / run.step_seconds)
     expected = expected_steps(run, goal)
-    plausible = Goal.max_steps if expected is None else ratio * expected
+    plausible = Goal.max_steps if expected is None else STEPS_RATIO * expected
     steps = int(min(plausible, affordable)) // goal.check_interval * goal.check_interval
     steps = max(steps, goal.check_interval)
     if expected is not None and expected <= run.steps:
         steps = max(steps, int(expected))
-    limit = f"{steps} is {ratio} times as many."
+    limit = f"{steps} is {STEPS_RATIO} times as many."
     if expected is None:
         reason = (
             f"A short run of {run.steps} steps at B = {run.batch_size} does not show how far the "

@@ -12,13 +12,14 @@ from typing import Literal, get_args
 from lit_dps.core.errors import ConfigError
 from lit_dps.storage.advice_store import AdviceStore
 
-Method = Literal["pilot", "law", "branch"]
+Method = Literal["pilot", "branch"]
 SECONDS_PER_UNIT = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86_400.0}
 STORE_SECONDS = 5.0  # between two times that the clock is stored; a kill may lose as much
 # The share of the budget that is reserved for the answer, within these limits.
 ANSWER_SHARE = 0.12
 MIN_ANSWER_SECONDS = 5.0
 MAX_ANSWER_SECONDS = 20.0
+SEARCH = "`lit-dps study` searches the learning rate at each batch size"
 
 
 @dataclass(frozen=True)
@@ -28,15 +29,13 @@ class Options:
     Attributes:
         budget: Seconds that all runs of the command together may take; infinite leaves the limit to
             the method "pilot".
-        method: "pilot" trains the user's run, then few runs at larger batch sizes; "law" probes
-            K at a few batch sizes; "branch" forks a run
-            (`lit_dps.readings.branching`).
+        method: "pilot" trains the user's run, then few runs at larger batch sizes; "branch" forks
+            a run (`lit_dps.readings.branching`).
         devices: Numbers of devices to answer for.
         price: Price of a device-hour, in any currency; None answers in device-hours.
         bandwidth: Bytes per second between two devices. If it is None, only the numbers of devices
             that are used here are answered for.
         latency: Seconds of a message between two devices.
-        trials: The number of trials of each probe.
     """
 
     budget: float = math.inf
@@ -45,11 +44,11 @@ class Options:
     price: float | None = None
     bandwidth: float | None = None
     latency: float = 1e-5
-    trials: int = 8
 
     def __post_init__(self):
         if self.method not in get_args(Method):
-            raise ConfigError("--method", self.method, f"one of {', '.join(get_args(Method))}")
+            allowed = " or ".join(get_args(Method))
+            raise ConfigError("--method", self.method, f"{allowed}; {SEARCH}")
         if self.budget == math.inf and self.method != "pilot":
             raise ConfigError("--budget", None, "a time above 0 such as 90s, 30m or 2h")
         if not self.devices or min(self.devices) < 1:
@@ -60,8 +59,6 @@ class Options:
                 raise ConfigError(f"--{key}", value, "a finite number above 0")
         if not 0 <= self.latency < math.inf:
             raise ConfigError("--latency", self.latency, "a finite number of seconds, 0 or more")
-        if self.trials < 2:
-            raise ConfigError("--trials", self.trials, "at least 2: the rate has to be searched")
 
 
 def seconds_of(text: str) -> float:
@@ -101,15 +98,11 @@ class Clock:
         store: Where the time is stored.
         spent: Seconds that earlier runs took.
         began: When this run began, on the monotonic clock; None is now.
-
-    Attributes:
-        reserved: Seconds of the budget that are reserved for a later stage.
     """
 
     def __init__(self, budget: float, store: AdviceStore, spent: float, began: float | None = None):
         self.budget = budget
         self.store = store
-        self.reserved = 0.0
         self._spent_before = spent
         self._stored = time.monotonic()
         if began is None:
@@ -123,10 +116,10 @@ class Clock:
 
     @property
     def remaining(self) -> float:
-        """Seconds until the answer, or the stage that time is reserved for, has to begin."""
+        """Seconds until the answer has to begin."""
         answer = max(ANSWER_SHARE * self.budget, MIN_ANSWER_SECONDS)
         answer = min(answer, MAX_ANSWER_SECONDS)
-        return self.budget - answer - self.reserved - self.spent
+        return self.budget - answer - self.spent
 
     def save(self) -> None:
         """Store the time."""

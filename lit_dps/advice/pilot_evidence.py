@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from lit_dps.advice.one_run import TYPICAL_SPREAD
+from lit_dps.advice.next_probe import SEED_SPREAD
 from lit_dps.advice.pilot_plan import PilotPlan
 from lit_dps.analysis.analysis import Analysis
 from lit_dps.analysis.observations import AT_LEAST, AT_MOST, Observation
@@ -42,7 +42,7 @@ def observations_of_runs(
             observations.append(Observation(size, steps, bound=AT_MOST))
         else:
             check = float(cell.check_cost)
-            observations.append(Observation(size, steps, noise=TYPICAL_SPREAD, check=check))
+            observations.append(Observation(size, steps, noise=SEED_SPREAD, check=check))
     for size, steps in bounds.items():
         if size not in known:
             observations.append(Observation(float(size), steps, bound=AT_LEAST))

@@ -13,15 +13,10 @@ from functools import partial
 from itertools import chain
 from typing import Any
 
-import numpy as np
 from lightning.pytorch import LightningDataModule
 
 from lit_dps.advice.options import Clock
 from lit_dps.advice.step_probe import is_above_split, is_full
-from lit_dps.analysis.analysis import Analysis
-from lit_dps.analysis.observations import Observation, observations_of_cells
-from lit_dps.analysis.rates import RateCurve
-from lit_dps.analysis.step_seconds import step_seconds
 from lit_dps.core.environment import KEY, SOURCES
 from lit_dps.core.errors import StorageError, UserError, first_line, place_in_user_code
 from lit_dps.core.progress_line import StageLine
@@ -106,7 +101,7 @@ class Probes:
         end: float,
         stop: StopRequest,
         clock: Clock,
-        chosen: ChosenPoints | None = None,
+        chosen: ChosenPoints,
     ) -> bool:
         """Run the trials of a batch size until they end, or until `end` on the monotonic clock.
 
@@ -117,7 +112,7 @@ class Probes:
             end: When to stop, on the monotonic clock.
             stop: The request to stop.
             clock: The clock of the budget.
-            chosen: What the caller decides of the trials; None lets the study draw them.
+            chosen: What the caller decides of the trials.
 
         Returns:
             Whether all trials have ended.
@@ -128,9 +123,8 @@ class Probes:
             AllFail: if the first trials all fail, or all that end in time.
             UserError: with the cause of another failure.
         """
-        study = dataclasses.replace(self.setup.study, batch_sizes=[batch_size])
-        if chosen is not None:
-            study = dataclasses.replace(study, trials=len(chosen.points))
+        trials = len(chosen.points)
+        study = dataclasses.replace(self.setup.study, batch_sizes=[batch_size], trials=trials)
         setup = declare_study(dataclasses.replace(self.setup, study=study), self.data)
         record = read_study(self.url, self.name)
         remaining = sum(len(points) for points in setup.remaining_points(record.results).values())
@@ -143,8 +137,7 @@ class Probes:
             clock.tick()
             return bool(stop) or time.monotonic() > end
 
-        if chosen is not None:
-            setup = chosen.of(setup)
+        setup = chosen.of(setup)
         seconds = end - time.monotonic()
         line = StageLine(f"  B = {batch_size}", seconds if seconds < math.inf else None)
         show = partial(_show, line, setup.goal_of_trials.metric)
@@ -171,15 +164,14 @@ class Probes:
         results: Results,
         failures: Failures,
         stop: StopRequest,
-        chosen: ChosenPoints | None,
+        chosen: ChosenPoints,
     ) -> bool:
         """Log results as they come; return whether all came in time."""
         try:
             with closing(results):
                 for result in results:
                     self.mlflow.log_result(result)
-                    if chosen is not None:
-                        chosen.on_result(result)
+                    chosen.on_result(result)
                     failed = result.status is Status.FAILED
                     if failed and has_no_room(result.failure, self.setup.workload):
                         raise CannotRun(result.failure)
@@ -229,41 +221,6 @@ def _cause(error: Exception, setup: StudySetup, batch_size: int) -> Exception:
     )
 
 
-def observations(record: StudyRecord | None) -> list[Observation]:
-    """Return the K of each probe, or its bound (`observations_of_cells`)."""
-    if record is None:
-        return []
-    return observations_of_cells(record, Analysis(record).cells)
-
-
-def best_rates(record: StudyRecord | None) -> RateCurve | None:
-    """Return the best learning rates of the probes; None if no rate is searched."""
-    if record is None:
-        return None
-    # The study has one series.
-    return next(iter(Analysis(record).rate_curves), None)
-
-
-def check_seconds(record: StudyRecord | None, timed: float) -> float:
-    """Return the median seconds of a validation in the probes.
-
-    Validations that stop early take less than full ones (`lit_dps.training.early_check`).
-
-    Args:
-        record: The study of the probes.
-        timed: Seconds of a full validation, which are returned before there are probes.
-    """
-    if record is None:
-        return timed
-    seconds = []
-    for times in step_seconds(record).values():
-        if not math.isnan(times.check):
-            seconds.append(times.check)
-    if not seconds:
-        return timed
-    return float(np.median(seconds))
-
-
 def failed_trials(record: StudyRecord | None) -> dict[int, list[TrialResult]]:
     """Return the failed trials of each batch size that has some."""
     if record is None:
@@ -274,10 +231,3 @@ def failed_trials(record: StudyRecord | None) -> dict[int, list[TrialResult]]:
             if result.status is Status.FAILED:
                 failed.setdefault(cell.batch_size, []).append(result)
     return failed
-
-
-def unfinished(record: StudyRecord | None) -> list[int]:
-    """Return the batch sizes whose trials have not all ended."""
-    if record is None:
-        return []
-    return [cell.cell.batch_size for cell in Analysis(record).cells if cell.pending]

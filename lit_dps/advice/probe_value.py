@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lit_dps.advice.one_run import TYPICAL_SPREAD
+from lit_dps.advice.next_probe import SEED_SPREAD
 from lit_dps.analysis.law import Law
 
 # Outcomes of a run over which its value is averaged.
@@ -98,7 +98,7 @@ def _expected_fall(log_steps: np.ndarray, loss: np.ndarray) -> float:
         loss: (draws, n), the loss of each batch size.
     """
     outcomes = np.quantile(log_steps, (np.arange(OUTCOMES) + 0.5) / OUTCOMES)
-    distance = (log_steps[None, :] - outcomes[:, None]) / TYPICAL_SPREAD
+    distance = (log_steps[None, :] - outcomes[:, None]) / SEED_SPREAD
     weights = np.exp(-0.5 * distance**2)
     after = (weights @ loss) / weights.sum(axis=1, keepdims=True)
     # Outcomes are weighted equally, so their mean need not be the prior mean exactly.

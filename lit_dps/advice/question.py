@@ -8,8 +8,7 @@ from functools import cached_property
 
 from lit_dps.advice.answer import Answer, Checks, Terms, answer
 from lit_dps.advice.branch_run import branch_law
-from lit_dps.advice.next_probe import law_with_prior
-from lit_dps.advice.one_run import LIKE_K, ratio_of_one_run
+from lit_dps.advice.next_probe import SEED_SPREAD, law_with_prior
 from lit_dps.advice.options import Options
 from lit_dps.advice.pilot_evidence import (
     PilotRun,
@@ -18,11 +17,10 @@ from lit_dps.advice.pilot_evidence import (
     observations_of_runs,
 )
 from lit_dps.advice.pilot_plan import PilotPlan, RuledRate
-from lit_dps.advice.probe_study import Probes, best_rates, observations
+from lit_dps.advice.probe_study import Probes
 from lit_dps.advice.step_probe import StepTimes
 from lit_dps.advice.step_time import Link, StepTime, fit_step_time
 from lit_dps.advice.user_workload import rate_key, user_batch_size
-from lit_dps.core.noise_scale import NoiseScale
 from lit_dps.storage.advice_store import AdviceStore
 from lit_dps.study.setup import StudySetup
 from lit_dps.training.adam_scaling import AdamScales
@@ -40,7 +38,6 @@ class Question:
         adaptive: Settings of an adaptive optimizer at the user's batch size, which follow the batch
             size in probes; else None.
         times: The timed steps.
-        noise: The noise scale; None if it was not measured.
         parameters: The number of elements of the trained parameters.
         plan: The user's run, for the method "pilot"; else None.
         reads_noise: Whether the noise scale can be read along that run.
@@ -52,7 +49,6 @@ class Question:
     probes: Probes
     adaptive: AdamScales | None
     times: StepTimes
-    noise: NoiseScale | None
     parameters: int
     plan: PilotPlan | None = None
     reads_noise: bool = True
@@ -108,43 +104,32 @@ class Question:
 
 
 def conclude(question: Question) -> Answer:
-    """Return the answer from all that was measured so far.
-
-    If there is no probe, the forks of a run take the place of the law.
-    """
+    """Return the answer from all that was measured so far."""
     options = question.options
     setup = question.probes.setup
     # `fit` makes full validations; validations of probes stop early.
     checks = Checks(question.check_seconds, setup.goal_of_trials.check_interval)
     terms = Terms(options.price, checks)
-    step_time, batch_sizes = question.step_time, question.batch_sizes
-    record = question.probes.record()
+    asked = question.step_time, question.batch_sizes, options.devices, terms
     stored = question.store.read()
-    if question.plan is not None:
-        pilot = PilotRun.of_stored(stored)
-        law = law_with_prior(
-            observations_of_runs(record, bounds_of(stored)),
-            None if pilot is None else pilot.noise,
-            question.plan.is_adaptive,
-        )
-        rate = RuledRate.of(question.plan, best_rates_of_runs(record, question.plan), law.reach)
-        return answer(law, step_time, batch_sizes, options.devices, terms, rate, LIKE_K)
-    key = rate_key(setup)
-    if record is None:
+    if question.plan is None:
         law = branch_law(stored, question.setup)
-        if law is not None:
-            rate = None
-            if key:
-                # Branches store how they were trained. `question.adaptive` is also None if weight
-                # decay is searched, or if the optimizer could not be read.
-                adaptive = stored.get("branch_adaptive", question.adaptive is not None)
-                rate = law.rate(key, setup.study.space[key].at(0.5), adaptive)
-            return answer(law, step_time, batch_sizes, options.devices, terms, rate)
-    law = law_with_prior(observations(record))
-    rates = best_rates(record)
-    rate = None if rates is None else rates.law
-    k_of = {}
-    for row in law.predict(batch_sizes).dropna().to_dict("records"):
-        k_of[int(row["batch_size"])] = row["steps"]
-    one_run = ratio_of_one_run(stored.get("confirmed", []), k_of, record, rate, key)
-    return answer(law, step_time, batch_sizes, options.devices, terms, rate, one_run)
+        if law is None:
+            return answer(law_with_prior([]), *asked)
+        key = rate_key(setup)
+        rate = None
+        if key:
+            # Branches store how they were trained. `question.adaptive` is also None if weight
+            # decay is searched, or if the optimizer could not be read.
+            adaptive = stored.get("branch_adaptive", question.adaptive is not None)
+            rate = law.rate(key, setup.study.space[key].at(0.5), adaptive)
+        return answer(law, *asked, rate)
+    record = question.probes.record()
+    pilot = PilotRun.of_stored(stored)
+    law = law_with_prior(
+        observations_of_runs(record, bounds_of(stored)),
+        None if pilot is None else pilot.noise,
+        question.plan.is_adaptive,
+    )
+    rate = RuledRate.of(question.plan, best_rates_of_runs(record, question.plan), law.reach)
+    return answer(law, *asked, rate, SEED_SPREAD)

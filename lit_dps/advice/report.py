@@ -17,7 +17,7 @@ from lit_dps.advice.branch_law import Branched
 from lit_dps.advice.branch_run import describe_forks, stored_forks
 from lit_dps.advice.existing_runs import next_run
 from lit_dps.advice.pilot_evidence import PilotRun, best_rates_of_runs
-from lit_dps.advice.probe_study import best_rates, failed_trials, has_no_room, unfinished
+from lit_dps.advice.probe_study import failed_trials
 from lit_dps.advice.question import Question, conclude
 from lit_dps.advice.recommendation import recommended_config, recommended_params
 from lit_dps.advice.result import Advice
@@ -25,13 +25,11 @@ from lit_dps.advice.text import render
 from lit_dps.advice.user_workload import look_at_optimizers, user_batch_size
 from lit_dps.analysis.analysis import Analysis
 from lit_dps.analysis.law import Law
-from lit_dps.analysis.rates import PLAIN
 from lit_dps.analysis.tables import listed_numbers, three_digits, write_csv
 from lit_dps.core.atomic_write import not_written, replacing
 from lit_dps.core.batch_scaling import scaled_beta2, scaled_decay
 from lit_dps.core.errors import StorageError
 from lit_dps.core.record import StudyRecord
-from lit_dps.core.text import format_duration
 from lit_dps.core.trial import Cell, Trial
 from lit_dps.report.notes import lines_of
 from lit_dps.report.publish import figures_folder
@@ -72,16 +70,14 @@ def publish_answer(question: Question) -> Advice:
     """Print the answer, write its files, log both to MLflow, and return the answer."""
     result = conclude(question)
     record = question.probes.record()
-    params = None
-    if not isinstance(result.law, Branched):
-        params = recommended_params(question, record, result)
+    params = recommended_params(question, result)
     report = _Report(question, result, record, adaptive_note(question, result, params))
     text = _text(report)
     advice = _advice(report, text)
     print(text, end="", flush=True)
     storage = question.setup.storage
     folder = figures_folder(storage.folder, question.setup.study.name) / "advice"
-    config = recommended_config(question, record, result)
+    config = recommended_config(question, result)
     try:
         files = _write(report, folder, text, config)
     except (StorageError, OSError) as error:
@@ -102,12 +98,9 @@ def _advice(report: _Report, text: str) -> Advice:
     """Return the answer with its text and notes, for machines and for Python."""
     question, result = report.question, report.result
     rates: dict[float, float] = {}
-    curve = best_rates(report.record)
     if question.plan is not None:
         best = best_rates_of_runs(report.record, question.plan)
         rates = {float(size): rate for size, rate in best.items()}
-    elif curve is not None:
-        rates = {float(size): curve.best(size, PLAIN) for size in curve.cells}
     sizes = question.batch_sizes
     return Advice(
         name=question.setup.study.name,
@@ -148,8 +141,6 @@ def _text(report: _Report) -> str:
     pilot = PilotRun.of_stored(stored)
     if pilot is not None and pilot.noise is not None:
         lines.append(f"  noise scale of the second half of your run: {pilot.noise}")
-    elif question.noise is not None:
-        lines.append(f"  {question.noise.sentence}")
     if times.waited > BUSY_SHARE:
         lines.append(
             "  Other programs were running: while steps were timed, this process waited for a CPU "
@@ -169,20 +160,12 @@ def _notes(report: _Report) -> Iterator[str]:
     question, record = report.question, report.record
     if report.scaling is not None:
         yield f"{report.scaling}: AdamScalingCallback sets them in fit.yaml, as in the probes"
-    if record is None and not report.is_branched and question.plan is None:
-        trials = question.options.trials
-        probe = format_duration(trials * question.training_seconds, 2)
-        yield (
-            "The budget was too small for one probe, so the steps to the goal are unknown. A probe "
-            f"of {trials} trials takes up to {probe}; the budget is "
-            f"{format_duration(question.options.budget, 2)}."
-        )
-    yield from _notes_on_trials(report)
+    yield from _notes_on_failures(record)
     yield from _notes_on_missed_goals(report.result)
     if record is not None:
         yield from lines_of(SCHEDULES, Analysis(record))
         table = report.result.table
-        k_of = dict(zip(table["batch_size"], table["k_star"], strict=True))
+        k_of = dict(zip(table["batch_size"], table["steps"], strict=True))
         yield from warm_up_notes(list(chain.from_iterable(record.results.values())), k_of)
         if question.largest < max(question.batch_sizes):
             ranks = question.setup.ranks
@@ -206,23 +189,11 @@ def _notes(report: _Report) -> Iterator[str]:
         )
 
 
-def _notes_on_trials(report: _Report) -> Iterator[str]:
-    """Yield notes on failed trials, and on trials that did not end in time."""
-    workload = report.question.probes.setup.workload
-    incomplete = [] if report.question.plan is not None else unfinished(report.record)
-    for size, trials in sorted(failed_trials(report.record).items()):
-        last = trials[-1].failure
-        yield (
-            f"At B = {size}, {len(trials)} of {report.question.options.trials} trials failed, the "
-            f"last with {last}"
-        )
-        if size in incomplete and has_no_room(last, workload):
-            incomplete.remove(size)
-    if incomplete:
-        yield (
-            f"At B = {', '.join(map(str, incomplete))} the time ended before all trials had run. K "
-            "is from a shorter search there; a larger --budget continues it."
-        )
+def _notes_on_failures(record: StudyRecord | None) -> Iterator[str]:
+    """Yield a note for each batch size at which runs failed."""
+    for size, failed in sorted(failed_trials(record).items()):
+        noun = "run" if len(failed) == 1 else "runs"
+        yield f"At B = {size}, {len(failed)} {noun} failed, the last with {failed[-1].failure}"
 
 
 def _notes_on_missed_goals(result: Answer) -> Iterator[str]:
@@ -357,7 +328,7 @@ def _write(
 def log_measurements(question: Question) -> None:
     """Log all that was measured so far to MLflow, on the run of the study that probes.
 
-    The steps of its curves are the local batch size, the number of a run, or the step of a fork.
+    The steps of its curves are the local batch size, or the step of a fork.
     """
     stored = question.store.read()
     curves: dict[str, dict[int, float]] = {}
@@ -367,23 +338,18 @@ def log_measurements(question: Question) -> None:
             name += f"_on_{row.devices}_devices"
         curve = curves.setdefault(name, {})
         curve[int(row.local_batch)] = row.seconds
-    for number, run in enumerate(stored.get("confirmed", []), start=1):
-        if run["steps"]:
-            curves.setdefault("advice/run_steps", {})[number] = run["steps"]
-        else:
-            curves.setdefault("advice/run_steps_without_goal", {})[number] = run["most"]
     for fork in stored_forks(stored):
         low, high = fork.critical
         curves.setdefault("advice/critical_at_least", {})[fork.step] = low
         if math.isfinite(high):
             curves.setdefault("advice/critical_below", {})[fork.step] = high
     metrics = {"advice/check_seconds": question.times.check}
-    noise = question.noise
-    if noise is not None:
-        metrics["noise_scale_low"] = noise.low
-        metrics["noise_scale_readings"] = noise.readings
-        if noise.resolved:
-            metrics["noise_scale"] = noise.value
+    pilot = PilotRun.of_stored(stored)
+    if pilot is not None and pilot.noise is not None:
+        metrics["noise_scale_low"] = pilot.noise.low
+        metrics["noise_scale_readings"] = pilot.noise.readings
+        if pilot.noise.resolved:
+            metrics["noise_scale"] = pilot.noise.value
     question.probes.mlflow.log_outcome(metrics, curves)
 
 

@@ -1,4 +1,4 @@
-"""Runs the command: checks, measures, probes and verifies within a budget, then answers.
+"""Runs the command: checks, times steps, trains within a budget, then answers.
 
 Each stage stores what it measures, so that the same command resumes with the remaining budget.
 """
@@ -21,10 +21,8 @@ from lit_dps.advice.branch_run import run_branches
 from lit_dps.advice.max_steps import Proposal, settle_max_steps
 from lit_dps.advice.options import MIN_ANSWER_SECONDS, Clock, Options, print_line
 from lit_dps.advice.pilot_course import ask_by_pilot
-from lit_dps.advice.probe_plan import probe_all
 from lit_dps.advice.probe_study import Probes
-from lit_dps.advice.question import Question, conclude
-from lit_dps.advice.recommendation import recommended_params, verify_recommendation
+from lit_dps.advice.question import Question
 from lit_dps.advice.report import log_measurements, publish_answer
 from lit_dps.advice.result import Advice
 from lit_dps.advice.step_probe import (
@@ -37,13 +35,12 @@ from lit_dps.advice.step_probe import (
 )
 from lit_dps.advice.user_workload import (
     ProbeStudy,
+    prepare_branches,
     prepare_pilot,
-    prepare_probes,
     user_batch_size,
 )
 from lit_dps.core.environment import SOURCES, changes_since
 from lit_dps.core.errors import ConfigError, StorageError, UserError
-from lit_dps.core.noise_scale import NoiseScale
 from lit_dps.core.text import format_duration
 from lit_dps.core.trial import LIGHTNING
 from lit_dps.core.unit import STEPS
@@ -57,6 +54,8 @@ from lit_dps.parallel.process import (
 )
 from lit_dps.storage.advice_store import AdviceStore
 from lit_dps.storage.header import identity_changes
+from lit_dps.storage.read import read_study
+from lit_dps.storage.schema import PROBES_SUFFIX
 from lit_dps.study.display import LEAVING
 from lit_dps.study.environment import environment_of
 from lit_dps.study.failures import FAILED, AllFail
@@ -65,19 +64,16 @@ from lit_dps.study.preflight.check import check_study
 from lit_dps.study.setup import StudySetup
 from lit_dps.study.sources import refuse_changed_sources, source_hashes
 
-# Shares of the budget that stages may take; probes take the rest.
+# Shares of the budget that stages may take; training takes the rest.
 TIMING_SHARE = 0.1
 NOISE_SHARE = 0.05
-VERIFICATION_SHARE = 0.2
 MAX_TIMING_SECONDS = 20.0
 BATCH_SIZES = "study.batch_sizes"
 # Sizes that are timed for the pilot: B0 / 4, B0, 4 B0, ...
 PILOT_FACTOR = 4
-NOISE_STEPS = 200
 NOISE_TRIAL_STEPS = 3
 NOISE_SECONDS = 20.0
-NOISE_BATCH_SIZE = 32
-MIN_MEASURING_SECONDS = 10.0  # for step times and noise scale
+MIN_MEASURING_SECONDS = 10.0  # for step times
 MLFLOW_SECONDS = 30.0  # that have to remain for MLflow, which takes some to start
 
 
@@ -146,6 +142,7 @@ def run_advice(
     store = AdviceStore(setup.storage.optuna_url, setup.study.name)
     stop = StopRequest()
     stored = store.read()
+    _refuse_removed_method(setup, stored)
     proposal = None
     if proposes_max_steps:
         try:
@@ -176,8 +173,8 @@ def _check(
     Raises:
         UserError: if a check fails, or if the stored advice has another configuration.
     """
-    prepare = prepare_pilot if options.method == "pilot" else prepare_probes
-    probe_study = prepare(setup, options)
+    prepare = prepare_pilot if options.method == "pilot" else prepare_branches
+    probe_study = prepare(setup)
     try:
         data = check_study(probe_study.setup).data
     except ConfigError as error:
@@ -203,6 +200,23 @@ def _check(
             value=setup.study.name,
         )
     return probe_study, data
+
+
+def _refuse_removed_method(setup: StudySetup, stored: Mapping[str, Any]) -> None:
+    """Raise UserError for stored advice of the method law, which earlier versions had."""
+    if not stored or "reads_noise" in stored:  # which the method pilot stores before any run
+        return
+    name = setup.study.name
+    try:
+        read_study(setup.storage.optuna_url, f"{name}{PROBES_SUFFIX}")
+    except StorageError:
+        return
+    raise UserError(
+        f"advice on {name!r} was measured by the method law, which was removed; choose another "
+        f"study.name (`lit-dps analyze` with --study.name {name}{PROBES_SUFFIX} shows its runs)",
+        key="study.name",
+        value=name,
+    )
 
 
 def _refuse_changed_code(
@@ -257,7 +271,7 @@ def _announce(session: _Session) -> None:
 def _ask_and_answer(
     session: _Session, proposal: Proposal | None, on_answer: Callable[[Advice], None] | None
 ) -> int:
-    """Measure, probe, verify and print the answer; return the exit code."""
+    """Measure, train and print the answer; return the exit code."""
     store, clock = session.store, session.clock
     try:
         with interruptible(session.stop, LEAVING), _saved_at_the_end(clock):
@@ -296,14 +310,10 @@ def _ask_and_answer(
 
 
 def _measure(session: _Session) -> Question:
-    """Return the question, with step times and noise scale as stored or measured now."""
+    """Return the question, with step times as stored or measured now."""
     times = _step_times(session)
     plan = session.probe_study.plan
-    noise, reads_noise = None, False
-    if plan is None:
-        noise = _noise_scale(session, times)
-    else:
-        reads_noise = _can_read_noise(session)
+    reads_noise = plan is not None and _can_read_noise(session)
     parameters = session.store.read()["parameters"]
     probes = Probes(session.probe_study.setup, session.data, session.environment)
     return Question(
@@ -313,7 +323,6 @@ def _measure(session: _Session) -> Question:
         probes=probes,
         adaptive=session.probe_study.adaptive,
         times=times,
-        noise=noise,
         parameters=parameters,
         plan=plan,
         reads_noise=reads_noise,
@@ -387,63 +396,13 @@ def _can_read_noise(session: _Session) -> bool:
     return not isinstance(scale, str)
 
 
-def _noise_scale(session: _Session, times: StepTimes) -> NoiseScale | None:
-    """Return the noise scale; None if it could not be measured."""
-    if "noise" in session.stored:
-        stored = session.stored["noise"]
-        return None if stored is None else NoiseScale.from_dict(stored)
-    setup, clock = session.probe_study.setup, session.clock
-    batch_size = min(NOISE_BATCH_SIZE, times.largest) * setup.workload.accumulated
-    seconds = min(NOISE_SHARE * clock.budget, max(clock.remaining, 1.0))
-
-    def at_step() -> None:
-        session.stop.check()
-        clock.tick()
-
-    scale = short_run(of_one_device(setup), batch_size, setup.middle, NOISE_STEPS, seconds, at_step)
-    if isinstance(scale, str):
-        print_line(f"noise scale not measured: {scale}")
-        session.store.keep(noise=None)
-        return None
-    print_line(scale.sentence)
-    session.store.keep(noise=scale.to_dict())
-    return scale
-
-
 def _ask(question: Question, clock: Clock, stop: StopRequest) -> None:
-    """Fork a run; or train the user's run and others; or search at other batch sizes."""
+    """Train the user's run and others, or fork a run."""
     if question.plan is not None:
         ask_by_pilot(question, question.plan, clock, stop)
         return
-    if question.options.method == "branch":
-        setup = question.probes.setup
-        run_branches(setup, question.user_step_seconds, question.store, clock, stop)
-        return
-    clock.reserved = VERIFICATION_SHARE * clock.budget
-    probe_all(question, clock, stop)
-    clock.reserved = 0.0
-    if conclude(question).best is None:
-        # There is nothing to verify yet, so probes take the reserved time.
-        probe_all(question, clock, stop)
-    _verify(question, clock, stop)
-
-
-def _verify(question: Question, clock: Clock, stop: StopRequest) -> None:
-    """Run the best row on fresh seeds, if one device trains it without further accumulation."""
-    result = conclude(question)
-    params = recommended_params(question, question.probes.record(), result)
-    if result.best is None or params is None or clock.remaining <= 0:
-        return
     setup = question.probes.setup
-    batch_size = int(result.best["batch_size"])
-    largest = result.step_time.largest
-    if largest is not None and batch_size > largest * setup.workload.accumulated:
-        return
-    print_line(
-        f"the recommended run, on fresh seeds: at most {format_duration(clock.remaining, 2)}"
-    )
-    k = float(result.best["k_star"])
-    verify_recommendation(setup, batch_size, params, k, question.store, clock, stop)
+    run_branches(setup, question.user_step_seconds, question.store, clock, stop)
 
 
 @contextmanager

@@ -63,8 +63,11 @@ def _recommendation(answer: Answer) -> list[str]:
     lines = [f"Train with {_place(best)}{rate}: {_costs(best, answer)}."]
     probability = best["near_probability"]
     lines.append(f"It is within 10 % of the best time with a probability of {probability:.0%}.")
-    if answer.one_run is not None:
-        lines.append(answer.one_run.describe())
+    if answer.seed_spread:
+        lines.append(
+            f"Steps are of single runs. Another seed may need {answer.seed_spread:.0%} more or "
+            "fewer, the typical standard deviation; the limits include it."
+        )
     low, high = answer.interval
     where = _devices(int(answer.fastest["devices"])) + _cut(answer)
     if low == high:

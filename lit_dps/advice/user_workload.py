@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from lit_dps.advice.options import Options
 from lit_dps.advice.pilot_plan import PilotPlan
 from lit_dps.advice.step_probe import MIN_STEPS, of_one_device
 from lit_dps.core.attempt import Attempt
@@ -117,14 +116,11 @@ def rate_key(setup: StudySetup) -> str:
     return ""
 
 
-def probe_setup(
-    setup: StudySetup, trials: int, adaptive: AdamScales | None, warm_up: int = 0
-) -> StudySetup:
+def probe_setup(setup: StudySetup, adaptive: AdamScales | None, warm_up: int = 0) -> StudySetup:
     """Return the study that probes: the dense network at the user's batch size and others.
 
     Args:
         setup: The user's configuration.
-        trials: The number of trials of each probe.
         adaptive: Settings of an adaptive optimizer that follow the batch size; else None.
         warm_up: Steps of a warm-up at the user's batch size that is kept in examples; else 0.
     """
@@ -137,7 +133,6 @@ def probe_setup(
         sparsities=[0.0],
         grid={},
         goals=[],
-        trials=trials,
         space=space,
         noise_scale=False,
         readings=[],
@@ -170,9 +165,9 @@ def searches_scales(space: Mapping[str, Any], adaptive: AdamScales) -> bool:
     return any(key.rpartition(".")[2] in names for key in space)
 
 
-def prepare_probes(setup: StudySetup, options: Options) -> ProbeStudy:
-    """Return the study that probes, with the settings that its optimizer needs."""
-    unscaled = probe_setup(setup, options.trials, adaptive=None)
+def prepare_branches(setup: StudySetup) -> ProbeStudy:
+    """Return the study of the run that is forked, with the settings that its optimizer needs."""
+    unscaled = probe_setup(setup, adaptive=None)
     trial = Trial(unscaled.study.cells[0], 0, {}, unscaled.study.seed)
     adaptive = None
     warm_up = 0
@@ -189,9 +184,7 @@ def prepare_probes(setup: StudySetup, options: Options) -> ProbeStudy:
         ]
     if adaptive is not None and searches_scales(unscaled.study.space, adaptive):
         adaptive = None
-    if adaptive is not None and options.method == "law":
-        notes += _scaling_notes(adaptive, user_batch_size(setup.workload))
-    probes = probe_setup(setup, options.trials, adaptive, warm_up)
+    probes = probe_setup(setup, adaptive, warm_up)
     return ProbeStudy(probes, adaptive, notes)
 
 
@@ -276,14 +269,14 @@ def schedule_notes(schedule: SeenSchedule, batch_size: int) -> list[str]:
     return notes
 
 
-def prepare_pilot(setup: StudySetup, options: Options) -> ProbeStudy:
+def prepare_pilot(setup: StudySetup) -> ProbeStudy:
     """Return the study of the user's run and of the runs that follow, at his metaparameters.
 
     Raises:
         ConfigError: if no argument of the model is the learning rate.
     """
     plan = _plan_of(setup)
-    base = probe_setup(plan.setup(setup), options.trials, adaptive=None)
+    base = probe_setup(plan.setup(setup), adaptive=None)
     trial = Trial(Cell(plan.batch_size), 0, {}, base.study.seed)
     adaptive = None
     warm_up = 0
@@ -307,7 +300,7 @@ def prepare_pilot(setup: StudySetup, options: Options) -> ProbeStudy:
         settings = {plan.rate_key: plan.rate, **plan.params}
         values = ", ".join(f"{key} = {value}" for key, value in settings.items())
         notes.append(f"study.space is not searched. Your run has {values}.")
-    study = probe_setup(plan.setup(setup), options.trials, adaptive, warm_up)
+    study = probe_setup(plan.setup(setup), adaptive, warm_up)
     return ProbeStudy(study, adaptive, notes, plan)
 
 

@@ -23,7 +23,7 @@ from lit_dps.core.errors import ConfigError, UserError
 MLFLOW = "mlflow:"
 SEPARATORS = (",", ";", "\t")
 # Options of the command that trains.
-ONLY_WITH_TRAINING = ("budget", "method", "bandwidth", "latency", "trials")
+ONLY_WITH_TRAINING = ("budget", "method", "bandwidth", "latency")
 EXAMPLE = "--columns batch_size=bs,steps=n_steps"
 
 

@@ -63,15 +63,13 @@ class AdviseOptions:
     Attributes:
         budget: Most time of the command, such as 90s, 30m or 2h, of all its runs together.
             Without it, "pilot" takes at most three trainings, or five on a full device.
-        method: One of pilot, law and branch (pilot). "pilot" trains your run, then few runs at
-            larger batch sizes. "law" searches the rate at each batch size. "branch" forks a run,
-            and needs no goal to be met.
+        method: One of pilot and branch (pilot). "pilot" trains your run, then few runs at larger
+            batch sizes. "branch" forks a run, and needs no goal to be met.
         devices: Numbers of devices: 1,2,4,8. By default 1 and the number of the trainer.
         price: Price of a device-hour, in any currency.
         bandwidth: Bytes a second between two devices. It predicts numbers of devices that this
             machine does not have.
         latency: Seconds of a message between two devices (1e-5).
-        trials: Trials of each probe, by the method law (8).
         runs: Answer from runs that exist, a CSV file. Nothing is trained. mlflow:EXPERIMENT reads
             an experiment.
         columns: Names of columns of --runs, such as batch_size=bs.
@@ -84,7 +82,6 @@ class AdviseOptions:
     price: float | None = None
     bandwidth: float | None = None
     latency: float | None = None
-    trials: int | None = None
     runs: str | None = field(default=None, metadata={"metavar": "FILE"})
     columns: str | None = field(default=None, metadata={"metavar": "NAMES"})
     json: bool = False

@@ -252,10 +252,6 @@ ADVICE_ATTRS = {
     ),
     "raced": Stored(list, "Batch sizes at which all runs have ended."),
     "bounds": Stored(list, "Batch sizes at which no run met the goal, and the steps until then."),
-    "noise": Stored(dict | None, "`NoiseScale.to_dict`, in examples; null if it failed."),
-    "confirmed": Stored(
-        list, "Runs of recommended batch sizes: batch_size, params, steps, seconds, ..."
-    ),
     "branches": Stored(list, "Forks of the branch method, as `Fork.to_dict`."),
     "branch_adaptive": Stored(bool, "Whether branches scale the rate as for Adam."),
     "branch_scaled": Stored(bool, "Whether branches scale second moment and weight decay."),

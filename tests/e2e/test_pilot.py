@@ -20,7 +20,7 @@ from lit_dps.storage.read import read_study
 from lit_dps.study.probe_run import RunTimes
 from tests.e2e.advised_user import C1, C2
 from tests.e2e.commands import run_here
-from tests.e2e.test_advise import configuration
+from tests.e2e.test_advise import configuration, shown
 
 pytestmark = pytest.mark.slow
 
@@ -102,6 +102,15 @@ def test_the_users_run_and_a_few_larger_batches_give_the_curve(tmp_path):
         1,
     )
     assert fitted.returncode == 0 and "complete after" in fitted.stdout, fitted.stderr
+    calibration = run_here(tmp_path, "calibration")
+    assert "of 1 within the 95 % limits" in calibration.stdout
+    client, run = shown(tmp_path, "Module-advice")
+    assert run.data.metrics["advice/batch_size"] == chosen["data"]["init_args"]["batch_size"]
+    assert "Train with B = " in run.data.tags["mlflow.note.content"]
+    timed = client.get_metric_history(run.info.run_id, "advice/step_seconds")
+    assert {point.step: point.value for point in timed} == {
+        row[0]: row[1] for row in stored(tmp_path)["timed"] if row[2] == 1
+    }
 
 
 def test_a_command_that_ends_in_the_pilot_goes_on_as_an_unbroken_one(tmp_path, monkeypatch):

@@ -25,7 +25,6 @@ MARKERS = {0: ("o", "measured"), AT_LEAST: ("^", "not reached by then"), AT_MOST
 CERTAIN = ("fitted", "law", "measured", "branched")
 STAR: dict[str, Any] = {"color": "black", "marker": "*"}
 FRONT: dict[str, Any] = {"color": look.GREY, "linestyle": "--"}
-K_STAR: dict[str, Any] = {"color": look.GREY, "linestyle": ":"}
 
 
 class _Unit(NamedTuple):
@@ -110,15 +109,8 @@ def _draw_steps(ax: Axes, table: pd.DataFrame, observations: Sequence[Observatio
     rows = table.drop_duplicates("batch_size")
     batch = rows["batch_size"]
     ax.plot(batch, rows["steps"], color=look.GREY)
-    if _has_k_star(table):
-        ax.plot(batch, rows["k_star"], **K_STAR)
     ends = rows["steps_low"], rows["steps_high"]
     ax.fill_between(batch, *ends, color=look.GREY, alpha=0.2, linewidth=0)
-
-
-def _has_k_star(table: pd.DataFrame) -> bool:
-    """Return True if the steps of one run differ from K*, the least of the trials of a probe."""
-    return "k_star" in table and list(table["k_star"]) != list(table["steps"])
 
 
 def _is_certain(rows: pd.DataFrame) -> np.ndarray:
@@ -247,8 +239,6 @@ def _handles(
         if bound in bounds:
             handles.append(look.entry(label, linestyle="none", marker=marker, color="black"))
     handles.append(look.entry(f"expected, with {limits}", color=look.GREY))
-    if _has_k_star(drawing.table):
-        handles.append(look.entry("K, the best of a probe", **K_STAR))
     for devices, style in drawing.styles.items():
         handles.append(look.entry(f"{devices} device{'s' * (devices > 1)}", **style))
     if not _is_certain(drawing.table).all():

@@ -8,18 +8,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from lit_dps.advice.next_probe import (
-    ProbeTerms,
-    best_probe,
-    choose_next_batch_size,
-    contenders,
-    law_with_prior,
-    rank_probes,
-)
+from lit_dps.advice.next_probe import law_with_prior, rank_probes
 from lit_dps.advice.step_time import Link, StepTime, Timed, fit_step_time
 from lit_dps.analysis.critical_prior import default_prior, noise_scale_prior
 from lit_dps.analysis.law import fit_law
-from lit_dps.analysis.observations import AT_LEAST, Observation
+from lit_dps.analysis.observations import Observation
 from lit_dps.core.noise_scale import noise_scale, unbiased_moments
 from tests.support.errors import raises_about
 
@@ -175,87 +168,9 @@ def test_what_is_asked_at_large_batches_is_probed_at_large_batches():
     assert near["gain"].sum() < 0.2 * worth["gain"][0]  # nothing much is left to learn there
 
 
-def test_the_answer_hangs_on_the_batch_sizes_that_may_be_the_best():
-    # (c1 / B + c2)(0.01 + 1e-4 B) is least at B = 200, and 1.16 times that at 64 and at 628
-    known = fit_law([Observation(b, C1 / b + C2) for b in (4, 16, 64, 256, 1024)])
-    sizes = contenders(known, CANDIDATES, step)
-    assert {128, 256} <= set(sizes) <= {64, 128, 256, 512}
-    early = contenders(fit_law([observed(b) for b in (8, 16, 32)]), CANDIDATES, step)
-    assert set(sizes) < set(early) and 1024 in early, "what is not known yet may be the best"
-    free = contenders(known, CANDIDATES, lambda b: 0.01)
-    assert 2048 in free and 4 not in free, "a step that takes no longer: the largest"
-
-
-def test_no_probe_beyond_the_budget_nor_of_nothing():
-    table = rank_probes(fit_law([observed(b) for b in (8, 16, 32)]), CANDIDATES, [1024], step)
-    assert best_probe(table, budget=table["cost"].min() / 2) is None
-    assert best_probe(table, budget=table["cost"].max()) == table["batch_size"][0]
-    assert best_probe(table.assign(share=0.049), budget=1e9) is None
+def test_nothing_is_ranked_without_a_k():
     with raises_about(ValueError, "K"):
         rank_probes(fit_law([]), CANDIDATES, [64], step)
-
-
-def remaining(law):
-    return [b for b in CANDIDATES if b not in {o.batch_size for o in law.observations}]
-
-
-def test_probing_learns_the_answer_within_its_budget():
-    budget = 60.0  # seconds of training
-    law, spent = fit_law([observed(16)]), 0.0
-    while size := best_probe(
-        rank_probes(law, remaining(law), [128, 256, 512], step), budget - spent
-    ):
-        law = fit_law([*law.observations, observed(size)])
-        spent += law.observations[-1].steps * step(size)
-    assert 0 < spent <= 1.5 * budget  # a probe may take longer than was expected of it
-    assert len(law.observations) < len(CANDIDATES)
-    assert law.is_b_crit_known
-    low, high = (law.predict([256])[end][0] for end in ("low", "high"))
-    assert low < C1 / 256 + C2 < high
-    assert law.steps(256) == pytest.approx(C1 / 256 + C2, rel=0.1)
-
-
-TERMS = ProbeTerms(lambda batch, devices: step(batch / devices), CANDIDATES, (1,), 1, 8, 1e9)
-
-
-def choose(candidates, observations, preferred=32, terms=TERMS):
-    return choose_next_batch_size(candidates, observations, fit_law(observations), preferred, terms)
-
-
-def test_the_first_probe_is_at_the_preferred_batch_size():
-    assert choose(CANDIDATES, []) == 32
-    assert choose([4, 8, 16, 64], []) == 16, "the middle if it cannot be run"
-    assert choose([], []) is None
-
-
-def test_the_second_probe_is_distant():
-    assert choose(CANDIDATES, [observed(32)]) == 256
-    assert choose([4, 8, 16, 64], [observed(32)]) == 4, "below where none is far above"
-    assert choose([8, 16, 64], [observed(32)]) == 64, "the largest where none is far"
-
-
-def test_bounds_alone_are_followed_by_the_other_end():
-    bounds = [Observation(b, 100.0, bound=AT_LEAST) for b in (16, 64)]
-    assert choose([4, 8, 128], bounds) == 128
-    assert choose([4, 8, 32], bounds) == 4
-
-
-def test_later_probes_are_the_most_informative_ones_within_the_time():
-    observations = [observed(b) for b in (8, 16, 32)]
-    law = fit_law(observations)
-    candidates = CANDIDATES[4:]
-    targets = contenders(law, CANDIDATES, step)
-    table = rank_probes(law, candidates, targets, step, trials=4)
-    assert choose(candidates, observations) == table["batch_size"][0]
-    # A refused law is given probes of little information too, as long as one is affordable.
-    assert not law.is_b_crit_known
-    cheapest = float(table["cost"].min())
-    affordable = table.loc[table["cost"] <= 1.01 * cheapest, "batch_size"].iloc[0]
-    assert (
-        choose(candidates, observations, terms=replace(TERMS, seconds=1.01 * cheapest))
-        == affordable
-    )
-    assert choose(candidates, observations, terms=replace(TERMS, seconds=cheapest / 2)) is None
 
 
 def test_a_law_with_prior_takes_the_prior_that_the_data_need():

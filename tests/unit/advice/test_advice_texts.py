@@ -1,4 +1,4 @@
-"""The printed answer of advice: of probes, of forks, and of neither."""
+"""The printed answer of advice: of the user's run and others, of forks, and of neither."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ import torch
 import yaml
 
 from lit_dps.advice.options import Options
+from lit_dps.advice.pilot_evidence import PilotRun
+from lit_dps.advice.pilot_plan import PilotPlan
 from lit_dps.advice.question import Question
 from lit_dps.advice.report import publish_answer
 from lit_dps.advice.step_probe import FULL, SPENT, StepTimes
@@ -22,6 +24,7 @@ from tests.unit.advice.test_step_probe import Net
 
 WARM_UP = 12
 SIZES = 2, 8, 32
+PLAN = PilotPlan(2, "model.lr", 0.08, 1.0, is_adaptive=False)
 
 
 class WarmedUp(Net):
@@ -67,7 +70,9 @@ class FakeMlflow:
         self.logged.append("outcome")
 
 
-def question_in(folder, times: StepTimes, options: Options, **workload) -> Question:
+def question_in(
+    folder, times: StepTimes, options: Options, plan: PilotPlan | None, **workload
+) -> Question:
     given = probes(folder, "Net")
     setup = dataclasses.replace(
         given.setup,
@@ -77,7 +82,7 @@ def question_in(folder, times: StepTimes, options: Options, **workload) -> Quest
     given.setup = setup
     given.mlflow = FakeMlflow()
     store = AdviceStore(given.url, given.name)
-    return Question(setup, options, store, given, None, times, None, 10)
+    return Question(setup, options, store, given, None, times, 10, plan=plan)
 
 
 def step_times(**values) -> StepTimes:
@@ -93,11 +98,13 @@ def printed(question: Question, capsys, folder) -> str:
 def test_the_answer_names_the_warm_up_and_what_failed_though_no_file_can_be_written(
     tmp_path, capsys, golden
 ):
-    """Three probes, and one that found no room."""
+    """Runs at three batch sizes, and at one that found no room."""
     model = {"class_path": f"{__name__}.WarmedUp"}
-    question = question_in(tmp_path, step_times(), Options(60, trials=2), model=model)
+    question = question_in(tmp_path, step_times(), Options(60), PLAN, model=model)
     for size in SIZES:
         assert run(question.probes, size)
+    pilot = PilotRun.of_record(question.probes.record(), PLAN)
+    question.store.keep(pilot=pilot.to_dict())
     with pytest.raises(CannotRun):
         run(question.probes, 16)
     (tmp_path / "figures").write_text("a file in the folder's place")
@@ -106,7 +113,8 @@ def test_the_answer_names_the_warm_up_and_what_failed_though_no_file_can_be_writ
 
 
 def test_forks_give_an_answer_and_a_configuration(tmp_path, capsys, golden):
-    question = question_in(tmp_path, step_times(waited=0.5), Options(60, "branch", (1, 2), 2.0))
+    options = Options(60, "branch", (1, 2), 2.0)
+    question = question_in(tmp_path, step_times(waited=0.5), options, None)
     for fork in (
         Fork(5, 4, (1, 2, 4), (1.0, 1.0, 1.5), 0.1),
         Fork(20, 4, (1, 2, 4), (0.5, 0.51, 0.52), 0.1),
@@ -125,8 +133,9 @@ def test_forks_give_an_answer_and_a_configuration(tmp_path, capsys, golden):
     assert question.probes.mlflow.logged == ["outcome", "outcome"]
 
 
-def test_without_a_probe_it_says_so_and_mlflow_is_not_started(tmp_path, capsys, golden):
-    options = Options(60, devices=(1, 4), trials=3)
-    question = question_in(tmp_path, step_times(reason=FULL, is_memory_full=True), options)
+def test_without_a_run_it_says_so_and_mlflow_is_not_started(tmp_path, capsys, golden):
+    options = Options(60, devices=(1, 4))
+    times = step_times(reason=FULL, is_memory_full=True)
+    question = question_in(tmp_path, times, options, PLAN)
     golden.check("advice/no-probe.txt", printed(question, capsys, tmp_path))
     assert question.probes.mlflow.logged == []

@@ -14,7 +14,7 @@ from lit_dps.advice.branch_run import run_branches
 from lit_dps.advice.options import Clock, Options
 from lit_dps.advice.question import conclude
 from lit_dps.advice.step_time import Timed, fit_step_time
-from lit_dps.advice.user_workload import prepare_probes
+from lit_dps.advice.user_workload import prepare_branches
 from lit_dps.core.search_space import Range
 from lit_dps.parallel.process import StopRequest
 from lit_dps.readings.branching import Fork
@@ -58,7 +58,7 @@ def asked(module: str, **space):
 
 def power(given, store: AdviceStore) -> float:
     """Of B that the recommended rate grows with."""
-    probe, adaptive, *_ = prepare_probes(given, OPTIONS)
+    probe, adaptive, *_ = prepare_branches(given)
     step = fit_step_time([Timed(m, 0.01 + 1e-4 * m) for m in (4, 8, 16)])
     times = SimpleNamespace(check=0.1)
     question = SimpleNamespace(
@@ -88,7 +88,7 @@ def power(given, store: AdviceStore) -> float:
 )
 def test_the_rate_is_scaled_as_that_of_the_branches(tmp_path, module, space, expected):
     given, store = asked(module, **space), AdviceStore(f"sqlite:///{tmp_path}/study.db", "s")
-    probe = prepare_probes(given, OPTIONS).setup
+    probe = prepare_branches(given).setup
     run_branches(probe, 1e-6, store, Clock(600, store, 0.0), StopRequest())
     assert store.read()["branch_adaptive"] is (expected == 0.5)
     assert power(given, store) == pytest.approx(expected)
@@ -109,6 +109,6 @@ def test_the_recommended_run_scales_as_the_branches_did(tmp_path, is_scaled):
     if not is_scaled:  # the branches of an earlier version, as `migrate` converts them
         store.append("branches", {**FORK, "step": 1})
         store.keep(branch_scaled=False)
-    probe = prepare_probes(given, OPTIONS).setup
+    probe = prepare_branches(given).setup
     run_branches(probe, 1e-6, store, Clock(600, store, 0.0), StopRequest())
     assert store.read()["branch_scaled"] is is_scaled

@@ -8,9 +8,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from lit_dps.advice.options import Options
 from lit_dps.advice.report import adaptive_note
-from lit_dps.advice.user_workload import look_at_optimizers, prepare_probes
+from lit_dps.advice.user_workload import look_at_optimizers, prepare_branches
 from lit_dps.core.trial import Cell, Trial
 from lit_dps.readings import BranchCallback
 from lit_dps.training import AdamScalingCallback
@@ -188,11 +187,11 @@ def test_a_look_names_optimizers_that_need_different_rules():
 
 def test_probes_keep_the_warm_up_in_examples():
     given = of("WarmedUp")
-    probes = prepare_probes(given, Options(60)).setup
+    probes = prepare_branches(given).setup
     (callback,) = [
         each
         for each in probes.workload.trainer["callbacks"]
         if each["class_path"].endswith("ScheduleScalingCallback")
     ]
     assert callback["init_args"] == {"reference": OWN, "warm_up": 2}
-    assert "callbacks" not in prepare_probes(of("Net"), Options(60)).setup.workload.trainer
+    assert "callbacks" not in prepare_branches(of("Net")).setup.workload.trainer

@@ -43,7 +43,7 @@ def question_with(store: FakeStore, slope: float) -> Question:
     timed = [Timed(m, 0.01 + slope * m) for m in (1, 4, 16, 64)]
     times = StepTimes(timed, check=0.05, largest=64, reason=SPENT)
     user = setup()
-    return Question(user, Options(), store, FakeProbes(user), None, times, None, 10, plan=PLAN)
+    return Question(user, Options(), store, FakeProbes(user), None, times, 10, plan=PLAN)
 
 
 @pytest.mark.parametrize(("slope", "trainings"), [(1e-5, MAX_TRAININGS), (1.0, MAX_TRAININGS_FULL)])

@@ -11,9 +11,7 @@ import pytest
 
 from lit_dps.advice import probe_study as probes_module
 from lit_dps.advice.options import Clock
-from lit_dps.advice.probe_plan import probe_all
-from lit_dps.advice.probe_study import CannotRun, Probes, failed_trials
-from lit_dps.advice.step_probe import SPENT
+from lit_dps.advice.probe_study import CannotRun, ChosenPoints, Probes, failed_trials
 from lit_dps.core.config import StorageConfig
 from lit_dps.core.errors import ConfigError, StorageError, UserError
 from lit_dps.parallel.process import Interrupted, StopRequest
@@ -21,7 +19,6 @@ from lit_dps.study.failures import AllFail
 from lit_dps.study.workers import WorkerDied
 from lit_dps.tracking.sync import MlflowSync
 from tests.support.errors import refuses
-from tests.unit.advice.test_question import question_of
 from tests.unit.advice.test_step_probe import Net, with_module
 
 
@@ -67,12 +64,15 @@ class FailsAtTheFirstPoint(Net):
         self.lr = lr
 
 
-def probes(tmp_path, name: str, trials: int = 2) -> Probes:
+RATES = (0.08, 0.02, 0.03, 0.04)  # the first one fails in FailsAtTheFirstPoint
+
+
+def probes(tmp_path, name: str) -> Probes:
     given = with_module(name)
     model = {"class_path": f"{__name__}.{name}"}
     if name == "Net":
         model = given.workload.model
-    study = dataclasses.replace(given.study, trials=trials, workers=1)
+    study = dataclasses.replace(given.study, workers=1)
     setup = dataclasses.replace(
         given,
         study=study,
@@ -85,10 +85,10 @@ def probes(tmp_path, name: str, trials: int = 2) -> Probes:
     return found
 
 
-def run(work: Probes, size: int) -> bool:
-    return work.run(
-        size, math.inf, StopRequest(), Clock(60, SimpleNamespace(keep=lambda **kw: None), 0.0)
-    )
+def run(work: Probes, size: int, trials: int = 2) -> bool:
+    clock = Clock(60, SimpleNamespace(keep=lambda **kw: None), 0.0)
+    points = tuple({"model.lr": rate} for rate in RATES[:trials])
+    return work.run(size, math.inf, StopRequest(), clock, ChosenPoints(points))
 
 
 @pytest.mark.parametrize("name", ["Full", "FullInNumpy"])
@@ -114,10 +114,10 @@ def test_a_batch_above_the_training_split_is_skipped(tmp_path):
 )
 @pytest.mark.parametrize("trials", [2, 4])
 def test_a_failure_of_the_users_code_ends_the_probe_with_its_cause(tmp_path, name, cause, trials):
-    work = probes(tmp_path, name, trials)
-    assert run(work, 4)
+    work = probes(tmp_path, name)
+    assert run(work, 4, trials)
     with pytest.raises(AllFail) as failed:
-        run(work, 8)
+        run(work, 8, trials)
     assert failed.value.value.startswith(cause)
     assert "B = 8" in str(failed.value)
     assert not work.without_room
@@ -141,8 +141,8 @@ def test_a_probe_whose_only_trials_in_time_failed_ends_too(tmp_path, monkeypatch
 
 
 def test_a_trial_that_fails_beside_others_ends_nothing(tmp_path):
-    work = probes(tmp_path, "FailsAtTheFirstPoint", 4)
-    assert run(work, 4)
+    work = probes(tmp_path, "FailsAtTheFirstPoint")
+    assert run(work, 4, 4)
     assert 0 < len(failed_trials(work.record())[4]) < 4
 
 
@@ -188,18 +188,3 @@ def test_an_error_of_a_module_on_several_ranks_is_one_line(tmp_path, monkeypatch
     with refuses(None, 4, error=UserError) as failed:
         run(work, 4)
     assert "ZeroDivisionError" in str(failed.value) and "\n" not in str(failed.value)
-
-
-def test_the_plan_names_what_it_skips_and_passes_on_what_it_may_not(capsys):
-    question = question_of(SPENT)
-    clock = Clock(60, SimpleNamespace(keep=lambda **kw: None), 0.0)
-    raised = iter([CannotRun("CUDA out of memory"), AllFail("all fail", value="cause")])
-
-    def run(batch_size, end, stop, clock):
-        raise next(raised)
-
-    question.probes.run = run
-    with refuses(None, "cause", error=AllFail):
-        probe_all(question, clock, StopRequest())
-    lines = capsys.readouterr().err.splitlines()
-    assert [line for line in lines if "B = 4" in line and "CUDA out of memory" in line]

@@ -61,7 +61,7 @@ def test_budgets_are_times():
         with pytest.raises(ConfigError) as refused:
             seconds_of(text)
         assert (refused.value.key, refused.value.value) == ("--budget", text)
-    for key, value in (("bandwidth", 0), ("price", -1.0), ("latency", -1), ("trials", 1)):
+    for key, value in (("bandwidth", 0), ("price", -1.0), ("latency", -1)):
         with pytest.raises(ConfigError) as refused:
             Options(60, **{key: value})
         assert (refused.value.key, refused.value.value) == (f"--{key}", value)

@@ -83,8 +83,6 @@ def test_advise_takes_its_own_options_and_refuses_those_of_a_study():
         "1,2",
         "--price",
         "2",
-        "--trials",
-        "3",
         "--engine",
         "x",
     ]

@@ -18,16 +18,6 @@ def text(name: str) -> str:
     return " ".join((ROOT / name).read_text(encoding="utf-8").split())
 
 
-def test_noise_scales_of_the_faq_are_those_of_the_recorded_advice():
-    faq = text("docs/faq.md")
-    pairs = re.findall(r"was\s+(\d+ \[[^]]+\]), and the fitted B_crit ([\d.]+ \[[^]]+\])", faq)
-    recorded = text("docs/advise-runs.md")
-    ((noise, fitted),) = pairs
-    assert f"noise scale {noise}" in recorded and f"B_crit = {fitted}" in recorded
-    assert recorded.count("noise scale not resolved") == 2
-    assert "In two runs it was not resolved" in faq
-
-
 @pytest.mark.parametrize("batch_size", ["16", "128", "1,024"])
 def test_savings_of_the_readme_are_those_of_the_benchmark(batch_size):
     low, high = re.search(
