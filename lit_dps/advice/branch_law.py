@@ -25,7 +25,7 @@ PLAIN_EXPONENT = 1.0  # for SGD
 class Critical(NamedTuple):
     """The limits of the critical batch size at a step of the run.
 
-    `high` is infinite if no branch lost progress.
+    `high` is infinite if no branch surely lost progress.
     """
 
     step: int
@@ -41,8 +41,10 @@ class Branched:
     where C is the critical batch size. Up to C a batch loses no progress per example (Merrill et
     al. 2025, arXiv 2505.23971); beyond C a step makes at least as much progress as one at C.
 
-    C is between two of the branches. Their geometric mean gives the expected steps and the lower
-    one the most steps; a perfect speed-up gives the fewest steps, n B0 / B. Before the first fork C
+    The lower limit of C is the largest branch that is shown to lose nothing, and gives the most
+    steps. The upper limit is the smallest branch that surely loses, or the largest branch if none
+    does. The geometric mean of both gives the expected steps; a perfect speed-up gives the fewest
+    steps, n B0 / B. Before the first fork C
     is assumed to equal C of this fork, which is optimistic: critical batch sizes begin low.
 
     Attributes:
@@ -79,7 +81,7 @@ class Branched:
         expected = []
         smallest = []
         for fork in self.forks:
-            expected.append(math.sqrt(fork.low * fork.high))
+            expected.append(math.sqrt(fork.low * min(fork.high, self.largest)))
             smallest.append(fork.low)
         rows = []
         for batch_size in map(float, batch_sizes):
@@ -133,13 +135,13 @@ class Branched:
                 f"are for as much progress as its {self.steps} steps make."
             )
         first, last = self.forks[0], self.critical
-        if first.low < last.low:
+        if first.high <= last.low:
             lines.append(
-                f"The critical batch size grew from {three_digits(first.low)} at step {first.step} "
-                f"to {three_digits(last.low)} at step {last.step}. Begin with a small batch size "
-                "and increase it to lose nothing."
+                f"The critical batch size grew: it was below {three_digits(first.high)} at step "
+                f"{first.step}, and {three_digits(last.low)} or more at step {last.step}. Begin "
+                "with a small batch size and increase it to lose nothing."
             )
-        if math.isinf(last.high):
+        if last.low == self.largest:
             lines.append(
                 f"No branch lost progress after step {last.step}; larger batch sizes may do as "
                 "well."

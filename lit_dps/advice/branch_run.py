@@ -11,9 +11,10 @@ from lit_dps.advice.branch_law import Branched, Critical
 from lit_dps.advice.options import Clock, print_line
 from lit_dps.advice.step_probe import of_one_device
 from lit_dps.advice.user_workload import user_batch_size
+from lit_dps.analysis.tables import significant
 from lit_dps.core.attempt import Attempt
 from lit_dps.core.errors import UserError
-from lit_dps.core.text import number_text
+from lit_dps.core.text import format_duration, number_text
 from lit_dps.core.trial import Cell, Trial
 from lit_dps.parallel.process import Interrupted, StopRequest
 from lit_dps.readings import BranchCallback
@@ -22,12 +23,15 @@ from lit_dps.storage.advice_store import AdviceStore
 from lit_dps.study.probe_run import probe_run
 from lit_dps.study.setup import StudySetup
 
-FORKS = 6  # at a 64th of the step budget, a 32nd, ... and a half of it
+FORKS = 3  # at an eighth of the step budget, a quarter and a half of it
 FACTORS = (2, 4, 8, 16, 32)  # of the branches' batch sizes
 MIN_BRANCHES = 2
-# Draws of examples, and stretches, over which a fork trains its branches (`BranchCallback`).
-REPETITIONS = 3
-STRETCHES = 4
+# Draws of examples over which a fork trains its branches (`BranchCallback`).
+REPETITIONS = 4
+# A new learning rate has a transient, so a branch makes at least this many steps of its own, on at
+# least this many batches of the run. Merrill et al. 2025 train on hundreds of batches.
+MIN_STEPS_OF_LARGEST = 32
+MIN_WINDOW = 256
 
 
 def run_branches(
@@ -44,7 +48,8 @@ def run_branches(
         stop: Whether the user asked to stop.
 
     Raises:
-        UserError: if the module cannot be forked, or if the run fails.
+        UserError: if the time is too short for one fork, if the module cannot be forked, or if the
+            run fails.
         Interrupted: if the user asked to stop.
     """
     stored = store.read()
@@ -53,8 +58,8 @@ def run_branches(
     fork_steps = sorted({max(1, goal.max_steps >> (FORKS - i)) for i in range(FORKS)})
     if clock.remaining <= 0 or _all_forked(fork_steps, forks):
         return
-    factors = _affordable_factors(step_seconds, clock.remaining / (len(fork_steps) + 1))
-    callback = BranchCallback(fork_steps, (1, *factors), STRETCHES, REPETITIONS)
+    callback = affordable_callback(fork_steps, step_seconds, clock.remaining)
+    print_line(announcement(callback, step_seconds, goal.max_steps))
     callback.forks = forks
     callback.seconds = clock.remaining
     all_scaled = not forks or stored["branch_scaled"]
@@ -118,8 +123,14 @@ def _train_forked_run(
 
 
 def stored_forks(stored: Mapping[str, Any]) -> list[Fork]:
-    """Return the forks of stored advice, by step."""
-    forks = [Fork.from_dict(values) for values in stored.get("branches", [])]
+    """Return the forks of stored advice, by step.
+
+    Forks of earlier versions have no margins, so that they show nothing. They are ignored.
+    """
+    forks = []
+    for values in stored.get("branches", []):
+        if "margins" in values:
+            forks.append(Fork.from_dict(values))
     return sorted(forks, key=lambda fork: fork.step)
 
 
@@ -146,44 +157,88 @@ def branch_law(stored: Mapping[str, Any], setup: StudySetup) -> Branched | None:
 def describe_forks(forks: Sequence[Fork]) -> list[str]:
     """Return a line for each of one or more forks, and what follows."""
     lines = [
-        "branches (Merrill et al. 2025): the largest batch size with a loss not above the loss of "
-        "smaller ones"
+        "forks (Merrill et al. 2025): batches of k B0 that are shown to lose no progress per "
+        "example if the learning rate is multiplied by k (SGD) or sqrt k (like Adam)"
     ]
     lines += [f"  {describe_fork(fork)}" for fork in forks]
-    last = forks[-1]
-    low, _ = last.critical
-    lines.append(
-        f"  After step {last.step}, batch sizes up to {low} lose no progress per example if the "
-        "learning rate is multiplied by k (SGD) or sqrt k (like Adam)."
-    )
     return lines
 
 
 def describe_fork(fork: Fork) -> str:
-    """Return the critical batch size of a fork, and its losses, in a line."""
-    low, high = fork.critical
-    bound = f"{low} or more (no branch lost progress)"
-    if math.isfinite(high):
-        bound = f"{low} to {high:g}"
+    """Return up to which batch size a fork shows that nothing is lost, with its losses."""
     losses = []
-    for factor, loss in zip(fork.factors, fork.losses, strict=True):
-        losses.append(f"{factor * fork.batch_size}: {number_text(loss, 4)}")
-    tolerance = number_text(fork.tolerance)
+    for i, factor in enumerate(fork.factors):
+        text = f"{factor * fork.batch_size}: {number_text(fork.losses[i], 4)}"
+        if i and math.isfinite(fork.margins[i]):
+            text += f" ({fork.excess[i]:+.2g} +- {fork.margins[i]:.2g})"
+        losses.append(text)
     return (
-        f"step {fork.step}: critical batch size {bound}  (loss by B: {', '.join(losses)}; "
-        f"tolerance {tolerance})"
+        f"{sentence_of_fork(fork)} (loss by B, and its excess: "
+        f"{', '.join(losses)}; tolerance {number_text(fork.tolerance)})"
     )
+
+
+def sentence_of_fork(fork: Fork) -> str:
+    """Return "Batches up to k B0 lose nothing at step t", or that no larger batch is shown to."""
+    low, high = fork.critical
+    if fork.factor == fork.factors[0]:
+        sentence = f"No batch above {low} is shown to lose nothing at step {fork.step}"
+    else:
+        sentence = f"Batches up to {low} ({fork.factor} B0) lose nothing at step {fork.step}"
+    if math.isfinite(high):
+        return f"{sentence}; {high:g} loses"
+    return sentence
 
 
 def _all_forked(fork_steps: Sequence[int], forks: Sequence[Fork]) -> bool:
     return set(fork_steps) <= {fork.step for fork in forks}
 
 
-def _affordable_factors(step_seconds: float, seconds: float) -> tuple[int, ...]:
-    """Return the factors of a fork that takes no longer than some seconds."""
-    count = MIN_BRANCHES
-    for branches in range(MIN_BRANCHES, len(FACTORS) + 1):
-        steps = REPETITIONS * (branches + 1) * STRETCHES * FACTORS[branches - 1]
+def affordable_callback(
+    fork_steps: Sequence[int], step_seconds: float, seconds: float
+) -> BranchCallback:
+    """Return the callback with the most branches whose forks all fit into some seconds.
+
+    Args:
+        fork_steps: The steps to fork at.
+        step_seconds: Seconds of a step of the run.
+        seconds: The time for the run up to its last fork, and for its forks.
+
+    Raises:
+        UserError: if the time is too short for the run up to its first fork and this fork with
+            `MIN_BRANCHES` larger batch sizes.
+    """
+    callback = _callback(fork_steps, MIN_BRANCHES)
+    needed = (min(fork_steps) + callback.cost) * step_seconds
+    if needed > seconds:
+        raise UserError(
+            f"advise: one fork takes {format_duration(needed, 2)} of training, and "
+            f"{format_duration(seconds, 2)} of the budget remain. Give a larger --budget, or use "
+            "--method pilot, which costs less."
+        )
+    for branches in range(MIN_BRANCHES + 1, len(FACTORS) + 1):
+        larger = _callback(fork_steps, branches)
+        steps = max(fork_steps) + len(fork_steps) * larger.cost
         if steps * step_seconds <= seconds:
-            count = branches
-    return FACTORS[:count]
+            callback = larger
+    return callback
+
+
+def _callback(fork_steps: Sequence[int], branches: int) -> BranchCallback:
+    """Return the callback that forks into some larger batch sizes, with a window long enough."""
+    factors = (1, *FACTORS[:branches])
+    stretches = max(MIN_STEPS_OF_LARGEST, MIN_WINDOW // max(factors))
+    return BranchCallback(fork_steps, factors, stretches, REPETITIONS)
+
+
+def announcement(callback: BranchCallback, step_seconds: float, max_steps: int) -> str:
+    """Return what forks cost, beside a run at a larger batch size, before they are made."""
+    count = len(callback.at)
+    cost = format_duration(count * callback.cost * step_seconds, 2)
+    share = significant(count * callback.cost / max_steps)
+    return (
+        f"each of {count} forks trains {len(callback.factors)} branches {callback.repetitions} "
+        f"times on {callback.window} batches: in all {cost} at most, as long as {share} trainings "
+        f"of {max_steps} steps. Forks cost more than a probe: a run to the goal at a larger batch "
+        "size takes at most one training (--method pilot)."
+    )

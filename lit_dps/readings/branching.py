@@ -8,11 +8,13 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from itertools import islice
 from typing import Any
 
 import numpy as np
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
+from scipy import special
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -27,10 +29,15 @@ from lit_dps.training.optimizer_groups import is_adaptive
 from lit_dps.training.pruning_callback import masks_of
 from lit_dps.training.training_pass import TrainingPass, batch_on_device, copy_loader
 
-# Of the exponential mean of the loss, as in the paper.
+# Of the exponential mean of the loss, as in the paper. It is over the last stretches of the window,
+# because the weights of earlier ones are below a sixteenth.
 SMOOTHING = 0.5
-# The tolerance in standard errors.
-TOLERANCE_ERRORS = 2.0
+SMOOTHED_STRETCHES = 4
+# A loss that is higher by this is a loss of progress: the tolerance of the paper. It is of losses
+# near 3, so a share of the loss replaces it where the loss is below 1.
+TOLERANCE = 0.01
+# One-sided confidence of the limits of a difference.
+CONFIDENCE = 0.95
 
 
 @dataclass(frozen=True)
@@ -42,55 +49,84 @@ class Fork:
         batch_size: B, the batch size of the run.
         factors: The branches' batch sizes over B, ascending from 1.
         losses: Smoothed training loss at the end of each branch, the mean over the repetitions.
-        tolerance: eps, by which a loss may exceed the loss of a smaller batch.
+        margins: From the difference of each loss to the first one to the 95 % limits of this
+            difference, one-sided, by Student's t over the repetitions.
+        tolerance: eps, by which a loss may exceed the first one.
     """
 
     step: int
     batch_size: int
     factors: tuple[int, ...]
     losses: tuple[float, ...]
+    margins: tuple[float, ...]
     tolerance: float
 
     @property
-    def factor(self) -> int:
-        """k*, the largest factor whose loss is at most the smallest loss so far plus tolerance.
+    def excess(self) -> tuple[float, ...]:
+        """The difference of each loss to the first one."""
+        return tuple(loss - self.losses[0] for loss in self.losses)
 
-        All smaller factors fulfil the same condition.
+    @property
+    def factor(self) -> int:
+        """k*: up to it, the upper limit of the excess of the loss is at most the tolerance.
+
+        So noise makes k* smaller. With two standard errors of the noise as the tolerance, noise
+        would make it larger.
         """
         largest = self.factors[0]
-        best_loss = math.inf
-        for factor, loss in zip(self.factors, self.losses, strict=True):
+        for factor, excess, margin in self._larger():
             # `not <=` also stops at a loss that is nan.
-            if not loss <= best_loss + self.tolerance:
+            if not excess + margin <= self.tolerance:
                 break
             largest = factor
-            best_loss = min(best_loss, loss)
         return largest
 
     @property
     def critical(self) -> tuple[int, float]:
         """Lower and upper bound of the critical batch size, in examples.
 
-        The upper bound is infinite if even the largest factor fulfils the condition of `factor`.
+        The upper bound is of the smallest larger factor whose excess surely exceeds the tolerance.
+        It is infinite without one.
         """
-        larger = [factor for factor in self.factors if factor > self.factor]
-        return self.factor * self.batch_size, min(larger, default=math.inf) * self.batch_size
+        low = self.factor
+        high = math.inf
+        for factor, excess, margin in self._larger():
+            is_worse = not math.isfinite(excess) or excess - margin > self.tolerance
+            if factor > low and is_worse:
+                high = factor
+                break
+        return low * self.batch_size, high * self.batch_size
+
+    def _larger(self) -> list[tuple[int, float, float]]:
+        """Return factor, excess and margin of each branch with a larger batch size."""
+        return list(zip(self.factors, self.excess, self.margins, strict=True))[1:]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the fields as plain JSON; a loss that is not finite is null."""
-        losses: list[float | None] = []
-        for loss in self.losses:
-            if math.isfinite(loss):
-                losses.append(loss)
-            else:
-                losses.append(None)
-        return {**asdict(self), "losses": losses}
+        """Return the fields as plain JSON; a number that is not finite is null."""
+        return {
+            **asdict(self),
+            "losses": _finite_or_none(self.losses),
+            "margins": _finite_or_none(self.margins),
+        }
 
     @classmethod
     def from_dict(cls, stored: dict[str, Any]) -> Fork:
         """Return a fork from the output of `to_dict`."""
         losses = tuple(np.array(stored["losses"], float).tolist())
-        return cls(**{**stored, "factors": tuple(stored["factors"]), "losses": losses})
+        margins = tuple(np.array(stored["margins"], float).tolist())
+        factors = tuple(stored["factors"])
+        return cls(**{**stored, "factors": factors, "losses": losses, "margins": margins})
+
+
+def _finite_or_none(numbers: Sequence[float]) -> list[float | None]:
+    """Return numbers with None in place of those that are not finite."""
+    values: list[float | None] = []
+    for number in numbers:
+        if math.isfinite(number):
+            values.append(number)
+        else:
+            values.append(None)
+    return values
 
 
 class BranchCallback(Callback):
@@ -102,24 +138,25 @@ class BranchCallback(Callback):
     With an `AdamScalingCallback`, second moment and weight decay follow the batch size by its
     rules. A batch of the branch is k batches of the run.
 
-    Training is divided into stretches of examples, equal for all branches. After each stretch the
-    callback computes the training loss over further batches, the same for all branches, and
-    averages it exponentially over the stretches. (The paper uses the loss of the batches that are
-    trained on. It lags behind in a branch of few steps.) The critical factor is the largest k whose
-    loss exceeds the loss of no smaller k by more than a tolerance. The paper sets the tolerance to
-    0.01. Here the default is two standard errors of the differences between branches over
-    repetitions with other examples.
+    A branch trains on a window of stretches x max(factors) batches. The branch of the largest batch
+    size makes one step per stretch. It needs at least 32, because a new rate has a transient. After
+    each of the last stretches the callback computes the training loss over further batches, the
+    same for all branches, and averages it exponentially. (The paper uses the loss of the batches
+    that are trained on. It lags behind in a branch of few steps.) The critical factor is the
+    largest k up to which the loss is shown not to exceed the loss of the run's batch size by more
+    than a tolerance: the upper 95 % limit of the difference over repetitions with other examples.
+    The tolerance is 0.01 as in the paper, or 1 % of the loss if the loss is below 1.
 
     The run itself is not changed. The branches keep the rate of a schedule at the fork, and clip
-    gradients like the trainer. A fork costs repetitions x branches x stretches x max(factors)
-    forward and backward passes of a batch, and about the same number of forward passes.
+    gradients like the trainer. A fork costs repetitions x branches x window forward and backward
+    passes of a batch (`cost`), which can be more than a whole run at a larger batch size.
 
     Args:
         at: Steps to fork at.
         factors: k of the branches, ascending from 1.
-        stretches: Number of stretches of max(factors) batches.
-        repetitions: Draws of examples; at least 2, or 1 with a tolerance.
-        tolerance: eps, in units of the loss.
+        stretches: Steps of the branch of the largest batch size; the other branches make more.
+        repetitions: Draws of examples, at least 2.
+        tolerance: eps, in units of the loss; None as above.
         seconds: Seconds after the first fork, after which no other fork begins.
 
     Attributes:
@@ -137,8 +174,8 @@ class BranchCallback(Callback):
         self,
         at: Sequence[int],
         factors: Sequence[int] = (1, 2, 4, 8, 16, 32),
-        stretches: int = 4,
-        repetitions: int = 3,
+        stretches: int = 32,
+        repetitions: int = 4,
         tolerance: float | None = None,
         seconds: float = math.inf,
     ):
@@ -150,8 +187,8 @@ class BranchCallback(Callback):
             raise ConfigError("BranchCallback.factors", list(factors), allowed)
         if stretches < 1:
             raise ConfigError("BranchCallback.stretches", stretches, "at least 1")
-        if repetitions < 1 or (repetitions == 1 and tolerance is None):
-            allowed = "at least 2, or 1 with a tolerance"
+        if repetitions < 2:
+            allowed = "at least 2, because the losses scatter"
             raise ConfigError("BranchCallback.repetitions", repetitions, allowed)
         if tolerance is not None and not 0 <= tolerance < math.inf:
             allowed = "a difference of losses, 0 or more"
@@ -167,6 +204,21 @@ class BranchCallback(Callback):
         self.scaling: AdamScalingCallback | None = None
         self.on_fork: Callable[[Fork], None] = lambda fork: None
         self._began: float | None = None
+
+    @property
+    def window(self) -> int:
+        """The steps of the run on whose examples a branch trains."""
+        return self.stretches * max(self.factors)
+
+    @property
+    def cost(self) -> int:
+        """Forward and backward passes of a fork, in steps of the run.
+
+        A forward pass for the loss counts as a third of a step.
+        """
+        evaluations = min(SMOOTHED_STRETCHES, self.stretches) * max(self.factors)
+        of_branch = self.window + math.ceil(evaluations / 3)
+        return self.repetitions * len(self.factors) * of_branch
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage == "fit":
@@ -202,11 +254,12 @@ class BranchCallback(Callback):
         for repetition in range(self.repetitions):
             rows.append(self._losses_of_branches(trainer, pl_module, step * 1000 + repetition))
         losses = np.array(rows)
+        mean_losses = tuple(map(float, losses.mean(axis=0)))
         tolerance = self.tolerance
         if tolerance is None:
-            tolerance = tolerance_from(losses)
-        mean_losses = tuple(map(float, losses.mean(axis=0)))
-        fork = Fork(step, batch_size, self.factors, mean_losses, tolerance)
+            tolerance = TOLERANCE * min(1.0, abs(mean_losses[0]))
+        margins = margins_of(losses)
+        fork = Fork(step, batch_size, self.factors, mean_losses, margins, tolerance)
         self.forks.append(fork)
         low, high = fork.critical
         logged = {"branch/critical": float(low)}
@@ -226,30 +279,34 @@ class BranchCallback(Callback):
             module: The module of the fit.
             seed: Determines the examples, and the draws of the module.
         """
-        loader = unsharded(trainer.train_dataloader)
-        samplers = (getattr(loader, "sampler", None), getattr(loader, "batch_sampler", None))
-        data = getattr(trainer, "datamodule", None)
-        count = (self.stretches + 1) * max(self.factors) * trainer.accumulate_grad_batches
-        with preserve_rng_state(loader, *samplers, data, seed=seed):
-            batches = list(_batches(trainer, module, count))
         losses = []
         for factor in self.factors:
-            losses.append(self._loss_of_branch(trainer, module, batches, factor, seed))
+            losses.append(self._loss_of_branch(trainer, module, factor, seed))
         return losses
 
     def _loss_of_branch(
-        self, trainer: Trainer, module: LightningModule, batches: list, factor: int, seed: int
+        self, trainer: Trainer, module: LightningModule, factor: int, seed: int
     ) -> float:
-        """Return the smoothed loss at the end of one branch; infinity if the branch diverges."""
+        """Return the smoothed loss at the end of one branch; infinity if the branch diverges.
+
+        The examples are drawn anew for each branch, with the same seed, because a window of batches
+        may not fit into memory. The first ones are for the loss.
+        """
         batches_per_step = factor * trainer.accumulate_grad_batches
         batches_per_stretch = max(self.factors) * trainer.accumulate_grad_batches
-        evaluation_batches = batches[-batches_per_stretch:]
+        loader = unsharded(trainer.train_dataloader)
+        samplers = (getattr(loader, "sampler", None), getattr(loader, "batch_sampler", None))
+        data = getattr(trainer, "datamodule", None)
         smoothed = math.nan
-        with self._pass.without_side_effects() as twin:
-            torch.manual_seed(seed)
+        with (
+            self._pass.without_side_effects() as twin,
+            preserve_rng_state(loader, *samplers, data, seed=seed),
+        ):
+            batches = _batches(trainer, module, (self.stretches + 1) * batches_per_stretch)
+            evaluation_batches = list(islice(batches, batches_per_stretch))
             optimizer = self._optimizer_of_branch(trainer.optimizers[0], module, twin, factor)
             masks = masks_of(trainer, module)
-            for i, batch in enumerate(batches[:-batches_per_stretch], 1):
+            for i, batch in enumerate(batches, 1):
                 loss = self._pass.loss(twin, batch, i - 1)
                 if loss is not None:
                     (loss / batches_per_step).backward()
@@ -258,7 +315,9 @@ class BranchCallback(Callback):
                     optimizer.step()
                     optimizer.zero_grad()
                     _apply_masks(twin, masks)
-                if i % batches_per_stretch == 0:
+                stretch = i // batches_per_stretch
+                is_end_of_stretch = i % batches_per_stretch == 0
+                if is_end_of_stretch and stretch > self.stretches - SMOOTHED_STRETCHES:
                     mean = self._mean_loss(twin, evaluation_batches)
                     if not math.isfinite(mean):
                         return math.inf
@@ -297,19 +356,19 @@ class BranchCallback(Callback):
         return sum(losses) / len(losses)
 
 
-def tolerance_from(losses: np.ndarray) -> float:
-    """Return the standard error of differences between branches, times `TOLERANCE_ERRORS`.
+def margins_of(losses: np.ndarray) -> tuple[float, ...]:
+    """Return the margin of the difference of each branch to the first one, as in `Fork`.
 
     Args:
-        losses: Shape (repetitions, branches). The first branch has the batch size of the run.
-            Branches with a loss that is not finite are ignored.
+        losses: Shape (repetitions, branches). The repetition pairs the branches, because they use
+            the same examples. The margin of a branch with a loss that is not finite is nan.
     """
-    finite = np.isfinite(losses).all(axis=0)
-    differences = (losses - losses[:, :1])[:, finite][:, 1:]
-    if not differences.size:
-        return 0.0
-    variance = float(differences.var(axis=0, ddof=1).mean())
-    return TOLERANCE_ERRORS * math.sqrt(variance / len(differences))
+    repetitions = len(losses)
+    finite_losses = np.where(np.isfinite(losses), losses, math.nan)
+    differences = finite_losses - finite_losses[:, :1]
+    standard_errors = differences.std(axis=0, ddof=1) / math.sqrt(repetitions)
+    quantile = special.stdtrit(repetitions - 1, CONFIDENCE)
+    return tuple(map(float, quantile * standard_errors))
 
 
 def _batches(trainer: Trainer, module: LightningModule, count: int) -> Iterator[Any]:

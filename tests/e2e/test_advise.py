@@ -66,7 +66,8 @@ def test_branches_give_a_configuration_with_times_without_a_probe(tmp_path):
         assert done.returncode in (0, 3), done.stderr
         if "the run met its goal" in done.stderr:
             break
-    assert re.search(r"step 50: critical batch size \d+", done.stdout)
+    assert re.search(r"(Batches up to|No batch above) \d+ .*lose nothing at step 50", done.stdout)
+    assert "Forks cost more than a probe" in done.stderr
     where = tmp_path / "mlruns" / "figures" / "Module" / "advice"
     table = pd.read_csv(where / "answer.csv").set_index("batch_size")
     assert table.loc[32, "steps"] == table.loc[32, "steps_high"] == 75  # of the run that was forked
@@ -90,7 +91,7 @@ def test_branches_give_a_configuration_with_times_without_a_probe(tmp_path):
     assert 50 in {
         p.step for p in client.get_metric_history(run.info.run_id, "advice/critical_at_least")
     }
-    assert "branches (Merrill" in run.data.tags["mlflow.note.content"]
+    assert "forks (Merrill" in run.data.tags["mlflow.note.content"]
 
 
 @pytest.mark.parametrize(

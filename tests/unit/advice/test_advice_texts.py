@@ -116,8 +116,8 @@ def test_forks_give_an_answer_and_a_configuration(tmp_path, capsys, golden):
     options = Options(60, "branch", (1, 2), 2.0)
     question = question_in(tmp_path, step_times(waited=0.5), options, None)
     for fork in (
-        Fork(5, 4, (1, 2, 4), (1.0, 1.0, 1.5), 0.1),
-        Fork(20, 4, (1, 2, 4), (0.5, 0.51, 0.52), 0.1),
+        Fork(5, 4, (1, 2, 4), (1.0, 1.0, 1.5), (0.0, 0.05, 0.1), 0.1),
+        Fork(20, 4, (1, 2, 4), (0.5, 0.51, 0.52), (0.0, 0.01, 0.02), 0.1),
     ):
         question.store.append("branches", fork.to_dict())
     question.store.keep(branch_steps=30, branch_adaptive=False, max_steps=40)

@@ -39,6 +39,13 @@ def test_forks_after_the_goal_say_nothing_of_the_way_to_it():
     assert early.equals(alone)
 
 
+def test_where_no_branch_surely_loses_the_largest_one_limits_the_expected_steps():
+    found = Branched(8, 64, [Critical(4, 8, math.inf)], 32, met=True)
+    row = found.predict([32]).iloc[0]
+    assert row["steps"] == pytest.approx(64 * 8 / 16) and row["high"] == 64 and row["low"] == 16
+    assert found.notes == []
+
+
 def test_where_all_branches_held_the_speed_up_is_perfect_as_far_as_they_go(golden):
     found = Branched(8, 64, [Critical(4, 32, math.inf)], 32, met=False)
     assert found.predict([32]).iloc[0][["low", "steps", "high"]].tolist() == [16, 16, 16]

@@ -10,19 +10,28 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from lit_dps.advice.branch_run import run_branches
+from lit_dps.advice.branch_run import (
+    affordable_callback,
+    announcement,
+    branch_law,
+    run_branches,
+    sentence_of_fork,
+    stored_forks,
+)
 from lit_dps.advice.options import Clock, Options
 from lit_dps.advice.question import conclude
 from lit_dps.advice.step_time import Timed, fit_step_time
 from lit_dps.advice.user_workload import prepare_branches
+from lit_dps.core.errors import UserError
 from lit_dps.core.search_space import Range
 from lit_dps.parallel.process import StopRequest
 from lit_dps.readings.branching import Fork
 from lit_dps.storage.advice_store import AdviceStore
+from tests.support.errors import raises_about
 from tests.unit.advice.test_step_probe import Net, setup
 
 OPTIONS = Options(600, "branch")
-FORK = Fork(2, 4, (1, 2, 4), (1.0, 1.0, 1.0), 0.1).to_dict()
+FORK = Fork(2, 4, (1, 2, 4), (1.0, 1.0, 1.0), (0.0, 0.0, 0.0), 0.1).to_dict()
 
 
 class Adam(Net):
@@ -112,3 +121,39 @@ def test_the_recommended_run_scales_as_the_branches_did(tmp_path, is_scaled):
     probe = prepare_branches(given).setup
     run_branches(probe, 1e-6, store, Clock(600, store, 0.0), StopRequest())
     assert store.read()["branch_scaled"] is is_scaled
+
+
+def test_the_window_has_enough_steps_and_the_branches_fit_into_the_time():
+    forks = [100, 200, 400]
+    few = affordable_callback(forks, 1.0, 3400)
+    # Four repetitions of three branches of 256 batches, and 16 / 3 forward passes for the loss.
+    assert few.factors == (1, 2, 4) and few.window == 256 and few.stretches == 64
+    assert few.cost == 4 * 3 * (256 + 6)
+    many = affordable_callback(forks, 1.0, 1e9)
+    assert many.factors[-1] == 32 and many.stretches == 32 and many.window == 1024
+    # Three forks of three factors need 3 x 4 x 4 x 267 steps, after 400 of the run.
+    assert affordable_callback(forks, 1.0, 400 + 12 * 4 * 267).factors == (1, 2, 4, 8)
+    assert affordable_callback(forks, 1.0, 399 + 12 * 4 * 267).factors == (1, 2, 4)
+    with raises_about(UserError, "--budget", "--method pilot", "54 min"):
+        affordable_callback(forks, 1.0, 3243)
+
+
+def test_the_cost_is_announced_in_trainings():
+    text = announcement(affordable_callback([100], 0.01, 60), 0.01, 800)
+    assert "each of 1 forks trains 4 branches 4 times on 256 batches: in all 43 s" in text
+    assert "as long as 5.34 trainings of 800 steps" in text
+    assert "cost more than a probe" in text
+
+
+def test_a_fork_says_one_sentence():
+    fork = Fork(7, 4, (1, 2, 4), (1.0, 1.0, 1.5), (0.0, 0.05, 0.1), 0.1)
+    assert sentence_of_fork(fork) == "Batches up to 8 (2 B0) lose nothing at step 7; 16 loses"
+    unsure = dataclasses.replace(fork, margins=(0.0, 0.2, 0.6))
+    assert sentence_of_fork(unsure) == "No batch above 4 is shown to lose nothing at step 7"
+
+
+def test_forks_of_earlier_versions_show_nothing():
+    earlier = {**FORK}
+    del earlier["margins"]
+    assert stored_forks({"branches": [earlier]}) == []
+    assert branch_law({"branches": [earlier]}, setup()) is None
