@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler
 
+from lit_dps.engines.logged_module import training_loss
 from lit_dps.engines.module_hooks import TRANSFER_HOOKS, NeedsLightning
 from lit_dps.training.hidden_state import capture_rng_state, equal_states, preserve_rng_state
 from lit_dps.training.inheritance import inherits
@@ -75,6 +76,39 @@ class IndexedPass:
     def __iter__(self) -> Iterator[IndexedBatch]:
         for part in self._parts:
             yield IndexedBatch("train", torch.tensor(part))
+
+
+class LoaderPass:
+    """A pass over the first training examples, as `TrainingPass` makes it of a dataloader.
+
+    Args:
+        data: The data in memory.
+        batch_size: Examples of a batch.
+        examples: Examples of the pass; None for all.
+    """
+
+    def __init__(self, data: LoaderData, batch_size: int, examples: int | None):
+        self._data = data
+        self._batch_size = batch_size
+        self._examples = examples
+
+    def batches(self) -> Iterator[tuple[Any, int]]:
+        """Yield each batch on the device, with its number of examples."""
+        remaining = self._examples
+        for part in self._data.pruning_dataloader(self._batch_size):
+            index = part.index
+            if remaining is not None:
+                if not self._data.drops_short_batches:
+                    index = index[:remaining]
+                remaining -= len(index)
+            device = tree_leaves(self._data.train.batch)[0].device
+            yield self._data.train[index.to(device)], len(index)
+            if remaining is not None and remaining <= 0:
+                return
+
+    def loss(self, module: Any, batch: Any, i: int) -> Tensor | None:
+        """Return the mean loss of batch number i by a copy of the module."""
+        return training_loss(module, batch, i)
 
 
 # A `LightningDataModule`, so that checkpoints do not save its tensors.
@@ -321,6 +355,11 @@ class LoaderData(LightningDataModule):
         """Return the number of examples of each step, without an end."""
         full_batches = repeat(self.batch_size, self.steps_of_epoch - 1)
         return cycle(chain(full_batches, [self._last_batch_size]))
+
+    @property
+    def drops_short_batches(self) -> bool:
+        """Whether the training dataloader drops a short last batch."""
+        return self._loader.drop_last
 
     @property
     def eval_batch_size(self) -> int:

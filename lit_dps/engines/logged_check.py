@@ -107,8 +107,6 @@ def reason_against_calls(
     goal = GoalErrorCallback.of(training.goal)
     if goal.early_reject and EarlyCheck.supports(trainer, module, goal.monitor):
         return f"{name} has per_example_error but is no ImageClassifier"
-    if training.readings:
-        return f"study.readings need Lightning's loop or an ImageClassifier, not {name}"
     if trainer.reload_dataloaders_every_n_epochs:  # pyright: ignore[reportAttributeAccessIssue]
         return "trainer.reload_dataloaders_every_n_epochs needs Lightning's loop"
     return None

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from lightning.pytorch import LightningModule
+from lightning.pytorch import LightningDataModule
 from lightning.pytorch.utilities.types import LRSchedulerConfig
 from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
@@ -20,13 +20,13 @@ from lit_dps.core.attempt import Attempt
 from lit_dps.core.trial import SHORT_STEPS, STACKED, Trial
 from lit_dps.core.unit import EXAMPLES
 from lit_dps.data import ImageData
-from lit_dps.data.image_pass import ImagePass, validation_batches
 from lit_dps.data.loaders import interval_batches
 from lit_dps.engines.check_outcome import CheckOutcome
 from lit_dps.engines.engine import Training
 from lit_dps.engines.loader_data import LoaderData
 from lit_dps.engines.logged_module import training_loss
 from lit_dps.engines.module_hooks import optimizer_of, prepare_module
+from lit_dps.engines.readable_run import ReadableRun
 from lit_dps.engines.schedule_table import table_of_rates
 from lit_dps.engines.stack_check import trains_on_whole_batches
 from lit_dps.module import ImageClassifier
@@ -71,7 +71,7 @@ def build_trial(training: Training, trial: Trial | None) -> tuple[Built, torch.d
 
 
 @dataclass
-class NetworkRun:
+class NetworkRun(ReadableRun):
     """An attempt in the interval loop, with its network, data and optimizer.
 
     Attributes:
@@ -93,6 +93,7 @@ class NetworkRun:
         clipping: The limit of the gradients; None without one.
         rates: The learning rates of the parameter groups at each step, if a table replaces the
             schedule.
+        source: The data module of the user, if `data` keeps its batches in memory.
         is_resumed: Whether the run continues from its checkpoint.
     """
 
@@ -112,6 +113,7 @@ class NetworkRun:
     readings: AttemptReadings | None = None
     clipping: Clipping | None = None
     rates: Sequence[Sequence[float]] | None = None
+    source: LightningDataModule | None = None
     is_resumed: bool = False
 
     def __post_init__(self):
@@ -140,9 +142,18 @@ class NetworkRun:
 
     @classmethod
     def prepare(
-        cls, attempt: Attempt, built: Built, training: Training, device: torch.device
+        cls,
+        attempt: Attempt,
+        built: Built,
+        training: Training,
+        device: torch.device,
+        source: LightningDataModule | None = None,
     ) -> NetworkRun:
-        """Return the run of an attempt before its start; see `begin` for the arguments."""
+        """Return the run of an attempt before its start; see `begin` for the other arguments.
+
+        Args:
+            source: The data module of the user, if the data of `built` keep its batches in memory.
+        """
         trial = attempt.trial
         assert trial is not None and isinstance(built.data, ImageData | LoaderData)
         is_classifier = isinstance(built.module, ImageClassifier)
@@ -179,6 +190,7 @@ class NetworkRun:
             local=local,
             clipping=Clipping.of(built.trainer),
             rates=rates,
+            source=source,
         )
         if training.readings:
             readings = [spec.build() for spec in training.readings]
@@ -339,35 +351,6 @@ class NetworkRun:
         for batch in self.data.pruning_dataloader(batch_size):
             images = self.data.transfer_batch_to_device(batch, self.module.device)
             yield images, len(batch.index)
-
-    @property
-    def masks(self) -> Mapping[str, Tensor]:
-        """The mask of each pruned parameter by name, on its device."""
-        return {name: keep.to(self.module.device) for name, keep in (self.mask or {}).items()}
-
-    @contextmanager
-    def copied(self) -> Iterator[LightningModule]:
-        """Yield a copy of the module, and undo all side effects of the block afterwards."""
-        with preserve_rng_state(self.data):
-            yield copy_of(self.module)
-
-    def training_pass(self, batch_size: int, examples: int | None) -> ImagePass:
-        """Return a fresh pass over the first examples of the training split; None for all."""
-        return ImagePass(self.data, self.module.device, batch_size, examples)
-
-    def validation_batches(self) -> Iterator[Any]:
-        """Yield the batches of the whole validation split on the device."""
-        return validation_batches(self.data, self.module.device)
-
-    @property
-    def batch_size(self) -> int:
-        """The cell's batch size: the most examples of an optimizer step."""
-        assert self.attempt.trial is not None
-        return self.attempt.trial.cell.batch_size
-
-    def loss_of(self, module: LightningModule, batch: Any) -> Tensor | None:
-        """Return the mean training loss of a batch by a copy of the module."""
-        return training_loss(module, batch)
 
     def record(self, outcome: CheckOutcome) -> None:
         """Record the check at the end of an interval; the attempt decides how the run continues."""

@@ -255,10 +255,12 @@ class StackFiller:
         with preserve_rng_state(seed=trial.seed_for("order")):
             built, device = build_trial(self._training, trial)
             is_classifier = isinstance(built.module, ImageClassifier)
+            source = None
             if not is_classifier:
                 data = loader_data(built, device, self._training, trial)
                 steps = self._training.budget or self._training.goal.max_steps
                 show_length(built.module, steps, data.steps_of_epoch)
+                source = built.data
                 built = replace(built, data=data)
             if self._reference is None and is_classifier:
                 self._reference = _Reference(built, device)
@@ -266,7 +268,7 @@ class StackFiller:
                 self._reference = LoggedReference(built, device, self._training)
             elif not self._reference.equals(built):
                 return None
-            return NetworkRun.prepare(attempt, built, self._training, device)
+            return NetworkRun.prepare(attempt, built, self._training, device, source)
 
 
 class _Reference:

@@ -181,7 +181,7 @@ class _FitRun:
         self.module = module
 
     @property
-    def data(self) -> LightningDataModule:
+    def data_module(self) -> LightningDataModule:
         return self._trainer.datamodule  # pyright: ignore[reportAttributeAccessIssue]
 
     @property
@@ -203,7 +203,7 @@ class _FitRun:
 
     def validation_batches(self) -> Iterator[Any]:
         # In this mode, batches of several dataloaders follow one another, with their number.
-        loaders = CombinedLoader(self.data.val_dataloader(), "sequential")
+        loaders = CombinedLoader(self.data_module.val_dataloader(), "sequential")
         for batch, _, number in loaders:
             yield batch_on_device(self._trainer, self.module, batch, number)
 

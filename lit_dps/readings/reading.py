@@ -35,7 +35,7 @@ class ReadRun(Protocol):
 
     Attributes:
         module: The module that is trained.
-        data: Its data module.
+        data_module: Its data module.
         masks: The mask of each pruned parameter, by name.
         batch_size: The cell's batch size: the most examples of an optimizer step.
     """
@@ -44,7 +44,7 @@ class ReadRun(Protocol):
     def module(self) -> LightningModule: ...
 
     @property
-    def data(self) -> LightningDataModule: ...
+    def data_module(self) -> LightningDataModule: ...
 
     @property
     def masks(self) -> Mapping[str, Tensor]: ...
@@ -111,7 +111,7 @@ class Moment:
     def data(self) -> LightningDataModule:
         """The data module of the run."""
         assert self.module is not None  # protects the data
-        return self._run.data
+        return self._run.data_module
 
     @property
     def masks(self) -> Mapping[str, Tensor]:

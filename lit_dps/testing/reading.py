@@ -128,9 +128,9 @@ def _read_once(
 
 def _data_state(run: ToyRun) -> tuple:
     """Return a copy of the data module's attributes and images."""
-    images = run.data.images
+    images = run.data_module.images
     tensors = [tensor.clone() for tensor in (*images.x.values(), *images.y.values())]
-    return capture_attributes(run.data), tensors
+    return capture_attributes(run.data_module), tensors
 
 
 def _check_resumed(reading: Reading, rows: Rows) -> None:

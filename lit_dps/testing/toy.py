@@ -58,15 +58,15 @@ class ToyRun:
         sparsity: The share of the weights that random masks prune; 0 has no masks.
 
     Attributes:
-        module, data, masks, batch_size: As in `lit_dps.readings.reading.ReadRun`.
+        module, data_module, masks, batch_size: As in `lit_dps.readings.reading.ReadRun`.
     """
 
     batch_size = BATCH_SIZE
 
     def __init__(self, sparsity: float):
         self.sparsity = sparsity
-        self.data = ToyImages(batch_size=BATCH_SIZE)
-        self.data.setup()
+        self.data_module = ToyImages(batch_size=BATCH_SIZE)
+        self.data_module.setup()
         with preserve_rng_state(seed=2):
             self.module = ImageClassifier(toy_network(1, 3), learning_rate=LEARNING_RATE)
         self.masks: dict[str, Tensor] = {}
@@ -74,7 +74,7 @@ class ToyRun:
             generator = torch.Generator().manual_seed(3)
             for name, weight in prunable(self.module).items():
                 self.masks[name] = torch.rand(weight.shape, generator=generator) >= sparsity
-        self._batches = iter(self.data.train_dataloader())
+        self._batches = iter(self.data_module.train_dataloader())
         self._mask_weights()
 
     def __str__(self) -> str:
@@ -82,7 +82,9 @@ class ToyRun:
 
     def train_step(self) -> None:
         """Take one optimizer step."""
-        batch: Any = self.data.transfer_batch_to_device(next(self._batches), self.module.device)
+        batch: Any = self.data_module.transfer_batch_to_device(
+            next(self._batches), self.module.device
+        )
         weights = list(self.module.parameters())
         gradients = torch.autograd.grad(self.module.loss(batch), weights)
         with torch.no_grad():
@@ -99,16 +101,16 @@ class ToyRun:
     @contextmanager
     def copied(self) -> Iterator[LightningModule]:
         """Yield a copy of the module; the generators are as before afterwards."""
-        with preserve_rng_state(self.data):
+        with preserve_rng_state(self.data_module):
             yield copy_of(self.module)
 
     def training_pass(self, batch_size: int, examples: int | None) -> ImagePass:
         """Return a fresh pass over the first examples of the training split; None for all."""
-        return ImagePass(self.data, self.module.device, batch_size, examples)
+        return ImagePass(self.data_module, self.module.device, batch_size, examples)
 
     def validation_batches(self) -> Iterator[Any]:
         """Yield the batches of the whole validation split on the device."""
-        return validation_batches(self.data, self.module.device)
+        return validation_batches(self.data_module, self.module.device)
 
     def loss_of(self, module: Any, batch: Any) -> Tensor | None:
         """Return the mean training loss of a batch by a copy of the module."""

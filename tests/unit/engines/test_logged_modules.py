@@ -17,13 +17,15 @@ from lit_dps.engines.stack import StackedNetworks
 from lit_dps.engines.trainer import TrainerEngine
 from lit_dps.module import ImageClassifier
 from lit_dps.parallel.process import Interrupted
+from lit_dps.readings import Reading
+from lit_dps.readings.registry import resolve_readings
 from lit_dps.training.checkpoint_files import Checkpoints
 from lit_dps.training.workload import Workload
-from tests.support.conformance import assert_conform
+from tests.support.conformance import assert_conform, by_trial
 from tests.support.runs import engine, runs, train
 from tests.support.setups import training_of
 from tests.unit.engines.test_engine import quiet  # noqa: F401
-from tests.zoo.animals.data import VALIDATION
+from tests.zoo.animals.data import TRAIN, VALIDATION
 from tests.zoo.run import spec
 
 GOAL = {"error": 0.04, "check_interval": 4, "max_steps": 24}
@@ -329,3 +331,49 @@ def test_the_mean_over_batches_weighs_examples():
     means.add({"val_error": torch.tensor([0.5, 0.0])}, 20)
     means.add({"val_error": torch.tensor([0.0, 1.0])}, 10)
     assert means.means()["val_error"].tolist() == pytest.approx([1 / 3, 1 / 3])
+
+
+class ValidationLoss(Reading):
+    """The mean loss of the validation batches, and the examples of the user's data set."""
+
+    name = "validation"
+
+    def read(self, moment):
+        module = moment.module.eval()
+        total = 0.0
+        examples = 0
+        for batch in moment.validation_batches():
+            with torch.no_grad():
+                total += float(module.loss(batch)) * len(batch[0])
+            examples += len(batch[0])
+        of_training = len(moment.data.train_dataloader().dataset)
+        return {"loss": total / examples, "of_training": of_training}
+
+
+def test_readings_of_a_stack_of_strangers_are_those_of_lightning_s_loop():
+    names = [
+        f"{__name__}.ValidationLoss",
+        "gradient_norm",
+        "gradient_noise",
+        "tests.support.user_readings.Norm",
+    ]
+    options = {
+        "readings": resolve_readings(
+            [{"class_path": "lipschitz", "init_args": {"interval": 4}}, *names]
+        ),
+        "metrics": ("val_loss",),
+    }
+    goal = {**GOAL, "error": 0.001, "max_steps": 12}
+    ours, reference = both(workload(), trials(Cell(16, 0.8)), goal, **options)
+    theirs = by_trial(reference)
+    for result in ours:
+        expected = theirs[result.trial.cell, result.trial.point]
+        assert (result.engine, expected.engine) == ("stacked", "lightning")
+        assert result.readings.keys() == expected.readings.keys()
+        for name, columns in expected.readings.items():
+            assert result.readings[name].keys() == columns.keys()
+            for column, values in columns.items():
+                assert result.readings[name][column] == pytest.approx(values, rel=1e-3), column
+        read = result.readings["validation"]
+        assert read["loss"] == pytest.approx(result.curve["val_loss"], rel=1e-4)
+        assert set(read["of_training"]) == {TRAIN}
