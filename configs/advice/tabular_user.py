@@ -12,7 +12,7 @@ class FriedmanData(LightningDataModule):
     """5,000 rows of Friedman's first regression problem: 4,000 to train on, the others to
     validate."""
 
-    def __init__(self, batch_size: int = 32):
+    def __init__(self, batch_size: int = 16):
         super().__init__()
         self.batch_size = batch_size
 

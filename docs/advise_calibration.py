@@ -1,0 +1,693 @@
+"""Measures what `lit-dps advise` is worth on the workloads of configs/advice, and writes its page.
+
+    python docs/advise_calibration.py measure [NAME ...]  # runs advise and `fit`, then writes
+    python docs/advise_calibration.py                     # writes the page of the stored results
+
+`measure` reads the exhaustive study of each workload from the folder mlruns, else from the stored
+results. It runs the study if both have none. Then it runs `advise` in a new folder, and `fit` on
+three seeds. Results are in docs/advise-calibration.json, the page is docs/advise-calibration.md.
+"""
+
+from __future__ import annotations
+
+import bisect
+import datetime
+import json
+import math
+import os
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+from unittest.mock import patch
+
+ROOT = Path(__file__).resolve().parents[1]
+CONFIGS = ROOT / "configs" / "advice"
+RESULTS = ROOT / "docs" / "advise-calibration.json"
+PAGE = ROOT / "docs" / "advise-calibration.md"
+sys.path.insert(0, str(ROOT))
+
+SEEDS = (1, 2, 3)
+COVERAGE = 0.8
+FAR = 8  # a batch size above this times B0 is not part of the target of the error
+# The targets: cost in trainings on a device that is not full at B0, and on one that is; median
+# error of log K; coverage; mean time lost.
+MAX_TRAININGS = (3, 5)
+MAX_ERROR = 0.15
+COVERAGE_RANGE = (0.7, 0.9)
+MAX_TIME_LOST = 0.1
+ANNOUNCED = re.compile(r"asking takes your run and at most ([\d.]+) times as long again")
+
+
+class Workload(NamedTuple):
+    """A workload of configs/advice.
+
+    Attributes:
+        name: The configuration of `advise`, and the name of its study.
+        what: What it trains, for the page.
+        study: The configuration of the exhaustive study.
+    """
+
+    name: str
+    what: str
+    study: str
+
+
+WORKLOADS = (
+    Workload("mnist-simple-cnn", "Simple-CNN, MNIST", "mnist-simple-cnn-exhaustive"),
+    Workload("text-transformer", "transformer, text", "text-transformer-exhaustive"),
+    Workload("tabular", "MLP, table, AdamW and cosine", "tabular-exhaustive"),
+    Workload("norm-images", "ResNet, small images, SGD", "norm-images-exhaustive"),
+    Workload("characters", "transformer, characters, AdamW", "characters-exhaustive"),
+    Workload("pairs", "contrastive pairs, Adam", "pairs-exhaustive"),
+    Workload("muon", "MLP, Muon and AdamW", "muon-exhaustive"),
+    Workload("stream", "convolution, stream, SGD", "stream-exhaustive"),
+)
+
+
+# ---- Measuring ----
+
+
+def measure(names: list[str]) -> None:
+    """Measure some workloads, all without names, and store each result when it is there."""
+    for workload in WORKLOADS:
+        if names and workload.name not in names:
+            continue
+        print(f"{workload.name}: measuring", flush=True)
+        results = read_results()
+        results[workload.name] = measured(workload)
+        RESULTS.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n")
+
+
+def measured(workload: Workload) -> dict[str, Any]:
+    """Return the exhaustive study of a workload, the advice, and the runs of `fit`."""
+    import yaml
+
+    study = yaml.safe_load((CONFIGS / f"{workload.study}.yaml").read_text())["study"]["name"]
+    exhaustive = exhaustive_rows(study)
+    note = ""
+    if not exhaustive:
+        stored = read_results().get(workload.name, {})
+        exhaustive = stored.get("exhaustive", [])
+        note = stored.get("study_note", "")
+    if not exhaustive:
+        run_command("study", "--config", str(CONFIGS / f"{workload.study}.yaml"))
+        exhaustive = exhaustive_rows(study)
+    sizes = ",".join(str(row["batch_size"]) for row in exhaustive)
+    with tempfile.TemporaryDirectory() as folder:
+        began = time.time()
+        process = subprocess.run(
+            [sys.executable, __file__, "ask", workload.name, folder, sizes],
+            capture_output=True,
+            text=True,
+            env=environment(),
+            cwd=ROOT,
+        )
+    if process.returncode:
+        raise RuntimeError(process.stderr[-3000:])
+    advice = json.loads(process.stdout.splitlines()[-1])
+    (announced,) = ANNOUNCED.findall(process.stderr)
+    return {
+        **advice,
+        "seconds": advice["ended"] - began,
+        "announced": 1 + float(announced),
+        "exhaustive": exhaustive,
+        "study_note": note,
+        "date": datetime.date.today().isoformat(),
+        "commit": commit(),
+        "machine": machine(),
+    }
+
+
+def exhaustive_rows(study: str) -> list[dict[str, Any]]:
+    """Return K over seeds and step times of a finished study; [] if it is not finished."""
+    import lit_dps
+    from lit_dps.core.errors import UserError
+
+    try:
+        loaded = lit_dps.load(study)
+    except UserError:
+        return []
+    answers = {int(row["batch_size"]): row for row in loaded.answer.to_dict("records")}
+    interval = loaded.analysis.record.goal.check_interval
+    rows = []
+    for row in loaded.repeats.to_dict("records"):
+        size = int(row["batch_size"])
+        answer = answers[size]
+        values = {
+            "batch_size": size,
+            "k_star": float(answer["k_star"]),
+            "median": _finite(row["median"]),
+            "least": _finite(row["least"]),
+            "most": _finite(row["most"]),
+            "runs": int(row["repeats"]),
+            "by_law": float(answer["steps"]),
+            "step_seconds": float(answer["step_seconds"] + answer["check_seconds"] / interval),
+        }
+        rows.append(values)
+    if len(rows) < len(loaded.analysis.record.batch_sizes):
+        return []
+    return rows
+
+
+def _finite(steps: float) -> float | None:
+    """Return steps, or None for a run that missed the goal."""
+    return float(steps) if math.isfinite(steps) else None
+
+
+def ask(name: str, folder: str, sizes: list[int]) -> None:
+    """Run `advise` and its recommendation in this process, and print one line of JSON.
+
+    Args:
+        name: The name of the configuration.
+        folder: A new folder for the storage.
+        sizes: Batch sizes of the exhaustive study.
+    """
+    import lit_dps
+    from lit_dps.cli.advise import give_advice, stdout_on_stderr
+    from lit_dps.cli.command_line import CommandLine
+    from lit_dps.storage.advice_store import list_advice
+
+    config = str(CONFIGS / f"{name}.yaml")
+    command = CommandLine(["advise", "--config", config, "--storage.folder", folder])
+    answers: list[Any] = []
+    with stdout_on_stderr():
+        code = give_advice(command, answers)
+        ended = time.time()
+    (advice,) = answers
+    # A record is cut at the race limit, but the cost is what was run.
+    with patch("lit_dps.storage.read.truncate_at_race_limit", lambda results, *_: results):
+        record = lit_dps.load(f"{advice.name}-advice", folder).analysis.record
+    runs = []
+    for cell, results in record.results.items():
+        for result in results:
+            runs.append([cell.batch_size, result.steps_run, result.seconds])
+    (stored,) = [each for each in list_advice(storage_url(folder)).values() if "pilot" in each]
+    document = advice.to_dict()
+    fits = []
+    if document["recommendation"] is not None:
+        fits = [fit_outcome(advice.name, folder, seed) for seed in SEEDS]
+    answer = {
+        "study": advice.name,
+        "ended": ended,
+        "fit": fits,
+        "code": code,
+        "pilot": {key: stored["pilot"][key] for key in ("steps", "steps_run", "seconds")},
+        "pilot_size": record.batch_sizes[0],
+        "runs": runs,
+        "predicted": predictions(advice.law, sizes),
+        "recommendation": document["recommendation"],
+        "measured": document["measured"],
+    }
+    print(json.dumps(answer))
+
+
+def predictions(law: Any, sizes: list[int]) -> list[list[float]]:
+    """Return batch size, lower limit, median and upper limit of K: the 80 % interval.
+
+    Batch sizes for which the law answers nothing are left out.
+    """
+    import numpy as np
+
+    tail = (1 - COVERAGE) / 2
+    low, high = law.reach
+    rows = []
+    for size in sizes:
+        if low <= size <= high:
+            draws = law.samples([size])[:, 0]
+            rows.append([size, *np.quantile(draws, [tail, 0.5, 1 - tail]).tolist()])
+    return rows
+
+
+def storage_url(folder: str) -> str:
+    """Return the storage URL of a storage folder."""
+    from lit_dps.core.config import StorageConfig
+
+    return StorageConfig(folder=folder).optuna_url
+
+
+def fit_outcome(study: str, folder: str, seed: int) -> dict[str, Any]:
+    """Run the recommended configuration on a seed, and return its steps and hours."""
+    from lit_dps.cli import main as run_main
+    from lit_dps.cli.advise import stdout_on_stderr
+    from lit_dps.storage.advice_store import list_advice
+
+    config = f"{folder}/figures/{study}/advice/fit.yaml"
+    with stdout_on_stderr():
+        code = run_main(["fit", "--config", config, "--seed_everything", str(seed)])
+    outcomes = list_advice(storage_url(folder))[study]["outcomes"]
+    names = ("steps", "reached", "hours", "predicted_steps", "predicted_hours")
+    return {"code": code, **{name: outcomes[-1][name] for name in names}}
+
+
+def run_command(*arguments: str) -> None:
+    """Run a command of lit-dps.
+
+    Raises:
+        RuntimeError: with the end of its output, if it fails.
+    """
+    code = "import sys; from lit_dps.cli import main; sys.exit(main(sys.argv[1:]))"
+    process = subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=environment(),
+        cwd=ROOT,
+    )
+    if process.returncode:
+        raise RuntimeError(process.stdout[-3000:])
+
+
+def environment() -> dict[str, str]:
+    """Return the environment of the commands: one thread, and the modules of configs/advice."""
+    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}:{CONFIGS}"}
+
+
+def commit() -> str:
+    """Return the commit of this working tree."""
+    command = ["git", "-C", str(ROOT), "rev-parse", "--short=8", "HEAD"]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def machine() -> str:
+    """Return the processor and the version of PyTorch."""
+    import torch
+
+    from lit_dps.study.hardware import hardware
+
+    return f"{hardware()}, torch {torch.__version__.partition('+')[0]}"
+
+
+def read_results() -> dict[str, Any]:
+    """Return the stored results by the name of the workload; {} without any."""
+    if not RESULTS.exists():
+        return {}
+    return json.loads(RESULTS.read_text())
+
+
+# ---- The figures of the page ----
+
+
+class Comparison(NamedTuple):
+    """A predicted K beside the median over seeds of the exhaustive study.
+
+    Attributes:
+        batch_size: Examples of a step.
+        ratio: The batch size over the user's.
+        predicted, low, high: K with its 80 % interval.
+        median, least, most: Steps of the best rate over seeds; `most` is None if a run missed the
+            goal, and both ends are None if they were not recorded.
+    """
+
+    batch_size: int
+    ratio: float
+    predicted: float
+    low: float
+    high: float
+    median: float
+    least: float | None
+    most: float | None
+
+    @property
+    def log_error(self) -> float:
+        """The log of the predicted over the measured K."""
+        return math.log(self.predicted / self.median)
+
+    @property
+    def is_covered(self) -> bool:
+        """Whether the measured K is in the interval."""
+        return self.low <= self.median <= self.high
+
+
+def comparisons(result: dict[str, Any]) -> list[Comparison]:
+    """Return predicted and measured K at each batch size of the exhaustive study."""
+    measured_rows = {row["batch_size"]: row for row in result["exhaustive"]}
+    rows = []
+    for size, low, middle, high in result["predicted"]:
+        row = measured_rows[size]
+        if row["median"] is None:
+            continue
+        ratio = size / result["pilot_size"]
+        seeds = (row["median"], row["least"], row["most"])
+        rows.append(Comparison(size, ratio, middle, low, high, *seeds))
+    return rows
+
+
+def near_comparisons(results: dict[str, Any]) -> list[Comparison]:
+    """Return the comparisons of all workloads up to 8 times the user's batch size."""
+    rows = []
+    for result in results.values():
+        rows += [each for each in comparisons(result) if each.ratio <= FAR]
+    return rows
+
+
+def clocked_cost(result: dict[str, Any]) -> float:
+    """Return the wall time of all runs of `advise` over that of the user's run."""
+    return sum(seconds for _, _, seconds in result["runs"]) / result["pilot"]["seconds"]
+
+
+def cost_in_trainings(result: dict[str, Any]) -> float:
+    """Return the device time of all runs of `advise` over that of the user's run.
+
+    It counts steps, each with the time that the exhaustive study measured. Unlike wall time, it
+    does not depend on other programs.
+    """
+    total = 0.0
+    for size, steps, _ in result["runs"]:
+        total += steps * step_seconds(result, size)
+    return total / (result["pilot"]["steps_run"] * step_seconds(result, result["pilot_size"]))
+
+
+def step_seconds(result: dict[str, Any], batch_size: int) -> float:
+    """Return the time of a step with its checks: that of the study, or on a line through two."""
+    rows = sorted(result["exhaustive"], key=lambda row: row["batch_size"])
+    sizes = [row["batch_size"] for row in rows]
+    # The first line holds below the batch sizes of the study, and the last one above them.
+    end = min(max(bisect.bisect_left(sizes, batch_size), 1), len(rows) - 1)
+    low = rows[end - 1]
+    high = rows[end]
+    width = high["batch_size"] - low["batch_size"]
+    share = (batch_size - low["batch_size"]) / width
+    return low["step_seconds"] + share * (high["step_seconds"] - low["step_seconds"])
+
+
+def times_to_goal(result: dict[str, Any], steps: str = "median") -> dict[int, float]:
+    """Return seconds to the goal by batch size: steps of the study times a step with checks.
+
+    Args:
+        result: The result of a workload.
+        steps: The median over seeds, or "by_law" of all medians.
+    """
+    times = {}
+    for row in result["exhaustive"]:
+        if row[steps] is not None:
+            times[row["batch_size"]] = row[steps] * row["step_seconds"]
+    return times
+
+
+def time_lost(result: dict[str, Any], steps: str = "median") -> float | None:
+    """Return the time lost by the recommendation, as a share of the least time of the study.
+
+    Args:
+        result: The result of a workload.
+        steps: As in `times_to_goal`.
+
+    Returns:
+        None if nothing is recommended. At a batch size that is not in the study, the steps are
+        those of `fit`. The loss is then below 0 if it is faster than the study's best.
+    """
+    if result["recommendation"] is None:
+        return None
+    times = times_to_goal(result, steps)
+    size = result["recommendation"]["batch_size"]
+    seconds = times.get(size)
+    if seconds is None:
+        # The study lacks this batch size, and the runs of `fit` have its steps.
+        runs = [run["steps"] for run in result["fit"]]
+        seconds = statistics.median(runs) * step_seconds(result, size)
+    return seconds / min(times.values()) - 1
+
+
+# ---- Writing ----
+
+
+def is_measured(results: dict[str, Any], workload: Workload) -> bool:
+    """Return True if the results have the advice on a workload, and not only its study."""
+    return "predicted" in results.get(workload.name, {})
+
+
+def page(results: dict[str, Any]) -> str:
+    """Return the page of the stored results."""
+    results = {each.name: results[each.name] for each in WORKLOADS if is_measured(results, each)}
+    return "\n".join(
+        [
+            "# Advice, every forecast beside what happened",
+            "",
+            "<!-- made by docs/advise_calibration.py from docs/advise-calibration.json -->",
+            "",
+            *_introduction(results),
+            "## Against the targets",
+            "",
+            *_summary(results),
+            "The workloads that miss one:",
+            "",
+            *_misses(results),
+            "## What it costs to ask",
+            "",
+            *_costs(results),
+            "## The recommendation",
+            "",
+            *_recommendations(results),
+            "## Steps to the goal by batch size",
+            "",
+            *_curves(results),
+        ]
+    )
+
+
+def _introduction(results: dict[str, Any]) -> list[str]:
+    made = {}
+    for result in results.values():
+        made.setdefault((result["date"], result["commit"], result["machine"]), None)
+    dates = [f"{date}, commit {commit}, {machine}" for date, commit, machine in made]
+    notes = [result["study_note"] for result in results.values() if result["study_note"]]
+    return [
+        f"This page has {len(results)} workloads of `configs/advice`. For each, an exhaustive "
+        "study searched the learning rate",
+        "at all batch sizes and repeated the best rate on fresh seeds. `lit-dps advise` ran with "
+        "its default method, in an empty folder,",
+        "and `lit-dps fit` then ran its recommendation on seeds 1, 2 and 3. No workload was used "
+        "to tune the method after its study.",
+        "",
+        "```bash",
+        "python docs/advise_calibration.py measure   # runs all of this: advise, fit, missing studies",
+        "python docs/advise_calibration.py           # writes this page from advise-calibration.json",
+        "```",
+        "",
+        f"Measured with one thread on a machine that ran other programs: {'; '.join(dates)}.",
+        *notes,
+        "",
+    ]
+
+
+def _table(head: list[str], rows: list[list[str]]) -> list[str]:
+    """Return a table in Markdown, with an empty line after it."""
+    align = ["---"] + ["---:"] * (len(head) - 1)
+    lines = [head, align, *rows]
+    return [*("| " + " | ".join(cells) + " |" for cells in lines), ""]
+
+
+def _verdict(is_met: bool) -> str:
+    return "met" if is_met else "**missed**"
+
+
+def _summary(results: dict[str, Any]) -> list[str]:
+    """Return the targets, the values, and whether each is met."""
+    within = 0
+    within_by_clock = 0
+    for result in results.values():
+        within += cost_in_trainings(result) <= result["announced"]
+        within_by_clock += clocked_cost(result) <= result["announced"]
+    near = near_comparisons(results)
+    error = statistics.median(abs(each.log_error) for each in near)
+    covered = sum(each.is_covered for each in near) / len(near)
+    losses = [time_lost(result) for result in results.values()]
+    known = [loss for loss in losses if loss is not None]
+    mean_loss = statistics.mean(known)
+    costs = [cost_in_trainings(result) for result in results.values()]
+    low, high = COVERAGE_RANGE
+    rows = [
+        [
+            f"cost: at most {MAX_TRAININGS[0]} trainings, {MAX_TRAININGS[1]} on a full device",
+            f"{within} of {len(results)} workloads, {within_by_clock} by the clock; "
+            f"median {statistics.median(costs):.1f}",
+            _verdict(within == len(results)),
+        ],
+        [
+            f"median error of log K to {FAR} B0: at most {MAX_ERROR}",
+            f"{error:.2f} ({len(near)} batch sizes)",
+            _verdict(error <= MAX_ERROR),
+        ],
+        [
+            f"the 80 % interval of K contains the median over seeds: {low:.0%} to {high:.0%}",
+            f"{covered:.0%}",
+            _verdict(low <= covered <= high),
+        ],
+        [
+            f"mean time lost by the recommendation: at most {MAX_TIME_LOST:.0%}",
+            f"{mean_loss:.0%} ({len(known)} of {len(results)} workloads)",
+            _verdict(mean_loss <= MAX_TIME_LOST),
+        ],
+    ]
+    lines = _table(["target", "result", ""], rows)
+    lines += [
+        "A median of three seeds scatters by about 14 % itself, and the least of some noisy times is "
+        "too small. Both make the figures worse",
+        "than the advice is. The runs of `advise` and of the study share no seed.",
+        "",
+    ]
+    return lines
+
+
+def _misses(results: dict[str, Any]) -> list[str]:
+    """Return which workloads miss a target, a line each."""
+    dear = []
+    slow = []
+    wide = []
+    outside = []
+    for name, result in results.items():
+        cost = cost_in_trainings(result)
+        if cost > result["announced"]:
+            dear.append(f"`{name}` ({cost:.2f} of {result['announced']:g} trainings)")
+        lost = time_lost(result)
+        if lost is not None and lost > MAX_TIME_LOST:
+            slow.append(f"`{name}` ({lost:.0%})")
+        errors = [abs(each.log_error) for each in comparisons(result) if each.ratio <= FAR]
+        if errors and statistics.median(errors) > MAX_ERROR:
+            wide.append(f"`{name}` ({statistics.median(errors):.2f})")
+        count = sum(not is_within_limits(run) for run in result["fit"])
+        if count:
+            outside.append(f"`{name}` ({count} of {len(result['fit'])})")
+    return [
+        f"- Runs beyond the announced cost: {', '.join(dear) or 'none'}.",
+        f"- More than {MAX_TIME_LOST:.0%} of the time lost: {', '.join(slow) or 'none'}.",
+        f"- Median error of log K above {MAX_ERROR}: {', '.join(wide) or 'none'}.",
+        f"- Runs of `fit` outside of the 95 % limits in steps: {', '.join(outside) or 'none'}.",
+        "",
+    ]
+
+
+def is_within_limits(run: dict[str, Any]) -> bool:
+    """Return True if a run of `fit` met the goal within the predicted 95 % limits in steps."""
+    low, _, high = run["predicted_steps"]
+    return run["reached"] and low <= run["steps"] <= high
+
+
+def _costs(results: dict[str, Any]) -> list[str]:
+    rows = []
+    for name, result in results.items():
+        pilot = result["pilot"]
+        sizes = sorted({size for size, _, _ in result["runs"]} - {result["pilot_size"]})
+        cost = cost_in_trainings(result)
+        rows.append(
+            [
+                _what(name),
+                f"B = {result['pilot_size']}, {pilot['steps_run']} steps, {pilot['seconds']:.1f} s",
+                ", ".join(map(str, sizes)) or "none",
+                f"{result['announced']:g}",
+                f"{cost:.2f}",
+                f"{clocked_cost(result):.2f}",
+                f"{result['announced'] / cost:.2f}",
+                f"{result['seconds']:.0f} s",
+                f"{result['seconds'] / pilot['seconds']:.1f}",
+            ]
+        )
+    rest = [
+        result["seconds"] - sum(run[2] for run in result["runs"]) for result in results.values()
+    ]
+    head = ["workload", "your run", "further runs at B", "announced, in trainings"]
+    head += [
+        "runs, in trainings",
+        "by the clock",
+        "announced / real",
+        "whole command",
+        "in trainings",
+    ]
+    lines = _table(head, rows)
+    lines += [
+        "A training is the user's run to the goal. Its device time and that of the runs are steps "
+        "times the time of a step in the study.",
+        "By the clock, other programs count too. The rest of the command (imports, the timing of "
+        f"steps, figures) took {min(rest):.0f} to {max(rest):.0f} s.",
+        "",
+    ]
+    return lines
+
+
+def _recommendations(results: dict[str, Any]) -> list[str]:
+    rows = []
+    for name, result in results.items():
+        times = times_to_goal(result)
+        best = min(times, key=lambda size: times[size])
+        row = [_what(name), "none", str(best), "-", "-", "-", "-", "-"]
+        if result["recommendation"] is not None:
+            lost = time_lost(result)
+            steps = result["recommendation"]["steps"]
+            real = [_steps_of_fit(run) for run in result["fit"]]
+            hours = statistics.median(run["hours"] for run in result["fit"])
+            row[1] = str(result["recommendation"]["batch_size"])
+            by_law = time_lost(result, "by_law")
+            is_in_study = result["recommendation"]["batch_size"] in times
+            row[3] = f"{lost:.0%}" if is_in_study else f"{lost:.0%} by `fit`"
+            row[4] = f"{by_law:.0%}"
+            row[5] = f"{steps['value']:.3g} [{steps['low']:.3g}, {steps['high']:.3g}]"
+            row[6] = ", ".join(real)
+            row[7] = f"{hours / result['recommendation']['hours']['value']:.2f}"
+        rows.append(row)
+    head = ["workload", "recommended B", "fastest B of the study", "time lost", "by the law"]
+    head += ["predicted steps", "`fit`, seeds 1, 2, 3", "real / predicted hours"]
+    lines = _table(head, rows)
+    runs = [run for result in results.values() for run in result["fit"]]
+    inside = sum(is_within_limits(run) for run in runs)
+    lines += [
+        f"{inside} of {len(runs)} runs of `fit` are within the 95 % limits in steps. Limits are in "
+        "brackets. Time lost is the median over seeds",
+        "times the time of a step with its checks, over the least of these products. The next "
+        "column has c1 / B + c2 through all medians",
+        "in place of single medians.",
+        "",
+    ]
+    return lines
+
+
+def _steps_of_fit(run: dict[str, Any]) -> str:
+    if run["reached"]:
+        return str(run["steps"])
+    return f"missed ({run['steps']})"
+
+
+def _curves(results: dict[str, Any]) -> list[str]:
+    rows = []
+    for name, result in results.items():
+        for each in comparisons(result):
+            of_seeds = f"{each.median:.4g}"
+            if each.least is not None:
+                most = "missed" if each.most is None else f"{each.most:.4g}"
+                of_seeds += f" ({each.least:.4g} to {most})"
+            rows.append(
+                [
+                    _what(name),
+                    str(each.batch_size),
+                    f"{each.ratio:g}",
+                    f"{each.predicted:.3g} [{each.low:.3g}, {each.high:.3g}]",
+                    of_seeds,
+                    f"{each.log_error:+.2f}",
+                    "yes" if each.is_covered else "no",
+                ]
+            )
+    head = ["workload", "B", "B / B0", "predicted K [80 %]", "median over seeds (all)"]
+    return _table([*head, "log error", "in the interval"], rows)
+
+
+def _what(name: str) -> str:
+    (workload,) = [each for each in WORKLOADS if each.name == name]
+    return f"`{name}`: {workload.what}"
+
+
+def main(arguments: list[str]) -> None:
+    if arguments[:1] == ["ask"]:
+        _, name, folder, sizes = arguments
+        ask(name, folder, [int(size) for size in sizes.split(",")])
+        return
+    if arguments[:1] == ["measure"]:
+        measure(arguments[1:])
+    PAGE.write_text(page(read_results()))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
