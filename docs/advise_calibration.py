@@ -399,7 +399,7 @@ def time_lost(result: dict[str, Any], steps: str = "median") -> float | None:
 
     Returns:
         None if nothing is recommended. At a batch size that is not in the study, the steps are
-        those of `fit`. The loss is then below 0 if it is faster than the study's best.
+        those of `fit`. The loss is 0 if it is faster than the study's best.
     """
     if result["recommendation"] is None:
         return None
@@ -410,7 +410,7 @@ def time_lost(result: dict[str, Any], steps: str = "median") -> float | None:
         # The study lacks this batch size, and the runs of `fit` have its steps.
         runs = [run["steps"] for run in result["fit"]]
         seconds = statistics.median(runs) * step_seconds(result, size)
-    return seconds / min(times.values()) - 1
+    return seconds / min(seconds, *times.values()) - 1
 
 
 # ---- Writing ----
@@ -422,7 +422,7 @@ def is_measured(results: dict[str, Any], workload: Workload) -> bool:
 
 
 def page(results: dict[str, Any]) -> str:
-    """Return the page of the stored results."""
+    """Return the page of the stored results, with a line break at its end."""
     results = {each.name: results[each.name] for each in WORKLOADS if is_measured(results, each)}
     return "\n".join(
         [
@@ -671,7 +671,13 @@ def _curves(results: dict[str, Any]) -> list[str]:
                 ]
             )
     head = ["workload", "B", "B / B0", "predicted K [80 %]", "median over seeds (all)"]
-    return _table([*head, "log error", "in the interval"], rows)
+    lines = _table([*head, "log error", "in the interval"], rows)
+    lines += [
+        "A batch size is left out if most runs of the study missed the goal within twice the least "
+        "steps of its trials.",
+        "",
+    ]
+    return lines
 
 
 def _what(name: str) -> str:

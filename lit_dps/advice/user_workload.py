@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
 from typing import Any, NamedTuple
 
@@ -138,6 +138,12 @@ def probe_setup(setup: StudySetup, adaptive: AdamScales | None, warm_up: int = 0
         readings=[],
     )
     trainer = dict(setup.workload.trainer)
+    callbacks = as_list(trainer.get("callbacks"))
+    # A callback of the user scales already, and Lightning saves only one of each class.
+    if _has_callback(callbacks, SCALING_CALLBACK):
+        adaptive = None
+    if _has_callback(callbacks, SCHEDULE_CALLBACK):
+        warm_up = 0
     if adaptive is not None and not searches_scales(space, adaptive):
         arguments: dict[str, Any] = {"reference": batch_size}
         if adaptive.rate is not None and adaptive.weight_decay:
@@ -154,6 +160,17 @@ def probe_setup(setup: StudySetup, adaptive: AdamScales | None, warm_up: int = 0
         workload=dataclasses.replace(setup.workload, trainer=trainer),
         smoothness=dataclasses.replace(setup.smoothness, interval=None),
     )
+
+
+def _has_callback(callbacks: Sequence[Any], class_path: str) -> bool:
+    """Return True if callbacks of a configuration have one of a class, by its name."""
+    for callback in callbacks:
+        name = type(callback).__name__
+        if isinstance(callback, Mapping):
+            name = str(callback.get("class_path"))
+        if name.rpartition(".")[2] == class_path.rpartition(".")[2]:
+            return True
+    return False
 
 
 def searches_scales(space: Mapping[str, Any], adaptive: AdamScales) -> bool:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
 from lit_dps.advice.options import STORE_SECONDS, Clock, Options, seconds_of
 from lit_dps.advice.prediction import calibrate
 from lit_dps.advice.report import adaptive_text
-from lit_dps.advice.user_workload import rate_range, user_batch_size
+from lit_dps.advice.user_workload import prepare_pilot, rate_range, user_batch_size
+from lit_dps.cli.study import read_setup
 from lit_dps.core.batch_scaling import scaled_beta2, scaled_decay
 from lit_dps.core.errors import ConfigError
 from lit_dps.parallel.process import cpu_wait_seconds
@@ -53,6 +56,17 @@ def test_the_user_batch_size_is_that_of_a_step():
     with pytest.raises(ConfigError) as refused:
         user_batch_size(Workload({"class_path": MODULE}, {"class_path": DATA}, {}, "data.size"))
     assert (refused.value.key, refused.value.value) == ("study.batch_size_key", "data.size")
+
+
+def test_a_callback_of_the_user_is_not_added_again(monkeypatch):
+    folder = Path(__file__).resolve().parents[3] / "configs" / "advice"
+    monkeypatch.syspath_prepend(folder)
+    setup = read_setup(["--config", str(folder / "characters.yaml")])
+    probes = prepare_pilot(setup).setup
+    # Its warm-up is scaled by the callback of the configuration, and AdamW by that of advice.
+    classes = [each["class_path"] for each in probes.workload.trainer["callbacks"]]
+    names = ["ScheduleScalingCallback", "AdamScalingCallback"]
+    assert classes == [f"lit_dps.training.{name}" for name in names]
 
 
 def test_budgets_are_times():

@@ -61,6 +61,12 @@ def test_the_time_lost_is_relative_to_the_fastest_batch_size(calibration, recomm
     assert calibration.time_lost(result(recommended)) == pytest.approx(lost)
 
 
+def test_no_time_is_lost_beyond_the_study_by_a_faster_batch_size(calibration):
+    fast = result(1024)
+    fast["fit"] = [{"steps": 1}]
+    assert calibration.time_lost(fast) == 0
+
+
 def test_the_cost_is_in_trainings(calibration):
     # 100 steps of 10 ms, and 120 of 12 ms.
     assert calibration.cost_in_trainings(result()) == pytest.approx(2.44)
