@@ -1,4 +1,4 @@
-"""Trials in lockstep (`--engine stacked`) beside the same trials one at a time, by network, batch
+"""Stacked trials (`study.engine: stacked`) beside the same trials one at a time, by network, batch
 size and slots."""
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from lit_dps.engines.engine import Engine, Training
 from lit_dps.engines.interval_loop import IntervalLoop
 from lit_dps.study.setup import StudySetup
 
-TITLE = "Trials in lockstep"
+TITLE = "Stacked trials"
 NETWORKS = ("SimpleCNN", "MLP")
 SIZES = {
     "cpu": ((2, 16, 128), (4, 16)),
@@ -31,7 +31,7 @@ SIZES = {
 }  # batch sizes, slots
 STEPS = 32  # of a trial, with a check every 16 that stops early
 SQUARE = 2048  # rows of the matrix product whose rate stands for what the device can do
-TARGET = 30  # of the fused engine over one at a time on a GPU at B <= 64
+TARGET = 30  # of stacked trials over one at a time on a GPU at B <= 64
 
 
 @dataclass(frozen=True)
@@ -45,8 +45,8 @@ class Row:
         slots: Trials at a time.
         alone: Trial-steps a second of the interval loop, one trial after another: the baseline.
         fused: Trial-steps a second of the interval loop with so many slots.
-        ratio: Fused over alone.
-        share: Arithmetic of the fused engine's training steps, over that of a large matrix product
+        ratio: Stacked over alone.
+        share: Arithmetic of the stack's training steps, over that of a large matrix product
             in the same time.
     """
 
@@ -90,7 +90,7 @@ def show(found: Lockstep) -> str:
         "B",
         "slots",
         "alone, steps/s",
-        "lockstep, steps/s",
+        "stacked, steps/s",
         "ratio",
         "of a matrix product",
     ]
@@ -106,13 +106,13 @@ def show(found: Lockstep) -> str:
         ]
         for row in found.rows
     ]
+    networks = " and ".join(dict.fromkeys(row.network for row in found.rows))
     text = (
-        f"{found.workload} and the same with an MLP, {found.steps} steps a trial with two checks "
-        "that stop early, one "
-        "CPU thread; all of an engine's work but the score of pruning, which is magnitude here. "
-        "Baseline: "
-        "one trial after another. Steps are counted over all trials. `--engine auto` is one after "
-        "another on a CPU."
+        f"{found.workload} with {networks}, {found.steps} steps a trial with two checks that stop "
+        "early, one CPU thread; all of an engine's work but the score of pruning, which is "
+        "magnitude here. That includes the start of a stack, which compares its updates with the "
+        "optimizer. Baseline: one trial after another. Steps are counted over all trials. "
+        "`study.engine: auto` trains one after another on a CPU."
     )
     gpu = (
         f"On a GPU: {NO_GPU}; so are the target of x{TARGET} there at B <= 64, the share of its "
