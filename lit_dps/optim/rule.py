@@ -115,8 +115,9 @@ class Rule:
         if parameter.ndim == 0:
             parameter = parameter[None]
         state = self.make_state(parameter)
-        if not state.keys() <= set(self.state):
-            raise TypeError(f"Rule {self.name!r}: make_state returns names that are not in state")
+        unknown = sorted(state.keys() - set(self.state))
+        if unknown:
+            raise TypeError(f"Rule {self.name!r}: make_state returns {unknown}, not in state")
         return state
 
     def update_parameter(

@@ -13,6 +13,7 @@ from lit_dps.cli import main
 from lit_dps.cli.masks import SPARSITIES, masks
 from lit_dps.core.trial import Cell, Series, Trial
 from tests.e2e.commands import FAST
+from tests.support.errors import refusals_in
 from tests.support.runs import train_one
 from tests.unit.engines.test_engine import quiet  # noqa: F401
 from tests.unit.study.test_grid import GOAL, PARAMS, WORKLOAD, setup
@@ -54,7 +55,9 @@ def test_the_command_writes_tables_and_figures_and_stores_nothing(tmp_path, monk
     table = pd.read_csv("out/collapse.csv")
     assert len(table) == 4 and set(table["method"]) == {"magnitude", "synflow"}
     assert not list(tmp_path.glob("**/study.db"))
-    assert main([*args[:4], "[1.5]"]) == 2 and "--at is 1.5" in capsys.readouterr().err
+    assert main([*args[:4], "[1.5]"]) == 2 and refusals_in(capsys.readouterr().err) == [
+        ("--at", "1.5")
+    ]
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from lit_dps.core.errors import Unguarded
 from lit_dps.report.no_result import NO_RESULT
 from tests.e2e.commands import FAST, real, results, run_forked
 
@@ -38,7 +39,7 @@ def test_a_script_without_a_guard_is_told_so_once(tmp_path, argv, run):
     done = run_script(tmp_path, call, run)
     assert done.returncode == 2
     errors = [line for line in done.stderr.splitlines() if line.startswith("lit-dps: error: ")]
-    assert len(errors) == 1 and errors[0].endswith("call it below if __name__ == '__main__':")
+    assert len(errors) == 1 and errors[0] == f"lit-dps: error: {Unguarded()}"
     assert "Traceback" not in done.stderr and "warning" not in done.stderr
     assert done.stdout.count("ended") <= 1, "the script ran on in another process"
     assert not results(tmp_path / "mlruns" / "study.db")
@@ -66,6 +67,4 @@ main(["study", "--help"])
 """
     done = run_script(tmp_path, call)
     assert done.returncode == 64 and done.stdout == ""
-    assert (
-        done.stderr.count("\n") == 1 and "call it below if __name__ == '__main__':" in done.stderr
-    )
+    assert done.stderr.count("\n") == 1 and str(Unguarded()) in done.stderr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -10,6 +11,8 @@ from unittest.mock import ANY
 import pytest
 
 from lit_dps.core.errors import ConfigError, UserError
+
+ERROR_PREFIX = "lit-dps: error: "
 
 
 @contextmanager
@@ -31,6 +34,18 @@ def refuses(
     assert info.value.key == key
     # In a list, NaN equals itself.
     assert [info.value.value] == [value]
+
+
+def refusals_in(text: str) -> list[tuple[str, str]]:
+    """Return key and value of each ConfigError that a command printed, as it printed them."""
+    return re.findall(r"^lit-dps: error: (\S+) is (.+?); it must be ", text, re.MULTILINE)
+
+
+def error_line(text: str) -> str:
+    """Return the only error line that a command printed, without its prefix."""
+    lines = [line for line in text.splitlines() if line.startswith(ERROR_PREFIX)]
+    assert len(lines) == 1, text
+    return lines[0].removeprefix(ERROR_PREFIX)
 
 
 @contextmanager

@@ -105,8 +105,8 @@ def _charts(study: Analysis) -> list[str]:
         (
             f"{unit.name.capitalize()} to result against batch size",
             charts.curve(study),
-            f"Markers: K*, {study.record.statistic.describe_in(unit)}; open markers are upper bounds. "
-            f"{_lines_text(unit)}",
+            f"Markers: K*, {study.record.statistic.describe_in(unit)}; open markers are upper "
+            f"bounds. {_lines_text(unit)}",
         ),
         (
             "Time and examples to the goal",

@@ -22,6 +22,7 @@ from lit_dps.readings.registry import resolve_readings
 from lit_dps.training.checkpoint_files import Checkpoints
 from lit_dps.training.workload import Workload
 from tests.support.conformance import assert_conform, by_trial
+from tests.support.errors import raises_about
 from tests.support.runs import engine, runs, train
 from tests.support.setups import training_of
 from tests.unit.engines.test_engine import quiet  # noqa: F401
@@ -322,7 +323,7 @@ def test_the_loop_of_a_module_depends_on_its_type_and_not_on_words(monkeypatch):
     "use", [lambda n: n % 2, lambda n: n == 0, bool, int, str, lambda n: [1][n], lambda n: -n]
 )
 def test_no_use_of_an_unknown_number_goes_unnoticed(use):
-    with pytest.raises(NeedsLightning, match="Net uses batch_idx"):
+    with raises_about(NeedsLightning, "Net", "batch_idx"):
         use(Unknown("Net"))
 
 

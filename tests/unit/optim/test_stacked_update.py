@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from lit_dps.optim import ADAMW, RULES, Rule, RuleOptimizer, StackedUpdate, rule_of
+from tests.support.errors import raises_about
 from tests.support.tensor_rules import SHAMPOO
 
 SHAPES = {"weight": (4, 3), "bias": (4,), "filter": (2, 3, 2, 2), "slope": ()}
@@ -111,10 +112,10 @@ def test_an_update_may_replace_a_tensor_of_its_state():
 
 
 def test_half_of_an_optimizer_and_unknown_states_are_refused():
-    with pytest.raises(TypeError, match="both make and is_of"):
+    with raises_about(TypeError, "make", "is_of"):
         replace(rule_without_optimizer(ADAMW), is_of=None)
-    with pytest.raises(TypeError, match="counter"):
+    with raises_about(TypeError, "step"):
         Rule("counts", (), ("step",), ADAMW.update_)
     other = Rule("other", (), (), ADAMW.update_, make_state=lambda p: {"mean": p.mean()})
-    with pytest.raises(TypeError, match="not in state"):
+    with raises_about(TypeError, "mean"):
         StackedUpdate(other, parameters(0))

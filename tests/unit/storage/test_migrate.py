@@ -219,7 +219,7 @@ def test_every_verb_refuses_the_former_format_and_creates_nothing(
     assert main(list(argv)) == 2
     message = capsys.readouterr().err
     assert message.count("\n") == 1
-    assert " migrate --storage sqlite:///mlruns/study.db" in message
+    assert "--storage sqlite:///mlruns/study.db" in message
     assert dump(tmp_path / "mlruns" / "study.db") == before
     assert sorted(tmp_path.rglob("*")) == files
 

@@ -172,7 +172,7 @@ def test_a_step_that_fails_in_the_pass_is_refused_by_the_key_of_the_pass():
     with pytest.raises(ConfigError) as caught:
         fit(Late(), loader(), callbacks=[PruningCallback(0.5, batch_size=4)], max_steps=1)
     assert (caught.value.key, caught.value.value) == ("pruning.method", "snip")
-    assert "pruning pass" in caught.value.allowed and "made_by_a_callback" in caught.value.allowed
+    assert "made_by_a_callback" in caught.value.allowed
 
 
 @pytest.mark.parametrize(

@@ -119,7 +119,7 @@ def test_what_cannot_be_made_again_is_refused_with_what_to_do():
     ):
         with refuses("model", type(module).__name__) as refused:
             config_of("model", module)
-        assert reason in str(refused.value) and "model=lambda lr=1e-3:" in str(refused.value)
+        assert reason in str(refused.value) and "model=lambda" in str(refused.value)
         assert "\n" not in str(refused.value)
     with refuses("data", "Data"):
         config_of("data", Data(torch.ones(2)))
