@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from lit_dps.advice import branch_run
 from lit_dps.advice.branch_run import (
     affordable_callback,
     announcement,
@@ -50,6 +51,14 @@ class WantsTrainer(Adam):
 class Plain(Net):
     def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), 1e-3 / self.trainer.max_epochs)
+
+
+@pytest.fixture
+def short_forks(monkeypatch):
+    """Forks of a second: the rates of branches do not depend on their length."""
+    monkeypatch.setattr(branch_run, "MIN_WINDOW", 8)
+    monkeypatch.setattr(branch_run, "MIN_STEPS_OF_LARGEST", 2)
+    monkeypatch.setattr(branch_run, "REPETITIONS", 2)
 
 
 def asked(module: str, **space):
@@ -95,10 +104,10 @@ def power(given, store: AdviceStore) -> float:
         ("Plain", {}, 1.0),
     ],
 )
-def test_the_rate_is_scaled_as_that_of_the_branches(tmp_path, module, space, expected):
+def test_the_rate_is_scaled_as_that_of_the_branches(tmp_path, short_forks, module, space, expected):
     given, store = asked(module, **space), AdviceStore(f"sqlite:///{tmp_path}/study.db", "s")
     probe = prepare_branches(given).setup
-    run_branches(probe, 1e-6, store, Clock(600, store, 0.0), StopRequest())
+    run_branches(probe, 1.0, store, Clock(600, store, 0.0), StopRequest())
     assert store.read()["branch_adaptive"] is (expected == 0.5)
     assert power(given, store) == pytest.approx(expected)
 
@@ -113,13 +122,13 @@ def test_advice_that_does_not_say_how_its_branches_were_scaled_goes_by_the_modul
 
 
 @pytest.mark.parametrize("is_scaled", [True, False])
-def test_the_recommended_run_scales_as_the_branches_did(tmp_path, is_scaled):
+def test_the_recommended_run_scales_as_the_branches_did(tmp_path, short_forks, is_scaled):
     given, store = asked("Adam"), AdviceStore(f"sqlite:///{tmp_path}/study.db", "s")
     if not is_scaled:  # the branches of an earlier version, as `migrate` converts them
         store.append("branches", {**FORK, "step": 1})
         store.keep(branch_scaled=False)
     probe = prepare_branches(given).setup
-    run_branches(probe, 1e-6, store, Clock(600, store, 0.0), StopRequest())
+    run_branches(probe, 1.0, store, Clock(600, store, 0.0), StopRequest())
     assert store.read()["branch_scaled"] is is_scaled
 
 
