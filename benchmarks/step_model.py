@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from lit_dps.advice.step_time import StepTime, Timed, fit_step_time
+from lit_dps.advice.step_time import MANY_NODES, StepTime, Timed, fit_step_time
 
 TITLE = "The model of step times on public machines"
 DATA = Path(__file__).parents[1] / "tests" / "data" / "step_times.csv"
@@ -26,13 +26,12 @@ def timed(rows: pd.DataFrame) -> list[Timed]:
 
 
 def predicted(model: StepTime, rows: pd.DataFrame) -> np.ndarray:
-    """(n, 3), seconds with their limits, nan where the model has none; `node` is set so that nodes
-    are as told."""
+    """(n, 3), seconds with their limits, nan where the model has none."""
     found = []
     table: Any = rows.itertuples()
     for row in table:
-        here = StepTime(**{**vars(model), "node": row.gpus if row.nodes == 1 else row.gpus - 1})
-        found.append(here.at(row.local_batch * row.gpus, row.gpus) or (np.nan,) * 4)
+        step = model.at(row.local_batch * row.gpus, row.gpus, row.nodes)
+        found.append(step or (np.nan,) * 4)
     return np.array([f[:3] for f in found], float)
 
 
@@ -77,7 +76,11 @@ def judge(rows: pd.DataFrame) -> pd.DataFrame:
         if len(several):
             few = several[several["gpus"] <= 4]
             model = fit_step_time(timed(pd.concat([alone, few])))
-            tell("from up to 4 devices to 6 to 16", model, several[several["gpus"] > 4])
+            more = several[(several["gpus"] > 4) & (several["gpus"] <= 16)]
+            timed_nodes = set(few["nodes"].clip(upper=MANY_NODES))
+            is_timed = more["nodes"].clip(upper=MANY_NODES).isin(timed_nodes)
+            tell("from up to 4 devices to 6 to 16", model, more[is_timed])
+            tell("the same, on other numbers of nodes", model, more[~is_timed])
     return pd.DataFrame(found)
 
 

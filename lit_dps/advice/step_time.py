@@ -5,9 +5,10 @@ line; a larger p gives a flat curve up to a knee at m = a / b, and a line beyond
 the timed sizes are interpolated between them, because caches and memory bend the curve further.
 
 Several devices exchange gradients while they compute, which slows computing by a factor c:
-((c t(m))^q + s^q)^(1/q) with s = alpha + beta log2(n / 2) for n devices. Constants across nodes
-differ from those within a node. Pollux (Qiao et al. 2021) has n - 2 in place of the logarithm, and
-c = 1. A few points determine neither c nor q, so the fit draws both to usual values.
+((c t(m))^q + s^q)^(1/q) with s = alpha (1 + g log2(n / 2)) for n devices. Constants within a node,
+on two nodes, and on more nodes differ: on public clusters an exchange on two nodes takes twice as
+long as on three. Pollux (Qiao et al. 2021) has n - 2 in place of the logarithm, and c = 1. A few
+points determine neither c, q nor g, so the fit draws them to usual values.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -37,12 +38,22 @@ TYPICAL_ERROR_TOGETHER = 0.1
 # Added for each doubling beyond the timed local batches, and beyond the timed numbers of devices:
 # predictions of public clusters were off by that much.
 ERROR_PER_DOUBLING = 0.1
-ERROR_PER_DOUBLING_OF_DEVICES = 0.4
-# The usual log c and log q with their standard deviations, and the error of a timed point. Most
-# exchanges run beside the backward pass.
+ERROR_PER_DOUBLING_OF_DEVICES = 0.2
+# The usual log c and log q with their standard deviations. Most exchanges run beside the backward
+# pass.
 LOG_SLOWDOWN = (0.1, 0.1)
 LOG_OVERLAP = (math.log(4), 0.7)
+# The usual log g. A ring sends 2 (n - 1) / n of the gradients, so that g is 0.5 from 2 to 4
+# devices, 0.38 on average up to 8, and 0.29 up to 16.
+LOG_GROWTH = (math.log(0.35), 0.3)
+MANY_NODES = 3  # this number of nodes and any larger one have the same constants
+# If the exchange was timed on other numbers of nodes: a factor of 2 is two standard errors.
+ERROR_OF_OTHER_NODES = math.log(2) / 2
+# The error of log seconds between local batches timed on the same devices, and the error that they
+# share, because it is of their connection. c and q follow from the first differences, g from
+# differences between connections, so that all local batches together are one point for g.
 POINT_ERROR = 0.01
+CONNECTION_ERROR = 0.05
 NORMAL_95 = 1.96
 BYTES_PER_ELEMENT = 4  # of a gradient
 
@@ -122,39 +133,62 @@ class _LastMicrobatch(NamedTuple):
 
 @dataclass(frozen=True)
 class Exchange:
-    """The exchange of gradients as fitted; the keys are False within a node, True across nodes.
+    """The exchange of gradients as fitted; the keys are numbers of nodes, up to `MANY_NODES`.
 
     Attributes:
-        constants: alpha and beta [seconds] of each kind of connection that was timed.
-        max_devices: The largest timed number of devices of each kind.
+        constants: alpha [seconds] and g of each number of nodes that was timed.
+        max_devices: The largest timed number of devices of each.
         overlap: q; 1 is no overlap of computing and exchange.
         slowdown: c, how many times as long a device computes during an exchange.
         misfit: Like `StepTime.misfit`, of steps on several devices.
+        residuals: Mean log of seconds over the model, by timed devices and nodes. So timed devices
+            have their measured level, as a timed local batch has.
     """
 
-    constants: dict[bool, tuple[float, float]]
-    max_devices: dict[bool, int]
+    constants: dict[int, tuple[float, float]]
+    max_devices: dict[int, int]
     overlap: float
     slowdown: float
     misfit: float
+    residuals: dict[tuple[int, int], float] = field(default_factory=dict)
 
-    def last_microbatch(self, single: float, devices: int, across_nodes: bool) -> _LastMicrobatch:
-        """Return the micro-batch that ends with an exchange.
+    def timed_nodes(self, nodes: int) -> int | None:
+        """Return the timed key for a number of nodes: its own, or the nearest of several nodes.
+
+        None if the exchange was timed on several nodes and is asked for within one, or vice versa.
+        """
+        key = min(nodes, MANY_NODES)
+        if key in self.constants:
+            return key
+        others = [other for other in self.constants if other > 1]
+        if key == 1 or not others:
+            return None
+        return min(others, key=lambda other: abs(other - key))
+
+    def last_microbatch(self, single: float, devices: int, nodes: int) -> _LastMicrobatch | None:
+        """Return the micro-batch that ends with an exchange; None if that is unknown.
 
         Args:
             single: Seconds of the micro-batch without an exchange.
             devices: The number of devices.
-            across_nodes: Whether they are on several nodes.
+            nodes: The number of their nodes.
         """
-        alpha, beta = self.constants[across_nodes]
-        exchange = alpha + beta * math.log2(devices / 2)
+        key = self.timed_nodes(nodes)
+        if key is None:
+            return None
+        alpha, growth = self.constants[key]
+        exchange = alpha * (1 + growth * math.log2(devices / 2))
         seconds = float(_p_norm(self.slowdown * single, exchange, self.overlap))
+        seconds *= math.exp(self.residuals.get((devices, nodes), 0.0))
         source = "fitted"
         error = TYPICAL_ERROR
-        ratio = devices / self.max_devices[across_nodes]
+        ratio = devices / self.max_devices[key]
         if ratio > 1:
             source = "extrapolated"
             error = math.hypot(error, ERROR_PER_DOUBLING_OF_DEVICES * math.log2(ratio))
+        if key != min(nodes, MANY_NODES):
+            source = "extrapolated"
+            error = math.hypot(error, ERROR_OF_OTHER_NODES)
         error = max(error, TYPICAL_ERROR_TOGETHER)
         if not math.isnan(self.misfit):
             error = max(error, self.misfit)
@@ -198,11 +232,16 @@ class StepTime:
         sizes, residuals = np.transpose(self.residuals)
         return law * np.exp(np.interp(np.log(m), np.log(sizes), residuals))
 
-    def at(self, batch_size: float, devices: int = 1) -> Seconds | None:
+    def at(self, batch_size: float, devices: int = 1, nodes: int | None = None) -> Seconds | None:
         """Return the seconds of a step of a global batch on some devices.
 
         A local batch above `largest` is accumulated in the fewest equal parts; the devices exchange
         gradients after the last part only.
+
+        Args:
+            batch_size: In examples.
+            devices: The number of devices.
+            nodes: The number of their nodes; by default the fewest.
 
         Returns:
             None if the exchange is unknown, or if there are more devices than examples.
@@ -214,7 +253,9 @@ class StepTime:
         if self.largest is not None:
             parts = math.ceil(local / self.largest)
         single = float(self.of_device(local / parts))
-        last = self._last_microbatch(single, devices)
+        if nodes is None:
+            nodes = 1 if self.node is None else math.ceil(devices / self.node)
+        last = self._last_microbatch(single, devices, nodes)
         if last is None:
             return None
         seconds = parts * single + (last.seconds - single)
@@ -235,13 +276,14 @@ class StepTime:
         most = max(seconds, seconds - parts * single + when_full)
         return Seconds(seconds, seconds / factor, most * factor, source)
 
-    def _last_microbatch(self, single: float, devices: int) -> _LastMicrobatch | None:
+    def _last_microbatch(self, single: float, devices: int, nodes: int) -> _LastMicrobatch | None:
         """Return the last micro-batch of a step with its exchange; None if that is unknown."""
         if devices == 1:
             return _LastMicrobatch(single, "fitted", TYPICAL_ERROR)
-        across_nodes = self.node is not None and devices > self.node
-        if self.exchange is not None and across_nodes in self.exchange.constants:
-            return self.exchange.last_microbatch(single, devices, across_nodes)
+        if self.exchange is not None:
+            last = self.exchange.last_microbatch(single, devices, nodes)
+            if last is not None:
+                return last
         if self.link is None:
             return None
         exchange = self.link.seconds(devices)
@@ -369,52 +411,59 @@ def _misfit(fit: OptimizeResult) -> float:
 
 
 def _fit_exchange(model: StepTime, rows: Sequence[Timed]) -> Exchange:
-    """Return the exchange that fits steps on several devices: alpha and beta by kind, q and c."""
-    devices_by_kind: dict[bool, set[int]] = {}
+    """Return the exchange that fits steps on several devices: c, q, and alpha and g by nodes."""
+    devices_by_nodes: dict[int, set[int]] = {}
     for row in rows:
-        devices_by_kind.setdefault(row.nodes > 1, set()).add(row.devices)
-    kinds = sorted(devices_by_kind)
-    # One number of devices alone does not determine beta.
-    has_beta = [len(devices_by_kind[kind]) > 1 for kind in kinds]
-    kind_of_row = np.array([kinds.index(row.nodes > 1) for row in rows])
-    devices = _column(rows, "devices")
+        devices_by_nodes.setdefault(min(row.nodes, MANY_NODES), set()).add(row.devices)
+    keys = sorted(devices_by_nodes)
+    key_of_row = np.array([keys.index(min(row.nodes, MANY_NODES)) for row in rows])
+    log_devices = np.log2(_column(rows, "devices") / 2)
     seconds = _column(rows, "seconds")
     parts = _column(rows, "accumulation")
     single = model.of_device(_column(rows, "local_batch"))
     scale = float(np.median(single))
-    n = len(kinds)
+    n = len(keys)
 
-    # The variables are log c, log q, then log alpha and log beta of each kind, in units of `scale`.
+    # The variables are log c, log q, then log alpha (in units of `scale`) and log g by nodes.
     def residuals(x: np.ndarray) -> np.ndarray:
-        alpha = np.exp(x[2 : 2 + n])
-        beta = np.where(has_beta, np.exp(x[2 + n :]), 0.0)
-        exchange = scale * (alpha[kind_of_row] + beta[kind_of_row] * np.log2(devices / 2))
+        alpha = scale * np.exp(x[2 : 2 + n])[key_of_row]
+        growth = np.exp(x[2 + n :])[key_of_row]
+        exchange = alpha * (1 + growth * log_devices)
         last = _p_norm(math.exp(x[0]) * single, exchange, math.exp(x[1]))
         return np.log(((parts - 1) * single + last) / seconds)
 
-    def residuals_and_priors(x: np.ndarray) -> np.ndarray:
-        priors = []
-        for value, (usual, deviation) in zip(x, (LOG_SLOWDOWN, LOG_OVERLAP), strict=False):
-            priors.append((value - usual) / deviation)
-        return np.concatenate([residuals(x) / POINT_ERROR, priors])
+    connections = len({(row.devices, row.nodes) for row in rows})
+    error_ratio = CONNECTION_ERROR / POINT_ERROR * math.sqrt(len(rows) / connections)
 
-    lower = [0, 0, *(2 * n) * [-14]]
-    upper = [math.log(2), math.log(MAX_EXPONENT), *(2 * n) * [7]]
+    def residuals_and_priors(x: np.ndarray) -> np.ndarray:
+        slowdown = (x[0] - LOG_SLOWDOWN[0]) / LOG_SLOWDOWN[1]
+        overlap = (x[1] - LOG_OVERLAP[0]) / LOG_OVERLAP[1]
+        growth = error_ratio * (x[2 + n :] - LOG_GROWTH[0]) / LOG_GROWTH[1]
+        return np.concatenate([residuals(x) / POINT_ERROR, [slowdown, overlap], growth])
+
+    lower = [0, 0, *n * [-14], *n * [-7]]
+    upper = [math.log(2), math.log(MAX_EXPONENT), *n * [7], *n * [3]]
     fits = []
     for overlap in (1.2, 4.0):
-        start = [0.1, math.log(overlap), *n * [-1.0], *n * [-5.0]]
+        start = [LOG_SLOWDOWN[0], math.log(overlap), *n * [-1.0], *n * [LOG_GROWTH[0]]]
         fits.append(least_squares(residuals_and_priors, start, bounds=(lower, upper)))
-    best = min(fits, key=lambda fit: fit.cost)
-    alpha = scale * np.exp(best.x[2 : 2 + n])
-    beta = np.where(has_beta, scale * np.exp(best.x[2 + n :]), 0.0)
+    best = min(fits, key=lambda fit: fit.cost).x
+    constants = {}
+    for i, key in enumerate(keys):
+        alpha = scale * math.exp(best[2 + i])
+        constants[key] = (alpha, math.exp(best[2 + n + i]))
+    of_connection: dict[tuple[int, int], list[float]] = {}
+    for row, residual in zip(rows, residuals(best), strict=True):
+        of_connection.setdefault((row.devices, row.nodes), []).append(-float(residual))
     misfit = math.nan
-    degrees_of_freedom = len(rows) - 2 - n - sum(has_beta)
+    degrees_of_freedom = len(rows) - len(best)
     if degrees_of_freedom > 0:
-        misfit = math.sqrt(float((residuals(best.x) ** 2).sum()) / degrees_of_freedom)
+        misfit = math.sqrt(float((residuals(best) ** 2).sum()) / degrees_of_freedom)
     return Exchange(
-        constants={kind: (float(alpha[i]), float(beta[i])) for i, kind in enumerate(kinds)},
-        max_devices={kind: max(devices_by_kind[kind]) for kind in kinds},
-        overlap=math.exp(best.x[1]),
-        slowdown=math.exp(best.x[0]),
+        constants=constants,
+        max_devices={key: max(devices_by_nodes[key]) for key in keys},
+        overlap=math.exp(best[1]),
+        slowdown=math.exp(best[0]),
         misfit=misfit,
+        residuals={key: float(np.mean(each)) for key, each in of_connection.items()},
     )

@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from benchmarks.step_model import judge
 from lit_dps.advice.next_probe import law_with_prior, rank_probes
 from lit_dps.advice.step_time import Link, StepTime, Timed, fit_step_time
 from lit_dps.analysis.critical_prior import default_prior, noise_scale_prior
@@ -194,3 +195,40 @@ def test_a_probe_far_away_removes_the_error_of_extrapolation_there():
     expected = variance**2 / (0.1**2 + law.error**2 + variance)
     assert gain[4096] == pytest.approx(expected, rel=0.01)
     assert gain[64] == pytest.approx(0, abs=1e-9)
+
+
+def test_few_noisy_devices_do_not_bend_the_growth_of_the_exchange():
+    """The exchange takes 0.2 s on two devices and grows like a ring; one number is 5 % off."""
+
+    def seconds(m: float, devices: int) -> float:
+        exchange = 0.2 * (1 + 0.35 * math.log2(devices / 2))
+        return ((1.1 * (0.02 + 1e-3 * m)) ** 4 + exchange**4) ** 0.25
+
+    alone = [Timed(m, 0.02 + 1e-3 * m) for m in (16, 64, 256)]
+    rows = []
+    for devices, error in ((2, 1.0), (3, 1.05), (4, 1.0)):
+        rows += [Timed(m, error * seconds(m, devices), devices, devices) for m in (16, 64, 256)]
+    model = fit_step_time([*alone, *rows], node=1)
+    step = model.at(16 * 64, 16)
+    assert step.value == pytest.approx(seconds(64, 16), rel=0.06)
+    assert step.low < seconds(64, 16) < step.high and step.source == "extrapolated"
+
+
+def test_an_exchange_on_other_numbers_of_nodes_has_wide_limits():
+    alone = [Timed(m, 0.02 + 1e-3 * m) for m in (16, 64, 256)]
+    on_two_nodes = [Timed(m, 0.3 + 1e-3 * m, 4, 2) for m in (16, 64, 256)]
+    model = fit_step_time([*alone, *on_two_nodes], node=2)
+    near, far = model.at(4 * 64, 4), model.at(4 * 64, 4, nodes=4)
+    assert far.value == pytest.approx(near.value, rel=0.01)
+    assert far.source == "extrapolated" and near.source == "fitted"
+    # A factor of 2 in the exchange is two standard errors.
+    assert far.high / far.value > 1.9 > near.high / near.value
+    assert model.at(2 * 64, 2) is None, "no exchange within a node was timed"
+
+
+def test_steps_on_up_to_sixteen_public_devices_follow_from_up_to_four():
+    rows = pd.read_csv(Path(__file__).parents[2] / "data" / "step_times.csv")
+    found = judge(rows[rows["workload"] == "bert"])
+    found = found[found["what"] == "from up to 4 devices to 6 to 16"]
+    assert len(found) == 95
+    assert (found["error"].abs() < math.log(1.15)).mean() > 0.9

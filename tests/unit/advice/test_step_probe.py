@@ -244,7 +244,7 @@ def test_several_ranks_are_timed_and_the_exchange_is_fitted():
     )  # two share the split, which ends what one can take
     assert sum("2 devices" in line for line in said) == 1 + len(others)
     model = fit_step_time(found.timed)
-    alpha, _ = model.exchange.constants[False]
+    alpha, _ = model.exchange.constants[1]
     assert (
         alpha > 0
         and model.at(2 * local, 2).source == "fitted"
