@@ -451,10 +451,10 @@ def page(results: dict[str, Any]) -> str:
 
 
 def _introduction(results: dict[str, Any]) -> list[str]:
-    made = {}
-    for result in results.values():
-        made.setdefault((result["date"], result["commit"], result["machine"]), None)
-    dates = [f"{date}, commit {commit}, {machine}" for date, commit, machine in made]
+    dates = sorted({result["date"] for result in results.values()})
+    commits = sorted({result["commit"] for result in results.values()})
+    machines = sorted({result["machine"] for result in results.values()})
+    made = [", ".join(dates), "commits " + ", ".join(commits), "; ".join(machines)]
     notes = [result["study_note"] for result in results.values() if result["study_note"]]
     return [
         f"This page has {len(results)} workloads of `configs/advice`. For each, an exhaustive "
@@ -469,7 +469,7 @@ def _introduction(results: dict[str, Any]) -> list[str]:
         "python docs/advise_calibration.py           # writes this page from advise-calibration.json",
         "```",
         "",
-        f"Measured with one thread on a machine that ran other programs: {'; '.join(dates)}.",
+        f"Measured with one thread on a machine that ran other programs: {', '.join(made)}.",
         *notes,
         "",
     ]
