@@ -102,6 +102,18 @@ def restore_rng_state(state: dict[str, Any], *owners: Any) -> None:
         _set_state(generator, kept)
 
 
+def seed_torch(seed: int) -> None:
+    """Seed the generators of torch, as `torch.manual_seed` does.
+
+    Without an accelerator, `torch.manual_seed` takes 0.3 ms to format a stack trace for each
+    device that it would seed later.
+    """
+    if torch.accelerator.is_available():
+        torch.manual_seed(seed)
+    else:
+        torch.default_generator.manual_seed(seed)
+
+
 @contextmanager
 def preserve_rng_state(*owners: Any, seed: int | None = None) -> Iterator[None]:
     """Restore, at the end of the block, the global generators and those that the owners keep.
@@ -114,7 +126,7 @@ def preserve_rng_state(*owners: Any, seed: int | None = None) -> Iterator[None]:
     global_before = capture_rng_state()
     try:
         if seed is not None:
-            torch.manual_seed(seed)
+            seed_torch(seed)
             np.random.seed(seed)
             random.seed(seed)
         yield
