@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -55,12 +55,14 @@ class Judged:
             without a prediction), and for the product within_80.
         losses: A row per recommendation: curve, split, method, knee, lost (share of the time).
         steps: A row per predicted step (`step_model.judge`).
+        left_out: A row per workload with a noise scale (`judge_noise_prior`).
     """
 
     laws: list[dict]
     points: list[dict]
     losses: list[dict]
     steps: list[dict]
+    left_out: list[dict] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -133,8 +135,9 @@ def workloads(runs: pd.DataFrame, noise: pd.DataFrame) -> list[Workload]:
 
 def judge(runs: pd.DataFrame, noise: pd.DataFrame, times: pd.DataFrame) -> Judged:
     """Return the judgement of the law, of what it recommends, and of the step times."""
-    judged = Judged([], [], [], judge_step_model(times).to_dict("records"))
     all_workloads = workloads(runs, noise)
+    steps = judge_step_model(times).to_dict("records")
+    judged = Judged([], [], [], steps, judge_noise_prior(all_workloads))
     for workload in all_workloads:
         curve = f"{workload.source}: {workload.name}"
         law = fit_law(workload.known)
@@ -158,6 +161,38 @@ def product_law(workload: Workload, split: str, seen: list[Observation]) -> Law:
     assert workload.noise is not None
     value = workload.noise * math.exp(UNKNOWN_RATIO.log_median)
     return fit_law(seen, CriticalPrior(value, UNKNOWN_RATIO.deviation, "the noise scale"))
+
+
+def judge_noise_prior(all_workloads: Sequence[Workload]) -> list[dict]:
+    """Return the prior by the noise scale that other workloads give, and how it does on each one.
+
+    The prior has the median and the standard deviation of log(B_crit / noise scale) of the others.
+    B_crit is of the law of all batch sizes of a workload. It predicts all K from the smallest one.
+    """
+    ratios = {}
+    for workload in all_workloads:
+        if workload.noise is not None:
+            draws = fit_law(workload.known).draws
+            critical = float(np.median(draws[:, 0] / draws[:, 1]))
+            ratios[workload.name] = math.log(critical / workload.noise)
+    rows = []
+    for workload in all_workloads:
+        others = [ratio for name, ratio in ratios.items() if name != workload.name]
+        if workload.noise is None or len(others) < 2:
+            continue
+        middle = float(np.median(others))
+        deviation = float(np.std(others, ddof=1))
+        prior = CriticalPrior(workload.noise * math.exp(middle), deviation, "the noise scale")
+        seen = workload.points[:1]
+        law = fit_law(seen, prior)
+        within = []
+        for row in _judge_points(workload, law, seen):
+            if row["method"] == "advice" and row["known"] != "refused":
+                within.append(row["within_80"])
+        curve = f"{workload.source}: {workload.name}"
+        row = {"curve": curve, "ratio": ratios[workload.name], "median": middle}
+        rows.append(row | {"deviation": deviation, "points": len(within), "within": sum(within)})
+    return rows
 
 
 def least_squares_curve(seen: list[Observation]) -> Callable[[np.ndarray], np.ndarray] | None:

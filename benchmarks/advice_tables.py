@@ -19,11 +19,20 @@ DISTANCES = (
     (0, 1e9, "all"),
 )
 CLOSE = 0.15
+RESAMPLES = 4000
 
 
 def all_tables(judged: Judged) -> str:
     """Return all tables, as markdown."""
-    parts = (losses(judged), errors(judged), points(judged), priors(judged), steps(judged))
+    parts = (
+        losses(judged),
+        errors(judged),
+        points(judged),
+        coverage(judged),
+        priors(judged),
+        left_out(judged),
+        steps(judged),
+    )
     laws = table(["runs", "batch sizes", "law"], [list(row.values()) for row in judged.laws])
     return "\n\n".join((*parts, laws))
 
@@ -67,6 +76,44 @@ def points(judged: Judged) -> str:
     rows: Any = pd.DataFrame(judged.points)
     rows = rows[(rows["method"] == "advice") & rows["split"].isin(SPLITS)]
     return _by_distance(rows)
+
+
+def coverage(judged: Judged) -> str:
+    """Return the share of K in their 80 % interval, with its 95 % interval over workloads.
+
+    The errors of a workload are alike, so that workloads are resampled, not points.
+    """
+    rows: Any = pd.DataFrame(judged.points)
+    rows = rows[(rows["method"] == "advice") & (rows["known"] != "refused")]
+    lines = []
+    for split in (*SPLITS, ONE_K, ONE_K_NOISE):
+        part = rows[rows["split"] == split]
+        groups = [each.to_numpy(float) for _, each in part.groupby("curve")["within_80"]]
+        if not groups:
+            continue
+        rng = np.random.default_rng(0)
+        shares = []
+        for _ in range(RESAMPLES):
+            chosen = rng.integers(0, len(groups), len(groups))
+            shares.append(np.concatenate([groups[i] for i in chosen]).mean())
+        low, high = np.percentile(shares, (2.5, 97.5))
+        missed = sorted((int((1 - group).sum()) for group in groups), reverse=True)
+        within = part["within_80"].astype(bool).mean()
+        row = [split, len(groups), len(part), f"{within:.0%}", f"{low:.0%} to {high:.0%}"]
+        lines.append([*row, f"{sum(missed[:2])} of {sum(missed)}"])
+    head = ["in 80 %", "workloads", "points", "share", "95 % over workloads"]
+    return table([*head, "misses of the worst two workloads"], lines)
+
+
+def left_out(judged: Judged) -> str:
+    """Return how the prior by the noise scale of other workloads does on each workload."""
+    lines = []
+    for row in judged.left_out:
+        prior = f"{row['median']:+.2f}, {row['deviation']:.2f}"
+        within = f"{row['within']} of {row['points']}"
+        lines.append([row["curve"], f"{row['ratio']:+.2f}", prior, within])
+    head = ["left out", "log(B_crit / noise scale)", "median and deviation of the others"]
+    return table([*head, "K in 80 %"], lines)
 
 
 def priors(judged: Judged) -> str:

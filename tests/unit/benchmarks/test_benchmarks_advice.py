@@ -16,6 +16,7 @@ from benchmarks.advice import (
     power_curve,
     workloads,
 )
+from benchmarks.advice_tables import coverage
 from lit_dps.analysis.observations import Observation
 
 SIZES = [8, 16, 32, 64, 128, 256, 512]
@@ -55,6 +56,31 @@ def test_a_noise_scale_makes_one_k_a_better_guess(judged):
     with_noise = far.loc[far["split"] == ONE_K_NOISE, "error"].abs().max()
     without = far.loc[far["split"] == ONE_K, "error"].abs().max()
     assert with_noise < 0.2 < without
+
+
+def test_the_prior_by_the_noise_scale_is_that_of_the_other_workloads():
+    """B_crit is 400 in all of them, so log(B_crit / noise scale) is log 4, log 2 and 0."""
+    runs, noise = [], []
+    for name, scale in (("u", 100.0), ("v", 200.0), ("w", 400.0)):
+        runs.append(runs_of("a").assign(workload=name))
+        noise.append({"set": "a", "workload": name, "batch_size": 8, "noise_scale": scale})
+    rows = advice.judge_noise_prior(workloads(pd.concat(runs), pd.DataFrame(noise)))
+    ratios = np.log([4, 2, 1])
+    assert [row["ratio"] for row in rows] == pytest.approx(ratios, abs=0.05)
+    assert rows[0]["median"] == pytest.approx(np.mean(ratios[1:]), abs=0.05)
+    assert rows[2]["deviation"] == pytest.approx(np.std(ratios[:2], ddof=1), abs=0.05)
+    # The middle one is the only one whose prior is right; all K up to 16 times beyond are judged.
+    assert [row["points"] for row in rows] == [4, 4, 4] and rows[1]["within"] == 4
+
+
+def test_the_coverage_has_an_interval_over_workloads():
+    """Two workloads are missed as a whole and two are not, so points are not independent."""
+    rows = []
+    for curve, within in (("a", True), ("b", True), ("c", False), ("d", False)):
+        row = {"curve": curve, "split": ONE_K, "method": "advice", "known": "law"}
+        rows += 10 * [row | {"within_80": within}]
+    text = coverage(advice.Judged([], rows, [], []))
+    assert "| one K | 4 | 40 | 50% | 0% to 100% | 20 of 20 |" in text
 
 
 def test_rival_curves_recover_what_they_describe():
