@@ -528,7 +528,8 @@ def _summary(results: dict[str, Any]) -> list[str]:
     lines += [
         "A median of three seeds scatters by about 14 % itself, and the least of some noisy times is "
         "too small. Both make the figures worse",
-        "than the advice is. The runs of `advise` and of the study share no seed.",
+        "than the advice is. Steps are multiples of the check interval: where K is three checks, one "
+        "check changes the time by a third.",
         "",
     ]
     return lines
