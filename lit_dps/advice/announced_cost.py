@@ -5,7 +5,7 @@ from __future__ import annotations
 from lit_dps.advice.options import print_line
 from lit_dps.advice.pilot_course import max_trainings, step_seconds_by_devices
 from lit_dps.advice.pilot_plan import PilotPlan
-from lit_dps.advice.pilot_preview import preview
+from lit_dps.advice.pilot_preview import Preview
 from lit_dps.advice.question import Question
 from lit_dps.advice.user_workload import user_batch_size
 from lit_dps.analysis.tables import significant
@@ -26,7 +26,8 @@ def print_cost(question: Question) -> None:
             f"{max_steps} steps"
         )
         sizes = question.batch_sizes
-        print_line("\n".join(preview(question.plan, sizes, step_seconds_by_devices(question))))
+        preview = Preview.of(question.plan, sizes, step_seconds_by_devices(question))
+        print_line("\n".join(preview.table()))
         return
     print_share(question.options.budget, batch_size, max_steps, question.training_seconds)
 

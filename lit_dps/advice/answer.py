@@ -214,7 +214,7 @@ def answer(
         probabilities = near_probability(made.hours[:, is_allowed])
         table.loc[is_allowed, "near_probability"] = probabilities
     table["pareto"] = _is_pareto(table)
-    assumed = _assumptions(law, table, step_time, terms, rate)
+    assumed = _assumptions(law, table, step_time, terms, rate, seed_spread)
     allowed = rows_where(table, table["allowed"])
     nothing = Answer(
         law,
@@ -401,14 +401,10 @@ def _changes(
         first = table.iloc[0]
         lines.append(
             f"One more run at B = {first['batch_size']:g} ({hours_text(first['cost'] / HOUR)} to "
-            f"the goal) should remove {first['share']:.0%} of the variance of log K at the batch "
-            "sizes near the best."
+            f"the goal) should remove {100 * first['share']:.0f} % of the variance of log K."
         )
     if best["step_known"] != "fitted":
-        lines.append(
-            f"The step time at B = {size:.0f} on {devices} devices is {best['step_known']}. Time "
-            "some steps there."
-        )
+        lines.append(f"Its step time is {best['step_known']}: time some steps at B = {size:.0f}.")
     if best["steps_known"] == "extrapolated":
         lines.append(
             f"K at B = {size:.0f} is extrapolated. Half of such K on public runs were off by more "
@@ -426,6 +422,7 @@ def _assumptions(
     step_time: StepTime,
     terms: Terms,
     rate: RateLaw | None,
+    seed_spread: float,
 ) -> tuple[str, ...]:
     """Return what the rows assume without a measurement, a line each."""
     if not len(table):
@@ -435,29 +432,21 @@ def _assumptions(
         lines += law.assumed
     else:
         lines += RATE_IS_TUNED if rate is None else rate.assumed
-        if rate is None or rate.is_searched:
+        if seed_spread:
             lines.append(
-                "Steps are K, the least of several trials. One run usually needs more; how many is "
-                "unknown."
+                f"Steps are of single runs. Between seeds they differ by {100 * seed_spread:.0f} "
+                "%, which the limits include."
             )
+        elif rate is None or rate.is_searched:
+            lines.append("Steps are K, the least of several trials. One run usually needs more.")
     if "measured" in set(table["steps_known"]):
-        lines.append(
-            "Without a law, K is measured separately at each batch size. The fastest row is partly "
-            "the luckiest one."
-        )
+        lines.append("Without a law, the fastest row is partly the luckiest one.")
     if isinstance(law, Law) and law.prior is not None and "prior" in set(table["steps_known"]):
-        lines.append(f"K with the mark ^ rests on the measured K and {law.prior.source}.")
+        lines.append(f"^ rests on the measured K and {law.prior.source}.")
     if "predicted" in set(table["step_known"]):
-        lines.append(f"Step times with the mark ? assume {step_time.link}.")
+        lines.append(f"? assumes {step_time.link}.")
     if terms.checks is None:
         lines.append(
             "Times exclude validation, checkpoints and slower data loading than was timed."
-        )
-    if terms.price is not None:
-        lines.append(f"Every device costs {terms.price:g} per hour.")
-    if isinstance(law, Law):
-        lines.append(
-            f"The error of the law is the error on public curves: {law.error:.0%} within the "
-            "range, more beyond it."
         )
     return tuple(lines)

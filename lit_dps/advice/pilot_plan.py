@@ -201,10 +201,7 @@ class RuledRate(RateLaw):
     @property
     def assumed(self) -> tuple[str, ...]:
         """What an answer assumes of the rates, a line each."""
-        return (
-            "The rate is the best of a few, so that steps are partly those of a lucky run.",
-            "Where nothing was run, the learning rate is interpolated, or follows the rule.",
-        )
+        return (f"{self.describe()}.",)
 
     def at(self, batch_size: float) -> float | None:
         """Return the rate at a batch size.
@@ -231,6 +228,6 @@ class RuledRate(RateLaw):
         if len(self.best) == 1:
             return f"{self.name} grows with {rule} from its value at B = {sizes}"
         return (
-            f"{self.name} is interpolated between its best values at B = {sizes}; beyond them it "
+            f"{self.name} is interpolated between the best of a few at B = {sizes}; beyond, it "
             f"grows at most with {rule}"
         )

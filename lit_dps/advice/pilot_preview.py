@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -17,48 +18,92 @@ from lit_dps.analysis.tables import aligned, three_digits
 MIN_PROBABILITY = 0.05
 
 
-def preview(
-    plan: PilotPlan,
-    batch_sizes: Sequence[int],
-    step_seconds: Mapping[int, Callable[[float], float]],
-) -> list[str]:
-    """Return a table of relative times, and the batch sizes that may be best, as lines.
+@dataclass(frozen=True)
+class Preview:
+    """Times relative to the user's run.
 
-    Args:
+    Attributes:
         plan: The user's run.
-        batch_sizes: Batch sizes to answer for, in examples.
-        step_seconds: By number of devices, the seconds of a step at a batch size with its share of
-            validation; infinite where they are unknown.
+        sizes: Batch sizes, in examples.
+        steps: (draws, n), steps over those of the user's run.
+        times: By number of devices, (draws, n), the time over the time of the user's run.
     """
-    law = relative_law(plan.batch_size)
-    low, high = law.reach
-    sizes = [b for b in batch_sizes if low <= b <= high]
-    steps = law.samples(np.array(sizes, float))
-    steps = steps / steps[:, [sizes.index(plan.batch_size)]]
-    of_pilot = next(iter(step_seconds.values()))(plan.batch_size)
-    columns = {}
-    lines = []
-    for devices, seconds in step_seconds.items():
-        of_step = np.array(list(map(seconds, sizes)))
-        if not np.isfinite(of_step).any():
-            continue
-        # An unknown step time is infinite, so that it is never the best.
-        times = steps * of_step / of_pilot
-        columns[devices] = times
+
+    plan: PilotPlan
+    sizes: Sequence[int]
+    steps: np.ndarray
+    times: Mapping[int, np.ndarray]
+
+    @classmethod
+    def of(
+        cls,
+        plan: PilotPlan,
+        batch_sizes: Sequence[int],
+        step_seconds: Mapping[int, Callable[[float], float]],
+    ) -> Preview:
+        """Return the preview of some batch sizes.
+
+        Args:
+            plan: The user's run.
+            batch_sizes: Batch sizes to answer for, in examples.
+            step_seconds: By number of devices, the seconds of a step at a batch size with its share
+                of validation; infinite where they are unknown.
+        """
+        law = relative_law(plan.batch_size)
+        low, high = law.reach
+        sizes = [b for b in batch_sizes if low <= b <= high]
+        steps = law.samples(np.array(sizes, float))
+        steps = steps / steps[:, [sizes.index(plan.batch_size)]]
+        of_pilot = next(iter(step_seconds.values()))(plan.batch_size)
+        times = {}
+        for devices, seconds in step_seconds.items():
+            of_step = np.array(list(map(seconds, sizes)))
+            if np.isfinite(of_step).any():
+                # An unknown step time is infinite, so that it is never the best.
+                times[devices] = steps * of_step / of_pilot
+        return cls(plan, sizes, steps, times)
+
+    def likely_best(self, devices: int) -> list[int]:
+        """Return the batch sizes that may be the best on some devices."""
+        times = self.times[devices]
         is_near = times <= NEAR * times.min(axis=1, keepdims=True)
-        likely = [b for b, p in zip(sizes, is_near.mean(axis=0), strict=True) if _is_likely(p)]
-        sizes_text = f"from {likely[0]} to {likely[-1]}"
-        if len(likely) == 1:
-            sizes_text = f"= {likely[0]}"
-        lines.append(f"So far, on {_devices(devices)}: B {sizes_text}.")
-    rows = []
-    for i, batch_size in enumerate(sizes):
-        row = {"B": str(batch_size), "steps": _with_limits(steps[:, i])}
-        for devices, times in columns.items():
-            row[f"time on {_devices(devices)}"] = _with_limits(times[:, i])
-        rows.append(row)
-    head = f"before any run, relative to yours at B = {plan.batch_size}, by public runs of others:"
-    return [head, *aligned(rows), *lines]
+        probabilities = is_near.mean(axis=0)
+        return [b for b, p in zip(self.sizes, probabilities, strict=True) if _is_likely(p)]
+
+    def table(self) -> list[str]:
+        """Return a table of relative times, and the batch sizes that may be best, as lines."""
+        rows = []
+        for i, batch_size in enumerate(self.sizes):
+            row = {"B": str(batch_size), "steps": _with_limits(self.steps[:, i])}
+            for devices, times in self.times.items():
+                row[f"time on {_devices(devices)}"] = _with_limits(times[:, i])
+            rows.append(row)
+        head = (
+            f"before any run, relative to yours at B = {self.plan.batch_size}, by public runs of "
+            "others:"
+        )
+        lines = [head, *aligned(rows)]
+        for devices in self.times:
+            lines.append(f"So far, on {_devices(devices)}: B {_range(self.likely_best(devices))}.")
+        return lines
+
+    def best_guess(self) -> list[str]:
+        """Return the best guess without any run that met its goal, a line for each devices."""
+        lines = []
+        for devices, times in self.times.items():
+            i = int(times.mean(axis=0).argmin())
+            lines.append(
+                f"Best guess on {_devices(devices)}, by public runs of others: B "
+                f"{_range(self.likely_best(devices))}. B = {self.sizes[i]} takes "
+                f"{_with_limits(times[:, i])} times as long as B = {self.plan.batch_size}."
+            )
+        return lines
+
+
+def _range(sizes: Sequence[int]) -> str:
+    if len(sizes) == 1:
+        return f"= {sizes[0]}"
+    return f"from {sizes[0]} to {sizes[-1]}"
 
 
 def _is_likely(probability: float) -> bool:

@@ -16,20 +16,24 @@ from lit_dps.advice.answer import Answer
 from lit_dps.advice.branch_law import Branched
 from lit_dps.advice.branch_run import describe_forks, stored_forks
 from lit_dps.advice.existing_runs import next_run
+from lit_dps.advice.pilot_course import step_seconds_by_devices
 from lit_dps.advice.pilot_evidence import PilotRun, best_rates_of_runs
+from lit_dps.advice.pilot_preview import Preview
 from lit_dps.advice.probe_study import failed_trials
 from lit_dps.advice.question import Question, conclude
 from lit_dps.advice.recommendation import recommended_config, recommended_params
 from lit_dps.advice.result import Advice
-from lit_dps.advice.text import render
+from lit_dps.advice.text import render, wrapped
 from lit_dps.advice.user_workload import look_at_optimizers, user_batch_size
 from lit_dps.analysis.analysis import Analysis
 from lit_dps.analysis.law import Law
-from lit_dps.analysis.tables import listed_numbers, three_digits, write_csv
+from lit_dps.analysis.observations import AT_LEAST, AT_MOST
+from lit_dps.analysis.tables import write_csv
 from lit_dps.core.atomic_write import not_written, replacing
 from lit_dps.core.batch_scaling import scaled_beta2, scaled_decay
 from lit_dps.core.errors import StorageError
 from lit_dps.core.record import StudyRecord
+from lit_dps.core.text import number_text
 from lit_dps.core.trial import Cell, Trial
 from lit_dps.report.notes import lines_of
 from lit_dps.report.publish import figures_folder
@@ -84,13 +88,12 @@ def publish_answer(question: Question) -> Advice:
         # A full disk costs the files, not the answer.
         print(f"\n{not_written(str(folder), error)}", flush=True)
         return advice
-    print("\nwritten:\n" + "\n".join(f"  {file}" for file in files))
-    if config is not None:
-        _print_next_command(folder / "fit.yaml", result)
+    config_file = None if config is None else folder / "fit.yaml"
+    print("\n".join(_files_text(files, config_file, result)))
     # Without a probe or a fork, less time was spent than MLflow takes to start.
     if record is not None or report.is_branched:
         log_measurements(question)
-        _log_answer(report, files, text)
+        _log_answer(report, files, text + _details(report))
     return advice
 
 
@@ -116,52 +119,94 @@ def _advice(report: _Report, text: str) -> Advice:
     )
 
 
-def _print_next_command(config_file: Path, result: Answer) -> None:
-    print(f"\nrun it: lit-dps fit --config {config_file}")
-    if not isinstance(result.law, Branched) or result.law.met:
-        print("then compare it with the prediction: lit-dps calibration")
+def _files_text(files: Sequence[Path], config_file: Path | None, result: Answer) -> list[str]:
+    """Return where the files are, and the command that runs the recommendation, as lines."""
+    names = ", ".join(file.name for file in files)
+    lines = [f"written to {files[0].parent}: {names}"]
+    if config_file is not None:
+        command = f"run it: lit-dps fit --config {config_file}"
+        if not isinstance(result.law, Branched) or result.law.met:
+            command += "; then compare: lit-dps calibration"
+        lines.append(command)
+    return lines
 
 
 def _text(report: _Report) -> str:
-    """Return what was measured, the answer, and its notes."""
+    """Return the answer and its notes."""
     question = report.question
     goal = question.setup.goal_of_trials
-    stored = question.store.read()
-    times = question.times
     devices = ", ".join(map(str, question.options.devices))
     noun = "devices"
     if devices == "1":
         noun = "device"
     lines = [f"advice on {question.setup.study.name}: {goal}, on {devices} {noun}", ""]
-    lines += [render(report.result), "measured:"]
-    if "max_steps" in stored:
-        lines.append(f"  goal.max_steps = {goal.max_steps} was chosen after a short run")
-    if isinstance(report.result.law, Law):
-        lines.append(f"  {report.result.law.line()}")
-    pilot = PilotRun.of_stored(stored)
-    if pilot is not None and pilot.noise is not None:
-        lines.append(f"  noise scale of the second half of your run: {pilot.noise}")
-    if times.waited > BUSY_SHARE:
-        lines.append(
-            "  Other programs were running: while steps were timed, this process waited for a CPU "
-            f"{times.waited:.0%} of the time. Predicted times include such waiting."
-        )
-    lines.append(f"  {question.step_time.describe()}")
-    lines.append(f"  the largest timed batch of a device is {times.largest}: {times.reason}")
-    forks = stored_forks(stored)
+    lines += render(report.result).splitlines()
+    if report.result.best is None and question.plan is not None:
+        lines += wrapped(_why_no_answer(question))
+    forks = stored_forks(question.store.read())
     if forks:
         lines += ["", *describe_forks(forks)]
-    lines.append("")
-    return "\n".join(lines) + "".join(map("note: {}\n".format, _notes(report)))
+    lines += wrapped(f"note: {note}" for note in _notes(report))
+    return "\n".join(lines) + "\n"
+
+
+def _why_no_answer(question: Question) -> list[str]:
+    """Return why the user's run identifies nothing, what to do, and the best guess, a line each."""
+    assert question.plan is not None
+    stored = question.store.read()
+    pilot = PilotRun.of_stored(stored)
+    goal = question.setup.goal_of_trials
+    if pilot is None:
+        why = "The budget ended before your run met its goal. A larger --budget continues it."
+    elif pilot.steps is None:
+        best = "" if pilot.best is None else f" (best {goal.metric}: {number_text(pilot.best)})"
+        why = (
+            f"Your run did not meet the goal in {pilot.steps_run} steps{best}. Choose an easier "
+            "goal, a larger goal.max_steps, or another learning rate."
+        )
+    else:
+        why = (
+            "Your run met the goal at its first validation. Set goal.check_interval below "
+            f"{goal.check_interval}, and another study.name."
+        )
+    seconds = step_seconds_by_devices(question)
+    return [why, *Preview.of(question.plan, question.batch_sizes, seconds).best_guess()]
+
+
+def _details(report: _Report) -> str:
+    """Return what was measured, for the file of the answer."""
+    question, law = report.question, report.result.law
+    goal = question.setup.goal_of_trials
+    stored = question.store.read()
+    times = question.times
+    lines = ["", "measured:"]
+    if "max_steps" in stored:
+        lines.append(f"goal.max_steps = {goal.max_steps} was chosen after a short run")
+    if isinstance(law, Law):
+        lines += [law.line(), *law.notes]
+        lines.append(f"error of the law on public curves: {100 * law.error:.0f} %, more beyond it")
+        for each in law.observations:
+            sign = {AT_LEAST: ">", AT_MOST: "<="}.get(each.bound, "=")
+            lines.append(f"K {sign} {each.steps:g} at B = {each.batch_size:g}")
+    pilot = PilotRun.of_stored(stored)
+    if pilot is not None and pilot.noise is not None:
+        lines.append(f"noise scale of the second half of your run: {pilot.noise}")
+    lines.append(question.step_time.describe())
+    lines.append(f"the largest timed batch of a device is {times.largest}: {times.reason}")
+    return "\n".join([*lines[:2], *wrapped(lines[2:], "  ")]) + "\n"
 
 
 def _notes(report: _Report) -> Iterator[str]:
     """Yield what a reader has to know about the answer, a sentence each."""
     question, record = report.question, report.record
     if report.scaling is not None:
-        yield f"{report.scaling}: AdamScalingCallback sets them in fit.yaml, as in the probes"
+        yield f"fit.yaml sets {report.scaling}"
+    if question.times.waited > BUSY_SHARE:
+        yield (
+            f"Other programs were running: this process waited for a CPU "
+            f"{100 * question.times.waited:.0f} % of the timed steps, so times are too long."
+        )
     yield from _notes_on_failures(record)
-    yield from _notes_on_missed_goals(report.result)
     if record is not None:
         yield from lines_of(SCHEDULES, Analysis(record))
         table = report.result.table
@@ -194,23 +239,6 @@ def _notes_on_failures(record: StudyRecord | None) -> Iterator[str]:
     for size, failed in sorted(failed_trials(record).items()):
         noun = "run" if len(failed) == 1 else "runs"
         yield f"At B = {size}, {len(failed)} {noun} failed, the last with {failed[-1].failure}"
-
-
-def _notes_on_missed_goals(result: Answer) -> Iterator[str]:
-    """Yield a note if no trial met the goal at any batch size."""
-    sizes = []
-    most = 0.0
-    for observation in result.law.observations:
-        if not observation.is_lower_bound:
-            return
-        sizes.append(observation.batch_size)
-        most = max(most, observation.steps)
-    if sizes:
-        yield (
-            f"No trial met the goal within {three_digits(most)} steps, at B = "
-            f"{listed_numbers(sizes)}. Choose an easier goal, a larger goal.max_steps, or a wider "
-            "range of the learning rate."
-        )
 
 
 def adaptive_note(
@@ -268,7 +296,7 @@ def adaptive_text(
     if weight_decay:
         new.append(f"weight decay {scaled_decay(weight_decay, factor, rate_ratio):.3g}")
         old.append(f"{weight_decay:.3g}")
-    return f"B = {other:g}: {', '.join(new)} (from {' and '.join(old)} at B = {batch_size:g})"
+    return f"{', '.join(new)} (from {' and '.join(old)} at B = {batch_size:g})"
 
 
 def _initial_rate(question: Question, batch_size: int, params: Mapping[str, Any]) -> float | None:
@@ -295,7 +323,7 @@ def _write(
     """Write text, configuration, table and figure; return their paths."""
     result = report.result
     folder.mkdir(parents=True, exist_ok=True)
-    texts = {"advice.txt": text}
+    texts = {"advice.txt": text + _details(report)}
     if config is None:
         (folder / "fit.yaml").unlink(missing_ok=True)
     else:

@@ -30,6 +30,8 @@ MAX_EXPONENT = 16.0  # of p and q; beyond it the knee is a corner
 # the line above this, and is taken if it lowers the misfit below this share of the line's.
 MIN_SIZES_FOR_KNEE = 4
 EXACT_MISFIT = 0.005
+# Below this share of a step at the largest batch, the time of its examples is not resolved.
+MIN_SHARE_OF_EXAMPLES = 0.01
 KNEE_GAIN = 0.8
 # The least standard error of log t of a prediction, on one and on several devices
 # (docs/advice-law.md).
@@ -308,9 +310,12 @@ class StepTime:
         if not math.isnan(self.misfit):
             misfit = f", misfit {self.misfit:.1%}"
         smallest, largest = self.local
+        of_example = f" plus {format_duration(self.b, 2)} for each example"
+        if self.b * largest < MIN_SHARE_OF_EXAMPLES * self.a:
+            of_example, kind = "", "at any batch size"
         return (
-            f"A step takes {format_duration(self.a, 2)} plus {format_duration(self.b, 2)} for each "
-            f"example ({kind}{misfit}; timed at {smallest:g} to {largest:g} examples per device)."
+            f"A step takes {format_duration(self.a, 2)}{of_example} ({kind}{misfit}; timed at "
+            f"{smallest:g} to {largest:g} examples per device)."
         )
 
 

@@ -1,20 +1,34 @@
-"""The answer as text: the recommendation, the table and what it assumes."""
+"""The answer as text: the recommendation, the table, what it assumes, what would change it.
+
+A terminal of 100 columns shows all of it at once.
+"""
 
 from __future__ import annotations
 
-import math
+import textwrap
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from lit_dps.advice.answer import Answer, hours_text
+from lit_dps.advice.answer import HOUR, Answer
+from lit_dps.advice.branch_law import Branched
 from lit_dps.analysis.tables import aligned, significant, three_digits
 
 MARKS = {"extrapolated": "~", "prior": "^", "predicted": "?"}
 # Rows of a table, unless all are asked for.
 MAX_ROWS = 8
+WIDTH = 100  # columns of a line
+# Units of a duration in a table: the name, its seconds, and the least duration that it is for.
+UNITS = (
+    ("us", 1e-6, 0.0),
+    ("ms", 1e-3, 1e-3),
+    ("s", 1.0, 1.0),
+    ("min", 60.0, 120.0),
+    ("h", HOUR, 2 * HOUR),
+    ("days", 24 * HOUR, 48 * HOUR),
+)
 
 
 def render(answer: Answer, all_rows: bool = False) -> str:
@@ -24,60 +38,68 @@ def render(answer: Answer, all_rows: bool = False) -> str:
         answer: The answer.
         all_rows: Whether the table has all rows.
     """
-    parts = [_recommendation(answer)]
+    lines = wrapped(_recommendation(answer))
     if len(answer.table):
-        parts.append(_table(answer, all_rows))
-    if answer.changes:
-        parts.append(["what would change the answer:", *_indent(answer.changes)])
+        lines += ["", *_table(answer, all_rows), ""]
     assumed = list(answer.assumed)
-    if answer.best is not None:
+    if answer.best is not None and not _rests_on_prior(answer):
         assumed += answer.law.notes
-    if assumed:
-        parts.append(["assumed:", *_indent(assumed)])
-    if answer.rate is not None and not math.isnan(answer.rate.scale):
-        parts.append(["the learning rate:", f"  {answer.rate.describe()}"])
-    return "\n\n".join("\n".join(lines) for lines in parts) + "\n"
+    # The rates of the method "pilot" describe themselves in `assumed`.
+    if answer.best is not None and answer.rate is not None and answer.rate.is_searched:
+        assumed.append(answer.rate.describe())
+    for title, texts in (("assumed:", assumed), ("what would change it:", answer.changes)):
+        if texts:
+            lines += [title, *wrapped(texts, "  ")]
+    return "\n".join(lines) + "\n"
 
 
-def _indent(lines: Iterable[str]) -> list[str]:
-    return list(map("  {}".format, lines))
+def _rests_on_prior(answer: Answer) -> bool:
+    """Return whether a line of `assumed` has the prior, which the notes of the law repeat."""
+    return not isinstance(answer.law, Branched) and answer.law.rests_on_prior
+
+
+def wrapped(texts: Iterable[str], indent: str = "") -> list[str]:
+    """Return texts as lines of at most `WIDTH` columns; words are not cut."""
+    lines = []
+    for text in texts:
+        lines += textwrap.wrap(
+            text,
+            WIDTH,
+            initial_indent=indent,
+            subsequent_indent=f"{indent}  ",
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+    return lines
 
 
 def _recommendation(answer: Answer) -> list[str]:
-    """Return the row to run, the interval of batch sizes, and the fastest and cheapest rows."""
+    """Return the row to run, and the interval of batch sizes, as two sentences."""
     best = answer.best
     if best is None:
-        why = "K or the step time is not known for anything that was asked"
-        if not any(each.bound == 0 for each in answer.law.observations):
-            why = "no run shows how many steps the goal takes"
         if len(answer.table):
-            why = "nothing is within the limits"
-        return [f"no answer: {why}", *answer.law.notes]
-    assert answer.fastest is not None and answer.cheapest is not None
-    assert answer.interval is not None
+            return ["No answer: nothing is within the limits."]
+        if not any(each.bound == 0 for each in answer.law.observations):
+            return ["No answer: no run shows how many steps the goal takes."]
+        why = "No answer: K or the step time is not known for anything that was asked."
+        return [why, *answer.law.notes]
+    assert answer.fastest is not None and answer.interval is not None
     rate = ""
     if answer.rate is not None:
         value = answer.rate.at(best["batch_size"])
         if value is not None:
             rate = f", {answer.rate.name} = {three_digits(value)}"
-    lines = [f"Train with {_place(best)}{rate}: {_costs(best, answer)}."]
-    probability = best["near_probability"]
-    lines.append(f"It is within 10 % of the best time with a probability of {probability:.0%}.")
-    if answer.seed_spread:
-        lines.append(
-            f"Steps are of single runs. Another seed may need {answer.seed_spread:.0%} more or "
-            "fewer, the typical standard deviation; the limits include it."
-        )
+    place = f"B = {best['batch_size']} on {_devices(int(best['devices']))}"
+    first = f"Train with {place}{rate}: {_costs(best, answer)}."
+    probability = f"{100 * best['near_probability']:.0f} %"
+    second = f"It is within 10 % of the shortest time with a probability of {probability}"
     low, high = answer.interval
-    where = _devices(int(answer.fastest["devices"])) + _cut(answer)
-    if low == high:
-        lines.append(f"No other B is known to be within 10 % of the best time on {where}.")
-    else:
-        lines.append(f"Any B from {low:g} to {high:g} is within 10 % of the best time on {where}.")
-    for name, row in (("least mean time", answer.fastest), ("cheapest", answer.cheapest)):
-        if row["batch_size"] != best["batch_size"] or row["devices"] != best["devices"]:
-            lines.append(f"{name}: {_place(row)}: {_costs(row, answer)}")
-    return lines
+    where = ""
+    if answer.fastest["devices"] != best["devices"]:
+        where = f" on {_devices(int(answer.fastest['devices']))}"
+    if low < high:
+        second += f", as is any B from {low:g} to {high:g}{where}{_cut(answer)}"
+    return [first, f"{second}."]
 
 
 def _cut(answer: Answer) -> str:
@@ -89,11 +111,7 @@ def _cut(answer: Answer) -> str:
         ends.append("largest")
     if not ends:
         return ""
-    return f" (limited by the {' and '.join(ends)} batch size asked for)"
-
-
-def _place(row: Mapping[str, Any]) -> str:
-    return f"B = {row['batch_size']} on {_devices(int(row['devices']))}"
+    return f", the {' and '.join(ends)} asked for"
 
 
 def _devices(count: int) -> str:
@@ -103,18 +121,28 @@ def _devices(count: int) -> str:
 
 
 def _with_limits(row: Mapping[str, Any], name: str, text: Callable[[float], str]) -> str:
-    """Return a value of a row with its limits: 160 [96.7, 265]."""
-    return f"{text(row[name])} [{text(row[f'{name}_low'])}, {text(row[f'{name}_high'])}]"
+    """Return a value of a row with its limits, such as 160 [96.7, 265]; without, if they agree."""
+    value, low, high = (text(row[f"{name}{end}"]) for end in ("", "_low", "_high"))
+    if low == high:
+        return value
+    return f"{value} [{low}, {high}]"
+
+
+def _time(row: Mapping[str, Any]) -> str:
+    """Return the time of a row with its limits in one unit, such as 738 ms [354, 1440]."""
+    seconds = HOUR * row["hours"]
+    unit, size, _ = max((each for each in UNITS if seconds >= each[2]), key=lambda each: each[2])
+    scaled = {key: HOUR * row[key] / size for key in ("hours", "hours_low", "hours_high")}
+    value, *limits = _with_limits(scaled, "hours", three_digits).partition(" [")
+    return f"{value} {unit}{''.join(limits)}"
 
 
 def _costs(row: Mapping[str, Any], answer: Answer) -> str:
-    """Return time, steps and cost of a row, with their limits."""
-    hours = _with_limits(row, "hours", hours_text)
-    steps = f"{three_digits(row['steps'])} steps"
-    limits = f"[{three_digits(row['steps_low'])}, {three_digits(row['steps_high'])}]"
-    text = f"{hours}, {steps} {limits}"
+    """Return time and steps of a row with their limits, and its cost."""
+    value, *limits = _with_limits(row, "steps", three_digits).partition(" [")
+    text = f"{_time(row)}, {value} steps{''.join(limits)}"
     if answer.price is not None:
-        text += f", cost {_with_limits(row, 'cost', three_digits)}"
+        text += f", cost {three_digits(row['cost'])}"
     return text
 
 
@@ -124,14 +152,17 @@ def _table(answer: Answer, all_rows: bool) -> list[str]:
     shown = table
     if len(table) > MAX_ROWS and not all_rows:
         shown = _most_telling(answer)
-    lines = aligned(_row(row, answer) for row in shown.to_dict("records"))
+    has_devices = set(table["devices"]) != {1}
+    lines = aligned(_row(row, answer, has_devices) for row in shown.to_dict("records"))
     sources = {*shown["steps_known"], *shown["step_known"]}
     legend = [f"{mark} {source}" for source, mark in MARKS.items() if source in sources]
+    if answer.price is not None:
+        legend.append(f"a device-hour costs {answer.price:g}")
     if len(shown) < len(table):
         legend.append(f"{len(shown)} of {len(table)} rows are shown")
     if legend:
         lines.append("  " + "; ".join(legend))
-    return lines
+    return [line.rstrip() for line in lines]
 
 
 def _most_telling(answer: Answer) -> pd.DataFrame:
@@ -155,20 +186,33 @@ def _most_telling(answer: Answer) -> pd.DataFrame:
     return table.loc[sorted(list(dict.fromkeys(wanted))[:MAX_ROWS])]
 
 
-def _row(row: Mapping[str, Any], answer: Answer) -> dict[str, str]:
+def _row(row: Mapping[str, Any], answer: Answer, has_devices: bool) -> dict[str, str]:
     """Return a row of the table as text, by column."""
-    cells = {
-        "B": str(row["batch_size"]),
-        "devices": str(int(row["devices"])),
-        "steps": MARKS.get(row["steps_known"], "") + _with_limits(row, "steps", three_digits),
-        "a step": MARKS.get(row["step_known"], "") + f"{significant(1e3 * row['step_seconds'])} ms",
-        "time": _with_limits(row, "hours", hours_text),
-    }
-    if answer.price is None:
-        cells["device-hours"] = _with_limits(row, "device_hours", hours_text)
-    else:
-        cells["cost"] = _with_limits(row, "cost", three_digits)
+    cells = {"B": str(row["batch_size"])}
+    if has_devices:
+        cells["devices"] = str(int(row["devices"]))
+    cells["steps"] = MARKS.get(row["steps_known"], "") + _with_limits(row, "steps", three_digits)
+    step = f"{significant(1e3 * row['step_seconds'])} ms"
+    cells["a step"] = MARKS.get(row["step_known"], "") + step
+    cells["time"] = _time(row)
+    if answer.price is not None:
+        cells["cost"] = three_digits(row["cost"])
+    elif has_devices:
+        cells["device-hours"] = three_digits(row["device_hours"])
     if answer.rate is not None:
         cells[answer.rate.name] = significant(answer.rate.at(row["batch_size"]))
-    cells[""] = "Pareto" if row["pareto"] else ""
+    cells[""] = _role(row, answer)
     return cells
+
+
+def _role(row: Mapping[str, Any], answer: Answer) -> str:
+    """Return what a row of the table is for a reader."""
+    roles = (
+        ("recommended", answer.best),
+        ("fastest", answer.fastest),
+        ("cheapest", answer.cheapest),
+    )
+    for role, other in roles:
+        if other is not None and all(row[key] == other[key] for key in ("batch_size", "devices")):
+            return role
+    return "Pareto" if row["pareto"] else ""

@@ -18,7 +18,6 @@ from lit_dps.core.batch_scaling import BETA2_FLOOR
 from lit_dps.core.errors import ConfigError, first_line
 from lit_dps.core.optimizer_kind import common_rate_power
 from lit_dps.core.search_space import RATE_NAMES, Range
-from lit_dps.core.text import number_text
 from lit_dps.core.trial import Cell, Trial
 from lit_dps.storage.schema import PROBES_SUFFIX
 from lit_dps.study.probe_run import EndProbe, probe_run
@@ -213,11 +212,11 @@ def _scaling_notes(adaptive: AdamScales, batch_size: int) -> list[str]:
     if adaptive.weight_decay:
         rate = "the learning rate"
         if adaptive.rate is not None:
-            rate += f" / {number_text(adaptive.rate)}"
-        changes.append(f"weight decay is multiplied by (B / {batch_size}) / ({rate})")
+            rate += f" / {adaptive.rate:g}"
+        changes.append(f"the weight decay is multiplied by (B / {batch_size}) / ({rate})")
     if not changes:
         return []
-    return [f"At a batch size B other than {batch_size}, {' and '.join(changes)}."]
+    return [f"At a batch size B other than {batch_size}, {', and '.join(changes)}."]
 
 
 class OptimizerLook(Callback):
