@@ -2,34 +2,50 @@
 
 from __future__ import annotations
 
-from lit_dps.advice.options import print_line
+import math
+
+from lit_dps.advice.options import Clock, print_line
 from lit_dps.advice.pilot_course import max_trainings, step_seconds_by_devices
 from lit_dps.advice.pilot_plan import PilotPlan
 from lit_dps.advice.pilot_preview import Preview
-from lit_dps.advice.question import Question
+from lit_dps.advice.question import LIKELY_RUNS, Question
 from lit_dps.advice.user_workload import user_batch_size
 from lit_dps.analysis.tables import significant
 from lit_dps.core.text import format_duration, number_text
 
+# Reading the noise scale along a run of an MLP on MNIST took a fifth of its training.
+NOISE_READING_SHARE = 0.2
 
-def print_cost(question: Question) -> None:
-    """Print what asking costs as a share of one training, by all timed steps."""
+
+def print_cost(question: Question, clock: Clock) -> None:
+    """Print what asking costs, by all timed steps."""
     print_line(question.step_time.describe())
     batch_size = user_batch_size(question.setup.workload)
     max_steps = question.setup.goal_of_trials.max_steps
     if question.plan is not None:
         trainings = max_trainings(question, batch_size)
-        longest = format_duration(trainings * question.training_seconds, 2)
+        noise = NOISE_READING_SHARE if question.reads_noise else 0.0
+        training = (trainings + noise) * question.training_seconds
+        clock.announced = clock.spent + training + question.other_seconds(1 + LIKELY_RUNS)
         print_line(
-            f"asking takes your run and at most {trainings - 1:g} times as long again for runs "
-            f"at larger batch sizes: {longest} of training if your run takes all of its "
-            f"{max_steps} steps"
+            f"asking takes your run and at most about {trainings - 1:g} times as long again for "
+            f"runs at larger batch sizes. If your run takes all of its {max_steps} steps, that is "
+            f"{format_duration(training, 2)} of training, and at most about "
+            f"{clock.announced_text} with start and figures."
         )
         sizes = question.batch_sizes
         preview = Preview.of(question.plan, sizes, step_seconds_by_devices(question))
         print_line("\n".join(preview.table()))
         return
     print_share(question.options.budget, batch_size, max_steps, question.training_seconds)
+
+
+def print_end(clock: Clock) -> None:
+    """Print what asking took, beside what was announced."""
+    took = f"asking took {format_duration(clock.spent, 2)}"
+    if min(clock.announced, clock.budget) < math.inf:
+        took += f"; announced: at most {clock.announced_text}"
+    print_line(took)
 
 
 def print_pilot(plan: PilotPlan, max_steps: int, training: float) -> None:

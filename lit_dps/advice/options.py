@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from lit_dps.core.errors import ConfigError
+from lit_dps.core.text import format_duration
 from lit_dps.storage.advice_store import AdviceStore
 
 Method = Literal["pilot", "branch"]
@@ -98,11 +99,15 @@ class Clock:
         store: Where the time is stored.
         spent: Seconds that earlier runs took.
         began: When this run began, on the monotonic clock; None is now.
+
+    Attributes:
+        announced: The most seconds that the user was told that all runs take.
     """
 
     def __init__(self, budget: float, store: AdviceStore, spent: float, began: float | None = None):
         self.budget = budget
         self.store = store
+        self.announced = math.inf
         self._spent_before = spent
         self._stored = time.monotonic()
         if began is None:
@@ -120,6 +125,11 @@ class Clock:
         answer = max(ANSWER_SHARE * self.budget, MIN_ANSWER_SECONDS)
         answer = min(answer, MAX_ANSWER_SECONDS)
         return self.budget - answer - self.spent
+
+    @property
+    def announced_text(self) -> str:
+        """The announced time, at most the budget, as text."""
+        return format_duration(min(self.announced, self.budget), 2)
 
     def save(self) -> None:
         """Store the time."""

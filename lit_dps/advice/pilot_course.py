@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -38,7 +38,7 @@ from lit_dps.advice.pilot_plan import (
 )
 from lit_dps.advice.probe_study import CannotRun, ChosenPoints
 from lit_dps.advice.probe_value import Worth, best_run, worth_of_runs
-from lit_dps.advice.question import Question
+from lit_dps.advice.question import LIKELY_RUNS, Question
 from lit_dps.analysis.law import Law
 from lit_dps.core.record import StudyRecord
 from lit_dps.core.text import format_duration, number_text
@@ -118,6 +118,7 @@ def ask_by_pilot(question: Question, plan: PilotPlan, clock: Clock, stop: StopRe
     pilot = course.train_pilot()
     if pilot is None:
         return
+    course.announce_rest(pilot)
     course.continue_interrupted(pilot)
     closed: set[int] = set()
     while clock.remaining > 0:
@@ -243,6 +244,16 @@ class _Course:
         )
         return chosen.batch_size
 
+    def announce_rest(self, pilot: PilotRun) -> None:
+        """Print the most time that the runs after the pilot take."""
+        clock = self.clock
+        training = max(self._remaining(pilot), 0.0)
+        clock.announced = clock.spent + training + self.question.other_seconds(LIKELY_RUNS)
+        print_line(
+            f"  runs at larger batch sizes take at most {format_duration(training, 2)}; the "
+            f"command takes at most about {clock.announced_text} in all"
+        )
+
     def _remaining(self, pilot: PilotRun) -> float:
         """Return the seconds that remain for runs.
 
@@ -314,7 +325,7 @@ class _Course:
         limit = self._step_limit(batch_size, pilot)
         tried = self._tried(batch_size)
         while (factor := next_factor(tried, self.plan.first_factors)) is not None:
-            if len(tried) >= FEWEST_RATES and self._remaining(pilot) <= 0:
+            if len(tried) >= FEWEST_RATES and not self._can_end(batch_size, tried, limit, pilot):
                 break
             if not self._try(batch_size, [*tried, factor], limit):
                 return
@@ -329,6 +340,17 @@ class _Course:
             print_line(f"  K = {steps} at {self.plan.rate_key} = {rate}")
             self._rerun_user_size(self.plan.factor_at_user_size(batch_size, best), pilot)
         self.question.store.append("raced", batch_size)
+
+    def _can_end(
+        self, batch_size: int, tried: Mapping[float, Outcome], limit: int, pilot: PilotRun
+    ) -> bool:
+        """Return whether a run at one more rate ends within the time for runs.
+
+        The race ends it at the fewest steps of the rates so far.
+        """
+        steps = min(tried.values()).steps or limit
+        seconds = steps * _step_seconds(self.question, self.question.setup.ranks, batch_size)
+        return seconds <= self._remaining(pilot)
 
     def _step_limit(self, batch_size: int, pilot: PilotRun) -> int:
         """Return the steps after which a run without the goal ends.

@@ -185,16 +185,22 @@ class RuledRate(RateLaw):
 
     Attributes:
         best: The best rate by batch size.
+        unsearched: B0, if the user's rate is the best one there. It was not searched.
     """
 
     best: Mapping[int, float] = field(default_factory=dict)
+    unsearched: int | None = None
 
     @classmethod
     def of(cls, plan: PilotPlan, best: Mapping[int, float], reach: tuple[float, float]):
         """Return the rates of a plan; without any run, from the user's rate."""
         scale = plan.rate / plan.batch_size**plan.power
         best = best or {plan.batch_size: plan.rate}
-        return cls(scale, plan.power, math.nan, math.nan, reach, plan.rate_key, dict(best))
+        unsearched = None
+        if best.get(plan.batch_size) == plan.rate:
+            unsearched = plan.batch_size
+        nan = math.nan
+        return cls(scale, plan.power, nan, nan, reach, plan.rate_key, dict(best), unsearched)
 
     is_searched = False
 
@@ -207,14 +213,18 @@ class RuledRate(RateLaw):
         """Return the rate at a batch size.
 
         It is interpolated between batch sizes that were run, on a line in the logarithms. Beyond
-        them it follows the last such line, if that rises less than the rule, else the rule.
+        them it follows the last such line, if that rises less than the rule, else the rule. So it
+        does next to B0 if the rate was not searched there: the other end of the line was.
         """
         x = np.log(sorted(self.best))
         y = np.log([self.best[size] for size in sorted(self.best)])
         at = math.log(batch_size)
-        if x[0] <= at <= x[-1]:
-            return float(np.exp(np.interp(at, x, y)))
         end, inner = (0, 1) if at < x[0] else (-1, -2)
+        # All runs are at B0 or above.
+        if self.unsearched is not None and len(x) > 1 and x[0] < at < x[1]:
+            end, inner = 1, 0
+        elif x[0] <= at <= x[-1]:
+            return float(np.exp(np.interp(at, x, y)))
         exponent = self.exponent
         if len(x) > 1:
             slope = (y[end] - y[inner]) / (x[end] - x[inner])
@@ -228,6 +238,5 @@ class RuledRate(RateLaw):
         if len(self.best) == 1:
             return f"{self.name} grows with {rule} from its value at B = {sizes}"
         return (
-            f"{self.name} is interpolated between the best of a few at B = {sizes}; beyond, it "
-            f"grows at most with {rule}"
+            f"{self.name} is interpolated between B = {sizes}; beyond, it grows at most with {rule}"
         )

@@ -25,6 +25,14 @@ from lit_dps.storage.advice_store import AdviceStore
 from lit_dps.study.setup import StudySetup
 from lit_dps.training.adam_scaling import AdamScales
 
+# CPU time besides training, by `time.process_time` on an AMD EPYC: of the figure, the files and
+# MLflow; and of the start of a run with what is decided before it.
+ANSWER_CPU_SECONDS = 4.0
+RUN_CPU_SECONDS = 1.0
+MAX_WAITED = 0.9
+# Runs after the pilot whose start is announced.
+LIKELY_RUNS = 6
+
 
 @dataclass(frozen=True)
 class Question:
@@ -95,6 +103,12 @@ class Question:
         step = self.step_time.at(user_batch_size(self.setup.workload))
         assert step is not None  # one device is always timed
         return step.value
+
+    def other_seconds(self, runs: int) -> float:
+        """Return about the seconds that the answer and the start of some runs take."""
+        cpu_seconds = ANSWER_CPU_SECONDS + runs * RUN_CPU_SECONDS
+        # Beside other programs it takes longer, as the timed steps did.
+        return cpu_seconds / (1 - min(self.times.waited, MAX_WAITED))
 
     @property
     def training_seconds(self) -> float:

@@ -16,7 +16,7 @@ from typing import Any
 
 from lightning.pytorch import LightningDataModule
 
-from lit_dps.advice.announced_cost import print_cost, print_pilot, print_share
+from lit_dps.advice.announced_cost import print_cost, print_end, print_pilot, print_share
 from lit_dps.advice.branch_run import run_branches
 from lit_dps.advice.max_steps import Proposal, settle_max_steps
 from lit_dps.advice.options import MIN_ANSWER_SECONDS, Clock, Options, print_line
@@ -281,7 +281,7 @@ def _ask_and_answer(
             if "environment" not in session.stored:
                 store.keep(environment=session.environment)
             question = _measure(session)
-            print_cost(question)
+            print_cost(question, clock)
             if clock.remaining > MLFLOW_SECONDS:
                 log_measurements(question)
             try:
@@ -300,10 +300,7 @@ def _ask_and_answer(
         return FAILED
     advice = publish_answer(question)
     _save_time(clock)
-    limit = ""
-    if clock.budget < math.inf:
-        limit = f" of {format_duration(clock.budget, 2)}"
-    print_line(f"asking took {format_duration(clock.spent, 2)}{limit}")
+    print_end(clock)
     if on_answer is not None:
         on_answer(advice)
     return advice.exit_code

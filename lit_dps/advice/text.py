@@ -90,7 +90,7 @@ def _recommendation(answer: Answer) -> list[str]:
         if value is not None:
             rate = f", {answer.rate.name} = {three_digits(value)}"
     place = f"B = {best['batch_size']} on {_devices(int(best['devices']))}"
-    first = f"Train with {place}{rate}: {_costs(best, answer)}."
+    first = f"Train with {place}{rate}: {_time_and_steps(best)}."
     probability = f"{100 * best['near_probability']:.0f} %"
     second = f"It is within 10 % of the shortest time with a probability of {probability}"
     low, high = answer.interval
@@ -137,13 +137,10 @@ def _time(row: Mapping[str, Any]) -> str:
     return f"{value} {unit}{''.join(limits)}"
 
 
-def _costs(row: Mapping[str, Any], answer: Answer) -> str:
-    """Return time and steps of a row with their limits, and its cost."""
+def _time_and_steps(row: Mapping[str, Any]) -> str:
+    """Return time and steps of a row with their limits."""
     value, *limits = _with_limits(row, "steps", three_digits).partition(" [")
-    text = f"{_time(row)}, {value} steps{''.join(limits)}"
-    if answer.price is not None:
-        text += f", cost {three_digits(row['cost'])}"
-    return text
+    return f"{_time(row)}, {value} steps{''.join(limits)}"
 
 
 def _table(answer: Answer, all_rows: bool) -> list[str]:

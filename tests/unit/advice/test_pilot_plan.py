@@ -122,3 +122,16 @@ def test_a_recommended_rate_is_interpolated_and_beyond_the_runs_grows_at_most_by
     assert falling.at(256) == pytest.approx(0.05)
     unmeasured = RuledRate.of(SGD, {}, (8.0, 4096.0))
     assert unmeasured.at(64) == pytest.approx(0.2) and unmeasured.name == "model.lr"
+
+
+def test_a_rate_next_to_the_users_own_follows_the_searched_one():
+    """The user's rate was not searched: half of the best rate by sqrt(B) was found at 16 B0."""
+    rate = RuledRate.of(ADAM, {32: 1e-3, 512: 16e-3}, (8.0, 8192.0))
+    assert rate.at(128) == pytest.approx(8e-3), "sqrt(B) from B = 512, not 4e-3 on the line"
+    assert rate.at(32) == pytest.approx(1e-3) and rate.at(512) == pytest.approx(16e-3)
+    again = RuledRate.of(ADAM, {32: 2e-3, 512: 16e-3}, (8.0, 8192.0))
+    assert again.at(128) == pytest.approx(math.sqrt(2e-3 * 16e-3)), "a rerun found the rate at B0"
+    flat = RuledRate.of(SGD, {32: 0.1, 512: 0.1}, (8.0, 8192.0))
+    assert flat.at(128) == pytest.approx(0.1), "it grows no more than between the runs"
+    falling = RuledRate.of(SGD, {32: 0.1, 512: 0.05}, (8.0, 8192.0))
+    assert falling.at(128) == pytest.approx(0.05)

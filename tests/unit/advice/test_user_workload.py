@@ -115,12 +115,12 @@ def test_beta2_and_weight_decay_are_told_at_the_recommended_batch_size():
         adaptive_text(32, 1, 0.999, 0),
         adaptive_text(32, 128, None, 0.1),
     ]
-    # B, beta2 and weight decay there; those of the reference; its batch size.
+    # beta2 and weight decay at B; those of the reference; its batch size.
     assert [numbers_in(text) for text in texts] == [
-        [128, 0.960596, 0.04, 0.99, 0.01, 32],
-        [128, 0.960596, 0.02, 0.99, 0.01, 32],
-        [1, 0.999969, 0.999, 32],
-        [128, 0.4, 0.1, 32],
+        [0.960596, 0.04, 0.99, 0.01, 32],
+        [0.960596, 0.02, 0.99, 0.01, 32],
+        [0.999969, 0.999, 32],
+        [0.4, 0.1, 32],
     ]
 
 
