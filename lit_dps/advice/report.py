@@ -145,7 +145,7 @@ def _text(report: _Report) -> str:
         lines += wrapped(_why_no_answer(question))
     forks = stored_forks(question.store.read())
     if forks:
-        lines += ["", *describe_forks(forks)]
+        lines += ["", *wrapped(describe_forks(forks))]
     lines += wrapped(f"note: {note}" for note in _notes(report))
     return "\n".join(lines) + "\n"
 
