@@ -10,7 +10,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -138,8 +138,23 @@ def run_advice(
         allowed = "steps, because advise compares times by the law of steps"
         raise ConfigError("goal.unit", setup.goal.unit, allowed)
     prepare_process()
-    sources = source_hashes(setup.config())
     store = AdviceStore(setup.storage.optuna_url, setup.study.name)
+    with ExitStack() as stack:
+        if store.read():
+            stack.enter_context(store.sole_command())
+        return _check_and_ask(setup, options, store, began, proposes_max_steps, on_answer)
+
+
+def _check_and_ask(
+    setup: StudySetup,
+    options: Options,
+    store: AdviceStore,
+    began: float | None,
+    proposes_max_steps: bool,
+    on_answer: Callable[[Advice], None] | None,
+) -> int:
+    """Check, ask and answer, as `run_advice` does."""
+    sources = source_hashes(setup.config())
     stop = StopRequest()
     stored = store.read()
     _refuse_removed_method(setup, stored)
@@ -161,8 +176,16 @@ def run_advice(
     if "timed" not in stored:
         _refuse_small_budget(clock)
     session = _Session(setup, options, probe_study, data, environment, store, stored, clock, stop)
-    _announce(session)
-    return _ask_and_answer(session, proposal, on_answer)
+    with store.sole_command():
+        if bool(store.read()) != bool(stored):
+            raise UserError(
+                f"another command began to ask for advice on {setup.study.name!r}; run this one "
+                "again to continue it",
+                key="study.name",
+                value=setup.study.name,
+            )
+        _announce(session)
+        return _ask_and_answer(session, proposal, on_answer)
 
 
 def _check(

@@ -6,15 +6,18 @@ They are the user attributes of an Optuna study without trials, "NAME (advice)"
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import optuna
+from filelock import Timeout
 from optuna.storages import BaseStorage
 
+from lit_dps.core.errors import UserError
 from lit_dps.storage.database import storage_errors, temporary_storage
-from lit_dps.storage.locks import storage_lock
+from lit_dps.storage.locks import MachinePeers, peers, storage_lock
 from lit_dps.storage.ownership import refuse_foreign_advice
 from lit_dps.storage.read import open_to_read
 from lit_dps.storage.schema import ADVICE_FORMAT, ADVICE_SUFFIX, FORMAT, MADE_BY
@@ -55,6 +58,36 @@ class AdviceStore:
         """Append a value to the list of a key; the first value creates the list."""
         with self._open() as study:
             study.set_user_attr(key, [*study.user_attrs.get(key, []), value])
+
+    @contextmanager
+    def sole_command(self) -> Iterator[None]:
+        """Hold the lock of the commands that ask for this advice; the body is the command.
+
+        On a PostgreSQL server there is no such lock, because it would hold a session for hours.
+
+        Raises:
+            UserError: if another process holds the lock.
+        """
+        shared = peers(self.url)
+        if not isinstance(shared, MachinePeers):
+            yield
+            return
+        digest = hashlib.sha256(self.name.encode()).hexdigest()[:16]
+        lock = shared.lock(f"advice-{digest}")
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            name = self.name.removesuffix(ADVICE_SUFFIX)
+            raise UserError(
+                f"another command asks for advice on {name!r} at this time; wait until it ends, or "
+                "choose another study.name",
+                key="study.name",
+                value=name,
+            ) from None
+        try:
+            yield
+        finally:
+            lock.release()
 
     @contextmanager
     def _open(self) -> Iterator[optuna.Study]:

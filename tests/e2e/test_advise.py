@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import math
 import re
+import subprocess
+import sys
 
 import mlflow
 import optuna
@@ -205,6 +207,29 @@ def test_stored_advice_of_the_removed_method_law_is_refused_in_one_line(tmp_path
         (line,) = done.stderr.strip().splitlines()
         assert "measured by the method law, which was removed" in line
     assert list_advice(url)["Module"] == {"spent": 10.0, "noise": None, "confirmed": []}
+
+
+def test_a_second_command_on_the_same_advice_is_refused_in_one_line(tmp_path):
+    """Another process holds the lock of the advice, as its command does from begin to end."""
+    url = f"sqlite:///{tmp_path}/mlruns/study.db"
+    (tmp_path / "mlruns").mkdir()
+    AdviceStore(url, "Module").keep(spent=1.0)
+    held = (
+        "import sys; from lit_dps.storage.advice_store import AdviceStore\n"
+        f"with AdviceStore({url!r}, 'Module').sole_command(): print('held', flush=True); input()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", held], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as other:
+        assert other.stdout.readline() == b"held\n"
+        done = advise(tmp_path, "Module")
+        other.communicate(b"\n")
+    assert done.returncode == 2
+    (line,) = done.stderr.strip().splitlines()
+    assert "another command asks for advice on 'Module'" in line
+    assert list_advice(url)["Module"] == {"spent": 1.0}
+    with AdviceStore(url, "Module").sole_command():
+        pass
 
 
 def test_a_budget_of_steps_is_proposed_once_and_schedules_see_it(tmp_path, monkeypatch):
