@@ -170,7 +170,9 @@ def seconds_of_runs(
         for result in results:
             is_pilot = cell.batch_size == plan.batch_size and result.trial.point == 0
             if not is_pilot:
-                seconds += result.steps_run * step_seconds(cell.batch_size)
+                # The race cuts the curve of a stored run where a later run was better.
+                steps = max(result.steps_run, result.timed.get("steps", 0))
+                seconds += steps * step_seconds(cell.batch_size)
     return seconds
 
 

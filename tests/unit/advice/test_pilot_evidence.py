@@ -74,6 +74,9 @@ def test_each_batch_size_has_the_fewest_steps_of_its_runs_with_the_noise_of_a_ru
     seconds = seconds_of_runs(record, PLAN, lambda batch_size: batch_size / 32)
     assert seconds == 4 * 160 + 16 * 10 + 32 * 100
     assert observations_of_runs(None, {}) == []
+    # The first rate took 128 steps; the race cut its curve at 96, where a later rate met the goal.
+    raced = record_of(result(128, 0, 0.4, None, timed={"steps": 128}), result(128, 1, 0.8, 90))
+    assert seconds_of_runs(raced, PLAN, lambda batch_size: 0.01) == pytest.approx(2.18)
 
 
 def test_only_the_second_half_of_the_pilot_tells_the_noise_scale():
