@@ -104,7 +104,8 @@ def test_the_answer_names_the_warm_up_and_what_failed_though_no_file_can_be_writ
     for size in SIZES:
         assert run(question.probes, size)
     pilot = PilotRun.of_record(question.probes.record(), PLAN)
-    question.store.keep(pilot=pilot.to_dict())
+    # Times that were measured would differ between machines.
+    question.store.keep(pilot={**pilot.to_dict(), "check_seconds": None})
     with pytest.raises(CannotRun):
         run(question.probes, 16)
     (tmp_path / "figures").write_text("a file in the folder's place")
