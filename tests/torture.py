@@ -12,6 +12,7 @@ kills enough. Then faults of other kinds follow (`tests.torture_faults`).
 from __future__ import annotations
 
 import argparse
+import difflib
 import hashlib
 import os
 import random
@@ -201,7 +202,13 @@ def one_study(
     report.missing += report.points - len({key[:2] for key in final})
     report.cut_short += cut_short
     report.studies += 1
-    report.identical += table(folder) == expected
+    found = table(folder)
+    report.identical += found == expected
+    if found != expected:
+        lines = difflib.unified_diff(
+            expected.splitlines(), found.splitlines(), "unbroken", "killed"
+        )
+        print("\n".join(lines), file=sys.stderr, flush=True)
 
 
 @contextmanager

@@ -353,14 +353,20 @@ class _Ends:
         return min(len(self.batches), self.first + self.last)
 
     def __iter__(self) -> Iterator[Any]:
+        # Nothing is drawn before the first batch is asked for. A run that resumes begins its pass
+        # twice, and draws in the second one.
+        yield from self._ends()
+
+    def _ends(self) -> list[Any]:
+        """Draw a pass of the batches, and return the first and the last ones."""
         batches = list(islice(self.batches, len(self.batches)))
         if len(batches) <= self.first + self.last:
-            return iter(batches)
+            return batches
         ends = batches[: self.first] + batches[-self.last :]
         largest = max(batches, key=len)
         if len(largest) > max(map(len, ends)):
             ends[0] = largest
-        return iter(ends)
+        return ends
 
 
 def copy_of(module: LightningModule) -> LightningModule:

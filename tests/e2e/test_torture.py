@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.torture import torture
+from tests.support.postgres import Server
+from tests.torture import CHANGING, torture
 
 pytestmark = [
     pytest.mark.long,
@@ -17,4 +18,15 @@ def test_killed_processes_lose_nothing():
     assert report.kills.total() >= 8 and report.cut_short >= 3, (
         "it goes on until so many hit a trial"
     )
+    assert report.good, report.line()
+
+
+@pytest.mark.parametrize("storage", ["sqlite", "postgres"])
+def test_batches_masks_and_readings_that_change_are_resumed(storage, request):
+    """Two workers, or two ranks, of two commands are killed within changes; see `CHANGING`."""
+    if storage == "postgres":
+        server = request.getfixturevalue("postgres_server")  # skips without PostgreSQL
+        assert isinstance(server, Server)
+    report = torture(storage, kills=4, trials=4, pace=0.5, hits=2, options=CHANGING)
+    assert report.kills.total() >= 4 and report.cut_short >= 2
     assert report.good, report.line()

@@ -41,6 +41,26 @@ def test_two_of_each_four_weights_along_the_input_are_kept(tmp_path, monkeypatch
         pruner.mask(network, 0.9, torch.Generator())
 
 
+def test_damage_of_a_diagonal_hessian_is_exact(tmp_path, monkeypatch):
+    """The loss is the sum of the cubes of the weights: H_ii = 6 w, and w^2 H_ii / 2 = 3 w^3."""
+    pruner = import_recipe("my_damage", tmp_path, monkeypatch).Damage(probes=2)
+    module = torch.nn.Linear(3, 2)
+    batches = [(None, 8), (None, 4)]  # a full batch and a half, so that the sum has 1.5 batches
+    network = Network(
+        module,
+        dict(module.named_parameters()),
+        8,
+        lambda: 2,
+        lambda: iter(batches),
+        lambda batch, i: sum((p**3).sum() for p in module.parameters()),
+    )
+    scores = pruner.scores(network, torch.Generator().manual_seed(0))
+    assert scores.keys() == {"weight", "bias"}
+    for name, parameter in module.named_parameters():
+        expected = pruner.probes * 1.5 * 3 * parameter.detach() ** 3
+        torch.testing.assert_close(scores[name], expected)
+
+
 def test_a_subclass_callbacks_and_metrics_do_what_the_page_says(tmp_path, monkeypatch):
     module = import_recipe("my_module", tmp_path, monkeypatch)
     focal = module.Focal(toy_network(1, 3), gamma=1.5)
@@ -104,7 +124,7 @@ def test_the_sharpness_is_the_top_eigenvalue_of_the_hessian(tmp_path, monkeypatc
 def test_the_calibration_error_is_that_of_its_bins(tmp_path, monkeypatch):
     module = import_recipe("my_calibration", tmp_path, monkeypatch)
     run = ToyRun(0.0)
-    x, y = run.data.on_device("val", run.module.device)
+    x, y = run.data_module.on_device("val", run.module.device)
     confidence, prediction = run.module(x).detach().softmax(1).max(1)
     expected = 0.0
     for low in (0.0, 0.25, 0.5, 0.75):

@@ -104,8 +104,18 @@ def test_our_data_go_on_with_a_module_of_the_users():
     assert check_resume(made.training(), trial, made) == []
 
 
-def test_attributes_of_data_are_saved():
-    assert check(data="forgetful.NumberOrder") == []
+@pytest.mark.parametrize("data", ["NumberOrder", "Curriculum"])
+def test_attributes_of_data_are_saved(data):
+    assert check(data=f"forgetful.{data}") == []
+
+
+def test_a_curriculum_resumes_in_a_later_epoch(tmp_path):
+    model, data = (
+        {"class_path": ANIMALS + name} for name in ("models.Net", "forgetful.Curriculum")
+    )
+    goal = {"error": 0.001, "check_interval": 4, "max_steps": 40}
+    study = Study(tmp_path, model=model, data=data, goal=goal)
+    assert_goes_on(study, Trial(Cell(16, 0.3), 0, {"model.lr": 1e-4}), (1, 2))
 
 
 @pytest.mark.parametrize("model", ["ByClock", "Unseeded", "OfTheClass"])

@@ -205,3 +205,33 @@ class AsksInSetup(Net):
 
     def setup(self, stage):
         self.length = self.trainer.estimated_stepping_batches
+
+
+class Curriculum(Clouds):
+    """Draws from a share of its examples that grows with the batches, by attributes of its own."""
+
+    def __init__(self, batch_size: int = 16):
+        super().__init__(batch_size)
+        self.drawn = 0
+        self.generator = torch.Generator().manual_seed(0)
+
+    def train_dataloader(self):
+        return DataLoader(self.train, batch_sampler=EasyFirst(self))
+
+
+class EasyFirst:
+    """The batches of a curriculum."""
+
+    def __init__(self, data: Curriculum):
+        self.data = data
+
+    def __len__(self) -> int:
+        return len(self.data.train) // self.data.hparams.batch_size
+
+    def __iter__(self):
+        data = self.data
+        size = data.hparams.batch_size
+        for _ in range(len(self)):
+            data.drawn += 1
+            pool = min(size * data.drawn, len(data.train))
+            yield torch.randint(pool, (size,), generator=data.generator).tolist()
