@@ -11,6 +11,8 @@ import torch
 from torch import Tensor, nn
 
 State = dict[str, Tensor]  # tensors of one parameter by name, each of shape (networks, ...)
+# `Rule.__post_init__` replaces it; the types of the fields hold after that.
+_GIVEN_LATER: Any = None
 
 
 @dataclass(frozen=True)
@@ -50,12 +52,11 @@ class Rule:
     hyperparameters: tuple[str, ...]
     state: tuple[str, ...]
     update_: Callable[[Tensor, Tensor, State, Tensor, Mapping[str, Tensor], Tensor], None]
-    # `__post_init__` replaces None in these three.
     make: Callable[[Iterable[nn.Parameter], float, Mapping[str, float]], torch.optim.Optimizer] = (
-        None  # pyright: ignore[reportAssignmentType]
+        _GIVEN_LATER
     )
-    is_of: Callable[[torch.optim.Optimizer], bool] = None  # pyright: ignore[reportAssignmentType]
-    hyperparameters_of: Callable[[Mapping[str, Any]], tuple[float, ...]] = None  # pyright: ignore[reportAssignmentType]
+    is_of: Callable[[torch.optim.Optimizer], bool] = _GIVEN_LATER
+    hyperparameters_of: Callable[[Mapping[str, Any]], tuple[float, ...]] = _GIVEN_LATER
     has_step_counter: bool = False
     elementwise: bool = False
     make_state: Callable[[Tensor], dict[str, Tensor]] | None = None
