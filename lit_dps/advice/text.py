@@ -94,8 +94,12 @@ def _recommendation(answer: Answer) -> list[str]:
     probability = f"{100 * best['near_probability']:.0f} %"
     second = f"It is within 10 % of the shortest time with a probability of {probability}"
     low, high = answer.interval
+    is_same = answer.fastest["devices"] == best["devices"]
+    if is_same and not low <= best["batch_size"] <= high:
+        # The batch sizes that were asked for skip the fastest ones.
+        return [first, f"{second}.", f"Any B from {low:g} to {high:g} would take less time."]
     where = ""
-    if answer.fastest["devices"] != best["devices"]:
+    if not is_same:
         where = f" on {_devices(int(answer.fastest['devices']))}"
     if low < high:
         second += f", as is any B from {low:g} to {high:g}{where}{_cut(answer)}"
