@@ -16,6 +16,7 @@ from lit_dps.cli.options import AnalyzeOptions, add_options, take_options
 from lit_dps.cli.parser import CommandParser, new_parser
 from lit_dps.core.atomic_write import check_folder
 from lit_dps.core.config import StorageConfig, StudyConfig
+from lit_dps.report.fixed_data import fixed_data_text
 from lit_dps.report.no_result import NO_RESULT, ended_without_result
 from lit_dps.report.publish import figures_folder, publish
 from lit_dps.report.scale_up import scale_of, scale_up_text
@@ -67,6 +68,8 @@ def main(command: CommandLine) -> int:
     text = publish(study, folder, shown)[0]
     if options.scale is not None:
         text += f"\n{scale_up_text(study, options.scale)}"
+    if options.examples is not None:
+        text += f"\n{fixed_data_text(study, options.examples)}"
     print(text, end=f"\n{retrain_hint(study, storage)}{_mlflow_hint(storage)}")
     return _exit_code(study)
 

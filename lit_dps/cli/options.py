@@ -7,6 +7,7 @@ and the check of unknown options read them here, without an import of PyTorch.
 from __future__ import annotations
 
 import argparse
+import math
 from argparse import SUPPRESS
 from dataclasses import MISSING, Field, dataclass, field, fields
 from functools import cache
@@ -141,6 +142,8 @@ class AnalyzeOptions:
             stopped trials that decide it. Files go to a folder of its name below the figures.
         scale: Predict K at a larger size from three sizes or more. The size is an axis of the
             study, such as data.train_examples=10x or model.width=512.
+        examples: Print what each batch size costs in loss if a run has N examples. The learning
+            rate of the study must not decay.
     """
 
     output: str | None = None
@@ -149,13 +152,18 @@ class AnalyzeOptions:
     validate_every: int | None = field(default=None, metadata={"metavar": "N"})
     statistic: str | None = field(default=None, metadata={"metavar": "NAME"})
     scale: str | None = field(default=None, metadata={"metavar": "AXIS=10x"})
+    examples: float | None = field(default=None, metadata={"metavar": "N"})
 
     def __post_init__(self) -> None:
         check_validation_interval(self.validate_every)
+        if self.examples is not None and not 0 < self.examples < math.inf:
+            raise ConfigError("--examples", self.examples, "a number above 0")
         if self.sync and self.statistic is not None:
             raise ConfigError("--sync", True, "left out beside --statistic")
         if self.sync and self.scale is not None:
             raise ConfigError("--sync", True, "left out beside --scale")
+        if self.sync and self.examples is not None:
+            raise ConfigError("--sync", True, "left out beside --examples")
 
 
 # The options of verbs that take the configuration of a study, or of `fit --of`.
