@@ -44,8 +44,8 @@ class Branched:
     The lower limit of C is the largest branch that is shown to lose nothing, and gives the most
     steps. The upper limit is the smallest branch that surely loses, or the largest branch if none
     does. The geometric mean of both gives the expected steps; a perfect speed-up gives the fewest
-    steps, n B0 / B. Before the first fork C
-    is assumed to equal C of this fork, which is optimistic: critical batch sizes begin low.
+    steps, n B0 / B. Before the first fork C is between B0 and C of this fork, because critical
+    batch sizes begin low.
 
     Attributes:
         batch_size: B0, the batch size of the run, in examples.
@@ -83,6 +83,8 @@ class Branched:
         for fork in self.forks:
             expected.append(math.sqrt(fork.low * min(fork.high, self.largest)))
             smallest.append(fork.low)
+        expected.insert(0, math.sqrt(self.batch_size * expected[0]))
+        smallest.insert(0, self.batch_size)
         rows = []
         for batch_size in map(float, batch_sizes):
             row = {
@@ -101,8 +103,13 @@ class Branched:
         return pd.DataFrame(rows)
 
     def _steps(self, batch_size: float, critical: Sequence[float]) -> float:
-        """Return the steps at a batch size, given the critical batch size from each fork on."""
-        edges = np.minimum([0, *(fork.step for fork in self.forks[1:]), self.steps], self.steps)
+        """Return the steps at a batch size.
+
+        Args:
+            batch_size: B, in examples.
+            critical: The critical batch size before the first fork, and from each fork on.
+        """
+        edges = np.minimum([0, *(fork.step for fork in self.forks), self.steps], self.steps)
         steps_of_run = np.diff(edges)
         return float((steps_of_run * self.batch_size / np.minimum(batch_size, critical)).sum())
 
@@ -154,8 +161,8 @@ class Branched:
         return (
             "The learning rate grows with B as in the branches, with the same schedule; it was not "
             "searched.",
-            "Between two forks, and before the first, the critical batch size equals its value at "
-            "the fork.",
+            "Between two forks the critical batch size equals its value at the first of them. "
+            "Before the first fork it is between B0 and its value there.",
             "Beyond the critical batch size a step makes at least as much progress as one at it, "
             "and at most proportionally more.",
         )

@@ -175,6 +175,10 @@ def _check_and_ask(
     clock = Clock(options.budget, store, stored.get("spent", 0.0), began)
     if "timed" not in stored:
         _refuse_small_budget(clock)
+    elif clock.budget < stored.get("budget", clock.spent):
+        former = format_duration(stored.get("budget", clock.spent), 2)
+        allowed = f"at least {former}, as for the stored measurements, or another study.name"
+        raise ConfigError("--budget", format_duration(clock.budget, 2), allowed)
     session = _Session(setup, options, probe_study, data, environment, store, stored, clock, stop)
     with store.sole_command():
         if bool(store.read()) != bool(stored):
@@ -301,6 +305,8 @@ def _ask_and_answer(
             if proposal is not None:
                 store.keep(max_steps=proposal.max_steps)
             store.keep(configuration=session.probe_study.setup.identity(session.data))
+            if clock.budget < math.inf:
+                store.keep(budget=clock.budget)
             if "environment" not in session.stored:
                 store.keep(environment=session.environment)
             question = _measure(session)

@@ -40,7 +40,14 @@ from lit_dps.analysis.law_fit import (
     residuals_about,
     weighted_fit,
 )
-from lit_dps.analysis.law_verdict import Refusal, Verdict, judge_data, judge_fit, judge_prior
+from lit_dps.analysis.law_verdict import (
+    Refusal,
+    Verdict,
+    judge_data,
+    judge_fit,
+    judge_prior,
+    rise_of_k,
+)
 from lit_dps.analysis.observations import AT_LEAST, Observation, exact, note_on_boundaries
 from lit_dps.core.unit import STEPS, Unit
 
@@ -433,7 +440,10 @@ def fit_law(
             observations, law.fit, law.critical, law.misfit, law.misfit_beyond_noise
         )
     if prior is not None and verdict.refusal is Refusal.EXTRAPOLATION:
-        law = replace(law, beyond=fit_law(measured[-1:], prior))
+        tail = [o for o in observations if o.batch_size >= measured[-1].batch_size]
+        # Lower bounds above the largest K contradict the law.
+        if not rise_of_k(tail):
+            law = replace(law, beyond=fit_law(tail, prior))
     return replace(law, verdict=verdict)
 
 

@@ -73,10 +73,10 @@ def judge_data(observations: Sequence[Observation]) -> Verdict:
 
 def judge_prior(observations: Sequence[Observation], prior: CriticalPrior) -> Verdict:
     """Return what is refused of a law that rests on a prior of B_crit, with one K or more."""
-    measured = exact(observations)
-    rise = _rise(measured)
+    rise = rise_of_k(observations)
     if rise:
         return Verdict(Refusal.PREDICTION, rise)
+    measured = exact(observations)
     sizes = listed_numbers([o.batch_size for o in measured])
     reason = f"K is measured at B = {sizes} only; elsewhere it rests on {prior.source}"
     return Verdict(Refusal.CRITICAL, reason)
@@ -113,7 +113,7 @@ def judge_fit(
         misfit, misfit_beyond_noise: As in `Law`.
     """
     measured = exact(observations)
-    rise = _rise(measured)
+    rise = rise_of_k(measured)
     if rise:
         return Verdict(Refusal.PREDICTION, rise)
     if misfit_beyond_noise > MAX_MISFIT:
@@ -136,16 +136,24 @@ def judge_fit(
     return Verdict()
 
 
-def _rise(ascending: Sequence[Observation]) -> str:
-    """Return a clause on the first rise of K with B that is more than noise; empty without one."""
+def rise_of_k(ascending: Sequence[Observation]) -> str:
+    """Return a clause on the first rise of K with B that is more than noise; empty without one.
+
+    A lower bound above a K at a smaller batch size is a rise too. Upper bounds are ignored.
+    """
     for i, before in enumerate(ascending):
+        if before.bound:
+            continue
         for after in ascending[i + 1 :]:
+            if after.bound == AT_MOST:
+                continue
             rise = math.log(after.steps / before.steps)
             noise = math.sqrt(before.variance + after.variance + 2 * TYPICAL_ERROR**2)
             if rise > max(MAX_RISE, MAX_RISE_DEVIATIONS * noise):
+                more = "more than " if after.bound else ""
                 return (
                     f"K rises from {before.steps:.0f} at B = {before.batch_size:g} to "
-                    f"{after.steps:.0f} at {after.batch_size:g}; is the rate tuned at each batch "
-                    "size?"
+                    f"{more}{after.steps:.0f} at {after.batch_size:g}; is the rate tuned at each "
+                    "batch size?"
                 )
     return ""

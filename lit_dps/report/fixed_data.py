@@ -61,7 +61,7 @@ def _lines_of_series(
     for summary in sorted(cells, key=lambda each: each.cell.batch_size):
         curve = _loss_curve(summary, metric)
         if len(curve):
-            longest = max(longest, float(curve["examples"].max()))
+            longest = max(longest, max(curve["examples"].tolist()))
         if longest < examples:
             continue
         batch_sizes = [each.cell.batch_size for each in cells]

@@ -237,6 +237,7 @@ ADVICE_ATTRS = {
     "configuration": Stored(dict, "The identity of the study that probes, without its trials."),
     "max_steps": Stored(int, "The proposed goal.max_steps.", absent="if the user set it"),
     "environment": Stored(dict, "Code and data of the first measurement."),
+    "budget": Stored(NUMBER, "The budget of the last command, in s.", absent="without a budget"),
     "spent": Stored(NUMBER, "Time that all runs of the command have taken, in s."),
     "timed": Stored(list, "Timed steps: fields of `lit_dps.advice.step_time.Timed`."),
     "check": Stored(NUMBER, "Time of one validation, in s."),

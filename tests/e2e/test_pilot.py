@@ -122,6 +122,8 @@ def test_a_command_that_ends_in_the_pilot_goes_on_as_an_unbroken_one(tmp_path, m
     monkeypatch.setattr("lit_dps.training.checkpoint_files.MIN_SECONDS_WORTH_SAVING", 0.0)
     first = ask(broken, "Module", "--budget", "1s")
     assert first.returncode == 3 and "pilot" not in stored(broken)
+    assert stored(broken)["budget"] == 1
+    assert ask(broken, "Module", "--budget", "0.5s").returncode == 2, "less than before"
     assert ask(broken).returncode == 0
     assert steps_of(broken) == steps_of(whole)
     assert stored(broken)["pilot"]["steps"] == K_OF_PILOT

@@ -208,10 +208,12 @@ def _refuse_goal_met_untrained(short: ShortTrial) -> None:
     goal, monitor = short.goal.goal, short.goal.monitor
     if short.untrained is None or not goal.is_reached(short.untrained[monitor]):
         return
+    key = "goal.at_most"
     side, hint = "below", "; of a metric that is to be maximised set goal.at_least"
     if goal.at_least:
-        side, hint = "above", ""
-    key = "goal.error" if str(goal).startswith("goal error") else "goal.metric"
+        key, side, hint = "goal.at_least", "above", ""
+    elif str(goal).startswith("goal error"):
+        key = "goal.error"
     raise ConfigError(
         key,
         goal.value,

@@ -25,12 +25,13 @@ def test_up_to_the_critical_batch_size_nothing_is_lost_and_beyond_it_steps_are_t
     )
     assert found["known"].tolist() == ["refused", "branched", "branched", "branched", "refused"]
     assert found.loc[32, ["low", "steps", "high"]].tolist() == [100, 100, 100]
-    # 50 steps of 32 up to the second fork, whose critical size is between 32 and 64; then 50 more,
-    # none lost at 64
+    # 10 steps of 32 up to the first fork, with a critical size from 32 to that of the fork; then 40,
+    # whose critical size is between 32 and 64; then 50 more, none lost at 64
+    first = 10 / 2**0.25
     assert found.loc[64, "low"] == 50 and found.loc[64, "high"] == 50 + 25
-    assert found.loc[64, "steps"] == pytest.approx(50 / math.sqrt(2) + 25)
+    assert found.loc[64, "steps"] == pytest.approx(first + 40 / math.sqrt(2) + 25)
     assert found.loc[128, "low"] == 25 and found.loc[128, "high"] == 50 + 25
-    assert found.loc[128, "steps"] == pytest.approx(50 / math.sqrt(2) + 25 / math.sqrt(2))
+    assert found.loc[128, "steps"] == pytest.approx(first + 40 / math.sqrt(2) + 25 / math.sqrt(2))
 
 
 def test_forks_after_the_goal_say_nothing_of_the_way_to_it():
@@ -42,13 +43,17 @@ def test_forks_after_the_goal_say_nothing_of_the_way_to_it():
 def test_where_no_branch_surely_loses_the_largest_one_limits_the_expected_steps():
     found = Branched(8, 64, [Critical(4, 8, math.inf)], 32, met=True)
     row = found.predict([32]).iloc[0]
-    assert row["steps"] == pytest.approx(64 * 8 / 16) and row["high"] == 64 and row["low"] == 16
+    assert (
+        row["steps"] == pytest.approx(4 / math.sqrt(2) + 60 / 2)
+        and row["high"] == 64
+        and row["low"] == 16
+    )
     assert found.notes == []
 
 
-def test_where_all_branches_held_the_speed_up_is_perfect_as_far_as_they_go(golden):
+def test_where_all_branches_held_the_speed_up_is_perfect_from_the_first_fork_on(golden):
     found = Branched(8, 64, [Critical(4, 32, math.inf)], 32, met=False)
-    assert found.predict([32]).iloc[0][["low", "steps", "high"]].tolist() == [16, 16, 16]
+    assert found.predict([32]).iloc[0][["low", "steps", "high"]].tolist() == [16, 17, 19]
     assert found.predict([64]).iloc[0]["known"] == "refused"
     assert len(found.notes) == 2
     golden.check("advice/branches-without-goal.txt", render(answer(found, LINE, [8, 16, 32])))

@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 
+from lit_dps.advice.next_probe import law_with_prior
 from lit_dps.analysis.critical_prior import CriticalPrior, default_prior
 from lit_dps.analysis.law import fit_law, relative_law
 from lit_dps.analysis.law_verdict import Refusal
@@ -98,3 +99,28 @@ def test_where_the_law_does_not_fit_a_prior_gives_k_above_the_range():
     samples = law.samples([20, 128])
     assert (samples[:, 1] == one.samples([128])[:, 0]).all()
     assert np.median(samples[:, 0]) == pytest.approx(table["steps"][2], rel=0.01)
+
+
+def misfits(*bounds: float) -> list[Observation]:
+    """Three K that c1 / B + c2 does not fit, and lower bounds at larger batch sizes."""
+    measured = [Observation(1, 220, check=4), Observation(16, 16, check=4)]
+    measured.append(Observation(64, 8, check=4))
+    for batch_size, steps in zip((128, 256, 512), bounds, strict=True):
+        measured.append(Observation(batch_size, steps, bound=AT_LEAST))
+    return measured
+
+
+def test_lower_bounds_above_the_largest_k_leave_no_prediction_beyond_it():
+    law = law_with_prior(misfits(100, 100, 100))
+    assert law.reach == (1, 64)
+    assert list(law.predict([64, 128, 512])["known"]) == ["measured", "refused", "refused"]
+    few = law_with_prior(misfits(100, 100, 100)[2:])
+    assert few.verdict.refusal is Refusal.PREDICTION
+    assert list(few.predict([64, 128])["known"]) == ["measured", "refused"]
+
+
+def test_lower_bounds_raise_the_prediction_beyond_a_misfit():
+    steps = law_with_prior(misfits(12, 8, 4)).predict([128, 256])["steps"]
+    without = law_with_prior(misfits(12, 8, 4)[:3]).predict([128, 256])["steps"]
+    assert steps[0] >= 12 > without[0]
+    assert steps[1] >= 8 > without[1]
