@@ -32,6 +32,7 @@ from lit_dps.engines.eligible import standard_data
 from lit_dps.engines.engine import Training
 from lit_dps.engines.trainer import TrialFit
 from lit_dps.module import ImageClassifier
+from lit_dps.study.preflight.metric_state import StaleMetricObjects
 from lit_dps.training import GoalErrorCallback, lightning_private
 from lit_dps.training.checkpoint_files import CheckpointFile
 from lit_dps.training.hidden_state import preserve_rng_state
@@ -143,7 +144,8 @@ def run_short(training: Training, trial: Trial, watchers: Sequence[Callback] = (
     fit = short.fit
     epochs = short.epochs
     goal = epochs.goal
-    trainer = _fit(fit, trial, [*watchers, epochs], goal)
+    stale_metrics = StaleMetricObjects()
+    trainer = _fit(fit, trial, [*watchers, stale_metrics, epochs], goal)
     _check_ended(fit, trial, goal, trainer)
     if trial.cell.sparsity and epochs.is_finite is False:
         name = type(fit.built.module).__name__
@@ -152,7 +154,7 @@ def run_short(training: Training, trial: Trial, watchers: Sequence[Callback] = (
             trial.cell.sparsity,
             f"lower sparsities for {name}: its loss is not finite once it is pruned",
         )
-    notes = []
+    notes = stale_metrics.notes(type(fit.built.module).__name__)
     for remark in epochs.remarks:
         notes.append(f"at B = {trial.cell.batch_size} {remark} steps of the budget")
     if trial.cell.sparsity:

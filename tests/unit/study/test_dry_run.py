@@ -69,6 +69,25 @@ def test_a_metric_that_depends_on_the_validation_batch_size_is_refused(model, me
     )
 
 
+@pytest.mark.parametrize(
+    ("model", "arguments", "path"),
+    [
+        ("SharedObject", {}, "train_accuracy.metric_b"),
+        ("ComputedAtTheEnd", {"resets": False}, "error.metric_b"),
+        ("ComputedAtTheEnd", {}, None),
+        ("ByAccuracies", {}, None),
+        ("ByMetric", {}, None),
+    ],
+)
+def test_a_metric_that_counts_earlier_batches_has_a_note(model, arguments, path):
+    notes = dry_run(setup(f"metrics.{model}", arguments=arguments))[1]
+    notes = [note for note in notes if "torchmetrics" in note]
+    if path is None:
+        assert notes == []
+    else:
+        assert [note.split()[4] for note in notes] == [path]
+
+
 @pytest.mark.parametrize("model", ["RootOfBatch", "HalfAlone"])
 def test_half_precision_hides_no_dependence_on_the_batch_size(model):
     """The difference of a root is below 1 %. A module that fails in full precision is validated in
