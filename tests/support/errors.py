@@ -38,7 +38,7 @@ def refuses(
 
 def refusals_in(text: str) -> list[tuple[str, str]]:
     """Return key and value of each ConfigError that a command printed, as it printed them."""
-    return re.findall(r"^lit-dps: error: (\S+) is (.+?); it must be ", text, re.MULTILINE)
+    return re.findall(r"^lit-dps: error: (?:\S+: )?(\S+) is (.+?); it must be ", text, re.MULTILINE)
 
 
 def error_line(text: str) -> str:

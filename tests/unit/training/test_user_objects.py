@@ -175,7 +175,6 @@ def test_advice_for_objects_is_that_of_the_command(tmp_path, monkeypatch, capsys
         goal=goal,
         budget="1s",
         trainer={"accelerator": "cpu"},
-        trials=4,
         name="objects",
     )
     assert advice.name == "objects" and advice.source == "measured" and advice.exit_code == 3
