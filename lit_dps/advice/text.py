@@ -14,6 +14,7 @@ import pandas as pd
 
 from lit_dps.advice.answer import HOUR, Answer
 from lit_dps.advice.branch_law import Branched
+from lit_dps.analysis.law import Law
 from lit_dps.analysis.tables import aligned, significant, three_digits
 
 MARKS = {"extrapolated": "~", "prior": "^", "predicted": "?"}
@@ -96,8 +97,12 @@ def _recommendation(answer: Answer) -> list[str]:
     low, high = answer.interval
     is_same = answer.fastest["devices"] == best["devices"]
     if is_same and not low <= best["batch_size"] <= high:
-        # The batch sizes that were asked for skip the fastest ones.
-        return [first, f"{second}.", f"Any B from {low:g} to {high:g} would take less time."]
+        sentences = [first, f"{second}."]
+        # The batch sizes that were asked for may skip the fastest ones. Without a law, a value
+        # between two measured batch sizes is no evidence of that.
+        if isinstance(answer.law, Law) and answer.law.describes_k:
+            sentences.append(f"Any B from {low:g} to {high:g} would take less time.")
+        return sentences
     where = ""
     if not is_same:
         where = f" on {_devices(int(answer.fastest['devices']))}"
