@@ -1,29 +1,21 @@
-"""Measures what `lit-dps advise` is worth on the workloads of configs/advice, and writes its page.
+"""Writes the page on what `lit-dps advise` is worth on the workloads of configs/advice.
 
     python docs/advise_calibration.py measure [NAME ...]  # runs advise and `fit`, then writes
     python docs/advise_calibration.py                     # writes the page of the stored results
 
-`measure` reads the exhaustive study of each workload from the folder mlruns, else from the stored
-results. It runs the study if both have none. Then it runs `advise` in a new folder, and `fit` on
-three seeds. Results are in docs/advise-calibration.json, the page is docs/advise-calibration.md.
+`advise_measuring.py` measures. Results are in docs/advise-calibration.json, the page is
+docs/advise-calibration.md.
 """
 
 from __future__ import annotations
 
 import bisect
-import datetime
 import json
 import math
-import os
-import re
 import statistics
-import subprocess
 import sys
-import tempfile
-import time
 from pathlib import Path
 from typing import Any, NamedTuple
-from unittest.mock import patch
 
 ROOT = Path(__file__).resolve().parents[1]
 CONFIGS = ROOT / "configs" / "advice"
@@ -31,7 +23,6 @@ RESULTS = ROOT / "docs" / "advise-calibration.json"
 PAGE = ROOT / "docs" / "advise-calibration.md"
 sys.path.insert(0, str(ROOT))
 
-SEEDS = (1, 2, 3)
 COVERAGE = 0.8
 FAR = 8  # a batch size above this times B0 is not part of the target of the error
 # The targets: cost in trainings on a device that is not full at B0, and on one that is; median
@@ -40,7 +31,6 @@ MAX_TRAININGS = (3, 5)
 MAX_ERROR = 0.15
 COVERAGE_RANGE = (0.7, 0.9)
 MAX_TIME_LOST = 0.1
-ANNOUNCED = re.compile(r"asking takes your run and at most ([\d.]+) times as long again")
 
 
 class Workload(NamedTuple):
@@ -67,220 +57,6 @@ WORKLOADS = (
     Workload("muon", "MLP, Muon and AdamW", "muon-exhaustive"),
     Workload("stream", "convolution, stream, SGD", "stream-exhaustive"),
 )
-
-
-# ---- Measuring ----
-
-
-def measure(names: list[str]) -> None:
-    """Measure some workloads, all without names, and store each result when it is there."""
-    for workload in WORKLOADS:
-        if names and workload.name not in names:
-            continue
-        print(f"{workload.name}: measuring", flush=True)
-        results = read_results()
-        results[workload.name] = measured(workload)
-        RESULTS.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n")
-
-
-def measured(workload: Workload) -> dict[str, Any]:
-    """Return the exhaustive study of a workload, the advice, and the runs of `fit`."""
-    import yaml
-
-    study = yaml.safe_load((CONFIGS / f"{workload.study}.yaml").read_text())["study"]["name"]
-    exhaustive = exhaustive_rows(study)
-    note = ""
-    if not exhaustive:
-        stored = read_results().get(workload.name, {})
-        exhaustive = stored.get("exhaustive", [])
-        note = stored.get("study_note", "")
-    if not exhaustive:
-        run_command("study", "--config", str(CONFIGS / f"{workload.study}.yaml"))
-        exhaustive = exhaustive_rows(study)
-    sizes = ",".join(str(row["batch_size"]) for row in exhaustive)
-    with tempfile.TemporaryDirectory() as folder:
-        began = time.time()
-        process = subprocess.run(
-            [sys.executable, __file__, "ask", workload.name, folder, sizes],
-            capture_output=True,
-            text=True,
-            env=environment(),
-            cwd=ROOT,
-        )
-    if process.returncode:
-        raise RuntimeError(process.stderr[-3000:])
-    advice = json.loads(process.stdout.splitlines()[-1])
-    (announced,) = ANNOUNCED.findall(process.stderr)
-    return {
-        **advice,
-        "seconds": advice["ended"] - began,
-        "announced": 1 + float(announced),
-        "exhaustive": exhaustive,
-        "study_note": note,
-        "date": datetime.date.today().isoformat(),
-        "commit": commit(),
-        "machine": machine(),
-    }
-
-
-def exhaustive_rows(study: str) -> list[dict[str, Any]]:
-    """Return K over seeds and step times of a finished study; [] if it is not finished."""
-    import lit_dps
-    from lit_dps.core.errors import UserError
-
-    try:
-        loaded = lit_dps.load(study)
-    except UserError:
-        return []
-    answers = {int(row["batch_size"]): row for row in loaded.answer.to_dict("records")}
-    interval = loaded.analysis.record.goal.check_interval
-    rows = []
-    for row in loaded.repeats.to_dict("records"):
-        size = int(row["batch_size"])
-        answer = answers[size]
-        values = {
-            "batch_size": size,
-            "k_star": float(answer["k_star"]),
-            "median": _finite(row["median"]),
-            "least": _finite(row["least"]),
-            "most": _finite(row["most"]),
-            "runs": int(row["repeats"]),
-            "by_law": float(answer["steps"]),
-            "step_seconds": float(answer["step_seconds"] + answer["check_seconds"] / interval),
-        }
-        rows.append(values)
-    if len(rows) < len(loaded.analysis.record.batch_sizes):
-        return []
-    return rows
-
-
-def _finite(steps: float) -> float | None:
-    """Return steps, or None for a run that missed the goal."""
-    return float(steps) if math.isfinite(steps) else None
-
-
-def ask(name: str, folder: str, sizes: list[int]) -> None:
-    """Run `advise` and its recommendation in this process, and print one line of JSON.
-
-    Args:
-        name: The name of the configuration.
-        folder: A new folder for the storage.
-        sizes: Batch sizes of the exhaustive study.
-    """
-    import lit_dps
-    from lit_dps.cli.advise import give_advice, stdout_on_stderr
-    from lit_dps.cli.command_line import CommandLine
-    from lit_dps.storage.advice_store import list_advice
-
-    config = str(CONFIGS / f"{name}.yaml")
-    command = CommandLine(["advise", "--config", config, "--storage.folder", folder])
-    answers: list[Any] = []
-    with stdout_on_stderr():
-        code = give_advice(command, answers)
-        ended = time.time()
-    (advice,) = answers
-    # A record is cut at the race limit, but the cost is what was run.
-    with patch("lit_dps.storage.read.truncate_at_race_limit", lambda results, *_: results):
-        record = lit_dps.load(f"{advice.name}-advice", folder).analysis.record
-    runs = []
-    for cell, results in record.results.items():
-        for result in results:
-            runs.append([cell.batch_size, result.steps_run, result.seconds])
-    (stored,) = [each for each in list_advice(storage_url(folder)).values() if "pilot" in each]
-    document = advice.to_dict()
-    fits = []
-    if document["recommendation"] is not None:
-        fits = [fit_outcome(advice.name, folder, seed) for seed in SEEDS]
-    answer = {
-        "study": advice.name,
-        "ended": ended,
-        "fit": fits,
-        "code": code,
-        "pilot": {key: stored["pilot"][key] for key in ("steps", "steps_run", "seconds")},
-        "pilot_size": record.batch_sizes[0],
-        "runs": runs,
-        "predicted": predictions(advice.law, sizes),
-        "recommendation": document["recommendation"],
-        "measured": document["measured"],
-    }
-    print(json.dumps(answer))
-
-
-def predictions(law: Any, sizes: list[int]) -> list[list[float]]:
-    """Return batch size, lower limit, median and upper limit of K: the 80 % interval.
-
-    Batch sizes for which the law answers nothing are left out.
-    """
-    import numpy as np
-
-    tail = (1 - COVERAGE) / 2
-    low, high = law.reach
-    rows = []
-    for size in sizes:
-        if low <= size <= high:
-            draws = law.samples([size])[:, 0]
-            rows.append([size, *np.quantile(draws, [tail, 0.5, 1 - tail]).tolist()])
-    return rows
-
-
-def storage_url(folder: str) -> str:
-    """Return the storage URL of a storage folder."""
-    from lit_dps.core.config import StorageConfig
-
-    return StorageConfig(folder=folder).optuna_url
-
-
-def fit_outcome(study: str, folder: str, seed: int) -> dict[str, Any]:
-    """Run the recommended configuration on a seed, and return its steps and hours."""
-    from lit_dps.cli import main as run_main
-    from lit_dps.cli.advise import stdout_on_stderr
-    from lit_dps.storage.advice_store import list_advice
-
-    config = f"{folder}/figures/{study}/advice/fit.yaml"
-    with stdout_on_stderr():
-        code = run_main(["fit", "--config", config, "--seed_everything", str(seed)])
-    outcomes = list_advice(storage_url(folder))[study]["outcomes"]
-    names = ("steps", "reached", "hours", "predicted_steps", "predicted_hours")
-    return {"code": code, **{name: outcomes[-1][name] for name in names}}
-
-
-def run_command(*arguments: str) -> None:
-    """Run a command of lit-dps.
-
-    Raises:
-        RuntimeError: with the end of its output, if it fails.
-    """
-    code = "import sys; from lit_dps.cli import main; sys.exit(main(sys.argv[1:]))"
-    process = subprocess.run(
-        [sys.executable, "-c", code, *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env=environment(),
-        cwd=ROOT,
-    )
-    if process.returncode:
-        raise RuntimeError(process.stdout[-3000:])
-
-
-def environment() -> dict[str, str]:
-    """Return the environment of the commands: one thread, and the modules of configs/advice."""
-    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}:{CONFIGS}"}
-
-
-def commit() -> str:
-    """Return the commit of this working tree."""
-    command = ["git", "-C", str(ROOT), "rev-parse", "--short=8", "HEAD"]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-
-
-def machine() -> str:
-    """Return the processor and the version of PyTorch."""
-    import torch
-
-    from lit_dps.study.hardware import hardware
-
-    return f"{hardware()}, torch {torch.__version__.partition('+')[0]}"
 
 
 def read_results() -> dict[str, Any]:
@@ -687,11 +463,9 @@ def _what(name: str) -> str:
 
 
 def main(arguments: list[str]) -> None:
-    if arguments[:1] == ["ask"]:
-        _, name, folder, sizes = arguments
-        ask(name, folder, [int(size) for size in sizes.split(",")])
-        return
     if arguments[:1] == ["measure"]:
+        from advise_measuring import measure
+
         measure(arguments[1:])
     PAGE.write_text(page(read_results()))
 

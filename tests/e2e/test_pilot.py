@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import importlib
 import json
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -60,7 +62,7 @@ def steps_of(folder) -> dict[int, list]:
     return found
 
 
-def test_the_users_run_and_a_few_larger_batches_give_the_curve(tmp_path):
+def test_the_users_run_and_a_few_larger_batches_give_the_curve(tmp_path, monkeypatch):
     done = ask(tmp_path, "Module", "--devices", "1,2", "--bandwidth", 1e9)
     assert done.returncode == 0, done.stderr
     pilot = stored(tmp_path)["pilot"]
@@ -82,7 +84,10 @@ def test_the_users_run_and_a_few_larger_batches_give_the_curve(tmp_path):
     # What is printed first tells what will be done, and what it costs.
     told = done.stderr
     assert told.index("first your run") < told.index("timing steps")
-    assert told.index("asking takes your run and at most") < told.index("\nyour run: B = 32")
+    # docs/advise_measuring.py reads the announced cost by this pattern.
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "docs"))
+    announced = importlib.import_module("advise_measuring").ANNOUNCED.search(told)
+    assert announced[1] == "2" and announced.start() < told.index("\nyour run: B = 32")
     assert told.index("before any run") < told.index("\nyour run: B = 32")
     file = tmp_path / "mlruns" / "checkpoints" / "Module" / "pilot.ckpt"
     assert torch.load(file, weights_only=True)["global_step"] == K_OF_PILOT
