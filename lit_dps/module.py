@@ -24,18 +24,21 @@ class ImageClassifier(LightningModule):
     Args:
         network: Maps images to logits, shape (batch, classes); any `nn.Module`, by class path.
         optimizer: Name of an update rule of `lit_dps.optim.RULES`, "sgd", "momentum", "nesterov",
-            "adam" or "adamw", or the class path of another `lit_dps.optim.Rule`.
+            "adam", "adamw", "lion" or "muon", or the class path of another `lit_dps.optim.Rule`.
         learning_rate: Initial learning rate, above 0.
-        momentum: Momentum in [0, 1), of momentum and nesterov.
+        momentum: Momentum in [0, 1), of momentum, nesterov and muon.
         schedule: "constant" or "linear" (see `lit_dps.optim.factor`).
         decay_steps: Length of the linear decay, in steps.
         end_factor: Final learning rate of the linear decay as a share of the initial one.
-        beta1, beta2: Decay of the averages of adam and adamw, in [0, 1).
-        epsilon: Added by adam and adamw to the root of the second average, above 0.
-        weight_decay: Weight decay of adam and adamw, 0 or more.
+        beta1, beta2: Decay of the averages of adam, adamw, lion and muon's AdamW, in [0, 1). The
+            authors of Lion take 0.9 and 0.99.
+        epsilon: Added by adam, adamw and muon's AdamW to the root of the second average, above 0.
+        weight_decay: Weight decay of adam, adamw, lion and muon, 0 or more.
         label_smoothing: Share of a label that is spread evenly over all classes, in [0, 1)
             (Szegedy et al. 2016, Section 7; Shallue et al. 2019 search 0, 0.01 and 0.1). It changes
             the training loss, which pruning uses too; `val_loss` is the plain cross-entropy.
+        adamw_ratio: Rate of the AdamW with which muon trains parameters that are no matrices, as a
+            multiple of the learning rate, above 0.
 
     Raises:
         ConfigError: for a value out of its range; by `configure_optimizers`, for a network without
@@ -56,6 +59,7 @@ class ImageClassifier(LightningModule):
         epsilon: float = 1e-8,
         weight_decay: float = 0.0,
         label_smoothing: float = 0.0,
+        adamw_ratio: float = 1.0,
     ):
         super().__init__()
         rule_named(optimizer)  # raises for an unknown name
@@ -72,8 +76,9 @@ class ImageClassifier(LightningModule):
         for key, number in unit.items():
             if not 0 <= number < 1:
                 raise ConfigError(f"model.{key}", number, "a number in [0, 1)")
-        if not epsilon > 0:
-            raise ConfigError("model.epsilon", epsilon, "a number above 0")
+        for key, number in {"epsilon": epsilon, "adamw_ratio": adamw_ratio}.items():
+            if not number > 0:
+                raise ConfigError(f"model.{key}", number, "a number above 0")
         if not weight_decay >= 0:
             raise ConfigError("model.weight_decay", weight_decay, "a number of 0 or more")
         if decay_steps < 1:

@@ -10,14 +10,16 @@ from typing import Any
 
 from lit_dps.core.registry import named
 from lit_dps.optim.adam import ADAM, ADAMW
+from lit_dps.optim.lion import LION
+from lit_dps.optim.muon import MUON
 from lit_dps.optim.rule import Rule, RuleOptimizer, State
 from lit_dps.optim.schedule import Schedule, factor, make_scheduler
 from lit_dps.optim.sgd import MOMENTUM, NESTEROV, SGD, WITH_DECAY
 from lit_dps.optim.stacked_update import FlatLayout, StackedUpdate
 
-_NAMED = (SGD, MOMENTUM, NESTEROV, ADAM, ADAMW)
+_NAMED = (SGD, MOMENTUM, NESTEROV, ADAM, ADAMW, LION, MUON)
 # None of these rules moves a weight of zero whose gradient and state are zero.
-OURS = (*_NAMED, *WITH_DECAY)
+OURS = (SGD, MOMENTUM, NESTEROV, ADAM, ADAMW, LION, *WITH_DECAY)
 RULES: dict[str, Rule] = {rule.name: rule for rule in _NAMED}
 
 

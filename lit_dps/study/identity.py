@@ -47,7 +47,10 @@ _FREE_TRAINER = {
 }
 # Arguments that a later version of the package has added, by class.
 _ADDED = {
-    ImageClassifier: ("beta1", "beta2", "epsilon", "weight_decay", "label_smoothing"),
+    ImageClassifier: (
+        *("beta1", "beta2", "epsilon", "weight_decay", "label_smoothing"),
+        "adamw_ratio",
+    ),
     ImageData: ("train_examples",),
     SimpleCNN: ("width", "depth"),
     MLP: ("width", "depth"),

@@ -77,12 +77,13 @@ def test_with_late_gradients_it_trains_alone(monkeypatch, delay, stacked):
     assert [result.is_stacked for result in results] == [stacked, stacked]
 
 
+@pytest.mark.parametrize("name", [f"{__name__}.NOISY", "lion", "muon"])
 @pytest.mark.parametrize(
     "options", [{}, {"size": 2}, {"lean": False}], ids=["one", "stack", "Lightning"]
 )
-def test_pruned_weights_stay_zero(monkeypatch, options):
-    name, zeros = f"{__name__}.NOISY", []
-    monkeypatch.setitem(RULES, name, NOISY)
+def test_pruned_weights_stay_zero(monkeypatch, options, name):
+    zeros = []
+    monkeypatch.setitem(RULES, f"{__name__}.NOISY", NOISY)
 
     def share(weights) -> None:
         zeros.append((torch.cat([w.flatten() for w in weights]) == 0).float().mean().item())

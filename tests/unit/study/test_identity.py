@@ -19,6 +19,8 @@ from tests.support.setups import sections
 # Configurations and identities of the files in configs/ and of the studies in docs/replication/.
 # Recorded once; a recorded identity must never change.
 RECORDED = json.loads(lzma.decompress(Path(__file__).with_name("identities.json.xz").read_bytes()))
+# Arguments of the module that were added later, with their defaults.
+ADDED = {"adamw_ratio": 1.0}
 SECTIONS = ("goal", "pruning", "smoothness", "optim", "local")
 
 
@@ -44,6 +46,8 @@ def test_the_command_reads_a_file_as_recorded(file):
     setup = read_setup(["--config", str(ROOT / file)])
     config = json.loads(json.dumps(setup.config()))
     assert config["study"].pop("statistic") == "minimum", "a key that was added later"
+    for name, default in ADDED.items():
+        assert config["model"]["init_args"].pop(name) == default
     assert config == convert_config(RECORDED[file]["config"])
 
 
