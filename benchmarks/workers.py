@@ -14,6 +14,7 @@ from benchmarks.setups import UNREACHABLE, on_cpu, paper_setup, varied
 from benchmarks.text import ratio, seconds, table, times
 from lit_dps.core.config import cores
 from lit_dps.parallel.process import StopRequest
+from lit_dps.storage.header import declare
 from lit_dps.study.setup import StudySetup
 from lit_dps.study.workers import work_in_processes
 
@@ -151,6 +152,9 @@ def _run(setup: StudySetup, workers: int, threads: int) -> tuple[float, float]:
     """Trials an hour, and seconds until the first one began."""
     with tempfile.TemporaryDirectory() as folder:
         setup = varied(setup, folder, workers=workers, threads=threads)
+        goal, name = setup.goal_of_trials, setup.workload_name()
+        _, uid = declare(setup.storage.optuna_url, setup.study, name, goal, {}, {})
+        setup = dataclasses.replace(setup, uid=uid)
         begin, begun, ended = time.perf_counter(), [], []
         for result in work_in_processes(setup, workers, StopRequest()):
             ended.append(time.perf_counter())

@@ -18,10 +18,11 @@ CELLS = 4
 TEXT = """# Reliability
 
 `make torture` kills processes of small studies, causes other faults, and compares each study with an
-undisturbed one. A study that resumes after a fault keeps its results, and ends with the same table.
+undisturbed one. A study that resumes after a fault keeps its results, and ends with the same ones.
 
 - *Lost* results were stored, but are missing or different at the end.
-- *Changed* results differ from the results of the undisturbed study.
+- *Changed* results differ from the results of an undisturbed study on as many ranks, in any stored
+  value but times. A row that counts tables compared only the tables.
 - *Doubled* results belong to a point that already has a result.
 
 {kills}
@@ -97,14 +98,20 @@ TESTED = (
 
 @dataclass
 class Report:
-    """Counts of a torture run. Results are compared by cell, point and all stored values."""
+    """Counts of a torture run. Results are compared by cell, point and all stored values.
+
+    Attributes:
+        changed: Results that differ from an unbroken study on as many ranks, apart from times.
+        on_ranks: Results of trials that two ranks trained together.
+    """
 
     storage: str
     commands: int
     trials: int
     kills: Counter = field(default_factory=Counter)
     studies: int = 0
-    identical: int = 0
+    changed: int = 0
+    on_ranks: int = 0
     cut_short: int = 0
     lost: int = 0
     doubled: int = 0
@@ -126,12 +133,8 @@ class Report:
 
     @property
     def good(self) -> bool:
-        return (
-            self.identical
-            == self.studies
-            > 0
-            == self.lost + self.doubled + self.missing + len(self.unexpected)
-        )
+        faults = self.lost + self.changed + self.doubled + self.missing + len(self.unexpected)
+        return self.studies > 0 and faults == 0
 
     @property
     def share(self) -> float:
@@ -140,9 +143,10 @@ class Report:
 
     def line(self) -> str:
         kinds = ", ".join(f"{n} {kind}" for kind, n in sorted(self.kills.items()))
-        tables = f"{self.identical} of {self.studies} tables identical to the unbroken one"
+        total = self.studies * self.points
         found = (
-            f"{self.lost} results lost, {self.doubled} doubled, {self.missing} missing; {tables}"
+            f"{self.changed} of {total} results changed ({self.on_ranks} are from two ranks), "
+            f"{self.lost} lost, {self.doubled} doubled, {self.missing} missing"
         )
         others = "; ".join([f"{len(self.unexpected)} unexpected ends", *self.unexpected])
         return (
@@ -197,12 +201,11 @@ def section_of(text: str, heading: str) -> str:
 
 def row_of_report(report: Report) -> str:
     kinds = ", ".join(f"{n} {kind}" for kind, n in sorted(report.kills.items()))
-    differing = report.studies - report.identical
     cells = [
         f"{report.storage}: {kinds}",
         f"{report.kills.total()} kills; {report.cut_short} trials cut short",
         str(report.lost + report.missing),
-        f"{differing} of {report.studies} tables",
+        f"{report.changed} of {report.studies * report.points}",
         str(report.doubled),
         f"no traceback; exit codes 0, 2, 4 and 130; {len(report.unexpected)} commands ended "
         "otherwise",

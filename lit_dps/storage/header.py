@@ -15,7 +15,7 @@ from optuna.storages import BaseStorage, RDBStorage
 
 from lit_dps.core.config import StudyConfig, folder_name
 from lit_dps.core.environment import DATA
-from lit_dps.core.errors import ConfigError, UserError
+from lit_dps.core.errors import ConfigError, StorageError, UserError
 from lit_dps.core.goal import Goal
 from lit_dps.core.identity import one_spelling
 from lit_dps.core.repeats import RepeatPlan
@@ -23,7 +23,7 @@ from lit_dps.core.search_space import ExpandedSpace, is_continuation, space_to_d
 from lit_dps.core.statistic import MINIMUM
 from lit_dps.core.trial import check_names, derive_seed
 from lit_dps.storage import schema
-from lit_dps.storage.database import storage_errors, temporary_storage
+from lit_dps.storage.database import storage_errors, storage_name, temporary_storage
 from lit_dps.storage.locks import storage_lock
 from lit_dps.storage.ownership import refuse_foreign_cells, refuse_foreign_header
 from lit_dps.storage.stored_format import read_header, study_attributes
@@ -247,9 +247,21 @@ def _grid_attributes(study: StudyConfig, boxes: Sequence[ExpandedSpace]) -> dict
 
 
 def seed_of_trials(url: str, study: StudyConfig) -> int:
-    """Return the seed from which the seeds of a declared study's trials are derived."""
+    """Return the seed from which the seeds of a declared study's trials are derived.
+
+    Raises:
+        StorageError: if the storage has no such study, for example because it was deleted.
+    """
     with storage_errors(url), temporary_storage(url) as storage:
-        return read_header(storage, study.name)[schema.TRIAL_SEED]
+        header = read_header(storage, study.name)
+        if not header:
+            raise StorageError(
+                f"{storage_name(url)} has no study {study.name!r}: its file was deleted, replaced "
+                "or put back from a copy",
+                key="study.name",
+                value=study.name,
+            )
+        return header[schema.TRIAL_SEED]
 
 
 # ---- Checks ----

@@ -43,6 +43,10 @@ VERBS = ("study", "analyze", "figures", "merge", "replicate")
 
 def main() -> None:
     control = socket.socket(fileno=int(sys.argv[1]))
+    # It ends with its control socket alone. A signal that a test sends too widely spares it.
+    # `_enter` resets both in the commands.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     for name in VERBS:
         import_module(f"lit_dps.cli.{name}")
     import_module("tests.support.schema").use_copies()
@@ -86,7 +90,8 @@ def _serve(control: socket.socket) -> tuple[dict, list[int]]:
                     return json.loads(text), fds
                 for other in fds:
                     os.close(other)
-                os.write(answers, f"{pid}\n".encode())
+                with suppress(BrokenPipeError):  # the sender waited no longer
+                    os.write(answers, f"{pid}\n".encode())
                 watched[os.pidfd_open(pid)] = pid, answers
             else:
                 pid, answers = watched.pop(fd)

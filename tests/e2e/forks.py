@@ -13,11 +13,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from functools import cache
 from pathlib import Path
 from typing import IO
 
 ROOT = Path(__file__).parents[2]
+START_SECONDS = 300  # for the server's imports, also on a busy machine
 ROOM = 4000  # bytes for the command lines that the server's children show
 
 
@@ -52,9 +52,11 @@ class Command:
         }
         with open(os.devnull) as nothing:
             fds = [theirs.fileno(), nothing.fileno(), stdout.fileno(), stderr.fileno()]
-            socket.send_fds(_server(), [json.dumps(request).encode()], fds)
+            socket.send_fds(_server().control, [json.dumps(request).encode()], fds)
         theirs.close()
-        self.pid = int(self._line(120))
+        pid = self._line(START_SECONDS)
+        assert pid is not None, f"the fork server starts nothing in {START_SECONDS} s"
+        self.pid = int(pid)
 
     def poll(self) -> int | None:
         """How it ended, or None."""
@@ -97,23 +99,44 @@ class Command:
         return line.decode()
 
 
-@cache
-def _server() -> socket.socket:
-    """The socket that requests go by, to a server that ends when this process does."""
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    for size in (socket.SO_SNDBUF, socket.SO_RCVBUF):
-        ours.setsockopt(socket.SOL_SOCKET, size, 1 << 20)
-    command = [sys.executable, "-m", "tests.e2e.fork_server", str(theirs.fileno()), " " * ROOM]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    server = subprocess.Popen(
-        command,
-        cwd=ROOT,
-        env=environment,
-        pass_fds=[theirs.fileno()],
-        stdin=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-    theirs.close()
-    atexit.register(server.wait)
-    atexit.register(ours.close)
-    return ours
+class _Server:
+    """A process that forks commands. It ends when this process does.
+
+    Attributes:
+        control: The socket that requests go by.
+        process: The process.
+    """
+
+    def __init__(self):
+        self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        for size in (socket.SO_SNDBUF, socket.SO_RCVBUF):
+            self.control.setsockopt(socket.SOL_SOCKET, size, 1 << 20)
+        command = [sys.executable, "-m", "tests.e2e.fork_server", str(theirs.fileno()), " " * ROOM]
+        environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+        self.process = subprocess.Popen(
+            command,
+            cwd=ROOT,
+            env=environment,
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        theirs.close()
+        atexit.register(self.process.wait)
+        atexit.register(self.control.close)
+
+
+_started: list[_Server] = []  # the last one serves
+
+
+def _server() -> _Server:
+    """Return the server; another one if it was killed, for example because memory was short.
+
+    Only the commands of the killed server fail, and no later ones.
+    """
+    if not _started or _started[-1].process.poll() is not None:
+        if _started:
+            code = _started[-1].process.returncode
+            print(f"the fork server ended with {code}; another one starts", file=sys.stderr)
+        _started.append(_Server())
+    return _started[-1]

@@ -168,7 +168,7 @@ def test_a_stopped_command_gives_its_trial_back(tmp_path, unbroken):
     wait_for_results(database, 2, process)
     os.killpg(process.pid, signal.SIGINT)  # as a terminal sends Ctrl-C: to all processes
     assert process.wait(60) == 130, (tmp_path / "output.txt").read_text()
-    assert "trials are left" in (tmp_path / "output.txt").read_text()
+    assert "trials remain; the same command resumes" in (tmp_path / "output.txt").read_text()
     done = run_here(tmp_path, *STUDY)
     assert done.returncode == 0, done.stderr
     assert table(tmp_path) == table(unbroken)

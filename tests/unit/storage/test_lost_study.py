@@ -10,16 +10,17 @@ from pathlib import Path
 import pytest
 from sqlalchemy.exc import OperationalError
 
-from lit_dps.core.config import StorageConfig
+from lit_dps.core.config import StorageConfig, StudyConfig
 from lit_dps.core.errors import StorageError
 from lit_dps.storage.database import StudyLost, refuse_lost, storage_errors
+from lit_dps.storage.header import seed_of_trials
 from lit_dps.storage.read import read_study
 from lit_dps.storage.urls import check_writable, without_password
 from tests.e2e.commands import FAST, run_here
 from tests.support.errors import refuses
 from tests.support.runs import trials_of
 from tests.unit.storage.test_store import ended
-from tests.unit.storage.test_store_shared import declared, opened
+from tests.unit.storage.test_store_shared import SPACE, declared, opened
 
 # The columns of MLflow's tables that tell whose a run is
 MLFLOW = """
@@ -144,3 +145,14 @@ def test_a_full_disk_is_named_with_the_remedy(said):
     with refuses(place, error=StorageError) as refused, storage_errors(place):
         raise OperationalError("insert", {}, sqlite3.OperationalError(said))
     assert said in refused.value.value and "space" in str(refused.value)
+
+
+def test_a_worker_of_a_study_that_was_deleted_names_the_cause(tmp_path):
+    url = f"sqlite:///{tmp_path}/study.db"
+    declared(url)
+    study = StudyConfig(name="s", space=SPACE, batch_sizes=[4], sparsities=[0.0], trials=3)
+    assert seed_of_trials(url, study) == study.seed
+    (tmp_path / "study.db").unlink()
+    with refuses("study.name", "s", StorageError) as refused:
+        seed_of_trials(url, study)
+    assert "study.db has no study 's': its file was deleted" in str(refused.value)
