@@ -81,12 +81,16 @@ def devices_of(text: str) -> tuple[int, ...]:
     """Return the numbers of devices of a list such as 1,2,4,8, ascending.
 
     Raises:
-        ConfigError: for any other text.
+        ConfigError: for any other text, and for a number that occurs twice.
     """
     try:
-        return tuple(sorted({int(part) for part in text.split(",")}))
+        devices = sorted(int(part) for part in text.split(","))
     except ValueError:
         raise ConfigError("--devices", text, "numbers of devices such as 1,2,4,8") from None
+    if len(set(devices)) < len(devices):
+        allowed = "different numbers of devices such as 1,2,4,8"
+        raise ConfigError("--devices", text, allowed)
+    return tuple(devices)
 
 
 class Clock:

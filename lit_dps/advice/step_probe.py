@@ -9,6 +9,7 @@ import dataclasses
 import gc
 import math
 import os
+import statistics
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -23,7 +24,7 @@ from lit_dps.core.errors import UserError, first_line, is_about
 from lit_dps.core.process_memory import kibibytes_in, peak_bytes, reset_peak
 from lit_dps.core.text import format_duration, number_text
 from lit_dps.core.trial import Cell, Trial
-from lit_dps.study.probe_run import timed_run
+from lit_dps.study.probe_run import RunTimes, timed_run
 from lit_dps.study.setup import StudySetup
 
 TRAINING_SECONDS = 1.0  # of training that are timed at each size, at most
@@ -41,6 +42,7 @@ SPENT = "the time for it is spent"
 FULL = "it does not fit the memory"
 
 
+MIN_SHARE = 0.05  # of a time that remains without the wait for a CPU, at least
 MAX_SHARE = 0.8  # of the free memory that a step may take
 CGROUP = Path("/sys/fs/cgroup")
 # Messages of torch, CUDA, numpy and Python, in lower case.
@@ -89,10 +91,29 @@ class StepTimes:
 
 
 class StepAndCheck(NamedTuple):
-    """Seconds of a step and of a validation."""
+    """Seconds of a step and of a validation.
+
+    Attributes:
+        step, check: With the time that this process waited for a CPU; `check` is nan if no
+            validation was timed.
+        quiet_step, quiet_check: Without this time.
+    """
 
     step: float
     check: float
+    quiet_step: float
+    quiet_check: float
+
+    @classmethod
+    def of_run(cls, times: RunTimes, on_gpu: bool) -> StepAndCheck:
+        """Return the seconds of a timed run. A GPU works while its process waits for a CPU."""
+        if on_gpu:
+            return cls(times.step, times.check, times.step, times.check)
+        quiet_step = max(times.step - times.step_waited, MIN_SHARE * times.step)
+        quiet_check = times.check
+        if math.isfinite(times.check):
+            quiet_check = max(times.check - times.check_waited, MIN_SHARE * times.check)
+        return cls(times.step, times.check, quiet_step, quiet_check)
 
 
 def time_steps(
@@ -173,6 +194,7 @@ class _SizeLadder:
         self.factor = factor
         self.times = StepTimes()
         self.checks: list[float] = []
+        self.slowdowns: list[float] = []  # with the wait for a CPU, over without it
         self.smallest_failed = math.inf
         self.expected_step = math.nan  # seconds of a step at the next size
         self.parts = setup.workload.accumulated
@@ -187,8 +209,12 @@ class _SizeLadder:
             raise UserError(
                 f"advise: steps can be timed at fewer than 2 batch sizes: {times.reason}"
             )
+        # Other programs slow some sizes down and not others, which would favour the others. So
+        # all sizes get the same slowdown, and times remain those of this machine.
+        slowdown = statistics.median(self.slowdowns)
+        times.timed = [row._replace(seconds=slowdown * row.seconds) for row in times.timed]
         # The first validation of a run, which is timed, is sometimes slower than later ones.
-        times.check = min(self.checks)
+        times.check = slowdown * min(self.checks)
         times.is_memory_full = times.reason.startswith(FULL)
         return times
 
@@ -199,7 +225,11 @@ class _SizeLadder:
         trial = _trial(self.setup, size * self.parts)
         steps = _steps_to_time(self.expected_step, self.seconds)
         may_fail = not self.times.timed and size <= MAX_SIZE_THAT_MAY_FAIL
-        result = _time_trial(self.setup, trial, steps, may_fail=may_fail)
+        most_seconds = None
+        if self.checks:
+            # Another validation need not be timed.
+            most_seconds = min(TRAINING_SECONDS, self.seconds / 20)
+        result = _time_trial(self.setup, trial, steps, may_fail=may_fail, most_seconds=most_seconds)
         if isinstance(result, str):
             return self._size_after_failure(size, result)
         if not self.warm:
@@ -207,9 +237,11 @@ class _SizeLadder:
             self.expected_step = result.step
             return size
         self.memory.end(size)
-        self.times.timed.append(Timed(float(size), result.step, 1, 1, self.parts))
+        self.times.timed.append(Timed(float(size), result.quiet_step, 1, 1, self.parts))
         self.times.largest = size
-        self.checks.append(result.check)
+        self.slowdowns.append(result.step / result.quiet_step)
+        if math.isfinite(result.quiet_check):
+            self.checks.append(result.quiet_check)
         self.print_line(
             f"  {size} examples on one device: a step takes {format_duration(result.step, 2)}"
         )
@@ -298,6 +330,7 @@ def _time_trial(
     steps: int,
     on_all_ranks: bool = False,
     may_fail: bool = False,
+    most_seconds: float | None = None,
 ) -> StepAndCheck | str:
     """Return seconds of a step and of a validation, or the reason why they cannot be timed.
 
@@ -307,13 +340,14 @@ def _time_trial(
         steps: The number of steps to time.
         on_all_ranks: Whether all ranks of the trainer train the trial, or this process alone.
         may_fail: Whether the reason may be another one than memory and the training split.
+        most_seconds: If it is given, the time after which the run ends without a validation.
 
     Raises:
         UserError: with the cause of any other failure.
     """
     try:
-        times = timed_run(setup, trial, steps, on_all_ranks)
-        return StepAndCheck(times.step, times.check)
+        times = timed_run(setup, trial, steps, on_all_ranks, most_seconds=most_seconds)
+        return StepAndCheck.of_run(times, setup.on_gpu)
     except Exception as error:
         # On several ranks, errors of the module are raised as they are.
         if not on_all_ranks and not isinstance(error, (UserError, RuntimeError, MemoryError)):

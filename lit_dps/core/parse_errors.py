@@ -20,6 +20,7 @@ TYPE_WORDS = {
     **dict.fromkeys(("list", "tuple", "set"), "a list, such as [1, 2]"),
     "dict": "keys with values, such as {key: value}",
 }
+NOT_FINITE = ("nan", "inf", "-inf", ".nan", ".inf", "-.inf")
 # Reasons of types that a value was not meant to have: null, for an optional class, or a path.
 _NOT_MEANT = "Expected a <class 'NoneType'>", "Expected <class 'NoneType'>", "Expected a path"
 _KEY = re.compile(r'Parser key "([^"]+)": ')
@@ -84,6 +85,8 @@ def _wrong_value(key: str, text: str) -> ConfigError | None:
     if _SPARSE_ENGINE.match(f"{key}: {text}"):
         return ConfigError(key, "sparse", "single", "The engine 'sparse' was removed.")
     wrong = _WRONG_TYPE.fullmatch(text)
+    if wrong is not None and wrong[1] == "float" and wrong[2].lower() in NOT_FINITE:
+        return ConfigError(key, wrong[2], "a finite number")
     if wrong is not None:
         return ConfigError(key, wrong[2], TYPE_WORDS.get(wrong[1], f"of type {wrong[1]}"))
     wrong = _WRONG_LITERAL.fullmatch(text)

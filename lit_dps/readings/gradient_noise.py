@@ -14,7 +14,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor, nn
 from torch.distributed import GradBucket  # pyright: ignore[reportPrivateImportUsage]
 
-from lit_dps.core.errors import ConfigError
+from lit_dps.core.errors import ConfigError, UserError
 from lit_dps.core.noise_scale import NoiseScale, noise_scale, unbiased_moments
 from lit_dps.core.trial import NOISE_SCALE
 from lit_dps.parallel import ranks
@@ -273,8 +273,13 @@ class NoiseScaleCallback(Callback):
         if size < 2 and ranks.world() > 1:
             return Reading(math.nan, math.nan, size)
         if size < 2 or not can_be_cut(batch, size):
-            allowed = "batches of at least 2 examples, which are the first dimension of all tensors"
-            raise ConfigError("NoiseScaleCallback", size, allowed)
+            examples = "1 example" if size == 1 else f"{size} examples"
+            raise UserError(
+                f"NoiseScaleCallback cannot halve a batch of {examples}; a batch must have at "
+                "least 2 examples, which are the first dimension of all its tensors",
+                key="NoiseScaleCallback",
+                value=size,
+            )
         half = size // 2
         gradients = []
         with self._pass.without_side_effects() as twin:

@@ -10,6 +10,8 @@ A callback ends its run by raising `EndProbe`.
 
 from __future__ import annotations
 
+import math
+import statistics
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
@@ -26,11 +28,19 @@ from lit_dps.core.errors import UserError, is_about
 from lit_dps.core.trial import LIGHTNING, SINGLE, Status, Trial, TrialResult
 from lit_dps.engines.engine import Training
 from lit_dps.engines.trainer import TrainerEngine, TrialFit
+from lit_dps.parallel.process import cpu_wait_seconds
 from lit_dps.study.setup import StudySetup
 from lit_dps.study.workers import all_ranks
+from lit_dps.training.checkpoint_callback import Paused
 from lit_dps.training.hidden_state import preserve_rng_state
 from lit_dps.training.stopwatch import now
 
+# A timed run may end after `MIN_BLOCKS` of its `BLOCKS` blocks of steps, if the standard error of
+# the mean time is at most this share.
+BLOCKS = 16
+MIN_BLOCKS = 6
+NARROW = 0.02
+MIN_TIMED_STEPS = 3  # of a run that ends because its time is over
 LOCAL_START = "local.start"  # key of the step at which the workers of local SGD separate
 
 
@@ -134,15 +144,30 @@ def engine_run(
 
 
 class RunTimes(NamedTuple):
-    """Seconds of a timed run: its start, one step with its data, and one full validation."""
+    """Seconds of a timed run.
+
+    Attributes:
+        start: Its start.
+        step: One step with its data.
+        check: One full validation; nan if the run ended before it.
+        step_waited: Seconds of a step for which this process was ready to run but had no CPU.
+        check_waited: Like `step_waited`, of the validation.
+    """
 
     start: float
     step: float
     check: float
+    step_waited: float = 0.0
+    check_waited: float = 0.0
 
 
 def timed_run(
-    setup: StudySetup, trial: Trial, steps: int, on_all_ranks: bool = False, warm_up: int = 1
+    setup: StudySetup,
+    trial: Trial,
+    steps: int,
+    on_all_ranks: bool = False,
+    warm_up: int = 1,
+    most_seconds: float | None = None,
 ) -> RunTimes:
     """Time some steps of a trial and a full validation, as the study's engine runs them.
 
@@ -154,6 +179,8 @@ def timed_run(
         steps: The number of steps to time.
         on_all_ranks: Whether all ranks of the trainer train the trial, or this process alone.
         warm_up: The number of first steps that are not timed, at least 1.
+        most_seconds: If it is given, a run in Lightning's loop ends without a validation after
+            this time, or once the time of a step is known to `NARROW`.
 
     Raises:
         CannotTime: if the trial fails or ends early.
@@ -172,17 +199,22 @@ def timed_run(
     if on_all_ranks:
         updates_per_step = max(1, updates_per_step // setup.ranks)
     attempt = Attempt(trial, setup.unreachable_goal(total - 1))
-    timer = _StepTimer(attempt, warm_up, updates_per_step)
+    if engine != LIGHTNING or on_all_ranks:
+        # Only Lightning's loop of one process can end at any step.
+        most_seconds = None
+    timer = _StepTimer(attempt, warm_up, updates_per_step, most_seconds)
     hook = register_optimizer_step_post_hook(timer.on_update)
     begin = time.perf_counter()
     try:
         result = engine_run(timed, attempt, on_all_ranks=on_all_ranks)
     finally:
         hook.remove()
-    if result.status is Status.FAILED:
+    if timer.ended_after is not None:
+        steps = timer.ended_after
+    elif result.status is Status.FAILED:
         # `refuse_too_large` and data modules of the package name this key.
         raise CannotTime(result.failure, is_about(result.failure, "study.batch_sizes"))
-    if timer.updates < total * updates_per_step:
+    elif timer.updates < total * updates_per_step:
         taken = f"it took {timer.updates // updates_per_step} of {total} steps"
         raise CannotTime(
             f"{taken} at {trial.cell}. Is the batch size larger than the training split?",
@@ -190,7 +222,11 @@ def timed_run(
         )
     step = (timer.last - timer.first) / steps
     start = max(timer.first - begin - warm_up * step, 0.0)
-    return RunTimes(start, step, timer.checked - timer.last)
+    waited = (timer.waited_at_last - timer.waited_at_first) / steps
+    if timer.ended_after is not None:
+        return RunTimes(start, step, math.nan, waited)
+    check_waited = timer.waited_at_check - timer.waited_at_last
+    return RunTimes(start, step, timer.checked - timer.last, waited, check_waited)
 
 
 def local_workers(setup: StudySetup, trial: Trial) -> int:
@@ -217,22 +253,40 @@ class _StepTimer:
         attempt: The attempt to time.
         warm_up: The number of first steps that are not timed.
         updates_per_step: The number of updates that make one step.
+        most_seconds: The attempt ends after this time, or once its steps have told enough; None
+            times all steps.
 
     Attributes:
         updates: The number of updates so far.
         first, last, checked: The time after the warm-up, after the last step, and after the
             validation.
+        waited_at_first, waited_at_last, waited_at_check: `cpu_wait_seconds` at these times.
+        ended_after: The number of timed steps, if the attempt ended before all of them.
     """
 
-    def __init__(self, attempt: Attempt, warm_up: int, updates_per_step: int):
+    def __init__(
+        self,
+        attempt: Attempt,
+        warm_up: int,
+        updates_per_step: int,
+        most_seconds: float | None = None,
+    ):
         self.updates = 0
         self.first = 0.0
         self.last = 0.0
         self.checked = 0.0
+        self.waited_at_first = 0.0
+        self.waited_at_last = 0.0
+        self.waited_at_check = 0.0
+        self.ended_after: int | None = None
         self._attempt = attempt
         self._engine = attempt.engine
         self._warm_up_updates = warm_up * updates_per_step
         self._all_updates = attempt.goal.max_steps * updates_per_step
+        self._updates_per_step = updates_per_step
+        self._most_seconds = most_seconds
+        self._block_steps = max(1, (attempt.goal.max_steps - warm_up) // BLOCKS)
+        self._blocks: list[float] = []
         attempt.on_check = self.on_check
 
     def on_update(self, optimizer: torch.optim.Optimizer, *args: object) -> None:
@@ -241,13 +295,44 @@ class _StepTimer:
             # The attempt begins again if the interval loop finds that it needs Lightning's loop.
             self._engine = self._attempt.engine
             self.updates = 0
+            self._blocks = []
         self.updates += 1
         device = optimizer.param_groups[0]["params"][0].device
         if self.updates == self._warm_up_updates:
             self.first = now(device)
+            self.waited_at_first = cpu_wait_seconds()
+            self.last = self.first
+            self.waited_at_last = self.waited_at_first
         elif self.updates == self._all_updates:
             self.last = now(device)
+            self.waited_at_last = cpu_wait_seconds()
+        elif self._most_seconds is not None and self.updates > self._warm_up_updates:
+            timed = self.updates - self._warm_up_updates
+            if timed % (self._block_steps * self._updates_per_step) == 0:
+                self._end_block(now(device), self._most_seconds)
+
+    def _end_block(self, time_now: float, most_seconds: float) -> None:
+        """Note the time after a block of steps, and end the attempt if it has told enough."""
+        waited = cpu_wait_seconds()
+        seconds = time_now - self.last - (waited - self.waited_at_last)
+        self._blocks.append(seconds / self._block_steps)
+        self.last = time_now
+        self.waited_at_last = waited
+        steps = len(self._blocks) * self._block_steps
+        is_over = steps >= MIN_TIMED_STEPS and time_now - self.first > most_seconds
+        if is_over or is_narrow(self._blocks):
+            self.ended_after = steps
+            raise Paused
 
     def on_check(self, attempt: Attempt) -> None:
         """Note the time after a validation."""
         self.checked = now()
+        self.waited_at_check = cpu_wait_seconds()
+
+
+def is_narrow(seconds: Sequence[float]) -> bool:
+    """Return True if the mean of some measurements has a standard error of at most `NARROW`."""
+    if len(seconds) < MIN_BLOCKS:
+        return False
+    error = statistics.stdev(seconds) / math.sqrt(len(seconds))
+    return error <= NARROW * statistics.fmean(seconds)

@@ -119,7 +119,13 @@ def test_branches_give_a_configuration_with_times_without_a_probe(tmp_path):
             ("--budget", "1h", "--price", "-1"),
             "--price is -1.0; it must be a finite number above 0",
         ),
+        ("Module", ("--price", "nan"), "--price is nan; it must be a finite number"),
         ("Module", ("--budget", "1h", "--devices", "0,1"), "--devices is '0,1'"),
+        (
+            "Module",
+            ("--devices", "1,1"),
+            "--devices is '1,1'; it must be different numbers of devices such as 1,2,4,8",
+        ),
         ("Module", ("--trials", "8"), "--trials: 'trials' is not accepted"),
         ("Module", ("--buget", "1h"), "--buget: 'buget' is not accepted; did you mean --budget?"),
         ("Unlogged", ("--budget", "1h"), "goal.monitor is 'val_error'"),

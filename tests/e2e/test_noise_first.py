@@ -55,6 +55,6 @@ def test_what_cannot_be_read_is_said_and_the_study_goes_on(folder):
     done = run_here(folder, "study", "--config", FAST, *one)
     assert done.returncode == NO_RESULT
     assert (
-        "noise scale not measured: NoiseScaleCallback is 1; it must be batches of at least 2"
+        "noise scale not measured: NoiseScaleCallback cannot halve a batch of 1 example"
         in done.stderr
     )

@@ -33,7 +33,7 @@ K_OF_PILOT = 75  # C1 / 32 + C2, at the best rate
 def step_times(monkeypatch):
     """Steps take 10 ms and little more for each example, as on a GPU that is not full."""
 
-    def timed(setup, trial, steps, on_all_ranks=False, warm_up=1):
+    def timed(setup, trial, steps, on_all_ranks=False, **options):
         if trial.cell.batch_size > 1024:
             raise MemoryError
         return RunTimes(0.0, 0.01 + 1e-5 * trial.cell.batch_size, 0.001)

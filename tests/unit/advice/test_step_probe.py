@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import json
+import math
 import subprocess
 import sys
 
@@ -19,6 +20,7 @@ from lit_dps.advice.step_time import fit_step_time
 from lit_dps.core.config import StorageConfig, StudyConfig
 from lit_dps.core.errors import ConfigError, UserError
 from lit_dps.core.search_space import Range
+from lit_dps.study.probe_run import RunTimes
 from lit_dps.study.setup import StudySetup
 from lit_dps.training.workload import Workload
 from tests.support.errors import refuses
@@ -111,6 +113,30 @@ def test_on_a_cpu_no_step_is_tried_that_is_estimated_to_take_more_than_is_free()
     assert "0.80 GiB" in found.reason
     roomy = time_steps(setup(), 60, lambda line: None, Estimated(free=100))
     assert roomy.largest == 64 and roomy.split_is_used_up
+
+
+def test_other_programs_favour_no_batch_size(monkeypatch):
+    """A step takes 1 ms an example; the process also waits for a CPU, at some sizes longer."""
+    slowdowns = {1: 2.0, 2: 9.0, 4: 2.0, 8: 3.0, 16: 1.0, 32: 2.0, 64: 2.0}
+    asked = []
+
+    def run(setup, trial, steps, on_all_ranks=False, most_seconds=None):
+        size = trial.cell.batch_size
+        asked.append(most_seconds)
+        if size > 64:
+            raise MemoryError
+        quiet = 1e-3 * size
+        step = slowdowns[size] * quiet
+        if most_seconds is not None:
+            return RunTimes(0.0, step, math.nan, step - quiet)
+        return RunTimes(0.0, step, 0.3, step - quiet, 0.2)
+
+    monkeypatch.setattr("lit_dps.advice.step_probe.timed_run", run)
+    found = time_steps(setup(), 60, lambda line: None, Estimated(free=1e6), warm=True)
+    # All sizes get the slowdown of the median size, so their ratios are those of a quiet machine.
+    assert [row.seconds for row in found.timed] == pytest.approx([2e-3 * 2**i for i in range(7)])
+    assert found.check == pytest.approx(2 * 0.1)
+    assert asked == [None] + [1.0] * 7, "one validation is timed"
 
 
 class Schedule(Net):

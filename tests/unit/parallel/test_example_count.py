@@ -18,7 +18,7 @@ from torch.utils.data import (
     TensorDataset,
 )
 
-from lit_dps.core.errors import ConfigError
+from lit_dps.core.errors import ConfigError, UserError
 from lit_dps.parallel.ddp import ShardLoader, trainer_arguments
 from lit_dps.parallel.example_count import Sizes, can_be_cut, counted
 from lit_dps.readings import NoiseScaleCallback
@@ -161,7 +161,7 @@ def test_batches_whose_tensors_differ_in_length_are_not_cut():
     assert can_be_cut((torch.ones(4, 2), torch.ones(4)), 4)
     for collate in KINDS:
         assert not can_be_cut(collate(rows(4)), 4)
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(UserError) as caught:
         fit(
             Plain(),
             DataLoader(rows(), 4, collate_fn=ragged),

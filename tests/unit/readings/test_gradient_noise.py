@@ -13,7 +13,7 @@ from lightning.pytorch import LightningModule
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from lit_dps.core.errors import ConfigError
+from lit_dps.core.errors import ConfigError, UserError
 from lit_dps.core.noise_scale import NoiseScale, noise_scale, reading_batch_size, unbiased_moments
 from lit_dps.data import Digits
 from lit_dps.models import MLP
@@ -178,9 +178,10 @@ def test_what_it_cannot_read_is_refused():
         with pytest.raises(ConfigError) as caught:
             NoiseScaleCallback(*values)
         assert (caught.value.key, caught.value.value) == (f"NoiseScaleCallback.{key}", value)
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(UserError) as refused:
         fit(Plain(), loader(batch_size=1), callbacks=[NoiseScaleCallback()], max_steps=1)
-    assert (caught.value.key, caught.value.value) == ("NoiseScaleCallback", 1)
+    assert (refused.value.key, refused.value.value) == ("NoiseScaleCallback", 1)
+    assert "cannot halve a batch of 1 example; a batch must have at least 2" in str(refused.value)
     manual = Plain()
     manual.automatic_optimization = False
     with pytest.raises(ConfigError) as caught:

@@ -18,8 +18,9 @@ from lit_dps.parallel.process import Interrupted, StopRequest
 from lit_dps.storage.read import read_study
 from lit_dps.storage.run_records import store_step_timing
 from lit_dps.study import quiet_timing
-from lit_dps.study.probe_run import RunTimes, _StepTimer
+from lit_dps.study.probe_run import RunTimes, _StepTimer, is_narrow
 from lit_dps.study.quiet_timing import MIN_ROUNDS, ROUNDS, SWITCH, WARM_UP_STEPS, update_step_timing
+from lit_dps.training.checkpoint_callback import Paused
 from tests.support.fake_study import GOAL, SPACE, result, write_study
 from tests.support.texts import numbers_in
 
@@ -177,6 +178,42 @@ def test_only_the_second_run_is_timed_if_the_first_one_needs_lightning(monkeypat
         timer.on_update(optimizer)
     attempt.record(5, 0.9, True, 1.0, True)
     assert (timer.first, timer.last, timer.checked) == (10.0, 16.0, 19.0)
+
+
+def timer_of_known_steps(monkeypatch, seconds: list[float], waited: list[float], most: float):
+    """A timer of 97 steps, of which 96 are timed in blocks of 6, and its optimizer."""
+    clocks = {"seconds": iter(seconds), "waited": iter(waited)}
+    monkeypatch.setattr("lit_dps.study.probe_run.now", lambda device: next(clocks["seconds"]))
+    monkeypatch.setattr("lit_dps.study.probe_run.cpu_wait_seconds", lambda: next(clocks["waited"]))
+    attempt = Attempt(Trial(Cell(4), 0, {}), Goal(0.5, check_interval=97, max_steps=97))
+    return _StepTimer(attempt, 1, 1, most), torch.optim.SGD([torch.zeros(1)], 0.1)
+
+
+def test_a_timed_run_ends_once_its_steps_agree_without_the_wait_for_a_cpu(monkeypatch):
+    # Each block takes 6 s, and every second one waits 4 s more for a CPU.
+    seconds = [0.0, 6.0, 16.0, 22.0, 32.0, 38.0, 48.0, 54.0]
+    waited = [0.0, 0.0, 4.0, 4.0, 8.0, 8.0, 12.0, 12.0]
+    timer, optimizer = timer_of_known_steps(monkeypatch, seconds, waited, most=1e9)
+    with pytest.raises(Paused):
+        for _ in range(97):
+            timer.on_update(optimizer)
+    assert timer.ended_after == 36 and timer.updates == 37, "six blocks, after the warm-up"
+    assert (timer.last - timer.first, timer.waited_at_last - timer.waited_at_first) == (48.0, 12.0)
+
+
+def test_a_timed_run_whose_steps_differ_ends_when_its_time_is_over(monkeypatch):
+    seconds = [0.0, 6.0, 18.0, 24.0, 36.0, 42.0, 54.0, 60.0, 72.0]
+    timer, optimizer = timer_of_known_steps(monkeypatch, seconds, [0.0] * 9, most=59.0)
+    with pytest.raises(Paused):
+        for _ in range(97):
+            timer.on_update(optimizer)
+    assert timer.ended_after == 42
+
+
+def test_a_mean_is_narrow_by_its_standard_error():
+    assert not is_narrow([1.0] * 5), "too few"
+    assert is_narrow([1.0, 1.05] * 4)  # deviation .027 / sqrt(8) = .0094
+    assert not is_narrow([1.0, 1.2] * 4)  # .107 / sqrt(8) = .038
 
 
 def test_times_that_cannot_be_stored_cost_nothing_else(clock, study, monkeypatch, capsys):
