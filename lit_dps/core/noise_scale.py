@@ -53,6 +53,8 @@ class NoiseScale:
             earlier version, not stored.
         stopped_after: The seconds after which the run ended with fewer readings; None if it had
             all of its steps.
+        axes: The values of the study's axes at the readings, by key; None without axes or, in an
+            earlier version, not stored.
     """
 
     squared_gradient: float
@@ -65,6 +67,7 @@ class NoiseScale:
     batch_size: int
     planned: int | None = None
     stopped_after: float | None = None
+    axes: dict[str, Any] | None = None
 
     @property
     def resolved(self) -> bool:
@@ -102,9 +105,11 @@ class NoiseScale:
         stopped = ""
         if self.stopped_after is not None:
             stopped = f", stopped after {format_duration(self.stopped_after, 2)}"
+        place = f"B = {self.batch_size}"
+        for key, value in (self.axes or {}).items():
+            place += f", {key} = {value}"
         return (
-            f"noise scale {self} by {count} readings at B = {self.batch_size}{stopped}: a first "
-            "guess of B_crit"
+            f"noise scale {self} by {count} readings at {place}{stopped}: a first guess of B_crit"
         )
 
     def __str__(self) -> str:

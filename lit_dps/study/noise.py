@@ -29,9 +29,10 @@ MAX_SECONDS = 60.0
 def first_guess(setup: StudySetup, at_step: Callable[[], None] = lambda: None) -> NoiseScale | str:
     """Measure the noise scale along the first steps of a study's dense network.
 
-    Metaparameters are at the middle of their ranges, and seeds are the seeds of point 0. The run
-    takes place in this process, on one device. It stores nothing, and removes what the module
-    writes into the folder of its trial.
+    It is measured at the first value of each axis, which the result names. Metaparameters are at
+    the middle of their ranges, and seeds are the seeds of point 0. The run takes place in this
+    process, on one device. It stores nothing, and removes what the module writes into the folder of
+    its trial.
 
     Args:
         setup: A study that was checked.
@@ -69,7 +70,8 @@ def short_run(
         The noise scale, or the reason why it was not measured, as one line.
     """
     setup = setup.with_constant_batch()
-    attempt = Attempt(_trial_of(setup, batch_size, params), setup.unreachable_goal(steps))
+    trial = _trial_of(setup, batch_size, params)
+    attempt = Attempt(trial, setup.unreachable_goal(steps))
     one_worker = dataclasses.replace(setup, local=LocalSGDSchedule())
     measured = NoiseScaleCallback()
     limit = _EndRun(steps, seconds, at_step)
@@ -90,7 +92,10 @@ def short_run(
             stopped = f", stopped after {format_duration(seconds, 2)}"
         return f"{count} of {steps} readings{stopped}; at least 2 finite ones are needed"
     return dataclasses.replace(
-        scale, planned=steps, stopped_after=seconds if limit.stopped else None
+        scale,
+        planned=steps,
+        stopped_after=seconds if limit.stopped else None,
+        axes=dict(trial.cell.axes) or None,
     )
 
 

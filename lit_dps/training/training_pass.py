@@ -15,6 +15,7 @@ import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from io import IOBase
 from itertools import islice
 from types import CellType, FunctionType
 from typing import Any
@@ -35,7 +36,7 @@ from torch.utils.data import (
 )
 
 import lit_dps.training.lightning_private as lightning_private
-from lit_dps.core.errors import ConfigError
+from lit_dps.core.errors import ConfigError, UserError
 from lit_dps.data.loaders import AUTHORS_SEED
 from lit_dps.parallel import ranks
 from lit_dps.parallel.ddp import unsharded
@@ -374,7 +375,8 @@ def copy_of(module: LightningModule) -> LightningModule:
 
     Parameters, buffers, attributes and generators are copied. Functions among the attributes, such
     as hooks, refer to the copy where they referred to the module or its attributes. The copy shares
-    the trainer, and what cannot be copied, such as a lock or a file.
+    the trainer, and what cannot be copied, such as a lock or a file. It does not share iterators: a
+    step of the copy would take an item from the training. `_NotShared` replaces them.
     """
     owners = lightning_private.owners_of(module)
     memo: dict[int, Any] = {id(owner): owner for owner in owners}
@@ -390,6 +392,11 @@ def copy_of(module: LightningModule) -> LightningModule:
         elif isinstance(value, Tensor) and value.grad_fn is not None:
             # A result of an earlier forward pass. torch refuses to deep-copy it.
             memo[id(value)] = value.detach().clone()
+        elif isinstance(value, Iterator) and not isinstance(value, IOBase):
+            try:
+                _deep_copy(value, memo)
+            except Exception:
+                memo[id(value)] = _NotShared(type(module).__name__)
     try:
         twin, memo = _deep_copy(module, memo)
     # The class of an attribute may raise any error. Such an attribute is shared.
@@ -405,6 +412,25 @@ def copy_of(module: LightningModule) -> LightningModule:
     twin.trainer = owners[0]  # Lightning's copies have no trainer
     twin.__dict__["log"] = lambda *args, **kwargs: None
     return twin
+
+
+class _NotShared:
+    """Replaces, in a copy of a module, an iterator that cannot be copied, such as a generator."""
+
+    def __init__(self, module: str):
+        self.module = module
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        raise UserError(
+            f"{self.module} draws from an iterator that cannot be copied, so a step that is only "
+            "measured would change the training: draw with a torch.Generator instead, or leave out "
+            "the reading or pruning method that takes this step",
+            key="model",
+            value=self.module,
+        )
 
 
 def _deep_copy(value: Any, memo: Mapping[int, Any]) -> tuple[Any, dict[int, Any]]:

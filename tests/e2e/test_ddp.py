@@ -103,6 +103,8 @@ SMALL = (
     "[2]",
     "--study.trials",
     2,
+    "--goal.error",
+    0.6,
     "--goal.max_steps",
     200,
     "--goal.early_reject",

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import replace
+from typing import Any
 
 from lightning.pytorch import Callback, LightningDataModule
 
@@ -55,8 +57,7 @@ def _dry_run(setup: StudySetup, training: Training) -> tuple[LightningDataModule
         notes += _compare_with_largest(setup, training, trial, short)
     for trial in trials_with_each_value(setup, ["data"]):
         notes += check_validation_data(setup, trial)
-    for trial in trials_with_each_value(setup, ["model"]):
-        notes += _equal_weights_note(training, trial)
+    notes += _equal_weights_note(training, trials_with_each_value(setup, ["model"]))
     with deterministic_kernels() if setup.on_gpu else nullcontext():
         for trial in trials_with_each_value(setup):
             notes += check_resume(training, trial, setup)
@@ -163,19 +164,41 @@ class _InitialWeights(Callback):
         raise EndProbe
 
 
-def _equal_weights_note(training: Training, trial: Trial) -> list[str]:
-    """Return a note if two points of the search begin with equal weights."""
-    weights = [_InitialWeights(), _InitialWeights()]
-    for point, each in enumerate(weights):
-        with suppress(Exception):  # lazy weights have no values yet
-            probe_fit(training, replace(_dense(trial), point=point), each)
-    first, second = weights
-    if not first.hash or first.hash != second.hash:
+def _equal_weights_note(training: Training, trials: Sequence[Trial]) -> list[str]:
+    """Return a note if two points of the search begin with equal weights, with the values."""
+    module = ""
+    equal = []
+    for trial in trials:
+        weights = [_InitialWeights(), _InitialWeights()]
+        for point, each in enumerate(weights):
+            with suppress(Exception):  # lazy weights have no values yet
+                probe_fit(training, replace(_dense(trial), point=point), each)
+        first, second = weights
+        if first.hash and first.hash == second.hash:
+            module = first.module
+            equal.append(trial)
+    if not equal:
         return []
+    where = ""
+    if len(equal) < len(trials):
+        where = f" at {'; '.join(_varied_values(trial, trials) for trial in equal)}"
     return [
-        f"all points of the search begin with equal weights: {first.module} loads them, or sets "
+        f"all points of the search begin with equal weights{where}: {module} loads them, or sets "
         "a seed. K* and study.repeats then do not include the variation between initial weights"
     ]
+
+
+def _varied_values(trial: Trial, trials: Sequence[Trial]) -> str:
+    """Return the values of a trial that differ among trials, such as "model.width = 16"."""
+    parts = []
+    for key, value in _values_of(trial).items():
+        if any(_values_of(other)[key] != value for other in trials):
+            parts.append(f"{key} = {value}")
+    return ", ".join(parts)
+
+
+def _values_of(trial: Trial) -> dict[str, Any]:
+    return {**dict(trial.cell.axes), **trial.params}
 
 
 def _sum_text(examples: dict[int, int] | None) -> str:

@@ -230,7 +230,13 @@ def test_every_value_of_a_model_axis_and_of_a_choice_shows_its_weights(values):
         {"space": {**SPACE, "model.fault": Choices(values)}},
     ):
         notes = dry_run(setup("dry_runs.WithFault", **more))[1]
-        assert any("equal weights" in note for note in notes)
+        (note,) = [note for note in notes if "equal weights" in note]
+        assert "equal weights at model.fault = pretrained: WithFault loads them" in note
+
+
+def test_equal_weights_at_all_values_name_no_value():
+    notes = dry_run(setup("dry_runs.WithFault", grid={"model.fault": ["pretrained"]}))[1]
+    assert any("begin with equal weights: WithFault loads them" in note for note in notes)
 
 
 @pytest.mark.parametrize("values", [["none", "forgetful"], ["forgetful", "none"]])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from itertools import count
 from types import SimpleNamespace
 
@@ -38,13 +39,23 @@ def test_a_run_that_its_time_ends_keeps_and_tells_its_readings(clock):
     )
 
 
+def test_the_first_values_of_axes_are_named(clock):
+    axes = {"model.momentum": [0.5, 0.9], "pruning.method": ["random", "magnitude"]}
+    space = {key: box for key, box in SETUP.study.space.items() if key not in axes}
+    study = dataclasses.replace(SETUP.study, grid=axes, space=space)
+    found = first_guess(dataclasses.replace(SETUP, study=study))
+    assert found.axes == {"model.momentum": 0.5}
+    assert NoiseScale.from_dict(found.to_dict()) == found
+    assert found.sentence.endswith(" at B = 32, model.momentum = 0.5: a first guess of B_crit")
+
+
 def test_a_run_that_its_time_ends_at_once_has_a_reason(clock):
     assert numbers_in(short_run(SETUP, 32, SETUP.middle, STEPS, 0.0)) == [1, 64, 0, 2]
 
 
 def test_a_noise_scale_of_an_earlier_version_is_readable():
     stored = NoiseScale(0.2, 0.01, 22.2, 2.0, 79.2, 1984.0, 64, 32).to_dict()
-    del stored["planned"], stored["stopped_after"]
+    del stored["planned"], stored["stopped_after"], stored["axes"]
     found = NoiseScale.from_dict(stored)
     assert (found.readings, found.planned, found.stopped_after) == (64, None, None)
     assert " by 64 readings at B = 32: " in found.sentence

@@ -1,12 +1,16 @@
 """A copy of a module shares nothing with it that training changes, also where functions refer to
 the module."""
 
+import os
 import threading
+from itertools import count
 
 import torch
 from torch import nn
 
+from lit_dps.core.errors import UserError
 from lit_dps.training.training_pass import copy_of
+from tests.support.errors import refuses
 from tests.support.tiny import Plain, points
 
 
@@ -53,3 +57,29 @@ def test_what_a_backward_pass_left_is_copied_too():
     module.last = module.network(points().tensors[0])
     twin = copy_of(module)
     assert torch.equal(twin.last, module.last) and twin.last is not module.last
+
+
+class Drawing(Plain):
+    """Scales its loss by the next number of a generator, which cannot be copied."""
+
+    def __init__(self):
+        super().__init__(nn.Linear(4, 3))
+        self.scales = (1 / number for number in count(1))
+        self.numbers = {"offset": iter([1.0, 2.0])}
+        self.log_file = open(os.devnull)  # noqa: SIM115
+
+    def training_step(self, batch, batch_idx):
+        offset = next(self.numbers["offset"])
+        return super().training_step(batch, batch_idx) * next(self.scales) + offset
+
+
+def test_a_step_of_the_copy_takes_no_item_from_an_iterator_of_the_training():
+    module = Drawing()
+    twin = copy_of(module)
+    assert twin.log_file is module.log_file, "a file is shared"
+    with refuses("model", "Drawing", UserError) as refused:
+        twin.training_step(points().tensors, 0)
+    assert "would change the training" in str(refused.value)
+    module.log_file.close()
+    assert next(module.scales) == 1.0, "the first item"
+    assert next(module.numbers["offset"]) == 1.0, "this iterator can be copied"
