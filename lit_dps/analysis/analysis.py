@@ -6,6 +6,7 @@ from functools import cached_property
 
 import pandas as pd
 
+from lit_dps.analysis.adam_rules import adam_rule_rows
 from lit_dps.analysis.answer import MIN_SEEDS, Steps, answer_rows, expected_steps
 from lit_dps.analysis.best_of_n import draw_rows
 from lit_dps.analysis.budgets import budget_rows, quality_rows
@@ -34,6 +35,7 @@ from lit_dps.analysis.observations import (
     observations_of_repeats,
 )
 from lit_dps.analysis.other_goals import at_goal
+from lit_dps.analysis.ramps import point_rows, ramp_rows
 from lit_dps.analysis.rate_rules import price_rows
 from lit_dps.analysis.rates import RateCurve, RateLaw, rate_curves, rate_laws, rate_rows
 from lit_dps.analysis.readings import curve_rows
@@ -273,6 +275,21 @@ class Analysis:
         cells = [summary.cell for summary in self.cells if summary.k_star is not None]
         return dict(zip(cells, records(self.answer), strict=True))
 
+    @cached_property
+    def ramps(self) -> pd.DataFrame:
+        """One row a cell whose batch grows: what it saves (`ramps.ramp_rows`)."""
+        return ramp_rows(self.record, self.cells, self._repeats_of_k_star)
+
+    @cached_property
+    def ramp_points(self) -> pd.DataFrame:
+        """One row a cell: its steps and examples, growing batch or not (`ramps.point_rows`)."""
+        return point_rows(self.record, self.cells, self._repeats_of_k_star)
+
+    @property
+    def _repeats_of_k_star(self) -> dict[Cell, RepeatSummary]:
+        """The repeats of the point of K* of each cell that has some."""
+        return {each.cell: each for each in self.repeats if each.rank == 1}
+
     # Learning rates
 
     @cached_property
@@ -294,6 +311,11 @@ class Analysis:
     def prices(self) -> pd.DataFrame:
         """One row a cell, kind of rate and rule: its cost in steps (`rate_rules.price_rows`)."""
         return price_rows(self.record, self.rate_curves)
+
+    @cached_property
+    def adam_rules(self) -> pd.DataFrame:
+        """One row a cell and rule: what not tuning Adam costs (`adam_rules.adam_rule_rows`)."""
+        return adam_rule_rows(self.record, self.cells)
 
     # Theory
 

@@ -8,8 +8,9 @@ recursion, and K* is computed instead of measured.
 
 from __future__ import annotations
 
+import math
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -116,6 +117,94 @@ class NoisyQuadraticModel:
                 low = np.where(met, low, middle)
                 high = np.where(met, middle, high)
         return np.where(is_met, high, np.inf)
+
+    def schedule_moments(
+        self, rates: Sequence[float] | np.ndarray, batch_sizes: Sequence[float] | np.ndarray
+    ) -> np.ndarray:
+        """Return E w^2 after each step of SGD whose rate and batch size change along the run.
+
+        Args:
+            rates: (steps,), the learning rate of each step.
+            batch_sizes: (steps,), the examples of each step; may be infinite.
+
+        Returns:
+            (steps, curvatures).
+        """
+        moments = np.ones_like(self.curvatures)
+        after = []
+        for rate, batch_size in zip(rates, batch_sizes, strict=True):
+            decay = (1 - rate * self.curvatures) ** 2
+            moments = decay * moments + rate**2 * self.curvatures / batch_size
+            after.append(moments)
+        return np.array(after)
+
+    def noise_weights(self, rate: float, steps: int) -> np.ndarray:
+        """Return what the noise of each step of SGD adds to the last expected loss, times B.
+
+        The noise of step t, of an example, adds 1/2 sum rate^2 h^2 (1 - rate h)^(2 (T - 1 - t)) to
+        the expected loss after T steps. With batch sizes B(t) the loss is that of gradients without
+        noise, plus the sum of these weights over B(t).
+
+        Returns:
+            (steps,), from the first step to the last one.
+        """
+        weights = []
+        of_axis = 0.5 * rate**2 * self.counts * self.curvatures**2
+        for _ in range(steps):
+            weights.append(of_axis.sum())
+            of_axis = of_axis * (1 - rate * self.curvatures) ** 2
+        return np.array(weights[::-1])
+
+    def best_batch_sizes(self, rate: float, steps: int, examples: float) -> np.ndarray:
+        """Return the batch sizes of the least expected loss after some steps of SGD.
+
+        The loss adds weight(t) / B(t) for each step. Under a fixed sum of B(t) the least sum has
+        B(t) in proportion to the root of weight(t). The rate is constant. Sizes are real numbers.
+
+        Args:
+            rate: Learning rate.
+            steps: Steps of the run.
+            examples: The sum of the batch sizes.
+
+        Returns:
+            (steps,), from the first step to the last one. They grow if every axis is stable.
+        """
+        roots = np.sqrt(self.noise_weights(rate, steps))
+        return examples * roots / roots.sum()
+
+    def scheduled_steps(
+        self, target: float, rate: float, examples: float, max_steps: int = 20_000
+    ) -> tuple[float, float]:
+        """Return the fewest steps of SGD to an expected loss with a number of examples.
+
+        Args:
+            target: Expected loss.
+            rate: Learning rate, constant along the run.
+            examples: Examples of the whole run.
+            max_steps: The target is missed after these steps.
+
+        Returns:
+            The steps with the best batch sizes (`best_batch_sizes`), and with a constant batch
+            size; infinite if the target is missed.
+        """
+        squares = (1 - rate * self.curvatures) ** 2
+        bias = np.ones_like(self.curvatures)
+        of_axis = 0.5 * rate**2 * self.counts * self.curvatures**2
+        sum_of_roots = 0.0
+        sum_of_weights = 0.0
+        best = math.inf
+        for step in range(1, max_steps + 1):
+            bias = bias * squares
+            weight = of_axis.sum()
+            of_axis = of_axis * squares
+            sum_of_roots += math.sqrt(weight)
+            sum_of_weights += weight
+            without_noise = self.expected_loss(bias)
+            if best == math.inf and without_noise + sum_of_roots**2 / examples <= target:
+                best = float(step)
+            if without_noise + step * sum_of_weights / examples <= target:
+                return best, float(step)
+        return best, math.inf
 
     def momentum_steps(
         self, target: float, rate: np.ndarray, momentum: float, batch_size: float

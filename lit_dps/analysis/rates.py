@@ -4,8 +4,9 @@ Shallue et al. (2019) draw the effective learning rate eta / (1 - m) of the best
 of linear and of square-root scaling from the smallest batch size. Heavy-ball and Nesterov momentum
 sum 1 / (1 - m) gradients if their direction is constant. Adam averages its gradients, and the size
 of the updates of sign-based and spectral rules is fixed, so their effective rate is eta. RMSprop
-sums its updates like heavy-ball momentum. Scaling rules for Adam also change beta2 and the weight
-decay; here these are as they were sampled. A rate that decays counts at its start.
+sums its updates like heavy-ball momentum. Here all else is as it was sampled; scaling rules for
+Adam that also change its betas are in `lit_dps.analysis.adam_rules`. A rate that decays counts at
+its start.
 """
 
 from __future__ import annotations

@@ -15,8 +15,12 @@ from typing import Any, Literal, get_args
 from lit_dps.core.batch_schedule import (
     CONSTANT,
     NAME_KEY,
+    NO_RATE_RULE,
     OPTIONS_KEY,
+    RATE_KEY,
+    RATE_RULES,
     BatchSchedule,
+    RateFactors,
     schedule_named,
 )
 from lit_dps.core.errors import ConfigError
@@ -238,14 +242,23 @@ class BatchConfig:
     size, and no critical batch size.
 
     Attributes:
-        schedule: linear, doubling, or a class path. "constant" trains every step on the
-            cell's batch size. "linear" grows the batch linearly to it. "doubling" doubles the batch
-            until it has this size. Or the class path of a
-            `lit_dps.core.batch_schedule.BatchSchedule`. The data are an
-            `lit_dps.data.ImageData`, and no stack trains other schedules than "constant".
-        options: Arguments of the schedule. "linear" and "doubling" need `start`, the share of the
-            batch size of the first step, and the length of the warm-up or between two doublings:
-            `steps` or `examples`.
+        schedule: linear, doubling, late, seesaw, stages or a class path. "constant" trains every
+            step on the cell's batch size. "linear" grows the batch linearly to it. "doubling"
+            doubles the batch until it has this size. "late" has a share of it, then all of it in
+            the last part of the run. "seesaw" doubles the batch where a cosine schedule would halve
+            the rate. Stages such as "0:B/4 3%:B/2 10%:B" have fixed sizes in fixed shares of the
+            run. Or the class path of a `lit_dps.core.batch_schedule.BatchSchedule`. The data are an
+            `lit_dps.data.ImageData`.
+        options: Arguments of the schedule. "linear", "doubling", "late" and "seesaw" need `start`,
+            the share of the batch size of the first step. All need a length, in `steps` or
+            `examples`: of the warm-up, between two doublings, or of the run. "late" also has
+            `share`, the share of the run before the switch (0.8), and "seesaw" `end`, the last
+            rate of the cosine schedule as a share of its first one (0.1).
+        rate: How the learning rate follows the batch: none, sqrt, linear or inverse_sqrt. With
+            "sqrt" and "linear" the configured rate is that of the cell's batch size, and smaller
+            batches have the rate times the square root of their share of it, or times the share.
+            With "inverse_sqrt" it is that of the first step, and larger batches have smaller rates.
+            A schedule of the module multiplies with it.
 
     Raises:
         ConfigError: for a schedule that does not exist, or that does not take the options.
@@ -253,13 +266,19 @@ class BatchConfig:
 
     schedule: str = field(default=CONSTANT, metadata=LATER)
     options: dict[str, Any] | None = field(default=None, metadata=LATER)
+    rate: str = field(default=NO_RATE_RULE, metadata=LATER)
 
     def __post_init__(self):
         self.check()
 
     def check(self) -> None:
         """Raise ConfigError for a value that is not allowed."""
+        _check_choice(RATE_KEY, self.rate, list(RATE_RULES))
         self.build()
+
+    def rate_factors(self, batch_size: int) -> RateFactors:
+        """Return the factors of the learning rate at each step of a cell of a batch size."""
+        return RateFactors(self.build(), self.rate, batch_size)
 
     def build(self) -> BatchSchedule:
         """Return the schedule."""
@@ -274,6 +293,8 @@ class BatchConfig:
                 options[key.removeprefix(f"{OPTIONS_KEY}.")] = value
             elif key == NAME_KEY:
                 values["schedule"] = value
+            elif key == RATE_KEY:
+                values["rate"] = value
         return dataclasses.replace(self, options=options or None, **values)
 
 

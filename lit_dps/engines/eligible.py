@@ -96,8 +96,6 @@ def ineligibility_reason(training: Training, trial: Trial, stacked: bool = False
         stacked: Whether to ask about training in a stack.
     """
     uses_local_sgd = training.local_sgd(trial).on
-    if stacked and not training.batch_callback(trial).schedule.is_constant:
-        return "batch.schedule changes the batch size, and the networks of a stack share it"
     if stacked and uses_local_sgd:
         return "the workers of local SGD use one network, one after another"
     if uses_local_sgd and Clipping.of(training.workload.trainer_of(trial)):

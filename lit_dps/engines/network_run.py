@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from lit_dps.core.attempt import Attempt
+from lit_dps.core.batch_schedule import RateFactors
 from lit_dps.core.trial import SHORT_STEPS, STACKED, Trial
 from lit_dps.core.unit import EXAMPLES
 from lit_dps.data import ImageData
@@ -94,6 +95,7 @@ class NetworkRun(ReadableRun):
         rates: The learning rates of the parameter groups at each step, if a table replaces the
             schedule.
         source: The data module of the user, if `data` keeps its batches in memory.
+        rate_factors: The factors of the learning rate if it follows the batch size; else None.
         is_resumed: Whether the run continues from its checkpoint.
     """
 
@@ -114,6 +116,7 @@ class NetworkRun(ReadableRun):
     clipping: Clipping | None = None
     rates: Sequence[Sequence[float]] | None = None
     source: LightningDataModule | None = None
+    rate_factors: RateFactors | None = None
     is_resumed: bool = False
 
     def __post_init__(self):
@@ -191,6 +194,7 @@ class NetworkRun(ReadableRun):
             clipping=Clipping.of(built.trainer),
             rates=rates,
             source=source,
+            rate_factors=batch.rate_factors(trial.cell.batch_size),
         )
         if training.readings:
             readings = [spec.build() for spec in training.readings]
@@ -395,6 +399,14 @@ class NetworkRun(ReadableRun):
         for initial_rate, factor in zip(self.schedule.base_lrs, factors, strict=True):
             rates.append(initial_rate * factor(step))  # pyright: ignore[reportOperatorIssue]
         return rates
+
+    def applied_rates(self, step: int) -> Sequence[float]:
+        """Return the rates of `learning_rates` times the factor that follows the batch size."""
+        rates = self.learning_rates(step)
+        if self.rate_factors is None:
+            return rates
+        factor = self.rate_factors.at(step)
+        return [factor * rate for rate in rates]
 
     def elapsed_seconds(self) -> float:
         """Return the seconds since the run began, including those before it was resumed."""

@@ -88,7 +88,7 @@ class StepNumbers(NamedTuple):
             for i, step in enumerate(of_row.tolist()):
                 # The first delayed gradient is applied after `delay` steps.
                 if step >= run.delay:
-                    rates[i, row] = run.learning_rates(min(step, last))
+                    rates[i, row] = run.applied_rates(min(step, last))
         return cls(
             torch.from_numpy(rates).to(weights),
             torch.from_numpy(updates).to(weights),

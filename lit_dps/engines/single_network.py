@@ -19,6 +19,7 @@ from lit_dps.optim.local_sgd import LocalSGD
 from lit_dps.optim.parameter_groups import parameters_of
 from lit_dps.pruning.mask import multiply
 from lit_dps.pruning.mask_changes import mask_optimizer_state
+from lit_dps.training.batch_schedule_callback import scaled_rates
 from lit_dps.training.early_check import evaluating
 from lit_dps.training.local_sgd_callback import SharedTensors, mean_of, part_of
 from lit_dps.training.masked_tensors import gradients_of
@@ -150,6 +151,15 @@ class SingleNetwork:
 
     def _step(self, step: int) -> None:
         """Step the optimizer for the time number `step`."""
+        factors = self.run.rate_factors
+        if factors is None:
+            self._step_at_rate(step)
+        else:
+            with scaled_rates(self.run.optimizer, factors.at(step - 1)):
+                self._step_at_rate(step)
+
+    def _step_at_rate(self, step: int) -> None:
+        """Step the optimizer at its present rate for the time number `step`."""
         run = self.run
         if run.readings is not None:
             run.readings.count(float(run.optimizer.param_groups[0]["lr"]))

@@ -251,7 +251,7 @@ class StackedNetworks:
         for row in self.live:
             run = self.run_at(row)
             if run.readings is not None:
-                run.readings.count(run.learning_rates(run.steps + step)[0])
+                run.readings.count(run.applied_rates(run.steps + step)[0])
                 of_row = partial(self._gradients_of, gradients, row)
                 run.readings.see_gradients(run.steps + step + 1, of_row)
 

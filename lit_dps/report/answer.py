@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from lit_dps.analysis.analysis import Analysis
 from lit_dps.analysis.answer import K_STAR
+from lit_dps.analysis.ramps import constant_series
 from lit_dps.analysis.rates import RateLaw
 from lit_dps.analysis.step_seconds import OWN_CLOCK, QUIET, TRIALS, WITH_CHECKS
 from lit_dps.analysis.tables import (
@@ -26,7 +27,7 @@ from lit_dps.analysis.tables import (
     three_digits,
     where,
 )
-from lit_dps.core.batch_schedule import GROWING
+from lit_dps.core.batch_schedule import CONSTANT, GROWING, NAME_KEY
 from lit_dps.core.record import StudyRecord, cell_text
 from lit_dps.core.statistic import Statistic
 from lit_dps.core.text import format_duration
@@ -125,6 +126,8 @@ def sentences(study: Analysis, series: Series) -> list[str]:
     lines = _limits_of_answer(rows, fastest)
     lines += _with_validation(rows, fastest, study.validate_every)
     lines.append(examples)
+    if not study.record.batch_schedule(series).is_constant:
+        lines.append(ramp_text(study, series, fastest["batch_size"]))
     lines += _basis(rows, study.record.statistic, study.record.goal.cost_unit)
     rate = study.rate_laws[series]
     if rate is not None:
@@ -133,6 +136,43 @@ def sentences(study: Analysis, series: Series) -> list[str]:
         if curve.series == series and not curve.has_constant_batch:
             lines.append(f"no law of the learning rate: {GROWING}")
     return [f"{series}: {_fastest_text(rows, fastest)}", *map("  {}".format, lines)]
+
+
+def ramp_text(study: Analysis, series: Series, batch_size: int) -> str:
+    """Return what the growing batch of a series saves at a batch size, in a sentence."""
+    place = f"the batch schedule up to B = {batch_size}"
+    rows = study.ramps
+    if len(rows):
+        rows = rows_of(series, rows)
+    if len(rows):
+        rows = where(rows, batch_size=batch_size)
+    if not len(rows):
+        reason = "its K*, or each K* of a constant batch, is missing or a bound"
+        if constant_series(study.record, series) is None:
+            reason = f"compare it with {CONSTANT} on an axis {NAME_KEY}"
+        return f"what {place} saves is unknown: {reason}"
+    (row,) = records(rows)
+    steps = _saved_text(row, "steps")
+    examples = _saved_text(row, "examples")
+    constant = row["constant_batch_size"]
+    return (
+        f"{place} needs {steps} and {examples} than the constant batch size nearest in examples, "
+        f"B = {constant} (by {row['steps_of']})"
+    )
+
+
+def _saved_text(row: Row, unit: str) -> str:
+    """Return a ratio of `ramp_rows` in words, such as "22 % fewer steps [-31 %, -10 %]"."""
+    percent = round(100 * (row[f"{unit}_ratio"] - 1))
+    comparison = "more"
+    if percent < 0:
+        comparison = "fewer"
+    text = f"{abs(percent)} % {comparison} {unit}"
+    low, high = row[f"{unit}_low"], row[f"{unit}_high"]
+    if low is None:
+        return text
+    limits = [f"{round(100 * (limit - 1)):+d} %" for limit in (low, high)]
+    return f"{text} [{', '.join(limits)}]"
 
 
 def _first_with(rows: Sequence[Row], column: str) -> Row | None:

@@ -99,6 +99,16 @@ class Study:
         return self.analysis.prices
 
     @property
+    def adam_rules(self) -> pd.DataFrame:
+        """What not tuning Adam again costs at each batch size (`adam_rules.adam_rule_rows`)."""
+        return self.analysis.adam_rules
+
+    @property
+    def ramps(self) -> pd.DataFrame:
+        """One row per cell whose batch grows: what that saves (`ramps.ramp_rows`)."""
+        return self.analysis.ramps
+
+    @property
     def draws(self) -> pd.DataFrame:
         """One row per cell and n: the best of n of its trials (`best_of_n.draw_rows`)."""
         return self.analysis.best_of_n_table

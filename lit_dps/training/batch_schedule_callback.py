@@ -1,13 +1,28 @@
-"""BatchScheduleCallback: trains each optimizer step on a batch of the size that a schedule sets."""
+"""BatchScheduleCallback: trains each optimizer step on a batch of the size that a schedule sets.
+
+The learning rate follows the size by `batch.rate`. It is changed for the call of `Optimizer.step`
+alone, so that schedules of the module and checkpoints see the rate without the factor.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any, Self
 
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
+from torch.optim import Optimizer
 
 import lit_dps.training.lightning_private as lightning_private
-from lit_dps.core.batch_schedule import CONSTANT, CONSTANT_BATCH, NAME_KEY, BatchSchedule
+from lit_dps.core.batch_schedule import (
+    CONSTANT,
+    CONSTANT_BATCH,
+    NAME_KEY,
+    NO_RATE_RULE,
+    RATE_KEY,
+    BatchSchedule,
+    RateFactors,
+)
 from lit_dps.core.errors import ConfigError
 from lit_dps.core.trial_config import BatchConfig
 from lit_dps.data import ImageData
@@ -20,16 +35,27 @@ class BatchScheduleCallback(Callback):
     With accumulated gradients, all batches of a step have the same size.
 
     Args:
-        schedule, options:
+        schedule, options, rate:
             Keys of the section `batch` (`lit_dps.core.trial_config.BatchConfig`).
 
     Raises:
         ConfigError: as `BatchConfig`. When a fit begins, for data that do not support a schedule.
+            For a rate that follows the batch, also with manual optimization, for optimizers without
+            hooks, and for data without `batch_size`.
     """
 
-    def __init__(self, schedule: str = CONSTANT, options: dict[str, Any] | None = None):
+    def __init__(
+        self,
+        schedule: str = CONSTANT,
+        options: dict[str, Any] | None = None,
+        rate: str = NO_RATE_RULE,
+    ):
         self.name = schedule
-        self.schedule: BatchSchedule = BatchConfig(schedule, options).build()
+        self.rate = rate
+        self._config = BatchConfig(schedule, options, rate)
+        self.schedule: BatchSchedule = self._config.build()
+        self._step = 0
+        self._hooks: list[Any] = []
 
     @classmethod
     def of(cls, config: BatchConfig) -> Self:
@@ -40,6 +66,52 @@ class BatchScheduleCallback(Callback):
         if stage == "fit":
             data = lightning_private.data_module_of(trainer)
             self.apply_to(data, trainer.accumulate_grad_batches)
+
+    def rate_factors(self, batch_size: int) -> RateFactors | None:
+        """Return the factors of the rate at each step; None if all are 1.
+
+        Args:
+            batch_size: The cell's batch size.
+        """
+        factors = self._config.rate_factors(batch_size)
+        return None if factors.are_one else factors
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._remove_hooks()
+        data: Any = lightning_private.data_module_of(trainer)
+        batch_size = getattr(data, "batch_size", None)
+        if self.rate_factors(1) is None:
+            return
+        if not isinstance(batch_size, int):
+            allowed = f"{NO_RATE_RULE} for {type(data).__name__}, which has no batch_size"
+            raise ConfigError(RATE_KEY, self.rate, allowed)
+        factors = self._config.rate_factors(batch_size * trainer.accumulate_grad_batches)
+        if not pl_module.automatic_optimization:
+            allowed = f"{NO_RATE_RULE} with manual optimization, whose steps are not known before"
+            raise ConfigError(RATE_KEY, self.rate, allowed)
+        for optimizer in trainer.optimizers:
+            if not hasattr(optimizer, "register_step_pre_hook"):
+                allowed = f"{NO_RATE_RULE} for {type(optimizer).__name__}, which has no hooks"
+                raise ConfigError(RATE_KEY, self.rate, allowed)
+            self._hook(optimizer, factors)
+
+    def _hook(self, optimizer: Optimizer, factors: RateFactors) -> None:
+        """Let an optimizer scale its rates in each step."""
+        scope = ExitStack()
+
+        def scale(*args: Any) -> None:
+            scope.enter_context(scaled_rates(optimizer, factors.at(self._step)))
+
+        def restore(*args: Any) -> None:
+            scope.close()
+
+        self._hooks.append(optimizer.register_step_pre_hook(scale))
+        self._hooks.append(optimizer.register_step_post_hook(restore))
+
+    def on_train_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        self._step = trainer.global_step
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage == "fit":
@@ -53,9 +125,16 @@ class BatchScheduleCallback(Callback):
 
     def _reset(self, trainer: Trainer) -> None:
         """Give the data module constant batches again: the next fit may have no schedule."""
+        self._remove_hooks()
         data: Any = lightning_private.data_module_of(trainer)
         if not self.schedule.is_constant and hasattr(data, "schedule_batches"):
             data.schedule_batches(CONSTANT_BATCH, 1)
+
+    def _remove_hooks(self) -> None:
+        """Remove the hooks of the optimizers."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
 
     def apply_to(self, data: LightningDataModule | None, parts: int = 1) -> None:
         """Let a data module make batches of the sizes that the schedule sets.
@@ -74,6 +153,19 @@ class BatchScheduleCallback(Callback):
             )
             raise ConfigError(NAME_KEY, self.name, allowed)
         schedule_batches(self.schedule, parts)
+
+
+@contextmanager
+def scaled_rates(optimizer: Optimizer, factor: float) -> Iterator[None]:
+    """Multiply the learning rates of an optimizer by a factor within a block."""
+    rates = [group["lr"] for group in optimizer.param_groups]
+    for group, rate in zip(optimizer.param_groups, rates, strict=True):
+        group["lr"] = factor * rate
+    try:
+        yield
+    finally:
+        for group, rate in zip(optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate
 
 
 def schedule_name(trainer: Trainer) -> str:

@@ -13,6 +13,7 @@ import pandas as pd
 import PIL.Image
 from matplotlib.figure import Figure
 
+import lit_dps.report.figures.adam_rules as adam_rules
 import lit_dps.report.figures.budgets as budgets
 import lit_dps.report.figures.delay as delay
 import lit_dps.report.figures.draws as draws
@@ -25,6 +26,7 @@ import lit_dps.report.figures.noise as noise
 import lit_dps.report.figures.optimizers as optimizers
 import lit_dps.report.figures.pruners as pruners
 import lit_dps.report.figures.quality as quality
+import lit_dps.report.figures.ramps as ramps
 import lit_dps.report.figures.rates as rates
 import lit_dps.report.figures.ratios as ratios
 import lit_dps.report.figures.scaling as scaling
@@ -40,7 +42,7 @@ from lit_dps.report.figures.style import LAID_OUT, caption, without_math
 # Figures of one study, in the order of the report.
 FIGURES = (
     *(scaling, time_to_goal, metaparameters, lipschitz, noise, logs, ratios, delay, local),
-    *(budgets, quality, rates, draws, pruners, layers, terms),
+    *(budgets, quality, rates, adam_rules, ramps, draws, pruners, layers, terms),
 )
 COMPARISONS = (optimizers, ratios)  # figures of several studies
 NAMES = {figure.NAME for figure in (*FIGURES, *COMPARISONS)}

@@ -15,7 +15,13 @@ from itertools import islice
 from typing import Any
 
 from lit_dps.analysis.readings import TABLE_COLUMNS, reserved_columns
-from lit_dps.core.batch_schedule import CONSTANT, NAME_KEY, OPTIONS_KEY
+from lit_dps.core.batch_schedule import (
+    CONSTANT,
+    NAME_KEY,
+    NO_RATE_RULE,
+    OPTIONS_KEY,
+    RATE_KEY,
+)
 from lit_dps.core.config import MAX_STEPS
 from lit_dps.core.errors import ConfigError
 from lit_dps.core.goal import RESERVED_NAMES
@@ -37,6 +43,7 @@ LOCAL_KEYS = [f"local.{field.name}" for field in dataclasses.fields(LocalSGDSche
 PRUNING_KEYS = ["pruning.method", "pruning.init", "pruning.biases", "pruning.batch_size"]
 DELAY_KEY = "optim.delay"
 BATCH_OPTIONS = f"{OPTIONS_KEY}."
+BATCH_KEYS = (NAME_KEY, RATE_KEY)
 # Arguments of the trainer that change an update and nothing else.
 TRAINER_KEYS = [
     ACCUMULATION_KEY,
@@ -136,6 +143,9 @@ def _check_batch_schedules(setup: StudySetup) -> None:
     if not is_used and (options or setup.batch.options):
         value = options or setup.batch.options
         raise ConfigError(OPTIONS_KEY, value, f"left out where {NAME_KEY} is {CONSTANT}")
+    rate = setup.study.axes.get(RATE_KEY, setup.batch.rate)
+    if not is_used and rate != NO_RATE_RULE:
+        raise ConfigError(RATE_KEY, rate, f"left out where {NAME_KEY} is {CONSTANT}")
 
 
 def _check_batch_schedule(setup: StudySetup, cell: Cell, config: BatchConfig) -> None:
@@ -175,9 +185,10 @@ def _check_key(source: str, key: str) -> None:
     if key.startswith("trainer.") and (source != GRID or key not in TRAINER_KEYS):
         raise ConfigError(source, key, f"in study.grid one of {', '.join(TRAINER_KEYS)}")
     if key.startswith("batch.") and (
-        source != GRID or (key != NAME_KEY and not key.startswith(BATCH_OPTIONS))
+        source != GRID or (key not in BATCH_KEYS and not key.startswith(BATCH_OPTIONS))
     ):
-        raise ConfigError(source, key, f"in study.grid {NAME_KEY} or {BATCH_OPTIONS}NAME")
+        allowed = f"in study.grid {', '.join(BATCH_KEYS)} or {BATCH_OPTIONS}NAME"
+        raise ConfigError(source, key, allowed)
     if key.startswith("optim.") and key != DELAY_KEY:
         raise ConfigError(source, key, DELAY_KEY)
 

@@ -27,6 +27,16 @@ def sizes(name, options, batch_size, count):
         # 0.3 x 10 is 3, though 0.3 is no number of base 2. 0.3, 0.6 and 1.2 of 10.
         ("doubling", {"start": 0.3, "steps": 1}, 10, [3, 6, 10, 10]),
         ("doubling", {"start": 0.1, "steps": 1}, 2, [1, 1, 1, 1, 2]),
+        ("late", {"start": 0.25, "steps": 5, "share": 0.6}, 8, [2, 2, 2, 8, 8, 8]),
+        # The switch is at the first step after 8 of 10 examples.
+        ("late", {"start": 0.25, "examples": 10}, 8, [2, 2, 2, 2, 8, 8]),
+        # 10 % and 30 % of 20 steps.
+        ("0:B/4 10%:B/2 30%:B", {"steps": 20}, 8, [2, 2, 4, 4, 4, 4, 8, 8]),
+        # 25 % and 62.5 % of 16 examples: 4 and 10. The option of another schedule has no effect.
+        ("0%:B/3 25%:B/2 62.5%:B", {"examples": 16, "start": 0.5}, 6, [2, 2, 3, 3, 6, 6]),
+        # The cosine to 0.1 of 12 steps is 1, .985, .940, .868, .775, .666, .55, .434, .325, .232,
+        # .160, .115, .1: a half after 7 steps and a quarter after 9; an eighth after 11.
+        ("seesaw", {"start": 0.25, "steps": 12}, 8, [2] * 7 + [4] * 2 + [8] * 5),
     ],
 )
 def test_sizes_of_steps(name, options, batch_size, expected):
@@ -66,6 +76,69 @@ def test_options_that_are_refused(options, key):
     with pytest.raises(ConfigError) as raised:
         BatchConfig("linear", options)
     assert raised.value.key == key
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "0:B/4",
+        "3%:B",
+        "0:B/2 0%:B",
+        "0:B/4 30%:B/2 10%:B",
+        "0:B/4 100%:B",
+        "0:B/4 5:B",
+        "0:B/0 1%:B",
+    ],
+)
+def test_stages_that_are_refused(name):
+    with pytest.raises(ConfigError) as raised:
+        BatchConfig(name, {"steps": 100})
+    assert raised.value.key == "batch.schedule"
+
+
+@pytest.mark.parametrize(
+    "name, options, key",
+    [
+        ("late", {"start": 0.5, "steps": 3, "share": 1.0}, "batch.options.share"),
+        ("seesaw", {"start": 0.5, "steps": 3, "end": 0}, "batch.options.end"),
+    ],
+)
+def test_options_of_one_schedule_that_are_refused(name, options, key):
+    with pytest.raises(ConfigError) as raised:
+        BatchConfig(name, options)
+    assert raised.value.key == key
+
+
+def factors(name, options, rule, batch_size, count):
+    config = BatchConfig(name, options, rule)
+    of_cell = config.rate_factors(batch_size)
+    return [of_cell.at(step) for step in range(count)]
+
+
+def test_the_rate_follows_the_size_of_each_step():
+    options = {"start": 0.25, "steps": 1}
+    # Sizes 2, 4, 8, 8.
+    assert factors("doubling", options, "none", 8, 4) == [1, 1, 1, 1]
+    assert factors("doubling", options, "linear", 8, 4) == [0.25, 0.5, 1, 1]
+    assert factors("doubling", options, "sqrt", 8, 4) == pytest.approx([0.5, 0.5**0.5, 1, 1])
+    down = [1, 0.5**0.5, 0.5, 0.5]
+    assert factors("doubling", options, "inverse_sqrt", 8, 4) == pytest.approx(down)
+    # A size that is rounded down has the factor of the size: 3 of 10, 6 of 10.
+    rounded = {"start": 0.34, "steps": 1}
+    assert factors("doubling", rounded, "linear", 10, 3) == [0.3, 0.6, 1]
+    assert factors("constant", None, "sqrt", 8, 2) == [1, 1]
+    with pytest.raises(ConfigError) as raised:
+        BatchConfig("doubling", options, "root")
+    assert raised.value.key == "batch.rate"
+
+
+def test_seesaw_halves_the_rate_where_the_batch_cannot_double():
+    options = {"start": 0.5, "steps": 12}
+    # Halvings after 7, 9 and 11 steps, of which the batch doubles at the first.
+    of_sgd = [1.0] * 9 + [0.5] * 2 + [0.25] * 2
+    assert factors("seesaw", options, "none", 8, 13) == of_sgd
+    of_adam = [1.0] * 7 + [0.5**0.5] * 2 + [0.5**1.5] * 2 + [0.5**2.5] * 2
+    assert factors("seesaw", options, "inverse_sqrt", 8, 13) == pytest.approx(of_adam)
 
 
 def test_an_option_that_is_missing_is_named():

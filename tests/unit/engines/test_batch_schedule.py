@@ -25,7 +25,7 @@ from lit_dps.training.stopwatch import Stopwatch
 from tests.support.errors import refuses
 from tests.support.ranks import same_on_ranks
 from tests.support.runs import engine as engine_of
-from tests.support.runs import runs, train_one
+from tests.support.runs import runs, train, train_one
 from tests.support.tiny import Plain, fit, loader
 from tests.unit.engines.test_engine import PARAMS, WORKLOAD, quiet  # noqa: F401
 
@@ -88,10 +88,111 @@ def test_a_cell_of_an_axis_trains_with_its_schedule():
     assert in_cell.curve == train_one(TRIAL, WORKLOAD, GOAL, batch=vars(DOUBLING)).curve
 
 
-def test_no_stack_trains_it():
-    result = train_one(TRIAL, WORKLOAD, GOAL, batch=vars(DOUBLING), size=2)
-    assert result.engine == "single"
-    assert "batch.schedule" in result.engine_reason
+# The rate follows the batch: factors of 1/2, 1/sqrt 2 and 1 for batches of 4, 8 and 16 of 16.
+WITH_RATE = dataclasses.replace(DOUBLING, rate="sqrt")
+
+
+@pytest.mark.parametrize("batch", [DOUBLING, WITH_RATE], ids=["none", "sqrt"])
+def test_a_stack_trains_the_steps_of_single_networks(batch):
+    trials = [dataclasses.replace(TRIAL, point=point) for point in range(3)]
+    stacked = train(trials, WORKLOAD, GOAL, batch=vars(batch), size=2)
+    assert {result.engine for result in stacked} == {"stacked"}
+    for result in stacked:
+        single = train_one(result.trial, WORKLOAD, GOAL, batch=vars(batch))
+        assert result.curve["examples"] == single.curve["examples"] == EXAMPLES
+        losses = result.curve["train_loss"]
+        assert losses == pytest.approx(single.curve["train_loss"], rel=1e-4)
+
+
+def test_rows_that_began_at_different_checks_have_their_own_sizes_and_rates():
+    """A row of the stack ends early, and another trial takes its place."""
+    goal = GOAL | {"error": 0.7}
+    trials = []
+    for point, rate in enumerate([0.05, 0.002, 0.05, 0.02]):
+        params = PARAMS | {"model.learning_rate": rate}
+        trials.append(dataclasses.replace(TRIAL, point=point, params=params))
+    stacked = train(trials, WORKLOAD, goal, batch=vars(WITH_RATE), size=2)
+    lengths = set()
+    for result in stacked:
+        single = train_one(result.trial, WORKLOAD, goal, batch=vars(WITH_RATE))
+        assert result.engine == "stacked"
+        assert result.steps_run == single.steps_run
+        assert result.curve["examples"] == single.curve["examples"]
+        assert result.curve["train_loss"] == pytest.approx(single.curve["train_loss"], rel=1e-4)
+        lengths.add(result.steps_run)
+    assert len(lengths) > 1
+
+
+class Rates(Callback):
+    """Records the learning rate of each step, and the rate between the steps."""
+
+    def __init__(self):
+        self.of_steps = []
+        self.between = []
+
+    def on_before_optimizer_step(self, trainer, pl_module, optimizer):
+        self.of_steps.append(optimizer.param_groups[0]["lr"])
+
+    def on_train_batch_end(self, trainer, *args):
+        self.between.append(trainer.optimizers[0].param_groups[0]["lr"])
+
+
+@pytest.mark.parametrize("parts", [1, 4])
+def test_the_rate_of_each_step_is_the_schedules_times_the_factor_of_its_size(parts):
+    schedule = {"model.schedule": "linear", "model.decay_steps": 8, "model.end_factor": 0.5}
+    axes = ()
+    if parts > 1:
+        axes = (("trainer.accumulate_grad_batches", parts),)
+    built = WORKLOAD.build(Trial(Cell(16, 0.0, axes), 0, PARAMS | schedule))
+    rates = Rates()
+    fit(
+        built.module,
+        datamodule=built.data,
+        callbacks=[BatchScheduleCallback(**vars(WITH_RATE)), rates],
+        max_steps=8,
+        accumulate_grad_batches=parts,
+    )
+    without = [0.02 * (1 - 0.5 * step / 8) for step in range(9)]
+    factors = [0.5] * 3 + [0.5**0.5] * 3 + [1.0] * 2
+    expected = [rate * factor for rate, factor in zip(without[:8], factors, strict=True)]
+    assert rates.of_steps == pytest.approx(expected, rel=1e-12)
+    assert rates.between[parts - 1 :: parts] == pytest.approx(without[1:], rel=1e-12)
+
+
+def test_both_loops_and_a_resumed_run_have_the_same_rates(tmp_path):
+    decaying = {"model.schedule": "linear", "model.decay_steps": 16, "model.end_factor": 0.1}
+    trial = dataclasses.replace(TRIAL, params=PARAMS | decaying)
+    single = train_one(trial, WORKLOAD, GOAL, batch=vars(WITH_RATE))
+    lightning = train_one(trial, WORKLOAD, GOAL, batch=vars(WITH_RATE), lean=False)
+    assert single.curve == lightning.curve
+    constant = train_one(trial, WORKLOAD, GOAL, batch=vars(DOUBLING))
+    assert single.curve["train_loss"] != constant.curve["train_loss"]
+    for how in WAYS.values():
+        checkpoints = Checkpoints(tmp_path, "study", minutes=0)
+        engine = engine_of(WORKLOAD, GOAL, checkpoints=checkpoints, batch=vars(WITH_RATE), **how)
+
+        def interrupt():
+            raise Interrupted("test")
+
+        with pytest.raises(Interrupted):
+            list(engine.train(runs([trial], GOAL), interrupt))
+        (resumed,) = engine.train(runs([trial], GOAL))
+        assert resumed.curve == single.curve
+
+
+class Manual(Plain):
+    """Steps its optimizer itself."""
+
+    def __init__(self):
+        super().__init__()
+        self.automatic_optimization = False
+
+
+def test_a_rate_that_cannot_follow_is_refused():
+    data = WORKLOAD.build(TRIAL).data
+    callback = BatchScheduleCallback(**vars(WITH_RATE))
+    with refuses("batch.rate", "sqrt"):
+        fit(Manual(), datamodule=data, callbacks=[callback], max_steps=1)
 
 
 def test_the_batches_are_the_order_of_the_loader():

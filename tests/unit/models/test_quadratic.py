@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from lightning.pytorch import LightningDataModule
+from scipy.optimize import minimize
 
 from lit_dps.analysis.quadratic import NoisyQuadraticModel
 from lit_dps.data import GradientNoise
@@ -193,3 +194,92 @@ def test_the_batch_size_is_counted_in_examples():
     fit(NoisyQuadratic(6, 3), data, callbacks=[], max_steps=1)
     batch = next(iter(data.train_dataloader()))
     assert batch.shape == (8, 18) and torch.equal(batch[0], batch[7])
+
+
+def test_moments_under_a_constant_schedule_are_the_closed_form():
+    model = NoisyQuadraticModel(20)
+    after = model.schedule_moments([0.3] * 40, [8] * 40)
+    for steps in (1, 7, 40):
+        assert after[steps - 1] == pytest.approx(model.moments(0.3, 8, steps), rel=1e-12)
+
+
+def test_moments_under_a_schedule_are_those_of_simulated_runs():
+    model = NoisyQuadraticModel(3)
+    rates = [0.8, 0.8, 0.4, 0.4, 0.2]
+    batch_sizes = [1, 2, 2, 4, 16]
+    copies = 100_000
+    rng = np.random.default_rng(0)
+    weights = np.ones((copies, 3))
+    losses = []
+    for rate, batch_size in zip(rates, batch_sizes, strict=True):
+        noise = rng.standard_normal(weights.shape) * np.sqrt(model.curvatures / batch_size)
+        weights = weights - rate * (model.curvatures * weights + noise)
+        losses.append(0.5 * (model.curvatures * weights**2).sum(1))
+    exact = model.expected_loss(model.schedule_moments(rates, batch_sizes))
+    for step, of_copies in enumerate(losses):
+        error = of_copies.std() / np.sqrt(copies)
+        assert of_copies.mean() == pytest.approx(exact[step], abs=4 * error)
+        assert error < 0.01 * exact[step]
+
+
+def loss_of(model, rate, batch_sizes):
+    moments = model.schedule_moments([rate] * len(batch_sizes), batch_sizes)
+    return model.expected_loss(moments[-1])
+
+
+def test_the_best_batch_sizes_are_the_minimum_that_is_searched():
+    model = NoisyQuadraticModel(30)
+    rate, steps, examples = 0.4, 12, 300.0
+    best = model.best_batch_sizes(rate, steps, examples)
+    assert best.sum() == pytest.approx(examples)
+    assert (np.diff(best) > 0).all()
+
+    def loss_of_logs(logs):
+        shares = np.exp(logs - logs.max())
+        return loss_of(model, rate, examples * shares / shares.sum())
+
+    searched = minimize(loss_of_logs, np.zeros(steps), method="BFGS", options={"gtol": 1e-9})
+    assert loss_of(model, rate, best) == pytest.approx(searched.fun, rel=1e-6)
+    shares = np.exp(searched.x)
+    assert examples * shares / shares.sum() == pytest.approx(best, rel=0.01)
+    # The sum of the weights over the sizes, and the loss without noise.
+    weights = model.noise_weights(rate, steps)
+    without = loss_of(model, rate, [np.inf] * steps)
+    assert loss_of(model, rate, best) == pytest.approx(without + (weights / best).sum())
+    # What a constant batch size of the same examples loses.
+    lost = (steps * weights.sum() - np.sqrt(weights).sum() ** 2) / examples
+    constant = loss_of(model, rate, [examples / steps] * steps)
+    assert constant - loss_of(model, rate, best) == pytest.approx(lost, rel=1e-6)
+    assert lost > 0.002
+
+
+def test_the_fewest_steps_at_a_number_of_examples():
+    model = NoisyQuadraticModel(30)
+    target, rate, examples = 0.2, 0.8, 400.0
+    best, constant = model.scheduled_steps(target, rate, examples)
+    assert best < constant < np.inf
+    for steps, least in ((int(best), True), (int(best) - 1, False)):
+        sizes = model.best_batch_sizes(rate, steps, examples)
+        assert (loss_of(model, rate, sizes) <= target) == least
+    for steps, least in ((int(constant), True), (int(constant) - 1, False)):
+        assert (loss_of(model, rate, [examples / steps] * steps) <= target) == least
+    assert model.scheduled_steps(1e-9, rate, 10.0, max_steps=50) == (np.inf, np.inf)
+
+
+def test_seesaw_of_sgd_has_the_loss_of_the_halved_rates_in_fewer_steps():
+    """Half the rate with B, or the rate with 2 B: the same loss to first order in the rate."""
+    model = NoisyQuadraticModel(20)
+    stages = 4
+    halved_rates = np.repeat(0.02 * 0.5 ** np.arange(stages), 64 * 2 ** np.arange(stages))
+    halved = loss_after(model, halved_rates, np.full(len(halved_rates), 4.0))
+    rates = np.full(64 * stages, 0.02)
+    doubled = loss_after(model, rates, np.repeat(4.0 * 2 ** np.arange(stages), 64))
+    assert doubled == pytest.approx(halved, rel=0.01)
+    # A rate of Adam's rule, 1 / sqrt(2) for each doubling, does not have it.
+    roots = np.repeat(0.02 * 0.5 ** (np.arange(stages) / 2), 64)
+    other = loss_after(model, roots, np.repeat(4.0 * 2 ** np.arange(stages), 64))
+    assert abs(other / halved - 1) > 0.05
+
+
+def loss_after(model, rates, batch_sizes):
+    return model.expected_loss(model.schedule_moments(rates, batch_sizes)[-1])
