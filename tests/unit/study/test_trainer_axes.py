@@ -88,6 +88,9 @@ def test_schedules_of_the_batch_fit_each_cell():
     check_keys(study({"options": doubling["options"]}, {"batch.schedule": ["constant", "linear"]}))
     with refuses("batch.options", doubling["options"]):  # no cell uses them
         check_keys(study({"options": doubling["options"]}))
+    check_keys(study(doubling, {"batch.rate": ["none", "sqrt"]}))
+    with refuses("batch.rate", "sqrt"):  # every step has the same batch size
+        check_keys(study({"rate": "sqrt"}))
     late = {"schedule": "doubling", "options": {"start": 0.25, "steps": 10**6}}
     with refuses("batch.schedule", "doubling"):  # it never reaches the batch size
         check_keys(study(late))
