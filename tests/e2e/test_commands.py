@@ -205,6 +205,9 @@ def little(config: Path, data: Path) -> list[str]:
         "lit_dps.data.CIFAR10",
     ):
         options += ["--data.root", str(data)]
+    if "batch" in content:
+        # A run of one example, so that the batch has its whole size at the second step.
+        options += ["--batch.options", "{start: 0.25, examples: 1}"]
     if "train_examples" in content["data"].get("init_args", {}):
         options += ["--data.train_examples", "50"]
     return ["study", "--config", str(config), *options, *space, "--trainer.accelerator", "cpu"]
@@ -226,7 +229,8 @@ def test_every_shipped_config_trains(config, small_data, tmp_path, monkeypatch):
     check(setup)
     point = sobol_point(study.space, study.seed, 0, study.scramble)
     run = Attempt(Trial(setup.cells[0], 0, point, study.seed), setup.goal_of_trials)
-    (result,) = setup.engine().train(iter([run, None]).__next__)
+    runs = iter([run])
+    (result,) = setup.engine().train(lambda: next(runs, None))
     assert result.steps_run == setup.goal_of_trials.check_interval
     kept, total = (
         (sum(counts) for counts in zip(*result.kept.values(), strict=True))

@@ -87,6 +87,8 @@ def draw(rows: pd.DataFrame, study: Analysis) -> Figure:
                 color=style["color"],
             )
     look.log_values_axis(ax, numbers(rows["steps"]), 1.3, 1.3)
+    look.plain_ticks(ax.xaxis)
+    ax.margins(x=0.1)
     ax.set_xlabel("examples to the goal")
     ax.set_ylabel("optimizer steps to the goal")
     look.legend_above(figure, look.series_handles(study.record.series, drawn))
