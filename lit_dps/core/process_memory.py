@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import resource
 import sys
-from contextlib import suppress
 from pathlib import Path
 
 _PROCESS = Path("/proc/self")
 
 
-def reset_peak() -> None:
-    """Let `peak_bytes` begin at the present memory; on other systems than Linux do nothing."""
-    with suppress(OSError):
+def reset_peak() -> bool:
+    """Let `peak_bytes` begin at the present memory, and return whether the system could do so.
+
+    Other systems than Linux cannot, nor can a container whose /proc is read-only.
+    """
+    try:
         (_PROCESS / "clear_refs").write_text("5")
+    except OSError:
+        return False
+    return True
 
 
 def peak_bytes() -> float:

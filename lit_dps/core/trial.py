@@ -337,6 +337,8 @@ JOINED_AT = "joined_at"
 
 COPIES = "copies"  # elements of tensors that were masked as copies of pruned parameters
 RANKS = "ranks"  # processes that trained the trial together, if more than one
+# 1 if the reading peak_memory is the peak since the process began, as the system cannot reset it
+PEAK_OF_PROCESS = "peak_of_process"
 SPARSE_KERNELS = "sparse_kernels"  # 1 if a removed engine skipped pruned weights of convolutions
 
 # Of weights that were moved towards isometry, "before" and "after": the sum over the layers of

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from lit_dps.core.process_memory import peak_bytes, reset_peak
+from lit_dps.core.trial import PEAK_OF_PROCESS
 from lit_dps.core.unit import EXAMPLES, SECONDS
 from lit_dps.parallel import ranks
 from lit_dps.readings.reading import CurveReading, Moment, Reading
@@ -18,9 +19,9 @@ class PeakMemory(Reading):
     """The peak memory of a trial from its first step to its end, in MiB (column "peak_memory").
 
     On CUDA it is the most that PyTorch allocates on the device. Elsewhere it is the peak of the
-    process, including what Python and earlier trials still hold; on other systems than Linux since
-    the process began. Of several ranks it is the largest one. With local SGD the networks of all
-    workers of the process count.
+    process, including what Python and earlier trials still hold. If the system cannot reset it, it
+    includes the peaks of earlier trials, and a note reports the trials. Of several ranks it is the
+    largest one. With local SGD the networks of all workers of the process count.
     """
 
     name = "peak_memory"
@@ -37,7 +38,9 @@ class PeakMemory(Reading):
         self._reset()
 
     def _reset(self) -> None:
-        reset_peak()
+        is_reset = reset_peak()
+        if not is_reset and not self._on_cuda:
+            self.flags[PEAK_OF_PROCESS] = 1
         if torch.cuda.is_initialized():
             # All ranks resume from one checkpoint, which therefore does not name the device.
             for device in range(torch.cuda.device_count()):

@@ -17,6 +17,7 @@ from lit_dps.core.environment import DATA, KEY, SINCE, SOURCES, THREADS, UNKNOWN
 from lit_dps.core.trial import (
     ENGINE_SET,
     LIGHTNING,
+    PEAK_OF_PROCESS,
     RANKS,
     SCHEDULE,
     SHORT_STEPS,
@@ -277,6 +278,11 @@ ENGINES = (
         partial(trials_with_flag, flag=RANKS),
         "{trials_were} trained on {values} ranks, which equals one process in distribution, not "
         "bit for bit.",
+    ),
+    Note(
+        partial(trials_with_flag, flag=PEAK_OF_PROCESS),
+        "{trials_were} measured with the peak memory since the process began, which includes "
+        "earlier trials. This system cannot reset it.",
     ),
 )
 

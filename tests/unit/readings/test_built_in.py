@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch.func import functional_call
 
+from lit_dps.core.process_memory import reset_peak
 from lit_dps.core.trial import Cell, Status, Trial
 from lit_dps.data import Digits
 from lit_dps.readings import Moment, Reading, ReadingsCallback
@@ -173,6 +174,18 @@ def test_the_peak_of_a_resumed_trial_includes_the_time_before(monkeypatch):
     resumed = spec.build()
     resumed.load_state_dict(spec.build().state_dict())
     assert resumed.read(None) == {"peak_memory": 3.0}
+
+
+@pytest.mark.parametrize(("can_reset", "flags"), [(True, {}), (False, {"peak_of_process": 1})])
+def test_a_peak_that_includes_earlier_trials_is_flagged(tmp_path, monkeypatch, can_reset, flags):
+    """A container may have a read-only /proc."""
+    folder = tmp_path if can_reset else tmp_path / "missing"
+    monkeypatch.setattr("lit_dps.core.process_memory._PROCESS", folder)
+    assert reset_peak() is can_reset
+    (spec,) = resolve_readings(["peak_memory"])
+    reading = spec.build()
+    reading.start(SimpleNamespace(device=torch.device("cpu")))
+    assert reading.flags == flags
 
 
 @pytest.mark.parametrize(
