@@ -91,11 +91,11 @@ class Recorded:
             trials[cell.batch_size] += len(ends)
         return max(trials.values())
 
-    def plan(self, at_a_time: int) -> RunPlan:
+    def plan(self) -> RunPlan:
         """Return the plan of a run of this study."""
         cells = list(self.ends)
         points = len(self.ends[cells[0]])
-        return RunPlan(cells, points, at_a_time, self.max_steps, self.race_factor)
+        return RunPlan(cells, points, self.max_steps, self.race_factor)
 
 
 def recorded(record: StudyRecord) -> Recorded:
@@ -229,7 +229,7 @@ class Replay:
         self.workers = workers
         self.time = 0.0
         self.queue = Queue(study)
-        plan = study.plan(stack_size * workers)
+        plan = study.plan()
         self.progress = Progress(plan, now=lambda: self.time)
 
     def run(self, estimate_seconds: Callable[[float], float]) -> list[Estimate]:

@@ -59,7 +59,6 @@ class RunPlan:
     Attributes:
         cells: The cells of the run.
         points: The number of trials of each cell (`study.trials`), one at each point.
-        at_a_time: The number of trials that run at the same time.
         max_steps: Steps after which a trial has spent its budget.
         race_factor: The factor at which trials are stopped early; None without racing.
         repeats: The repeats after the search.
@@ -68,7 +67,6 @@ class RunPlan:
 
     cells: Sequence[Cell]
     points: int
-    at_a_time: int
     max_steps: int
     race_factor: float | None = None
     repeats: RepeatPlan = RepeatPlan()

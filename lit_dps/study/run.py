@@ -274,7 +274,6 @@ class _StudyRun:
         plan = RunPlan(
             setup.cells,
             setup.study.trials,
-            at_a_time,
             setup.goal_of_trials.max_steps,
             setup.study.race_factor,
             setup.study.repeat_plan,

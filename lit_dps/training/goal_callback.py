@@ -213,11 +213,6 @@ class GoalErrorCallback(Callback):
         return self._count.steps or 0
 
     @property
-    def has_stepped(self) -> bool:
-        """Whether the last batch ended an optimizer step."""
-        return self._has_stepped
-
-    @property
     def _stops_early(self) -> bool:
         """Whether `EarlyCheck` validates, also in a run from a checkpoint."""
         return "exact" in self.curve

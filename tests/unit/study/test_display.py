@@ -34,7 +34,7 @@ def display(
     console = Console(
         file=io.StringIO(), force_terminal=True, width=width, height=height, color_system=None
     )
-    progress = Progress(RunPlan(cells, points, 2, GOAL.max_steps), now=now)
+    progress = Progress(RunPlan(cells, points, GOAL.max_steps), now=now)
     return Display(progress, "quickstart", GOAL, StopRequest(), console)
 
 

@@ -20,7 +20,7 @@ def test_counts_best_and_time_left(golden):
     stream = io.StringIO()
     earlier = {CELLS[0]: [result(CELLS[0], 0, 160)]}
     now = [0.0]
-    counted = Progress(RunPlan(CELLS, 3, 2, 400), earlier, now=lambda: now[0])
+    counted = Progress(RunPlan(CELLS, 3, 400), earlier, now=lambda: now[0])
     progress = ProgressLog(counted, stream, seconds=0.0)
     lines = [progress.line()]
     # How fast this run is cannot be known from an earlier one.
@@ -49,7 +49,7 @@ def test_counts_best_and_time_left(golden):
 def test_nothing_known_yet_and_a_quiet_stream(golden):
     stream = io.StringIO()
     now = [0.0]
-    counted = Progress(RunPlan(CELLS, 1, 1, 400, 1.0), now=lambda: now[0])
+    counted = Progress(RunPlan(CELLS, 1, 400, 1.0), now=lambda: now[0])
     progress = ProgressLog(counted, stream, seconds=1000)
     assert counted.time_remaining() is None
     assert progress.line().endswith("time left unknown until a trial meets the goal")
@@ -68,7 +68,7 @@ def stopped(point: int, step: int) -> TrialResult:
 
 def test_a_trial_that_has_to_go_on_is_not_finished(golden):
     now = [0.0]
-    counted = Progress(RunPlan(CELLS[:1], 3, 1, 400, race_factor=2), now=lambda: now[0])
+    counted = Progress(RunPlan(CELLS[:1], 3, 400, race_factor=2), now=lambda: now[0])
     progress = ProgressLog(counted, io.StringIO())
     for point in range(3):
         progress.on_event(ProgressEvent(1, Trial(CELLS[0], point)))
