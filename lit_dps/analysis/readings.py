@@ -10,7 +10,11 @@ from lit_dps.analysis.tables import columns_of, frame
 from lit_dps.core.racing import to_goal
 from lit_dps.core.record import StudyRecord
 from lit_dps.core.search_space import short_names
-from lit_dps.core.trial import LIPSCHITZ, Status, TrialResult
+from lit_dps.core.trial import DENSITY_STEP, DENSITY_SUM, LIPSCHITZ, Status, TrialResult
+
+# Columns of studies whose masks change during training.
+AVERAGE_DENSITY = "average_density"
+FINAL_DENSITY = "final_density"
 
 # Columns of the tables of every study: of cells, of trials and of curves.
 TABLE_COLUMNS = frozenset(
@@ -18,7 +22,7 @@ TABLE_COLUMNS = frozenset(
         *("batch_size", "sparsity", "k_star", "communications", "floor", "pending", "boundary"),
         *("point", "status", "steps", "steps_run", "engine", "engine_reason"),
         *("repeat", "step", "train_loss", "exact"),
-        *("examples", "seconds", "unit"),
+        *("examples", "seconds", "unit", AVERAGE_DENSITY, FINAL_DENSITY),
         *map(str, Status),
     }
 )
@@ -42,7 +46,10 @@ def metric_column(name: str) -> str:
 
 
 def reading_columns(record: StudyRecord) -> list[str]:
-    """Return the columns of all readings of a study: along the runs, then at the end."""
+    """Return the columns of all readings of a study: along the runs, then at the end.
+
+    If masks changed during training, the densities of the masks follow.
+    """
     along: dict[str, dict[str, None]] = {}
     at_end: dict[str, None] = {}
     for results in record.results.values():
@@ -53,7 +60,36 @@ def reading_columns(record: StudyRecord) -> list[str]:
     columns = []
     for read in (*along.values(), at_end):
         columns += [name for name in read if name != "step"]
+    if has_moving_masks(record):
+        columns += [AVERAGE_DENSITY, FINAL_DENSITY]
     return columns
+
+
+def has_moving_masks(record: StudyRecord) -> bool:
+    """Return True if the mask of a trial changed during training."""
+    for results in record.results.values():
+        if any(DENSITY_SUM in result.flags for result in results):
+            return True
+    return False
+
+
+def densities(result: TrialResult) -> dict[str, float]:
+    """Return the mean share of kept weights over the steps of a trial, and the share at its end.
+
+    The columns are "average_density" and "final_density", of the weights that the mask covers. The
+    end is the goal for a complete trial. Empty if the mask changed after it, as in a trial that was
+    trained past its goal.
+    """
+    end = result.steps or result.steps_run
+    last_change = result.flags.get(DENSITY_STEP, 0)
+    if not end or end < last_change:
+        return {}
+    density = 1.0
+    if result.kept:
+        kept = sum(each for each, _ in result.kept.values())
+        density = kept / sum(total for _, total in result.kept.values())
+    density_sum = result.flags.get(DENSITY_SUM, 0.0) + (end - last_change) * density
+    return {AVERAGE_DENSITY: density_sum / end, FINAL_DENSITY: density}
 
 
 def _shown(result: TrialResult) -> dict[str, Mapping[str, list[float]]]:
@@ -65,14 +101,15 @@ def reading_values(result: TrialResult) -> dict[str, float]:
     """Return the value of each reading of a trial by column.
 
     The value of a reading along the run is the last one: up to the goal for a complete trial. A
-    reading at the end is of the end of the trial, also with `study.train_past_goal`.
+    reading at the end is of the end of the trial, also with `study.train_past_goal`. The densities
+    of its masks follow (`densities`).
     """
     values = {}
     for columns in _shown(to_goal(result)).values():
         for name, read in columns.items():
             if name != "step" and read:
                 values[name] = read[-1]
-    return {**values, **result.end_readings}
+    return {**values, **result.end_readings, **densities(result)}
 
 
 def curve_rows(record: StudyRecord) -> pd.DataFrame:

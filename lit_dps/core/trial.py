@@ -335,6 +335,11 @@ IN_NO_MASK = "in_no_mask"
 TRAINED_THEN = "trained_then"
 JOINED_AT = "joined_at"
 
+# If the mask changes during training: the sum over the steps up to the last change of the share of
+# masked elements that are kept, and the step of this change.
+DENSITY_SUM = "density_sum"
+DENSITY_STEP = "density_step"
+
 COPIES = "copies"  # elements of tensors that were masked as copies of pruned parameters
 RANKS = "ranks"  # processes that trained the trial together, if more than one
 # 1 if the reading peak_memory is the peak since the process began, as the system cannot reset it

@@ -171,15 +171,17 @@ class PruningConfig:
         sparsity: Share of pruned parameters, in [0, 1). 0 prunes nothing. A study sets it.
         method: Such as snip, grasp; or a class path. The methods are "snip" (as in the
             paper), "magnitude", "random", "snip_it", "iterative_snip", "force", "grasp", "synflow",
-            "snap", "snap_it", "random_layerwise", "smart_ratio", "shuffle", and the class path of a
-            `lit_dps.pruning.Pruner`.
+            "snap", "snap_it", "random_layerwise", "smart_ratio", "shuffle", "two_four",
+            "from_file", and the class path of a `lit_dps.pruning.Pruner`. "rigl", "set", "gradual",
+            "snip_it_during" change the mask during training.
         biases: paper: prune biases too; keep: do not. "paper" does what the authors' code does.
         batch_size: Examples of a batch of the pruning pass. Each batch is weighted by its size, so
             that the scores are sums over the examples.
         seed: Seed of the "random" scores. A study sets it.
         exclude: Patterns of parameters that stay dense. For example "head.*", "*.cls_token", or
             "teacher.*" for a copy of the pruned network.
-        options: Arguments of the method's constructor.
+        options: Arguments of the method's constructor. If the method is an axis of the grid, each
+            method receives the options that it takes.
         init: Weights: original, reinit or isometry. They are those at the start of
             training (`lit_dps.pruning.start`). "original": the weights that were scored. "reinit":
             new weights of the network's own initialization, in a study. "isometry": the original

@@ -7,6 +7,7 @@ run continues.
 
 from __future__ import annotations
 
+import inspect
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field, replace
@@ -16,6 +17,7 @@ from typing import Any, Protocol
 from lit_dps.core.attempt import Attempt
 from lit_dps.core.errors import StorageError, UserError, error_text
 from lit_dps.core.local_sgd import LocalSGDSchedule
+from lit_dps.core.registry import argument_names, named_class
 from lit_dps.core.search_space import RATE_NAMES
 from lit_dps.core.trial import Status, Trial, TrialResult
 from lit_dps.core.trial_config import (
@@ -27,6 +29,7 @@ from lit_dps.core.trial_config import (
 )
 from lit_dps.engines.module_hooks import NeedsLightning
 from lit_dps.parallel import ranks
+from lit_dps.pruning import PRUNERS, Pruner
 from lit_dps.pruning.pruner import Scores
 from lit_dps.readings.registry import ReadingSpec
 from lit_dps.training import (
@@ -42,6 +45,15 @@ METHOD_OPTIONS = "pruning.options."
 # In elements: 256 MiB in float32, which is several times all 100 points of the paper's networks.
 MAX_STORED_SCORES = 2**26
 PassKey = tuple[int, ...]  # `TrainingPass.key` of the pass that took the scores
+
+
+def takes_option(method: str, name: str) -> bool:
+    """Return True if a pruning method has an argument of this name, or takes any arguments."""
+    kind = named_class("pruning.method", method, PRUNERS, Pruner)
+    parameters = inspect.signature(kind).parameters.values()
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        return True
+    return name in argument_names(kind)
 
 
 class Engine(Protocol):
@@ -98,7 +110,10 @@ class Training:
     )
 
     def pruning_config(self, trial: Trial) -> PruningConfig:
-        """Return how a trial is pruned, with the values of its cell."""
+        """Return how a trial is pruned, with the values of its cell.
+
+        If the method is an axis, each method receives those of `pruning.options` that it takes.
+        """
         arguments: dict[str, Any] = {}
         options = {}
         for key, value in trial.cell.axes:
@@ -106,8 +121,12 @@ class Training:
                 options[key.removeprefix(METHOD_OPTIONS)] = value
             elif key.startswith("pruning."):
                 arguments[key.removeprefix("pruning.")] = value
-        if options:
-            arguments["options"] = {**(self.pruning.options or {}), **options}
+        shared = self.pruning.options or {}
+        # A dense trial of an axis of methods has the default method, which makes no mask.
+        if "method" in arguments or trial.cell.sparsity == 0:
+            method = arguments.get("method", self.pruning.method)
+            shared = {name: v for name, v in shared.items() if takes_option(method, name)}
+        arguments["options"] = {**shared, **options} or None
         arguments["sparsity"] = trial.cell.sparsity
         arguments["seed"] = trial.seed_for("prune")
         return replace(self.pruning, **arguments)

@@ -36,7 +36,7 @@ from lit_dps.optim.local_sgd import LocalSGD
 from lit_dps.optim.parameter_groups import trained_parameters
 from lit_dps.pruning import Mask, Network, mask_flags, prunable, prune
 from lit_dps.pruning.mask import multiply
-from lit_dps.pruning.mask_changes import MaskChanges
+from lit_dps.pruning.mask_changes import MaskChanges, density_flags
 from lit_dps.pruning.pruner import Scores
 from lit_dps.pruning.start import initialize_pruned
 from lit_dps.readings.attempt_readings import AttemptReadings
@@ -302,6 +302,8 @@ class NetworkRun(ReadableRun):
             gradients: Their gradients of the step's batch, also of pruned weights.
         """
         assert self.changes is not None and self.mask is not None
+        density = density_flags(self.attempt.flags, step, self.mask)
+        self.attempt.flags = {**self.attempt.flags, **density}
         self.mask = self.changes.next_mask(step, self.mask, weights, gradients)
         self.attempt.kept = self.mask.kept()
 

@@ -1,14 +1,16 @@
-"""Pruning at initialization: methods by name, one file each, and the masks that they return.
+"""Pruning before and during training: methods by name, and the masks that they return.
 
 To add a method, write a file beside `snip.py` and add its class to `PRUNERS`. Methods of other
 packages are named by their class path.
 """
 
+from lit_dps.pruning.from_file import FromFile
 from lit_dps.pruning.grasp import Grasp
 from lit_dps.pruning.iterative import Force, IterativeSnip, SnipIt
 from lit_dps.pruning.layerwise import RandomLayerwise, SmartRatio
 from lit_dps.pruning.magnitude import Magnitude
 from lit_dps.pruning.mask import Mask, prunable
+from lit_dps.pruning.moving import Gradual, RigL, SnipItDuring, SparseEvolution
 from lit_dps.pruning.network import Network, gradient_sum, saliency
 from lit_dps.pruning.pruner import (
     PRUNERS,
@@ -25,6 +27,7 @@ from lit_dps.pruning.shuffle import Shuffle
 from lit_dps.pruning.snap import Snap, SnapIt
 from lit_dps.pruning.snip import Snip
 from lit_dps.pruning.synflow import SynFlow
+from lit_dps.pruning.two_four import TwoFour
 
 PRUNERS |= {
     "snip": Snip,
@@ -40,6 +43,12 @@ PRUNERS |= {
     "random_layerwise": RandomLayerwise,
     "smart_ratio": SmartRatio,
     "shuffle": Shuffle,
+    "rigl": RigL,
+    "set": SparseEvolution,
+    "gradual": Gradual,
+    "snip_it_during": SnipItDuring,
+    "two_four": TwoFour,
+    "from_file": FromFile,
 }
 
 

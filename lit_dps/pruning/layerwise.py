@@ -1,8 +1,12 @@
-"""Random masks with a count for each layer: equal shares, or smart ratios (Su et al. 2020)."""
+"""Random masks with a count for each layer.
+
+Layers keep equal shares, smart ratios (Su et al. 2020), or Erdos-Renyi shares (Evci et al. 2020).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -76,6 +80,40 @@ class SmartRatio(Pruner):
             if not self.residual:
                 ratios[name] /= i**2
         return {**water_filled(ratios, sizes, keep - last_keep), last: last_keep, **biases}
+
+
+def uniform_counts(network: Network, sparsity: float) -> dict[str, int]:
+    """Return the kept elements of each tensor: equal shares of all weights, and no bias."""
+    return _counts_of_weights(network, sparsity, lambda shape: 1.0)
+
+
+def erdos_renyi_counts(network: Network, sparsity: float) -> dict[str, int]:
+    """Return the kept elements of each tensor by the Erdos-Renyi kernel, and no bias.
+
+    The kept share of a tensor is in proportion to the sum of its dimensions over their product, so
+    that small layers are denser (Evci et al. 2020, Section 3). A share above 1 is cut, and the
+    others are scaled up.
+    """
+    return _counts_of_weights(network, sparsity, lambda shape: sum(shape) / math.prod(shape))
+
+
+def _counts_of_weights(
+    network: Network, sparsity: float, ratio_of: Callable[[Sequence[int]], float]
+) -> dict[str, int]:
+    """Return counts of weights in proportion to ratio x size; biases keep what does not fit."""
+    sizes = _sizes(network)
+    keep = round(sum(sizes.values()) * (1 - sparsity))
+    ratios: dict[str, float] = {}
+    biases: dict[str, float] = {}
+    for name, parameter in network.parameters.items():
+        if parameter.ndim >= 2:
+            ratios[name] = ratio_of(parameter.shape)
+        else:
+            biases[name] = 1.0
+    room = sum(sizes[name] for name in ratios)
+    shares = water_filled(ratios, sizes, min(keep, room))
+    shares |= water_filled(biases, sizes, max(keep - room, 0))
+    return rounded(shares, sizes, keep)
 
 
 def _sizes(network: Network) -> dict[str, int]:

@@ -56,17 +56,25 @@ class Mask(Mapping[str, Tensor]):
     Args:
         tensors: The mask of each parameter.
         by_place: Number of elements that are kept with a score of 0, by their position alone.
+        weights: Weights and buffers that training begins with, by name; None for those of the
+            module.
 
     Raises:
         ValueError: if a value is not a bool tensor.
     """
 
-    def __init__(self, tensors: Mapping[str, Tensor], by_place: int = 0):
+    def __init__(
+        self,
+        tensors: Mapping[str, Tensor],
+        by_place: int = 0,
+        weights: Mapping[str, Tensor] | None = None,
+    ):
         for name, tensor in tensors.items():
             if tensor.dtype is not torch.bool:
                 raise ValueError(f"mask of {name} must be bool, not {tensor.dtype}")
         self._tensors = dict(tensors)
         self.by_place = by_place
+        self.weights = weights
 
     def __getitem__(self, name: str) -> Tensor:
         return self._tensors[name]

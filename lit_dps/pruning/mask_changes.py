@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from lit_dps.core.errors import ConfigError
-from lit_dps.core.trial import derive_seed
+from lit_dps.core.trial import DENSITY_STEP, DENSITY_SUM, derive_seed
 from lit_dps.pruning.mask import Mask, multiply
 from lit_dps.pruning.pruner import MaskUpdate, Pruner
 
@@ -118,6 +118,20 @@ class MaskChanges:
                 "sparsity changes sets hits_count = False"
             )
             raise ConfigError("pruning.method", method, allowed)
+
+
+def density_flags(flags: Mapping[str, float], step: int, mask: Mask) -> dict[str, float]:
+    """Return the `TrialResult.flags` of the density along a run, after a change of the mask.
+
+    Args:
+        flags: The flags before the change.
+        step: The step after which the mask changes.
+        mask: The mask of the steps since the last change.
+    """
+    counts = mask.count()
+    steps = step - flags.get(DENSITY_STEP, 0)
+    density_sum = flags.get(DENSITY_SUM, 0.0) + steps * counts.kept / counts.total
+    return {DENSITY_SUM: density_sum, DENSITY_STEP: step}
 
 
 def mask_optimizer_state(

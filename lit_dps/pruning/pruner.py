@@ -100,6 +100,9 @@ class Pruner(ABC):
             sparsity)) of their m elements.
         """
 
+    def check_sparsity(self, sparsity: float) -> None:  # noqa: B027  # optional
+        """Raise ConfigError for a sparsity that the method cannot make, before a study begins."""
+
     def next_mask(self, update: MaskUpdate) -> Mask:
         """Return the mask after a step of training; called after each `every`-th step.
 

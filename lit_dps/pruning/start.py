@@ -54,6 +54,10 @@ def initialize_pruned(
         ConfigError: if the network cannot start so.
     """
     flags = {}
+    if mask.weights is not None:
+        if init != "original":
+            raise ConfigError("pruning.init", init, "original with the weights of a file")
+        module.load_state_dict(mask.weights)
     if init == "reinit":
         _reinit(module, mask, redraw)
     elif init == "isometry":

@@ -6,6 +6,7 @@ file per quantity follows:
 
 - `lipschitz`: local Lipschitz constant of the gradient, and the terms of the convergence theory;
 - `gradient`: norm of the gradient of a step, and the noise scale at checks;
+- `curvature`: batch sharpness and the top eigenvalue of the Hessian;
 - `spent`: peak memory, seconds of a step, and counted examples;
 - `gradient_noise`: callbacks for any trainer: norms of the gradient of a rank's part of a batch and
   of the whole batch, and the gradient noise scale;

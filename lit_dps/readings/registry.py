@@ -14,6 +14,7 @@ from lit_dps.core.errors import ConfigError
 from lit_dps.core.registry import name_of_class, named_class
 from lit_dps.core.trial import LIPSCHITZ
 from lit_dps.core.trial_config import SmoothnessConfig
+from lit_dps.readings.curvature import Curvature
 from lit_dps.readings.gradient import GradientNoise, GradientNorm
 from lit_dps.readings.lipschitz import Lipschitz
 from lit_dps.readings.reading import KEY, Reading, check_attributes
@@ -24,6 +25,7 @@ READINGS: dict[str, type[Reading]] = {
     LIPSCHITZ: Lipschitz,
     GradientNorm.name: GradientNorm,
     GradientNoise.name: GradientNoise,
+    Curvature.name: Curvature,
     StepSeconds.name: StepSeconds,
     PeakMemory.name: PeakMemory,
     Examples.name: Examples,

@@ -18,10 +18,11 @@ from lit_dps.core.goal import VALIDATION_ERROR
 from lit_dps.core.identity import one_spelling
 from lit_dps.core.search_space import Choices, space_to_dict
 from lit_dps.core.statistic import MINIMUM
-from lit_dps.core.trial_config import GoalConfig, identity_of
+from lit_dps.core.trial_config import GoalConfig, PruningConfig, identity_of
 from lit_dps.data import ImageData
 from lit_dps.models import MLP, SimpleCNN
 from lit_dps.module import ImageClassifier
+from lit_dps.pruning.from_file import content_hash
 from lit_dps.readings.registry import resolve_readings
 from lit_dps.storage.schema import UNREAD
 from lit_dps.training.trainer_rules import ACCUMULATION_KEY, STUDY_TRAINER
@@ -31,6 +32,8 @@ from lit_dps.training.workload import Workload, class_paths, classes_in, locate,
 SPACE = "study.space"
 GRID = "study.grid"
 BATCH_SIZE_KEY = "study.batch_size_key"
+
+FROM_FILE = "from_file"  # the pruning method whose file belongs to the identity
 
 # Version of how trials of users' modules are seeded, pruned and accumulated. Protocol 1 was
 # never released.
@@ -79,7 +82,7 @@ def identity_of_study(
         **specs,
         "trainer": trainer_of(workload.trainer, _names_below("trainer.", study.axes)),
         "goal": goal_of(sections["goal"]),
-        "pruning": identity_of(sections["pruning"], _names_below("pruning.", study.axes)),
+        "pruning": _pruning_of(sections["pruning"], study),
         "study": study_of(study, workload.batch_size_key),
         "data_digest": getattr(data, "digest", None),
     }
@@ -102,6 +105,17 @@ def identity_of_study(
     if sections["smoothness"].interval is not None:
         identity["smoothness"] = identity_of(sections["smoothness"])
     return one_spelling(identity, study.axes)
+
+
+def _pruning_of(pruning: PruningConfig, study: StudyConfig) -> dict[str, Any]:
+    """Return the identity of the section `pruning`, with the content of a file of masks."""
+    identity = identity_of(pruning, _names_below("pruning.", study.axes))
+    methods = study.axes.get("pruning.method", [pruning.method])
+    options = pruning.options or {}
+    if FROM_FILE in methods and "path" in options:
+        content = content_hash(str(options["path"]))
+        identity["options"] = {**options, "path": f"sha256:{content}"}
+    return identity
 
 
 def _specs(study: StudyConfig, workload: Workload) -> tuple[dict[str, Any], dict[str, Any]]:

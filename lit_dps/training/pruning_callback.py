@@ -20,7 +20,7 @@ from lit_dps.core.trial_config import Biases, Init, PruningConfig
 from lit_dps.optim.parameter_groups import trained_parameters
 from lit_dps.pruning import PRUNERS, Mask, Network, mask_flags, prunable, prune, pruner_of
 from lit_dps.pruning.isometry import STEPS
-from lit_dps.pruning.mask_changes import MaskChanges, mask_optimizer_state
+from lit_dps.pruning.mask_changes import MaskChanges, density_flags, mask_optimizer_state
 from lit_dps.pruning.network import copies_of, why_pruned_weights_return, why_unprunable
 from lit_dps.pruning.pruner import Scores
 from lit_dps.pruning.start import Redraw, initialize_pruned
@@ -191,6 +191,8 @@ class PruningCallback(Callback):
         """Set the mask that follows an optimizer step."""
         assert self._masked is not None and self._changes is not None and self.mask is not None
         assert self._dense_gradients is not None
+        # In place, because other objects hold the flags.
+        self.flags.update(density_flags(self.flags, step, self.mask))
         self.mask = self._changes.next_mask(
             step, self.mask, self._masked.weights(), self._dense_gradients
         )

@@ -52,7 +52,7 @@ def cells_of(folder, study="stripes"):
 def test_a_project_of_its_own_files_runs_a_study(project):
     folder, said = project
     table = cells_of(folder)
-    methods = {"snip", "my_pruner.SnipTwice", "my_two_four.TwoFour"}
+    methods = {"snip", "my_pruner.SnipTwice", "my_fan_in.FanIn"}
     assert len(table) == 12 and {*table["method"]} == methods
     assert table["k_star"].notna().all()
     dense = table[table["sparsity"] == 0].pivot(
@@ -65,8 +65,8 @@ def test_a_project_of_its_own_files_runs_a_study(project):
         if cell.sparsity:
             kept.setdefault(dict(cell.axes)["pruning.method"], trials[0].kept)
     assert kept["snip"] != kept["my_pruner.SnipTwice"]
-    # Of each layer of 784 x 32 and 32 x 10 weights one half, and no bias.
-    assert kept["my_two_four.TwoFour"] == {
+    # Of each output one half of its 784 or 32 inputs, and no bias.
+    assert kept["my_fan_in.FanIn"] == {
         "network.1.weight": (784 * 16, 784 * 32),
         "network.3.weight": (16 * 10, 32 * 10),
     }

@@ -6,7 +6,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lit_dps.pruning import Mask, Network, prunable, pruner_of
+from lit_dps.pruning import PRUNERS, Mask, Network, prunable, pruner_of
+from lit_dps.pruning.moving import FallingDensity
+
+# Methods of the package that need no options and make masks of any sparsity.
+GENERAL = [method for method in PRUNERS if method not in ("two_four", "from_file")]
+# Of these the methods that prune before the first step.
+AT_START = [method for method in GENERAL if not issubclass(PRUNERS[method], FallingDensity)]
 
 
 def small(seed: int = 0, norm: bool = False) -> nn.Sequential:

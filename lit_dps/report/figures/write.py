@@ -16,6 +16,7 @@ from matplotlib.figure import Figure
 import lit_dps.report.figures.adam_rules as adam_rules
 import lit_dps.report.figures.budgets as budgets
 import lit_dps.report.figures.delay as delay
+import lit_dps.report.figures.density as density
 import lit_dps.report.figures.draws as draws
 import lit_dps.report.figures.layers as layers
 import lit_dps.report.figures.lipschitz as lipschitz
@@ -42,7 +43,7 @@ from lit_dps.report.figures.style import LAID_OUT, caption, without_math
 # Figures of one study, in the order of the report.
 FIGURES = (
     *(scaling, time_to_goal, metaparameters, lipschitz, noise, logs, ratios, delay, local),
-    *(budgets, quality, rates, adam_rules, ramps, draws, pruners, layers, terms),
+    *(budgets, quality, rates, adam_rules, ramps, draws, pruners, density, layers, terms),
 )
 COMPARISONS = (optimizers, ratios)  # figures of several studies
 NAMES = {figure.NAME for figure in (*FIGURES, *COMPARISONS)}

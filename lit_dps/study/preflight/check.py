@@ -145,7 +145,8 @@ def check_configuration(setup: StudySetup) -> LightningDataModule:
         ConfigError: naming the key, the value and what is allowed.
     """
     setup.study.check()
-    PruningCallback.of(setup.pruning)
+    if "pruning.method" not in setup.study.axes:
+        PruningCallback.of(setup.pruning)
     check_goals(setup)
     make_sampler(setup.study, setup.goal_of_trials)
     check_trainer(setup.workload.trainer)

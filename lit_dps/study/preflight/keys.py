@@ -30,7 +30,9 @@ from lit_dps.core.search_space import Choices
 from lit_dps.core.trial import Cell, Trial, Value
 from lit_dps.core.trial_config import BatchConfig
 from lit_dps.core.unit import STEPS
-from lit_dps.engines.engine import METHOD_OPTIONS
+from lit_dps.engines.engine import METHOD_OPTIONS, takes_option
+from lit_dps.pruning import pruner_of
+from lit_dps.pruning.from_file import PATH_KEY
 from lit_dps.readings.reading import KEY as READINGS_KEY
 from lit_dps.readings.registry import READINGS
 from lit_dps.study.identity import BATCH_SIZE_KEY, GRID, SPACE, keys_of_trials
@@ -119,6 +121,8 @@ def check_keys(setup: StudySetup) -> None:
         if key in study.space and key in LOCAL_KEYS:
             raise ConfigError(GRID, key, f"another key: {SPACE} sets this one already")
     _check_set_once(setup)
+    _check_method_options(setup)
+    _check_sparsities_of_methods(setup)
     for value in study.axes.get(ACCUMULATION_KEY, ()):
         check_accumulation(f"{GRID}.{ACCUMULATION_KEY}", value)
     for cell in study.cells:
@@ -129,6 +133,25 @@ def check_keys(setup: StudySetup) -> None:
             )
             raise ConfigError("study.batch_sizes", cell.batch_size, allowed)
     _check_batch_schedules(setup)
+
+
+def _check_method_options(setup: StudySetup) -> None:
+    """Raise ConfigError for an option that no method of an axis takes."""
+    methods = setup.study.axes.get("pruning.method")
+    if methods is None:
+        return
+    for name, value in (setup.pruning.options or {}).items():
+        if not any(takes_option(str(method), name) for method in methods):
+            allowed = f"an option of one of {', '.join(map(str, methods))}"
+            raise ConfigError(f"{METHOD_OPTIONS}{name}", value, allowed)
+
+
+def _check_sparsities_of_methods(setup: StudySetup) -> None:
+    """Raise ConfigError for a sparsity that the method of its cell cannot make."""
+    for cell in setup.study.cells:
+        if cell.sparsity:
+            config = setup.training().pruning_config(Trial(cell, 0))
+            pruner_of(config.method, config.options).check_sparsity(cell.sparsity)
 
 
 def _check_batch_schedules(setup: StudySetup) -> None:
@@ -182,6 +205,8 @@ def _check_key(source: str, key: str) -> None:
             f"one of {', '.join(PRUNING_KEYS)}, {METHOD_OPTIONS}NAME of an argument of the method"
         )
         raise ConfigError(source, key, allowed)
+    if key == PATH_KEY:
+        raise ConfigError(source, key, "another key: run a study for each file of masks")
     if key.startswith("trainer.") and (source != GRID or key not in TRAINER_KEYS):
         raise ConfigError(source, key, f"in study.grid one of {', '.join(TRAINER_KEYS)}")
     if key.startswith("batch.") and (

@@ -8,12 +8,11 @@ import pytest
 import torch
 
 from lit_dps.core.trial import Cell, Status, Trial
-from lit_dps.pruning import Network, prunable
+from lit_dps.pruning import Mask, MaskUpdate, Network, prunable
 from lit_dps.readings import Moment
 from lit_dps.readings.registry import resolve_readings
 from lit_dps.testing.toy import ToyRun, toy_network
 from lit_dps.training.workload import Workload
-from tests.support.errors import refuses
 from tests.support.recipes import import_recipe
 from tests.support.runs import train_one
 from tests.support.user_readings import FullHessian
@@ -22,23 +21,33 @@ DATA = {"class_path": "lit_dps.data.Digits"}
 NETWORK = {"class_path": "tests.support.user_readings.TinyNetwork"}
 
 
-def test_two_of_each_four_weights_along_the_input_are_kept(tmp_path, monkeypatch):
-    pruner = import_recipe("my_two_four", tmp_path, monkeypatch).TwoFour()
+def test_each_output_keeps_its_largest_inputs(tmp_path, monkeypatch):
+    pruner = import_recipe("my_fan_in", tmp_path, monkeypatch).FanIn()
     module = toy_network(4, 20)
     network = Network(module, prunable(module), 8, lambda: 0, lambda: iter(()), lambda *_: None)
-    mask = pruner.mask(network, 0.5, torch.Generator())
-    # The filters have 9 inputs, which are not divisible by 4.
-    assert {*mask} == {"4.weight", "6.weight"}
+    mask = pruner.mask(network, 0.7, torch.Generator())
     for name, keep in mask.items():
-        groups = keep.view(keep.shape[0], keep.shape[1] // 4, 4)
-        sizes = module.get_parameter(name).detach().abs().view(groups.shape)
-        assert (groups.sum(-1) == 2).all()
-        smallest_kept = sizes.masked_fill(~groups, torch.inf).amin(-1)
-        assert (smallest_kept >= sizes.masked_fill(groups, 0).amax(-1)).all()
-    kept, total = mask.count()
-    assert (kept, total) == (390, 780)
-    with refuses("study.sparsities", 0.9):
-        pruner.mask(network, 0.9, torch.Generator())
+        rows = keep.flatten(1)
+        sizes = module.get_parameter(name).detach().abs().flatten(1)
+        assert (rows.sum(1) == max(1, round(rows.shape[1] * 0.3))).all()
+        smallest_kept = sizes.masked_fill(~rows, torch.inf).amin(1)
+        assert (smallest_kept >= sizes.masked_fill(rows, 0).amax(1)).all()
+
+
+def test_weights_are_exchanged_between_layers(tmp_path, monkeypatch):
+    pruner = import_recipe("my_exchange", tmp_path, monkeypatch).Exchange(share=0.5)
+    update = MaskUpdate(
+        step=1,
+        max_steps=9,
+        sparsity=0.5,
+        mask=Mask({"a": torch.tensor([True, True, True]), "b": torch.tensor([True, False, False])}),
+        weights={"a": torch.tensor([1.0, 2.0, 3.0]), "b": torch.tensor([4.0, 0.0, 0.0])},
+        gradients={"a": torch.tensor([0.0, 1.0, 9.0]), "b": torch.tensor([0.0, 7.0, 6.0])},
+        generator=torch.Generator(),
+    )
+    mask = pruner.next_mask(update)
+    assert mask["a"].tolist() == [False, False, True]
+    assert mask["b"].tolist() == [True, True, True]
 
 
 def test_damage_of_a_diagonal_hessian_is_exact(tmp_path, monkeypatch):

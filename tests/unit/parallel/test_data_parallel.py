@@ -17,12 +17,12 @@ from lit_dps.models import MLP, SimpleCNN
 from lit_dps.module import ImageClassifier
 from lit_dps.parallel import ranks
 from lit_dps.parallel.ddp import ShardLoader, trainer_arguments
-from lit_dps.pruning import PRUNERS
 from lit_dps.training import GoalErrorCallback, PruningCallback
 from lit_dps.training.early_check import EarlyCheck
 from lit_dps.training.workload import Workload
 from tests.support.errors import refuses
 from tests.support.measured import lipschitz, terms_of
+from tests.support.pruners import GENERAL
 from tests.support.ranks import on_ranks, same_on_ranks
 from tests.support.runs import train_one
 from tests.support.tiny import QUIET, Plain, fit, loader, weights
@@ -111,7 +111,7 @@ def pruned(method: str, batch_size: int = 100) -> dict[str, str]:
     }
 
 
-@pytest.mark.parametrize("method", PRUNERS)
+@pytest.mark.parametrize("method", GENERAL)
 def test_masks_and_scores_are_those_of_one_process_bit_for_bit(method):
     assert same_on_ranks(2, pruned, method) == pruned(method)
 

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import re
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -14,6 +11,7 @@ from lit_dps.core.errors import ConfigError
 from lit_dps.core.trial import Cell, Trial
 from lit_dps.engines.single_network import SingleNetwork
 from lit_dps.pruning import Mask
+from lit_dps.pruning.moving import RigL
 from lit_dps.training import DelayCallback, PruningCallback
 from tests.support import saved_study, tiny
 from tests.support.errors import refuses
@@ -22,23 +20,17 @@ from tests.support.user_readings import Redraws  # noqa: F401  a method by class
 from tests.unit.pruning.test_pruners_engines import GOAL, WORKLOAD
 
 EVERY = 3
-METHOD = {"method": f"{__name__}.RigL", "options": {"every": EVERY}}
+METHOD = {"method": "rigl", "options": {"every": EVERY}}
+METHODS = {
+    "rigl": METHOD,
+    "set": {"method": "set", "options": {"every": EVERY, "start": "uniform"}},
+    "gradual": {"method": "gradual", "options": {"every": EVERY, "end": 0.75}},
+    "snip_it_during": {"method": "snip_it_during", "options": {"every": EVERY, "rounds": 3}},
+    "redraws": {"method": f"{__name__}.Redraws"},
+}
+MOVING = [name for name in METHODS if name != "redraws"]
 LONG_GOAL = {**GOAL, "max_steps": 16}
 MOMENTUM = "momentum_buffer"
-
-
-def _of_page(name: str, kind: str) -> type:
-    """Return a class that docs/extending.md defines."""
-    text = (Path(__file__).parents[3] / "docs" / "extending.md").read_text()
-    source = re.search(rf"```python\n# {name}\.py\n(.*?)```", text, re.DOTALL)
-    assert source is not None
-    names: dict[str, Any] = {}
-    exec(source.group(1), names)
-    return names[kind]
-
-
-RigL = _of_page("my_rigl", "RigL")
-Gradual = _of_page("my_gradual", "Gradual")
 
 
 class Loses(RigL):
@@ -56,26 +48,25 @@ def trials(count: int = 1) -> list[Trial]:
     return [Trial(Cell(16, 0.8), point, params) for point in range(count)]
 
 
-@pytest.mark.parametrize("method", ["RigL", "Redraws"])
+@pytest.mark.parametrize("method", METHODS)
 def test_single_and_lightning_are_equal_to_the_bit(method):
-    pruning = {"method": f"{__name__}.{method}"}
-    if method == "RigL":
-        pruning = METHOD
+    pruning = METHODS[method]
     results = []
     for lean in (True, False):
         result = train_one(trials()[0], WORKLOAD, LONG_GOAL, lean=lean, pruning=pruning)
         results.append(dataclasses.replace(result, seconds=0.0))
-    assert results[0] == results[1]
+    assert not results[0].failure and results[0] == results[1]
     fixed = train_one(trials()[0], WORKLOAD, LONG_GOAL, pruning={"method": "random"})
     assert results[0].curve["train_loss"] != fixed.curve["train_loss"]
+    # The density after the last change is the cell's.
     assert sum(kept for kept, _ in results[0].kept.values()) == sum(
         kept for kept, _ in fixed.kept.values()
     )
 
 
-@pytest.mark.parametrize("method", ["RigL", "Redraws"])
+@pytest.mark.parametrize("method", METHODS)
 def test_stacked_networks_change_their_masks_as_single_ones(method):
-    pruning = {"method": f"{__name__}.{method}"}
+    pruning = METHODS[method]
     stacked = train(trials(3), WORKLOAD, LONG_GOAL, size=3, pruning=pruning)
     alone = train(trials(3), WORKLOAD, LONG_GOAL, pruning=pruning)
     assert all(result.is_stacked for result in stacked)
@@ -113,11 +104,14 @@ def test_a_changed_mask_has_the_largest_gradients_and_no_old_momentum(monkeypatc
     assert changes == [3, 6, 9, 12, 15]
 
 
-@pytest.mark.parametrize("lean", [True, False])
-@pytest.mark.parametrize("checks", [1, 2, 3])
-def test_a_resumed_run_equals_an_unbroken_one(tmp_path, lean, checks):
+RESUMED = [("rigl", checks, lean) for checks in (1, 2, 3) for lean in (True, False)]
+RESUMED += [("set", 2, True), ("gradual", 2, True), ("snip_it_during", 2, True)]
+
+
+@pytest.mark.parametrize(("method", "checks", "lean"), RESUMED)
+def test_a_resumed_run_equals_an_unbroken_one(tmp_path, method, checks, lean):
     study = saved_study.Study(
-        tmp_path, goal={**LONG_GOAL, "error": 0.001}, pruning=METHOD, lean=lean
+        tmp_path, goal={**LONG_GOAL, "error": 0.001}, pruning=METHODS[method], lean=lean
     )
     trial = trials()[0]
     trial = dataclasses.replace(trial, params={"model.learning_rate": 0.1})
@@ -127,18 +121,6 @@ def test_a_resumed_run_equals_an_unbroken_one(tmp_path, lean, checks):
     assert resumed == unbroken
     assert torch.equal(resumed_steps.weights, steps.weights)
     assert resumed_steps.taken < steps.taken
-
-
-def test_gradual_pruning_reaches_the_sparsity_of_the_cell_also_resumed(tmp_path):
-    pruning = {"method": f"{__name__}.Gradual", "options": {"every": 3, "end": 0.75}}
-    goal = {**LONG_GOAL, "error": 0.001}
-    study = saved_study.Study(tmp_path, goal=goal, pruning=pruning, lean=True)
-    trial = dataclasses.replace(trials()[0], params={"model.learning_rate": 0.1})
-    unbroken, steps = study.run(trial, saved=False)
-    assert study.run(trial, interrupt=2)[0] is None
-    resumed, resumed_steps = study.run(trial)
-    assert resumed == unbroken
-    assert torch.equal(resumed_steps.weights, steps.weights)
     kept = sum(each for each, _ in unbroken.kept.values())
     total = sum(each for _, each in unbroken.kept.values())
     assert kept == round(total * 0.2)  # the cell's sparsity is 0.8
@@ -158,13 +140,13 @@ def test_a_method_that_loses_elements_is_refused():
 
 @pytest.mark.parametrize("every", [0, -1, 2.5])
 def test_every_is_a_positive_number(every):
-    pruning = PruningCallback(0.5, f"{__name__}.RigL", options={"every": every})
+    pruning = PruningCallback(0.5, "rigl", options={"every": every})
     with refuses("pruning.method"):
         tiny.fit(tiny.Plain(), callbacks=[pruning], max_steps=2)
 
 
 def test_delayed_gradients_are_refused():
-    pruning = PruningCallback(0.5, f"{__name__}.RigL")
+    pruning = PruningCallback(0.5, "rigl")
     with refuses("pruning.method"):
         tiny.fit(tiny.Plain(), callbacks=[pruning, DelayCallback(2)], max_steps=2)
 
@@ -175,7 +157,7 @@ def test_several_optimizers_are_refused():
             super().__init__()
             self.automatic_optimization = False
 
-    pruning = PruningCallback(0.5, f"{__name__}.RigL")
+    pruning = PruningCallback(0.5, "rigl")
     with pytest.raises(ConfigError):
         tiny.fit(Two(), callbacks=[pruning], max_steps=2)
 
@@ -209,6 +191,10 @@ def test_ranks_change_their_masks_alike():
 
 def trained_on_ranks() -> float:
     """Return a number that depends on all weights and masks after training on ranks."""
+    return sum(map(trained_by, MOVING))
+
+
+def trained_by(method: str) -> float:
     torch.manual_seed(0)
     from lit_dps.data import Digits
     from lit_dps.models import MLP
@@ -217,7 +203,7 @@ def trained_on_ranks() -> float:
     from lit_dps.parallel.ddp import trainer_arguments
 
     module = ImageClassifier(MLP(hidden=[8]), optimizer="momentum", learning_rate=0.1)
-    pruning = PruningCallback(0.5, f"{__name__}.RigL", options={"every": 2})
+    pruning = PruningCallback(0.5, method, options={"every": 2})
     options = trainer_arguments({**tiny.QUIET, "devices": ranks.world()})
     tiny.fit(module, datamodule=Digits(batch_size=16), callbacks=[pruning], max_steps=6, **options)
     total = sum(float(p.abs().double().sum()) for p in module.parameters())

@@ -17,12 +17,23 @@ from lit_dps.core.trial import Cell, Trial
 from lit_dps.parallel import ranks
 from lit_dps.pruning import PRUNERS, Network, OneShot, pruner_of
 from lit_dps.pruning.start import initialize_pruned
-from tests.support.pruners import equal, images, kept, mask, network, scores, small
+from tests.support.pruners import (
+    AT_START,
+    GENERAL,
+    equal,
+    images,
+    kept,
+    mask,
+    network,
+    scores,
+    small,
+)
 from tests.support.ranks import same_on_ranks
 from tests.support.runs import train_one
 from tests.unit.engines.test_engine import quiet  # noqa: F401
 from tests.unit.pruning.test_pruners_engines import GOAL, PARAMS, WORKLOAD
 
+RANDOM_BY_LAYER = ("random_layerwise", "smart_ratio", "shuffle", "rigl", "set")
 EXACT = [method for method, kind in PRUNERS.items() if kind.hits_count]
 
 
@@ -41,9 +52,7 @@ def watched_scores():
         yield seen
 
 
-@pytest.mark.parametrize(
-    "method", [m for m in PRUNERS if m not in ("random_layerwise", "smart_ratio", "shuffle")]
-)
+@pytest.mark.parametrize("method", [m for m in AT_START if m not in RANDOM_BY_LAYER])
 def test_all_scores_are_finite_in_float32(method):
     torch.manual_seed(0)
     deep = nn.Sequential(nn.Flatten(), *(nn.Linear(64, 64) for _ in range(30)), nn.Linear(64, 3))
@@ -61,7 +70,7 @@ def test_all_scores_are_finite_in_float32(method):
             assert all(score.isfinite().all() for score in found.values())
 
 
-@pytest.mark.parametrize("method", PRUNERS)
+@pytest.mark.parametrize("method", GENERAL)
 def test_at_sparsity_0_all_is_kept(method):
     found = mask(method, network(small()), 0.0)
     assert all(keep.all() for keep in found.values())
@@ -88,7 +97,7 @@ def test_ties_give_the_exact_count_and_the_same_mask_again(method):
     assert kept(found[0]) == round(0.3 * total) and equal(*found)
 
 
-@pytest.mark.parametrize("method", PRUNERS)
+@pytest.mark.parametrize("method", GENERAL)
 def test_the_weights_that_are_scored_are_those_that_are_trained(method):
     module = small(norm=True)
     before = copy.deepcopy(module.state_dict())

@@ -12,6 +12,7 @@ from lit_dps.engines.network_run import NetworkRun
 from lit_dps.pruning import PRUNERS, Snip, pruner_of
 from lit_dps.training.workload import Workload
 from tests.support import pruners
+from tests.support.pruners import AT_START, GENERAL
 from tests.support.runs import train, train_one
 
 MODEL = {
@@ -28,7 +29,7 @@ GOAL = {"error": 0.05, "check_interval": 4, "max_steps": 8}
 PARAMS = {"model.learning_rate": 0.1, "model.momentum": 0.9}
 
 
-@pytest.mark.parametrize("method", PRUNERS)
+@pytest.mark.parametrize("method", AT_START)
 def test_a_method_prunes_and_trains_the_same_to_the_bit_in_both_engines(method):
     trial = Trial(Cell(16, 0.8), 1, PARAMS)
     ours, theirs = (
@@ -54,7 +55,7 @@ def test_stacked_trials_may_be_pruned_by_different_methods():
 
 
 @pytest.mark.parametrize(
-    "method", [m for m in PRUNERS if getattr(pruner_of(m), "batch_invariant", False)]
+    "method", [m for m in GENERAL if getattr(pruner_of(m), "batch_invariant", False)]
 )
 def test_masks_that_sum_over_examples_do_not_depend_on_the_batches(method):
     one, other = (

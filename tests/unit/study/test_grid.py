@@ -231,3 +231,20 @@ def test_devices_and_strategies_are_refused_before_anything_is_built(key, traine
     with pytest.raises(ConfigError) as error:
         check(dataclasses.replace(plain, workload=workload))
     assert error.value.key == key
+
+
+def test_each_method_of_an_axis_receives_the_options_that_it_takes():
+    grid = {"pruning.method": ["snip", "rigl", "gradual"]}
+    made = setup(grid, batch_sizes=[16], sparsities=[0.5])
+    options = {"every": 7, "start": "uniform"}
+    made = dataclasses.replace(made, pruning=dataclasses.replace(made.pruning, options=options))
+    check(made)
+    received = {}
+    for cell in made.study.cells:
+        config = made.training().pruning_config(Trial(cell, 0, PARAMS))
+        received[config.method] = config.options
+    assert received == {"snip": None, "rigl": options, "gradual": {"every": 7}}
+    options = {"every": 7, "evry": 7}
+    wrong = dataclasses.replace(made, pruning=dataclasses.replace(made.pruning, options=options))
+    with refuses("pruning.options.evry"):
+        check(wrong)

@@ -148,10 +148,10 @@ def test_a_hyperparameter_that_is_no_number_is_noted(monkeypatch):
 
 
 def test_the_recipes_pass_within_a_second_of_cpu_time_each(tmp_path, monkeypatch):
-    for name in ("my_pruner", "my_rigl", "my_lars", "my_reading", "my_goal"):
+    for name in ("my_pruner", "my_exchange", "my_lars", "my_reading", "my_goal"):
         import_recipe(name, tmp_path, monkeypatch)
     studies = [
-        setup(pruner="my_rigl.RigL", options={"every": 5}, rule="my_lars.LARS"),
+        setup(pruner="my_exchange.Exchange", options={"every": 5}, rule="my_lars.LARS"),
         setup(pruner="my_pruner.SnipTwice", options={}, reading="my_reading.Sharpness"),
         setup(goal="my_goal.Settled", reading="tests.support.user_readings.FinalNorm"),
     ]
@@ -162,7 +162,7 @@ def test_the_recipes_pass_within_a_second_of_cpu_time_each(tmp_path, monkeypatch
             assert check_plug_in(plug_in) is None
             assert time.process_time() - begin < 1, plug_in
             tested.add(plug_in.name)
-    assert {"my_rigl.RigL", "my_pruner.SnipTwice", "my_lars.LARS"} <= tested
+    assert {"my_exchange.Exchange", "my_pruner.SnipTwice", "my_lars.LARS"} <= tested
     assert {"my_reading.Sharpness", "my_goal.Settled"} <= tested
 
 

@@ -12,8 +12,9 @@ from torch.utils.data import DataLoader, TensorDataset
 from lit_dps.core.goal import GoalRule, MeanOfChecks, SingleCheck, StaysBelow
 from lit_dps.data import Digits
 from lit_dps.optim import ADAM, MOMENTUM, OURS, Rule
-from lit_dps.pruning import PRUNERS, Mask, Pruner, Random, top_k
+from lit_dps.pruning import Mask, Pruner, Random, top_k
 from lit_dps.testing import ConformanceError, check_data, check_goal, check_pruner, check_rule
+from tests.support.pruners import GENERAL
 from tests.support.tensor_rules import LARS, SHAMPOO
 
 
@@ -32,7 +33,7 @@ def test_our_rules_conform(rule):
     check_rule(rule, quick=True)
 
 
-@pytest.mark.parametrize("method", PRUNERS)
+@pytest.mark.parametrize("method", GENERAL)
 def test_our_pruners_conform(method):
     check_pruner(method)
     check_pruner(method, quick=True)

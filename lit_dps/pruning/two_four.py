@@ -1,0 +1,42 @@
+"""TwoFour: the pattern 2:4 of sparse tensor cores (Mishra et al. 2021, arXiv 2104.08378)."""
+
+from __future__ import annotations
+
+import torch
+
+from lit_dps.core.errors import ConfigError
+from lit_dps.pruning.mask import Mask
+from lit_dps.pruning.network import Network
+from lit_dps.pruning.pruner import Pruner
+
+
+class TwoFour(Pruner):
+    """Keeps the 2 largest of each 4 consecutive weights along the input dimension.
+
+    Biases, and layers whose number of inputs is not divisible by 4, are not in the mask and stay
+    dense. The sparsity is a share of the other weights; only 0.5 is possible. The mask multiplies
+    dense tensors, so that a step takes as long as a dense step, on every device.
+    """
+
+    passes = 0
+    hits_count = False
+    counts = "groups"
+
+    def check_sparsity(self, sparsity: float) -> None:
+        if sparsity != 0.5:
+            raise ConfigError("study.sparsities", sparsity, "0.5 with the pattern 2:4")
+
+    def mask(self, network: Network, sparsity: float, generator: torch.Generator) -> Mask:
+        self.check_sparsity(sparsity)
+        tensors = {}
+        for name, parameter in network.parameters.items():
+            if parameter.ndim < 2 or parameter[0].numel() % 4:
+                continue
+            groups = parameter.detach().abs().reshape(-1, 4)
+            keep = torch.zeros_like(groups, dtype=torch.bool)
+            keep.scatter_(1, groups.topk(2).indices, True)
+            tensors[name] = keep.view(parameter.shape)
+        if not tensors:
+            allowed = "another method: no layer has a number of inputs divisible by 4"
+            raise ConfigError("pruning.method", "two_four", allowed)
+        return Mask(tensors)
