@@ -11,7 +11,7 @@ from lit_dps.pruning import PRUNERS, prunable, pruner_of
 from tests.support.errors import refuses
 from tests.support.pruners import GENERAL, equal, kept, mask, network, small
 
-EXACT = [method for method, kind in PRUNERS.items() if kind.hits_count]
+EXACT = [method for method in GENERAL if PRUNERS[method].hits_count]
 
 
 @pytest.mark.parametrize("method", EXACT)

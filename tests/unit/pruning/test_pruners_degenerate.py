@@ -34,7 +34,7 @@ from tests.unit.engines.test_engine import quiet  # noqa: F401
 from tests.unit.pruning.test_pruners_engines import GOAL, PARAMS, WORKLOAD
 
 RANDOM_BY_LAYER = ("random_layerwise", "smart_ratio", "shuffle", "rigl", "set")
-EXACT = [method for method, kind in PRUNERS.items() if kind.hits_count]
+EXACT = [method for method in GENERAL if PRUNERS[method].hits_count]
 
 
 @contextmanager
