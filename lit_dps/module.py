@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, get_args
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -11,7 +11,7 @@ from lightning.pytorch.loggers.logger import DummyLogger
 from torch import Tensor, nn
 
 from lit_dps.core.errors import ConfigError
-from lit_dps.optim import Schedule, make_scheduler, rule_named
+from lit_dps.optim import RateSchedule, Schedule, rule_named
 from lit_dps.parallel import ranks
 
 
@@ -24,21 +24,27 @@ class ImageClassifier(LightningModule):
     Args:
         network: Maps images to logits, shape (batch, classes); any `nn.Module`, by class path.
         optimizer: Name of an update rule of `lit_dps.optim.RULES`, "sgd", "momentum", "nesterov",
-            "adam", "adamw", "lion" or "muon", or the class path of another `lit_dps.optim.Rule`.
+            "adam", "adamw", "lion", "muon" or "shampoo", or the class path of another
+            `lit_dps.optim.Rule`.
         learning_rate: Initial learning rate, above 0.
         momentum: Momentum in [0, 1), of momentum, nesterov and muon.
-        schedule: "constant" or "linear" (see `lit_dps.optim.factor`).
-        decay_steps: Length of the linear decay, in steps.
-        end_factor: Final learning rate of the linear decay as a share of the initial one.
+        schedule: "constant", "linear", "cosine" or "wsd" (warm-up, stable, decay); see
+            `lit_dps.optim.RateSchedule`.
+        decay_steps: Step at which a schedule ends, warm-up included.
+        end_factor: Final learning rate of a schedule as a share of the initial one.
         beta1, beta2: Decay of the averages of adam, adamw, lion and muon's AdamW, in [0, 1). The
             authors of Lion take 0.9 and 0.99.
-        epsilon: Added by adam, adamw and muon's AdamW to the root of the second average, above 0.
-        weight_decay: Weight decay of adam, adamw, lion and muon, 0 or more.
+        epsilon: Added by adam, adamw and muon's AdamW to the root of the second average, and by
+            shampoo to its eigenvalues, above 0.
+        weight_decay: Weight decay of adam, adamw, lion, muon and shampoo, 0 or more.
         label_smoothing: Share of a label that is spread evenly over all classes, in [0, 1)
             (Szegedy et al. 2016, Section 7; Shallue et al. 2019 search 0, 0.01 and 0.1). It changes
             the training loss, which pruning uses too; `val_loss` is the plain cross-entropy.
         adamw_ratio: Rate of the AdamW with which muon trains parameters that are no matrices, as a
             multiple of the learning rate, above 0.
+        warmup_steps: First steps, in which the rate rises linearly. For a warm-up in examples see
+            `lit_dps.training.ScheduleScalingCallback`.
+        decay_share: Share of the steps after the warm-up in which wsd decays linearly, in (0, 1].
 
     Raises:
         ConfigError: for a value out of its range; by `configure_optimizers`, for a network without
@@ -60,11 +66,11 @@ class ImageClassifier(LightningModule):
         weight_decay: float = 0.0,
         label_smoothing: float = 0.0,
         adamw_ratio: float = 1.0,
+        warmup_steps: int = 0,
+        decay_share: float = 0.2,
     ):
         super().__init__()
         rule_named(optimizer)  # raises for an unknown name
-        if schedule not in get_args(Schedule):
-            raise ConfigError("model.schedule", schedule, f"one of {', '.join(get_args(Schedule))}")
         if not learning_rate > 0:
             raise ConfigError("model.learning_rate", learning_rate, "a number above 0")
         unit = {
@@ -81,10 +87,7 @@ class ImageClassifier(LightningModule):
                 raise ConfigError(f"model.{key}", number, "a number above 0")
         if not weight_decay >= 0:
             raise ConfigError("model.weight_decay", weight_decay, "a number of 0 or more")
-        if decay_steps < 1:
-            raise ConfigError("model.decay_steps", decay_steps, "at least 1 step")
-        if not 0 <= end_factor <= 1:
-            raise ConfigError("model.end_factor", end_factor, "a number in [0, 1]")
+        RateSchedule(schedule, decay_steps, end_factor, warmup_steps, decay_share).check()
         self.save_hyperparameters(ignore=["network"])
         self.network = network
 
@@ -175,14 +178,18 @@ class ImageClassifier(LightningModule):
         rule = rule_named(arguments["optimizer"])
         hyperparameters = {name: arguments[name] for name in rule.hyperparameters}
         optimizer = rule.make(self.parameters(), arguments["learning_rate"], hyperparameters)
-        if arguments["schedule"] == "constant":
-            return optimizer
-        scheduler = make_scheduler(
-            optimizer, arguments["schedule"], arguments["decay_steps"], arguments["end_factor"]
+        schedule = RateSchedule(
+            arguments["schedule"],
+            arguments["decay_steps"],
+            arguments["end_factor"],
+            arguments["warmup_steps"],
+            arguments["decay_share"],
         )
+        if schedule.is_constant:
+            return optimizer
         return {
             "optimizer": optimizer,
-            "lr_scheduler": {"scheduler": scheduler, "interval": "step"},
+            "lr_scheduler": {"scheduler": schedule.scheduler(optimizer), "interval": "step"},
         }
 
 

@@ -38,6 +38,7 @@ from lit_dps.core.unit import STEPS
 Biases = Literal["paper", "keep"]
 Init = Literal["original", "reinit", "isometry"]
 
+AVERAGE_KEY = "optim.average_half_life"
 MAX_EXAMPLES = 2**31 - 1  # of a batch; no data set is larger
 # Metadata of a field, for `identity_of`. Other fields decide results and are always recorded.
 FREE = {"identity": False}  # does not decide results, or each trial sets it
@@ -214,16 +215,20 @@ class PruningConfig:
 
 @dataclass(frozen=True)
 class OptimConfig:
-    """Stale gradients.
+    """Stale gradients, and averages of the weights.
 
     Attributes:
         delay: Steps tau that gradients are late. 0 is the usual update.
+        average_half_life: Check the average of the weights; its half-life in examples. 0: check the
+            trained weights. The average is exponential, and the running statistics of batch
+            normalization are averaged too (`lit_dps.optim.weight_average`). Local SGD has none.
 
     Raises:
         ConfigError: for a value out of its range.
     """
 
     delay: int = field(default=0, metadata=UNLESS_DEFAULT)
+    average_half_life: float = field(default=0.0, metadata=LATER)
 
     def __post_init__(self):
         self.check()
@@ -233,6 +238,10 @@ class OptimConfig:
         delay = self.delay
         if not isinstance(delay, int) or isinstance(delay, bool) or delay < 0:
             raise ConfigError("optim.delay", delay, "a whole number of steps, 0 or more")
+        half_life = self.average_half_life
+        is_number = isinstance(half_life, int | float) and not isinstance(half_life, bool)
+        if not is_number or not 0 <= half_life < math.inf:
+            raise ConfigError(AVERAGE_KEY, half_life, "a number of examples, 0 or more")
 
 
 @dataclass(frozen=True)

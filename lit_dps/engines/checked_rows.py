@@ -98,8 +98,8 @@ class CheckedRows:
 
     def _evaluate_rows(self, method: str, rows: Tensor, x: Tensor, y: Tensor) -> Tensor:
         """Return the values of a method for some of the rows that were kept."""
-        weights = self.tensors.weights[rows]
-        buffers = {name: buffer[rows] for name, buffer in self.tensors.buffers.items()}
+        weights = self.tensors.checked_weights[rows]
+        buffers = {name: each[rows] for name, each in self.tensors.checked_buffers.items()}
         return self._over_rows(method, weights, buffers, x, y)
 
     def logged_metrics(
@@ -108,8 +108,8 @@ class CheckedRows:
         """See `NetworkBatch.logged_metrics`."""
 
         def tensors_of_rows(some: Tensor) -> dict[str, Tensor]:
-            tensors = dict(self._layout.split(self.tensors.weights[some]))
-            for name, buffer in self.tensors.buffers.items():
+            tensors = dict(self._layout.split(self.tensors.checked_weights[some]))
+            for name, buffer in self.tensors.checked_buffers.items():
                 tensors[name] = buffer[some]
             return tensors
 

@@ -20,6 +20,7 @@ from torch.nn.utils.parametrize import is_parametrized
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from lit_dps.core.trial import Trial
+from lit_dps.core.trial_config import AVERAGE_KEY
 from lit_dps.data import ImageData
 from lit_dps.engines.engine import Training
 from lit_dps.engines.logged_check import (
@@ -98,6 +99,8 @@ def ineligibility_reason(training: Training, trial: Trial, stacked: bool = False
     uses_local_sgd = training.local_sgd(trial).on
     if stacked and uses_local_sgd:
         return "the workers of local SGD use one network, one after another"
+    if uses_local_sgd and training.average_half_life(trial):
+        return f"{AVERAGE_KEY} averages the weights of one network, and local SGD has several"
     if uses_local_sgd and Clipping.of(training.workload.trainer_of(trial)):
         return "trainer.gradient_clip_val clips the gradients of each worker of local SGD"
     reason = _reason_against_readings(training, stacked, uses_local_sgd)

@@ -83,7 +83,7 @@ class Training:
         workload: What a trial trains.
         goal: When a trial stops.
         pruning: How a trial is pruned. The sparsity is the cell's, and the seed the point's.
-        optim: The delay of the gradients.
+        optim: The delay of the gradients, and the average of the weights.
         local: The workers of local SGD.
         batch: The batch size as a function of the step.
         checkpoints: The checkpoint files of long runs; None saves nothing.
@@ -140,6 +140,11 @@ class Training:
     def delay(self, trial: Trial) -> int:
         """Return how many steps the gradients of a trial are late."""
         return replace(self.optim, **_values_below("optim.", trial.cell.axes)).delay
+
+    def average_half_life(self, trial: Trial) -> float:
+        """Return the half-life in examples of the average that is checked; 0 without one."""
+        optim = replace(self.optim, **_values_below("optim.", trial.cell.axes))
+        return optim.average_half_life
 
     def batch_callback(self, trial: Trial) -> BatchScheduleCallback:
         """Return the callback that sets the batch size of each step of a trial."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -34,6 +34,7 @@ from lit_dps.module import ImageClassifier
 from lit_dps.optim.clipping import Clipping
 from lit_dps.optim.local_sgd import LocalSGD
 from lit_dps.optim.parameter_groups import trained_parameters
+from lit_dps.optim.weight_average import WeightAverage
 from lit_dps.pruning import Mask, Network, mask_flags, prunable, prune
 from lit_dps.pruning.mask import multiply
 from lit_dps.pruning.mask_changes import MaskChanges, density_flags
@@ -90,6 +91,7 @@ class NetworkRun(ReadableRun):
         seconds: Seconds that the run took before it was resumed.
         delay: Delay of the gradients in steps (`lit_dps.optim.delay`).
         local: State of local SGD; None for ordinary training.
+        average: The average of the weights, which is checked; None to check the weights.
         readings: What is measured along the run and at its end; None without readings.
         clipping: The limit of the gradients; None without one.
         rates: The learning rates of the parameter groups at each step, if a table replaces the
@@ -111,6 +113,7 @@ class NetworkRun(ReadableRun):
     seconds: float = 0.0
     delay: int = 0
     local: LocalSGD | None = None
+    average: WeightAverage | None = None
     changes: MaskChanges | None = None
     readings: AttemptReadings | None = None
     clipping: Clipping | None = None
@@ -178,6 +181,10 @@ class NetworkRun(ReadableRun):
         local_schedule = training.local_sgd(trial)
         if local_schedule.on:
             local = LocalSGD(local_schedule, optimizer)
+        average = None
+        half_life = training.average_half_life(trial)
+        if half_life:
+            average = WeightAverage(module, half_life)
         run = cls(
             attempt,
             module,
@@ -191,6 +198,7 @@ class NetworkRun(ReadableRun):
             ),
             delay=training.delay(trial),
             local=local,
+            average=average,
             clipping=Clipping.of(built.trainer),
             rates=rates,
             source=source,
@@ -242,6 +250,8 @@ class NetworkRun(ReadableRun):
         self.module.on_train_start()
         self.module.on_train_epoch_start()
         self._mask_weights()
+        if self.average is not None:
+            self.average.begin()
         if self.readings is not None:
             self.readings.before(1, self)
 
@@ -306,6 +316,12 @@ class NetworkRun(ReadableRun):
         self.attempt.flags = {**self.attempt.flags, **density}
         self.mask = self.changes.next_mask(step, self.mask, weights, gradients)
         self.attempt.kept = self.mask.kept()
+
+    def showing_average(self) -> AbstractContextManager[None]:
+        """Let the module have the average of the weights within a block, if it is checked."""
+        if self.average is None:
+            return nullcontext()
+        return self.average.shown()
 
     def masked_parameters(self) -> list[tuple[Tensor, Tensor]]:
         """Return each pruned parameter with its mask, which has the parameter's type and device."""
@@ -436,6 +452,8 @@ class NetworkRun(ReadableRun):
             state["schedule"] = self.schedule.state_dict()
         if self.local is not None:
             state["local"] = self.local.state_dict()
+        if self.average is not None:
+            state["average"] = dict(self.average.tensors)
         if self.readings is not None:
             state["readings"] = self.readings.state_dict()
 
@@ -467,6 +485,8 @@ class NetworkRun(ReadableRun):
         self.optimizer.load_state_dict(state["optimizer"])
         if self.local is not None:
             self.local.load_state_dict(state["local"])
+        if self.average is not None:
+            self.average.load(state["average"])
         if self.schedule is not None:
             self.schedule.load_state_dict(state["schedule"])
         if state["mask"] is not None:

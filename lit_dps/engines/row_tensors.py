@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -28,6 +29,10 @@ class Rows(NamedTuple):
         buffers: Buffers and untrained parameters, by name.
         delayed: Gradients that are not applied yet, shape (delay, parameters). The gradient of a
             step is at index step modulo delay.
+        average: The average of the weights that is checked, shape (parameters,); empty if the
+            weights are checked.
+        average_buffers: The average of the floating-point buffers, by name.
+        half_life: The half-life of the average in examples, shape (1,); 0 without one.
     """
 
     weights: Tensor
@@ -36,6 +41,35 @@ class Rows(NamedTuple):
     state: dict[str, Tensor]
     buffers: dict[str, Tensor]
     delayed: Tensor
+    average: Tensor
+    average_buffers: dict[str, Tensor]
+    half_life: Tensor
+
+    @property
+    def checked_weights(self) -> Tensor:
+        """The weights that are checked."""
+        if self.average.shape[-1]:
+            return self.average
+        return self.weights
+
+    @property
+    def checked_buffers(self) -> dict[str, Tensor]:
+        """The buffers that are checked, by name."""
+        return {**self.buffers, **self.average_buffers}
+
+    def update_average(self, examples: Tensor) -> None:
+        """Move the averages of all rows towards their weights after a step.
+
+        Args:
+            examples: The examples of each row's batch, shape (rows, 1).
+        """
+        if not self.average.shape[-1]:
+            return
+        share = -torch.expm1(-math.log(2) * examples / self.half_life)
+        self.average.add_((self.weights - self.average) * share)
+        for name, average in self.average_buffers.items():
+            share_of_rows = share.view(-1, *(1,) * (average.ndim - 1))
+            average.add_((self.buffers[name] - average) * share_of_rows)
 
 
 class StepNumbers(NamedTuple):
@@ -146,7 +180,26 @@ class RowConverter:
             hyperparameters[name] = weights.new_tensor(numbers)
         state = self.update.flat_state(trained, run.optimizer.state)
         delayed = self._delayed_of(run, parameters, weights)
-        return Rows(weights, keep, hyperparameters, state, buffers, delayed)
+        average = weights.new_zeros(0)
+        average_buffers = {}
+        half_life = weights.new_zeros(1)
+        if run.average is not None:
+            half_life.fill_(run.average.half_life)
+            average = self.layout.flatten(run.average.tensors)
+            for name, tensor in run.average.tensors.items():
+                if name not in trained:
+                    average_buffers[name] = tensor.clone()
+        return Rows(
+            weights,
+            keep,
+            hyperparameters,
+            state,
+            buffers,
+            delayed,
+            average,
+            average_buffers,
+            half_life,
+        )
 
     def _delayed_of(
         self, run: NetworkRun, parameters: Mapping[str, Tensor], weights: Tensor
@@ -181,6 +234,11 @@ class RowConverter:
         """Copy the state at a place of row tensors into the module, optimizer and schedule."""
         parameters = dict(run.module.named_parameters())
         self.copy_weights(run.module, tensors, place)
+        if run.average is not None:
+            average = dict(self.layout.split(tensors.average[place]))
+            for name, buffers in tensors.average_buffers.items():
+                average[name] = buffers[place]
+            run.average.load(average)
         for key, layout in self.update.state.items():
             for name, part in layout.split(tensors.state[key][place]).items():
                 run.optimizer.state[parameters[name]][key] = part.clone()

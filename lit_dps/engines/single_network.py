@@ -114,6 +114,8 @@ class SingleNetwork:
             self._mask_gradients()
         delay_gradients(self.run.optimizer, self.run.delay)
         self._step(step)
+        if self.run.average is not None:
+            self.run.average.update(len(batch[1]))
         return loss
 
     def _update_and_change_mask(self, batch: tuple[Tensor, Tensor], step: int) -> Tensor:
@@ -137,6 +139,9 @@ class SingleNetwork:
         with torch.no_grad():
             multiply(self._masked)
             mask_optimizer_state(run.optimizer, self._masked)
+        if run.average is not None and run.mask is not None:
+            run.average.update(len(batch[1]))
+            run.average.mask(run.mask)
         return loss
 
     def _loss_and_gradients(self, batch: tuple[Tensor, Tensor]) -> Tensor:
@@ -210,10 +215,10 @@ class SingleNetwork:
 
     def losses(self, rows: Tensor, x: Tensor, y: Tensor, index: Tensor) -> Tensor:
         """See `NetworkBatch.losses`."""
-        with evaluating(self.run.module):
+        with self.run.showing_average(), evaluating(self.run.module):
             return self.run.module.summed_loss((x[index[0]], y[index[0]])).double()[None]
 
     def per_example_error(self, rows: Tensor, x: Tensor, y: Tensor, index: Tensor) -> Tensor:
         """See `NetworkBatch.per_example_error`."""
-        with evaluating(self.run.module):
+        with self.run.showing_average(), evaluating(self.run.module):
             return self.run.module.per_example_error((x[index[0]], y[index[0]])).float()[None]

@@ -242,9 +242,19 @@ class StackedNetworks:
         )
         if self._rule_update.rule not in OURS:  # another rule may move pruned weights
             tensors.weights.mul_(tensors.keep)
+        tensors.update_average(self._examples_of_rows(batch))
         for row in changing:
             self._change_mask(row, step + 1, dense[row])
         return losses
+
+    def _examples_of_rows(self, batch: Tensor | MixedBatch) -> Tensor:
+        """Return the number of examples of each row in a batch, shape (rows, 1)."""
+        if isinstance(batch, Tensor):
+            return self.weights.new_full((len(self.runs), 1), batch.shape[-1])
+        examples = self.weights.new_zeros(len(self.runs), 1)
+        for rows, of_rows in batch.parts:
+            examples[rows] = float(of_rows.shape[-1])
+        return examples
 
     def _show_gradients(self, step: int, gradients: Tensor) -> None:
         """Show the gradients that a step applies to the readings of the rows."""
@@ -281,6 +291,8 @@ class StackedNetworks:
         keep = self._converter.keep_of(run, weights)
         self.tensors.keep[row] = keep
         self.weights[row] *= keep
+        if self.tensors.average.shape[1]:
+            self.tensors.average[row] *= keep
         keep_by_name = self._layout.split(keep)
         for key, layout in self._rule_update.state.items():
             for name, tensor in layout.split(self.tensors.state[key][row]).items():

@@ -34,7 +34,15 @@ from lit_dps.training.hidden_state import preserve_rng_state, unchanged_attribut
 from lit_dps.training.workload import Built
 
 # Parameters of the learning rate and its schedule, which may differ between networks of a stack.
-RATE_KEYS = frozenset({"model.learning_rate", "model.decay_steps", "model.end_factor"})
+RATE_KEYS = frozenset(
+    {
+        "model.learning_rate",
+        "model.decay_steps",
+        "model.end_factor",
+        "model.warmup_steps",
+        "model.decay_share",
+    }
+)
 
 # Examples whose loss shows whether two modules differ in more than their weights. Modules of a
 # stack have equal arguments except for rates, so a difference appears in the loss of any example.

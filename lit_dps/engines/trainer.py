@@ -21,6 +21,7 @@ from lit_dps.parallel import ranks
 from lit_dps.readings.callback import ReadingsCallback
 from lit_dps.readings.gradient_noise import NoiseScaleCallback
 from lit_dps.training import (
+    AverageCallback,
     BatchScheduleCallback,
     DelayCallback,
     GoalErrorCallback,
@@ -46,7 +47,7 @@ class TrialFit:
     Attributes:
         built: The module, the data module and the trainer's arguments.
         goal: Validates the run and ends it.
-        pruning, examples, schedule, delay, local, readings, batch: Further callbacks of
+        pruning, examples, schedule, delay, local, average, readings, batch: Further callbacks of
             the study.
         checkpoint: Saves the run; None if the run is not saved.
     """
@@ -58,6 +59,7 @@ class TrialFit:
     schedule: ScheduleCallback
     delay: DelayCallback
     local: LocalSGDCallback
+    average: AverageCallback
     readings: ReadingsCallback
     batch: BatchScheduleCallback
     checkpoint: CheckpointCallback | None
@@ -108,6 +110,7 @@ class TrialFit:
             schedule=ScheduleCallback(training, trial, goal),
             delay=DelayCallback(training.delay(trial)),
             local=LocalSGDCallback.of(training.local_sgd(trial)),
+            average=AverageCallback(training.average_half_life(trial)),
             readings=ReadingsCallback(training.readings),
             checkpoint=checkpoint,
         )
@@ -119,6 +122,8 @@ class TrialFit:
             callbacks.append(self.delay)
         if self.local.rounds.on:
             callbacks.append(self.local)  # before the goal, which reads the loss of all workers
+        if self.average.half_life:
+            callbacks.append(self.average)  # before the goal, which checks the average
         callbacks += [self.goal, self.schedule]
         if not standard_data(self.built.data):
             callbacks.append(self.examples)

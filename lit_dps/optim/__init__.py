@@ -13,11 +13,12 @@ from lit_dps.optim.adam import ADAM, ADAMW
 from lit_dps.optim.lion import LION
 from lit_dps.optim.muon import MUON
 from lit_dps.optim.rule import Rule, RuleOptimizer, State
-from lit_dps.optim.schedule import Schedule, factor, make_scheduler
+from lit_dps.optim.schedule import RateSchedule, Schedule
 from lit_dps.optim.sgd import MOMENTUM, NESTEROV, SGD, WITH_DECAY
+from lit_dps.optim.shampoo import SHAMPOO
 from lit_dps.optim.stacked_update import FlatLayout, StackedUpdate
 
-_NAMED = (SGD, MOMENTUM, NESTEROV, ADAM, ADAMW, LION, MUON)
+_NAMED = (SGD, MOMENTUM, NESTEROV, ADAM, ADAMW, LION, MUON, SHAMPOO)
 # None of these rules moves a weight of zero whose gradient and state are zero.
 OURS = (SGD, MOMENTUM, NESTEROV, ADAM, ADAMW, LION, *WITH_DECAY)
 RULES: dict[str, Rule] = {rule.name: rule for rule in _NAMED}
@@ -62,13 +63,12 @@ __all__ = [
     "OURS",
     "RULES",
     "FlatLayout",
+    "RateSchedule",
     "Rule",
     "RuleOptimizer",
     "Schedule",
     "StackedUpdate",
     "State",
-    "factor",
-    "make_scheduler",
     "rule_named",
     "rule_of",
 ]

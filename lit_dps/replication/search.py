@@ -94,7 +94,8 @@ def _mean_shares(
         settings = {}
         for name, default in _SCHEDULE_DEFAULTS.items():
             settings[name] = _model_value(study.record, series, best, name, default)
-        if settings["schedule"] == "linear":
+        warmup = _model_value(study.record, series, best, "warmup_steps", 0)
+        if settings["schedule"] == "linear" and not warmup:
             shares[batch_size] = mean_share_of_linear(
                 best.steps, float(settings["decay_steps"]), float(settings["end_factor"])
             )

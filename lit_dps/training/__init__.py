@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import Any
 
 from lit_dps.training.adam_scaling import AdamScalingCallback
+from lit_dps.training.average_callback import AverageCallback
 from lit_dps.training.batch_schedule_callback import BatchScheduleCallback
 from lit_dps.training.delay_callback import DelayCallback
 from lit_dps.training.goal_callback import GoalErrorCallback
@@ -19,6 +20,7 @@ from lit_dps.training.schedule_scaling import ScheduleScalingCallback
 
 __all__ = [
     "AdamScalingCallback",
+    "AverageCallback",
     "BatchScheduleCallback",
     "DelayCallback",
     "GoalCheckpointCallback",

@@ -34,7 +34,7 @@ class DelayCallback(Callback):
     @classmethod
     def of(cls, config: OptimConfig) -> Self:
         """Return the callback of a configuration."""
-        return cls(**vars(config))
+        return cls(config.delay)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self.delay == 0:

@@ -21,6 +21,7 @@ from lit_dps.core.unit import EXAMPLES, STEPS
 from lit_dps.module import weights_finite
 from lit_dps.parallel import ranks
 from lit_dps.parallel.ddp import SharedBatchDDP
+from lit_dps.training.average_callback import showing_average
 from lit_dps.training.early_check import EarlyCheck
 from lit_dps.training.example_count import SpentOfSteps, examples_of, record_batches
 from lit_dps.training.local_sgd_callback import show_mean
@@ -342,7 +343,8 @@ class GoalErrorCallback(Callback):
         self.stopwatch.switch_to("checking", pl_module.device)
         show_mean(trainer)
         if self._early is not None and self.status is None:
-            check = self._early(self.attempt.max_mistakes(self._early.size))
+            with showing_average(trainer):
+                check = self._early(self.attempt.max_mistakes(self._early.size))
             self._judge(trainer, pl_module, check.error(self._early.size), check.exact)
 
     def _schedule_validation(self, trainer: Trainer, is_due: bool) -> None:
@@ -421,7 +423,8 @@ class GoalErrorCallback(Callback):
         end.
         """
         if self._early is not None:
-            check = self._early(self._early.size)
+            with showing_average(trainer):
+                check = self._early(self._early.size)
             return {self.monitor: check.error(self._early.size)}
         self._unrecorded = {}
         metrics = self._unrecorded

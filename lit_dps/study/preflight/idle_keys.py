@@ -127,8 +127,11 @@ def _is_known_to_act(setup: StudySetup, key: str) -> bool:
     if any(argument in rule.hyperparameters for rule in RULES.values()):
         rules = values.get("model.optimizer", [arguments.get("optimizer", "sgd")])
         return any(argument in RULES[rule].hyperparameters for rule in rules if rule in RULES)
+    schedules = set(values.get("model.schedule", [arguments.get("schedule", "constant")]))
     if argument in ("decay_steps", "end_factor"):
-        return "linear" in values.get("model.schedule", [arguments.get("schedule", "constant")])
+        return schedules != {"constant"}
+    if argument == "decay_share":
+        return "wsd" in schedules
     return True
 
 

@@ -28,7 +28,7 @@ from lit_dps.core.goal import RESERVED_NAMES
 from lit_dps.core.local_sgd import LocalSGDSchedule
 from lit_dps.core.search_space import Choices
 from lit_dps.core.trial import Cell, Trial, Value
-from lit_dps.core.trial_config import BatchConfig
+from lit_dps.core.trial_config import AVERAGE_KEY, BatchConfig
 from lit_dps.core.unit import STEPS
 from lit_dps.engines.engine import METHOD_OPTIONS, takes_option
 from lit_dps.pruning import pruner_of
@@ -44,6 +44,7 @@ LOCAL_KEYS = [f"local.{field.name}" for field in dataclasses.fields(LocalSGDSche
 # Pruning uses the seed of the point, so the seed is no axis.
 PRUNING_KEYS = ["pruning.method", "pruning.init", "pruning.biases", "pruning.batch_size"]
 DELAY_KEY = "optim.delay"
+OPTIM_KEYS = (DELAY_KEY, AVERAGE_KEY)
 BATCH_OPTIONS = f"{OPTIONS_KEY}."
 BATCH_KEYS = (NAME_KEY, RATE_KEY)
 # Arguments of the trainer that change an update and nothing else.
@@ -214,8 +215,8 @@ def _check_key(source: str, key: str) -> None:
     ):
         allowed = f"in study.grid {', '.join(BATCH_KEYS)} or {BATCH_OPTIONS}NAME"
         raise ConfigError(source, key, allowed)
-    if key.startswith("optim.") and key != DELAY_KEY:
-        raise ConfigError(source, key, DELAY_KEY)
+    if key.startswith("optim.") and key not in OPTIM_KEYS:
+        raise ConfigError(source, key, f"one of {', '.join(OPTIM_KEYS)}")
 
 
 def _check_set_once(setup: StudySetup) -> None:

@@ -19,7 +19,7 @@ from tests.unit.engines.test_engine import quiet  # noqa: F401
 from tests.unit.engines.test_stack_lockstep import EXAMPLES, GOAL, trials, workload
 
 RULES_OF_PAGE = {"my_rule": "SIGN", "my_lars": "LARS"}
-NAMED_RULES = ("lion", "muon")
+NAMED_RULES = ("lion", "muon", "shampoo")
 
 
 @pytest.fixture(params=[*RULES_OF_PAGE, *NAMED_RULES])
@@ -61,6 +61,7 @@ def asked(rule):
     rates = {
         "lars": [0.3, 0.1, 0.2],
         "muon": [0.02, 0.01, 0.005],
+        "shampoo": [0.1, 0.05, 0.02],
     }.get(rule.name, [0.001, 0.0005, 0.002])
     return trials(Cell(16, 0.8), rates=rates)
 

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from lit_dps.models import MLP
 from lit_dps.module import ImageClassifier
-from lit_dps.optim import RULES, SGD, make_scheduler
+from lit_dps.optim import RULES, SGD, RateSchedule
 from tests.support.tiny import Recorder, fit
 
 STEPS = 20
@@ -54,7 +54,7 @@ def test_updates_are_tensorflows_also_while_the_rate_changes(rule, schedule):
 
     w = nn.Parameter(torch.tensor(START))
     optimizer = RULES[rule].make([w], initial, {"momentum": momentum})
-    scheduler = make_scheduler(optimizer, schedule, decay_steps, end)
+    scheduler = RateSchedule(schedule, decay_steps, end).scheduler(optimizer)
     path = []
     for step in range(STEPS):
         w.grad = torch.tensor(gradient(w.detach().numpy(), step))

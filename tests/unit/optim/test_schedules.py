@@ -2,7 +2,11 @@
 
 import pytest
 
-from lit_dps.optim import factor
+from lit_dps.optim import RateSchedule
+
+
+def factor(name: str, step: int, decay_steps: int, end_factor: float) -> float:
+    return RateSchedule(name, decay_steps, end_factor).factor(step)
 
 
 def authors_rate(initial: float, end: float, step: int, decay_steps: int) -> float:

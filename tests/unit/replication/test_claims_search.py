@@ -10,7 +10,7 @@ import pytest
 from lit_dps.analysis.analysis import Analysis
 from lit_dps.core.search_space import Range
 from lit_dps.core.trial import SCHEDULE, Cell
-from lit_dps.optim.schedule import factor
+from lit_dps.optim import RateSchedule
 from lit_dps.replication.rules import Verdict
 from lit_dps.replication.search import (
     correlation_interval,
@@ -111,7 +111,7 @@ def test_a_rate_of_an_unknown_schedule_is_not_judged():
 
 @pytest.mark.parametrize("steps", [1, 7, 10, 25])
 def test_the_mean_of_a_linear_decay(steps):
-    factors = [factor("linear", step, 10, 0.2) for step in range(steps)]
+    factors = [RateSchedule("linear", 10, 0.2).factor(step) for step in range(steps)]
     assert mean_share_of_linear(steps, 10, 0.2) == pytest.approx(np.mean(factors))
 
 

@@ -29,6 +29,7 @@ HYPERPARAMETERS = {
     "beta2": 0.99,
     "epsilon": 1e-8,
     "weight_decay": 0.1,
+    "adamw_ratio": 0.5,
 }
 CURVATURE = torch.tensor([[3.0, 1.0], [1.0, 2.0]], dtype=torch.float64)
 
