@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -316,12 +316,6 @@ class NetworkRun(ReadableRun):
         self.attempt.flags = {**self.attempt.flags, **density}
         self.mask = self.changes.next_mask(step, self.mask, weights, gradients)
         self.attempt.kept = self.mask.kept()
-
-    def showing_average(self) -> AbstractContextManager[None]:
-        """Let the module have the average of the weights within a block, if it is checked."""
-        if self.average is None:
-            return nullcontext()
-        return self.average.shown()
 
     def masked_parameters(self) -> list[tuple[Tensor, Tensor]]:
         """Return each pruned parameter with its mask, which has the parameter's type and device."""

@@ -17,6 +17,7 @@ from lit_dps.optim import OURS, rule_of
 from lit_dps.optim.delay import delay_gradients
 from lit_dps.optim.local_sgd import LocalSGD
 from lit_dps.optim.parameter_groups import parameters_of
+from lit_dps.optim.weight_average import showing
 from lit_dps.pruning.mask import multiply
 from lit_dps.pruning.mask_changes import mask_optimizer_state
 from lit_dps.training.batch_schedule_callback import scaled_rates
@@ -215,10 +216,10 @@ class SingleNetwork:
 
     def losses(self, rows: Tensor, x: Tensor, y: Tensor, index: Tensor) -> Tensor:
         """See `NetworkBatch.losses`."""
-        with self.run.showing_average(), evaluating(self.run.module):
+        with showing(self.run.average), evaluating(self.run.module):
             return self.run.module.summed_loss((x[index[0]], y[index[0]])).double()[None]
 
     def per_example_error(self, rows: Tensor, x: Tensor, y: Tensor, index: Tensor) -> Tensor:
         """See `NetworkBatch.per_example_error`."""
-        with self.run.showing_average(), evaluating(self.run.module):
+        with showing(self.run.average), evaluating(self.run.module):
             return self.run.module.per_example_error((x[index[0]], y[index[0]])).float()[None]

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 from torch import Tensor, nn
@@ -102,3 +102,10 @@ class WeightAverage:
         for name, tensor in averaged_tensors(self._module).items():
             self.tensors[name] = tensor.detach().clone()
             self.tensors[name].copy_(tensors[name])
+
+
+def showing(average: WeightAverage | None) -> AbstractContextManager[None]:
+    """Let the module of an average have it within a block; without an average, change nothing."""
+    if average is None:
+        return nullcontext()
+    return average.shown()
