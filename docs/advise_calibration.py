@@ -31,6 +31,7 @@ MAX_TRAININGS = (3, 5)
 MAX_ERROR = 0.15
 COVERAGE_RANGE = (0.7, 0.9)
 MAX_TIME_LOST = 0.1
+QUIET_SHARE = 0.05  # of the timed steps that a process on a quiet machine waits for a CPU
 
 
 class Workload(NamedTuple):
@@ -237,18 +238,39 @@ def _introduction(results: dict[str, Any]) -> list[str]:
         "study searched the learning rate",
         "at all batch sizes and repeated the best rate on fresh seeds. `lit-dps advise` ran with "
         "its default method, in an empty folder,",
-        "and `lit-dps fit` then ran its recommendation on seeds 1, 2 and 3. No workload was used "
-        "to tune the method after its study.",
+        "and `lit-dps fit` then ran its recommendation on seeds 1, 2 and 3.",
+        *_method_notes(results),
         "",
         "```bash",
         "python docs/advise_calibration.py measure   # runs all of this: advise, fit, missing studies",
         "python docs/advise_calibration.py           # writes this page from advise-calibration.json",
         "```",
         "",
-        f"Measured with one thread on a machine that ran other programs: {', '.join(made)}.",
+        f"Measured with one thread on {_machine_state(results)}: {', '.join(made)}.",
         *notes,
         "",
     ]
+
+
+def _method_notes(results: dict[str, Any]) -> list[str]:
+    """Return what is known of the method and of the times of its workloads."""
+    if not all("step_seconds" in result for result in results.values()):
+        return ["No workload was used to tune the method after its study."]
+    return [
+        "Steps were timed at all batch sizes on the day of `advise`. The limit of the cost, the "
+        "largest distance of a run, and the subtraction",
+        "of the wait for a CPU came after first results of these workloads. Simulated workloads and "
+        "repeated timings decided them.",
+    ]
+
+
+def _machine_state(results: dict[str, Any]) -> str:
+    """Return whether other programs ran, by the wait for a CPU while steps were timed."""
+    # Results of earlier versions lack the wait; other programs ran then.
+    waited = max(result.get("waited", 1.0) for result in results.values())
+    if waited > QUIET_SHARE:
+        return "a machine that ran other programs"
+    return f"a quiet machine (at most {waited:.0%} of the timed steps waited for a CPU)"
 
 
 def _table(head: list[str], rows: list[list[str]]) -> list[str]:

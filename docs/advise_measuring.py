@@ -2,15 +2,18 @@
 
 The exhaustive study of each workload is read from the folder mlruns, else from the stored results.
 If both have none, the study runs. Then `advise` runs in a new folder, and `fit` on three seeds.
+Steps are timed at the batch sizes of the study, so that all times are of one machine and day.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import json
 import math
 import os
 import re
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -21,6 +24,9 @@ from unittest.mock import patch
 from advise_calibration import CONFIGS, COVERAGE, RESULTS, ROOT, WORKLOADS, Workload, read_results
 
 SEEDS = (1, 2, 3)
+TIMED_SECONDS = 2.0  # of steps at each batch size
+MIN_TIMED_STEPS = 5
+MAX_TIMED_STEPS = 400
 # What advise prints before the user's run.
 ANNOUNCED = re.compile(r"asking takes your run and at most about ([\d.]+) times as long again")
 
@@ -64,6 +70,8 @@ def measured(workload: Workload) -> dict[str, Any]:
         raise RuntimeError(process.stderr[-3000:])
     advice = json.loads(process.stdout.splitlines()[-1])
     (announced,) = ANNOUNCED.findall(process.stderr)
+    for row in exhaustive:
+        row["step_seconds"] = advice["step_seconds"][str(row["batch_size"])]
     return {
         **advice,
         "seconds": advice["ended"] - began,
@@ -155,8 +163,45 @@ def ask(name: str, folder: str, sizes: list[int]) -> None:
         "predicted": predictions(advice.law, sizes),
         "recommendation": document["recommendation"],
         "measured": document["measured"],
+        "waited": stored["waited"],
+        "step_seconds": seconds_of_steps(config, sizes),
     }
     print(json.dumps(answer))
+
+
+def seconds_of_steps(config: str, sizes: list[int]) -> dict[int, float]:
+    """Return the seconds of a step with its share of a check, by batch size, as `fit` trains.
+
+    The time for which the process waits for a CPU is left out.
+
+    Args:
+        config: The file of the configuration.
+        sizes: Batch sizes, in examples.
+    """
+    import torch
+
+    from lit_dps.advice.step_probe import fit_threads
+    from lit_dps.advice.user_workload import prepare_pilot
+    from lit_dps.cli.study import read_setup
+    from lit_dps.core.trial import LIGHTNING, Cell, Trial
+    from lit_dps.study.probe_run import timed_run
+
+    setup = prepare_pilot(read_setup(["--config", config])).setup
+    setup = dataclasses.replace(setup, study=dataclasses.replace(setup.study, engine=LIGHTNING))
+    torch.set_num_threads(fit_threads(setup))
+    interval = setup.goal_of_trials.check_interval
+    steps = {}
+    checks = []
+    for size in sizes:
+        trial = Trial(Cell(size), 0, setup.middle, setup.study.seed)
+        rough = timed_run(setup, trial, MIN_TIMED_STEPS)
+        count = round(TIMED_SECONDS / (rough.step - rough.step_waited))
+        count = min(max(count, MIN_TIMED_STEPS), MAX_TIMED_STEPS)
+        times = timed_run(setup, trial, count)
+        steps[size] = times.step - times.step_waited
+        checks.append(times.check - times.check_waited)
+    check = statistics.median(checks)
+    return {size: step + check / interval for size, step in steps.items()}
 
 
 def predictions(law: Any, sizes: list[int]) -> list[list[float]]:

@@ -87,7 +87,8 @@ class Answer:
     """What to run.
 
     Attributes:
-        law, step_time, rate, price, seed_spread: What the answer was made from.
+        law, step_time, rate, price, seed_spread, check_interval: What the answer was made from.
+            Without checks, the interval is 0. K of a row is at least one interval.
         table: One row per batch size and number of devices (`answer`).
         best: The row to run: the cheapest one within 10 % of the least mean time; None without a
             row. Its near_probability is the probability to be within 10 % of the least time.
@@ -114,6 +115,7 @@ class Answer:
     rate: RateLaw | None = None
     price: float | None = None
     seed_spread: float = 0.0
+    check_interval: float = 0.0
 
 
 class Steps(NamedTuple):
@@ -224,6 +226,7 @@ def answer(
         rate=rate,
         price=terms.price,
         seed_spread=seed_spread,
+        check_interval=0.0 if terms.checks is None else terms.checks.interval,
     )
     if not len(allowed):
         return nothing
@@ -286,11 +289,13 @@ def _make_table(
     hours = []
     predictions = law.predict(batch_sizes)
     predictions = rows_where(predictions, predictions["known"] != "refused")
-    k_draws = draw_steps(law, predictions)
+    # A run ends at a check, so it takes at least one check interval.
+    fewest = 0.0 if terms.checks is None else terms.checks.interval
+    k_draws = np.maximum(draw_steps(law, predictions), fewest)
     for i, prediction in enumerate(predictions.to_dict("records")):
         batch_size = prediction["batch_size"]
         k = Steps(prediction["steps"], prediction["low"], prediction["high"])
-        steps = _steps_of_one_seed(k, seed_spread)
+        steps = Steps(*(max(each, fewest) for each in _steps_of_one_seed(k, seed_spread)))
         for count in sorted(devices):
             step = step_time.at(batch_size, count)
             if step is None:
@@ -394,8 +399,8 @@ def _changes(
 
         def seconds(batch_size: float) -> float:
             step = step_time.at(batch_size, devices) or step_time.at(batch_size, 1)
-            assert step is not None  # one device is always timed
-            return step.value
+            # It may not fit on one device, and an accumulated batch may have another loss.
+            return math.inf if step is None else step.value
 
         table = rank_probes(law, batch_sizes, sorted(set(near["batch_size"])), seconds)
         first = table.iloc[0]

@@ -57,7 +57,8 @@ FULL_RATIO = 3.0
 RUNS_PER_K = 2.5
 # Of these the time has to suffice for this many: two rates, the second of which ends early.
 FEWEST_RUNS_PER_K = 1.5
-FEWEST_RATES = 2
+# A rule of rates is trusted up to this many times the largest batch size that was run.
+MAX_STRIDE = 8
 # A recommendation at more than this times the largest batch size that was run is verified.
 FAR = 2
 # A run without the goal ends at the steps that K exceeds with this probability: more often its rate
@@ -215,10 +216,12 @@ class _Course:
             return None
         bounds = bounds_of(question.store.read())
         observed = observations_of_runs(record, bounds)
-        known = {int(o.batch_size) for o in observed} | closed
+        was_run = {int(o.batch_size) for o in observed}
+        most = min(question.largest, MAX_STRIDE * max(was_run, default=self.plan.batch_size))
         candidates = []
         for batch_size in question.batch_sizes:
-            if self.plan.batch_size < batch_size <= question.largest and batch_size not in known:
+            is_known = batch_size in was_run or batch_size in closed
+            if self.plan.batch_size < batch_size <= most and not is_known:
                 candidates.append(batch_size)
         worths = worth_of_runs(
             self._law(pilot),
@@ -260,12 +263,17 @@ class _Course:
         Trainings count by the model of the step time: seconds of single runs depend on other
         programs.
         """
-        question = self.question
-        step_seconds = partial(_step_seconds, question, question.setup.ranks)
-        of_pilot = pilot.steps_run * step_seconds(self.plan.batch_size)
-        most = (max_trainings(question, self.plan.batch_size) - 1) * of_pilot
+        step_seconds = partial(_step_seconds, self.question, self.question.setup.ranks)
         spent = seconds_of_runs(self.record, self.plan, step_seconds)
-        return min(self.clock.remaining, most - spent)
+        return min(self.clock.remaining, self._seconds_for_runs(pilot) - spent)
+
+    def _seconds_for_runs(self, pilot: PilotRun) -> float:
+        """Return the seconds that all runs after the pilot may take together."""
+        question = self.question
+        of_pilot = pilot.steps_run * _step_seconds(
+            question, question.setup.ranks, self.plan.batch_size
+        )
+        return (max_trainings(question, self.plan.batch_size) - 1) * of_pilot
 
     def _far_recommendation(
         self, pilot: PilotRun, worths: Sequence[Worth], seconds: float
@@ -324,8 +332,10 @@ class _Course:
         """
         limit = self._step_limit(batch_size, pilot)
         tried = self._tried(batch_size)
+        if limit == 0:
+            return
         while (factor := next_factor(tried, self.plan.first_factors)) is not None:
-            if len(tried) >= FEWEST_RATES and not self._can_end(batch_size, tried, limit, pilot):
+            if tried and not self._can_end(batch_size, tried, limit, pilot):
                 break
             if not self._try(batch_size, [*tried, factor], limit):
                 return
@@ -355,15 +365,24 @@ class _Course:
     def _step_limit(self, batch_size: int, pilot: PilotRun) -> int:
         """Return the steps after which a run without the goal ends.
 
-        They are what K exceeds with a probability of `LATE`, at most those of the pilot, and a
-        multiple of the check interval.
+        They are what K exceeds with a probability of `LATE`, at most those of the pilot, and at
+        most those that all runs may take. They are a multiple of the check interval; 0 if the time
+        ends before a check.
         """
         # The same limit if the runs at this batch size are continued.
         law = self._law(pilot, without=batch_size)
         steps = float(np.quantile(law.samples([batch_size]), 1 - LATE))
         interval = self.question.setup.goal_of_trials.check_interval
         checks = min(math.ceil(steps / interval), math.ceil(pilot.steps_run / interval))
-        return checks * interval
+        affordable = self._affordable_steps(batch_size, pilot)
+        return min(checks, math.floor(affordable / interval)) * interval
+
+    def _affordable_steps(self, batch_size: int, pilot: PilotRun) -> float:
+        """Return the steps at a batch size that all runs may take, without its earlier runs."""
+        step_seconds = partial(_step_seconds, self.question, self.question.setup.ranks)
+        seconds = self._seconds_for_runs(pilot)
+        seconds -= seconds_of_runs(self.record, self.plan, step_seconds, without=batch_size)
+        return max(seconds, 0.0) / step_seconds(batch_size)
 
     def _rerun_user_size(self, factor: float | None, pilot: PilotRun) -> None:
         """Run B0 at another rate than the user's, until it needs more steps than the pilot.
@@ -375,13 +394,19 @@ class _Course:
         size = self.plan.batch_size
         if factor is None or len(self._tried(size)) > 0:
             return
+        interval = self.question.setup.goal_of_trials.check_interval
+        affordable = self._affordable_steps(size, pilot)
+        limit = min(math.floor(affordable / interval) * interval, pilot.steps_run)
         rate = f"{self.plan.rate_key} = {number_text(factor * self.plan.rate)}"
         adjective = "small" if factor > 1 else "large"
+        if 2 * limit < pilot.steps_run:
+            print_line(f"  your rate may be too {adjective}; no time remains to run {rate}")
+            return
         print_line(f"your rate may be too {adjective}: run at B = {size} with {rate}")
-        self._try(size, [1.0, factor], pilot.steps_run)
+        self._try(size, [1.0, factor], limit)
         outcome = self._tried(size).get(_rounded(factor))
         if outcome is None or outcome.steps is None:
-            print_line("  it needs no fewer steps")
+            print_line(f"  it does not meet the goal in {limit} steps")
         else:
             print_line(f"  goal met after {outcome.steps} steps in place of {pilot.steps_run}")
 

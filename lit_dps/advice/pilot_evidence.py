@@ -156,7 +156,10 @@ def best_rates_of_runs(record: StudyRecord | None, plan: PilotPlan) -> dict[int,
 
 
 def seconds_of_runs(
-    record: StudyRecord | None, plan: PilotPlan, step_seconds: Callable[[float], float]
+    record: StudyRecord | None,
+    plan: PilotPlan,
+    step_seconds: Callable[[float], float],
+    without: int | None = None,
 ) -> float:
     """Return the seconds of all runs but the pilot, by the model of the step time.
 
@@ -164,9 +167,13 @@ def seconds_of_runs(
         record: The study of the runs; None before the first.
         plan: The user's run.
         step_seconds: Returns the seconds of a step at a batch size.
+        without: A batch size whose runs do not count.
     """
     seconds = 0.0
-    for cell, results in {} if record is None else record.results.items():
+    all_results = {} if record is None else record.results
+    for cell, results in all_results.items():
+        if cell.batch_size == without:
+            continue
         for result in results:
             is_pilot = cell.batch_size == plan.batch_size and result.trial.point == 0
             if not is_pilot:

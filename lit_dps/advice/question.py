@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from lit_dps.advice.answer import Answer, Checks, Terms, answer
@@ -49,6 +49,7 @@ class Question:
         parameters: The number of elements of the trained parameters.
         plan: The user's run, for the method "pilot"; else None.
         reads_noise: Whether the noise scale can be read along that run.
+        depends_on_batch: What of the loss depends on the batch (`batch_dependence`).
     """
 
     setup: StudySetup
@@ -60,6 +61,7 @@ class Question:
     parameters: int
     plan: PilotPlan | None = None
     reads_noise: bool = True
+    depends_on_batch: tuple[str, ...] = ()
 
     @cached_property
     def step_time(self) -> StepTime:
@@ -68,7 +70,11 @@ class Question:
         if self.options.bandwidth is not None:
             link = Link(self.parameters, self.options.bandwidth, self.options.latency)
         largest = self.times.largest if self.times.is_memory_full else None
-        return fit_step_time(self.times.timed, link, largest)
+        model = fit_step_time(self.times.timed, link, largest)
+        # A user who accumulates already has the loss of his parts at every batch size.
+        is_accumulated = self.setup.workload.accumulated > 1
+        can_accumulate = is_accumulated or not self.depends_on_batch
+        return replace(model, can_accumulate=can_accumulate)
 
     @cached_property
     def check_seconds(self) -> float:
@@ -107,14 +113,23 @@ class Question:
     def other_seconds(self, runs: int) -> float:
         """Return about the seconds that the answer and the start of some runs take."""
         cpu_seconds = ANSWER_CPU_SECONDS + runs * RUN_CPU_SECONDS
-        # Beside other programs it takes longer, as the timed steps did.
-        return cpu_seconds / (1 - min(self.times.waited, MAX_WAITED))
+        # Beside other programs it takes longer, as the timed steps did. The start of the ranks was
+        # timed beside them.
+        waiting = 1 - min(self.times.waited, MAX_WAITED)
+        return cpu_seconds / waiting + runs * self.times.start_of_ranks
 
     @property
     def training_seconds(self) -> float:
-        """Seconds of a training of goal.max_steps steps, at the user's batch size on one device."""
+        """Seconds of a training of goal.max_steps steps, at the user's batch size.
+
+        It takes place on all ranks if their steps are timed, as runs of `advise` do.
+        """
         goal = self.setup.goal_of_trials
-        return goal.max_steps * (self.user_step_seconds + self.times.check / goal.check_interval)
+        seconds = self.user_step_seconds
+        on_ranks = self.step_time.at(user_batch_size(self.setup.workload), self.setup.ranks)
+        if on_ranks is not None:
+            seconds = on_ranks.value
+        return goal.max_steps * (seconds + self.times.check / goal.check_interval)
 
 
 def conclude(question: Question) -> Answer:

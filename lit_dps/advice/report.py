@@ -13,6 +13,7 @@ from typing import Any
 import yaml
 
 from lit_dps.advice.answer import Answer
+from lit_dps.advice.batch_dependence import NOTES
 from lit_dps.advice.branch_law import Branched
 from lit_dps.advice.branch_run import describe_forks, stored_forks
 from lit_dps.advice.existing_runs import next_run
@@ -201,6 +202,8 @@ def _notes(report: _Report) -> Iterator[str]:
     question, record = report.question, report.record
     if report.scaling is not None:
         yield f"fit.yaml sets {report.scaling}"
+    for each in question.depends_on_batch:
+        yield NOTES[each]
     if question.times.waited > BUSY_SHARE:
         yield (
             f"Other programs were running: this process waited for a CPU "

@@ -17,6 +17,7 @@ from typing import Any
 from lightning.pytorch import LightningDataModule
 
 from lit_dps.advice.announced_cost import print_cost, print_end, print_pilot, print_share
+from lit_dps.advice.batch_dependence import NOTES, batch_dependence
 from lit_dps.advice.branch_run import run_branches
 from lit_dps.advice.max_steps import Proposal, settle_max_steps
 from lit_dps.advice.options import MIN_ANSWER_SECONDS, Clock, Options, print_line
@@ -40,9 +41,9 @@ from lit_dps.advice.user_workload import (
     user_batch_size,
 )
 from lit_dps.core.environment import SOURCES, changes_since
-from lit_dps.core.errors import ConfigError, StorageError, UserError
+from lit_dps.core.errors import ConfigError, StorageError, UserError, first_line
 from lit_dps.core.text import format_duration
-from lit_dps.core.trial import LIGHTNING
+from lit_dps.core.trial import LIGHTNING, Cell, Trial
 from lit_dps.core.unit import STEPS
 from lit_dps.parallel.process import (
     INTERRUPTED,
@@ -340,6 +341,7 @@ def _measure(session: _Session) -> Question:
     times = _step_times(session)
     plan = session.probe_study.plan
     reads_noise = plan is not None and _can_read_noise(session)
+    depends_on_batch = _batch_dependence(session)
     parameters = session.store.read()["parameters"]
     probes = Probes(session.probe_study.setup, session.data, session.environment)
     return Question(
@@ -352,6 +354,7 @@ def _measure(session: _Session) -> Question:
         parameters=parameters,
         plan=plan,
         reads_noise=reads_noise,
+        depends_on_batch=tuple(depends_on_batch),
     )
 
 
@@ -420,6 +423,24 @@ def _can_read_noise(session: _Session) -> bool:
         print_line(f"the noise scale cannot be read along the run: {scale}")
     session.store.keep(reads_noise=not isinstance(scale, str))
     return not isinstance(scale, str)
+
+
+def _batch_dependence(session: _Session) -> list[str]:
+    """Return what of the loss depends on the batch, as stored or by a few steps now."""
+    if "depends_on_batch" in session.stored:
+        return session.stored["depends_on_batch"]
+    setup = session.probe_study.setup
+    trial = Trial(Cell(user_batch_size(setup.workload)), 0, setup.middle, setup.study.seed)
+    try:
+        depends = batch_dependence(setup, trial)
+    except Exception as error:
+        # For example, a module may not accept a part of its batch.
+        print_line(f"it is unknown whether the loss depends on the batch: {first_line(error)}")
+        depends = []
+    for each in depends:
+        print_line(f"note: {NOTES[each]}")
+    session.store.keep(depends_on_batch=depends)
+    return depends
 
 
 def _ask(question: Question, clock: Clock, stop: StopRequest) -> None:

@@ -60,6 +60,7 @@ class StepTimes:
         reason: Why no larger one was timed.
         is_memory_full: Whether memory is the reason; then a larger batch has to be accumulated.
         waited: Share of the time that this process waited for a CPU (`cpu_wait_seconds`).
+        start_of_ranks: Seconds that the ranks of a run take to start; 0 on one device.
     """
 
     timed: list[Timed] = field(default_factory=list)
@@ -68,6 +69,7 @@ class StepTimes:
     reason: str = ""
     is_memory_full: bool = False
     waited: float = 0.0
+    start_of_ranks: float = 0.0
 
     @property
     def split_is_used_up(self) -> bool:
@@ -81,13 +83,16 @@ class StepTimes:
             "check": self.check,
             "largest": [self.largest, self.reason, self.is_memory_full],
             "waited": self.waited,
+            "start_of_ranks": self.start_of_ranks,
         }
 
     @classmethod
     def from_stored(cls, stored: Mapping[str, Any]) -> StepTimes:
         """Return the step times of stored advice."""
         timed = [Timed(*row) for row in stored["timed"]]
-        return cls(timed, stored["check"], *stored["largest"], waited=stored["waited"])
+        # Advice of earlier versions lacks the start of the ranks.
+        start = stored.get("start_of_ranks", 0.0)
+        return cls(timed, stored["check"], *stored["largest"], stored["waited"], start)
 
 
 class StepAndCheck(NamedTuple):
@@ -318,6 +323,8 @@ def _time_ranks(
             print_line(f"{place}: not timed: {result}")
             continue
         times.timed.append(Timed(local, result.step, ranks, 1, parts))
+        trained = (steps + 1) * result.step + result.check
+        times.start_of_ranks = max(time.monotonic() - begin - trained, 0.0)
         print_line(f"{place}: a step takes {format_duration(result.step, 2)}")
         now = time.monotonic()
         if now + (now - begin) > end:

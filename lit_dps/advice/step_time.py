@@ -212,6 +212,7 @@ class StepTime:
         node: The number of devices of a node; None if all are in one.
         residuals: Local batches timed on one device, ascending, and log of their seconds over the
             law.
+        can_accumulate: Whether an accumulated batch trains as the same batch at once.
     """
 
     a: float
@@ -224,6 +225,7 @@ class StepTime:
     largest: int | None = None
     node: int | None = None
     residuals: tuple[tuple[float, float], ...] = ()
+    can_accumulate: bool = True
 
     def of_device(self, local_batch):
         """Return the seconds of one device for a local batch (number or array), no exchange."""
@@ -246,7 +248,8 @@ class StepTime:
             nodes: The number of their nodes; by default the fewest.
 
         Returns:
-            None if the exchange is unknown, or if there are more devices than examples.
+            None if the exchange is unknown, if there are more devices than examples, or if the
+            batch would be accumulated and cannot be.
         """
         local = batch_size / devices
         if local < 1:
@@ -254,6 +257,8 @@ class StepTime:
         parts = 1
         if self.largest is not None:
             parts = math.ceil(local / self.largest)
+        if parts > 1 and not self.can_accumulate:
+            return None
         single = float(self.of_device(local / parts))
         if nodes is None:
             nodes = 1 if self.node is None else math.ceil(devices / self.node)

@@ -91,7 +91,7 @@ def _recommendation(answer: Answer) -> list[str]:
         if value is not None:
             rate = f", {answer.rate.name} = {three_digits(value)}"
     place = f"B = {best['batch_size']} on {_devices(int(best['devices']))}"
-    first = f"Train with {place}{rate}: {_time_and_steps(best)}."
+    first = f"Train with {place}{rate}: {_time_and_steps(best, answer)}."
     probability = f"{100 * best['near_probability']:.0f} %"
     second = f"It is within 10 % of the shortest time with a probability of {probability}"
     low, high = answer.interval
@@ -146,10 +146,20 @@ def _time(row: Mapping[str, Any]) -> str:
     return f"{value} {unit}{''.join(limits)}"
 
 
-def _time_and_steps(row: Mapping[str, Any]) -> str:
+def _time_and_steps(row: Mapping[str, Any], answer: Answer) -> str:
     """Return time and steps of a row with their limits."""
+    if row["steps"] <= answer.check_interval:
+        interval = three_digits(answer.check_interval)
+        return f"{_time(row)}, at most one check interval ({interval} steps)"
     value, *limits = _with_limits(row, "steps", three_digits).partition(" [")
     return f"{_time(row)}, {value} steps{''.join(limits)}"
+
+
+def _steps(row: Mapping[str, Any], answer: Answer) -> str:
+    """Return the steps of a row with their limits; a K below the first check is a bound."""
+    if row["steps"] <= answer.check_interval:
+        return f"<= {three_digits(answer.check_interval)}"
+    return _with_limits(row, "steps", three_digits)
 
 
 def _table(answer: Answer, all_rows: bool) -> list[str]:
@@ -164,6 +174,8 @@ def _table(answer: Answer, all_rows: bool) -> list[str]:
     legend = [f"{mark} {source}" for source, mark in MARKS.items() if source in sources]
     if answer.price is not None:
         legend.append(f"a device-hour costs {answer.price:g}")
+    if (shown["steps"] <= answer.check_interval).any():
+        legend.append("<= at most one check interval")
     if len(shown) < len(table):
         legend.append(f"{len(shown)} of {len(table)} rows are shown")
     if legend:
@@ -197,7 +209,7 @@ def _row(row: Mapping[str, Any], answer: Answer, has_devices: bool) -> dict[str,
     cells = {"B": str(row["batch_size"])}
     if has_devices:
         cells["devices"] = str(int(row["devices"]))
-    cells["steps"] = MARKS.get(row["steps_known"], "") + _with_limits(row, "steps", three_digits)
+    cells["steps"] = MARKS.get(row["steps_known"], "") + _steps(row, answer)
     step = f"{significant(1e3 * row['step_seconds'])} ms"
     cells["a step"] = MARKS.get(row["step_known"], "") + step
     cells["time"] = _time(row)

@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import Any, NamedTuple
 
 from lightning.pytorch import Callback, LightningModule, Trainer
+from torch.optim.lr_scheduler import OneCycleLR
 
 from lit_dps.advice.pilot_plan import PilotPlan
 from lit_dps.advice.step_probe import MIN_STEPS, of_one_device
@@ -198,6 +199,8 @@ def prepare_branches(setup: StudySetup) -> ProbeStudy:
             "The optimizer could not be read, so it is unknown whether beta2 has to change with "
             f"the batch size: {first_line(error)}"
         ]
+    else:
+        optimizers.refuse_longer(unscaled)
     if adaptive is not None and searches_scales(unscaled.study.space, adaptive):
         adaptive = None
     probes = probe_setup(setup, adaptive, warm_up)
@@ -229,6 +232,8 @@ class OptimizerLook(Callback):
             optimizers need different ones.
         notes: Notes on optimizers of unknown classes, which were measured, on optimizers whose
             rates follow different rules, and on the schedule.
+        most_steps: The optimizer steps after which the schedule raises an error; infinite without
+            such a schedule.
     """
 
     def __init__(self) -> None:
@@ -236,6 +241,7 @@ class OptimizerLook(Callback):
         self.warm_up = 0
         self.rate_power: float | None = None
         self.notes: list[str] = []
+        self.most_steps = math.inf
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         for optimizer in trainer.optimizers:
@@ -248,7 +254,21 @@ class OptimizerLook(Callback):
         self.notes += schedule_notes(schedule, batch_size)
         if batch_size:
             self.warm_up = schedule.warm_up
+        for config in trainer.lr_scheduler_configs:
+            if isinstance(config.scheduler, OneCycleLR) and config.interval == "step":
+                steps = config.scheduler.total_steps * config.frequency
+                self.most_steps = min(self.most_steps, steps)
         raise EndProbe
+
+    def refuse_longer(self, setup: StudySetup) -> None:
+        """Raise ConfigError if the schedule ends with an error before goal.max_steps."""
+        most_steps = setup.goal_of_trials.max_steps
+        if most_steps > self.most_steps:
+            allowed = (
+                f"at most {self.most_steps:g}: OneCycleLR of the module fails after these steps"
+            )
+            hint = "Or let it take trainer.max_steps as its total_steps."
+            raise ConfigError("goal.max_steps", most_steps, allowed, hint)
 
 
 def schedule_notes(schedule: SeenSchedule, batch_size: int) -> list[str]:
@@ -305,6 +325,7 @@ def prepare_pilot(setup: StudySetup) -> ProbeStudy:
             f"{first_line(error)}"
         ]
     else:
+        optimizers.refuse_longer(base)
         adaptive = optimizers.adaptive
         warm_up = optimizers.warm_up
         notes = optimizers.notes

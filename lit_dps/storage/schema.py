@@ -245,7 +245,11 @@ ADVICE_ATTRS = {
         list, "Largest batch size of one device, why no larger one fits, whether memory is why."
     ),
     "waited": Stored(NUMBER, "Share of the timed steps that the process waited for a CPU."),
+    "start_of_ranks": Stored(
+        NUMBER, "Time that the ranks of a run take to start, in s.", absent="before 2026-11-29"
+    ),
     "parameters": Stored(int, "Parameters of the network."),
+    "depends_on_batch": Stored(list, "What of the loss depends on the batch: loss, norm."),
     "reads_noise": Stored(bool, "Whether the noise scale can be read along the user's run."),
     "pilot": Stored(dict, "The user's run: `lit_dps.advice.pilot_evidence.PilotRun`."),
     "tried": Stored(

@@ -69,6 +69,15 @@ class Scheduled(Module):
         return [optimizer], [{"scheduler": schedule, "interval": "step"}]
 
 
+class OneCycle(Module):
+    """Its schedule fails after 100 steps."""
+
+    def configure_optimizers(self):
+        optimizer = super().configure_optimizers()
+        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 1e-3, total_steps=100)
+        return [optimizer], [{"scheduler": schedule, "interval": "step"}]
+
+
 class Hopeless(Module):
     """Never meets a goal."""
 

@@ -157,6 +157,13 @@ def test_data_that_do_not_heed_the_batch_size_are_refused_in_one_line(tmp_path):
     assert "Traceback" not in done.stderr
 
 
+def test_a_schedule_that_fails_before_the_last_step_is_refused_before_any_run(tmp_path):
+    done = advise(tmp_path, "OneCycle")
+    line = done.stderr.strip().splitlines()[-1]
+    assert done.returncode == 2 and "goal.max_steps is 400; it must be at most 100: One" in line
+    assert "Traceback" not in done.stderr and not (tmp_path / "mlruns").exists()
+
+
 @pytest.mark.parametrize("budget", ["1s", "4.5s", "0.1m"])
 def test_a_budget_that_cannot_be_kept_is_refused_with_the_least_one(tmp_path, budget):
     done = advise(tmp_path, "Module", "--budget", budget)

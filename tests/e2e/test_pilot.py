@@ -7,6 +7,8 @@ import contextlib
 import dataclasses
 import importlib
 import json
+import os
+import signal
 from pathlib import Path
 
 import numpy as np
@@ -15,11 +17,12 @@ import pytest
 import torch
 import yaml
 
-from lit_dps.advice import pilot_course
+from lit_dps.advice import pilot_course, step_probe
 from lit_dps.advice import run as advising_run
 from lit_dps.storage.advice_store import list_advice
 from lit_dps.storage.read import read_study
 from lit_dps.study.probe_run import RunTimes
+from tests.e2e import advised_user
 from tests.e2e.advised_user import C1, C2
 from tests.e2e.commands import run_here
 from tests.e2e.test_advise import configuration, shown
@@ -93,11 +96,15 @@ def test_the_users_run_and_a_few_larger_batches_give_the_curve(tmp_path, monkeyp
     assert torch.load(file, weights_only=True)["global_step"] == K_OF_PILOT
     # The same command measures nothing again.
     before = steps_of(tmp_path)
-    again = ask(tmp_path, "Module", "--devices", "1,2", "--bandwidth", 1e9)
+    again = ask(tmp_path, "Module", "--devices", "1,2", "--bandwidth", 1e9, "--json")
     assert again.returncode == 0 and steps_of(tmp_path) == before
+    document = json.loads(again.stdout)
+    assert document["status"] == "answered" and document["source"] == "measured"
+    assert document["measured"][0]["steps"] == K_OF_PILOT
+    chosen_size = document["recommendation"]["batch_size"]
     assert "\nyour run: B = 32" not in again.stderr and "timing steps" not in again.stderr
     chosen = yaml.safe_load((tmp_path / "mlruns/figures/Module/advice/fit.yaml").read_text())
-    assert chosen["data"]["init_args"]["batch_size"] > 32
+    assert chosen["data"]["init_args"]["batch_size"] == chosen_size > 32
     fitted = run_here(
         tmp_path,
         "fit",
@@ -157,6 +164,75 @@ def test_a_command_that_is_killed_between_two_runs_goes_on_as_an_unbroken_one(
     assert len(calls) == after
     assert ask(broken).returncode == 0
     assert steps_of(broken) == steps_of(whole)
+
+
+class Killed(BaseException):
+    """Ends the process at any place, and no code handles it."""
+
+
+def end_at(stage: str, signal_number: int | None):
+    """Return a validation step that ends the command once, within a stage."""
+    validation_step, ended = advised_user.Module.validation_step, []
+
+    def ending_step(self, batch, batch_idx):
+        is_pilot = self.size == 32 and self.trainer.global_step == 40
+        is_probe = self.size > 32 and self.trainer.global_step == 20
+        if not ended and {"pilot": is_pilot, "probe": is_probe}[stage]:
+            ended.append(stage)
+            if signal_number is None:
+                raise Killed
+            os.kill(os.getpid(), signal_number)
+        validation_step(self, batch, batch_idx)
+
+    return ending_step, ended
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("signal_number", [signal.SIGINT, None])
+@pytest.mark.parametrize("stage", ["pilot", "probe"])
+def test_a_command_that_ends_within_a_run_goes_on_as_an_unbroken_one(
+    tmp_path, monkeypatch, stage, signal_number
+):
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    whole.mkdir()
+    broken.mkdir()
+    assert ask(whole).returncode == 0
+    step, ended = end_at(stage, signal_number)
+    with monkeypatch.context() as patch:
+        patch.setattr(advised_user.Module, "validation_step", step)
+        if signal_number is None:
+            with contextlib.suppress(Killed):
+                ask(broken)
+        else:
+            assert ask(broken).returncode == 130
+    assert ended == [stage]
+    assert ("pilot" in stored(broken)) == (stage == "probe")
+    again = ask(broken)
+    assert again.returncode == 0 and "timing steps" not in again.stderr
+    assert ("\nyour run: B = 32" in again.stderr) == (stage == "pilot")
+    assert steps_of(broken) == steps_of(whole)
+    table = "mlruns/figures/Module/advice/answer.csv"
+    sizes = pd.read_csv(whole / table)["steps"]
+    assert pd.read_csv(broken / table)["steps"].tolist() == pytest.approx(sizes.tolist())
+
+
+@pytest.mark.long
+def test_a_command_that_ends_while_steps_are_timed_times_them_again(tmp_path, monkeypatch):
+    timed, calls = step_probe.timed_run, []
+
+    def interrupted(setup, trial, steps, *args, **options):
+        calls.append(trial.cell.batch_size)
+        if len(calls) == 3:
+            os.kill(os.getpid(), signal.SIGINT)
+        return timed(setup, trial, steps, *args, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(step_probe, "timed_run", interrupted)
+        assert ask(tmp_path).returncode == 130
+    assert len(calls) == 3 and "timed" not in stored(tmp_path)
+    done = ask(tmp_path)
+    assert done.returncode == 0 and "timing steps" in done.stderr
+    assert stored(tmp_path)["pilot"]["steps"] == K_OF_PILOT
 
 
 def test_a_run_that_misses_its_goal_is_told_and_identifies_nothing(tmp_path):

@@ -87,6 +87,22 @@ def test_limits(golden):
     assert 0 < hours.table["allowed"].sum() < len(BATCH)
 
 
+def test_steps_below_one_check_interval_are_one_interval_and_no_number():
+    """K = 1600 / B + 5 is below 20 from B = 128."""
+    sizes = [16, 32, 64, 128, 256, 512]
+    law = fit_law([Observation(float(b), 1600 / b + 5, noise=0.02) for b in sizes])
+    flat = fit_step_time([Timed(m, 0.01 + 1e-6 * m) for m in (1, 8, 64, 512)])
+    result = answer(law, flat, sizes, terms=Terms(checks=Checks(0.0, 20.0)))
+    rows = result.table.set_index("batch_size")
+    assert (rows.loc[[256, 512], "steps"] == 20).all()
+    assert (rows["steps_low"] >= 20).all()
+    assert rows.loc[512, "hours"] == pytest.approx(20 * rows.loc[512, "step_seconds"] / 3600)
+    text = " ".join(render(result).split())
+    assert "at most one check interval (20 steps)" in text
+    assert "512 <= 20 10" in text and "<= at most one check interval" in text
+    assert "<=" not in render(answer(law, flat, sizes))
+
+
 def test_a_refused_law_answers_at_what_was_measured_alone(golden):
     law = fit_law(
         [Observation(b, k) for b, k in zip((8, 16, 32, 64), (900, 480, 250, 400), strict=True)]

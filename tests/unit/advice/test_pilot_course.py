@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
+from lit_dps.advice import pilot_course
 from lit_dps.advice.options import MIN_ANSWER_SECONDS, Clock, Options
 from lit_dps.advice.pilot_course import (
     MAX_TRAININGS,
@@ -96,6 +99,62 @@ def test_a_further_rate_begins_only_if_the_race_ends_it_in_time(seconds_left, ca
     tried = {1.0: Outcome(MET, 100), 0.5: Outcome(MISSED, 0.3)}
     run = PilotRun(**pilot_fields(steps=10**4, steps_run=10**4))
     assert course._can_end(16, tried, 400, run) == can_end
+
+
+@pytest.mark.parametrize(("slope", "limit"), [(1e-12, 40), (1e-3, 20)])
+def test_the_first_run_at_a_batch_size_ends_where_the_time_of_all_runs_ends(slope, limit):
+    """The pilot takes 40 steps; without its time, two more trainings may be run."""
+    course = _Course(question_with(FakeStore(), slope), PLAN, clock(), StopRequest())
+    vars(course.question)["check_seconds"] = 0.0
+    run = PilotRun(**pilot_fields())
+    seconds = 80 * course.question.step_time.at(4).value
+    affordable = seconds / course.question.step_time.at(64).value
+    assert course._affordable_steps(64, run) == pytest.approx(affordable)
+    assert min(math.floor(affordable), 40) == pytest.approx(limit, abs=6)
+    law = SimpleNamespace(samples=lambda sizes: np.full((4, 1), 1000.0))
+    course = _WithLaw(course.question, PLAN, clock(), StopRequest(), law)
+    assert course._step_limit(64, run) == min(math.floor(affordable), 40)
+
+
+def test_a_run_is_at_most_eight_times_the_batch_size_of_all_runs_so_far(monkeypatch):
+    asked = []
+    monkeypatch.setattr(
+        pilot_course, "worth_of_runs", lambda law, candidates, *rest: asked.append(candidates) or []
+    )
+    question = question_with(FakeStore(), 1e-12)
+    law = SimpleNamespace(
+        samples=lambda sizes: np.ones((4, len(sizes))), reach=(4, 4), range=(4, 4)
+    )
+    course = _WithLaw(question, PLAN, clock(), StopRequest(), law)
+    assert course.choose(PilotRun(**pilot_fields()), closed={16}) is None
+    assert question.largest == 64 and asked == [[8, 32]]
+
+
+@dataclass(frozen=True)
+class _WithLaw(_Course):
+    """A course with a given law."""
+
+    law: object = None
+
+    def _law(self, pilot, without=None):
+        return self.law
+
+
+def test_the_announced_time_has_the_start_of_ranks():
+    question = question_with(FakeStore(), 1e-12)
+    without = question.other_seconds(6)
+    question.times.start_of_ranks = 7.0
+    assert question.other_seconds(6) == pytest.approx(without + 42.0)
+
+
+def test_the_announced_training_takes_place_on_the_ranks():
+    """Two ranks need 30 ms for a step of 4 examples, one device 14 ms."""
+    timed = [Timed(m, 0.01 + 1e-3 * m) for m in (1, 2, 4, 8)]
+    timed += [Timed(m, 0.03, 2) for m in (2, 4)]
+    times = StepTimes(timed, check=0.05, largest=8, reason=SPENT)
+    user = setup(devices=2)
+    question = Question(user, Options(), FakeStore(), FakeProbes(user), None, times, 10, plan=PLAN)
+    assert question.training_seconds == pytest.approx(4 * (0.03 + 0.05), rel=0.05)
 
 
 def test_the_announced_time_has_what_is_not_training(capsys):
