@@ -67,6 +67,15 @@ def test_no_time_is_lost_beyond_the_study_by_a_faster_batch_size(calibration):
     assert calibration.time_lost(fast) == 0
 
 
+def test_the_page_says_whether_other_programs_ran(calibration):
+    quiet = {"a": {**result(), "waited": 0.01}, "b": {**result(), "waited": 0.04}}
+    assert "a quiet machine (at most 4% of" in calibration._machine_state(quiet)
+    busy = {"a": {**result(), "waited": 0.01}, "b": {**result(), "waited": 0.5}}
+    unknown = {"a": {**result(), "waited": 0.01}, "b": result()}
+    for results in (busy, unknown):
+        assert calibration._machine_state(results) == "a machine that ran other programs"
+
+
 def test_the_cost_is_in_trainings(calibration):
     # 100 steps of 10 ms, and 120 of 12 ms.
     assert calibration.cost_in_trainings(result()) == pytest.approx(2.44)
