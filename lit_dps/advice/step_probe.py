@@ -92,7 +92,13 @@ class StepTimes:
         timed = [Timed(*row) for row in stored["timed"]]
         # Advice of earlier versions lacks the start of the ranks.
         start = stored.get("start_of_ranks", 0.0)
-        return cls(timed, stored["check"], *stored["largest"], stored["waited"], start)
+        return cls(
+            timed,
+            stored["check"],
+            *stored["largest"],
+            waited=stored["waited"],
+            start_of_ranks=start,
+        )
 
 
 class StepAndCheck(NamedTuple):

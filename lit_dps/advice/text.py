@@ -174,7 +174,7 @@ def _table(answer: Answer, all_rows: bool) -> list[str]:
     legend = [f"{mark} {source}" for source, mark in MARKS.items() if source in sources]
     if answer.price is not None:
         legend.append(f"a device-hour costs {answer.price:g}")
-    if (shown["steps"] <= answer.check_interval).any():
+    if np.any(shown["steps"].to_numpy(float) <= answer.check_interval):
         legend.append("<= at most one check interval")
     if len(shown) < len(table):
         legend.append(f"{len(shown)} of {len(table)} rows are shown")
