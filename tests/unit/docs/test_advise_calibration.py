@@ -61,6 +61,19 @@ def test_the_time_lost_is_relative_to_the_fastest_batch_size(calibration, recomm
     assert calibration.time_lost(result(recommended)) == pytest.approx(lost)
 
 
+def test_the_time_that_is_lost_by_fit_is_that_of_its_runs(calibration):
+    """The study's best is 60 steps of 12 ms at B = 64, and `fit` takes other steps there."""
+    followed = result(64)
+    followed["fit"] = [{"steps": steps, "reached": True} for steps in (90, 80, 500)]
+    assert calibration.time_lost_by_fit(followed) == pytest.approx(90 / 60 - 1)
+    followed["fit"][0]["reached"] = False
+    assert calibration.time_lost_by_fit(followed) == pytest.approx(500 / 60 - 1)
+    followed["fit"][1]["reached"] = False
+    assert calibration.time_lost_by_fit(followed) is None
+    followed["fit"] = [{"steps": 30, "reached": True}]
+    assert calibration.time_lost_by_fit(followed) == 0.0
+
+
 def test_no_time_is_lost_beyond_the_study_by_a_faster_batch_size(calibration):
     fast = result(1024)
     fast["fit"] = [{"steps": 1}]
