@@ -8,7 +8,6 @@ than a better run at its batch size. All runs together take at most `MAX_TRAININ
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -35,6 +34,7 @@ from lit_dps.advice.pilot_plan import (
     Outcome,
     PilotPlan,
     next_factor,
+    pilot_setup,
 )
 from lit_dps.advice.probe_study import CannotRun, ChosenPoints
 from lit_dps.advice.probe_value import Worth, best_run, worth_of_runs
@@ -42,11 +42,10 @@ from lit_dps.advice.question import LIKELY_RUNS, Question
 from lit_dps.analysis.law import Law
 from lit_dps.core.record import StudyRecord
 from lit_dps.core.text import format_duration, number_text
-from lit_dps.core.trial import LIGHTNING, Status, TrialResult
+from lit_dps.core.trial import Status, TrialResult
 from lit_dps.parallel.process import StopRequest
 from lit_dps.study.failures import AllFail
 from lit_dps.study.setup import StudySetup
-from lit_dps.training.trainer_rules import as_list
 
 # What all runs may take together, in pilots: where a device is not full at B0, and where it is.
 MAX_TRAININGS = 3.0
@@ -65,9 +64,6 @@ FAR = 2
 # is wrong.
 LATE = 0.1
 LAST_LOSSES = 4  # whose mean tells which of two runs without the goal is better
-NOISE_INTERVAL = 10  # steps of the pilot between two readings of the noise scale
-NOISE_CALLBACK = "lit_dps.readings.NoiseScaleCallback"
-CHECKPOINT_CALLBACK = "lit_dps.training.GoalCheckpointCallback"
 
 
 def max_trainings(question: Question, batch_size: int) -> float:
@@ -193,7 +189,7 @@ class _Course:
                 f"most {question.setup.goal_of_trials.max_steps} steps"
             )
             file = pilot_checkpoint(question.setup)
-            change = partial(_pilot_setup, reads_noise=question.reads_noise, file=file)
+            change = partial(pilot_setup, reads_noise=question.reads_noise, file=file)
             points = plan.points(plan.batch_size, (1.0,))
             self._run(plan.batch_size, ChosenPoints(points, change=change))
             run = PilotRun.of_record(self.record, plan)
@@ -485,22 +481,6 @@ class _Course:
         """Store that no run at a batch size met the goal in some steps."""
         bounds = bounds_of(self.question.store.read()) | {batch_size: float(steps)}
         self.question.store.keep(bounds=[list(pair) for pair in bounds.items()])
-
-
-def _pilot_setup(setup: StudySetup, reads_noise: bool, file: Path) -> StudySetup:
-    """Return the study of the pilot: Lightning's loop, as in `fit`, with what is read along it."""
-    callbacks = as_list(setup.workload.trainer.get("callbacks"))
-    if reads_noise:
-        noise = {"class_path": NOISE_CALLBACK, "init_args": {"interval": NOISE_INTERVAL}}
-        callbacks.append(noise)
-    callbacks.append({"class_path": CHECKPOINT_CALLBACK, "init_args": {"path": str(file)}})
-    trainer = {**setup.workload.trainer, "callbacks": callbacks}
-    return dataclasses.replace(
-        setup,
-        workload=dataclasses.replace(setup.workload, trainer=trainer),
-        # There is no other run that could stop it.
-        study=dataclasses.replace(setup.study, engine=LIGHTNING, race_factor=None),
-    )
 
 
 def _rounded(factor: float) -> float:

@@ -12,14 +12,16 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
 from lit_dps.analysis.rates import RateLaw
 from lit_dps.core.search_space import Range
-from lit_dps.core.trial import Value
+from lit_dps.core.trial import LIGHTNING, Value
 from lit_dps.study.setup import StudySetup
+from lit_dps.training.trainer_rules import as_list
 from lit_dps.training.workload import Workload, locate
 
 # The space of the rate is the user's rate divided and multiplied by this. It only has to contain
@@ -31,6 +33,9 @@ HALVINGS = 2
 # upper end of what works, the square root a lower one (Shallue et al. 2019, Section 4.7).
 FIRST_FACTORS = {1.0: (0.5, 1.0), 0.5: (1.0, 2.0)}
 MAX_RUNS = 5  # at a batch size
+NOISE_INTERVAL = 10  # steps of the pilot between two readings of the noise scale
+NOISE_CALLBACK = "lit_dps.readings.NoiseScaleCallback"
+CHECKPOINT_CALLBACK = "lit_dps.training.GoalCheckpointCallback"
 MET, MISSED, DIVERGED = 0, 1, 2  # ranks of outcomes
 # A rate is better by far if it needs at most this share of the steps.
 CLEARLY_FEWER = 0.9
@@ -121,6 +126,22 @@ class PilotPlan:
             workload = _with_values(workload, self.params)
         study = dataclasses.replace(setup.study, space=self.space(), race_factor=1.0, workers=1)
         return dataclasses.replace(setup, study=study, workload=workload)
+
+
+def pilot_setup(setup: StudySetup, reads_noise: bool, file: Path) -> StudySetup:
+    """Return the study of the pilot: Lightning's loop, as in `fit`, with what is read along it."""
+    callbacks = as_list(setup.workload.trainer.get("callbacks"))
+    if reads_noise:
+        noise = {"class_path": NOISE_CALLBACK, "init_args": {"interval": NOISE_INTERVAL}}
+        callbacks.append(noise)
+    callbacks.append({"class_path": CHECKPOINT_CALLBACK, "init_args": {"path": str(file)}})
+    trainer = {**setup.workload.trainer, "callbacks": callbacks}
+    return dataclasses.replace(
+        setup,
+        workload=dataclasses.replace(setup.workload, trainer=trainer),
+        # There is no other run that could stop it.
+        study=dataclasses.replace(setup.study, engine=LIGHTNING, race_factor=None),
+    )
 
 
 def _with_values(workload: Workload, params: Mapping[str, Value]) -> Workload:
