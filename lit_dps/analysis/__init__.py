@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from lit_dps.analysis.intervals import Interval as Interval
     from lit_dps.analysis.intervals import estimate as estimate
     from lit_dps.analysis.law import Law as Law
+    from lit_dps.analysis.law_fit import data_of as data_of
     from lit_dps.analysis.law_verdict import MAX_MISFIT as MAX_MISFIT
     from lit_dps.analysis.observations import noise_of_search as noise_of_search
     from lit_dps.analysis.rates import RATE_NAMES as RATE_NAMES
@@ -70,6 +71,7 @@ _PUBLIC = {
     "ScaleUp": "scale_up",
     "fit_scale_up": "scale_up",
     "cell_of": "tables",
+    "data_of": "law_fit",
     "significant": "tables",
     "three_digits": "tables",
     "Pair": "term_comparisons",

@@ -17,6 +17,7 @@ from importlib.metadata import version
 from pathlib import Path
 from types import ModuleType
 
+import pandas as pd
 import yaml
 
 from lit_dps.analysis.analysis import Analysis
@@ -29,10 +30,11 @@ from lit_dps.core.config import StorageConfig, StudyConfig, cores
 from lit_dps.core.errors import ConfigError, StorageError
 from lit_dps.core.record import StudyRecord
 from lit_dps.replication.appendix import appendix_page
+from lit_dps.replication.claims import claims_frame
 from lit_dps.replication.comparable import is_search, workload_and_goal
 from lit_dps.replication.incomplete_cells import complete_subset
-from lit_dps.replication.page import replication_page
-from lit_dps.replication.parts import Core, Image, Machine, Part
+from lit_dps.replication.page import CELLS_CSV, CLAIMS_CSV, PAGE, replication_page
+from lit_dps.replication.parts import Core, Image, Machine, Part, judge_parts
 from lit_dps.report.figures import COMPARISONS, FIGURES, write_comparison
 from lit_dps.report.figures.write import copy_small
 from lit_dps.report.publish import figures_folder, publish
@@ -42,7 +44,6 @@ from lit_dps.storage.urls import check_place, without_password
 from lit_dps.study.hardware import cpu_model
 
 CONFIGS = Path("configs/replication")
-PAGE = "replication"  # of the page, and of the folder beside it with its images and stored trials
 STUDIES = "studies"  # the folder of stored trials, below the folder of the images
 FULL = (
     "Also the studies in the folder `full` below, at the scale of the paper. First the trials that "
@@ -161,6 +162,9 @@ def write_pages(
         folder = figures_folder(storage.folder, f"compare {name}")
         files, _ = write_comparison([part.study for part in group], folder)
         comparisons[name] = _copy_figures(files, COMPARISONS, images, name, group[0].study)
+    claims_frame(judge_parts(parts)).to_csv(images / CLAIMS_CSV, index=False, float_format="%.5g")
+    cells = pd.concat([part.study.table.assign(study=part.name) for part in parts])
+    cells.to_csv(images / CELLS_CSV, index=False, float_format="%.5g")
     machine = Machine(cores(), cpu_model(), version("torch"))
     date = datetime.date.today().isoformat()
     paths = []

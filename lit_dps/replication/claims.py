@@ -11,16 +11,19 @@ from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pandas as pd
 import yaml
 
 from lit_dps import ConfigError
 from lit_dps.analysis import Analysis
-from lit_dps.replication import scaling, search, terms
+from lit_dps.replication import optimizers, region, scaling, search, terms
 from lit_dps.replication.comparable import is_search
 from lit_dps.replication.rules import ClaimRange, Finding, Measurements, Verdict, judge
 
 CLAIMS_FILE = Path(__file__).with_name("claims.yaml")
+AGAINST = " against "  # between the names of two studies that are judged together
 NO_STUDY = "no study measured it"
+RANGE_SET = ("before", "after")  # the first trial
 
 
 class Quantity(NamedTuple):
@@ -43,9 +46,18 @@ QUANTITIES = {
     "steps_per_doubling": Quantity(scaling.steps_per_doubling),
     "sparse_steps_ratio": Quantity(scaling.sparse_steps_ratio),
     "sparse_critical_ratio": Quantity(scaling.sparse_critical_ratio),
-    "critical_ratio_of_optimizers": Quantity(scaling.critical_ratio_of_optimizers, studies=2),
+    "sparse_ratio_trend": Quantity(scaling.sparse_ratio_trend),
+    "law_misfit": Quantity(scaling.law_misfit),
+    "critical_ratio_of_optimizers": Quantity(optimizers.critical_ratio_of_optimizers, studies=2),
+    "steps_ratio_of_optimizers": Quantity(optimizers.steps_ratio_of_optimizers, studies=2),
+    "steps_ratio_change_of_optimizers": Quantity(
+        optimizers.steps_ratio_change_of_optimizers, studies=2
+    ),
     "rate_trend": Quantity(search.rate_trend),
     "success_trend": Quantity(search.success_trend),
+    "share_inside": Quantity(region.share_inside),
+    "rate_range_ratio": Quantity(region.rate_range_ratio),
+    "effective_rate_kappa": Quantity(region.effective_rate_kappa),
     "term_ratio": Quantity(terms.term_ratio),
     "c1_over_theory": Quantity(terms.c1_over_theory, studies=2),
 }
@@ -67,6 +79,9 @@ class Claim:
     requires: Mapping[str, Any] = field(default_factory=dict)
     paper_value: float | None = None
     best_points: bool = False
+    range_set: str = "before"
+    figure: str = ""
+    question: str = ""
     explanation: str = ""
 
     @property
@@ -90,15 +105,21 @@ class Claim:
             return False
         if not self.best_points and not is_search(study.record):
             return False
-        return _matches(study.record.name, [*self.judged_on, *self.sensitivity])
+        patterns = list(self.sensitivity)
+        for pattern in self.judged_on:
+            patterns += pattern.split(AGAINST)
+        return any(fnmatchcase(study.record.name, pattern) for pattern in patterns)
 
-    def may_carry(self, names: Sequence[str]) -> bool:
-        """Return True if studies of these names may carry the verdict."""
-        return all(_matches(name, self.judged_on) for name in names)
+    def place(self, where: str) -> int | None:
+        """Return the place of a judgement in `judged_on`; None if it may not carry the verdict.
 
-
-def _matches(name: str, patterns: Sequence[str]) -> bool:
-    return any(fnmatchcase(name, pattern) for pattern in patterns)
+        Args:
+            where: The study, or "one against another" (`Judgement.where`).
+        """
+        for place, pattern in enumerate(self.judged_on):
+            if fnmatchcase(where, pattern):
+                return place
+        return None
 
 
 @cache
@@ -134,6 +155,8 @@ def _parse_claim(entry: Mapping[str, Any]) -> Claim:
         claim = Claim(**fields)
     except TypeError as error:  # it names the key that is missing or unknown
         raise ConfigError("claims", name, f"the keys that claims.yaml explains ({error})") from None
+    if claim.range_set not in RANGE_SET:
+        raise ConfigError(f"claims.{name}.range_set", claim.range_set, " or ".join(RANGE_SET))
     if claim.quantity not in QUANTITIES:
         allowed = f"any of {', '.join(QUANTITIES)}"
         raise ConfigError(f"claims.{name}.quantity", claim.quantity, allowed)
@@ -169,6 +192,7 @@ class Judgement:
         verdict: The verdict.
         command: What makes the studies, in a shell.
         paper_is_outside: Whether the paper's number is outside the interval.
+        measurements: What was judged, by series.
     """
 
     claim: Claim
@@ -177,11 +201,12 @@ class Judgement:
     verdict: Verdict
     command: str
     paper_is_outside: bool = False
+    measurements: Measurements = field(default_factory=dict)
 
     @property
     def where(self) -> str:
         """The study, or "one against another"; empty without a study."""
-        return " against ".join(self.studies)
+        return AGAINST.join(self.studies)
 
 
 def judge_claims(
@@ -204,7 +229,7 @@ def judge_claims(
     for claim in claims:
         of_claim = _judge_claim(claim, studies, commands)
         judgements += of_claim
-        if not any(claim.may_carry(judgement.studies) for judgement in of_claim):
+        if all(claim.place(judgement.where) is None for judgement in of_claim):
             judgements.append(Judgement(claim, (), NO_STUDY, Verdict.UNDECIDABLE, ""))
     return judgements
 
@@ -230,6 +255,7 @@ def _judge_claim(
                 finding.verdict,
                 " && ".join(of_group.values()),
                 finding.paper_is_outside,
+                finding.measurements,
             )
         )
     return judgements
@@ -246,3 +272,21 @@ def studies_by_verdict(
         if judgement.studies:
             of_verdict.append(judgement.where)
     return studies
+
+
+def claims_frame(judgements: Sequence[Judgement]) -> pd.DataFrame:
+    """Return one row for each claim, study and series: the number, its interval and the range."""
+    rows = []
+    for judgement in judgements:
+        claim = judgement.claim
+        for series, measurement in judgement.measurements.items():
+            row: dict[str, object] = {"claim": claim.id, "study": judgement.where, "series": series}
+            if measurement.number is not None:
+                row["value"] = measurement.number.value
+                row["low"], row["high"] = measurement.number.interval
+            row["above"], row["at_most"] = claim.range
+            row["verdict"] = judgement.verdict.short
+            row["place"] = claim.place(judgement.where)
+            rows.append(row)
+    columns = ["claim", "study", "series", "value", "low", "high", "above", "at_most"]
+    return pd.DataFrame(rows, columns=[*columns, "verdict", "place"])

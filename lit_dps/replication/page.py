@@ -7,7 +7,6 @@ was measured.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -28,13 +27,12 @@ _ABOUT = (
 _RULES = """\
 A claim gives a number and its range (`lit_dps/replication/claims.yaml`). The claim is seen if the
 whole 95 % interval of the number, in brackets, is in the range, and not seen if the whole interval
-is outside; otherwise it is undecided. The ranges were fixed before the first trial, except for
-"need more steps". This range, the other rules and the numbers of seeds were settled while studies
-ran, after first verdicts. Medians are over {seeds} of the best points. Their intervals include the
+is outside; otherwise it is undecided. One study carries the verdict; the verdicts of others stand
+beside it. Ranges marked \\* were chosen when trials were known. The other ranges were fixed before
+the first trial. The other rules, the numbers of seeds, and which study carries a verdict, were
+settled while studies ran. Medians are over {seeds} of the best points. Their intervals include the
 noise of the search: with {points} samples of learning rate and momentum per batch size a factor of
-{factor:.2g}. Each row shows the largest study that reaches a verdict, studies at the paper's goal
-first; if none reaches one, the largest study. Studies with the contrary verdict are listed beside
-it."""
+{factor:.2g}."""
 _EXAMPLE_POINTS = 25  # samples for which the page shows the noise of the search
 _WORDS = """\
 B is the batch size, S the share of pruned weights, K\\* the fewest optimizer steps to the goal of
@@ -52,6 +50,30 @@ _MARKS = {
     ">": " `>`: only this lower bound is known.",
     "*": " `*`: critical.csv of the study has a remark.",
 }
+_ANSWERS = {
+    Verdict.SEEN: "Yes",
+    Verdict.NOT_SEEN: "No",
+    Verdict.UNDECIDABLE: "The studies do not decide it",
+}
+_MARK_OF = {Verdict.SEEN: "+", Verdict.NOT_SEEN: "-", Verdict.UNDECIDABLE: "?"}
+# The workloads of the paper (Appendix C, Figures 7 to 11), by the name in a study.
+WORKLOADS = {
+    "MNIST-SimpleCNN-sgd": "MNIST, SGD",
+    "MNIST-SimpleCNN-momentum": "MNIST, momentum",
+    "MNIST-SimpleCNN-nesterov": "MNIST, Nesterov",
+    "FashionMNIST-SimpleCNN-sgd": "Fashion-MNIST, SGD",
+    "FashionMNIST-SimpleCNN-momentum": "Fashion-MNIST, momentum",
+    "FashionMNIST-SimpleCNN-nesterov": "Fashion-MNIST, Nesterov",
+    "CIFAR10-ResNet8-sgd": "CIFAR-10, SGD",
+    "CIFAR10-ResNet8-momentum": "CIFAR-10, momentum",
+    "CIFAR10-ResNet8-sgd-linear-decay": "CIFAR-10, SGD, linear decay",
+    "CIFAR10-ResNet8-momentum-linear-decay": "CIFAR-10, momentum, linear decay",
+    "CIFAR10-ResNet8-nesterov-linear-decay": "CIFAR-10, Nesterov, linear decay",
+}
+# The page, and the folder beside it with its images, stored trials and numbers.
+PAGE = "replication"
+CLAIMS_CSV = "claims.csv"
+CELLS_CSV = "cells.csv"
 _UNEXPLAINED = "We have no explanation."
 _CRITICAL_DEFINITIONS = ("linear_20", "overhead", "law")
 _SUCCESS_REGION = "metaparameters"  # the figure that a raced study cannot show
@@ -102,32 +124,40 @@ def replication_page(
     chosen = headlines(judgements, parts)
     sections = [
         "# Replication\n",
-        f"{_ABOUT} {_summary(chosen, parts)} [The appendix](replication-appendix.md) has every "
-        "study and verdict.\n",
-        _table(chosen, judgements, parts),
+        f"{_ABOUT} {_extent_of(parts)} [The appendix](replication-appendix.md) has every study and "
+        f"verdict; [claims.csv]({PAGE}/{CLAIMS_CSV}) and [cells.csv]({PAGE}/{CELLS_CSV}) have "
+        "the numbers.\n",
+        _short_section(chosen, parts),
+        "## Claims\n",
+        _table(chosen, judgements),
         f"{_rules(parts)}\n",
         _WORDS,
-        *_figure_sections(parts, comparisons),
+        _workloads_section(judgements, parts),
+        *_figure_sections(parts, comparisons, chosen),
         _critical_section(parts),
         _disagreements(chosen),
-        _undecided(chosen, judgements, parts),
         f"## How it was made\n\n`{command}`\n\nMade {date} on {machine.cores} cores of "
         f"{machine.cpu}, with torch {machine.torch}, from stored trials; their commands are in "
-        "the appendix.\n",
+        "the appendix. The stored trials of a study can be read alone, in seconds:\n",
+        f"```python\n{_load_example(parts)}\n```\n",
     ]
     return "\n".join(sections)
 
 
-def headlines(judgements: Iterable[Judgement], parts: Sequence[Part]) -> dict[Claim, Judgement]:
-    """Return the judgement that each claim is shown with.
+def _load_example(parts: Sequence[Part]) -> str:
+    """Return Python code that reads the largest study from the file beside the page."""
+    name = max(parts, key=lambda part: part.scale).name
+    path = f"docs/{PAGE}/studies/{name}.db.xz"
+    return f'import lit_dps\n\nlit_dps.load("{name}", storage="{path}").cells'
 
-    It is at the largest scale (`scale_of`) among those that decide the claim; if none does, among
-    all. Only studies that may carry the verdict count (`Claim.judged_on`).
-    """
+
+def headlines(judgements: Iterable[Judgement], parts: Sequence[Part]) -> dict[Claim, Judgement]:
+    """Return the judgement that carries the verdict of each claim (`Claim.judged_on`)."""
     chosen: dict[Claim, Judgement] = {}
     for judgement in judgements:
         claim = judgement.claim
-        if not claim.may_carry(judgement.studies):
+        place = claim.place(judgement.where)
+        if judgement.studies and place is None:
             continue
         if claim not in chosen or _rank(judgement, parts) > _rank(chosen[claim], parts):
             chosen[claim] = judgement
@@ -135,36 +165,46 @@ def headlines(judgements: Iterable[Judgement], parts: Sequence[Part]) -> dict[Cl
 
 
 def _rank(judgement: Judgement, parts: Sequence[Part]) -> tuple:
-    is_decided = judgement.verdict is not Verdict.UNDECIDABLE
-    return is_decided, scale_of(judgement, parts)
+    """Return what is largest for the judgement that carries the verdict of its claim."""
+    place = judgement.claim.place(judgement.where)
+    if not judgement.studies or place is None:
+        return -math.inf, scale_of(judgement, parts)
+    return -place, scale_of(judgement, parts)
 
 
-def larger_undecided(
-    chosen: Judgement, judgements: Iterable[Judgement], parts: Sequence[Part]
-) -> Judgement | None:
-    """Return the same claim at the largest scale if that is larger than the chosen one, else None.
-
-    It does not decide the claim, or it would have been chosen.
-    """
-    largest = chosen
-    for judgement in judgements:
-        is_larger = scale_of(judgement, parts) > scale_of(largest, parts)
-        if judgement.claim is chosen.claim and is_larger:
-            largest = judgement
-    if largest is chosen:
-        return None
-    return largest
-
-
-def _summary(chosen: Mapping[Claim, Judgement], parts: Sequence[Part]) -> str:
-    """Return how many claims are seen, and how many studies, trials and steps that rests on."""
-    counts: Counter[Verdict] = Counter()
-    at_papers_goal = 0
+def _short_section(chosen: Mapping[Claim, Judgement], parts: Sequence[Part]) -> str:
+    """Return which claims are seen, not seen and undecided, and the answers to two questions."""
+    lines = ["## In short\n"]
+    names = {
+        Verdict.SEEN: "Seen here",
+        Verdict.NOT_SEEN: "Not seen here",
+        Verdict.UNDECIDABLE: "Undecided",
+        None: "Not measured",
+    }
+    claims: dict[Verdict | None, list[str]] = {verdict: [] for verdict in names}
+    for claim, judgement in chosen.items():
+        verdict = judgement.verdict if judgement.studies else None
+        claims[verdict].append(escaped(claim.claim))
+    for verdict, name in names.items():
+        if claims[verdict]:
+            count = f"{len(claims[verdict])} of {len(chosen)}"
+            lines.append(f"- **{name}** ({count}): {'; '.join(claims[verdict])}.")
+    for claim, judgement in chosen.items():
+        if claim.question and judgement.studies:
+            lines.append(
+                f"- **{escaped(claim.question)}** {_ANSWERS[judgement.verdict]}: "
+                f"{escaped(judgement.measured)}. {claim.explanation}"
+            )
+    at_goal = 0
     for judgement in chosen.values():
-        counts[judgement.verdict] += 1
         if judgement.verdict is not Verdict.UNDECIDABLE:
-            at_papers_goal += scale_of(judgement, parts).at_papers_goal
-    count_texts = [f"{counts[verdict]} {verdict.short}" for verdict in Verdict]
+            at_goal += scale_of(judgement, parts).at_papers_goal
+    lines.append(f"\nDecided at the paper's own goal: {at_goal} of {len(chosen)}.\n")
+    return "\n".join(lines)
+
+
+def _extent_of(parts: Sequence[Part]) -> str:
+    """Return how many studies, trials and steps the page rests on, and what is left out."""
     trials: list[TrialResult] = []
     repeats: list[TrialResult] = []
     finished = 0
@@ -180,11 +220,9 @@ def _summary(chosen: Mapping[Claim, Judgement], parts: Sequence[Part]) -> str:
     finished -= len(trials) - len(distinct_trials)
     steps = sum(run.steps_run for run in (*distinct_trials, *distinct_repeats))
     text = (
-        f"Of the paper's {len(chosen)} claims: {', '.join(count_texts)}; decided at the paper's "
-        f"goal or a harder one: {at_papers_goal}. By {len(parts)} studies, {finished:,} trials, "
-        f"{len(distinct_repeats):,} repeats of best points, {steps:,} steps."
+        f"It rests on {len(parts)} studies, {finished:,} trials, {len(distinct_repeats):,} repeats "
+        f"of best points, {steps:,} steps.{_reach(parts)}"
     )
-    text += _extent(parts)
     if incomplete:
         text += f" Incomplete and left out: {'; '.join(incomplete)}."
     return text
@@ -201,7 +239,7 @@ def _distinct(runs: Iterable[TrialResult]) -> list[TrialResult]:
     return list(distinct.values())
 
 
-def _extent(parts: Sequence[Part]) -> str:
+def _reach(parts: Sequence[Part]) -> str:
     """Return how far the searches at the paper's goal reach, beside the paper's; "" without any."""
     reach = []
     for part in parts:
@@ -222,24 +260,23 @@ def _extent(parts: Sequence[Part]) -> str:
     return f" Trials per cell at its goal: {', '.join(texts)} (the paper: {paper})."
 
 
-def _table(
-    chosen: Mapping[Claim, Judgement], judgements: Sequence[Judgement], parts: Sequence[Part]
-) -> str:
+def _table(chosen: Mapping[Claim, Judgement], judgements: Sequence[Judgement]) -> str:
     """Return the table of claims."""
     rows = []
     previous: Judgement | None = None
-    for claim, judgement in chosen.items():
+    for number, (claim, judgement) in enumerate(chosen.items(), start=1):
         measured = judgement.measured
         if judgement.studies and previous is not None and _same_number(judgement, previous):
             measured = "as above"
         previous = judgement
         rows.append(
             {
-                "claim": f"{claim.claim} ({claim.section})",
+                "claim": f"{number}. {claim.claim} ({claim.section})",
                 "paper": claim.paper,
                 "ours": measured,
+                "seen if": f"{claim.range}{'*' if claim.range_set == 'after' else ''}",
                 "study": f"`{judgement.where}`" if judgement.studies else "-",
-                "verdict": _verdict_text(judgement, judgements, parts),
+                "verdict": _verdict_text(judgement, judgements),
             }
         )
     return table(rows)
@@ -249,18 +286,45 @@ def _same_number(judgement: Judgement, other: Judgement) -> bool:
     return (judgement.measured, judgement.studies) == (other.measured, other.studies)
 
 
-def _verdict_text(
-    judgement: Judgement, judgements: Sequence[Judgement], parts: Sequence[Part]
-) -> str:
-    """Return the verdict of a claim, with the studies that have the contrary one."""
+def _verdict_text(judgement: Judgement, judgements: Sequence[Judgement]) -> str:
+    """Return the verdict of a claim, with the verdicts of other studies that decide it."""
     text = judgement.verdict.short
-    if larger_undecided(judgement, judgements, parts) is not None:
-        text += " at a smaller scale, undecided at the largest"
-    for other in judgements:
-        is_contrary = other.verdict not in (judgement.verdict, Verdict.UNDECIDABLE)
-        if other.claim is judgement.claim and is_contrary:
-            text += f"; {other.verdict} by `{other.where}`"
+    for verdict in (Verdict.SEEN, Verdict.NOT_SEEN):
+        others = []
+        for other in judgements:
+            if other.claim is judgement.claim and other.verdict is verdict and other != judgement:
+                others.append(f"`{other.where}`")
+        if others and verdict is judgement.verdict:
+            text += f"; also by {len(others)} other{'s' if len(others) > 1 else ''}"
+        elif others:
+            text += f"; {verdict} by {', '.join(others)}"
     return text
+
+
+def _workloads_section(judgements: Sequence[Judgement], parts: Sequence[Part]) -> str:
+    """Return the verdict on each claim at each workload of the paper, at the paper's goal."""
+    workloads = {part.name: part.study.record.workload for part in parts}
+    numbers: dict[str, int] = {}
+    best: dict[tuple[str, str], Judgement] = {}
+    for judgement in judgements:
+        claim = judgement.claim
+        numbers.setdefault(claim.id, len(numbers) + 1)
+        if not judgement.studies or not scale_of(judgement, parts).at_papers_goal:
+            continue
+        key = workloads[judgement.studies[0]], claim.id
+        if key not in best or _rank(judgement, parts) > _rank(best[key], parts):
+            best[key] = judgement
+    rows = []
+    for workload, name in WORKLOADS.items():
+        row = {"workload": name}
+        for claim_id, number in numbers.items():
+            judgement = best.get((workload, claim_id))
+            row[str(number)] = _MARK_OF[judgement.verdict] if judgement else " "
+        rows.append(row)
+    return (
+        "## The paper's workloads\n\nVerdicts on the claims of the table above, at the paper's "
+        "goal: + seen, - not seen, ? undecided. Empty: not measured.\n\n" + table(rows)
+    )
 
 
 def _rules(parts: Sequence[Part]) -> str:
@@ -280,17 +344,25 @@ def _rules(parts: Sequence[Part]) -> str:
 
 
 def _figure_sections(
-    parts: Sequence[Part], comparisons: Mapping[str, Sequence[Image]]
+    parts: Sequence[Part],
+    comparisons: Mapping[str, Sequence[Image]],
+    chosen: Mapping[Claim, Judgement],
 ) -> list[str]:
     """Return a section for each figure of the paper that a study, or a comparison, repeats."""
     sections = []
     for name, figure in FIGURES.items():
         image = _widest_image(name, parts, comparisons)
-        if image is not None:
-            sections.append(
-                f"## {figure.number}\n\nThe paper: {figure.shows}\n\n"
-                f"![{image.caption}]({image.path})\n"
-            )
+        if image is None:
+            continue
+        ours = []
+        for number, (claim, judgement) in enumerate(chosen.items(), start=1):
+            if claim.figure == name:
+                verdict = judgement.verdict.short
+                ours.append(f"{escaped(claim.claim)} (claim {number}): {verdict}")
+        sections.append(
+            f"## {figure.number}\n\nThe paper: {figure.shows}\n\nOurs: {'; '.join(ours)}.\n\n"
+            f"![{image.caption}]({image.path})\n"
+        )
     return sections
 
 
@@ -368,24 +440,3 @@ def _disagreements(chosen: Mapping[Claim, Judgement]) -> str:
         explanation = claim.explanation or _UNEXPLAINED
         lines.append(f"- **{escaped(claim.claim)}**: {text}. {explanation}")
     return "\n".join(["## Where it disagrees\n", *(lines or ["Nowhere."]), ""])
-
-
-def _undecided(
-    chosen: Mapping[Claim, Judgement], judgements: Sequence[Judgement], parts: Sequence[Part]
-) -> str:
-    """Return what larger studies measured that do not decide a claim; empty without any.
-
-    With their numbers if the verdict in the table is not of the paper's goal.
-    """
-    lines = []
-    for judgement in chosen.values():
-        larger = larger_undecided(judgement, judgements, parts)
-        if larger is None:
-            continue
-        measured = ""
-        if not scale_of(judgement, parts).at_papers_goal:
-            measured = f": {escaped(larger.measured)}"
-        lines.append(f"- **{escaped(larger.claim.claim)}**{measured} (`{larger.where}`)")
-    if not lines:
-        return ""
-    return "\n".join(["## Where the largest studies do not decide\n", *lines, ""])

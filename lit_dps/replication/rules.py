@@ -9,8 +9,8 @@ over seeds (`estimates`).
 A claim about several series is seen if it is seen in all of them, and not seen if it is not seen in
 one of them. The sentence then lists the verdicts by series.
 
-The ranges were fixed before the first trial of a study at the paper's scale, except for the
-range of claim `more-steps-of-sparse`. The other rules, what is judged and how intervals are made,
+`claims.yaml` says of each range whether it was fixed before the first trial of a study at the
+paper's scale. The other rules, what is judged and how intervals are made,
 were settled while such studies ran; the commits have dates and reasons.
 """
 
@@ -49,6 +49,13 @@ class ClaimRange(NamedTuple):
     above: float = -math.inf
     at_most: float = math.inf
 
+    def __str__(self) -> str:
+        if self.at_most == math.inf:
+            return f"above {self.above:.3g}"
+        if self.above == -math.inf:
+            return f"at most {self.at_most:.3g}"
+        return f"above {self.above:.3g}, at most {self.at_most:.3g}"
+
 
 @dataclass(frozen=True)
 class Measurement:
@@ -75,11 +82,19 @@ Measurements = Mapping[str, Measurement]
 
 
 class Finding(NamedTuple):
-    """A verdict and the sentence with the numbers that it rests on."""
+    """A verdict and what it rests on.
+
+    Attributes:
+        verdict: The verdict.
+        measured: A sentence with the numbers.
+        paper_is_outside: Whether the paper's number is outside the interval.
+        measurements: What was judged, by series.
+    """
 
     verdict: Verdict
     measured: str
-    paper_is_outside: bool = False  # whether the paper's number is outside the interval
+    paper_is_outside: bool
+    measurements: Measurements
 
 
 def judge(
@@ -111,7 +126,7 @@ def judge(
     text = prefix + together(sentences)
     if len(set(verdicts.values())) > 1:
         text += f"; {_by_verdict(verdicts)}"
-    return Finding(combined(verdicts.values()), text, paper_is_outside)
+    return Finding(combined(verdicts.values()), text, paper_is_outside, measurements)
 
 
 def decide(number: Estimate | None, claim_range: ClaimRange) -> Verdict:

@@ -24,16 +24,22 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
+from scipy.optimize import brentq
+from scipy.special import chdtri
 
 from lit_dps import Series
-from lit_dps.analysis import Analysis, Law, cell_of, three_digits
-from lit_dps.replication.comparable import (
-    OPTIMIZER,
-    have_same_goal,
-    measure_pairs,
-    trained_the_same,
+from lit_dps.analysis import (
+    REPLICATES,
+    Analysis,
+    Interval,
+    Law,
+    cell_of,
+    data_of,
+    three_digits,
 )
+from lit_dps.replication.comparable import measure_pairs
 from lit_dps.replication.estimates import (
+    MIN_SAMPLES,
     SPARSE,
     Estimate,
     estimate_of,
@@ -171,6 +177,60 @@ def _measure_curves(
     return measurements
 
 
+def law_misfit(study: Analysis) -> Measurements | None:
+    """Return how far K* deviates from the fitted c1 / B + c2 in each series, beyond its noise.
+
+    The number is the standard deviation of log K* about the law without the noise of K*, so 0.1 is
+    a deviation of 10 %. Q is the sum of squared residuals, each divided by the variance of K* plus
+    the square of the number. The estimate is where Q is the degrees of freedom (Paule and Mandel
+    1982), the interval where Q is a quantile of the chi-squared distribution (Viechtbauer 2007).
+    None for a study of one batch size.
+    """
+    return _measure_curves(study, _law_misfit)
+
+
+def _law_misfit(curve: Curve) -> Measurement:
+    law = curve.law
+    if law.fit is None:
+        return Measurement(f"no law ({law.describe()})")
+    data = data_of([o for o in law.observations if o.bound == 0])
+    residuals = np.log(data.steps) - np.log(law.fit.steps(data.batch_sizes))
+    free = len(residuals) - 2
+    if free < 1:
+        return Measurement(f"K* is known at {len(residuals)} batch sizes")
+    deviations = []
+    for expected in (free, *chdtri(free, (0.025, 0.975))):
+        deviations.append(_deviation(residuals, data.variance, float(expected)))
+    value, low, high = deviations
+    number = Estimate(value, Interval(min(low, value), max(high, value)))
+    largest = int(np.argmax(np.abs(residuals)))
+    sentence = (
+        f"K* deviates from c1 / B + c2 by {number} beyond its noise; most at "
+        f"B={data.batch_sizes[largest]:g}, x{math.exp(residuals[largest]):.3g}"
+    )
+    return Measurement(sentence, number)
+
+
+def _deviation(residuals: np.ndarray, variance: np.ndarray, expected: float) -> float:
+    """Return the deviation of a law at which Q is an expected value; 0 if Q is always smaller.
+
+    Args:
+        residuals: (n,), of log K*.
+        variance: (n,), of log K*.
+        expected: The value of Q.
+    """
+
+    def excess(deviation: float) -> float:
+        return float((residuals**2 / (variance + deviation**2)).sum()) - expected
+
+    # An exact K* has no variance.
+    smallest = 1e-6
+    if excess(smallest) <= 0:
+        return 0.0
+    largest = math.sqrt(float((residuals**2).sum()) / expected)
+    return float(brentq(excess, smallest, largest))
+
+
 def sparse_steps_ratio(study: Analysis, sparsity: float = SPARSE) -> Measurements | None:
     """Return the mean ratio of K*, sparse over dense, over the batch sizes with a dense K*.
 
@@ -223,6 +283,43 @@ def _sparse_steps_ratio(study: Analysis, sparse: Series, dense: Series) -> Measu
     return Measurement(sentence, mean, uses_medians=sparse_law.uses_medians, notes=notes)
 
 
+def sparse_ratio_trend(study: Analysis, sparsity: float = SPARSE) -> Measurements | None:
+    """Return how the ratio of K*, sparse over dense, changes from the smallest to the largest B.
+
+    A line is fitted to the logarithm of the ratio against log B. The number is the line's value at
+    the largest batch size over its value at the smallest. Batch sizes whose K* is a bound are left
+    out. None for a study without both sparsities.
+    """
+    return measure_pairs(study, sparsity, _sparse_ratio_trend)
+
+
+def _sparse_ratio_trend(study: Analysis, sparse: Series, dense: Series) -> Measurement:
+    sparse_law, dense_law = laws_of(study, sparse, dense)
+    batch_sizes = sorted(sparse_law.exact_k.keys() & dense_law.exact_k.keys())
+    if len(batch_sizes) < MIN_SAMPLES:
+        return Measurement(f"both K* are known at {len(batch_sizes)} batch sizes")
+    # Least squares: the slope is a weighted sum of the logarithms.
+    centred = np.log(batch_sizes) - np.mean(np.log(batch_sizes))
+    weights = centred / np.square(centred).sum() * math.log(batch_sizes[-1] / batch_sizes[0])
+    logs = []
+    low = np.zeros(REPLICATES)
+    high = np.zeros(REPLICATES)
+    for batch_size, weight in zip(batch_sizes, weights, strict=True):
+        logs.append(math.log(sparse_law.exact_k[batch_size] / dense_law.exact_k[batch_size]))
+        over = k_star_draws(study, sparse_law, cell_of(sparse, batch_size))
+        under = k_star_draws(study, dense_law, cell_of(dense, batch_size))
+        drawn = log_ratio(over, under)
+        low += np.minimum(weight * drawn.low, weight * drawn.high)
+        high += np.maximum(weight * drawn.low, weight * drawn.high)
+    change = estimate_of(float(weights @ logs), low, high).map(math.exp)
+    sentence = (
+        f"K* at {sparse} over {dense}: x{math.exp(logs[0]):.3g} at B={batch_sizes[0]}, "
+        f"x{math.exp(logs[-1]):.3g} at B={batch_sizes[-1]}; along a fitted line it changes by "
+        f"x{change}"
+    )
+    return Measurement(sentence, change, uses_medians=sparse_law.uses_medians)
+
+
 def sparse_critical_ratio(study: Analysis, sparsity: float = SPARSE) -> Measurements | None:
     """Return B_crit of sparse over dense networks; None for a study without both sparsities."""
     return measure_pairs(study, sparsity, _sparse_critical_ratio)
@@ -230,40 +327,11 @@ def sparse_critical_ratio(study: Analysis, sparsity: float = SPARSE) -> Measurem
 
 def _sparse_critical_ratio(study: Analysis, sparse: Series, dense: Series) -> Measurement:
     over, under = laws_of(study, sparse, dense)
-    return _ratio(over, under, str(sparse), str(dense))
+    return critical_ratio(over, under, str(sparse), str(dense))
 
 
-def critical_ratio_of_optimizers(
-    study: Analysis, other: Analysis, base: str
-) -> Measurements | None:
-    """Return the ratio of B_crit of two update rules, in each series of two studies.
-
-    None unless the second study has the update rule `base`, the first another one, and both the
-    same data, network, schedule, goal and several batch sizes.
-    """
-    optimizer = study.record.setting(OPTIMIZER)
-    if other.record.setting(OPTIMIZER) != base or optimizer in (None, base):
-        return None
-    if min(len(study.record.batch_sizes), len(other.record.batch_sizes)) < 2:
-        return None
-    if not trained_the_same(study.record, other.record):
-        return None
-    if not have_same_goal(study.record, other.record):
-        return None
-    measurements = {}
-    for series in study.record.series:
-        if series in other.laws:
-            (over,) = laws_of(study, series)
-            (under,) = laws_of(other, series)
-            if over.uses_medians != under.uses_medians:
-                # A K* is luckier than a median, so both are laws of K*.
-                over, under = study.laws[series], other.laws[series]
-            measurements[str(series)] = _ratio(over, under, str(optimizer), base)
-    return measurements or None
-
-
-def _ratio(over: Law, under: Law, name: str, other_name: str) -> Measurement:
-    """Return the ratio of B_crit of two laws."""
+def critical_ratio(over: Law, under: Law, name: str, other_name: str) -> Measurement:
+    """Return the ratio of B_crit of two laws, each with a name for the sentence."""
     sentence = f"{_describe(over)} at {name}, {_describe(under)} at {other_name}"
     ratio = ratio_of_laws(over, under, lambda c1, c2: c1 / c2)
     if ratio is None or not under.is_b_crit_known:

@@ -20,7 +20,7 @@ from lit_dps.replication.rules import Measurement, Measurements
 
 _SEED = 0
 _NORMAL_975 = 1.959964  # quantile of the normal distribution
-_MOMENTUM = "momentum"
+MOMENTUM = "momentum"
 # The flag of a trial whose rate changes by a schedule.
 _SCHEDULE_FLAG = "schedule_steps"
 # Arguments of `ImageClassifier` that make its schedule, and their defaults.
@@ -43,12 +43,12 @@ def rate_trend(study: Analysis) -> Measurements | None:
 
     None unless exactly one learning rate is searched, and for a study of one batch size.
     """
-    rates = _searched_keys(study.record, *RATE_NAMES)
+    rates = searched_keys(study.record, *RATE_NAMES)
     if len(rates) != 1 or len(study.record.batch_sizes) < 2:
         return None
     name = "best learning rate"
     momentum_key = None
-    momenta = _searched_keys(study.record, _MOMENTUM)
+    momenta = searched_keys(study.record, MOMENTUM)
     if momenta:
         name = "best effective learning rate"
         momentum_key = momenta[0]
@@ -337,6 +337,6 @@ def _centered_ranks(values: np.ndarray) -> np.ndarray:
     return ranks.sub(ranks.mean(axis=1), axis=0).fillna(0).to_numpy()
 
 
-def _searched_keys(record: StudyRecord, *names: str) -> list[str]:
+def searched_keys(record: StudyRecord, *names: str) -> list[str]:
     """Return the keys of the search space that end in one of some names."""
     return [key for key in record.space if key.rpartition(".")[2] in names]

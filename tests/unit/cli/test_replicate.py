@@ -8,10 +8,12 @@ import sys
 import time
 
 import optuna
+import pandas as pd
 import PIL.Image
 import pytest
 import yaml
 
+import lit_dps
 from lit_dps.cli import main, replicate
 from lit_dps.core.goal import Goal
 from lit_dps.core.trial import Cell
@@ -95,9 +97,21 @@ def test_the_report_alone_is_written_from_storage(folder, capsys):
     ]
     assert "replication/one__a-scaling.png" in shown
     assert "replication/MNIST_SimpleCNN_goal_error_0.1-ratios.png" in shown
-    images = {f"replication/{path.name}" for path in (folder / "docs" / "replication").iterdir()}
+    beside = folder / "docs" / "replication"
+    images = {f"replication/{path.name}" for path in beside.glob("*.png")}
     assert images == {*shown}
-    for path in (folder / "docs" / "replication").iterdir():
+    numbers = {path.name for path in beside.glob("*.csv")}
+    assert numbers == {"claims.csv", "cells.csv"}
+    cells = pd.read_csv(beside / "cells.csv")
+    stored_cells = lit_dps.load("two", storage="mlruns/study.db").cells
+    assert list(cells[cells["study"] == "two"]["k_star"]) == list(stored_cells["k_star"])
+    claims = pd.read_csv(beside / "claims.csv")
+    (row,) = claims[
+        (claims["claim"] == "best-points-inside") & (claims["study"] == "two")
+    ].to_dict("records")
+    inside = stored_cells["boundary"].eq("")
+    assert row["value"] == pytest.approx(inside.mean(), rel=1e-4)
+    for path in beside.glob("*.png"):
         with PIL.Image.open(path) as picture:
             assert picture.mode == "P", "256 colours take a third of the space"
 

@@ -3,16 +3,20 @@
 import dataclasses
 import math
 
+import numpy as np
 import pytest
 
 from lit_dps.analysis.analysis import Analysis
 from lit_dps.core.trial import Cell, Series
 from lit_dps.replication.rules import Verdict
 from lit_dps.replication.scaling import (
+    _deviation,
     examples_ratio,
     exponent,
     exponent_at_small_batches,
+    law_misfit,
     sparse_critical_ratio,
+    sparse_ratio_trend,
     sparse_steps_ratio,
     steps_per_doubling,
 )
@@ -349,3 +353,39 @@ def test_later_with_momentum_is_for_momentum():
         )
         is None
     )
+
+
+def test_the_ratio_of_sparse_to_dense_along_batch_sizes():
+    # The ratio is 4 B^-0.1: from B = 2 to 16,384 it falls to 8192^-0.1 of its value.
+    dense = {(b, 0.0): sure(1e8 / b) for b in POWERS}
+    falls = dense | {(b, 0.9): sure(4e8 * b**-1.1) for b in POWERS}
+    measured = sparse_ratio_trend(study_of(falls))[""]
+    assert measured.number.value == pytest.approx(8192**-0.1, rel=1e-3)
+    assert judged("sparse-ratio-falls", study_of(falls)).verdict is SEEN
+    grows = dense | {(b, 0.9): sure(4e8 * b**-0.9) for b in POWERS}
+    assert judged("sparse-ratio-falls", study_of(grows)).verdict is NOT_SEEN
+    few = {key: steps for key, steps in falls.items() if key[0] < 16}
+    assert sparse_ratio_trend(study_of(few))[""].number is None
+
+
+def test_the_deviation_of_k_from_the_law():
+    """K* is off by a factor of 1.3 in turn; without noise this is the deviation."""
+    exact = study_of(law(1e8, 1e5, POWERS))
+    assert law_misfit(exact)["S=0"].number.value < 0.02
+    off = {}
+    for i, batch_size in enumerate(POWERS):
+        off[batch_size] = sure((1e8 / batch_size + 1e5) * 1.3 ** (-1) ** i)
+    number = law_misfit(study_of(off))["S=0"].number
+    assert number.value < number.interval.high
+    assert judged("law-describes", study_of(off)).verdict is NOT_SEEN
+    assert law_misfit(study_of(law(1e8, 1e5, POWERS[:2])))["S=0"].number is None
+
+
+def test_the_deviation_solves_the_equation_of_paule_and_mandel():
+    residuals, variance = np.array([0.3, -0.4, 0.2, 0.1]), np.array([0.01, 0.02, 0.01, 0.03])
+    deviation = _deviation(residuals, variance, 2.0)
+    assert (residuals**2 / (variance + deviation**2)).sum() == pytest.approx(2.0)
+    assert _deviation(residuals / 100, variance, 2.0) == 0
+    # Equal variances: the mean square of the residuals, less the variance.
+    even = _deviation(residuals, np.full(4, 0.01), 2.0)
+    assert even**2 == pytest.approx((residuals**2).sum() / 2 - 0.01)

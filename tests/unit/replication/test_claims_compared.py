@@ -6,6 +6,10 @@ import pytest
 
 from lit_dps.analysis.analysis import Analysis
 from lit_dps.replication.claims import judge_claims, paper_claims, studies_by_verdict
+from lit_dps.replication.optimizers import (
+    steps_ratio_change_of_optimizers,
+    steps_ratio_of_optimizers,
+)
 from tests.support.claims import judged
 from tests.unit.replication.test_claims import (
     MOMENTUM,
@@ -90,3 +94,24 @@ def test_one_row_a_claim_and_study():
     ((verdict, (names,)),) = counted["critical-of-momentum"].items()
     assert verdict is SEEN and names.split()[::2] == ["momentum", "sgd"]
     assert counted["steps-of-sparse"] == {UNDECIDABLE: []}
+
+
+def test_the_steps_of_momentum_against_sgd_at_the_ends():
+    """K* of momentum is equal at B = 2, and a third at the largest batch size."""
+    sgd = study_of(law(1e6, 1e4, POWERS), "sgd", config=SGD)
+    momentum = study_of(law(1e6, 1e4 / 3, POWERS), "momentum", config=MOMENTUM)
+    at_largest = steps_ratio_of_optimizers(momentum, sgd, "sgd")["S=0"]
+    exact = (1e6 / 16384 + 1e4 / 3) / (1e6 / 16384 + 1e4)
+    assert at_largest.number.value == pytest.approx(exact, rel=1e-3)
+    change = steps_ratio_change_of_optimizers(momentum, sgd, "sgd")["S=0"]
+    at_smallest = (1e6 / 2 + 1e4 / 3) / (1e6 / 2 + 1e4)
+    assert change.number.value == pytest.approx(exact / at_smallest, rel=1e-3)
+    for claim in ("momentum-saves-steps", "momentum-saves-more-at-large-batches"):
+        assert judged(claim, momentum, sgd).verdict is SEEN
+        assert judged(claim, sgd, momentum) is None
+    # A third everywhere saves steps, and no more of them at large batches.
+    third = study_of(law(1e6 / 3, 1e4 / 3, POWERS), "momentum", config=MOMENTUM)
+    assert judged("momentum-saves-steps", third, sgd).verdict is SEEN
+    assert judged("momentum-saves-more-at-large-batches", third, sgd).verdict is UNDECIDABLE
+    later = study_of(law(1e6 / 3, 1e4, POWERS), "momentum", config=MOMENTUM)
+    assert judged("momentum-saves-more-at-large-batches", later, sgd).verdict is NOT_SEEN

@@ -66,6 +66,11 @@ def test_a_claim_says_which_studies_may_carry_it_and_which_are_beside_it(load):
     judgements = judge_claims(studies, commands, [claim])
     assert [judgement.studies for judgement in judgements] == [("main-1",), ("other-1",)]
     assert headlines(judgements, parts)[claim].studies == ("main-1",)
+    (claim,) = load(judged_on=["other-1", "main-*", "*"])
+    judgements = judge_claims(studies, commands, [claim])
+    # The first name that a study has carries the verdict.
+    assert headlines(judgements, parts)[claim].studies == ("other-1",)
+    (claim,) = load(judged_on=["main-*"], sensitivity=["other-*"])
     judgements = judge_claims(studies[1:], commands, [claim])
     assert [judgement.studies for judgement in judgements] == [("other-1",), ()]
     assert headlines(judgements, parts)[claim].verdict is UNDECIDABLE
@@ -80,6 +85,7 @@ def test_a_claim_says_which_studies_may_carry_it_and_which_are_beside_it(load):
         ({"paper": None}, "claims"),
         ({"range": None}, "claims"),
         ({"range": {"below": 1}}, "claims"),
+        ({"range_set": "later"}, "claims.mild.range_set"),
     ],
 )
 def test_an_entry_that_is_wrong_is_refused_by_its_key(load, changed, key):
@@ -96,7 +102,7 @@ def test_ids_are_unique(load):
 
 def test_the_file_of_the_paper_has_a_claim_on_each_quantity():
     assert {claim.quantity for claim in paper_claims()} == set(QUANTITIES)
-    assert len(paper_claims()) == 14
+    assert len(paper_claims()) == 21
     comments = CLAIMS_FILE.read_text().split("\ndefaults:")[0]
     for entry in yaml.safe_load(CLAIMS_FILE.read_text())["claims"]:
         for key in entry:

@@ -57,7 +57,8 @@ def rows_of(text):
 def claim_row(text, claim_id):
     """Return the row of a table of claims that is about a claim."""
     claim = CLAIMS[claim_id].claim
-    (row,) = (row for row in rows_of(text) if row[0].startswith(claim))
+    rows = [row for row in rows_of(text) if re.sub(r"^\d+\. ", "", row[0]).startswith(claim)]
+    (row,) = rows
     return row
 
 
