@@ -99,8 +99,10 @@ def _rate_range_ratio(study: Analysis, key: str, sparse: Series, dense: Series) 
         if over is None or under is None:
             continue
         value += math.log(over.value / under.value)
-        low += math.log(over.low / under.high)
-        high += math.log(over.high / under.low) if under.low else math.inf
+        # A range of one rate may have no width.
+        with np.errstate(divide="ignore"):
+            low += float(np.log(over.low / under.high))
+            high += float(np.log(over.high) - np.log(under.low))
         texts.append(f"{over.value:.2g} and {under.value:.2g} at B={batch_size}")
     if not texts:
         return Measurement("no batch size has both ranges")

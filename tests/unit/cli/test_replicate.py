@@ -106,9 +106,9 @@ def test_the_report_alone_is_written_from_storage(folder, capsys):
     stored_cells = lit_dps.load("two", storage="mlruns/study.db").cells
     assert list(cells[cells["study"] == "two"]["k_star"]) == list(stored_cells["k_star"])
     claims = pd.read_csv(beside / "claims.csv")
-    (row,) = claims[
-        (claims["claim"] == "best-points-inside") & (claims["study"] == "two")
-    ].to_dict("records")
+    (row,) = claims[(claims["claim"] == "best-points-inside") & (claims["study"] == "two")].to_dict(
+        "records"
+    )
     inside = stored_cells["boundary"].eq("")
     assert row["value"] == pytest.approx(inside.mean(), rel=1e-4)
     for path in beside.glob("*.png"):

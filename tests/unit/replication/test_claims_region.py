@@ -94,6 +94,13 @@ def test_the_range_of_rates_is_compared_in_decades():
     assert judged("range-shrinks", wider).verdict is NOT_SEEN
 
 
+def test_a_range_of_one_rate_has_a_width_of_zero_to_two_steps():
+    one = succeeding({(8, 0.0): (-3.01, -2.99), (8, 0.9): (-3.01, -2.99)})
+    number = rate_range_ratio(one)[""].number
+    assert number.value == pytest.approx(1)
+    assert number.interval == (0, math.inf)
+
+
 def test_a_range_that_ends_with_the_search_space_is_not_known():
     study = succeeding({(8, 0.0): (-3.01, 0), (8, 0.9): (-3.01, -1.99)})
     assert rate_range_ratio(study)[""].number is None
