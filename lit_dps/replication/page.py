@@ -148,7 +148,7 @@ def _load_example(parts: Sequence[Part]) -> str:
     """Return Python code that reads the largest study from the file beside the page."""
     name = max(parts, key=lambda part: part.scale).name
     path = f"docs/{PAGE}/studies/{name}.db.xz"
-    return f'import lit_dps\n\nlit_dps.load("{name}", storage="{path}").cells'
+    return f'import lit_dps\n\nfile = "{path}"\nlit_dps.load("{name}", storage=file).cells'
 
 
 def headlines(judgements: Iterable[Judgement], parts: Sequence[Part]) -> dict[Claim, Judgement]:
