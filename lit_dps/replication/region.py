@@ -13,9 +13,8 @@ from typing import NamedTuple
 import numpy as np
 from scipy.special import betaincinv
 
-from lit_dps import Series, Status, StudyRecord, TrialResult
+from lit_dps import Range, Series, Status, StudyRecord, TrialResult
 from lit_dps.analysis import RATE_NAMES, REPLICATES, Analysis, Interval, cell_of
-from lit_dps.core.search_space import Range
 from lit_dps.replication.comparable import measure_pairs
 from lit_dps.replication.estimates import MIN_SAMPLES, SPARSE, Estimate, estimate_of
 from lit_dps.replication.rules import Measurement, Measurements

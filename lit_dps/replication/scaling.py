@@ -24,7 +24,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
-from scipy.optimize import brentq
+from scipy.optimize import root_scalar
 from scipy.special import chdtri
 
 from lit_dps import Series
@@ -228,7 +228,7 @@ def _deviation(residuals: np.ndarray, variance: np.ndarray, expected: float) -> 
     if excess(smallest) <= 0:
         return 0.0
     largest = math.sqrt(float((residuals**2).sum()) / expected)
-    return float(brentq(excess, smallest, largest))
+    return root_scalar(excess, bracket=(smallest, largest)).root
 
 
 def sparse_steps_ratio(study: Analysis, sparsity: float = SPARSE) -> Measurements | None:
