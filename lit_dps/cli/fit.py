@@ -34,6 +34,7 @@ from lit_dps.readings import ReadingsCallback
 from lit_dps.report.pruning_notes import unmasked_note
 from lit_dps.storage.urls import is_http, without_password
 from lit_dps.training import (
+    AverageCallback,
     BatchScheduleCallback,
     DelayCallback,
     GoalErrorCallback,
@@ -42,13 +43,15 @@ from lit_dps.training import (
 )
 from lit_dps.training.trainer_rules import as_list
 
-CALLBACKS = {  # by section, in the order in which the trainer calls them
-    "local": LocalSGDCallback,
-    "goal": GoalErrorCallback,
+# By section, in the order in which the trainer calls them, as in a study. `optim` has an
+# AverageCallback too, which follows pruning and precedes the goal.
+CALLBACKS = {
+    "batch": BatchScheduleCallback,
     "pruning": PruningCallback,
     "optim": DelayCallback,
+    "local": LocalSGDCallback,
+    "goal": GoalErrorCallback,
     "smoothness": ReadingsCallback,
-    "batch": BatchScheduleCallback,
 }
 SECONDS_BETWEEN_WRITES = 2.0  # of metrics to MLflow
 MAX_METRICS_OF_MLFLOW = 1000  # in a write
@@ -247,6 +250,8 @@ class DPSCLI(LightningCLI):
         arguments = {**ddp.trainer_arguments(dict(config.trainer.items())), **kwargs}
         callbacks = as_list(arguments.get("callbacks"))
         for key, kind in CALLBACKS.items():
+            if key == "goal" and config.optim.average_half_life:
+                callbacks.append(AverageCallback(config.optim.average_half_life))
             callback = kind.of(config[key])
             # The trainer calls each callback six times a step.
             if not _is_idle(callback):

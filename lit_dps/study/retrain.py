@@ -26,6 +26,7 @@ from lit_dps.study.environment import environment_of
 from lit_dps.study.preflight.check import check_configuration, set_up_data
 from lit_dps.study.setup import StudySetup
 from lit_dps.study.workers import all_ranks, make_stop_check
+from lit_dps.training.average_callback import showing_average
 
 STOPPING = f"\n{LEAVING}\n"
 CLEAR_LINE = "\033[K"
@@ -33,6 +34,8 @@ CLEAR_LINE = "\033[K"
 
 class KeepWeights(Callback):
     """Saves a Lightning checkpoint when training ends, for example at the goal.
+
+    If an average of the weights was checked (`optim.average_half_life`), the file has the average.
 
     Args:
         path: The file. Its folder is made.
@@ -51,7 +54,8 @@ class KeepWeights(Callback):
             pl_module.hparams.update(self.model.get("init_args", {}))
             pl_module.hparams["_class_path"] = self.model["class_path"]
             pl_module.hparams["_instantiator"] = "lightning.pytorch.cli.instantiate_module"
-        trainer.save_checkpoint(self.path)
+        with showing_average(trainer):
+            trainer.save_checkpoint(self.path)
 
 
 def stored_trial(record: StudyRecord, cell: Cell, point: int | None) -> TrialResult:

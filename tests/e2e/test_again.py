@@ -56,6 +56,32 @@ def test_a_trial_is_trained_again_to_its_k_and_its_weights_are_kept(call, unbrok
     )
 
 
+@pytest.mark.slow
+def test_the_checkpoint_of_an_averaged_trial_has_the_average_that_met_the_goal(call, tmp_path):
+    average = ("--optim.average_half_life", "300")
+    cells = ("--study.batch_sizes", "[64]", "--study.sparsities", "[0.5]")
+    assert call("study", "--config", FAST, *average, *cells).code == 0
+    found = Analysis(read_study(f"sqlite:///{tmp_path}/mlruns/study.db", "fast"))
+    best = found.by_cell[Cell(64, 0.5)].best
+    assert best is not None and best.curve is not None and best.steps is not None
+    error = best.curve["val_error"][best.curve["step"].index(best.steps)]
+    done = call("fit", "--of", "fast", "--cell", "B=64,S=0.5", "--checkpoint", "best.ckpt")
+    assert done.out.splitlines()[-1].endswith("as the study stored it")
+    quiet = ("--trainer.enable_progress_bar", "false")
+    again = call("validate", "--config", FAST, "--ckpt_path", "best.ckpt", *quiet)
+    assert float(again.out.rsplit("val_error", 1)[1].split()[1]) == pytest.approx(error, abs=1e-6)
+
+
+@pytest.mark.slow
+def test_a_fit_checks_the_average(call):
+    """An average that never moves keeps the error of the initial network."""
+    point = ("--model.learning_rate", "0.05", "--data.batch_size", "16")
+    plain = call("fit", "--config", FAST, *point)
+    assert plain.out.splitlines()[-1].startswith("complete")
+    frozen = call("fit", "--config", FAST, *point, "--optim.average_half_life", "1e9")
+    assert frozen.out.splitlines()[-1].startswith("incomplete")
+
+
 @pytest.mark.parametrize(
     ("text", "others"),
     [

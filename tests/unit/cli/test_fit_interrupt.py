@@ -113,7 +113,7 @@ def test_callbacks_that_do_nothing_are_left_out():
         section = trial_config.TRIAL_SECTIONS[key]
         made[key] = kind.of(section(0.1) if key == "goal" else section())
     active = [key for key, callback in made.items() if not fit._is_idle(callback)]
-    assert active == ["goal", "pruning"]
+    assert active == ["pruning", "goal"]
     delayed = fit.DelayCallback(2)
     reading = fit.ReadingsCallback(["lipschitz"])
     doubling = fit.BatchScheduleCallback("doubling", {"start": 0.5, "steps": 2})

@@ -14,8 +14,9 @@ from lit_dps.cli.command_line import CommandLine
 from lit_dps.cli.fit import CALLBACKS
 from lit_dps.cli.key_checks import check_names, sections
 from lit_dps.core.errors import UserError
-from lit_dps.core.trial_config import TRIAL_SECTIONS
+from lit_dps.core.trial_config import TRIAL_SECTIONS, OptimConfig
 from lit_dps.readings.lipschitz import Lipschitz
+from lit_dps.training import AverageCallback, DelayCallback
 from tests.e2e.commands import FAST, ROOT
 from tests.support.errors import refuses
 
@@ -24,14 +25,21 @@ def refuse_unknown(words: list[str], verb: str = "study") -> None:
     check_names(CommandLine([verb, *words]))
 
 
+# `optim` has two callbacks, each with one key.
+ONE_CALLBACK = {key: kind for key, kind in CALLBACKS.items() if key != "optim"}
+
+
 def test_keys_read_from_source_are_the_arguments():
     found = sections()
-    for section, cls in {**CALLBACKS, "smoothness": Lipschitz, "trainer": Trainer}.items():
+    classes = {**ONE_CALLBACK, "smoothness": Lipschitz, "trainer": Trainer, "optim": OptimConfig}
+    for section, cls in classes.items():
         assert found[section] == set(inspect.signature(cls).parameters), section
 
 
 def test_callbacks_take_the_keys_of_their_sections():
-    for section, callback in {**CALLBACKS, "smoothness": Lipschitz}.items():
+    assert DelayCallback().delay == OptimConfig().delay
+    assert AverageCallback().half_life == OptimConfig().average_half_life
+    for section, callback in {**ONE_CALLBACK, "smoothness": Lipschitz}.items():
         arguments = inspect.signature(callback).parameters.values()
         keys = inspect.signature(TRIAL_SECTIONS[section]).parameters.values()
         assert [each.name for each in arguments] == [each.name for each in keys]
