@@ -75,7 +75,7 @@ def test_the_checkpoint_of_an_averaged_trial_has_the_average_that_met_the_goal(c
 @pytest.mark.slow
 def test_a_fit_checks_the_average(call):
     """An average that never moves keeps the error of the initial network."""
-    point = ("--model.learning_rate", "0.05", "--data.batch_size", "16")
+    point = ("--model.learning_rate", "0.05", "--goal.max_steps", "400")
     plain = call("fit", "--config", FAST, *point)
     assert plain.out.splitlines()[-1].startswith("complete")
     frozen = call("fit", "--config", FAST, *point, "--optim.average_half_life", "1e9")
