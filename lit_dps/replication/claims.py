@@ -18,7 +18,14 @@ from lit_dps import ConfigError
 from lit_dps.analysis import Analysis
 from lit_dps.replication import optimizers, region, scaling, search, terms
 from lit_dps.replication.comparable import is_search
-from lit_dps.replication.rules import ClaimRange, Finding, Measurements, Verdict, judge
+from lit_dps.replication.rules import (
+    ClaimRange,
+    Finding,
+    Measurements,
+    Verdict,
+    judge,
+    verdict_of,
+)
 
 CLAIMS_FILE = Path(__file__).with_name("claims.yaml")
 AGAINST = " against "  # between the names of two studies that are judged together
@@ -275,7 +282,11 @@ def studies_by_verdict(
 
 
 def claims_frame(judgements: Sequence[Judgement]) -> pd.DataFrame:
-    """Return one row for each claim, study and series: the number, its interval and the range."""
+    """Return one row for each claim, study and series: the number, its interval and the range.
+
+    `verdict` is of the series, `verdict_of_study` of all series together. `place` is that of the
+    study in `Claim.judged_on`; the least one carries the verdict.
+    """
     rows = []
     for judgement in judgements:
         claim = judgement.claim
@@ -285,8 +296,9 @@ def claims_frame(judgements: Sequence[Judgement]) -> pd.DataFrame:
                 row["value"] = measurement.number.value
                 row["low"], row["high"] = measurement.number.interval
             row["above"], row["at_most"] = claim.range
-            row["verdict"] = judgement.verdict.short
+            row["verdict"] = verdict_of(measurement, claim.range).short
+            row["verdict_of_study"] = judgement.verdict.short
             row["place"] = claim.place(judgement.where)
             rows.append(row)
-    columns = ["claim", "study", "series", "value", "low", "high", "above", "at_most"]
-    return pd.DataFrame(rows, columns=[*columns, "verdict", "place"])
+    columns = ["claim", "study", "series", "value", "low", "high", "above", "at_most", "verdict"]
+    return pd.DataFrame(rows, columns=[*columns, "verdict_of_study", "place"])

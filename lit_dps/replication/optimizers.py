@@ -109,7 +109,7 @@ def steps_ratio_change_of_optimizers(
         change = log_change.map(math.exp)
         sentence = (
             f"K* over that of {base}: x{at_small.map(math.exp)} at B={small} and "
-            f"x{at_large.map(math.exp)} at B={large}, which is x{change}"
+            f"x{at_large.map(math.exp)} at B={large}; the second is x{change} of the first"
         )
         return Measurement(sentence, change, uses_medians=laws.over.uses_medians)
 

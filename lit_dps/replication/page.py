@@ -27,11 +27,12 @@ _ABOUT = (
 _RULES = """\
 A claim gives a number and its range (`lit_dps/replication/claims.yaml`). The claim is seen if the
 whole 95 % interval of the number, in brackets, is in the range, and not seen if the whole interval
-is outside; otherwise it is undecided. One study carries the verdict; the verdicts of others stand
-beside it. Ranges marked \\* were chosen when trials were known. The other ranges were fixed before
-the first trial. The other rules, the numbers of seeds, and which study carries a verdict, were
-settled while studies ran. Medians are over {seeds} of the best points. Their intervals include the
-noise of the search: with {points} samples of learning rate and momentum per batch size a factor of
+is outside; otherwise it is undecided. One study carries the verdict. The column also names other
+studies that decide the claim. Ranges marked \\* were chosen when trials were known. The other
+ranges were fixed before the first trial at the paper's scale. The other rules, the numbers of
+seeds, and which study carries a verdict, were settled while studies ran. Medians are over {seeds}
+of the best points. Their intervals include the noise of the search: with {points} samples of
+learning rate and momentum per batch size a factor of
 {factor:.2g}."""
 _EXAMPLE_POINTS = 25  # samples for which the page shows the noise of the search
 _WORDS = """\
@@ -51,9 +52,9 @@ _MARKS = {
     "*": " `*`: critical.csv of the study has a remark.",
 }
 _ANSWERS = {
-    Verdict.SEEN: "Yes",
-    Verdict.NOT_SEEN: "No",
-    Verdict.UNDECIDABLE: "The studies do not decide it",
+    Verdict.SEEN: "Yes,",
+    Verdict.NOT_SEEN: "No,",
+    Verdict.UNDECIDABLE: "Not decided",
 }
 _MARK_OF = {Verdict.SEEN: "+", Verdict.NOT_SEEN: "-", Verdict.UNDECIDABLE: "?"}
 # The workloads of the paper (Appendix C, Figures 7 to 11), by the name in a study.
@@ -192,14 +193,15 @@ def _short_section(chosen: Mapping[Claim, Judgement], parts: Sequence[Part]) -> 
     for claim, judgement in chosen.items():
         if claim.question and judgement.studies:
             lines.append(
-                f"- **{escaped(claim.question)}** {_ANSWERS[judgement.verdict]}: "
+                f"- **{escaped(claim.question)}** {_ANSWERS[judgement.verdict]} by "
+                f"`{judgement.where}`: "
                 f"{escaped(judgement.measured)}. {claim.explanation}"
             )
     at_goal = 0
     for judgement in chosen.values():
         if judgement.verdict is not Verdict.UNDECIDABLE:
             at_goal += scale_of(judgement, parts).at_papers_goal
-    lines.append(f"\nDecided at the paper's own goal: {at_goal} of {len(chosen)}.\n")
+    lines.append(f"\nDecided by studies at the paper's goal: {at_goal} of {len(chosen)}.\n")
     return "\n".join(lines)
 
 

@@ -18,31 +18,40 @@ from lit_dps.analysis import RATE_NAMES, REPLICATES, Analysis, Interval, cell_of
 from lit_dps.replication.comparable import measure_pairs
 from lit_dps.replication.estimates import MIN_SAMPLES, SPARSE, Estimate, estimate_of
 from lit_dps.replication.rules import Measurement, Measurements
-from lit_dps.replication.search import MOMENTUM, searched_keys
+from lit_dps.replication.search import MOMENTUM, budget_text, searched_keys
 
 _SEED = 0
-# The race ends trials at K*, so that the others in the region are unknown.
+# The race ends trials at K*. Whether its other trials would have succeeded is unknown.
 _MIN_RACE_FACTOR = 2
 
 
 def share_inside(study: Analysis) -> Measurements | None:
-    """Return the share of cells whose best point is on no end of a range, over all series.
+    """Return the share of the best points that are on no end of a range, over all series.
 
-    The interval is that of Clopper and Pearson (1934). Cells whose K* is at the first check are
-    left out, since their best point is not known. None for a study without search space.
+    A point that is best in several cells counts once. The interval is that of Clopper and Pearson
+    (1934). Cells whose K* is at the first check are left out, since their best point is not known.
+    None for a study without search space.
     """
     if not study.record.space:
         return None
-    inside = 0
+    is_inside = {}
     cells = 0
+    cells_inside = 0
     for summary in study.cells:
         if summary.best is not None and not summary.is_upper_bound:
+            is_inside[summary.best.trial.point] = not summary.boundary
             cells += 1
-            inside += not summary.boundary
-    if cells < MIN_SAMPLES:
-        return {"": Measurement(f"the best point is known in {cells} cells")}
-    number = Estimate(inside / cells, binomial_interval(inside, cells))
-    return {"": Measurement(f"inside in {inside} of {cells} cells: {number}", number)}
+            cells_inside += not summary.boundary
+    points = len(is_inside)
+    if points < MIN_SAMPLES:
+        return {"": Measurement(f"{cells} cells have {points} distinct best points")}
+    inside = sum(is_inside.values())
+    number = Estimate(inside / points, binomial_interval(inside, points))
+    sentence = (
+        f"{inside} of {points} distinct best points are inside, a share of {number}; "
+        f"those of {cells_inside} of {cells} cells"
+    )
+    return {"": Measurement(sentence, number)}
 
 
 def binomial_interval(hits: int, count: int) -> Interval:
@@ -68,8 +77,9 @@ def rate_range_ratio(study: Analysis, sparsity: float = SPARSE) -> Measurements 
     """Return the width of the range of complete learning rates, sparse over dense (Figure 5).
 
     The width is in decades, and its geometric mean is over the batch sizes where both networks have
-    a range inside the search space. A range ends between its last complete rate and the next rate
-    that was run. The interval has these two ends as limits; other seeds are not in it.
+    a range inside the search space, of at least `MIN_SAMPLES` complete rates. A range ends between
+    its last complete rate and the next rate that was run. These two are the limits of the number.
+    They are no 95 % interval, since other seeds are not in them.
 
     None without both sparsities, if the learning rate is not the only searched key, and for a race
     that ends trials before `_MIN_RACE_FACTOR` x K*.
@@ -102,25 +112,39 @@ def _rate_range_ratio(study: Analysis, key: str, sparse: Series, dense: Series) 
         with np.errstate(divide="ignore"):
             low += float(np.log(over.low / under.high))
             high += float(np.log(over.high) - np.log(under.low))
-        texts.append(f"{over.value:.2g} and {under.value:.2g} at B={batch_size}")
+        texts.append(f"{over.value:.2g} and {under.value:.2g} decades at B={batch_size}")
     if not texts:
-        return Measurement("no batch size has both ranges")
+        return Measurement(f"no batch size has both ranges, each of {MIN_SAMPLES} rates or more")
     count = len(texts)
     limits = Interval(math.exp(low / count), math.exp(high / count))
     number = Estimate(math.exp(value / count), limits)
     sentence = (
         f"range of rates that are {_limit_text(study.record)}: x{number} at {sparse} over {dense}, "
-        f"in decades {', '.join(texts)}"
+        f"limits of the grid of rates; {', '.join(texts)}"
     )
-    return Measurement(sentence, number)
+    notes = ()
+    if count < len(study.record.batch_sizes):
+        notes = (f"{len(study.record.batch_sizes) - count} other batch sizes lack a range",)
+    return Measurement(sentence, number, notes=notes)
 
 
 def _width(study: Analysis, key: str, series: Series, batch_size: int) -> Widths | None:
-    """Return the width of the range of complete rates; None if it has no end inside the space."""
+    """Return the width of the range of complete rates.
+
+    None if an end is not inside the space, for fewer than `MIN_SAMPLES` complete rates, and if the
+    limit of steps is not known or beyond the budget.
+    """
     trials = _finished(study, series, batch_size)
+    summary = study.by_cell[cell_of(series, batch_size)]
+    factor = study.record.race_factor
+    if factor is not None:
+        if summary.is_upper_bound or summary.k_star_steps is None:
+            return None
+        if factor * summary.k_star_steps > study.record.goal.max_steps:
+            return None
     rates = sorted((math.log10(float(each.trial.params[key])), each) for each in trials)
     is_complete = [_is_complete(study, result) for _, result in rates]
-    if not any(is_complete):
+    if sum(is_complete) < MIN_SAMPLES:
         return None
     first = is_complete.index(True)
     last = len(rates) - 1 - is_complete[::-1].index(True)
@@ -138,7 +162,8 @@ def effective_rate_kappa(study: Analysis) -> Measurements | None:
     Such a line, of slope 1, is an effective rate, rate / (1 - momentum). Here two of them, a lowest
     and a highest one, predict which trials are complete. They are those of fewest errors on the
     other trials of the cell. The number is Cohen's kappa of these predictions: 1 if all are right,
-    0 if they are as right as chance. The interval resamples trials.
+    0 if they are as right as chance. It is a mean over batch sizes. The interval resamples points.
+    If all predictions are right, its lower limit is that of a share (`binomial_interval`).
 
     None for a raced study, and unless exactly one learning rate and a momentum are searched.
     """
@@ -156,35 +181,65 @@ def effective_rate_kappa(study: Analysis) -> Measurements | None:
 def _effective_rate_kappa(
     study: Analysis, series: Series, rate_key: str, momentum_key: str
 ) -> Measurement:
-    complete: list[bool] = []
-    predicted: list[bool] = []
+    cells = []
     batch_sizes = []
     for batch_size in study.record.batch_sizes:
         trials = _finished(study, series, batch_size)
+        points = []
         rates = []
-        is_complete = []
+        complete = []
         for result in trials:
             params = result.trial.params
+            points.append(result.trial.point)
             rates.append(float(params[rate_key]) / (1 - float(params[momentum_key])))
-            is_complete.append(_is_complete(study, result))
-        if min(sum(is_complete), len(trials) - sum(is_complete)) < MIN_SAMPLES:
+            complete.append(_is_complete(study, result))
+        if min(sum(complete), len(trials) - sum(complete)) < MIN_SAMPLES:
             continue
         batch_sizes.append(batch_size)
-        complete += is_complete
-        predicted += predict_each(np.array(rates), np.array(is_complete))
-    if not batch_sizes:
+        truth = np.array(complete)
+        guess = np.array(predict_each(np.array(rates), truth))
+        cells.append(Predictions(np.array(points), truth, guess))
+    if not cells:
         return Measurement(f"no batch size has {MIN_SAMPLES} complete trials and as many others")
-    truth = np.array(complete)
-    guess = np.array(predicted)
-    chosen = np.random.default_rng(_SEED).integers(len(truth), size=(REPLICATES, len(truth)))
-    kappa = float(cohens_kappa(truth[None], guess[None])[0])
-    number = estimate_of(kappa, cohens_kappa(truth[chosen], guess[chosen]))
-    right = int((truth == guess).sum())
+    number = _mean_kappa(cells)
+    right = sum(int((cell.truth == cell.guess).sum()) for cell in cells)
+    count = sum(len(cell.truth) for cell in cells)
     sentence = (
-        f"the effective rate alone predicts {right} of {len(truth)} trials at "
-        f"B={', '.join(map(str, batch_sizes))}: Cohen's kappa {number}"
+        f"the effective rate alone predicts for {right} of {count} trials at "
+        f"B={', '.join(map(str, batch_sizes))} whether they are {budget_text(study.record)}: "
+        f"Cohen's kappa {number}"
     )
     return Measurement(sentence, number)
+
+
+class Predictions(NamedTuple):
+    """Predictions for the trials of a cell, each (n,)."""
+
+    points: np.ndarray
+    truth: np.ndarray
+    guess: np.ndarray
+
+
+def _mean_kappa(cells: Sequence[Predictions]) -> Estimate:
+    """Return the mean of Cohen's kappa over cells, whose trials share points."""
+    points = np.unique(np.concatenate([cell.points for cell in cells]))
+    chosen = np.random.default_rng(_SEED).integers(len(points), size=(REPLICATES, len(points)))
+    # How often each point is drawn, first once for all, then in each resample.
+    draws = np.stack([np.bincount(row, minlength=len(points)) for row in chosen])
+    counts = np.concatenate([np.ones((1, len(points))), draws])
+    kappas = []
+    is_right = []
+    for cell in cells:
+        weights = counts[:, np.searchsorted(points, cell.points)]
+        kappas.append(cohens_kappa(cell.truth, cell.guess, weights))
+        is_right.append(cell.truth == cell.guess)
+    means = np.mean(kappas, axis=0)
+    if not np.all(np.concatenate(is_right)):
+        return estimate_of(float(means[0]), means[1:])
+    low = binomial_interval(len(points), len(points)).low
+    truths = np.concatenate([cell.truth for cell in cells])
+    chance = truths.mean() ** 2 + (1 - truths.mean()) ** 2
+    return Estimate(1.0, Interval((low - chance) / (1 - chance), 1.0))
 
 
 def predict_each(rates: np.ndarray, is_complete: np.ndarray) -> list[bool]:
@@ -217,11 +272,19 @@ def best_range(rates: np.ndarray, is_complete: np.ndarray) -> tuple[float, float
     return math.exp(middles[first]), float(np.exp(middles[last]))
 
 
-def cohens_kappa(truth: np.ndarray, guess: np.ndarray) -> np.ndarray:
-    """Return Cohen's kappa of each row of two arrays (R, n) of booleans; nan if all are equal."""
-    agreement = (truth == guess).mean(axis=1)
-    both = truth.mean(axis=1) * guess.mean(axis=1)
-    chance = both + (1 - truth.mean(axis=1)) * (1 - guess.mean(axis=1))
+def cohens_kappa(truth: np.ndarray, guess: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """Return Cohen's kappa (R,) of predictions, with weights; nan if all have one class.
+
+    Args:
+        truth: (n,), booleans.
+        guess: (n,), booleans.
+        weights: (R, n), of the trials.
+    """
+    total = weights.sum(axis=1)
+    agreement = weights @ (truth == guess) / total
+    of_truth = weights @ truth / total
+    of_guess = weights @ guess / total
+    chance = of_truth * of_guess + (1 - of_truth) * (1 - of_guess)
     with np.errstate(invalid="ignore", divide="ignore"):
         return (agreement - chance) / (1 - chance)
 
@@ -242,5 +305,5 @@ def _is_complete(study: Analysis, result: TrialResult) -> bool:
 
 def _limit_text(record: StudyRecord) -> str:
     if record.race_factor is None:
-        return f"complete by step {record.goal.max_steps:,}"
+        return budget_text(record)
     return f"complete by {record.race_factor:g} times the fewest steps"

@@ -114,7 +114,7 @@ def judge(
     if "" not in measurements and all(each.uses_medians for each in measurements.values()):
         prefix = "medians: "
     for name, measurement in measurements.items():
-        verdicts[name] = _verdict(measurement, claim_range)
+        verdicts[name] = verdict_of(measurement, claim_range)
         text = measurement.sentence
         if measurement.uses_medians and not prefix:
             text += " (medians)"
@@ -141,7 +141,7 @@ def decide(number: Estimate | None, claim_range: ClaimRange) -> Verdict:
     return Verdict.UNDECIDABLE
 
 
-def _verdict(measurement: Measurement, claim_range: ClaimRange) -> Verdict:
+def verdict_of(measurement: Measurement, claim_range: ClaimRange) -> Verdict:
     """Return the verdict in one series."""
     verdict = decide(measurement.number, claim_range)
     if verdict is Verdict.NOT_SEEN and not measurement.can_refute:

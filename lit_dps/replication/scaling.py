@@ -202,13 +202,15 @@ def _law_misfit(curve: Curve) -> Measurement:
     for expected in (free, *chdtri(free, (0.025, 0.975))):
         deviations.append(_deviation(residuals, data.variance, float(expected)))
     value, low, high = deviations
-    number = Estimate(value, Interval(min(low, value), max(high, value)))
     largest = int(np.argmax(np.abs(residuals)))
-    sentence = (
-        f"K* deviates from c1 / B + c2 by {number} beyond its noise; most at "
-        f"B={data.batch_sizes[largest]:g}, x{math.exp(residuals[largest]):.3g}"
+    most = (
+        f"the largest residual, noise included, is x{math.exp(residuals[largest]):.3g} at "
+        f"B={data.batch_sizes[largest]:g}"
     )
-    return Measurement(sentence, number)
+    if high == 0:
+        return Measurement(f"K* scatters about c1 / B + c2 less than its noise; {most}")
+    number = Estimate(value, Interval(min(low, value), max(high, value)))
+    return Measurement(f"K* deviates from c1 / B + c2 by {number} beyond its noise; {most}", number)
 
 
 def _deviation(residuals: np.ndarray, variance: np.ndarray, expected: float) -> float:
@@ -227,7 +229,8 @@ def _deviation(residuals: np.ndarray, variance: np.ndarray, expected: float) -> 
     smallest = 1e-6
     if excess(smallest) <= 0:
         return 0.0
-    largest = math.sqrt(float((residuals**2).sum()) / expected)
+    # Beyond the root by more than rounding.
+    largest = math.sqrt(float((residuals**2).sum()) / expected) * (1 + 1e-9)
     return root_scalar(excess, bracket=(smallest, largest)).root
 
 
@@ -314,8 +317,8 @@ def _sparse_ratio_trend(study: Analysis, sparse: Series, dense: Series) -> Measu
     change = estimate_of(float(weights @ logs), low, high).map(math.exp)
     sentence = (
         f"K* at {sparse} over {dense}: x{math.exp(logs[0]):.3g} at B={batch_sizes[0]}, "
-        f"x{math.exp(logs[-1]):.3g} at B={batch_sizes[-1]}; along a fitted line it changes by "
-        f"x{change}"
+        f"x{math.exp(logs[-1]):.3g} at B={batch_sizes[-1]}; a line through all batch sizes changes "
+        f"by x{change}"
     )
     return Measurement(sentence, change, uses_medians=sparse_law.uses_medians)
 

@@ -227,7 +227,7 @@ def _success_trend(study: Analysis, series: Series) -> Measurement:
         complete[batch_size] = np.array(is_complete, bool)
         shares.append(np.mean(is_complete))
         drawn_shares.append(_resampled_shares(complete[batch_size], batch_size))
-    by_budget = _by_budget(study.record)
+    by_budget = budget_text(study.record)
     if max(shares) == 0:
         return Measurement(f"no trials are {by_budget}")
     if min(shares) == 1:
@@ -264,7 +264,7 @@ def _trials_of_shared_points(study: Analysis, series: Series) -> dict[int, list[
     return trials
 
 
-def _by_budget(record: StudyRecord) -> str:
+def budget_text(record: StudyRecord) -> str:
     """Return by which step trials count as complete, with the paper's budget if it differs."""
     text = f"complete by step {record.goal.max_steps:,}"
     paper = protocol_of(record.config)

@@ -106,11 +106,11 @@ def test_the_report_alone_is_written_from_storage(folder, capsys):
     stored_cells = lit_dps.load("two", storage="mlruns/study.db").cells
     assert list(cells[cells["study"] == "two"]["k_star"]) == list(stored_cells["k_star"])
     claims = pd.read_csv(beside / "claims.csv")
-    (row,) = claims[(claims["claim"] == "best-points-inside") & (claims["study"] == "two")].to_dict(
-        "records"
-    )
-    inside = stored_cells["boundary"].eq("")
-    assert row["value"] == pytest.approx(inside.mean(), rel=1e-4)
+    is_row = (claims["claim"] == "diminishing-returns") & (claims["study"] == "two")
+    (row,) = claims[is_row & (claims["series"] == "S=0")].to_dict("records")
+    dense = stored_cells[stored_cells["sparsity"] == 0]
+    examples = (dense["batch_size"] * dense["k_star"]).tolist()
+    assert row["value"] == pytest.approx(examples[-1] / examples[0], rel=1e-4)
     for path in beside.glob("*.png"):
         with PIL.Image.open(path) as picture:
             assert picture.mode == "P", "256 colours take a third of the space"

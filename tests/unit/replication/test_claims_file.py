@@ -11,7 +11,7 @@ from lit_dps.replication.claims import (
     load_claims,
     paper_claims,
 )
-from lit_dps.replication.page import headlines
+from lit_dps.replication.page import FIGURES, headlines
 from lit_dps.replication.parts import Part
 from lit_dps.replication.rules import ClaimRange, Verdict
 from tests.unit.replication.test_claims import POWERS, law, study_of
@@ -103,6 +103,7 @@ def test_ids_are_unique(load):
 def test_the_file_of_the_paper_has_a_claim_on_each_quantity():
     assert {claim.quantity for claim in paper_claims()} == set(QUANTITIES)
     assert len(paper_claims()) == 21
+    assert {claim.figure for claim in paper_claims()} <= {"", *FIGURES}
     comments = CLAIMS_FILE.read_text().split("\ndefaults:")[0]
     for entry in yaml.safe_load(CLAIMS_FILE.read_text())["claims"]:
         for key in entry:

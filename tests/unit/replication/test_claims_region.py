@@ -8,6 +8,8 @@ import pytest
 from lit_dps.core.search_space import Range
 from lit_dps.core.trial import Cell
 from lit_dps.replication.region import (
+    Predictions,
+    _mean_kappa,
     best_range,
     binomial_interval,
     cohens_kappa,
@@ -34,14 +36,15 @@ def test_the_exact_interval_of_a_share():
     assert binomial_interval(8, 10) == pytest.approx((0.4439, 0.9748), abs=1e-4)
 
 
-def best_at(rates):
-    """A cell for each rate, whose best trial has it; the other trials are slower."""
+def best_at(rates, points=None):
+    """A cell for each rate, whose best trial has it, of a point; the other trials are slower."""
     cells = {}
     for i, rate in enumerate(rates):
         cell = Cell(2**i, 0.0)
+        point = points[i] if points else i
         cells[cell] = [
-            result(cell, 0, 160, params={"model.learning_rate": rate}),
-            result(cell, 1, 320, params={"model.learning_rate": 0.01}),
+            result(cell, point, 160, params={"model.learning_rate": rate}),
+            result(cell, 99, 320, params={"model.learning_rate": 0.01}),
         ]
     return analysis_of(cells, space=RATE)
 
@@ -56,6 +59,13 @@ def best_at(rates):
 )
 def test_best_points_inside(rates, verdict):
     assert judged("best-points-inside", best_at(rates)).verdict is verdict
+
+
+def test_a_point_that_is_best_in_several_cells_counts_once():
+    study = best_at([0.01, 0.01, 0.01, 1.0, 0.1, 0.2], points=[0, 0, 0, 1, 2, 3])
+    number = share_inside(study)[""].number
+    assert number.value == 0.75
+    assert number.interval == pytest.approx(binomial_interval(3, 4))
 
 
 def test_best_points_count_over_all_cells():
@@ -94,11 +104,20 @@ def test_the_range_of_rates_is_compared_in_decades():
     assert judged("range-shrinks", wider).verdict is NOT_SEEN
 
 
-def test_a_range_of_one_rate_has_a_width_of_zero_to_two_steps():
-    one = succeeding({(8, 0.0): (-3.01, -2.99), (8, 0.9): (-3.01, -2.99)})
-    number = rate_range_ratio(one)[""].number
-    assert number.value == pytest.approx(1)
-    assert number.interval == (0, math.inf)
+def test_a_range_of_few_rates_is_not_known():
+    # 3 and 4 complete rates.
+    few = succeeding({(8, 0.0): (-3.01, -0.99), (8, 0.9): (-3.01, -2.6)})
+    assert rate_range_ratio(few)[""].number is None
+    enough = succeeding({(8, 0.0): (-3.01, -0.99), (8, 0.9): (-3.01, -2.49)})
+    assert rate_range_ratio(enough)[""].number.value == pytest.approx((3 / 6 + 1 / 6) / (2 + 1 / 6))
+
+
+def test_a_limit_beyond_the_budget_shows_no_range():
+    ranges = {(8, 0.0): (-3.01, -0.99), (8, 0.9): (-3.01, -1.99)}
+    # Twice K* is 40,320 steps, the budget 40,000.
+    assert rate_range_ratio(succeeding(ranges, steps=20_160, race_factor=2.0))[""].number is None
+    known = rate_range_ratio(succeeding(ranges, steps=20_000, race_factor=2.0))[""]
+    assert known.number is not None
 
 
 def test_a_range_that_ends_with_the_search_space_is_not_known():
@@ -149,8 +168,18 @@ def test_cohens_kappa():
     # 20 and 15 agreements of 50, 10 and 5 disagreements: (0.7 - 0.5) / (1 - 0.5).
     truth = np.array([1] * 25 + [0] * 25, bool)
     guess = np.array([1] * 20 + [0] * 5 + [1] * 10 + [0] * 15, bool)
-    assert cohens_kappa(truth[None], guess[None])[0] == pytest.approx(0.4)
-    assert cohens_kappa(truth[None], ~truth[None])[0] == pytest.approx(-1)
+    equal = np.ones((1, 50))
+    assert cohens_kappa(truth, guess, equal)[0] == pytest.approx(0.4)
+    assert cohens_kappa(truth, ~truth, equal)[0] == pytest.approx(-1)
+    # A weight of 2 is a trial that counts twice; without the 15 disagreements all is right.
+    right = truth == guess
+    assert cohens_kappa(truth, guess, right[None].astype(float))[0] == pytest.approx(1)
+    twice = np.concatenate([truth, truth[:20]]), np.concatenate([guess, guess[:20]])
+    weights = np.ones((1, 50))
+    weights[0, :20] = 2
+    assert cohens_kappa(truth, guess, weights)[0] == pytest.approx(
+        cohens_kappa(*twice, np.ones((1, 70)))[0]
+    )
 
 
 def divided(by_effective_rate, **kw):
@@ -174,6 +203,26 @@ def test_the_effective_rate_divides():
     assert judged("line-divides", divided(True)).verdict is SEEN
     assert judged("line-divides", divided(False)).verdict is NOT_SEEN
     assert effective_rate_kappa(divided(True))["S=0"].number.value > 0.85
+
+
+def test_predictions_that_are_all_right_have_the_limit_of_a_share():
+    points = np.arange(10)
+    truth = points < 5
+    number = _mean_kappa([Predictions(points, truth, truth)] * 2)
+    # 0.025^(1/10) is the lower limit of 10 of 10; half are right by chance.
+    assert number.value == 1 and number.interval.high == 1
+    assert number.interval.low == pytest.approx((0.025**0.1 - 0.5) / 0.5)
+
+
+def test_trials_of_a_point_are_resampled_together():
+    points = np.arange(10)
+    truth = points < 5
+    guess = truth.copy()
+    guess[[0, 9]] = ~guess[[0, 9]]
+    one = _mean_kappa([Predictions(points, truth, guess)])
+    assert one.value == pytest.approx(0.6)
+    # The same trials at a second batch size add no evidence.
+    assert _mean_kappa([Predictions(points, truth, guess)] * 2).interval == one.interval
 
 
 def test_the_effective_rate_needs_momentum_and_no_race():
