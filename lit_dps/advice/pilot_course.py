@@ -329,6 +329,7 @@ class _Course:
         limit = self._step_limit(batch_size, pilot)
         tried = self._tried(batch_size)
         if limit == 0:
+            print_line("  no check ends within the time for runs")
             return
         while (factor := next_factor(tried, self.plan.first_factors)) is not None:
             if tried and not self._can_end(batch_size, tried, limit, pilot):
@@ -338,7 +339,11 @@ class _Course:
             tried = self._tried(batch_size)
         best = min(tried, key=lambda each: tried[each])
         steps = tried[best].steps
-        if steps is None:
+        if steps is None and len(tried) == 1:
+            # K is the best over rates, so one rate is no bound.
+            rate = number_text(best * self.plan.rate_by_rule(batch_size))
+            print_line(f"  K > {limit} at {self.plan.rate_key} = {rate}; no time for another rate")
+        elif steps is None:
             self._keep_bound(batch_size, limit)
             print_line(f"  K > {limit}: no rate met the goal by then")
         else:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from lit_dps.advice.answer import Answer, Checks, Terms, answer
+from lit_dps.advice.batch_dependence import LOSS, NORM
 from lit_dps.advice.branch_run import branch_law
 from lit_dps.advice.next_probe import SEED_SPREAD, law_with_prior
 from lit_dps.advice.options import Options
@@ -73,7 +74,7 @@ class Question:
         model = fit_step_time(self.times.timed, link, largest)
         # A user who accumulates already has the loss of his parts at every batch size.
         is_accumulated = self.setup.workload.accumulated > 1
-        can_accumulate = is_accumulated or not self.depends_on_batch
+        can_accumulate = is_accumulated or not {LOSS, NORM} & {*self.depends_on_batch}
         return replace(model, can_accumulate=can_accumulate)
 
     @cached_property
@@ -105,8 +106,12 @@ class Question:
 
     @property
     def user_step_seconds(self) -> float:
-        """Seconds of a step at the user's batch size on one device."""
-        step = self.step_time.at(user_batch_size(self.setup.workload))
+        """Seconds of a step at the user's batch size on one device.
+
+        The seconds count, also of a batch that does not fit one device and may not be accumulated.
+        """
+        times = replace(self.step_time, can_accumulate=True)
+        step = times.at(user_batch_size(self.setup.workload))
         assert step is not None  # one device is always timed
         return step.value
 

@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 
 from lit_dps.advice.answer import Answer
-from lit_dps.advice.batch_dependence import NOTES
+from lit_dps.advice.batch_dependence import note_on
 from lit_dps.advice.branch_law import Branched
 from lit_dps.advice.branch_run import describe_forks, stored_forks
 from lit_dps.advice.existing_runs import next_run
@@ -203,7 +203,7 @@ def _notes(report: _Report) -> Iterator[str]:
     if report.scaling is not None:
         yield f"fit.yaml sets {report.scaling}"
     for each in question.depends_on_batch:
-        yield NOTES[each]
+        yield note_on(each, question.setup.workload.accumulated > 1)
     if question.times.waited > BUSY_SHARE:
         yield (
             f"Other programs were running: this process waited for a CPU "
@@ -226,7 +226,8 @@ def _notes(report: _Report) -> Iterator[str]:
             )
     unknown = []
     for count in question.options.devices:
-        examples = EXAMPLES_PER_DEVICE * count
+        # A batch that fits without accumulation, which may be refused.
+        examples = min(EXAMPLES_PER_DEVICE, question.times.largest) * count
         if count > 1 and question.step_time.at(examples, count) is None:
             unknown.append(str(count))
     if unknown:

@@ -17,7 +17,7 @@ from typing import Any
 from lightning.pytorch import LightningDataModule
 
 from lit_dps.advice.announced_cost import print_cost, print_end, print_pilot, print_share
-from lit_dps.advice.batch_dependence import NOTES, batch_dependence
+from lit_dps.advice.batch_dependence import UNKNOWN, batch_dependence, note_on
 from lit_dps.advice.branch_run import run_branches
 from lit_dps.advice.max_steps import Proposal, settle_max_steps
 from lit_dps.advice.options import MIN_ANSWER_SECONDS, Clock, Options, print_line
@@ -436,9 +436,9 @@ def _batch_dependence(session: _Session) -> list[str]:
     except Exception as error:
         # For example, a module may not accept a part of its batch.
         print_line(f"it is unknown whether the loss depends on the batch: {first_line(error)}")
-        depends = []
+        depends = [UNKNOWN]
     for each in depends:
-        print_line(f"note: {NOTES[each]}")
+        print_line(f"note: {note_on(each, setup.workload.accumulated > 1)}")
     session.store.keep(depends_on_batch=depends)
     return depends
 

@@ -148,7 +148,7 @@ def _time(row: Mapping[str, Any]) -> str:
 
 def _time_and_steps(row: Mapping[str, Any], answer: Answer) -> str:
     """Return time and steps of a row with their limits."""
-    if row["steps"] <= answer.check_interval:
+    if row["steps_high"] <= answer.check_interval:
         interval = three_digits(answer.check_interval)
         return f"{_time(row)}, at most one check interval ({interval} steps)"
     value, *limits = _with_limits(row, "steps", three_digits).partition(" [")
@@ -156,8 +156,8 @@ def _time_and_steps(row: Mapping[str, Any], answer: Answer) -> str:
 
 
 def _steps(row: Mapping[str, Any], answer: Answer) -> str:
-    """Return the steps of a row with their limits; a K below the first check is a bound."""
-    if row["steps"] <= answer.check_interval:
+    """Return the steps of a row with their limits; a K surely below the first check is a bound."""
+    if row["steps_high"] <= answer.check_interval:
         return f"<= {three_digits(answer.check_interval)}"
     return _with_limits(row, "steps", three_digits)
 

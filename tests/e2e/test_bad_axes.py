@@ -45,7 +45,7 @@ from tests.e2e.test_bad_input import edited, refusal  # noqa: F401
         ),
         (
             edited("study/grid", {"optim.dely": [0, 2]}),
-            ["study.grid is 'optim.dely'; it must be optim.delay"],
+            ["study.grid is 'optim.dely'; it must be one of optim.delay, optim.average_half_life"],
         ),
         (
             edited("study/grid", {"pruning.seed": [0, 2]}),

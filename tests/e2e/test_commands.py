@@ -237,7 +237,10 @@ def test_every_shipped_config_trains(config, small_data, tmp_path, monkeypatch):
         if result.kept
         else (0, 0)
     )
-    assert (kept, bool(kept)) == (round(0.1 * total), bool(setup.cells[0].sparsity))
+    density = 0.1
+    if config.stem == "moving-masks":
+        density = 1.0  # its first method begins dense
+    assert (kept, bool(kept)) == (round(density * total), bool(setup.cells[0].sparsity))
     assert list(tmp_path.iterdir()) == []
 
 

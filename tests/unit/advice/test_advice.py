@@ -101,6 +101,12 @@ def test_steps_below_one_check_interval_are_one_interval_and_no_number():
     assert "at most one check interval (20 steps)" in text
     assert "512 <= 20 10" in text and "<= at most one check interval" in text
     assert "<=" not in render(answer(law, flat, sizes))
+    # Limits on both sides of the first check are no bound.
+    noisy = fit_law([Observation(float(b), 1600 / b + 5, noise=0.5) for b in sizes])
+    result = answer(noisy, flat, sizes, terms=Terms(checks=Checks(0.0, 20.0)))
+    row = result.table.set_index("batch_size").loc[128]
+    assert row["steps"] == 20 < row["steps_high"]
+    assert "128 <= 20" not in " ".join(render(result).split())
 
 
 def test_a_refused_law_answers_at_what_was_measured_alone(golden):

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from lit_dps.advice.batch_dependence import LOSS, NORM, batch_dependence, differs
+from lit_dps.advice.batch_dependence import LOSS, NORM, UNKNOWN, batch_dependence, differs, note_on
 from lit_dps.advice.step_time import Timed, fit_step_time
 from lit_dps.core.trial import Cell, Trial
 from tests.support.tiny import Plain, points
@@ -50,6 +50,25 @@ class Normed(Plain):
         return self.network(self.norm(batch[0])).square().mean()
 
 
+class Frozen(Normed):
+    """Freezes its batch norm when training starts."""
+
+    def on_train_start(self):
+        self.norm.eval()
+
+    def training_step(self, batch, batch_idx):
+        self.norm.eval()
+        return super().training_step(batch, batch_idx)
+
+
+class Unlabelled(Plain):
+    """The loss of each half of a batch of 16 is nan."""
+
+    def training_step(self, batch, batch_idx):
+        loss = self.network(batch[0]).square().mean()
+        return loss if len(batch[0]) == 16 else loss * torch.nan
+
+
 class Uncut(Plain):
     """Refuses a part of its batch."""
 
@@ -74,6 +93,8 @@ def depends_on(module: str) -> list[str]:
         ("Summed", [LOSS]),
         ("Normed", [NORM]),
         ("Dropped", []),
+        ("Frozen", []),
+        ("Unlabelled", [UNKNOWN]),
     ],
 )
 def test_what_depends_on_the_batch(module, expected):
@@ -90,7 +111,16 @@ def test_losses_differ_by_standard_errors_and_by_a_share():
     assert differs(wholes, [0.5, 0.6, 0.4, 0.5])
     assert not differs(wholes, [0.99, 1.09, 0.89, 0.99]), "1 % of the loss"
     assert not differs(wholes, [0.2, 1.9, 0.1, 1.2]), "noise"
-    assert not differs([1.0], [0.5])
+    assert differs([1.0], [0.5]) is None
+    nan = float("nan")
+    assert differs([1.0, 1.1], [nan, nan]) is None
+    assert differs([*wholes, 1.0], [0.5, 0.6, 0.4, 0.5, nan])
+
+
+def test_the_note_says_whether_rows_are_left_out():
+    assert "no rows with accumulation" in note_on(LOSS, is_accumulated=False)
+    assert "no rows" not in note_on(NORM, is_accumulated=True)
+    assert "assume" in note_on(UNKNOWN, is_accumulated=False)
 
 
 def test_a_batch_that_cannot_be_accumulated_has_no_step_time():

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
+from lit_dps.advice.batch_dependence import NORM
 from lit_dps.advice.options import Options
 from lit_dps.advice.question import Question
 from lit_dps.advice.step_probe import FULL, SPENT, StepTimes
@@ -50,6 +53,15 @@ def test_the_largest_batch_is_on_the_devices_that_are_here():
     """Four devices would take 32 examples; one, which is here, was timed up to 8."""
     assert question_of(FULL, (1, 4)).largest == 8
     assert question_of(FULL, (1, 4), ranks=2).largest == 16
+
+
+def test_a_batch_that_does_not_fit_and_cannot_be_accumulated_has_a_step_time_of_its_user():
+    small = [Timed(m, 0.01 + 1e-3 * m) for m in (1, 2)]
+    times = StepTimes(small, check=0.05, largest=2, reason=FULL, is_memory_full=True)
+    question = dataclasses.replace(question_of(FULL), times=times, depends_on_batch=(NORM,))
+    # B = 4 in two parts of 2.
+    assert question.step_time.at(4) is None
+    assert question.user_step_seconds == pytest.approx(2 * 0.012, rel=1e-2)
 
 
 def test_a_training_takes_its_steps_and_checks():

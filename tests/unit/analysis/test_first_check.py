@@ -164,11 +164,11 @@ def test_claims_on_k_star_are_judged_without_it():
     steps = {(2, 0.0): 8000, (8, 0.0): 2000, (32, 0.0): 512}
     with_it, without = study_of(eight(steps | {(512, 0.0): 16})), study_of(eight(steps))
     for claim in ("linear-scaling", "diminishing-returns"):
-        verdict, said, _ = judged(claim, without)
+        expected = judged(claim, without)
         judgement = judged(claim, with_it)
-        assert judgement.verdict == verdict
+        assert judgement.verdict == expected.verdict
         number, note = judgement.measured.split("; ")
-        assert number == said and numbers_in(note) == [1]
+        assert number == expected.measured and numbers_in(note) == [1]
     few = judged("linear-scaling", study_of(eight({(2, 0.0): 100, (8, 0.0): 16, (32, 0.0): 16})))
     assert few.measured.startswith("S=0: ") and numbers_in(few.measured) == [1, 2]
 
@@ -185,9 +185,9 @@ def test_steps_of_sparse_are_over_resolved_k_star():
     few = study_of(
         eight({(8, 0.0): 160, (8, 0.9): 320} | {(b, s): 16 for b in (32, 128) for s in (0.0, 0.9)})
     )
-    verdict, said, _ = judged("steps-of-sparse", few)
-    assert verdict is Verdict.UNDECIDABLE
-    assert numbers_in(said) == [3, 3, 2]
+    judgement = judged("steps-of-sparse", few)
+    assert judgement.verdict is Verdict.UNDECIDABLE
+    assert numbers_in(judgement.measured) == [3, 3, 2]
 
 
 def test_the_best_rate_is_that_of_resolved_k_star():

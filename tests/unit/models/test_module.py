@@ -89,7 +89,7 @@ class _WithParameter(nn.Module):
         ("end_factor", -0.1),
         ("end_factor", 1.1),
         ("optimizer", "adagrad"),  # an unknown name must not train as something else
-        ("schedule", "cosine"),
+        ("schedule", "exponential"),
     ],
 )
 def test_a_value_out_of_its_range_is_refused_by_key(key, value):
