@@ -19,7 +19,7 @@ def ended(folder, code: str) -> int:
     return Command([str(script)], folder, os.environ, sys.stderr, sys.stderr).wait(60)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_server_that_was_killed_fails_no_later_command(tmp_path, capfd, monkeypatch):
     monkeypatch.setattr(forks, "_started", [])
     try:

@@ -48,10 +48,8 @@ def test_two_workers_do_what_one_does(zoo, animal):
     ]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "animal", ["a teacher", pytest.param("a loader with a worker", marks=pytest.mark.long)]
-)
+@pytest.mark.long  # tests/e2e/test_ddp.py compares two ranks with one process
+@pytest.mark.parametrize("animal", ["a teacher", "a loader with a worker"])
 def test_two_ranks_do_what_one_process_does(zoo, animal):
     outcome = zoo(**ANIMALS[animal], **NEVER)
     assert_works(outcome, ["incomplete"])
