@@ -58,6 +58,7 @@ def by_torchrun(folder: Path, n: int, *args: object) -> subprocess.CompletedProc
     return run_forked(folder, torchrun(n, *args))
 
 
+@pytest.mark.long
 def test_torchrun_ends_with_the_table_of_one_process_and_reruns_nothing(tmp_path):
     few = ("--study.batch_sizes", "[64]", "--study.trials", 2)
     one, two = tmp_path / "one", tmp_path / "two"

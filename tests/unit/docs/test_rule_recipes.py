@@ -20,11 +20,9 @@ from tests.unit.engines.test_stack_lockstep import EXAMPLES, GOAL, trials, workl
 
 RULES_OF_PAGE = {"my_rule": "SIGN", "my_lars": "LARS"}
 NAMED_RULES = ("lion", "muon", "shampoo")
-# Its eigenvectors take most of the time of these tests.
-SLOW_RULE = pytest.param("shampoo", marks=pytest.mark.long)
 
 
-@pytest.fixture(params=[*RULES_OF_PAGE, "lion", "muon", SLOW_RULE])
+@pytest.fixture(params=[*RULES_OF_PAGE, *NAMED_RULES])
 def rule(request, tmp_path, monkeypatch):
     """A rule of the page, known to lit_dps by its class path, or a rule with a name."""
     if request.param in NAMED_RULES:
