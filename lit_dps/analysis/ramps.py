@@ -16,7 +16,13 @@ import numpy as np
 import pandas as pd
 
 from lit_dps.analysis.answer import MIN_SEEDS
-from lit_dps.analysis.intervals import REPLICATES, percentile_interval, resampling_rng
+from lit_dps.analysis.intervals import (
+    PERCENTILES,
+    REPLICATES,
+    Interval,
+    percentile_interval,
+    resampling_rng,
+)
 from lit_dps.analysis.repeats import RepeatSummary
 from lit_dps.analysis.summary import CellSummary
 from lit_dps.analysis.tables import columns_of, frame
@@ -198,7 +204,8 @@ def _measured(
 def _limits(record: StudyRecord, ramp: Measured, constant: Measured) -> dict[str, float]:
     """Return the 95 % limits of both ratios, by resampled repeats of both cells.
 
-    The choice of the constant batch size is not resampled.
+    The choice of the constant batch size is not resampled. A median is infinite where most of the
+    resampled repeats miss the goal.
     """
     medians = []
     for measured in (ramp, constant):
@@ -206,19 +213,41 @@ def _limits(record: StudyRecord, ramp: Measured, constant: Measured) -> dict[str
         chosen = rng.integers(len(measured.seeds), size=(REPLICATES, len(measured.seeds)))
         medians.append(np.median(np.array(measured.seeds)[chosen], axis=1))
     ramp_medians, constant_medians = medians
-    is_known = np.isfinite(ramp_medians) & np.isfinite(constant_medians)
-    steps = ramp_medians[is_known] / constant_medians[is_known]
-    examples = []
-    for of_ramp, of_constant in zip(
-        ramp_medians[is_known], constant_medians[is_known], strict=True
-    ):
-        examples_of_ramp = record.examples_of(ramp.cell, of_ramp)
-        examples.append(examples_of_ramp / record.examples_of(constant.cell, of_constant))
-    of_steps = percentile_interval(steps, ramp.steps / constant.steps)
-    of_examples = percentile_interval(np.array(examples), ramp.examples / constant.examples)
+    ramp_examples = _examples_of(record, ramp.cell, ramp_medians)
+    constant_examples = _examples_of(record, constant.cell, constant_medians)
+    of_steps = _ratio_interval(ramp_medians, constant_medians, ramp.steps / constant.steps)
+    of_examples = _ratio_interval(
+        ramp_examples, constant_examples, ramp.examples / constant.examples
+    )
     return {
         "steps_low": of_steps.low,
         "steps_high": of_steps.high,
         "examples_low": of_examples.low,
         "examples_high": of_examples.high,
     }
+
+
+def _examples_of(record: StudyRecord, cell: Cell, steps: np.ndarray) -> np.ndarray:
+    """Return the examples of numbers of steps; infinite for an infinite number."""
+    examples = []
+    for each in steps:
+        if math.isfinite(each):
+            examples.append(record.examples_of(cell, float(each)))
+        else:
+            examples.append(math.inf)
+    return np.array(examples, dtype=float)
+
+
+def _ratio_interval(tops: np.ndarray, bottoms: np.ndarray, estimate: float) -> Interval:
+    """Return the 95 % interval of resampled ratios, of which some terms may be infinite."""
+    is_unknown = np.isinf(tops) & np.isinf(bottoms)
+    ratios = np.divide(tops, bottoms, where=~is_unknown, out=np.zeros_like(tops))
+    if np.isfinite(ratios).all() and not is_unknown.any():
+        return percentile_interval(ratios, estimate)
+    # No interpolation, whose result between infinite ratios is nan. An unknown ratio, of two
+    # infinite medians, widens both limits.
+    low_percentile, high_percentile = PERCENTILES
+    low = np.percentile(np.where(is_unknown, 0.0, ratios), low_percentile, method="inverted_cdf")
+    ratios[is_unknown] = math.inf
+    high = np.percentile(ratios, high_percentile, method="inverted_cdf")
+    return Interval(float(min(low, estimate)), float(max(high, estimate)))

@@ -21,7 +21,8 @@ from functools import cached_property
 from typing import Any
 
 from lit_dps.core.errors import ConfigError
-from lit_dps.core.registry import instance_of, named_class
+from lit_dps.core.registry import argument_names, instance_of, named_class
+from lit_dps.core.text import closest_name
 
 CONSTANT = "constant"
 # Why nothing is fitted against B.
@@ -288,7 +289,8 @@ class Seesaw(_Growing):
     rate is halved instead, as the schedule would have done.
 
     Args:
-        start: As in `linear`.
+        start: As in `linear`. The batch doubles until it has the cell's size; B must be at least
+            1 / start.
         steps, examples: The length of the cosine schedule, in optimizer steps or in training
             examples.
         end: The last rate of the cosine schedule, as a share of its first one, in (0, 1). The rate
@@ -307,6 +309,14 @@ class Seesaw(_Growing):
             allowed = "the last rate as a share of the first one, in (0, 1)"
             raise ConfigError(f"{OPTIONS_KEY}.end", end, allowed)
         self._end = end
+
+    def size(self, step: int, examples: int, batch_size: int) -> int:
+        if batch_size * self._start < 1:
+            # A batch of one example would stay, while the rate counts the doublings.
+            smallest = math.ceil(1 / self._start)
+            allowed = f"at least 1 / B with seesaw; B = {batch_size} must be at least {smallest}"
+            raise ConfigError(f"{OPTIONS_KEY}.start", float(self._start), allowed)
+        return super().size(step, examples, batch_size)
 
     def _share(self, lengths: int, rest: int) -> Fraction | int:
         return self._start * 2 ** self._halvings(lengths, rest)
@@ -336,7 +346,8 @@ class Stages(_Scheduled):
             cell's batch size, or a fraction B/n of it, rounded down. The first stage begins at 0.
             The last one has B.
         steps, examples: The length of the run, in optimizer steps or in training examples.
-        others: Options of other schedules on an axis `batch.schedule`. They have no effect.
+        others: Options of other schedules of the package, on an axis `batch.schedule`. They have
+            no effect.
 
     Raises:
         ConfigError: for other texts, and for values out of their range.
@@ -350,6 +361,7 @@ class Stages(_Scheduled):
         **others: Any,
     ):
         super().__init__(steps, examples)
+        _refuse_unknown_options(others)
         allowed = 'stages START:SIZE that begin later and end with B, such as "0:B/4 3%:B/2 10%:B"'
         self._stages: list[tuple[Fraction, Fraction]] = []
         for stage in stages.split():
@@ -387,6 +399,22 @@ SCHEDULES: dict[str, type[BatchSchedule]] = {
 }
 
 
+def _refuse_unknown_options(options: Mapping[str, Any]) -> None:
+    """Raise ConfigError for an option that no schedule of the package takes."""
+    names: dict[str, None] = {}
+    for kind in (Stages, *SCHEDULES.values()):
+        for name in argument_names(kind):
+            names[name] = None
+    for option, value in options.items():
+        if option not in names:
+            hint = None
+            near = closest_name(option, names)
+            if near is not None:
+                hint = f"Did you mean {near}?"
+            allowed = f"left out: the schedules take {', '.join(names)}"
+            raise ConfigError(f"{OPTIONS_KEY}.{option}", value, allowed, hint)
+
+
 class RateFactors:
     """The factor of the learning rate at each step of a run whose batch size changes.
 
@@ -404,10 +432,15 @@ class RateFactors:
     def __init__(self, schedule: BatchSchedule, rule: str, batch_size: int):
         self._schedule = schedule
         self._power = RATE_RULES[rule]
+        self._rule = rule
         self._batch_size = batch_size
-        self._reference = batch_size
-        if rule == INVERSE_SQRT:
-            self._reference = next(schedule.sizes(batch_size))
+
+    @cached_property
+    def _reference(self) -> int:
+        """The batch size at which the rate is the one that is configured."""
+        if self._rule == INVERSE_SQRT:
+            return next(self._schedule.sizes(self._batch_size))
+        return self._batch_size
 
     @property
     def are_one(self) -> bool:

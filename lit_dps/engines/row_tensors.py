@@ -14,6 +14,7 @@ from lit_dps.engines.network_run import NetworkRun
 from lit_dps.optim import StackedUpdate, rule_of
 from lit_dps.optim.delay import DELAY_STATE_KEY
 from lit_dps.optim.parameter_groups import names_of_groups, parameters_of
+from lit_dps.optim.weight_average import type_of_average
 
 
 class Rows(NamedTuple):
@@ -29,8 +30,8 @@ class Rows(NamedTuple):
         buffers: Buffers and untrained parameters, by name.
         delayed: Gradients that are not applied yet, shape (delay, parameters). The gradient of a
             step is at index step modulo delay.
-        average: The average of the weights that is checked, shape (parameters,); empty if the
-            weights are checked.
+        average: The average of the weights that is checked, shape (parameters,), of
+            `type_of_average`; empty if the weights are checked.
         average_buffers: The average of the floating-point buffers, by name.
         half_life: The half-life of the average in examples, shape (1,); 0 without one.
     """
@@ -49,13 +50,16 @@ class Rows(NamedTuple):
     def checked_weights(self) -> Tensor:
         """The weights that are checked."""
         if self.average.shape[-1]:
-            return self.average
+            return self.average.to(self.weights.dtype)
         return self.weights
 
     @property
     def checked_buffers(self) -> dict[str, Tensor]:
         """The buffers that are checked, by name."""
-        return {**self.buffers, **self.average_buffers}
+        buffers = dict(self.buffers)
+        for name, average in self.average_buffers.items():
+            buffers[name] = average.to(buffers[name].dtype)
+        return buffers
 
     def update_average(self, examples: Tensor) -> None:
         """Move the averages of all rows towards their weights after a step.
@@ -65,7 +69,8 @@ class Rows(NamedTuple):
         """
         if not self.average.shape[-1]:
             return
-        share = -torch.expm1(-math.log(2) * examples / self.half_life)
+        half_lives = examples.to(self.half_life.dtype) / self.half_life
+        share = -torch.expm1(-math.log(2) * half_lives)
         self.average.add_((self.weights - self.average) * share)
         for name, average in self.average_buffers.items():
             share_of_rows = share.view(-1, *(1,) * (average.ndim - 1))
@@ -182,7 +187,7 @@ class RowConverter:
         delayed = self._delayed_of(run, parameters, weights)
         average = weights.new_zeros(0)
         average_buffers = {}
-        half_life = weights.new_zeros(1)
+        half_life = weights.new_zeros(1, dtype=type_of_average(weights))
         if run.average is not None:
             half_life.fill_(run.average.half_life)
             average = self.layout.flatten(run.average.tensors)

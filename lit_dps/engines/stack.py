@@ -296,9 +296,10 @@ class StackedNetworks:
         keep_by_name = self._layout.split(keep)
         for key, layout in self._rule_update.state.items():
             for name, tensor in layout.split(self.tensors.state[key][row]).items():
-                # As in `mask_optimizer_state`, a state of another shape has no pruned elements.
-                if tensor.shape == keep_by_name[name].shape:
-                    tensor *= keep_by_name[name]
+                # As in `mask_optimizer_state`, a matrix of Shampoo has no pruned elements.
+                of_parameter = keep_by_name[name]
+                if key in self._rule_update.rule.elementwise_state(of_parameter.ndim):
+                    tensor *= of_parameter
 
     def gradients(self, x: Tensor, y: Tensor, batch: Tensor | MixedBatch) -> tuple[Tensor, Tensor]:
         """Return loss and gradient of each network, shapes (rows,) and (rows, parameters).

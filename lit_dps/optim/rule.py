@@ -121,6 +121,22 @@ class Rule:
             raise TypeError(f"Rule {self.name!r}: make_state returns {unknown}, not in state")
         return state
 
+    def elementwise_state(self, dimensions: int) -> set[str]:
+        """Return the names of the state whose elements belong to single weights.
+
+        The matrices of Shampoo do not, although they have the shape of a square layer.
+
+        Args:
+            dimensions: Dimensions of the parameter.
+        """
+        # A probe without two equal sizes has the shape of such a state alone.
+        probe = torch.zeros(tuple(range(2, 2 + dimensions)))
+        names = set()
+        for name, tensor in self.initial_state(probe).items():
+            if tensor.shape == probe.shape:
+                names.add(name)
+        return names
+
     def update_parameter(
         self,
         weights: Tensor,
@@ -178,6 +194,10 @@ class RuleOptimizer(torch.optim.Optimizer):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "rule": self.rule}
+
+    def elementwise_state(self, dimensions: int) -> set[str]:
+        """Return the names of the state whose elements belong to single weights."""
+        return self.rule.elementwise_state(dimensions)
 
     @torch.no_grad()
     def step(  # pyright: ignore[reportIncompatibleMethodOverride]

@@ -35,15 +35,20 @@ def _make_state(parameter: Tensor) -> dict[str, Tensor]:
 def _power(matrices: Tensor, exponent: float, epsilon: Tensor) -> Tensor:
     """Return (A + epsilon I)^exponent for symmetric matrices A without negative eigenvalues.
 
+    It is nan where A is not finite.
+
     Args:
         matrices: Shape (networks, rows, rows).
         exponent: The exponent.
         epsilon: Of each network, shape (networks, 1).
     """
-    values, vectors = torch.linalg.eigh(matrices)
+    # The decomposition fails for all networks if one has diverged.
+    is_finite = matrices.isfinite().all(dim=-1).all(dim=-1)[:, None, None]
+    values, vectors = torch.linalg.eigh(torch.where(is_finite, matrices, 0.0))
     # Rounding makes eigenvalues of zero slightly negative.
     powers = (values.clamp(min=0) + epsilon).pow(exponent)
-    return vectors * powers[:, None] @ vectors.mT
+    product = vectors * powers[:, None] @ vectors.mT
+    return torch.where(is_finite, product, torch.nan)
 
 
 def _shampoo(

@@ -3,7 +3,12 @@
 After each optimizer step, average <- average + (1 - 2^(-B / h)) (weights - average), where B are
 the examples of the step and h is the half-life in examples. The half-life therefore means the same
 at every batch size and under a batch schedule (Zhang et al. 2019, Section 3.3, in steps). The
-average begins at the pruned initial weights. A pruned weight is zero in the average.
+average begins at the pruned initial weights. It is not corrected for this start, as Adam's averages
+are. A pruned weight is zero in the average. Untrained parameters are averaged too, because a module
+may train them later.
+
+The average is in double precision, because the share of a step may be below the precision of the
+weights. It is cast to the type of the weights for a check.
 
 Floating-point buffers, such as the running statistics of batch normalization, are averaged with the
 same half-life, because they belong to the weights of their time. Other buffers are those of the
@@ -26,15 +31,19 @@ def share_of_step(examples: int, half_life: float) -> float:
 
 
 def averaged_tensors(module: nn.Module) -> dict[str, Tensor]:
-    """Return the trained parameters and floating-point buffers of a module by name."""
+    """Return the floating-point parameters and buffers of a module by name."""
     tensors: dict[str, Tensor] = {}
-    for name, parameter in module.named_parameters():
-        if parameter.requires_grad:
-            tensors[name] = parameter
-    for name, buffer in module.named_buffers():
-        if buffer.is_floating_point():
-            tensors[name] = buffer
+    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+        if tensor.is_floating_point() or tensor.is_complex():
+            tensors[name] = tensor
     return tensors
+
+
+def type_of_average(tensor: Tensor) -> torch.dtype:
+    """Return the type of the average of a tensor: double precision where the device has it."""
+    if tensor.device.type == "mps":
+        return torch.promote_types(tensor.dtype, torch.float32)
+    return torch.promote_types(tensor.dtype, torch.float64)
 
 
 class WeightAverage:
@@ -45,20 +54,22 @@ class WeightAverage:
         half_life: Half-life in examples, above 0.
 
     Attributes:
-        tensors: The average by name; empty before `begin`.
+        tensors: The average by name, of `type_of_average`; empty before `begin`.
     """
 
     def __init__(self, module: nn.Module, half_life: float):
         self.half_life = half_life
         self.tensors: dict[str, Tensor] = {}
         self._module = module
+        # The weights of the network while it shows the average.
+        self._weights: dict[str, Tensor] = {}
 
     def begin(self) -> None:
         """Begin at the present weights, unless the average has begun."""
         if self.tensors:
             return
         for name, tensor in averaged_tensors(self._module).items():
-            self.tensors[name] = tensor.detach().clone()
+            self.tensors[name] = _copy_of(tensor)
 
     @torch.no_grad()
     def update(self, examples: int) -> None:
@@ -66,7 +77,7 @@ class WeightAverage:
         share = share_of_step(examples, self.half_life)
         current = averaged_tensors(self._module)
         for name, average in self.tensors.items():
-            average.lerp_(current[name], share)
+            average.lerp_(current[name].to(average.dtype), share)
 
     @torch.no_grad()
     def mask(self, masks: Mapping[str, Tensor]) -> None:
@@ -82,26 +93,42 @@ class WeightAverage:
     @contextmanager
     def shown(self) -> Iterator[None]:
         """Let the module have the average within a block."""
-        self.swap()
+        if self._weights:  # it is shown already
+            yield
+            return
+        self.show()
         try:
             yield
         finally:
-            self.swap()
+            self.hide()
 
-    def swap(self) -> None:
-        """Exchange the weights of the module and the average."""
+    def show(self) -> None:
+        """Put the average in place of the weights of the module, until `hide`."""
+        self.hide()
         current = averaged_tensors(self._module)
         for name, average in self.tensors.items():
             weights = current[name].data
-            current[name].data = average
-            self.tensors[name] = weights
+            self._weights[name] = weights
+            current[name].data = average.to(weights.dtype, copy=True)
+
+    def hide(self) -> None:
+        """Give the module its weights back, if it shows the average."""
+        current = averaged_tensors(self._module)
+        for name, weights in self._weights.items():
+            current[name].data = weights
+        self._weights = {}
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Continue from the average of a checkpoint."""
         self.tensors = {}
         for name, tensor in averaged_tensors(self._module).items():
-            self.tensors[name] = tensor.detach().clone()
+            self.tensors[name] = _copy_of(tensor)
             self.tensors[name].copy_(tensors[name])
+
+
+def _copy_of(tensor: Tensor) -> Tensor:
+    """Return a copy of a tensor, of the type of its average."""
+    return tensor.detach().to(type_of_average(tensor), copy=True)
 
 
 def showing(average: WeightAverage | None) -> AbstractContextManager[None]:

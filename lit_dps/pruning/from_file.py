@@ -61,7 +61,9 @@ class FromFile(Pruner):
         kept = sum(int(mask.sum()) for mask in masks.values())
         total = sum(mask.numel() for mask in masks.values())
         if kept != round(total * (1 - sparsity)):
-            allowed = f"{1 - kept / total:.6g}, because {self.path} keeps {kept} of {total} weights"
+            allowed = (
+                f"{1 - kept / total:.12g}, because {self.path} keeps {kept} of {total} weights"
+            )
             raise ConfigError("study.sparsities", sparsity, allowed)
 
     def mask(self, network: Network, sparsity: float, generator: torch.Generator) -> Mask:

@@ -139,15 +139,23 @@ def mask_optimizer_state(
 ) -> None:
     """Set the state of pruned weights to zero in an optimizer, such as their momentum.
 
-    A weight that grows again begins without momentum, as in RigL.
+    A weight that grows again begins without momentum, as in RigL. State that belongs to no single
+    weight stays, such as the matrices of Shampoo.
 
     Args:
-        optimizer: The optimizer.
+        optimizer: The optimizer. If it has a method `elementwise_state`, only that state is set.
+            Otherwise all state of the parameter's shape is.
         masks: Each masked parameter, with its mask as numbers.
     """
     pairs = []
+    elementwise_state = getattr(optimizer, "elementwise_state", None)
     for parameter, mask in masks:
-        for value in optimizer.state.get(parameter, {}).values():
-            if isinstance(value, Tensor) and value.shape == parameter.shape:
+        state = optimizer.state.get(parameter, {})
+        names = set(state)
+        if elementwise_state is not None:
+            names = elementwise_state(parameter.ndim)
+        for name, value in state.items():
+            has_shape = isinstance(value, Tensor) and value.shape == parameter.shape
+            if name in names and has_shape:
                 pairs.append((value, mask))
     multiply(pairs)

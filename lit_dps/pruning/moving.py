@@ -33,7 +33,8 @@ class Regrowth(Pruner):
     weight that is dropped and grown in the same change keeps its value. The reference replaces the
     optimizer step by the change; here the step is taken too.
 
-    Biases are pruned, as by SNIP, unless `pruning.biases` is "keep", as in the reference.
+    All biases are pruned, and none grows. With `pruning.biases: keep` they stay dense, as in the
+    reference.
 
     Args:
         every: Optimizer steps between changes.

@@ -13,7 +13,8 @@ from lit_dps.pruning.pruner import Pruner
 class TwoFour(Pruner):
     """Keeps the 2 largest of each 4 consecutive weights along the input dimension.
 
-    Biases, and layers whose number of inputs is not divisible by 4, are not in the mask and stay
+    In a convolution these are 4 input channels at the same place of the filter. Biases, and layers
+    whose number of inputs or input channels is not divisible by 4, are not in the mask and stay
     dense. The sparsity is a share of the other weights; only 0.5 is possible. The mask multiplies
     dense tensors, so that a step takes as long as a dense step, on every device.
     """
@@ -30,13 +31,14 @@ class TwoFour(Pruner):
         self.check_sparsity(sparsity)
         tensors = {}
         for name, parameter in network.parameters.items():
-            if parameter.ndim < 2 or parameter[0].numel() % 4:
+            if parameter.ndim < 2 or parameter.shape[1] % 4:
                 continue
-            groups = parameter.detach().abs().reshape(-1, 4)
+            inputs_last = parameter.detach().abs().movedim(1, -1)
+            groups = inputs_last.reshape(-1, 4)
             keep = torch.zeros_like(groups, dtype=torch.bool)
             keep.scatter_(1, groups.topk(2).indices, True)
-            tensors[name] = keep.view(parameter.shape)
+            tensors[name] = keep.view(inputs_last.shape).movedim(-1, 1).contiguous()
         if not tensors:
-            allowed = "another method: no layer has a number of inputs divisible by 4"
+            allowed = "another method: no layer has inputs or input channels in groups of 4"
             raise ConfigError("pruning.method", "two_four", allowed)
         return Mask(tensors)

@@ -25,8 +25,8 @@ class Curvature(Reading):
     split. A batch without a gradient does not count.
 
     Args:
-        batches: Number of batches. The cost is `batches` (2 + `iterations`) passes over a batch,
-            forward and twice backward.
+        batches: Number of batches. For each batch: one forward and backward pass, then
+            1 + `iterations` products with the Hessian. The graphs of all batches stay in memory.
         iterations: Steps of the power iteration.
 
     Raises:
@@ -65,7 +65,7 @@ class Curvature(Reading):
             sizes.append(size)
             direction = [g.detach() * mask for g, mask in zip(gradient, keep, strict=True)]
             square = float(_dot(direction, direction))
-            if square > 0:
+            if square != 0:
                 product = _hessian_product(gradient, weights, direction, keep)
                 ratios.append(float(_dot(direction, product)) / square)
         sharpness = math.nan
@@ -93,7 +93,9 @@ class Curvature(Reading):
         value = math.nan
         for _ in range(self._iterations):
             norm = _dot(vector, vector).sqrt()
-            if not norm > 0:
+            if not norm.isfinite():
+                return math.nan
+            if norm == 0:
                 return 0.0  # the Hessian is zero
             vector = [part / norm for part in vector]
             total = [torch.zeros_like(part) for part in vector]

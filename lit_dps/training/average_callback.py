@@ -13,9 +13,11 @@ import lit_dps.training.lightning_private as lightning_private
 from lit_dps.core.errors import ConfigError
 from lit_dps.core.trial_config import AVERAGE_KEY, OptimConfig
 from lit_dps.optim.weight_average import WeightAverage
+from lit_dps.parallel import ranks
+from lit_dps.parallel.ddp import SharedBatchDDP
 from lit_dps.training.example_count import examples_of, record_batches
 from lit_dps.training.local_sgd_callback import LocalSGDCallback
-from lit_dps.training.pruning_callback import masks_of
+from lit_dps.training.pruning_callback import PruningCallback, masks_of
 
 
 class AverageCallback(Callback):
@@ -29,8 +31,9 @@ class AverageCallback(Callback):
         half_life: Half-life in examples; 0 checks the trained weights.
 
     Raises:
-        ConfigError: for a half-life below 0. When training starts, with local SGD; at
-            the first step, if the examples of a batch are unknown.
+        ConfigError: for a half-life below 0. When a fit begins, for another order in the trainer's
+            list, and for a checkpoint of another half-life. When training starts, with local SGD;
+            at the first step, if the examples of a batch are unknown.
     """
 
     def __init__(self, half_life: float = 0.0):
@@ -44,7 +47,38 @@ class AverageCallback(Callback):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage == "fit":
             self.average = None
+            self._resumed = None
+            if self.half_life:
+                self._check_order(trainer)
             record_batches(trainer)
+
+    def _check_order(self, trainer: Trainer) -> None:
+        """Raise ConfigError unless pruning precedes the average, and the goal follows it."""
+        # That module imports this one.
+        from lit_dps.training.goal_callback import GoalErrorCallback
+
+        callbacks = list(lightning_private.callbacks_of(trainer))
+        place = callbacks.index(self)
+        for i, callback in enumerate(callbacks):
+            name = type(callback).__name__
+            if isinstance(callback, PruningCallback) and i > place:
+                raise ConfigError("callbacks", name, f"{name} before {type(self).__name__}")
+            if isinstance(callback, GoalErrorCallback) and i < place:
+                raise ConfigError("callbacks", name, f"{name} after {type(self).__name__}")
+
+    def on_load_checkpoint(
+        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        # Lightning calls `load_state_dict` only if the checkpoint has a state.
+        if trainer.state.fn != "fit":
+            return
+        state = checkpoint.get("callbacks", {}).get(self.state_key, {})
+        saved = state.get("half_life", 0.0)
+        if "average" in state and "half_life" not in state:
+            saved = "unknown"
+        if saved != self.half_life:
+            allowed = f"{saved}, the half-life of the checkpoint"
+            raise ConfigError(AVERAGE_KEY, self.half_life, allowed)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._examples = 0
@@ -78,22 +112,41 @@ class AverageCallback(Callback):
         if self.average is None or trainer.global_step == self._steps:
             return
         self._steps = trainer.global_step
-        self.average.update(self._examples)
+        self.average.update(self._examples_of_step(trainer))
         self.average.mask(masks_of(trainer, pl_module))
         self._examples = 0
 
+    def _examples_of_step(self, trainer: Trainer) -> int:
+        """Return the examples of the step on all ranks."""
+        if isinstance(trainer.strategy, SharedBatchDDP):
+            return self._examples
+        return sum(ranks.all_gather(self._examples))  # each rank has different batches
+
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self.average is not None and trainer.state.fn == "fit":
-            self.average.swap()
+            self.average.show()
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if self.average is not None and trainer.state.fn == "fit":
-            self.average.swap()
+        self._hide_average()
+
+    def on_exception(
+        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
+    ) -> None:
+        # Lightning does not end the validation then, and calls no `teardown`.
+        self._hide_average()
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        self._hide_average()
+
+    def _hide_average(self) -> None:
+        """Give the module its weights back after a validation."""
+        if self.average is not None:
+            self.average.hide()
 
     def state_dict(self) -> dict[str, Any]:
         if self.average is None:
             return {}
-        return {"average": dict(self.average.tensors)}
+        return {"average": dict(self.average.tensors), "half_life": self.half_life}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._resumed = state_dict.get("average")

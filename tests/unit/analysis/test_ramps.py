@@ -112,3 +112,20 @@ def test_what_cannot_be_compared_is_said():
         assert not len(found.ramps)
         text = ramp_text(found, Series(0.0, RAMP), 64)
         assert "unknown: its K*, or each K* of a constant batch, is missing or a bound" in text
+
+
+def test_repeats_that_miss_the_goal_widen_the_limits():
+    # A third of the resampled medians of the ramp are infinite: 3 or more of 5 miss, at 2 in 5.
+    repeats = {
+        Cell(16, 0.0, CONSTANT): [60, 60, 60, 60, 60],
+        Cell(64, 0.0, RAMP): [24, 30, 36, None, None],
+    }
+    (row,) = study(repeats=repeats).ramps.to_dict("records")
+    assert row["steps_ratio"] == 36 / 60
+    assert (row["steps_low"], row["steps_high"]) == (24 / 60, math.inf)
+    # 160 + 320 + 4 x 64 = 736 examples of 24 steps.
+    assert (row["examples_low"], row["examples_high"]) == (pytest.approx(736 / 960), math.inf)
+    # Two infinite medians have an unknown ratio.
+    repeats[Cell(16, 0.0, CONSTANT)] = [60, 60, 60, None, None]
+    (row,) = study(repeats=repeats).ramps.to_dict("records")
+    assert (row["steps_low"], row["steps_high"]) == (0.0, math.inf)

@@ -101,6 +101,7 @@ def test_stages_that_are_refused(name):
     [
         ("late", {"start": 0.5, "steps": 3, "share": 1.0}, "batch.options.share"),
         ("seesaw", {"start": 0.5, "steps": 3, "end": 0}, "batch.options.end"),
+        ("0:B/4 50%:B", {"steps": 3, "strat": 0.5}, "batch.options.strat"),
     ],
 )
 def test_options_of_one_schedule_that_are_refused(name, options, key):
@@ -163,3 +164,15 @@ def test_a_cell_sets_the_schedule_and_its_options():
     of_cell = config.with_axes(axes)
     assert of_cell == BatchConfig("doubling", {"start": 0.5, "steps": 1})
     assert list(islice(of_cell.build().sizes(4), 3)) == [2, 4, 4]
+
+
+def test_seesaw_needs_a_batch_that_can_double_to_the_size_of_the_cell():
+    options = {"start": 0.25, "steps": 12}
+    for rule in ("none", "inverse_sqrt"):
+        with pytest.raises(ConfigError) as raised:
+            factors("seesaw", options, rule, 3, 1)
+        assert (raised.value.key, raised.value.value) == ("batch.options.start", 0.25)
+        assert "B = 3 must be at least 4" in raised.value.allowed
+    assert factors("seesaw", options, "inverse_sqrt", 4, 8)[-1] == pytest.approx(0.5**0.5)
+    # Whether a schedule changes the rate at all is known without a size.
+    assert not BatchConfig("seesaw", options, "inverse_sqrt").rate_factors(1).are_one

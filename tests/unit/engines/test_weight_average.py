@@ -7,15 +7,20 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
+from lightning.pytorch import LightningModule
 from lightning.pytorch.callbacks import EMAWeightAveraging
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 from lit_dps.core.goal import Goal
 from lit_dps.core.trial import Cell, Trial
 from lit_dps.core.trial_config import AVERAGE_KEY, OptimConfig
+from lit_dps.engines.row_tensors import Rows
 from lit_dps.optim.weight_average import WeightAverage, share_of_step
+from lit_dps.training import AverageCallback, GoalErrorCallback, PruningCallback
 from lit_dps.training.checkpoint_files import Checkpoints
 from lit_dps.training.workload import Workload
+from tests.support import tiny
 from tests.support.conformance import assert_conform
 from tests.support.errors import refuses
 from tests.support.ranks import same_on_ranks
@@ -63,7 +68,64 @@ def test_a_block_shows_the_average_and_gives_the_weights_back():
         assert module.weight.tolist() == pytest.approx([2.0, 2.0])
         assert module.running_var.tolist() == pytest.approx([2.0, 2.0])
         assert module.num_batches_tracked == 7
+        with average.shown():
+            pass
+        assert module.weight.tolist() == pytest.approx([2.0, 2.0])
     assert module.weight is place and module.weight.tolist() == [3.0, 3.0]
+
+
+@pytest.mark.parametrize("of_weights", [torch.float32, torch.bfloat16, torch.float16])
+def test_small_shares_of_a_step_move_the_average(of_weights):
+    module = nn.Linear(1, 1, bias=False).to(of_weights)
+    average = WeightAverage(module, 1e6)
+    with torch.no_grad():
+        module.weight.fill_(1.0)
+        average.begin()
+        module.weight.fill_(1.0625)
+    for _ in range(2_000):
+        average.update(1)
+    expected = 1.0625 - 0.0625 * 2 ** (-2_000 / 1e6)
+    assert average.tensors["weight"].item() == pytest.approx(expected, rel=1e-12)
+    with average.shown():
+        assert module.weight.dtype == of_weights
+        assert module.weight.item() == average.tensors["weight"].to(of_weights).item()
+    assert module.weight.item() == 1.0625
+
+
+def test_the_row_of_a_stack_has_the_precision_of_one_network():
+    half_life = torch.tensor([[1e6]], dtype=torch.float64)
+    buffer = torch.full((1, 1), 3.0)
+    average = torch.ones(1, 1, dtype=torch.float64)
+    averages = {"mean": average.clone()}
+    weights = torch.full((1, 1), 1.0625)
+    rows = Rows(weights, weights, {}, {}, {"mean": buffer}, weights, average, averages, half_life)
+    for _ in range(2_000):
+        rows.update_average(torch.ones(1, 1))
+    share = 2 ** (-2_000 / 1e6)
+    assert rows.average.item() == pytest.approx(1.0625 - 0.0625 * share, rel=1e-12)
+    assert averages["mean"].item() == pytest.approx(3 - 2 * share, rel=1e-12)
+    assert rows.checked_weights.dtype == rows.checked_buffers["mean"].dtype == torch.float32
+
+
+def test_a_parameter_that_is_trained_later_has_an_average_of_its_own():
+    first = nn.Linear(1, 1)
+    second = nn.Linear(1, 1)
+    module = nn.Sequential(first, second)
+    first.requires_grad_(False)
+    with torch.no_grad():
+        first.weight.fill_(2.0)
+    average = WeightAverage(module, HALF_LIFE)
+    average.begin()
+    average.update(10)
+    assert average.tensors["0.weight"].item() == 2.0
+    first.requires_grad_(True)
+    second.requires_grad_(False)
+    with torch.no_grad():
+        first.weight.fill_(0.0)
+    average.update(100)
+    with average.shown():
+        assert first.weight.item() == pytest.approx(1.0)
+    assert first.weight.item() == 0.0
 
 
 @pytest.mark.parametrize("value", [-1.0, float("inf"), True, "100"])
@@ -217,3 +279,78 @@ def test_the_loss_on_the_noisy_quadratic_is_the_closed_form(options):
         (losses[half_life],) = result.curve["val_loss"]
         assert losses[half_life] == pytest.approx(expected_loss(half_life), rel=0.04)
     assert losses[100.0] < 0.7 * losses[1e-3]
+
+
+class Line(LightningModule):
+    """One weight, which begins at 1."""
+
+    def __init__(self, fails: bool = False):
+        super().__init__()
+        self.line = nn.Linear(1, 1, bias=False)
+        nn.init.ones_(self.line.weight)
+        self.fails = fails
+
+    def training_step(self, batch, batch_idx):
+        return self.line(batch[0]).square().mean()
+
+    def validation_step(self, batch, batch_idx):
+        self.log("val_error", self.line(batch[0]).abs().mean())
+        if self.fails and self.global_step:
+            raise KeyboardInterrupt
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), 0.1)
+
+
+def fit(module, callbacks, steps=4, **options):
+    data = DataLoader(TensorDataset(torch.ones(8 * steps, 1)), batch_size=8)
+    return tiny.fit(module, data, data, callbacks=callbacks, max_steps=steps, **options)
+
+
+def test_an_interrupted_validation_gives_the_weights_back():
+    module = Line(fails=True)
+    callback = AverageCallback(HALF_LIFE)
+    with pytest.raises((KeyboardInterrupt, SystemExit)):
+        fit(module, [callback])
+    assert callback.average is not None
+    # Each step multiplies the weight by 1 - 2 x 0.1.
+    assert module.line.weight.item() == pytest.approx(0.8**4)
+    assert callback.average.tensors["line.weight"].item() > 0.8
+
+
+@pytest.mark.parametrize("others", [GoalErrorCallback(0.1), PruningCallback(0.5)])
+def test_another_order_of_the_callbacks_is_refused(others):
+    callbacks = [others, AverageCallback(HALF_LIFE)]
+    if isinstance(others, PruningCallback):
+        callbacks.reverse()
+    with refuses("callbacks", type(others).__name__):
+        fit(Line(), callbacks)
+
+
+@pytest.mark.parametrize(("saved", "resumed"), [(0.0, 100.0), (100.0, 50.0), (100.0, 0.0)])
+def test_a_checkpoint_of_another_half_life_is_refused(tmp_path, saved, resumed):
+    path = tmp_path / "average.ckpt"
+    fit(Line(), [AverageCallback(saved)], steps=2).save_checkpoint(path)
+    with refuses(AVERAGE_KEY, resumed):
+        fit(Line(), [AverageCallback(resumed)], ckpt_path=path)
+    continued = AverageCallback(saved)
+    fit(Line(), [continued], ckpt_path=path)
+    unbroken = AverageCallback(saved)
+    fit(Line(), [unbroken])
+    if saved:
+        assert continued.average is not None and unbroken.average is not None
+        assert continued.average.tensors == unbroken.average.tensors
+
+
+def average_on_a_rank() -> float:
+    callback = AverageCallback(HALF_LIFE)
+    fit(Line(), [callback], steps=2)
+    assert callback.average is not None
+    return callback.average.tensors["line.weight"].item()
+
+
+def test_the_examples_of_ranks_with_different_batches_are_added():
+    expected = 1.0
+    for step in (1, 2):  # on 8 examples at each rank
+        expected += share_of_step(16, HALF_LIFE) * (0.8**step - expected)
+    assert same_on_ranks(2, average_on_a_rank) == pytest.approx(expected, rel=1e-6)

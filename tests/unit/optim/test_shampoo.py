@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from lit_dps.optim import RULES
+from lit_dps.optim import RULES, StackedUpdate
+from lit_dps.pruning.mask_changes import mask_optimizer_state
 from lit_dps.testing import check_rule
 
 EPSILON, RATE, STEPS = 1e-6, 0.1, 5
@@ -68,3 +69,41 @@ def test_a_filter_is_a_row():
     start, gradient = random(4, 2, 3), random(4, 2, 3, seed=1)
     as_matrix = train(start.view(4, 6), [gradient.view(4, 6)])
     torch.testing.assert_close(train(start, [gradient]).view(4, 6), as_matrix)
+
+
+def test_a_moving_mask_leaves_the_matrices_of_a_square_layer():
+    parameter = nn.Parameter(random(4, 4))
+    optimizer = RULES["shampoo"].make([parameter], RATE, {"epsilon": EPSILON, "weight_decay": 0.0})
+    gradient = random(4, 4, seed=1)
+    parameter.grad = gradient.clone()
+    optimizer.step()
+    mask_optimizer_state(optimizer, [(parameter, torch.eye(4, dtype=torch.float64))])
+    state = optimizer.state[parameter]
+    torch.testing.assert_close(state["left"], gradient @ gradient.T)
+    torch.testing.assert_close(state["right"], gradient.T @ gradient)
+
+
+def test_the_state_of_single_weights_is_known():
+    for dimensions in (1, 2, 4):
+        assert RULES["shampoo"].elementwise_state(dimensions) == set()
+        assert RULES["momentum"].elementwise_state(dimensions) == {"momentum_buffer"}
+    assert RULES["muon"].elementwise_state(2) == {"momentum_buffer"}
+
+
+@pytest.mark.parametrize("shape", [(3, 3), (3,)])
+def test_a_network_that_diverges_does_not_stop_the_others(shape):
+    start = torch.stack([random(*shape), random(*shape, seed=1)])
+    gradients = torch.stack([random(*shape, seed=2), torch.full(shape, torch.nan).double()])
+    update = StackedUpdate(RULES["shampoo"], {"w": start[0]})
+    state = update.flat_state({"w": start[0]}, {})
+    state = {name: tensor.repeat(2, 1) for name, tensor in state.items()}
+    weights = start.flatten(1).clone()
+    numbers = {}
+    for name, value in (("epsilon", EPSILON), ("weight_decay", 0.0)):
+        numbers[name] = torch.full((2, 1), value, dtype=torch.float64)
+    ones = torch.ones(2, 1, dtype=torch.float64)
+    update(weights, gradients.flatten(1).clone(), state, RATE * ones, numbers, ones)
+    alone = train(start[0], [gradients[0]])
+    torch.testing.assert_close(weights[0].view(shape), alone)
+    assert weights[1].isnan().all()
+    assert train(start[1], [gradients[1]]).isnan().all()

@@ -130,6 +130,15 @@ def test_another_sparsity_and_files_without_masks_are_refused(tmp_path):
     with refuses("study.sparsities", 0.6) as refused:
         mask("from_file", network(small()), 0.6, path=path)
     assert "keeps 422 of 843 weights" in str(refused.value)
+    # The advice is accepted, also for a network of many weights.
+    large = tmp_path / "large.pt"
+    keep = torch.zeros(25_557_032, dtype=torch.bool)
+    keep[:2_556_789] = True
+    torch.save({"weight": keep}, large)
+    with refuses("study.sparsities", 0.9) as refused:
+        pruner_of("from_file", {"path": str(large)}).check_sparsity(0.9)
+    advised = float(str(refused.value).partition("must be ")[2].partition(",")[0])
+    pruner_of("from_file", {"path": str(large)}).check_sparsity(advised)
     with refuses("pruning.options.weights", True):
         mask("from_file", network(small()), 0.5, path=path, weights=True)
     with refuses(PATH_KEY):

@@ -18,7 +18,7 @@ def test_two_of_each_four_weights_along_the_input_are_kept():
     check_pruner("two_four", sparsities=[0.5])
     module = toy_network(4, 20)
     masks = mask("two_four", network(module), 0.5)
-    # The filters have 9 inputs, which are not divisible by 4.
+    # The filters have 1 input channel.
     assert {*masks} == {"4.weight", "6.weight"}
     for name, keep in masks.items():
         groups = keep.view(keep.shape[0], keep.shape[1] // 4, 4)
@@ -48,3 +48,16 @@ def test_the_loops_train_it_to_the_same_result():
     kept = [2 * kept == total for kept, total in results[0].kept.values()]
     assert kept and all(kept)
     assert torch.tensor(results[0].curve["train_loss"]).isfinite().all()
+
+
+def test_a_group_of_a_convolution_is_4_input_channels():
+    module = nn.Conv2d(8, 3, 3, bias=False)
+    keep = mask("two_four", network(module), 0.5)["weight"]
+    groups = keep.view(3, 2, 4, 3, 3)
+    assert (groups.sum(2) == 2).all()
+    sizes = module.weight.detach().abs().view(groups.shape)
+    largest = sizes.topk(2, dim=2).values.amin(2, keepdim=True)
+    assert torch.equal(groups, sizes >= largest)
+    # 2 input channels with 2 x 2 filters have 8 inputs, but no group of 4 channels.
+    with refuses("pruning.method", "two_four"):
+        mask("two_four", network(nn.Conv2d(2, 3, 2)), 0.5)

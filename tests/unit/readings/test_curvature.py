@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from contextlib import ExitStack
 
 import pytest
@@ -79,3 +80,13 @@ def test_each_loop_reads_the_same():
             values = result.readings["curvature"][column]
             assert values == pytest.approx(results[0].readings["curvature"][column], rel=1e-3)
             assert len(values) == len(result.curve["step"]) and all(values)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_weights_that_diverged_have_no_curvature(value):
+    run = ToyRun(0.0)
+    with torch.no_grad():
+        next(run.module.parameters()).fill_(value)
+    with ExitStack() as stack:
+        read = Curvature(batches=2, iterations=3).read(Moment("curvature", 1, run, stack))
+    assert math.isnan(read["top_eigenvalue"]) and math.isnan(read["batch_sharpness"])
