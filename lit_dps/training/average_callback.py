@@ -53,18 +53,11 @@ class AverageCallback(Callback):
             record_batches(trainer)
 
     def _check_order(self, trainer: Trainer) -> None:
-        """Raise ConfigError unless pruning precedes the average, and the goal follows it."""
-        # That module imports this one.
-        from lit_dps.training.goal_callback import GoalErrorCallback
-
-        callbacks = list(lightning_private.callbacks_of(trainer))
-        place = callbacks.index(self)
-        for i, callback in enumerate(callbacks):
-            name = type(callback).__name__
-            if isinstance(callback, PruningCallback) and i > place:
+        """Raise ConfigError if pruning follows the average."""
+        for callback in _callbacks_after(trainer, self):
+            if isinstance(callback, PruningCallback):
+                name = type(callback).__name__
                 raise ConfigError("callbacks", name, f"{name} before {type(self).__name__}")
-            if isinstance(callback, GoalErrorCallback) and i < place:
-                raise ConfigError("callbacks", name, f"{name} after {type(self).__name__}")
 
     def on_load_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
@@ -150,6 +143,20 @@ class AverageCallback(Callback):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._resumed = state_dict.get("average")
+
+
+def refuse_later_average(trainer: Trainer, goal: Callback) -> None:
+    """Raise ConfigError if an average follows the goal, which would not check it."""
+    for callback in _callbacks_after(trainer, goal):
+        if isinstance(callback, AverageCallback) and callback.half_life:
+            name = type(goal).__name__
+            raise ConfigError("callbacks", name, f"{name} after {type(callback).__name__}")
+
+
+def _callbacks_after(trainer: Trainer, callback: Callback) -> list[Callback]:
+    """Return the callbacks that follow one in the list of a trainer."""
+    callbacks = list(lightning_private.callbacks_of(trainer))
+    return callbacks[callbacks.index(callback) + 1 :]
 
 
 @contextmanager

@@ -21,7 +21,7 @@ from lit_dps.core.unit import EXAMPLES, STEPS
 from lit_dps.module import weights_finite
 from lit_dps.parallel import ranks
 from lit_dps.parallel.ddp import SharedBatchDDP
-from lit_dps.training.average_callback import showing_average
+from lit_dps.training.average_callback import refuse_later_average, showing_average
 from lit_dps.training.early_check import EarlyCheck
 from lit_dps.training.example_count import SpentOfSteps, examples_of, record_batches
 from lit_dps.training.local_sgd_callback import show_mean
@@ -236,6 +236,7 @@ class GoalErrorCallback(Callback):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage != "fit" or lightning_private.is_fast_dev_run(trainer):
             return
+        refuse_later_average(trainer, self)
         # The integer 1 means one batch.
         is_count = isinstance(trainer.limit_val_batches, int)
         if is_count or trainer.limit_val_batches != 1.0:
