@@ -16,12 +16,14 @@ from lightning.pytorch import LightningDataModule, Trainer
 from lit_dps.core.config import StudyConfig
 from lit_dps.core.goal import VALIDATION_ERROR
 from lit_dps.core.identity import one_spelling
+from lit_dps.core.registry import named_class
 from lit_dps.core.search_space import Choices, space_to_dict
 from lit_dps.core.statistic import MINIMUM
 from lit_dps.core.trial_config import GoalConfig, PruningConfig, identity_of
 from lit_dps.data import ImageData
 from lit_dps.models import MLP, SimpleCNN
 from lit_dps.module import ImageClassifier
+from lit_dps.pruning import PRUNERS, FromFile, Pruner
 from lit_dps.pruning.from_file import content_hash
 from lit_dps.readings.registry import resolve_readings
 from lit_dps.storage.schema import UNREAD
@@ -32,8 +34,6 @@ from lit_dps.training.workload import Workload, class_paths, classes_in, locate,
 SPACE = "study.space"
 GRID = "study.grid"
 BATCH_SIZE_KEY = "study.batch_size_key"
-
-FROM_FILE = "from_file"  # the pruning method whose file belongs to the identity
 
 # Version of how trials of users' modules are seeded, pruned and accumulated. Protocol 1 was
 # never released.
@@ -112,7 +112,8 @@ def _pruning_of(pruning: PruningConfig, study: StudyConfig) -> dict[str, Any]:
     identity = identity_of(pruning, _names_below("pruning.", study.axes))
     methods = study.axes.get("pruning.method", [pruning.method])
     options = pruning.options or {}
-    if FROM_FILE in methods and "path" in options:
+    kinds = [named_class("pruning.method", str(name), PRUNERS, Pruner) for name in methods]
+    if "path" in options and any(issubclass(kind, FromFile) for kind in kinds):
         content = content_hash(str(options["path"]))
         identity["options"] = {**options, "path": f"sha256:{content}"}
     return identity

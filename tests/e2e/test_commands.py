@@ -207,7 +207,7 @@ def little(config: Path, data: Path) -> list[str]:
         options += ["--data.root", str(data)]
     if "batch" in content:
         # A run of one example, so that the batch has its whole size at the second step.
-        options += ["--batch.options", "{start: 0.25, examples: 1}"]
+        options += ["--batch.options", "{start: 0.5, examples: 1}"]
     if "train_examples" in content["data"].get("init_args", {}):
         options += ["--data.train_examples", "50"]
     return ["study", "--config", str(config), *options, *space, "--trainer.accelerator", "cpu"]

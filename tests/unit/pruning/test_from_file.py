@@ -15,7 +15,7 @@ from lit_dps.data import Digits
 from lit_dps.models import MLP
 from lit_dps.module import ImageClassifier
 from lit_dps.pruning import pruner_of
-from lit_dps.pruning.from_file import PATH_KEY, read_masks
+from lit_dps.pruning.from_file import PATH_KEY, FromFile, read_masks
 from lit_dps.training import PruningCallback
 from lit_dps.training.workload import Workload
 from tests.support import tiny
@@ -151,10 +151,11 @@ def test_another_sparsity_and_files_without_masks_are_refused(tmp_path):
             mask("from_file", network(small()), 0.5, path=str(tmp_path / name))
 
 
-def study(path, sparsities, **grid):
+def study(path, sparsities, method="from_file", **grid):
     space = {"model.learning_rate": Range(1e-3, 1.0, "log")}
     config = StudyConfig(batch_sizes=[16], sparsities=sparsities, grid=grid, space=space, trials=1)
-    return setup_of(config, StorageConfig(), WORKLOAD, GOAL, options(path), {"interval": None})
+    pruning = {**options(path), "method": method}
+    return setup_of(config, StorageConfig(), WORKLOAD, GOAL, pruning, {"interval": None})
 
 
 def test_a_study_refuses_before_it_creates_anything(checkpoint):
@@ -166,14 +167,19 @@ def test_a_study_refuses_before_it_creates_anything(checkpoint):
         check(study(path, [0.8], **{PATH_KEY: [str(path), "other"]}))
 
 
-def test_the_content_of_the_file_is_the_identity_and_not_its_path(checkpoint, tmp_path):
+class Flipped(FromFile):
+    """A subclass, which another package may have."""
+
+
+@pytest.mark.parametrize("method", ["from_file", "lit_dps.pruning.FromFile", f"{__name__}.Flipped"])
+def test_the_content_of_the_file_is_the_identity_and_not_its_path(method, checkpoint, tmp_path):
     path, expected, _ = checkpoint
     data = Digits(batch_size=16)
     data.prepare_data()
     data.setup("fit")
     copied = tmp_path / "copy.ckpt"
     copied.write_bytes(path.read_bytes())
-    identity = study(path, [0.8]).identity(data)
-    assert study(copied, [0.8]).identity(data) == identity
+    identity = study(path, [0.8], method).identity(data)
+    assert study(copied, [0.8], method).identity(data) == identity
     torch.save({name: keep.flip(0) for name, keep in expected.items()}, copied)
-    assert study(copied, [0.8]).identity(data) != identity
+    assert study(copied, [0.8], method).identity(data) != identity
