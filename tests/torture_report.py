@@ -15,19 +15,6 @@ from tests.e2e.commands import FAST
 from tests.torture_faults import Fault
 
 CELLS = 4
-TEXT = """# Reliability
-
-`make torture` kills processes of small studies, causes other faults, and compares each study with an
-undisturbed one. A study that resumes after a fault keeps its results, and ends with the same ones.
-
-- *Lost* results were stored, but are missing or different at the end.
-- *Changed* results differ from the results of an undisturbed study on as many ranks, in any stored
-  value but times. A row that counts tables compared only the tables.
-- *Doubled* results belong to a point that already has a result.
-
-{kills}
-{faults}
-{tested}"""
 KILLS = "## Processes that are killed at random"
 KILLS_TEXT = """
 {about}
@@ -52,48 +39,6 @@ process holds no lock here. The table below has the case of a process with a loc
 |---|---|---|---|---|---|
 {rows}
 """
-TESTED_TEXT = """## Faults that only a test tries
-
-If a database is missing or damaged, the trials without a copy are lost. The printed line reports it.
-
-| fault | reaction of the next command | test |
-|---|---|---|
-{rows}
-"""
-# What happens, what the next command does, and the file of its test
-TESTED = (
-    (
-        "a connection to PostgreSQL is cut",
-        "one line, exit code 2; the trial runs again",
-        "storage/test_store_shared",
-    ),
-    ("the clock is set back after trials failed", "retries them", "study/test_failures"),
-    (
-        "the database is deleted, or cut to 0 bytes",
-        "names cause and remedy, starts no new study",
-        "storage/test_lost_study",
-    ),
-    (
-        "the database is overwritten",
-        "names cause and remedy, writes nothing",
-        "storage/test_lost_study",
-    ),
-    (
-        "Ctrl-C comes again while the first one is counted",
-        "one line, exit code 130",
-        "parallel/test_interrupt",
-    ),
-    (
-        "a process is suspended while it holds the lock of the storage or of MLflow's file",
-        "waits, and after 10 s names the process and how to continue or end it",
-        "storage/test_announced_lock",
-    ),
-    (
-        "another program's Optuna study has the name",
-        "one line, nothing is written",
-        "storage/test_foreign_studies",
-    ),
-)
 
 
 @dataclass
@@ -161,25 +106,34 @@ class Report:
 def page(
     reports: Sequence[Report], faults: Sequence[Fault], arguments: Sequence[str], known: str = ""
 ) -> str:
-    """Return the page as Markdown.
+    """Return the page as Markdown: the known page with the sections that were run.
 
     Args:
         reports: Of killed processes, by storage.
         faults: Of other kinds.
         arguments: Of the command.
-        known: The page so far. A section that was not run stays as it is there.
+        known: The page so far. Its other text stays.
     """
     about = about_run(arguments)
-    kills_section, faults_section = section_of(known, KILLS), section_of(known, FAULTS)
-    if reports:
-        rows = "\n".join(map(row_of_report, reports))
-        kills_section = KILLS + "\n" + KILLS_TEXT.format(about=about, rows=rows)
-    if faults:
-        rows = "\n".join(map(row_of_fault, faults))
-        faults_section = FAULTS + "\n" + FAULTS_TEXT.format(about=about, rows=rows)
-    tested = [f"| {what} | {then} | `tests/unit/{file}.py` |" for what, then, file in TESTED]
-    tested_section = TESTED_TEXT.format(rows="\n".join(tested))
-    return TEXT.format(kills=kills_section, faults=faults_section, tested=tested_section)
+    for heading, template, rows in (
+        (KILLS, KILLS_TEXT, [row_of_report(report) for report in reports]),
+        (FAULTS, FAULTS_TEXT, [row_of_fault(fault) for fault in faults]),
+    ):
+        if rows:
+            text = f"{heading}\n" + template.format(about=about, rows="\n".join(rows))
+        else:
+            text = section_of(known, heading)
+        known = with_section(known, heading, text)
+    return known
+
+
+def with_section(page: str, heading: str, text: str) -> str:
+    """Return the page with this text as the section of this heading, appended if it is missing."""
+    before, heading_found, rest = page.partition(f"{heading}\n")
+    if not heading_found:
+        return f"{page}{text}\n"
+    _, next_heading, after = rest.partition("\n## ")
+    return f"{before}{text}{next_heading}{after}"
 
 
 def about_run(arguments: Sequence[str]) -> str:
