@@ -42,6 +42,7 @@ SEES["advice"] = SEES["forecast"] | {"forecast"}
 SEES["advising"] = {"advice"}
 SEES["cli"] = SEES["advice"] | {"advice", "replication"}
 SEES["api"] = SEES["cli"] | {"cli"}
+SEES["__main__"] = {"cli"}
 
 # Third-party package -> the only places that import it.
 ONLY_IN = {
