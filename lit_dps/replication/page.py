@@ -39,7 +39,7 @@ _WORDS = """\
 B is the batch size, S the share of pruned weights, K\\* the fewest optimizer steps to the goal of
 any trial. The law is K\\* = c1 / B + c2, and B_crit = c1 / c2. L, beta, Delta and epsilon are terms
 of the theory: smoothness, gradient variance, loss to go, squared gradient
-([glossary](glossary.md)).
+([glossary](concepts.md#glossary)).
 """
 _CRITICAL = """\
 The paper reads critical batch sizes off its curves, where linear scaling ends, as powers of two.
