@@ -22,7 +22,7 @@ COST_EXPONENT = 0.4
 # Standard deviation of log K of a run between repetitions of seed and search, if it is unknown.
 TYPICAL_NOISE = 0.1
 # Standard deviation of log K of one run between seeds, about the quartiles in
-# docs/studies/repeats.md.
+# docs/results.md#repeats.
 SEED_SPREAD = 0.2
 
 
