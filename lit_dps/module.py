@@ -24,7 +24,7 @@ class ImageClassifier(LightningModule):
     Args:
         network: Maps images to logits, shape (batch, classes); any `nn.Module`, by class path.
         optimizer: Name of an update rule of `lit_dps.optim.RULES`, "sgd", "momentum", "nesterov",
-            "adam", "adamw", "lion", "muon" or "shampoo", or the class path of another
+            "adam", "adamw", "lion", "muon", "shampoo" or "soap", or the class path of another
             `lit_dps.optim.Rule`.
         learning_rate: Initial learning rate, above 0.
         momentum: Momentum in [0, 1), of momentum, nesterov and muon.
@@ -32,11 +32,11 @@ class ImageClassifier(LightningModule):
             `lit_dps.optim.RateSchedule`.
         decay_steps: Step at which a schedule ends, warm-up included.
         end_factor: Final learning rate of a schedule as a share of the initial one.
-        beta1, beta2: Decay of the averages of adam, adamw, lion and muon's AdamW, in [0, 1). The
-            authors of Lion take 0.9 and 0.99.
-        epsilon: Added by adam, adamw and muon's AdamW to the root of the second average, and by
-            shampoo to its eigenvalues, above 0.
-        weight_decay: Weight decay of adam, adamw, lion, muon and shampoo, 0 or more.
+        beta1, beta2: Decay of the averages of adam, adamw, lion, soap and muon's AdamW, in [0, 1).
+            The authors of Lion take 0.9 and 0.99, the authors of SOAP 0.95 and 0.95.
+        epsilon: Added by adam, adamw, soap and muon's AdamW to the root of the second average, and
+            by shampoo to its eigenvalues, above 0.
+        weight_decay: Weight decay of adam, adamw, lion, muon, shampoo and soap, 0 or more.
         label_smoothing: Share of a label that is spread evenly over all classes, in [0, 1)
             (Szegedy et al. 2016, Section 7; Shallue et al. 2019 search 0, 0.01 and 0.1). It changes
             the training loss, which pruning uses too; `val_loss` is the plain cross-entropy.
@@ -45,6 +45,7 @@ class ImageClassifier(LightningModule):
         warmup_steps: First steps, in which the rate rises linearly. For a warm-up in examples see
             `lit_dps.training.ScheduleScalingCallback`.
         decay_share: Share of the steps after the warm-up in which wsd decays linearly, in (0, 1].
+        refresh_steps: Updates after which soap refreshes its eigenbasis, at least 1.
 
     Raises:
         ConfigError: for a value out of its range; by `configure_optimizers`, for a network without
@@ -68,6 +69,7 @@ class ImageClassifier(LightningModule):
         adamw_ratio: float = 1.0,
         warmup_steps: int = 0,
         decay_share: float = 0.2,
+        refresh_steps: int = 10,
     ):
         super().__init__()
         rule_named(optimizer)  # raises for an unknown name
@@ -87,6 +89,8 @@ class ImageClassifier(LightningModule):
                 raise ConfigError(f"model.{key}", number, "a number above 0")
         if not weight_decay >= 0:
             raise ConfigError("model.weight_decay", weight_decay, "a number of 0 or more")
+        if refresh_steps < 1:
+            raise ConfigError("model.refresh_steps", refresh_steps, "1 or more updates")
         RateSchedule(schedule, decay_steps, end_factor, warmup_steps, decay_share).check()
         self.save_hyperparameters(ignore=["network"])
         self.network = network

@@ -52,7 +52,7 @@ _FREE_TRAINER = {
 _ADDED = {
     ImageClassifier: (
         *("beta1", "beta2", "epsilon", "weight_decay", "label_smoothing"),
-        *("adamw_ratio", "warmup_steps", "decay_share"),
+        *("adamw_ratio", "warmup_steps", "decay_share", "refresh_steps"),
     ),
     ImageData: ("train_examples",),
     SimpleCNN: ("width", "depth"),

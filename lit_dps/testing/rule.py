@@ -24,6 +24,7 @@ NUMBERS = {
     "beta2": 0.95,
     "epsilon": 1e-6,
     "weight_decay": 0.05,
+    "refresh_steps": 2,
 }
 OTHER_NUMBER = 0.5  # of a hyperparameter with another name
 # The networks of a stack have other rates and hyperparameters, because rows must not be mixed.

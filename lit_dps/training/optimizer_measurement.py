@@ -183,13 +183,17 @@ def _has_decoupled_decay(optimizer: Optimizer, group: Mapping[str, Any]) -> bool
     """Return True if the effect of weight decay does not depend on the size of the gradient."""
     if not group.get("weight_decay"):
         return None
-    effects = []
-    for scale in (1.0, GRADIENT_FACTOR):
-        gradients = [scale * _random((4, 4), 1)]
-        decayed = _last_update(optimizer, group, gradients, weight_decay=MEASURED_DECAY)
-        effects.append(decayed - _last_update(optimizer, group, gradients))
-    size = float(effects[0].norm())
-    return size > 0 and float((effects[1] - effects[0]).norm()) < SAME * size
+    # The first step of SOAP does not move the weights.
+    for steps in (1, 2):
+        effects = []
+        for scale in (1.0, GRADIENT_FACTOR):
+            gradients = [scale * _random((4, 4), 1)] * steps
+            decayed = _last_update(optimizer, group, gradients, weight_decay=MEASURED_DECAY)
+            effects.append(decayed - _last_update(optimizer, group, gradients))
+        size = float(effects[0].norm())
+        if size > 0:
+            return float((effects[1] - effects[0]).norm()) < SAME * size
+    return False
 
 
 def _random(shape: tuple[int, ...], seed: int) -> Tensor:

@@ -19,7 +19,7 @@ from tests.unit.engines.test_engine import quiet  # noqa: F401
 from tests.unit.engines.test_stack_lockstep import EXAMPLES, GOAL, trials, workload
 
 RULES_OF_PAGE = {"my_rule": "SIGN", "my_lars": "LARS"}
-NAMED_RULES = ("lion", "muon", "shampoo")
+NAMED_RULES = ("lion", "muon", "shampoo", "soap")
 
 
 @pytest.fixture(params=[*RULES_OF_PAGE, *NAMED_RULES])
@@ -62,6 +62,7 @@ def asked(rule):
         "lars": [0.3, 0.1, 0.2],
         "muon": [0.02, 0.01, 0.005],
         "shampoo": [0.1, 0.05, 0.02],
+        "soap": [0.01, 0.005, 0.003],
     }.get(rule.name, [0.001, 0.0005, 0.002])
     return trials(Cell(16, 0.8), rates=rates)
 

@@ -22,7 +22,7 @@ from tests.support.errors import raises_about
 from tests.support.tensor_rules import LARS, SHAMPOO
 
 GIVEN = {"momentum": 0.9, "beta1": 0.8, "beta2": 0.99, "epsilon": 1e-6, "weight_decay": 0.05}
-GIVEN |= {"adamw_ratio": 0.5}
+GIVEN |= {"adamw_ratio": 0.5, "refresh_steps": 2}
 
 
 def module(seed: int = 0, network=lambda: MLP((1, 8, 8), (16,))) -> ImageClassifier:

@@ -20,7 +20,7 @@ from tests.support.setups import sections
 # Recorded once; a recorded identity must never change.
 RECORDED = json.loads(lzma.decompress(Path(__file__).with_name("identities.json.xz").read_bytes()))
 # Arguments of the module that were added later, with their defaults.
-ADDED = {"adamw_ratio": 1.0, "warmup_steps": 0, "decay_share": 0.2}
+ADDED = {"adamw_ratio": 1.0, "warmup_steps": 0, "decay_share": 0.2, "refresh_steps": 10}
 SECTIONS = ("goal", "pruning", "smoothness", "optim", "local")
 
 

@@ -30,6 +30,7 @@ HYPERPARAMETERS = {
     "epsilon": 1e-8,
     "weight_decay": 0.1,
     "adamw_ratio": 0.5,
+    "refresh_steps": 2,
 }
 CURVATURE = torch.tensor([[3.0, 1.0], [1.0, 2.0]], dtype=torch.float64)
 
