@@ -31,6 +31,7 @@ from lit_dps.cli.command_line import CommandLine
 from lit_dps.cli.config_file import SECTION_CLASSES
 from lit_dps.cli.parser import CommandParser
 from lit_dps.cli.verbs import summary
+from lit_dps.core.exit_codes import ExitCode
 from lit_dps.pruning import PRUNERS
 
 DOCS = Path(__file__).parent
@@ -114,6 +115,11 @@ def keys_page() -> str:
         rows = [(f"`{option}`", meaning) for option, meaning in _options(verb)]
         table = _rows(("option", "meaning"), rows) if rows else "It has none of its own."
         parts.append(f"### lit-dps {verb}\n\n{text[0].upper()}{text[1:]}\n\n{table}")
+    codes = [(f"{code.value}", code.meaning) for code in ExitCode]
+    parts.append(
+        "## Exit codes\n\n`lit_dps.core.exit_codes.ExitCode` names them.\n\n"
+        + _rows(("exit code", "meaning"), codes)
+    )
     return "\n\n".join(part.strip() for part in parts) + "\n"
 
 

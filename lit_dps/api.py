@@ -16,7 +16,7 @@ import yaml
 from lit_dps.cli import leave_if_unguarded
 from lit_dps.core.config import StorageConfig
 from lit_dps.core.errors import ConfigError, Unguarded, UserError
-from lit_dps.parallel.process import INTERRUPTED
+from lit_dps.core.exit_codes import ExitCode
 from lit_dps.report.notebook import Study
 from lit_dps.storage.read import open_elsewhere, read_study
 
@@ -89,11 +89,11 @@ def run(config: str | Path | Mapping[str, Any], accept_code_change: bool = False
         code = study.main(command)
     except Unguarded as error:
         print(f"lit-dps: error: {error}", file=sys.stderr)
-        raise SystemExit(2) from None
+        raise SystemExit(ExitCode.REFUSED) from None
     except UserError as error:
         error.args = (command.with_source(error),)
         raise
-    if code == INTERRUPTED:
+    if code == ExitCode.INTERRUPTED:
         raise KeyboardInterrupt
     return load(command.study_name, command.storage.optuna_url)
 
@@ -278,7 +278,7 @@ def _advise(argv: list[str]) -> Advice:
     except UserError as error:
         error.args = (command.with_source(error),)
         raise
-    if code == INTERRUPTED:
+    if code == ExitCode.INTERRUPTED:
         raise KeyboardInterrupt
     if not answers:
         raise UserError("all first trials failed; stderr has the reason")

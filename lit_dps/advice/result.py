@@ -20,12 +20,10 @@ from lit_dps.analysis.intervals import Interval
 from lit_dps.analysis.law import Law
 from lit_dps.analysis.observations import AT_LEAST, AT_MOST
 from lit_dps.analysis.tables import aligned, records, significant, three_digits
+from lit_dps.core.exit_codes import ExitCode
 from lit_dps.core.text import format_duration
 
 FORMAT = 1  # of the document
-# Exit codes of the command.
-ANSWERED = 0
-NOT_IDENTIFIABLE = 3
 BOUNDS = {0: "exact", AT_LEAST: "at least", AT_MOST: "at most"}
 UNCERTAIN = ("steps", "hours", "device_hours", "cost")  # columns of the table with limits
 
@@ -106,7 +104,7 @@ class Advice:
     @property
     def exit_code(self) -> int:
         """The exit code of the command."""
-        return ANSWERED if self.is_answered else NOT_IDENTIFIABLE
+        return ExitCode.DONE if self.is_answered else ExitCode.NO_RESULT
 
     @property
     def text(self) -> str:

@@ -42,11 +42,11 @@ from lit_dps.advice.user_workload import (
 )
 from lit_dps.core.environment import SOURCES, changes_since
 from lit_dps.core.errors import ConfigError, StorageError, UserError, first_line
+from lit_dps.core.exit_codes import ExitCode
 from lit_dps.core.text import format_duration
 from lit_dps.core.trial import LIGHTNING, Cell, Trial
 from lit_dps.core.unit import STEPS
 from lit_dps.parallel.process import (
-    INTERRUPTED,
     Interrupted,
     StopRequest,
     cpu_wait_seconds,
@@ -59,7 +59,7 @@ from lit_dps.storage.read import read_study
 from lit_dps.storage.schema import PROBES_SUFFIX
 from lit_dps.study.display import LEAVING
 from lit_dps.study.environment import environment_of
-from lit_dps.study.failures import FAILED, AllFail
+from lit_dps.study.failures import AllFail
 from lit_dps.study.noise import short_run
 from lit_dps.study.preflight.check import check_study
 from lit_dps.study.setup import StudySetup
@@ -123,8 +123,8 @@ def run_advice(
         on_answer: Called with the answer once it is printed.
 
     Returns:
-        The exit code: 0 with a recommendation; 3 if none is possible; 1 if all first trials fail;
-        130 if the run was interrupted.
+        The exit code: `ExitCode.DONE` with a recommendation, `NO_RESULT` without one, `FAILED` if
+        all first trials fail, `INTERRUPTED`.
 
     Raises:
         UserError: for wrong configuration, data or storage, before anything is created.
@@ -165,7 +165,7 @@ def _check_and_ask(
             proposal = settle_max_steps(setup, options, stored, stop)
         except Interrupted as signal:
             print(f"\ninterrupted by {signal}: nothing was stored")
-            return INTERRUPTED
+            return ExitCode.INTERRUPTED
     if proposal is not None:
         goal = dataclasses.replace(setup.goal, max_steps=proposal.max_steps)
         setup = dataclasses.replace(setup, goal=goal)
@@ -324,10 +324,10 @@ def _ask_and_answer(
             f"\ninterrupted by {signal}: the measurements so far are stored; the same command "
             "resumes"
         )
-        return INTERRUPTED
+        return ExitCode.INTERRUPTED
     except AllFail as error:
         print(f"lit-dps: error: {error}", file=sys.stderr)
-        return FAILED
+        return ExitCode.FAILED
     advice = publish_answer(question)
     _save_time(clock)
     print_end(clock)

@@ -14,6 +14,8 @@ from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING
 
+from lit_dps.core.exit_codes import ExitCode, exit_code_lines
+
 if TYPE_CHECKING:  # its import takes time
     from lit_dps.cli.command_line import CommandLine
 
@@ -38,14 +40,12 @@ VERBS = (
 REPORTS = ("analyze", "figures")  # verbs that print their progress at a terminal
 # Verbs that need PyTorch and Lightning, whose imports take seconds.
 TRAIN = ("fit", "validate", "test", "study", "advise", "masks", "init")
-# Exit code, as in `lit_dps.parallel.process`, whose import takes time.
-INTERRUPTED = 130
 # When the last command began, on the monotonic clock. Its imports count towards its budget.
 began = time.monotonic()
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run a command line, and return its exit code: 2 for an error that the user can fix."""
+    """Run a command line, and return its exit code, an `ExitCode`."""
     global began
     began = time.monotonic()
     is_whole_process = argv is None
@@ -60,14 +60,14 @@ def main(argv: list[str] | None = None) -> int:
     if not argv or argv[0] in ("-h", "--help"):
         print(_list_of_verbs())
         if not argv:
-            return 2
+            return ExitCode.REFUSED
         return 0
     if argv[0] not in VERBS:
         return _refuse(_unknown_verb(argv[0]))
     if imports_user_code(argv):
         append_current_folder()
     code = _run(argv)
-    if is_whole_process and code == INTERRUPTED:
+    if is_whole_process and code == ExitCode.INTERRUPTED:
         # The process ends. Another signal would only print a traceback of its last steps, or change
         # the exit code.
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -79,11 +79,13 @@ def _list_of_verbs() -> str:
     """Return the help of `lit-dps`: a line for each verb, from its docstring."""
     from lit_dps.cli.verbs import summary
 
+    codes = "\n".join(exit_code_lines())
     verbs = "\n".join(f"  {verb:12} {summary(verb)}" for verb in VERBS)
     return (
         "usage: lit-dps VERB [FILE] [--KEY VALUE ...]\n\n"
         "Measures how batch size and sparsity affect the number of training steps.\n\n"
         f"{verbs}\n\n"
+        f"Exit codes:\n{codes}\n\n"
         "lit-dps VERB --help lists the options of a verb.\n"
         "To begin: lit-dps configs quickstart, then lit-dps study quickstart.yaml"
     )
@@ -143,7 +145,7 @@ def _ended_by_interrupt() -> Iterator[None]:
 
     def leave(signum: int, frame: object) -> None:
         os.write(2, b"\nlit-dps: interrupted\n")
-        os._exit(INTERRUPTED)
+        os._exit(ExitCode.INTERRUPTED)
 
     handler = signal.getsignal(signal.SIGINT)
     if handler is not signal.default_int_handler:  # the caller handles the signal
@@ -202,7 +204,7 @@ def _run(argv: list[str]) -> int:
     except (KeyboardInterrupt, Interrupted):
         # While a study runs, it handles signals itself.
         print("\nlit-dps: interrupted", file=sys.stderr)
-        return INTERRUPTED
+        return ExitCode.INTERRUPTED
 
 
 def _prints_help(argv: Sequence[str]) -> bool:
@@ -261,4 +263,4 @@ def _refuse(message: str) -> int:
     from lit_dps.core.text import escape
 
     print(f"lit-dps: error: {escape(' '.join(message.split()))}", file=sys.stderr)
-    return 2
+    return ExitCode.REFUSED

@@ -16,8 +16,9 @@ from lit_dps.cli.options import AnalyzeOptions, add_options, take_options
 from lit_dps.cli.parser import CommandParser, new_parser
 from lit_dps.core.atomic_write import check_folder
 from lit_dps.core.config import StorageConfig, StudyConfig
+from lit_dps.core.exit_codes import ExitCode
 from lit_dps.report.fixed_data import fixed_data_text
-from lit_dps.report.no_result import NO_RESULT, ended_without_result
+from lit_dps.report.no_result import ended_without_result
 from lit_dps.report.publish import figures_folder, publish
 from lit_dps.report.scale_up import scale_of, scale_up_text
 from lit_dps.report.text import parts_of
@@ -122,7 +123,7 @@ def _mlflow_hint(storage: StorageConfig) -> str:
 
 def _exit_code(study: Analysis) -> int:
     if ended_without_result(study.cells):
-        return NO_RESULT
+        return ExitCode.NO_RESULT
     return 0
 
 

@@ -20,10 +20,10 @@ from lit_dps.cli.parser import new_parser
 from lit_dps.cli.study import read_setup
 from lit_dps.core.config import StorageConfig
 from lit_dps.core.errors import ConfigError, UserError
+from lit_dps.core.exit_codes import ExitCode
 from lit_dps.core.record import StudyRecord
 from lit_dps.core.text import shorten
 from lit_dps.core.trial import Status, text_of
-from lit_dps.parallel.process import INTERRUPTED
 from lit_dps.storage.ownership import foreign_modules, was_run_by_user
 from lit_dps.storage.read import read_study, study_uid
 from lit_dps.study.retrain import compare_with_stored, retrain, stored_trial
@@ -61,7 +61,7 @@ def main(command: CommandLine) -> int:
             print("checkpoint: none was written")
     print(f"{attempt.outcome}; {compare_with_stored(attempt, stored)}")
     if attempt.status is None:
-        return INTERRUPTED
+        return ExitCode.INTERRUPTED
     return int(attempt.status is Status.FAILED)
 
 

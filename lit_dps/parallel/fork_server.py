@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 
 from lit_dps.core.errors import Unguarded
+from lit_dps.core.exit_codes import ExitCode
 from lit_dps.parallel.process import SIGNALS
 
 # The system libraries of macOS do not survive a fork.
@@ -141,7 +142,7 @@ def _die_with_parent() -> None:
     parent = multiprocessing.parent_process()  # the process that called `start`, not the server
     if parent is not None:
         parent.join()
-        os._exit(1)
+        os._exit(ExitCode.FAILED)
 
 
 @contextmanager

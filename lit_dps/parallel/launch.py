@@ -29,6 +29,7 @@ from torch.distributed.distributed_c10d import PrefixStore, Store, _set_pg_timeo
 from torch.distributed.rendezvous import rendezvous
 
 from lit_dps.core.errors import Unguarded, UserError
+from lit_dps.core.exit_codes import ExitCode
 from lit_dps.parallel import fork_server as processes
 from lit_dps.parallel import ranks
 
@@ -231,7 +232,7 @@ def _end_process(reason: str) -> None:
     print(f"lit-dps: error: {reason}", file=sys.stderr, flush=True)
     for child in multiprocessing.active_children():
         child.kill()
-    os._exit(2)
+    os._exit(ExitCode.REFUSED)
 
 
 @contextmanager
@@ -289,7 +290,7 @@ def _follow(
         with joined(store, rank, world, gpu):
             follow(*args)
     except ranks.RankLost:
-        sys.exit(2)  # rank 0 reports it, or is the one that died
+        sys.exit(ExitCode.REFUSED)  # rank 0 reports it, or is the one that died
     except UserError as error:
         print(f"lit-dps: error: rank {rank}: {' '.join(str(error).split())}", file=sys.stderr)
-        sys.exit(2)
+        sys.exit(ExitCode.REFUSED)

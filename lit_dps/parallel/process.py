@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from lit_dps.core.exit_codes import ExitCode
+
 SWITCH = "LIT_DPS_KEEP_MEMORY"  # environment variable; 0 switches `keep_freed_memory` off
 _ALLOCATOR_VARIABLES = ("MALLOC_MMAP_MAX_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_")
 # Parameters of mallopt(3), from <malloc.h>.
@@ -57,7 +59,6 @@ def cpu_wait_seconds() -> float:
 
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
-INTERRUPTED = 130  # exit code of a process that Ctrl-C ended
 RESUMES = "results that were stored are kept; the same command resumes the study"
 
 
@@ -169,7 +170,7 @@ def interruptible(stop: StopRequest, message: str = "") -> Iterator[None]:
     def leave_at_once(name: str) -> None:
         if message and not stop.reported:
             os.write(2, f"\ninterrupted by {name}: {RESUMES}\n".encode())
-        os._exit(INTERRUPTED)
+        os._exit(ExitCode.INTERRUPTED)
 
     def unraisable(lost: sys.UnraisableHookArgs) -> None:
         if isinstance(lost.exc_value, Interrupted):

@@ -14,7 +14,6 @@ from lit_dps.core.record import StudyRecord
 from lit_dps.core.search_space import Range
 from lit_dps.core.trial import Status, TrialResult
 
-NO_RESULT = 3  # exit code of a study whose trials all ended, none of them at the goal
 # A run is still improving if its best value is in the last part of its checks.
 LAST_PART = 0.25
 # Heads of the columns of the tables that count trials by how they ended.

@@ -14,7 +14,6 @@ from lit_dps.core.errors import StorageError, UserError
 from lit_dps.core.trial import Cell, Status, TrialResult
 
 FIRST = 3  # a study ends if its first 3 trials all fail
-FAILED = 1  # exit code of a study with failed trials
 # Trials that always fail in the same place, at least twice, will probably fail again.
 EQUAL_FAILURES = 2
 # Errors of disks, networks, memory and other processes may disappear without a change.

@@ -20,18 +20,18 @@ from lit_dps.analysis.summary import summarize
 from lit_dps.core.config import StorageConfig
 from lit_dps.core.environment import KEY, SOURCES
 from lit_dps.core.errors import StorageError, Unguarded
+from lit_dps.core.exit_codes import ExitCode
 from lit_dps.core.record import StudyRecord
 from lit_dps.parallel import ranks
 from lit_dps.parallel.fork_server import unguarded
 from lit_dps.parallel.gpus import gpus_of_workers
 from lit_dps.parallel.process import (
-    INTERRUPTED,
     RESUMES,
     Interrupted,
     StopRequest,
     interruptible,
 )
-from lit_dps.report.no_result import NO_RESULT, ended_without_result
+from lit_dps.report.no_result import ended_without_result
 from lit_dps.report.publish import figures_folder, publish
 from lit_dps.storage.ownership import remember
 from lit_dps.storage.read import read_study
@@ -51,7 +51,7 @@ from lit_dps.study.display import (
     print_line_at_terminal,
 )
 from lit_dps.study.environment import environment_of
-from lit_dps.study.failures import FAILED, AllFail, Failures
+from lit_dps.study.failures import AllFail, Failures
 from lit_dps.study.noise import first_guess
 from lit_dps.study.preflight.check import check_study
 from lit_dps.study.progress import Progress, ProgressLog, RunPlan
@@ -71,8 +71,6 @@ from lit_dps.study.sources import refuse_changed_sources, source_hashes
 from lit_dps.study.workers import all_ranks, follow_torchrun
 from lit_dps.tracking.pages import CELLS, CURVES, page_address, view_key
 from lit_dps.training.checkpoint_files import clear_checkpoints
-
-WAITING = 4  # exit code: all remaining trials are run by other processes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,9 +104,9 @@ def run_study(setup: StudySetup, options: RunOptions = RunOptions()) -> int:
         options: Options of this run.
 
     Returns:
-        The exit code: 0; 1 if trials failed; 3 (`NO_RESULT`) if all trials ended and none reached
-        the goal; `WAITING` if only trials of other processes remain; 130 if it was interrupted. The
-        same call resumes the study.
+        The exit code: `ExitCode.FAILED` if trials failed, `NO_RESULT` if all trials ended and none
+        reached the goal, `WAITING` if only trials of other processes remain, `INTERRUPTED` or
+        `DONE`. The same call resumes the study.
 
     Raises:
         UserError: if configuration, data or storage are refused, before anything is created.
@@ -122,14 +120,14 @@ def run_study(setup: StudySetup, options: RunOptions = RunOptions()) -> int:
             run = _prepare(setup, stop, options)
         except Interrupted as signal:
             print(f"\ninterrupted by {signal}: nothing was run or stored")
-            return INTERRUPTED
+            return ExitCode.INTERRUPTED
         try:
             return run.run()
         except Interrupted as signal:
             # A second signal came while the results after the first one were counted.
             if not stop.reported:
                 print(f"\ninterrupted by {signal}: {RESUMES}")
-            return INTERRUPTED
+            return ExitCode.INTERRUPTED
 
 
 def _prepare(setup: StudySetup, stop: StopRequest, options: RunOptions) -> _StudyRun:
@@ -226,14 +224,14 @@ class _StudyRun:
             code = self._publish(record, trained=remaining > 0)
         except Interrupted as signal:
             self._report_interruption(signal)
-            return INTERRUPTED
+            return ExitCode.INTERRUPTED
         except AllFail as error:
             print(f"lit-dps: error: {error}", file=sys.stderr)
-            return FAILED
+            return ExitCode.FAILED
         summary = failures.summary()
         if summary:
             print(f"lit-dps: {summary}", file=sys.stderr)
-            return FAILED
+            return ExitCode.FAILED
         # torchrun would report any other exit code as the crash of a rank.
         return 0 if ranks.started_by_torchrun() else code
 
@@ -315,13 +313,13 @@ class _StudyRun:
             trained: Whether this run trained trials.
 
         Returns:
-            0, `NO_RESULT` or `WAITING`.
+            0, `ExitCode.NO_RESULT` or `ExitCode.WAITING`.
         """
         if trained:
             others = self._claim_report()
             if others is not None:
                 print(f"study {self.name}: {others.reason}")
-                return WAITING if others.is_running else 0
+                return ExitCode.WAITING if others.is_running else 0
         # Other processes may store results while this one trains or waits for its ranks.
         if trained or ranks.started_by_torchrun():
             record = read_study(self.url, self.name)
@@ -355,7 +353,7 @@ class _StudyRun:
         """Write, log and print the result of a study.
 
         Returns:
-            0, or `NO_RESULT` if all trials ended and none reached the goal.
+            0, or `ExitCode.NO_RESULT` if all trials ended and none reached the goal.
         """
         storage = self.setup.storage
         is_running = any(record.running.values())
@@ -368,7 +366,7 @@ class _StudyRun:
         sys.stderr.flush()
         pages = _mlflow_pages(storage, self.mlflow.experiment_id, self.name)
         print(f"\n{text}\n{retrain_hint(analysis, storage)}{pages}", flush=True)
-        return NO_RESULT if ended_without_result(analysis.cells) else 0
+        return ExitCode.NO_RESULT if ended_without_result(analysis.cells) else 0
 
     def _report_interruption(self, signal: Interrupted) -> None:
         """Print how many trials remain after a signal."""

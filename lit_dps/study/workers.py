@@ -22,13 +22,13 @@ import torch
 
 from lit_dps.core.attempt import Attempt
 from lit_dps.core.errors import Unguarded, UserError
+from lit_dps.core.exit_codes import ExitCode
 from lit_dps.core.trial import Status, TrialResult
 from lit_dps.engines.engine import Engine
 from lit_dps.parallel import fork_server as processes
 from lit_dps.parallel import launch, ranks
 from lit_dps.parallel.gpus import worker_environment
 from lit_dps.parallel.process import (
-    INTERRUPTED,
     Interrupted,
     StopRequest,
     defer_signals,
@@ -293,7 +293,7 @@ def _worker(setup: StudySetup, sender: Connection, leaving: Event, reports_progr
         try:
             sender.send(message)
         except BrokenPipeError:  # the parent was killed
-            os._exit(1)
+            os._exit(ExitCode.FAILED)
 
     with interruptible(stop):
         try:
@@ -370,7 +370,7 @@ def follow_torchrun(setup: StudySetup) -> int:
         try:
             _follow(setup, stop)
         except Interrupted:
-            return INTERRUPTED
+            return ExitCode.INTERRUPTED
     return 0
 
 
@@ -381,7 +381,7 @@ def _follow_parent(setup: StudySetup) -> None:
         _import_sources(setup)
     except UserError as error:  # the first rank only notices that this one ended
         print(f"lit-dps: error: {error}", file=sys.stderr, flush=True)
-        raise SystemExit(2) from None
+        raise SystemExit(ExitCode.REFUSED) from None
     with interruptible(stop), suppress(Interrupted):
         _follow(setup, stop)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from lit_dps.report.no_result import NO_RESULT
+from lit_dps.core.exit_codes import ExitCode
 from lit_dps.storage.read import read_study
 from lit_dps.training.checkpoint_files import CheckpointFile, steps_saved
 from tests.e2e.commands import FAST, run, run_here, start, table
@@ -40,7 +40,7 @@ def whole(tmp_path_factory):
     done = run_here(
         folder, *LONG, *BUDGET, "--study.trials", 2, "--study.checkpoint_minutes", "null"
     )
-    assert done.returncode == NO_RESULT, done.stderr
+    assert done.returncode == ExitCode.NO_RESULT, done.stderr
     assert not (folder / "mlruns" / "checkpoints").exists()
     return folder
 
@@ -78,7 +78,7 @@ def test_a_long_trial_goes_on_where_it_was(tmp_path, whole, sent, workers):
     assert len(found(tmp_path)) < 2
 
     done = run(tmp_path, *LONG, *BUDGET, *options)
-    assert done.returncode == NO_RESULT, done.stderr
+    assert done.returncode == ExitCode.NO_RESULT, done.stderr
     steps = re.findall(r"B=16 S=0\.5 point \d resumes from step (\d+)", done.stderr)
     assert steps and all(0 < int(step) < STEPS for step in steps), done.stderr
     assert table(tmp_path) == table(whole)
@@ -107,7 +107,7 @@ def test_a_trial_that_paused_in_a_heat_goes_on_with_the_next(tmp_path, monkeypat
             minutes,
         )
         done = run_here(folder, *LONG, "--goal.max_steps", 1280, *options)
-        assert done.returncode == NO_RESULT, done.stderr
+        assert done.returncode == ExitCode.NO_RESULT, done.stderr
         assert "goes on" not in done.stderr, "a pause is no news"
     assert went_on == [None, None, ("point-0", 320), ("point-1", 320)], (
         "without files nobody looks for one"
@@ -137,11 +137,11 @@ def test_a_trial_of_two_ranks_goes_on_too(tmp_path):
     os.kill(process.pid, signal.SIGKILL)
     process.wait(60)
     done = run(folders[0], *saved)
-    assert done.returncode == NO_RESULT, done.stderr
+    assert done.returncode == ExitCode.NO_RESULT, done.stderr
     assert len(re.findall(r"B=16 S=0\.5 point 0 resumes from step \d+", done.stderr)) == 1, (
         done.stderr
     )
     done = run(folders[1], *LONG, *ddp)
-    assert done.returncode == NO_RESULT, done.stderr
+    assert done.returncode == ExitCode.NO_RESULT, done.stderr
     assert found(folders[0]) == found(folders[1])
     assert not (folders[0] / "mlruns" / "checkpoints").exists(), "nothing is left"

@@ -14,9 +14,9 @@ import torch
 import yaml
 
 from lit_dps.core.attempt import Attempt
+from lit_dps.core.exit_codes import ExitCode
 from lit_dps.core.trial import Trial
 from lit_dps.pruning import isometry
-from lit_dps.report.no_result import NO_RESULT
 from lit_dps.storage.samplers import sobol_point
 from tests.e2e.commands import FAST, ROOT, environment, real, run
 from tests.support.setups import check
@@ -254,8 +254,8 @@ def test_a_shipped_config_of_each_data_set_is_studied_and_analyzed(
     config = ROOT / "configs" / f"{name}.yaml"
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["lit-dps"])
-    assert main(little(config, small_data)) == NO_RESULT
-    assert main(["analyze", "--config", str(config)]) == NO_RESULT
+    assert main(little(config, small_data)) == ExitCode.NO_RESULT
+    assert main(["analyze", "--config", str(config)]) == ExitCode.NO_RESULT
     assert "missed goal" in capsys.readouterr().out
     folders = {path.name for path in (tmp_path / "mlruns" / "figures" / name).glob("goal-*")}
     assert folders == ({"goal-0.14"} if name.startswith("fashion") else set())

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from lit_dps.report.no_result import NO_RESULT
+from lit_dps.core.exit_codes import ExitCode
 from lit_dps.storage.read import read_study
 from tests.e2e.commands import FAST, run_here
 
@@ -20,7 +20,7 @@ def folder(tmp_path_factory):
 
 def test_the_first_guess_is_told_stored_and_reported(folder):
     first = run_here(folder, "study", "--config", FAST, *SMALL, "--study.trials", 1)
-    assert first.returncode == NO_RESULT
+    assert first.returncode == ExitCode.NO_RESULT
     noise = read_study(f"sqlite:///{folder}/mlruns/study.db", "fast").noise
     assert (noise.batch_size, noise.readings, noise.resolved) == (16, 64, True)
     assert (
@@ -37,7 +37,7 @@ def test_it_is_measured_once(folder):
 def test_it_can_be_switched_off(folder):
     other = ("--study.trials", 1, "--study.noise_scale", False, "--study.name", "off")
     off = run_here(folder, "study", "--config", FAST, *SMALL, *other)
-    assert off.returncode == NO_RESULT and "noise scale" not in off.stderr + off.stdout
+    assert off.returncode == ExitCode.NO_RESULT and "noise scale" not in off.stderr + off.stdout
 
 
 def test_what_cannot_be_read_is_said_and_the_study_goes_on(folder):
@@ -53,7 +53,7 @@ def test_what_cannot_be_read_is_said_and_the_study_goes_on(folder):
         "one",
     )
     done = run_here(folder, "study", "--config", FAST, *one)
-    assert done.returncode == NO_RESULT
+    assert done.returncode == ExitCode.NO_RESULT
     assert (
         "noise scale not measured: NoiseScaleCallback cannot halve a batch of 1 example"
         in done.stderr

@@ -16,9 +16,8 @@ from pathlib import Path
 import mlflow
 import pytest
 
-from lit_dps.report.no_result import NO_RESULT
+from lit_dps.core.exit_codes import ExitCode
 from lit_dps.study import run as study_run
-from lit_dps.study.run import WAITING
 from tests.e2e.commands import (
     FAST,
     FAST_TRIALS,
@@ -106,7 +105,7 @@ def test_a_power_cut_that_puts_the_database_back(tmp_path, unbroken):
 
 def test_a_database_that_may_not_grow_is_one_line_and_loses_nothing(tmp_path, call, unbroken):
     one = ("--study.batch_sizes", "[64]", "--study.sparsities", "[0]", "--study.trials", "1")
-    assert call(*STUDY, *one).code == NO_RESULT
+    assert call(*STUDY, *one).code == ExitCode.NO_RESULT
     database = tmp_path / "mlruns" / "study.db"
     before, (soft, hard) = results(database), resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (database.stat().st_size + 8192, hard))
@@ -162,7 +161,7 @@ def test_three_processes_begin_at_once_in_an_empty_folder(tmp_path, unbroken, mo
     processes = [start(tmp_path, *STUDY) for _ in range(3)]
     codes = [process.wait(400) for process in processes]
     said = (tmp_path / "output.txt").read_text()
-    assert 0 in codes and {*codes} <= {0, WAITING}, said
+    assert 0 in codes and {*codes} <= {0, ExitCode.WAITING}, said
     assert "warning" not in said
     assert results(tmp_path / "mlruns" / "study.db") == dict.fromkeys(FAST_TRIALS, 1)
     assert logged(f"sqlite:///{tmp_path}/mlruns/mlflow.db") == dict.fromkeys(FAST_TRIALS, 1)

@@ -17,7 +17,7 @@ import pytest
 from sqlalchemy import NullPool, create_engine, text
 from sqlalchemy.exc import DBAPIError
 
-from lit_dps.study.run import WAITING
+from lit_dps.core.exit_codes import ExitCode
 from tests.e2e.commands import FAST, FAST_TRIALS, environment, run, start, table
 from tests.support.postgres import free_port
 from tests.torture import QUERY
@@ -84,8 +84,8 @@ def test_eight_processes_finish_a_study_with_exactly_the_declared_points(
     processes = [begin(folder, *study) for folder in folders]
     codes = [process.wait(500) for process in processes]
     said = outputs(folders)
-    assert {*codes} <= {0, WAITING}, said
-    assert codes.count(WAITING) == sum("still run by process" in text for text in said)
+    assert {*codes} <= {0, ExitCode.WAITING}, said
+    assert codes.count(ExitCode.WAITING) == sum("still run by process" in text for text in said)
     assert stored(postgres) == dict.fromkeys(FAST_TRIALS, 1), "a point was lost or run twice"
     assert not any("s3cret" in text for text in said), "a password was printed"
     wrote = [folder for folder in folders if (folder / "mlruns" / "figures").exists()]
@@ -124,7 +124,7 @@ def test_the_trial_of_a_killed_process_is_run_again_by_others(tmp_path, postgres
     wait_for(8)
     assert processes[0].poll() is None
     processes[0].kill()
-    assert processes[1].wait(500) in (0, WAITING), outputs(folders)
+    assert processes[1].wait(500) in (0, ExitCode.WAITING), outputs(folders)
     if sum(stored(postgres).values()) < len(
         FAST_TRIALS
     ):  # the last cells' trials were still its own: once more
@@ -188,7 +188,7 @@ def test_an_mlflow_server_shows_what_several_processes_log(tmp_path, mlflow_serv
     study += ("--study.batch_sizes", "[64]", "--study.trials", 2)
     processes = [begin(tmp_path, *study) for _ in range(2)]
     codes = [process.wait(300) for process in processes]
-    assert 0 in codes and {*codes} <= {0, WAITING}, outputs([tmp_path])
+    assert 0 in codes and {*codes} <= {0, ExitCode.WAITING}, outputs([tmp_path])
     assert f"{mlflow_server}/#/experiments/" in outputs([tmp_path])[0]
     client = mlflow.MlflowClient(mlflow_server)
     experiments = [e.experiment_id for e in client.search_experiments()]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from lit_dps.core.errors import Unguarded
-from lit_dps.report.no_result import NO_RESULT
+from lit_dps.core.exit_codes import ExitCode
 from tests.e2e.commands import FAST, real, results, run_forked
 
 pytestmark = pytest.mark.slow
@@ -50,7 +50,7 @@ def test_a_script_with_a_guard_runs_a_study(tmp_path):
     done = run_script(
         tmp_path, f"from lit_dps.cli import main\nif __name__ == '__main__':\n    {call}\n"
     )
-    assert done.returncode == NO_RESULT, done.stderr
+    assert done.returncode == ExitCode.NO_RESULT, done.stderr
     assert len(results(tmp_path / "mlruns" / "study.db")) == 4
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lit_dps.report.no_result import NO_RESULT
+from lit_dps.core.exit_codes import ExitCode
 from tests.zoo.animals.callbacks import Counter
 from tests.zoo.run import spec
 from tests.zoo.verify import assert_refused, assert_works
@@ -77,7 +77,7 @@ def test_a_callback_of_the_user(zoo, monkeypatch):
 def test_another_list_of_callbacks_is_another_study(zoo):
     counter = {"class_path": "tests.zoo.animals.callbacks.Counter"}
     assert_works(zoo(trainer={"callbacks": [counter]}, **ONE))
-    assert zoo(trainer={"callbacks": [counter]}, **ONE).code == NO_RESULT
+    assert zoo(trainer={"callbacks": [counter]}, **ONE).code == ExitCode.NO_RESULT
     for other in ({}, {"callbacks": [counter, {"class_path": f"{LIGHTNING}ModelSummary"}]}):
         refused = zoo(trainer=other, **ONE)
         assert refused.code == 2, refused.out

@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 
-from lit_dps.report.no_result import NO_RESULT
+from lit_dps.core.exit_codes import ExitCode
 from tests.zoo.run import spec
 from tests.zoo.verify import assert_refused, assert_works
 
@@ -70,6 +70,6 @@ def test_batches_accumulated_by_hand_are_no_batch_size(zoo):
 
 def test_examples_in_another_dimension(zoo):
     outcome = zoo("edges.OnFeaturesFirst", "edges.TimeFirst", **NEVER)
-    assert outcome.code == NO_RESULT, outcome.err
+    assert outcome.code == ExitCode.NO_RESULT, outcome.err
     assert {result.status for result in outcome.results} == {"incomplete"}
     assert all(result.flags == {} for result in outcome.results)

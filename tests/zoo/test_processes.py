@@ -8,7 +8,7 @@ import dataclasses
 import pytest
 import yaml
 
-from lit_dps.report.no_result import NO_RESULT
+from lit_dps.core.exit_codes import ExitCode
 from lit_dps.storage.read import read_study
 from tests.e2e.commands import run
 from tests.zoo.run import Outcome, spec
@@ -31,7 +31,7 @@ def again(outcome: Outcome, *options: object) -> list:
     config = yaml.safe_load((outcome.folder / "zoo.yaml").read_text())
     (folder / "zoo.yaml").write_text(yaml.safe_dump(config))
     done = run(folder, "study", "--config", "zoo.yaml", *options)
-    assert done.returncode == NO_RESULT, done.stderr
+    assert done.returncode == ExitCode.NO_RESULT, done.stderr
     record = read_study(f"sqlite:///{folder}/mlruns/study.db", "zoo")
     return [
         dataclasses.replace(r, seconds=0.0) for cell in record.cells for r in record.results[cell]

@@ -14,7 +14,7 @@ import lit_dps
 from lit_dps.analysis.tables import records
 from lit_dps.cli.command_line import CommandLine
 from lit_dps.core.errors import StorageError, Unguarded, UserError
-from lit_dps.parallel.process import INTERRUPTED
+from lit_dps.core.exit_codes import ExitCode
 from tests.e2e.commands import FAST
 from tests.support.errors import raises_about, refuses
 from tests.support.fake_study import law_study
@@ -166,7 +166,7 @@ def test_a_study_without_a_name_is_called_after_its_file_and_a_dict_study(tmp_pa
 
     def main(command: CommandLine) -> int:
         asked.append(command.study_name)
-        return INTERRUPTED
+        return ExitCode.INTERRUPTED
 
     monkeypatch.setattr(lit_dps.cli.study, "main", main)
     monkeypatch.chdir(tmp_path)

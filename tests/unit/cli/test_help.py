@@ -12,6 +12,7 @@ from lit_dps.cli import VERBS, main, shipped
 from lit_dps.cli import help as ours
 from lit_dps.cli.config_file import SECTION_CLASSES
 from lit_dps.cli.options import OPTIONS, docs_of, option_of
+from lit_dps.core.exit_codes import ExitCode
 from tests.e2e.commands import ROOT
 
 
@@ -50,7 +51,15 @@ def test_the_list_of_verbs_has_a_line_for_each(capsys):
     assert main(["--help"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= ours.WIDTH
-    assert [line.split()[0] for line in lines if line.startswith("  ")] == list(VERBS)
+    codes = [str(code.value) for code in ExitCode]
+    assert [line.split()[0] for line in lines if line.startswith("  ")] == [*VERBS, *codes]
+
+
+def test_each_exit_code_has_one_sentence_in_the_help(capsys):
+    main(["--help"])
+    lines = capsys.readouterr().out.splitlines()
+    for code in ExitCode:
+        assert f"  {code.value:<4} {code.meaning}" in lines
 
 
 def test_the_files_of_the_package_are_those_of_the_repository():

@@ -11,9 +11,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from lit_dps.core.exit_codes import ExitCode
 from lit_dps.core.trial import Cell, Status, Trial
 from lit_dps.parallel.process import (
-    INTERRUPTED,
     Interrupted,
     StopRequest,
     defer_signals,
@@ -144,7 +144,9 @@ def test_a_signal_that_cannot_be_raised_ends_the_process_with_one_line(kind, rep
     argv = [sys.executable, "-c", THIRD, kind, reported]
     done = subprocess.run(argv, capture_output=True, text=True, env=environment())
     said = [line for line in done.stderr.splitlines() if line]
-    assert (done.returncode, done.stdout, len(said)) == (INTERRUPTED, "", lines), done.stderr
+    assert (done.returncode, done.stdout, len(said)) == (ExitCode.INTERRUPTED, "", lines), (
+        done.stderr
+    )
     assert said[0] == "SIGINT: leaving"
 
 
@@ -173,7 +175,7 @@ def test_a_second_signal_while_the_first_is_counted_is_one_line(tmp_path, monkey
     if when == "reporting":
         monkeypatch.setattr(run, "publish", publish)
     done = run_here(tmp_path, "study", "--config", FAST, "--study.workers", 1)
-    assert done.returncode == INTERRUPTED, done.stderr
+    assert done.returncode == ExitCode.INTERRUPTED, done.stderr
     assert done.stdout.count("SIGINT") == 1
     assert "Traceback" not in done.stderr + done.stdout
     assert "resumes" in done.stdout
@@ -209,7 +211,7 @@ sys.exit(code)
 def test_an_interrupt_of_a_command_is_one_line_and_130(when, second):
     argv = [sys.executable, "-c", IMPORTING, when, str(int(second))]
     done = subprocess.run(argv, capture_output=True, text=True, env=environment())
-    assert done.returncode == INTERRUPTED
+    assert done.returncode == ExitCode.INTERRUPTED
     assert done.stderr.strip() == "lit-dps: interrupted"
 
 
