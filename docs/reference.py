@@ -61,7 +61,7 @@ One file configures every command. `lit-dps VERB --help` explains these keys too
 their values. On the command line each is an option: `--study.trials 8`. `trainer` takes the arguments of Lightning's
 `Trainer`, `seed_everything` a number, for `fit`.
 `model` and `data` take `class_path` and `init_args` of your own classes, or of those [below](#model-and-data).
-[Your own model and data](own-code.md) and [running studies](running.md) say how keys are used together.
+[Your own model and data](own-code.md) and [running studies](studies.md) say how keys are used together.
 """
 
 PYTHON = """\
