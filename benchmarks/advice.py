@@ -1,7 +1,8 @@
 """Advice on public workloads of which it has seen a part, beside simpler rules.
 
-`python -m benchmarks advice` prints the tables of docs/advice-law.md. `python -m benchmarks.advice
---traces FOLDER` judges other workloads: kb_points.csv and step_time.csv there have the columns of
+`python -m benchmarks advice` prints the tables of docs/advice-tables.md, and `python -m
+benchmarks.advice --page docs/advice-tables.md` writes them. `python -m benchmarks.advice --traces
+FOLDER` judges other workloads: kb_points.csv and step_time.csv there have the columns of
 tests/data, or of the sources. pollux_validation.csv (noise scales along runs) is optional.
 """
 
@@ -379,16 +380,24 @@ def show(judged: Judged) -> str:
 
 
 def main() -> None:
-    """Print the tables."""
+    """Print the tables, or write their page."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
         "--traces", type=Path, default=os.environ.get("LIT_DPS_TRACES"), help="folder of other runs"
     )
-    folder = parser.parse_args().traces
+    parser.add_argument("--page", type=Path, help="Markdown file to write the tables to.")
+    arguments = parser.parse_args()
+    folder = arguments.traces
     if folder is not None and not (Path(folder) / "kb_points.csv").exists():
         print(f"skipped: no kb_points.csv in {folder}")
         return
-    print(show(measure(folder=None if folder is None else Path(folder))))
+    judged = measure(folder=None if folder is None else Path(folder))
+    if arguments.page is None:
+        print(show(judged))
+    else:
+        from benchmarks.advice_tables import page
+
+        arguments.page.write_text(page(judged), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -22,19 +22,46 @@ CLOSE = 0.15
 RESAMPLES = 4000
 
 
+PAGE = """# How well advice predicts: the tables
+
+<!-- made by python -m benchmarks.advice --page docs/advice-tables.md -->
+
+[Advice](advice.md#how-well-the-law-predicts) explains and summarizes these tables. The runs are
+medians over seeds of 20 public workloads of four sources
+([tests/data](../tests/data/README.md)).
+
+```bash
+python -m benchmarks.advice --page docs/advice-tables.md    # writes this page, in a minute
+```
+
+{tables}
+"""
+
+
+def page(judged: Judged) -> str:
+    """Return docs/advice-tables.md."""
+    return PAGE.format(tables=all_tables(judged).replace("### ", "## "))
+
+
 def all_tables(judged: Judged) -> str:
-    """Return all tables, as markdown."""
-    parts = (
-        losses(judged),
-        errors(judged),
-        points(judged),
-        coverage(judged),
-        priors(judged),
-        left_out(judged),
-        steps(judged),
+    """Return all tables with their headings, as markdown."""
+    sections = (
+        ("Time that the recommendation loses", losses),
+        ("Error of K", errors),
+        ("Error of K by distance, with three K or more", points),
+        ("Share of K in the 80 % interval", coverage),
+        ("Error of K by distance, with one K", priors),
+        ("The prior by the noise scale, without one workload", left_out),
+        ("Error of step times", steps),
+        ("The law of each workload, from all its batch sizes", laws),
     )
-    laws = table(["runs", "batch sizes", "law"], [list(row.values()) for row in judged.laws])
-    return "\n\n".join((*parts, laws))
+    parts = [f"### {heading}\n\n{section(judged)}" for heading, section in sections]
+    return "\n\n".join(parts)
+
+
+def laws(judged: Judged) -> str:
+    """Return the law of each workload."""
+    return table(["runs", "batch sizes", "law"], [list(row.values()) for row in judged.laws])
 
 
 def losses(judged: Judged) -> str:

@@ -1,7 +1,7 @@
 """How well the model of step times predicts those of public machines: held-out local batches and
 numbers of devices.
 
-`python -m benchmarks.step_model` prints the table of docs/advice-law.md.
+`python -m benchmarks.step_model` prints its table of docs/advice-tables.md.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Advice: an answer with what it rests on, as text, as a table, and as a document for machines.
 
-`Advice.to_dict` is what `--json` prints. docs/advise.md documents its fields.
+`Advice.to_dict` is what `--json` prints. docs/advice.md documents its fields.
 """
 
 from __future__ import annotations

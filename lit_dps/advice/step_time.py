@@ -34,7 +34,7 @@ EXACT_MISFIT = 0.005
 MIN_SHARE_OF_EXAMPLES = 0.01
 KNEE_GAIN = 0.8
 # The least standard error of log t of a prediction, on one and on several devices
-# (docs/advice-law.md).
+# (docs/advice.md).
 TYPICAL_ERROR = 0.05
 TYPICAL_ERROR_TOGETHER = 0.1
 # Added for each doubling beyond the timed local batches, and beyond the timed numbers of devices:
