@@ -1,6 +1,6 @@
-"""The performance table of docs/speed.md: a line for each thing that a report measured.
+"""The performance table of docs/scaling.md: a line for each thing that a report measured.
 
-    python -m benchmarks.summary benchmarks/results/REPORT.json docs/speed.md
+    python -m benchmarks.summary benchmarks/results/REPORT.json docs/scaling.md
 
 puts it between the page's two marks.
 """

@@ -135,7 +135,7 @@ def test_the_trial_of_a_killed_process_is_run_again_by_others(tmp_path, postgres
 
 @pytest.fixture
 def mlflow_server(tmp_path):
-    """An MLflow server as docs/scaling-workers.md starts it; yields its address."""
+    """An MLflow server as docs/scaling.md starts it; yields its address."""
     port, folder = free_port(), tmp_path / "server"
     folder.mkdir()
     options = [

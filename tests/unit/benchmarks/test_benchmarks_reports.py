@@ -55,7 +55,7 @@ def test_the_table_of_the_docs_is_that_of_the_newest_report():
     # A report of one section, such as of a GPU, has no table of the docs.
     newest = [file for file in reports if "protocol" in read(file).sections][-1]
     path = str(newest.with_suffix(".md").relative_to(ROOT))
-    page = (ROOT / "docs" / "speed.md").read_text()
+    page = (ROOT / "docs" / "scaling.md").read_text()
     assert summary.put(summary.summary(read(newest), path), page) == page
 
 

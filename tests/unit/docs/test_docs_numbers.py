@@ -26,7 +26,7 @@ def test_savings_of_the_readme_are_those_of_the_benchmark(batch_size):
     plain = batch_size.replace(",", "")
     rows = [
         line
-        for line in (ROOT / "docs/speed.md").read_text().splitlines()
+        for line in (ROOT / "docs/scaling.md").read_text().splitlines()
         if f"B = {plain}, " in line
     ]
     ranges = [
