@@ -132,7 +132,7 @@ def lines_of_advice() -> Lines:
     """
     from lit_dps.cli import advise, main
 
-    settings = {"study.name": "question", "study.workers": 1, "goal.error": 0.3}
+    settings = {"study.name": "question", "study.workers": 1, "goal.error": 0.1}
     recorder = LinesRun(advise.main)
     with tempfile.TemporaryDirectory() as folder, recorder.recording():
         options = [f"--{key}={value}" for key, value in settings.items()]

@@ -17,6 +17,7 @@ from lit_dps.pruning.network import Network
 from lit_dps.pruning.pruner import Pruner
 
 PATH_KEY = "pruning.options.path"
+WEIGHTS_KEY = "pruning.options.weights"
 SUFFIX = "_mask"  # of masks of torch.nn.utils.prune
 SHOWN_NAMES = 3
 

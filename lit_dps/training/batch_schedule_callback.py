@@ -83,17 +83,21 @@ class BatchScheduleCallback(Callback):
         if self.rate_factors(1) is None:
             return
         if not isinstance(batch_size, int):
-            allowed = f"{NO_RATE_RULE} for {type(data).__name__}, which has no batch_size"
-            raise ConfigError(RATE_KEY, self.rate, allowed)
+            raise self._rate_error(f"for {type(data).__name__}, which has no batch_size")
         factors = self._config.rate_factors(batch_size * trainer.accumulate_grad_batches)
         if not pl_module.automatic_optimization:
-            allowed = f"{NO_RATE_RULE} with manual optimization, whose steps are not known before"
-            raise ConfigError(RATE_KEY, self.rate, allowed)
+            raise self._rate_error("with manual optimization, whose steps are not known before")
         for optimizer in trainer.optimizers:
             if not hasattr(optimizer, "register_step_pre_hook"):
-                allowed = f"{NO_RATE_RULE} for {type(optimizer).__name__}, which has no hooks"
-                raise ConfigError(RATE_KEY, self.rate, allowed)
+                raise self._rate_error(f"for {type(optimizer).__name__}, which has no hooks")
             self._hook(optimizer, factors)
+
+    def _rate_error(self, reason: str) -> ConfigError:
+        """Return the refusal of a rate that changes along the run, by the key that changes it."""
+        if self.rate == NO_RATE_RULE:
+            allowed = f"a schedule that keeps the learning rate {reason}"
+            return ConfigError(NAME_KEY, self.name, allowed)
+        return ConfigError(RATE_KEY, self.rate, f"{NO_RATE_RULE} {reason}")
 
     def _hook(self, optimizer: Optimizer, factors: RateFactors) -> None:
         """Let an optimizer scale its rates in each step."""

@@ -14,6 +14,8 @@ from lit_dps.core.errors import ConfigError
 from lit_dps.core.trial import Cell, Trial
 from lit_dps.engines.eligible import standard_data
 from lit_dps.engines.engine import Training
+from lit_dps.pruning import FromFile
+from lit_dps.pruning.from_file import WEIGHTS_KEY
 from lit_dps.readings.reading import KEY as READINGS_KEY
 from lit_dps.storage.samplers import sobol_point
 from lit_dps.study.data_hashes import check_validation_data, fingerprint
@@ -60,6 +62,7 @@ def _dry_run(setup: StudySetup, training: Training) -> tuple[LightningDataModule
     for trial in trials_with_each_value(setup, ["data"]):
         notes += check_validation_data(setup, trial)
     notes += _equal_weights_note(training, trials_with_each_value(setup, ["model"]))
+    notes += _loaded_weights_note(training, trials_with_each_value(setup, ["pruning"]))
     with deterministic_kernels() if setup.on_gpu else nullcontext():
         for trial in trials_with_each_value(setup):
             notes += check_resume(training, trial, setup)
@@ -188,6 +191,19 @@ def _equal_weights_note(training: Training, trials: Sequence[Trial]) -> list[str
         f"all points of the search begin with equal weights{where}: {module} loads them, or sets "
         "a seed. K* and study.repeats then do not include the variation between initial weights"
     ]
+
+
+def _loaded_weights_note(training: Training, trials: Sequence[Trial]) -> list[str]:
+    """Return a note if pruned networks begin with the weights of a file."""
+    for trial in trials:
+        pruner = training.pruning_callback(trial).pruner
+        if trial.cell.sparsity and isinstance(pruner, FromFile) and pruner.weights:
+            return [
+                "all points of the search begin with the weights of the file of masks "
+                f"({WEIGHTS_KEY}) in pruned cells. K* and study.repeats then do not include the "
+                "variation between initial weights"
+            ]
+    return []
 
 
 def _varied_values(trial: Trial, trials: Sequence[Trial]) -> str:

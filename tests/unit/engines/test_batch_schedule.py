@@ -193,6 +193,10 @@ def test_a_rate_that_cannot_follow_is_refused():
     callback = BatchScheduleCallback(**vars(WITH_RATE))
     with refuses("batch.rate", "sqrt"):
         fit(Manual(), datamodule=data, callbacks=[callback], max_steps=1)
+    # Seesaw lowers the rate without a rule for it.
+    seesaw = BatchScheduleCallback("seesaw", {"start": 0.25, "examples": 1024})
+    with refuses("batch.schedule", "seesaw"):
+        fit(Manual(), datamodule=data, callbacks=[seesaw], max_steps=1)
 
 
 def test_the_batches_are_the_order_of_the_loader():

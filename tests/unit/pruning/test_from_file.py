@@ -15,7 +15,8 @@ from lit_dps.data import Digits
 from lit_dps.models import MLP
 from lit_dps.module import ImageClassifier
 from lit_dps.pruning import pruner_of
-from lit_dps.pruning.from_file import PATH_KEY, FromFile, read_masks
+from lit_dps.pruning.from_file import PATH_KEY, WEIGHTS_KEY, FromFile, read_masks
+from lit_dps.study.preflight.dry_run import dry_run
 from lit_dps.training import PruningCallback
 from lit_dps.training.workload import Workload
 from tests.support import tiny
@@ -151,10 +152,10 @@ def test_another_sparsity_and_files_without_masks_are_refused(tmp_path):
             mask("from_file", network(small()), 0.5, path=str(tmp_path / name))
 
 
-def study(path, sparsities, method="from_file", **grid):
+def study(path, sparsities, method="from_file", weights=False, **grid):
     space = {"model.learning_rate": Range(1e-3, 1.0, "log")}
     config = StudyConfig(batch_sizes=[16], sparsities=sparsities, grid=grid, space=space, trials=1)
-    pruning = {**options(path), "method": method}
+    pruning = {**options(path, weights=weights), "method": method}
     return setup_of(config, StorageConfig(), WORKLOAD, GOAL, pruning, {"interval": None})
 
 
@@ -165,6 +166,14 @@ def test_a_study_refuses_before_it_creates_anything(checkpoint):
         check(study(path, [0.5, 0.8]))
     with refuses("study.grid", PATH_KEY):
         check(study(path, [0.8], **{PATH_KEY: [str(path), "other"]}))
+
+
+def test_a_dry_run_notes_weights_of_the_file(checkpoint):
+    path, _, _ = checkpoint
+    notes = []
+    for weights, sparsities in ((False, [0.8]), (True, [0.8]), (True, [0.0])):
+        notes.append(dry_run(study(path, sparsities, weights=weights))[1])
+    assert [sum(WEIGHTS_KEY in note for note in each) for each in notes] == [0, 1, 0]
 
 
 class Flipped(FromFile):
