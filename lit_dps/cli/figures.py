@@ -21,6 +21,7 @@ from lit_dps.core.atomic_write import check_folder
 from lit_dps.core.config import StorageConfig
 from lit_dps.core.errors import ConfigError, UserError
 from lit_dps.report.figures import COMPARISONS, FIGURES, of_others, write_comparison
+from lit_dps.report.figures.page_size import REPORT, PageSize, page_size
 from lit_dps.report.publish import (
     figures_folder,
     figures_of_files,
@@ -39,6 +40,13 @@ OUTPUT = (
     "Folder of the figures, by default FOLDER/figures/NAME. For several studies it gets the "
     "comparison, by default in FOLDER/figures/compare-NAMES, and a folder for each."
 )
+STYLE = (
+    "Page that the figures are for: report; paper, as wide as a column or the page of a journal "
+    "(3.25 or 6.75 inches); slides, 5 inches wide, to be enlarged. Figures of paper and slides "
+    "have no caption, and their folder is below the folder of the report."
+)
+WIDTH = "Width of each figure in inches, in place of the width of --style. Fonts keep their size."
+FORMAT = "Formats of the figures, separated by commas: png, pdf and svg."
 LONGEST = 100  # characters of the folder name of a comparison
 HASH_LENGTH = 8  # hexadecimal digits that make shortened names unique
 
@@ -46,6 +54,13 @@ HASH_LENGTH = 8  # hexadecimal digits that make shortened names unique
 def main(command: CommandLine) -> int:
     """Draw the figures of studies, and print their files."""
     config = _parse(command)
+    formats = tuple(dict.fromkeys(map(str.strip, config.format.split(","))))
+    with page_size(PageSize(config.style, config.width, formats)):
+        return _draw(config)
+
+
+def _draw(config: Namespace) -> int:
+    """Draw the figures of the studies of a command line, and print their files."""
     if config.output is not None:
         check_folder("--output", Path(config.output))
     names = list(dict.fromkeys(config.names))
@@ -94,6 +109,9 @@ def _parse(command: CommandLine) -> Namespace:
     parser.add_argument("names", type=str, nargs="*", metavar="NAME", help="Names of studies.")
     parser.add_argument("--only", type=str, help=ONLY + ", ".join(_figure_names(2)))
     parser.add_argument("--goal", type=float, help=GOAL)
+    parser.add_argument("--style", type=str, default=REPORT, help=STYLE)
+    parser.add_argument("--width", type=float, help=WIDTH)
+    parser.add_argument("--format", type=str, default="png,pdf", help=FORMAT)
     parser.add_argument("--output", type=str, help=OUTPUT)
     parser.add_class_arguments(StorageConfig, "storage")
     return parser.read_command()
@@ -117,9 +135,11 @@ def _comparison_folder(config: Namespace) -> Path:
 
 def _default_folder(config: Namespace, name: str) -> Path:
     folder = figures_folder(config.storage.folder, name)
-    if config.goal is None:
-        return folder
-    return goal_folder(folder, config.goal)
+    if config.goal is not None:
+        folder = goal_folder(folder, config.goal)
+    if config.style != REPORT:
+        folder = folder / config.style
+    return folder
 
 
 def comparison_name(names: Sequence[str]) -> str:

@@ -148,23 +148,28 @@ class Study:
         """What to know before you trust the table and the times, one line each."""
         return [*study_notes(self.analysis), *timing_notes(self.analysis)]
 
-    def plot(self, name: str = "scaling") -> Any:
+    def plot(self, name: str = "scaling", style: str = "report", width: float | None = None) -> Any:
         """Return a figure of the study by its name, such as "scaling", "rates" or "budgets".
 
         Args:
             name: The name of a figure of the package, or the name of your module with a figure.
+            style: "report", "paper" or "slides", as `lit-dps figures --style`.
+            width: The width in inches, in place of the width of the style.
 
         Returns:
             A `matplotlib.figure.Figure`.
 
         Raises:
-            ConfigError: for an unknown name, or if the study has no data for the figure.
+            ConfigError: for an unknown name, style or width, or if the study has no data for the
+                figure.
         """
         from lit_dps.report.figures import FIGURES, drawn, of_others  # imports matplotlib
+        from lit_dps.report.figures.page_size import PageSize, page_size
 
         figures = {figure.NAME: figure for figure in FIGURES}
         figure = figures[name] if name in figures else of_others(name, "name")
         reason = figure.missing(self.analysis)
         if reason is not None:
             raise ConfigError("name", name, f"a figure that this study has data for: {reason}")
-        return drawn(figure, self.analysis)
+        with page_size(PageSize(style, width)):
+            return drawn(figure, self.analysis)

@@ -16,6 +16,7 @@ from lit_dps.analysis.adam_rules import BETA2, FIXED, RULE_NAMES, RULES, SQUARE_
 from lit_dps.analysis.analysis import Analysis
 from lit_dps.analysis.rate_rules import LOWER_BOUND, MEASURED
 from lit_dps.analysis.tables import count, legend, numbers, rows_of, where
+from lit_dps.report.figures.page_size import new_figure
 
 NAME, PAPER = "adam-rules", ""
 CAPTION = "K at the values of rules for Adam over K tuned, against batch size"
@@ -64,7 +65,7 @@ def draw(rows: pd.DataFrame, study: Analysis) -> Figure:
     Bars are 95 % intervals. Bounds are hollow, with an arrow.
     """
     drawn = look.series_with_rows(study, rows)
-    figure = Figure(figsize=(6.4, 2.3 * len(drawn) + 0.5))
+    figure = new_figure(6.4, 2.3 * len(drawn) + 0.5)
     panels = figure.subplots(len(drawn), 2, sharex=True, squeeze=False)
     for series, (price_panel, beta_panel) in zip(drawn, panels, strict=True):
         part = rows_of(series, rows)

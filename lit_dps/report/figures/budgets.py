@@ -6,7 +6,6 @@ import matplotlib
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
@@ -16,6 +15,7 @@ from lit_dps.analysis.budgets import EXAMPLES, STEPS, has_trained_past_goal
 from lit_dps.analysis.tables import count, legend, numbers, rows_of, where
 from lit_dps.core.goal import VALIDATION_ERROR
 from lit_dps.core.record import StudyRecord
+from lit_dps.report.figures.page_size import new_figure
 
 NAME, PAPER = "budgets", ""
 CAPTION = "best validation error within a number of steps, and of examples, against batch size"
@@ -92,7 +92,7 @@ def draw(rows: pd.DataFrame, study: Analysis) -> Figure:
     record = study.record
     every = look.series_with_rows(study, rows)
     kinds = [kind for kind in TITLES if len(where(rows, budget=kind))]
-    figure = Figure(figsize=(3.1 * len(kinds) + 0.4, 2.3 * len(every) + 0.3))
+    figure = new_figure(3.1 * len(kinds) + 0.4, 2.3 * len(every) + 0.3)
     panels = figure.subplots(len(every), len(kinds), sharex=True, sharey=True, squeeze=False)
     for series, line in zip(every, panels, strict=True):
         of_series = rows_of(series, rows)
@@ -119,10 +119,8 @@ def _draw_budgets(
     ax: Axes, rows: pd.DataFrame, kind: str, sizes: list[int], at_least: bool
 ) -> None:
     """Draw a curve for each budget of one kind, and their legend beside the panel."""
-    shades = matplotlib.colormaps["viridis_r"](np.linspace(0.1, 1, len(sizes)))
     handles = []
-    for i, size in enumerate(sizes):
-        style = look.curve_style(i) | {"color": to_hex(shades[i])}
+    for size, style in zip(sizes, look.shades(len(sizes)), strict=True):
         look.draw_metric(ax, where(rows, size=size), style, at_least)
         handles.append(look.entry(f"{size:,}", **style))
     ax.legend(

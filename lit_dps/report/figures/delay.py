@@ -11,6 +11,7 @@ import lit_dps.report.figures.style as look
 from lit_dps.analysis.analysis import Analysis
 from lit_dps.analysis.delay import KEY, DelayLaw, scaled_law, steps_by_delay
 from lit_dps.analysis.tables import k_star_axis, legend, rows_of
+from lit_dps.report.figures.page_size import new_figure
 
 NAME, PAPER = "delay", ""
 AXIS = KEY
@@ -54,7 +55,7 @@ def draw(rows: pd.DataFrame, study: Analysis) -> Figure:
     In the second panel the law is one curve.
     """
     laws = _fitted_laws(study)
-    figure = Figure(figsize=(6.2, 2.4 * len(laws)))
+    figure = new_figure(6.2, 2.4 * len(laws))
     panels = figure.subplots(len(laws), 2, squeeze=False)
     for (by_delay, scaled), law in zip(panels, laws, strict=True):
         part = rows_of(law.series, rows)

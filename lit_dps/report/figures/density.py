@@ -12,6 +12,7 @@ from lit_dps.analysis.analysis import Analysis
 from lit_dps.analysis.readings import AVERAGE_DENSITY, has_moving_masks
 from lit_dps.analysis.tables import columns_of, numbers, rows_of
 from lit_dps.core.trial import Series, short_name, text_of
+from lit_dps.report.figures.page_size import new_figure
 
 NAME, PAPER = "density", ""
 CAPTION = "K* of sparse over dense networks against the average density along the run"
@@ -42,7 +43,7 @@ def draw(rows: pd.DataFrame, study: Analysis) -> Figure:
     """Return one panel: a colour for each series without its sparsity, a point for each cell."""
     drawn = sorted({ratio.cell.series for ratio in study.ratios})
     names = sorted({_name(series) for series in drawn})
-    figure = Figure(figsize=(4.4, 3.2))
+    figure = new_figure(4.4, 3.2)
     ax = figure.add_subplot(xscale="log")
     ax.axhline(1, **ratios.EQUAL)
     for series in drawn:

@@ -20,6 +20,7 @@ from lit_dps.analysis.tables import numbers, rows_of, title, where
 from lit_dps.core.record import StudyRecord
 from lit_dps.core.trial import Series
 from lit_dps.core.unit import STEPS, Unit
+from lit_dps.report.figures.page_size import new_figure
 
 NAME, PAPER = "draws", ""
 CAPTION = "steps of the best of n trials against n, by batch size"
@@ -100,7 +101,7 @@ def draw(rows: pd.DataFrame, study: Analysis) -> Figure:
     values = known["median"].tolist()
     columns = min(len(every), 3)
     lines = math.ceil(len(every) / columns)
-    figure = Figure(figsize=(max(2.5 * columns, 3.3) + 0.9, 2.3 * lines + 0.2))
+    figure = new_figure(max(2.5 * columns, 3.3) + 0.9, 2.3 * lines + 0.2)
     ax = None
     for i, series in enumerate(every):
         ax = figure.add_subplot(lines, columns, i + 1, sharey=ax, xscale="log", yscale="log")

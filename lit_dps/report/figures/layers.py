@@ -17,6 +17,7 @@ from lit_dps.analysis.analysis import Analysis
 from lit_dps.analysis.layers import collapse_rows, kept_of, layer_rows
 from lit_dps.analysis.tables import records, where
 from lit_dps.core.trial import text_of
+from lit_dps.report.figures.page_size import new_figure
 from lit_dps.report.figures.pruners import by_default as by_default
 
 NAME, PAPER = "layers", ""
@@ -106,20 +107,25 @@ def draw(layers: pd.DataFrame) -> Figure:
     curves = _by_method(layers)
     panels = [_Part(f"sparsity {s:g}", part) for s, part in layers.groupby("sparsity")]
     columns = min(SPARSITY_COLUMNS, len(panels))
-    if len(curves) > MOST_CURVES:
+    panels_are_methods = len(curves) > MOST_CURVES
+    if panels_are_methods:
         curves, panels = panels, curves
         columns = min(METHOD_COLUMNS, len(panels))
+    styles = [look.curve_style(j) for j in range(len(curves))]
+    if panels_are_methods:
+        # Sparsities have an order, which colours of their own would hide.
+        styles = look.shades(len(curves))
     names = list(layers["layer"].unique())
     lines = math.ceil(len(panels) / columns)
     width = max((0.9 + 0.3 * len(names)) * columns, 2.2 * columns, 3.6)
-    figure = Figure(figsize=(width, 2.1 * lines + 0.8))
+    figure = new_figure(width, 2.1 * lines + 0.8)
     floor = _smallest_positive(layers["low"]) / 2
     for i, panel in enumerate(panels):
         ax = figure.add_subplot(lines, columns, i + 1, title=panel.name)
         for j, curve in enumerate(curves):
             part = panel.rows.loc[panel.rows.index.intersection(curve.rows.index)]
             shift = DODGE * (j - (len(curves) - 1) / 2)
-            _draw_shares(ax, part, names, floor, shift, j)
+            _draw_shares(ax, part, names, floor, shift, styles[j])
         ax.set_yscale("log")
         ax.set_ylim(floor / 1.3, 1.3)
         look.plain_ticks(ax.yaxis)
@@ -128,7 +134,7 @@ def draw(layers: pd.DataFrame) -> Figure:
         ax.set_xticks(range(len(names)), list(map(_short, names)), rotation=45, ha="right")
         if i % columns == 0:
             ax.set_ylabel("share of the layer that is kept")
-    _draw_legend(figure, curves, "1 - S")
+    _draw_legend(figure, curves, styles)
     return figure
 
 
@@ -138,9 +144,14 @@ def _short(layer: str) -> str:
 
 
 def _draw_shares(
-    ax: Axes, rows: pd.DataFrame, names: Sequence[str], floor: float, shift: float, i: int
+    ax: Axes,
+    rows: pd.DataFrame,
+    names: Sequence[str],
+    floor: float,
+    shift: float,
+    style: dict[str, Any],
 ) -> None:
-    """Draw the shares of layers that one way of pruning keeps, in the i-th style.
+    """Draw the shares of layers that one way of pruning keeps.
 
     Args:
         ax: The panel.
@@ -148,7 +159,7 @@ def _draw_shares(
         names: All layers, in the order of the axis.
         floor: The share at which empty layers are drawn.
         shift: From the place of a layer, so that bars of other curves are beside.
-        i: The number of the style.
+        style: Colour and marker.
     """
     places = np.array(list(map(names.index, rows["layer"]))) + shift
     share = rows["share"].clip(lower=floor).to_numpy()
@@ -161,7 +172,7 @@ def _draw_shares(
         elinewidth=0.8,
         markersize=3.5,
         linewidth=0.8,
-        **look.curve_style(i),
+        **style,
     )
 
 
@@ -172,28 +183,34 @@ def draw_collapse(collapse: pd.DataFrame) -> Figure:
     A method with an empty layer has a hollow point there, at the bottom on a level that no other
     method has.
     """
-    figure = Figure(figsize=(4.6, 3.5))
+    figure = new_figure(4.9, 3.5)
     methods = _by_method(collapse)
     ax = figure.add_subplot(xscale="log", yscale="log", xlabel="share of all weights that is kept")
-    ax.set_ylabel("least share of a layer that is kept")
+    ax.set_ylabel("smallest share of a layer that is kept")
     floor = _smallest_positive(collapse["least"]) / 2
+    ends = []
     for i, method in enumerate(methods):
         part = method.rows.sort_values("sparsity")
         empty = where(part, least=0)
         if len(empty):
             floor /= 1.5
         style = look.curve_style(i)
-        ax.plot(part["kept"], part["least"].clip(lower=floor), **style)
+        shares = part["least"].clip(lower=floor)
+        ax.plot(part["kept"], shares, **(style | look.line_of(i)))
         kept = empty["kept"]
         ax.plot(kept, [floor] * len(kept), linestyle="none", markerfacecolor="white", **style)
-    ends = [collapse["kept"].min(), collapse["kept"].max()]
-    ax.plot(ends, ends, **EVEN)
+        ends.append((float(shares.iloc[-1]), method.name, style["color"]))
+    limits = [collapse["kept"].min(), collapse["kept"].max()]
+    ax.plot(limits, limits, **EVEN)
     look.plain_ticks(ax.xaxis)
     look.plain_ticks(ax.yaxis)
     ax.invert_xaxis()
+    notes = ["dotted: equal shares"]
     if len(where(collapse, least=0)):
-        ax.text(0.02, 0.02, "hollow: a layer is empty", transform=ax.transAxes, fontsize=7)
-    _draw_legend(figure, methods, "equal shares")
+        notes.append("hollow: a layer is empty")
+    ax.text(0.02, 0.02, "\n".join(notes), transform=ax.transAxes, fontsize=7)
+    if len(methods) > 1:
+        look.label_ends(ax, ends, figure.get_figheight())
     return figure
 
 
@@ -218,9 +235,10 @@ def _by_method(table: pd.DataFrame) -> list[_Part]:
     return [_Part("all", table)]
 
 
-def _draw_legend(figure: Figure, curves: Sequence[_Part], even: str) -> None:
+def _draw_legend(figure: Figure, curves: Sequence[_Part], styles: Sequence[dict[str, Any]]) -> None:
     """Draw a legend of the curves, if there are several, and of the dotted line."""
     handles = []
     if len(curves) > 1:
-        handles += look.curve_handles(curve.name for curve in curves)
-    look.legend_above(figure, [*handles, look.entry(even, **EVEN)])
+        for curve, style in zip(curves, styles, strict=True):
+            handles.append(look.entry(curve.name, **style))
+    look.legend_above(figure, [*handles, look.entry("1 - S", **EVEN)])

@@ -17,6 +17,7 @@ from lit_dps.analysis.analysis import Analysis
 from lit_dps.analysis.tables import count, numbers, rows_of, significant, where
 from lit_dps.analysis.training_curves import common_points, measured_points
 from lit_dps.core.record import setting
+from lit_dps.report.figures.page_size import new_figure
 
 NAME, PAPER = "lipschitz", "4"
 MEANS = "lipschitz-mean"  # the name of its second table
@@ -97,7 +98,7 @@ def draw(means: pd.DataFrame, study: Analysis) -> Figure:
     legend_lines = 1.5 + math.ceil(len(every) / 2)
     extra_height = 0.12 * max(0.0, legend_lines - 4)
     width = max(1.8 * columns, 2.8) + 0.5
-    figure = Figure(figsize=(width, (PANEL_HEIGHT + extra_height) * lines + 0.6))
+    figure = new_figure(width, (PANEL_HEIGHT + extra_height) * lines + 0.6)
     ax = None
     for i, batch_size in enumerate(sizes):
         ax = figure.add_subplot(lines, columns, i + 1, sharey=ax)

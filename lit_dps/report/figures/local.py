@@ -11,6 +11,7 @@ from lit_dps.analysis.analysis import Analysis
 from lit_dps.analysis.local_sgd import KEY
 from lit_dps.analysis.tables import k_star_axis, legend, rows_of
 from lit_dps.core.trial import Series
+from lit_dps.report.figures.page_size import new_figure
 
 NAME, PAPER = "local", ""
 AXIS = KEY
@@ -57,7 +58,7 @@ def draw(rows: pd.DataFrame, study: Analysis) -> Figure:
     They have a curve per batch size. Points at the first validation, upper bounds, are hollow.
     """
     every = _series_with_points(study)
-    figure = Figure(figsize=(6.2, 2.4 * len(every)))
+    figure = new_figure(6.2, 2.4 * len(every))
     panels = figure.subplots(len(every), 2, squeeze=False)
     for (by_length, by_communications), series in zip(panels, every, strict=True):
         for i, (batch_size, cells) in enumerate(rows_of(series, rows).groupby("batch_size")):

@@ -16,6 +16,7 @@ from lit_dps.analysis.analysis import Analysis
 from lit_dps.analysis.readings import metric_column
 from lit_dps.analysis.tables import cell_columns, count, legend, numbers, rows_of, where
 from lit_dps.core.goal import VALIDATION_ERROR
+from lit_dps.report.figures.page_size import new_figure
 
 NAME, PAPER = "logs", "6"
 CAPTION = "training loss and validation error of the K* trials (Figure 6)"
@@ -75,7 +76,7 @@ def draw(rows: pd.DataFrame, study: Analysis) -> Figure:
     columns = ["train_loss"]
     if _errors_are_known(rows, metric_column(goal.metric)):
         columns.append(metric_column(goal.metric))
-    figure = Figure(figsize=(max(1.2 * len(sizes), 2.6) + 0.7, 0.6 + 1.5 * len(columns)))
+    figure = new_figure(max(1.2 * len(sizes), 2.6) + 0.7, 0.6 + 1.5 * len(columns))
     panels = figure.subplots(len(columns), len(sizes), sharex="col", sharey="row", squeeze=False)
     for batch_size, panels_of_size in zip(sizes, panels.T, strict=True):
         panels_of_size[0].set_title(f"B = {batch_size}")

@@ -14,6 +14,7 @@ from lit_dps.analysis.analysis import Analysis
 from lit_dps.analysis.gradient_noise import NoiseLaw, line_rows
 from lit_dps.analysis.tables import legend, rows_of, significant
 from lit_dps.core.record import setting
+from lit_dps.report.figures.page_size import new_figure
 
 NAME, PAPER = "noise", ""
 CAPTION = "noise of the gradient along training against its squared norm"
@@ -52,7 +53,7 @@ def figures(tables: Mapping[str, pd.DataFrame], study: Analysis) -> Iterator[tup
 def draw(rows: pd.DataFrame, study: Analysis) -> Figure:
     """Return a panel per series: measurements by batch size, and the line through all of them."""
     every = look.series_with_rows(study, rows)
-    figure = Figure(figsize=(2.8 * len(every) + 0.4, 2.8))
+    figure = new_figure(2.8 * len(every) + 0.4, 2.8)
     panels = figure.subplots(1, len(every), squeeze=False, sharey=True)[0]
     for ax, series in zip(panels, every, strict=True):
         _draw_series(ax, rows_of(series, rows), study.series_noise_laws.get(series))

@@ -18,6 +18,7 @@ from lit_dps.analysis.law_tables import common_batch_size, law_curve
 from lit_dps.analysis.tables import columns_of, k_star_axis, rows_of, title, where
 from lit_dps.core.record import StudyRecord, setting
 from lit_dps.core.trial import Series, text_of
+from lit_dps.report.figures.page_size import new_figure
 
 NAME, PAPER = "optimizers", "2"
 CAPTION = "K* against batch size by update rule (Figure 2)"
@@ -148,7 +149,7 @@ def draw(rows: pd.DataFrame, *studies: Analysis) -> Figure:
     """Return K* of the studies with fit and band above, normalised below; a column per series."""
     shared = _shared_series(studies)
     labels = list(rows["label"].unique())
-    figure = Figure(figsize=(max(2.1 * len(shared), 3.3) + 0.3, 4.6))
+    figure = new_figure(max(2.1 * len(shared), 3.3) + 0.3, 4.6)
     panels = figure.subplots(2, len(shared), sharex=True, sharey="row", squeeze=False)
     for series, (steps, normalised) in zip(shared, panels.T, strict=True):
         part = rows_of(series, rows)

@@ -14,6 +14,7 @@ from lit_dps.analysis.analysis import Analysis
 from lit_dps.analysis.layers import INIT
 from lit_dps.analysis.tables import k_star_axis, rows_of, title
 from lit_dps.core.trial import Series
+from lit_dps.report.figures.page_size import new_figure
 
 NAME, PAPER = "pruners", ""
 CAPTION = "K* against batch size by pruning method, a panel for each sparsity"
@@ -56,7 +57,7 @@ def draw(rows: pd.DataFrame, study: Analysis) -> Figure:
         width += 1.4
     else:
         height += 0.5
-    figure = Figure(figsize=(width, height))
+    figure = new_figure(width, height)
     for i, (panel, of_panel) in enumerate(panels.items()):
         ax = figure.add_subplot(lines, columns, i + 1, title=title(panel))
         for series in of_panel:

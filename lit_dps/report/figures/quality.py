@@ -11,6 +11,7 @@ from lit_dps.analysis.analysis import Analysis
 from lit_dps.analysis.budgets import TOP, has_trained_past_goal
 from lit_dps.analysis.tables import count, numbers, rows_of, where
 from lit_dps.report.figures.budgets import metric_axis, metric_label, why_no_metric
+from lit_dps.report.figures.page_size import new_figure
 
 NAME, PAPER = "quality", ""
 CAPTION = "best validation error within max_steps against batch size"
@@ -57,7 +58,7 @@ def draw(rows: pd.DataFrame, study: Analysis) -> Figure:
     Bars reach to the worst of the `TOP` best trials. Bounds are hollow, with an arrow.
     """
     record = study.record
-    figure = Figure(figsize=(6.4, 2.6))
+    figure = new_figure(6.4, 2.6)
     best_panel, last_panel = figure.subplots(1, 2, sharex=True, sharey=True)
     for i, series in enumerate(record.series):
         part = rows_of(series, rows)

@@ -10,6 +10,7 @@ import lit_dps.report.figures.style as look
 from lit_dps.analysis.analysis import Analysis
 from lit_dps.analysis.ramps import MEDIAN
 from lit_dps.analysis.tables import count, numbers, rows_of, where
+from lit_dps.report.figures.page_size import new_figure
 
 NAME, PAPER = "ramps", ""
 CAPTION = "optimizer steps against examples to the goal, with constant and with growing batches"
@@ -54,7 +55,7 @@ def draw(rows: pd.DataFrame, study: Analysis) -> Figure:
 
     A point below the curve of the constant batch needs fewer steps with the same examples.
     """
-    figure = Figure(figsize=(4.8, 3.4))
+    figure = new_figure(4.8, 3.4)
     ax = figure.subplots()
     drawn = look.series_with_rows(study, rows)
     ax.set_xscale("log")

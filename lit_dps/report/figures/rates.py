@@ -26,6 +26,7 @@ from lit_dps.analysis.rates import (
 )
 from lit_dps.analysis.tables import count, legend, listed, numbers, rows_of, where
 from lit_dps.core.batch_schedule import GROWING
+from lit_dps.report.figures.page_size import new_figure
 
 NAME, PAPER = "rates", ""
 CAPTION = "best learning rate against batch size, and the price of scaling rules for it"
@@ -157,7 +158,7 @@ def draw(rows: pd.DataFrame, prices: pd.DataFrame, study: Analysis) -> Figure:
     hollow, with an arrow; a cross at the top is a rate near which all trials diverged.
     """
     lines = _lines(study)
-    figure = Figure(figsize=(6.4, 2.1 * len(lines) + 0.5))
+    figure = new_figure(6.4, 2.1 * len(lines) + 0.5)
     panels = figure.subplots(len(lines), 2, sharex=True, squeeze=False)
     for (curve, kind), (rate_panel, price_panel) in zip(lines, panels, strict=True):
         _draw_rates(rate_panel, rows_of(curve.series, rows), kind)

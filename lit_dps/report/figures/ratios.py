@@ -18,6 +18,7 @@ from lit_dps.analysis.sparse_ratios import ratio_rows
 from lit_dps.analysis.tables import has_values, numbers, rows_of, where
 from lit_dps.core.trial import Series
 from lit_dps.report.figures.optimizers import ONE_UNIT
+from lit_dps.report.figures.page_size import new_figure
 
 NAME, PAPER = "ratios", "12"
 CAPTION = "K* of sparse over dense networks (Figure 12)"
@@ -79,7 +80,7 @@ def draw(rows: pd.DataFrame, *studies: Analysis) -> Figure:
     every = sorted(series)
     columns = min(len(drawn), 3)
     lines = math.ceil(len(drawn) / columns)
-    figure = Figure(figsize=(max(2.5 * columns, 3.3) + 0.2, 2.2 * lines + 0.4))
+    figure = new_figure(max(2.5 * columns, 3.3) + 0.2, 2.2 * lines + 0.4)
     shared = None
     for i, study in enumerate(drawn):
         shared = figure.add_subplot(lines, columns, i + 1, sharey=shared)

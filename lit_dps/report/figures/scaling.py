@@ -31,6 +31,7 @@ from lit_dps.analysis.tables import (
     where,
 )
 from lit_dps.core.trial import Series
+from lit_dps.report.figures.page_size import new_figure
 from lit_dps.report.repeats import outside_text
 
 NAME, PAPER = "scaling", "1, 7-11"
@@ -173,7 +174,7 @@ def _panels(series: int, line_breaks: int, label: str) -> tuple[Figure, list[Axe
         columns = min(3, math.ceil(count / 2))
     lines = math.ceil(count / columns)
     height = (2.4 + TEXT_LINE_INCHES * line_breaks) * lines + legend_height
-    figure = Figure(figsize=(max(2.5 * columns, 3.3), height))
+    figure = new_figure(max(2.5 * columns, 3.3), height)
     axes = [figure.add_subplot(lines, columns, i + 1) for i in range(count)]
     for ax in axes[::columns]:
         ax.set_ylabel(label)

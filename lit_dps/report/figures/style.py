@@ -14,6 +14,7 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.category import StrCategoryFormatter
+from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.text import Text
@@ -33,6 +34,7 @@ from lit_dps.analysis.analysis import Analysis
 from lit_dps.analysis.tables import legend, numbers, rows_of, where
 from lit_dps.core.record import StudyRecord
 from lit_dps.core.trial import Series
+from lit_dps.report.figures.page_size import current_page_size
 
 # Okabe and Ito (2008), "Color Universal Design": for any colour vision; without yellow, too pale
 # for lines.
@@ -76,6 +78,9 @@ LEGEND_LINE_INCHES = 0.15  # height of a line of a legend
 LEGEND_CHARACTER_INCHES = 0.06  # width of a character in a legend
 LEGEND_MARKER_CHARACTERS = 6  # width of the marker of an entry and its gaps, in characters
 CAPTION_CHARACTER_INCHES = 0.048
+SMALLEST_DECIMAL = 1e-3  # smaller ticks have an exponent
+PANEL_SHARE = 0.75  # of the height of a figure with one panel
+LABEL_POINTS = 8.5  # from the name of a curve to the next one
 TICK_SPAN = 30  # an axis over a smaller factor also has ticks between powers of ten
 
 
@@ -110,6 +115,12 @@ def curve_style(i: int) -> dict[str, Any]:
         "color": COLOURS[i % len(COLOURS)],
         "marker": MARKERS[(i + i // len(COLOURS)) % len(MARKERS)],
     }
+
+
+def shades(count: int) -> list[dict[str, Any]]:
+    """Return colours and markers of curves that have an order, from light to dark."""
+    colours = matplotlib.colormaps["viridis_r"](np.linspace(0.1, 1, count))
+    return [curve_style(i) | {"color": to_hex(colours[i])} for i in range(count)]
 
 
 def line_of(i: int) -> dict[str, Any]:
@@ -157,9 +168,12 @@ def log_values_axis(ax: Axes, values: Any, below: float = 2.0, above: float = 1.
 
 
 def tick(x: float, position: float = 0) -> str:
-    """Return a tick of a logarithmic axis: 0.001, 0.5, 300, 7000, 30k, 2M."""
+    """Return a tick of a logarithmic axis: 1e-4, 0.001, 0.5, 300, 7000, 30k, 2M."""
     if x >= 10_000:
         return EngFormatter(sep="")(x)
+    if 0 < x < SMALLEST_DECIMAL:
+        exponent = math.floor(math.log10(x * (1 + 1e-12)))
+        return f"{x / 10**exponent:.3g}e{exponent}"
     return f"{x:g}"
 
 
@@ -215,6 +229,44 @@ def draw_metric(ax: Axes, rows: pd.DataFrame, style: dict[str, Any], at_least: b
 def entry(label: str, **style: Any) -> Line2D:
     """Return an entry of a legend."""
     return Line2D([], [], label=label, **style)
+
+
+def label_ends(ax: Axes, ends: Sequence[tuple[float, str, str]], height: float) -> None:
+    """Write the names of curves to the right of a panel, beside their last values.
+
+    Names of close values move apart, and a thin line leads to the value. The limits of the y axis
+    must be final.
+
+    Args:
+        ax: The panel.
+        ends: The last value of each curve, its name and its colour.
+        height: Of the figure, inches.
+    """
+    gap = LABEL_POINTS / (height * 72 * PANEL_SHARE)
+    to_axes = ax.transData + ax.transAxes.inverted()
+    places = []
+    for value, name, color in ends:
+        places.append((to_axes.transform((ax.get_xlim()[1], value))[1], name, color))
+    places.sort()
+    heights = [y for y, _, _ in places]
+    for i in range(1, len(heights)):
+        heights[i] = max(heights[i], heights[i - 1] + gap)
+    # From the top of the panel downwards, if the names need more room than there is above.
+    heights[-1] = min(heights[-1], 1.0)
+    for i in reversed(range(len(heights) - 1)):
+        heights[i] = min(heights[i], heights[i + 1] - gap)
+    for (y, name, color), label_y in zip(places, heights, strict=True):
+        ax.annotate(
+            name,
+            (1.0, y),
+            xytext=(1.05, label_y),
+            xycoords="axes fraction",
+            fontsize=7,
+            va="center",
+            color=color,
+            annotation_clip=False,
+            arrowprops={"arrowstyle": "-", "color": color, "linewidth": 0.5, "shrinkB": 0},
+        )
 
 
 def bound_handles(is_drawn: bool, label: str = "upper bound") -> list[Line2D]:
@@ -283,16 +335,18 @@ def wrapped(text: str, width: int) -> str:
 def caption(figure: Figure, studies: Sequence[Analysis]) -> None:
     """Write below a figure which study it shows: name, workload and goal. The figure grows by it.
 
-    The layout of the figure is final after it.
+    The layout of the figure is final after it. A figure of a paper or of slides has no caption.
     """
-    wide, high = figure.get_size_inches()
-    text = _caption_text([study.record for study in studies])
-    lines = textwrap.wrap(text, int(wide / CAPTION_CHARACTER_INCHES))
-    foot = 0.04 + 0.1 * len(lines)
     without_math(figure)  # before the first drawing, which parses formulas
     separate_axes(figure)
     place_empty_labels(figure)
     lay_out(figure)
+    if not current_page_size().has_caption:
+        return
+    wide, high = figure.get_size_inches()
+    text = _caption_text([study.record for study in studies])
+    lines = textwrap.wrap(text, int(wide / CAPTION_CHARACTER_INCHES))
+    foot = 0.04 + 0.1 * len(lines)
     figure.set_size_inches(wide, high + foot)
     _lift(figure, high / (high + foot))
     foot_line = figure.text(

@@ -18,6 +18,7 @@ from lit_dps.analysis.analysis import Analysis
 from lit_dps.analysis.tables import numbers, three_digits, where
 from lit_dps.analysis.term_comparisons import MIN_SERIES, TERMS, correlation_rows, rank_rows
 from lit_dps.core.trial import text_of
+from lit_dps.report.figures.page_size import new_figure
 from lit_dps.report.figures.pruners import by_default as by_default
 
 NAME, PAPER = "terms", ""
@@ -81,7 +82,7 @@ def draw(rows: pd.DataFrame, correlations: pd.DataFrame) -> Figure:
     sizes = sorted(set(known["batch_size"]))
     names = _axes(rows)
     styles = _styles(known.loc[:, names])
-    figure = Figure(figsize=(1.75 * len(TERMS) + 0.4, 1.75 * len(sizes) + 0.9))
+    figure = new_figure(1.75 * len(TERMS) + 0.4, 1.75 * len(sizes) + 0.9)
     panels = figure.subplots(len(sizes), len(TERMS), squeeze=False)
     for line, batch_size in zip(panels, sizes, strict=True):
         part = where(known, batch_size=batch_size)

@@ -15,6 +15,7 @@ from lit_dps.analysis.analysis import Analysis
 from lit_dps.analysis.answer import are_upper_bounds
 from lit_dps.analysis.tables import has_values, numbers, rows_of
 from lit_dps.report.answer import LIMITS
+from lit_dps.report.figures.page_size import new_figure
 
 NAME, PAPER = "time-to-goal", ""
 CAPTION = "time and examples to the goal against batch size, on the machine that ran the trials"
@@ -61,7 +62,7 @@ def draw(rows: pd.DataFrame, study: Analysis) -> Figure:
     Bars are limits of the time, a star is the fastest. Upper bounds are hollow, with an arrow.
     """
     record = study.record
-    figure = Figure(figsize=(6.4, 2.9))
+    figure = new_figure(6.4, 2.9)
     time_panel, examples_panel = figure.subplots(1, 2, sharex=True)
     drawn = look.series_with_rows(study, rows)
     for series in drawn:

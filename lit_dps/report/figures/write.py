@@ -7,6 +7,7 @@ from importlib import import_module
 from io import BytesIO
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import matplotlib
 import pandas as pd
@@ -38,6 +39,7 @@ from lit_dps.analysis.tables import write_csv
 from lit_dps.core.atomic_write import not_written, replacing
 from lit_dps.core.errors import ConfigError
 from lit_dps.core.progress_line import with_progress
+from lit_dps.report.figures.page_size import current_page_size
 from lit_dps.report.figures.style import LAID_OUT, caption, without_math
 
 # Figures of one study, in the order of the report.
@@ -55,6 +57,12 @@ TABLES = {
 }
 REQUIRED = ("NAME", "missing", "notes")  # parts of a user's figure
 PAGE_DPI = 150  # of a picture in the report page
+# Arguments of `savefig`. Without its date an equal figure has an equal file.
+SETTINGS: dict[str, dict[str, Any]] = {
+    "png": {"dpi": 200},
+    "pdf": {"metadata": {"CreationDate": None}},
+    "svg": {"metadata": {"Date": None}},
+}
 
 
 def write_comparison(
@@ -70,7 +78,9 @@ def write_figures(
     folder: Path | str,
     only: Collection[str] | None = None,
 ) -> tuple[list[Path], list[str]]:
-    """Write figures of studies, finished or not, as .csv, .png and .pdf.
+    """Write figures of studies, finished or not, with their tables as .csv.
+
+    `page_size` sets their size and formats.
 
     Args:
         figures: Modules as the docstring of the package describes them.
@@ -205,17 +215,19 @@ def png_of(figure: ModuleType, *studies: Analysis) -> bytes:
 
 
 def save(figure: Figure, folder: Path, name: str) -> list[Path]:
-    """Write a figure as NAME.png and NAME.pdf into a folder, which is made; return the paths."""
-    png = folder / f"{name}.png"
-    pdf = folder / f"{name}.pdf"
+    """Write a figure in each format of `page_size` as NAME.FORMAT; return the paths.
+
+    The folder is made.
+    """
+    files = []
     # Ticks are made while they are drawn, so the style must hold here too.
     with matplotlib.rc_context(LAID_OUT):
-        with replacing(png) as temporary:
-            figure.savefig(temporary, format="png", dpi=200)
-        with replacing(pdf) as temporary:
-            # Without its date an equal figure has an equal PDF.
-            figure.savefig(temporary, format="pdf", metadata={"CreationDate": None})
-    return [png, pdf]
+        for kind in current_page_size().formats:
+            path = folder / f"{name}.{kind}"
+            with replacing(path) as temporary:
+                figure.savefig(temporary, format=kind, **SETTINGS[kind])
+            files.append(path)
+    return files
 
 
 def copy_small(file: Path, target: Path) -> None:
