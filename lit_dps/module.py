@@ -24,19 +24,21 @@ class ImageClassifier(LightningModule):
     Args:
         network: Maps images to logits, shape (batch, classes); any `nn.Module`, by class path.
         optimizer: Name of an update rule of `lit_dps.optim.RULES`, "sgd", "momentum", "nesterov",
-            "adam", "adamw", "lion", "muon", "shampoo" or "soap", or the class path of another
-            `lit_dps.optim.Rule`.
+            "adam", "adamw", "lion", "muon", "shampoo", "soap", "schedule_free_sgd" or
+            "schedule_free_adamw", or the class path of another `lit_dps.optim.Rule`.
         learning_rate: Initial learning rate, above 0.
-        momentum: Momentum in [0, 1), of momentum, nesterov and muon.
+        momentum: Momentum in [0, 1), of momentum, nesterov, muon and schedule_free_sgd.
         schedule: "constant", "linear", "cosine" or "wsd" (warm-up, stable, decay); see
             `lit_dps.optim.RateSchedule`.
         decay_steps: Step at which a schedule ends, warm-up included.
         end_factor: Final learning rate of a schedule as a share of the initial one.
         beta1, beta2: Decay of the averages of adam, adamw, lion, soap and muon's AdamW, in [0, 1).
-            The authors of Lion take 0.9 and 0.99, the authors of SOAP 0.95 and 0.95.
-        epsilon: Added by adam, adamw, soap and muon's AdamW to the root of the second average, and
-            by shampoo to its eigenvalues, above 0.
-        weight_decay: Weight decay of adam, adamw, lion, muon, shampoo and soap, 0 or more.
+            The authors of Lion take 0.9 and 0.99, the authors of SOAP 0.95 and 0.95. Of
+            schedule_free_adamw, beta1 is the share of x in the weights y.
+        epsilon: Added by adam, adamw, soap, schedule_free_adamw and muon's AdamW to the root of the
+            second average, and by shampoo to its eigenvalues, above 0.
+        weight_decay: Weight decay of adamw, lion, muon, shampoo, soap and the schedule_free rules,
+            and of adam, which adds it to the gradient; 0 or more.
         label_smoothing: Share of a label that is spread evenly over all classes, in [0, 1)
             (Szegedy et al. 2016, Section 7; Shallue et al. 2019 search 0, 0.01 and 0.1). It changes
             the training loss, which pruning uses too; `val_loss` is the plain cross-entropy.

@@ -47,6 +47,7 @@ KIND_OF_NAME = {
     "nadam": OptimizerKind.ADAPTIVE,
     "radam": OptimizerKind.ADAPTIVE,
     "rmsprop": OptimizerKind.ADAPTIVE,
+    "schedule_free_adamw": OptimizerKind.ADAPTIVE,
     "sparseadam": OptimizerKind.ADAPTIVE,
     "lion": OptimizerKind.SIGN,
     "rprop": OptimizerKind.SIGN,
@@ -61,6 +62,7 @@ KIND_OF_NAME = {
     "lbfgs": OptimizerKind.SGD_LIKE,
     "momentum": OptimizerKind.SGD_LIKE,
     "nesterov": OptimizerKind.SGD_LIKE,
+    "schedule_free_sgd": OptimizerKind.SGD_LIKE,
     "sgd": OptimizerKind.SGD_LIKE,
 }
 

@@ -217,8 +217,13 @@ def _reason_against_loop(built: Built, trainer: Trainer, training: Training) -> 
     module.to(trainer.strategy.root_device)
     detach_trainer(module)
     examples = _first_examples(built)
-    if overridden(module, CALLED_HOOKS):
+    hooks = overridden(module, CALLED_HOOKS)
+    if hooks:
         optimizer, _ = optimizer_of(configured)
+        rule = rule_of(optimizer)
+        if rule is not None and rule.gradient_point is not None:
+            # In Lightning's loop, the hooks of a step see the weights at which gradients are taken.
+            return f"{name} overrides {', '.join(hooks)}, which act in the steps of {rule.name}"
         return _reason_against_hooks(module, optimizer, examples)
     module.loss(examples)
     return None

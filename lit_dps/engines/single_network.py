@@ -17,6 +17,7 @@ from lit_dps.optim import OURS, rule_of
 from lit_dps.optim.delay import delay_gradients
 from lit_dps.optim.local_sgd import LocalSGD
 from lit_dps.optim.parameter_groups import parameters_of
+from lit_dps.optim.rule import at_gradient_point
 from lit_dps.optim.weight_average import showing
 from lit_dps.pruning.mask import multiply
 from lit_dps.pruning.mask_changes import mask_optimizer_state
@@ -148,11 +149,12 @@ class SingleNetwork:
     def _loss_and_gradients(self, batch: tuple[Tensor, Tensor]) -> Tensor:
         """Set the gradients of all parameters, and return the loss."""
         module = self.run.module
-        loss = module.loss(batch)
-        module.on_before_zero_grad(self.run.optimizer)
-        self.run.optimizer.zero_grad()
-        module.on_before_backward(loss)
-        loss.backward()
+        with at_gradient_point(self.run.optimizer):
+            loss = module.loss(batch)
+            module.on_before_zero_grad(self.run.optimizer)
+            self.run.optimizer.zero_grad()
+            module.on_before_backward(loss)
+            loss.backward()
         return loss.detach()
 
     def _step(self, step: int) -> None:

@@ -334,9 +334,12 @@ class StackedNetworks:
             batch: Their examples: (batch,) or (rows, batch).
             rows: The rows; None for all.
         """
+        points = self._rule_update.gradient_points(
+            self.weights, self.tensors.state, self.tensors.hyperparameters
+        )
+        of_rows = points if rows is None else points[rows]
 
         def compute() -> tuple[Tensor, Tensor]:
-            of_rows = self.weights if rows is None else self.weights[rows]
             weights = of_rows.detach().requires_grad_()
             total = torch.zeros(())
             for i, part in enumerate(batch.split(self.microbatch, dim=-1)):

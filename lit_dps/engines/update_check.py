@@ -19,6 +19,7 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from lit_dps.optim import OURS, Rule, StackedUpdate, State, rule_of
 from lit_dps.optim.parameter_groups import names_of_groups, trained_parameters
+from lit_dps.optim.rule import at_gradient_point
 
 # Some optimizers synchronize slow weights every 5 or 6 steps, or correct a bias from step 6 on.
 STEPS = 8
@@ -152,8 +153,9 @@ def _agree(rule: Rule, optimizer: Optimizer) -> bool:
     )
     for step in range(1, STEPS + 1):
         gradients = _gradients(size, generator).to(device)
-        for name, values in update.weights.split(gradients[COMPARED]).items():
-            parameters[name].grad = values.clone()
+        with at_gradient_point(optimizer):
+            for name, values in update.weights.split(gradients[COMPARED]).items():
+                parameters[name].grad = values.clone()
         optimizer.step()
         steps = _of_networks(weights, step, step + 5)
         update(weights, gradients, state, rates, hyperparameters, steps)

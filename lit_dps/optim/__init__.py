@@ -14,12 +14,16 @@ from lit_dps.optim.lion import LION
 from lit_dps.optim.muon import MUON
 from lit_dps.optim.rule import Rule, RuleOptimizer, State
 from lit_dps.optim.schedule import RateSchedule, Schedule
+from lit_dps.optim.schedule_free import SCHEDULE_FREE_ADAMW, SCHEDULE_FREE_SGD
 from lit_dps.optim.sgd import MOMENTUM, NESTEROV, SGD, WITH_DECAY
 from lit_dps.optim.shampoo import SHAMPOO
 from lit_dps.optim.soap import SOAP
 from lit_dps.optim.stacked_update import FlatLayout, StackedUpdate
 
-_NAMED = (SGD, MOMENTUM, NESTEROV, ADAM, ADAMW, LION, MUON, SHAMPOO, SOAP)
+_NAMED = (
+    *(SGD, MOMENTUM, NESTEROV, ADAM, ADAMW, LION, MUON, SHAMPOO, SOAP),
+    *(SCHEDULE_FREE_SGD, SCHEDULE_FREE_ADAMW),
+)
 # None of these rules moves a weight of zero whose gradient and state are zero.
 OURS = (SGD, MOMENTUM, NESTEROV, ADAM, ADAMW, LION, *WITH_DECAY)
 RULES: dict[str, Rule] = {rule.name: rule for rule in _NAMED}

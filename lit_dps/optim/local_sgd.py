@@ -24,6 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lit_dps.core.errors import ConfigError
 from lit_dps.core.local_sgd import LocalSGDSchedule
 from lit_dps.optim.parameter_groups import trained_parameters
 
@@ -52,6 +53,11 @@ class LocalSGD:
         ours: Sequence[int] | None = None,
         add_up: Callable[[Tensor], Tensor] = lambda tensor: tensor,
     ):
+        rule = getattr(optimizer, "rule", None)
+        if rounds.on and getattr(rule, "gradient_point", None) is not None:
+            name = getattr(rule, "name", "")
+            allowed = f"1 with {name}, whose state has weights that are not averaged"
+            raise ConfigError("local.workers", rounds.workers, allowed)
         self.rounds = rounds
         self.optimizer = optimizer
         self.add_up = add_up

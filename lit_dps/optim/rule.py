@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import InitVar, dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from lit_dps.core.errors import ConfigError
 
 State = dict[str, Tensor]  # tensors of one parameter by name, each of shape (networks, ...)
 # `Rule.__post_init__` replaces it; the types of the fields hold after that.
@@ -45,6 +48,9 @@ class Rule:
         make_state: Returns the state of a parameter before its first step: tensors by name, of the
             parameter's type and of any shape. A parameter may lack a name of `state`. By default
             the state is zero and shaped like the parameter.
+        gradient_point: Returns the weights at which the gradient of a step is taken, from (weights,
+            state, hyperparameters) in the shapes of `update_`. By default it is taken at the
+            weights. Only the `RuleOptimizer` may make such an update.
         counts: Earlier name of `has_step_counter`.
     """
 
@@ -60,6 +66,7 @@ class Rule:
     has_step_counter: bool = False
     elementwise: bool = False
     make_state: Callable[[Tensor], dict[str, Tensor]] | None = None
+    gradient_point: Callable[[Tensor, State, Mapping[str, Tensor]], Tensor] | None = None
     counts: InitVar[bool | None] = None
 
     def __post_init__(self, counts: bool | None) -> None:
@@ -72,6 +79,8 @@ class Rule:
             object.__setattr__(self, "has_step_counter", counts)
         if (self.make is None) != (self.is_of is None):
             raise TypeError(f"Rule {self.name!r} needs both make and is_of, or neither of them")
+        if self.make is not None and self.gradient_point is not None:
+            raise TypeError(f"Rule {self.name!r}: gradient_point needs the default make")
         if "step" in self.state:
             raise TypeError(f"Rule {self.name!r}: 'step' in state is the counter of the optimizer")
         if self.make is None:
@@ -155,7 +164,7 @@ class Rule:
             weights = _with_elements(weights)
             gradients = _with_elements(gradients)
             state = {name: _with_elements(tensor) for name, tensor in state.items()}
-        shape = (len(weights),) + (1,) * (weights.ndim - 1)
+        shape = _shape_of_columns(weights)
         columns = {name: numbers.view(shape) for name, numbers in hyperparameters.items()}
         tensors = dict(state)
         self.update_(weights, gradients, tensors, rates.view(shape), columns, steps.view(shape))
@@ -163,6 +172,28 @@ class Rule:
             # The update may have replaced a tensor in place of changing it.
             if tensors[name] is not tensor:
                 tensor.copy_(tensors[name])
+
+    def gradient_point_of_parameter(
+        self, weights: Tensor, state: State, hyperparameters: Mapping[str, Tensor]
+    ) -> Tensor:
+        """Return the weights of all networks at which the gradient of one parameter is taken.
+
+        Hyperparameters have shape (networks, 1).
+        """
+        if self.gradient_point is None:
+            return weights
+        of_elements = weights
+        if weights.ndim == 1:
+            of_elements = _with_elements(weights)
+            state = {name: _with_elements(tensor) for name, tensor in state.items()}
+        shape = _shape_of_columns(of_elements)
+        columns = {name: numbers.view(shape) for name, numbers in hyperparameters.items()}
+        return self.gradient_point(of_elements, state, columns).view(weights.shape)
+
+
+def _shape_of_columns(weights: Tensor) -> tuple[int, ...]:
+    """Return the shape of a number for each network, with the dimensions of weights."""
+    return (len(weights),) + (1,) * (weights.ndim - 1)
 
 
 def _with_elements(tensor: Tensor) -> Tensor:
@@ -174,6 +205,9 @@ def _with_elements(tensor: Tensor) -> Tensor:
 
 class RuleOptimizer(torch.optim.Optimizer):
     """The torch optimizer that makes the update of a rule, for one network.
+
+    For a rule with a `gradient_point`, `step` evaluates its closure there. Without a closure, the
+    gradients must come from a block of `at_gradient_point`.
 
     Args:
         rule: The rule.
@@ -190,10 +224,11 @@ class RuleOptimizer(torch.optim.Optimizer):
         hyperparameters: Mapping[str, float],
     ):
         self.rule = rule
+        self._has_gradients_of_point = False
         super().__init__(parameters, {"lr": rate, **hyperparameters})
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "rule": self.rule}
+        return {**super().__getstate__(), "rule": self.rule, "_has_gradients_of_point": False}
 
     def elementwise_state(self, dimensions: int) -> set[str]:
         """Return the names of the state whose elements belong to single weights."""
@@ -203,16 +238,89 @@ class RuleOptimizer(torch.optim.Optimizer):
     def step(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, closure: Callable[[], Any] | None = None
     ) -> Any:
-        """Update the parameters that have a gradient; return the loss of the closure."""
+        """Update the parameters that have a gradient; return the loss of the closure.
+
+        Raises:
+            ConfigError: if the rule has a `gradient_point`, and gradients come from other weights.
+        """
         loss = None
         if closure is not None:
-            with torch.enable_grad():
+            if self._has_gradients():
+                # They were added up before this call, or computed without the closure.
+                raise self._error_of_point()
+            with torch.enable_grad(), self.at_gradient_point():
                 loss = closure()
+        elif self.rule.gradient_point is not None and not self._has_gradients_of_point:
+            raise self._error_of_point()
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is not None:
                     self._update(parameter, group)
+                if self.rule.gradient_point is not None:
+                    parameter.grad = None
+        self._has_gradients_of_point = False
         return loss
+
+    def _has_gradients(self) -> bool:
+        """Return True if a parameter has a gradient of weights that are no `gradient_point`."""
+        if self.rule.gradient_point is None:
+            return False
+        # Before its first step, the point of a parameter is its weights.
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if self.state.get(parameter) and parameter.grad is not None:
+                    return True
+        return False
+
+    def _error_of_point(self) -> ConfigError:
+        allowed = (
+            "another rule, where a step has several batches, a scaled loss or manual optimization: "
+            "its gradients are not taken at the weights of the module"
+        )
+        return ConfigError("model.optimizer", self.rule.name, allowed)
+
+    @contextmanager
+    def at_gradient_point(self) -> Iterator[None]:
+        """Let the parameters have the weights at which gradients are taken, within a block."""
+        weights: list[tuple[nn.Parameter, Tensor]] = []
+        if self.rule.gradient_point is not None:
+            for group in self.param_groups:
+                for parameter in group["params"]:
+                    # Before the first step, the point is the weights.
+                    if self.state.get(parameter):
+                        weights.append((parameter, parameter.data))
+                        parameter.data = self._gradient_point(parameter, group)
+        try:
+            yield
+        finally:
+            for parameter, tensor in weights:
+                parameter.data = tensor
+        self._has_gradients_of_point = True
+
+    def _gradient_point(self, parameter: nn.Parameter, group: Mapping[str, Any]) -> Tensor:
+        """Return the weights at which the gradient of a parameter is taken."""
+        return self.rule.gradient_point_of_parameter(
+            parameter.detach()[None],
+            self._tensors_of(parameter),
+            self._numbers_of(parameter, group),
+        )[0]
+
+    def _tensors_of(self, parameter: nn.Parameter) -> State:
+        """Return the state of a parameter as the only row of a stack."""
+        state = self.state[parameter]
+        tensors = {}
+        for name in self.rule.state:
+            if name in state:
+                tensors[name] = state[name][None]
+        return tensors
+
+    def _numbers_of(self, parameter: nn.Parameter, group: Mapping[str, Any]) -> dict[str, Tensor]:
+        """Return the hyperparameters of a parameter by name, each of shape (1, 1)."""
+        numbers = {}
+        of_group = self.rule.hyperparameters_of(group)
+        for name, number in zip(self.rule.hyperparameters, of_group, strict=True):
+            numbers[name] = parameter.new_tensor([[number]])
+        return numbers
 
     def _update(self, parameter: nn.Parameter, group: Mapping[str, Any]) -> None:
         """Update a parameter as the only row of a stack."""
@@ -222,19 +330,18 @@ class RuleOptimizer(torch.optim.Optimizer):
             state["step"] = torch.tensor(0.0)
             state.update(self.rule.initial_state(parameter))
         state["step"] += 1
-        tensors = {}
-        for name in self.rule.state:
-            if name in state:
-                tensors[name] = state[name][None]
-        numbers = self.rule.hyperparameters_of(group)
-        hyperparameters = {}
-        for name, number in zip(self.rule.hyperparameters, numbers, strict=True):
-            hyperparameters[name] = parameter.new_tensor([[number]])
         self.rule.update_parameter(
             parameter.detach()[None],
             parameter.grad.clone()[None],
-            tensors,
+            self._tensors_of(parameter),
             parameter.new_tensor([[group["lr"]]]),
-            hyperparameters,
+            self._numbers_of(parameter, group),
             parameter.new_tensor([[float(state["step"])]]),
         )
+
+
+def at_gradient_point(optimizer: torch.optim.Optimizer) -> AbstractContextManager[None]:
+    """Let the parameters have the weights at which an optimizer takes gradients, within a block."""
+    if isinstance(optimizer, RuleOptimizer):
+        return optimizer.at_gradient_point()
+    return nullcontext()

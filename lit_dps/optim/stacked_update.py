@@ -125,6 +125,32 @@ class StackedUpdate:
                     names, weights, gradients, state, rates[:, column], numbers, steps
                 )
 
+    def gradient_points(
+        self, weights: Tensor, state: State, hyperparameters: Mapping[str, Tensor]
+    ) -> Tensor:
+        """Return the weights of all networks at which gradients are taken; arguments as in a step.
+
+        These are the weights themselves, unless the rule has a `gradient_point`.
+        """
+        if self.rule.gradient_point is None:
+            return weights
+        state_parts = {key: layout.split(state[key]) for key, layout in self.state.items()}
+        weight_parts = self.weights.split(weights)
+        points = []
+        for group, names in enumerate(self._groups):
+            column = slice(group, group + 1)
+            numbers = {key: each[:, column] for key, each in hyperparameters.items()}
+            for name in names:
+                of_parameter = {}
+                for key, parts in state_parts.items():
+                    if name in parts:
+                        of_parameter[key] = parts[name]
+                point = self.rule.gradient_point_of_parameter(
+                    weight_parts[name], of_parameter, numbers
+                )
+                points.append(point.flatten(1))
+        return torch.cat(points, dim=1)
+
     def _update_elements(
         self,
         weights: Tensor,

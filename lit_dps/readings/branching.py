@@ -7,6 +7,7 @@ import math
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from itertools import islice
 from typing import Any
@@ -305,11 +306,14 @@ class BranchCallback(Callback):
             batches = _batches(trainer, module, (self.stretches + 1) * batches_per_stretch)
             evaluation_batches = list(islice(batches, batches_per_stretch))
             optimizer = self._optimizer_of_branch(trainer.optimizers[0], module, twin, factor)
+            # A schedule-free rule takes gradients at other weights.
+            at_gradient_point = getattr(optimizer, "at_gradient_point", nullcontext)
             masks = masks_of(trainer, module)
             for i, batch in enumerate(batches, 1):
-                loss = self._pass.loss(twin, batch, i - 1)
-                if loss is not None:
-                    (loss / batches_per_step).backward()
+                with at_gradient_point():
+                    loss = self._pass.loss(twin, batch, i - 1)
+                    if loss is not None:
+                        (loss / batches_per_step).backward()
                 if i % batches_per_step == 0:
                     _clip_gradients(trainer, twin)
                     optimizer.step()

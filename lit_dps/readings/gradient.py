@@ -19,8 +19,9 @@ class GradientNorm(Reading):
 
     It is the gradient that the optimizer steps by, of the whole batch of all ranks: without pruned
     coordinates and before clipping. With `optim.delay` it is the delayed gradient, and 0 before the
-    first one. An optimizer that evaluates the loss several times in a step, such as LBFGS, has the
-    norm of the last evaluation.
+    first one. A schedule-free rule takes it at other weights than those that are checked, see
+    `lit_dps.optim.schedule_free`. An optimizer that evaluates the loss several times in a step,
+    such as LBFGS, has the norm of the last evaluation.
 
     Raises:
         ConfigError: for a module that steps its optimizers itself: it may have several losses.

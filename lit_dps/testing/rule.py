@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from lit_dps.optim import Rule, StackedUpdate, State
+from lit_dps.optim.rule import at_gradient_point
 from lit_dps.testing.failure import require
 from lit_dps.training.hidden_state import preserve_rng_state
 
@@ -120,8 +121,9 @@ def _rate_at(network: _Network, step: int) -> float:
 def _train(optimizer: torch.optim.Optimizer, network: _Network, steps: Sequence[int]) -> None:
     """Take these steps of a network."""
     for step in steps:
-        for name, gradient in network.gradients[step].items():
-            network.parameters[name].grad = gradient.clone()
+        with at_gradient_point(optimizer):
+            for name, gradient in network.gradients[step].items():
+                network.parameters[name].grad = gradient.clone()
         optimizer.param_groups[0]["lr"] = _rate_at(network, step)
         optimizer.step()
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from lit_dps.optim.parameter_groups import group_settings, parameters_of
-from lit_dps.optim.rule import RuleOptimizer
+from lit_dps.optim.rule import RuleOptimizer, at_gradient_point
 
 # RAdam divides by the second moment only after some steps.
 STEPS = 13
@@ -220,7 +220,8 @@ def _last_update(
         twin = _twin(optimizer, group, parameter, settings)
         for gradient in gradients:
             before = parameter.detach().clone()
-            parameter.grad = gradient.clone()
+            with at_gradient_point(twin):
+                parameter.grad = gradient.clone()
             # A schedule or a strategy may have wrapped the step of the instance. Call the class's.
             type(optimizer).step(twin)
     return parameter.detach() - before

@@ -19,7 +19,10 @@ from tests.unit.engines.test_engine import quiet  # noqa: F401
 from tests.unit.engines.test_stack_lockstep import EXAMPLES, GOAL, trials, workload
 
 RULES_OF_PAGE = {"my_rule": "SIGN", "my_lars": "LARS"}
-NAMED_RULES = ("lion", "muon", "shampoo", "soap")
+NAMED_RULES = (
+    *("lion", "muon", "shampoo", "soap"),
+    *("schedule_free_sgd", "schedule_free_adamw"),
+)
 
 
 @pytest.fixture(params=[*RULES_OF_PAGE, *NAMED_RULES])
@@ -63,6 +66,8 @@ def asked(rule):
         "muon": [0.02, 0.01, 0.005],
         "shampoo": [0.1, 0.05, 0.02],
         "soap": [0.01, 0.005, 0.003],
+        "schedule_free_sgd": [0.5, 0.3, 0.2],
+        "schedule_free_adamw": [0.01, 0.005, 0.003],
     }.get(rule.name, [0.001, 0.0005, 0.002])
     return trials(Cell(16, 0.8), rates=rates)
 

@@ -77,7 +77,9 @@ def test_with_late_gradients_it_trains_alone(monkeypatch, delay, stacked):
     assert [result.is_stacked for result in results] == [stacked, stacked]
 
 
-@pytest.mark.parametrize("name", [f"{__name__}.NOISY", "lion", "muon", "shampoo", "soap"])
+@pytest.mark.parametrize(
+    "name", [f"{__name__}.NOISY", "lion", "muon", "shampoo", "soap", "schedule_free_adamw"]
+)
 @pytest.mark.parametrize(
     "options", [{}, {"size": 2}, {"lean": False}], ids=["one", "stack", "Lightning"]
 )
