@@ -36,7 +36,7 @@ from lit_dps.core.trial import check_sparsity
 from lit_dps.core.unit import STEPS
 
 Biases = Literal["paper", "keep"]
-Init = Literal["original", "reinit", "isometry"]
+Init = Literal["original", "reinit", "isometry", "scaled_by_density"]
 
 AVERAGE_KEY = "optim.average_half_life"
 MAX_EXAMPLES = 2**31 - 1  # of a batch; no data set is larger
@@ -183,11 +183,12 @@ class PruningConfig:
             "teacher.*" for a copy of the pruned network.
         options: Arguments of the method's constructor. If the method is an axis of the grid, each
             method receives the options that it takes.
-        init: Weights: original, reinit or isometry. They are those at the start of
-            training (`lit_dps.pruning.start`). "original": the weights that were scored. "reinit":
-            new weights of the network's own initialization, in a study. "isometry": the original
-            weights, moved towards orthogonal layers (Lee et al. 2020). Sparsity 0 always uses the
-            original weights.
+        init: Weights: original, reinit, isometry or scaled_by_density. They are those at the start
+            of training (`lit_dps.pruning.start`). "original": the weights that were scored.
+            "reinit": new weights of the network's own initialization, in a study. "isometry": the
+            original weights, moved towards orthogonal layers (Lee et al. 2020).
+            "scaled_by_density": the original weights, divided by the root of the density of their
+            tensor (Dey et al. 2024). Sparsity 0 always uses the original weights.
 
     Raises:
         ConfigError: for a value out of its range.

@@ -2,7 +2,8 @@
 
 "original" keeps the initial weights. "reinit" draws new weights by the network's initialization
 (Frankle et al. 2021, Section 5). "isometry" moves the weights under the mask (`restore_isometry`,
-Lee et al. 2020).
+Lee et al. 2020). "scaled_by_density" divides the weights of each masked tensor by the root of its
+density (`scale_by_density`, Dey et al. 2024).
 """
 
 from __future__ import annotations
@@ -62,8 +63,38 @@ def initialize_pruned(
         _reinit(module, mask, redraw)
     elif init == "isometry":
         flags = _isometry(module, mask, network, steps)
+    elif init == "scaled_by_density":
+        scale_by_density(module, mask)
     mask.apply_to_weights(module)
     return flags
+
+
+@torch.no_grad()
+def scale_by_density(module: nn.Module, mask: Mask) -> None:
+    """Divide the weights of each masked tensor by the root of its density, in place.
+
+    This is the initialization of the sparse maximal update parametrization (SmuPar; Dey et al.
+    2024, arXiv 2405.15743): the variance of a sum over the kept inputs is that of the dense layer
+    if the mask is random. It is not the whole parametrization, which also divides Adam's rate of
+    hidden layers by the density. A study that searches the rate in each cell finds a common factor
+    of all layers itself. Tensors with fewer than two dimensions, such as biases, do not change, and
+    neither do fully pruned tensors.
+
+    Args:
+        module: The network.
+        mask: Its mask. If it changes during training, the density is that of the first mask.
+
+    Raises:
+        ConfigError: if no masked tensor can be scaled.
+    """
+    reason = _reason_against_moving(mask)
+    if reason is not None:
+        allowed = f"original or reinit for {type(module).__name__}: {reason}"
+        raise ConfigError("pruning.init", "scaled_by_density", allowed)
+    parameters = dict(module.named_parameters())
+    for name, (kept, total) in mask.kept().items():
+        if kept and mask[name].ndim >= 2:
+            parameters[name].mul_((total / kept) ** 0.5)
 
 
 def _reinit(module: nn.Module, mask: Mask, redraw: Redraw | None) -> None:
@@ -122,7 +153,7 @@ def _reinit_error(module: nn.Module, reason: str) -> ConfigError:
 
 def _isometry(module: nn.Module, mask: Mask, network: CopyNetwork, steps: int) -> dict[str, float]:
     """Move the weights towards isometry; return distances and Jacobian before and after."""
-    reason = _reason_against_isometry(mask)
+    reason = _reason_against_moving(mask)
     if reason is not None:
         allowed = f"original or reinit for {type(module).__name__}: {reason}"
         raise ConfigError("pruning.init", "isometry", allowed)
@@ -147,8 +178,8 @@ def _isometry(module: nn.Module, mask: Mask, network: CopyNetwork, steps: int) -
     return flags
 
 
-def _reason_against_isometry(mask: Mask) -> str | None:
-    """Return why the masked weights cannot be moved towards isometry; None if they can."""
+def _reason_against_moving(mask: Mask) -> str | None:
+    """Return why the masked weights cannot be moved or scaled; None if they can."""
     for name in mask:
         if "parametrizations." in name:
             return f"{name} is no weight, but a part of a parametrization"

@@ -31,7 +31,7 @@ from tests.unit.engines.test_engine import PARAMS, quiet  # noqa: F401
 from tests.unit.pruning.test_pruners_engines import GOAL, WORKLOAD
 from tests.unit.pruning.test_pruners_engines import PARAMS as RATES
 
-INITS = ["original", "reinit", "isometry"]
+INITS = ["original", "reinit", "isometry", "scaled_by_density"]
 SPECTRUM = [
     f"jacobian_{name}_{when}"
     for when in ("before", "after")
@@ -87,7 +87,46 @@ def test_at_sparsity_0_nothing_starts_otherwise():
         train_one(Trial(Cell(16, 0.0), 1, RATES), WORKLOAD, GOAL, pruning={"init": init})
         for init in INITS
     ]
-    assert same(dense[0], dense[1]) and same(dense[0], dense[2])
+    assert all(same(dense[0], other) for other in dense[1:])
+
+
+def test_weights_are_scaled_by_the_root_of_the_density_of_their_tensor():
+    module, net = small(), network(small())
+    found = mask("snip", net, 0.9)
+    before = {name: p.detach().clone() for name, p in module.named_parameters()}
+    assert initialize_pruned("scaled_by_density", module, found, lambda: nullcontext(net)) == {}
+    scaled = 0
+    for name, parameter in module.named_parameters():
+        keep = found[name]
+        factor = 1.0
+        if keep.ndim >= 2:
+            scaled += 1
+            factor = float(keep.float().mean()) ** -0.5
+        expected = before[name] * keep * factor
+        torch.testing.assert_close(parameter.detach(), expected, rtol=1e-6, atol=0)
+    assert scaled >= 2
+
+
+def test_under_a_random_mask_the_scaled_layer_has_the_variance_of_the_dense_one():
+    torch.manual_seed(0)
+    layer, x = nn.Linear(2000, 500, bias=False), torch.randn(200, 2000)
+    dense = layer(x).var().item()
+    for density in (0.5, 0.1, 0.01):
+        pruned = nn.Linear(2000, 500, bias=False)
+        pruned.load_state_dict(layer.state_dict())
+        found = Mask({"weight": torch.rand(500, 2000) < density})
+        initialize_pruned("scaled_by_density", pruned, found, None)
+        assert pruned(x).var().item() == pytest.approx(dense, rel=0.04)
+
+
+def test_a_tensor_that_is_fully_pruned_stays_zero():
+    module = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
+    found = Mask(
+        {"0.weight": torch.zeros(4, 3, dtype=torch.bool), "1.weight": torch.ones(2, 4) > 0}
+    )
+    before = module[1].weight.detach().clone()
+    initialize_pruned("scaled_by_density", module, found, None)
+    assert not module[0].weight.any() and torch.equal(module[1].weight, before)
 
 
 def test_isometry_moves_kept_weights_alone_towards_orthogonal_layers_and_measures_the_jacobian():
