@@ -27,6 +27,9 @@ if TYPE_CHECKING:  # the names of `_PUBLIC`, for type checkers and editors
     from lit_dps.readings import BranchCallback as BranchCallback
     from lit_dps.readings import NoiseScaleCallback as NoiseScaleCallback
     from lit_dps.readings import ReadingsCallback as ReadingsCallback
+    from lit_dps.report.document import CellEntry as CellEntry
+    from lit_dps.report.document import Document as Document
+    from lit_dps.report.document import LawEntry as LawEntry
     from lit_dps.report.notebook import Study as Study
     from lit_dps.training import GoalErrorCallback as GoalErrorCallback
     from lit_dps.training import PruningCallback as PruningCallback
@@ -52,6 +55,9 @@ _PUBLIC = {
     "Advice": "lit_dps.advice.result",
     "Analysis": "lit_dps.analysis.analysis",
     "Study": "lit_dps.report.notebook",
+    "Document": "lit_dps.report.document",
+    "CellEntry": "lit_dps.report.document",
+    "LawEntry": "lit_dps.report.document",
     "ImageClassifier": "lit_dps.module",
     "GoalErrorCallback": "lit_dps.training",
     "BranchCallback": "lit_dps.readings",

@@ -1,29 +1,37 @@
 """Advice: an answer with what it rests on, as text, as a table, and as a document for machines.
 
-`Advice.to_dict` is what `--json` prints. docs/advice.md documents its fields.
+`Advice.to_dict` is what `--json` prints. `lit_dps.report.document` documents its fields.
 """
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
 import pandas as pd
 
-from lit_dps.advice.answer import Answer
+from lit_dps.advice.answer import HOUR, Answer
 from lit_dps.advice.branch_law import Branched
 from lit_dps.advice.text import MARKS, render
-from lit_dps.analysis.intervals import Interval
 from lit_dps.analysis.law import Law
 from lit_dps.analysis.observations import AT_LEAST, AT_MOST
 from lit_dps.analysis.tables import aligned, records, significant, three_digits
 from lit_dps.core.exit_codes import ExitCode
 from lit_dps.core.text import format_duration
+from lit_dps.report.document import (
+    ANSWERED,
+    NO_RESULT,
+    CellEntry,
+    Document,
+    LawEntry,
+    law_entry,
+    limits,
+    limits_of,
+    to_json,
+)
 
-FORMAT = 1  # of the document
 BOUNDS = {0: "exact", AT_LEAST: "at least", AT_MOST: "at most"}
 UNCERTAIN = ("steps", "hours", "device_hours", "cost")  # columns of the table with limits
 
@@ -135,38 +143,59 @@ class Advice:
     # ---- For machines ----
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the advice as plain JSON; null where a number is unknown."""
-        document = {
-            "format": FORMAT,
-            "status": "answered" if self.is_answered else "not identifiable",
-            "source": self.source,
-            "name": self.name,
-            "goal": self.goal,
-            "recommendation": self._recommendation(),
+        """Return the advice as plain values for strict JSON (`Document`)."""
+        further = {
             "near_best": self._near_best(),
-            "law": _law(self.law),
             "measured": self._measured(),
-            "table": [_row(row) for row in records(self.table)],
             "next_run": self._next_run(),
             "assumed": [] if self.answer is None else list(self.answer.assumed),
-            "notes": list(self.notes),
         }
-        return _finite(document)
+        document = Document(
+            source=self.source,
+            status=ANSWERED if self.is_answered else NO_RESULT,
+            name=self.name,
+            goal=self.goal,
+            cells=[self._cell(row) for row in records(self.table)],
+            laws=[_law_entry(self.law)],
+            recommendation=self._recommendation(),
+            notes=self.notes,
+            further=further,
+        )
+        return document.to_dict()
 
     def to_json(self) -> str:
         """Return the advice as one JSON document."""
-        return json.dumps(self.to_dict(), indent=2, allow_nan=False)
+        return to_json(self.to_dict())
 
     def _recommendation(self) -> dict[str, Any] | None:
         if self.answer is None or self.answer.best is None:
             return None
-        row = _row(self.answer.best)
+        row = self._cell(self.answer.best)
         row["learning_rate"] = None
         rate = self.answer.rate
         # If momentum is searched, the law is of the effective rate.
         if rate is not None and " / " not in rate.name:
             row["learning_rate"] = rate.at(self.answer.best["batch_size"])
         return row
+
+    def _cell(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a row of the table as an entry of `Document.cells`, with hours and costs."""
+        known = _row(row)
+        batch_size = known["batch_size"]
+        entry = CellEntry(batch_size=batch_size, devices=known.pop("devices", None))
+        for observation in self.law.observations:
+            if observation.batch_size == batch_size:
+                entry.k_star = limits_of(observation.steps, observation.limits)
+                entry.bound = BOUNDS[observation.bound]
+        if "hours" in known:
+            hours = [known["hours"][name] for name in ("value", "low", "high")]
+            entry.seconds = limits(*[None if each is None else HOUR * each for each in hours])
+        if batch_size in self.best_rates:
+            entry.metaparameters = {"learning_rate": self.best_rates[batch_size]}
+        marks = {name: known.pop(name, False) for name in ("allowed", "pareto")}
+        marks["fastest"] = self.answer is not None and _is_row(self.answer.fastest, row)
+        entry.marks = [name for name, holds in marks.items() if holds]
+        return {**asdict(entry), **known}
 
     def _near_best(self) -> dict[str, float] | None:
         if self.answer is None or self.answer.interval is None:
@@ -218,55 +247,37 @@ def _steps_text(steps: pd.DataFrame) -> list[str]:
 
 def _row(row: Mapping[str, Any]) -> dict[str, Any]:
     """Return a row of a table with each value and its limits together."""
-    limits = {f"{name}{end}" for name in UNCERTAIN for end in ("_low", "_high")}
+    ends = {f"{name}{end}" for name in UNCERTAIN for end in ("_low", "_high")}
     nested = {}
     for key, value in row.items():
-        if key in limits or key in ("low", "high"):
+        if key in ends or key in ("low", "high"):
             continue
         low, high = f"{key}_low", f"{key}_high"
         if key == "steps" and low not in row:
             low, high = "low", "high"  # of `Law.predict`
         name = "steps_known" if key == "known" else key
-        nested[name] = value
+        nested[name] = _known(value)
         if low in row:
-            nested[name] = {"value": value, "low": row[low], "high": row[high]}
+            nested[name] = limits(_known(value), _known(row[low]), _known(row[high]))
     return nested
 
 
-def _law(law: Law | Branched) -> dict[str, Any]:
+def _law_entry(law: Law | Branched) -> LawEntry:
     """Return the constants of a law with 95 % limits, and why they are refused."""
     if isinstance(law, Branched):
-        return {"kind": "branches", "c1": None, "c2": None, "critical_batch_size": None, "text": ""}
-    constants: dict[str, Any] = {"c1": None, "c2": None, "critical_batch_size": None}
-    if law.fit is not None:
-        constants["c1"] = _limits(law.fit.c1, law.c1)
-        constants["c2"] = _limits(law.fit.c2, law.c2)
-    if law.fit is not None and law.is_b_crit_known:
-        constants["critical_batch_size"] = _limits(law.fit.critical_batch_size, law.critical)
-    refused = law.verdict.refusal.name.lower()
-    return {
-        "kind": "c1 / B + c2",
-        **constants,
-        "refused": refused,
-        "reason": str(law.verdict),
-        "text": law.line(),
-    }
+        return LawEntry(kind="branches", batch_sizes=[law.batch_size])
+    return law_entry(law)
 
 
-def _limits(value: float, interval: Interval | None) -> dict[str, float | None]:
-    if interval is None:
-        return {"value": value, "low": None, "high": None}
-    return {"value": value, "low": interval.low, "high": interval.high}
+def _is_row(first: Mapping[str, Any] | None, second: Mapping[str, Any]) -> bool:
+    """Return True if two rows are of the same batch size and number of devices."""
+    if first is None:
+        return False
+    return all(first[name] == second[name] for name in ("batch_size", "devices"))
 
 
-def _finite(node: Any) -> Any:
-    """Return nested values as plain JSON, with null for numbers that are not finite."""
-    if isinstance(node, Mapping):
-        return {str(key): _finite(value) for key, value in node.items()}
-    if isinstance(node, (list, tuple)):
-        return [_finite(value) for value in node]
-    if hasattr(node, "item"):
-        node = node.item()
-    if isinstance(node, float) and not math.isfinite(node):
+def _known(value: Any) -> Any:
+    """Return a value of a table, with None for a missing one."""
+    if isinstance(value, float) and math.isnan(value):
         return None
-    return node
+    return value

@@ -5,10 +5,6 @@ It answers for your module and data, within a budget of time.
 
 from __future__ import annotations
 
-import os
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stdout
 from dataclasses import asdict, fields
 from typing import Any
 
@@ -17,6 +13,7 @@ from lit_dps.advice.options import Options, devices_of, seconds_of
 from lit_dps.advice.result import Advice
 from lit_dps.advice.run import run_advice
 from lit_dps.cli.command_line import CommandLine
+from lit_dps.cli.json_output import print_document, stdout_on_stderr
 from lit_dps.cli.options import AdviseOptions, take_options
 from lit_dps.cli.study import StudyCLI
 from lit_dps.core.errors import ConfigError
@@ -32,7 +29,7 @@ def main(command: CommandLine) -> int:
     with stdout_on_stderr():
         code = give_advice(command, answers)
     for advice in answers:
-        print(advice.to_json(), flush=True)
+        print_document(advice.to_dict())
     return code
 
 
@@ -47,20 +44,6 @@ def give_advice(command: CommandLine, answers: list[Advice]) -> int:
     proposes_max_steps = command.value("goal.max_steps") is None
     setup = cli.setup()
     return run_advice(setup, options, lit_dps.cli.began, proposes_max_steps, answers.append)
-
-
-@contextmanager
-def stdout_on_stderr() -> Iterator[None]:
-    """Send all that is printed to stderr, also by other processes and by libraries in C."""
-    sys.stdout.flush()
-    saved = os.dup(1)
-    os.dup2(2, 1)
-    try:
-        with redirect_stdout(sys.stderr):
-            yield
-    finally:
-        os.dup2(saved, 1)
-        os.close(saved)
 
 
 def _parsed_options(written: AdviseOptions, ranks: int) -> Options:

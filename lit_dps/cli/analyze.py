@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from argparse import SUPPRESS
 from pathlib import Path
+from typing import NamedTuple
 
 from jsonargparse import ActionConfigFile  # pyright: ignore[reportPrivateImportUsage]
 
 from lit_dps.analysis.analysis import Analysis
 from lit_dps.cli.command_line import CommandLine
+from lit_dps.cli.json_output import print_document, stdout_on_stderr
 from lit_dps.cli.options import AnalyzeOptions, add_options, take_options
 from lit_dps.cli.parser import CommandParser, new_parser
 from lit_dps.core.atomic_write import check_folder
@@ -19,7 +21,8 @@ from lit_dps.core.config import StorageConfig, StudyConfig
 from lit_dps.core.exit_codes import ExitCode
 from lit_dps.report.fixed_data import fixed_data_text
 from lit_dps.report.no_result import ended_without_result
-from lit_dps.report.publish import figures_folder, publish
+from lit_dps.report.notebook import Study
+from lit_dps.report.publish import PAGE, figures_folder, publish
 from lit_dps.report.scale_up import scale_of, scale_up_text
 from lit_dps.report.text import parts_of
 from lit_dps.storage.database import refuse_lost
@@ -48,6 +51,26 @@ def _ignored(value: object) -> None:
 
 def main(command: CommandLine) -> int:
     """Print the analysis of a study, and return the exit code."""
+    if not command.has("json"):
+        return _analyze(command).code
+    with stdout_on_stderr():
+        analyzed = _analyze(command)
+    page = analyzed.folder / PAGE
+    report = str(page) if page.is_file() else None
+    print_document(Study(analyzed.study.record, analyzed.study).to_dict(report))
+    return analyzed.code
+
+
+class _Analyzed(NamedTuple):
+    """An analysis that was printed: the exit code, the study and the folder of its files."""
+
+    code: int
+    study: Analysis
+    folder: Path
+
+
+def _analyze(command: CommandLine) -> _Analyzed:
+    """Print the analysis of a study."""
     config = _parser(command).read_command()
     options = take_options(config, AnalyzeOptions)
     if options.output is not None:
@@ -65,14 +88,15 @@ def main(command: CommandLine) -> int:
         if options.output is None:
             folder = default_folder / options.statistic
     if options.sync:
-        return _publish_and_sync(storage, study, folder, shown, options.validate_every)
+        study = _publish_and_sync(storage, study, folder, shown, options.validate_every)
+        return _Analyzed(_exit_code(study), study, folder)
     text = publish(study, folder, shown)[0]
     if options.scale is not None:
         text += f"\n{scale_up_text(study, options.scale)}"
     if options.examples is not None:
         text += f"\n{fixed_data_text(study, options.examples)}"
     print(text, end=f"\n{retrain_hint(study, storage)}{_mlflow_hint(storage)}")
-    return _exit_code(study)
+    return _Analyzed(_exit_code(study), study, folder)
 
 
 def _parser(command: CommandLine) -> CommandParser:
@@ -94,8 +118,8 @@ def _publish_and_sync(
     folder: Path,
     shown: tuple[str, ...],
     validate_every: int | None,
-) -> int:
-    """Print the analysis of a study, and update MLflow; return the exit code."""
+) -> Analysis:
+    """Print the analysis of a study, and update MLflow; return the analysis."""
     from lit_dps.tracking.sync import MlflowSync
 
     check_place(storage.mlflow_uri)
@@ -110,7 +134,7 @@ def _publish_and_sync(
         f"{text}\n{retrain_hint(study, storage)}in step with it: MLflow at "
         f"{without_password(storage.mlflow_uri)}"
     )
-    return _exit_code(study)
+    return study
 
 
 def _mlflow_hint(storage: StorageConfig) -> str:

@@ -23,14 +23,17 @@ from lightning.pytorch.loggers import MLFlowLogger
 
 from lit_dps.cli.command_line import CommandLine
 from lit_dps.cli.config_file import SECTION_CLASSES
+from lit_dps.cli.json_output import print_document, stdout_on_stderr
 from lit_dps.cli.parser import CommandParser, refuse_nulls
 from lit_dps.core.config import StorageConfig
 from lit_dps.core.errors import ConfigError, DataError
+from lit_dps.core.exit_codes import ExitCode
 from lit_dps.core.parse_errors import refusal
 from lit_dps.core.trial_config import TRIAL_SECTIONS
 from lit_dps.parallel import ddp, launch, ranks
 from lit_dps.parallel.process import defer_signals, keep_freed_memory
 from lit_dps.readings import ReadingsCallback
+from lit_dps.report.document import CellEntry, run_document
 from lit_dps.report.pruning_notes import unmasked_note
 from lit_dps.storage.urls import is_http, without_password
 from lit_dps.training import (
@@ -41,6 +44,7 @@ from lit_dps.training import (
     LocalSGDCallback,
     PruningCallback,
 )
+from lit_dps.training.example_count import declared_batch_size
 from lit_dps.training.trainer_rules import as_list
 
 # By section, in the order in which the trainer calls them, as in a study. `optim` has an
@@ -266,6 +270,19 @@ def main(command: CommandLine) -> int:
     warnings.filterwarnings("ignore", message=".*LeafSpec.*")  # Lightning 2.6 under torch 2.15
     # Logged values are means over all ranks already.
     warnings.filterwarnings("ignore", message=".*sync_dist=True.*")
+    if command.verb != "fit" or not command.has("json"):
+        _run(command)
+        return ExitCode.DONE
+    command.words = [word for word in command.words if word != "--json"]
+    with stdout_on_stderr():
+        cli = _run(command)
+    if ranks.rank() == 0:
+        print_document(_document(cli.trainer))
+    return ExitCode.DONE
+
+
+def _run(command: CommandLine) -> DPSCLI:
+    """Run a verb in all ranks that it needs."""
     with ExitStack() as group:
 
         def gather(trainer: dict[str, Any]) -> None:
@@ -273,8 +290,22 @@ def main(command: CommandLine) -> int:
             world, on_gpu = ddp.ranks_asked(trainer), ddp.on_gpu(trainer)
             group.enter_context(launch.group_of(world, on_gpu, main, command))
 
-        DPSCLI(command, gather, seed_everything_default=0)
-    return 0
+        return DPSCLI(command, gather, seed_everything_default=0)
+
+
+def _document(trainer: Trainer) -> dict[str, Any]:
+    """Return the document of a run of `fit` that ended."""
+    batch_size = None
+    if trainer.world_size == 1:  # otherwise a loader may be of one rank or of all
+        batch_size = declared_batch_size(trainer) or None
+    if batch_size is not None:
+        batch_size *= trainer.accumulate_grad_batches
+    path = None
+    for callback in trainer.checkpoint_callbacks:
+        path = path or getattr(callback, "best_model_path", "")
+        path = path or getattr(callback, "last_model_path", "") or None
+    entry = CellEntry(batch_size=batch_size)
+    return run_document(goal_callback_of(trainer).attempt, entry, None, path).to_dict()
 
 
 def _is_idle(callback: Any) -> bool:

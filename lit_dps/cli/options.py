@@ -43,6 +43,8 @@ class StudyOptions:
             N steps. By default validation is not counted.
         time_steps: Time the training steps of every cell again. A study times them once, at its
             end.
+        json: Print one JSON object on stdout (docs/python.md, Document). All other text goes to
+            stderr.
     """
 
     forecast: bool = False
@@ -52,9 +54,12 @@ class StudyOptions:
     show: str = field(default="", metadata={"metavar": "PARTS"})
     validate_every: int | None = field(default=None, metadata={"metavar": "N"})
     time_steps: bool = False
+    json: bool = False
 
     def __post_init__(self) -> None:
         check_validation_interval(self.validate_every)
+        if self.json and self.forecast:
+            raise ConfigError("--json", True, "left out beside --forecast")
 
 
 @dataclass(frozen=True)
@@ -74,7 +79,8 @@ class AdviseOptions:
         runs: Answer from runs that exist, a CSV file. Nothing is trained. mlflow:EXPERIMENT reads
             an experiment.
         columns: Names of columns of --runs, such as batch_size=bs.
-        json: Print the answer as JSON. All other text goes to stderr.
+        json: Print one JSON object on stdout (docs/python.md, Document). All other text goes to
+            stderr.
     """
 
     budget: str | None = None
@@ -119,6 +125,8 @@ class RetrainOptions:
         checkpoint: Save the weights at the end here. The file is a checkpoint of Lightning.
         trust: Import modules of a foreign study. The stored configuration names them. Without this
             option they are imported only if you ran the study.
+        json: Print one JSON object on stdout (docs/python.md, Document). All other text goes to
+            stderr. It needs no --of.
     """
 
     of: str = field(metadata={"metavar": "STUDY"})
@@ -126,6 +134,7 @@ class RetrainOptions:
     point: int | None = field(default=None, metadata={"metavar": "N"})
     checkpoint: str | None = field(default=None, metadata={"metavar": "FILE"})
     trust: bool = False
+    json: bool = False
 
 
 @dataclass(frozen=True)
@@ -144,6 +153,8 @@ class AnalyzeOptions:
             study, such as data.train_examples=10x or model.width=512.
         examples: Print what each batch size costs in loss if a run has N examples. The learning
             rate of the study must not decay.
+        json: Print one JSON object on stdout (docs/python.md, Document). All other text goes to
+            stderr.
     """
 
     output: str | None = None
@@ -153,6 +164,7 @@ class AnalyzeOptions:
     statistic: str | None = field(default=None, metadata={"metavar": "NAME"})
     scale: str | None = field(default=None, metadata={"metavar": "AXIS=10x"})
     examples: float | None = field(default=None, metadata={"metavar": "N"})
+    json: bool = False
 
     def __post_init__(self) -> None:
         check_validation_interval(self.validate_every)
@@ -164,6 +176,11 @@ class AnalyzeOptions:
             raise ConfigError("--sync", True, "left out beside --scale")
         if self.sync and self.examples is not None:
             raise ConfigError("--sync", True, "left out beside --examples")
+        # The document does not have the answers of these options.
+        if self.json and self.scale is not None:
+            raise ConfigError("--json", True, "left out beside --scale")
+        if self.json and self.examples is not None:
+            raise ConfigError("--json", True, "left out beside --examples")
 
 
 # The options of verbs that take the configuration of a study, or of `fit --of`.

@@ -15,15 +15,18 @@ from pathlib import Path
 import yaml
 
 from lit_dps.cli.command_line import CommandLine
+from lit_dps.cli.json_output import print_document, stdout_on_stderr
 from lit_dps.cli.options import RetrainOptions, add_options, take_options
 from lit_dps.cli.parser import new_parser
 from lit_dps.cli.study import read_setup
+from lit_dps.core.attempt import Attempt
 from lit_dps.core.config import StorageConfig
 from lit_dps.core.errors import ConfigError, UserError
 from lit_dps.core.exit_codes import ExitCode
 from lit_dps.core.record import StudyRecord
 from lit_dps.core.text import shorten
-from lit_dps.core.trial import Status, text_of
+from lit_dps.core.trial import Status, TrialResult, text_of
+from lit_dps.report.document import CellEntry, Document, run_document
 from lit_dps.storage.ownership import foreign_modules, was_run_by_user
 from lit_dps.storage.read import read_study, study_uid
 from lit_dps.study.retrain import compare_with_stored, retrain, stored_trial
@@ -32,6 +35,16 @@ from lit_dps.study.setup import StudySetup
 
 def main(command: CommandLine) -> int:
     """Train a stored trial again, and return the exit code."""
+    if not command.has("json"):
+        return _train_again(command)[0]
+    with stdout_on_stderr():
+        code, document = _train_again(command)
+    print_document(document.to_dict())
+    return code
+
+
+def _train_again(command: CommandLine) -> tuple[int, Document]:
+    """Train a stored trial again, and return the exit code and the document of the run."""
     parser = new_parser(command, __doc__)
     add_options(parser, RetrainOptions)
     parser.add_class_arguments(StorageConfig, "storage")
@@ -60,9 +73,30 @@ def main(command: CommandLine) -> int:
         else:
             print("checkpoint: none was written")
     print(f"{attempt.outcome}; {compare_with_stored(attempt, stored)}")
+    document = _document(record, stored, attempt, checkpoint)
     if attempt.status is None:
-        return ExitCode.INTERRUPTED
-    return int(attempt.status is Status.FAILED)
+        return ExitCode.INTERRUPTED, document
+    if attempt.status is Status.FAILED:
+        return ExitCode.FAILED, document
+    return ExitCode.DONE, document
+
+
+def _document(
+    record: StudyRecord, stored: TrialResult, attempt: Attempt, checkpoint: Path | None
+) -> Document:
+    """Return the document of a trial that was trained again."""
+    cell = stored.trial.cell
+    entry = CellEntry(
+        batch_size=cell.batch_size,
+        sparsity=cell.series.sparsity,
+        axes=dict(cell.series.axes),
+        metaparameters=dict(stored.trial.params),
+        trial=stored.trial.point,
+    )
+    path = None
+    if checkpoint is not None and checkpoint.exists():
+        path = str(checkpoint)
+    return run_document(attempt, entry, record.name, path)
 
 
 def _check_trust(record: StudyRecord, storage: StorageConfig) -> None:

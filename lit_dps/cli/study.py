@@ -15,14 +15,19 @@ from lightning.pytorch.cli import LightningArgumentParser
 
 from lit_dps.cli.command_line import CommandLine
 from lit_dps.cli.fit import DPSCLI
+from lit_dps.cli.json_output import print_document, stdout_on_stderr
 from lit_dps.cli.options import StudyOptions, add_options, take_options
 from lit_dps.core.config import NO_RACE, StudyConfig
-from lit_dps.core.errors import ConfigError, find_user_error
+from lit_dps.core.errors import ConfigError, StorageError, find_user_error
+from lit_dps.core.exit_codes import ExitCode
 from lit_dps.core.parse_errors import refusal
 from lit_dps.core.trial_config import STUDY_DEFAULTS, TRIAL_SECTIONS
 from lit_dps.forecast.forecast import forecast
 from lit_dps.parallel.ranks import follows_torchrun
+from lit_dps.report.notebook import Study
+from lit_dps.report.publish import PAGE, figures_folder
 from lit_dps.report.text import parts_of
+from lit_dps.storage.read import read_study
 from lit_dps.study.expand_space import with_stored_space
 from lit_dps.study.preflight.check import check_study
 from lit_dps.study.preflight.keys import check_effects
@@ -96,6 +101,30 @@ def read_setup(argv: Sequence[str]) -> StudySetup:
 
 def main(command: CommandLine) -> int:
     """Run or forecast a study, and return the exit code."""
+    if not command.has("json"):
+        return _run(command)[0]
+    with stdout_on_stderr():
+        code, setup = _run(command)
+        document = _document(setup)
+    if document is not None:
+        print_document(document)
+    return code
+
+
+def _document(setup: StudySetup) -> dict[str, Any] | None:
+    """Return the document of a study; None if nothing is stored, or this is no first rank."""
+    if follows_torchrun():
+        return None
+    try:
+        study = Study(read_study(setup.storage.optuna_url, setup.study.name))
+    except StorageError:  # an interruption came before the study was declared
+        return None
+    page = figures_folder(setup.storage.folder, setup.study.name) / PAGE
+    return study.to_dict(str(page) if page.is_file() else None)
+
+
+def _run(command: CommandLine) -> tuple[int, StudySetup]:
+    """Run or forecast a study, and return the exit code and the study."""
     cli = StudyCLI(command, StudyOptions)
     options = take_options(cli.config, StudyOptions)
     setup = cli.setup()
@@ -105,11 +134,11 @@ def main(command: CommandLine) -> int:
             print(f"note: {note}", file=sys.stderr)
         setup = with_stored_space(setup, options.extend_space)
     if not options.forecast:
-        return run_study(setup, _run_options(options))
+        return run_study(setup, _run_options(options)), setup
     if not follows_torchrun():
         check_study(setup)
         print(forecast(setup))
-    return 0
+    return ExitCode.DONE, setup
 
 
 def _run_options(options: StudyOptions) -> RunOptions:

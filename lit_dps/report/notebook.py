@@ -10,6 +10,7 @@ from lit_dps.analysis.analysis import Analysis
 from lit_dps.core.errors import ConfigError
 from lit_dps.core.record import StudyRecord, check_is_record
 from lit_dps.report.answer import timing_notes
+from lit_dps.report.document import study_document
 from lit_dps.report.text import answered, table_and_law, theory_text
 from lit_dps.report.warnings import study_notes
 
@@ -147,6 +148,14 @@ class Study:
     def notes(self) -> list[str]:
         """What to know before you trust the table and the times, one line each."""
         return [*study_notes(self.analysis), *timing_notes(self.analysis)]
+
+    def to_dict(self, report: str | None = None) -> dict[str, Any]:
+        """Return the study as plain values for strict JSON: what `--json` prints (`Document`).
+
+        Args:
+            report: Path of the report page, for the field `report`.
+        """
+        return study_document(self.analysis, self.notes, report).to_dict()
 
     def plot(self, name: str = "scaling", style: str = "report", width: float | None = None) -> Any:
         """Return a figure of the study by its name, such as "scaling", "rates" or "budgets".

@@ -158,7 +158,7 @@ def test_one_or_two_batch_sizes_are_answered_by_a_prior_and_none_is_not():
             assert row["low"] < C1 / row["batch_size"] + C2 < row["high"]
         assert advice.next_run.batch_size > 16
         assert (advice.best is None) == (count == 1), "one batch size has no model of times"
-        assert advice.to_dict()["law"]["refused"] == "critical"
+        assert advice.to_dict()["laws"][0]["refused"] == "critical"
     advice = lit_dps.advise(law_runs(censored=1).iloc[:2])
     assert advice.exit_code == 3 and advice.best is None and advice.next_run is None
     assert [row["bound"] for row in advice.to_dict()["measured"]] == ["at least"] * 2
@@ -175,9 +175,9 @@ def test_the_document_has_the_numbers_of_the_table():
     assert best["batch_size"] == 128 and best["devices"] == 1
     assert best["steps"]["low"] < best["steps"]["value"] < best["steps"]["high"]
     assert best["cost"]["value"] == pytest.approx(2 * best["hours"]["value"])
-    assert len(document["table"]) == len(advice.table)
+    assert len(document["cells"]) == len(advice.table)
     assert [row["batch_size"] for row in document["measured"]] == SIZES
-    assert document["law"]["critical_batch_size"]["value"] == pytest.approx(C1 / C2, rel=0.05)
+    assert document["laws"][0]["critical_batch_size"]["value"] == pytest.approx(C1 / C2, rel=0.05)
     # Unknown numbers are null, not NaN.
     assert json.loads(lit_dps.advise(law_runs()).to_json())["recommendation"]["cost"] == {
         "value": None,

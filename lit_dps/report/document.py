@@ -1,0 +1,403 @@
+"""The JSON document that `--json` prints: one definition for study, analyze, advise and fit."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from lit_dps import __version__
+from lit_dps.analysis.analysis import Analysis
+from lit_dps.analysis.answer import K_STAR, MEDIAN
+from lit_dps.analysis.intervals import Interval
+from lit_dps.analysis.law import Law
+from lit_dps.analysis.summary import CellSummary
+from lit_dps.analysis.tables import Row
+from lit_dps.core.attempt import Attempt
+from lit_dps.core.trial import FINAL_STATUSES, Series
+from lit_dps.report.no_result import ended_without_result
+
+SCHEMA = 2
+# Values of `Document.status`.
+ANSWERED = "answered"
+NO_RESULT = "no result"
+UNFINISHED = "unfinished"
+
+Limits = dict[str, "float | None"]
+
+
+@dataclass(kw_only=True)
+class CellEntry:
+    """One batch size of one series, in `Document.cells`.
+
+    A value with limits is an object with `value`, `low` and `high`, the 95 % limits. What a command
+    does not know is null, {} or []. In `advise` an entry also has `hours`, `device_hours` and
+    `cost` with limits, `hours_mean`, `near_probability` (of a time within 10 % of the least) and
+    `step_known`.
+
+    Attributes:
+        batch_size: Examples of an optimizer step, over all devices.
+        sparsity: Share of weights that are pruned.
+        axes: Values of further axes of the grid, by configuration key.
+        devices: Number of devices.
+        k_star: The measured K* in `Document.unit`, with limits. In `advise`, the measured steps; in
+            `fit`, null, because one run is no minimum over trials.
+        bound: What `k_star` is: `exact`, `at most` or `at least`. In `fit`, what `steps` is.
+        steps: Steps to the goal, with limits: by the law where it describes K*, else measured.
+        steps_known: Where `steps` is from: `law`, `measured`, `extrapolated`, `prior`,
+            `interpolated`, `branched` or `refused`.
+        examples: Training examples to the goal.
+        step_seconds: Seconds of an optimizer step, median.
+        step_seconds_quartiles: Its quartiles.
+        seconds: Seconds to the goal, with limits.
+        metaparameters: Values of the trial of K*, by configuration key.
+        trial: The number of that trial in its cell.
+        trials: Numbers of trials: complete (met the goal), incomplete (missed it), infeasible
+            (diverged), outraced (stopped early), stopped, failed, pending.
+        range_edges: Metaparameters at an end of their range: `low` or `high`.
+        marks: Of `fastest` (least `seconds` of its series), `tied` (may be the fastest), `near`
+            (within 10 % of the fastest), `fewest_examples`, `upper_bound` (`steps`, `examples` and
+            `seconds` are upper bounds), `busy_machine` (`step_seconds` varied), `range_edge`,
+            `pending`; in `advise` also `allowed` and `pareto`.
+    """
+
+    batch_size: float | None
+    sparsity: float | None = None
+    axes: Mapping[str, Any] = field(default_factory=dict)
+    devices: int | None = None
+    k_star: Limits | None = None
+    bound: str | None = None
+    steps: Limits | None = None
+    steps_known: str | None = None
+    examples: float | None = None
+    step_seconds: float | None = None
+    step_seconds_quartiles: Sequence[float] | None = None
+    seconds: Limits | None = None
+    metaparameters: Mapping[str, Any] = field(default_factory=dict)
+    trial: int | None = None
+    trials: Mapping[str, int] = field(default_factory=dict)
+    range_edges: Mapping[str, str] = field(default_factory=dict)
+    marks: Sequence[str] = ()
+
+
+@dataclass(kw_only=True)
+class LawEntry:
+    """The law of one series, in `Document.laws`.
+
+    Attributes:
+        sparsity, axes: The series, as in `CellEntry`.
+        kind: `c1 / B + c2`; `branches` for `advise --method branch`.
+        statistic: What the law describes, such as `K*` or `the median K over seeds`.
+        batch_sizes: Batch sizes that it is fitted to.
+        c1: c1 in examples, with limits; null without a fit.
+        c2: c2 in steps, with limits; null without a fit.
+        critical_batch_size: B_crit = c1 / c2 in examples, with limits; null if it is refused.
+        critical_batch_size_above: What B_crit exceeds, if the data show only this.
+        refused: `nothing`, `critical` (B_crit is not identifiable), `extrapolation` (the law does
+            not describe K*) or `prediction` (too few K*). Each also refuses what precedes it.
+        reason: Why; empty if nothing is refused.
+        text: The law in one line.
+    """
+
+    sparsity: float | None = None
+    axes: Mapping[str, Any] = field(default_factory=dict)
+    kind: str = "c1 / B + c2"
+    statistic: str | None = None
+    batch_sizes: Sequence[float] = ()
+    c1: Limits | None = None
+    c2: Limits | None = None
+    critical_batch_size: Limits | None = None
+    critical_batch_size_above: float | None = None
+    refused: str | None = None
+    reason: str = ""
+    text: str = ""
+
+
+@dataclass(kw_only=True)
+class Document:
+    """The JSON object of `lit-dps study`, `analyze`, `advise` and `fit` with `--json`.
+
+    stdout has this object alone; progress and texts go to stderr. It is strict JSON: a number that
+    is not finite is null, and `not_finite` has its place. With exit code 2 there is no object, only
+    the error on stderr. New fields may be added. A changed meaning increases `schema`.
+
+    Attributes:
+        schema: The version of this object.
+        lit_dps: The version of the package.
+        source: `study`, `fit`, `measured` (`advise` with runs of the command) or `runs` (`advise`
+            with runs that existed).
+        status: `answered` (at least one K*, a recommendation, or the goal is met), `no result` or
+            `unfinished` (no K* yet, and trials are pending).
+        name: Name of the study, or of the file of runs.
+        goal: The goal as text; null if it is unknown.
+        unit: The unit of `k_star`.
+        cells: One object per cell (`CellEntry`).
+        laws: One object per series (`LawEntry`).
+        recommendation: The entry of `cells` to run: in a study, the least time to the goal of all
+            cells; in `advise` with `learning_rate`. Null without step times.
+        notes: What to know before you trust the numbers, a sentence each.
+        report: Path of the report page; null without one.
+        not_finite: Values that are null because they are not finite: `Infinity`, `-Infinity` or
+            `NaN` by their place, such as `laws[0].critical_batch_size.high`.
+        further: Fields of one command, at the top level of the object. A study has `workload`,
+            `statistic` (what K* is, as study.statistic), `pending` (trials without a result),
+            `hardware` and `noise_scale`. `advise` has `near_best`, `measured`, `next_run` and
+            `assumed`. `fit` has `outcome`, `last_value` (of the metric of the goal) and
+            `checkpoint`.
+    """
+
+    source: str
+    status: str
+    name: str | None
+    goal: str | None
+    unit: str = "steps"
+    cells: Sequence[Mapping[str, Any]] = ()
+    laws: Sequence[LawEntry] = ()
+    recommendation: Mapping[str, Any] | None = None
+    notes: Sequence[str] = ()
+    report: str | None = None
+    schema: int = SCHEMA
+    lit_dps: str = __version__
+    not_finite: dict[str, str] = field(default_factory=dict)
+    further: Mapping[str, Any] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the object as plain values that strict JSON can hold."""
+        content: dict[str, Any] = {"schema": self.schema, "lit_dps": self.lit_dps}
+        for each in dataclasses.fields(self):
+            if each.name not in ("further", "not_finite"):
+                content[each.name] = getattr(self, each.name)
+        content["laws"] = [dataclasses.asdict(law) for law in self.laws]
+        content |= self.further
+        not_finite = dict(self.not_finite)
+        plain = {key: _plain(value, key, not_finite) for key, value in content.items()}
+        return {**plain, "not_finite": not_finite}
+
+
+def to_json(document: Mapping[str, Any]) -> str:
+    """Return a document as strict JSON."""
+    return json.dumps(document, indent=2, allow_nan=False)
+
+
+def limits(value: float | None, low: float | None = None, high: float | None = None) -> Limits:
+    """Return a value with its 95 % limits, null where they are unknown."""
+    return {"value": value, "low": low, "high": high}
+
+
+def limits_of(value: float, interval: Interval | None) -> Limits:
+    """Return a value with an interval; null limits without one."""
+    if interval is None:
+        return limits(value)
+    return limits(value, interval.low, interval.high)
+
+
+def study_document(study: Analysis, notes: Sequence[str], report: str | None = None) -> Document:
+    """Return the document of a study.
+
+    Args:
+        study: The study, finished or not.
+        notes: What to know before trusting it.
+        report: Path of its report page.
+    """
+    record = study.record
+    cells = [dataclasses.asdict(cell_entry(study, summary)) for summary in study.cells]
+    laws = []
+    for series, law in study.laws.items():
+        laws.append(_law_of_series(series, law, K_STAR))
+    for series, law in study.median_laws.items():
+        laws.append(_law_of_series(series, law, MEDIAN))
+    pending = sum(summary.pending for summary in study.cells)
+    further = {
+        "workload": record.workload,
+        "statistic": record.statistic.name,
+        "pending": pending,
+        "hardware": [each for each in record.hardware if each is not None],
+        "noise_scale": None if record.noise is None else record.noise.to_dict(),
+    }
+    return Document(
+        source="study",
+        status=_status(study.cells),
+        name=record.name,
+        goal=str(record.goal),
+        unit=record.goal.cost_unit.name,
+        cells=cells,
+        laws=laws,
+        recommendation=_fastest(cells),
+        notes=notes,
+        report=report,
+        further=further,
+    )
+
+
+def cell_entry(study: Analysis, summary: CellSummary) -> CellEntry:
+    """Return the entry of a cell of a study."""
+    cell = summary.cell
+    entry = CellEntry(
+        batch_size=cell.batch_size, sparsity=cell.series.sparsity, axes=dict(cell.series.axes)
+    )
+    entry.trials = {str(status): summary.counts[status] for status in FINAL_STATUSES}
+    entry.trials |= {"pending": summary.pending}
+    entry.range_edges = dict(summary.boundary)
+    if summary.best is not None:
+        entry.metaparameters = dict(summary.best.trial.params)
+        entry.trial = summary.best.trial.point
+    row = study.answers.get(cell)
+    if row is not None:
+        _add_answer(entry, study, summary, row)
+    marks = list(entry.marks)
+    if summary.boundary:
+        marks.append("range_edge")
+    if summary.pending:
+        marks.append("pending")
+    entry.marks = marks
+    return entry
+
+
+def _add_answer(entry: CellEntry, study: Analysis, summary: CellSummary, row: Row) -> None:
+    """Add K*, steps, examples and times of a cell that has a K*."""
+    law = study.laws[summary.cell.series]
+    interval = None
+    if study.record.goal.cost_unit.has_law:
+        interval = law.limits.get(summary.cell.batch_size)
+    if interval is not None:
+        per_step = law.unit.per_step(summary.cell.batch_size)
+        interval = Interval(interval.low * per_step, interval.high * per_step)
+    assert summary.k_star is not None
+    entry.k_star = limits_of(summary.k_star, interval)
+    entry.bound = "at most" if summary.is_upper_bound else "exact"
+    entry.steps = limits(row["steps"], row["steps_low"], row["steps_high"])
+    entry.steps_known = "measured" if row["why_not_law"] else "law"
+    entry.examples = row["examples"]
+    entry.step_seconds = row["step_seconds"]
+    if row["step_seconds"] is not None:
+        entry.step_seconds_quartiles = [row["step_low"], row["step_high"]]
+    if row["seconds"] is not None:
+        entry.seconds = limits(row["seconds"], row["seconds_low"], row["seconds_high"])
+    is_bound = bool(row["floor"]) and row["steps_low"] is None
+    marks = {
+        "fastest": row["fastest"],
+        "tied": row["tied"] and not row["fastest"],
+        "near": row["near"] and not row["fastest"],
+        "fewest_examples": row["fewest"],
+        "upper_bound": is_bound,
+        "busy_machine": row["busy"],
+    }
+    entry.marks = [name for name, holds in marks.items() if holds]
+
+
+def run_document(
+    attempt: Attempt, entry: CellEntry, name: str | None, checkpoint: str | None
+) -> Document:
+    """Return the document of one run of `fit`.
+
+    Args:
+        attempt: The run, with its validations.
+        entry: The batch size of the run, and what else is known of its cell.
+        name: The study of the trial that was trained again; None without a study.
+        checkpoint: Path of the checkpoint; None without one.
+    """
+    last_value = None
+    last_step = None
+    if attempt.curve["step"]:
+        last_step = int(attempt.curve["step"][-1])
+        last_value = attempt.curve[attempt.goal.metric][-1]
+    steps = attempt.steps_to_result
+    entry.bound = "exact"
+    if steps is None:
+        steps = last_step
+        entry.bound = "at least"
+    entry.steps = None
+    if steps is not None:
+        entry.steps = limits(steps)
+        entry.steps_known = "measured"
+        if entry.batch_size is not None:
+            entry.examples = steps * entry.batch_size
+    timed_steps = attempt.timed.get("steps")
+    if timed_steps:
+        entry.step_seconds = attempt.timed["training"] / timed_steps
+    if timed_steps == attempt.steps_to_result is not None:
+        entry.seconds = limits(attempt.timed["training"])
+    return Document(
+        source="fit",
+        status=ANSWERED if attempt.steps_to_result is not None else NO_RESULT,
+        name=name,
+        goal=str(attempt.goal),
+        cells=[dataclasses.asdict(entry)],
+        further={
+            "outcome": attempt.outcome,
+            "last_value": last_value,
+            "checkpoint": checkpoint,
+        },
+    )
+
+
+def law_entry(law: Law) -> LawEntry:
+    """Return the entry of a law, without its series."""
+    entry = LawEntry(batch_sizes=list(law.exact_k))
+    if law.fit is not None:
+        entry.c1 = limits_of(law.fit.c1, law.c1)
+        entry.c2 = limits_of(law.fit.c2, law.c2)
+        if law.is_b_crit_known:
+            entry.critical_batch_size = limits_of(law.fit.critical_batch_size, law.critical)
+    entry.critical_batch_size_above = law.verdict.bound
+    entry.refused = law.verdict.refusal.name.lower()
+    entry.reason = str(law.verdict)
+    entry.text = law.line()
+    return entry
+
+
+def _law_of_series(series: Series, law: Law, statistic: str) -> LawEntry:
+    """Return the entry of the law of a series of a study."""
+    entry = law_entry(law)
+    entry.sparsity = series.sparsity
+    entry.axes = dict(series.axes)
+    entry.statistic = statistic
+    return entry
+
+
+def _status(cells: Sequence[CellSummary]) -> str:
+    """Return the status of a study."""
+    if any(cell.k_star is not None for cell in cells):
+        return ANSWERED
+    if ended_without_result(cells):
+        return NO_RESULT
+    return UNFINISHED
+
+
+def _fastest(cells: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
+    """Return the cell with the least time to the goal; None if no time is known."""
+    timed = [cell for cell in cells if cell["seconds"] is not None]
+    if not timed:
+        return None
+    return min(timed, key=lambda cell: cell["seconds"]["value"])
+
+
+def _plain(node: Any, place: str, not_finite: dict[str, str]) -> Any:
+    """Return nested values as plain JSON, with null for numbers that are not finite.
+
+    Args:
+        node: The value.
+        place: Where it is in the document.
+        not_finite: Receives the places of numbers that are not finite.
+    """
+    if isinstance(node, Mapping):
+        plain = {}
+        for key, value in node.items():
+            plain[str(key)] = _plain(value, f"{place}.{key}", not_finite)
+        return plain
+    if isinstance(node, (list, tuple, frozenset, set)):
+        return [_plain(value, f"{place}[{i}]", not_finite) for i, value in enumerate(node)]
+    if hasattr(node, "item"):
+        node = node.item()
+    if isinstance(node, float) and not math.isfinite(node):
+        name = "NaN"
+        if math.isinf(node):
+            name = "Infinity" if node > 0 else "-Infinity"
+        not_finite[place] = name
+        return None
+    if node is None or isinstance(node, (str, bool, int, float)):
+        return node
+    return str(node)
