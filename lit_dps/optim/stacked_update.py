@@ -148,7 +148,7 @@ class StackedUpdate:
                 point = self.rule.gradient_point_of_parameter(
                     weight_parts[name], of_parameter, numbers
                 )
-                points.append(point.flatten(1))
+                points.append(point.reshape(len(point), -1))
         return torch.cat(points, dim=1)
 
     def _update_elements(

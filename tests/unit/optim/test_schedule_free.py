@@ -368,17 +368,18 @@ def test_the_result_does_not_depend_on_readings():
 def test_the_points_of_a_stack_are_those_of_the_optimizer_with_groups():
     first, second = nn.Parameter(START.clone()), nn.Parameter(START[0].clone())
     rule = RULES[NAMES[0]]
-    groups = [{"params": [second], "momentum": 0.3}, {"params": [first]}]
+    scalar = nn.Parameter(torch.tensor(1.5).double())
+    groups = [{"params": [second, scalar], "momentum": 0.3}, {"params": [first]}]
     optimizer = rule.make(groups, RATE, {"momentum": BETA1, "weight_decay": 0.0})
 
     def closure() -> None:
-        (quadratic(first) + quadratic(second[None])).backward()
+        (quadratic(first) + scalar * quadratic(second[None])).backward()
 
     for _ in range(3):
         optimizer.step(closure)
-    parameters = {"first": first.detach(), "second": second.detach()}
-    update = StackedUpdate(rule, parameters, [["second"], ["first"]])
-    named = {"first": first, "second": second}
+    named = {"first": first, "second": second, "scalar": scalar}
+    parameters = {name: parameter.detach() for name, parameter in named.items()}
+    update = StackedUpdate(rule, parameters, [["second", "scalar"], ["first"]])
     state = update.flat_state(named, optimizer.state)
     numbers = {"momentum": torch.tensor([[0.3, BETA1]]).double()}
     numbers["weight_decay"] = torch.zeros(1, 2).double()

@@ -14,6 +14,7 @@ from torch import nn
 from lit_dps.core.trial import Cell, Trial
 from lit_dps.optim import RULES
 from lit_dps.optim.delay import delay_gradients
+from lit_dps.optim.rule import at_gradient_point
 from lit_dps.training import DelayCallback
 from lit_dps.training.workload import Workload
 from tests.support.errors import refuses
@@ -68,7 +69,8 @@ def test_the_server_keeps_its_own_state_and_the_queue_comes_first(rule):
         x = nn.Parameter(torch.tensor([1.0, -2.0], dtype=torch.float64))
         optimizer, found[delay] = RULES[rule].make([x], 0.05, HYPERPARAMETERS), [x.detach().clone()]
         for _ in range(12):
-            x.grad = torch.tensor([0.5, -1.0], dtype=torch.float64)
+            with at_gradient_point(optimizer):
+                x.grad = torch.tensor([0.5, -1.0], dtype=torch.float64)
             delay_gradients(optimizer, delay)
             optimizer.step()
             found[delay].append(x.detach().clone())
