@@ -131,7 +131,7 @@ def judge_fit(
         return Verdict(Refusal.CRITICAL, f"B_crit > {three_digits(bound)}", bound)
     if critical.high > MAX_SPAN * bound:
         interval = f"[{three_digits(bound)}, {three_digits(critical.high)}]"
-        reason = f"the 95 % interval of B_crit, {interval}, spans more than x{MAX_SPAN:g}"
+        reason = f"B_crit in {interval} is too uncertain"
         return Verdict(Refusal.CRITICAL, reason, bound)
     return Verdict()
 

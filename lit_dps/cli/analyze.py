@@ -19,6 +19,7 @@ from lit_dps.cli.parser import CommandParser, new_parser
 from lit_dps.core.atomic_write import check_folder
 from lit_dps.core.config import StorageConfig, StudyConfig
 from lit_dps.core.exit_codes import ExitCode
+from lit_dps.core.text import terminal_width
 from lit_dps.report.fixed_data import fixed_data_text
 from lit_dps.report.no_result import ended_without_result
 from lit_dps.report.notebook import Study
@@ -27,7 +28,7 @@ from lit_dps.report.scale_up import scale_of, scale_up_text
 from lit_dps.report.text import parts_of
 from lit_dps.storage.database import refuse_lost
 from lit_dps.storage.read import read_study
-from lit_dps.storage.urls import check_place, sqlite_file, ui_command, without_password
+from lit_dps.storage.urls import check_place, sqlite_file, ui_hint, without_password
 from lit_dps.study.retrain_hint import retrain_hint
 
 # Sections of the configuration that are ignored: the storage has what the study was run with.
@@ -90,12 +91,12 @@ def _analyze(command: CommandLine) -> _Analyzed:
     if options.sync:
         study = _publish_and_sync(storage, study, folder, shown, options.validate_every)
         return _Analyzed(_exit_code(study), study, folder)
-    text = publish(study, folder, shown)[0]
+    text = publish(study, folder, shown, width=terminal_width(), ui=_ui_hint(storage))[0]
     if options.scale is not None:
         text += f"\n{scale_up_text(study, options.scale)}"
     if options.examples is not None:
         text += f"\n{fixed_data_text(study, options.examples)}"
-    print(text, end=f"\n{retrain_hint(study, storage)}{_mlflow_hint(storage)}")
+    print(text, end=retrain_hint(study, storage))
     return _Analyzed(_exit_code(study), study, folder)
 
 
@@ -128,21 +129,21 @@ def _publish_and_sync(
     logged = mlflow.logged()
     # Read again, so that everything that is logged by now is stored by now.
     study = read(storage, name, validate_every)
-    text, files = publish(study, folder, shown)
+    text, files = publish(study, folder, shown, width=terminal_width())
     mlflow.sync(study.record, study, files, logged=logged)
     print(
-        f"{text}\n{retrain_hint(study, storage)}in step with it: MLflow at "
+        f"{text}{retrain_hint(study, storage)}MLflow is up to date: "
         f"{without_password(storage.mlflow_uri)}"
     )
     return study
 
 
-def _mlflow_hint(storage: StorageConfig) -> str:
-    """Return a line with the command that opens MLflow; empty if nothing is logged there."""
+def _ui_hint(storage: StorageConfig) -> str:
+    """Return the command that opens MLflow; empty if nothing is logged there."""
     file = sqlite_file(storage.mlflow_uri)
     if file is not None and not file.is_file():
         return ""
-    return f"browse it in MLflow: {ui_command(storage.mlflow_uri)}\n"
+    return ui_hint(storage.mlflow_uri)
 
 
 def _exit_code(study: Analysis) -> int:

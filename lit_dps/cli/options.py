@@ -37,8 +37,9 @@ class StudyOptions:
         take_over: Release trials of processes that do not answer. They may be on another host, in a
             study of an earlier version. Trials of processes that are alive are not released.
         accept_code_change: Resume although your code or data changed. Without this option the study
-            is refused. A note below the table counts the trials of each version.
-        show: Print also critical, theory, readings, files, all. Sections have commas between them.
+            is refused. A note (--show notes) counts the trials of each version.
+        show: Print also answer, cells, repeats, critical, delay, local, theory, readings, notes,
+            files, all. Sections have commas between them.
         validate_every: Show the time of a validation every N steps. Your training validates every
             N steps. By default validation is not counted.
         time_steps: Time the training steps of every cell again. A study times them once, at its
@@ -144,7 +145,8 @@ class AnalyzeOptions:
     Attributes:
         output: Folder of the figures (FOLDER/figures/NAME).
         sync: Update MLflow. This logs what it lacks and deletes runs of trials that are not stored.
-        show: Print also critical, theory, readings, files, all. Sections have commas between them.
+        show: Print also answer, cells, repeats, critical, delay, local, theory, readings, notes,
+            files, all. Sections have commas between them.
         validate_every: Show the time of a validation every N steps. Your training validates every
             N steps. By default validation is not counted.
         statistic: Another K* of the stored trials, as study.statistic. It is refused if racing

@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import math
 import re
+import shutil
+import textwrap
 from collections.abc import Iterable
 from difflib import get_close_matches
 from typing import Any
@@ -50,6 +52,41 @@ def format_duration(seconds: float | None, digits: int = 3) -> str:
         if seconds >= smallest:
             return f"{number_text(seconds / size, digits)} {unit}"
     return "less than 1 ns"
+
+
+def format_interval(seconds: float, low: float, high: float, digits: int = 3) -> str:
+    """Return a time with its limits in one unit, such as 2.31 [1.98, 2.70] s."""
+    unit, size = "s", 1.0
+    for name, seconds_of_unit, smallest in DURATION_UNITS:
+        if seconds >= smallest:
+            unit, size = name, seconds_of_unit
+            break
+    value, *limits = [number_text(x / size, digits) for x in (seconds, low, high)]
+    return f"{value} [{', '.join(limits)}] {unit}"
+
+
+WIDTH = 100  # columns of a text that no terminal shows
+
+
+def terminal_width() -> int:
+    """Return the columns of the terminal that shows stdout; `WIDTH` without a terminal."""
+    return shutil.get_terminal_size((WIDTH, 24)).columns
+
+
+def wrap(text: str, width: int, indent: str = "  ") -> list[str]:
+    """Return a text in lines of at most `width` columns; the later ones are indented.
+
+    Words longer than a line stay whole, since paths and commands are copied. An equation such as
+    B = 8 stays on one line.
+    """
+    lines = textwrap.wrap(
+        text.replace(" = ", "\xa0=\xa0"),
+        width,
+        subsequent_indent=indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return [line.replace("\xa0", " ") for line in lines]
 
 
 VALUE_LENGTH = 200  # characters of a value in a message

@@ -100,44 +100,36 @@ def missed_text(goal: Goal, cell: CellSummary) -> str:
     return f"{cell.cell}: {', '.join(parts)}"
 
 
-def no_result_text(record: StudyRecord, cells: Sequence[CellSummary]) -> str:
-    """Return the first section of the report of a study without any K*.
+def is_without_k_star(cells: Sequence[CellSummary]) -> bool:
+    """Return True if trials of a study have ended and no cell has a K*."""
+    return any(cell.trials for cell in cells) and all(cell.best is None for cell in cells)
 
-    It is empty if there is a K*, or if no trial has ended.
-    """
-    goal = record.goal
-    trials = 0
+
+def no_result_lines(record: StudyRecord, cells: Sequence[CellSummary]) -> list[str]:
+    """Return that a study has no K*, and what to change, a line each."""
     so_far = ""
+    if any(cell.pending for cell in cells):
+        so_far = " so far"
+    too_few = record.statistic.too_few.capitalize()
+    reached = f"{too_few}{so_far} reached {record.goal} within {record.goal.budget_text}"
+    return [f"{reached}, so there is no K*.", *advice(record, cells)]
+
+
+def no_result_table(goal: Goal, cells: Sequence[CellSummary]) -> list[str]:
+    """Return the table of a study without any K*: best values, and how trials ended."""
+    statuses = [Status.INCOMPLETE]
+    for status in (Status.INFEASIBLE, Status.STOPPED, Status.FAILED):
+        if any(cell.counts[status] for cell in cells):
+            statuses.append(status)
     rows = []
     for cell in cells:
-        if cell.best is not None:
-            return ""
-        trials += len(cell.trials)
-        if cell.pending:
-            so_far = " so far"
-        rows.append(_cell_row(goal, cell))
-    if not trials:
-        return ""
-    too_few = record.statistic.too_few.capitalize()
-    summary = (
-        f"study {record.name}: {too_few}{so_far} reached {goal} within {goal.budget_text}, so "
-        "there is no K*."
-    )
-    return "\n".join([summary, "", *aligned(rows), "", *advice(record, cells)]) + "\n"
-
-
-def _cell_row(goal: Goal, cell: CellSummary) -> dict[str, str]:
-    """Return the best value of a cell and the number of its trials by how they ended."""
-    best = best_value(goal, cell.trials)
-    return {
-        "B": str(cell.cell.batch_size),
-        **short_columns(cell.cell.series),
-        f"best {goal.metric}": "-" if best is None else best.text(goal),
-        COUNT_HEADS["incomplete"]: str(cell.counts[Status.INCOMPLETE]),
-        COUNT_HEADS["infeasible"]: str(cell.counts[Status.INFEASIBLE]),
-        COUNT_HEADS["stopped"]: str(cell.counts[Status.STOPPED]),
-        COUNT_HEADS["failed"]: str(cell.counts[Status.FAILED]),
-    }
+        best = best_value(goal, cell.trials)
+        row = {"B": str(cell.cell.batch_size), **short_columns(cell.cell.series)}
+        row[f"best {goal.metric}"] = "-" if best is None else best.text(goal)
+        for status in statuses:
+            row[COUNT_HEADS[status.value]] = str(cell.counts[status])
+        rows.append(row)
+    return aligned(rows)
 
 
 def advice(record: StudyRecord, cells: Sequence[CellSummary]) -> list[str]:

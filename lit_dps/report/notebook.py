@@ -9,9 +9,10 @@ import pandas as pd
 from lit_dps.analysis.analysis import Analysis
 from lit_dps.core.errors import ConfigError
 from lit_dps.core.record import StudyRecord, check_is_record
-from lit_dps.report.answer import timing_notes
 from lit_dps.report.document import study_document
-from lit_dps.report.text import answered, table_and_law, theory_text
+from lit_dps.report.screen import screen
+from lit_dps.report.text import table_and_law, theory_text
+from lit_dps.report.timing_notes import timing_notes
 from lit_dps.report.warnings import study_notes
 
 
@@ -131,8 +132,8 @@ class Study:
 
     @property
     def report(self) -> str:
-        """The report that `lit-dps analyze` prints."""
-        return answered(self.analysis)
+        """The last screen of a study, as `lit-dps analyze` prints it."""
+        return screen(self.analysis)
 
     @property
     def table_and_law(self) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 
 from lit_dps.analysis.analysis import Analysis
 from lit_dps.core.trial import TrialResult
@@ -14,23 +15,50 @@ Values = Mapping[str, object]
 LISTED = 3  # trials, cells or parameters that a note names
 
 
+class Level(IntEnum):
+    """How harmful it is to overlook a note, the most harmful first."""
+
+    WRONG = 0  # numbers are missing, cannot be compared, or mean something else
+    WEAK = 1  # numbers are bounds, or less certain than their intervals
+    INFO = 2  # how the study was made
+
+
 @dataclass(frozen=True)
 class Note:
-    """A note below the table of a study.
+    """What to know of a study before trusting its numbers.
 
     Attributes:
-        condition: Yields the values of the sentence, once for each time that the note holds.
-        sentence: A template of `str.format`: what happened, then what to do.
+        condition: Yields the values of the templates, once for each time that the note holds.
+        sentence: A template of `str.format`, one sentence: what happened, and what to do.
+        detail: A template of further sentences, which the end of a study leaves out.
+        level: How harmful it is to overlook the note. The end of a study leaves out `Level.INFO`.
     """
 
     condition: Callable[[Analysis], Iterable[Values]]
     sentence: str
+    detail: str = ""
+    level: Level = Level.INFO
 
 
 def lines_of(notes: Iterable[Note], study: Analysis) -> list[str]:
-    """Return the sentences of the notes that hold, in their order, each once."""
+    """Return the texts of the notes that hold, in their order, each once."""
     lines = []
     for note in notes:
+        template = f"{note.sentence} {note.detail}".strip()
+        for values in note.condition(study):
+            lines.append(template.format(**values).strip())
+    return list(dict.fromkeys(lines))
+
+
+def warnings_of(notes: Sequence[Note], study: Analysis) -> list[str]:
+    """Return the sentences of the notes that hold and are no mere information.
+
+    The most harmful come first, each once.
+    """
+    lines = []
+    for note in sorted(notes, key=lambda note: note.level):
+        if note.level is Level.INFO:
+            break
         for values in note.condition(study):
             lines.append(note.sentence.format(**values))
     return list(dict.fromkeys(lines))

@@ -23,6 +23,7 @@ from lit_dps.core.trial import (
 )
 from lit_dps.report.notes import (
     LISTED,
+    Level,
     Note,
     Values,
     count_trials,
@@ -33,9 +34,11 @@ from lit_dps.report.notes import (
 from lit_dps.report.trial_notes import with_flag
 
 UNMASKED = (
-    "{dense:.0f} of {trained:.0f} weights trained at step {step:.0f} have no mask. They joined "
-    "the training after pruning and stay dense, so the network is less sparse than S. Train them "
-    "from the first step, or name them in pruning.exclude."
+    "{dense:.0f} of {trained:.0f} weights trained at step {step:.0f} have no mask: train them from "
+    "the first step, or name them in pruning.exclude."
+)
+UNMASKED_DETAIL = (
+    "They joined the training after pruning and stay dense, so the network is less sparse than S."
 )
 
 
@@ -145,7 +148,7 @@ def unmasked_note(flags: Mapping[str, float]) -> str:
     """
     if not flags.get(IN_NO_MASK):
         return ""
-    return UNMASKED.format(**_unmasked_values(flags))
+    return f"{UNMASKED} {UNMASKED_DETAIL}".format(**_unmasked_values(flags))
 
 
 def _unmasked_values(flags: Mapping[str, float]) -> Values:
@@ -169,11 +172,22 @@ def pruned_copies(study: Analysis) -> Iterator[Values]:
 PRUNING = (
     Note(
         kept_without_score,
-        "Some kept weights have pruning score 0 ({counts}). They were kept by their position in "
-        "the network, not by the pruner.",
+        "Some kept weights have pruning score 0 ({counts}): lower the sparsity, or use another "
+        "pruner.",
+        "They were kept by their position in the network, not by the pruner.",
+        Level.WEAK,
     ),
-    Note(inexact_sparsity, "{meaning}. Share of weights kept: {shares}."),
-    Note(layers_without_weights, "Pruning emptied layers: {places}."),
+    Note(
+        inexact_sparsity,
+        "{meaning}: compare networks by the share of weights kept.",
+        "Share of weights kept: {shares}.",
+        Level.WEAK,
+    ),
+    Note(
+        layers_without_weights,
+        "Pruning emptied layers: {places}; lower the sparsity.",
+        level=Level.WRONG,
+    ),
     Note(
         repaired_jacobians,
         "Singular values of the Jacobian (mean +- deviation, condition), from the pruned network "
@@ -186,13 +200,22 @@ PRUNING = (
     ),
     Note(
         few_prunable_weights,
-        "Only {prunable:.0f} of {trained:.0f} trained weights ({share}) can be pruned, in {names}. "
-        "Sparsity refers to these alone.",
+        "Only {prunable:.0f} of {trained:.0f} trained weights ({share}) can be pruned: read S as "
+        "the sparsity of these alone.",
+        "They are in {names}.",
+        Level.WEAK,
     ),
-    Note(weights_without_mask, "{cell}: " + UNMASKED + " ({trials} affected)"),
+    Note(
+        weights_without_mask,
+        "{cell}: " + UNMASKED,
+        UNMASKED_DETAIL + " ({trials} affected)",
+        Level.WRONG,
+    ),
     Note(
         pruned_copies,
-        "{weights:.0f} weights in copies of the pruned network, such as a momentum teacher, were "
-        "pruned too. Name the copies in pruning.exclude to keep them dense.",
+        "{weights:.0f} weights in copies of the pruned network were pruned too: name the copies in "
+        "pruning.exclude to keep them dense.",
+        "A momentum teacher is such a copy.",
+        Level.WEAK,
     ),
 )

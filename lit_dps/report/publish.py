@@ -30,7 +30,9 @@ from lit_dps.core.atomic_write import NOT_WRITTEN, not_written, replacing
 from lit_dps.core.config import folder_name
 from lit_dps.core.errors import ConfigError, StorageError
 from lit_dps.core.record import StudyRecord
-from lit_dps.report.text import FILES, SECTIONS, answered, render, sections
+from lit_dps.core.text import WIDTH
+from lit_dps.report.screen import more_line, screen
+from lit_dps.report.text import FILES, render
 
 STAMP = ".made-from"
 PAGE = "report.html"
@@ -64,18 +66,21 @@ def publish(
     folder: Path,
     show: Collection[str] = (),
     figures: Sequence[str] | None = None,
+    width: int = WIDTH,
+    ui: str = "",
 ) -> tuple[str, list[Path]]:
     """Write the files of a study, unless the folder has the files of an equal study.
 
     Args:
         study: The study, finished or not.
         folder: Where the files go.
-        show: What the text includes beside the answer, the table, the law and the notes: any of
-            `text.SECTIONS`, and "files".
+        show: What the text includes beside the last screen: any of `text.SECTIONS`, and "files".
         figures: Names of modules with further figures; by default those of the written files.
+        width: Columns of the terminal.
+        ui: What follows the path of the report page: how to see the trials in MLflow.
 
     Returns:
-        The report as text, at the goal of the study first, and the paths of the files.
+        The last screen at each goal, that of the study first, and the paths of the files.
     """
     source = f"{source_of(study.record)} {study.validate_every}"
     stamp = _read_stamp(folder)
@@ -88,11 +93,14 @@ def publish(
             written.notes.extend(_write_stamp(folder, source, written, further))
     texts = []
     for each in study.at_each_goal:
-        texts.append(answered(each, show))
+        texts.append(screen(each, show, width))
     if FILES in show:
         texts.append(listing(*written))
     texts += failures(written.notes)
-    return "\n".join([*texts, _places(study, folder, show)]), written.files
+    places = more_line(study, show, width)
+    if (folder / PAGE).exists():
+        places += f"report: {folder / PAGE}{ui}\n"
+    return "\n".join(texts) + places, written.files
 
 
 def failures(notes: Sequence[str]) -> list[str]:
@@ -152,22 +160,6 @@ def _write_text(path: Path, text: str) -> list[str]:
     except StorageError as error:
         return [not_written(path.name, error)]
     return []
-
-
-def _places(study: Analysis, folder: Path, show: Collection[str]) -> str:
-    """Return where the page of a study is, and which sections `--show` adds."""
-    text = ""
-    if (folder / PAGE).exists():
-        text += (
-            f"report: {folder / PAGE} (one file, can be mailed); figures and tables are in the "
-            "same folder\n"
-        )
-    hidden = list(sections(study, SECTIONS.keys() - show))
-    if FILES not in show:
-        hidden.append(FILES)
-    if hidden:
-        text += f"more sections: --show {','.join(hidden)}\n"
-    return text
 
 
 def source_of(record: StudyRecord) -> str:

@@ -23,7 +23,7 @@ from lit_dps.analysis.tables import (
 from lit_dps.core.record import StudyRecord, setting
 from lit_dps.core.trial import Series, Status, TrialResult
 from lit_dps.core.unit import STEPS, Cost, Unit, cost_text
-from lit_dps.report.notes import Note, Values
+from lit_dps.report.notes import Level, Note, Values
 
 # What the intervals of a law contain.
 LAW_INTERVALS = "95 % intervals: the noise of each K and the law's own error"
@@ -325,20 +325,28 @@ REPEATS = (
         "{without} of the {samples} best samples have no repeats here: repeats are of the best "
         "samples at {goal}, the study's goal.",
     ),
-    Note(pending_repeats, "{missing} of {planned} repeats of the best samples have not finished."),
+    Note(
+        pending_repeats,
+        "{missing} of {planned} repeats of the best samples have not finished: run the same "
+        "command to resume.",
+        level=Level.WRONG,
+    ),
     Note(
         unused_repeats,
         "{unused} repeats are stored and not counted: their samples are not the best {when}.",
     ),
     Note(
         failed_repeats,
-        "{failed} repeats failed, the first with {reason}. The next run repeats them.",
+        "{failed} repeats failed, the first with {reason}: the same command repeats them.",
+        level=Level.WRONG,
     ),
     Note(
         equal_repeats,
-        "All runs of {equal} of {started} repeated samples are equal, also the run of the search. "
-        "The module or the data set a seed themselves, or use no random numbers. The spread over "
-        "seeds is unknown.",
+        "All runs of {equal} of {started} repeated samples are equal, so their spread over seeds "
+        "is unknown: remove fixed seeds.",
+        "The run of the search is equal too. The module or the data set a seed themselves, or use "
+        "no random numbers.",
+        Level.WEAK,
     ),
     Note(
         order_of_file,
@@ -346,7 +354,9 @@ REPEATS = (
     ),
     Note(
         medians_beside_law,
-        "Medians over seeds are outside the 95 % band of the law of K*: {places}; up to {most} the "
-        "law. Expect one run at the best sample to need the median, not the law.",
+        "Medians over seeds are outside the 95 % band of the law of K*: expect one run to need the "
+        "median.",
+        "They are outside at {places}; up to {most} the law.",
+        Level.WEAK,
     ),
 )

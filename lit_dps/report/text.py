@@ -29,22 +29,30 @@ from lit_dps.analysis.tables import (
 from lit_dps.core.errors import ConfigError
 from lit_dps.core.record import StudyRecord
 from lit_dps.core.trial import Series
-from lit_dps.report.answer import answer_text
-from lit_dps.report.no_result import COUNT_HEADS, no_result_text
+from lit_dps.report.answer import answer_lines
+from lit_dps.report.no_result import COUNT_HEADS
 from lit_dps.report.repeats import law_head, law_lines, repeats_section
+from lit_dps.report.timing_notes import timing_notes
 from lit_dps.report.warnings import study_notes
 
-# Sections that are printed only on request, since they are long, each with the reason that a study
-# has no such section. table.txt has all sections.
+NOTES = "notes"
+FILES = "files"
+# Sections that are printed only on request, each with the reason that a study has no such section.
+# The report page has all of them, and table.txt all without times.
 SECTIONS = {
+    "answer": "no trial has reached the goal",
+    "cells": "",
+    "repeats": "study.repeats is 0, or no trial has reached the goal",
     "critical": (
         "fewer than two definitions of the critical batch size have a value; critical.csv has the "
         "reason of each"
     ),
+    "delay": "the study has no axis of delays with a fitted law",
+    "local": "the study has no axis local.steps with a K*",
     "theory": "no K* trial has measured terms; smoothness.interval below K* measures them",
     "readings": "no trial has readings; study.readings measures them",
+    NOTES: "there is nothing to note",
 }
-FILES = "files"
 
 ALWAYS_COUNTED = ("complete", "incomplete", "infeasible")
 COUNTED_IF_ANY = ("outraced", "stopped", "failed", "pending")
@@ -98,62 +106,52 @@ def parts_of(option: str) -> tuple[str, ...]:
     return names
 
 
-def answered(analysis: Analysis, show: Collection[str] = ()) -> str:
-    """Return the answer of a study, then its report.
-
-    The answer is the fastest batch size on this machine. Without any K* it is what to change.
-
-    Args:
-        analysis: The study.
-        show: Which of `SECTIONS` to include. A section without data is a line with the reason.
-    """
-    answer = answer_text(analysis)
-    if not answer:
-        answer = no_result_text(analysis.record, analysis.cells)
-    texts = sections(analysis, show)
-    reasons = ""
-    for name, reason in SECTIONS.items():
-        if name in show and name not in texts:
-            reasons += f"{name}: nothing to show, because {reason}\n"
-    return "\n".join(filter(None, [answer, render(analysis, texts), reasons]))
+def render(study: Analysis) -> str:
+    """Return all sections without times and the notes; they are equal on every run."""
+    notes = "".join(map("note: {}\n".format, study_notes(study)))
+    names = [name for name in SECTIONS if name not in ("answer", NOTES)]
+    return "\n".join(filter(None, [*sections(study, names).values(), notes]))
 
 
-def render(analysis: Analysis, texts: Mapping[str, str] | None = None) -> str:
-    """Return the report without times, which is equal on every run.
-
-    It has the table, a line of the law per series, `sections` and the notes.
-
-    Args:
-        analysis: The study.
-        texts: The sections to include; all by default.
-    """
-    if texts is None:
-        texts = sections(analysis, SECTIONS)
-    parts = (
-        table_and_law(analysis),
-        repeats_section(analysis),
-        texts.get("critical"),
-        delay_text(analysis.delay_laws),
-        local_text(analysis.local_curves),
-        texts.get("theory"),
-        texts.get("readings"),
-        "".join(map("note: {}\n".format, study_notes(analysis))),
-    )
-    return "\n".join(filter(None, parts))
-
-
-def sections(analysis: Analysis, names: Collection[str]) -> dict[str, str]:
+def sections(study: Analysis, names: Collection[str]) -> dict[str, str]:
     """Return the text of each named section of `SECTIONS` for which the study has data."""
-    formatters = {
-        "critical": lambda: critical_text(analysis.critical_batch_sizes),
-        "theory": lambda: theory_text(analysis),
-        "readings": lambda: readings_text(analysis),
+    writers = {
+        "answer": _answer_section,
+        "cells": table_and_law,
+        "repeats": repeats_section,
+        "critical": lambda study: critical_text(study.critical_batch_sizes),
+        "delay": lambda study: delay_text(study.delay_laws),
+        "local": lambda study: local_text(study.local_curves),
+        "theory": theory_text,
+        "readings": readings_text,
+        NOTES: _notes_section,
     }
-    texts = {}
-    for name, formatter in formatters.items():
-        if name in names:
-            texts[name] = formatter()
+    texts = {name: write(study) for name, write in writers.items() if name in names}
     return {name: text for name, text in texts.items() if text}
+
+
+def requested(study: Analysis, show: Collection[str]) -> list[str]:
+    """Return the sections that `--show` names; a line with the reason for one without data."""
+    texts = sections(study, show)
+    parts = []
+    for name, reason in SECTIONS.items():
+        if name in texts:
+            parts.append(texts[name])
+        elif name in show:
+            parts.append(f"{name}: nothing to show, because {reason}\n")
+    return parts
+
+
+def _answer_section(study: Analysis) -> str:
+    lines = answer_lines(study)
+    if not lines:
+        return ""
+    return "\n".join(lines) + "\n"
+
+
+def _notes_section(study: Analysis) -> str:
+    notes = [*study_notes(study), *timing_notes(study)]
+    return "".join(map("note: {}\n".format, notes))
 
 
 def table_and_law(analysis: Analysis) -> str:

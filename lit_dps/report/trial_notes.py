@@ -29,6 +29,7 @@ from lit_dps.core.trial import (
     TrialResult,
 )
 from lit_dps.report.notes import (
+    Level,
     Note,
     Values,
     count_of,
@@ -59,9 +60,9 @@ def failed_trials(study: Analysis) -> Iterator[Values]:
     causes = []
     for result in failed:
         causes.append(f"{result.trial.cell} sample {result.trial.point}: {first_line(result)}")
-    again = "They run again"
+    again = "run again"
     if len(failed) == 1:
-        again = "It runs again"
+        again = "runs again"
     yield {
         "trials": count_trials(failed),
         "causes": "; ".join(first_names(causes)),
@@ -231,11 +232,16 @@ def first_line(result: TrialResult) -> str:
 
 
 FAILURES = (
-    Note(failed_trials, "{trials} failed: {causes}. {again} when the study is resumed."),
+    Note(
+        failed_trials,
+        "{trials} failed and {again} when the study is resumed: {causes}.",
+        level=Level.WRONG,
+    ),
     Note(
         stopped_trials,
-        "{trials_were} stopped by the module or a callback, before the goal and max_steps: "
-        "{reason}",
+        "{trials_were} stopped by the module or a callback before the goal and max_steps, so K* "
+        "depends on it: {reason}",
+        level=Level.WEAK,
     ),
     Note(
         partial(ended_after_goal, has_failure=False), "{trials} diverged after the goal. {counted}"
@@ -246,20 +252,24 @@ FAILURES = (
     ),
     Note(
         validations_without_value,
-        "{metric} was {kinds} {places}, although the loss was finite. Such a validation does not "
-        "meet the goal, and the trial continues.",
+        "{metric} was {kinds} {places}, although the loss was finite: correct what the module "
+        "logs.",
+        "Such a validation does not meet the goal, and the trial continues.",
+        Level.WEAK,
     ),
     Note(
         partial(share_of_steps, flag=SHORT_STEPS),
-        "Some steps had fewer than B examples in {count} of {trials} (up to {share} of a trial's "
-        "steps), at the end of an epoch or of a length class. Set drop_last or use an endless "
-        "loader.",
+        "Some steps had fewer than B examples in {count} of {trials}: set drop_last or use an "
+        "endless loader.",
+        "They are up to {share} of a trial's steps, at the end of an epoch or of a length class.",
+        Level.WEAK,
     ),
     Note(
         partial(share_of_steps, flag=UNCOUNTED_STEPS),
-        "The number of examples is unknown for some steps of {count} of {trials} (up to {share} "
-        "of a trial's steps). B is the configured batch size there. Use a DataLoader with a "
-        "sampler to count examples.",
+        "The number of examples is unknown for some steps of {count} of {trials}: use a DataLoader "
+        "with a sampler.",
+        "They are up to {share} of a trial's steps. B is the configured batch size there.",
+        Level.WEAK,
     ),
 )
 
@@ -289,14 +299,17 @@ ENGINES = (
 SCHEDULES = (
     Note(
         within_warm_up,
-        "The goal is met within the warm-up of the learning rate at {cells}, while the rate still "
-        "grew. Make the warm-up shorter than K* at every batch size, so that K* can be compared.",
+        "The goal is met within the warm-up of the learning rate at {cells}: make the warm-up "
+        "shorter than K*.",
+        "The rate still grew there, so K* cannot be compared between batch sizes.",
+        Level.WRONG,
     ),
     Note(
         early_in_schedule,
-        "K* is early in the schedule of the learning rate at {cells}, so its decay had no effect. "
-        "A schedule that ends near the goal has another K*. Lower goal.max_steps or shorten the "
-        "schedule.",
+        "K* is early in the schedule of the learning rate at {cells}: lower goal.max_steps or "
+        "shorten the schedule.",
+        "The decay had no effect. A schedule that ends near the goal has another K*.",
+        Level.WEAK,
     ),
 )
 
@@ -436,16 +449,23 @@ def slower_loops(study: Analysis) -> Iterator[Values]:
 ENVIRONMENTS = (
     Note(
         torch_versions,
-        "Trials ran under torch {versions}. A seed may draw other initial weights there, so trials "
-        "of one sample may start from different weights.",
+        "Trials ran under torch {versions}: compare cells only within one version.",
+        "A seed may draw other initial weights there, so trials of one sample may start from "
+        "different weights.",
+        Level.WEAK,
     ),
     Note(
         package_versions,
-        "Trials ran under {packages}. Results may differ between these versions.",
+        "Trials ran under {packages}: compare cells only within one version.",
+        "Results may differ between these versions.",
+        Level.WEAK,
     ),
     Note(
         versions_of_parts,
-        "Trials of {versions} versions of {part} are in this table: {trials}.",
+        "Trials of {versions} versions of {part} are in this table: start a new study to separate "
+        "them.",
+        "They are {trials}.",
+        Level.WRONG,
     ),
     Note(
         unknown_environments,
@@ -455,13 +475,15 @@ ENVIRONMENTS = (
     Note(unknown_code, "The code of {names} is not recorded: its source cannot be read."),
     Note(
         thread_counts,
-        "Trials ran with study.threads {threads}. Their step times cannot be compared, and results "
-        "may differ in the last digit.",
+        "Trials ran with study.threads {threads}: do not compare their step times.",
+        "Results may differ in the last digit.",
+        Level.WEAK,
     ),
     Note(
         training_loops,
-        "{trials} ran in Lightning's own loop, {others}. A step of Lightning's loop takes longer, "
-        "so compare step times of one loop only.",
+        "{trials} ran in Lightning's own loop, {others}: compare step times of one loop only.",
+        "A step of Lightning's loop takes longer.",
+        Level.WEAK,
     ),
     Note(slower_loops, "{trials} did not run in the fastest loop, because {reason}."),
 )

@@ -11,11 +11,11 @@ from collections.abc import Iterator
 
 from lit_dps.analysis.analysis import Analysis
 from lit_dps.analysis.summary import CellSummary
-from lit_dps.core.record import setting
+from lit_dps.core.record import StudyRecord, setting
 from lit_dps.core.search_space import Range, describe_expansions, expand_range
 from lit_dps.core.unit import SECONDS
 from lit_dps.report.no_result import missed_text
-from lit_dps.report.notes import Note, Values, finished_trials, first_names, lines_of
+from lit_dps.report.notes import Level, Note, Values, finished_trials, first_names, lines_of
 from lit_dps.report.pruning_notes import PRUNING
 from lit_dps.report.repeats import REPEATS
 from lit_dps.report.trial_notes import ENGINES, ENVIRONMENTS, FAILURES, SCHEDULES
@@ -63,7 +63,9 @@ def missing_k_star(study: Analysis) -> Iterator[Values]:
         text = missed_text(study.record.goal, cell)
         if text:
             reached.append(text)
-    best = "".join(map("; {}".format, first_names(reached)))
+    best = ""
+    if reached:
+        best = f"{'; '.join(first_names(reached))}."
     too_few = study.record.statistic.too_few.capitalize()
     counts = {"count": len(missing), "cells": len(study.cells)}
     yield {**counts, "best": best, "too_few": too_few}
@@ -168,94 +170,109 @@ def space_expansions(study: Analysis) -> Iterator[Values]:
 
 
 def best_at_movable_edge(study: Analysis) -> Iterator[Values]:
-    """Yield metaparameters whose best value is at an end of their range that can be moved."""
-    for name, values in _best_at_edge(study):
-        if _can_move(study, name, str(values["end"])):
-            yield values
+    """Yield the metaparameters whose best value is at an end of their range that can be moved."""
+    return _best_at_edge(study, is_movable=True)
 
 
 def best_at_fixed_edge(study: Analysis) -> Iterator[Values]:
-    """Yield metaparameters whose best value is at an end of their range that cannot be moved."""
-    for name, values in _best_at_edge(study):
-        if not _can_move(study, name, str(values["end"])):
-            yield values
+    """Yield the metaparameters whose best value is at an end that cannot be moved."""
+    return _best_at_edge(study, is_movable=False)
 
 
-def _best_at_edge(study: Analysis) -> Iterator[tuple[str, Values]]:
-    """Yield metaparameters whose best value is at an end of their range, with the cells."""
+def _best_at_edge(study: Analysis, is_movable: bool) -> Iterator[Values]:
+    """Yield the metaparameters whose best value is at an end, with the number of cells, if any."""
     names = study.record.short_names
     ends: Counter[tuple[str, str]] = Counter()
     for cell in study.cells:
         ends.update(cell.boundary.items())
+    cells = len(study.cells)
+    places = []
     for (key, end), count in sorted(ends.items()):
-        yield key, {"name": names[key], "end": end, "count": count, "cells": len(study.cells)}
+        if can_move(study.record, key, end) is is_movable:
+            places.append(f"{names[key]} is at its {end} end in {count} of {cells} cells")
+    if places:
+        yield {"places": ", ".join(places)}
 
 
-def _can_move(study: Analysis, key: str, end: str) -> bool:
-    """Return True if an end of a range can be moved outward."""
-    box = study.record.space[key]
+def can_move(record: StudyRecord, key: str, end: str) -> bool:
+    """Return True if an end of the range of a metaparameter can be moved outward."""
+    box = record.space[key]
     assert isinstance(box, Range)  # choices have no ends
     return expand_range(box, [end]) != box
 
 
 PENDING = Note(
     pending_trials,
-    "{pending} of {declared} trials have not finished ({running} running or queued).",
+    "{pending} of {declared} trials have not finished ({running} running or queued): run the same "
+    "command to resume.",
+    level=Level.WRONG,
 )
 RESULTS = (
     Note(
         ended_by_clock,
-        "{key} ends trials by the clock. The table is not reproducible: "
-        "on another machine, or a busy one, other trials meet the goal.",
+        "{key} ends trials by the clock: compare only studies of the same idle machine.",
+        "The table is not reproducible: on another machine, or a busy one, other trials meet the "
+        "goal.",
+        Level.WRONG,
     ),
     Note(
         k_star_by_clock,
-        "{key} measures K* by the clock{race}. The table is not reproducible: "
-        "K* depends on the machine and its load.",
+        "{key} measures K* by the clock{race}: compare only studies of the same idle machine.",
+        "The table is not reproducible, because K* depends on the machine and its load.",
+        Level.WRONG,
     ),
     Note(no_k_star, "{too_few} reached the goal{yet}, so there is no K* and no law."),
     Note(
         missing_k_star,
-        "{too_few} reached the goal in {count} of {cells} cells: no K* there{best}.",
+        "{too_few} reached the goal in {count} of {cells} cells: raise goal.max_steps or choose an "
+        "easier goal.",
+        "{best}",
+        Level.WRONG,
     ),
     PENDING,
     Note(
         undetermined_trials,
-        "It is unknown when {count} of {declared} trials met {goal}: their validation stopped "
-        "early (goal.early_reject) at the study's own goals.{consequence}",
+        "It is unknown when {count} of {declared} trials met {goal}: set goal.early_reject false "
+        "in a new study.",
+        "Their validation stopped early at the study's own goals.{consequence}",
+        Level.WRONG,
     ),
     Note(
         first_check_bounds,
-        "K* is at the first validation in {count} of {cells} cells. It is an upper bound there and "
-        "is left out of the law. Lower goal.check_interval to resolve it.",
+        "K* is at the first validation in {count} of {cells} cells, so it is an upper bound (<=): "
+        "lower goal.check_interval.",
+        "These batch sizes may be faster than the fastest. The law leaves them out.",
+        Level.WEAK,
     ),
     Note(
         best_at_movable_edge,
-        "The best {name} is at the {end} end of its range in {count} of {cells} cells. Widen it "
-        "with lit-dps study --extend-space.",
+        "The best {places} (edge): run lit-dps study --extend-space.",
+        "It widens the search range of each, and keeps all trials.",
+        Level.WEAK,
     ),
-    Note(
-        best_at_fixed_edge,
-        "The best {name} is at the {end} end of its range in {count} of {cells} cells. No wider "
-        "range is possible.",
-    ),
+    Note(best_at_fixed_edge, "The best {places}. No wider range is possible."),
     Note(
         single_complete_trials,
-        "Only one trial reached the goal in {count} of {cells} cells. Intervals over trials do not "
-        "include what other trials would have needed there. Set study.repeats, run more trials or "
-        "raise study.race_factor.",
+        "Only one trial reached the goal in {count} of {cells} cells: run more trials, or set "
+        "study.repeats.",
+        "Intervals over trials do not include what other trials would have needed there. A larger "
+        "study.race_factor lets more trials finish.",
+        Level.WEAK,
     ),
     Note(
         adaptive_sampler,
-        "study.sampler {sampler} learns from earlier results, which the paper's protocol does not. "
-        "Samples differ between cells. Intervals over trials are too narrow, since they take "
-        "samples to be independent. The study is reproducible only with one worker and without an "
-        "interruption.",
+        "study.sampler {sampler} makes the intervals too narrow: use sobol for valid intervals.",
+        "It learns from earlier results, which the paper's protocol does not. Samples differ "
+        "between cells, and they are not independent. The study is reproducible only with one "
+        "worker and without an interruption.",
+        Level.WEAK,
     ),
     Note(
         seeds_of_one_sample,
-        "All trials of a cell use the best sample of study {best_of}, on other seeds. K* is "
-        "{meaning}, not of a search.",
+        "All trials of a cell use the best sample of study {best_of} on other seeds: do not "
+        "compare K* with K* of a search.",
+        "K* is {meaning}, not of a search.",
+        Level.WRONG,
     ),
     Note(
         best_trial_among_seeds,

@@ -171,6 +171,11 @@ def ui_command(uri: str) -> str:
     return "lit-dps ui"
 
 
+def ui_hint(uri: str) -> str:
+    """Return what follows the place of a report: how to see the trials in MLflow."""
+    return f"; trials in MLflow: {ui_command(uri)}"
+
+
 def scrubbed(text: str, url: str) -> str:
     """Return the message of a database with *** in place of the secrets of its URL.
 

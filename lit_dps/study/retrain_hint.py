@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from lit_dps.analysis.analysis import Analysis
 from lit_dps.core.config import StorageConfig
-from lit_dps.report.answer import fastest_cell, retrain_command
+from lit_dps.report.answer import retrain_command
 from lit_dps.storage.urls import without_password
 
 
 def retrain_hint(analysis: Analysis, storage: StorageConfig) -> str:
-    """Return a line with the command that retrains the fastest cell; "" without any K*."""
+    """Return a line with the command that retrains the best trial of the fastest cell.
+
+    Empty without any K*.
+    """
     default = StorageConfig()
     options: list[str] = []
     for key in ("folder", "optuna"):
@@ -19,4 +22,4 @@ def retrain_hint(analysis: Analysis, storage: StorageConfig) -> str:
     command = retrain_command(analysis, options)
     if command is None:
         return ""
-    return f"train the trial of K* at {fastest_cell(analysis)} again: {command}\n"
+    return f"train the best trial again: {command}\n"

@@ -22,6 +22,7 @@ from lit_dps.core.environment import KEY, SOURCES
 from lit_dps.core.errors import StorageError, Unguarded
 from lit_dps.core.exit_codes import ExitCode
 from lit_dps.core.record import StudyRecord
+from lit_dps.core.text import terminal_width
 from lit_dps.parallel import ranks
 from lit_dps.parallel.fork_server import unguarded
 from lit_dps.parallel.gpus import gpus_of_workers
@@ -33,6 +34,7 @@ from lit_dps.parallel.process import (
 )
 from lit_dps.report.no_result import ended_without_result
 from lit_dps.report.publish import figures_folder, publish
+from lit_dps.report.text import FILES
 from lit_dps.storage.ownership import remember
 from lit_dps.storage.read import read_study
 from lit_dps.storage.run_records import (
@@ -42,7 +44,7 @@ from lit_dps.storage.run_records import (
     store_noise_scale,
 )
 from lit_dps.storage.take_over import ReportDeferred, claim_report, take_over
-from lit_dps.storage.urls import ui_command, without_password
+from lit_dps.storage.urls import ui_hint, without_password
 from lit_dps.study.display import (
     LEAVING,
     Display,
@@ -361,11 +363,14 @@ class _StudyRun:
             clear_checkpoints(storage.checkpoints(self.name))
         analysis = Analysis(record, validate_every=self.options.validate_every)
         folder = figures_folder(storage.folder, self.name)
-        text, files = publish(analysis, folder, self.options.show, self.setup.study.figures)
+        show = self.options.show
+        figures = self.setup.study.figures
+        ui = ui_hint(storage.mlflow_uri)
+        text, files = publish(analysis, folder, show, figures, terminal_width(), ui)
         self.mlflow.sync(record, analysis, files)
         sys.stderr.flush()
-        pages = _mlflow_pages(storage, self.mlflow.experiment_id, self.name)
-        print(f"\n{text}\n{retrain_hint(analysis, storage)}{pages}", flush=True)
+        lines = _mlflow_lines(storage, self.mlflow.experiment_id, self.name, FILES in show)
+        print(f"\n{text}{lines}{retrain_hint(analysis, storage)}", end="", flush=True)
         return ExitCode.NO_RESULT if ended_without_result(analysis.cells) else 0
 
     def _report_interruption(self, signal: Interrupted) -> None:
@@ -379,11 +384,22 @@ class _StudyRun:
         self.stop.reported = True
 
 
-def _mlflow_pages(storage: StorageConfig, experiment_id: str | None, study: str) -> str:
-    """Return lines with the addresses at which MLflow shows the study."""
+def _mlflow_lines(
+    storage: StorageConfig, experiment_id: str | None, study: str, with_pages: bool
+) -> str:
+    """Return the addresses at which MLflow shows the study, or that it could not be used.
+
+    Args:
+        storage: Where the study is kept.
+        experiment_id: Of MLflow; None if MLflow could not be used.
+        study: Its name.
+        with_pages: Whether to include the addresses, which are long.
+    """
     if experiment_id is None:
-        return "MLflow could not be used: analyze --sync logs the study once it can"
-    uri = storage.mlflow_uri
-    cells = page_address(uri, experiment_id, view=view_key(study, CELLS))
-    curves = page_address(uri, experiment_id, view=view_key(study, CURVES))
-    return f"browse it in MLflow: {ui_command(uri)}\n  then open {cells}\n    and for K* {curves}"
+        return "MLflow could not be used: lit-dps analyze --sync logs the study once it can\n"
+    lines = []
+    if with_pages:
+        for name, view in (("cells", CELLS), ("curves of K*", CURVES)):
+            address = page_address(storage.mlflow_uri, experiment_id, view=view_key(study, view))
+            lines.append(f"MLflow, {name}: {address}\n")
+    return "".join(lines)

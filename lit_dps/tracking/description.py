@@ -14,7 +14,9 @@ from lit_dps.analysis.tables import k_star_text, records, short_columns
 from lit_dps.core.config import SPARSITY_KEY
 from lit_dps.core.record import StudyRecord
 from lit_dps.core.trial import FINAL_STATUSES, Cell, Series
-from lit_dps.report.answer import examples_text, interval_text, mark, sentences, timing_notes
+from lit_dps.report.answer import sentences
+from lit_dps.report.result_table import examples_text, interval_text, speed_mark
+from lit_dps.report.timing_notes import timing_notes
 
 SECTIONS = ("model", "data", "pruning", "optim", "local", "batch")
 TRAINER = ("accelerator", "devices", "precision", "accumulate_grad_batches", "gradient_clip_val")
@@ -70,7 +72,7 @@ def _table(study: Analysis) -> list[str]:
                 study.record.goal.cost_unit.head: k_star_text(row),
                 "time to goal": interval_text(row),
                 "examples": examples_text(row),
-                "": mark(row),
+                "": speed_mark(row),
             }
         )
     if not rows:

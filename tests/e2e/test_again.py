@@ -119,7 +119,7 @@ def test_the_command_is_of_the_cell_of_the_least_time():
     )
     # all trials of both take 2 seconds, so that the time is that of the fewest steps over those of
     # the cell
-    assert text.startswith("train the trial of K* at B=") and "secret" not in text
+    assert text.startswith("train the best trial again: ") and "secret" not in text
     assert " fit --of 'my study' --cell B=" in text and text.endswith("--checkpoint best.ckpt\n")
 
 

@@ -11,7 +11,6 @@ import yaml
 
 from lit_dps.core.trial import Cell, Status, TrialResult
 from lit_dps.storage.read import read_study
-from tests.e2e.commands import table
 
 CELL = Cell(16, 0.0)
 STUDY = ("study", "--config", "failing.yaml")
@@ -84,7 +83,7 @@ def test_a_study_goes_on_without_failed_trials_and_runs_them_again_when_the_modu
         and "the same command" in said
     )
     assert "cells 1/1  trials 6/6" in done.err
-    assert table(Path(), "failing").splitlines()[0] in done.out, "the table is printed as always"
+    assert "study failing, " in done.out, "the table is printed as always"
 
     files = {path.name: path.read_text() for path in FAILURES.iterdir()}
     assert set(files) == {f"{CELL} point-{point}.txt" for point in failed}

@@ -13,13 +13,16 @@ ON = ("--study.noise_scale", True)
 SMALL = ("--study.batch_sizes", "[16]", "--study.sparsities", "[0]", *ON)
 
 
+CELLS = ("study", "--config", FAST, *SMALL, "--show", "cells")
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("noise")
 
 
 def test_the_first_guess_is_told_stored_and_reported(folder):
-    first = run_here(folder, "study", "--config", FAST, *SMALL, "--study.trials", 1)
+    first = run_here(folder, *CELLS, "--study.trials", 1)
     assert first.returncode == ExitCode.NO_RESULT
     noise = read_study(f"sqlite:///{folder}/mlruns/study.db", "fast").noise
     assert (noise.batch_size, noise.readings, noise.resolved) == (16, 64, True)
@@ -29,7 +32,7 @@ def test_the_first_guess_is_told_stored_and_reported(folder):
 
 
 def test_it_is_measured_once(folder):
-    again = run_here(folder, "study", "--config", FAST, *SMALL, "--study.trials", 2)
+    again = run_here(folder, *CELLS, "--study.trials", 2)
     assert again.returncode == 0
     assert "noise scale" not in again.stderr and "noise scale" in again.stdout
 

@@ -69,7 +69,7 @@ def test_killed_or_added_later_repeats_are_those_of_one_go(tmp_path, whole):
     assert repeated(url) == repeated(url_of(whole))
     assert table(tmp_path) == table(whole)
     assert "no trials remain" in run_here(tmp_path, *SMALL, *REPEATS).stderr
-    synced = run_here(tmp_path, "analyze", "--config", FAST, "--sync")
+    synced = run_here(tmp_path, "analyze", "--config", FAST, "--sync", "--show", "repeats")
     assert synced.returncode == 0 and "repeats: the best sample" in synced.stdout
 
 

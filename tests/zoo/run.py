@@ -138,7 +138,7 @@ def study(
         patch.setattr("lit_dps.report.publish._write_page", _write_empty)
         patch.setattr("lit_dps.study.run.mlflow_of", lambda *args: MagicMock(experiment_id="0"))
         _show_warnings()
-        done = run_here(folder, "study", "--config", "zoo.yaml", *options)
+        done = run_here(folder, "study", "--config", "zoo.yaml", "--show", "notes", *options)
     database = folder / "mlruns" / "study.db"
     record = read_study(f"sqlite:///{database}", "zoo") if database.exists() else None
     return Outcome(

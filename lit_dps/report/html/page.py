@@ -29,11 +29,12 @@ from lit_dps.core.record import StudyRecord, setting
 from lit_dps.core.search_space import Box
 from lit_dps.core.trial import Value
 from lit_dps.core.unit import Unit
-from lit_dps.report.answer import LIMITS, answer_text, retrain_command, sentences, timing_notes
+from lit_dps.report.answer import LIMITS, answer_text, retrain_command, sentences
 from lit_dps.report.figures import png_of
 from lit_dps.report.notes import lines_of
 from lit_dps.report.repeats import LAW_INTERVALS
-from lit_dps.report.text import protocol_text, render, table_and_law, theory_text
+from lit_dps.report.text import protocol_text, readings_text, render, sections, theory_text
+from lit_dps.report.timing_notes import timing_notes
 from lit_dps.report.warnings import PENDING, study_notes
 
 SHOWN = 3000  # trials in the table at most
@@ -59,7 +60,7 @@ def page(study: Analysis, figures: Sequence[ModuleType] = ()) -> str:
     # The head has the note on trials that have not finished.
     pending = lines_of([PENDING], study)
     other_notes = [line for line in study_notes(study) if line not in pending]
-    sections = [
+    parts = [
         *_head(study),
         *_notes(pending),
         *_charts(study),
@@ -68,17 +69,18 @@ def page(study: Analysis, figures: Sequence[ModuleType] = ()) -> str:
         f"<h2>Table and law</h2><pre>{_text(_tables(study))}</pre>",
         *_notes(other_notes),
         _folded("Theory: terms of the K* trials, predicted and measured", theory_text(study)),
+        _folded("Readings of the K* trials", readings_text(study)),
     ]
     for other in study.at_each_goal[1:]:
-        sections.append(_folded(f"At {other.record.goal}", render(other)))
-    sections += [
+        parts.append(_folded(f"At {other.record.goal}", render(other)))
+    parts += [
         "<h2>Assumptions</h2>",
         f"<ul>{''.join(_elements('li', _assumptions(study)))}</ul>",
         "<h2>How it was made</h2>",
         _definitions(_origin(study)),
         _folded("Configuration", yaml.safe_dump(record.config, sort_keys=False)),
     ]
-    body = "\n".join(filter(None, sections))
+    body = "\n".join(filter(None, parts))
     return _PAGE.substitute(title=_text(f"{record.name}: lit_dps"), body=body)
 
 
@@ -150,8 +152,9 @@ def _chart(number: int, title: str, figure: go.Figure, caption: str) -> str:
 
 
 def _tables(study: Analysis) -> str:
-    """Return the answer, the table and the law as the terminal has them."""
-    return "\n".join(filter(None, [answer_text(study), table_and_law(study)]))
+    """Return the answer, and the sections of the report that have no place of their own."""
+    texts = sections(study, ("cells", "repeats", "critical", "delay", "local"))
+    return "\n".join(filter(None, [answer_text(study), *texts.values()]))
 
 
 def _picture(study: Analysis, figure: ModuleType) -> str:

@@ -19,7 +19,7 @@ from lit_dps.core.record import StudyRecord
 from lit_dps.core.repeats import RepeatPlan
 from lit_dps.core.search_space import Range
 from lit_dps.core.step_timing import CellTiming, StepTiming
-from lit_dps.core.text import format_duration
+from lit_dps.core.text import format_duration, format_interval
 from lit_dps.core.trial import SPARSE_KERNELS, STACKED, Cell, Series, Status, Trial, TrialResult
 from lit_dps.report.answer import answer_text
 
@@ -179,8 +179,8 @@ def test_trials_that_say_nothing_of_a_step_are_left_out():
 def test_the_fastest_is_not_the_one_of_least_steps(golden):
     answer = text(study())
     rows = [line.split() for line in answer.splitlines()[3:8]]
-    assert [row[2] for row in rows] == ["112", "64", "48", "28", "24"]
-    assert rows[2] == ["16", "0", "48", "768", "15.5", "ms", "744", "ms", "fastest"]
+    assert [row[1] for row in rows] == ["112", "64", "48", "28", "24"]
+    assert rows[2] == ["16", "48", "768", "15.5", "ms", "744", "ms", "0.160", "fastest"]
     # B = 8 takes 64 x 12 ms = 768 ms, about as long as B = 16.
     golden.check("answer/plain.txt", answer)
 
@@ -282,7 +282,8 @@ def test_times_follow_the_law_where_single_k_stars_scatter(golden):
     assert all(low < truth[b] for b, low in table["seconds_low"].items())
     assert all(truth[b] < high for b, high in table["seconds_high"].items())
     assert (table["k_star"] != table["steps"].round()).any() and set(table["steps_of"]) == {"K*"}
-    assert f"B = 32, {format_duration(table.loc[32, 'seconds'])} [" in answer
+    time = format_interval(*table.loc[32, ["seconds", "seconds_low", "seconds_high"]])
+    assert f"B = 32 needs {time} " in answer
     golden.check("answer/law.txt", answer)
 
 

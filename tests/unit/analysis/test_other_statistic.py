@@ -22,7 +22,7 @@ from lit_dps.analysis.rate_rules import TOO_FEW
 from lit_dps.core.goal import Goal
 from lit_dps.core.statistic import MINIMUM, median_of_best
 from lit_dps.core.trial import Cell
-from lit_dps.report.text import answered
+from lit_dps.report.screen import screen
 from lit_dps.storage.read import read_study
 from tests.support.errors import refuses
 from tests.support.fake_study import analysis_of, law_study, result, write_study
@@ -111,10 +111,10 @@ def test_repeats_are_of_the_point_of_k_star():
 
 
 def test_reports_say_what_k_star_is():
-    text = answered(study())
+    text = screen(study())
     assert "K* is the median of the steps of the best 3 trials" in text
     assert "Fewer than 2 trials reached the goal in 1 of 2 cells" in text
-    assert "median" not in answered(study(None))
+    assert "median" not in screen(study(None))
 
 
 def test_another_statistic_of_a_stored_study_is_what_its_trials_determine():

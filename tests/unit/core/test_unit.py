@@ -23,7 +23,7 @@ from lit_dps.replication.search import _complete_by_twice_k_star
 from lit_dps.report.figures import draws, optimizers, ratios
 from lit_dps.report.html.page import page
 from lit_dps.report.notes import lines_of
-from lit_dps.report.text import answered
+from lit_dps.report.screen import screen
 from lit_dps.report.trial_notes import SCHEDULES
 from lit_dps.report.warnings import study_notes
 from lit_dps.storage.read import read_study
@@ -118,7 +118,7 @@ def test_the_law_in_examples_is_that_of_steps_times_b(tmp_path):
     assert answer["examples"].tolist() == pytest.approx(expected)
     assert answer["fewest"].tolist() == [True, False, False, False]
     assert analysis.trials["examples"].tolist()[:2] == [8 * 600, 8 * 720]
-    text = answered(analysis)
+    text = screen(analysis, ["cells"])
     assert "K* [examples]" in text and "K* = c1 + c2 B" in text
 
 
@@ -135,7 +135,7 @@ def test_k_star_in_seconds_has_no_law_and_is_the_time_to_the_goal(tmp_path):
     assert answer["fastest"].tolist() == [False, False, True, False]
     assert (answer["seconds_low"] < answer["seconds"]).all()
     assert sum("goal.unit = seconds" in note for note in study_notes(analysis)) == 1
-    text = answered(analysis)
+    text = screen(analysis)
     assert "K* [s]" in text and " 2.38 " in text
 
 
@@ -171,7 +171,7 @@ def test_the_steps_of_a_run_decide_whether_its_seconds_are_at_the_first_check(tm
     law = analysis.median_laws[Series(0.0)]
     assert (law.exact_k, law.upper_bounds) == (pytest.approx({8: 0.08}), {32})
     assert law.observations[0].check == pytest.approx(0.02)
-    assert " <= 0.3 " in answered(analysis)
+    assert " <= 0.3 " in screen(analysis, ["repeats"])
     # Steps, examples and seconds of the answer are medians over the repeats.
     answer = analysis.answer
     assert answer["steps"].tolist() == [16, 4]
@@ -236,7 +236,7 @@ def test_an_axis_named_examples_keeps_its_answer(tmp_path):
     analysis = Analysis(read_study(url, "fake"))
     assert analysis.answer[axis].tolist() == [100, 100, 200, 200]
     assert analysis.answer["examples"].tolist() == [288, 1152] * 2
-    assert "no K* yet" not in answered(analysis)
+    assert "No recommendation" not in screen(analysis)
     assert short_name("local.steps") == "local.steps" and short_name("optim.delay") == "delay"
 
 

@@ -13,12 +13,12 @@ import pytest
 import lit_dps
 from lit_dps.analysis.analysis import Analysis
 from lit_dps.analysis.tables import three_digits
-from lit_dps.core.text import format_duration
+from lit_dps.core.text import format_duration, format_interval
 from lit_dps.core.trial import Cell
-from lit_dps.report.answer import answer_text
+from lit_dps.report.answer import answer_text, recommendation
 from lit_dps.report.html import page
 from lit_dps.report.publish import publish
-from lit_dps.report.text import answered
+from lit_dps.report.result_table import result_table
 from tests.support.fake_study import result, write_study
 from tests.unit.analysis.test_answer import GOAL, NOISE, SPACE, timed
 from tests.unit.analysis.test_answer import study as made_up
@@ -49,35 +49,38 @@ def study(tmp_path_factory):
     return lit_dps.load("made up", folder)
 
 
-def printed(text):
-    """The rows of the table that a study ends with: cells by column."""
-    head, *lines = text.split("\n\n")[1].splitlines()
-    ends = {
-        name: head.index(name) + len(name)
-        for name in ("B", "S", "K*", "steps", "examples to goal", "a step")
-    }
+def printed(lines):
+    """The rows of the table of results: cells by column."""
+    head, *lines = lines
+    ends = {}
+    for name in ("B", "S", "K*", "by law", "examples", "a step", "time to goal [95 %]"):
+        ends[name] = head.index(name) + len(name)
     rows = []
     for line in lines:
-        found, begin = {}, 0
+        begin = 0
+        row = {}
         for name, end in ends.items():
-            found[name], begin = line[begin:end].strip(), end
-        rows.append(found | {"time": line[begin:].strip()})
+            row[name] = line[begin:end].strip()
+            begin = end
+        rows.append(row | {"mark": line[begin:].split(maxsplit=1)[1:]})
     return rows
 
 
 def test_the_printed_table_is_that_of_a_notebook(study):
-    rows, table = printed(answered(study.analysis)), study.answer
+    table = study.answer
+    rows = printed(result_table(study.analysis, 100))
     assert len(rows) == len(table) == 12
     for shown, (_, row) in zip(rows, table.iterrows(), strict=True):
         assert (shown["B"], shown["S"]) == (str(row["batch_size"]), f"{row['sparsity']:g}")
-        assert (shown["K*"], shown["steps"]) == (str(row["k_star"]), three_digits(row["steps"]))
-        assert (shown["examples to goal"], shown["a step"]) == (
+        assert (shown["K*"], shown["by law"]) == (str(row["k_star"]), three_digits(row["steps"]))
+        assert (shown["examples"], shown["a step"]) == (
             three_digits(row["examples"]),
             format_duration(row["step_seconds"]),
         )
-        limits = f"[{format_duration(row['seconds_low'])}, {format_duration(row['seconds_high'])}]"
-        mark = "fastest" if row["fastest"] else "not told apart" if row["tied"] else ""
-        assert shown["time"] == f"{format_duration(row['seconds'])} {limits}  {mark}".rstrip()
+        time = format_interval(row["seconds"], row["seconds_low"], row["seconds_high"])
+        assert shown["time to goal [95 %]"] == time
+        mark = "fastest" if row["fastest"] else "tied" if row["tied"] else None
+        assert shown["mark"] == ([mark] if mark else [])
         assert row["seconds_low"] <= row["seconds"] <= row["seconds_high"]
         assert row["seconds"] == pytest.approx(row["steps"] * row["step_seconds"])
 
@@ -90,9 +93,8 @@ def test_csv_and_page_say_the_same(study, tmp_path):
     for name in ("k_star", "steps", "seconds", "seconds_low", "seconds_high", "training_seconds"):
         np.testing.assert_allclose(kept[name].astype(float), table[name].astype(float), rtol=1e-12)
     text = page(study.analysis)
-    for line in answered(study.analysis).splitlines():
-        if "the best estimate is" in line or "is the fastest here" in line:
-            assert line.partition(": ")[2] in html.unescape(text)
+    for series in study.analysis.record.series:
+        assert recommendation(study.analysis, series).rstrip(".") in html.unescape(text)
     drawn = [
         list(map(float, numbers(trace["y"])))
         for data in charts(text).values()
@@ -108,7 +110,7 @@ def test_csv_and_page_say_the_same(study, tmp_path):
 def test_the_page_has_the_printed_answer_with_validation():
     validated = Analysis(timed(made_up()), validate_every=10)
     answer = answer_text(validated)
-    assert "validation every 10" in answer and answer in html.unescape(page(validated))
+    assert "Validation every 10" in answer and answer in html.unescape(page(validated))
 
 
 def numbers(values):

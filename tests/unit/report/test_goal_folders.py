@@ -5,7 +5,8 @@ import csv
 from lit_dps.analysis.analysis import Analysis
 from lit_dps.core.trial import Cell, Series
 from lit_dps.report.publish import publish
-from lit_dps.report.text import SECTIONS, answered, parts_of
+from lit_dps.report.screen import screen
+from lit_dps.report.text import SECTIONS, parts_of, requested, table_and_law
 from tests.support.fake_study import result
 from tests.support.texts import numbers_in
 from tests.unit.report.test_figure_files import MIDDLE, NO_SMOOTHNESS
@@ -26,15 +27,16 @@ def test_further_goals_have_a_folder_each(tmp_path):
         f"goal error {goal}" in report
         for goal, report in zip((0.1, 0.4, 0.3), reports, strict=True)
     ] == [True] * 3
-    printed = "\n".join(map(answered, study.at_each_goal))
+    printed = "\n".join(map(screen, study.at_each_goal))
     assert text.startswith(printed)
-    page, more = text.removeprefix(printed).strip().splitlines()
-    assert f" {tmp_path}/report.html " in page and "--show critical,files" in more
+    more, page = text.removeprefix(printed).strip().splitlines()
+    assert page == f"report: {tmp_path}/report.html"
+    assert "critical" in more and "files" in more and "theory" not in more
     text, _ = publish(study, tmp_path, parts_of("all"))
-    assert text.startswith(
-        "\n".join(answered(each, SECTIONS) for each in study.at_each_goal) + "\nwritten:\n"
-    )
-    assert [report in text for report in reports] == [True] * 3
+    printed = "\n".join(screen(each, SECTIONS) for each in study.at_each_goal)
+    assert text.startswith(f"{printed}\nwritten:\n")
+    tables = [table_and_law(each) for each in study.at_each_goal]
+    assert [table in text for table in tables] == [True] * 3
     assert text.endswith(f"{page}\n"), "nothing more"
     assert {str(path.parent.relative_to(tmp_path)) for path in files} == {
         ".",
@@ -55,8 +57,9 @@ def test_a_section_without_data_has_a_reason_on_request():
     curve = {"step": [16, 32], "val_error": [0.4, 0.1], "train_loss": [2.0, 0.5]}
     cell = Cell(8, 0.0)
     study = Analysis(read({cell: [result(cell, 0, 32, params=MIDDLE, curve=curve)]}))
-    plain = answered(study)
-    for name in SECTIONS:
-        (reason,) = answered(study, [name]).removeprefix(plain).strip().splitlines()
+    plain = screen(study)
+    for name in ("critical", "theory", "readings", "repeats", "delay", "local"):
+        (reason,) = screen(study, [name]).removeprefix(plain).strip().splitlines()
         assert reason.startswith(f"{name}: ")
-    assert len(answered(study, SECTIONS).removeprefix(plain).strip().splitlines()) == len(SECTIONS)
+        assert len(requested(study, [name])) == 1
+    assert len(requested(study, SECTIONS)) == len(SECTIONS)

@@ -44,7 +44,8 @@ from lit_dps.core.trial import (
 from lit_dps.report.figures import FIGURES
 from lit_dps.report.figures.write import drawn
 from lit_dps.report.html import page
-from lit_dps.report.text import SECTIONS, answered
+from lit_dps.report.screen import screen
+from lit_dps.report.text import SECTIONS
 from tests.support.fake_study import analysis_of, law_results, measured, result, theory_terms
 from tests.unit.analysis.test_delay import study as delay_study
 from tests.unit.analysis.test_local_analysis import FLAT_THEN_UP
@@ -187,7 +188,7 @@ def named_study(request):
 
 def test_the_report_in_the_terminal(named_study, golden):
     name, study = named_study
-    golden.check(f"report/{name}.txt", answered(study, SECTIONS))
+    golden.check(f"report/{name}.txt", screen(study, SECTIONS))
 
 
 @pytest.mark.pictures

@@ -15,10 +15,11 @@ from lit_dps.report.no_result import (
     advice,
     best_value,
     ended_without_result,
+    is_without_k_star,
     missed_text,
-    no_result_text,
+    no_result_lines,
 )
-from lit_dps.report.text import answered
+from lit_dps.report.screen import screen
 from lit_dps.report.warnings import study_notes
 from tests.support.texts import numbers_in
 from tests.unit.analysis.test_answer import record, trial
@@ -46,7 +47,7 @@ def study(*trials):
 
 
 def said(found):
-    return answered(Analysis(found))
+    return screen(Analysis(found), width=1000)
 
 
 def test_the_best_value_of_each_cell_and_the_diverged_trials_are_reported():
@@ -61,9 +62,10 @@ def test_the_best_value_of_each_cell_and_the_diverged_trials_are_reported():
         }
     )
     lines = said(found).splitlines()
-    assert found.name in lines[0] and numbers_in(lines[0]) == [0.1, 400]
-    assert lines[3].split() == ["4", "0", "0.25", "at", "step", "300", "2", "1", "0", "0"]
-    assert lines[4].split() == ["8", "0", "0.21", "at", "step", "400", "3", "0", "0", "0"]
+    assert numbers_in(lines[0]) == [0.1, 400]
+    assert lines[4].startswith(f"study {found.name}, ")
+    assert lines[6].split() == ["4", "0", "0.25", "at", "step", "300", "2", "1"]
+    assert lines[7].split() == ["8", "0", "0.21", "at", "step", "400", "3", "0"]
     diverged, improving = advice(found, Analysis(found).cells)
     assert numbers_in(diverged) == [1, 6]
     assert numbers_in(improving)[-2:] == [400, 400] and "goal.max_steps" in improving
@@ -119,9 +121,10 @@ def test_only_a_study_whose_trials_ended_has_no_result():
     assert not ended_without_result(Analysis(with_k_star).cells)
     failed = study(*(missed(4, i, [], Status.FAILED) for i in range(3)))
     assert not ended_without_result(Analysis(failed).cells)
-    assert "so far" in no_result_text(
-        study(missed(4, 0, [0.3])), Analysis(study(missed(4, 0, [0.3]))).cells
-    )
+    begun = Analysis(study(missed(4, 0, [0.3])))
+    assert is_without_k_star(begun.cells)
+    assert "so far" in no_result_lines(begun.record, begun.cells)[0]
+    assert not is_without_k_star(Analysis(with_k_star).cells)
 
 
 def test_a_single_cell_without_k_star_says_what_it_reached():

@@ -12,7 +12,7 @@ from lit_dps.analysis.analysis import Analysis
 from lit_dps.core.goal import Goal
 from lit_dps.report.figures import FIGURES
 from lit_dps.report.publish import SHOWN_FAILURES, publish
-from lit_dps.report.text import render
+from lit_dps.report.screen import screen
 from tests.unit.report.test_figures import read
 
 
@@ -25,7 +25,7 @@ def test_where_nothing_can_be_written_the_answer_is_printed(study, tmp_path):
     (tmp_path / "figures").write_text("a file in the folder's place")
     text, files = publish(study, tmp_path / "figures")
     assert files == []
-    assert render(study).splitlines()[0] in text
+    assert text.startswith(screen(study))
     failed = [line for line in text.splitlines() if line.startswith("not written: ")]
     assert len(failed) == SHOWN_FAILURES + 1
     assert "table.txt" in failed[0] and f"{tmp_path}/figures/table.txt" in failed[0]

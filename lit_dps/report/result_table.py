@@ -1,0 +1,167 @@
+"""The table of results: one row a cell, as wide as the terminal allows."""
+
+from __future__ import annotations
+
+import math
+
+from lit_dps.analysis.analysis import Analysis
+from lit_dps.analysis.summary import CellSummary
+from lit_dps.analysis.tables import (
+    Row,
+    aligned,
+    k_star_text,
+    short_columns,
+    three_digits,
+    value_text,
+)
+from lit_dps.core.text import format_duration, format_interval, wrap
+from lit_dps.report.warnings import can_move
+
+FASTEST = "fastest"
+TIED = "tied"
+# A best value at an end of its range that can be moved.
+EDGE = "edge"
+
+# Columns that are left out, in this order, until the table fits the terminal.
+STEP = "a step"
+EXAMPLES = "examples"
+# Steps that the time is computed from: of the law, which is less noisy, or medians over seeds.
+EXPECTED = "expected"
+BY_LAW = "by law"
+TIME = "time to goal"
+TIME_WITH_INTERVAL = "time to goal [95 %]"
+RATE = "best rate"
+LESS_NEEDED = (STEP, BY_LAW, EXPECTED, EXAMPLES, RATE)
+
+
+def result_table(study: Analysis, width: int) -> list[str]:
+    """Return the lines of the table of results, and a line on the columns that do not fit.
+
+    Args:
+        study: The study.
+        width: Columns of the terminal.
+    """
+    rows = [_row_to_print(study, summary) for summary in study.cells]
+    if all(row["steps"] == row["k_star"] for row in study.answers.values()):
+        rows = [_without(row, EXPECTED) for row in rows]
+    rows = [_with_heads(study, row) for row in _without_empty_columns(rows)]
+    omitted = []
+    for name in LESS_NEEDED:
+        if name in rows[0] and _width_of(rows) > width:
+            rows = [_without(row, name) for row in rows]
+            omitted.append(name)
+    lines = [line.rstrip() for line in aligned(rows, words=True)]
+    if omitted:
+        lines += wrap(f"Not shown at this width: {', '.join(omitted)}.", width)
+    return lines
+
+
+def _with_heads(study: Analysis, row: dict[str, str]) -> dict[str, str]:
+    """Return a row with the heads of its columns as they are printed."""
+    heads = {}
+    if any(row["seconds_low"] is not None for row in study.answers.values()):
+        heads[TIME] = TIME_WITH_INTERVAL
+    if not any(row["why_not_law"] for row in study.answers.values()):
+        heads[EXPECTED] = BY_LAW
+    return {heads.get(name, name): text for name, text in row.items()}
+
+
+def _width_of(rows: list[dict[str, str]]) -> int:
+    return max(len(line.rstrip()) for line in aligned(rows, words=True))
+
+
+def _without(row: dict[str, str], name: str) -> dict[str, str]:
+    return {column: text for column, text in row.items() if column != name}
+
+
+def _without_empty_columns(rows: list[dict[str, str]]) -> list[dict[str, str]]:
+    """Return rows without the less needed columns that have no value, such as unknown times."""
+    for name in (*LESS_NEEDED, TIME):
+        if name in rows[0] and all(row[name] in ("-", "<= -") for row in rows):
+            rows = [_without(row, name) for row in rows]
+    return rows
+
+
+def _row_to_print(study: Analysis, summary: CellSummary) -> dict[str, str]:
+    """Return the row of a cell as text, one entry a column."""
+    row = study.answers.get(summary.cell)
+    columns = {"B": str(summary.cell.batch_size)}
+    if len(study.record.series) > 1 or summary.cell.sparsity:
+        columns |= short_columns(summary.cell.series)
+    head = study.record.goal.cost_unit.head
+    if row is None:
+        columns |= {head: "-", EXPECTED: "-", EXAMPLES: "-", STEP: "-"}
+    else:
+        columns |= {
+            head: k_star_text(row),
+            EXPECTED: three_digits(row["steps"]),
+            EXAMPLES: examples_text(row),
+            STEP: format_duration(row["step_seconds"]),
+        }
+    if any(each["validation_seconds"] is not None for each in study.answers.values()):
+        columns["validation"] = format_duration(None if row is None else row["validation_seconds"])
+    columns[TIME] = "-" if row is None else interval_text(row)
+    columns[RATE] = rate_text(study, summary)
+    columns[""] = ", ".join(marks(study, summary))
+    return columns
+
+
+def marks(study: Analysis, summary: CellSummary) -> list[str]:
+    """Return what to know of a cell in short: whether it is the fastest, has no K*, or an edge."""
+    row = study.answers.get(summary.cell)
+    if row is None:
+        return ["unfinished" if summary.pending else "goal not reached"]
+    words = [speed_mark(row)] if speed_mark(row) else []
+    if any(can_move(study.record, key, end) for key, end in summary.boundary.items()):
+        words.append(EDGE)
+    return words
+
+
+def speed_mark(row: Row) -> str:
+    """Return whether a cell is the fastest of its series, or may be; empty if it is neither."""
+    if row["fastest"]:
+        return FASTEST
+    if row["tied"]:
+        return TIED
+    return ""
+
+
+def examples_text(row: Row) -> str:
+    """Return the examples to the goal, with <= if they are an upper bound."""
+    examples = three_digits(row["examples"])
+    if math.isclose(row["examples"], round(row["examples"])):
+        examples = f"{row['examples']:.0f}"
+    if is_upper_bound(row):
+        return f"<= {examples}"
+    return examples
+
+
+def interval_text(row: Row) -> str:
+    """Return the time to the goal with its 95 % interval, such as 2.31 [1.98, 2.70] s."""
+    if row["seconds_low"] is not None:
+        return format_interval(row["seconds"], row["seconds_low"], row["seconds_high"])
+    time = format_duration(row["seconds"])
+    if is_upper_bound(row):
+        return f"<= {time}"
+    return time
+
+
+def is_upper_bound(row: Row) -> bool:
+    """Return True if examples and time to the goal are upper bounds because K* is one."""
+    return bool(row["floor"]) and row["steps_low"] is None
+
+
+def rate_text(study: Analysis, summary: CellSummary) -> str:
+    """Return the learning rate of the K* trial; "-" if it is unknown or not searched."""
+    key = rate_key(study, summary)
+    if key is None or summary.best is None:
+        return "-"
+    return value_text(summary.best.trial.params[key], study.record.space[key])
+
+
+def rate_key(study: Analysis, summary: CellSummary) -> str | None:
+    """Return the metaparameter that is the learning rate of a series; None without one."""
+    for curve in study.rate_curves:
+        if curve.series == summary.cell.series:
+            return curve.source.rate_key
+    return None

@@ -1,0 +1,169 @@
+"""Notes on the times of an answer: how steps were timed, on which machines, how busy they were."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from lit_dps.analysis.analysis import Analysis
+from lit_dps.analysis.step_seconds import OWN_CLOCK, QUIET, TRIALS, WITH_CHECKS
+from lit_dps.analysis.tables import has_values, listed, numbers, three_digits, where
+from lit_dps.report.notes import Level, Note, Values, first_names, lines_of
+
+NOT_COUNTED = (
+    "Validations are not counted; --validate-every N shows the time of a validation every N steps."
+)
+# A step, if it was timed within the trials.
+BESIDE_OTHERS = "Steps were timed beside other workers and programs"
+UNKNOWN_HARDWARE = "hardware that an earlier version did not keep"
+
+
+def timing_notes(study: Analysis) -> list[str]:
+    """Return the notes on the times of the answer, a line each; nothing if there are no times."""
+    return lines_of(TIMING, study)
+
+
+def sources_of(study: Analysis) -> set[str]:
+    """Return how the steps of the cells were timed, as in the column timing of the answer."""
+    if not len(study.answer) or not has_values(study.answer, "step_seconds"):
+        return set()
+    return set(study.answer["timing"].dropna()) - {OWN_CLOCK}
+
+
+def growing_batches(study: Analysis) -> Iterator[Values]:
+    """Yield the series whose batch size changes along a trial, if there is an answer."""
+    record = study.record
+    growing = [each for each in record.series if not record.batch_schedule(each).is_constant]
+    if len(study.answer) and growing:
+        yield {"series": listed(growing)}
+
+
+def quiet_steps(study: Analysis) -> Iterator[Values]:
+    """Yield how the steps were timed after the study, if they were."""
+    timing = study.record.step_timing
+    if QUIET not in sources_of(study) or timing is None:
+        return
+    threads = f"{timing.threads} thread{'s' * (timing.threads > 1)}"
+    if timing.ranks > 1:
+        threads = f"{timing.ranks} processes of {threads}"
+    yield {"rounds": timing.rounds, "date": timing.date, "threads": threads}
+
+
+def steps_of_trials(study: Analysis) -> Iterator[Values]:
+    """Hold if all steps were timed within the trials, without validations."""
+    if sources_of(study) == {TRIALS}:
+        yield {}
+
+
+def steps_with_validations(study: Analysis) -> Iterator[Values]:
+    """Yield which trials of an earlier version timed steps and validations together."""
+    sources = sources_of(study)
+    if WITH_CHECKS not in sources or QUIET in sources:
+        return
+    trials = "trials of some cells"
+    if sources == {WITH_CHECKS}:
+        trials = "the trials"
+    yield {"trials": trials}
+
+
+def several_machines(study: Analysis) -> Iterator[Values]:
+    """Yield the machines if trials ran on several kinds."""
+    hardware = study.record.hardware
+    if len(hardware) > 1 and _are_times_of_trials(study):
+        machines = [each or UNKNOWN_HARDWARE for each in hardware]
+        yield {"machines": ", on ".join(machines)}
+
+
+def unknown_machines(study: Analysis) -> Iterator[Values]:
+    """Hold if the machine of all trials is unknown."""
+    if list(study.record.hardware) == [None] and _are_times_of_trials(study):
+        yield {"hardware": UNKNOWN_HARDWARE}
+
+
+def _are_times_of_trials(study: Analysis) -> bool:
+    """Return True if no step was timed after the study, on one machine."""
+    sources = sources_of(study)
+    return bool(sources) and QUIET not in sources
+
+
+def best_at_end_of_batch_sizes(study: Analysis) -> Iterator[Values]:
+    """Yield the ends of the batch sizes of the study beyond which one may be faster."""
+    sizes = study.record.batch_sizes
+    places: dict[str, list[str]] = {}
+    for cell, row in study.answers.items():
+        if row["tied"] and cell.batch_size == sizes[0]:
+            places.setdefault(f"below {sizes[0]}", []).append(str(cell.series))
+        if row["tied"] and cell.batch_size == sizes[-1]:
+            places.setdefault(f"above {sizes[-1]}", []).append(str(cell.series))
+    ends = []
+    for end, series in places.items():
+        where = f" ({', '.join(first_names(series))})" if len(study.record.series) > 1 else ""
+        ends.append(f"{end}{where}")
+    if ends and len(sizes) > 1:
+        yield {"ends": " or ".join(ends)}
+
+
+def busy_machine(study: Analysis) -> Iterator[Values]:
+    """Yield by which factor step times vary, if other programs ran."""
+    if not sources_of(study):
+        return
+    busy = where(study.answer, busy=True)
+    if len(busy):
+        spread = max(numbers(busy["step_high"]) / numbers(busy["step_low"]))
+        consequence = "ignore smaller differences between batch sizes"
+        if has_values(study.answer, "seconds_low"):
+            consequence = "the intervals include that"
+        yield {"spread": three_digits(spread), "consequence": consequence}
+
+
+TIMING = (
+    Note(
+        best_at_end_of_batch_sizes,
+        "A batch size {ends} may be faster: extend study.batch_sizes.",
+        level=Level.WEAK,
+    ),
+    Note(
+        growing_batches,
+        "Times at {series} are by the clock of the runs, beside other programs: compare them with "
+        "care.",
+        "The batch size changes along a trial there. Times are missing where a run was resumed, or "
+        "where K* is between two trials.",
+        Level.WEAK,
+    ),
+    Note(
+        quiet_steps,
+        "A step: median of {rounds} rounds after the study, {date}, {threads}.",
+        NOT_COUNTED,
+    ),
+    Note(
+        steps_of_trials,
+        f"{BESIDE_OTHERS}: lit-dps study --time-steps measures them alone.",
+        f"A step is the median over trials. {NOT_COUNTED}",
+        Level.WEAK,
+    ),
+    Note(
+        steps_with_validations,
+        f"{BESIDE_OTHERS}, with validations: lit-dps study --time-steps measures them alone.",
+        "A step is the median over trials. An earlier version ran {trials}, and did not separate "
+        "steps and validations.",
+        Level.WEAK,
+    ),
+    Note(
+        several_machines,
+        "Do not compare times of batch sizes before lit-dps study --time-steps: trials ran on "
+        "{machines}.",
+        "What is the fastest here may only have run on the faster machine.",
+        Level.WRONG,
+    ),
+    Note(
+        unknown_machines,
+        "The machine of the trials is unknown: lit-dps study --time-steps times all steps on one.",
+        "Trials ran on {hardware}. Times of different machines cannot be compared.",
+        Level.WEAK,
+    ),
+    Note(
+        busy_machine,
+        "Other programs were running: step times vary by x{spread}; {consequence}.",
+        "The factor is of the middle half of the times of one step.",
+        Level.WEAK,
+    ),
+)
