@@ -1,9 +1,8 @@
-"""The pages as a site: `make docs`. They stay plain Markdown, as GitHub shows it, and nothing of
-Sphinx stands in them.
+"""Sphinx configuration of the site that `make docs` builds. The pages are plain Markdown.
 
-The source is the repository, not docs/, so that links to README.md, to configurations and to code
-lead on as they do there. The map, docs/index.md, is the table of contents: its headings are the
-captions, its links the pages below them.
+The source folder is the repository, not docs/, so that links to README.md, to configurations and to
+code work as on GitHub. The table of contents is made from docs/index.md: its headings are the
+captions, and its links are the pages below them.
 """
 
 import json
@@ -33,18 +32,18 @@ exclude_patterns = [
     "lit_dps",
     "mlruns",
     "data",
-]  # which need not even be looked through
+]  # Sphinx need not search them
 source_suffix = {".md": "markdown", ".ipynb": "markdown"}
 suppress_warnings = [
     "toc.not_included"
-]  # tests/unit/docs/test_docs.py follows the links, which lead to more than the map
+]  # the table of contents has the pages of the index only; test_docs.py follows all links
 myst_heading_anchors = 4  # links to #headings, by GitHub's rule
 highlight_language = "none"
 
 html_theme = (
-    "furo"  # its fonts and scripts are files of the site: a built page loads nothing from elsewhere
+    "furo"  # its fonts and scripts are files of the site, so a page loads nothing from the network
 )
-smartquotes = False  # what is quoted is mostly typed so
+smartquotes = False  # quoted commands keep straight quotes
 
 html_title = f"lit_dps {release}"
 html_extra_path = ["site"]  # index.html, which leads to docs/index.html
@@ -55,8 +54,7 @@ LINK = re.compile(r"\]\(([^)\s#]+\.(?:md|ipynb))(?:#[^)\s]*)?\)")
 
 
 def contents(app, docname: str, source: list[str]) -> None:
-    """Appends a hidden table of contents to the map: under each of its headings the pages that it
-    links to."""
+    """Append a hidden table of contents to the index: each heading with the pages below it."""
     if docname != root_doc:
         return
     text, seen = source[0], set()
@@ -75,7 +73,7 @@ def contents(app, docname: str, source: list[str]) -> None:
 
 
 def cells(app, docname: str, source: list[str]) -> None:
-    """Makes Markdown of a notebook: its cells, and what they gave as it is stored in it."""
+    """Convert a notebook to Markdown: its cells with their stored outputs."""
     if not source[0].startswith("{"):
         return
     parts = []

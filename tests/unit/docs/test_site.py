@@ -1,4 +1,4 @@
-"""The pages as a site: built without a warning, all of them, and loading nothing from elsewhere."""
+"""The site of the pages is built without a warning, and its pages load nothing from the network."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LOADED = re.compile(
 )
 
 
-def test_the_site_is_built_without_a_warning_and_loads_nothing_from_elsewhere(tmp_path):
+def test_site_is_complete_and_loads_nothing_from_the_network(tmp_path):
     site = tmp_path / "site"
     given = [
         "--fail-on-warning",
@@ -31,7 +31,7 @@ def test_the_site_is_built_without_a_warning_and_loads_nothing_from_elsewhere(tm
     pages = [page.relative_to(ROOT) for page in ROOT.glob("docs/**/*.md")]
     assert all((site / page).with_suffix(".html").exists() for page in pages)
     assert 'href="keys.html"' in (site / "docs/index.html").read_text(encoding="utf-8"), (
-        "the map is the contents"
+        "the index is the table of contents"
     )
     for page in site.glob("**/*.html"):
         assert not LOADED.search(page.read_text(encoding="utf-8")), page
