@@ -9,7 +9,9 @@ the authors' code (nikhilvyas/SOAP a1e5535), the first step only begins the fact
 matrix. The authors take b1 = b2 = 0.95, and 10 steps between refreshes.
 
 A matrix is a parameter of two or more dimensions. AdamW trains the other parameters, at the same
-rate, from the first step on. A side of more than `LARGEST_SIDE` has no factor.
+rate, from the first step on. A side of more than `LARGEST_SIDE` has no factor. A refresh takes a QR
+decomposition of each factor, and the first one takes ten, which suits layers of up to some hundred
+units.
 
 Departures from the authors' code:
 

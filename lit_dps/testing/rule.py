@@ -244,14 +244,22 @@ def _stack(rule: Rule, networks: Sequence[_Network]) -> _Stack:
     return _Stack(update, torch.stack(weights), state)
 
 
-def _train_stack(
-    rule: Rule, stack: _Stack, networks: Sequence[_Network], steps: Sequence[int]
-) -> None:
-    """Take these steps of all networks of a stack."""
+def _hyperparameters_of_rows(
+    rule: Rule, stack: _Stack, networks: Sequence[_Network]
+) -> dict[str, Tensor]:
+    """Return the hyperparameters of a stack by name, each of shape (networks, 1)."""
     hyperparameters = {}
     for name in rule.hyperparameters:
         numbers = [[network.numbers[name]] for network in networks]
         hyperparameters[name] = stack.weights.new_tensor(numbers)
+    return hyperparameters
+
+
+def _train_stack(
+    rule: Rule, stack: _Stack, networks: Sequence[_Network], steps: Sequence[int]
+) -> None:
+    """Take these steps of all networks of a stack."""
+    hyperparameters = _hyperparameters_of_rows(rule, stack, networks)
     for step in steps:
         gradients = []
         rates = []
@@ -275,9 +283,16 @@ def _check_stack(
     networks = _networks(shapes, numbers, dtype)
     stack = _stack(rule, networks)
     _train_stack(rule, stack, networks, range(STEPS))
+    points = stack.update.gradient_points(
+        stack.weights, stack.state, _hyperparameters_of_rows(rule, stack, networks)
+    )
     for row, network in enumerate(networks):
         optimizer = _make(rule, network)
         _train(optimizer, network, range(STEPS))
+        with at_gradient_point(optimizer):
+            for name, ours in stack.update.weights.split(points[row]).items():
+                parameter = network.parameters[name]
+                _require_close(ours, parameter, "points of gradients", shapes[name], row)
         for name, ours in stack.update.weights.split(stack.weights[row]).items():
             _require_close(ours, network.parameters[name], "weights", shapes[name], row)
         for key, layout in stack.update.state.items():
