@@ -148,7 +148,7 @@ def _observation_of_cell(record: StudyRecord, cell: CellSummary) -> Observation 
     size = float(cell.cell.batch_size)
     missing = cell.pending + len(cell.undetermined_points)
     if cell.k_star is None:
-        if missing or not all(map(_has_ended, cell.trials)):
+        if missing or cell.counts[Status.FAILED] or not all(map(_has_ended, cell.trials)):
             return None
         unmet = _cost_without_goal(goal, cell)
         if not unmet:

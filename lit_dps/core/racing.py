@@ -3,8 +3,8 @@
 A trial stops after `race_factor` times the cost of the best complete trial of its cell, in steps or
 another unit (`lit_dps.core.unit`).
 If K* is another statistic than the minimum, it stops at `Statistic.race_limit`. Where a trial
-really stopped depends on which worker finished first. Therefore every trial runs to that step at
-least, and every result is reported truncated at that step.
+really stopped depends on which worker finished first. Therefore every trial runs to the first
+check at that cost or above, and every result is reported truncated there.
 """
 
 from __future__ import annotations
@@ -211,11 +211,12 @@ def longest_attempt(first: TrialResult | None, second: TrialResult) -> TrialResu
     """Return the attempt at a point that counts, of an earlier and a later one.
 
     A later attempt replaces a failed one. It also replaces an outraced or paused one if it ran
-    longer, or failed.
+    longer, came to an end, or failed. An attempt that begins again may end at a lower cost than the
+    earlier one had spent: seconds differ between runs, and so do results of another machine.
     """
     if first is None or first.status is Status.FAILED:
         return second
-    ran_longer = second.cost_run > first.cost_run or second.status is Status.FAILED
-    if first.status in (Status.OUTRACED, Status.PAUSED) and ran_longer:
-        return second
-    return first
+    if first.status not in (Status.OUTRACED, Status.PAUSED):
+        return first
+    spent = covered_up_to(second.status, second.cost_run)
+    return second if spent > first.cost_run else first

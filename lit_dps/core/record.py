@@ -46,7 +46,8 @@ class StudyRecord:
         config: The configuration of the study.
         results: Finished trials of every cell of the grid, by point, truncated at the race limit.
             The list is empty for a cell without finished trials.
-        running: Number of trials and repeats of each cell that are started or queued.
+        running: Number of trials of each cell that are started or queued and are not finished.
+        running_repeats: Number of repeats of each cell that are started or queued.
         axes: Values of each further axis of the grid by configuration key.
         noise: The noise scale of a short run before the first trial; None if not measured.
         train_past_goal: Whether trials continue to the step budget after they have met the goal.
@@ -79,6 +80,7 @@ class StudyRecord:
     config: dict
     results: dict[Cell, list[TrialResult]]
     running: dict[Cell, int]
+    running_repeats: Mapping[Cell, int] = field(default_factory=dict)
     axes: Mapping[str, tuple[Value, ...]] = field(default_factory=dict)
     noise: NoiseScale | None = None
     train_past_goal: bool = False

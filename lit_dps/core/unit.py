@@ -64,13 +64,12 @@ class Unit:
         return cost
 
     def step_of(self, curve: Curve, limit: float) -> float:
-        """Return the step at which a trial has a cost, for a race that ends it there.
+        """Return the step of the check at which a race with this limit stops a trial.
 
-        In another unit than steps it is the first check that costs as much, where a race stops a
-        trial. Then the trial counts as known up to the limit when it is cut again. If no check
-        costs as much, it is the last one.
+        It is the first check that costs as much. Then the trial counts as known up to the limit
+        when it is cut again. If no check costs as much, it is the last one.
         """
-        if self.column == _STEP:
+        if not curve[_STEP]:
             return limit
         for step, cost in zip(curve[_STEP], curve[self.column], strict=True):
             if cost >= limit:

@@ -16,6 +16,7 @@ from typing import NamedTuple
 import torch
 
 from lit_dps.core.attempt import Attempt
+from lit_dps.core.errors import StorageError
 from lit_dps.core.trial import LIGHTNING, SINGLE, STACKED, Status, Trial, TrialResult
 from lit_dps.engines.check_outcome import CheckOutcome
 from lit_dps.engines.eligible import NO_CLASSIFIER, ineligibility_reason, is_stranger
@@ -29,6 +30,7 @@ from lit_dps.engines.stack import StackedNetworks
 from lit_dps.engines.stack_filler import AttemptQueue, StackFiller, batching_key
 from lit_dps.engines.trainer import TrainerEngine
 from lit_dps.module import ImageClassifier
+from lit_dps.training.checkpoint_files import CannotResume
 from lit_dps.training.early_check import HardestFirst
 from lit_dps.training.hidden_state import preserve_rng_state
 
@@ -143,7 +145,18 @@ class IntervalLoop:
             return self._train_by_lightning(attempt, at_check, str(error))
 
     def _run_single(self, attempt: Attempt, at_check: Callable[[], None], reason: str) -> None:
-        """Train one attempt until it ends or pauses."""
+        """Train one attempt until it ends or pauses.
+
+        If its checkpoint cannot be restored, it begins again, as in Lightning's loop.
+        """
+        try:
+            self._run_once(attempt, at_check, reason)
+        except CannotResume:
+            attempt.restart()
+            self._run_once(attempt, at_check, reason)
+
+    def _run_once(self, attempt: Attempt, at_check: Callable[[], None], reason: str) -> None:
+        """Train one attempt, from its checkpoint if there is one, until it ends or pauses."""
         assert attempt.trial is not None
         attempt.set_engine(SINGLE, reason)
         # Random layers, such as dropout, draw from the seed of the point.
@@ -259,12 +272,14 @@ def _record_stacked(
     """
     run = group.networks.run_at(outcome.row)
     attempt = run.attempt
-    run.record(outcome)
-    if attempt.status is None:
-        return None
     try:
+        run.record(outcome)
+        if attempt.status is None:
+            return None
         group.read_end(outcome.row)
-    except Exception as error:  # a reading of the user may raise anything
+    except StorageError:
+        raise
+    except Exception as error:  # a goal or a reading of the user may raise anything
         group.networks.runs[outcome.row] = None
         filler.unstack_after_error(attempt, error)
         return None

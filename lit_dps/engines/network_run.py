@@ -468,7 +468,8 @@ class NetworkRun(ReadableRun):
         # The state is restored after this hook, so that the hook does not change it a second time.
         self.module.on_train_start()
         state = torch.load(path, map_location=self.module.device, weights_only=True)
-        self._restore(state)
+        with self.file.restoring():
+            self._restore(state)
         if not state["paused"]:  # a paused run resumes in every study, which is not reported
             self.file.report(f"{self.file.name} resumes from step {self.steps}")
         return True

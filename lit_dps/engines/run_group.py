@@ -132,6 +132,21 @@ class NetworkBatch(Protocol):
         ...
 
 
+def best_first(outcomes: Sequence[CheckOutcome], at_least: bool) -> list[CheckOutcome]:
+    """Return outcomes by the goal's metric, the best one first and nan last.
+
+    Args:
+        outcomes: The outcomes.
+        at_least: Whether a larger value is better.
+    """
+
+    def rank(outcome: CheckOutcome) -> tuple[bool, float]:
+        value = -outcome.error if at_least else outcome.error
+        return math.isnan(value), value
+
+    return sorted(outcomes, key=rank)
+
+
 class RunGroup:
     """Trains runs together from one check to the next, checks them and saves them.
 
@@ -249,9 +264,11 @@ class RunGroup:
         outcomes of an interval after the outcomes before it are recorded.
         """
         outcomes = []
+        at_least = False
         for place, row in enumerate(intervals.live):
             if self.networks.runs[row] is None:
                 continue
+            at_least = self.networks.run_at(row).attempt.goal.at_least
             check = intervals.checks[i][place]
             if isinstance(check, Check) and self._stops_checks_early:
                 # A run may have met an easier goal at an interval before.
@@ -267,7 +284,7 @@ class RunGroup:
                 number=self.networks.number(i, row),
             )
             outcomes.append(outcome)
-        return sorted(outcomes, key=lambda outcome: outcome.error)
+        return best_first(outcomes, at_least)
 
     def _train_steps(self, index: Any, before: int) -> Tensor:
         """Train the steps of an interval, and take the readings that follow each of them.

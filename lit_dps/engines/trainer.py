@@ -12,7 +12,7 @@ from pathlib import Path
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from lit_dps.core.attempt import Attempt
-from lit_dps.core.errors import UserError, first_line
+from lit_dps.core.errors import UserError
 from lit_dps.core.trial import LIGHTNING, NOISE_SCALE, RANKS, Trial, TrialResult
 from lit_dps.core.unit import EXAMPLES
 from lit_dps.engines.eligible import standard_data
@@ -202,11 +202,10 @@ class TrainerEngine:
             # run from the start shows it.
             if ranks.is_rank_loss(error):
                 raise
-            file.remove()
             if ranks.world() > 1:  # the other ranks may be elsewhere in the code
+                file.remove()
                 raise
-            reason = first_line(error)
-            file.report(f"{file.name} restarts: it cannot resume from its checkpoint ({reason})")
+            file.reject(error)
             attempt.restart()
             return False
         return True

@@ -100,7 +100,8 @@ class _Trials(NamedTuple):
 
     results: dict[Cell, list[TrialResult]]
     repeats: dict[Cell, list[TrialResult]]
-    running: dict[Cell, int]  # trials and repeats that have begun and have no result
+    running: dict[Cell, int]  # see `StudyRecord.running`
+    running_repeats: dict[Cell, int]
     shared: dict[Cell, Cell]  # see `StudyRecord.shared`
 
 
@@ -114,20 +115,23 @@ def _read_cells(
     repeat_ids = [study_ids.get(schema.repeats_study_name(name, cell)) for cell in cells]
     search_trials = _read_trials(storage, search_ids)
     repeat_trials = _read_trials(storage, repeat_ids)
-    read = _Trials({}, {}, {}, {})
+    read = _Trials({}, {}, {}, {}, {})
     for cell in with_progress("cells read", cells):
-        results, running = _decode_trials(next(search_trials), cell, seed)
-        repeats, running_repeats = _decode_trials(next(repeat_trials), cell, seed)
+        results, started = _decode_trials(next(search_trials), cell, seed)
+        repeats, started_repeats = _decode_trials(next(repeat_trials), cell, seed)
         read.results[cell] = truncate_at_race_limit(results, race_factor, statistic)
         read.repeats[cell] = repeats
-        read.running[cell] = running + running_repeats
+        # A paused trial that runs again has a result, but is not finished.
+        read.running[cell] = len(started - _repeat_ids(read.results[cell]))
+        read.running_repeats[cell] = len(started_repeats - _repeat_ids(repeats))
     for cell, trained in shared_cells(cells).items():
         # A study of an earlier version has trained both cells.
         if not read.results[cell]:
             read.shared[cell] = trained
         read.results[cell] = _with_shared(read.results[cell], read.results[trained], cell)
         read.repeats[cell] = _with_shared(read.repeats[cell], read.repeats[trained], cell)
-        read.running[cell] = max(read.running[cell], read.running[trained])
+        for running in (read.running, read.running_repeats):
+            running[cell] = max(running[cell], running[trained])
     return read
 
 
@@ -177,6 +181,7 @@ def _record(name: str, header: Mapping[str, Any], trials: _Trials) -> StudyRecor
         results=trials.results,
         repeats=trials.repeats,
         running=trials.running,
+        running_repeats=trials.running_repeats,
         noise=noise,
         step_timing=timing,
         shared=trials.shared,
@@ -223,8 +228,8 @@ def _read_trials(
 
 def _decode_trials(
     trials: Sequence[FrozenTrial | StoredTrial], cell: Cell, seed: int
-) -> tuple[list[TrialResult], int]:
-    """Return the results of a cell by point and repeat, and the number of unfinished trials.
+) -> tuple[list[TrialResult], set[RepeatId]]:
+    """Return the results of a cell by point and repeat, and the trials that are started or queued.
 
     Of several attempts at a point, the longest one counts.
     """
@@ -238,7 +243,11 @@ def _decode_trials(
         elif schema.RESULT_ATTR in attrs:
             result = _decode_trial(trial, Trial(cell, point, trial.params, seed, repeat))
             results[point, repeat] = longest_attempt(results.get((point, repeat)), result)
-    return [results[key] for key in sorted(results)], len(started - results.keys())
+    return [results[key] for key in sorted(results)], started
+
+
+def _repeat_ids(results: Sequence[TrialResult]) -> set[RepeatId]:
+    return {(result.trial.point, result.trial.repeat) for result in results}
 
 
 def _decode_trial(stored: FrozenTrial | StoredTrial, trial: Trial) -> TrialResult:

@@ -216,16 +216,23 @@ class TrialQueue:
     def cell_race_limit(self, cell: Cell) -> float:
         """Return the cost that a cell's trials must reach, by the results of all workers so far.
 
-        The storage is read at most once in `POLL_SECONDS`.
+        The storage is read at most once in `POLL_SECONDS`. While it cannot be read, the last limit
+        holds: limits only fall, so a trial runs longer than it has to.
         """
         if self.race_factor is None:
             return self.cost_limit
         cached = self._limits.get(cell, UNREAD_LIMIT)
         if time.monotonic() - cached.read_at <= POLL_SECONDS:
             return cached.cost
-        with storage_errors(self.url):
-            costs = stored_costs(self.storage, self._study(cell)._study_id)
-        cost = min(race_limit(costs, self.race_factor, self.statistic), self.cost_limit)
+        try:
+            with storage_errors(self.url):
+                costs = stored_costs(self.storage, self._study(cell)._study_id)
+        except StorageError:
+            if cached is UNREAD_LIMIT:
+                raise
+            cost = cached.cost
+        else:
+            cost = min(race_limit(costs, self.race_factor, self.statistic), self.cost_limit)
         self._limits[cell] = CachedLimit(time.monotonic(), cost)
         return cost
 

@@ -358,7 +358,7 @@ class _StudyRun:
             0, or `ExitCode.NO_RESULT` if all trials ended and none reached the goal.
         """
         storage = self.setup.storage
-        is_running = any(record.running.values())
+        is_running = any([*record.running.values(), *record.running_repeats.values()])
         if not is_running and all(len(r) >= record.trials for r in record.results.values()):
             clear_checkpoints(storage.checkpoints(self.name))
         analysis = Analysis(record, validate_every=self.options.validate_every)

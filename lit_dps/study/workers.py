@@ -259,6 +259,8 @@ class _WorkerPool:
             return
         self.last_error = error
         if isinstance(error, WorkerDied):
+            # A worker that ended before may have left the trials that this one trained.
+            self.nothing_remains = False
             print(f"\nwarning: {error}", file=sys.stderr)
             if self._on_event is not None:
                 self._on_event(ProgressEvent(worker.pid))

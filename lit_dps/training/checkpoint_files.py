@@ -14,8 +14,8 @@ import json
 import os
 import sys
 import zipfile
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -116,6 +116,10 @@ class Checkpoints:
         _remove(self.path(trial))
 
 
+class CannotResume(RuntimeError):
+    """A checkpoint cannot be restored. Its file is removed, so that the run can begin again."""
+
+
 class CheckpointFile:
     """The checkpoint file of one run. It is written completely or not at all, by rank 0.
 
@@ -153,6 +157,27 @@ class CheckpointFile:
     def remove(self) -> None:
         """Remove the file, if it exists."""
         _remove(self.path)
+
+    def reject(self, error: Exception) -> None:
+        """Remove the file after an error while the run was restored from it, and report that."""
+        self.remove()
+        reason = first_line(error)
+        self.report(f"{self.name} restarts: it cannot resume from its checkpoint ({reason})")
+
+    @contextmanager
+    def restoring(self) -> Iterator[None]:
+        """Turn an error of the block, which restores the run, into `CannotResume`.
+
+        The checkpoint may have another state than the module takes, such as the state of another
+        version of its code.
+        """
+        try:
+            yield
+        except (MemoryError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:  # the module's code may raise anything
+            self.reject(error)
+            raise CannotResume(first_line(error)) from error
 
     def write(self, save: Callable[[Path], None], module: str) -> None:
         """Replace the file. Call this on all ranks.

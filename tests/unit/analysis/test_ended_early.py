@@ -8,6 +8,7 @@ import optuna
 import pytest
 
 from lit_dps.analysis.analysis import Analysis
+from lit_dps.analysis.observations import AT_LEAST, observations_of_cells
 from lit_dps.analysis.other_goals import at_goal
 from lit_dps.analysis.summary import is_comparable, summarize
 from lit_dps.analysis.term_comparisons import measured_terms
@@ -78,6 +79,15 @@ def test_the_stored_attempts_at_a_failed_point_are_read_as_the_last():
     ]
     (cell,) = summarize(record)
     assert (cell.counts[Status.COMPLETE], cell.counts[Status.FAILED]) == (1, 1)
+
+
+def test_a_cell_with_failed_trials_and_no_k_star_has_no_lower_bound():
+    """What the failed trials would have needed is unknown."""
+    missed = [ended(point, "incomplete", 160) for point in range(3)]
+    for last, bounds in ((ended(3, "incomplete", 160), [AT_LEAST]), (ended(3, "failed"), [])):
+        record = read({CELL: [*missed, last]}, trials=4)
+        observations = observations_of_cells(record, summarize(record))
+        assert [each.bound for each in observations] == bounds
 
 
 def test_beyond_the_race_they_are_outraced_as_all_others():

@@ -13,6 +13,7 @@ from lit_dps.core.racing import (
     CellCoverage,
     covered_up_to,
     default_rungs,
+    longest_attempt,
     next_rung,
     race_limit,
     truncate_at_race_limit,
@@ -185,10 +186,28 @@ def test_of_two_attempts_the_one_that_ran_further_counts(tmp_path):
     for i, pair in enumerate(((short, far), (far, short), (short, trial(1, 80)))):
         write_study(url, {CELL: [trial(0, 48), *pair]}, f"s{i}", trials=2, race_factor=1.5)
     ended = [read_study(url, f"s{i}").results[CELL][1] for i in range(3)]
-    assert [(r.status, r.steps_run) for r in ended[:2]] == [(Status.OUTRACED, 64)] * 2
-    assert (ended[2].status, ended[2].curve["step"][-1]) == (Status.OUTRACED, 64), (
-        "complete, but after 1.5 x 48 steps"
-    )
+    # A race with the limit 72 stops a trial at its check after 80 steps.
+    assert [(r.status, r.steps_run) for r in ended] == [(Status.OUTRACED, 80)] * 3
+
+
+@pytest.mark.parametrize("first", ["outraced", "paused"])
+def test_an_attempt_that_came_to_its_end_counts_also_at_a_lower_cost(first):
+    """A run that begins again, on another machine or in seconds, may need less than before."""
+    earlier = trial(1, None, first, run=96)
+    for later in (trial(1, 80), trial(1, None, "infeasible", run=32)):
+        assert longest_attempt(earlier, later) is later
+    assert longest_attempt(earlier, trial(1, None, "outraced", run=80)) is earlier
+
+
+@pytest.mark.parametrize("factor", [1, 1.25, 1.5, 1.9])
+def test_truncated_results_are_known_up_to_the_limit(factor):
+    """They are truncated again, when a study resumes and at another goal."""
+    results = [trial(0, 48), *(trial(i, None, "outraced", run=96) for i in range(1, 4))]
+    once = truncate_at_race_limit(results, factor, MINIMUM)
+    assert len(once) == 4
+    assert truncate_at_race_limit(once, factor, MINIMUM) == once
+    limit = race_limit([48], factor, MINIMUM)
+    assert {result.steps_run for result in once[1:]} == {16 * math.ceil(limit / 16)}
 
 
 def test_a_worker_knows_its_own_results_at_once_and_those_of_others_soon(url, monkeypatch):

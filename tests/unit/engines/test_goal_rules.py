@@ -9,6 +9,7 @@ import pytest
 from lightning.pytorch import Trainer
 from torch import nn
 
+from lit_dps.core.goal import GoalRule
 from lit_dps.core.trial import Cell, Status, Trial
 from lit_dps.module import ImageClassifier
 from lit_dps.parallel.process import Interrupted
@@ -48,6 +49,22 @@ def test_every_engine_meets_the_goal_at_the_same_check(rule):
             other = results[name][i]
             assert (other.steps, other.status) == (ours.steps, ours.status)
             assert other.curve["val_error"] == pytest.approx(errors, abs=1.01 / 179)
+
+
+class Fails(GoalRule):
+    """A rule with an error at the third check of a run."""
+
+    def is_met(self, values, goal):
+        if len(values) >= 3:
+            raise ArithmeticError("of the rule")
+        return False
+
+
+@pytest.mark.parametrize("how", WAYS.values(), ids=WAYS)
+def test_an_error_in_a_goal_of_the_user_fails_its_trials_alone(how):
+    goal = {**GOAL, "error": 1e-6, "rule": f"{__name__}.Fails"}
+    for result in train_all(TRIALS, WORKLOAD, goal, **how):
+        assert result.status is Status.FAILED and "of the rule" in result.failure
 
 
 @pytest.fixture

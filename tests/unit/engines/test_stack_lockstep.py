@@ -9,6 +9,8 @@ import pytest
 
 from lit_dps.core.goal import Goal
 from lit_dps.core.trial import Cell, Status, Trial
+from lit_dps.engines.check_outcome import CheckOutcome
+from lit_dps.engines.run_group import best_first
 from lit_dps.engines.stack import StackedNetworks
 from lit_dps.training.workload import Workload
 from tests.support.conformance import assert_conform, by_trial
@@ -122,6 +124,15 @@ def test_a_race_in_lockstep_ends_with_the_first_finisher():
         assert {r.status for r in ended} == {Status.COMPLETE, Status.OUTRACED}
     full = [r for r in train(asked, workload(), GOAL) if r.status is Status.COMPLETE]
     assert best == {cell: min(r.steps for r in full if r.trial.cell == cell) for cell in best}
+
+
+def test_the_best_outcome_of_a_check_is_recorded_first():
+    """It may end the others. A rising metric is the best where it is the largest."""
+    outcomes = []
+    for row, value in enumerate([0.3, math.nan, 0.1, 0.2]):
+        outcomes.append(CheckOutcome(row, value, True, 0.0, True, {}, 0))
+    assert [outcome.row for outcome in best_first(outcomes, at_least=False)] == [2, 3, 0, 1]
+    assert [outcome.row for outcome in best_first(outcomes, at_least=True)] == [0, 3, 2, 1]
 
 
 def test_results_come_as_soon_as_they_are_known_and_trials_are_asked_for_when_there_is_room():

@@ -102,6 +102,21 @@ def test_interrupted_attempts_do_not_count_and_of_two_finished_the_first_does(st
     assert (summary.counts, summary.pending, summary.running) == ({"complete": 2}, 2, 1)
 
 
+SHORT = {"step": [16], "val_error": [0.5], "train_loss": [1.0]}
+
+
+def test_a_trial_that_runs_again_is_running(storage):
+    """It has a result, but is not finished."""
+    paused = [result(A, point, None, "outraced", curve=SHORT) for point in (0, 1)]
+    write_study(storage, {A: [*paused, result(A, 2, 640)]}, trials=4, race_factor=2)
+    study = optuna.load_study(study_name=cell_study_name("fake", A), storage=storage)
+    for attrs in ({"point": 0, "repeat": 0}, {"point": 3, "repeat": 0}):
+        running = optuna.trial.create_trial(state=optuna.trial.TrialState.RUNNING, user_attrs=attrs)
+        study.add_trial(running)
+    (summary,) = summarize(read_study(storage, "fake"))
+    assert (summary.pending, summary.running) == (3, 2)
+
+
 def test_a_state_without_result_or_a_result_without_state_is_not_finished(storage):
     write_study(storage, {A: [result(A, 0, 640)]}, trials=3)
     study = optuna.load_study(study_name=cell_study_name("fake", A), storage=storage)

@@ -8,13 +8,16 @@ import time
 
 import optuna
 import pytest
+import sqlalchemy.exc
 from optuna.trial import TrialState
 
 import lit_dps.storage.trial_queue as store_module
 from lit_dps.core.config import StudyConfig
+from lit_dps.core.errors import StorageError
 from lit_dps.core.goal import Goal
 from lit_dps.core.search_space import Range
 from lit_dps.core.trial import FINAL_STATUSES, Cell, Status, Trial, TrialResult
+from lit_dps.storage import trial_queue
 from lit_dps.storage.database import open_storage
 from lit_dps.storage.header import StudyChanged, check_unchanged, compare, declare
 from lit_dps.storage.samplers import SobolSampler, sobol_point
@@ -69,6 +72,25 @@ def test_of_a_cell_that_is_done_the_steps_alone_are_kept(url):
     assert asked == [(CELLS[0], p) for p in (0, 1, 2)] + [
         (cell, p) for cell in CELLS[1:] for p in (2, 0, 1)
     ]
+
+
+def test_the_last_limit_holds_while_the_storage_cannot_be_read(url, monkeypatch):
+    monkeypatch.setattr(trial_queue, "POLL_SECONDS", -1.0)
+    s = store(url, slack=1)
+    trial = next(trials_of(s))
+
+    def fail(*args):
+        raise sqlalchemy.exc.OperationalError("select", {}, OSError("connection lost"))
+
+    with monkeypatch.context() as outage:
+        outage.setattr(trial_queue, "stored_costs", fail)
+        with pytest.raises(StorageError):
+            s.cell_race_limit(CELLS[0])
+    s.store_result(ended(trial))
+    assert s.cell_race_limit(CELLS[0]) == 16
+    with monkeypatch.context() as outage:
+        outage.setattr(trial_queue, "stored_costs", fail)
+        assert s.cell_race_limit(CELLS[0]) == 16
 
 
 def test_a_trial_of_an_earlier_cell_can_still_be_told(url):

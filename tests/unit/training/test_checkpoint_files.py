@@ -72,6 +72,26 @@ def test_a_foreign_file_is_not_used(tmp_path, change, params):
     assert line.startswith(f"{trial} restarts") and "another" in line
 
 
+def test_a_run_begins_again_if_its_checkpoint_cannot_be_restored(tmp_path, monkeypatch):
+    """The file is valid, but the module's code takes another state by now."""
+    study = Study(tmp_path, goal={**GOAL, "max_steps": 16})
+    trial = Trial(Cell(16, 0.5), 1, PARAMS)
+    whole, reference = study.run(trial, saved=False)
+    study.run(trial, interrupt=2)
+    states = []
+
+    def fail(optimizer, state):
+        states.append(state)
+        raise KeyError("another state")
+
+    monkeypatch.setattr(torch.optim.Optimizer, "load_state_dict", fail)
+    result, steps = study.run(trial)
+    assert len(states) == 1
+    assert (result, steps.taken) == (whole, reference.taken)
+    (line,) = study.said
+    assert line.startswith(f"{trial} restarts")
+
+
 def test_a_full_disk_is_told_once_and_stops_nothing(tmp_path, monkeypatch):
     def full(*args):
         raise OSError(errno.ENOSPC, "No space left on device")
