@@ -16,7 +16,7 @@ from lit_dps.core.config import check_name
 from lit_dps.core.errors import StorageError
 from lit_dps.core.goal import Goal
 from lit_dps.core.noise_scale import reading_batch_size
-from lit_dps.core.racing import longest_attempt, race_limit
+from lit_dps.core.racing import covered_up_to, longest_attempt, race_limit
 from lit_dps.core.repeats import RepeatId
 from lit_dps.core.trial import Cell, Status, Trial, TrialResult, Value
 from lit_dps.storage import schema
@@ -375,11 +375,23 @@ def _new_attempts(
     has_failed = their_longest.result.status is Status.FAILED
     if has_failed or _has_same_result(our_longest, their_longest):
         return []
+    if _contradict(our_longest.result, their_longest.result):
+        return None
     if longest_attempt(our_longest.result, their_longest.result) is their_longest.result:
         return [their_longest]
     if longest_attempt(their_longest.result, our_longest.result) is our_longest.result:
         return []
     return None
+
+
+def _contradict(first: TrialResult, second: TrialResult) -> bool:
+    """Return True if one attempt was stopped after the other had come to its end."""
+    for stopped, ended in ((first, second), (second, first)):
+        was_stopped = covered_up_to(stopped.status, 0.0) == 0.0
+        has_ended = covered_up_to(ended.status, 0.0) == math.inf
+        if was_stopped and has_ended and ended.cost_run <= stopped.cost_run:
+            return True
+    return False
 
 
 def _longest(attempts: Sequence[_Attempt]) -> _Attempt:
