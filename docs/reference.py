@@ -126,8 +126,8 @@ def keys_page() -> str:
 def python_page() -> str:
     """The page of all names of `lit_dps`."""
     parts = [PYTHON.format(made=MADE)]
-    for name in lit_dps._PUBLIC:
-        found = getattr(lit_dps, name)
+    for name, path in lit_dps._PUBLIC.items():
+        found = getattr(import_module(path), name)
         parts.append(f"## {name}\n\n{_signature(name, found)}\n\n{_prose(found)}{_members(found)}")
     return "\n\n".join(part.strip() for part in parts) + "\n"
 

@@ -13,6 +13,9 @@ if TYPE_CHECKING:  # the names of `_PUBLIC`, for type checkers and editors
     from lit_dps.api import advise as advise
     from lit_dps.api import load as load
     from lit_dps.api import run as run
+    from lit_dps.api import study as study
+    from lit_dps.core.config import StorageConfig as StorageConfig
+    from lit_dps.core.config import StudyConfig as StudyConfig
     from lit_dps.core.errors import ConfigError as ConfigError
     from lit_dps.core.goal import Goal as Goal
     from lit_dps.core.record import StudyRecord as StudyRecord
@@ -23,6 +26,9 @@ if TYPE_CHECKING:  # the names of `_PUBLIC`, for type checkers and editors
     from lit_dps.core.trial import Status as Status
     from lit_dps.core.trial import Trial as Trial
     from lit_dps.core.trial import TrialResult as TrialResult
+    from lit_dps.core.trial_config import GoalConfig as GoalConfig
+    from lit_dps.core.trial_config import OptimConfig as OptimConfig
+    from lit_dps.core.trial_config import PruningConfig as PruningConfig
     from lit_dps.module import ImageClassifier as ImageClassifier
     from lit_dps.readings import BranchCallback as BranchCallback
     from lit_dps.readings import NoiseScaleCallback as NoiseScaleCallback
@@ -41,6 +47,7 @@ __version__ = "0.1.0"
 _PUBLIC = {
     "load": "lit_dps.api",
     "run": "lit_dps.api",
+    "study": "lit_dps.api",
     "advise": "lit_dps.api",
     "Cell": "lit_dps.core.trial",
     "Series": "lit_dps.core.trial",
@@ -52,6 +59,11 @@ _PUBLIC = {
     "Range": "lit_dps.core.search_space",
     "StudyRecord": "lit_dps.core.record",
     "ConfigError": "lit_dps.core.errors",
+    "StudyConfig": "lit_dps.core.config",
+    "GoalConfig": "lit_dps.core.trial_config",
+    "PruningConfig": "lit_dps.core.trial_config",
+    "OptimConfig": "lit_dps.core.trial_config",
+    "StorageConfig": "lit_dps.core.config",
     "Advice": "lit_dps.advice.result",
     "Analysis": "lit_dps.analysis.analysis",
     "Study": "lit_dps.report.notebook",
@@ -70,6 +82,8 @@ _PUBLIC = {
 def __getattr__(name: str) -> object:
     if name not in _PUBLIC:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name == "study":  # the package of this name can be called, and always is the attribute
+        return import_module("lit_dps.study")
     value = getattr(import_module(_PUBLIC[name]), name)
     globals()[name] = value
     return value

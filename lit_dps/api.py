@@ -1,6 +1,7 @@
 """What a notebook calls: `load` reads a stored study, `run` runs one as the command line does.
 
-`advise` gives advice for a module and data, or from runs that exist.
+`study` runs a study of a module and data. `advise` gives advice for a module and data, or from
+runs that exist.
 """
 
 from __future__ import annotations
@@ -8,15 +9,19 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
 
 from lit_dps.cli import leave_if_unguarded
+from lit_dps.cli.config_file import SECTION_CLASSES
 from lit_dps.core.config import StorageConfig
 from lit_dps.core.errors import ConfigError, Unguarded, UserError
 from lit_dps.core.exit_codes import ExitCode
+from lit_dps.core.search_space import Choices, Range
+from lit_dps.core.trial_config import STUDY_DEFAULTS, GoalConfig
 from lit_dps.report.notebook import Study
 from lit_dps.storage.read import open_elsewhere, read_study
 
@@ -58,7 +63,8 @@ def run(config: str | Path | Mapping[str, Any], accept_code_change: bool = False
 
     Args:
         config: A configuration file, or its content. In the content, model and data may be classes,
-            functions or objects as in `advise`.
+            functions or objects as in `advise`. A section may be an object of its class, such as
+            `StudyConfig` or `GoalConfig`; its fields that differ from their defaults are set.
         accept_code_change: Whether to resume a study although your code or data changed since its
             trials ran.
 
@@ -80,7 +86,12 @@ def run(config: str | Path | Mapping[str, Any], accept_code_change: bool = False
 
     text = str(config)
     if isinstance(config, Mapping):
-        text = yaml.safe_dump(_plain(_with_class_paths(config)))
+        sections = {}
+        for name, given in config.items():
+            sections[name] = given
+            if isinstance(given, SECTION_CLASSES.get(name, ())):
+                sections[name] = _as_dict(name, given)
+        text = yaml.safe_dump(_plain(_with_class_paths(sections)))
     options = ["--accept-code-change"] if accept_code_change else []
     command = CommandLine(["study", "--config", text, *options])
     command.warn_of_former_keys()
@@ -125,6 +136,149 @@ def _with_class_paths(config: Mapping[str, Any]) -> dict[str, Any]:
                 raise ConfigError("study.workers", workers, allowed)
             result["study"] = study
     return result
+
+
+def study(
+    model: Any,
+    data: Any,
+    goal: str | Mapping[str, Any] | GoalConfig,
+    batch_sizes: Sequence[int],
+    space: Mapping[str, Any],
+    *,
+    name: str = "study",
+    sparsities: Sequence[float] = (0.0,),
+    trials: int = 12,
+    max_steps: int | None = None,
+    check_interval: int | None = None,
+    repeats: int = 0,
+    seed: int = 0,
+    workers: int | None = None,
+    storage: str | Path | StorageConfig = "mlruns",
+    accept_code_change: bool = False,
+    **sections: Any,
+) -> Study:
+    """Run or resume a study of a module and data that exist, as `lit-dps study` does, and read it.
+
+    It refuses what the command refuses. Trials train new objects; the weights of `model` are not
+    used. The progress is on stderr; a notebook shows it in one line that is updated. A script calls
+    this function below `if __name__ == "__main__":`, because workers run the script again.
+
+    Example:
+        study = lit_dps.study(
+            MyModule(), MyData(), "val_loss <= 0.2", [16, 64, 256, 1024],
+            {"model.lr": {"low": 1e-4, "high": 1, "scale": "log"}}, max_steps=2000,
+        )
+        study.cells, study.law, study.plot()
+
+    Args:
+        model: A LightningModule: its class, a partial, a function or an object, as in `advise`.
+        data: A LightningDataModule, in the same ways.
+        goal: The goal, such as "val_loss <= 0.2" or "val_accuracy >= 0.98", or the section goal.
+        batch_sizes: Batch sizes to compare [examples of an optimizer step].
+        space: What each trial draws: {KEY: {low, high, scale}} or {KEY: {choices}}; a box may be a
+            `Range` or `Choices`.
+        name: Name of the study. The same name and arguments resume it.
+        sparsities: Shares of pruned weights to compare, in [0, 1).
+        trials: Trials of each cell.
+        max_steps: Most optimizer steps of a trial, as goal.max_steps.
+        check_interval: Optimizer steps between two checks of the goal, as goal.check_interval.
+        repeats: Repeats of the best trial of each cell, on new seeds.
+        seed: Seed of the search and of all trials.
+        workers: Processes that train; by default one per CPU core, or one per GPU. It is 1 for
+            classes that only this process knows, such as classes of a notebook.
+        storage: The storage folder, or the section storage.
+        accept_code_change: Whether to resume although your code or data changed.
+        sections: The sections trainer, pruning, optim, local, smoothness and batch, and further
+            keys of the section study: dicts or objects such as `PruningConfig`.
+
+    Returns:
+        The study that `load` returns.
+
+    Raises:
+        UserError: for arguments, data or storage that cannot be used; in one line.
+        KeyboardInterrupt: if the study is interrupted; its finished trials are stored.
+    """
+    _refuse_unknown(sections, _STUDY_SECTIONS)
+    options = {key: _as_dict(key, value) for key, value in sections.items()}
+    further = options.pop("study", {})
+    config, notes = _config_of_objects(model, data, None, options)
+    config["goal"] = _goal_section(goal)
+    for key, value in (("max_steps", max_steps), ("check_interval", check_interval)):
+        if value is not None:
+            config["goal"][key] = value
+    config["study"] |= {
+        "name": name,
+        "batch_sizes": list(batch_sizes),
+        "sparsities": list(sparsities),
+        "trials": trials,
+        "repeats": repeats,
+        "seed": seed,
+        "space": dict(space),
+        **further,
+    }
+    config["storage"] = {"folder": str(storage)}
+    if isinstance(storage, StorageConfig):
+        config["storage"] = _as_dict("storage", storage)
+    is_importable = all(map(_is_importable, (config["model"], config["data"])))
+    if workers is not None or is_importable:
+        config["study"].pop("workers")
+    if workers is not None:
+        config["study"]["workers"] = workers
+        if workers != 1 and not is_importable:
+            allowed = "1, because other processes cannot import the classes of this one"
+            raise ConfigError("study.workers", workers, allowed)
+    for note in notes:
+        print(f"note: {note}", file=sys.stderr)
+    return run(config, accept_code_change)
+
+
+# Sections of `study` beside its arguments.
+_STUDY_SECTIONS = ("trainer", "pruning", "optim", "local", "smoothness", "batch", "study")
+
+
+def _goal_section(goal: str | Mapping[str, Any] | GoalConfig) -> dict[str, Any]:
+    """Return the section of a goal."""
+    from lit_dps.advice.run_table import read_goal
+
+    if not isinstance(goal, str):
+        return _as_dict("goal", goal)
+    target = read_goal(goal)
+    limit = "at_least" if target.at_least else "at_most"
+    return {"metric": target.metric, limit: target.value}
+
+
+def _as_dict(section: str, given: Any) -> dict[str, Any]:
+    """Return a section of the configuration as a dict.
+
+    Args:
+        section: Its name.
+        given: A dict, or an object of the dataclass of the section. A field of an object is set if
+            it differs from its default, or if commands have another default.
+    """
+    if isinstance(given, Mapping):
+        return dict(given)
+    cls = SECTION_CLASSES.get(section)
+    if cls is None or not isinstance(given, cls):
+        name = "a dict" if cls is None else f"a dict or a {cls.__name__}"
+        raise ConfigError(section, type(given).__name__, name)
+    keys = {}
+    for each in fields(cls):
+        value = getattr(given, each.name)
+        default = each.default
+        if each.default_factory is not MISSING:
+            default = each.default_factory()
+        if value != default or f"{section}.{each.name}" in STUDY_DEFAULTS:
+            keys[each.name] = value
+    return keys
+
+
+def _is_importable(config: Mapping[str, Any]) -> bool:
+    """Return True if another process can import the class of a model or data."""
+    module = str(config["class_path"]).rpartition(".")[0]
+    if module == "__main__":
+        # Workers of a script import it. A notebook has no file.
+        return hasattr(sys.modules["__main__"], "__file__")
+    return module != "lit_dps_objects"
 
 
 def advise(
@@ -191,7 +345,7 @@ def advise(
 
 # Options of the command that are arguments of `advise`, and sections of the configuration.
 _COMMAND_OPTIONS = ("method", "bandwidth", "latency")
-_SECTIONS = ("trainer", "study", "storage", "optim", "local", "pruning")
+_SECTIONS = ("trainer", "study", "storage", "optim", "local", "pruning", "batch", "smoothness")
 
 
 def _command_options(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -227,7 +381,6 @@ def _config_of_objects(
     model: Any, data: Any, goal: str | Mapping[str, Any] | None, options: Mapping[str, Any]
 ) -> tuple[dict[str, Any], list[str]]:
     """Return the configuration of a module and data module, and notes on what trials make."""
-    from lit_dps.advice.run_table import read_goal
     from lit_dps.training.user_objects import OBJECTS, batch_size_key, config_of
 
     _refuse_unknown(options, (*_COMMAND_OPTIONS, *_SECTIONS, "name"))
@@ -236,12 +389,8 @@ def _config_of_objects(
     for name in _SECTIONS:
         if name in options:
             config[name] = dict(options[name])
-    if isinstance(goal, str):
-        target = read_goal(goal)
-        limit = "at_least" if target.at_least else "at_most"
-        goal = {"metric": target.metric, limit: target.value}
     if goal is not None:
-        config["goal"] = dict(goal)
+        config["goal"] = _goal_section(goal)
     study = {"name": options.get("name", "advice"), **config.get("study", {})}
     # Other processes could not import the classes of a notebook.
     study["workers"] = 1
@@ -286,8 +435,19 @@ def _advise(argv: list[str]) -> Advice:
 
 
 def _plain(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return nested mappings as plain dicts, which YAML can represent."""
-    plain = {}
-    for key, value in config.items():
-        plain[key] = _plain(value) if isinstance(value, Mapping) else value
-    return plain
+    """Return nested values as plain dicts, lists, numbers and texts, which YAML can represent."""
+    return {key: _plain_value(value) for key, value in config.items()}
+
+
+def _plain_value(value: Any) -> Any:
+    if isinstance(value, (Range, Choices)):
+        value = asdict(value)
+    if isinstance(value, Mapping):
+        return _plain(value)
+    if isinstance(value, (list, tuple, range)):
+        return [_plain_value(each) for each in value]
+    if isinstance(value, Path):
+        return str(value)
+    if hasattr(value, "item"):  # a number of NumPy
+        return value.item()
+    return value

@@ -32,6 +32,7 @@ VERBS = (
     "replicate",
     "figures",
     "configs",
+    "doctor",
     "init",
     "merge",
     "migrate",

@@ -21,4 +21,27 @@ The course of `lit-dps study`, with the file of each step:
 `environment`, `sources` and `data_hashes` record code, data and machine of a trial. `probe_run` has
 the short runs beside a study that time or check something: `step_probe`, `noise`, `quiet_timing`.
 `retrain` and `expand_space` are what further commands do with a study.
+
+`lit_dps.study(module, data, ...)` calls `lit_dps.api.study`: the package has the name of a public
+function.
 """
+
+import sys
+from importlib import import_module
+from inspect import Signature, signature
+from types import ModuleType
+from typing import Any
+
+
+class _CallablePackage(ModuleType):
+    """A package that can be called: Python sets `lit_dps.study` to it at its first import."""
+
+    @property
+    def __signature__(self) -> Signature:
+        return signature(import_module("lit_dps.api").study)
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        return import_module("lit_dps.api").study(*args, **options)
+
+
+sys.modules[__name__].__class__ = _CallablePackage

@@ -1,0 +1,276 @@
+"""What this machine can do for studies: versions, cores, memory, GPUs, storage and data."""
+
+from __future__ import annotations
+
+import math
+import os
+import platform
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from lit_dps import __version__
+from lit_dps.core.config import StorageConfig, cores
+from lit_dps.core.errors import UserError
+from lit_dps.data.files import ENV, data_root
+from lit_dps.storage.read import list_studies
+from lit_dps.storage.urls import scrubbed, sqlite_file, without_password
+
+OK = "ok"
+WARNING = "warning"
+ERROR = "error"
+STATUSES = (OK, WARNING, ERROR)  # the worst is last
+PACKAGES = ("torch", "lightning", "optuna", "mlflow")
+CGROUP = Path("/sys/fs/cgroup")
+GIB = 2**30
+MAX_GPUS_SHOWN = 4
+# A worker takes about 0.5 GiB with PyTorch imported, before it trains.
+MIN_MEMORY_GIB = 1.0
+MIN_DISK_GIB = 1.0
+
+
+class Check(NamedTuple):
+    """One line of `lit-dps doctor`.
+
+    Attributes:
+        name: What was checked.
+        status: `OK`, `WARNING` or `ERROR`.
+        result: What was seen.
+        remedy: What to do; empty if nothing is wrong.
+    """
+
+    name: str
+    status: str
+    result: str
+    remedy: str = ""
+
+    def line(self) -> str:
+        """Return the check as a line of text."""
+        remedy = f"; {self.remedy}" if self.remedy else ""
+        return f"{self.status:8} {self.name}: {self.result}{remedy}"
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What the checks read of this machine, so that tests can replace it.
+
+    Attributes:
+        version_of: Returns the version of an installed package; raises PackageNotFoundError.
+        import_torch: Imports and returns PyTorch.
+        cgroup: The folder of the limits of a container.
+        environment: The environment variables.
+        cores: Returns the number of cores that this process may use.
+        all_cores: Returns the number of cores of the machine.
+    """
+
+    version_of: Callable[[str], str] = version
+    import_torch: Callable[[], Any] = lambda: __import__("torch")
+    cgroup: Path = CGROUP
+    environment: Mapping[str, str] = field(default_factory=lambda: os.environ)
+    cores: Callable[[], int] = cores
+    all_cores: Callable[[], int | None] = os.cpu_count
+
+
+def examine(storage: StorageConfig, machine: Machine | None = None) -> list[Check]:
+    """Return the checks of this machine and a storage, in the order of the output.
+
+    Args:
+        storage: Where studies are kept. Nothing is created there.
+        machine: What is read of this machine.
+    """
+    machine = machine or Machine()
+    return [
+        versions(machine),
+        processors(machine),
+        memory(machine),
+        *gpus(machine),
+        storage_folder(storage),
+        optuna_storage(storage),
+        mlflow_store(storage),
+        data_folder(machine),
+    ]
+
+
+def worst(checks: list[Check]) -> str:
+    """Return the worst status of some checks."""
+    return max((check.status for check in checks), key=STATUSES.index)
+
+
+def versions(machine: Machine) -> Check:
+    """Check that the packages are installed, and report their versions."""
+    parts = [f"lit_dps {__version__}", f"Python {platform.python_version()}"]
+    missing = []
+    for name in PACKAGES:
+        try:
+            parts.append(f"{name} {machine.version_of(name)}")
+        except PackageNotFoundError:
+            missing.append(name)
+    if missing:
+        remedy = f"install {', '.join(missing)}, or lit_dps again"
+        return Check("versions", ERROR, f"{', '.join(missing)} missing", remedy)
+    return Check("versions", OK, ", ".join(parts))
+
+
+def processors(machine: Machine) -> Check:
+    """Report the cores that may be used, and warn if a container allows fewer."""
+    usable = machine.cores()
+    quota = cpu_quota(machine.cgroup)
+    threads = machine.environment.get("OMP_NUM_THREADS")
+    text = f"{usable} of {machine.all_cores() or usable} usable by this process"
+    if threads is not None:
+        text += f", OMP_NUM_THREADS = {threads}"
+    if quota is None or quota >= usable:
+        return Check("cores", OK, text)
+    workers = max(1, math.floor(quota))
+    return Check(
+        "cores",
+        WARNING,
+        f"{text}; its container allows the time of {quota:g}",
+        f"set --study.workers {workers}",
+    )
+
+
+def cpu_quota(cgroup: Path) -> float | None:
+    """Return the cores that a container may use, in core time; None without a limit."""
+    try:
+        quota, period = (cgroup / "cpu.max").read_text().split()
+        return None if quota == "max" else int(quota) / int(period)
+    except (OSError, ValueError):
+        return None
+
+
+def memory(machine: Machine) -> Check:
+    """Report the available memory, within the limit of the container."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    available = _available_bytes()
+    limit = _limit_of_container(machine.cgroup)
+    text = f"{total / GIB:.1f} GiB"
+    if limit is not None and limit < total:
+        text += f", {limit / GIB:.1f} GiB allowed by its container"
+        used = _number_in(machine.cgroup / "memory.current") or 0.0
+        available = min(available, limit - used)
+    if math.isinf(available):
+        return Check("memory", OK, text)
+    text += f", {available / GIB:.1f} GiB available"
+    if available < MIN_MEMORY_GIB * GIB:
+        return Check("memory", WARNING, text, "end other programs, or set --study.workers 1")
+    return Check("memory", OK, text)
+
+
+def _available_bytes() -> float:
+    """Return the memory that Linux reports as available; infinite on other systems."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        (line,) = [line for line in lines if line.startswith("MemAvailable:")]
+        return int(line.split()[1]) * 1024.0
+    except (OSError, ValueError):
+        return math.inf
+
+
+def _limit_of_container(cgroup: Path) -> float | None:
+    return _number_in(cgroup / "memory.max")
+
+
+def _number_in(file: Path) -> float | None:
+    """Return the number in a file; None without a file or a number."""
+    try:
+        return float(file.read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def gpus(machine: Machine) -> list[Check]:
+    """Import PyTorch, and report each GPU with its memory and bf16 support."""
+    try:
+        torch = machine.import_torch()
+    except Exception as error:
+        return [Check("GPU", ERROR, f"PyTorch cannot be imported: {error}", "install torch again")]
+    built_for = torch.version.cuda
+    if not torch.cuda.is_available():
+        if built_for is None:
+            return [Check("GPU", OK, "none; this PyTorch is built for CPUs")]
+        text = f"none is visible to PyTorch (built for CUDA {built_for}); trials train on the CPU"
+        return [Check("GPU", OK, text)]
+    checks = []
+    count = torch.cuda.device_count()
+    for i in range(min(count, MAX_GPUS_SHOWN)):
+        properties = torch.cuda.get_device_properties(i)
+        # bf16 has hardware from compute capability 8.0 on.
+        bf16 = "bf16" if properties.major >= 8 else "no bf16"
+        text = f"{properties.name}, {properties.total_memory / GIB:.0f} GiB, {bf16}"
+        checks.append(Check(f"GPU {i}", OK, text))
+    if count > MAX_GPUS_SHOWN:
+        checks.append(Check("GPU", OK, f"{count - MAX_GPUS_SHOWN} more"))
+    return checks
+
+
+def storage_folder(storage: StorageConfig) -> Check:
+    """Check that the storage folder, or the folder where it will be created, is writable."""
+    folder = Path(storage.folder)
+    existing = folder.absolute()
+    while not existing.exists():
+        existing = existing.parent
+    name = "storage folder"
+    text = str(folder) if folder.exists() else f"{folder} (will be created)"
+    if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
+        remedy = "choose another folder by --storage.folder"
+        return Check(name, ERROR, f"{text}: {existing} is not writable", remedy)
+    free = shutil.disk_usage(existing).free / GIB
+    text += f", {free:.1f} GiB free"
+    if free < MIN_DISK_GIB:
+        return Check(name, WARNING, text, "free some space")
+    return Check(name, OK, text)
+
+
+def optuna_storage(storage: StorageConfig) -> Check:
+    """Check that the studies of the Optuna storage can be read."""
+    url = storage.optuna_url
+    shown = without_password(url)
+    file = sqlite_file(url)
+    if file is not None and not file.is_file():
+        return Check("Optuna", OK, f"{shown} (will be created)")
+    try:
+        count = len(list_studies(url))
+    except (UserError, ImportError) as error:
+        remedy = "check --storage.optuna, and that its server runs"
+        return Check("Optuna", ERROR, _one_line(error, url), remedy)
+    studies = "1 study" if count == 1 else f"{count} studies"
+    return Check("Optuna", OK, f"{shown}, {studies}")
+
+
+def mlflow_store(storage: StorageConfig) -> Check:
+    """Check that MLflow's tracking store answers. A study runs without it, so this is a warning."""
+    uri = storage.mlflow_uri
+    shown = without_password(uri)
+    file = sqlite_file(uri)
+    if file is not None and not file.is_file():
+        return Check("MLflow", OK, f"{shown} (will be created)")
+    from lit_dps.tracking.client import experiments  # takes a second
+
+    try:
+        count = len(experiments(uri))
+    except UserError as error:
+        remedy = "a study runs without it; check --storage.mlflow"
+        return Check("MLflow", WARNING, _one_line(error, uri), remedy)
+    with_runs = "1 experiment" if count == 1 else f"{count} experiments"
+    return Check("MLflow", OK, f"{shown}, {with_runs}")
+
+
+def data_folder(machine: Machine) -> Check:
+    """Report the folder of the image data sets, which the package's own data modules read."""
+    given = machine.environment.get(ENV)
+    folder = data_root(given)
+    if folder.is_dir():
+        return Check("data folder", OK, str(folder))
+    if given:
+        remedy = f"create it, or set {ENV} to another folder"
+        return Check("data folder", WARNING, f"{ENV} = {given} does not exist", remedy)
+    return Check("data folder", OK, f"{folder} does not exist; digits and your data need none")
+
+
+def _one_line(error: Exception, url: str) -> str:
+    """Return the message of an error in one line, without passwords."""
+    return scrubbed(" ".join(str(error).split()), url)

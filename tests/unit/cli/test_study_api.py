@@ -1,0 +1,143 @@
+"""`lit_dps.study` of objects is the study of the command; sections may be objects of classes."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+import lit_dps
+from lit_dps.core.search_space import Range
+from tests.e2e import advised_user
+from tests.support.errors import refuses
+
+HERE = "tests.e2e.advised_user"
+GOAL = {"error": 0.05, "check_interval": 10, "max_steps": 400}
+SPACE = {"model.lr": {"low": 0.05, "high": 0.2, "scale": "log"}}
+QUICK = {"noise_scale": False, "workload": "known"}
+CPU = {"accelerator": "cpu"}
+
+
+def config(name: str) -> dict:
+    """Return the configuration of the study, as a file has it."""
+    return {
+        "model": {"class_path": f"{HERE}.Module"},
+        "data": {"class_path": f"{HERE}.Data"},
+        "goal": GOAL,
+        "trainer": CPU,
+        "study": {
+            "name": name,
+            "batch_sizes": [16, 64],
+            "sparsities": [0.0],
+            "trials": 2,
+            "workers": 1,
+            "space": SPACE,
+            **QUICK,
+        },
+        "storage": {"folder": "runs"},
+    }
+
+
+def study(name: str, **changes) -> lit_dps.Study:
+    """Run the same study of objects."""
+    arguments = {
+        "goal": GOAL,
+        "batch_sizes": (16, 64),
+        "space": SPACE,
+        "name": name,
+        "trials": 2,
+        "workers": 1,
+        "storage": "runs",
+        "trainer": CPU,
+        "study": QUICK,
+    }
+    data = advised_user.Data()
+    return lit_dps.study(advised_user.Module(), data, **{**arguments, **changes})
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def test_a_study_of_objects_has_the_trials_of_the_study_of_a_file():
+    by_file = lit_dps.run(config("file"))
+    by_objects = study("objects")
+    assert by_objects.cells.equals(by_file.cells)
+    columns = ["batch_size", "point", "status", "steps", "lr"]
+    assert by_objects.trials[columns].equals(by_file.trials[columns])
+    assert by_file.cells["k_star"].notna().all()
+    # The same name resumes the study: the finished trials stay.
+    resumed = study("objects", trials=3)
+    assert len(resumed.trials) == 6
+    assert lit_dps.load("objects", "runs").report == resumed.report
+    box = Range(0.05, 0.2, scale="log")
+    assert len(study("objects", trials=3, space={"model.lr": box}).trials) == 6
+
+
+def test_sections_may_be_objects_of_their_classes():
+    given = config("classes")
+    section = given["study"]
+    given["study"] = lit_dps.StudyConfig(**section)
+    given["goal"] = lit_dps.GoalConfig(**GOAL)
+    given["storage"] = lit_dps.StorageConfig(folder="runs")
+    by_classes = lit_dps.run(given)
+    assert by_classes.cells.equals(lit_dps.run(config("file")).cells)
+    assert by_classes.analysis.record.name == "classes"
+
+
+def test_it_refuses_what_the_command_refuses():
+    with refuses("study.trials", 0):
+        study("refused", trials=0)
+    with refuses("study.batch_sizes"):
+        study("refused", batch_sizes=[])
+    with refuses("foo"):
+        study("refused", foo=1)
+    with refuses("pruning"):
+        study("refused", pruning=lit_dps.StudyConfig())
+    with refuses("goal"):
+        study("refused", goal="val_loss about 0.2")
+
+
+def test_classes_of_this_process_train_in_it():
+    with refuses("study.workers", 2):
+        lit_dps.study(
+            lambda lr=0.1: advised_user.Module(lr),
+            advised_user.Data,
+            GOAL,
+            [16],
+            SPACE,
+            workers=2,
+        )
+
+
+def test_the_package_of_studies_shows_the_signature_of_the_function():
+    names = list(inspect.signature(lit_dps.study).parameters)
+    assert names[:5] == ["model", "data", "goal", "batch_sizes", "space"]
+    from lit_dps.study.setup import StudySetup
+
+    assert lit_dps.study is sys.modules["lit_dps.study"]
+    assert StudySetup.__module__ == "lit_dps.study.setup"
+
+
+def test_a_notebook_has_one_line_that_is_updated(monkeypatch):
+    from lit_dps.study.notebook_line import notebook_line
+
+    shown = []
+
+    def display(data, **options):
+        shown.append(data)
+        return SimpleNamespace(update=lambda data, **options: shown.append(data))
+
+    assert notebook_line() is None
+    shell = SimpleNamespace(kernel=object())
+    fake = SimpleNamespace(get_ipython=lambda: shell)
+    monkeypatch.setitem(sys.modules, "IPython", fake)
+    monkeypatch.setitem(sys.modules, "IPython.display", SimpleNamespace(display=display))
+    line = notebook_line()
+    line.write("cells 0/2\n")
+    line.write("cells 1/2\n")
+    line.flush()
+    assert shown == [{"text/plain": "cells 0/2"}, {"text/plain": "cells 1/2"}]
