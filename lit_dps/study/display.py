@@ -7,7 +7,6 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 from rich.cells import cell_len
 from rich.console import Console, Group, RenderableType
@@ -20,15 +19,15 @@ from lit_dps.core.goal import Goal
 from lit_dps.core.trial import Cell, Series, TrialResult
 from lit_dps.core.unit import cost_text
 from lit_dps.parallel.process import StopRequest
-from lit_dps.study.progress import Progress, clock, unknown_time_text
+from lit_dps.study.progress import Progress
 from lit_dps.study.setup import StudySetup
-from lit_dps.study.time_left import ProgressEvent, TimeRemaining, TrialKey, trial_key
+from lit_dps.study.shown_time import clock
+from lit_dps.study.time_left import ProgressEvent, TrialKey, trial_key
 
 REFRESHES_PER_SECOND = 2
-SECONDS_OF_ESTIMATE = 5.0  # after which the remaining time is estimated again
 MAX_RUNNING_SHOWN = 8
 MIN_TABLE_LINES = 3
-LEAVING = "{}: stops after the next validation; again: at once"
+LEAVING = "{}: stopping after the next validation; again: stop now"
 
 
 class Display:
@@ -61,7 +60,7 @@ class Display:
         self._lock = threading.RLock()
         self._start = time.monotonic()
         self._is_closed = False
-        self._estimate: _Estimate | None = None  # None if a result came since
+        self._finished: dict[Cell, int] | None = None  # by cell; None if a result came since
         self._live = Live(
             console=self.console,
             get_renderable=self.render,
@@ -87,7 +86,7 @@ class Display:
         """Add a new result."""
         with self._lock:
             self.progress.add(result)
-            self._estimate = None
+            self._finished = None
 
     def on_event(self, event: ProgressEvent) -> None:
         """Update the progress of a running trial, or remove the trials of a killed worker."""
@@ -104,28 +103,23 @@ class Display:
     def render(self) -> RenderableType:
         """Return what is on the screen."""
         with self._lock:
-            estimate = self._current_estimate()
-            parts: list[RenderableType] = [self._bar(estimate), self._times(estimate)]
+            if self._finished is None:
+                self._finished = self.progress.finished()
+            finished = self._finished
+            parts: list[RenderableType] = [self._bar(finished), self._times()]
             if not self._is_closed:
                 running = sorted(self.progress.running, key=_order_of)
                 lines = self.console.height - 6 - min(len(running), MAX_RUNNING_SHOWN + 1)
                 lines = max(lines, MIN_TABLE_LINES)
-                parts += ["", *self._k_star_tables(estimate, running, lines)]
+                parts += ["", *self._k_star_tables(finished, running, lines)]
                 parts += ["", self._running_table(running)]
                 if self.stop.signal is not None:
                     parts.append(Text(LEAVING.format(self.stop.signal), "yellow"))
         return Group(*parts)
 
-    def _current_estimate(self) -> _Estimate:
-        now = time.monotonic()
-        if self._estimate is None or now - self._estimate.at > SECONDS_OF_ESTIMATE:
-            finished = self.progress.finished()
-            self._estimate = _Estimate(finished, self.progress.time_remaining(), now)
-        return self._estimate
-
-    def _bar(self, estimate: _Estimate) -> Table:
-        done = sum(estimate.finished.values())
-        total = len(estimate.finished) * self.progress.plan.points
+    def _bar(self, finished: Mapping[Cell, int]) -> Table:
+        done = sum(finished.values())
+        total = len(finished) * self.progress.plan.points
         if self.progress.plan.repeats.count:
             repeats = self.progress.repeat_counts()
             done += repeats.finished
@@ -137,28 +131,26 @@ class Display:
         grid.add_row(self.name, ProgressBar(max(total, 1), done), f"{done}/{total} trials")
         return grid
 
-    def _times(self, estimate: _Estimate) -> Text:
+    def _times(self) -> Text:
         now = time.monotonic()
         parts = [f"{clock(now - self._start)} elapsed"]
         if not self._is_closed:
-            if estimate.remaining is None:
-                parts.append(unknown_time_text(self.progress.plan))
-            else:
-                parts.append(_remaining_text(estimate.remaining, now - estimate.at))
-            parts.append(f"{len(self.progress.running)} running")
+            parts.append(f"time left {self.progress.time_left_text()}")
+            running = len(self.progress.running)
+            parts.append(f"{running} of {self.progress.plan.at_a_time} running")
         failed = self.progress.failed()
         if failed:
             parts.append(f"{failed} failed")
         return Text(", ".join(parts), no_wrap=True, overflow="ellipsis")
 
     def _k_star_tables(
-        self, estimate: _Estimate, running: Sequence[ProgressEvent], lines: int
+        self, finished: Mapping[Cell, int], running: Sequence[ProgressEvent], lines: int
     ) -> list[RenderableType]:
         """Return tables of K* by series and batch size that fit into the width and `lines`.
 
         If not all batch sizes fit, the batch sizes of running trials are shown.
         """
-        texts = {cell: self._k_star_text(cell, estimate) for cell in self.progress.results}
+        texts = {cell: self._k_star_text(cell, finished[cell]) for cell in finished}
         series = sorted({cell.series for cell in texts})
         widths = _column_widths(texts)
         longest_name = max(cell_len(str(each)) for each in series)
@@ -179,13 +171,12 @@ class Display:
             parts.append(Text(f"and {len(series) - len(shown)} more series", "dim"))
         return parts
 
-    def _k_star_text(self, cell: Cell, estimate: _Estimate) -> str:
+    def _k_star_text(self, cell: Cell, finished: int) -> str:
         """Return K* of a cell, or how many of its trials finished.
 
         "<=" marks a K* that further trials may lower, or that the first validation met.
         """
         k_star = self.progress.k_star(cell)
-        finished = estimate.finished[cell]
         points = self.progress.plan.points
         is_complete = finished >= points
         if k_star is not None:
@@ -207,22 +198,6 @@ class Display:
         if len(running) > MAX_RUNNING_SHOWN:
             table.add_row(f"and {len(running) - MAX_RUNNING_SHOWN} more")
         return table
-
-
-class _Estimate(NamedTuple):
-    """Finished trials of each cell, the remaining time, and when it was estimated."""
-
-    finished: dict[Cell, int]
-    remaining: TimeRemaining | None
-    at: float
-
-
-def _remaining_text(remaining: TimeRemaining, seconds_since: float) -> str:
-    """Return the remaining time of an estimate that was made some seconds ago."""
-    seconds = max(0.0, remaining.seconds - seconds_since)
-    if remaining.is_lower_bound:
-        return f"at least {clock(seconds)} left"
-    return f"about {clock(seconds)} left"
 
 
 def _best_text(event: ProgressEvent) -> str:

@@ -11,6 +11,7 @@ import math
 import os
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple, TextIO
 
@@ -20,7 +21,8 @@ from lit_dps.core.racing import covered_up_to, longest_attempt, race_limit
 from lit_dps.core.repeats import RepeatPlan, missing_repeats
 from lit_dps.core.statistic import MINIMUM, Statistic
 from lit_dps.core.trial import Cell, Status, TrialResult
-from lit_dps.core.unit import Cost, cost_text
+from lit_dps.core.unit import Cost
+from lit_dps.study.shown_time import TimeLeft, clock, rounded_seconds
 from lit_dps.study.time_left import (
     MAX_CLOSE_RACE_FACTOR,
     CellSteps,
@@ -37,6 +39,7 @@ Ratio = Callable[[Cell, int], float]
 SECONDS_BETWEEN_LINES = 15.0
 # A validation may take a millisecond, and a terminal shows few changes a second.
 SECONDS_BETWEEN_EVENTS = 0.5
+MAX_CELLS_SHOWN = 3  # running cells that a line names
 MAX_EVENTS_PER_SECOND = 20  # of all attempts of a worker: a stack has hundreds
 
 
@@ -63,6 +66,7 @@ class RunPlan:
         race_factor: The factor at which trials are stopped early; None without racing.
         repeats: The repeats after the search.
         statistic: What K* is.
+        at_a_time: The number of trials that run at the same time.
     """
 
     cells: Sequence[Cell]
@@ -71,6 +75,7 @@ class RunPlan:
     race_factor: float | None = None
     repeats: RepeatPlan = RepeatPlan()
     statistic: Statistic = MINIMUM
+    at_a_time: int = 1
 
 
 class Progress:
@@ -107,6 +112,7 @@ class Progress:
             for result in (repeats or {}).get(cell, ()):
                 self.repeats[cell].append(_without_curves(result))
         self.rates = StepRates(now)
+        self.time_left = TimeLeft(self.time_remaining, now)
 
     def on_event(self, event: ProgressEvent) -> None:
         """Add the progress of a running trial."""
@@ -127,6 +133,7 @@ class Progress:
         else:
             self.results[cell][point] = longest_attempt(self.results[cell].get(point), short)
         self.rates.on_end(result.trial, result.steps_run)
+        self.time_left.expire()
 
     def finished(self) -> dict[Cell, int]:
         """Return the number of trials of each cell that ran as far as racing requires so far."""
@@ -180,6 +187,31 @@ class Progress:
         remaining = len(missing_repeats(plan, results, ended, self.plan.statistic))
         total = plan.count * len(points)
         return RepeatCounts(total - remaining, remaining)
+
+    def running_text(self) -> str:
+        """Return how many trials run, and in which cells: 3 of 4, B=8 S=0 x2, B=32 S=0."""
+        cells: Counter[Cell] = Counter()
+        for event in self.running:
+            assert event.trial is not None
+            cells[event.trial.cell] += 1
+        names = []
+        for cell, count in sorted(cells.items()):
+            names.append(f"{cell} x{count}" if count > 1 else f"{cell}")
+        if len(names) > MAX_CELLS_SHOWN:
+            names[MAX_CELLS_SHOWN:] = [f"{len(names) - MAX_CELLS_SHOWN} more cells"]
+        return ", ".join([f"{len(self.running)} of {self.plan.at_a_time}", *names])
+
+    def time_left_text(self) -> str:
+        """Return the remaining time as it is shown: about 0:02:30, or until when it is unknown."""
+        remaining = self.time_left.remaining()
+        if remaining is None:
+            if self.plan.race_factor is None:
+                return "unknown until more trials have ended"
+            return "unknown until a trial meets the goal"
+        if not remaining.seconds and not self.running:
+            return clock(0)
+        word = "at least" if remaining.is_lower_bound else "about"
+        return f"{word} {clock(rounded_seconds(remaining.seconds))}"
 
     def time_remaining(self) -> TimeRemaining | None:
         """Estimate the remaining time of the study; None if it is unknown."""
@@ -257,31 +289,31 @@ class ProgressLog:
         self._print(self.line())
 
     def update(self, result: TrialResult) -> None:
-        """Add a new result, and print a line with its cell unless the last line is recent."""
+        """Add a new result, and print a line unless the last one is recent."""
         self.progress.add(result)
-        self._print_if_due(result.trial.cell)
+        self._print_if_due()
 
     def on_event(self, event: ProgressEvent) -> None:
         """Add the progress of a running trial, and print a line unless the last one is recent."""
         self.progress.on_event(event)
         if event.step:
-            self._print_if_due(None)
+            self._print_if_due()
 
     def close(self) -> None:
         """Print a last line."""
         self._print(self.line())
 
-    def _print_if_due(self, cell: Cell | None) -> None:
+    def _print_if_due(self) -> None:
         if time.monotonic() - self._last_line >= self.seconds:
-            self._print(self.line(cell))
+            self._print(self.line())
 
     def _print(self, text: str) -> None:
         self._last_line = time.monotonic()
         self.stream.write(text + "\n")
         self.stream.flush()
 
-    def line(self, cell: Cell | None = None) -> str:
-        """Return the text of a line, with the best K of a cell."""
+    def line(self) -> str:
+        """Return the text of a line: finished cells and trials, running cells, time left."""
         progress = self.progress
         points = progress.plan.points
         finished = progress.finished()
@@ -294,33 +326,9 @@ class ProgressLog:
         if progress.plan.repeats.count:
             repeats = progress.repeat_counts()
             parts.append(f"repeats {repeats.finished}/{sum(repeats)}")
-        if cell is not None:
-            k_star = progress.plan.statistic
-            name = "best K" if k_star.is_minimum else k_star.label
-            best = progress.k_star(cell)
-            parts.append(f"{cell}: {name} {'-' if best is None else cost_text(best)}")
-        running = len(progress.running)
-        if running:
-            parts.append(f"running {running}")
-        parts.append(time_left_text(progress))
+        parts.append(f"running {progress.running_text()}")
+        parts.append(f"time left {progress.time_left_text()}")
         return "  ".join(parts)
-
-
-def time_left_text(progress: Progress) -> str:
-    """Return the remaining time of a study in words."""
-    remaining = progress.time_remaining()
-    if remaining is None:
-        return unknown_time_text(progress.plan)
-    if remaining.is_lower_bound:
-        return f"time left at least {clock(remaining.seconds)}"
-    return f"time left {clock(remaining.seconds)}"
-
-
-def unknown_time_text(plan: RunPlan) -> str:
-    """Return that the remaining time is unknown, and until when."""
-    if plan.race_factor is None:
-        return "time left unknown until more trials have ended"
-    return "time left unknown until a trial meets the goal"
 
 
 def mean_of_nearest_batch_size(
@@ -364,13 +372,6 @@ def _without_curves(result: TrialResult) -> TrialResult:
     for name in ("step", result.unit.column):
         curve[name] = [result.curve[name][i] for i in kept]
     return dataclasses.replace(result, curve=curve, readings={})
-
-
-def clock(seconds: float) -> str:
-    """Return hours, minutes and seconds: 0:01:40."""
-    minutes, seconds = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{seconds:02d}"
 
 
 # Progress of running trials, which workers send to the display

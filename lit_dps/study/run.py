@@ -279,6 +279,7 @@ class _StudyRun:
             setup.study.race_factor,
             setup.study.repeat_plan,
             setup.study.k_star_statistic,
+            at_a_time,
         )
         progress = Progress(plan, record.results, record.repeats)
         display: ProgressLog | Display = ProgressLog(progress)
@@ -381,9 +382,10 @@ class _StudyRun:
         """Print how many trials remain after a signal."""
         remaining = self.setup.remaining_trials(read_study(self.url, self.name))
         trials = "1 trial remains" if remaining == 1 else f"{remaining} trials remain"
+        action = "resumes the study" if remaining else "prints the result"
         print(
             f"\ninterrupted by {signal}: the results so far are stored, {trials}; the same "
-            "command resumes the study"
+            f"command {action}"
         )
         self.stop.reported = True
 

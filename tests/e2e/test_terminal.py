@@ -63,7 +63,7 @@ def test_a_study_shows_bar_k_star_and_the_trials_of_its_workers_and_leaves_the_s
     )  # told by a worker, through its pipe
     os.kill(screen.process.pid, signal.SIGINT)
     screen.wait_for(
-        "SIGINT: stops after the next validation|interrupted by SIGINT"
+        "SIGINT: stopping after the next validation|interrupted by SIGINT"
     )  # the next check may come at once
     screen.wait_for("")
     assert screen.process.wait(60) == 130

@@ -12,7 +12,8 @@ from lit_dps.analysis.tables import records
 from lit_dps.analysis.term_comparisons import paired_terms
 from lit_dps.analysis.theory import Terms, terms_of
 from lit_dps.core.trial import Cell, Series
-from lit_dps.report.text import render, sections, sentence, theory_text
+from lit_dps.report.screen import screen
+from lit_dps.report.text import render, sentence, theory_text
 from lit_dps.storage.read import read_study
 from tests.support.fake_study import result, theory_terms, write_study
 
@@ -238,8 +239,8 @@ def test_the_report_has_a_section_between_the_law_and_the_notes_where_terms_are_
     assert after.startswith("\nnote: ") or after == ""
     lines = section.splitlines()
     assert lines[0].startswith("theory (")
-    assert section in render(Analysis(record), sections(Analysis(record), ["theory"]))
-    assert section not in render(Analysis(record), {})
+    assert section in screen(Analysis(record), ["theory"])
+    assert section not in screen(Analysis(record))
     assert lines[1].split("  ")[-2:] == ["predicted K*", "K*".rjust(4)] or lines[1].endswith("K*")
     (ratios,) = [i for i, line in enumerate(lines) if line.startswith("ratios to S=0")]
     assert lines[ratios + 4].split() == [

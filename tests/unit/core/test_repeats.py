@@ -14,7 +14,8 @@ from lit_dps.core.repeats import RepeatPlan, missing_repeats
 from lit_dps.core.statistic import MINIMUM
 from lit_dps.core.trial import Cell, Status, Trial, TrialResult
 from lit_dps.report.repeats import equal_repeats, unused_repeats
-from lit_dps.report.text import render, sections, table_and_law
+from lit_dps.report.screen import screen
+from lit_dps.report.text import render, table_and_law
 from lit_dps.storage.database import open_storage
 from lit_dps.storage.header import declare
 from lit_dps.storage.read import read_study
@@ -204,7 +205,7 @@ def test_medians_spread_and_bias_are_those_of_the_repeats(url):
     row = study.repeat_table.iloc[0]
     assert (row["least"], row["upper"], row["missed"], row["floor"]) == (96, 192, 1, 0)
     assert (row["norm_median"], row["moved_median"]) == (128, 3)
-    text = render(study, sections(study, ["readings"]))
+    text = screen(study, ["readings"])
     medians = text.split("readings of the repeats")[1].splitlines()
     assert medians[1].split() == ["B", "S", "sample", "repeats", "moved", "norm"]
     assert medians[2].split() == ["4", "0", "1", "5", "3", "128"]

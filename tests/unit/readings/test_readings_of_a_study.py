@@ -15,7 +15,7 @@ from lit_dps.analysis.readings import TABLE_COLUMNS
 from lit_dps.core.config import StorageConfig, StudyConfig
 from lit_dps.core.trial import Status
 from lit_dps.report.publish import write_goals
-from lit_dps.report.text import render, sections
+from lit_dps.report.screen import screen
 from lit_dps.study.preflight.check import check_study
 from tests.support.errors import refuses
 from tests.support.setups import check, setup_of
@@ -108,9 +108,9 @@ def test_files_report_and_mlflow_have_the_columns(study, folder):
     written = pd.read_csv(folder / "files" / "readings.csv")
     assert np.array_equal(written["norm"], study.curves["norm"], equal_nan=True)
     assert set(COLUMNS) <= set(pd.read_csv(folder / "files" / "table.csv").columns)
-    text = render(study.analysis, sections(study.analysis, ["readings"]))
+    text = screen(study.analysis, ["readings"])
     assert all(f"  {column}" in text for column in COLUMNS)
-    assert "sharpness" not in render(study.analysis, {})
+    assert "sharpness" not in screen(study.analysis)
     client = MlflowClient(f"sqlite:///{folder}/mlflow.db")
     (experiment,) = client.search_experiments(filter_string="name != 'Default'")
     runs = client.search_runs([experiment.experiment_id], "tags.`lit_dps.kind` = 'trial'")

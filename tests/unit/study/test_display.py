@@ -34,7 +34,7 @@ def display(
     console = Console(
         file=io.StringIO(), force_terminal=True, width=width, height=height, color_system=None
     )
-    progress = Progress(RunPlan(cells, points, GOAL.max_steps), now=now)
+    progress = Progress(RunPlan(cells, points, GOAL.max_steps, at_a_time=2), now=now)
     return Display(progress, "quickstart", GOAL, StopRequest(), console)
 
 
@@ -78,7 +78,7 @@ def test_bar_times_k_star_of_each_cell_and_running_trials(width):
     )
     # One trial of B = 4 remains at S = 0, of 320 steps at 32 a second. No pruned trial has ended.
     times = re.findall(r"\d:\d\d:\d\d", said[1])
-    assert times[0] == "0:00:00" and " 2 running" in said[1] and "at least" in said[1]
+    assert times[0] == "0:00:00" and " 2 of 2 running" in said[1] and "at least" in said[1]
     table = [line.split() for line in said[3 : said.index("", 3)]]
     heads = [line[1:] for line in table if line[0] == "K*"]
     assert sum(heads, []) == [f"B={b}" for b in SIZES] and len(heads) == (1 if width == 120 else 2)

@@ -1,4 +1,4 @@
-"""The progress line, and what it says of the time left."""
+"""The progress line: its cells and its time left, which does not grow by itself."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import io
 
 from lit_dps.core.trial import Cell, Status, Trial, TrialResult
 from lit_dps.study.progress import Progress, ProgressLog, RunPlan
-from lit_dps.study.time_left import ProgressEvent
+from lit_dps.study.shown_time import TimeLeft, rounded_seconds
+from lit_dps.study.time_left import ProgressEvent, TimeRemaining
 
 CELLS = [Cell(4, 0.0), Cell(64, 0.0)]
 
@@ -28,13 +29,13 @@ def test_counts_best_and_time_left(golden):
     progress.on_event(ProgressEvent(1, Trial(CELLS[0], 1)))
     now[0] = 12.0
     progress.update(result(CELLS[0], 1, 96))
-    lines.append(progress.line(CELLS[0]))
+    lines.append(progress.line())
     assert counted.finished() == {CELLS[0]: 2, CELLS[1]: 0} and counted.k_star(CELLS[0]) == 96
     # Eight steps a second. A trial takes 128 steps = 16 s. B = 64 is too far from B = 4.
     seconds, is_lower_bound = counted.time_remaining()
     assert is_lower_bound and 16 < seconds < 2 * 16
     progress.update(result(CELLS[0], 2, None))
-    lines.append(progress.line(CELLS[1]))
+    lines.append(progress.line())
     assert counted.k_star(CELLS[1]) is None
     progress.on_event(ProgressEvent(1, Trial(CELLS[1], 0)))
     now[0] = 44.0
@@ -90,3 +91,40 @@ def test_a_trial_that_has_to_go_on_is_not_finished(golden):
     assert counted.finished() == {CELLS[0]: 3} and counted.time_remaining() == (0, False)
     lines.append(progress.line())
     golden.check("study/progress-raced.txt", "\n".join(lines) + "\n")
+
+
+def test_running_cells_are_named_with_their_trials():
+    sizes = (1, 2, 3, 4, 5)
+    counted = Progress(RunPlan([Cell(b) for b in sizes], 3, 400, at_a_time=6))
+    assert counted.running_text() == "0 of 6"
+    for cell, point in ((Cell(2), 0), (Cell(2), 1), (Cell(1), 0)):
+        counted.on_event(ProgressEvent(1, Trial(cell, point)))
+    assert counted.running_text() == f"3 of 6, {Cell(1)}, {Cell(2)} x2"
+    for cell in (Cell(3), Cell(4), Cell(5)):
+        counted.on_event(ProgressEvent(1, Trial(cell, 0)))
+    assert counted.running_text().endswith(f"{Cell(3)}, 2 more cells")
+
+
+def estimates(*seconds: float):
+    """Return a function that gives one estimate of the remaining time after the other."""
+    return iter([TimeRemaining(each, False) for each in seconds]).__next__
+
+
+def test_the_time_left_grows_only_when_a_trial_has_ended():
+    now = [0.0]
+    left = TimeLeft(estimates(100, 130, 50, 200, 300), lambda: now[0])
+    assert left.remaining() == (100, False)
+    now[0] = 4
+    assert left.remaining() == (96, False), "it counts down between two estimates"
+    now[0] = 10
+    assert left.remaining() == (90, False), "a longer estimate does not count"
+    now[0] = 20
+    assert left.remaining() == (50, False), "a shorter one does"
+    left.expire()  # a trial has ended
+    assert left.remaining() == (200, False)
+    now[0] = 221
+    assert left.remaining() == (300, False), "the end that was shown has passed"
+
+
+def test_a_remaining_time_is_rounded_up():
+    assert [rounded_seconds(x) for x in (0, 1, 299, 301, 3700)] == [0, 5, 300, 360, 3900]
