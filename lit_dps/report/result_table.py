@@ -154,7 +154,7 @@ def is_upper_bound(row: Row) -> bool:
 def rate_text(study: Analysis, summary: CellSummary) -> str:
     """Return the learning rate of the K* trial; "-" if it is unknown or not searched."""
     key = rate_key(study, summary)
-    if key is None or summary.best is None:
+    if key is None or summary.best is None or key not in summary.best.trial.params:
         return "-"
     return value_text(summary.best.trial.params[key], study.record.space[key])
 
