@@ -130,7 +130,7 @@ def _parameters_text(study: Analysis, series: Series, batch_size: int) -> str:
             continue
         params = curve.best_trial(batch_size).trial.params
         for key in (curve.source.rate_key, curve.source.momentum_key):
-            if key in params:
+            if key is not None and key in params:
                 name = key.rpartition(".")[2].replace("_", " ")
                 parts.append(f"{name} {value_text(params[key], study.record.space[key])}")
     if not parts:
