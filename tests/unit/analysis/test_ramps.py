@@ -77,7 +77,7 @@ def test_a_ramp_is_compared_with_the_constant_batch_of_the_nearest_examples():
     assert math.isnan(row["steps_low"]) or row["steps_low"] is None
     text = ramp_text(study(), Series(0.0, RAMP), 64)
     assert text == (
-        "the batch schedule up to B = 64 needs 53 % fewer steps and 3 % more examples than the "
+        "The batch schedule up to B = 64 needs 53 % fewer steps and 3 % more examples than the "
         "constant batch size nearest in examples, B = 16 (by K*)"
     )
     assert text in answer_text(study())
