@@ -42,7 +42,7 @@ class OneLock(TrialQueue):
 
     def _claim(self, cell: Cell) -> Attempt | None:
         with self._locked():
-            study = self._study(cell)
+            study = self._optuna_study(cell)
             waiting = study.get_trials(deepcopy=False)
             if not any(not t.state.is_finished() and OWNER not in t.user_attrs for t in waiting):
                 return None

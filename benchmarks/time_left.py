@@ -177,7 +177,7 @@ class Queue:
                 nearest = self._costs_of_nearest(cell)
                 point = min(points, key=lambda point: (nearest.get(point, math.inf), point))
                 coverage.taken.add(point)
-                rung = next_rung(coverage.steps.get(point, -math.inf), self.rungs)
+                rung = next_rung(coverage.covered_steps.get(point, -math.inf), self.rungs)
                 return Running(Trial(cell, point), rung)
         return None
 

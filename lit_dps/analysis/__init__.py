@@ -12,7 +12,8 @@ How trials become a number, in the order of reading:
 6. `critical`: B_crit by other definitions. `answer`: K by the law x `step_seconds` -> time.
 
 `Analysis` is the index of these and all other tables: it computes each one once, when it is first
-used. The other modules can be read alone: `rates` and `rate_rules` (learning rates), `theory` and
+used. The other modules can be read alone: `rates`, `rate_rules` and
+`adam_rules` (learning rates), `ramps` (batches that grow), `theory` and
 `term_comparisons`, `budgets`, `sparse_ratios`, `best_of_n`, `delay`, `local_sgd`, `layers`,
 `scale_up` (K at a larger size), `horizon`, `training_curves`, `gradient_noise`, `other_goals`,
 `quadratic`. `tables` and `intervals` are tools.

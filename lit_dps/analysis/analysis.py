@@ -152,7 +152,7 @@ class Analysis:
         """The law of the median over seeds of each series that has repeats."""
         search_noise = noise_of_search(self.record.trials, len(self.record.space))
         laws = {}
-        for series in self.steps_over_seeds:
+        for series in self.costs_over_seeds:
             laws[series] = self.law(series, over_seeds=True, search_noise=search_noise)
         return laws
 
@@ -178,7 +178,7 @@ class Analysis:
         medians = self.median_laws[series].k_star
         if medians.keys() != self.laws[series].k_star.keys():
             return False
-        seeds = self.steps_over_seeds[series]
+        seeds = self.costs_over_seeds[series]
         return all(len(steps) >= min_seeds for steps in seeds.values())
 
     def name_of(self, series: Series) -> str:
@@ -232,7 +232,7 @@ class Analysis:
         return summarize_repeats(self.record, self.cells, self.original)
 
     @cached_property
-    def steps_over_seeds(self) -> dict[Series, dict[int, list[float]]]:
+    def costs_over_seeds(self) -> dict[Series, dict[int, list[float]]]:
         """Steps over seeds of each K* point, by series and batch size (`repeats.seeds_of`)."""
         return seeds_of(self.repeats)
 

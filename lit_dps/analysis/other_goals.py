@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from lit_dps.core.errors import ConfigError
 from lit_dps.core.goal import Goal
-from lit_dps.core.racing import cut, truncate_at_race_limit
+from lit_dps.core.racing import cut_at_step, truncate_at_race_limit
 from lit_dps.core.record import StudyRecord
 from lit_dps.core.trial import Status, TrialResult
 from lit_dps.core.unit import Cost
@@ -104,7 +104,7 @@ def _end_at_goal(
             undetermined[result.trial.point] = met.cost
         else:
             complete = dataclasses.replace(result, status=Status.COMPLETE, steps=met.step)
-            ended.append(complete if train_past_goal else cut(complete, met.step))
+            ended.append(complete if train_past_goal else cut_at_step(complete, met.step))
     return ended, undetermined
 
 

@@ -20,9 +20,9 @@ class Attempt:
         trial: The trial; None outside of a study.
         goal: The goal, its check interval and its step budget.
         other_goals: Easier values of the goal's metric. Checks must be exact for them too.
-        race_limit: Returns the cost at which the race stops the attempt, in the unit of K*: a trial
-            that costs more cannot improve K*. It is called at each check.
-        pause_at: The attempt pauses at this step if its cell has no complete trial
+        read_race_limit: Returns the cost at which the race stops the attempt, in the unit of K*: a
+            trial that costs more cannot improve K*. It is called at each check.
+        pause_at: The attempt pauses at this step if the race of its cell has no limit
             (`lit_dps.core.racing.default_rungs`).
         train_past_goal: Whether the attempt continues to `max_steps` after it has met the goal.
         metrics: Further validation metrics that the curve keeps.
@@ -37,7 +37,7 @@ class Attempt:
     trial: Trial | None
     goal: Goal
     other_goals: Sequence[float] = ()
-    race_limit: Callable[[], float] = lambda: math.inf
+    read_race_limit: Callable[[], float] = lambda: math.inf
     pause_at: float = math.inf
     train_past_goal: bool = False
     metrics: Sequence[str] = ()
@@ -144,19 +144,19 @@ class Attempt:
             values.append(point[key])
         self.status = self.goal.judge(self.curve, loss or 0.0, weights_finite, self.train_past_goal)
         if self.status is None:
-            self.status = self._race(step)
+            self.status = self._stop_or_pause(step)
         for read in self.curve_readers:
             read()
         self.on_check(self)
         return self.status
 
-    def _race(self, step: int) -> Status | None:
+    def _stop_or_pause(self, step: int) -> Status | None:
         """Return OUTRACED or PAUSED if the race stops the attempt at a step; else None."""
-        limit = self.race_limit()
+        limit = self.read_race_limit()
         if self.curve[self.goal.cost_unit.column][-1] >= limit:
             return Status.OUTRACED
-        has_complete_trial = limit < math.inf
-        if step >= self.pause_at and not has_complete_trial:
+        has_race_limit = limit < math.inf
+        if step >= self.pause_at and not has_race_limit:
             return Status.PAUSED
         return None
 
@@ -224,7 +224,7 @@ class Attempt:
             trial=self.trial,
             goal=self.goal,
             other_goals=self.other_goals,
-            race_limit=self.race_limit,
+            read_race_limit=self.read_race_limit,
             pause_at=self.pause_at,
             train_past_goal=self.train_past_goal,
             metrics=self.metrics,

@@ -108,7 +108,7 @@ class StudyConfig:
         slots: Networks in a stack. By default the number that fits into memory, 16 on a CPU.
         checkpoint_minutes: Minutes between saves of a long trial. A longer trial is saved at its
             next check, and when it is interrupted, and resumes from there to the bit. null never
-            saves. Stacked trials start again.
+            saves. Stacked trials are saved too.
         batch_size_key: Key of the batch size.
         workload: Name of the MLflow experiment. By default the data set, network and update rule.
         lean: Former key, removed in the next release. false is engine "lightning"; true has no

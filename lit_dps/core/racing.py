@@ -106,30 +106,31 @@ class CellCoverage:
 
     Attributes:
         taken: Points that wait, or that live processes run.
-        costs: Point -> race limit up to which it need not run again (`covered_up_to`).
-        steps: Point -> rung up to which it need not run again.
+        covered_costs: Point -> race limit up to which it need not run again (`covered_up_to`).
+        covered_steps: Point -> rung up to which it need not run again.
     """
 
     taken: set[int] = field(default_factory=set)
-    costs: dict[int, float] = field(default_factory=dict)
-    steps: dict[int, float] = field(default_factory=dict)
+    covered_costs: dict[int, float] = field(default_factory=dict)
+    covered_steps: dict[int, float] = field(default_factory=dict)
 
     def add(self, point: int, cost: float, step: float) -> None:
         """Add a finished attempt at a point. Of several, the longest one counts."""
-        self.costs[point] = max(self.costs.get(point, -math.inf), cost)
-        self.steps[point] = max(self.steps.get(point, -math.inf), step)
+        self.covered_costs[point] = max(self.covered_costs.get(point, -math.inf), cost)
+        self.covered_steps[point] = max(self.covered_steps.get(point, -math.inf), step)
 
     def points_short_of_limit(self, points: int, limit: float) -> list[int]:
         """Return those of the first `points` points that must run to a race limit."""
-        return self._short_of(points, self.costs, limit)
+        return self._short_of(points, self.covered_costs, limit)
 
     def points_short_of_rung(self, points: int, rungs: Iterable[float]) -> RungPoints:
         """Return those of the first `points` points that must run to the lowest open rung.
 
-        All points must reach a rung before any point continues to the next one.
+        All points must reach a rung before any point continues to the next one. A point that a
+        process trains counts as reached.
         """
         for rung in rungs:
-            missing = self._short_of(points, self.steps, rung)
+            missing = self._short_of(points, self.covered_steps, rung)
             if missing:
                 return RungPoints(missing, rung == math.inf)
         return RungPoints([], True)
@@ -171,10 +172,10 @@ def _truncate(result: TrialResult, limit: float) -> TrialResult:
     if end <= limit and result.status is not Status.PAUSED:
         return result
     outraced = dataclasses.replace(result, status=Status.OUTRACED, steps=None)
-    return cut(outraced, result.unit.step_of(result.curve, limit))
+    return cut_at_step(outraced, result.unit.step_of(result.curve, limit))
 
 
-def cut(result: TrialResult, limit: float) -> TrialResult:
+def cut_at_step(result: TrialResult, limit: float) -> TrialResult:
     """Return a result whose curves end at a step, with its share of short and uncounted steps.
 
     A result that is shortened has no readings of its end.
@@ -204,7 +205,7 @@ def to_goal(result: TrialResult) -> TrialResult:
     """Return a complete result truncated at its goal; return any other result unchanged."""
     if result.steps is None:
         return result
-    return cut(result, result.steps)
+    return cut_at_step(result, result.steps)
 
 
 def longest_attempt(first: TrialResult | None, second: TrialResult) -> TrialResult:

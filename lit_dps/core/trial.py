@@ -155,7 +155,7 @@ class Trial:
 
     Attributes:
         cell: Batch size, sparsity and further axes.
-        point: Index into the Sobol sequence, from 0.
+        point: Number of the point among the points of the sampler, from 0.
         params: Metaparameters by configuration key, e.g. {"model.learning_rate": 0.1}.
         seed: Seed from which the seeds of the trial are derived.
         repeat: 0 for the trial of the search. Its repeats with other seeds count from 1.

@@ -7,7 +7,8 @@ its network in the interval loop (`NetworkRun`). A *stack* trains many runs at o
 The course of one trial, with the file of each step:
 
 1. `lit_dps.study.workers.work` passes an `Attempt` at the trial to an engine, by `Engine.train`
-   (`engine`). The attempt has the goal, the step at which a race stops it, and where it pauses.
+   (`engine`). The attempt has the goal, the cost at which a race stops it, and the step
+   where it pauses.
 2. `IntervalLoop.train` (`interval_loop`) chooses the loop. `eligible` decides whether the trial can
    be stacked, trained as a single network, or needs Lightning's loop.
 3. `build_trial` (`network_run`) builds the network and the data. `NetworkRun.begin` resumes the run
@@ -31,8 +32,9 @@ In Lightning's loop, `TrainerEngine` (`trainer`) calls `Trainer.fit`. Callbacks 
 `CheckpointCallback` step 6.
 
 A stack also trains a LightningModule that is no `ImageClassifier`: `logged_module` calls its steps,
-`loader_data` keeps its batches in memory, and `logged_check` decides whether that gives the same.
+`loader_data` keeps its batches in memory, and `stackable_module` decides whether the results are
+the same. The data x and y of a batch are then an `Examples` and the range of its rows.
 
 Two files hold rules that `eligible` checks: `module_hooks` lists the hooks of a module that the
-interval loop calls, and `update_check` compares the update of a stack with the optimizer's.
+interval loop calls, and `stackable_update` compares the update of a stack with the optimizer's.
 """

@@ -23,11 +23,6 @@ from lit_dps.core.trial import Trial
 from lit_dps.core.trial_config import AVERAGE_KEY
 from lit_dps.data import ImageData
 from lit_dps.engines.engine import Training
-from lit_dps.engines.logged_check import (
-    loader_data,
-    reason_against_calls,
-    reason_against_values,
-)
 from lit_dps.engines.module_hooks import (
     CALLED_HOOKS,
     LIGHTNING_METHODS,
@@ -43,8 +38,13 @@ from lit_dps.engines.module_hooks import (
 )
 from lit_dps.engines.network_run import build_trial
 from lit_dps.engines.schedule_table import reason_against_table
-from lit_dps.engines.stack_check import ERROR_LENGTH, EXAMPLES, reason_against_stacked_loss
-from lit_dps.engines.update_check import (
+from lit_dps.engines.stackable_loss import ERROR_LENGTH, EXAMPLES, reason_against_stacked_loss
+from lit_dps.engines.stackable_module import (
+    loader_data,
+    reason_against_calls,
+    reason_against_values,
+)
+from lit_dps.engines.stackable_update import (
     reason_against_schedule,
     reason_against_update,
     rests_without_gradients,
@@ -79,7 +79,7 @@ DATA_METHODS = (
 )
 
 
-def is_stranger(training: Training, trial: Trial) -> bool:
+def is_no_classifier(training: Training, trial: Trial) -> bool:
     """Return True if the module of a trial is no ImageClassifier; False if it cannot be built."""
     try:
         module = training.workload.module(trial)

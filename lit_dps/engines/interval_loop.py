@@ -19,7 +19,7 @@ from lit_dps.core.attempt import Attempt
 from lit_dps.core.errors import StorageError
 from lit_dps.core.trial import LIGHTNING, SINGLE, STACKED, Status, Trial, TrialResult
 from lit_dps.engines.check_outcome import CheckOutcome
-from lit_dps.engines.eligible import NO_CLASSIFIER, ineligibility_reason, is_stranger
+from lit_dps.engines.eligible import NO_CLASSIFIER, ineligibility_reason, is_no_classifier
 from lit_dps.engines.engine import Training
 from lit_dps.engines.memory import StackLimit, free_unused_memory, is_out_of_memory
 from lit_dps.engines.module_hooks import NeedsLightning, end_module
@@ -104,7 +104,7 @@ class IntervalLoop:
 
     def choose(self, trial: Trial) -> LoopChoice:
         """Return the loop that trains a trial, and why it is not a faster one."""
-        needs_stack = is_stranger(self.training, trial)
+        needs_stack = is_no_classifier(self.training, trial)
         reason_against_stack = ""
         if self.stack_size > 1:
             reason = ineligibility_reason(self.training, trial, stacked=True)

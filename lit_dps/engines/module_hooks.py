@@ -90,7 +90,7 @@ class NeedsLightning(RuntimeError):
 
     Attributes:
         reasons: The messages of all errors of the process so far. Code of a user may catch an
-            error, which `uncaught` finds.
+            error, which `raise_if_caught` finds.
     """
 
     reasons: ClassVar[list[str]] = []
@@ -101,7 +101,7 @@ class NeedsLightning(RuntimeError):
 
 
 @contextmanager
-def uncaught() -> Iterator[None]:
+def raise_if_caught() -> Iterator[None]:
     """Raise NeedsLightning after a block in which code of a user caught this error."""
     before = len(NeedsLightning.reasons)
     yield

@@ -29,7 +29,7 @@ from lit_dps.engines.logged_module import training_loss
 from lit_dps.engines.module_hooks import optimizer_of, prepare_module
 from lit_dps.engines.readable_run import ReadableRun
 from lit_dps.engines.schedule_table import table_of_rates
-from lit_dps.engines.stack_check import trains_on_whole_batches
+from lit_dps.engines.stackable_loss import trains_on_whole_batches
 from lit_dps.module import ImageClassifier
 from lit_dps.optim.clipping import Clipping
 from lit_dps.optim.local_sgd import LocalSGD

@@ -17,7 +17,7 @@ from lit_dps.core.unit import EXAMPLES, SECONDS
 from lit_dps.engines.check_outcome import CheckOutcome, Intervals, MeasuredCheck
 from lit_dps.engines.engine import Training
 from lit_dps.engines.memory import is_out_of_memory
-from lit_dps.engines.module_hooks import uncaught
+from lit_dps.engines.module_hooks import raise_if_caught
 from lit_dps.engines.network_run import NetworkRun
 from lit_dps.engines.step_batches import count_examples, join_rows
 from lit_dps.module import ImageClassifier
@@ -216,7 +216,7 @@ class RunGroup:
             NeedsLightning: If a module does what only Lightning's loop supports, even if code of
                 the user catches the error.
         """
-        with uncaught():
+        with raise_if_caught():
             return self._train_intervals(count)
 
     def _train_intervals(self, count: int) -> Intervals:

@@ -20,7 +20,7 @@ from lit_dps.engines.matrix_products import ConvolutionsAsProducts
 from lit_dps.engines.memory import WHOLE_BATCHES, halve_until_fits
 from lit_dps.engines.network_run import NetworkRun
 from lit_dps.engines.row_tensors import RowConverter, Rows, StepNumbers, exchange
-from lit_dps.engines.stack_check import trains_on_whole_batches
+from lit_dps.engines.stackable_loss import trains_on_whole_batches
 from lit_dps.engines.step_batches import MixedBatch, StackBatches, parts_of
 from lit_dps.optim import OURS
 

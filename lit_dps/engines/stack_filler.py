@@ -21,10 +21,10 @@ from lit_dps.data import ImageData
 from lit_dps.engines.eligible import reason_of
 from lit_dps.engines.engine import Training
 from lit_dps.engines.functional import Functional, tensors_of
-from lit_dps.engines.logged_check import LoggedReference, loader_data
 from lit_dps.engines.memory import is_out_of_memory
 from lit_dps.engines.module_hooks import optimizer_of, show_length
 from lit_dps.engines.network_run import NetworkRun, build_trial
+from lit_dps.engines.stackable_module import LoggedReference, loader_data
 from lit_dps.engines.stacked_scores import scores_of_new_runs
 from lit_dps.module import ImageClassifier
 from lit_dps.optim import RULES, rule_of

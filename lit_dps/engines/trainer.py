@@ -90,14 +90,14 @@ class TrialFit:
             goal = GoalErrorCallback.of(training.goal)
             goal.budget = training.budget
         goal.record_in(attempt)
-        goal.on_check_recorded = at_check
+        goal.after_check = at_check
         batch = training.batch_callback(trial)
         if not batch.schedule.is_constant:
             attempt.count(EXAMPLES.column)
         checkpoint = None
         if file is not None and training.checkpoints is not None:
             checkpoint = CheckpointCallback(file, training.checkpoints.seconds, attempt, at_check)
-            goal.on_check_recorded = checkpoint.checked
+            goal.after_check = checkpoint.checked
             goal.saves_pause = lambda: checkpoint.can_save
         return cls(
             built=built,

@@ -206,7 +206,7 @@ def has_waiting(storage: RDBStorage, study: int, points: int) -> bool:
         return session.scalars(waiting).first() is not None
 
 
-def stored_costs(storage: RDBStorage, study: int) -> list[Cost]:
+def uncached_costs(storage: RDBStorage, study: int) -> list[Cost]:
     """Return the costs of an Optuna study's complete trials, one for each point."""
     point = aliased(TrialUserAttributeModel)
     values = (

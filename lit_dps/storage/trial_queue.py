@@ -50,8 +50,8 @@ from lit_dps.storage.cells import (
     has_waiting,
     open_cell,
     pruned_results,
-    stored_costs,
     stored_costs_by_point,
+    uncached_costs,
 )
 from lit_dps.storage.database import open_storage, storage_errors
 from lit_dps.storage.locks import ServerPeers, peers
@@ -154,7 +154,7 @@ class TrialQueue:
         self._locks_rows = isinstance(self.peers, ServerPeers)
         self._is_search = isinstance(self.sampler, SearchSampler)
         self._claims: dict[tuple[Cell, int, int], optuna.Trial] = {}  # by cell, point and repeat
-        self._studies: dict[Cell, optuna.Study] = {}  # of the cells that this process runs
+        self._optuna_studies: dict[Cell, optuna.Study] = {}  # of the cells that this process runs
         self._finished_costs: dict[Cell, dict[int, Cost]] = {}  # of the other cells
         self._limits: dict[Cell, CachedLimit] = {}
         self._repeat_limits: dict[Cell, float] = {}
@@ -226,7 +226,7 @@ class TrialQueue:
             return cached.cost
         try:
             with storage_errors(self.url):
-                costs = stored_costs(self.storage, self._study(cell)._study_id)
+                costs = uncached_costs(self.storage, self._optuna_study(cell)._study_id)
         except StorageError:
             if cached is UNREAD_LIMIT:
                 raise
@@ -299,14 +299,14 @@ class TrialQueue:
         while attempt is None and self._has_more_points:
             with self._locked():
                 # Another process may have enqueued points while this process waited for the lock.
-                if not has_waiting(self.storage, self._study(cell)._study_id, self.points):
+                if not has_waiting(self.storage, self._optuna_study(cell)._study_id, self.points):
                     self._has_more_points = self._enqueue_points(cell)
             attempt = self._claim(cell)
         return attempt
 
     def _enqueue_points(self, cell: Cell) -> bool:
         """Enqueue the next points of a cell; return whether more have to be enqueued later."""
-        study = self._study(cell)
+        study = self._optuna_study(cell)
         trials = self._end_dead_trials(study)
         coverage = self._coverage_of(trials)
         limit = race_limit(costs_by_point(study).values(), self.race_factor, self.statistic)
@@ -369,22 +369,22 @@ class TrialQueue:
         waiting = [trial for trial in trials if trial.state is TrialState.WAITING]
         return sum(trial.user_attrs[POINT_ATTR] < self.points for trial in waiting)
 
-    def _study(self, cell: Cell) -> optuna.Study:
+    def _optuna_study(self, cell: Cell) -> optuna.Study:
         """Return the Optuna study of a cell.
 
         It is the same object as long as the cell is run, because a new one reads all trials again.
         """
-        if cell not in self._studies:
+        if cell not in self._optuna_studies:
             unit = self.goal.cost_unit
             study = open_cell(self.storage, self.name, cell, self.uid, self.sampler, unit=unit)
-            self._studies[cell] = study
-        return self._studies[cell]
+            self._optuna_studies[cell] = study
+        return self._optuna_studies[cell]
 
     def _close_cells_except(self, cell: Cell) -> None:
         """Keep only the costs of cells without claims; Optuna would keep their curves."""
         claimed = {claim[0] for claim in self._claims}
-        for other in self._studies.keys() - claimed - {cell}:
-            self._finished_costs[other] = costs_by_point(self._studies.pop(other))
+        for other in self._optuna_studies.keys() - claimed - {cell}:
+            self._finished_costs[other] = costs_by_point(self._optuna_studies.pop(other))
 
     def _costs_in_nearest_cell(self, cell: Cell) -> dict[int, Cost]:
         """Return costs by point of the nearest cell that has any; {} without racing."""
@@ -409,10 +409,10 @@ class TrialQueue:
         target = None
         if self._locks_rows and not self._is_search:
             target = self.peers.owner
-        if cell not in self._studies:
+        if cell not in self._optuna_studies:
             with self._locked():
-                self._study(cell)
-        study = self._studies[cell]
+                self._optuna_study(cell)
+        study = self._optuna_studies[cell]
         with self._locked(target):
             claimed = self._claim_trial(study)
             if claimed is None:
@@ -459,7 +459,7 @@ class TrialQueue:
             cell = self.cells[self._repeat_position]
             self._close_cells_except(cell)
             with self._locked():
-                repeat = self._repeats.claim(cell, self._study(cell))
+                repeat = self._repeats.claim(cell, self._optuna_study(cell))
             if repeat is not None:
                 self._repeat_limits[cell] = repeat.limit
                 limit = partial(self._repeat_limits.__getitem__, cell)
@@ -485,7 +485,7 @@ class TrialQueue:
             trial,
             self.goal,
             self.other_goals,
-            race_limit=get_limit,
+            read_race_limit=get_limit,
             pause_at=rung,
             train_past_goal=train_past_goal,
             metrics=self.metrics,

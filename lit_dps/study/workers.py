@@ -111,7 +111,7 @@ def work(setup: StudySetup, stop: StopRequest, on_event: EventListener | None = 
                     stop.check()
                 result = queue.store_result(result)
                 if checkpoints is not None:
-                    checkpoints.on_result_stored(result, queue.trial_race_limit(result.trial))
+                    checkpoints.remove_unneeded(result, queue.trial_race_limit(result.trial))
                 yield result
                 stop.check()
     finally:

@@ -92,7 +92,7 @@ class Checkpoints:
             self._reported.add(text)
             self.report(text)
 
-    def on_result_stored(self, result: TrialResult, limit: float) -> None:
+    def remove_unneeded(self, result: TrialResult, limit: float) -> None:
         """Remove files that no trial needs any more, after a result was stored.
 
         Args:

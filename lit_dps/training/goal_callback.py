@@ -100,10 +100,10 @@ class GoalErrorCallback(Callback):
         steps: Optimizer steps so far (`StepCount`).
         validated: Batches and examples of the validations.
         stopwatch: Seconds of steps and validations.
-        at_check: Called after each validation that does not end the run; may raise, on all ranks.
-            Set it before a run.
-        saves_pause: Returns whether `at_check` saves and ends a paused run. Otherwise the trainer
-            stops. Set it before a run.
+        after_check: Called after each validation that does not end the run; may raise, on all
+            ranks. Set it before a run.
+        saves_pause: Returns whether `after_check` saves and ends a paused run. Otherwise the
+            trainer stops. Set it before a run.
         budget: The `trainer.max_steps` to show in a run that ends earlier, such as a dry run. None
             shows the goal's `max_steps`. Set it before a run.
         steps_of_epoch: Optimizer steps of an epoch, set when training starts; None if an epoch has
@@ -162,7 +162,7 @@ class GoalErrorCallback(Callback):
         self.early_reject = config.stops_checks_early
         self._monitor_key = config.metric_key
         # Called after a check if the run continues, or if it pauses and is saved.
-        self.on_check_recorded: Callable[[], None] = lambda: None
+        self.after_check: Callable[[], None] = lambda: None
         self.saves_pause: Callable[[], bool] = lambda: False
         self.budget: int | None = None
         self.steps_of_epoch: int | None = None
@@ -469,7 +469,7 @@ class GoalErrorCallback(Callback):
         self.attempt.status = ranks.broadcast(status)
         is_saved_pause = self.status is Status.PAUSED and self.saves_pause()
         if self.status is None or is_saved_pause:
-            self.on_check_recorded()
+            self.after_check()
         else:
             trainer.should_stop = True
 

@@ -107,7 +107,7 @@ def build_short(
     attempt = Attempt(
         trial,
         goal.goal,
-        race_limit=lambda: goal.last_step,
+        read_race_limit=lambda: goal.last_step,
         train_past_goal=True,
         metrics=training.metrics,
     )

@@ -10,7 +10,7 @@ import torch
 
 from lit_dps.analysis.analysis import Analysis
 from lit_dps.analysis.other_goals import at_goal
-from lit_dps.core.racing import cut
+from lit_dps.core.racing import cut_at_step
 from lit_dps.core.trial import (
     BY_NODES,
     BY_WEIGHTS,
@@ -82,11 +82,11 @@ def test_steps_whose_examples_are_not_known():
 def test_short_steps_of_a_trial_that_counts_to_an_earlier_step_are_as_many_of_its_steps():
     curve = {"step": [16, 32, 48, 64], "val_error": [0.4, 0.3, 0.2, 0.1], "train_loss": [1.0] * 4}
     long = result(DENSE, 0, 64, curve=curve, flags={SHORT_STEPS: 8, STACKED: 1})
-    assert cut(long, 32).flags == {SHORT_STEPS: 4, STACKED: 1}
+    assert cut_at_step(long, 32).flags == {SHORT_STEPS: 4, STACKED: 1}
     at = at_goal(read(long, goals=[0.3]), 0.3)
     assert numbers_in(observed_notes(at)[0]) == [1, 1, 12.5]
     plain = dataclasses.replace(long, flags={STACKED: 1})
-    assert cut(plain, 32).flags == {STACKED: 1}
+    assert cut_at_step(plain, 32).flags == {STACKED: 1}
 
 
 def test_weights_kept_without_a_score():

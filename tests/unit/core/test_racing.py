@@ -343,7 +343,7 @@ def test_points_short_of_a_limit_by_their_costs():
     assert coverage.points_short_of_limit(6, 641.0) == [0, 1, 4, 5]
     assert coverage.points_short_of_limit(1, 641.0) == [0], "points beyond the first are not asked"
     assert coverage.points_short_of_rung(5, RUNGS) == ([4], False)
-    assert coverage.steps == {0: 32, 1: 500, 2: math.inf, 5: 0}
+    assert coverage.covered_steps == {0: 32, 1: 500, 2: math.inf, 5: 0}
 
 
 def test_attempts_that_paused_or_were_outraced_run_again():

@@ -126,9 +126,9 @@ def test_a_repeat_runs_to_its_multiple_of_the_best_and_no_race_ends_it(url):
     assert (one.trial.repeat, two.trial.repeat) == (
         1,
         2,
-    ) and one.race_limit() == 288 == s.trial_race_limit(one.trial)
+    ) and one.read_race_limit() == 288 == s.trial_race_limit(one.trial)
     s.store_result(ended(one.trial, 16))
-    assert two.race_limit() == 288 and s.cell_race_limit(A) == 96, (
+    assert two.read_race_limit() == 288 and s.cell_race_limit(A) == 96, (
         "the goal met sooner changes neither K* nor the other repeat"
     )
     s.store_result(ended(two.trial, None, Status.OUTRACED, ran=288))

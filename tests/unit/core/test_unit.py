@@ -37,7 +37,7 @@ PARAMS = {"model.learning_rate": 0.1, "model.momentum": 0.9}
 def train(unit, costs, met_at=None, limit=math.inf, point=0, cell=CELL):
     """Return the attempt whose checks cost so much each, in a unit."""
     goal = Goal(0.2, check_interval=4, max_steps=4000, unit=unit)
-    attempt = Attempt(Trial(cell, point, PARAMS), goal, race_limit=lambda: limit)
+    attempt = Attempt(Trial(cell, point, PARAMS), goal, read_race_limit=lambda: limit)
     for i, cost in enumerate(costs, 1):
         value = 0.1 if i == met_at else 0.5
         attempt.record(4 * i, value, True, 1.0, True, {unit: cost})

@@ -14,7 +14,7 @@ from torch import nn
 from lit_dps.core.goal import Goal
 from lit_dps.core.trial import Cell, Trial
 from lit_dps.engines.eligible import ineligibility_reason
-from lit_dps.engines.stack_check import _close, _close_gradients
+from lit_dps.engines.stackable_loss import _close, _close_gradients
 from lit_dps.module import ImageClassifier
 from lit_dps.training.workload import Workload
 from tests.support.conformance import assert_conform

@@ -73,18 +73,18 @@ def test_each_trial_has_its_given_rate_and_keeps_it(tmp_path):
 def test_every_trial_stops_at_the_cost_limit(tmp_path, race_factor):
     worker = queue(tmp_path, [0.1, 0.2], cost_limit=70, race_factor=race_factor)
     first = worker.claim_next()
-    assert first.race_limit() == 70 and first.pause_at == math.inf
+    assert first.read_race_limit() == 70 and first.pause_at == math.inf
     worker.store_result(outraced(first.trial, 70))
     second = worker.claim_next()
-    assert second.trial.point == 1 and second.race_limit() == 70
+    assert second.trial.point == 1 and second.read_race_limit() == 70
     worker.store_result(outraced(second.trial, 70))
     assert worker.claim_next() is None
     # A larger limit continues both.
     later = queue(tmp_path, [0.1, 0.2], cost_limit=90, race_factor=race_factor)
-    assert later.claim_next().race_limit() == 90
+    assert later.claim_next().read_race_limit() == 90
 
 
 def test_the_race_stops_a_trial_before_the_cost_limit(tmp_path):
     worker = queue(tmp_path, [0.1, 0.2], cost_limit=70)
     worker.store_result(complete(worker.claim_next().trial, 40))
-    assert worker.claim_next().race_limit() == 40
+    assert worker.claim_next().read_race_limit() == 40

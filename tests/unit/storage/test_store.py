@@ -66,7 +66,9 @@ def test_every_cell_gets_the_same_points_in_order(url):
 def test_of_a_cell_that_is_done_the_steps_alone_are_kept(url):
     s, asked = store(url, slack=1), []
     for trial in trials_of(s):
-        assert set(s._studies) == {trial.cell}, "Optuna's objects hold the curves of every trial"
+        assert set(s._optuna_studies) == {trial.cell}, (
+            "Optuna's objects hold the curves of every trial"
+        )
         asked.append((trial.cell, trial.point))
         s.store_result(ended(trial, Status.COMPLETE if trial.point == 2 else Status.INFEASIBLE))
     assert asked == [(CELLS[0], p) for p in (0, 1, 2)] + [
@@ -83,13 +85,13 @@ def test_the_last_limit_holds_while_the_storage_cannot_be_read(url, monkeypatch)
         raise sqlalchemy.exc.OperationalError("select", {}, OSError("connection lost"))
 
     with monkeypatch.context() as outage:
-        outage.setattr(trial_queue, "stored_costs", fail)
+        outage.setattr(trial_queue, "uncached_costs", fail)
         with pytest.raises(StorageError):
             s.cell_race_limit(CELLS[0])
     s.store_result(ended(trial))
     assert s.cell_race_limit(CELLS[0]) == 16
     with monkeypatch.context() as outage:
-        outage.setattr(trial_queue, "stored_costs", fail)
+        outage.setattr(trial_queue, "uncached_costs", fail)
         assert s.cell_race_limit(CELLS[0]) == 16
 
 
@@ -154,7 +156,9 @@ def test_few_points_wait_at_a_time_and_none_is_missed(url, monkeypatch):
     streams, taken = [trials_of(one), trials_of(other)], []
     for i in range(8):
         taken.append(next(streams[i % 2]).point)
-        waiting = one._studies[CELLS[0]].get_trials(deepcopy=False, states=(TrialState.WAITING,))
+        waiting = one._optuna_studies[CELLS[0]].get_trials(
+            deepcopy=False, states=(TrialState.WAITING,)
+        )
         assert len(waiting) <= 3
     assert sorted(taken) == list(range(8))
     assert [next(stream, None) for stream in streams] == [None, None]

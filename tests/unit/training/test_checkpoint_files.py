@@ -138,13 +138,13 @@ def test_files_go_when_the_result_is_stored_or_nobody_needs_them(tmp_path):
     trials = [Trial(cell, point, PARAMS) for point in range(4)]
     for trial, step in zip(trials, (8, 12, 16, 20), strict=True):
         result, _ = study.run(trial, pause=lambda cell, step=step: step)
-        study.checkpoints().on_result_stored(result, math.inf)
+        study.checkpoints().remove_unneeded(result, math.inf)
     there = [study.checkpoints().path(trial) for trial in trials]
     assert all(path.exists() for path in there), "they have to go on"
-    study.checkpoints().on_result_stored(study.run(trials[0], limit=lambda cell: 16)[0], 16)
+    study.checkpoints().remove_unneeded(study.run(trials[0], limit=lambda cell: 16)[0], 16)
     assert [path.exists() for path in there] == [False, True, True, True]
     best = TrialResult(Trial(cell, 4, PARAMS), Status.COMPLETE, 8)
-    study.checkpoints().on_result_stored(best, 16)
+    study.checkpoints().remove_unneeded(best, 16)
     assert [path.exists() for path in there] == [False, True, False, False]
 
 

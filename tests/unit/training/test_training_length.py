@@ -136,7 +136,7 @@ def test_a_resumed_run_sees_the_same_lengths(tmp_path):
         def on_train_start(self, trainer, pl_module):
             trainers.append(trainer)
 
-    goal.on_check_recorded = save
+    goal.after_check = save
     fit(first, loader(), loader(), callbacks=[goal, Keeps()])
     second = Looks()
     fit(

@@ -25,9 +25,9 @@ from lit_dps.engines.module_hooks import (
     TRANSFER_HOOKS,
     NeedsLightning,
     optimizer_of,
-    uncaught,
+    raise_if_caught,
 )
-from lit_dps.engines.stack_check import (
+from lit_dps.engines.stackable_loss import (
     EXAMPLES,
     TOLERANCE,
     Start,
@@ -124,7 +124,7 @@ def reason_against_values(
     order = torch.from_numpy(next(batches)).to(module.device)
     module.train()
     try:
-        with full_float32(), uncaught():
+        with full_float32(), raise_if_caught():
             parts = order.split(data.batch_size)
             tried = list(parts[:TRIED_BATCHES])
             if len(parts[-1]) < data.batch_size:

@@ -11,7 +11,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from lit_dps.core.goal import Goal
 from lit_dps.core.trial import Cell
-from lit_dps.engines.update_check import reason_against_schedule
+from lit_dps.engines.stackable_update import reason_against_schedule
 from lit_dps.module import ImageClassifier
 from lit_dps.optim import ADAM, MOMENTUM, NESTEROV, RULES
 from lit_dps.optim.rule import Rule
@@ -21,7 +21,7 @@ from tests.support.tensor_rules import LARS, SHAMPOO
 from tests.unit.engines.test_engine import quiet  # noqa: F401
 from tests.unit.engines.test_stack_lockstep import EXAMPLES, GOAL, trials, workload
 
-HERE = "tests.unit.engines.test_update_check."
+HERE = "tests.unit.engines.test_stackable_update."
 
 
 class OwnSGD(torch.optim.SGD):
