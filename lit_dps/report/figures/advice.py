@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import LogLocator, NullFormatter
+from matplotlib.ticker import LogLocator
 
 import lit_dps.report.figures.style as look
 from lit_dps.analysis.observations import AT_LEAST, AT_MOST, Observation
@@ -225,8 +225,7 @@ def _few_ticks(axis: Axis) -> None:
     if high < 100 * low:
         subs = (1, 2, 5)
     axis.set_major_locator(LogLocator(subs=subs))
-    axis.set_major_formatter("{x:g}")
-    axis.set_minor_formatter(NullFormatter())
+    look.plain_ticks(axis)
 
 
 def _handles(
