@@ -62,7 +62,7 @@ class Pruner(ABC):
         hits_count: Whether a mask keeps exactly round(m (1 - sparsity)) of its m elements. If it
             cannot, as with whole nodes, the table shows how many it keeps.
         counts: What a sparsity is a share of if the method does not hit the count, in one word such
-            as "nodes". A note below the table uses it.
+            as "nodes". A note of the report uses it.
         every: Optimizer steps between changes of the mask by `next_mask`; None if the mask stays.
     """
 

@@ -1,4 +1,4 @@
-"""The notes below the table of a study: what to know before trusting it.
+"""The notes on a study: what to know before trusting it.
 
 `NOTES` is the table of all notes, the most important first: what K* and the law lack, how trials
 ended, what they differ in, how they were repeated.

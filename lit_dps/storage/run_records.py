@@ -25,7 +25,7 @@ from lit_dps.storage.urls import sqlite_file
 
 CHANGED_ENVIRONMENT = (
     "restore it, choose another study.name, or continue with --accept-code-change; "
-    "a note below the table then reports the change"
+    "a note then reports the change"
 )
 
 
