@@ -21,7 +21,7 @@ from lit_dps.core.config import StorageConfig
 from lit_dps.core.errors import ConfigError, Unguarded, UserError
 from lit_dps.core.exit_codes import ExitCode
 from lit_dps.core.search_space import Choices, Range
-from lit_dps.core.trial_config import STUDY_DEFAULTS, GoalConfig
+from lit_dps.core.trial_config import GoalConfig
 from lit_dps.report.notebook import Study
 from lit_dps.storage.read import open_elsewhere, read_study
 
@@ -64,7 +64,8 @@ def run(config: str | Path | Mapping[str, Any], accept_code_change: bool = False
     Args:
         config: A configuration file, or its content. In the content, model and data may be classes,
             functions or objects as in `advise`. A section may be an object of its class, such as
-            `StudyConfig` or `GoalConfig`; its fields that differ from their defaults are set.
+            `StudyConfig` or `GoalConfig`; its fields that differ from their defaults are set. To
+            set `goal.early_reject` to false, give the section goal as a dict.
         accept_code_change: Whether to resume a study although your code or data changed since its
             trials ran.
 
@@ -184,24 +185,36 @@ def study(
         check_interval: Optimizer steps between two checks of the goal, as goal.check_interval.
         repeats: Repeats of the best trial of each cell, on new seeds.
         seed: Seed of the search and of all trials.
-        workers: Processes that train; by default one per CPU core, or one per GPU. It is 1 for
+        workers: Processes that train at the same time. By default 1 on GPUs. On CPUs, the cores
+            divided by the cores of a trial (`study.threads` for each of its ranks). It is 1 for
             classes that only this process knows, such as classes of a notebook.
         storage: The storage folder, or the section storage.
         accept_code_change: Whether to resume although your code or data changed.
         sections: The sections trainer, pruning, optim, local, smoothness and batch, and further
-            keys of the section study: dicts or objects such as `PruningConfig`.
+            keys of the section study: dicts or objects such as `PruningConfig`. Fields of an object
+            are set as in `run`.
 
     Returns:
         The study that `load` returns.
 
     Raises:
         UserError: for arguments, data or storage that cannot be used; in one line.
+        SystemExit: for a script without the guard; the line is printed, and the script ends.
         KeyboardInterrupt: if the study is interrupted; its finished trials are stored.
     """
+    leave_if_unguarded()
     _refuse_unknown(sections, _STUDY_SECTIONS)
     options = {key: _as_dict(key, value) for key, value in sections.items()}
     further = options.pop("study", {})
+    _refuse_arguments(further, workers)
+    workers = further.pop("workers", workers)
     config, notes = _config_of_objects(model, data, None, options)
+    local = _local_classes(config)
+    if local:
+        notes.append(
+            f"Only this script or notebook knows {', '.join(local)}. Move the classes to a module "
+            f"first if you want to use lit-dps fit --of {name}."
+        )
     config["goal"] = _goal_section(goal)
     for key, value in (("max_steps", max_steps), ("check_interval", check_interval)):
         if value is not None:
@@ -234,6 +247,22 @@ def study(
 
 # Sections of `study` beside its arguments.
 _STUDY_SECTIONS = ("trainer", "pruning", "optim", "local", "smoothness", "batch", "study")
+# Keys of the section study that are arguments of `study`.
+_STUDY_ARGUMENTS = ("name", "batch_sizes", "sparsities", "trials", "repeats", "seed", "space")
+
+
+def _refuse_arguments(further: Mapping[str, Any], workers: int | None) -> None:
+    """Raise ConfigError for a key of the section study that is an argument of `study`.
+
+    The section may set the workers, unless the argument has another value.
+    """
+    for key in _STUDY_ARGUMENTS:
+        if key in further:
+            allowed = f"left out; {key} is an argument of lit_dps.study"
+            raise ConfigError(f"study.{key}", further[key], allowed)
+    if workers is not None and further.get("workers", workers) != workers:
+        allowed = f"left out, or {workers} as the argument workers"
+        raise ConfigError("study.workers", further["workers"], allowed)
 
 
 def _goal_section(goal: str | Mapping[str, Any] | GoalConfig) -> dict[str, Any]:
@@ -253,7 +282,7 @@ def _as_dict(section: str, given: Any) -> dict[str, Any]:
     Args:
         section: Its name.
         given: A dict, or an object of the dataclass of the section. A field of an object is set if
-            it differs from its default, or if commands have another default.
+            it differs from its default. Other keys have the defaults of the command.
     """
     if isinstance(given, Mapping):
         return dict(given)
@@ -267,7 +296,7 @@ def _as_dict(section: str, given: Any) -> dict[str, Any]:
         default = each.default
         if each.default_factory is not MISSING:
             default = each.default_factory()
-        if value != default or f"{section}.{each.name}" in STUDY_DEFAULTS:
+        if value != default:
             keys[each.name] = value
     return keys
 
@@ -331,7 +360,14 @@ def advise(
             if value is not None:
                 raise ConfigError(name, value, "left out beside a DataFrame of runs")
         return _advise_on_runs(model, goal, devices, price, options)
+    leave_if_unguarded()
     config, notes = _config_of_objects(model, data, goal, options)
+    local = _local_classes(config)
+    if local:
+        notes.append(
+            f"Only this script or notebook knows {', '.join(local)}. Before `lit-dps fit` takes "
+            "fit.yaml, move the classes to a module, and write its name in fit.yaml."
+        )
     words = []
     for name, value in {"budget": budget, "price": price, **_command_options(options)}.items():
         if value is not None:
@@ -381,7 +417,7 @@ def _config_of_objects(
     model: Any, data: Any, goal: str | Mapping[str, Any] | None, options: Mapping[str, Any]
 ) -> tuple[dict[str, Any], list[str]]:
     """Return the configuration of a module and data module, and notes on what trials make."""
-    from lit_dps.training.user_objects import OBJECTS, batch_size_key, config_of
+    from lit_dps.training.user_objects import batch_size_key, config_of
 
     _refuse_unknown(options, (*_COMMAND_OPTIONS, *_SECTIONS, "name"))
     parts = [config_of("model", model), config_of("data", data)]
@@ -399,19 +435,19 @@ def _config_of_objects(
         study.setdefault("batch_size_key", key)
     config["study"] = study
     notes = [part.note for part in parts if part.note]
-    paths = [part.config["class_path"] for part in parts]
-    local = [path for path in paths if path.startswith(("__main__.", f"{OBJECTS}."))]
-    if local:
-        notes.append(
-            f"Only this script or notebook knows {', '.join(local)}. Before `lit-dps fit` takes "
-            "fit.yaml, move the classes to a module, and write its name in fit.yaml."
-        )
     return config, notes
+
+
+def _local_classes(config: Mapping[str, Any]) -> list[str]:
+    """Return the class paths of model and data that only this process can import."""
+    from lit_dps.training.user_objects import OBJECTS
+
+    paths = [str(config[section]["class_path"]) for section in ("model", "data")]
+    return [path for path in paths if path.startswith(("__main__.", f"{OBJECTS}."))]
 
 
 def _advise(argv: list[str]) -> Advice:
     """Run the command `advise`, and return its advice."""
-    leave_if_unguarded()
     import lit_dps.cli
     from lit_dps.cli import advise as verb  # imports torch and Lightning
     from lit_dps.cli.command_line import CommandLine
@@ -448,6 +484,6 @@ def _plain_value(value: Any) -> Any:
         return [_plain_value(each) for each in value]
     if isinstance(value, Path):
         return str(value)
-    if hasattr(value, "item"):  # a number of NumPy
-        return value.item()
+    if hasattr(value, "tolist"):  # a number or an array of NumPy
+        return value.tolist()
     return value

@@ -100,8 +100,9 @@ class Unguarded(UserError):
 
     def __init__(self):
         super().__init__(
-            "a script that calls lit_dps.run or lit_dps.cli.main is run again by each process "
-            "that this starts: call it below if __name__ == '__main__':"
+            "a script that calls lit_dps.study, lit_dps.run, lit_dps.advise or lit_dps.cli.main "
+            "is run again by each process that it starts: call the function below "
+            "if __name__ == '__main__':"
         )
 
 

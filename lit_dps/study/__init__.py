@@ -37,6 +37,13 @@ class _CallablePackage(ModuleType):
     """A package that can be called: Python sets `lit_dps.study` to it at its first import."""
 
     @property
+    def __doc__(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
+        # `help` shows the function, and then the modules of the package.
+        function = import_module("lit_dps.api").study
+        first, _, rest = str(function.__doc__).partition("\n")
+        return f"{first}\n\n    lit_dps.study{signature(function)}\n{rest}"
+
+    @property
     def __signature__(self) -> Signature:
         return signature(import_module("lit_dps.api").study)
 

@@ -59,6 +59,9 @@ def config_of(section: str, given: Any) -> ObjectConfig:
     """
     base = BASES[section]
     if isinstance(given, Mapping):
+        if not isinstance(given.get("class_path"), str):
+            allowed = "the class path of the " + section
+            raise ConfigError(f"{section}.class_path", given.get("class_path"), allowed)
         return ObjectConfig(dict(given))
     if isinstance(given, str):
         return ObjectConfig({"class_path": given})
@@ -83,9 +86,13 @@ def batch_size_key(data: Mapping[str, Any]) -> str | None:
     """Return the key of the batch size of a data module's configuration, guessed by its name.
 
     Returns:
-        None if no argument, or several arguments, have such a name.
+        None if no argument, or several arguments, have such a name, or if the class cannot be
+        imported.
     """
-    names = _parameters(_class_at(str(data["class_path"])))
+    try:
+        names = _parameters(_class_at(str(data["class_path"])))
+    except (ImportError, AttributeError, ValueError):
+        return None  # the command refuses the class path
     for name in BATCH_SIZE_NAMES[:1]:
         if name in names:
             return f"data.{name}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 
 import pytest
@@ -121,6 +122,15 @@ def test_the_command_is_of_the_cell_of_the_least_time():
     # the cell
     assert text.startswith("train the best trial again: ") and "secret" not in text
     assert " fit --of 'my study' --cell B=" in text and text.endswith("--checkpoint best.ckpt\n")
+
+
+@pytest.mark.parametrize("module", ["__main__", "lit_dps_objects", "mine"])
+def test_classes_of_a_script_or_notebook_have_no_command(module):
+    cell = Cell(4)
+    analysis = analysis_of({cell: law_results(cell, 8, 4e4, 60)}, "mine")
+    config = {"model": {"class_path": f"{module}.Net"}, "data": {"class_path": "mine.Data"}}
+    local = Analysis(dataclasses.replace(analysis.record, config=config))
+    assert bool(retrain_hint(local, StorageConfig())) is (module == "mine")
 
 
 def test_how_a_run_ended_is_said_in_a_line():

@@ -6,9 +6,12 @@ import inspect
 import sys
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 import lit_dps
+from lit_dps import api
+from lit_dps.core.errors import Unguarded
 from lit_dps.core.search_space import Range
 from tests.e2e import advised_user
 from tests.support.errors import refuses
@@ -111,6 +114,102 @@ def test_classes_of_this_process_train_in_it():
             SPACE,
             workers=2,
         )
+
+
+@pytest.fixture
+def run_config(monkeypatch):
+    """Return a list of the configurations that `lit_dps.study` passes on; nothing is run."""
+    configs = []
+    monkeypatch.setattr(api, "run", lambda config, accept: configs.append(config))
+    return configs
+
+
+@pytest.mark.parametrize("section", [{"workers": 3}, lit_dps.StudyConfig(workers=3)])
+def test_workers_of_the_section_study_count(run_config, section):
+    study("workers", workers=None, study=section)
+    study("workers", workers=3, study=section)
+    assert [config["study"]["workers"] for config in run_config] == [3, 3]
+    with refuses("study.workers", 3):
+        study("workers", workers=2, study=section)
+    study("workers", workers=None)
+    assert "workers" not in run_config[-1]["study"]
+
+
+def test_workers_that_cannot_import_the_classes_are_refused(run_config):
+    def local(**options):
+        model = lambda lr=0.1: advised_user.Module(lr)  # noqa: E731
+        lit_dps.study(model, advised_user.Data, GOAL, [16], SPACE, **options)
+
+    with refuses("study.workers", 4):
+        local(study={"workers": 4})
+    local()
+    local(study={"workers": 1})
+    assert [config["study"]["workers"] for config in run_config] == [1, 1]
+
+
+def test_an_argument_in_the_section_study_is_refused(run_config):
+    for key, value in {"trials": 4, "seed": 1, "name": "x", "space": {}}.items():
+        with refuses(f"study.{key}", value):
+            study("twice", study={key: value})
+    assert not run_config
+
+
+def test_local_classes_are_named_with_the_command_that_needs_a_module(run_config, capsys):
+    lit_dps.study(
+        lambda lr=0.1: advised_user.Module(lr), advised_user.Data, GOAL, [16], SPACE, name="mine"
+    )
+    notes = capsys.readouterr().err
+    assert "lit_dps_objects.model_" in notes and "lit-dps fit --of mine" in notes
+    assert "fit.yaml" not in notes
+    study("importable")
+    assert "lit-dps fit" not in capsys.readouterr().err
+
+
+def test_a_goal_object_keeps_the_defaults_of_a_study(run_config):
+    study("goal", goal=lit_dps.GoalConfig(error=0.05))
+    study("goal", goal={"error": 0.05, "early_reject": False})
+    assert [config["goal"] for config in run_config] == [
+        {"error": 0.05},
+        {"error": 0.05, "early_reject": False},
+    ]
+
+
+def test_arrays_are_lists_in_the_configuration():
+    given = {"low": np.float32(0.5), "choices": np.array([1, 2]), "nested": [np.int64(3)]}
+    plain = api._plain(given)
+    assert plain == {"low": 0.5, "choices": [1, 2], "nested": [3]}
+    assert [type(value) for value in plain["choices"]] == [int, int]
+    assert api._plain({"box": lit_dps.Choices([0.1, 0.2])})["box"]["choices"] == [0.1, 0.2]
+
+
+def test_a_section_without_a_class_path_is_refused(run_config):
+    arguments = (GOAL, [16], SPACE)
+    with refuses("data.class_path", None):
+        lit_dps.study(advised_user.Module, {"init_args": {}}, *arguments)
+    with refuses("model.class_path", 3):
+        lit_dps.study({"class_path": 3}, advised_user.Data, *arguments)
+    # The command refuses a class path that cannot be imported.
+    lit_dps.study(advised_user.Module, "no_module_here.Data", *arguments)
+    assert "batch_size_key" not in run_config[0]["study"]
+
+
+def test_a_script_without_a_guard_ends_before_it_prints(monkeypatch, capsys):
+    def leave():
+        raise SystemExit(64)
+
+    monkeypatch.setattr(api, "leave_if_unguarded", leave)
+    for function in (lit_dps.study, lit_dps.advise):
+        with pytest.raises(SystemExit):
+            function(advised_user.Module(), advised_user.Data(), GOAL, [16], SPACE)
+    assert capsys.readouterr().err == ""
+    for name in ("lit_dps.study", "lit_dps.run", "lit_dps.advise", "lit_dps.cli.main"):
+        assert name in str(Unguarded())
+
+
+def test_the_help_of_the_package_begins_with_the_function():
+    text = lit_dps.study.__doc__
+    assert text.startswith(str(api.study.__doc__).partition("\n")[0])
+    assert text.index("lit_dps.study(model") < text.index("batch_sizes: Batch sizes to compare")
 
 
 def test_the_package_of_studies_shows_the_signature_of_the_function():
