@@ -255,12 +255,17 @@ class Analysis:
         One run is seldom as lucky as the best of many. So they are medians over seeds in a series
         in which each K* has `MIN_SEEDS` repeats.
         """
+        repeats = {each.cell: each for each in self.repeats if each.rank == 1}
+        return expected_steps(self.record, self.cells, self.laws_of_answer, repeats)
+
+    @cached_property
+    def laws_of_answer(self) -> dict[Series, Law]:
+        """The law of each series that the answer uses: of medians over seeds, else of K*."""
         laws = dict(self.laws)
         for series in laws:
             if self.is_repeated(series, MIN_SEEDS):
                 laws[series] = self.median_laws[series]
-        repeats = {each.cell: each for each in self.repeats if each.rank == 1}
-        return expected_steps(self.record, self.cells, laws, repeats)
+        return laws
 
     @cached_property
     def answer(self) -> pd.DataFrame:

@@ -13,17 +13,27 @@ from lit_dps.analysis.analysis import Analysis
 from lit_dps.analysis.answer import K_STAR
 from lit_dps.analysis.ramps import constant_series
 from lit_dps.analysis.rates import RateLaw
-from lit_dps.analysis.step_seconds import QUIET
 from lit_dps.analysis.summary import CellSummary
-from lit_dps.analysis.tables import Row, records, rows_of, three_digits, value_text, where
+from lit_dps.analysis.tables import (
+    Row,
+    cell_of,
+    records,
+    rows_of,
+    three_digits,
+    value_text,
+    where,
+)
 from lit_dps.core.batch_schedule import CONSTANT, GROWING, NAME_KEY
 from lit_dps.core.record import cell_text
 from lit_dps.core.statistic import Statistic
 from lit_dps.core.text import WIDTH, format_duration
-from lit_dps.core.trial import Cell, Series
+from lit_dps.core.trial import Cell, Series, Status
 from lit_dps.core.unit import Unit
 from lit_dps.report.result_table import examples_text, interval_text, result_table
-from lit_dps.report.timing_notes import timing_notes
+from lit_dps.report.timing_notes import place_of, timing_notes
+
+# Metaparameters that a recommendation names.
+MAX_PARAMETERS = 4
 
 LIMITS = "95 % interval of the time"
 
@@ -32,7 +42,7 @@ def answer_text(study: Analysis, width: int = WIDTH) -> str:
     """Return the table of results and the sentences of the answer; empty without any K*."""
     if not len(study.answer):
         return ""
-    head = f"study {study.record.name}: which batch size? {study.record.goal}, {_place(study)}"
+    head = f"study {study.record.name}: which batch size? {study.record.goal}, on {place_of(study)}"
     lines = [head, "", *result_table(study, width), "", *answer_lines(study), *timing_notes(study)]
     return "\n".join(lines) + "\n"
 
@@ -59,18 +69,34 @@ def recommendation(study: Analysis, series: Series) -> str:
         return _without_k_star(study, series)
     fastest = _first_with(rows, "fastest")
     if fastest is None:
-        return _without_times(rows)
+        return _without_times(study, series, rows)
     train = "Train"
-    if any(summary.pending for summary in _cells_of(study, series)):
+    if _is_pending(study, series):
         train = "So far, train"
-    choice = f"{train} with batch size {_choice_text(rows, fastest)}"
-    text = f"{choice}{_parameters_text(study, series, fastest['batch_size'])}."
-    others = len(_cells_of(study, series)) - 1
-    if not others:
-        return f"{text} It is the only batch size of the study."
-    if len(rows) == 1:
-        return f"{text} No other batch size reached the goal."
-    return text
+    best = fastest["batch_size"]
+    choice = f"{train} with batch size {best}{_parameters_text(study, cell_of(series, best))}"
+    sizes = [summary.cell.batch_size for summary in _cells_of(study, series)]
+    sentences = [f"{choice}{_others_text(rows, fastest, sizes)}."]
+    if len(sizes) == 1:
+        sentences.append("It is the only batch size of the study.")
+    elif len(rows) == 1:
+        sentences.append(_only_k_star(study, series))
+    sentences += _with_validation(rows, fastest, study.validate_every)
+    return " ".join(sentences)
+
+
+def _is_pending(study: Analysis, series: Series) -> bool:
+    """Return True if trials of a series have not finished."""
+    return any(summary.pending for summary in _cells_of(study, series))
+
+
+def _only_k_star(study: Analysis, series: Series) -> str:
+    """Return that one batch size of a series has a K* and the others have none."""
+    if _is_pending(study, series):
+        return "No other batch size has a K* yet."
+    if study.record.statistic.needed_trials > 1:
+        return "No other batch size has a K*."
+    return "No other batch size reached the goal."
 
 
 def _rows_of(study: Analysis, series: Series) -> list[Row]:
@@ -87,6 +113,8 @@ def _without_k_star(study: Analysis, series: Series) -> str:
     """Return why a series without K* has no recommendation."""
     cells = _cells_of(study, series)
     if not any(summary.trials for summary in cells):
+        if any(summary.counts[Status.FAILED] for summary in cells):
+            return "No recommendation: all trials that ended failed."
         return "No recommendation: no trial has ended yet."
     goal = study.record.goal
     yet = ""
@@ -96,46 +124,70 @@ def _without_k_star(study: Analysis, series: Series) -> str:
     return f"No recommendation: {reached}."
 
 
-def _without_times(rows: Sequence[Row]) -> str:
+def _without_times(study: Analysis, series: Series, rows: Sequence[Row]) -> str:
     """Return which batch sizes need the fewest steps and examples, if no step was timed."""
+    so_far = ""
+    if _is_pending(study, series):
+        so_far = " so far"
+    text = f"No recommendation{so_far}: step times are unknown."
     if len(rows) == 1:
-        return f"Only batch size {rows[0]['batch_size']} reached the goal; no step was timed."
+        only = f"{text} Only B = {rows[0]['batch_size']} has a K*"
+        return f"{only}{so_far}."
     fewest = min(rows, key=lambda row: (row["steps"], row["batch_size"]))
     examples = _first_with(rows, "fewest")
     assert examples is not None
-    return (
-        f"Train with batch size {fewest['batch_size']} for the fewest steps, "
-        f"{examples['batch_size']} for the fewest examples; no step was timed."
-    )
+    steps = f"{text} B = {fewest['batch_size']} needs the fewest steps"
+    if examples is fewest:
+        return f"{steps} and examples."
+    return f"{steps}, B = {examples['batch_size']} the fewest examples."
 
 
-def _choice_text(rows: Sequence[Row], fastest: Row) -> str:
-    """Return the batch sizes that may be the fastest: 16 to 64 (best: 32)."""
-    sizes = [row["batch_size"] for row in rows]
-    tied = [row["batch_size"] for row in rows if row["tied"]]
+def _others_text(rows: Sequence[Row], fastest: Row, sizes: Sequence[int]) -> str:
+    """Return the batch sizes that may be as fast as the fastest: " (8 and 32 may be as fast)".
+
+    Args:
+        rows: The rows of a series.
+        fastest: The row of the least time.
+        sizes: All batch sizes of the series, also without K*.
+    """
     best = fastest["batch_size"]
-    if len(tied) < 2:
-        return f"{best}"
-    choice = " or ".join(map(str, tied))
-    if tied == sizes[sizes.index(tied[0]) : sizes.index(tied[-1]) + 1]:
-        choice = f"{tied[0]} to {tied[-1]}"
-    return f"{choice} (best: {best})"
+    tied = [row["batch_size"] for row in rows if row["tied"]]
+    others = [str(size) for size in tied if size != best]
+    if not others:
+        return ""
+    if len(tied) > 2 and tied == [size for size in sizes if tied[0] <= size <= tied[-1]]:
+        return f" ({tied[0]}-{tied[-1]} may be as fast)"
+    *first, last = others
+    text = last
+    if first:
+        text = f"{', '.join(first)} and {last}"
+    return f" ({text} may be as fast)"
 
 
-def _parameters_text(study: Analysis, series: Series, batch_size: int) -> str:
-    """Return the learning rate and momentum of the K* trial of a cell, as far as searched."""
-    parts = []
+def _parameters_text(study: Analysis, cell: Cell) -> str:
+    """Return the metaparameters of the K* trial of a cell: learning rate and momentum first."""
+    best = study.by_cell[cell].best
+    if best is None:
+        return ""
+    keys: dict[str, None] = {}
     for curve in study.rate_curves:
-        if curve.series != series:
-            continue
-        params = curve.best_trial(batch_size).trial.params
-        for key in (curve.source.rate_key, curve.source.momentum_key):
-            if key is not None and key in params:
-                name = key.rpartition(".")[2].replace("_", " ")
-                parts.append(f"{name} {value_text(params[key], study.record.space[key])}")
+        if curve.series == cell.series:
+            for key in (curve.source.rate_key, curve.source.momentum_key):
+                if key is not None:
+                    keys[key] = None
+    keys |= dict.fromkeys(study.record.space)
+    names = study.record.short_names
+    parts = []
+    for key in keys:
+        if key in best.trial.params and key in study.record.space:
+            value = value_text(best.trial.params[key], study.record.space[key])
+            parts.append(f"{names[key].replace('_', ' ')} {value}")
     if not parts:
         return ""
-    return f" at {', '.join(parts)}"
+    text = ", ".join(parts[:MAX_PARAMETERS])
+    if len(parts) > MAX_PARAMETERS:
+        text += f" (--show cells prints {len(parts) - MAX_PARAMETERS} more)"
+    return f" at {text}"
 
 
 def details(study: Analysis, series: Series) -> list[str]:
@@ -147,7 +199,6 @@ def details(study: Analysis, series: Series) -> list[str]:
         return []
     best = fastest["batch_size"]
     lines = [f"B = {best} needs {_time_text(fastest)} to the goal."]
-    lines += _with_validation(rows, fastest, study.validate_every)
     examples = f"B = {fewest['batch_size']} needs the fewest examples, {examples_text(fewest)}."
     lines.append(examples)
     if not study.record.batch_schedule(series).is_constant:
@@ -214,8 +265,10 @@ def _first_with(rows: Sequence[Row], column: str) -> Row | None:
 
 def _with_validation(rows: Sequence[Row], fastest: Row, validate_every: int | None) -> list[str]:
     """Return what validation adds, and which batch size is the fastest with it if it differs."""
-    if fastest["validation_seconds"] is None:
+    if validate_every is None:
         return []
+    if fastest["validation_seconds"] is None:
+        return [f"The time of a validation at B = {fastest['batch_size']} is unknown."]
     added = format_duration(fastest["validation_seconds"])
     line = f"Validation every {validate_every} steps adds {added} at B = {fastest['batch_size']}"
     best = min(rows, key=_seconds_with_validation)
@@ -289,11 +342,3 @@ def retrain_command(analysis: Analysis, storage: Sequence[str] = ()) -> str | No
         return None
     command = ["lit-dps", "fit", "--of", analysis.record.name, "--cell", cell_text(cell), *storage]
     return shlex.join([*command, "--checkpoint", "best.ckpt"])
-
-
-def _place(study: Analysis) -> str:
-    """Return on which machine the times were measured, in words."""
-    timing = study.record.step_timing
-    if timing is not None and len(where(study.answer, timing=QUIET)):
-        return f"on {timing.machine}"
-    return "on the machine that ran the trials"

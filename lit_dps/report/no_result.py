@@ -59,6 +59,17 @@ def ended_without_result(cells: Sequence[CellSummary]) -> bool:
     return any(cell.trials for cell in cells)
 
 
+def have_failed(summary: CellSummary) -> bool:
+    """Return True if trials of a cell ended and each one failed."""
+    return summary.counts[Status.FAILED] > 0 and not summary.trials
+
+
+def have_diverged(summary: CellSummary) -> bool:
+    """Return True if trials of a cell ended without an error and each one diverged."""
+    trials = len(summary.trials)
+    return trials > 0 and summary.counts[Status.INFEASIBLE] == trials
+
+
 def best_value(goal: Goal, trials: Sequence[TrialResult]) -> BestValue | None:
     """Return the best value of the goal's metric at any validation; None without a finite one.
 

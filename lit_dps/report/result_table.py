@@ -15,6 +15,9 @@ from lit_dps.analysis.tables import (
     value_text,
 )
 from lit_dps.core.text import format_duration, format_interval, wrap
+from lit_dps.core.trial import Status
+from lit_dps.core.unit import STEPS
+from lit_dps.report.no_result import have_diverged, have_failed
 from lit_dps.report.warnings import can_move
 
 FASTEST = "fastest"
@@ -28,10 +31,23 @@ EXAMPLES = "examples"
 # Steps that the time is computed from: of the law, which is less noisy, or medians over seeds.
 EXPECTED = "expected"
 BY_LAW = "by law"
+# If K* is not in steps.
+MEASURED_STEPS = "steps"
+EXPECTED_STEPS = "expected steps"
+STEPS_BY_LAW = "steps by law"
 TIME = "time to goal"
 TIME_WITH_INTERVAL = "time to goal [95 %]"
 RATE = "best rate"
-LESS_NEEDED = (STEP, BY_LAW, EXPECTED, EXAMPLES, RATE)
+LESS_NEEDED = (
+    STEP,
+    BY_LAW,
+    EXPECTED,
+    STEPS_BY_LAW,
+    EXPECTED_STEPS,
+    MEASURED_STEPS,
+    EXAMPLES,
+    RATE,
+)
 
 
 def result_table(study: Analysis, width: int) -> list[str]:
@@ -42,7 +58,7 @@ def result_table(study: Analysis, width: int) -> list[str]:
         width: Columns of the terminal.
     """
     rows = [_row_to_print(study, summary) for summary in study.cells]
-    if all(row["steps"] == row["k_star"] for row in study.answers.values()):
+    if study.record.goal.cost_unit is STEPS and _are_steps_measured(study):
         rows = [_without(row, EXPECTED) for row in rows]
     rows = [_with_heads(study, row) for row in _without_empty_columns(rows)]
     omitted = []
@@ -61,9 +77,25 @@ def _with_heads(study: Analysis, row: dict[str, str]) -> dict[str, str]:
     heads = {}
     if any(row["seconds_low"] is not None for row in study.answers.values()):
         heads[TIME] = TIME_WITH_INTERVAL
-    if not any(row["why_not_law"] for row in study.answers.values()):
-        heads[EXPECTED] = BY_LAW
+    is_by_law = not any(row["why_not_law"] for row in study.answers.values())
+    if study.record.goal.cost_unit is STEPS:
+        if is_by_law:
+            heads[EXPECTED] = BY_LAW
+    elif _are_steps_measured(study):
+        heads[EXPECTED] = MEASURED_STEPS
+    elif is_by_law:
+        heads[EXPECTED] = STEPS_BY_LAW
+    else:
+        heads[EXPECTED] = EXPECTED_STEPS
     return {heads.get(name, name): text for name, text in row.items()}
+
+
+def _are_steps_measured(study: Analysis) -> bool:
+    """Return True if the expected steps of each cell are the steps of its K*."""
+    for cell, row in study.answers.items():
+        if row["steps"] != study.by_cell[cell].k_star_steps:
+            return False
+    return True
 
 
 def _width_of(rows: list[dict[str, str]]) -> int:
@@ -107,14 +139,29 @@ def _row_to_print(study: Analysis, summary: CellSummary) -> dict[str, str]:
 
 
 def marks(study: Analysis, summary: CellSummary) -> list[str]:
-    """Return what to know of a cell in short: whether it is the fastest, has no K*, or an edge."""
+    """Return in short whether a cell is the fastest or has an edge, or why it has no K*."""
     row = study.answers.get(summary.cell)
     if row is None:
-        return ["unfinished" if summary.pending else "goal not reached"]
+        return [_reason_without_k_star(summary)]
     words = [speed_mark(row)] if speed_mark(row) else []
     if any(can_move(study.record, key, end) for key, end in summary.boundary.items()):
         words.append(EDGE)
     return words
+
+
+def _reason_without_k_star(summary: CellSummary) -> str:
+    """Return in short why a cell has no K*."""
+    if summary.pending:
+        return "unfinished"
+    if summary.undetermined_points:
+        return "unknown"
+    if have_failed(summary):
+        return "failed"
+    if have_diverged(summary):
+        return "diverged"
+    if summary.counts[Status.COMPLETE]:
+        return "too few reached the goal"
+    return "goal not reached"
 
 
 def speed_mark(row: Row) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from lit_dps.analysis.analysis import Analysis
-from lit_dps.analysis.answer import MEDIAN
 from lit_dps.analysis.intervals import estimate
 from lit_dps.analysis.law import Law
 from lit_dps.analysis.law_verdict import Refusal
@@ -19,13 +18,12 @@ from lit_dps.report.no_result import is_without_k_star, no_result_lines, no_resu
 from lit_dps.report.notes import warnings_of
 from lit_dps.report.result_table import result_table
 from lit_dps.report.text import FILES, NOTES, SECTIONS, requested, sections
-from lit_dps.report.timing_notes import TIMING, timing_notes
+from lit_dps.report.timing_notes import TIMING, times_text
 from lit_dps.report.warnings import NOTES as STUDY_NOTES
-from lit_dps.report.warnings import study_notes
 
 MAX_WARNINGS = 3
 # Otherwise the screen of two series of five batch sizes would have more than 25 lines.
-MAX_WARNING_LINES = 4
+MAX_WARNING_LINES = 3
 
 
 def screen(study: Analysis, show: Collection[str] = (), width: int = WIDTH) -> str:
@@ -42,21 +40,19 @@ def screen(study: Analysis, show: Collection[str] = (), width: int = WIDTH) -> s
 
 
 def more_line(study: Analysis, show: Collection[str], width: int) -> str:
-    """Return what `--show` adds to the screen, with the number of further notes."""
+    """Return a line with what `--show` adds to the screen, and the number of further warnings."""
     names = []
+    hidden = len(all_warnings(study)) - len(shown_warnings(study, width))
     for name in sections(study, SECTIONS.keys() - show):
-        if name != NOTES:
-            names.append(name)
-            continue
-        notes = len(study_notes(study)) + len(timing_notes(study))
-        more = notes - len(shown_warnings(study, width))
-        if more > 0:
-            names.append(f"{NOTES} ({more} more)")
+        if name == NOTES and hidden:
+            noun = "warning" if hidden == 1 else "warnings"
+            name = f"{NOTES} ({hidden} more {noun})"
+        names.append(name)
     if FILES not in show:
         names.append(FILES)
     if not names:
         return ""
-    return "\n".join(wrap(f"more by --show: {', '.join(names)}", width)) + "\n"
+    return "\n".join(wrap(f"--show also prints: {', '.join(names)}", width)) + "\n"
 
 
 def answer_part(study: Analysis, width: int) -> list[str]:
@@ -66,16 +62,31 @@ def answer_part(study: Analysis, width: int) -> list[str]:
         for text in no_result_lines(study.record, study.cells):
             lines += wrap(text, width)
         return lines
-    for series in study.record.series:
+    for series in trained_series(study):
         lines += wrap(f"{prefix(study, series)}{recommendation(study, series)}", width)
     return lines
 
 
+def trained_series(study: Analysis) -> dict[Series, list[Series]]:
+    """Return the series that are trained, each with the series that show its trials.
+
+    Dense series that differ in the pruning alone have the same trials (`StudyRecord.shared`).
+    """
+    groups: dict[Series, list[Series]] = {}
+    for cell in study.record.cells:
+        trained = study.record.shared.get(cell, cell).series
+        group = groups.setdefault(trained, [])
+        if cell.series not in group:
+            group.append(cell.series)
+    return groups
+
+
 def prefix(study: Analysis, series: Series) -> str:
-    """Return the name of a series before its line; empty if the study has one series."""
+    """Return the names of a trained series before its line; empty if the study has one series."""
     if len(study.record.series) == 1:
         return ""
-    return f"{series}: "
+    names = map(str, trained_series(study)[series])
+    return f"{'; '.join(names)}: "
 
 
 def result_part(study: Analysis, width: int) -> list[str]:
@@ -89,21 +100,31 @@ def result_part(study: Analysis, width: int) -> list[str]:
 def protocol_line(study: Analysis) -> str:
     """Return the name and goal of a study, and how to read its numbers."""
     record = study.record
-    text = f"study {record.name}, {record.goal}."
+    sentences = [f"study {record.name}, {record.goal}.", k_star_meaning(study), times_text(study)]
+    return " ".join(filter(None, sentences))
+
+
+def k_star_meaning(study: Analysis) -> str:
+    """Return what K* is, in a sentence; empty if the study has no K* or one trial a cell."""
+    record = study.record
     if not record.statistic.is_minimum:
-        return f"{text} K* is {record.statistic.describe_in(record.goal.cost_unit)}."
-    if any(row["steps_of"] == MEDIAN for row in study.answers.values()):
-        return f"{text} K* is the best of {record.trials} trials. Times: medians over seeds."
-    if study.answers and record.trials > 1:
-        return f"{text} K* is the best of {record.trials} trials; one run usually needs more."
-    return text
+        return f"K* is {record.statistic.describe_in(record.goal.cost_unit)}."
+    if not study.answers or record.trials == 1:
+        return ""
+    trials = f"{record.trials} trials"
+    if record.setting("study.best_of") is not None:
+        trials = f"{record.trials} seeds of one sample"
+    if any(summary.pending for summary in study.cells):
+        return f"K* is the best so far of at most {trials}; one run usually needs more."
+    return f"K* is the best of {trials}; one run usually needs more."
 
 
 def closing_part(study: Analysis, width: int) -> list[str]:
     """Return the law, a line a series, and the warnings."""
     lines = []
-    for series, law in sorted(study.laws.items()):
-        lines += wrap(f"{prefix(study, series)}{law_text(law)}", width)
+    for series in trained_series(study):
+        text = law_text(study.laws_of_answer[series])
+        lines += wrap(f"{prefix(study, series)}{text}", width)
     for warning in shown_warnings(study, width):
         lines += wrap(f"warning: {warning}", width)
     return lines
@@ -112,7 +133,7 @@ def closing_part(study: Analysis, width: int) -> list[str]:
 def law_text(law: Law) -> str:
     """Return the law of a series with 95 % intervals, or why it is refused, in one line."""
     if law.fit is None or law.verdict.refusal >= Refusal.EXTRAPOLATION:
-        return f"No law: {law.describe()}"
+        return f"No law: {law.verdict}"
     formula = law.unit.law
     for name, text in (
         ("c1", estimate(law.fit.c1, law.c1)),
@@ -120,14 +141,20 @@ def law_text(law: Law) -> str:
     ):
         formula = formula.replace(name, text)
     reason = law.describe() if law.is_b_crit_known else str(law.verdict)
-    return f"K* = {formula}; {reason}"
+    statistic = "median K over seeds" if law.uses_medians else "K*"
+    return f"{statistic} = {formula}; {reason}"
+
+
+def all_warnings(study: Analysis) -> list[str]:
+    """Return all warnings of a study, the most harmful first."""
+    return warnings_of([*STUDY_NOTES, *TIMING], study)
 
 
 def shown_warnings(study: Analysis, width: int) -> list[str]:
     """Return the most harmful warnings, as many as the screen has room for; at least one."""
     shown: list[str] = []
     lines = 0
-    for warning in warnings_of([*STUDY_NOTES, *TIMING], study)[:MAX_WARNINGS]:
+    for warning in all_warnings(study)[:MAX_WARNINGS]:
         lines += len(wrap(f"warning: {warning}", width))
         if shown and lines > MAX_WARNING_LINES:
             break

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from lit_dps.analysis.analysis import Analysis
+from lit_dps.analysis.answer import MEDIAN
 from lit_dps.analysis.step_seconds import OWN_CLOCK, QUIET, TRIALS, WITH_CHECKS
 from lit_dps.analysis.tables import has_values, listed, numbers, three_digits, where
 from lit_dps.report.notes import Level, Note, Values, first_names, lines_of
@@ -20,6 +21,36 @@ UNKNOWN_HARDWARE = "hardware that an earlier version did not keep"
 def timing_notes(study: Analysis) -> list[str]:
     """Return the notes on the times of the answer, a line each; nothing if there are no times."""
     return lines_of(TIMING, study)
+
+
+def place_of(study: Analysis) -> str:
+    """Return the machine of the times in words, as far as it is known."""
+    timing = study.record.step_timing
+    if timing is not None and QUIET in sources_of(study):
+        return timing.machine
+    hardware = study.record.hardware
+    if len(hardware) > 1:
+        return "several machines"
+    if hardware and hardware[0] is not None:
+        return hardware[0]
+    return "the machine that ran the trials"
+
+
+def times_text(study: Analysis) -> str:
+    """Return what the times to the goal are: of which runs and machine; empty without times."""
+    if not len(study.answer) or not has_values(study.answer, "seconds"):
+        return ""
+    parts = [f"on {place_of(study)}"]
+    if any(row["steps_of"] == MEDIAN for row in study.answers.values()):
+        parts.insert(0, "medians over seeds")
+    sources = sources_of(study)
+    if WITH_CHECKS not in sources:
+        parts.append("without validation")
+    elif sources == {WITH_CHECKS}:
+        parts.append("with validation")
+    else:
+        parts.append("of some cells with validation")
+    return f"Times: {', '.join(parts)}."
 
 
 def sources_of(study: Analysis) -> set[str]:
@@ -70,7 +101,7 @@ def several_machines(study: Analysis) -> Iterator[Values]:
     hardware = study.record.hardware
     if len(hardware) > 1 and _are_times_of_trials(study):
         machines = [each or UNKNOWN_HARDWARE for each in hardware]
-        yield {"machines": ", on ".join(machines)}
+        yield {"machines": " and on ".join(machines)}
 
 
 def unknown_machines(study: Analysis) -> Iterator[Values]:
@@ -96,7 +127,9 @@ def best_at_end_of_batch_sizes(study: Analysis) -> Iterator[Values]:
             places.setdefault(f"above {sizes[-1]}", []).append(str(cell.series))
     ends = []
     for end, series in places.items():
-        where = f" ({', '.join(first_names(series))})" if len(study.record.series) > 1 else ""
+        where = ""
+        if len(series) < len(study.record.series):
+            where = f" ({', '.join(first_names(series))})"
         ends.append(f"{end}{where}")
     if ends and len(sizes) > 1:
         yield {"ends": " or ".join(ends)}
@@ -109,7 +142,7 @@ def busy_machine(study: Analysis) -> Iterator[Values]:
     busy = where(study.answer, busy=True)
     if len(busy):
         spread = max(numbers(busy["step_high"]) / numbers(busy["step_low"]))
-        consequence = "ignore smaller differences between batch sizes"
+        consequence = f"ignore differences below x{three_digits(spread)}"
         if has_values(study.answer, "seconds_low"):
             consequence = "the intervals include that"
         yield {"spread": three_digits(spread), "consequence": consequence}
@@ -118,7 +151,7 @@ def busy_machine(study: Analysis) -> Iterator[Values]:
 TIMING = (
     Note(
         best_at_end_of_batch_sizes,
-        "A batch size {ends} may be faster: extend study.batch_sizes.",
+        "Batch sizes {ends} may be faster: extend study.batch_sizes.",
         level=Level.WEAK,
     ),
     Note(
@@ -149,8 +182,8 @@ TIMING = (
     ),
     Note(
         several_machines,
-        "Do not compare times of batch sizes before lit-dps study --time-steps: trials ran on "
-        "{machines}.",
+        "Trials ran on {machines}, so times of batch sizes cannot be compared: run lit-dps study "
+        "--time-steps.",
         "What is the fastest here may only have run on the faster machine.",
         Level.WRONG,
     ),

@@ -7,14 +7,14 @@ ended, what they differ in, how they were repeated.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from lit_dps.analysis.analysis import Analysis
 from lit_dps.analysis.summary import CellSummary
 from lit_dps.core.record import StudyRecord, setting
 from lit_dps.core.search_space import Range, describe_expansions, expand_range
 from lit_dps.core.unit import SECONDS
-from lit_dps.report.no_result import missed_text
+from lit_dps.report.no_result import have_diverged, have_failed, missed_text
 from lit_dps.report.notes import Level, Note, Values, finished_trials, first_names, lines_of
 from lit_dps.report.pruning_notes import PRUNING
 from lit_dps.report.repeats import REPEATS
@@ -55,8 +55,12 @@ def no_k_star(study: Analysis) -> Iterator[Values]:
 
 def missing_k_star(study: Analysis) -> Iterator[Values]:
     """Yield cells in which too few trials reached the goal, with the best values there."""
-    missing = _without_k_star(study)
-    if not missing or len(missing) == len(study.cells):
+    without = _without_k_star(study)
+    missing = []
+    for cell in without:
+        if not (cell.pending or have_failed(cell) or have_diverged(cell)):
+            missing.append(cell)
+    if not missing or len(without) == len(study.cells):
         return
     reached = []
     for cell in missing:
@@ -69,6 +73,28 @@ def missing_k_star(study: Analysis) -> Iterator[Values]:
     too_few = study.record.statistic.too_few.capitalize()
     counts = {"count": len(missing), "cells": len(study.cells)}
     yield {**counts, "best": best, "too_few": too_few}
+
+
+def failed_cells(study: Analysis) -> Iterator[Values]:
+    """Yield the cells in which each trial failed."""
+    cells = [cell for cell in _without_k_star(study) if not cell.pending and have_failed(cell)]
+    if cells:
+        yield _named(study, cells)
+
+
+def diverged_cells(study: Analysis) -> Iterator[Values]:
+    """Yield the cells in which each trial diverged, if other cells have a K*."""
+    without = _without_k_star(study)
+    cells = [cell for cell in without if not cell.pending and have_diverged(cell)]
+    if cells and len(without) < len(study.cells):
+        yield _named(study, cells)
+
+
+def _named(study: Analysis, cells: Sequence[CellSummary]) -> Values:
+    """Return the number of some cells, and the names of the first ones."""
+    names = [str(cell.cell) for cell in cells]
+    counts = {"count": len(cells), "cells": len(study.cells)}
+    return {**counts, "names": ", ".join(first_names(names))}
 
 
 def _without_k_star(study: Analysis) -> list[CellSummary]:
@@ -85,13 +111,13 @@ def pending_trials(study: Analysis) -> Iterator[Values]:
 
 
 def _total(study: Analysis, name: str) -> int:
-    """Return the sum of an attribute of `CellSummary` over all cells."""
-    return sum(getattr(cell, name) for cell in study.cells)
+    """Return the sum of an attribute of `CellSummary` over all cells that are trained."""
+    return sum(getattr(study.by_cell[cell], name) for cell in study.record.trained_cells)
 
 
 def _declared_trials(study: Analysis) -> int:
     """Return the number of trials that a study runs in all."""
-    return study.record.trials * len(study.cells)
+    return study.record.trials * len(study.record.trained_cells)
 
 
 def undetermined_trials(study: Analysis) -> Iterator[Values]:
@@ -99,7 +125,8 @@ def undetermined_trials(study: Analysis) -> Iterator[Values]:
     count = 0
     bounds = 0
     for cell in study.cells:
-        count += len(cell.undetermined_points)
+        if cell.cell not in study.record.shared:
+            count += len(cell.undetermined_points)
         bounds += cell.may_be_lower
     if not count:
         return
@@ -119,9 +146,15 @@ def undetermined_trials(study: Analysis) -> Iterator[Values]:
 
 def first_check_bounds(study: Analysis) -> Iterator[Values]:
     """Yield K* at the first validation, which are upper bounds."""
-    bounds = sum(cell.is_at_first_check for cell in study.cells)
-    if bounds:
-        yield {"count": bounds, "cells": len(study.cells)}
+    bounds = [cell.cell for cell in study.cells if cell.is_at_first_check]
+    if not bounds:
+        return
+    places = [str(cell) for cell in bounds]
+    if len(study.record.series) == 1:
+        places = [f"B = {bounds[0].batch_size}"]
+        places += [str(cell.batch_size) for cell in bounds[1:]]
+    counts = {"count": len(bounds), "cells": len(study.cells)}
+    yield {**counts, "places": ", ".join(first_names(places))}
 
 
 def single_complete_trials(study: Analysis) -> Iterator[Values]:
@@ -185,11 +218,12 @@ def _best_at_edge(study: Analysis, is_movable: bool) -> Iterator[Values]:
     ends: Counter[tuple[str, str]] = Counter()
     for cell in study.cells:
         ends.update(cell.boundary.items())
-    cells = len(study.cells)
+    of_cells = f" of {len(study.cells)} cells"
     places = []
     for (key, end), count in sorted(ends.items()):
         if can_move(study.record, key, end) is is_movable:
-            places.append(f"{names[key]} is at its {end} end in {count} of {cells} cells")
+            places.append(f"{names[key]} {end} in {count}{of_cells}")
+            of_cells = ""
     if places:
         yield {"places": ", ".join(places)}
 
@@ -229,6 +263,18 @@ RESULTS = (
         "{best}",
         Level.WRONG,
     ),
+    Note(
+        failed_cells,
+        "All trials failed in {count} of {cells} cells ({names}): correct the error, then run the "
+        "same command.",
+        level=Level.WRONG,
+    ),
+    Note(
+        diverged_cells,
+        "All trials diverged in {count} of {cells} cells ({names}): lower the range of the "
+        "learning rate.",
+        level=Level.WRONG,
+    ),
     PENDING,
     Note(
         undetermined_trials,
@@ -239,18 +285,21 @@ RESULTS = (
     ),
     Note(
         first_check_bounds,
-        "K* is at the first validation in {count} of {cells} cells, so it is an upper bound (<=): "
-        "lower goal.check_interval.",
-        "These batch sizes may be faster than the fastest. The law leaves them out.",
+        "K* at {places} is an upper bound (<=), so it may be faster there: lower "
+        "goal.check_interval.",
+        "K* is at the first validation in {count} of {cells} cells. The law leaves them out.",
         Level.WEAK,
     ),
     Note(
         best_at_movable_edge,
-        "The best {places} (edge): run lit-dps study --extend-space.",
+        "Best values are at an end of their range ({places}): run lit-dps study --extend-space.",
         "It widens the search range of each, and keeps all trials.",
         Level.WEAK,
     ),
-    Note(best_at_fixed_edge, "The best {places}. No wider range is possible."),
+    Note(
+        best_at_fixed_edge,
+        "Best values are at an end of their range ({places}). No wider range is possible.",
+    ),
     Note(
         single_complete_trials,
         "Only one trial reached the goal in {count} of {cells} cells: run more trials, or set "
@@ -269,9 +318,9 @@ RESULTS = (
     ),
     Note(
         seeds_of_one_sample,
-        "All trials of a cell use the best sample of study {best_of} on other seeds: do not "
-        "compare K* with K* of a search.",
-        "K* is {meaning}, not of a search.",
+        "This study repeats the best sample of study {best_of} on other seeds: its K* is not that "
+        "of a search.",
+        "K* is {meaning}.",
         Level.WRONG,
     ),
     Note(

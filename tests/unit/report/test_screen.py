@@ -8,18 +8,37 @@ import pytest
 
 from lit_dps.analysis.analysis import Analysis
 from lit_dps.core.config import StorageConfig
+from lit_dps.core.search_space import Range
 from lit_dps.core.step_timing import CellTiming, StepTiming
 from lit_dps.core.text import format_interval, wrap
-from lit_dps.core.trial import Cell, Series
+from lit_dps.core.trial import Cell, Series, Status
+from lit_dps.core.unit import UNITS
 from lit_dps.report.answer import recommendation
 from lit_dps.report.notes import Level, Note, lines_of, warnings_of
 from lit_dps.report.result_table import marks, result_table
-from lit_dps.report.screen import MAX_WARNINGS, more_line, screen, shown_warnings
+from lit_dps.report.screen import (
+    MAX_WARNINGS,
+    all_warnings,
+    answer_part,
+    law_text,
+    more_line,
+    protocol_line,
+    screen,
+    shown_warnings,
+)
 from lit_dps.report.text import SECTIONS
 from lit_dps.report.timing_notes import best_at_end_of_batch_sizes
+from lit_dps.report.warnings import (
+    diverged_cells,
+    failed_cells,
+    first_check_bounds,
+    missing_k_star,
+    pending_trials,
+)
 from lit_dps.study.retrain_hint import retrain_hint
 from tests.support.fake_study import analysis_of, law_results
-from tests.unit.analysis.test_answer import K_STAR, record, trial
+from tests.unit.analysis.test_answer import K_STAR, record, timed, trial
+from tests.unit.analysis.test_answer import study as made_up
 from tests.unit.report.test_golden import STUDIES
 
 SIZES = (8, 16, 32, 64, 128)
@@ -77,7 +96,8 @@ def test_the_recommendation_names_tied_batch_sizes_and_the_rate_of_the_best_esti
         line = recommendation(timed_study, series)
         tied = timed_study.answer[timed_study.answer["tied"]]
         sizes = tied[tied["sparsity"] == series.sparsity]["batch_size"].tolist()
-        assert f"batch size {sizes[0]} to {sizes[-1]} (best: {batch_size})" in line
+        assert f"batch size {batch_size} " in line
+        assert f" ({sizes[0]}-{sizes[-1]} may be as fast)." in line
         params = timed_study.by_cell[Cell(batch_size, series.sparsity)].best.trial.params
         assert f"learning rate {params['model.learning_rate']:#.3g}" in line
         assert len(line) <= 100
@@ -105,7 +125,145 @@ def test_k_star_at_one_batch_size_is_named_as_such():
 
 def test_without_times_the_fewest_steps_and_examples_are_named():
     line = answer_of({b: [trial(b, 0, K_STAR[b], 0.0)] for b in (4, 8)})
-    assert "batch size 8 for the fewest steps, 4 for the fewest examples" in line
+    assert line.startswith("No recommendation so far")
+    assert line.endswith("B = 8 needs the fewest steps, B = 4 the fewest examples.")
+    ended = {b: [trial(b, i, K_STAR[b] * (b == 8), 0.0) for i in range(3)] for b in (4, 8)}
+    ended[4] = [trial(4, i, 200, 0.0) for i in range(3)]
+    assert "so far" not in answer_of(ended)
+
+
+def test_the_recommendation_counts_validation_at_the_interval_of_the_user():
+    line = recommendation(Analysis(timed(made_up()), validate_every=10), Series())
+    assert "batch size 16 " in line and "with it B = 32 is the fastest, 2.39 s in all." in line
+    assert "unknown" in recommendation(Analysis(made_up(), validate_every=10), Series())
+
+
+def test_the_times_name_the_machine_and_whether_they_include_validation(timed_study):
+    assert "Times: on Xeon, 2 cores, without validation." in protocol_line(timed_study)
+    assert "with validation" in protocol_line(Analysis(made_up()))
+    one = dataclasses.replace(timed(made_up()), environments=({"hardware": "EPYC, 2 cores"},))
+    assert "Times: on EPYC, 2 cores, without validation." in protocol_line(Analysis(one))
+    untimed = Analysis(record({4: [trial(4, 0, 40, 0.0)]}))
+    assert "Times" not in protocol_line(untimed)
+
+
+def test_the_rate_is_of_the_recommended_batch_size_alone():
+    line = recommendation(Analysis(timed(made_up())), Series())
+    assert "batch size 16 at learning rate 0.160" in line
+
+
+def test_further_metaparameters_are_named():
+    space = {"model.width": Range(1.0, 100.0, "log"), "optimizer.weight_decay": Range(0.0, 1.0)}
+    params = {"model.learning_rate": 0.1, "model.width": 8.0, "optimizer.weight_decay": 0.5}
+    found = record({4: [with_params(trial(4, i, 40, 1.0), params) for i in range(3)]})
+    found = dataclasses.replace(found, space={**found.space, **space})
+    line = recommendation(Analysis(found), Series())
+    assert "learning rate 0.100, width 8.00, weight decay 0.500." in line
+
+
+def with_params(result, params):
+    """Return a trial with other metaparameters."""
+    return dataclasses.replace(result, trial=dataclasses.replace(result.trial, params=params))
+
+
+def test_a_batch_size_without_k_star_is_not_between_the_tied_ones():
+    results = {b: [trial(b, i, 40, 1.0) for i in range(3)] for b in (4, 16)}
+    line = answer_of(
+        {4: results[4], 8: [trial(8, i, None, 1.0) for i in range(3)], 16: results[16]}
+    )
+    assert "may be as fast" in line and "-" not in line and "8 " not in line
+
+
+def test_cells_without_k_star_say_why_and_the_advice_fits():
+    met = [trial(4, i, 40, 1.0) for i in range(3)]
+    results = {
+        4: met,
+        8: [trial(8, i, None, 1.0, Status.FAILED) for i in range(3)],
+        16: [trial(16, i, None, 1.0, Status.INFEASIBLE) for i in range(3)],
+        32: [trial(32, i, None, 1.0) for i in range(3)],
+        64: [trial(64, 0, None, 1.0)],
+    }
+    study = Analysis(record(results))
+    words = [marks(study, cell)[0] for cell in study.cells[1:]]
+    assert words == ["failed", "diverged", "goal not reached", "unfinished"]
+    (missing,) = missing_k_star(study)
+    assert (missing["count"], missing["cells"]) == (1, 5)
+    (failed,) = failed_cells(study)
+    assert (failed["count"], failed["names"]) == (1, str(Cell(8)))
+    (diverged,) = diverged_cells(study)
+    assert (diverged["count"], diverged["names"]) == (1, str(Cell(16)))
+
+
+def test_trials_that_all_failed_have_ended():
+    failed = [trial(4, i, None, 1.0, Status.FAILED) for i in range(3)]
+    assert answer_of({4: failed}) == "No recommendation: all trials that ended failed."
+
+
+def test_the_law_is_of_the_statistic_of_the_column_by_law():
+    study = STUDIES["repeats"]()
+    (law,) = study.laws_of_answer.values()
+    assert law is study.median_laws[Series()]
+    assert law.steps(4) == pytest.approx(study.answers[Cell(4)]["steps"])
+    assert law_text(law) in screen(study, width=1000)
+    assert law_text(law).startswith("median K over seeds = 86000 ")
+
+
+def test_a_refused_law_has_its_reason_once():
+    steps = {4: 220, 8: 360, 16: 56, 32: 180, 64: 32}
+    study = Analysis(record({b: [trial(b, i, k, 1.0) for i in range(3)] for b, k in steps.items()}))
+    law = study.laws[Series()]
+    assert law.fit is not None and law_text(law) == f"No law: {law.verdict}"
+
+
+def test_k_star_in_examples_has_its_own_column_of_steps():
+    curve = {"step": [36, 40], "val_error": [0.5, 0.05], "train_loss": [1.0, 1.0]}
+    unit = UNITS["examples"]
+    results = {}
+    for b in (4, 8):
+        counted = {**curve, "examples": [36 * b, 40 * b]}
+        met = [
+            dataclasses.replace(trial(b, i, 40, 1.0), curve=counted, unit=unit) for i in range(3)
+        ]
+        results[b] = met
+    found = record(results)
+    found = dataclasses.replace(found, goal=dataclasses.replace(found.goal, unit="examples"))
+    head, first, *_ = result_table(Analysis(found), 140)
+    assert head.split()[:4] == ["B", "K*", "[examples]", "steps"]
+    assert first.split()[:3] == ["4", "160", "40"]
+
+
+def test_k_star_is_not_final_while_trials_are_pending():
+    met = [trial(4, i, 40, 1.0) for i in range(3)]
+    assert "the best of 3 trials" in protocol_line(Analysis(record({4: met})))
+    assert "so far of at most 3 trials" in protocol_line(Analysis(record({4: met[:2]})))
+
+
+def test_bounds_are_named_since_they_may_be_faster():
+    found = {4: [trial(4, 0, 40, 1.0)], 64: [trial(64, 0, 4, 1.0)]}
+    (values,) = first_check_bounds(Analysis(record(found)))
+    assert (values["places"], values["count"]) == ("B = 64", 1)
+
+
+def test_one_complete_trial_of_a_median_reached_the_goal():
+    met = [trial(8, i, 40, 1.0) for i in range(3)]
+    some = [trial(4, 0, 40, 1.0), *(trial(4, i, None, 1.0) for i in (1, 2))]
+    study = Analysis(record({4: some, 8: met})).with_statistic("median_of_best_3")
+    assert marks(study, study.cells[0]) == ["too few reached the goal"]
+    assert recommendation(study, Series()).endswith("No other batch size has a K*.")
+
+
+def test_dense_cells_that_share_trials_count_once():
+    axis = "pruning.method"
+    methods = ("random", "snip")
+    first, second = (Cell(8, 0.0, ((axis, method),)) for method in methods)
+    grid = {"axes": {axis: methods}, "results": {first: [], second: []}}
+    running = {first: 0, second: 0}
+    found = dataclasses.replace(record({8: []}), running=running, shared={second: first}, **grid)
+    study = Analysis(found)
+    (values,) = pending_trials(study)
+    assert (values["pending"], values["declared"]) == (3, 3)
+    (line,) = answer_part(study, 140)
+    assert line.startswith("S=0 method=random; S=0 method=snip: No recommendation")
 
 
 def test_the_best_at_an_end_of_the_batch_sizes_is_a_warning():
@@ -143,9 +301,13 @@ def test_further_notes_are_counted_and_printed_on_request():
     study = STUDIES["noted"]()
     assert 1 <= len(shown_warnings(study, 100)) <= MAX_WARNINGS
     section = screen(study, ["notes"]).removeprefix(screen(study)).strip().splitlines()
-    more = len(section) - len(shown_warnings(study, 100))
-    assert f"notes ({more} more)" in more_line(study, (), 1000)
+    assert len(section) > len(all_warnings(study))
+    hidden = len(all_warnings(study)) - len(shown_warnings(study, 1000))
+    assert f"notes ({hidden} more warnings)" in more_line(study, (), 1000)
     assert "notes" not in more_line(study, ["notes"], 1000)
+    clear = STUDIES["local"]()
+    assert len(all_warnings(clear)) == len(shown_warnings(clear, 100)) == 1
+    assert "notes, " in more_line(clear, (), 1000)
     assert more_line(study, (*SECTIONS, "files"), 1000) == ""
 
 
