@@ -87,7 +87,8 @@ def test_the_table_the_note_and_the_rows():
         ["64", "0", "112", "2", "0", "0", "-"],
         ["512", "0", "<=", "16", "2", "0", "0", "-"],
     ]
-    assert [*first_check_bounds(study)] == [{"count": 1, "cells": 3}]
+    (bound,) = first_check_bounds(study)
+    assert bound == {"count": 1, "cells": 3, "places": "B = 512"}
     note = study_notes(study)[0]
     assert numbers_in(note) == [1, 3]
     assert f"note: {note}\n" in render(study)
