@@ -90,7 +90,7 @@ def test_the_table_the_note_and_the_rows():
     (bound,) = first_check_bounds(study)
     assert bound == {"count": 1, "cells": 3, "places": "B = 512"}
     note = study_notes(study)[0]
-    assert numbers_in(note) == [1, 3]
+    assert numbers_in(note) == [512, 1, 3]
     assert f"note: {note}\n" in render(study)
     rows = records(study.table)
     assert list(rows[0])[2:4] == ["k_star", "floor"]
