@@ -13,6 +13,7 @@ import yaml
 from jsonargparse import Namespace
 from lightning.pytorch.cli import LightningArgumentParser
 
+from lit_dps.analysis.analysis import Analysis
 from lit_dps.cli.command_line import CommandLine
 from lit_dps.cli.fit import DPSCLI
 from lit_dps.cli.json_output import print_document, stdout_on_stderr
@@ -104,27 +105,28 @@ def main(command: CommandLine) -> int:
     if not command.has("json"):
         return _run(command)[0]
     with stdout_on_stderr():
-        code, setup = _run(command)
-        document = _document(setup)
+        code, setup, validate_every = _run(command)
+        document = _document(setup, validate_every)
     if document is not None:
         print_document(document)
     return code
 
 
-def _document(setup: StudySetup) -> dict[str, Any] | None:
+def _document(setup: StudySetup, validate_every: int | None) -> dict[str, Any] | None:
     """Return the document of a study; None if nothing is stored, or this is no first rank."""
     if follows_torchrun():
         return None
     try:
-        study = Study(read_study(setup.storage.optuna_url, setup.study.name))
+        record = read_study(setup.storage.optuna_url, setup.study.name)
     except StorageError:  # an interruption came before the study was declared
         return None
+    study = Study(record, Analysis(record, validate_every=validate_every))
     page = figures_folder(setup.storage.folder, setup.study.name) / PAGE
     return study.to_dict(str(page) if page.is_file() else None)
 
 
-def _run(command: CommandLine) -> tuple[int, StudySetup]:
-    """Run or forecast a study, and return the exit code and the study."""
+def _run(command: CommandLine) -> tuple[int, StudySetup, int | None]:
+    """Run or forecast a study, and return the exit code, the study and `--validate-every`."""
     cli = StudyCLI(command, StudyOptions)
     options = take_options(cli.config, StudyOptions)
     setup = cli.setup()
@@ -134,11 +136,11 @@ def _run(command: CommandLine) -> tuple[int, StudySetup]:
             print(f"note: {note}", file=sys.stderr)
         setup = with_stored_space(setup, options.extend_space)
     if not options.forecast:
-        return run_study(setup, _run_options(options)), setup
+        return run_study(setup, _run_options(options)), setup, options.validate_every
     if not follows_torchrun():
         check_study(setup)
         print(forecast(setup))
-    return ExitCode.DONE, setup
+    return ExitCode.DONE, setup, options.validate_every
 
 
 def _run_options(options: StudyOptions) -> RunOptions:

@@ -14,11 +14,13 @@ from lit_dps.analysis.analysis import Analysis
 from lit_dps.analysis.answer import K_STAR, MEDIAN
 from lit_dps.analysis.intervals import Interval
 from lit_dps.analysis.law import Law
+from lit_dps.analysis.step_seconds import QUIET
 from lit_dps.analysis.summary import CellSummary
 from lit_dps.analysis.tables import Row
 from lit_dps.core.attempt import Attempt
+from lit_dps.core.step_timing import StepTiming
 from lit_dps.core.trial import FINAL_STATUSES, Series
-from lit_dps.report.no_result import ended_without_result
+from lit_dps.report.warnings import can_move
 
 SCHEMA = 2
 # Values of `Document.status`.
@@ -42,7 +44,7 @@ class CellEntry:
         batch_size: Examples of an optimizer step, over all devices.
         sparsity: Share of weights that are pruned.
         axes: Values of further axes of the grid, by configuration key.
-        devices: Number of devices.
+        devices: Number of devices; null in a study.
         k_star: The measured K* in `Document.unit`, with limits. In `advise`, the measured steps; in
             `fit`, null, because one run is no minimum over trials.
         bound: What `k_star` is: `exact`, `at most` or `at least`. In `fit`, what `steps` is.
@@ -52,16 +54,23 @@ class CellEntry:
         examples: Training examples to the goal.
         step_seconds: Seconds of an optimizer step, median.
         step_seconds_quartiles: Its quartiles.
-        seconds: Seconds to the goal, with limits.
+        timing: Where the times of a study are from: `after the study` (timed alone), `trials`
+            (beside other workers), `trials with checks` (the same, with validations) or `runs to
+            the goal`.
+        seconds: Seconds to the goal, with limits. Validations are not counted.
+        validation_seconds: Seconds of all validations to the goal, one every N steps of
+            `--validate-every N`; null without this option.
         metaparameters: Values of the trial of K*, by configuration key.
         trial: The number of that trial in its cell.
         trials: Numbers of trials: complete (met the goal), incomplete (missed it), infeasible
             (diverged), outraced (stopped early), stopped, failed, pending.
-        range_edges: Metaparameters at an end of their range: `low` or `high`.
+        range_edges: Metaparameters at an end of their range: `low` or `high`. They include ends
+            that `--extend-space` cannot move, such as momentum 0.
         marks: Of `fastest` (least `seconds` of its series), `tied` (may be the fastest), `near`
             (within 10 % of the fastest), `fewest_examples`, `upper_bound` (`steps`, `examples` and
-            `seconds` are upper bounds), `busy_machine` (`step_seconds` varied), `range_edge`,
-            `pending`; in `advise` also `allowed` and `pareto`.
+            `seconds` are upper bounds), `busy_machine` (`step_seconds` varied), `range_edge` (a
+            metaparameter is at an end that `--extend-space` can move), `pending`; in `advise` also
+            `allowed` and `pareto`.
     """
 
     batch_size: float | None
@@ -75,7 +84,9 @@ class CellEntry:
     examples: float | None = None
     step_seconds: float | None = None
     step_seconds_quartiles: Sequence[float] | None = None
+    timing: str | None = None
     seconds: Limits | None = None
+    validation_seconds: float | None = None
     metaparameters: Mapping[str, Any] = field(default_factory=dict)
     trial: int | None = None
     trials: Mapping[str, int] = field(default_factory=dict)
@@ -86,6 +97,8 @@ class CellEntry:
 @dataclass(kw_only=True)
 class LawEntry:
     """The law of one series, in `Document.laws`.
+
+    A study with repeats has two laws for each series, which differ in `statistic`.
 
     Attributes:
         sparsity, axes: The series, as in `CellEntry`.
@@ -121,30 +134,37 @@ class Document:
     """The JSON object of `lit-dps study`, `analyze`, `advise` and `fit` with `--json`.
 
     stdout has this object alone; progress and texts go to stderr. It is strict JSON: a number that
-    is not finite is null, and `not_finite` has its place. With exit code 2 there is no object, only
-    the error on stderr. New fields may be added. A changed meaning increases `schema`.
+    is not finite is null, and `not_finite` has its place. An object is printed only if there is
+    something to report; check that stdout is not empty. It is empty after an error, and after an
+    interruption that came before any result. New fields may be added. A changed meaning increases
+    `schema`.
 
     Attributes:
         schema: The version of this object.
         lit_dps: The version of the package.
         source: `study`, `fit`, `measured` (`advise` with runs of the command) or `runs` (`advise`
             with runs that existed).
-        status: `answered` (at least one K*, a recommendation, or the goal is met), `no result` or
-            `unfinished` (no K* yet, and trials are pending).
+        status: `answered` (at least one K*, a recommendation, or the goal is met; trials may be
+            pending), `unfinished` (no K* yet, and trials are pending) or `no result` (no trial is
+            pending; failed trials run again when the study resumes).
         name: Name of the study, or of the file of runs.
-        goal: The goal as text; null if it is unknown.
+        goal: The goal as text; null if it is unknown. Results at further goals (`study.goals`) are
+            not in this object; `Study.at_goal(error).to_dict()` returns them.
         unit: The unit of `k_star`.
         cells: One object per cell (`CellEntry`).
-        laws: One object per series (`LawEntry`).
+        laws: The law of each series (`LawEntry`); with repeats also the law of medians.
         recommendation: The entry of `cells` to run: in a study, the least time to the goal of all
-            cells; in `advise` with `learning_rate`. Null without step times.
+            cells, with `--validate-every` including validations; in `advise` with `learning_rate`.
+            Null without step times.
         notes: What to know before you trust the numbers, a sentence each.
         report: Path of the report page; null without one.
         not_finite: Values that are null because they are not finite: `Infinity`, `-Infinity` or
             `NaN` by their place, such as `laws[0].critical_batch_size.high`.
         further: Fields of one command, at the top level of the object. A study has `workload`,
             `statistic` (what K* is, as study.statistic), `pending` (trials without a result),
-            `hardware` and `noise_scale`. `advise` has `near_best`, `measured`, `next_run` and
+            `hardware` (machines of the trials), `step_timing` (machine, date, threads and ranks of
+            a timing after the study; null if the times are not from it) and `noise_scale`. `advise`
+            has `near_best`, `measured`, `next_run` and
             `assumed`. `fit` has `outcome`, `last_value` (of the metric of the goal) and
             `checkpoint`.
     """
@@ -209,17 +229,20 @@ def study_document(study: Analysis, notes: Sequence[str], report: str | None = N
         laws.append(_law_of_series(series, law, K_STAR))
     for series, law in study.median_laws.items():
         laws.append(_law_of_series(series, law, MEDIAN))
-    pending = sum(summary.pending for summary in study.cells)
+    trained = set(record.trained_cells)  # the other cells show the trials of an equal cell
+    pending = sum(summary.pending for summary in study.cells if summary.cell in trained)
+    is_quiet = any(cell["timing"] == QUIET for cell in cells)
     further = {
         "workload": record.workload,
         "statistic": record.statistic.name,
         "pending": pending,
         "hardware": [each for each in record.hardware if each is not None],
+        "step_timing": _conditions(record.step_timing) if is_quiet else None,
         "noise_scale": None if record.noise is None else record.noise.to_dict(),
     }
     return Document(
         source="study",
-        status=_status(study.cells),
+        status=_status(study.cells, pending),
         name=record.name,
         goal=str(record.goal),
         unit=record.goal.cost_unit.name,
@@ -248,7 +271,7 @@ def cell_entry(study: Analysis, summary: CellSummary) -> CellEntry:
     if row is not None:
         _add_answer(entry, study, summary, row)
     marks = list(entry.marks)
-    if summary.boundary:
+    if any(can_move(study.record, key, end) for key, end in summary.boundary.items()):
         marks.append("range_edge")
     if summary.pending:
         marks.append("pending")
@@ -274,6 +297,8 @@ def _add_answer(entry: CellEntry, study: Analysis, summary: CellSummary, row: Ro
     entry.step_seconds = row["step_seconds"]
     if row["step_seconds"] is not None:
         entry.step_seconds_quartiles = [row["step_low"], row["step_high"]]
+    entry.timing = row["timing"]
+    entry.validation_seconds = row["validation_seconds"]
     if row["seconds"] is not None:
         entry.seconds = limits(row["seconds"], row["seconds_low"], row["seconds_high"])
     is_bound = bool(row["floor"]) and row["steps_low"] is None
@@ -358,21 +383,38 @@ def _law_of_series(series: Series, law: Law, statistic: str) -> LawEntry:
     return entry
 
 
-def _status(cells: Sequence[CellSummary]) -> str:
-    """Return the status of a study."""
+def _conditions(timing: StepTiming | None) -> dict[str, Any] | None:
+    """Return the conditions under which the steps of a study were timed."""
+    if timing is None:
+        return None
+    return {
+        "machine": timing.machine,
+        "date": timing.date,
+        "threads": timing.threads,
+        "ranks": timing.ranks,
+    }
+
+
+def _status(cells: Sequence[CellSummary], pending: int) -> str:
+    """Return the status of a study with some pending trials."""
     if any(cell.k_star is not None for cell in cells):
         return ANSWERED
-    if ended_without_result(cells):
-        return NO_RESULT
-    return UNFINISHED
+    return UNFINISHED if pending else NO_RESULT
 
 
 def _fastest(cells: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
-    """Return the cell with the least time to the goal; None if no time is known."""
+    """Return the cell with the least time to the goal; None if no time is known.
+
+    If validations are timed, only cells with their time are compared.
+    """
     timed = [cell for cell in cells if cell["seconds"] is not None]
-    if not timed:
-        return None
-    return min(timed, key=lambda cell: cell["seconds"]["value"])
+    validated = [cell for cell in timed if cell["validation_seconds"] is not None]
+    return min(validated or timed, key=_total_seconds, default=None)
+
+
+def _total_seconds(cell: Mapping[str, Any]) -> float:
+    """Return the seconds to the goal with the validations that are timed."""
+    return cell["seconds"]["value"] + (cell["validation_seconds"] or 0.0)
 
 
 def _plain(node: Any, place: str, not_finite: dict[str, str]) -> Any:

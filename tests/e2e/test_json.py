@@ -15,17 +15,22 @@ TINY = ("--study.batch_sizes", "[16]", "--study.sparsities", "[0]", "--study.tri
 
 @pytest.mark.slow
 def test_study_and_analyze_print_the_document_of_the_study(tmp_path):
-    studied = run(tmp_path, "study", FAST, *TINY, "--json")
+    options = (*TINY, "--json", "--validate-every", "8")
+    studied = run(tmp_path, "study", FAST, *options)
     assert studied.returncode == ExitCode.DONE, studied.stderr
     document = json.loads(studied.stdout)
     assert (document["name"], document["source"]) == ("fast", "study")
     assert (tmp_path / document["report"]).is_file()
     assert sum(document["cells"][0]["trials"].values()) == 2
-    assert "which batch size?" in studied.stderr
-    analyzed = run(tmp_path, "analyze", FAST, "--json")
+    assert f" {round(document['cells'][0]['k_star']['value'])} " in studied.stderr
+    cell = document["cells"][0]
+    assert cell["validation_seconds"] > 0 and document["recommendation"] == cell
+    assert cell["timing"] == "trials" and document["step_timing"] is None
+    analyzed = run(tmp_path, "analyze", FAST, "--json", "--validate-every", "8")
     assert analyzed.returncode == ExitCode.DONE, analyzed.stderr
     assert json.loads(analyzed.stdout) == document
-    study = lit_dps.load("fast", tmp_path / "mlruns")
+    record = lit_dps.load("fast", tmp_path / "mlruns").analysis.record
+    study = lit_dps.Study(record, lit_dps.Analysis(record, validate_every=8))
     assert study.to_dict(document["report"]) == document
 
 

@@ -10,8 +10,11 @@ import optuna
 import pytest
 
 import lit_dps
+from lit_dps.analysis.analysis import Analysis
 from lit_dps.core.attempt import Attempt
 from lit_dps.core.goal import Goal
+from lit_dps.core.search_space import Range
+from lit_dps.core.step_timing import CellTiming, StepTiming
 from lit_dps.core.trial import Cell, Status
 from lit_dps.report.document import CellEntry, Document, LawEntry, run_document, to_json
 from lit_dps.report.notebook import Study
@@ -86,6 +89,70 @@ def test_a_study_without_k_star_has_a_status_and_no_law():
     unfinished = Study(analysis_of({cell: missed}, trials=3).record).to_dict()
     assert unfinished["status"] == "unfinished" and unfinished["pending"] == 2
     assert unfinished["cells"][0]["marks"] == ["pending"]
+
+
+def test_a_study_whose_trials_failed_has_no_result():
+    cell = Cell(16, 0.0)
+    failed = [result(cell, 0, None, "failed")]
+    document = Study(analysis_of({cell: failed}, trials=1).record).to_dict()
+    assert (document["status"], document["pending"]) == ("no result", 0)
+
+
+def timed_study(validate_every: int | None) -> Study:
+    """Return a study with a slow validation, whose steps were timed after it."""
+    results = {}
+    timings = []
+    for batch_size in (4, 64):
+        cell = Cell(batch_size, 0.0)
+        results[cell] = [result(cell, 0, 2 * (68 - batch_size))]
+        timings.append(CellTiming(cell, (0.001 * batch_size,) * 3, 1.0))
+    timing = StepTiming("Xeon, 2 cores", "2026-11-29", 1, 1, tuple(timings))
+    record = dataclasses.replace(analysis_of(results).record, step_timing=timing)
+    return Study(record, Analysis(record, validate_every=validate_every))
+
+
+def test_step_times_have_their_source_and_machine(study):
+    document = timed_study(None).to_dict()
+    assert [cell["timing"] for cell in document["cells"]] == ["after the study"] * 2
+    assert document["step_timing"] == {
+        "machine": "Xeon, 2 cores",
+        "date": "2026-11-29",
+        "threads": 1,
+        "ranks": 1,
+    }
+    of_trials = study.to_dict()
+    assert {cell["timing"] for cell in of_trials["cells"]} == {"trials with checks"}
+    assert of_trials["step_timing"] is None
+
+
+def test_the_recommendation_counts_validations_that_the_user_asks_for():
+    # 128 steps of 4 ms, or 8 steps of 64 ms; validations take 1 s.
+    without = timed_study(None).to_dict()
+    assert [cell["validation_seconds"] for cell in without["cells"]] == [None, None]
+    assert [cell["seconds"]["value"] for cell in without["cells"]] == pytest.approx([0.512, 0.512])
+    document = timed_study(8).to_dict()
+    assert [cell["validation_seconds"] for cell in document["cells"]] == [16, 1]
+    assert document["recommendation"]["batch_size"] == 64
+    rare = timed_study(200).to_dict()
+    assert [cell["validation_seconds"] for cell in rare["cells"]] == [1, 1]
+
+
+@pytest.mark.parametrize(("low", "marks"), [(0.0, []), (0.1, ["range_edge"])])
+def test_an_end_that_cannot_be_moved_is_no_mark(low, marks):
+    space = {"optim.momentum": Range(low, 0.9)}
+    cell = Cell(16, 0.0)
+    trials = [result(cell, 0, 32, params={"optim.momentum": low})]
+    entry = Study(analysis_of({cell: trials}, space=space).record).to_dict()["cells"][0]
+    assert entry["range_edges"] == {"optim.momentum": "low"}
+    assert [mark for mark in entry["marks"] if mark == "range_edge"] == marks
+
+
+def test_shared_cells_count_their_pending_trials_once():
+    cells = {Cell(16, 0.0): [result(Cell(16, 0.0), 0, 32)], Cell(16, 0.5): []}
+    record = analysis_of(cells, trials=3).record
+    assert Study(record).to_dict()["pending"] == 2 + 3
+    shared = {Cell(16, 0.5): Cell(16, 0.0)}
+    assert Study(dataclasses.replace(record, shared=shared)).to_dict()["pending"] == 2
 
 
 def test_a_number_that_is_not_finite_is_null_and_has_its_place():
