@@ -51,14 +51,34 @@ def answer_lines(study: Analysis) -> list[str]:
     """Return the sentences of the answer of all series, a line each; nothing without any K*."""
     lines = []
     if len(study.answer):
-        for series in study.record.series:
-            lines += sentences(study, series)
+        for series, group in trained_series(study).items():
+            lines += sentences(study, series, "; ".join(map(str, group)))
     return lines
 
 
-def sentences(study: Analysis, series: Series) -> list[str]:
-    """Return the answer of a series in lines: the recommendation, then its details."""
-    first = f"{series}: {recommendation(study, series)}"
+def trained_series(study: Analysis) -> dict[Series, list[Series]]:
+    """Return the series that are trained, each with the series that show its trials.
+
+    Dense series that differ in the pruning alone have the same trials (`StudyRecord.shared`).
+    """
+    groups: dict[Series, list[Series]] = {}
+    for cell in study.record.cells:
+        trained = study.record.shared.get(cell, cell).series
+        group = groups.setdefault(trained, [])
+        if cell.series not in group:
+            group.append(cell.series)
+    return groups
+
+
+def sentences(study: Analysis, series: Series, name: str = "") -> list[str]:
+    """Return the answer of a series in lines: the recommendation, then its details.
+
+    Args:
+        study: The study.
+        series: The series.
+        name: What the answer is of; by default the series.
+    """
+    first = f"{name or series}: {recommendation(study, series)}"
     return [first, *map("  {}".format, details(study, series))]
 
 

@@ -13,7 +13,7 @@ from lit_dps.analysis.law import Law
 from lit_dps.analysis.law_verdict import Refusal
 from lit_dps.core.text import WIDTH, wrap
 from lit_dps.core.trial import Series
-from lit_dps.report.answer import recommendation
+from lit_dps.report.answer import recommendation, trained_series
 from lit_dps.report.no_result import is_without_k_star, no_result_lines, no_result_table
 from lit_dps.report.notes import warnings_of
 from lit_dps.report.result_table import result_table
@@ -65,20 +65,6 @@ def answer_part(study: Analysis, width: int) -> list[str]:
     for series in trained_series(study):
         lines += wrap(f"{prefix(study, series)}{recommendation(study, series)}", width)
     return lines
-
-
-def trained_series(study: Analysis) -> dict[Series, list[Series]]:
-    """Return the series that are trained, each with the series that show its trials.
-
-    Dense series that differ in the pruning alone have the same trials (`StudyRecord.shared`).
-    """
-    groups: dict[Series, list[Series]] = {}
-    for cell in study.record.cells:
-        trained = study.record.shared.get(cell, cell).series
-        group = groups.setdefault(trained, [])
-        if cell.series not in group:
-            group.append(cell.series)
-    return groups
 
 
 def prefix(study: Analysis, series: Series) -> str:

@@ -13,7 +13,7 @@ from lit_dps.core.step_timing import CellTiming, StepTiming
 from lit_dps.core.text import format_interval, wrap
 from lit_dps.core.trial import Cell, Series, Status
 from lit_dps.core.unit import UNITS
-from lit_dps.report.answer import recommendation
+from lit_dps.report.answer import answer_lines, recommendation
 from lit_dps.report.notes import Level, Note, lines_of, warnings_of
 from lit_dps.report.result_table import marks, result_table
 from lit_dps.report.screen import (
@@ -161,6 +161,11 @@ def test_further_metaparameters_are_named():
     assert "learning rate 0.100, width 8.00, weight decay 0.500." in line
 
 
+def with_cell(result, cell):
+    """Return a trial of another cell."""
+    return dataclasses.replace(result, trial=dataclasses.replace(result.trial, cell=cell))
+
+
 def with_params(result, params):
     """Return a trial with other metaparameters."""
     return dataclasses.replace(result, trial=dataclasses.replace(result.trial, params=params))
@@ -264,6 +269,10 @@ def test_dense_cells_that_share_trials_count_once():
     assert (values["pending"], values["declared"]) == (3, 3)
     (line,) = answer_part(study, 140)
     assert line.startswith("S=0 method=random; S=0 method=snip: No recommendation")
+    met = [with_cell(trial(8, i, 40, 1.0), first) for i in range(3)]
+    answered = Analysis(dataclasses.replace(found, results={first: met, second: met}))
+    lines = [line for line in answer_lines(answered) if not line.startswith(" ")]
+    assert len(lines) == 1 and lines[0].startswith("S=0 method=random; S=0 method=snip: Train")
 
 
 def test_the_best_at_an_end_of_the_batch_sizes_is_a_warning():
