@@ -16,7 +16,6 @@ from lit_dps import __version__
 from lit_dps.core.config import StorageConfig, cores
 from lit_dps.core.errors import UserError
 from lit_dps.data.files import ENV, data_root
-from lit_dps.storage.read import list_studies
 from lit_dps.storage.urls import scrubbed, sqlite_file, without_password
 
 OK = "ok"
@@ -25,6 +24,7 @@ ERROR = "error"
 STATUSES = (OK, WARNING, ERROR)  # the worst is last
 PACKAGES = ("torch", "lightning", "optuna", "mlflow")
 CGROUP = Path("/sys/fs/cgroup")
+NVIDIA_DEVICE = Path("/dev/nvidia0")  # exists if a driver of NVIDIA is loaded
 GIB = 2**30
 MAX_GPUS_SHOWN = 4
 # A worker takes about 0.5 GiB with PyTorch imported, before it trains.
@@ -61,6 +61,7 @@ class Machine:
         version_of: Returns the version of an installed package; raises PackageNotFoundError.
         import_torch: Imports and returns PyTorch.
         cgroup: The folder of the limits of a container.
+        nvidia_device: The file of the first GPU of NVIDIA.
         environment: The environment variables.
         cores: Returns the number of cores that this process may use.
         all_cores: Returns the number of cores of the machine.
@@ -69,6 +70,7 @@ class Machine:
     version_of: Callable[[str], str] = version
     import_torch: Callable[[], Any] = lambda: __import__("torch")
     cgroup: Path = CGROUP
+    nvidia_device: Path = NVIDIA_DEVICE
     environment: Mapping[str, str] = field(default_factory=lambda: os.environ)
     cores: Callable[[], int] = cores
     all_cores: Callable[[], int | None] = os.cpu_count
@@ -150,8 +152,7 @@ def memory(machine: Machine) -> Check:
     text = f"{total / GIB:.1f} GiB"
     if limit is not None and limit < total:
         text += f", {limit / GIB:.1f} GiB allowed by its container"
-        used = _number_in(machine.cgroup / "memory.current") or 0.0
-        available = min(available, limit - used)
+        available = min(available, limit - _used_bytes(machine.cgroup))
     if math.isinf(available):
         return Check("memory", OK, text)
     text += f", {available / GIB:.1f} GiB available"
@@ -174,6 +175,17 @@ def _limit_of_container(cgroup: Path) -> float | None:
     return _number_in(cgroup / "memory.max")
 
 
+def _used_bytes(cgroup: Path) -> float:
+    """Return the memory of a container, without the page cache that it can give back."""
+    used = _number_in(cgroup / "memory.current") or 0.0
+    try:
+        lines = (cgroup / "memory.stat").read_text().splitlines()
+        (line,) = [line for line in lines if line.startswith("inactive_file ")]
+        return max(used - float(line.split()[1]), 0.0)
+    except (OSError, ValueError):
+        return used
+
+
 def _number_in(file: Path) -> float | None:
     """Return the number in a file; None without a file or a number."""
     try:
@@ -193,6 +205,10 @@ def gpus(machine: Machine) -> list[Check]:
         if built_for is None:
             return [Check("GPU", OK, "none; this PyTorch is built for CPUs")]
         text = f"none is visible to PyTorch (built for CUDA {built_for}); trials train on the CPU"
+        is_hidden = machine.environment.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
+        if machine.nvidia_device.exists() and not is_hidden:
+            remedy = f"install a driver for CUDA {built_for}, or a PyTorch for the driver"
+            return [Check("GPU", WARNING, f"this machine has one, but {text}", remedy)]
         return [Check("GPU", OK, text)]
     checks = []
     count = torch.cuda.device_count()
@@ -210,32 +226,79 @@ def gpus(machine: Machine) -> list[Check]:
 def storage_folder(storage: StorageConfig) -> Check:
     """Check that the storage folder, or the folder where it will be created, is writable."""
     folder = Path(storage.folder)
-    existing = folder.absolute()
-    while not existing.exists():
-        existing = existing.parent
     name = "storage folder"
+    remedy = "choose another folder by --storage.folder"
+    problem = _why_not_writable(folder)
+    if problem:
+        return Check(name, ERROR, f"{folder}: {problem}", remedy)
     text = str(folder) if folder.exists() else f"{folder} (will be created)"
-    if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
-        remedy = "choose another folder by --storage.folder"
-        return Check(name, ERROR, f"{text}: {existing} is not writable", remedy)
-    free = shutil.disk_usage(existing).free / GIB
+    free = shutil.disk_usage(_existing(folder)).free / GIB
     text += f", {free:.1f} GiB free"
     if free < MIN_DISK_GIB:
         return Check(name, WARNING, text, "free some space")
     return Check(name, OK, text)
 
 
+def _existing(path: Path) -> Path:
+    """Return a path, or the nearest folder above it that exists.
+
+    Raises:
+        PermissionError: below a folder that may not be entered.
+    """
+    existing = path.absolute()
+    while not existing.exists():
+        existing = existing.parent
+    return existing
+
+
+def _why_not_writable(folder: Path) -> str:
+    """Return why files cannot be created in a folder; empty if they can.
+
+    The folder need not exist.
+    """
+    try:
+        existing = _existing(folder)
+        is_folder = existing.is_dir()
+    except OSError as error:
+        return str(error.strerror or error).lower()
+    if not is_folder:
+        return f"{existing} is a file"
+    if not os.access(existing, os.W_OK | os.X_OK):
+        return f"{existing} is not writable"
+    return ""
+
+
+def _why_no_database(file: Path) -> str:
+    """Return why a sqlite file cannot be written; empty if it can. The file need not exist."""
+    # Sqlite writes its journal beside the file.
+    problem = _why_not_writable(file.parent)
+    if not problem and file.is_dir():
+        return f"{file} is a folder"
+    if not problem and file.exists() and not os.access(file, os.R_OK | os.W_OK):
+        return f"{file} is not writable"
+    return problem
+
+
 def optuna_storage(storage: StorageConfig) -> Check:
-    """Check that the studies of the Optuna storage can be read."""
+    """Check that the studies of the Optuna storage can be read, and that its file can be written.
+
+    A server is asked for its studies only.
+    """
     url = storage.optuna_url
     shown = without_password(url)
+    remedy = "check --storage.optuna, and that its server runs"
     file = sqlite_file(url)
-    if file is not None and not file.is_file():
-        return Check("Optuna", OK, f"{shown} (will be created)")
+    if file is not None:
+        problem = _why_no_database(Path(file))
+        if problem:
+            return Check("Optuna", ERROR, f"{shown}: {problem}", "choose another --storage.optuna")
+        if not Path(file).is_file():
+            return Check("Optuna", OK, f"{shown} (will be created)")
     try:
+        from lit_dps.storage.read import list_studies  # imports Optuna, which may be missing
+
         count = len(list_studies(url))
     except (UserError, ImportError) as error:
-        remedy = "check --storage.optuna, and that its server runs"
         return Check("Optuna", ERROR, _one_line(error, url), remedy)
     studies = "1 study" if count == 1 else f"{count} studies"
     return Check("Optuna", OK, f"{shown}, {studies}")
@@ -245,15 +308,19 @@ def mlflow_store(storage: StorageConfig) -> Check:
     """Check that MLflow's tracking store answers. A study runs without it, so this is a warning."""
     uri = storage.mlflow_uri
     shown = without_password(uri)
+    remedy = "a study runs without it; check --storage.mlflow"
     file = sqlite_file(uri)
-    if file is not None and not file.is_file():
-        return Check("MLflow", OK, f"{shown} (will be created)")
-    from lit_dps.tracking.client import experiments  # takes a second
-
+    if file is not None:
+        problem = _why_no_database(Path(file))
+        if problem:
+            return Check("MLflow", WARNING, f"{shown}: {problem}", remedy)
+        if not Path(file).is_file():
+            return Check("MLflow", OK, f"{shown} (will be created)")
     try:
+        from lit_dps.tracking.client import experiments  # imports MLflow, which may be missing
+
         count = len(experiments(uri))
-    except UserError as error:
-        remedy = "a study runs without it; check --storage.mlflow"
+    except (UserError, ImportError) as error:
         return Check("MLflow", WARNING, _one_line(error, uri), remedy)
     with_runs = "1 experiment" if count == 1 else f"{count} experiments"
     return Check("MLflow", OK, f"{shown}, {with_runs}")
@@ -263,7 +330,11 @@ def data_folder(machine: Machine) -> Check:
     """Report the folder of the image data sets, which the package's own data modules read."""
     given = machine.environment.get(ENV)
     folder = data_root(given)
-    if folder.is_dir():
+    try:
+        is_folder = folder.is_dir()
+    except OSError as error:  # below a folder that may not be entered
+        return Check("data folder", WARNING, f"{folder}: {error.strerror}", f"set {ENV}")
+    if is_folder:
         return Check("data folder", OK, str(folder))
     if given:
         remedy = f"create it, or set {ENV} to another folder"

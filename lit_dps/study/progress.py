@@ -189,7 +189,7 @@ class Progress:
         return RepeatCounts(total - remaining, remaining)
 
     def running_text(self) -> str:
-        """Return how many trials run, and in which cells: 3 of 4, B=8 S=0 x2, B=32 S=0."""
+        """Return how many trials run, and in which cells: 3 of 4 (B=8 S=0 x2)."""
         cells: Counter[Cell] = Counter()
         for event in self.running:
             assert event.trial is not None
@@ -199,7 +199,10 @@ class Progress:
             names.append(f"{cell} x{count}" if count > 1 else f"{cell}")
         if len(names) > MAX_CELLS_SHOWN:
             names[MAX_CELLS_SHOWN:] = [f"{len(names) - MAX_CELLS_SHOWN} more cells"]
-        return ", ".join([f"{len(self.running)} of {self.plan.at_a_time}", *names])
+        text = f"{len(self.running)} of {self.plan.at_a_time}"
+        if names:
+            text += f" ({', '.join(names)})"
+        return text
 
     def time_left_text(self) -> str:
         """Return the remaining time as it is shown: about 0:02:30, or until when it is unknown."""
@@ -207,6 +210,8 @@ class Progress:
         if remaining is None:
             if self.plan.race_factor is None:
                 return "unknown until more trials have ended"
+            if any(self.k_star(cell) is not None for cell in self.results):
+                return "unknown until a trial has run for a while"  # after a resume
             return "unknown until a trial meets the goal"
         if not remaining.seconds and not self.running:
             return clock(0)

@@ -26,12 +26,14 @@ class TimeLeft:
     def __init__(self, estimate: Callable[[], TimeRemaining | None], now: Callable[[], float]):
         self._estimate = estimate
         self._now = now
-        self._shown: TimeRemaining | None = None  # None if a trial ended since
+        self._last: TimeRemaining | None = None  # the last estimate; None if a trial ended since
+        self._shown: TimeRemaining | None = None
         self._end = 0.0  # time at which the study ends by the shown estimate
         self._estimated_at = -math.inf
 
     def expire(self) -> None:
         """Let the next estimate be longer than the last one, because a trial has ended."""
+        self._last = None
         self._shown = None
         self._estimated_at = -math.inf
 
@@ -46,14 +48,21 @@ class TimeLeft:
         return self._shown._replace(seconds=max(self._end - now, 0.0))
 
     def _update(self, estimate: TimeRemaining | None, now: float) -> None:
-        """Take a new estimate, but keep an earlier end of the same kind that has not passed."""
-        last = self._shown
+        """Take a new estimate, but keep an earlier end of the same kind that has not passed.
+
+        The kept end is shown as a lower bound if it is visibly earlier than the new one.
+        """
+        last = self._last
+        self._last = estimate
         self._shown = estimate
         if estimate is None:
             return
         end = now + estimate.seconds
-        if last is not None and last.is_lower_bound is estimate.is_lower_bound and self._end > now:
-            end = min(end, self._end)
+        is_same_kind = last is not None and last.is_lower_bound is estimate.is_lower_bound
+        if is_same_kind and now < self._end < end:
+            end = self._end
+            if rounded_seconds(end - now) < rounded_seconds(estimate.seconds):
+                self._shown = estimate._replace(is_lower_bound=True)
         self._end = end
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import sqlite3
+import sys
 from importlib.metadata import PackageNotFoundError
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -35,6 +37,7 @@ def machine(tmp_path, **changes) -> Machine:
         "version_of": lambda name: "1.0",
         "import_torch": lambda: torch_with(0),
         "cgroup": tmp_path / "cgroup",
+        "nvidia_device": tmp_path / "nvidia0",
         "environment": {},
         "cores": lambda: 8,
         "all_cores": lambda: 16,
@@ -83,6 +86,63 @@ def test_the_limit_of_a_container_counts_as_memory(tmp_path):
     assert check.status == WARNING and "0.5 GiB available" in check.result
 
 
+def test_page_cache_of_a_container_is_available(tmp_path):
+    cgroup = tmp_path / "cgroup"
+    cgroup.mkdir()
+    (cgroup / "memory.max").write_text(str(8 * 2**30))
+    (cgroup / "memory.current").write_text(str(8 * 2**30))
+    (cgroup / "memory.stat").write_text(f"anon 1\nfile 2\ninactive_file {7 * 2**30}\n")
+    assert doctor._used_bytes(cgroup) == 2**30
+    (cgroup / "memory.stat").unlink()
+    assert doctor._used_bytes(cgroup) == 8 * 2**30
+
+
+@pytest.mark.parametrize(
+    ("environment", "status"),
+    [({}, WARNING), ({"CUDA_VISIBLE_DEVICES": "0"}, WARNING), ({"CUDA_VISIBLE_DEVICES": ""}, OK)],
+)
+def test_a_gpu_that_pytorch_does_not_see_is_a_warning(tmp_path, environment, status):
+    (tmp_path / "nvidia0").touch()
+    (check,) = doctor.gpus(machine(tmp_path, environment=environment))
+    assert check.status == status and bool(check.remedy) is (status == WARNING)
+
+
+def test_a_database_that_cannot_be_written_is_an_error(tmp_path, monkeypatch):
+    for name in ("study.db", "mlflow.db"):
+        (tmp_path / name).touch()
+    monkeypatch.setattr(doctor.os, "access", lambda path, mode: Path(path) == tmp_path)
+    here = {"folder": str(tmp_path)}
+    assert doctor.optuna_storage(StorageConfig(**here)).status == ERROR
+    monkeypatch.setattr(doctor.os, "access", lambda path, mode: False)
+    new = f"sqlite:///{tmp_path}/new/x.db"
+    assert doctor.optuna_storage(StorageConfig(optuna=new)).status == ERROR
+    assert doctor.mlflow_store(StorageConfig(mlflow=new)).status == WARNING
+    assert doctor.storage_folder(StorageConfig(**here)).status == ERROR
+
+
+def test_a_folder_that_may_not_be_entered_is_an_error(tmp_path, monkeypatch):
+    def closed(path):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "exists", closed)
+    storage = StorageConfig(folder=str(tmp_path / "closed" / "runs"))
+    assert doctor.storage_folder(storage).status == ERROR
+    assert doctor.optuna_storage(storage).status == ERROR
+    assert doctor.mlflow_store(storage).status == WARNING
+
+
+def test_a_missing_optuna_or_mlflow_has_a_line(tmp_path, monkeypatch):
+    for name in ("study.db", "mlflow.db"):
+        (tmp_path / name).touch()
+    for name in ("lit_dps.storage.read", "lit_dps.tracking.client"):
+        monkeypatch.setitem(sys.modules, name, None)
+    storage = StorageConfig(
+        optuna=f"sqlite:///{tmp_path}/study.db", mlflow=f"sqlite:///{tmp_path}/mlflow.db"
+    )
+    assert doctor.optuna_storage(storage).status == ERROR
+    assert doctor.mlflow_store(storage).status == WARNING
+
+
 @pytest.mark.parametrize(("gpus", "lines"), [(0, 1), (2, 2), (8, 5)])
 def test_each_gpu_has_a_line_up_to_a_few(tmp_path, gpus, lines):
     fake = machine(tmp_path, import_torch=lambda: torch_with(gpus))
@@ -105,7 +165,8 @@ def test_a_broken_torch_is_an_error(tmp_path):
 def test_a_storage_that_is_no_folder_or_no_database_is_an_error(tmp_path):
     file = tmp_path / "file"
     file.write_text("no database")
-    assert doctor.storage_folder(StorageConfig(folder=str(file))).status == ERROR
+    is_file = doctor.storage_folder(StorageConfig(folder=str(file)))
+    assert is_file.status == ERROR and is_file.result.endswith(f"{file} is a file")
     check = doctor.optuna_storage(StorageConfig(optuna=f"sqlite:///{file}"))
     assert check.status == ERROR and check.remedy
 

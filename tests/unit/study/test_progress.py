@@ -93,16 +93,23 @@ def test_a_trial_that_has_to_go_on_is_not_finished(golden):
     golden.check("study/progress-raced.txt", "\n".join(lines) + "\n")
 
 
+def test_a_resumed_study_with_every_k_star_does_not_wait_for_one():
+    plan = RunPlan(CELLS, 2, 400, 1.0)
+    counted = Progress(plan, {cell: [result(cell, 0, 16)] for cell in CELLS})
+    assert counted.time_left_text() == "unknown until a trial has run for a while"
+    assert Progress(plan).time_left_text() == "unknown until a trial meets the goal"
+
+
 def test_running_cells_are_named_with_their_trials():
     sizes = (1, 2, 3, 4, 5)
     counted = Progress(RunPlan([Cell(b) for b in sizes], 3, 400, at_a_time=6))
     assert counted.running_text() == "0 of 6"
     for cell, point in ((Cell(2), 0), (Cell(2), 1), (Cell(1), 0)):
         counted.on_event(ProgressEvent(1, Trial(cell, point)))
-    assert counted.running_text() == f"3 of 6, {Cell(1)}, {Cell(2)} x2"
+    assert counted.running_text() == f"3 of 6 ({Cell(1)}, {Cell(2)} x2)"
     for cell in (Cell(3), Cell(4), Cell(5)):
         counted.on_event(ProgressEvent(1, Trial(cell, 0)))
-    assert counted.running_text().endswith(f"{Cell(3)}, 2 more cells")
+    assert counted.running_text().endswith(f"{Cell(3)}, 2 more cells)")
 
 
 def estimates(*seconds: float):
@@ -117,7 +124,7 @@ def test_the_time_left_grows_only_when_a_trial_has_ended():
     now[0] = 4
     assert left.remaining() == (96, False), "it counts down between two estimates"
     now[0] = 10
-    assert left.remaining() == (90, False), "a longer estimate does not count"
+    assert left.remaining() == (90, True), "a longer estimate only makes it a lower bound"
     now[0] = 20
     assert left.remaining() == (50, False), "a shorter one does"
     left.expire()  # a trial has ended
