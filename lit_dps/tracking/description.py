@@ -15,8 +15,10 @@ from lit_dps.core.config import SPARSITY_KEY
 from lit_dps.core.record import StudyRecord
 from lit_dps.core.trial import FINAL_STATUSES, Cell, Series
 from lit_dps.report.answer import sentences
+from lit_dps.report.notes import warnings_of
 from lit_dps.report.result_table import examples_text, interval_text, speed_mark
 from lit_dps.report.timing_notes import timing_notes
+from lit_dps.report.warnings import NOTES
 
 SECTIONS = ("model", "data", "pruning", "optim", "local", "batch")
 TRAINER = ("accelerator", "devices", "precision", "accumulate_grad_batches", "gradient_clip_val")
@@ -39,7 +41,7 @@ def markdown(study: Analysis, report: str | None = None) -> str:
         if others:
             other_lines += ["", f"{series}:", "", *(f"- {line.strip()}" for line in others)]
     lines = [*first_lines, "", *_table(study), *other_lines, "", _goal_line(study)]
-    notes = timing_notes(study)
+    notes = [*warnings_of(NOTES, study), *timing_notes(study)]
     if notes:
         lines += ["", *(f"- {note}" for note in notes)]
     if report is not None:
