@@ -91,8 +91,8 @@ class ImageClassifier(LightningModule):
                 raise ConfigError(f"model.{key}", number, "a number above 0")
         if not weight_decay >= 0:
             raise ConfigError("model.weight_decay", weight_decay, "a number of 0 or more")
-        if refresh_steps < 1:
-            raise ConfigError("model.refresh_steps", refresh_steps, "1 or more updates")
+        if refresh_steps < 1 or refresh_steps != int(refresh_steps):
+            raise ConfigError("model.refresh_steps", refresh_steps, "a whole number from 1")
         RateSchedule(schedule, decay_steps, end_factor, warmup_steps, decay_share).check()
         self.save_hyperparameters(ignore=["network"])
         self.network = network

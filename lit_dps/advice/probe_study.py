@@ -175,7 +175,7 @@ class Probes:
                     failed = result.status is Status.FAILED
                     if failed and has_no_room(result.failure, self.setup.workload):
                         raise CannotRun(result.failure)
-                    failures.remove_unneeded(result)
+                    failures.add(result)
         except Interrupted:
             stop.check()
             return False

@@ -39,7 +39,8 @@ PLAIN = "learning_rate"
 # Update rules by what they do with gradients.
 HEAVY_BALL = ("momentum", "nesterov")
 RMSPROP = "rmsprop"
-WITHOUT_MOMENTUM = ("sgd",)
+# The momentum of schedule-free SGD is the share of its average in the point of the gradient.
+WITHOUT_MOMENTUM = ("sgd", "schedule_free_sgd")
 DEFAULT_MOMENTUM = 0.9  # of `ImageClassifier`
 
 

@@ -240,11 +240,13 @@ class StudyRecord:
         kept_batch_sizes = tuple(batch_sizes)
         results = {}
         running = {}
+        running_repeats = {}
         repeats = {}
         for cell in self.results:
             if cell.sparsity in kept_sparsities and cell.batch_size in kept_batch_sizes:
                 results[cell] = self.results[cell]
                 running[cell] = self.running[cell]
+                running_repeats[cell] = self.running_repeats.get(cell, 0)
                 repeats[cell] = self.repeats[cell]
         return replace(
             self,
@@ -252,6 +254,7 @@ class StudyRecord:
             batch_sizes=kept_batch_sizes,
             results=results,
             running=running,
+            running_repeats=running_repeats,
             repeats=repeats,
         )
 

@@ -113,7 +113,8 @@ class StepNumbers(NamedTuple):
         """
         groups = max(len(run.optimizer.param_groups) for run in runs if run is not None)
         rates = np.zeros((steps, len(runs), groups))
-        updates = np.ones((steps, len(runs), 1))
+        # Not 1 in a row without a run: a first update may cost more, as the first basis of SOAP.
+        updates = np.full((steps, len(runs), 1), 2.0)
         places = np.zeros((steps, len(runs)), dtype=np.int64)
         for row, run in enumerate(runs):
             if run is None:

@@ -315,6 +315,7 @@ class BranchCallback(Callback):
                     if loss is not None:
                         (loss / batches_per_step).backward()
                 if i % batches_per_step == 0:
+                    _mask_gradients(twin, masks)
                     _clip_gradients(trainer, twin)
                     optimizer.step()
                     optimizer.zero_grad()
@@ -401,6 +402,12 @@ def _clip_gradients(trainer: Trainer, twin: LightningModule) -> None:
         nn.utils.clip_grad_value_(twin.parameters(), limit)
     else:
         nn.utils.clip_grad_norm_(twin.parameters(), limit)
+
+
+def _mask_gradients(twin: LightningModule, masks: dict[str, Tensor]) -> None:
+    for name, parameter in twin.named_parameters():
+        if name in masks and parameter.grad is not None:
+            parameter.grad.mul_(masks[name])
 
 
 @torch.no_grad()

@@ -387,6 +387,8 @@ def _new_attempts(
 def _contradict(first: TrialResult, second: TrialResult) -> bool:
     """Return True if one attempt was stopped after the other had come to its end."""
     for stopped, ended in ((first, second), (second, first)):
+        if ended.status is Status.FAILED:
+            continue
         was_stopped = covered_up_to(stopped.status, 0.0) == 0.0
         has_ended = covered_up_to(ended.status, 0.0) == math.inf
         if was_stopped and has_ended and ended.cost_run <= stopped.cost_run:

@@ -203,8 +203,9 @@ class TrialQueue:
                 end_trial(self.storage, claimed, result, last_run)
         del self._claims[claim]
         if not trial.repeat:
-            # The result may change the limit.
-            self._limits.pop(trial.cell, None)
+            # The result may change the limit, which is read again.
+            known = self._limits.get(trial.cell, UNREAD_LIMIT)
+            self._limits[trial.cell] = CachedLimit(-math.inf, known.cost)
         return dataclasses.replace(result, attempt=claimed.number)
 
     def trial_race_limit(self, trial: Trial) -> float:
@@ -228,9 +229,7 @@ class TrialQueue:
             with storage_errors(self.url):
                 costs = uncached_costs(self.storage, self._optuna_study(cell)._study_id)
         except StorageError:
-            if cached is UNREAD_LIMIT:
-                raise
-            cost = cached.cost
+            cost = min(cached.cost, self.cost_limit)
         else:
             cost = min(race_limit(costs, self.race_factor, self.statistic), self.cost_limit)
         self._limits[cell] = CachedLimit(time.monotonic(), cost)

@@ -98,7 +98,7 @@ class Failures:
             failure = failure_in(result.traceback)
         self._attempts[result.trial.cell, result.trial.file_name].append(failure)
 
-    def remove_unneeded(self, result: TrialResult) -> None:
+    def add(self, result: TrialResult) -> None:
         """Add a result. Raise AllFail if the first `FIRST` results are all failures."""
         trial = result.trial
         self._count += 1

@@ -301,7 +301,7 @@ class _StudyRun:
                 for result in results:
                     display.update(result)
                     self.mlflow.log_result(result)
-                    failures.remove_unneeded(result)
+                    failures.add(result)
         finally:
             display.close()
 

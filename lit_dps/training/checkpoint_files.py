@@ -173,9 +173,11 @@ class CheckpointFile:
         """
         try:
             yield
-        except (MemoryError, torch.OutOfMemoryError):
-            raise
         except Exception as error:  # the module's code may raise anything
+            # PyTorch's allocators raise a RuntimeError on a CPU. The checkpoint is good then.
+            failed_allocation = isinstance(error, RuntimeError) and "alloc" in str(error).lower()
+            if failed_allocation or isinstance(error, MemoryError | torch.OutOfMemoryError):
+                raise
             self.reject(error)
             raise CannotResume(first_line(error)) from error
 

@@ -348,6 +348,10 @@ class PruningCallback(Callback):
         self._unmasked.update(trainer, module, optimizer)
         if self._masked is not None:
             self._masked.zero_weights_of(optimizer)
+            if _takes_gradients_elsewhere(optimizer):
+                # A hook of the user may have changed gradients after they were masked. Then pruned
+                # weights are 0, but the weights at which the next gradient is taken are not.
+                mask_optimizer_state(optimizer, self._masked.parameters_with_masks())
         if self._dense_gradients is not None:
             self._change_mask(trainer.global_step + 1, optimizer)
 
@@ -359,7 +363,8 @@ class PruningCallback(Callback):
         if self._is_change_due(trainer):
             self._dense_gradients = self._masked.dense_gradients()
         self._masked.mask_gradients()
-        if not hasattr(optimizer, "register_step_post_hook"):
+        clears_gradients = _takes_gradients_elsewhere(optimizer)
+        if clears_gradients or not hasattr(optimizer, "register_step_post_hook"):
             self._unmasked.update(trainer, pl_module, optimizer)
 
     def on_train_batch_start(
@@ -419,6 +424,12 @@ class PruningCallback(Callback):
         self._copies = state_dict.get("copies", {})
         self._kept_dense = set(state_dict.get("left_dense", ()))
         self.flags = state_dict.get("observed", {})
+
+
+def _takes_gradients_elsewhere(optimizer: Optimizer) -> bool:
+    """Return True if the optimizer's gradients are of other weights (`Rule.gradient_point`)."""
+    rule = getattr(optimizer, "rule", None)
+    return getattr(rule, "gradient_point", None) is not None
 
 
 def masks_of(trainer: Trainer, module: LightningModule) -> dict[str, Tensor]:

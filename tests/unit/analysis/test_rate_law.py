@@ -8,6 +8,7 @@ import pytest
 
 from lit_dps.analysis.analysis import Analysis
 from lit_dps.analysis.rate_rules import price_rows
+from lit_dps.analysis.rates import rate_source
 from lit_dps.analysis.tables import records
 from lit_dps.core.goal import Goal
 from lit_dps.core.search_space import Range
@@ -67,6 +68,13 @@ def rows(table, *names, **where):
         for row in records(table)
         if all(row[k] == v for k, v in where.items())
     ]
+
+
+def test_the_momentum_of_schedule_free_sgd_does_not_amplify_its_steps():
+    arguments = {"optimizer": "schedule_free_sgd", "momentum": 0.9}
+    record = study(bowl(0.5), {"model": {"init_args": arguments}}).record
+    source = rate_source(record, record.series[0])
+    assert source is not None and not source.has_momentum
 
 
 def test_the_effective_rate_of_the_best_trial_and_both_rules():

@@ -7,17 +7,21 @@ import math
 
 import pytest
 import torch
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from lit_dps.core.goal import Goal
 from lit_dps.core.optimizer_kind import OptimizerKind
 from lit_dps.core.trial import Cell
+from lit_dps.data import Digits
+from lit_dps.models import MLP
+from lit_dps.module import ImageClassifier
 from lit_dps.optim import RULES, Rule, StackedUpdate
 from lit_dps.optim.rule import at_gradient_point
 from lit_dps.pruning.mask_changes import mask_optimizer_state
 from lit_dps.testing import check_rule
+from lit_dps.training import PruningCallback
 from lit_dps.training.optimizer_groups import group_rule
 from tests.support import tiny
 from tests.support.conformance import assert_conform
@@ -204,6 +208,35 @@ def test_a_moving_mask_prunes_z_too(name):
     state = optimizer.state[parameter]
     assert torch.equal(state["z"], before * mask)
     assert float(state["sum_of_squared_rates"]) == pytest.approx(RATE**2 * (1 + 4 + 9) / 16)
+
+
+class Noisy(Callback):
+    """Changes all gradients after they were masked."""
+
+    def on_before_optimizer_step(self, trainer, pl_module, optimizer):
+        for parameter in pl_module.parameters():
+            parameter.grad.add_(1.0)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_gradients_that_a_callback_changes_do_not_revive_pruned_weights(name):
+    module = ImageClassifier(MLP(hidden=[8]), optimizer=name, learning_rate=0.01)
+    pruning = PruningCallback(0.8, "random")
+    data = Digits(batch_size=16)
+    trainer = tiny.fit(module, datamodule=data, callbacks=[pruning, Noisy()], max_steps=3)
+    (optimizer,) = trainer.optimizers
+    for parameter_name, parameter in module.named_parameters():
+        if parameter_name in pruning.mask:
+            z = optimizer.state[parameter]["z"]
+            assert not z[~pruning.mask[parameter_name].bool()].any() and z.any()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_weights_of_16_bits_are_refused(name):
+    parameter = nn.Parameter(START.bfloat16())
+    optimizer = make(name, parameter)
+    with refuses("trainer.precision"):
+        optimizer.step(lambda: parameter.sum().backward())
 
 
 def test_the_kinds_are_those_of_their_base():

@@ -217,6 +217,14 @@ def test_the_attempt_that_tells_more_is_added_as_a_later_one(
     assert ends[0] == ends[1]
 
 
+def test_an_attempt_that_failed_here_does_not_contradict_another(here, there):
+    """It has no validations."""
+    written(here, {A: [ran("failed", 0)]})
+    written(there, {A: [ran("outraced", 32)]})
+    assert merged(here, there)["fake"].conflicts == {}
+    assert attempts(here)[1:] == [("outraced", 32)]
+
+
 def test_what_ended_otherwise_stays_as_it_is_here_and_is_told(here, there):
     points = [
         COMPLETE,

@@ -175,23 +175,23 @@ def test_how_far_an_attempt_tells():
 def test_files_of_tracebacks_come_and_go(tmp_path):
     failures = Failures(tmp_path / "failures" / "s")
     assert failures.summary() == ""
-    failures.remove_unneeded(ended(Trial(CELL, 7)))
-    failures.remove_unneeded(failed(Trial(CELL, 0)))
+    failures.add(ended(Trial(CELL, 7)))
+    failures.add(failed(Trial(CELL, 0)))
     file = tmp_path / "failures" / "s" / "B=4 S=0 point-0.txt"
     assert file.read_text() == "Traceback\nno"
     assert failures.summary().startswith("1 trial ") and str(file.parent) in failures.summary()
-    failures.remove_unneeded(failed(Trial(CELL, 1)))
+    failures.add(failed(Trial(CELL, 1)))
     assert failures.summary().startswith("2 trials ") and str(file.parent) in failures.summary()
     for point in (0, 1):
-        Failures(file.parent).remove_unneeded(ended(Trial(CELL, point)))
+        Failures(file.parent).add(ended(Trial(CELL, point)))
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_folder_that_cannot_be_written_ends_no_study(tmp_path):
     (tmp_path / "failures").touch()
     failures = Failures(tmp_path / "failures" / "s")
-    failures.remove_unneeded(failed(Trial(CELL, 0)))
-    failures.remove_unneeded(ended(Trial(CELL, 1)))
+    failures.add(failed(Trial(CELL, 0)))
+    failures.add(ended(Trial(CELL, 1)))
     assert failures.summary().startswith("1 trial ")
 
 
@@ -206,7 +206,7 @@ def fails_with(trial: Trial, error: str = "ValueError: no", line: int = 7) -> Tr
 def after(folder: Path, *results: TrialResult, earlier: tuple[TrialResult, ...] = ()) -> Failures:
     failures = Failures(folder, earlier)
     for result in results:
-        failures.remove_unneeded(result)
+        failures.add(result)
     return failures
 
 
@@ -280,7 +280,7 @@ def test_a_study_ends_when_its_first_trials_all_failed(tmp_path, fails, at_once)
         for point in range(6):
             told.append(point)
             trial = Trial(CELL, point)
-            failures.remove_unneeded(failed(trial) if point in fails else ended(trial))
+            failures.add(failed(trial) if point in fails else ended(trial))
     except AllFail as error:
         assert at_once and told == [0, 1, 2]
         assert error.value == "ValueError: no"
