@@ -69,7 +69,7 @@ class Unit:
         It is the first check that costs as much. Then the trial counts as known up to the limit
         when it is cut again. If no check costs as much, it is the last one.
         """
-        if not curve[_STEP]:
+        if not curve.get(_STEP):
             return limit
         for step, cost in zip(curve[_STEP], curve[self.column], strict=True):
             if cost >= limit:

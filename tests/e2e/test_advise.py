@@ -199,7 +199,7 @@ def test_json_alone_is_on_stdout_and_says_that_nothing_is_identifiable(tmp_path,
     done = advise(tmp_path, "Module", "--json", "--budget", "1s")
     assert done.returncode == 3, done.stderr
     document = json.loads(done.stdout)
-    assert document["status"] == "not identifiable" and document["source"] == "measured"
+    assert document["status"] == "no result" and document["source"] == "measured"
     assert document["name"] == "Module" and document["recommendation"] is None
     assert document["measured"] == [] and document["next_run"] is None
     refused = advise(tmp_path, "Module", "--budget", "1s", "--columns", "batch_size=b")

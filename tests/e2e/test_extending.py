@@ -108,7 +108,7 @@ def test_a_statistic_of_its_own_is_what_k_star_is(project, monkeypatch):
             k_star = math.ceil(math.sqrt(best[0] * best[1]) - 1e-6)
         assert cell.k_star == k_star, cell
     assert any(cell.k_star is not None for cell in cells)
-    (text,) = (text for text in said.values() if "study mean:" in text)
+    (text,) = (text for text in said.values() if "study mean, " in text)
     assert "K* is the geometric mean of the steps of the best two trials" in text
 
 
