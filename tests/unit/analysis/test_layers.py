@@ -110,11 +110,16 @@ def test_of_many_methods_each_has_a_panel_and_the_legend_fits():
     ]
     figures = dict(BY_NAME["layers"].figures(BY_NAME["layers"].tables_of(layer_rows(kept))))
     assert [ax.get_title() for ax in figures["layers"].axes] == names
-    for figure in figures.values():
+    (legend,) = figures["layers"].legends
+    # The other figure has the names beside the ends of its curves.
+    (panel,) = figures["collapse"].axes
+    labels = [text for text in panel.texts if text.get_text() in names]
+    assert sorted(label.get_text() for label in labels) == names
+    for figure, parts in ((figures["layers"], [legend]), (figures["collapse"], labels)):
         figure.draw_without_rendering()
-        (legend,) = figure.legends
-        box = legend.get_window_extent()
-        assert box.x0 >= 0 and box.x1 <= figure.bbox.x1
+        for part in parts:
+            box = part.get_window_extent()
+            assert box.x0 >= 0 and box.x1 <= figure.bbox.x1
 
 
 def test_the_jacobian_of_repaired_networks_is_in_the_notes_and_a_table(study):

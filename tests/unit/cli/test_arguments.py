@@ -190,7 +190,7 @@ def test_the_name_of_a_file_is_a_text(stem, tmp_path, capsys, monkeypatch):
     (tmp_path / f"{stem}.yaml").write_text("study: {trials: 1}\n")
     law_study(f"sqlite:///{tmp_path}/mlruns/study.db", stem, trials=1)
     assert main(["analyze", f"{stem}.yaml"]) == 0
-    assert f"study {stem}: " in capsys.readouterr().out
+    assert f"study {stem}, " in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
