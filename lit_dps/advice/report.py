@@ -265,17 +265,20 @@ def adaptive_note(
     size = int(result.best["batch_size"])
     decay = adaptive.weight_decay
     ratio = 1.0
+    unknown = ""
     if adaptive.rate is not None and decay and params is not None:
         rate = _initial_rate(question, size, params)
         if rate is None:
             decay = 0.0
+            unknown = "a weight decay that follows the optimizer's rate, which could not be read"
         else:
             ratio = rate / adaptive.rate
     if adaptive.beta2 is None and not decay:
+        return unknown or None
+    if size == user_size and ratio == 1.0 and not unknown:
         return None
-    if size == user_size and ratio == 1.0:
-        return None
-    return adaptive_text(user_size, size, adaptive.beta2, decay, ratio)
+    known = adaptive_text(user_size, size, adaptive.beta2, decay, ratio)
+    return f"{known}, and {unknown}" if unknown else known
 
 
 def adaptive_text(

@@ -8,12 +8,13 @@ authors combine it with a warm-up, and with rates 1 to 10 times those of a sched
 
 The weights of the module are x, so that validations, checkpoints, readings and the trained network
 have x. They are y within a training step, between its loss and its update (`Rule.gradient_point`).
-Running statistics of batch normalization are those of y. The authors compute them again at x.
+Running statistics of batch normalization are those of y. The authors compute them again at x. The
+noise scale is read at x on one device, and at y on several ranks, whose gradients it takes.
 
 As in the authors' code (facebookresearch/schedule_free 70785b5), Adam's bias correction divides v,
 and is no part of c. Their code takes the largest rate so far in c, and the paper the present one.
-Both are equal while the rate does not fall. In 16 bits x stands still once c is below the
-precision.
+Both are equal while the rate does not fall. Weights of 16 bits are refused: squares of small rates
+are 0 in them, and x would keep the initial weights.
 
 A pruned weight stays zero, because it is zero in x and z, and its gradient is zero.
 """

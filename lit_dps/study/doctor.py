@@ -284,46 +284,58 @@ def optuna_storage(storage: StorageConfig) -> Check:
 
     A server is asked for its studies only.
     """
-    url = storage.optuna_url
-    shown = without_password(url)
-    remedy = "check --storage.optuna, and that its server runs"
-    file = sqlite_file(url)
-    if file is not None:
-        problem = _why_no_database(Path(file))
-        if problem:
-            return Check("Optuna", ERROR, f"{shown}: {problem}", "choose another --storage.optuna")
-        if not Path(file).is_file():
-            return Check("Optuna", OK, f"{shown} (will be created)")
-    try:
+
+    def count(url: str) -> str:
         from lit_dps.storage.read import list_studies  # imports Optuna, which may be missing
 
-        count = len(list_studies(url))
-    except (UserError, ImportError) as error:
-        return Check("Optuna", ERROR, _one_line(error, url), remedy)
-    studies = "1 study" if count == 1 else f"{count} studies"
-    return Check("Optuna", OK, f"{shown}, {studies}")
+        studies = len(list_studies(url))
+        return "1 study" if studies == 1 else f"{studies} studies"
+
+    remedies = (
+        "choose another --storage.optuna",
+        "check --storage.optuna, and that its server runs",
+    )
+    return _database("Optuna", storage.optuna_url, count, ERROR, remedies)
 
 
 def mlflow_store(storage: StorageConfig) -> Check:
     """Check that MLflow's tracking store answers. A study runs without it, so this is a warning."""
-    uri = storage.mlflow_uri
-    shown = without_password(uri)
+
+    def count(uri: str) -> str:
+        from lit_dps.tracking.client import experiments  # imports MLflow, which may be missing
+
+        found = len(experiments(uri))
+        return "1 experiment" if found == 1 else f"{found} experiments"
+
     remedy = "a study runs without it; check --storage.mlflow"
-    file = sqlite_file(uri)
+    return _database("MLflow", storage.mlflow_uri, count, WARNING, (remedy, remedy))
+
+
+def _database(
+    name: str, url: str, count: Callable[[str], str], level: str, remedies: tuple[str, str]
+) -> Check:
+    """Return the check of a database.
+
+    Args:
+        name: What it belongs to.
+        url: Its address.
+        count: Reads it, and returns how many entries it has as text.
+        level: How bad a database is that cannot be used.
+        remedies: What to do with a file that cannot be used, and with a database that fails.
+    """
+    shown = without_password(url)
+    file = sqlite_file(url)
     if file is not None:
         problem = _why_no_database(Path(file))
         if problem:
-            return Check("MLflow", WARNING, f"{shown}: {problem}", remedy)
+            return Check(name, level, f"{shown}: {problem}", remedies[0])
         if not Path(file).is_file():
-            return Check("MLflow", OK, f"{shown} (will be created)")
+            return Check(name, OK, f"{shown} (will be created)")
     try:
-        from lit_dps.tracking.client import experiments  # imports MLflow, which may be missing
-
-        count = len(experiments(uri))
+        entries = count(url)
     except (UserError, ImportError) as error:
-        return Check("MLflow", WARNING, _one_line(error, uri), remedy)
-    with_runs = "1 experiment" if count == 1 else f"{count} experiments"
-    return Check("MLflow", OK, f"{shown}, {with_runs}")
+        return Check(name, level, _one_line(error, url), remedies[1])
+    return Check(name, OK, f"{shown}, {entries}")
 
 
 def data_folder(machine: Machine) -> Check:

@@ -66,7 +66,12 @@ def test_a_look_gives_the_rate_of_the_optimizer_and_not_of_the_argument():
         # 0.01 (8 / 4) (0.2 / 0.4)
         ("Doubled", 0.2, "beta2 0.9801, weight decay 0.01 (from 0.99 and 0.01 at B = 4)"),
         ("Fixed", 1e-3, "beta2 0.9801, weight decay 0.02 (from 0.99 and 0.01 at B = 4)"),
-        ("Picky", 0.2, "beta2 0.9801 (from 0.99 at B = 4)"),
+        (
+            "Picky",
+            0.2,
+            "beta2 0.9801 (from 0.99 at B = 4), and a weight decay that follows the optimizer's "
+            "rate, which could not be read",
+        ),
     ],
 )
 def test_the_printed_weight_decay_is_that_of_the_recommended_run(module, own_rate, expected):
