@@ -1,4 +1,4 @@
-"""The performance table of docs/scaling.md: a line for each thing that a report measured.
+"""The performance table of docs/scaling.md: the numbers of a report that decide what to use.
 
     python -m benchmarks.summary benchmarks/results/REPORT.json docs/scaling.md
 
@@ -14,10 +14,9 @@ from typing import Any
 
 from benchmarks.numbers import Bounds
 from benchmarks.report import Report, read
-from benchmarks.text import NO_GPU, between, ratio
+from benchmarks.text import between, ratio
 
 BEGIN, END = "<!-- benchmarks -->\n", "<!-- end of benchmarks -->"
-TOLD = ("Optuna: tell one, ask the next", "MLflow: logging a trial")
 Line = tuple[str, str, str]  # what, over which baseline, the ratio
 
 
@@ -28,9 +27,10 @@ def summary(report: Report, path: str) -> str:
         report: The report.
         path: Where it lies, for the reader.
     """
-    lines = [
-        line for name, section in report.sections.items() for line in LINES[name](section.numbers)
-    ]
+    lines: list[Line] = []
+    for name, section in report.sections.items():
+        if name in LINES:
+            lines.extend(LINES[name](section.numbers))
     rows = "\n".join(f"| {' | '.join(line)} |" for line in lines)
     here = ", ".join([report.machine["CPU"], f"{report.machine['cores']} cores", report.date])
     source = f"{here}; all numbers, their spread and commands: [{path}](../{path})."
@@ -44,32 +44,25 @@ def put(text: str, page: str) -> str:
     return f"{before}{BEGIN}\n{text}\n{END}{after}"
 
 
-def _startup(found: Mapping[str, Any]) -> Iterator[Line]:
-    baseline, *rows = found["rows"]
-    for row in rows:
-        yield row["what"], f"`{baseline['what']}`", ratio(row["ratio"]["median"])
-
-
 def _protocol(found: Mapping[str, Any]) -> Iterator[Line]:
     for cell in found["cells"]:
-        n, k = sum(cell["counts"].values()), cell["k_star"]
+        trials = sum(cell["counts"].values())
         what = (
-            f"the paper's protocol: MNIST, B = {cell['batch_size']}, {n} trials, budget "
-            f"{found['max_steps']:,}"
+            f"the paper's protocol: MNIST, B = {cell['batch_size']}, {trials} trials of at most "
+            f"{found['max_steps']:,} steps"
         )
-        for paper, memory in (("paper", ""), ("kept", ", but memory kept")):
-            baseline = f"ours, the same K\\* = {k:,}" if k else "ours"
-            yield (
-                what + memory,
-                baseline,
-                f"{between(Bounds(**cell[paper]['ratio']), ratio)}, extrapolated",
-            )
+        baseline = "ours"
+        if cell["k_star"]:
+            baseline += f", the same K\\* = {cell['k_star']:,}"
+        paper = between(Bounds(**cell["paper"]["ratio"]), ratio)
+        kept = between(Bounds(**cell["kept"]["ratio"]), ratio)
+        yield what, baseline, f"{paper}; with kept memory {kept}; extrapolated"
 
 
 def _step(found: Mapping[str, Any]) -> Iterator[Line]:
     for key, what in (
-        ("lean_ratio", "a step, its loop within Lightning"),
-        ("lightning_ratio", "a step by Lightning"),
+        ("lean_ratio", "a step of the interval loop"),
+        ("lightning_ratio", "a step of Lightning's loop"),
     ):
         rows = [row for row in found["rows"] if row["sparsity"] == 0]
         ratios = ", ".join(ratio(row[key]["median"]) for row in rows)
@@ -79,9 +72,7 @@ def _step(found: Mapping[str, Any]) -> Iterator[Line]:
 def _workers(found: Mapping[str, Any]) -> Iterator[Line]:
     rows = [row for row in found["rows"] if row["workers"] > 1]
     if rows:
-        what = (
-            f"trials an hour of {rows[0]['workers']} workers with a thread each, B = {_list(rows)}"
-        )
+        what = f"trials an hour of {rows[0]['workers']} workers with one thread, B = {_list(rows)}"
         yield (
             what,
             "one worker with all threads",
@@ -91,30 +82,10 @@ def _workers(found: Mapping[str, Any]) -> Iterator[Line]:
 
 def _checks(found: Mapping[str, Any]) -> Iterator[Line]:
     yield (
-        f"a full check of {found['size']:,} images",
-        "one that stops when it knows",
+        f"a full validation of {found['size']:,} images",
+        "an early validation",
         ratio(found["mean_ratio"]),
     )
-
-
-def _fused(found: Mapping[str, Any]) -> Iterator[Line]:
-    for device, where in (("cpu", "one CPU thread"), ("cuda", "the GPU")):
-        ratios = [
-            row["ratio"]["median"] for row in found["rows"] if row["device"].startswith(device)
-        ]
-        shown = f"{ratio(min(ratios))} to {ratio(max(ratios))}" if ratios else NO_GPU
-        yield f"steps a second in lockstep on {where}", "one trial at a time", shown
-
-
-def _scaling(found: Mapping[str, Any]) -> Iterator[Line]:
-    for series in found["series"]:
-        if (
-            series["size"] in ("finished trials of the cell", "logged trials")
-            and series["what"] in TOLD
-        ):
-            (few, *_, many), (first, *_, last) = series["sizes"], series["seconds"]
-            what = f"{series['what']}, beside {many:,} {series['size']}"
-            yield what, f"beside {few:,}", ratio(last["median"] / first["median"])
 
 
 def _analyze(found: Mapping[str, Any]) -> Iterator[Line]:
@@ -128,34 +99,28 @@ def _analyze(found: Mapping[str, Any]) -> Iterator[Line]:
 def _allocator(found: Mapping[str, Any]) -> Iterator[Line]:
     what = "; ".join(row["what"] for row in found["rows"])
     yield (
-        f"freed memory given back: {what}",
-        "kept",
+        f"without kept memory: {what}",
+        "with it",
         ", ".join(ratio(row["ratio"]["median"]) for row in found["rows"]),
     )
 
 
 def _memory(found: Mapping[str, Any]) -> Iterator[Line]:
-    for row in found["rows"]:
-        if row["sparsity"] == 0:
-            yield (
-                f"memory of a worker, B = {row['batch_size']:,}",
-                "-",
-                f"{row['peak'] / 1024:.1f} GiB",
-            )
+    rows = [row for row in found["rows"] if row["sparsity"] == 0]
+    peaks = ", ".join(f"{row['peak'] / 1024:.1f} GiB" for row in rows)
+    yield f"memory of a worker, B = {_list(rows)}", "-", peaks
 
 
 def _list(rows: list[Mapping[str, Any]]) -> str:
     return ", ".join(str(row["batch_size"]) for row in rows)
 
 
+# The other sections of a report are in its own page only.
 LINES: dict[str, Callable[[Mapping[str, Any]], Iterator[Line]]] = {
-    "startup": _startup,
     "protocol": _protocol,
     "step": _step,
     "workers": _workers,
     "checks": _checks,
-    "fused": _fused,
-    "scaling": _scaling,
     "analyze": _analyze,
     "allocator": _allocator,
     "memory": _memory,
