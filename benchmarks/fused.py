@@ -19,7 +19,7 @@ from benchmarks.text import NO_GPU, spread, table, times
 from lit_dps.core.attempt import Attempt
 from lit_dps.core.goal import Goal
 from lit_dps.core.trial import Cell, Trial
-from lit_dps.engines.engine import Engine, Training
+from lit_dps.engines.engine import Engine, TrialSettings
 from lit_dps.engines.interval_loop import IntervalLoop
 from lit_dps.study.setup import StudySetup
 
@@ -146,7 +146,7 @@ def _row(
         max_steps=STEPS,
         early_reject=True,
     )
-    training = Training(setup.workload, goal, replace(setup.pruning, method="magnitude"))
+    training = TrialSettings(setup.workload, goal, replace(setup.pruning, method="magnitude"))
     one, fused = IntervalLoop(training), IntervalLoop(training, slots)
     cells = [Cell(batch_size, 0.9 if i % 2 else 0.0) for i in range(slots)]
     stop = goal.build()

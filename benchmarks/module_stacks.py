@@ -19,7 +19,7 @@ from benchmarks.text import table
 from lit_dps.core.attempt import Attempt
 from lit_dps.core.trial import Cell, Trial, TrialResult
 from lit_dps.core.trial_config import GoalConfig
-from lit_dps.engines.engine import Engine, Training
+from lit_dps.engines.engine import Engine, TrialSettings
 from lit_dps.engines.interval_loop import IntervalLoop
 from lit_dps.engines.trainer import TrainerEngine
 from lit_dps.training.workload import Workload
@@ -113,7 +113,7 @@ def _measure(kind: Kind, trials: int) -> Row:
         {"class_path": ANIMALS + kind.data, "init_args": {}},
         {"accelerator": "cpu", "gradient_clip_val": 1.0},
     )
-    training = Training(workload, kind.goal)
+    training = TrialSettings(workload, kind.goal)
     lightning, lightning_seconds = _train(TrainerEngine(training), kind, range(trials))
     stack = IntervalLoop(training, STACK_SIZE)
     stacked, stacked_seconds = _train(stack, kind, range(trials, 2 * trials))

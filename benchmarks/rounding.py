@@ -15,7 +15,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lit_dps.core.attempt import Attempt
 from lit_dps.core.trial import Cell, Trial
 from lit_dps.core.trial_config import GoalConfig
-from lit_dps.engines.engine import Training
+from lit_dps.engines.engine import TrialSettings
 from lit_dps.engines.trainer import TrainerEngine
 from lit_dps.parallel.process import prepare_process
 from lit_dps.study.hardware import cpu_model
@@ -60,7 +60,7 @@ def main() -> None:
     torch.set_num_threads(1)
     data = {"class_path": "lit_dps.data.MNIST", "init_args": {"root": options.root}}
     workloads = [kind(MODEL, data, {"accelerator": "cpu"}) for kind in (Workload, Nudged)]
-    engines = [TrainerEngine(Training(workload, GOAL)) for workload in workloads]
+    engines = [TrainerEngine(TrialSettings(workload, GOAL)) for workload in workloads]
     goal = GOAL.build()
     cell, found = Cell(options.batch_size, 0.0), []
     for point in range(options.trials):

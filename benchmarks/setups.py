@@ -13,7 +13,7 @@ from lit_dps.core.attempt import Attempt
 from lit_dps.core.config import StorageConfig
 from lit_dps.core.trial import Cell, Status, Trial, TrialResult
 from lit_dps.core.trial_config import GoalConfig
-from lit_dps.engines.engine import Training
+from lit_dps.engines.engine import TrialSettings
 from lit_dps.engines.interval_loop import IntervalLoop
 from lit_dps.engines.trainer import TrainerEngine
 from lit_dps.parallel.process import prepare_process
@@ -81,7 +81,7 @@ def run_trial(
 ) -> TrialResult:
     """The result of a trial, by the interval loop if `lean`, else, and with callbacks, by
     Lightning's."""
-    training = Training(setup.workload, goal, setup.pruning)
+    training = TrialSettings(setup.workload, goal, setup.pruning)
     engine = (
         IntervalLoop(training) if lean and not callbacks else TrainerEngine(training, callbacks)
     )

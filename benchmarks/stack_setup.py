@@ -24,7 +24,7 @@ from benchmarks.step import now, threads
 from benchmarks.text import seconds, table, times
 from lit_dps.core.attempt import Attempt
 from lit_dps.core.trial import Cell
-from lit_dps.engines.engine import Training
+from lit_dps.engines.engine import TrialSettings
 from lit_dps.engines.network_run import GPU_PASS_BATCH_SIZE, NetworkRun, build_trial
 from lit_dps.engines.stack_filler import AttemptQueue, StackFiller
 from lit_dps.engines.stacked_scores import scores_of_stack
@@ -127,7 +127,7 @@ def _score_row(name: str, setup: StudySetup, device: str, options: Options) -> S
     pruning = dataclasses.replace(setup.pruning, method="snip")
     if device == "cpu":
         pruning = dataclasses.replace(pruning, options={"batches": SCORED_BATCHES})
-    training = Training(setup.workload, setup.goal, pruning)
+    training = TrialSettings(setup.workload, setup.goal, pruning)
     runs = []
     for point in range(SCORED_NETWORKS):
         attempt = Attempt(middle_trial(setup, Cell(BATCH_SIZE, 0.9), point), setup.goal.build())
@@ -182,7 +182,7 @@ def show(found: StackSetup) -> str:
 def begin_seconds(setup: StudySetup, sparsity: float, stack_size: int) -> float:
     """CPU seconds in which the engine begins a trial of a stack."""
     pruning = dataclasses.replace(setup.pruning, method="magnitude")
-    training = Training(setup.workload, setup.goal, pruning)
+    training = TrialSettings(setup.workload, setup.goal, pruning)
     begin = time.process_time()
     runs = begin_runs(setup, training, sparsity, stack_size)
     taken = time.process_time() - begin
@@ -192,7 +192,7 @@ def begin_seconds(setup: StudySetup, sparsity: float, stack_size: int) -> float:
 
 
 def begin_runs(
-    setup: StudySetup, training: Training, sparsity: float, stack_size: int
+    setup: StudySetup, training: TrialSettings, sparsity: float, stack_size: int
 ) -> list[NetworkRun]:
     """The runs of a stack, before their first step."""
     attempts = []

@@ -56,7 +56,7 @@ from benchmarks.step import now, threads
 from benchmarks.stranger import measure_stranger
 from lit_dps.core.attempt import Attempt
 from lit_dps.core.trial import SINGLE, STACKED, Cell, Status
-from lit_dps.engines.engine import Training
+from lit_dps.engines.engine import TrialSettings
 from lit_dps.engines.interval_loop import IntervalLoop
 from lit_dps.storage.read import read_study
 from lit_dps.study.setup import StudySetup
@@ -306,7 +306,7 @@ def _pace(
     # As in a study, which stacks at least two networks, and on a GPU a network without company.
     on_gpu = device == "cuda"
     stack_size = max(case.networks, 2 if on_gpu else 1)
-    training = Training(setup.workload, goal_config, pruning)
+    training = TrialSettings(setup.workload, goal_config, pruning)
     engine = IntervalLoop(training, stack_size, stacks_alone=on_gpu)
     attempts = []
     for point in range(case.networks):

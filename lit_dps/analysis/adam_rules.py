@@ -286,7 +286,10 @@ def _limits(start: _Cell, cell: _Cell, rule: str, price: float) -> tuple[float, 
         is_near = cell.near(at_rule)
         if is_near.any():
             of_start = starts == number
-            prices.append((cell.resampled_median(is_near) / tuned)[of_start])
+            at_rule_steps = cell.resampled_median(is_near)[of_start]
+            # A resample in which no trial met the goal has no price: infinity over infinity is nan.
+            with np.errstate(invalid="ignore"):
+                prices.append(at_rule_steps / tuned[of_start])
     known = np.concatenate(prices)
     known = known[~np.isnan(known)]
     low, high = np.percentile(known, PERCENTILES, method="inverted_cdf")

@@ -7,7 +7,7 @@ from functools import cached_property
 import pandas as pd
 
 from lit_dps.analysis.adam_rules import adam_rule_rows
-from lit_dps.analysis.answer import MIN_SEEDS, Steps, answer_rows, expected_steps
+from lit_dps.analysis.answer import MIN_SEEDS, ExpectedSteps, answer_rows, expected_steps
 from lit_dps.analysis.best_of_n import draw_rows
 from lit_dps.analysis.budgets import budget_rows, quality_rows
 from lit_dps.analysis.critical import Critical, critical_batch_sizes, critical_rows
@@ -249,7 +249,7 @@ class Analysis:
         return step_seconds(self.original)
 
     @cached_property
-    def expected_steps(self) -> dict[Cell, Steps]:
+    def expected_steps(self) -> dict[Cell, ExpectedSteps]:
         """Steps to the goal of the answer, by the law if it describes K (`answer`).
 
         One run is seldom as lucky as the best of many. So they are medians over seeds in a series

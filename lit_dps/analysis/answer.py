@@ -69,7 +69,7 @@ _COLUMNS = (
 )
 
 
-class Steps(NamedTuple):
+class ExpectedSteps(NamedTuple):
     """Steps to the goal with 95 % limits.
 
     Attributes:
@@ -93,7 +93,7 @@ def expected_steps(
     cells: Sequence[CellSummary],
     laws: Mapping[Series, Law],
     repeats: Mapping[Cell, RepeatSummary],
-) -> dict[Cell, Steps]:
+) -> dict[Cell, ExpectedSteps]:
     """Return the steps to the goal of each cell that has a K*.
 
     They are from the law of its series if that describes K, between the batch sizes that it is
@@ -121,8 +121,8 @@ def expected_steps(
 
 
 def _of_runs(
-    record: StudyRecord, summary: CellSummary, steps: Steps, repeated: RepeatSummary | None
-) -> Steps:
+    record: StudyRecord, summary: CellSummary, steps: ExpectedSteps, repeated: RepeatSummary | None
+) -> ExpectedSteps:
     """Return steps with what only the runs of a cell know: K* in seconds, and growing batches.
 
     Args:
@@ -147,7 +147,7 @@ def _of_runs(
     return steps._replace(seconds=(math.nan if clock is None else clock, math.nan, math.nan))
 
 
-def _steps_by_law(law: Law, cells: Sequence[CellSummary]) -> dict[Cell, Steps]:
+def _steps_by_law(law: Law, cells: Sequence[CellSummary]) -> dict[Cell, ExpectedSteps]:
     """Return the expected steps of cells of one series that have a K*."""
     statistic = K_STAR
     if law.uses_medians:
@@ -157,9 +157,9 @@ def _steps_by_law(law: Law, cells: Sequence[CellSummary]) -> dict[Cell, Steps]:
     for summary, row in zip(cells, predictions.to_dict("records"), strict=True):
         limits = float(row["steps"]), float(row["low"]), float(row["high"])
         if row["known"] == "law":
-            steps[summary.cell] = Steps(*limits, statistic, "")
+            steps[summary.cell] = ExpectedSteps(*limits, statistic, "")
         elif row["known"] == "measured":
-            steps[summary.cell] = Steps(*limits, statistic, str(law.verdict))
+            steps[summary.cell] = ExpectedSteps(*limits, statistic, str(law.verdict))
         else:
             # K is an upper bound: it is at the first check, or most trials have no result yet.
             assert summary.k_star is not None
@@ -167,7 +167,7 @@ def _steps_by_law(law: Law, cells: Sequence[CellSummary]) -> dict[Cell, Steps]:
             k_star = summary.k_star / law.unit.per_step(batch_size)
             k = float(law.k_star.get(batch_size, k_star))
             limits = k, math.nan, math.nan
-            steps[summary.cell] = Steps(*limits, statistic, "K is an upper bound there")
+            steps[summary.cell] = ExpectedSteps(*limits, statistic, "K is an upper bound there")
     return steps
 
 
@@ -175,30 +175,30 @@ def answer_rows(
     record: StudyRecord,
     cells: Sequence[CellSummary],
     seconds: Mapping[Cell, StepSeconds],
-    expected: Mapping[Cell, Steps] | None = None,
+    expected: Mapping[Cell, ExpectedSteps] | None = None,
     validate_every: int | None = None,
 ) -> pd.DataFrame:
     """Return one row for each cell that has a K*, by series, then batch size.
 
-    Columns: sparsity and further axes, batch_size [examples], k_star [steps, or `goal.unit`],
-    floor (1 where K* is an upper bound), examples (of these steps), step_seconds with step_low
-    and step_high (median and quartiles of a training step, without checks), seconds (steps x
-    step_seconds, or `Steps.seconds`; without the start of a trial and without validation), fastest
-    (least seconds of the series), near (within 10 % of the fastest), fewest (least examples of the
-    series), training_seconds (as step_seconds; missing if the trials do not separate steps from
-    checks) and check_seconds (of one validation); steps to the goal with steps_low and steps_high
-    (95 %), as `expected`, else K*; seconds_low and seconds_high (95 %), from these and the spread
-    of step times; steps_of and why_not_law, as in `Steps`; validation_seconds (of all validations
-    up to the goal, one every `validate_every` steps; missing without it), probability (of being the
-    fastest of the series, `probabilities_of_fastest`), tied (whether it may be the fastest by the
-    rule of `MIN_PROBABILITY`), timing (`StepSeconds.source`), busy (`StepSeconds.is_busy`). Seconds
-    are missing if they are unknown.
+    Columns: sparsity and further axes, batch_size [examples], k_star [steps, or `goal.unit`], floor
+    (1 where K* is an upper bound), examples (of these steps), step_seconds with step_low and
+    step_high (median and quartiles of a training step, without checks), seconds (steps x
+    step_seconds, or `ExpectedSteps.seconds`; without the start of a trial and without validation),
+    fastest (least seconds of the series), near (within 10 % of the fastest), fewest (least examples
+    of the series), training_seconds (as step_seconds; missing if the trials do not separate steps
+    from checks) and check_seconds (of one validation); steps to the goal with steps_low and
+    steps_high (95 %), as `expected`, else K*; seconds_low and seconds_high (95 %), from these and
+    the spread of step times; steps_of and why_not_law, as in `ExpectedSteps`; validation_seconds
+    (of all validations up to the goal, one every `validate_every` steps; missing without it),
+    probability (of being the fastest of the series, `probabilities_of_fastest`), tied (whether it
+    may be the fastest by the rule of `MIN_PROBABILITY`), timing (`StepSeconds.source`), busy
+    (`StepSeconds.is_busy`). Seconds are missing if they are unknown.
     """
     rows = []
     for summary in cells:
         if summary.k_star is None:
             continue
-        steps = Steps(float(summary.k_star_steps or 0), math.nan, math.nan, K_STAR, "")
+        steps = ExpectedSteps(float(summary.k_star_steps or 0), math.nan, math.nan, K_STAR, "")
         if expected is not None:
             steps = expected.get(summary.cell, steps)
         row = _row(record, summary, steps)
@@ -236,7 +236,7 @@ def _seconds_columns(value: float, low: float, high: float) -> dict[str, object]
     return columns
 
 
-def _row(record: StudyRecord, summary: CellSummary, steps: Steps) -> dict[str, object]:
+def _row(record: StudyRecord, summary: CellSummary, steps: ExpectedSteps) -> dict[str, object]:
     """Return the row of a cell without times and without comparisons with its series."""
     row: dict[str, object] = {**columns_of(summary.cell.series), **dict.fromkeys(_COLUMNS)}
     row |= dict.fromkeys(("fastest", "near", "fewest", "tied", "busy"), False)
@@ -254,7 +254,9 @@ def _row(record: StudyRecord, summary: CellSummary, steps: Steps) -> dict[str, o
     return row
 
 
-def _times(steps: Steps, times: StepSeconds, validate_every: int | None) -> dict[str, object]:
+def _times(
+    steps: ExpectedSteps, times: StepSeconds, validate_every: int | None
+) -> dict[str, object]:
     """Return the columns of a row with times."""
     columns: dict[str, object] = {
         "step_seconds": times.median,
@@ -274,7 +276,7 @@ def _times(steps: Steps, times: StepSeconds, validate_every: int | None) -> dict
     return columns
 
 
-def _limits(steps: Steps, times: StepSeconds) -> tuple[float, float]:
+def _limits(steps: ExpectedSteps, times: StepSeconds) -> tuple[float, float]:
     """Return the 95 % limits of the seconds to the goal.
 
     The limits of the steps and the spread of step times are assumed to be independent. The

@@ -42,7 +42,7 @@ from scipy.optimize import isotonic_regression
 from lit_dps.analysis.gradient_noise import Readings, noise_law, readings_of
 from lit_dps.analysis.intervals import Interval, estimate, inverted, percentile_interval
 from lit_dps.analysis.law import Law
-from lit_dps.analysis.law_fit import MIN_BATCH_SIZES, Fit, overhead_batch_size
+from lit_dps.analysis.law_fit import MIN_BATCH_SIZES, LawConstants, overhead_batch_size
 from lit_dps.analysis.summary import CellSummary
 from lit_dps.analysis.tables import columns_of, frame, three_digits
 from lit_dps.analysis.theory import terms_of
@@ -132,7 +132,7 @@ def _by_law(law: Law) -> dict[str, Critical]:
     smallest = min(law.exact_k)
 
     def overhead(critical: float) -> float:
-        return overhead_batch_size(Fit(critical, 1.0), OVERHEAD, smallest)
+        return overhead_batch_size(LawConstants(critical, 1.0), OVERHEAD, smallest)
 
     if law.verdict.bound is not None:
         bound = law.verdict.bound

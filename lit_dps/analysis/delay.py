@@ -21,7 +21,7 @@ import pandas as pd
 
 from lit_dps.analysis.intervals import Interval, interval_columns, percentile_interval
 from lit_dps.analysis.law import Law, fit_law
-from lit_dps.analysis.law_fit import Fit
+from lit_dps.analysis.law_fit import LawConstants
 from lit_dps.analysis.tables import columns_of, frame
 from lit_dps.core.trial import Series
 
@@ -59,12 +59,12 @@ class DelayLaw:
     law: Law
 
     @property
-    def fit(self) -> Fit | None:
+    def fit(self) -> LawConstants | None:
         """c1 [examples] and c2 [steps]; None with too few K*."""
         return self.law.fit
 
     @property
-    def fitted(self) -> Fit:
+    def fitted(self) -> LawConstants:
         """The fit of a law that has one."""
         assert self.law.fit is not None, "the law has no fit"
         return self.law.fit
@@ -83,9 +83,9 @@ class DelayLaw:
         """The batch sizes with a K*, ascending."""
         return sorted({batch_size for batch_size, _ in self.k_star})
 
-    def predicted(self, delay: float) -> Fit:
+    def predicted(self, delay: float) -> LawConstants:
         """Return the law of a delay, as the joint law predicts it."""
-        return Fit(self.fitted.c1, self.fitted.c2 / stable_share(delay))
+        return LawConstants(self.fitted.c1, self.fitted.c2 / stable_share(delay))
 
     @cached_property
     def misfit(self) -> float:
@@ -111,7 +111,7 @@ def _root_mean_square(values: Sequence[float]) -> float:
     return math.sqrt(sum(x * x for x in values) / len(values))
 
 
-def misfit_of(fit: Fit, k_star: Mapping[int, float]) -> float:
+def misfit_of(fit: LawConstants, k_star: Mapping[int, float]) -> float:
     """Return the root mean square of log K* (by batch size) minus the log of a fit."""
     return _root_mean_square([math.log(k / fit.steps(b)) for b, k in k_star.items()])
 

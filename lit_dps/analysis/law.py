@@ -32,7 +32,7 @@ from lit_dps.analysis.law_fit import (
     MIN_BATCH_SIZES,
     PRIOR_TAILS,
     TYPICAL_ERROR,
-    Fit,
+    LawConstants,
     data_of,
     error_draws,
     error_of_law,
@@ -102,7 +102,7 @@ class Law:
 
     observations: tuple[Observation, ...]
     verdict: Verdict = Verdict()
-    fit: Fit | None = None
+    fit: LawConstants | None = None
     prior: CriticalPrior | None = None
     beyond: Law | None = None
     misfit: float = math.nan

@@ -75,7 +75,7 @@ _NEGLIGIBLE = 1e-4
 
 
 @dataclass(frozen=True)
-class Fit:
+class LawConstants:
     """The law K* = c1 / B + c2.
 
     Attributes:
@@ -104,7 +104,7 @@ def fit_scaling(
     weights: np.ndarray | None = None,
     bounds: np.ndarray | None = None,
     loss_scale: float = LOSS_SCALE,
-) -> Fit:
+) -> LawConstants:
     """Return the robust fit of K* = c1 / B + c2 to log K*, with c1 > 0 and c2 >= 0.
 
     Args:
@@ -129,7 +129,7 @@ def fit_scaling(
     curve = _Curve(1 / batch, np.log(k_star), weights, bounds, loss_scale)
     ratio = _best_ratio(curve)
     c1 = float(np.exp(curve.profile(ratio).log_c1))
-    return Fit(c1, c1 * ratio)
+    return LawConstants(c1, c1 * ratio)
 
 
 def _check(batch: np.ndarray, steps: np.ndarray) -> None:
@@ -244,7 +244,7 @@ class _Curve(NamedTuple):
         return theta
 
 
-def overhead_batch_size(fit: Fit, overhead: float, reference_batch: float) -> float:
+def overhead_batch_size(fit: LawConstants, overhead: float, reference_batch: float) -> float:
     """Return the batch size at which a run needs (1 + overhead) times the reference's examples.
 
     With B K(B) = c1 + c2 B this is (1 + overhead) reference + overhead B_crit: for overhead 0.2 and
@@ -284,14 +284,14 @@ class Residuals(NamedTuple):
     free: int
 
 
-def weighted_fit(data: Data, error: float) -> Fit:
+def weighted_fit(data: Data, error: float) -> LawConstants:
     """Return the fit whose weights are inverse variances: of the noise plus the law's error."""
     weights = 1 / (data.variance + error**2)
     weights = weights / weights[data.bounds == 0].mean()
     return fit_scaling(data.batch_sizes, data.steps, weights, data.bounds)
 
 
-def residuals_about(data: Data, fit: Fit) -> Residuals:
+def residuals_about(data: Data, fit: LawConstants) -> Residuals:
     """Return the residuals of the K that are not bounds."""
     is_exact = data.bounds == 0
     residuals = np.log(data.steps) - np.log(fit.steps(data.batch_sizes))

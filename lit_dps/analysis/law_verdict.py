@@ -9,7 +9,7 @@ from enum import IntEnum
 
 from lit_dps.analysis.critical_prior import CriticalPrior
 from lit_dps.analysis.intervals import Interval
-from lit_dps.analysis.law_fit import MIN_BATCH_SIZES, TYPICAL_ERROR, Fit
+from lit_dps.analysis.law_fit import MIN_BATCH_SIZES, TYPICAL_ERROR, LawConstants
 from lit_dps.analysis.observations import AT_MOST, Observation, exact
 from lit_dps.analysis.tables import listed_numbers, three_digits
 
@@ -99,7 +99,7 @@ def _too_few(observations: Sequence[Observation], sizes: Sequence[float]) -> str
 
 def judge_fit(
     observations: Sequence[Observation],
-    fit: Fit,
+    fit: LawConstants,
     critical: Interval,
     misfit: float,
     misfit_beyond_noise: float,

@@ -36,7 +36,7 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from lit_dps.analysis.law import Law
-from lit_dps.analysis.law_fit import Fit
+from lit_dps.analysis.law_fit import LawConstants
 from lit_dps.analysis.summary import CellSummary
 from lit_dps.analysis.tables import columns_of, frame
 from lit_dps.core.racing import to_goal
@@ -86,15 +86,15 @@ class Terms:
         return self.rate_squares > self.steps * self.rate**2 * (1 + _EQUAL_RATES)
 
     @property
-    def law(self) -> Fit:
+    def law(self) -> LawConstants:
         """The predicted K* = c1 / B + c2, in the form for the rates of the run."""
         c1 = self.c1
         if self.has_varying_rates:
             noise = self.lipschitz * self.beta * self.rate_squares
             c1 = noise / (MU * self.rate * self.epsilon)
-        return Fit(c1, self.c2)
+        return LawConstants(c1, self.c2)
 
-    def law_to(self, k_star: int) -> Fit | None:
+    def law_to(self, k_star: int) -> LawConstants | None:
         """Return `law` of a run that met its goal at step `k_star`.
 
         None if the rates vary and the run continued after that step: then the sums of the rates up

@@ -54,7 +54,7 @@ class StudyRecord:
         repeats: Finished repeats of every cell of the grid, by point and number. They include
             points that are not among the best any more.
         plan: Which points are repeated.
-        boxes: If the search space was expanded: the first space, then each expanded one. The last
+        spaces: If the search space was expanded: the first space, then each expanded one. The last
             one is `space`.
         environments: What the trials were made of, the oldest first (`lit_dps.core.environment`);
             empty if that was not stored.
@@ -86,7 +86,7 @@ class StudyRecord:
     train_past_goal: bool = False
     repeats: Mapping[Cell, list[TrialResult]] = field(default_factory=dict)
     plan: RepeatPlan = RepeatPlan()
-    boxes: tuple[ExpandedSpace, ...] = ()
+    spaces: tuple[ExpandedSpace, ...] = ()
     environments: tuple[Mapping[str, Any], ...] = ()
     undetermined_points: Mapping[Cell, Mapping[int, Cost]] = field(default_factory=dict)
     step_timing: StepTiming | None = None

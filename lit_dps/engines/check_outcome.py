@@ -47,16 +47,16 @@ class CheckOutcome(NamedTuple):
 
     Attributes:
         row: The row of the run in its stack; 0 for a single network.
-        error: The validation error, or a lower bound of it.
-        exact: Whether the error is no bound.
+        value: The validation error, or a lower bound of it.
+        exact: Whether the value is no bound.
         loss: Training loss of the last batch, before its update.
         finite: Whether all weights are finite.
         metrics: Values of the further metrics, and the examples and seconds of the interval.
-        number: Number of the kept row that was checked (`NetworkBatch.number`).
+        number: Number of the kept row that was checked (`NetworkRows.number`).
     """
 
     row: int
-    error: float
+    value: float
     exact: bool
     loss: float
     finite: bool

@@ -42,7 +42,7 @@ class CheckedRows:
         self._layout = layout
 
     def keep(self, tensors: Rows, interval: int, intervals: int) -> None:
-        """Keep the rows of a stack as they are after an interval; see `NetworkBatch.keep`."""
+        """Keep the rows of a stack as they are after an interval; see `NetworkRows.keep`."""
         if intervals == 1:
             self.tensors = tensors  # nothing changes them before the check
             return
@@ -56,7 +56,7 @@ class CheckedRows:
         tree_map_(lambda kept, tensor: kept[places].copy_(tensor), self.tensors, present)
 
     def per_example_error(self, rows: Tensor, x: Tensor, y: Tensor, index: Tensor) -> Tensor:
-        """See `NetworkBatch.per_example_error`.
+        """See `NetworkRows.per_example_error`.
 
         Raises:
             torch.OutOfMemoryError: If not even one example at a time fits in memory.
@@ -69,7 +69,7 @@ class CheckedRows:
         )
 
     def losses(self, rows: Tensor, x: Tensor, y: Tensor, index: Tensor) -> Tensor:
-        """See `NetworkBatch.losses`.
+        """See `NetworkRows.losses`.
 
         Raises:
             torch.OutOfMemoryError: If not even one example at a time fits in memory.
@@ -105,7 +105,7 @@ class CheckedRows:
     def logged_metrics(
         self, rows: Tensor, batches: Sequence[Any], names: Sequence[str]
     ) -> Mapping[str, Tensor]:
-        """See `NetworkBatch.logged_metrics`."""
+        """See `NetworkRows.logged_metrics`."""
 
         def tensors_of_rows(some: Tensor) -> dict[str, Tensor]:
             tensors = dict(self._layout.split(self.tensors.checked_weights[some]))

@@ -22,7 +22,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from lit_dps.core.trial import Trial
 from lit_dps.core.trial_config import AVERAGE_KEY
 from lit_dps.data import ImageData
-from lit_dps.engines.engine import Training
+from lit_dps.engines.engine import TrialSettings
 from lit_dps.engines.module_hooks import (
     CALLED_HOOKS,
     LIGHTNING_METHODS,
@@ -79,7 +79,7 @@ DATA_METHODS = (
 )
 
 
-def is_no_classifier(training: Training, trial: Trial) -> bool:
+def is_no_classifier(training: TrialSettings, trial: Trial) -> bool:
     """Return True if the module of a trial is no ImageClassifier; False if it cannot be built."""
     try:
         module = training.workload.module(trial)
@@ -88,7 +88,9 @@ def is_no_classifier(training: Training, trial: Trial) -> bool:
     return not isinstance(module, ImageClassifier)
 
 
-def ineligibility_reason(training: Training, trial: Trial, stacked: bool = False) -> str | None:
+def ineligibility_reason(
+    training: TrialSettings, trial: Trial, stacked: bool = False
+) -> str | None:
     """Return why the interval loop cannot train a trial, or cannot stack it; None if it can.
 
     Args:
@@ -123,7 +125,9 @@ def ineligibility_reason(training: Training, trial: Trial, stacked: bool = False
         return reason_of(error)
 
 
-def _reason_against_readings(training: Training, stacked: bool, uses_local_sgd: bool) -> str | None:
+def _reason_against_readings(
+    training: TrialSettings, stacked: bool, uses_local_sgd: bool
+) -> str | None:
     """Return why readings need Lightning's loop, or a network alone; None if they do not."""
     for spec in training.readings:
         reading = spec.build()
@@ -135,7 +139,7 @@ def _reason_against_readings(training: Training, stacked: bool, uses_local_sgd: 
 
 
 def _reason_against_built(
-    built: Built, training: Training, stacked: bool, delay: int
+    built: Built, training: TrialSettings, stacked: bool, delay: int
 ) -> str | None:
     """Return why a trial with its data set up cannot be trained, or stacked; None if it can.
 
@@ -152,7 +156,7 @@ def _reason_against_built(
         return reason
 
 
-def _reason_against_logged(built: Built, training: Training, trial: Trial) -> str | None:
+def _reason_against_logged(built: Built, training: TrialSettings, trial: Trial) -> str | None:
     """Return why a trial of a module that is no ImageClassifier cannot be stacked.
 
     It cannot be trained afterwards. Lightning's loop trains it if it cannot be stacked.
@@ -172,7 +176,7 @@ def _reason_against_logged(built: Built, training: Training, trial: Trial) -> st
     with preserve_rng_state(module, built.data, seed=seed):
         module.to(trainer.strategy.root_device)
         detach_trainer(module)
-        steps = training.budget or training.goal.max_steps
+        steps = training.shown_steps or training.goal.max_steps
         data = loader_data(built, module.device, training, trial)
         show_length(module, steps, data.steps_of_epoch)
         reason = _reason_against_optimizer(module, module.configure_optimizers(), True)
@@ -191,7 +195,7 @@ def reason_of(error: Exception) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())[:ERROR_LENGTH]}"
 
 
-def _reason_against_loop(built: Built, trainer: Trainer, training: Training) -> str | None:
+def _reason_against_loop(built: Built, trainer: Trainer, training: TrialSettings) -> str | None:
     """Return why a trial needs Lightning's loop; None if the interval loop can train it."""
     module = built.module
     name = type(module).__name__
@@ -248,7 +252,7 @@ def _reason_against_data(data: LightningDataModule) -> str | None:
 
 
 def _reason_against_validation(
-    module: ImageClassifier, trainer: Trainer, training: Training
+    module: ImageClassifier, trainer: Trainer, training: TrialSettings
 ) -> str | None:
     """Return why the validation of a module needs Lightning's loop; None if it does not."""
     name = type(module).__name__

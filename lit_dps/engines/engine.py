@@ -1,4 +1,4 @@
-"""Engine: the protocol of all engines; Training: the settings that the trials of a study share.
+"""Engine: the protocol of all engines; TrialSettings: what the trials of a study share.
 
 `IntervalLoop` trains the trials that it supports without Lightning's loop. `TrainerEngine` trains
 any trial with Lightning's loop. Both pass each check to `Attempt.record`, which decides whether the
@@ -76,7 +76,7 @@ class Engine(Protocol):
 
 
 @dataclass(frozen=True)
-class Training:
+class TrialSettings:
     """The settings that the trials of a study share.
 
     Attributes:
@@ -88,8 +88,8 @@ class Training:
         batch: The batch size as a function of the step.
         checkpoints: The checkpoint files of long runs; None saves nothing.
         metrics: Further validation metrics to keep in the curve.
-        budget: The number of steps that the module and its schedules see, if runs end earlier; None
-            shows `goal.max_steps`.
+        shown_steps: The number of steps that the module and its schedules see, if runs end earlier;
+            None shows `goal.max_steps`.
         readings: What is measured along a trial and at its end.
     """
 
@@ -100,7 +100,7 @@ class Training:
     local: LocalSGDSchedule = LocalSGDSchedule()
     checkpoints: Checkpoints | None = None
     metrics: tuple[str, ...] = ()
-    budget: int | None = None
+    shown_steps: int | None = None
     readings: tuple[ReadingSpec, ...] = ()
     batch: BatchConfig = BatchConfig()
     # Results that trials share: shapes of schedules, and pruning scores with the key of their pass.

@@ -20,7 +20,7 @@ from lit_dps.core.errors import StorageError
 from lit_dps.core.trial import LIGHTNING, SINGLE, STACKED, Status, Trial, TrialResult
 from lit_dps.engines.check_outcome import CheckOutcome
 from lit_dps.engines.eligible import NO_CLASSIFIER, ineligibility_reason, is_no_classifier
-from lit_dps.engines.engine import Training
+from lit_dps.engines.engine import TrialSettings
 from lit_dps.engines.memory import StackLimit, free_unused_memory, is_out_of_memory
 from lit_dps.engines.module_hooks import NeedsLightning, end_module
 from lit_dps.engines.network_run import NetworkRun, build_trial
@@ -67,7 +67,7 @@ class IntervalLoop:
             by graphs, several times as fast at small batch sizes.
     """
 
-    training: Training
+    training: TrialSettings
     stack_size: int = 1
     intervals_ahead: int | None = None
     stacks_alone: bool = False

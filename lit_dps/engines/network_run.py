@@ -23,7 +23,7 @@ from lit_dps.core.unit import EXAMPLES
 from lit_dps.data import ImageData
 from lit_dps.data.loaders import interval_batches
 from lit_dps.engines.check_outcome import CheckOutcome
-from lit_dps.engines.engine import Training
+from lit_dps.engines.engine import TrialSettings
 from lit_dps.engines.loader_data import LoaderData
 from lit_dps.engines.logged_module import training_loss
 from lit_dps.engines.module_hooks import optimizer_of, prepare_module
@@ -60,7 +60,7 @@ from lit_dps.training.workload import Built
 GPU_PASS_BATCH_SIZE = 1000
 
 
-def build_trial(training: Training, trial: Trial | None) -> tuple[Built, torch.device]:
+def build_trial(training: TrialSettings, trial: Trial | None) -> tuple[Built, torch.device]:
     """Return the module and data of a trial, set up, and the device on which it trains."""
     assert trial is not None
     built = training.workload.build(trial)
@@ -131,7 +131,7 @@ class NetworkRun(ReadableRun):
         cls,
         attempt: Attempt,
         built: Built,
-        training: Training,
+        training: TrialSettings,
         device: torch.device,
     ) -> NetworkRun:
         """Return the run of an attempt: resumed from its checkpoint if there is one, else pruned.
@@ -151,7 +151,7 @@ class NetworkRun(ReadableRun):
         cls,
         attempt: Attempt,
         built: Built,
-        training: Training,
+        training: TrialSettings,
         device: torch.device,
         source: LightningDataModule | None = None,
     ) -> NetworkRun:
@@ -174,7 +174,7 @@ class NetworkRun(ReadableRun):
         optimizer, schedule = optimizer_of(configured)
         rates = None
         if isinstance(built.data, LoaderData):
-            budget = training.budget or training.goal.max_steps
+            budget = training.shown_steps or training.goal.max_steps
             rates = table_of_rates(module, configured, budget, built.data.steps_of_epoch)
         module.on_fit_start()
         local = None
@@ -211,7 +211,7 @@ class NetworkRun(ReadableRun):
         return run
 
     def start(
-        self, training: Training, stacked: bool = False, scores: Scores | None = None
+        self, training: TrialSettings, stacked: bool = False, scores: Scores | None = None
     ) -> None:
         """Prune the network and begin training, unless the run is resumed.
 
@@ -229,14 +229,14 @@ class NetworkRun(ReadableRun):
         if stacked:
             self.attempt.flags = {**self.attempt.flags, STACKED: 1}
 
-    def _mask_changes(self, training: Training) -> MaskChanges | None:
+    def _mask_changes(self, training: TrialSettings) -> MaskChanges | None:
         """Return how the mask changes during training; None if it stays."""
         assert self.attempt.trial is not None
         pruning = training.pruning_callback(self.attempt.trial)
-        max_steps = training.budget or training.goal.max_steps
+        max_steps = training.shown_steps or training.goal.max_steps
         return MaskChanges.of(pruning.pruner, pruning.sparsity, pruning.seed, max_steps)
 
-    def _start(self, training: Training, stacked: bool, scores: Scores | None) -> None:
+    def _start(self, training: TrialSettings, stacked: bool, scores: Scores | None) -> None:
         """Prune the network and begin training, with the hooks that Lightning calls."""
         trial = self.attempt.trial
         assert trial is not None
@@ -255,7 +255,7 @@ class NetworkRun(ReadableRun):
         if self.readings is not None:
             self.readings.before(1, self)
 
-    def _prune(self, training: Training, min_batch_size: int, scores: Scores | None) -> None:
+    def _prune(self, training: TrialSettings, min_batch_size: int, scores: Scores | None) -> None:
         """Prune the network as `PruningCallback` does.
 
         Args:
@@ -326,11 +326,11 @@ class NetworkRun(ReadableRun):
             pairs.append((parameter, keep.to(parameter)))
         return pairs
 
-    def _schedule_shape(self, training: Training) -> dict[str, float]:
+    def _schedule_shape(self, training: TrialSettings) -> dict[str, float]:
         """Return the shape of the schedule as `ScheduleCallback` measures it."""
         if self.schedule is None:
             return {}
-        budget = training.budget or training.goal.max_steps
+        budget = training.shown_steps or training.goal.max_steps
         if self.rates is not None:
             return schedule_shape(largest_rates(self.rates), budget)
         config = LRSchedulerConfig(self.schedule, interval="step")
@@ -374,7 +374,7 @@ class NetworkRun(ReadableRun):
         self._collect_flags()
         self.attempt.record(
             self.steps,
-            outcome.error,
+            outcome.value,
             outcome.exact,
             outcome.loss,
             outcome.finite,

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from lit_dps.core.unit import EXAMPLES, SECONDS
 from lit_dps.engines.check_outcome import CheckOutcome, Intervals, MeasuredCheck
-from lit_dps.engines.engine import Training
+from lit_dps.engines.engine import TrialSettings
 from lit_dps.engines.memory import is_out_of_memory
 from lit_dps.engines.module_hooks import raise_if_caught
 from lit_dps.engines.network_run import NetworkRun
@@ -38,7 +38,7 @@ MAX_SECONDS_AHEAD = 2.0
 MEMORY_SHARE_AHEAD = 0.2
 
 
-class NetworkBatch(Protocol):
+class NetworkRows(Protocol):
     """The networks that train together, one a row: `SingleNetwork` or `StackedNetworks`.
 
     Attributes:
@@ -141,7 +141,7 @@ def best_first(outcomes: Sequence[CheckOutcome], at_least: bool) -> list[CheckOu
     """
 
     def rank(outcome: CheckOutcome) -> tuple[bool, float]:
-        value = -outcome.error if at_least else outcome.error
+        value = -outcome.value if at_least else outcome.value
         return math.isnan(value), value
 
     return sorted(outcomes, key=rank)
@@ -162,7 +162,7 @@ class RunGroup:
         stopwatch: Measures the seconds of steps and of checks.
     """
 
-    def __init__(self, networks: NetworkBatch, training: Training):
+    def __init__(self, networks: NetworkRows, training: TrialSettings):
         self.networks = networks
         first = networks.run_at(0)
         self._training = training
@@ -276,7 +276,7 @@ class RunGroup:
                 check = Check.of(check.mistakes, allowed, self._validation_size)
             outcome = CheckOutcome(
                 row=row,
-                error=check.error(self._validation_size),
+                value=check.error(self._validation_size),
                 exact=check.exact,
                 loss=intervals.losses[i][place],
                 finite=intervals.finite[i][place],
@@ -290,7 +290,7 @@ class RunGroup:
         """Train the steps of an interval, and take the readings that follow each of them.
 
         Args:
-            index: As in `NetworkBatch.train`.
+            index: As in `NetworkRows.train`.
             before: Steps since the last check.
 
         Returns:
@@ -336,7 +336,7 @@ class RunGroup:
     def _next_batches(self) -> tuple[Any, dict[int, int]]:
         """Return the batches of the next interval, and how many examples each live row has.
 
-        The batches are as in `NetworkBatch.train`.
+        The batches are as in `NetworkRows.train`.
         """
         batches = {}
         examples = {}

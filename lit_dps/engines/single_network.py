@@ -217,11 +217,11 @@ class SingleNetwork:
         return [weights_finite(self.run.module)]
 
     def losses(self, rows: Tensor, x: Tensor, y: Tensor, index: Tensor) -> Tensor:
-        """See `NetworkBatch.losses`."""
+        """See `NetworkRows.losses`."""
         with showing(self.run.average), evaluating(self.run.module):
             return self.run.module.summed_loss((x[index[0]], y[index[0]])).double()[None]
 
     def per_example_error(self, rows: Tensor, x: Tensor, y: Tensor, index: Tensor) -> Tensor:
-        """See `NetworkBatch.per_example_error`."""
+        """See `NetworkRows.per_example_error`."""
         with showing(self.run.average), evaluating(self.run.module):
             return self.run.module.per_example_error((x[index[0]], y[index[0]])).float()[None]

@@ -120,7 +120,7 @@ class StackedNetworks:
             self._graphed.forget()
 
     def keep(self, interval: int, intervals: int) -> None:
-        """Keep the rows as they are after an interval; see `NetworkBatch.keep`."""
+        """Keep the rows as they are after an interval; see `NetworkRows.keep`."""
         self.checked.keep(self.tensors, interval, intervals)
 
     def number(self, interval: int, row: int) -> int:
@@ -391,19 +391,19 @@ class StackedNetworks:
         return losses
 
     def per_example_error(self, rows: Tensor, x: Tensor, y: Tensor, index: Tensor) -> Tensor:
-        """See `NetworkBatch.per_example_error`."""
+        """See `NetworkRows.per_example_error`."""
         return self.checked.per_example_error(rows, x, y, index)
 
     def losses(self, rows: Tensor, x: Tensor, y: Tensor, index: Tensor) -> Tensor:
-        """See `NetworkBatch.losses`."""
+        """See `NetworkRows.losses`."""
         return self.checked.losses(rows, x, y, index)
 
     def logged_metrics(
         self, rows: Tensor, batches: Sequence[Any], names: Sequence[str]
     ) -> Mapping[str, Tensor]:
-        """See `NetworkBatch.logged_metrics`."""
+        """See `NetworkRows.logged_metrics`."""
         return self.checked.logged_metrics(rows, batches, names)
 
     def finite(self) -> list[bool]:
-        """See `NetworkBatch.finite`."""
+        """See `NetworkRows.finite`."""
         return self.checked.tensors.weights.isfinite().all(1).tolist()

@@ -19,7 +19,7 @@ from lit_dps.core.attempt import Attempt
 from lit_dps.core.search_space import RATE_NAMES
 from lit_dps.data import ImageData
 from lit_dps.engines.eligible import reason_of
-from lit_dps.engines.engine import Training
+from lit_dps.engines.engine import TrialSettings
 from lit_dps.engines.functional import Functional, tensors_of
 from lit_dps.engines.memory import is_out_of_memory
 from lit_dps.engines.module_hooks import optimizer_of, show_length
@@ -174,7 +174,7 @@ class StackFiller:
             becomes a failed trial.
     """
 
-    def __init__(self, first: Attempt, queue: AttemptQueue, training: Training):
+    def __init__(self, first: Attempt, queue: AttemptQueue, training: TrialSettings):
         self.unstacked: list[Unstacked] = []
         self.lacks_memory = False
         self._pending = [first]
@@ -266,7 +266,7 @@ class StackFiller:
             source = None
             if not is_classifier:
                 data = loader_data(built, device, self._training, trial)
-                steps = self._training.budget or self._training.goal.max_steps
+                steps = self._training.shown_steps or self._training.goal.max_steps
                 show_length(built.module, steps, data.steps_of_epoch)
                 source = built.data
                 built = replace(built, data=data)

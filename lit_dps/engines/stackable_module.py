@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from lit_dps.core.trial import Trial
-from lit_dps.engines.engine import Training
+from lit_dps.engines.engine import TrialSettings
 from lit_dps.engines.functional import Functional, tensors_of
 from lit_dps.engines.loader_data import LoaderData
 from lit_dps.engines.logged_module import (
@@ -89,7 +89,7 @@ def overridden_methods(module: LightningModule) -> list[str]:
 
 
 def reason_against_calls(
-    module: LightningModule, trainer: Trainer, training: Training
+    module: LightningModule, trainer: Trainer, training: TrialSettings
 ) -> str | None:
     """Return which method or setting of a module a stack would leave out; None if it leaves none.
 
@@ -113,7 +113,7 @@ def reason_against_calls(
 
 
 def reason_against_values(
-    module: LightningModule, data: LoaderData, training: Training
+    module: LightningModule, data: LoaderData, training: TrialSettings
 ) -> str | None:
     """Return which value of a module differs in a stack; None if none does.
 
@@ -145,14 +145,14 @@ def reason_against_values(
         return vmap_reason(name, error)
 
 
-def _names(training: Training) -> list[str]:
+def _names(training: TrialSettings) -> list[str]:
     """Return the metrics of the goal and of the study."""
     return list(dict.fromkeys([training.goal.monitored, *training.metrics]))
 
 
 @torch.no_grad()
 def _reason_against_validation(
-    module: LightningModule, data: LoaderData, names: Sequence[str], training: Training
+    module: LightningModule, data: LoaderData, names: Sequence[str], training: TrialSettings
 ) -> str | None:
     """Return why the metrics of a module cannot be measured in a stack; None if they can."""
     name = type(module).__name__
@@ -193,7 +193,9 @@ def _reason_against_validation(
     return None
 
 
-def loader_data(built: Any, device: torch.device, training: Training, trial: Trial) -> LoaderData:
+def loader_data(
+    built: Any, device: torch.device, training: TrialSettings, trial: Trial
+) -> LoaderData:
     """Return the data of a trial in memory. Call this under the seed of the trial's order."""
     return LoaderData(
         built.data, built.module, device, trial.cell.batch_size, training.goal.check_interval
@@ -209,7 +211,7 @@ class LoggedReference:
         training: The settings of the study.
     """
 
-    def __init__(self, built: Built, device: torch.device, training: Training):
+    def __init__(self, built: Built, device: torch.device, training: TrialSettings):
         assert isinstance(built.data, LoaderData)
         self._names = _names(training)
         self._device = device

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.func import vmap
 
 from lit_dps.engines.eligible import reason_of
-from lit_dps.engines.engine import Training
+from lit_dps.engines.engine import TrialSettings
 from lit_dps.engines.functional import Call, Functional
 from lit_dps.engines.matrix_products import ConvolutionsAsProducts
 from lit_dps.engines.memory import is_out_of_memory
@@ -30,7 +30,7 @@ _reported: set[str] = set()
 
 
 def scores_of_new_runs(
-    runs: Sequence[NetworkRun], training: Training, device_types: Sequence[str] = ("cuda",)
+    runs: Sequence[NetworkRun], training: TrialSettings, device_types: Sequence[str] = ("cuda",)
 ) -> list[Scores | None]:
     """Return the pruning scores of each new run; None if the run makes a pass for itself.
 
@@ -64,7 +64,7 @@ def scores_of_new_runs(
     return scores
 
 
-def _can_share_pass(run: NetworkRun, training: Training) -> bool:
+def _can_share_pass(run: NetworkRun, training: TrialSettings) -> bool:
     """Return True if a run needs a scoring pass that it can share with other networks."""
     trial = run.attempt.trial
     assert trial is not None
@@ -75,7 +75,7 @@ def _can_share_pass(run: NetworkRun, training: Training) -> bool:
     return is_stackable and not trains_on_whole_batches(run.module)
 
 
-def _key_of_pass(run: NetworkRun, training: Training) -> tuple:
+def _key_of_pass(run: NetworkRun, training: TrialSettings) -> tuple:
     """Return what networks have in common that are scored by one pass."""
     trial = run.attempt.trial
     assert trial is not None
@@ -83,7 +83,7 @@ def _key_of_pass(run: NetworkRun, training: Training) -> tuple:
     return (repr(config),)
 
 
-def _key_of_network(run: NetworkRun, index: int, training: Training) -> Any:
+def _key_of_network(run: NetworkRun, index: int, training: TrialSettings) -> Any:
     """Return what networks with equal scores have in common."""
     trial = run.attempt.trial
     assert trial is not None
@@ -91,7 +91,7 @@ def _key_of_network(run: NetworkRun, index: int, training: Training) -> Any:
     return index if key is None else key
 
 
-def _scores_of(runs: Sequence[NetworkRun], training: Training) -> list[Scores | None]:
+def _scores_of(runs: Sequence[NetworkRun], training: TrialSettings) -> list[Scores | None]:
     """Return the scores of networks by one pass; by several ones if memory is insufficient.
 
     After another error, which is printed, each network makes a pass for itself.
@@ -117,7 +117,7 @@ def _report(error: Exception) -> None:
         print(line, file=sys.stderr, flush=True)
 
 
-def scores_of_stack(runs: Sequence[NetworkRun], training: Training) -> list[Scores]:
+def scores_of_stack(runs: Sequence[NetworkRun], training: TrialSettings) -> list[Scores]:
     """Return the scores of each network, by one pass for all of them.
 
     The method sees one network: its parameters have a first dimension for the runs, and its loss is

@@ -16,7 +16,7 @@ from lit_dps.core.errors import UserError
 from lit_dps.core.trial import LIGHTNING, NOISE_SCALE, RANKS, Trial, TrialResult
 from lit_dps.core.unit import EXAMPLES
 from lit_dps.engines.eligible import standard_data
-from lit_dps.engines.engine import Training
+from lit_dps.engines.engine import TrialSettings
 from lit_dps.parallel import ranks
 from lit_dps.readings.callback import ReadingsCallback
 from lit_dps.readings.gradient_noise import NoiseScaleCallback
@@ -67,7 +67,7 @@ class TrialFit:
     @classmethod
     def of(
         cls,
-        training: Training,
+        training: TrialSettings,
         attempt: Attempt,
         goal: GoalErrorCallback | None = None,
         file: CheckpointFile | None = None,
@@ -88,7 +88,7 @@ class TrialFit:
         filter_module_callbacks(built.module)
         if goal is None:
             goal = GoalErrorCallback.of(training.goal)
-            goal.budget = training.budget
+            goal.shown_steps = training.shown_steps
         goal.record_in(attempt)
         goal.after_check = at_check
         batch = training.batch_callback(trial)
@@ -160,7 +160,7 @@ class TrainerEngine:
         reason: Why no faster loop trains the attempts, for `TrialResult.engine_reason`.
     """
 
-    training: Training
+    training: TrialSettings
     callbacks: tuple[Callback, ...] = ()
     reason: str = ""
 
@@ -264,7 +264,7 @@ class ScheduleCallback(Callback):
         flags: The shape, as in `TrialResult.flags`; empty if the rate is constant or unknown.
     """
 
-    def __init__(self, training: Training, trial: Trial, goal: GoalErrorCallback):
+    def __init__(self, training: TrialSettings, trial: Trial, goal: GoalErrorCallback):
         self.training = training
         self.trial = trial
         self.goal = goal

@@ -198,7 +198,7 @@ def best_trial_among_seeds(study: Analysis) -> Iterator[Values]:
 def space_expansions(study: Analysis) -> Iterator[Values]:
     """Yield each expansion of the search space."""
     names = study.record.short_names
-    for expansion in describe_expansions(study.record.boxes, names):
+    for expansion in describe_expansions(study.record.spaces, names):
         yield {"expansion": expansion}
 
 

@@ -73,7 +73,7 @@ def check_unchanged(
     name: str,
     identity: Mapping[str, Any],
     study: StudyConfig | None = None,
-    boxes: Sequence[ExpandedSpace] = (),
+    spaces: Sequence[ExpandedSpace] = (),
 ) -> None:
     """Check that a stored study has this identity and may be extended. Creates nothing.
 
@@ -82,7 +82,7 @@ def check_unchanged(
         name: The study's name. If there is no such study, only its names are checked.
         identity: All that decides results, as nested plain JSON.
         study: The configuration that is to extend the stored study; None for no extension.
-        boxes: The expansions of the search space.
+        spaces: The expansions of the search space.
 
     Raises:
         StudyChanged: if the identity differs, or as `check_extension`.
@@ -99,7 +99,7 @@ def check_unchanged(
         _check_identity(storage, name, identity)
         header = read_header(storage, name)
         if study is not None and header:
-            check_extension(name, header, _grid_attributes(study, boxes))
+            check_extension(name, header, _grid_attributes(study, spaces))
 
 
 def declare(
@@ -109,7 +109,7 @@ def declare(
     goal: Goal,
     identity: Mapping[str, Any],
     config: Mapping[str, Any],
-    boxes: Sequence[ExpandedSpace] = (),
+    spaces: Sequence[ExpandedSpace] = (),
 ) -> Declared:
     """Write the header of a new study, or extend the header of a stored one.
 
@@ -123,7 +123,7 @@ def declare(
         goal: When trials stop.
         identity: All that decides results, as nested plain JSON.
         config: The entire configuration, for the record.
-        boxes: The expansions of the search space.
+        spaces: The expansions of the search space.
 
     Raises:
         StudyChanged: if the stored study has another identity, or as `check_extension`.
@@ -133,7 +133,7 @@ def declare(
     """
     attrs = {
         **_study_attributes(study),
-        **_grid_attributes(study, boxes),
+        **_grid_attributes(study, spaces),
         schema.WORKLOAD: workload,
         schema.GOAL: goal.to_stored(),
         schema.IDENTITY: dict(identity),
@@ -236,13 +236,13 @@ def decode_plan(stored: Mapping[str, Any]) -> RepeatPlan:
     return RepeatPlan(stored["count"], stored["points"], stored[schema.RACE_FACTOR])
 
 
-def _grid_attributes(study: StudyConfig, boxes: Sequence[ExpandedSpace]) -> dict[str, Any]:
+def _grid_attributes(study: StudyConfig, spaces: Sequence[ExpandedSpace]) -> dict[str, Any]:
     return {
         schema.BATCH_SIZES: study.batch_sizes,
         schema.SPARSITIES: study.sparsities,
         schema.AXES: study.axes,
         schema.TRIALS: study.trials,
-        schema.SPACE_HISTORY: [box.to_dict() for box in boxes],
+        schema.SPACE_HISTORY: [box.to_dict() for box in spaces],
     }
 
 
@@ -393,19 +393,19 @@ def check_seeds(name: str, ours: Mapping[str, Any], theirs: Mapping[str, Any]) -
 
 def _check_space_history(name: str, ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> None:
     """Raise StudyChanged if points of two headers differ because the space was expanded."""
-    boxes, other_boxes = ours[schema.SPACE_HISTORY], theirs[schema.SPACE_HISTORY]
-    if not is_continuation(boxes, other_boxes):
+    spaces, other_spaces = ours[schema.SPACE_HISTORY], theirs[schema.SPACE_HISTORY]
+    if not is_continuation(spaces, other_spaces):
         raise StudyChanged(
             f"the search space of study {name!r} was expanded in another way there, so the points "
             "differ",
             keys=[schema.SPACE_HISTORY],
         )
-    if len(boxes) == len(other_boxes):
+    if len(spaces) == len(other_spaces):
         return
-    if len(boxes) < len(other_boxes):
-        shorter, expansion = ours, other_boxes[len(boxes)]
+    if len(spaces) < len(other_spaces):
+        shorter, expansion = ours, other_spaces[len(spaces)]
     else:
-        shorter, expansion = theirs, boxes[len(other_boxes)]
+        shorter, expansion = theirs, spaces[len(other_spaces)]
     trials, first = shorter[schema.TRIALS], expansion["first"]
     if trials > first:
         raise StudyChanged(

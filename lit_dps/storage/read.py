@@ -150,9 +150,9 @@ def _record(name: str, header: Mapping[str, Any], trials: _Trials) -> StudyRecor
     goal = Goal(**header[schema.GOAL])
     space = space_from_dict(header[schema.SPACE])
     expansions = [ExpandedSpace.from_dict(each) for each in header[schema.SPACE_HISTORY]]
-    boxes: tuple[ExpandedSpace, ...] = ()
+    spaces: tuple[ExpandedSpace, ...] = ()
     if expansions:
-        boxes = (ExpandedSpace(0, expansions[0].first, space), *expansions)
+        spaces = (ExpandedSpace(0, expansions[0].first, space), *expansions)
         space = dict(expansions[-1].space)
     axes = {}
     for key, values in sorted(header[schema.AXES].items()):
@@ -168,7 +168,7 @@ def _record(name: str, header: Mapping[str, Any], trials: _Trials) -> StudyRecor
         workload=header[schema.WORKLOAD],
         goal=goal,
         space=space,
-        boxes=boxes,
+        spaces=spaces,
         batch_sizes=tuple(sorted(header[schema.BATCH_SIZES])),
         sparsities=tuple(sorted(header[schema.SPARSITIES])),
         axes=axes,

@@ -45,7 +45,7 @@ SamplerFactory = Callable[[int, int], BaseSampler]  # (seed, number of first poi
 def make_sampler(
     study: StudyConfig,
     goal: Goal,
-    boxes: Sequence[ExpandedSpace] = (),
+    spaces: Sequence[ExpandedSpace] = (),
     points: Sequence[Mapping[str, Value]] = (),
 ) -> PointSampler:
     """Return the sampler of a study's points.
@@ -53,7 +53,7 @@ def make_sampler(
     Args:
         study: The configuration of the study.
         goal: When trials stop.
-        boxes: The expansions of the search space.
+        spaces: The expansions of the search space.
         points: The metaparameters of each point; empty lets `study.sampler` draw them.
 
     Raises:
@@ -64,7 +64,7 @@ def make_sampler(
     if study.best_of is not None:
         return BestOfSampler(study.best_of, study.space)
     if study.sampler == "sobol":
-        return SobolSampler(study.space, study.seed, study.scramble, boxes)
+        return SobolSampler(study.space, study.seed, study.scramble, spaces)
     return SearchSampler(study, goal, sampler_factory(study.sampler))
 
 

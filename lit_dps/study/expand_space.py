@@ -38,7 +38,7 @@ def with_stored_space(setup: StudySetup, expands: bool) -> StudySetup:
         if expands:
             raise UserError(f"{OPTION}: {error}", key=error.key, value=error.value) from None
         return setup
-    spaces = record.boxes[1:]
+    spaces = record.spaces[1:]
     if expands:
         spaces = (*spaces, _expanded(setup, record))
     if not spaces:
@@ -51,7 +51,7 @@ def with_stored_space(setup: StudySetup, expands: bool) -> StudySetup:
         file=sys.stderr,
     )
     study = dataclasses.replace(setup.study, trials=trials)
-    return dataclasses.replace(setup, study=study, boxes=spaces)
+    return dataclasses.replace(setup, study=study, spaces=spaces)
 
 
 def _expanded(setup: StudySetup, record: StudyRecord) -> ExpandedSpace:

@@ -26,7 +26,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from lit_dps.core.attempt import Attempt
 from lit_dps.core.errors import UserError, is_about
 from lit_dps.core.trial import LIGHTNING, SINGLE, Status, Trial, TrialResult
-from lit_dps.engines.engine import Training
+from lit_dps.engines.engine import TrialSettings
 from lit_dps.engines.trainer import TrainerEngine, TrialFit
 from lit_dps.parallel.process import cpu_wait_seconds
 from lit_dps.study.setup import StudySetup
@@ -88,7 +88,7 @@ def probe_run(
 
 
 def probe_fit(
-    training: Training, trial: Trial, callback: Callback, seed: int | None = None
+    training: TrialSettings, trial: Trial, callback: Callback, seed: int | None = None
 ) -> TrialFit:
     """Train a trial until it ends or a callback raises `EndProbe`, and return its fit.
 
@@ -171,7 +171,7 @@ def timed_run(
 ) -> RunTimes:
     """Time some steps of a trial and a full validation, as the study's engine runs them.
 
-    Module and schedules see the budget of the study. Steps beyond this budget are not timed.
+    Module and schedules see the `max_steps` of the study. Steps beyond these are not timed.
 
     Args:
         setup: The study.
@@ -185,15 +185,15 @@ def timed_run(
     Raises:
         CannotTime: if the trial fails or ends early.
     """
-    budget = max(setup.goal_of_trials.max_steps, 2)
-    warm_up = min(warm_up, budget - 1)
-    steps = min(steps, budget - warm_up)
+    shown_steps = max(setup.goal_of_trials.max_steps, 2)
+    warm_up = min(warm_up, shown_steps - 1)
+    steps = min(steps, shown_steps - warm_up)
     total = warm_up + steps
     goal = replace(setup.goal, check_interval=total, max_steps=total, early_reject=False)
     # With checkpoints, the other ranks would wait for a checkpoint that this process never saves.
     engine = LIGHTNING if setup.study.engine == LIGHTNING else SINGLE
     study = replace(setup.study, engine=engine, checkpoint_minutes=None)
-    timed = replace(setup, goal=goal, study=study, budget=budget)
+    timed = replace(setup, goal=goal, study=study, shown_steps=shown_steps)
     timed, trial = _separated_from_start(timed, trial)
     updates_per_step = local_workers(timed, trial)
     if on_all_ranks:

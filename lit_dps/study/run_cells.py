@@ -51,7 +51,7 @@ def declare_study(setup: StudySetup, data: LightningDataModule) -> StudySetup:
         setup.goal_of_trials,
         setup.identity(data),
         setup.config(),
-        setup.boxes,
+        setup.spaces,
     )
     # A stored study may have raced its trials by a larger factor, which is kept.
     study = dataclasses.replace(setup.study, race_factor=race_factor)

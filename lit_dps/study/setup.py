@@ -34,7 +34,7 @@ from lit_dps.core.trial_config import (
     SmoothnessConfig,
     plain,
 )
-from lit_dps.engines.engine import Engine, Training
+from lit_dps.engines.engine import Engine, TrialSettings
 from lit_dps.engines.interval_loop import IntervalLoop
 from lit_dps.engines.trainer import TrainerEngine
 from lit_dps.parallel import ddp
@@ -66,10 +66,10 @@ class StudySetup:
         local: The local SGD workers of each trial.
         batch: The batch size as a function of the step.
         uid: The uid of the declared study; see `lit_dps.storage.header.declare`.
-        boxes: The expansions of the search space (`lit_dps.study.expand_space`).
+        spaces: The expansions of the search space (`lit_dps.study.expand_space`).
         run_number: The number of this run; see `lit_dps.storage.run_records.begin_run`.
-        budget: The trainer's steps that module and schedules see, if trials end earlier; None for
-            the goal's.
+        shown_steps: The trainer's steps that module and schedules see, if trials end earlier; None
+            for the goal's.
         points: The metaparameters of each point of the search; empty lets the study's sampler draw
             them.
         cost_limit: The cost after which each trial stops, beside the race, in the unit of K*.
@@ -89,8 +89,8 @@ class StudySetup:
     batch: BatchConfig = BatchConfig()
     uid: str | None = None
     run_number: int = 0
-    boxes: tuple[ExpandedSpace, ...] = ()
-    budget: int | None = None
+    spaces: tuple[ExpandedSpace, ...] = ()
+    shown_steps: int | None = None
     points: tuple[Mapping[str, Value], ...] = ()
     cost_limit: float = math.inf
     environment: str | None = None
@@ -108,7 +108,7 @@ class StudySetup:
     @property
     def space(self) -> Space:
         """The search space, with its expansions."""
-        return self.boxes[-1].space if self.boxes else self.study.space
+        return self.spaces[-1].space if self.spaces else self.study.space
 
     @property
     def cells(self) -> list[Cell]:
@@ -195,9 +195,9 @@ class StudySetup:
             return None
         return Checkpoints(self.storage.checkpoints(self.study.name), self.uid, minutes)
 
-    def training(self, checkpoints: Checkpoints | None = None) -> Training:
+    def training(self, checkpoints: Checkpoints | None = None) -> TrialSettings:
         """Return the settings that the trials share."""
-        return Training(
+        return TrialSettings(
             self.workload,
             self.goal,
             self.pruning,
@@ -205,7 +205,7 @@ class StudySetup:
             self.local,
             checkpoints,
             tuple(self.study.metrics),
-            self.budget,
+            self.shown_steps,
             self.readings,
             self.batch,
         )

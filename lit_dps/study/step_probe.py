@@ -252,7 +252,7 @@ class _PruningStopwatch(Callback):
     def _scores_are_shared(self, data_pass: TrainingPass, module: LightningModule) -> bool:
         """Return True if all cells of a point have the same scores, and all scores can be kept.
 
-        `Training.store_scores` decides in the same way.
+        `TrialSettings.store_scores` decides in the same way.
         """
         setup = self.study_setup
         weights = prunable(module, setup.pruning.biases).values()

@@ -104,8 +104,8 @@ class GoalErrorCallback(Callback):
             ranks. Set it before a run.
         saves_pause: Returns whether `after_check` saves and ends a paused run. Otherwise the
             trainer stops. Set it before a run.
-        budget: The `trainer.max_steps` to show in a run that ends earlier, such as a dry run. None
-            shows the goal's `max_steps`. Set it before a run.
+        shown_steps: The `trainer.max_steps` to show in a run that ends earlier, such as a dry run.
+            None shows the goal's `max_steps`. Set it before a run.
         steps_of_epoch: Optimizer steps of an epoch, set when training starts; None if an epoch has
             no length.
 
@@ -164,7 +164,7 @@ class GoalErrorCallback(Callback):
         # Called after a check if the run continues, or if it pauses and is saved.
         self.after_check: Callable[[], None] = lambda: None
         self.saves_pause: Callable[[], bool] = lambda: False
-        self.budget: int | None = None
+        self.shown_steps: int | None = None
         self.steps_of_epoch: int | None = None
         self._next_attempt: Attempt | None = None
         self._length: TrainingLength | None = None
@@ -229,7 +229,7 @@ class GoalErrorCallback(Callback):
         later, so that their batches are counted.
         """
         record_batches(trainer)
-        self._length = TrainingLength(trainer, self.budget is not None)
+        self._length = TrainingLength(trainer, self.shown_steps is not None)
         if data is not None:
             self._length.before_data(data, lambda: self._set_length(trainer))
 
@@ -262,11 +262,11 @@ class GoalErrorCallback(Callback):
     def _set_length(self, trainer: Trainer) -> TrainingLength:
         """Make the trainer validate by steps, and set the length of training."""
         if self._length is None or self._length.trainer is not trainer:
-            self._length = TrainingLength(trainer, self.budget is not None)
+            self._length = TrainingLength(trainer, self.shown_steps is not None)
         trainer.val_check_interval = self.goal.check_interval
         trainer.check_val_every_n_epoch = None  # count steps across the ends of epochs
         trainer.num_sanity_val_steps = 0
-        max_steps = self.budget or self.goal.max_steps
+        max_steps = self.shown_steps or self.goal.max_steps
         if trainer.max_steps >= 0:
             max_steps = min(max_steps, trainer.max_steps)
         lightning_private.set_max_steps(trainer, max_steps)

@@ -34,7 +34,7 @@ def engine(
     stacks_alone: bool = False,
     **common: Any,
 ) -> Engine:
-    """The interval loop, or Lightning's; `common` are further arguments of `Training`."""
+    """The interval loop, or Lightning's; `common` are further arguments of `TrialSettings`."""
     training = training_of(workload, goal, **common)
     return IntervalLoop(training, size, ahead, stacks_alone) if lean else TrainerEngine(training)
 

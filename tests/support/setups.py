@@ -9,7 +9,7 @@ from lightning.pytorch import LightningDataModule
 
 from lit_dps.core.config import StorageConfig, StudyConfig
 from lit_dps.core.trial_config import TRIAL_SECTIONS
-from lit_dps.engines.engine import Training
+from lit_dps.engines.engine import TrialSettings
 from lit_dps.readings.registry import resolve_readings
 from lit_dps.study.preflight.check import check_configuration, check_with_dry_run
 from lit_dps.study.setup import StudySetup
@@ -43,12 +43,12 @@ def training_of(
     goal: Mapping[str, Any],
     pruning: Mapping[str, Any] | None = None,
     **others: Any,
-) -> Training:
-    """Return what trials have in common; `others` are further arguments of `Training`."""
+) -> TrialSettings:
+    """Return what trials have in common; `others` are further arguments of `TrialSettings`."""
     configs = {name: others.pop(name) for name in TRIAL_SECTIONS if name in others}
     common = sections(**{"goal": goal, "pruning": pruning or {}, **configs})
     readings = resolve_readings(others.pop("readings", ()), common.pop("smoothness", None))
-    return Training(workload, **common, readings=readings, **others)
+    return TrialSettings(workload, **common, readings=readings, **others)
 
 
 def check(setup: StudySetup) -> LightningDataModule:

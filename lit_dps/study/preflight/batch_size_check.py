@@ -17,7 +17,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 
 from lit_dps.core.errors import ConfigError
 from lit_dps.core.trial import Trial
-from lit_dps.engines.engine import Training
+from lit_dps.engines.engine import TrialSettings
 from lit_dps.study.preflight.short_trial import ShortTrial, goal_of, perturb
 from lit_dps.study.probe_run import EndProbe, probe_fit
 from lit_dps.study.setup import StudySetup
@@ -57,7 +57,7 @@ class UntrainedMetrics(NamedTuple):
     examples: dict[int, int]
 
 
-def compare_metrics(training: Training, trial: Trial, setup: StudySetup) -> list[str]:
+def compare_metrics(training: TrialSettings, trial: Trial, setup: StudySetup) -> list[str]:
     """Compare the metrics of one network at both ends of the grid, and return notes.
 
     Two networks are validated at each end: the untrained network, and the same with noise on its
@@ -109,7 +109,7 @@ def compare_metrics(training: Training, trial: Trial, setup: StudySetup) -> list
 
 
 def _note_or_refusal(
-    training: Training, trials: tuple[Trial, Trial], metric: str, difference: Difference
+    training: TrialSettings, trials: tuple[Trial, Trial], metric: str, difference: Difference
 ) -> str:
     """Return the note on a metric that differs between two trials.
 
@@ -207,7 +207,7 @@ def _has_full_precision(trainer: Mapping[str, Any]) -> bool:
     return str(trainer.get("precision") or "32").startswith(("32", "64"))
 
 
-def _in_full_precision(training: Training) -> Training:
+def _in_full_precision(training: TrialSettings) -> TrialSettings:
     """Return `training`, or a copy whose trainer has 32 bits if it has less."""
     trainer = training.workload.trainer
     if _has_full_precision(trainer):
@@ -216,7 +216,9 @@ def _in_full_precision(training: Training) -> Training:
     return replace(training, workload=workload)
 
 
-def _is_random(training: Training, trials: tuple[Trial, Trial], metric: str, network: int) -> bool:
+def _is_random(
+    training: TrialSettings, trials: tuple[Trial, Trial], metric: str, network: int
+) -> bool:
     """Return whether a metric is random enough to explain its difference between two trials.
 
     The random range is taken over `REPEATS` seeds, for the network with this number.
@@ -239,7 +241,7 @@ def _is_random(training: Training, trials: tuple[Trial, Trial], metric: str, net
 
 
 def untrained_metrics(
-    training: Training, trial: Trial, seed: int | None = None
+    training: TrialSettings, trial: Trial, seed: int | None = None
 ) -> UntrainedMetrics:
     """Validate the untrained network of a trial, and the same network with noise on its weights.
 

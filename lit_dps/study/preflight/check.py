@@ -76,7 +76,7 @@ def check_study(setup: StudySetup) -> CheckedStudy:
     check_place(storage.mlflow_uri)
     # MLflow's storage may be unavailable; the study then runs without MLflow.
     check_writable(storage.optuna_url)
-    check_unchanged(storage.optuna_url, name, setup.identity(data), setup.study, setup.boxes)
+    check_unchanged(storage.optuna_url, name, setup.identity(data), setup.study, setup.spaces)
     if setup.study.best_of is not None and trials_remain:
         _check_best_of(setup)
     return CheckedStudy(data, trials_remain)

@@ -13,7 +13,7 @@ from lightning.pytorch import Callback, LightningDataModule
 from lit_dps.core.errors import ConfigError
 from lit_dps.core.trial import Cell, Trial
 from lit_dps.engines.eligible import standard_data
-from lit_dps.engines.engine import Training
+from lit_dps.engines.engine import TrialSettings
 from lit_dps.pruning import FromFile
 from lit_dps.pruning.from_file import WEIGHTS_KEY
 from lit_dps.readings.reading import KEY as READINGS_KEY
@@ -49,7 +49,7 @@ def dry_run(setup: StudySetup) -> tuple[LightningDataModule, list[str]]:
         return _dry_run(setup, replace(setup.training(), workload=workload))
 
 
-def _dry_run(setup: StudySetup, training: Training) -> tuple[LightningDataModule, list[str]]:
+def _dry_run(setup: StudySetup, training: TrialSettings) -> tuple[LightningDataModule, list[str]]:
     notes: list[str] = []
     trials = _smallest_trials(setup)
     for trial in trials:
@@ -71,7 +71,7 @@ def _dry_run(setup: StudySetup, training: Training) -> tuple[LightningDataModule
 
 
 def _compare_with_largest(
-    setup: StudySetup, training: Training, trial: Trial, short: ShortTrial
+    setup: StudySetup, training: TrialSettings, trial: Trial, short: ShortTrial
 ) -> list[str]:
     """Compare the short trial of a series with one at the largest batch size, and return notes.
 
@@ -104,7 +104,7 @@ def _dense(trial: Trial) -> Trial:
     return replace(trial, cell=replace(trial.cell, sparsity=0.0))
 
 
-def _run_smallest(training: Training, trial: Trial) -> ShortTrial:
+def _run_smallest(training: TrialSettings, trial: Trial) -> ShortTrial:
     """Run a short trial. If its pruning pass fails, find out whether the dense trial fails too."""
     try:
         return run_short(training, trial)
@@ -148,7 +148,7 @@ def _check_same_validation(short: ShortTrial, last: ShortTrial) -> None:
     )
 
 
-def _may_depend_on_batch_size(training: Training, short: ShortTrial, last: ShortTrial) -> bool:
+def _may_depend_on_batch_size(training: TrialSettings, short: ShortTrial, last: ShortTrial) -> bool:
     """Return whether the validation, or the module, knows the batch size of the grid."""
     is_of_data = training.workload.batch_size_key.startswith("data.")
     return last.batches != short.batches or not is_of_data
@@ -169,7 +169,7 @@ class _InitialWeights(Callback):
         raise EndProbe
 
 
-def _equal_weights_note(training: Training, trials: Sequence[Trial]) -> list[str]:
+def _equal_weights_note(training: TrialSettings, trials: Sequence[Trial]) -> list[str]:
     """Return a note if two points of the search begin with equal weights, with the values."""
     module = ""
     equal = []
@@ -193,7 +193,7 @@ def _equal_weights_note(training: Training, trials: Sequence[Trial]) -> list[str
     ]
 
 
-def _loaded_weights_note(training: Training, trials: Sequence[Trial]) -> list[str]:
+def _loaded_weights_note(training: TrialSettings, trials: Sequence[Trial]) -> list[str]:
     """Return a note if pruned networks begin with the weights of a file."""
     for trial in trials:
         pruner = training.pruning_callback(trial).pruner
@@ -224,7 +224,7 @@ def _sum_text(examples: dict[int, int] | None) -> str:
     return " + ".join(map(str, (examples or {}).values()))
 
 
-def _check_batches_grow(training: Training, short: ShortTrial, last: ShortTrial) -> None:
+def _check_batches_grow(training: TrialSettings, short: ShortTrial, last: ShortTrial) -> None:
     """Raise ConfigError if batches do not grow with the batch size key.
 
     This check is for batches whose number of examples is unknown.

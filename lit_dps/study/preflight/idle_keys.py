@@ -18,7 +18,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lit_dps.core.search_space import Choices
 from lit_dps.core.trial import Cell, Trial, Value, text_of
 from lit_dps.core.trial_config import plain
-from lit_dps.engines.engine import Training
+from lit_dps.engines.engine import TrialSettings
 from lit_dps.optim import RULES
 from lit_dps.optim.parameter_groups import group_settings
 from lit_dps.storage.samplers import sobol_point
@@ -46,7 +46,7 @@ class Effect(Enum):
     UNKNOWN = "is not known"
 
 
-def idle_keys(training: Training, setup: StudySetup) -> list[str]:
+def idle_keys(training: TrialSettings, setup: StudySetup) -> list[str]:
     """Return a note for each key that changes nothing in the first steps of a trial.
 
     A key is not idle if it changes a result at one combination of the other keys' values. For
@@ -236,7 +236,7 @@ class _RecordedRuns:
         steps: Optimizer steps of the longest trial.
     """
 
-    def __init__(self, training: Training):
+    def __init__(self, training: TrialSettings):
         self.training = training
         self.steps = 0
         self._records: dict[str, _Recorder | None] = {}

@@ -18,7 +18,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
 from lit_dps.core.trial import Trial
-from lit_dps.engines.engine import Training
+from lit_dps.engines.engine import TrialSettings
 from lit_dps.parallel.example_count import Sizes, batch_size_of, can_be_cut, cut
 from lit_dps.study.preflight.short_trial import perturb
 from lit_dps.study.probe_run import EndProbe, probe_fit
@@ -29,7 +29,7 @@ from lit_dps.training.training_pass import TrainingPass
 ROUNDING = 1e-3  # relative; float32 sums of the same numbers in another order differ by less
 
 
-def check_parts(training: Training, trial: Trial, setup: StudySetup) -> list[str]:
+def check_parts(training: TrialSettings, trial: Trial, setup: StudySetup) -> list[str]:
     """Return a note if a batch in two halves has another gradient than the whole batch.
 
     Only studies that accumulate gradients are checked, on a dense network and one batch.

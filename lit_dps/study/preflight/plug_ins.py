@@ -18,7 +18,7 @@ from lit_dps.core.batch_schedule import NAME_KEY
 from lit_dps.core.errors import ConfigError, first_line
 from lit_dps.core.goal import rule_of as goal_rule_of
 from lit_dps.core.trial import Cell, Trial
-from lit_dps.engines.engine import Training
+from lit_dps.engines.engine import TrialSettings
 from lit_dps.module import ImageClassifier
 from lit_dps.optim import OURS, RULES, Rule
 from lit_dps.pruning import pruner_of
@@ -106,7 +106,7 @@ def _goal_rules(setup: StudySetup) -> Iterator[PlugIn]:
         yield PlugIn("goal.rule", goal.rule, "check_goal", call, run)
 
 
-def _readings(training: Training) -> Iterator[PlugIn]:
+def _readings(training: TrialSettings) -> Iterator[PlugIn]:
     for spec in training.readings:
         if is_foreign(spec.kind):
             call = _call_text(spec.class_path, spec.init_args)
@@ -125,7 +125,7 @@ def _schedules(setup: StudySetup) -> Iterator[PlugIn]:
             yield PlugIn(NAME_KEY, config.schedule, "check_schedule", call, run)
 
 
-def _pruners(training: Training, trial: Trial) -> Iterator[PlugIn]:
+def _pruners(training: TrialSettings, trial: Trial) -> Iterator[PlugIn]:
     config = training.pruning_config(trial)
     pruner = pruner_of(config.method, config.options)
     if config.sparsity and is_foreign(type(pruner)):
@@ -136,7 +136,7 @@ def _pruners(training: Training, trial: Trial) -> Iterator[PlugIn]:
         yield PlugIn("pruning.method", config.method, "check_pruner", call, run)
 
 
-def _update_rules(training: Training, trial: Trial) -> Iterator[PlugIn]:
+def _update_rules(training: TrialSettings, trial: Trial) -> Iterator[PlugIn]:
     module = training.workload.module(trial)
     if not isinstance(module, ImageClassifier):
         return

@@ -21,7 +21,7 @@ from lit_dps.core.errors import ConfigError, first_line
 from lit_dps.core.search_space import extreme_points
 from lit_dps.core.trial import Status, Trial
 from lit_dps.core.unit import SECONDS
-from lit_dps.engines.engine import Training
+from lit_dps.engines.engine import TrialSettings
 from lit_dps.study.data_hashes import fingerprint
 from lit_dps.study.preflight.short_trial import ShortGoal, build_short
 from lit_dps.study.setup import StudySetup
@@ -35,7 +35,7 @@ ROUNDING_OF_ORDER = 1e-2  # relative; some kernels of a GPU add numbers in an or
 LONGER = 3  # factor of the first batches of an epoch, compared with the dry run
 
 
-def check_resume(training: Training, trial: Trial, setup: StudySetup) -> list[str]:
+def check_resume(training: TrialSettings, trial: Trial, setup: StudySetup) -> list[str]:
     """Compare a short trial that resumes after its first step with an uninterrupted trial.
 
     No trial runs if module and data are ours and there are no callbacks.
@@ -87,7 +87,7 @@ def check_resume(training: Training, trial: Trial, setup: StudySetup) -> list[st
 
 
 def _first_finite_run(
-    training: Training, trial: Trial, setup: StudySetup
+    training: TrialSettings, trial: Trial, setup: StudySetup
 ) -> tuple[Trial, _ShortRun | None, str]:
     """Run short trials at several points, until one neither fails nor diverges.
 
@@ -212,7 +212,7 @@ class _Interrupted(Exception):
     """Ends a short trial at its first validation."""
 
 
-def _interrupted(training: Training, trial: Trial) -> tuple[_ShortRun | None, str]:
+def _interrupted(training: TrialSettings, trial: Trial) -> tuple[_ShortRun | None, str]:
     """Interrupt a short trial at its first validation, and resume it.
 
     Returns:
@@ -242,7 +242,7 @@ def _interrupted(training: Training, trial: Trial) -> tuple[_ShortRun | None, st
 
 
 def _run(
-    training: Training,
+    training: TrialSettings,
     trial: Trial,
     file: CheckpointFile | None = None,
     at_check: Callable[[], None] = lambda: None,

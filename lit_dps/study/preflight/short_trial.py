@@ -29,7 +29,7 @@ from lit_dps.core.errors import (
 from lit_dps.core.trial import Trial
 from lit_dps.data.loaders import EndlessLoader
 from lit_dps.engines.eligible import standard_data
-from lit_dps.engines.engine import Training
+from lit_dps.engines.engine import TrialSettings
 from lit_dps.engines.trainer import TrialFit
 from lit_dps.module import ImageClassifier
 from lit_dps.study.preflight.metric_state import StaleMetricObjects
@@ -91,7 +91,7 @@ class ShortFit(NamedTuple):
 
 
 def build_short(
-    training: Training,
+    training: TrialSettings,
     trial: Trial,
     file: CheckpointFile | None = None,
     at_check: Callable[[], None] = lambda: None,
@@ -125,7 +125,9 @@ def build_short(
     return ShortFit(fit, attempt, epochs)
 
 
-def run_short(training: Training, trial: Trial, watchers: Sequence[Callback] = ()) -> ShortTrial:
+def run_short(
+    training: TrialSettings, trial: Trial, watchers: Sequence[Callback] = ()
+) -> ShortTrial:
     """Train a trial for a few optimizer steps, as `TrainerEngine` does, and return the results.
 
     The order is: a pruning pass over the first and the last batch, the first and the last batches

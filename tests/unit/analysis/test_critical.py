@@ -11,7 +11,7 @@ import pytest
 
 from lit_dps.analysis.analysis import Analysis
 from lit_dps.analysis.critical import DEFINITIONS, PooledExamples
-from lit_dps.analysis.law_fit import Fit
+from lit_dps.analysis.law_fit import LawConstants
 from lit_dps.analysis.quadratic import NoisyQuadraticModel
 from lit_dps.core.goal import Goal
 from lit_dps.core.noise_scale import NoiseScale
@@ -24,7 +24,7 @@ from tests.support.texts import numbers_in
 
 SIZES = (2, 8, 32, 128, 512, 2048)
 GOAL = Goal(0.1, check_interval=1, max_steps=10**7)
-LAW = Fit(1e6, 5e3)  # B_crit = 200
+LAW = LawConstants(1e6, 5e3)  # B_crit = 200
 
 
 def study(steps=LAW.steps, sizes=SIZES, spread=(1.0, 1.05, 1.2, 1.5), keep=lambda b, k: {}):

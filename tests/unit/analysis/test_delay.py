@@ -12,7 +12,7 @@ import pytest
 from lit_dps.analysis.analysis import Analysis
 from lit_dps.analysis.delay import KEY, DelayLaw, delay_of, stable_share
 from lit_dps.analysis.law import Law
-from lit_dps.analysis.law_fit import Fit
+from lit_dps.analysis.law_fit import LawConstants
 from lit_dps.analysis.quadratic import NoisyQuadraticModel
 from lit_dps.analysis.tables import records
 from lit_dps.core.goal import Goal
@@ -101,7 +101,7 @@ COARSE = {
 
 
 def test_the_floor_without_a_delay_predicts_those_with_one():
-    law = DelayLaw(Series(0.0), {}, Law((), fit=Fit(1e4, 283)))
+    law = DelayLaw(Series(0.0), {}, Law((), fit=LawConstants(1e4, 283)))
     predicted = {tau: law.predicted(tau).steps(WITHOUT_NOISE) for tau in COARSE[WITHOUT_NOISE]}
     assert list(predicted.values()) == pytest.approx(
         [283, 566, 916, 1630, 3066, 5949, 11710], rel=2e-3

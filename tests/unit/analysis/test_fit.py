@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.optimize import least_squares
 
-from lit_dps.analysis.law_fit import LOSS_SCALE, Fit, fit_scaling, overhead_batch_size
+from lit_dps.analysis.law_fit import LOSS_SCALE, LawConstants, fit_scaling, overhead_batch_size
 from lit_dps.analysis.observations import AT_MOST
 from tests.support.errors import raises_about
 
@@ -207,6 +207,6 @@ def test_reproduces_published_fits(size):
 
 
 def test_overhead_is_what_it_is_called():
-    fit = Fit(4e4, 60)
+    fit = LawConstants(4e4, 60)
     batch = overhead_batch_size(fit, 0.5, 32)
     assert batch * fit.steps(batch) == pytest.approx(1.5 * 32 * fit.steps(32))

@@ -95,10 +95,10 @@ def config(**kw) -> StudyConfig:
     return StudyConfig(**grid | {"seed": 3} | kw)
 
 
-def run(url: str, study: StudyConfig, boxes=()) -> list:
+def run(url: str, study: StudyConfig, spaces=()) -> list:
     """Runs what is left: the higher the rate, the sooner."""
-    declare(url, study, "w", GOAL, {"a": 1}, {}, boxes)
-    sampler = SobolSampler(study.space, 3, True, boxes)
+    declare(url, study, "w", GOAL, {"a": 1}, {}, spaces)
+    sampler = SobolSampler(study.space, 3, True, spaces)
     ran, s = [], TrialQueue(url, "s", study.cells, study.trials, sampler, 3, GOAL)
     for trial in trials_of(s):
         ran.append(trial)
@@ -122,17 +122,17 @@ def test_a_study_is_widened_gone_on_with_and_widened_again(tmp_path, capsys):
     url, study = StorageConfig(folder=str(tmp_path)).optuna_url, config(trials=16)
     with refuses(f"{tmp_path}/study.db", error=UserError):
         with_stored_space(of(tmp_path, study), True)
-    assert with_stored_space(of(tmp_path, study), False).boxes == ()
+    assert with_stored_space(of(tmp_path, study), False).spaces == ()
     run(url, study)
     before = read_study(url, "s")
     assert Analysis(before).cells[0].boundary[RATE] == "high"
-    assert study_attributes(open_storage(url), "s")["space_history"] == [] and before.boxes == ()
+    assert study_attributes(open_storage(url), "s")["space_history"] == [] and before.spaces == ()
     wider = with_stored_space(of(tmp_path, study), True)
     assert wider.identity(None) == of(tmp_path, study).identity(None), (
         "the first box is the identity's"
     )
     assert f"{RATE} {wider.space[RATE]}" in capsys.readouterr().err
-    ran = run(url, wider.study, wider.boxes)
+    ran = run(url, wider.study, wider.spaces)
     new = range(16, wider.study.trials)
     assert {(t.cell, t.point) for t in ran} == {(Cell(b), p) for b in (4, 8) for p in new} and len(
         new
@@ -144,15 +144,15 @@ def test_a_study_is_widened_gone_on_with_and_widened_again(tmp_path, capsys):
     assert f"{SPACE[RATE]} to {wider.space[RATE]}" in note
 
     plain = with_stored_space(of(tmp_path, study), False)
-    assert (plain.boxes, plain.study.trials) == (wider.boxes, wider.study.trials)
-    assert run(url, plain.study, plain.boxes) == [], "the plain command goes on with it"
+    assert (plain.spaces, plain.study.trials) == (wider.spaces, wider.study.trials)
+    assert run(url, plain.study, plain.spaces) == [], "the plain command goes on with it"
     more = with_stored_space(of(tmp_path, config(trials=40)), False)
-    declare(url, more.study, "w", GOAL, {"a": 1}, {}, more.boxes)
+    declare(url, more.study, "w", GOAL, {"a": 1}, {}, more.spaces)
     with refuses("--extend-space", 32, error=UserError):
         with_stored_space(of(tmp_path, study), True)
-    run(url, more.study, more.boxes)
+    run(url, more.study, more.spaces)
     again = with_stored_space(of(tmp_path, study), True)
-    assert len(again.boxes) == 2 and again.boxes[1].first == 40
+    assert len(again.spaces) == 2 and again.spaces[1].first == 40
 
 
 def test_an_adaptive_sampler_has_no_box_to_fill(tmp_path):
@@ -166,11 +166,11 @@ def test_histories_merge_where_one_goes_on_from_the_other(tmp_path):
     box, other = (
         expand_space(SPACE, {key: {end}}, 8) for key, end in ((RATE, "high"), (MOMENTUM, "low"))
     )
-    for url, boxes in zip(urls, ((), (box,), (other,)), strict=True):
-        run(url, config(trials=boxes[-1].end if boxes else 8, batch_sizes=[4]), boxes)
+    for url, spaces in zip(urls, ((), (box,), (other,)), strict=True):
+        run(url, config(trials=spaces[-1].end if spaces else 8, batch_sizes=[4]), spaces)
     merged(urls[0], urls[1])
     record = read_study(urls[0], "s")
-    assert record.boxes[1:] == (box,) and len(record.results[Cell(4)]) == 12
+    assert record.spaces[1:] == (box,) and len(record.results[Cell(4)]) == 12
     with pytest.raises(StudyChanged) as caught:
         merged(urls[0], urls[2])
     assert caught.value.keys == ("space_history",)
@@ -194,4 +194,4 @@ def test_a_side_with_points_of_the_old_box_where_the_other_widened_it_is_refused
         assert caught.value.keys == ("space_history",)
     with pytest.raises(StudyChanged):
         declare(urls[0], config(trials=box.end), "w", GOAL, {"a": 1}, {}, (box,))
-    assert read_study(urls[0], "s").boxes == ()
+    assert read_study(urls[0], "s").spaces == ()

@@ -11,7 +11,7 @@ from lit_dps.core.attempt import Attempt
 from lit_dps.core.goal import Goal
 from lit_dps.core.trial import STACKED, Cell, Trial
 from lit_dps.engines import stack_filler, stacked_scores
-from lit_dps.engines.engine import Training
+from lit_dps.engines.engine import TrialSettings
 from lit_dps.engines.network_run import NetworkRun, build_trial
 from lit_dps.engines.stacked_scores import scores_of_new_runs, scores_of_stack
 from lit_dps.pruning import top_k
@@ -29,7 +29,7 @@ RATES = [0.01, 0.03, 0.02]
 TOLERANCE = 1e-4
 
 
-def prepared(training: Training, asked: list[Trial]) -> list[NetworkRun]:
+def prepared(training: TrialSettings, asked: list[Trial]) -> list[NetworkRun]:
     runs = []
     for trial in asked:
         attempt = Attempt(trial, GoalErrorCallback(**GOAL).goal)
@@ -38,7 +38,7 @@ def prepared(training: Training, asked: list[Trial]) -> list[NetworkRun]:
     return runs
 
 
-def scores_alone(run: NetworkRun, training: Training) -> dict[str, torch.Tensor]:
+def scores_alone(run: NetworkRun, training: TrialSettings) -> dict[str, torch.Tensor]:
     pruning = training.pruning_callback(run.attempt.trial)
     with run.copy_to_prune(pruning, pruning.batch_size) as copy:
         return pruning.pruner.scores(copy, torch.Generator())
