@@ -271,6 +271,8 @@ class _Found(Exception):
 def _options(verb: str) -> Iterator[tuple[str, str]]:
     """The options of a verb that are no keys of the configuration, and what its parser says of
     them."""
+    if verb == "fit":  # with --of STUDY it is another module
+        yield from _options("retrain")
 
     def stop(parser: Any, *args: Any, **kwargs: Any) -> None:
         raise _Found(parser)
@@ -285,6 +287,9 @@ def _options(verb: str) -> Iterator[tuple[str, str]]:
             action._name_parser_map or {}
         ):  # of fit, validate and test
             parser = action._name_parser_map[verb]
+    keys = OTHERS
+    if verb == "init":  # its options --model and --data name classes
+        keys = OTHERS - {"model", "data"}
     for action in parser._actions:
         name, said = (
             ", ".join(action.option_strings) or action.metavar or action.dest,
@@ -293,7 +298,7 @@ def _options(verb: str) -> Iterator[tuple[str, str]]:
         if (
             said.startswith(SKIPPED)
             or "." in action.dest
-            or action.dest in OTHERS
+            or action.dest in keys
             or name.startswith("{")
         ):
             continue

@@ -82,9 +82,9 @@ class StudyConfig:
         metrics: Further metrics to keep at each check. The module logs them in validation, such as
             val_loss. Then no check stops early.
         readings: Quantities to measure along the trials. Each one is gradient_norm,
-            gradient_noise, step_seconds, peak_memory, examples, lipschitz, the class path of a
-            `lit_dps.readings.Reading`, or {class_path, init_args}. They do not change training.
-            Their columns are in the tables, in MLflow and in the curves of a `Study`.
+            gradient_noise, curvature, step_seconds, peak_memory, examples, lipschitz, the class
+            path of a `lit_dps.readings.Reading`, or {class_path, init_args}. They do not change
+            training. Their columns are in the tables, in MLflow and in the curves of a `Study`.
         figures: Modules with further figures of the report. Each is a file of your own.
         noise_scale: Measure the gradient noise scale first. This run of 64 steps, of at most a
             minute, gives a first guess of the critical batch size, before the trials.
