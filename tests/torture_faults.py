@@ -153,7 +153,7 @@ class Victim:
             what = f"exit code {found}, {len(lines)} lines with {words!r}: {last}"
             self.fault.unexpected.append(what)
         if lines:
-            self.fault.say(f"`{self._without_names(lines[0])}`, exit code {found}")
+            self.fault.say(f"`{first_clause(self._without_names(lines[0]))}`, exit code {found}")
 
     def resume(self, patch: str = "", is_first: bool = False) -> None:
         """Give the command again, which should end the study.
@@ -188,7 +188,12 @@ class Victim:
         line = line.replace(socket.gethostname(), "HOST")
         line = re.sub(r"process \d+", "process N", line)
         line = re.sub(r"(\d{4}-\d\d-\d\d )?\b\d\d:\d\d\b", "TIME", line)
-        return re.sub(r"\b\d+ trials are left", "N trials are left", line).replace("|", "/")
+        return re.sub(r"\b\d+ trials remain", "N trials remain", line).replace("|", "/")
+
+
+def first_clause(line: str) -> str:
+    """Return a message without its remedy, which follows a bracket or a semicolon."""
+    return re.split(r" \(|;", line, maxsplit=1)[0]
 
 
 def stored(database: Path) -> Stored:

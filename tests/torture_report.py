@@ -31,9 +31,9 @@ FAULTS = "## Faults of other kinds"
 FAULTS_TEXT = """
 {about}
 
-Each fault has a small study. The last column shows the line that the next command printed about the
-fault. Results are lost only if a restored copy lacks them; they are trained again. The suspended
-process holds no lock here. The table below has the case of a process with a lock.
+Each fault has a small study. The last column shows the message of the next command, without its remedy.
+Results are lost only if a restored copy lacks them; they are trained again. The suspended process holds
+no lock here. The next table has a process with a lock.
 
 | fault | how often | lost | changed | doubled | message and exit code |
 |---|---|---|---|---|---|
