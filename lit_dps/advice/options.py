@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 import re
-import sys
 import time
 from dataclasses import dataclass
 from typing import Literal, get_args
 
 from lit_dps.core.errors import ConfigError
+from lit_dps.core.progress_line import print_wrapped
 from lit_dps.core.text import format_duration
 from lit_dps.storage.advice_store import AdviceStore
 
@@ -148,4 +148,4 @@ class Clock:
 
 def print_line(text: str) -> None:
     """Print a line about the progress of the command."""
-    print(text, file=sys.stderr, flush=True)
+    print_wrapped(text)

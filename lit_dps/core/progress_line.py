@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-import shutil
+import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TypeVar
+
+from lit_dps.core.text import WIDTH, wrap
 
 # A shorter wait, and a shorter part of a long wait, need no line.
 FIRST_SECONDS = 2.0
@@ -34,6 +36,35 @@ def one_wait(begin: float) -> Iterator[None]:
         yield
     finally:
         _waiting_since = None
+
+
+def stderr_columns() -> int:
+    """Return COLUMNS, or the columns of the terminal of stderr; `WIDTH` if they are unknown.
+
+    stdout may be a file, so its width does not count.
+    """
+    columns = os.environ.get("COLUMNS", "")
+    if columns.isdecimal() and int(columns) > 0:
+        return int(columns)
+    try:
+        return os.get_terminal_size(sys.stderr.fileno()).columns or WIDTH
+    except (OSError, ValueError):  # no terminal, or no file
+        return WIDTH
+
+
+def print_wrapped(text: str) -> None:
+    """Print a line on stderr; a terminal gets it in lines that break between words."""
+    if sys.stderr.isatty():
+        indent = " " * (len(text) - len(text.lstrip()) + 2)
+        text = "\n".join(wrap(text, stderr_columns(), indent))
+    print(text, file=sys.stderr, flush=True)
+
+
+def replace_line(line: str) -> None:
+    """Write a line over the last line of a terminal, cut at its width."""
+    # A line of the full width would wrap, and the next one would not replace it.
+    line = line[: stderr_columns() - 1]
+    print(f"\r{line}{ERASE_TO_END}", end="", file=sys.stderr, flush=True)
 
 
 class ProgressLine:
@@ -65,7 +96,7 @@ class ProgressLine:
             return
         line = f"{self.what}: {done} of {self.total}"
         if sys.stderr.isatty():
-            print(f"\r{line}", end="", file=sys.stderr, flush=True)
+            replace_line(line)
             self._next = now + FIRST_SECONDS
         else:
             print(line, file=sys.stderr, flush=True)
@@ -73,9 +104,9 @@ class ProgressLine:
         self._is_written = True
 
     def end(self) -> None:
-        """End the line of a terminal."""
+        """Remove the line from a terminal: it shows the last due number, not the final one."""
         if self._is_written and sys.stderr.isatty():
-            print(file=sys.stderr, flush=True)
+            replace_line("")
 
 
 class StageLine:
@@ -112,8 +143,7 @@ class StageLine:
             elapsed += f" of at most {math.ceil(self.seconds)} s"
         line = f"{self.what}: {state}, {elapsed}"
         if sys.stderr.isatty():
-            width = shutil.get_terminal_size().columns - 1
-            print(f"\r{line[:width]}{ERASE_TO_END}", end="", file=sys.stderr, flush=True)
+            replace_line(line)
             self._next = now + PART_SECONDS
             self._is_shown = True
         else:

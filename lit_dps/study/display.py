@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import threading
@@ -9,13 +10,15 @@ import time
 from collections.abc import Mapping, Sequence
 
 from rich.cells import cell_len
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, ConsoleRenderable, Group, RenderableType
 from rich.live import Live
 from rich.progress_bar import ProgressBar
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
 from lit_dps.core.goal import Goal
+from lit_dps.core.progress_line import print_wrapped
 from lit_dps.core.trial import Cell, Series, TrialResult
 from lit_dps.core.unit import cost_text
 from lit_dps.parallel.process import StopRequest
@@ -28,6 +31,35 @@ REFRESHES_PER_SECOND = 2
 MAX_RUNNING_SHOWN = 8
 MIN_TABLE_LINES = 3
 LEAVING = "{}: stopping after the next validation; again: stop now"
+
+
+class ReflowedLive(Live):
+    """A `Live` that leaves no old lines behind when the terminal becomes narrower.
+
+    Terminals wrap the lines on the screen at their new width. The next drawing then has to erase
+    more rows than lines. xterm cuts the lines instead.
+    """
+
+    _drawn_columns = 0
+    _line_lengths: Sequence[int] = ()
+
+    def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
+        """Return what the console prints: the erasing of the last drawing, and the next one."""
+        render = self._live_render
+        columns = self.console.width
+        if columns < self._drawn_columns and not os.environ.get("XTERM_VERSION"):
+            rows = sum(rows_of_line(length, columns) for length in self._line_lengths)
+            render._shape = (columns, rows)
+        parts = super().process_renderables(renderables)
+        self._drawn_columns = columns
+        lines = self.console.render_lines(render.renderable, pad=False)
+        self._line_lengths = [Segment.get_line_length(line) for line in lines]
+        return parts
+
+
+def rows_of_line(length: int, columns: int) -> int:
+    """Return the rows that a line takes in a terminal; an empty line takes one row."""
+    return max(1, math.ceil(length / columns))
 
 
 class Display:
@@ -61,7 +93,7 @@ class Display:
         self._start = time.monotonic()
         self._is_closed = False
         self._finished: dict[Cell, int] | None = None  # by cell; None if a result came since
-        self._live = Live(
+        self._live = ReflowedLive(
             console=self.console,
             get_renderable=self.render,
             refresh_per_second=REFRESHES_PER_SECOND,
@@ -267,7 +299,7 @@ def _order_of(event: ProgressEvent) -> TrialKey:
 
 def print_line(setup: StudySetup, line: str) -> None:
     """Print a line about a study."""
-    print(f"study {setup.study.name}: {line}", file=sys.stderr, flush=True)
+    print_wrapped(f"study {setup.study.name}: {line}")
 
 
 def print_line_at_terminal(setup: StudySetup, activity: str) -> None:

@@ -14,6 +14,7 @@ from lightning.pytorch import Callback, LightningDataModule, LightningModule, Tr
 from lit_dps.core.attempt import Attempt
 from lit_dps.core.environment import KEY, changes_since
 from lit_dps.core.errors import ConfigError
+from lit_dps.core.progress_line import replace_line
 from lit_dps.core.racing import best_trial
 from lit_dps.core.record import StudyRecord
 from lit_dps.core.trial import RANKS, SPARSE_KERNELS, STACKED, Cell, Status, TrialResult
@@ -29,7 +30,6 @@ from lit_dps.study.workers import all_ranks, make_stop_check
 from lit_dps.training.average_callback import showing_average
 
 STOPPING = f"\n{LEAVING}\n"
-CLEAR_LINE = "\033[K"
 
 
 class KeepWeights(Callback):
@@ -140,7 +140,7 @@ def _train(setup: StudySetup, engine: TrainerEngine, attempt: Attempt) -> None:
         def at_check() -> None:
             raise_if_interrupted()
             if shows:
-                print(f"\r{attempt.last_check}{CLEAR_LINE}", end="", file=sys.stderr, flush=True)
+                replace_line(attempt.last_check)
 
         try:
             with all_ranks(setup) as train:
@@ -149,7 +149,7 @@ def _train(setup: StudySetup, engine: TrainerEngine, attempt: Attempt) -> None:
         except Interrupted:
             attempt.status = None
     if shows:
-        print(f"\r{CLEAR_LINE}", end="", file=sys.stderr, flush=True)
+        replace_line("")
 
 
 def _changes_since(

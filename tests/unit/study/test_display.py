@@ -15,7 +15,7 @@ from lit_dps.core.attempt import Attempt
 from lit_dps.core.goal import Goal
 from lit_dps.core.trial import Cell, Status, Trial, TrialResult
 from lit_dps.parallel.process import StopRequest
-from lit_dps.study.display import LEAVING, Display
+from lit_dps.study.display import LEAVING, Display, rows_of_line
 from lit_dps.study.progress import Progress, ProgressReporter, RunPlan
 from lit_dps.study.time_left import ProgressEvent
 
@@ -174,3 +174,27 @@ def test_a_reporter_tells_where_a_resumed_attempt_began():
     for step in (48, 64):
         attempt.record(step, 0.5, True, None, True)
     assert [(event.step, event.first_step) for event in seen] == [(0, 0), (48, 32), (64, 32)]
+
+
+def test_a_narrower_terminal_has_no_old_lines(monkeypatch):
+    monkeypatch.delenv("XTERM_VERSION", raising=False)
+    shown = display(60, sizes=(8,), sparsities=(0.0,), points=1)
+    shown.show()
+    shown._live.refresh()
+    lengths = shown._live._line_lengths
+    assert lengths[0] == 60 and len(lengths) > 2
+    shown.console.width = 20
+    stream = shown.console.file
+    before = len(stream.getvalue())
+    shown._live.refresh()
+    drawn = stream.getvalue()[before:]
+    # The bar of 60 columns takes three rows of 20 columns.
+    rows = sum(rows_of_line(length, 20) for length in lengths)
+    assert rows_of_line(lengths[0], 20) == 3
+    assert drawn.count("\x1b[1A") == rows - 1
+    shown.close()
+
+
+@pytest.mark.parametrize(("length", "rows"), [(0, 1), (20, 1), (21, 2), (60, 3)])
+def test_rows_of_a_line(length, rows):
+    assert rows_of_line(length, 20) == rows
