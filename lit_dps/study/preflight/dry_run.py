@@ -24,6 +24,7 @@ from lit_dps.study.preflight.idle_keys import idle_keys
 from lit_dps.study.preflight.keys import columns_of_tables
 from lit_dps.study.preflight.parts_check import check_parts
 from lit_dps.study.preflight.resume_check import check_resume
+from lit_dps.study.preflight.schedule_check import schedule_notes
 from lit_dps.study.preflight.short_trial import ShortTrial, run_short
 from lit_dps.study.preflight.varied_trials import trials_with_each_value
 from lit_dps.study.probe_run import EndProbe, probe_fit
@@ -59,6 +60,7 @@ def _dry_run(setup: StudySetup, training: TrialSettings) -> tuple[LightningDataM
         _check_short_trial(setup, short)
         notes += _compare_with_largest(setup, training, trial, short)
     notes += check_parts(training, trials[0], setup)
+    notes += schedule_notes(setup, training, trials[0])
     for trial in trials_with_each_value(setup, ["data"]):
         notes += check_validation_data(setup, trial)
     notes += _equal_weights_note(training, trials_with_each_value(setup, ["model"]))
