@@ -66,6 +66,9 @@ _COLUMNS = (
     "tied",
     "timing",
     "busy",
+    "total_seconds",
+    "total_low",
+    "total_high",
 )
 
 
@@ -184,15 +187,16 @@ def answer_rows(
     (1 where K* is an upper bound), examples (of these steps), step_seconds with step_low and
     step_high (median and quartiles of a training step, without checks), seconds (steps x
     step_seconds, or `ExpectedSteps.seconds`; without the start of a trial and without validation),
-    fastest (least seconds of the series), near (within 10 % of the fastest), fewest (least examples
-    of the series), training_seconds (as step_seconds; missing if the trials do not separate steps
-    from checks) and check_seconds (of one validation); steps to the goal with steps_low and
-    steps_high (95 %), as `expected`, else K*; seconds_low and seconds_high (95 %), from these and
-    the spread of step times; steps_of and why_not_law, as in `ExpectedSteps`; validation_seconds
-    (of all validations up to the goal, one every `validate_every` steps; missing without it),
-    probability (of being the fastest of the series, `probabilities_of_fastest`), tied (whether it
-    may be the fastest by the rule of `MIN_PROBABILITY`), timing (`StepSeconds.source`), busy
-    (`StepSeconds.is_busy`). Seconds are missing if they are unknown.
+    fastest (least total_seconds of the series), near (within 10 % of the fastest), fewest (least
+    examples of the series), training_seconds (as step_seconds; missing if the trials do not
+    separate steps from checks) and check_seconds (of one validation); steps to the goal with
+    steps_low and steps_high (95 %), as `expected`, else K*; seconds_low and seconds_high (95 %),
+    from these and the spread of step times; steps_of and why_not_law, as in `ExpectedSteps`;
+    validation_seconds (of all validations up to the goal, one every `validate_every` steps; missing
+    without it), probability (of being the fastest of the series, `probabilities_of_fastest`),
+    tied (whether it may be the fastest by the rule of `MIN_PROBABILITY`), timing
+    (`StepSeconds.source`), busy (`StepSeconds.is_busy`), total_seconds with total_low and
+    total_high (`_add_totals`). Seconds are missing if they are unknown.
     """
     rows = []
     for summary in cells:
@@ -212,12 +216,34 @@ def answer_rows(
     table = frame(rows)
     if not len(table):
         return table
-    table["probability"] = table["probability"].astype(float)
+    for name in ("probability", "total_seconds", "total_low", "total_high"):
+        table[name] = table[name].astype(float)
     for series in dict.fromkeys(summary.cell.series for summary in cells):
         part = rows_of(series, table)
         if len(part):
-            _mark(table, part)
+            _add_totals(table, part, validate_every)
+            _mark(table, rows_of(series, table))
     return table
+
+
+def _add_totals(table: pd.DataFrame, part: Any, validate_every: int | None) -> None:
+    """Set the times to the goal that are compared: the columns total_seconds, _low and _high.
+
+    They are `seconds` and its limits, plus the seconds of all validations if these are known for a
+    row of the series. A row without them then has no total, since it cannot be compared. The limits
+    add the validations at the limits of the steps.
+    """
+    has_validations = part["validation_seconds"].notna().any()
+    for total, seconds, steps in (
+        ("total_seconds", "seconds", "steps"),
+        ("total_low", "seconds_low", "steps_low"),
+        ("total_high", "seconds_high", "steps_high"),
+    ):
+        values = part[seconds].astype(float)
+        if has_validations and validate_every is not None:
+            known_steps = part[steps].astype(float).fillna(part["steps"].astype(float))
+            values += np.ceil(known_steps / validate_every) * part["check_seconds"].astype(float)
+        table.loc[part.index, total] = values
 
 
 def are_upper_bounds(rows: pd.DataFrame) -> np.ndarray:
@@ -292,10 +318,13 @@ def _limits(steps: ExpectedSteps, times: StepSeconds) -> tuple[float, float]:
 
 
 def _mark(table: pd.DataFrame, part: Any) -> None:
-    """Set the columns fastest, near, fewest, probability and tied of the rows of one series."""
+    """Set the columns fastest, near, fewest, probability and tied of the rows of one series.
+
+    The marks of time compare the total times (`_add_totals`).
+    """
     # Without c2 a law needs the same examples at each batch size, but for rounding.
     table.loc[part["examples"].astype(float).round(_EXAMPLE_DIGITS).idxmin(), "fewest"] = True
-    seconds = part["seconds"].astype(float)
+    seconds = part["total_seconds"].astype(float)
     if seconds.isna().all():
         return
     fastest = seconds.idxmin()
@@ -303,8 +332,8 @@ def _mark(table: pd.DataFrame, part: Any) -> None:
     table.loc[fastest, ["fastest", "tied"]] = True
     table.loc[part.index[is_near], "near"] = True
     # A batch size without an interval has no probability. Then 10 % is the rule.
-    table.loc[part.index[is_near & part["seconds_low"].isna()], "tied"] = True
-    if part["seconds_low"].isna().all():
+    table.loc[part.index[is_near & part["total_low"].isna()], "tied"] = True
+    if part["total_low"].isna().all():
         return
     timed = part[seconds.notna()]
     probability = probabilities_of_fastest(timed)
@@ -321,13 +350,13 @@ def probabilities_of_fastest(rows: Any) -> np.ndarray:
     The draws are the same at every call.
 
     Args:
-        rows: A table with columns seconds, seconds_low and seconds_high. A row without limits
+        rows: A table with columns total_seconds, total_low and total_high. A row without limits
             counts as exact.
     """
-    seconds = rows["seconds"].astype(float)
+    seconds = rows["total_seconds"].astype(float)
     middle = np.log(seconds).to_numpy()
-    low = np.log(rows["seconds_low"].astype(float).fillna(seconds)).to_numpy()
-    high = np.log(rows["seconds_high"].astype(float).fillna(seconds)).to_numpy()
+    low = np.log(rows["total_low"].astype(float).fillna(seconds)).to_numpy()
+    high = np.log(rows["total_high"].astype(float).fillna(seconds)).to_numpy()
     below = (middle - low) / NORMAL_95
     above = (high - middle) / NORMAL_95
     deviates = np.random.default_rng(0).standard_normal((TIME_DRAWS, len(rows)))

@@ -40,8 +40,8 @@ class StudyOptions:
             is refused. A note (--show notes) counts the trials of each version.
         show: Print also answer, cells, repeats, critical, delay, local, theory, readings, notes,
             files, all. Sections have commas between them.
-        validate_every: Show the time of a validation every N steps. Your training validates every
-            N steps. By default validation is not counted.
+        validate_every: Count a validation every N steps in all times, as in your training. By
+            default times exclude validation.
         time_steps: Time the training steps of every cell again. A study times them once, at its
             end.
         json: Print one JSON object on stdout (docs/python.md, Document). All other text goes to
@@ -147,8 +147,8 @@ class AnalyzeOptions:
         sync: Update MLflow. This logs what it lacks and deletes runs of trials that are not stored.
         show: Print also answer, cells, repeats, critical, delay, local, theory, readings, notes,
             files, all. Sections have commas between them.
-        validate_every: Show the time of a validation every N steps. Your training validates every
-            N steps. By default validation is not counted.
+        validate_every: Count a validation every N steps in all times, as in your training. By
+            default times exclude validation.
         statistic: Another K* of the stored trials, as study.statistic. It is refused if racing
             stopped trials that decide it. Files go to a folder of its name below the figures.
         scale: Predict K at a larger size from three sizes or more. The size is an axis of the

@@ -284,25 +284,19 @@ def _first_with(rows: Sequence[Row], column: str) -> Row | None:
 
 
 def _with_validation(rows: Sequence[Row], fastest: Row, validate_every: int | None) -> list[str]:
-    """Return what validation adds, and which batch size is the fastest with it if it differs."""
+    """Return the share of validation, and which batch size is the fastest without it."""
     if validate_every is None:
         return []
     if fastest["validation_seconds"] is None:
         return [f"The time of a validation at B = {fastest['batch_size']} is unknown."]
+    total = format_duration(fastest["total_seconds"])
     added = format_duration(fastest["validation_seconds"])
-    line = f"Validation every {validate_every} steps adds {added} at B = {fastest['batch_size']}"
-    best = min(rows, key=_seconds_with_validation)
+    lines = [f"It needs {total}, including {added} for a validation every {validate_every} steps."]
+    timed = [row for row in rows if row["seconds"] is not None]
+    best = min(timed, key=lambda row: row["seconds"])
     if best is not fastest:
-        total = format_duration(_seconds_with_validation(best))
-        line += f"; with it B = {best['batch_size']} is the fastest, {total} in all"
-    return [f"{line}."]
-
-
-def _seconds_with_validation(row: Row) -> float:
-    """Return the time to the goal with validation; infinite if it is unknown."""
-    if row["validation_seconds"] is None:
-        return math.inf
-    return row["seconds"] + row["validation_seconds"]
+        lines.append(f"Without validation, B = {best['batch_size']} is the fastest.")
+    return lines
 
 
 def _basis(rows: Sequence[Row], k_star: Statistic, unit: Unit) -> list[str]:
@@ -337,12 +331,16 @@ def _rate_text(rate: RateLaw, batch_size: int) -> str:
 def fastest_cell(analysis: Analysis) -> Cell | None:
     """Return the cell with the least time to the goal; None without any K*.
 
-    Without step times it is the cell of the least K*.
+    If validations are timed, only cells with their time are compared. Without step times it is the
+    cell of the least K*.
     """
+    has_validations = any(
+        row["validation_seconds"] is not None for row in analysis.answers.values()
+    )
     ranked = []
     for cell, row in analysis.answers.items():
-        seconds = row["seconds"]
-        if seconds is None:
+        seconds = row["total_seconds"]
+        if seconds is None or (has_validations and row["validation_seconds"] is None):
             seconds = math.inf
         ranked.append((seconds, row["k_star"], cell))
     if not ranked:

@@ -66,11 +66,11 @@ class CellEntry:
             (diverged), outraced (stopped early), stopped, failed, pending.
         range_edges: Metaparameters at an end of their range: `low` or `high`. They include ends
             that `--extend-space` cannot move, such as momentum 0.
-        marks: Of `fastest` (least `seconds` of its series), `tied` (may be the fastest), `near`
-            (within 10 % of the fastest), `fewest_examples`, `upper_bound` (`steps`, `examples` and
-            `seconds` are upper bounds), `busy_machine` (`step_seconds` varied), `range_edge` (a
-            metaparameter is at an end that `--extend-space` can move), `pending`; in `advise` also
-            `allowed` and `pareto`.
+        marks: Of `fastest` (least time of its series, with `--validate-every` including
+            validations), `tied` (may be the fastest), `near` (within 10 % of the fastest),
+            `fewest_examples`, `upper_bound` (`steps`, `examples` and `seconds` are upper bounds),
+            `busy_machine` (`step_seconds` varied), `range_edge` (a metaparameter is at an end that
+            `--extend-space` can move), `pending`; in `advise` also `allowed` and `pareto`.
     """
 
     batch_size: float | None

@@ -18,9 +18,10 @@ LISTED = 3  # trials, cells or parameters that a note names
 class Level(IntEnum):
     """How harmful it is to overlook a note, the most harmful first."""
 
-    WRONG = 0  # numbers are missing, cannot be compared, or mean something else
-    WEAK = 1  # numbers are bounds, or less certain than their intervals
-    INFO = 2  # how the study was made
+    UNUSABLE = 0  # the recommendation itself is uncertain, because its times are
+    WRONG = 1  # numbers are missing, cannot be compared, or mean something else
+    WEAK = 2  # numbers are bounds, or less certain than their intervals
+    INFO = 3  # how the study was made
 
 
 @dataclass(frozen=True)

@@ -37,6 +37,8 @@ EXPECTED_STEPS = "expected steps"
 STEPS_BY_LAW = "steps by law"
 TIME = "time to goal"
 TIME_WITH_INTERVAL = "time to goal [95 %]"
+# The part of the time to goal that its validations take.
+VALIDATION = "in validation"
 RATE = "best rate"
 LESS_NEEDED = (
     STEP,
@@ -75,7 +77,7 @@ def result_table(study: Analysis, width: int) -> list[str]:
 def _with_heads(study: Analysis, row: dict[str, str]) -> dict[str, str]:
     """Return a row with the heads of its columns as they are printed."""
     heads = {}
-    if any(row["seconds_low"] is not None for row in study.answers.values()):
+    if any(row["total_low"] is not None for row in study.answers.values()):
         heads[TIME] = TIME_WITH_INTERVAL
     is_by_law = not any(row["why_not_law"] for row in study.answers.values())
     if study.record.goal.cost_unit is STEPS:
@@ -130,9 +132,9 @@ def _row_to_print(study: Analysis, summary: CellSummary) -> dict[str, str]:
             EXAMPLES: examples_text(row),
             STEP: format_duration(row["step_seconds"]),
         }
-    if any(each["validation_seconds"] is not None for each in study.answers.values()):
-        columns["validation"] = format_duration(None if row is None else row["validation_seconds"])
     columns[TIME] = "-" if row is None else interval_text(row)
+    if any(each["validation_seconds"] is not None for each in study.answers.values()):
+        columns[VALIDATION] = format_duration(None if row is None else row["validation_seconds"])
     columns[RATE] = rate_text(study, summary)
     columns[""] = ", ".join(marks(study, summary))
     return columns
@@ -184,10 +186,13 @@ def examples_text(row: Row) -> str:
 
 
 def interval_text(row: Row) -> str:
-    """Return the time to the goal with its 95 % interval, such as 2.31 [1.98, 2.70] s."""
-    if row["seconds_low"] is not None:
-        return format_interval(row["seconds"], row["seconds_low"], row["seconds_high"])
-    time = format_duration(row["seconds"])
+    """Return the time to the goal with its 95 % interval, such as 2.31 [1.98, 2.70] s.
+
+    It includes the validations of `Analysis.validate_every`.
+    """
+    if row["total_low"] is not None:
+        return format_interval(row["total_seconds"], row["total_low"], row["total_high"])
+    time = format_duration(row["total_seconds"])
     if is_upper_bound(row):
         return f"<= {time}"
     return time

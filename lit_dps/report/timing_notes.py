@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
 
 from lit_dps.analysis.analysis import Analysis
-from lit_dps.analysis.answer import MEDIAN
+from lit_dps.analysis.answer import MEDIAN, NORMAL_QUARTILE
+from lit_dps.analysis.intervals import NORMAL_95
 from lit_dps.analysis.step_seconds import OWN_CLOCK, QUIET, TRIALS, WITH_CHECKS
 from lit_dps.analysis.tables import has_values, listed, numbers, three_digits, where
 from lit_dps.report.notes import Level, Note, Values, first_names, lines_of
 
-NOT_COUNTED = (
-    "Validations are not counted; --validate-every N shows the time of a validation every N steps."
-)
+NOT_COUNTED = "Times exclude validations. --validate-every N adds one every N steps."
 # A step, if it was timed within the trials.
 BESIDE_OTHERS = "Steps were timed beside other workers and programs"
+# Ratio of the limits of a time above which its interval is wide. The fastest and the slowest batch
+# size of a study often differ by less.
+WIDE_RATIO = 10.0
 UNKNOWN_HARDWARE = "hardware that an earlier version did not keep"
 
 
@@ -43,14 +48,32 @@ def times_text(study: Analysis) -> str:
     parts = [f"on {place_of(study)}"]
     if any(row["steps_of"] == MEDIAN for row in study.answers.values()):
         parts.insert(0, "medians over seeds")
+    parts.append(validation_text(study))
+    return f"Times: {', '.join(parts)}."
+
+
+def validation_text(study: Analysis) -> str:
+    """Return whether times to the goal include validation, such as "without validation"."""
+    if counts_validations(study):
+        return f"with a validation every {study.validate_every} steps"
     sources = sources_of(study)
     if WITH_CHECKS not in sources:
-        parts.append("without validation")
-    elif sources == {WITH_CHECKS}:
-        parts.append("with validation")
-    else:
-        parts.append("of some cells with validation")
-    return f"Times: {', '.join(parts)}."
+        return "without validation"
+    if sources == {WITH_CHECKS}:
+        return "with validation"
+    return "of some cells with validation"
+
+
+def counts_validations(study: Analysis) -> bool:
+    """Return True if times include validations at the interval that the user asked for."""
+    return bool(len(study.answer)) and has_values(study.answer, "validation_seconds")
+
+
+def not_counted(study: Analysis) -> str:
+    """Return that times exclude validations; empty if they include them."""
+    if counts_validations(study):
+        return ""
+    return NOT_COUNTED
 
 
 def sources_of(study: Analysis) -> set[str]:
@@ -76,13 +99,18 @@ def quiet_steps(study: Analysis) -> Iterator[Values]:
     threads = f"{timing.threads} thread{'s' * (timing.threads > 1)}"
     if timing.ranks > 1:
         threads = f"{timing.ranks} processes of {threads}"
-    yield {"rounds": timing.rounds, "date": timing.date, "threads": threads}
+    yield {
+        "rounds": timing.rounds,
+        "date": timing.date,
+        "threads": threads,
+        "validations": not_counted(study),
+    }
 
 
 def steps_of_trials(study: Analysis) -> Iterator[Values]:
     """Hold if all steps were timed within the trials, without validations."""
     if sources_of(study) == {TRIALS}:
-        yield {}
+        yield {"validations": not_counted(study)}
 
 
 def steps_with_validations(study: Analysis) -> Iterator[Values]:
@@ -136,19 +164,63 @@ def best_at_end_of_batch_sizes(study: Analysis) -> Iterator[Values]:
 
 
 def busy_machine(study: Analysis) -> Iterator[Values]:
-    """Yield by which factor step times vary, if other programs ran."""
-    if not sources_of(study):
-        return
-    busy = where(study.answer, busy=True)
-    if len(busy):
-        spread = max(numbers(busy["step_high"]) / numbers(busy["step_low"]))
-        consequence = f"ignore differences below x{three_digits(spread)}"
+    """Yield by which factor step times vary, if other programs ran and intervals are not wide."""
+    busy = _busy_rows(study)
+    if len(busy) and not _widened_by_load(busy).any():
+        spread = three_digits(max(_step_ratios(busy)))
+        consequence = f"ignore differences below x{spread}"
         if has_values(study.answer, "seconds_low"):
             consequence = "the intervals include that"
-        yield {"spread": three_digits(spread), "consequence": consequence}
+        yield {"spread": spread, "consequence": consequence}
+
+
+def wide_times(study: Analysis) -> Iterator[Values]:
+    """Yield by which factor step times vary, if other programs make intervals of times wide."""
+    busy = _busy_rows(study)
+    if not len(busy):
+        return
+    is_wide = _widened_by_load(busy)
+    if is_wide.any():
+        intervals = numbers(busy["seconds_high"]) / numbers(busy["seconds_low"])
+        yield {
+            "spread": three_digits(max(_step_ratios(busy))),
+            "interval": three_digits(max(intervals[is_wide])),
+        }
+
+
+def _busy_rows(study: Analysis) -> Any:
+    """Return the rows of the answer whose steps were timed while other programs ran."""
+    if not sources_of(study):
+        return study.answer.iloc[:0]
+    return where(study.answer, busy=True)
+
+
+def _step_ratios(rows: Any) -> np.ndarray:
+    """Return the ratio (n,) of the quartiles of each row's step times."""
+    return numbers(rows["step_high"]) / numbers(rows["step_low"])
+
+
+def _widened_by_load(rows: Any) -> np.ndarray:
+    """Return (n,) whether the interval of a time is wide, because its step times vary.
+
+    They are the reason if their 95 % interval is wider than the interval of the steps.
+    """
+    intervals = numbers(rows["seconds_high"]) / numbers(rows["seconds_low"])
+    of_load = _step_ratios(rows) ** (NORMAL_95 / NORMAL_QUARTILE)
+    of_steps = numbers(rows["steps_high"]) / numbers(rows["steps_low"])
+    # A missing limit is nan, which is neither wide nor wider.
+    return (intervals > WIDE_RATIO) & (of_load > of_steps)
 
 
 TIMING = (
+    Note(
+        wide_times,
+        "Other programs were running: step times vary by x{spread}, so times are uncertain by up "
+        "to x{interval}. Run lit-dps study --time-steps on an idle machine.",
+        "The first factor is of the middle half of the times of one step, the second of the 95 % "
+        "interval of a time to the goal.",
+        Level.UNUSABLE,
+    ),
     Note(
         best_at_end_of_batch_sizes,
         "Batch sizes {ends} may be faster: extend study.batch_sizes.",
@@ -165,12 +237,12 @@ TIMING = (
     Note(
         quiet_steps,
         "A step: median of {rounds} rounds after the study, {date}, {threads}.",
-        NOT_COUNTED,
+        "{validations}",
     ),
     Note(
         steps_of_trials,
         f"{BESIDE_OTHERS}: lit-dps study --time-steps measures them alone.",
-        f"A step is the median over trials. {NOT_COUNTED}",
+        "A step is the median over trials. {validations}",
         Level.WEAK,
     ),
     Note(

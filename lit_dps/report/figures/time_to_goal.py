@@ -26,7 +26,7 @@ STAR: dict[str, Any] = {
     "markeredgewidth": 0.5,
     "linestyle": "none",
 }
-TIMES = ("seconds", "seconds_low", "seconds_high")
+TIMES = ("total_seconds", "total_low", "total_high")
 
 
 def by_default(study: Analysis) -> bool:
@@ -80,7 +80,7 @@ def draw(rows: pd.DataFrame, study: Analysis) -> Figure:
         ax.set_xlabel(look.BATCH_SIZE)
     handles = look.series_handles(record.series, drawn)
     handles.append(look.entry("fastest", color="white", **STAR))
-    if has_values(rows, "seconds_low"):
+    if has_values(rows, "total_low"):
         handles.append(look.entry(LIMITS, color=look.GREY, linewidth=0.8))
     look.legend_above(figure, handles + look.bound_handles(bool(are_upper_bounds(rows).any())))
     return figure
@@ -90,10 +90,10 @@ def _draw_times(ax: Axes, rows: pd.DataFrame, i: int) -> None:
     """Draw the times of a series with their limits, and a star at the fastest."""
     colour = look.curve_style(i)["color"]
     batch = numbers(rows["batch_size"])
-    seconds = numbers(rows["seconds"])
-    low = numbers(rows["seconds_low"])
-    ax.vlines(batch, low, numbers(rows["seconds_high"]), color=colour, linewidth=0.8, alpha=0.6)
-    _draw_curve(ax, rows, "seconds", i)
+    seconds = numbers(rows["total_seconds"])
+    low = numbers(rows["total_low"])
+    ax.vlines(batch, low, numbers(rows["total_high"]), color=colour, linewidth=0.8, alpha=0.6)
+    _draw_curve(ax, rows, "total_seconds", i)
     fastest = numbers(rows["fastest"].astype(float)) == 1
     ax.plot(batch[fastest], seconds[fastest], color=colour, zorder=4, **STAR)
 

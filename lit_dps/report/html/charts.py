@@ -187,9 +187,9 @@ def to_goal(study: Analysis) -> go.Figure | None:
 
 def _add_times(figure: go.Figure, rows: pd.DataFrame, common: Mapping[str, Any]) -> None:
     """Add the times of a series."""
-    seconds = numbers(rows["seconds"])
-    up = numbers(rows["seconds_high"]) - seconds
-    down = seconds - numbers(rows["seconds_low"])
+    seconds = numbers(rows["total_seconds"])
+    up = numbers(rows["total_high"]) - seconds
+    down = seconds - numbers(rows["total_low"])
     symbols = _symbols(are_upper_bounds(rows))
     sizes = [MARKER_SIZE] * len(rows)
     for i, is_fastest in enumerate(rows["fastest"]):

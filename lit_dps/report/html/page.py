@@ -34,7 +34,7 @@ from lit_dps.report.figures import png_of
 from lit_dps.report.notes import lines_of
 from lit_dps.report.repeats import LAW_INTERVALS
 from lit_dps.report.text import protocol_text, readings_text, render, sections, theory_text
-from lit_dps.report.timing_notes import timing_notes
+from lit_dps.report.timing_notes import timing_notes, validation_text
 from lit_dps.report.warnings import PENDING, study_notes
 
 SHOWN = 3000  # trials in the table at most
@@ -114,7 +114,7 @@ def _charts(study: Analysis) -> list[str]:
             "Time and examples to the goal",
             charts.to_goal(study),
             "Time is the number of steps, as in the verdict, times the time of a training step, "
-            f"without validation. Bars: {LIMITS}. Star: the fastest batch size of a series. "
+            f"{validation_text(study)}. Bars: {LIMITS}. Star: the fastest batch size of a series. "
             "Examples are those of the same number of steps. Open markers are upper bounds.",
         ),
         (
@@ -273,7 +273,7 @@ def _assumptions(study: Analysis) -> list[str]:
         _law_text(goal.cost_unit),
         _seeds_text(record),
         "Time to the goal is the number of steps, as in the verdict, times the time of a training "
-        "step. It excludes validation and the start of a trial.",
+        f"step, {validation_text(study)}. It excludes the start of a trial.",
     ]
     if record.race_factor is not None:
         best = "the best K"

@@ -364,7 +364,15 @@ def test_validation_has_a_column_at_the_interval_of_the_user(golden):
     assert table["validation_seconds"].tolist() == pytest.approx(
         [0.5 * n for n in validations.values()]
     )
-    assert table["seconds"].tolist() == Analysis(timed(study())).answer["seconds"].tolist()
+    without = Analysis(timed(study())).answer.set_index("batch_size")
+    assert table["seconds"].tolist() == without["seconds"].tolist()
+    assert without["total_seconds"].tolist() == without["seconds"].tolist()
+    totals = table["seconds"] + table["validation_seconds"].astype(float)
+    assert table["total_seconds"].tolist() == pytest.approx(totals.tolist())
+    # The limits have the validations of the limits of the steps.
+    checks = 0.5 * math.ceil(table.loc[16, "steps_high"] / 10)
+    assert table.loc[16, "total_high"] == pytest.approx(table.loc[16, "seconds_high"] + checks)
+    assert (without["fastest"].idxmax(), table["fastest"].idxmax()) == (16, 32)
     answer = answer_text(analysis)
     total = table.loc[32, "seconds"] + table.loc[32, "validation_seconds"]
     assert format_duration(0.5 * validations[16]) in answer and format_duration(total) in answer
@@ -407,7 +415,7 @@ def test_an_incomplete_quiet_timing_is_not_mixed_with_times_of_trials():
 
 def rows_with(limits):
     """Rows of an answer with seconds and their 95 % limits."""
-    columns = ("seconds", "seconds_low", "seconds_high")
+    columns = ("total_seconds", "total_low", "total_high")
     return pd.DataFrame([dict(zip(columns, each, strict=True)) for each in limits])
 
 

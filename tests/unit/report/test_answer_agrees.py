@@ -110,7 +110,7 @@ def test_csv_and_page_say_the_same(study, tmp_path):
 def test_the_page_has_the_printed_answer_with_validation():
     validated = Analysis(timed(made_up()), validate_every=10)
     answer = answer_text(validated)
-    assert "Validation every 10" in answer and answer in html.unescape(page(validated))
+    assert "a validation every 10" in answer and answer in html.unescape(page(validated))
 
 
 def numbers(values):

@@ -13,7 +13,8 @@ from lit_dps.core.step_timing import CellTiming, StepTiming
 from lit_dps.core.text import format_interval, wrap
 from lit_dps.core.trial import Cell, Series, Status
 from lit_dps.core.unit import UNITS
-from lit_dps.report.answer import answer_lines, recommendation
+from lit_dps.report.answer import answer_lines, fastest_cell, recommendation
+from lit_dps.report.notebook import Study
 from lit_dps.report.notes import Level, Note, lines_of, warnings_of
 from lit_dps.report.result_table import marks, result_table
 from lit_dps.report.screen import (
@@ -27,7 +28,7 @@ from lit_dps.report.screen import (
     shown_warnings,
 )
 from lit_dps.report.text import SECTIONS
-from lit_dps.report.timing_notes import best_at_end_of_batch_sizes
+from lit_dps.report.timing_notes import best_at_end_of_batch_sizes, busy_machine, wide_times
 from lit_dps.report.warnings import (
     diverged_cells,
     failed_cells,
@@ -133,9 +134,77 @@ def test_without_times_the_fewest_steps_and_examples_are_named():
 
 
 def test_the_recommendation_counts_validation_at_the_interval_of_the_user():
-    line = recommendation(Analysis(timed(made_up()), validate_every=10), Series())
-    assert "batch size 16 " in line and "with it B = 32 is the fastest, 2.39 s in all." in line
+    study = Analysis(timed(made_up()), validate_every=10)
+    line = recommendation(study, Series())
+    assert "batch size 32 " in line and "2.39 s, including 1.50 s" in line and "B = 16" in line
     assert "unknown" in recommendation(Analysis(made_up(), validate_every=10), Series())
+
+
+def test_marks_and_the_command_count_validation_as_the_recommendation_does():
+    found = timed(made_up())
+    fastest = {}
+    for every in (None, 10):
+        study = Analysis(found, validate_every=every)
+        marked = [cell.cell for cell in study.cells if "fastest" in marks(study, cell)]
+        assert marked == [fastest_cell(study)]
+        assert f"--cell B={marked[0].batch_size},S=0 " in retrain_hint(study, StorageConfig())
+        assert f"batch size {marked[0].batch_size} " in recommendation(study, Series())
+        document = Study(found, study).to_dict()
+        assert document["recommendation"]["batch_size"] == marked[0].batch_size
+        assert "fastest" in document["recommendation"]["marks"]
+        fastest[every] = marked[0].batch_size
+    assert fastest == {None: 16, 10: 32}
+    assert "with a validation every 10 steps" in protocol_line(study)
+    (row,) = [line for line in result_table(study, 140) if line.strip().startswith("32")]
+    assert "2.39 [" in row and "1.50 s" in row
+
+
+def with_spread(ratio: float, batch_sizes=SIZES) -> Analysis:
+    """Return a study with a good law whose step times vary by a factor, with weak warnings."""
+    results = {}
+    timings = []
+    for batch_size in batch_sizes:
+        cell = Cell(batch_size)
+        results[cell] = law_results(cell, 4, 4e3, 40)
+        steps = tuple(0.01 * slower for slower in (1 / ratio, 1 / ratio, 1.0, ratio, ratio))
+        timings.append(CellTiming(cell, steps, (0.05,)))
+    found = analysis_of(results, trials=4).record
+    timing = StepTiming("Xeon, 2 cores", "2026-11-29", 1, 1, tuple(timings))
+    return Analysis(dataclasses.replace(found, step_timing=timing))
+
+
+def test_a_busy_machine_is_the_first_warning_if_it_makes_intervals_wide():
+    for ratio, is_wide in ((1.2, False), (4.1, True)):
+        study = with_spread(ratio)
+        values = [*wide_times(study), *busy_machine(study)]
+        assert [each["spread"] for each in values] == [f"{ratio**2:.3g}"]
+        assert ("interval" in values[0]) is is_wide
+        shown = [f"x{ratio**2:.3g}" in warning for warning in shown_warnings(study, 100)]
+        assert shown[0] is is_wide
+        assert len(all_warnings(study)) > 1
+    (values,) = wide_times(study)
+    row = study.answers[Cell(8)]
+    widest = max(row["seconds_high"] / row["seconds_low"] for row in study.answers.values())
+    assert float(values["interval"]) == pytest.approx(widest, rel=0.01) and widest > 1000
+    assert row["step_high"] / row["step_low"] == pytest.approx(4.1**2)
+
+
+def test_intervals_that_are_wide_by_the_law_do_not_accuse_the_machine():
+    study = with_spread(1.2)
+    table = study.answer
+    assert table["busy"].all()
+    study.answer = table.assign(steps_low=table["steps"] / 50, seconds_low=table["seconds"] / 60)
+    assert [*wide_times(study)] == [] and len([*busy_machine(study)]) == 1
+
+
+def test_a_cell_without_validation_times_is_not_compared_with_cells_that_have_some():
+    """B = 16 of an earlier version is the fastest without validation."""
+    found = timed(made_up())
+    results = {**found.results, Cell(16): made_up().results[Cell(16)]}
+    study = Analysis(dataclasses.replace(found, results=results), validate_every=10)
+    assert study.answers[Cell(16)]["total_seconds"] is None
+    assert fastest_cell(study) == Cell(32)
+    assert marks(study, study.by_cell[Cell(16)]) == []
 
 
 def test_the_times_name_the_machine_and_whether_they_include_validation(timed_study):
