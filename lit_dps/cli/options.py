@@ -29,8 +29,9 @@ class StudyOptions:
 
     Attributes:
         forecast: Print how many trials and hours it takes. It times a few steps and
-            stores nothing. It prints trials, steps, checks and hours, and how long the protocol of
-            the paper would take.
+            stores nothing. It prints trials, steps, validations and hours, and how long the
+            protocol of the paper would take. The hours are an upper bound. An expected time needs
+            finished trials of the study, or `advise` on its configuration.
         extend_space: Widen ranges whose best values are near an end. This concerns each range whose
             best value is near one of its ends in any cell. New points run in the added part, as
             dense as the present ones. All trials stay.
