@@ -50,7 +50,6 @@ ONLY_IN = {
     "sqlalchemy": {"storage"},
     "mlflow": {"tracking"},
     "matplotlib": {"report.figures"},
-    "plotly": {"report.html"},
     "torchvision": {"data"},
     "sklearn": {"data"},
     "pyarrow": {"data"},

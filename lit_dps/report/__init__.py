@@ -2,5 +2,5 @@
 
 Read in this order: `text` (what `lit-dps analyze` prints), `warnings` (the notes),
 `publish` (writes all files), `figures` (one file each), `html` (the page). Only `figures` imports
-matplotlib, only `html` plotly.
+matplotlib.
 """

@@ -84,12 +84,17 @@ def sentences(study: Analysis, series: Series, name: str = "") -> list[str]:
 
 def recommendation(study: Analysis, series: Series) -> str:
     """Return the batch size and rate to train with, or why none is recommended, in one line."""
+    return " ".join(recommendation_sentences(study, series))
+
+
+def recommendation_sentences(study: Analysis, series: Series) -> list[str]:
+    """Return the sentences of `recommendation`; the first is the recommendation itself."""
     rows = _rows_of(study, series)
     if not rows:
-        return _without_k_star(study, series)
+        return [_without_k_star(study, series)]
     fastest = _first_with(rows, "fastest")
     if fastest is None:
-        return _without_times(study, series, rows)
+        return [_without_times(study, series, rows)]
     train = "Train"
     if _is_pending(study, series):
         train = "So far, train"
@@ -101,8 +106,7 @@ def recommendation(study: Analysis, series: Series) -> str:
         sentences.append("It is the only batch size of the study.")
     elif len(rows) == 1:
         sentences.append(_only_k_star(study, series))
-    sentences += _with_validation(rows, fastest, study.validate_every)
-    return " ".join(sentences)
+    return [*sentences, *_with_validation(rows, fastest, study.validate_every)]
 
 
 def _is_pending(study: Analysis, series: Series) -> bool:

@@ -17,7 +17,7 @@ from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pandas as pd
 
@@ -33,6 +33,9 @@ from lit_dps.core.record import StudyRecord
 from lit_dps.core.text import WIDTH
 from lit_dps.report.screen import more_line, screen
 from lit_dps.report.text import FILES, render
+
+if TYPE_CHECKING:
+    from lit_dps.report.figures import Picture
 
 STAMP = ".made-from"
 PAGE = "report.html"
@@ -163,8 +166,8 @@ def _write_text(path: Path, text: str) -> list[str]:
 
 
 def source_of(record: StudyRecord) -> str:
-    """Return a hash of a study, the code that draws it and its drawing libraries."""
-    source = hashlib.sha256(f"{version('matplotlib')} {version('plotly')}".encode())
+    """Return a hash of a study, the code that draws it and its drawing library."""
+    source = hashlib.sha256(version("matplotlib").encode())
     package = Path(__file__).parents[1]
     code = [
         *package.glob("core/*.py"),
@@ -234,11 +237,12 @@ def write_goals(
     Each further goal has a folder below the folder of the study. Without `only` also report.html
     is written, the page of the study at all its goals. Arguments as of `write_all`.
     """
-    files, notes = write_all(study, folder, only, figures)
+    pictures: list[Picture] = []
+    files, notes = write_all(study, folder, only, figures, pictures)
     if only is None:
         try:
-            files.append(_write_page(study, folder / PAGE, figures))
-        except Exception as error:  # plotly may raise anything
+            files.append(_write_page(study, folder / PAGE, pictures))
+        except Exception as error:  # matplotlib may raise anything
             notes.append(not_written(PAGE, error))
     for further in study.at_each_goal[1:]:
         goal = further.record.goal
@@ -255,6 +259,7 @@ def write_all(
     folder: Path | str,
     only: Collection[str] | None = None,
     figures: Sequence[ModuleType] = (),
+    pictures: list[Picture] | None = None,
 ) -> Written:
     """Write the tables and figures of a study at one goal into a folder, which is made.
 
@@ -265,21 +270,22 @@ def write_all(
         folder: Where the files go.
         only: Names of figures; these alone are written, and no table.
         figures: Figures of the user, beside those of the package.
+        pictures: A list that gets a picture of each drawn figure.
     """
     from lit_dps.report.figures import FIGURES, write_figures  # imports matplotlib
 
     tables = Written([], [])
     if only is None:
         tables = _write_tables(study, Path(folder))
-    files, notes = write_figures([*FIGURES, *figures], [study], folder, only)
+    files, notes = write_figures([*FIGURES, *figures], [study], folder, only, pictures)
     return Written([*tables.files, *files], [*tables.notes, *notes])
 
 
-def _write_page(study: Analysis, path: Path, figures: Sequence[ModuleType]) -> Path:
-    from lit_dps.report.html import page  # imports plotly
+def _write_page(study: Analysis, path: Path, pictures: Sequence[Picture]) -> Path:
+    from lit_dps.report.html import page  # imports matplotlib
 
     with replacing(path) as temporary:
-        temporary.write_text(page(study, figures), encoding="utf-8")
+        temporary.write_text(page(study, pictures), encoding="utf-8")
     return path
 
 

@@ -59,10 +59,7 @@ def result_table(study: Analysis, width: int) -> list[str]:
         study: The study.
         width: Columns of the terminal.
     """
-    rows = [_row_to_print(study, summary) for summary in study.cells]
-    if study.record.goal.cost_unit is STEPS and _are_steps_measured(study):
-        rows = [_without(row, EXPECTED) for row in rows]
-    rows = [_with_heads(study, row) for row in _without_empty_columns(rows)]
+    rows = result_rows(study)
     omitted = []
     for name in LESS_NEEDED:
         if name in rows[0] and _width_of(rows) > width:
@@ -72,6 +69,14 @@ def result_table(study: Analysis, width: int) -> list[str]:
     if omitted:
         lines += wrap(f"Not shown at this width: {', '.join(omitted)}.", width)
     return lines
+
+
+def result_rows(study: Analysis) -> list[dict[str, str]]:
+    """Return the rows of the table of results as text, by column."""
+    rows = [_row_to_print(study, summary) for summary in study.cells]
+    if study.record.goal.cost_unit is STEPS and _are_steps_measured(study):
+        rows = [_without(row, EXPECTED) for row in rows]
+    return [_with_heads(study, row) for row in _without_empty_columns(rows)]
 
 
 def _with_heads(study: Analysis, row: dict[str, str]) -> dict[str, str]:

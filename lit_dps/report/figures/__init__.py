@@ -20,13 +20,13 @@ Numbers are computed in `lit_dps.analysis`; a figure draws them, and the CSV bes
 of a user is named by its module: in `study.figures`, in `--only` and in `Study.plot`.
 """
 
+from lit_dps.report.figures.page_pictures import Picture
 from lit_dps.report.figures.style import STYLE
 from lit_dps.report.figures.write import (
     COMPARISONS,
     FIGURES,
     drawn,
     of_others,
-    png_of,
     write_comparison,
     write_figures,
 )

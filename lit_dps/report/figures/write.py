@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from importlib import import_module
-from io import BytesIO
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -39,6 +38,7 @@ from lit_dps.analysis.tables import write_csv
 from lit_dps.core.atomic_write import not_written, replacing
 from lit_dps.core.errors import ConfigError
 from lit_dps.core.progress_line import with_progress
+from lit_dps.report.figures.page_pictures import Picture, picture_of
 from lit_dps.report.figures.page_size import current_page_size
 from lit_dps.report.figures.style import LAID_OUT, caption, without_math
 
@@ -56,7 +56,6 @@ TABLES = {
     *(layers.COLLAPSE, lipschitz.MEANS, rates.PRICES, terms.CORRELATIONS),
 }
 REQUIRED = ("NAME", "missing", "notes")  # parts of a user's figure
-PAGE_DPI = 150  # of a picture in the report page
 # Arguments of `savefig`. Without its date an equal figure has an equal file.
 SETTINGS: dict[str, dict[str, Any]] = {
     "png": {"dpi": 200},
@@ -77,6 +76,7 @@ def write_figures(
     studies: Sequence[Analysis],
     folder: Path | str,
     only: Collection[str] | None = None,
+    pictures: list[Picture] | None = None,
 ) -> tuple[list[Path], list[str]]:
     """Write figures of studies, finished or not, with their tables as .csv.
 
@@ -88,6 +88,7 @@ def write_figures(
         folder: Where the files go; it is made.
         only: Names of figures, and of users' modules (`of_others`); these alone are written, also
             if they are too large or not drawn by default.
+        pictures: A list that gets a picture of each drawn figure, for the report page.
 
     Returns:
         The paths of the files, and notes: what the studies lack for figures that are not drawn, and
@@ -114,7 +115,8 @@ def write_figures(
                 too_large = figure.too_large(*studies)
             if too_large is not None:
                 not_drawn.setdefault(too_large, []).append(figure.NAME)
-            files += _write_figure(figure, studies, Path(folder), is_drawn=too_large is None)
+            is_drawn = too_large is None
+            files += _write_figure(figure, studies, Path(folder), is_drawn, pictures)
             notes += figure.notes(*studies)
         except Exception as error:
             notes.append(not_written(f"figure {figure.NAME}", error))
@@ -139,7 +141,11 @@ def _is_wanted(
 
 
 def _write_figure(
-    figure: ModuleType, studies: Sequence[Analysis], folder: Path, is_drawn: bool
+    figure: ModuleType,
+    studies: Sequence[Analysis],
+    folder: Path,
+    is_drawn: bool,
+    pictures: list[Picture] | None,
 ) -> list[Path]:
     """Write the tables of a figure and, if it is drawn, the figure; return the files' paths."""
     files = []
@@ -152,6 +158,8 @@ def _write_figure(
         for name, drawing in _drawings(figure, tables, studies):
             caption(drawing, studies)
             files += save(drawing, folder, name)
+            if pictures is not None:
+                pictures.append(picture_of(figure, name, drawing))
     return files
 
 
@@ -204,14 +212,6 @@ def _drawings(
         yield from figure.figures(tables, *studies)
     else:
         yield figure.NAME, figure.draw(tables[figure.NAME], *studies)
-
-
-def png_of(figure: ModuleType, *studies: Analysis) -> bytes:
-    """Return a figure of some studies as a PNG file."""
-    file = BytesIO()
-    with matplotlib.rc_context(LAID_OUT):
-        drawn(figure, *studies).savefig(file, format="png", dpi=PAGE_DPI)
-    return file.getvalue()
 
 
 def save(figure: Figure, folder: Path, name: str) -> list[Path]:

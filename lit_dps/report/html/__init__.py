@@ -1,4 +1,4 @@
-"""The report page of a study: one HTML file with interactive charts, made by plotly."""
+"""The report page of a study: one HTML file with the answer, figures, tables and sliders."""
 
 from lit_dps.report.html.page import page
 

@@ -1,172 +1,161 @@
 """The report page of a study: one HTML file that works without a network or a server.
 
-Every name that a user chose is escaped. The page includes plotly's script, 5 MB, once.
+The first lines are the answer as the last screen has it (`lit_dps.report.screen`). Below it are a
+table of time and cost with sliders, two figures, and folded sections with everything else.
 """
 
 from __future__ import annotations
 
-import html
-from base64 import b64encode
 from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
 from importlib.metadata import version
 from importlib.resources import files
 from string import Template
-from types import ModuleType
 from typing import Any
 
-import plotly.graph_objects as go
-import plotly.io as io
 import yaml
 
-import lit_dps.report.html.charts as charts
 from lit_dps import __version__
 from lit_dps.analysis.analysis import Analysis
-from lit_dps.analysis.rates import NEAR
 from lit_dps.analysis.tables import Row, records, three_digits, value_text
+from lit_dps.core.config import folder_name
 from lit_dps.core.environment import KEY, SINCE
 from lit_dps.core.record import StudyRecord, setting
 from lit_dps.core.search_space import Box
-from lit_dps.core.trial import Value
+from lit_dps.core.text import WIDTH
+from lit_dps.core.trial import Series, Value
 from lit_dps.core.unit import Unit
-from lit_dps.report.answer import LIMITS, answer_text, retrain_command, sentences
-from lit_dps.report.figures import png_of
-from lit_dps.report.notes import lines_of
+from lit_dps.report.answer import (
+    details,
+    recommendation_sentences,
+    retrain_command,
+    trained_series,
+)
+from lit_dps.report.figures import Picture
+from lit_dps.report.html.cost_table import cost_section
+from lit_dps.report.html.elements import (
+    definitions,
+    elements,
+    folded,
+    html_table,
+    picture_element,
+    preformatted,
+    text_of,
+)
+from lit_dps.report.no_result import is_without_k_star, no_result_lines, no_result_table
 from lit_dps.report.repeats import LAW_INTERVALS
-from lit_dps.report.text import protocol_text, readings_text, render, sections, theory_text
+from lit_dps.report.result_table import result_rows
+from lit_dps.report.screen import law_text, prefix, protocol_line, shown_warnings
+from lit_dps.report.text import readings_text, render, sections, theory_text
 from lit_dps.report.timing_notes import timing_notes, validation_text
-from lit_dps.report.warnings import PENDING, study_notes
+from lit_dps.report.warnings import study_notes
 
-SHOWN = 3000  # trials in the table at most
-# An offline page must not have plotly's button that uploads a chart to a server.
-_CHART = {
-    "displaylogo": False,
-    "responsive": True,
-    "showSendToCloud": False,
-    "modeBarButtonsToRemove": ["select2d", "lasso2d", "autoScale2d"],
-    "toImageButtonOptions": {"format": "svg"},
-}
-_PAGE = Template(files("lit_dps.report.html").joinpath("page.html").read_text(encoding="utf-8"))
+MAX_TRIALS = 1000  # in the table
+MAIN_FIGURES = 2  # that are not folded
+MAX_LARGE_ANSWERS = 2  # more series have smaller text, so that the first screen has them all
 
 
-def page(study: Analysis, figures: Sequence[ModuleType] = ()) -> str:
+def page(study: Analysis, pictures: Iterable[Picture] = ()) -> str:
     """Return the report of a study, finished or not, as one HTML page.
 
     Args:
         study: The study.
-        figures: Figures of the user, shown below the charts.
+        pictures: Its figures, the most important ones first.
     """
-    record = study.record
-    # The head has the note on trials that have not finished.
-    pending = lines_of([PENDING], study)
-    other_notes = [line for line in study_notes(study) if line not in pending]
+    shown = []
+    for picture in pictures:
+        file = f"{folder_name(study.record.name)}-{picture.name}"
+        shown.append(picture_element(picture, file))
+    more = shown[MAIN_FIGURES:]
     parts = [
-        *_head(study),
-        *_notes(pending),
-        *_charts(study),
-        *map(partial(_picture, study), figures),
-        _trials(study),
-        f"<h2>Table and law</h2><pre>{_text(_tables(study))}</pre>",
-        *_notes(other_notes),
-        _folded("Theory: terms of the K* trials, predicted and measured", theory_text(study)),
-        _folded("Readings of the K* trials", readings_text(study)),
+        _answer(study),
+        cost_section(study),
+        *shown[:MAIN_FIGURES],
+        folded("Table of results", _results(study)),
+        folded(f"More figures ({len(more)})", "".join(more)),
+        folded("Notes", elements("p", [*study_notes(study), *timing_notes(study)])),
+        folded("How the answer was computed", _assumptions(study)),
+        folded("Cells, laws and critical batch sizes", _tables(study)),
+        folded("Theory: terms of the K* trials", preformatted(theory_text(study))),
+        folded("Readings of the K* trials", preformatted(readings_text(study))),
     ]
     for other in study.at_each_goal[1:]:
-        parts.append(_folded(f"At {other.record.goal}", render(other)))
+        parts.append(folded(f"At {other.record.goal}", preformatted(render(other))))
+    configuration = yaml.safe_dump(study.record.config, sort_keys=False)
     parts += [
-        "<h2>Assumptions</h2>",
-        f"<ul>{''.join(_elements('li', _assumptions(study)))}</ul>",
-        "<h2>How it was made</h2>",
-        _definitions(_origin(study)),
-        _folded("Configuration", yaml.safe_dump(record.config, sort_keys=False)),
+        folded("All trials", _trials(study), is_printed=False),
+        folded("How the page was made", definitions(_origin(study))),
+        folded("Configuration", preformatted(configuration), is_printed=False),
     ]
-    body = "\n".join(filter(None, parts))
-    return _PAGE.substitute(title=_text(f"{record.name}: lit_dps"), body=body)
-
-
-def _head(study: Analysis) -> list[str]:
-    """Return the title, the protocol and the verdict."""
-    record = study.record
-    protocol = f"{record.workload}; {protocol_text(record)}"
-    paragraphs = "".join(_elements("p", _answer(study)))
-    return [
-        f"<h1>{_text(record.name)}</h1>",
-        f'<p class="of">{_text(protocol)}</p>',
-        f'<div class="verdict">{paragraphs}</div>',
-    ]
-
-
-def _notes(lines: Iterable[str]) -> list[str]:
-    return _elements('p class="note"', lines)
-
-
-def _charts(study: Analysis) -> list[str]:
-    """Return the charts for which the study has data, each with its title and caption."""
-    unit = study.record.goal.cost_unit
-    drawings = [
-        (
-            f"{unit.name.capitalize()} to result against batch size",
-            charts.curve(study),
-            f"Markers: K*, {study.record.statistic.describe_in(unit)}; open markers are upper "
-            f"bounds. {_lines_text(unit)}",
-        ),
-        (
-            "Time and examples to the goal",
-            charts.to_goal(study),
-            "Time is the number of steps, as in the verdict, times the time of a training step, "
-            f"{validation_text(study)}. Bars: {LIMITS}. Star: the fastest batch size of a series. "
-            "Examples are those of the same number of steps. Open markers are upper bounds.",
-        ),
-        (
-            "Learning rate against batch size",
-            charts.rates(study),
-            f"Markers: the rate of the K* trial. Bars: trials within {NEAR:g} times K*. Lines: "
-            "linear and square-root scaling from the smallest batch size. Open markers: K* is an "
-            "upper bound, so the rate is uncertain.",
-        ),
-        (
-            "All trials",
-            charts.parallel(study),
-            "Each line is a trial; blue lines met the goal. Drag along an axis to select a range, "
-            "or drag a name to move its axis.",
-        ),
-    ]
-    lines = []
-    for title, figure, caption in drawings:
-        if figure is not None:
-            lines.append(_chart(len(lines) + 1, title, figure, caption))
-    return lines
-
-
-def _chart(number: int, title: str, figure: go.Figure, caption: str) -> str:
-    """Return a chart with title and caption; the first one brings plotly's script."""
-    chart = io.to_html(
-        figure,
-        _CHART,
-        full_html=False,
-        include_plotlyjs=number == 1,
-        div_id=f"chart-{number}",
+    template = Template(_frame("page.html"))
+    return template.substitute(
+        title=text_of(f"{study.record.name}: lit_dps"),
+        style=_frame("page.css"),
+        script=_frame("page.js"),
+        body="\n".join(filter(None, parts)),
     )
-    note = f"<figcaption>{_text(caption)}</figcaption>"
-    return f"<h2>{_text(title)}</h2><figure>{chart}{note}</figure>"
+
+
+def _frame(name: str) -> str:
+    """Return a file of the frame of the page."""
+    return files("lit_dps.report.html").joinpath(name).read_text(encoding="utf-8")
+
+
+def _answer(study: Analysis) -> str:
+    """Return the first screen: the answer and two sentences a series, warnings, and the goal."""
+    lines = [f"<h1>Study {text_of(study.record.name)}</h1>"]
+    if is_without_k_star(study.cells):
+        answer, *advice = no_result_lines(study.record, study.cells)
+        table = "\n".join(no_result_table(study.record.goal, study.cells))
+        lines += [elements('p class="answer"', [answer]), elements("p", advice)]
+        lines.append(preformatted(table))
+    else:
+        for series in trained_series(study):
+            lines += _answer_of_series(study, series)
+    warnings = [f"Warning: {warning}" for warning in shown_warnings(study, WIDTH)]
+    lines.append(elements('p class="warning"', warnings))
+    lines.append(elements('p class="of"', [_meanings(study)]))
+    size = "large"
+    if len(trained_series(study)) > MAX_LARGE_ANSWERS:
+        size = "small"
+    return f'<section class="{size}">{"".join(lines)}</section>'
+
+
+def _answer_of_series(study: Analysis, series: Series) -> list[str]:
+    """Return the recommendation in a large line, and what it costs and the law in small ones."""
+    answer, *others = recommendation_sentences(study, series)
+    law = f"{law_text(study.laws_of_answer[series])}."
+    law = law[:1].upper() + law[1:]
+    text = " ".join([*details(study, series)[:1], *others, law])
+    return [
+        elements('p class="answer"', [f"{prefix(study, series)}{answer}"]),
+        elements("p", [_with_whole_equations(text)]),
+    ]
+
+
+def _with_whole_equations(text: str) -> str:
+    """Return a text in which an equation such as B = 8 stays on one line."""
+    return text.replace(" = ", "\xa0=\xa0")
+
+
+def _meanings(study: Analysis) -> str:
+    """Return the goal, and what K* and the critical batch size are."""
+    text = protocol_line(study)
+    if any(law.is_b_crit_known for law in study.laws_of_answer.values()):
+        text += " B_crit: the batch size at which half of the steps are due to noise."
+    return text[:1].upper() + text[1:]
+
+
+def _results(study: Analysis) -> str:
+    """Return the table of results as the last screen has it; empty if all missed the goal."""
+    if is_without_k_star(study.cells):
+        return ""
+    return html_table(result_rows(study))
 
 
 def _tables(study: Analysis) -> str:
-    """Return the answer, and the sections of the report that have no place of their own."""
+    """Return the sections of the report that have no place of their own."""
     texts = sections(study, ("cells", "repeats", "critical", "delay", "local"))
-    return "\n".join(filter(None, [answer_text(study), *texts.values()]))
-
-
-def _picture(study: Analysis, figure: ModuleType) -> str:
-    """Return a figure of the user as a picture with its caption; empty without data for it."""
-    caption = _text(getattr(figure, "CAPTION", figure.NAME))
-    try:
-        if figure.missing(study) is not None:
-            return ""
-        picture = b64encode(png_of(figure, study)).decode()
-    except Exception:  # `write_figures` notes the error
-        return ""
-    return f'<h2>{caption}</h2><figure><img src="data:image/png;base64,{picture}"></figure>'
+    return "".join(map(preformatted, texts.values()))
 
 
 def _trials(study: Analysis) -> str:
@@ -178,16 +167,21 @@ def _trials(study: Analysis) -> str:
     ordered = table.assign(missing=table["steps"].isna()).sort_values(
         ["missing", "steps", "steps_run"], kind="stable"
     )
-    rows = records(ordered.drop(columns="missing").head(SHOWN))
+    rows = records(ordered.drop(columns="missing").head(MAX_TRIALS))
     boxes = study.record.named_space
     names = list(table.columns.drop("k_star"))
-    heads = "".join(_elements("th", table.columns.drop("k_star").str.replace("_", " ")))
+    heads = ""
+    for name in names:
+        heads += f'<th scope="col"><button>{text_of(name.replace("_", " "))}</button></th>'
     body = "".join(_trial_row(row, names, boxes) for row in rows)
-    caption = "Green: the K* trial of its cell. Click a column head to sort."
-    if len(table) > SHOWN:
-        caption += f" The {SHOWN:,} trials of {len(table):,} with the fewest steps."
+    caption = "Bold: the K* trial of its cell. Click a column head to sort."
+    if len(table) > MAX_TRIALS:
+        caption += (
+            f" The {MAX_TRIALS:,} trials of {len(table):,} with the fewest steps; "
+            "metaparameters.csv has all."
+        )
     return (
-        f'<p class="of">{caption}</p><div class="scroll"><table class="sortable">'
+        f'<p class="of">{caption}</p><div class="scroll" tabindex="0"><table class="sortable">'
         f"<thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table></div>"
     )
 
@@ -195,57 +189,19 @@ def _trials(study: Analysis) -> str:
 def _trial_row(row: Row, names: Sequence[str], boxes: Mapping[str, Box]) -> str:
     """Return a row of the table of trials, with a mark for the K* trial."""
     attributes = ' class="best"' if row["k_star"] else ""
-    fields = "".join(_field(row[name], boxes.get(name)) for name in names)
+    fields = elements("td", [_field(row[name], boxes.get(name)) for name in names])
     return f"<tr{attributes}>{fields}</tr>"
 
 
 def _field(value: Value | None, box: Box | None) -> str:
-    """Return a field of the table of trials, with its exact value for sorting."""
+    """Return a field of the table of trials."""
     if value is None:
-        return '<td data-value="">-</td>'
+        return "-"
     if box is not None:
-        shown = value_text(value, box)
-    elif isinstance(value, float):
-        shown = three_digits(value)
-    else:
-        shown = str(value)
-    return f'<td data-value="{html.escape(str(value))}">{_text(shown)}</td>'
-
-
-# Texts
-
-
-def _answer(study: Analysis) -> list[str]:
-    """Return a paragraph per series, the answer and the critical batch size, and timing notes."""
-    paragraphs = []
-    for series, law in sorted(study.laws.items()):
-        lines = sentences(study, series)
-        lines.append(
-            f"critical batch size, where half of the steps are due to noise: {law.describe()}"
-        )
-        paragraphs.append(". ".join(map(_sentence, lines)) + ".")
-    for line in timing_notes(study):
-        paragraphs.append(_sentence(line) + ".")
-    return paragraphs
-
-
-def _sentence(line: str) -> str:
-    """Return a line without its last full stop, with a capital unless it begins with a key."""
-    line = line.strip().rstrip(".")
-    begins_with_key = "_" in line.split()[0]
-    if begins_with_key:
-        return line
-    return line[:1].upper() + line[1:]
-
-
-def _lines_text(unit: Unit) -> str:
-    """Return what the lines of the curve are."""
-    if not unit.has_law:
-        return f"No law is fitted to {unit.axis}."
-    return (
-        f"Lines: the law K* = {unit.law} with its 95 % band; dotted and hatched beyond the "
-        "largest batch size, where it is extrapolated."
-    )
+        return value_text(value, box)
+    if isinstance(value, float):
+        return three_digits(value)
+    return str(value)
 
 
 def _law_text(unit: Unit) -> str:
@@ -258,22 +214,25 @@ def _law_text(unit: Unit) -> str:
     )
 
 
-def _assumptions(study: Analysis) -> list[str]:
-    """Return what the numbers of the page rest on, a line each."""
+def _assumptions(study: Analysis) -> str:
+    """Return what the numbers of the page rest on."""
     record = study.record
     goal = record.goal
     further_budget = ""
     if goal.limits:
         further_budget = f" Its budget is {goal.budget_text}."
-    lines = [
+    lines = []
+    for series in trained_series(study):
+        lines += [f"{prefix(study, series)}{line}" for line in details(study, series)[1:]]
+    lines += [
         _search_text(record),
         f"The goal, {goal}, is tested on the entire validation split every {goal.check_interval} "
         "steps, so K* is known to within that interval. No trial takes more than "
         f"{goal.max_steps:,} steps.{further_budget}",
         _law_text(goal.cost_unit),
         _seeds_text(record),
-        "Time to the goal is the number of steps, as in the verdict, times the time of a training "
-        f"step, {validation_text(study)}. It excludes the start of a trial.",
+        "Time to the goal is the number of steps times the time of a training step, "
+        f"{validation_text(study)}. It excludes the start of a trial.",
     ]
     if record.race_factor is not None:
         best = "the best K"
@@ -283,7 +242,7 @@ def _assumptions(study: Analysis) -> list[str]:
             f"Trials were stopped early at {record.race_factor:g} times {best} of their cell so "
             "far. This does not change K*."
         )
-    return lines
+    return f"<ul>{elements('li', lines)}</ul>"
 
 
 def _search_text(record: StudyRecord) -> str:
@@ -326,7 +285,7 @@ def _origin(study: Analysis) -> list[tuple[str, str]]:
         rows.append(("Retrain the best trial", command))
     for text in dict.fromkeys(map(_versions, study.record.environments)):
         rows.append(("Trials ran under", text))
-    page = f"lit_dps {__version__}, optuna {version('optuna')}, plotly {version('plotly')}"
+    page = f"lit_dps {__version__}, optuna {version('optuna')}"
     rows.append(("This page", page))
     return rows
 
@@ -338,28 +297,3 @@ def _versions(environment: Mapping[str, Any]) -> str:
         if isinstance(value, str) and name not in (KEY, SINCE):
             shown.append(f"{name.removeprefix('version.')} {value}")
     return ", ".join(shown)
-
-
-# Elements of the page
-
-
-def _folded(title: str, text: str) -> str:
-    """Return a section that opens on a click; empty without a text."""
-    if not text:
-        return ""
-    return f"<details><summary>{_text(title)}</summary><pre>{_text(text)}</pre></details>"
-
-
-def _elements(tag: str, texts: Iterable[object]) -> list[str]:
-    """Return an element for each text; the tag may have attributes, as p class="note"."""
-    name = tag.split()[0]
-    return [f"<{tag}>{_text(text)}</{name}>" for text in texts]
-
-
-def _definitions(rows: Sequence[tuple[str, str]]) -> str:
-    items = "".join(f"<dt>{_text(name)}</dt><dd>{_text(text)}</dd>" for name, text in rows)
-    return f"<dl>{items}</dl>"
-
-
-def _text(text: object) -> str:
-    return html.escape(str(text))

@@ -188,9 +188,7 @@ def test_texts_name_the_unit(tmp_path):
     assert draws.caption_in(SECONDS).startswith("seconds of the best")
     analysis = study(tmp_path, "seconds", lambda b: 0.001 * b)
     html = page(analysis)
-    assert "Seconds to result against batch size" in html
-    assert "Markers: K*, the fewest seconds of any trial" in html
-    assert "smallest number of seconds" in html and "fewest steps of any" not in html
+    assert "smallest number of seconds" in html and "smallest number of steps" not in html
     (note,) = (note for note in study_notes(analysis) if "goal.unit = seconds" in note)
     assert "ends trials" not in note and "race" not in note
     raced = replace(analysis.record, race_factor=1.0)

@@ -224,6 +224,6 @@ def page_text(text: str) -> str:
     text = re.sub(r"</(td|th)>", " | ", text)
     text = re.sub(r"</(p|h1|h2|li|dt|dd|tr|summary|figcaption|title)>", "\n", text)
     text = html.unescape(re.sub(r"<[^>]*>", "", text))
-    text = re.sub(r"(lit_dps|optuna|plotly) \d[\w.+]*", r"\1 VERSION", text)
+    text = re.sub(r"(lit_dps|optuna) \d[\w.+]*", r"\1 VERSION", text)
     lines = [line.rstrip() for line in text.splitlines()]
     return "\n".join(line for line in lines if line) + "\n"
