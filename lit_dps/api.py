@@ -31,16 +31,18 @@ if TYPE_CHECKING:
     from lit_dps.advice.result import Advice
 
 
-def load(study: str, storage: str | Path = "mlruns") -> Study:
+def load(study: str, storage: str | Path = "mlruns", trust: bool = False) -> Study:
     """Read a study, finished or not. Needs no PyTorch.
 
     Args:
         study: The name of the study.
         storage: The storage folder of the study (storage.folder), a sqlite file (.db, or compressed
             .db.xz), or an Optuna URL.
+        trust: Import the modules that the study names for its goal or statistic, although
+            you did not run it on this machine. They run code.
 
     Raises:
-        StorageError: if the study does not exist; in one line.
+        StorageError: if the study does not exist, or if it needs `trust`; in one line.
     """
     if not isinstance(study, str):
         raise TypeError(f"load takes the name of a study as str, not {type(study).__name__}")
@@ -50,9 +52,9 @@ def load(study: str, storage: str | Path = "mlruns") -> Study:
     place = str(storage)
     if place.endswith((".db", ".xz")) and not Path(place).is_dir():
         with open_elsewhere(place, "") as elsewhere:
-            return Study(read_study(elsewhere.storage, study))
+            return Study(read_study(elsewhere.storage, study, trust))
     url = place if "://" in place else StorageConfig(folder=place).optuna_url
-    return Study(read_study(url, study))
+    return Study(read_study(url, study, trust))
 
 
 def run(config: str | Path | Mapping[str, Any], accept_code_change: bool = False) -> Study:

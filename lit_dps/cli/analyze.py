@@ -83,7 +83,7 @@ def _analyze(command: CommandLine) -> _Analyzed:
     default_folder = figures_folder(storage.folder, name)
     folder = Path(options.output or default_folder)
     refuse_lost(storage, name, default_folder)
-    study = read(storage, name, options.validate_every)
+    study = read(storage, name, options.validate_every, options.trust)
     if options.statistic is not None:
         study = study.with_statistic(options.statistic)
         if options.output is None:
@@ -128,7 +128,7 @@ def _publish_and_sync(
     mlflow = MlflowSync.of_study(storage, study.record.workload, name, {})
     logged = mlflow.logged()
     # Read again, so that everything that is logged by now is stored by now.
-    study = read(storage, name, validate_every)
+    study = read(storage, name, validate_every, trust=True)
     text, files = publish(study, folder, shown, width=terminal_width())
     mlflow.sync(study.record, study, files, logged=logged)
     print(
@@ -152,12 +152,16 @@ def _exit_code(study: Analysis) -> int:
     return 0
 
 
-def read(storage: StorageConfig, name: str, validate_every: int | None = None) -> Analysis:
+def read(
+    storage: StorageConfig, name: str, validate_every: int | None = None, trust: bool = False
+) -> Analysis:
     """Return the analysis of a study as it is stored now.
 
     Args:
         storage: Where the study is kept.
         name: Its name.
         validate_every: Steps between two validations in the user's training; see `Analysis`.
+        trust: As in `read_study`.
     """
-    return Analysis(read_study(storage.optuna_url, name), validate_every=validate_every)
+    record = read_study(storage.optuna_url, name, trust)
+    return Analysis(record, validate_every=validate_every)

@@ -16,6 +16,7 @@ from jsonargparse import Namespace
 
 from lit_dps.analysis.analysis import Analysis
 from lit_dps.cli.command_line import CommandLine
+from lit_dps.cli.options import TRUST
 from lit_dps.cli.parser import new_parser
 from lit_dps.core.atomic_write import check_folder
 from lit_dps.core.config import StorageConfig
@@ -73,7 +74,8 @@ def _draw(config: Namespace) -> int:
         only = _figures_of_option(config.only, len(names))
     studies = []
     for name in names:
-        studies.append(_at_goal(Analysis(read_study(url, name)), config.goal))
+        record = read_study(url, name, config.trust)
+        studies.append(_at_goal(Analysis(record), config.goal))
     files: list[Path] = []
     notes: list[str] = []
     for name, study in zip(names, studies, strict=True):
@@ -113,6 +115,7 @@ def _parse(command: CommandLine) -> Namespace:
     parser.add_argument("--width", type=float, help=WIDTH)
     parser.add_argument("--format", type=str, default="png,pdf", help=FORMAT)
     parser.add_argument("--output", type=str, help=OUTPUT)
+    parser.add_argument("--trust", action="store_true", help=TRUST)
     parser.add_class_arguments(StorageConfig, "storage")
     return parser.read_command()
 

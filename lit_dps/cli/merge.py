@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 
 from lit_dps.cli.command_line import CommandLine
+from lit_dps.cli.options import TRUST
 from lit_dps.cli.parser import new_parser
 from lit_dps.core.config import StorageConfig
 from lit_dps.core.errors import ConfigError, UserError
@@ -33,6 +34,7 @@ def main(command: CommandLine) -> int:
     parser.add_argument(
         "--study", type=str, metavar="NAME", help="The one study to merge; by default all."
     )
+    parser.add_argument("--trust", action="store_true", help=TRUST)
     parser.add_argument("--unpacked_gb", type=float, default=UNPACKED_BYTES / 1e9, help=UNPACKED)
     parser.add_class_arguments(StorageConfig, "storage")
     config = parser.read_command()
@@ -44,14 +46,18 @@ def main(command: CommandLine) -> int:
     check_place(url)
     check_writable(url)
     max_bytes = int(config.unpacked_gb * 1e9)
-    merged = merge_storages(url, config.others, config.study, max_bytes)
+    merged = merge_storages(url, config.others, config.study, max_bytes, config.trust)
     for name, study in merged.items():
         print(escape("\n".join(lines(name, study))))
     return 0
 
 
 def merge_storages(
-    url: str, others: Sequence[str], study: str | None, max_bytes: int = UNPACKED_BYTES
+    url: str,
+    others: Sequence[str],
+    study: str | None,
+    max_bytes: int = UNPACKED_BYTES,
+    trust: bool = False,
 ) -> dict[str, Merged]:
     """Merge the studies of other storages into a storage.
 
@@ -60,6 +66,7 @@ def merge_storages(
         others: URLs or sqlite files of the others.
         study: The one study to merge; None for all.
         max_bytes: Largest size of a compressed file when unpacked.
+        trust: As in `read_study`.
 
     Returns:
         What was merged, by name of the study.
@@ -68,7 +75,7 @@ def merge_storages(
         opened = []
         for other in dict.fromkeys(others):
             opened.append(stack.enter_context(open_elsewhere(other, url, max_bytes)))
-        return merge(url, opened, study)
+        return merge(url, opened, study, trust)
 
 
 def lines(name: str, study: Merged) -> list[str]:

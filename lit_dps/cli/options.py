@@ -23,6 +23,13 @@ if TYPE_CHECKING:  # its import takes time
 OptionsT = TypeVar("OptionsT")
 
 
+# Of the commands that read studies which other people may have made.
+TRUST = (
+    "Import modules of a foreign study. It may name them for goal and statistic. Without this "
+    "option they are imported only if you ran the study."
+)
+
+
 @dataclass(frozen=True)
 class StudyOptions:
     """Options of `study`.
@@ -156,6 +163,8 @@ class AnalyzeOptions:
             study, such as data.train_examples=10x or model.width=512.
         examples: Print what each batch size costs in loss if a run has N examples. The learning
             rate of the study must not decay.
+        trust: Import modules of a foreign study. It may name them for goal and statistic. Without
+            this option they are imported only if you ran the study.
         json: Print one JSON object on stdout (docs/python.md, Document). All other text goes to
             stderr.
     """
@@ -167,6 +176,7 @@ class AnalyzeOptions:
     statistic: str | None = field(default=None, metadata={"metavar": "NAME"})
     scale: str | None = field(default=None, metadata={"metavar": "AXIS=10x"})
     examples: float | None = field(default=None, metadata={"metavar": "N"})
+    trust: bool = False
     json: bool = False
 
     def __post_init__(self) -> None:

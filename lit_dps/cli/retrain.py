@@ -55,7 +55,7 @@ def _train_again(command: CommandLine) -> tuple[int, Document]:
     if options.checkpoint:
         checkpoint = Path(options.checkpoint)
 
-    record = read_study(storage.optuna_url, options.of)
+    record = read_study(storage.optuna_url, options.of, options.trust)
     stored = stored_trial(record, record.parse_cell(options.cell), options.point)
     if checkpoint is not None and checkpoint.exists():
         raise ConfigError("--checkpoint", str(checkpoint), "a file that does not exist yet")

@@ -75,6 +75,9 @@ def _convert_goal(stored: Mapping[str, Any]) -> Goal:
     values = dict(stored)
     if "error" in values:
         values["value"] = values.pop("error")
+    if "rule" in values:
+        # Format 1 had no rules, and a class path would be imported.
+        raise ValueError(f"goal.rule is {values['rule']!r}, which format 1 does not have")
     return Goal(**values)
 
 

@@ -116,7 +116,9 @@ class _Source(NamedTuple):
     name: str
 
 
-def merge(url: str, others: Sequence[OtherStorage], only: str | None = None) -> dict[str, Merged]:
+def merge(
+    url: str, others: Sequence[OtherStorage], only: str | None = None, trust: bool = False
+) -> dict[str, Merged]:
     """Copy the results of studies from other storages; stored results stay as they are.
 
     Everything is checked before anything is created or changed.
@@ -125,6 +127,7 @@ def merge(url: str, others: Sequence[OtherStorage], only: str | None = None) -> 
         url: Optuna storage URL; the storage is created if it does not exist.
         others: The other storages.
         only: The name of the study to merge; None for all studies of the other storages.
+        trust: As in `read_study`.
 
     Returns:
         What the merge did to each study, by name.
@@ -139,11 +142,11 @@ def merge(url: str, others: Sequence[OtherStorage], only: str | None = None) -> 
     for other in others:
         for name in [only] if only else _list_studies(other):
             sources.append(_Source(other, name))
-    _check_sources(sources)
+    _check_sources(sources, trust)
     merged = {source.name: Merged() for source in sources}
     with storage_errors(url), temporary_storage(url) as storage, storage_lock(url):
         for source in sources:
-            _check_target(storage, without_password(url), source)
+            _check_target(storage, without_password(url), source, trust)
         for source in sources:
             _merge_study(storage, source, merged[source.name])
     return merged
@@ -159,23 +162,23 @@ def _list_studies(other: OtherStorage) -> list[str]:
     return names
 
 
-def _check_sources(sources: Sequence[_Source]) -> None:
+def _check_sources(sources: Sequence[_Source], trust: bool) -> None:
     """Check that every source is complete, and that sources of the same name can be merged."""
     earlier: dict[str, list[tuple[str, Mapping[str, Any]]]] = {}
     for other, name in sources:
-        header = _read_checked_header(other.storage, name)
+        header = _read_checked_header(other.storage, name, trust)
         for earlier_place, earlier_header in earlier.setdefault(name, []):
             _check_same_study(name, earlier_place, earlier_header, other.place, header)
         earlier[name].append((other.place, header))
 
 
-def _read_checked_header(storage: BaseStorage, name: str) -> Mapping[str, Any]:
+def _read_checked_header(storage: BaseStorage, name: str, trust: bool) -> Mapping[str, Any]:
     """Return the header of a study.
 
     Raises:
         StorageError: if anything of the study is missing or damaged.
     """
-    record = read_study(storage, name)
+    record = read_study(storage, name, trust)
     # Files and folders are named after both.
     check_name("study.name", name)
     check_name("study.workload", record.workload)
@@ -206,14 +209,14 @@ def _check_same_study(
     check_seeds(name, ours, theirs)
 
 
-def _check_target(storage: RDBStorage, place: str, source: _Source) -> None:
+def _check_target(storage: RDBStorage, place: str, source: _Source, trust: bool) -> None:
     """Check that a source can be merged into the target storage."""
     other, name = source
     theirs = read_header(other.storage, name)
     refuse_foreign_header(storage, name)
     refuse_foreign_cells(storage, name, schema.cells_of(theirs))
     if read_header(storage, name):
-        ours = _read_checked_header(storage, name)
+        ours = _read_checked_header(storage, name, trust)
         _check_same_study(name, place, ours, other.place, theirs)
         uid = ours[schema.UID]
     else:

@@ -11,6 +11,7 @@ the storage would prove nothing, because the storage may come from another perso
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -21,16 +22,20 @@ from optuna.study import StudyDirection
 from sqlalchemy import text
 
 from lit_dps.core.errors import StorageError
+from lit_dps.core.text import shorten
 from lit_dps.core.trial import Cell
 from lit_dps.storage.schema import (
     ADVICE_ATTRS,
     BATCH_SIZE,
     CELL_ATTRS,
     FORMAT_ATTR,
+    GOAL,
     HEADER_ATTRS,
     MADE_BY,
     POINT_ATTR,
     SPARSITY,
+    STATISTIC,
+    UID,
     Stored,
     cell_study_name,
     repeats_study_name,
@@ -169,6 +174,40 @@ def foreign_modules(config: Any) -> list[str]:
     """
     modules = {text.rpartition(".")[0] for text in _texts(config)}
     return sorted(module for module in modules if module.partition(".")[0] not in KNOWN_PACKAGES)
+
+
+class UntrustedCode(StorageError):
+    """Reading a study imports modules that it names, and this user did not run it.
+
+    Attributes:
+        modules: The modules, sorted.
+    """
+
+    def __init__(self, name: str, modules: list[str]):
+        super().__init__(
+            f"study {name!r} was not run by you on this machine, and reading it imports "
+            f"{shorten(', '.join(modules))}, which runs code; if you trust that code, add --trust, "
+            "or trust=True in Python",
+            key="study.name",
+            value=name,
+        )
+        self.modules = modules
+
+
+def refuse_foreign_code(name: str, header: Mapping[str, Any]) -> None:
+    """Raise UntrustedCode if reading a study runs code that this user has not run.
+
+    The goal's rule and the statistic may be classes of users. A module that is already imported
+    runs no code.
+
+    Args:
+        name: The study's name.
+        header: Its header.
+    """
+    names = [header[GOAL].get("rule"), header.get(STATISTIC)]
+    unknown = [module for module in foreign_modules(names) if module not in sys.modules]
+    if unknown and not was_run_by_user(header[UID]):
+        raise UntrustedCode(name, unknown)
 
 
 def _texts(config: Any) -> Iterator[str]:

@@ -29,6 +29,7 @@ from lit_dps.storage import schema
 from lit_dps.storage.bulk import StoredTrial, read_trials
 from lit_dps.storage.database import RESTORE, first_line, open_storage, storage_errors, storage_name
 from lit_dps.storage.header import decode_plan
+from lit_dps.storage.ownership import refuse_foreign_code
 from lit_dps.storage.stored_format import check_format, read_header
 from lit_dps.storage.urls import check_place, sqlite_file, without_password
 
@@ -56,14 +57,17 @@ def list_studies(storage: BaseStorage | str) -> list[str]:
         return sorted(_headers(opened.get_all_studies()))
 
 
-def read_study(storage: BaseStorage | str, name: str) -> StudyRecord:
+def read_study(storage: BaseStorage | str, name: str, trust: bool = False) -> StudyRecord:
     """Read a study, finished or not; change nothing in the storage.
 
     Args:
         storage: An Optuna storage or its URL. A SQLite file that does not exist is not created.
         name: The study's name.
+        trust: Whether modules that the study names may be imported, although this user did not run
+            it.
 
     Raises:
+        UntrustedCode: if they may not, and there are any that are not imported yet.
         OtherFormat: if the study has another format.
         StorageError: if the storage cannot be read, or has no such study.
         ConfigError: if a class of the user that the study needs cannot be imported.
@@ -83,6 +87,8 @@ def read_study(storage: BaseStorage | str, name: str) -> StudyRecord:
         study_ids = {study.study_name: study._study_id for study in studies}
         try:
             schema.check_keys(header, schema.HEADER_ATTRS)
+            if not trust:
+                refuse_foreign_code(name, header)
             return _record(name, header, _read_cells(opened, name, header, study_ids))
         except DAMAGE as error:
             if isinstance(error, ConfigError) and error.key in CLASS_KEYS:

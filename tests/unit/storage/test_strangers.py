@@ -18,7 +18,7 @@ from lit_dps.core.errors import ConfigError, StorageError
 from lit_dps.core.text import escape, escape_json
 from lit_dps.core.trial import Cell
 from lit_dps.report.publish import figures_folder
-from lit_dps.storage.ownership import foreign_modules, remember
+from lit_dps.storage.ownership import UntrustedCode, foreign_modules, remember
 from lit_dps.storage.read import open_elsewhere, read_study, study_uid
 from lit_dps.tracking.client import artifact_folder
 from tests.support.errors import raises_about, refuses
@@ -186,6 +186,54 @@ def test_the_modules_of_a_foreign_study_are_not_imported(tmp_path, monkeypatch, 
     assert main(["fit", "--of", "fake"]) == 2
     said = capsys.readouterr().err
     assert "--trust" not in said and "planted" in said, "it is the user's own"
+    assert Path("imported").exists()
+
+
+NAMED = {
+    "rule": {"goal": {"rule": "planted.Rule"}},
+    "statistic": {"statistic": "planted.Statistic"},
+}
+
+
+@pytest.mark.parametrize("attribute", NAMED.values(), ids=NAMED)
+@pytest.mark.parametrize(
+    "words",
+    [["analyze", "--study.name", "fake"], ["figures", "fake"], ["merge", "other.db"], ["load"]],
+    ids=lambda words: words[0],
+)
+def test_reading_a_foreign_study_imports_nothing(words, attribute, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "planted", raising=False)
+    Path("planted.py").write_text(f"open({str(tmp_path / 'imported')!r}, 'w')\n")
+    Path("mlruns").mkdir()
+    url = "sqlite:///other.db" if words[0] == "merge" else "sqlite:///mlruns/study.db"
+    write_study(url, {CELL: [result(CELL, 0, 16)]}, uid="0123")
+    storage = optuna.storages.RDBStorage(url)
+    study_id = storage.get_study_id_from_name("fake")
+    stored = storage.get_study_user_attrs(study_id)
+    for key, value in attribute.items():
+        if isinstance(value, dict):
+            value = {**stored[key], **value}
+        storage.set_study_user_attr(study_id, key, value)
+
+    if words == ["load"]:
+        with pytest.raises(UntrustedCode) as caught:
+            lit_dps.load("fake")
+        assert (caught.value.value, caught.value.modules) == ("fake", ["planted"])
+    else:
+        assert main(words) == 2
+        said = capsys.readouterr().err
+        assert "planted" in said and "--trust" in said and said.count("\n") == 1
+    assert not Path("imported").exists() and "planted" not in sys.modules
+
+    # The module has no such class: it is imported, then refused.
+    if words == ["load"]:
+        with pytest.raises(ConfigError):
+            lit_dps.load("fake", trust=True)
+    else:
+        assert main([*words, "--trust"]) == 2
     assert Path("imported").exists()
 
 
