@@ -196,12 +196,7 @@ class Analysis:
     @cached_property
     def curves(self) -> pd.DataFrame:
         """K* and the law of each series as points of a curve (`law_tables.series_curves`)."""
-        return self.curves_beyond(1)
-
-    def curves_beyond(self, factor: float) -> pd.DataFrame:
-        """Return `curves`, extended beyond the largest batch size by a factor."""
-        sizes = self.record.batch_sizes
-        return series_curves(self.laws, self.median_laws, sizes, factor)
+        return series_curves(self.laws, self.median_laws, self.record.batch_sizes)
 
     @cached_property
     def critical_batch_sizes(self) -> dict[Series, dict[str, Critical]]:

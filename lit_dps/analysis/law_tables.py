@@ -71,7 +71,6 @@ def series_curves(
     laws: Mapping[Series, Law],
     medians: Mapping[Series, Law],
     batch_sizes: Sequence[int],
-    beyond: float = 1,
 ) -> pd.DataFrame:
     """Return the rows of `law_curve` of each series of a study, with its columns first.
 
@@ -82,12 +81,11 @@ def series_curves(
         laws: The law of K*, by series.
         medians: The law of the median over seeds, for series that have repeats.
         batch_sizes: The grid, ascending.
-        beyond: As in `law_curve`.
     """
     common = common_batch_size(laws.values())
     parts = []
     for series, law in laws.items():
-        curve = law_curve(law, batch_sizes, common, beyond)
+        curve = law_curve(law, batch_sizes, common)
         steps = {}
         if series in medians:
             for batch_size, k in medians[series].k_star.items():
@@ -97,9 +95,7 @@ def series_curves(
     return pd.concat(parts, ignore_index=True)
 
 
-def law_curve(
-    law: Law, batch_sizes: Sequence[int], common: int | None, beyond: float = 1
-) -> pd.DataFrame:
+def law_curve(law: Law, batch_sizes: Sequence[int], common: int | None) -> pd.DataFrame:
     """Return K* and the fitted law of one series, by batch size, as the points of a curve.
 
     The batch sizes of the grid are among the rows; those between them draw the curve. Values are
@@ -120,9 +116,8 @@ def law_curve(
         law: The law of K*.
         batch_sizes: The grid, ascending.
         common: The batch size to normalise at (`common_batch_size`).
-        beyond: How far beyond the largest batch size the curve extends, a factor.
     """
-    batch = _curve_points(batch_sizes, beyond)
+    batch = _curve_points(batch_sizes)
     sizes = _integers_of_grid(batch, batch_sizes)
     curve = pd.DataFrame({"batch_size": pd.Series(sizes, dtype=object)})
     curve["k_star"] = pd.array(list(map(law.k_star.get, sizes)), "Float64")
@@ -172,10 +167,9 @@ def _normalised(curve: pd.DataFrame, law: Law, common: int | None) -> dict[str, 
     }
 
 
-def _curve_points(batch_sizes: Sequence[int], beyond: float) -> np.ndarray:
-    """Return the batch sizes of a curve: the grid, and points between and beyond its sizes."""
-    low = min(batch_sizes)
-    high = beyond * max(batch_sizes)
+def _curve_points(batch_sizes: Sequence[int]) -> np.ndarray:
+    """Return the batch sizes of a curve: the grid, and points between its sizes."""
+    low, high = min(batch_sizes), max(batch_sizes)
     count = 1 + round(POINTS_PER_DOUBLING * float(np.log2(high / low)))
     points = np.geomspace(low, high, count)
     distances = np.abs(np.log(points[:, None] / np.array(batch_sizes))).min(axis=1)
