@@ -46,6 +46,8 @@ html_theme = (
 smartquotes = False  # quoted commands keep straight quotes
 
 html_title = f"lit_dps {release}"
+html_static_path = ["static"]
+html_css_files = ["site.css"]
 html_extra_path = ["site"]  # index.html, which leads to docs/index.html
 html_copy_source = False
 html_show_sphinx = False

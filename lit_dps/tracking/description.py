@@ -15,20 +15,22 @@ from lit_dps.core.config import SPARSITY_KEY
 from lit_dps.core.record import StudyRecord
 from lit_dps.core.trial import FINAL_STATUSES, Cell, Series
 from lit_dps.report.answer import sentences
-from lit_dps.report.notes import warnings_of
 from lit_dps.report.result_table import examples_text, interval_text, speed_mark
+from lit_dps.report.screen import all_warnings
 from lit_dps.report.timing_notes import timing_notes
-from lit_dps.report.warnings import NOTES
 
 SECTIONS = ("model", "data", "pruning", "optim", "local", "batch")
 TRAINER = ("accelerator", "devices", "precision", "accumulate_grad_batches", "gradient_clip_val")
+# Key of a switch -> the prefix of the keys that have no effect if it has the value "off".
+SWITCHES = {"local.workers": ("local.", "1"), "optim.delay": ("optim.delay", "0")}
 MAX_PARAM_CHARACTERS = 250  # of a parameter's value in MLflow
 
 
 def markdown(study: Analysis, report: str | None = None) -> str:
-    """Return the description of a study: answer, table, notes, and where the report is.
+    """Return the description of a study: answer, table, warnings, notes, and the report's address.
 
-    The answer comes first, because MLflow folds all but a few lines.
+    The answer comes first, because MLflow folds all but a few lines. The warnings are those of
+    the last screen of a study, all of them.
 
     Args:
         study: The study.
@@ -40,8 +42,12 @@ def markdown(study: Analysis, report: str | None = None) -> str:
         first_lines.append(f"- {first}")
         if others:
             other_lines += ["", f"{series}:", "", *(f"- {line.strip()}" for line in others)]
-    lines = [*first_lines, "", *_table(study), *other_lines, "", _goal_line(study)]
-    notes = [*warnings_of(NOTES, study), *timing_notes(study)]
+    lines = [*first_lines, "", *_table(study)]
+    warnings = all_warnings(study)
+    if warnings:
+        lines += ["", *(f"- **warning**: {warning}" for warning in warnings)]
+    lines += [*other_lines, "", _goal_line(study)]
+    notes = [note for note in timing_notes(study) if not note.startswith(tuple(warnings))]
     if notes:
         lines += ["", *(f"- {note}" for note in notes)]
     if report is not None:
@@ -93,7 +99,8 @@ def _escaped(line: str) -> str:
 def constants(config: Mapping[str, Any]) -> dict[str, str]:
     """Return what all trials of a study share, by dotted key, without missing and empty values.
 
-    Keys that differ between cells or trials, such as the batch size, are not among them.
+    Keys that differ between cells or trials, such as the batch size, are not among them. Neither
+    are the settings of local SGD and of delayed gradients if these are off.
     """
     study = config.get("study", {})
     varied = {
@@ -106,6 +113,9 @@ def constants(config: Mapping[str, Any]) -> dict[str, str]:
     values: dict[str, str] = {}
     for section in SECTIONS:
         values |= _flat_values(section, config.get(section, {}), varied)
+    for key, (prefix, off) in SWITCHES.items():
+        if values.get(key) == off:
+            values = {name: each for name, each in values.items() if not name.startswith(prefix)}
     trainer = config.get("trainer", {})
     for key in TRAINER:
         values |= _flat_values(f"trainer.{key}", trainer.get(key), varied)

@@ -99,7 +99,7 @@ def draw(rows: pd.DataFrame, study: Analysis) -> Figure:
         for kind, ax in zip(kinds, line, strict=True):
             sizes = sorted(set(where(rows, budget=kind)["size"]))
             part = where(of_series, budget=kind)
-            _draw_budgets(ax, part, kind, sizes, record.goal.at_least)
+            _draw_budgets(ax, part, sizes, record.goal.at_least)
             ax.set_title(TITLES[kind])
             if len(every) > 1:
                 ax.set_title(f"{legend(series)}: {TITLES[kind]}")
@@ -110,23 +110,28 @@ def draw(rows: pd.DataFrame, study: Analysis) -> Figure:
         look.goal_line(ax, record.goal.value)
     for ax in panels[-1]:
         ax.set_xlabel(look.BATCH_SIZE)
+    for series, line in zip(every, panels, strict=True):
+        for kind, ax in zip(kinds, line, strict=True):
+            sizes = sorted(set(where(rows, budget=kind)["size"]))
+            ends = _last_values(where(rows_of(series, rows), budget=kind), sizes)
+            look.label_ends(ax, ends, figure.get_figheight() / len(every))
     handles += look.bound_handles(len(where(rows, exact=0)) > 0, "bound")
     look.legend_above(figure, handles)
     return figure
 
 
-def _draw_budgets(
-    ax: Axes, rows: pd.DataFrame, kind: str, sizes: list[int], at_least: bool
-) -> None:
-    """Draw a curve for each budget of one kind, and their legend beside the panel."""
-    handles = []
+def _draw_budgets(ax: Axes, rows: pd.DataFrame, sizes: list[int], at_least: bool) -> None:
+    """Draw a curve for each budget of one kind."""
     for size, style in zip(sizes, look.shades(len(sizes)), strict=True):
         look.draw_metric(ax, where(rows, size=size), style, at_least)
-        handles.append(look.entry(f"{size:,}", **style))
-    ax.legend(
-        handles=handles[::-1],
-        title=kind,
-        loc="center left",
-        bbox_to_anchor=(1, 0.5),
-        handlelength=1.5,
-    )
+
+
+def _last_values(rows: pd.DataFrame, sizes: list[int]) -> list[tuple[float, str, str]]:
+    """Return the metric at the largest batch size, name and colour of each budget of one kind."""
+    ends = []
+    for size, style in zip(sizes, look.shades(len(sizes)), strict=True):
+        curve = where(rows, size=size)
+        if len(curve):
+            best = curve.loc[curve["batch_size"].idxmax(), "best"]
+            ends.append((float(best), f"{size:,}", style["color"]))
+    return ends

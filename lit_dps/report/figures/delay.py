@@ -55,20 +55,25 @@ def draw(rows: pd.DataFrame, study: Analysis) -> Figure:
     In the second panel the law is one curve.
     """
     laws = _fitted_laws(study)
-    figure = new_figure(6.2, 2.4 * len(laws))
+    delays = sorted(set(rows["delay"]))
+    figure = new_figure(6.2, 2.4 * len(laws) + 0.2)
     panels = figure.subplots(len(laws), 2, squeeze=False)
     for (by_delay, scaled), law in zip(panels, laws, strict=True):
         part = rows_of(law.series, rows)
         _draw_by_delay(by_delay, part, law)
-        by_delay.set_ylabel(k_star_axis(study.record.statistic))
-        _draw_scaled(scaled, part, law)
+        by_delay.set_ylabel(look.in_two_lines(k_star_axis(study.record.statistic)))
+        _draw_scaled(scaled, part, law, delays)
         for ax in (by_delay, scaled):
             ax.set_xscale("log", base=2)
             look.plain_ticks(ax.xaxis)
-            ax.legend()
             ax.set_title(legend(law.series))
         look.log_values_axis(by_delay, part["k_star"])
         look.log_values_axis(scaled, part["scaled"])
+        look.label_ends(by_delay, _last_values(part, law), figure.get_figheight() / len(laws))
+    handles = []
+    for i, delay in enumerate(delays):
+        handles.append(look.entry(f"delay {delay}", linestyle="none", **look.curve_style(i)))
+    look.legend_above(figure, [*handles, look.entry("law", color=look.GREY)])
     return figure
 
 
@@ -80,17 +85,24 @@ def _draw_by_delay(ax: Axes, rows: pd.DataFrame, law: DelayLaw) -> None:
         ax.plot(cells["delay"] + 1, cells["k_star"], linestyle="none", label=label, **style)
         curve = steps_by_delay(law, batch_size)
         ax.plot(curve["gradients"], curve["k_star"], color=style["color"])
-    ax.plot([], [], color=look.GREY, label="law")
     ax.set_xlabel("gradients in flight: delay + 1 [steps]")
 
 
-def _draw_scaled(ax: Axes, rows: pd.DataFrame, law: DelayLaw) -> None:
+def _last_values(rows: pd.DataFrame, law: DelayLaw) -> list[tuple[float, str, str]]:
+    """Return the law at the longest delay, name and colour of each batch size."""
+    ends = []
+    for i, batch_size in enumerate(sorted(set(rows["batch_size"]))):
+        value = float(steps_by_delay(law, batch_size)["k_star"].iloc[-1])
+        ends.append((value, f"B = {batch_size}", look.curve_style(i)["color"]))
+    return ends
+
+
+def _draw_scaled(ax: Axes, rows: pd.DataFrame, law: DelayLaw, delays: list[int]) -> None:
     """Draw all cells and the law on the axis on which they are one curve."""
-    for i, (delay, cells) in enumerate(rows.groupby("delay")):
-        style = look.curve_style(i)
-        label = f"delay {delay}"
-        ax.plot(cells["in_flight"], cells["scaled"], linestyle="none", label=label, **style)
+    for delay, cells in rows.groupby("delay"):
+        style = look.curve_style(delays.index(int(str(delay))))
+        ax.plot(cells["in_flight"], cells["scaled"], linestyle="none", **style)
     curve = scaled_law(law, rows["in_flight"])
-    ax.plot(curve["in_flight"], curve["scaled"], color=look.GREY, zorder=1, label="law")
+    ax.plot(curve["in_flight"], curve["scaled"], color=look.GREY, zorder=1)
     ax.set_xlabel("B / s(delay) [examples]")
     ax.set_ylabel("s(delay) K* [steps]")

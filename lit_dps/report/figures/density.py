@@ -44,7 +44,7 @@ def draw(rows: pd.DataFrame, study: Analysis) -> Figure:
     drawn = sorted({ratio.cell.series for ratio in study.ratios})
     names = sorted({_name(series) for series in drawn})
     figure = new_figure(4.4, 3.2)
-    ax = figure.add_subplot(xscale="log")
+    ax = figure.add_subplot()
     ax.axhline(1, **ratios.EQUAL)
     for series in drawn:
         of_series = rows_of(series, rows)
@@ -52,8 +52,8 @@ def draw(rows: pd.DataFrame, study: Analysis) -> Figure:
         density = numbers(of_series[AVERAGE_DENSITY])
         ax.plot(density, numbers(of_series["ratio"]), linestyle="none", **style)
     look.log_values_axis(ax, [1, *rows["ratio"].dropna()], 1.15, 1.15)
-    ax.xaxis.set_major_formatter("{x:g}")
-    ax.set_xlabel("average density up to the goal [share of the masked weights]")
+    look.log_values_axis(ax, rows[AVERAGE_DENSITY].dropna(), 1.2, 1.2, axis="x")
+    ax.set_xlabel("average density up to the goal\n[share of the masked weights]")
     ax.set_ylabel(f"K*(S) / K*(S = {min(study.record.sparsities):g})")
     handles = []
     for i, name in enumerate(names):

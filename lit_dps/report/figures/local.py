@@ -76,11 +76,20 @@ def draw(rows: pd.DataFrame, study: Analysis) -> Figure:
             ax.xaxis.set_major_formatter(_tick)
             ax.set_title(legend(series))
             look.log_values_axis(ax, rows["k_star"])
-        by_length.legend()
+        look.label_ends(by_length, _last_values(rows_of(series, rows)), figure.get_figheight())
         by_length.set_xlabel("local steps of a round: H")
-        by_length.set_ylabel(k_star_axis(study.record.statistic))
+        by_length.set_ylabel(look.in_two_lines(k_star_axis(study.record.statistic)))
         by_communications.set_xlabel("communications until the goal")
     return figure
+
+
+def _last_values(rows: pd.DataFrame) -> list[tuple[float, str, str]]:
+    """Return K* at the longest rounds, name and colour of each batch size."""
+    ends = []
+    for i, (batch_size, cells) in enumerate(rows.groupby("batch_size")):
+        longest = cells.loc[cells["local_steps"].idxmax()]
+        ends.append((longest["k_star"], f"B = {batch_size}", look.curve_style(i)["color"]))
+    return ends
 
 
 def _tick(x: float, position: float = 0) -> str:

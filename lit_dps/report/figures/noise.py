@@ -58,6 +58,7 @@ def draw(rows: pd.DataFrame, study: Analysis) -> Figure:
     for ax, series in zip(panels, every, strict=True):
         _draw_series(ax, rows_of(series, rows), study.series_noise_laws.get(series))
         ax.set_title(legend(series))
+    look.log_values_axis(panels[0], _positive(rows["noise"]), 1.3, 1.3)
     panels[0].set_ylabel("noise: trace of the covariance\nof the gradient of an example")
     return figure
 
@@ -83,12 +84,14 @@ def _draw_series(ax: Axes, rows: pd.DataFrame, law: NoiseLaw | None) -> None:
             zorder=1,
             label=_law_text(law),
         )
-    ax.set_xscale("log")
-    ax.set_yscale("log")
-    look.plain_ticks(ax.xaxis)
-    look.plain_ticks(ax.yaxis)
+    look.log_values_axis(ax, _positive(rows["squared_gradient"]), 1.3, 1.3, axis="x")
     ax.set_xlabel("squared norm of the gradient")
-    ax.legend(fontsize=6)
+    ax.legend(fontsize=6, loc="upper left")  # the noise rises with the gradient
+
+
+def _positive(values: pd.Series) -> pd.Series:
+    """Return the values that a logarithmic axis shows."""
+    return values[values > 0]
 
 
 def _law_text(law: NoiseLaw) -> str:

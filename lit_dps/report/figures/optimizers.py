@@ -162,14 +162,17 @@ def draw(rows: pd.DataFrame, *studies: Analysis) -> Figure:
         first = where(part, label=part["label"].iloc[0])
         scaling.draw_perfect(normalised, first, "normalised_")
         steps.set_title(title(series))
-        normalised.set_xlabel(look.BATCH_SIZE)
         scaling.label_normalised(normalised, part)
+    for normalised in panels[1, 1:]:
+        normalised.set_ylabel("")  # the panels of a line share their axis
+    for normalised in panels[1]:
+        normalised.set_xlabel(look.in_two_lines(look.BATCH_SIZE))
     look.batch_size_axis(panels[0, 0], scaling.grid_sizes(rows))
     look.log_values_axis(panels[0, 0], rows["k_star"].dropna())
     look.log_values_axis(panels[1, 0], rows["normalised_k_star"].dropna())
-    panels[0, 0].set_ylabel(
-        k_star_axis(studies[0].record.statistic, studies[0].record.goal.cost_unit)
-    )
+    record = studies[0].record
+    label = k_star_axis(record.statistic, record.goal.cost_unit)
+    panels[0, 0].set_ylabel(look.in_two_lines(label))
     look.legend_above(figure, look.curve_handles(labels))
     _draw_line_legend(figure, rows, _curves(studies, shared))
     return figure

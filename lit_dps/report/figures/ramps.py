@@ -58,7 +58,6 @@ def draw(rows: pd.DataFrame, study: Analysis) -> Figure:
     figure = new_figure(4.8, 3.4)
     ax = figure.subplots()
     drawn = look.series_with_rows(study, rows)
-    ax.set_xscale("log")
     for i, series in enumerate(study.record.series):
         if series not in drawn:
             continue
@@ -88,8 +87,8 @@ def draw(rows: pd.DataFrame, study: Analysis) -> Figure:
                 color=style["color"],
             )
     look.log_values_axis(ax, numbers(rows["steps"]), 1.3, 1.3)
-    look.plain_ticks(ax.xaxis)
-    ax.margins(x=0.1)
+    # The room at the right is for the batch size beside the last point.
+    look.log_values_axis(ax, numbers(rows["examples"]), 1.15, 1.3, axis="x")
     ax.set_xlabel("examples to the goal")
     ax.set_ylabel("optimizer steps to the goal")
     look.legend_above(figure, look.series_handles(study.record.series, drawn))

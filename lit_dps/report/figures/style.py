@@ -14,7 +14,7 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.category import StrCategoryFormatter
-from matplotlib.colors import to_hex
+from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.text import Text
@@ -80,6 +80,7 @@ LEGEND_MARKER_CHARACTERS = 6  # width of the marker of an entry and its gaps, in
 CAPTION_CHARACTER_INCHES = 0.048
 SMALLEST_DECIMAL = 1e-3  # smaller ticks have an exponent
 PANEL_SHARE = 0.75  # of the height of a figure with one panel
+MAX_TEXT_LUMINANCE = 0.6  # of a text on white, from 0 for black to 1
 LABEL_POINTS = 8.5  # from the name of a curve to the next one
 TICK_SPAN = 30  # an axis over a smaller factor also has ticks between powers of ten
 
@@ -136,39 +137,46 @@ def batch_size_axis(ax: Axes, batch_sizes: Sequence[int]) -> None:
     ax.set_xscale("log", base=2)
     step = math.ceil(len(batch_sizes) / MOST_TICKS)
     ax.xaxis.set_major_locator(FixedLocator(batch_sizes[::step]))
-    ax.xaxis.set_major_formatter("{x:g}")
+    ax.xaxis.set_major_formatter("{x:.0f}")
     ax.xaxis.set_minor_locator(NullLocator())
     ax.set_xlim(batch_sizes[0] / 1.4, batch_sizes[-1] * 1.4)
 
 
-def log_values_axis(ax: Axes, values: Any, below: float = 2.0, above: float = 1.6) -> None:
-    """Make the y axis logarithmic over some values; without values it has no ticks.
+def log_values_axis(
+    ax: Axes, values: Any, below: float = 2.0, above: float = 1.6, axis: str = "y"
+) -> None:
+    """Make an axis logarithmic over some values; without values it has no ticks.
 
     Args:
         ax: The panel.
         values: (n,), positive values that the axis shows.
         below, above: Room below and above the values, factors.
+        axis: "x" or "y".
     """
     values = np.asarray(values, float)
     if not len(values):
-        ax.set_yticks([])
+        ax.set(**{f"{axis}ticks": []})
         return
-    ax.set_yscale("log")
-    ax.set_ylim(values.min() / below, values.max() * above)
+    limits = (values.min() / below, values.max() * above)
+    ax.set(**{f"{axis}scale": "log", f"{axis}lim": limits})
+    shown = {"x": ax.xaxis, "y": ax.yaxis}[axis]
     span = values.max() / values.min() * max(1, below / 2, above / 2)
-    low, high = np.log10(ax.get_ylim())
+    low, high = np.log10(limits)
     powers_of_ten = math.floor(high) - math.ceil(low) + 1
     if span < TICK_SPAN or powers_of_ten < 2:
         # Powers of ten alone would be one tick or none.
         subs = (1, 1.5, 2, 3, 5, 7)
         if span > 8:
             subs = (1, 2, 5)
-        ax.yaxis.set_major_locator(LogLocator(subs=subs))
-    plain_ticks(ax.yaxis)
+        shown.set_major_locator(LogLocator(subs=subs))
+    plain_ticks(shown)
 
 
 def tick(x: float, position: float = 0) -> str:
-    """Return a tick of a logarithmic axis: 1e-4, 0.001, 0.5, 300, 7000, 30k, 2M."""
+    """Return a tick of a logarithmic axis: 1e-4, 0.001, 0.5, 300, 7000, 30k, 2M, 16384."""
+    if x >= 10_000 and x % 1000:
+        # A power of two: 16.384k has more characters.
+        return f"{x:.0f}"
     if x >= 10_000:
         return EngFormatter(sep="")(x)
     if 0 < x < SMALLEST_DECIMAL:
@@ -190,6 +198,12 @@ def few_ticks(axis: Axis, integer: bool = True) -> None:
     axis.set_major_locator(MaxNLocator(3, integer=integer))
     if max(map(abs, axis.get_view_interval())) >= 10_000:
         axis.set_major_formatter(EngFormatter(sep=""))
+
+
+def in_two_lines(label: str) -> str:
+    """Return the label of an axis with its unit on a second line; one line would be longer than
+    a small panel."""
+    return label.replace(" [", "\n[")
 
 
 def goal_line(ax: Axes, value: float, label: str = "goal") -> Line2D:
@@ -231,6 +245,16 @@ def entry(label: str, **style: Any) -> Line2D:
     return Line2D([], [], label=label, **style)
 
 
+def text_colour(colour: str) -> str:
+    """Return a colour, darker if text in it would be too pale on white."""
+    red, green, blue = to_rgb(colour)
+    luminance = 0.2126 * red + 0.7152 * green + 0.0722 * blue  # ITU-R BT.709
+    if luminance <= MAX_TEXT_LUMINANCE:
+        return colour
+    share = MAX_TEXT_LUMINANCE / luminance
+    return to_hex((share * red, share * green, share * blue))
+
+
 def label_ends(ax: Axes, ends: Sequence[tuple[float, str, str]], height: float) -> None:
     """Write the names of curves to the right of a panel, beside their last values.
 
@@ -242,6 +266,8 @@ def label_ends(ax: Axes, ends: Sequence[tuple[float, str, str]], height: float) 
         ends: The last value of each curve, its name and its colour.
         height: Of the figure, inches.
     """
+    if not ends:
+        return
     gap = LABEL_POINTS / (height * 72 * PANEL_SHARE)
     to_axes = ax.transData + ax.transAxes.inverted()
     places = []
@@ -263,7 +289,7 @@ def label_ends(ax: Axes, ends: Sequence[tuple[float, str, str]], height: float) 
             xycoords="axes fraction",
             fontsize=7,
             va="center",
-            color=color,
+            color=text_colour(color),
             annotation_clip=False,
             arrowprops={"arrowstyle": "-", "color": color, "linewidth": 0.5, "shrinkB": 0},
         )

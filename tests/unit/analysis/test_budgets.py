@@ -195,6 +195,8 @@ def test_the_figure_draws_its_rows(tmp_path):
     assert ([4, 16], [0.8, 0.6]) not in [
         (list(line.get_xdata()), list(line.get_ydata())) for line in right.lines
     ]
+    assert [text.get_text() for text in left.texts] == ["80", "40", "20", "10"]
+    assert [text.get_text() for text in right.texts] == ["320", "160"]
     files, notes = write_figures([FIGURE], [study], tmp_path)
     assert [path.name for path in files] == [
         "budgets.csv",

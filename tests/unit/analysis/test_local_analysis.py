@@ -132,6 +132,7 @@ def test_its_figure_and_file(tmp_path):
         if len(line.get_xdata())
     ]
     assert curves == [([400, 101, 27, 20], [400, 404, 440, 1280]), ([40, 10, 4], [40, 40, 64])]
+    assert [text.get_text() for text in left.texts] == ["B = 256", "B = 16"]
     (note,) = FIGURE.notes(found)
     assert {"B=256", "S=0", "H=64"} <= set(note.replace(",", " ").replace(".", " ").split())
     files, _ = write_all(found, tmp_path)
