@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import matplotlib
+import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -12,7 +14,7 @@ from matplotlib.figure import Figure
 import lit_dps.report.figures.style as look
 from lit_dps.analysis.analysis import Analysis
 from lit_dps.analysis.gradient_noise import NoiseLaw, line_rows
-from lit_dps.analysis.tables import legend, rows_of, significant
+from lit_dps.analysis.tables import legend, numbers, rows_of, significant
 from lit_dps.core.record import setting
 from lit_dps.report.figures.page_size import new_figure
 
@@ -89,8 +91,9 @@ def _draw_series(ax: Axes, rows: pd.DataFrame, law: NoiseLaw | None) -> None:
     ax.legend(fontsize=6, loc="upper left")  # the noise rises with the gradient
 
 
-def _positive(values: pd.Series) -> pd.Series:
-    """Return the values that a logarithmic axis shows."""
+def _positive(column: Any) -> np.ndarray:
+    """Return the values of a column that a logarithmic axis can show."""
+    values = numbers(column)
     return values[values > 0]
 
 
