@@ -10,10 +10,11 @@ from lit_dps.cli.json_output import print_document, stdout_on_stderr
 from lit_dps.cli.parser import new_parser
 from lit_dps.core.config import StorageConfig
 from lit_dps.core.exit_codes import ExitCode
-from lit_dps.core.text import escape
+from lit_dps.core.text import escape, for_terminal
 from lit_dps.study.doctor import ERROR, examine, worst
 
 SCHEMA = 1  # of the JSON object
+STATUS_CHARACTERS = 9  # before the name of a check
 JSON = "Print one JSON object: schema, status (the worst), and checks with name, status, result "
 JSON += "and remedy."
 
@@ -32,5 +33,5 @@ def main(command: CommandLine) -> int:
         print_document({"schema": SCHEMA, "status": status, "checks": rows})
     else:
         for check in checks:
-            print(escape(check.line()))
+            print(for_terminal(escape(check.line()), " " * STATUS_CHARACTERS))
     return ExitCode.FAILED if status == ERROR else ExitCode.DONE

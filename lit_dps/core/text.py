@@ -7,6 +7,7 @@ from __future__ import annotations
 import math
 import re
 import shutil
+import sys
 import textwrap
 from collections.abc import Iterable
 from difflib import get_close_matches
@@ -87,6 +88,27 @@ def wrap(text: str, width: int, indent: str = "  ") -> list[str]:
         break_on_hyphens=False,
     )
     return [line.replace("\xa0", " ") for line in lines]
+
+
+def for_terminal(text: str, indent: str = "  ") -> str:
+    """Return a text for stdout: at a terminal, its long lines are wrapped between words."""
+    if not sys.stdout.isatty():
+        return text
+    lines = []
+    for line in text.splitlines():
+        lines += wrap(line, terminal_width(), indent) or [""]
+    return "\n".join(lines)
+
+
+def prose_for_terminal(text: str) -> str:
+    """Return a text like `for_terminal`; rows of tables, with wide gaps, keep their lines."""
+    lines = []
+    for line in text.splitlines():
+        if "   " in line:
+            lines.append(line)
+        else:
+            lines.append(for_terminal(line))
+    return "\n".join(lines)
 
 
 VALUE_LENGTH = 200  # characters of a value in a message

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+import sys
 
 import pytest
 
 from lit_dps.analysis.rates import rate_law, spacing_of
 from lit_dps.core.noise_scale import NoiseScale
-from lit_dps.core.text import format_duration, number_text
+from lit_dps.core.text import for_terminal, format_duration, number_text, prose_for_terminal
 from tests.support.texts import numbers_in
 
 
@@ -74,3 +75,17 @@ def test_an_unresolved_noise_scale_shows_an_interval_that_includes_zero():
     wide = NoiseScale(24, 11, 20.0, 2.0, 79.2, math.inf, 64, 32)
     assert "e+" not in str(wide)
     assert str(NoiseScale(0.2, 0.01, 22.2, 2.0, 79.2, 1984.0, 64, 32)) == "111 [79.2, 1980]"
+
+
+def test_a_terminal_wraps_prose_and_keeps_tables(monkeypatch):
+    text = "timed at B = 8, 128 with 1 thread\n\n     B     trials\n     8         32"
+    assert prose_for_terminal(text) == for_terminal(text) == text, "a file keeps its lines"
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "15")
+    lines = prose_for_terminal(text).splitlines()
+    assert lines[:3] == ["timed at B = 8,", "  128 with 1", "  thread"]
+    assert lines[3:] == text.splitlines()[1:], "rows are not broken"
+    assert for_terminal("ok   a b c d e f g h", " " * 5).splitlines() == [
+        "ok   a b c d e",
+        "     f g h",
+    ]
