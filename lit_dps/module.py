@@ -182,6 +182,11 @@ class ImageClassifier(LightningModule):
             )
         arguments = self._arguments
         rule = rule_named(arguments["optimizer"])
+        missing = [name for name in rule.hyperparameters if name not in arguments]
+        if missing:
+            names = ", ".join(missing)
+            allowed = f"a rule whose hyperparameters the module has as arguments; it lacks {names}"
+            raise ConfigError("model.optimizer", arguments["optimizer"], allowed)
         hyperparameters = {name: arguments[name] for name in rule.hyperparameters}
         optimizer = rule.make(self.parameters(), arguments["learning_rate"], hyperparameters)
         schedule = RateSchedule(

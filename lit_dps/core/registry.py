@@ -32,7 +32,9 @@ def named(
     if name in built_in:
         return built_in[name]
     module, _, attribute = str(name).rpartition(".")
-    allowed = f"one of {', '.join(built_in)}, or the class path of a {kind}"
+    # A class path that was used before may be in `built_in` too.
+    names = [each for each in built_in if "." not in each]
+    allowed = f"one of {', '.join(names)}, or the class path of a {kind}"
     hint = None
     near = closest_name(str(name), built_in)
     if near is not None:
@@ -42,8 +44,11 @@ def named(
     try:
         value = getattr(import_module(module), attribute)
     except (ImportError, AttributeError) as error:
+        if isinstance(error, ModuleNotFoundError):
+            hint = hint or "If the module is a file of yours, add its folder to PYTHONPATH."
         raise ConfigError(key, name, f"{allowed}: {error}", hint) from error
     if not is_kind(value):
+        allowed += f"; {attribute} is of type {type(value).__name__}"
         raise ConfigError(key, name, allowed, hint)
     return value
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
@@ -178,7 +179,11 @@ def of_others(name: str, key: str = "--only") -> ModuleType:
         module = import_module(name)
     except ImportError as error:
         allowed = f"any of {', '.join(sorted(NAMES))}, or a module: {error}"
-        raise ConfigError(key, name, allowed) from error
+        hint = None
+        parent = name.rpartition(".")[0]
+        if parent in sys.modules:
+            hint = f"A figure is a module, not a class: name {parent}."
+        raise ConfigError(key, name, allowed, hint) from error
     for part in REQUIRED:
         if not hasattr(module, part):
             allowed = f"a figure, which has NAME, missing and notes; it has no {part}"
