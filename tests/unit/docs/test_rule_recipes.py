@@ -16,7 +16,7 @@ from tests.support.conformance import assert_conform
 from tests.support.recipes import MAX_LINES, files_of_page, import_recipe
 from tests.support.runs import train
 from tests.unit.engines.test_engine import quiet  # noqa: F401
-from tests.unit.engines.test_stack_lockstep import EXAMPLES, GOAL, trials, workload
+from tests.unit.engines.test_stack_rows import EXAMPLES, GOAL, trials, workload
 
 RULES_OF_PAGE = {"my_rule": "SIGN", "my_lars": "LARS"}
 NAMED_RULES = (

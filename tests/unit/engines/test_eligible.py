@@ -21,7 +21,7 @@ from tests.support.conformance import assert_conform
 from tests.support.runs import train
 from tests.support.setups import training_of
 from tests.unit.engines.test_engine import quiet  # noqa: F401
-from tests.unit.engines.test_stack_lockstep import EXAMPLES, GOAL, both, trials, workload
+from tests.unit.engines.test_stack_rows import EXAMPLES, GOAL, both, trials, workload
 
 
 class OwnLoss(ImageClassifier):

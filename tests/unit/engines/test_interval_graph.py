@@ -17,7 +17,7 @@ from lit_dps.module import ImageClassifier
 from tests.support.runs import train
 from tests.unit.engines.test_engine import quiet  # noqa: F401
 from tests.unit.engines.test_intervals_ahead import GOAL, facts
-from tests.unit.engines.test_stack_lockstep import RATES, trials, workload
+from tests.unit.engines.test_stack_rows import RATES, trials, workload
 
 Work = Callable[[], None]
 

@@ -15,7 +15,7 @@ from lit_dps.training.checkpoint_files import Checkpoints
 from tests.support.conformance import by_trial
 from tests.support.runs import engine, runs, train
 from tests.unit.engines.test_engine import quiet  # noqa: F401
-from tests.unit.engines.test_stack_lockstep import RATES, trials, workload
+from tests.unit.engines.test_stack_rows import RATES, trials, workload
 
 GOAL = {"error": 0.3, "check_interval": 4, "max_steps": 80, "early_reject": True}
 CHUNK = 16  # so that checks of the 179 validation examples stop early

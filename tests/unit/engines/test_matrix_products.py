@@ -13,7 +13,7 @@ from lit_dps.engines.matrix_products import ConvolutionsAsProducts
 from lit_dps.engines.stack import StackedNetworks
 from tests.support.conformance import assert_conform
 from tests.unit.engines.test_engine import quiet  # noqa: F401
-from tests.unit.engines.test_stack_lockstep import EXAMPLES, GOAL, RESNET, both, trials, workload
+from tests.unit.engines.test_stack_rows import EXAMPLES, GOAL, RESNET, both, trials, workload
 
 OTHERS = [{}, {"stride": 2, "padding": 1}, {"stride": (1, 2), "padding": (0, 2)}, {"padding": (1,)}]
 

@@ -12,7 +12,7 @@ from lit_dps.engines.module_hooks import CALLED_HOOKS, LIGHTNING_METHODS, does_n
 from lit_dps.module import ImageClassifier
 from tests.support.runs import train
 from tests.unit.engines.test_engine import quiet  # noqa: F401
-from tests.unit.engines.test_stack_lockstep import GOAL, trials, workload
+from tests.unit.engines.test_stack_rows import GOAL, trials, workload
 
 HERE = "tests.unit.engines.test_module_hooks."
 BRIEF = {**GOAL, "max_steps": 12, "check_interval": 4}

@@ -13,7 +13,7 @@ from lit_dps.optim import RULES, Rule
 from lit_dps.training import goal_callback as goal_error
 from tests.support.runs import train
 from tests.unit.engines.test_engine import quiet  # noqa: F401
-from tests.unit.engines.test_stack_lockstep import GOAL, trials, workload
+from tests.unit.engines.test_stack_rows import GOAL, trials, workload
 
 
 class Noisy(torch.optim.SGD):

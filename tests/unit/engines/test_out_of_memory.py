@@ -24,7 +24,7 @@ from tests.support.conformance import by_trial
 from tests.support.runs import engine, runs, train
 from tests.unit.engines.test_eligible import network
 from tests.unit.engines.test_engine import quiet  # noqa: F401
-from tests.unit.engines.test_stack_lockstep import trials, workload
+from tests.unit.engines.test_stack_rows import trials, workload
 
 GOAL = {"error": 0.3, "check_interval": 4, "max_steps": 40, "early_reject": True}
 RATES = [0.0005, 0.06, 0.01, 0.03, 0.02]

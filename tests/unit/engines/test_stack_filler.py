@@ -18,7 +18,7 @@ from lit_dps.pruning.snip import Snip
 from lit_dps.training.workload import Workload
 from tests.support.runs import train
 from tests.unit.engines.test_engine import quiet  # noqa: F401
-from tests.unit.engines.test_stack_lockstep import GOAL, trials, workload
+from tests.unit.engines.test_stack_rows import GOAL, trials, workload
 
 
 def of_second(results: Iterable[TrialResult]) -> TrialResult:

@@ -20,7 +20,7 @@ from tests.support.runs import train
 from tests.support.setups import training_of
 from tests.unit.engines.test_eligible import network
 from tests.unit.engines.test_engine import quiet  # noqa: F401
-from tests.unit.engines.test_stack_lockstep import EXAMPLES, GOAL, both, trials, workload
+from tests.unit.engines.test_stack_rows import EXAMPLES, GOAL, both, trials, workload
 
 CLIPPED = [
     {"gradient_clip_val": 0.3},

@@ -19,7 +19,7 @@ from tests.support.conformance import assert_conform
 from tests.support.runs import train
 from tests.support.tensor_rules import LARS, SHAMPOO
 from tests.unit.engines.test_engine import quiet  # noqa: F401
-from tests.unit.engines.test_stack_lockstep import EXAMPLES, GOAL, trials, workload
+from tests.unit.engines.test_stack_rows import EXAMPLES, GOAL, trials, workload
 
 HERE = "tests.unit.engines.test_stackable_update."
 

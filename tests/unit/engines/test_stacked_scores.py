@@ -22,7 +22,7 @@ from tests.support.runs import train
 from tests.support.setups import training_of
 from tests.unit.engines.test_eligible import network
 from tests.unit.engines.test_engine import quiet  # noqa: F401
-from tests.unit.engines.test_stack_lockstep import EXAMPLES, GOAL, trials, workload
+from tests.unit.engines.test_stack_rows import EXAMPLES, GOAL, trials, workload
 
 RATES = [0.01, 0.03, 0.02]
 # Sums over a few thousand examples in float32 differ by their order.

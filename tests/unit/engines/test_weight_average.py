@@ -28,7 +28,7 @@ from tests.support.runs import train, train_one
 from tests.support.user_readings import Redraws  # noqa: F401  a method by class path
 from tests.unit.engines.test_eligible import network
 from tests.unit.engines.test_engine import quiet  # noqa: F401
-from tests.unit.engines.test_stack_lockstep import EXAMPLES, trials, workload
+from tests.unit.engines.test_stack_rows import EXAMPLES, trials, workload
 
 HALF_LIFE = 100.0
 AVERAGED = {"optim": {"average_half_life": HALF_LIFE}}

@@ -235,7 +235,7 @@ def test_rounds_of_one_step_are_the_whole_batch_in_both_engines():
         assert local.curve["train_loss"] == pytest.approx(usual.curve["train_loss"], rel=1e-3)
 
 
-def test_in_lockstep_a_trial_of_local_sgd_is_trained_by_itself():
+def test_in_a_stack_a_trial_of_local_sgd_is_trained_by_itself():
     used = workload("momentum")
     ours = train_one(trial(workers=4, steps=5), used, GOAL, size=4)
     assert ours.engine == "single" and "local SGD" in ours.engine_reason

@@ -16,7 +16,7 @@ from tests.support.conformance import assert_conform
 from tests.support.errors import refuses
 from tests.support.runs import train
 from tests.unit.engines.test_engine import quiet  # noqa: F401
-from tests.unit.engines.test_stack_lockstep import EXAMPLES, workload
+from tests.unit.engines.test_stack_rows import EXAMPLES, workload
 
 RATE, STEPS, WARMUP, END = 0.3, 40, 8, 0.05
 

@@ -30,7 +30,7 @@ from tests.support.ranks import same_on_ranks
 from tests.support.runs import train, train_one
 from tests.support.user_readings import Redraws  # noqa: F401  a method by class path
 from tests.unit.engines.test_engine import quiet  # noqa: F401
-from tests.unit.engines.test_stack_lockstep import EXAMPLES, trials, workload
+from tests.unit.engines.test_stack_rows import EXAMPLES, trials, workload
 
 NAMES = ("schedule_free_sgd", "schedule_free_adamw")
 BETA1, BETA2, EPSILON, DECAY, RATE, STEPS = 0.9, 0.95, 1e-8, 0.1, 0.1, 12

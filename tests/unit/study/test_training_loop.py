@@ -15,7 +15,7 @@ from lit_dps.study.run_cells import describe_loops, loop_choices, trials_at_a_ti
 from lit_dps.study.setup import StudySetup
 from tests.support.setups import setup_of
 from tests.unit.engines.test_module_hooks import HERE
-from tests.unit.engines.test_stack_lockstep import GOAL, workload
+from tests.unit.engines.test_stack_rows import GOAL, workload
 
 SPACE = {"model.learning_rate": Range(0.01, 0.1)}
 STUDY = StudyConfig(space=SPACE, batch_sizes=[16, 32], sparsities=[0.0, 0.5], trials=4)

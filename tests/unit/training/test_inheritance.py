@@ -19,7 +19,7 @@ from lit_dps.training.inheritance import adopt_former_methods, decides, inherits
 from tests.support.runs import train
 from tests.support.setups import training_of
 from tests.unit.engines.test_engine import quiet  # noqa: F401
-from tests.unit.engines.test_stack_lockstep import GOAL, trials, workload
+from tests.unit.engines.test_stack_rows import GOAL, trials, workload
 
 BRIEF = {**GOAL, "max_steps": 12, "check_interval": 4}
 

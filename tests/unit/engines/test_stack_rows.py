@@ -1,4 +1,4 @@
-"""Trials in lockstep: those of Lightning's loop, many at a time."""
+"""Trials in a stack end like trials in Lightning's loop."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def trials(*cells: Cell, rates=RATES, momentum=0.9) -> list[Trial]:
 
 
 def both(workload: Workload, asked: list[Trial], goal=GOAL, slots=16, **options):
-    """Results of trials in lockstep, and one at a time by Lightning; nothing may fall back to one
+    """Return results of trials in a stack, and one at a time by Lightning; nothing may fall back to one
     at a time."""
 
     stacked = train(asked, workload, goal, size=slots, **options)
@@ -105,7 +105,7 @@ def test_methods_and_biases_of_pruning():
         assert all(r.kept for r in ours)
 
 
-def test_a_race_in_lockstep_ends_with_the_first_finisher():
+def test_a_race_in_a_stack_ends_with_the_first_finisher():
     best: dict[Cell, int] = {}
     asked = trials(Cell(16, 0.0), Cell(16, 0.9))
 
