@@ -260,10 +260,10 @@ def _refuse_arguments(further: Mapping[str, Any], workers: int | None) -> None:
     """
     for key in _STUDY_ARGUMENTS:
         if key in further:
-            allowed = f"left out; {key} is an argument of lit_dps.study"
+            allowed = f"omitted. Use the argument {key} of lit_dps.study"
             raise ConfigError(f"study.{key}", further[key], allowed)
     if workers is not None and further.get("workers", workers) != workers:
-        allowed = f"left out, or {workers} as the argument workers"
+        allowed = f"omitted, or {workers} like the argument workers"
         raise ConfigError("study.workers", further["workers"], allowed)
 
 
@@ -360,7 +360,7 @@ def advise(
     if isinstance(model, pd.DataFrame):
         for name, value in (("data", data), ("budget", budget)):
             if value is not None:
-                raise ConfigError(name, value, "left out beside a DataFrame of runs")
+                raise ConfigError(name, value, "omitted, because a DataFrame of runs is given")
         return _advise_on_runs(model, goal, devices, price, options)
     leave_if_unguarded()
     config, notes = _config_of_objects(model, data, goal, options)
@@ -468,7 +468,10 @@ def _advise(argv: list[str]) -> Advice:
     if code == ExitCode.INTERRUPTED:
         raise KeyboardInterrupt
     if not answers:
-        raise UserError("all first trials failed; stderr has the reason")
+        raise UserError(
+            "all first trials failed. stderr shows the reason; correct it and call the "
+            "function again."
+        )
     return answers[0]
 
 

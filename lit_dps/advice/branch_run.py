@@ -118,7 +118,8 @@ def _train_forked_run(
         raise
     except Exception as error:
         raise UserError(
-            f"advise: the run that is forked failed: {type(error).__name__}: {error}"
+            f"advise: the run to fork failed ({type(error).__name__}: {error}). Correct "
+            "the error, then run the command again."
         ) from error
 
 
@@ -213,8 +214,9 @@ def affordable_callback(
     if needed > seconds:
         raise UserError(
             f"advise: one fork takes {format_duration(needed, 2)} of training, and "
-            f"{format_duration(seconds, 2)} of the budget remain. Give a larger --budget, or use "
-            "--method pilot, which costs less."
+            f"{format_duration(seconds, 2)} of the budget remain. Give a larger --budget, "
+            "or use --method pilot, which costs less.",
+            key="--budget",
         )
     for branches in range(MIN_BRANCHES + 1, len(FACTORS) + 1):
         larger = _callback(fork_steps, branches)

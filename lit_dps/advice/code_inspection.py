@@ -56,13 +56,16 @@ def import_file(path: Path) -> ModuleType:
     except Exception as error:
         place = place_in_user_code(error)
         raise UserError(
-            f"{path} cannot be imported: {type(error).__name__}: {first_line(error)}{place}",
+            f"{path} cannot be imported ({type(error).__name__}: "
+            f"{first_line(error)}{place}). Correct the file.",
             key="FILE",
             value=str(path),
         ) from error
     file = getattr(module, "__file__", None)
     if file is None or not path.samefile(file):
-        raise ConfigError("FILE", path.name, f"another name: Python imports {file} by this one")
+        raise ConfigError(
+            "FILE", path.name, f"another name, because Python imports {file} by this name"
+        )
     return module
 
 
@@ -104,19 +107,17 @@ def _class_of(module: ModuleType, base: type, option: str, choice: str | None, m
     if choice is not None and choice not in classes:
         raise ConfigError(option, choice, f"a {base.__name__} of {file}: {listed or 'none there'}")
     if not classes:
-        raise ConfigError(
-            option, None, f"a {base.__name__} with {method} in {file}, which has none"
-        )
+        raise ConfigError(option, None, f"a {base.__name__} with {method}; {file} has none")
     if choice is None and len(classes) > 1:
         hint = f"Choose one: {option} {next(iter(classes))}"
-        raise ConfigError(option, None, f"one of {listed}, which {file} has", hint)
+        raise ConfigError(option, None, f"one of {listed}, the classes in {file}", hint)
     cls = classes[choice or listed]
     for name, parameter in _arguments(cls).items():
         if parameter.default is parameter.empty:
             raise ConfigError(
                 option,
                 cls.__name__,
-                f"a class whose arguments have defaults; {name} has none",
+                f"a class whose arguments all have defaults; {name} has none",
                 f"Write a default, such as {name}=... in its __init__.",
             )
     return cls

@@ -67,7 +67,9 @@ def run_progress(
         raise
     except Exception as error:
         why = f"{type(error).__name__}: {first_line(error)}{place_in_user_code(error)}"
-        raise UserError(f"the short run failed: {why}") from error
+        raise UserError(
+            f"the short run failed ({why}). Correct the error, then run the command again."
+        ) from error
 
 
 def _run(
@@ -84,7 +86,8 @@ def _run(
         result.initial.update({name: float(value) for name, value in metrics.items()})
     if not result.initial:
         raise UserError(
-            'validation logs no metric: write self.log("val_loss", loss) in validation_step'
+            'validation logs no metric. Write self.log("val_loss", loss) in validation_step.',
+            key="--metric",
         )
     rough = _Watch(result, math.inf, StageLine("timing steps"))
     trainer = _trainer(max_steps=ROUGH_STEPS, limit_val_batches=0, callbacks=[rough])

@@ -87,9 +87,9 @@ def propose_goal(run: ProgressRun, metric: str) -> ProposedGoal:
     if not first - best > MIN_PROGRESS * abs(first):
         raise UserError(
             f"{metric} did not improve within {run.total_steps} steps "
-            f"({format_duration(run.step_seconds * run.total_steps, 2)}): it was {sign * first:.4g}"
-            f" and is at best {sign * best:.4g}. Give more time with --seconds, or another "
-            "--metric",
+            f"({format_duration(run.step_seconds * run.total_steps, 2)}): it was "
+            f"{sign * first:.4g}, and its best value is {sign * best:.4g}. Give more time "
+            "by --seconds, or another --metric.",
             key="--seconds",
         )
     easy = first - SHARE_OF_PROGRESS * (first - best)

@@ -130,7 +130,7 @@ def run_advice(
         UserError: for wrong configuration, data or storage, before anything is created.
     """
     if not setup.study.k_star_statistic.is_minimum:
-        allowed = "minimum, because advise takes the best trial of each probe"
+        allowed = "minimum, because advise uses the best trial of each probe"
         raise ConfigError("study.statistic", setup.study.statistic, allowed)
     if not setup.batch.build().is_constant:
         allowed = "constant, because advise compares constant batch sizes"
@@ -178,14 +178,17 @@ def _check_and_ask(
         _refuse_small_budget(clock)
     elif clock.budget < stored.get("budget", clock.spent):
         former = format_duration(stored.get("budget", clock.spent), 2)
-        allowed = f"at least {former}, as for the stored measurements, or another study.name"
+        allowed = (
+            f"at least {former}, the budget of the stored measurements. Or choose another "
+            "study.name"
+        )
         raise ConfigError("--budget", format_duration(clock.budget, 2), allowed)
     session = _Session(setup, options, probe_study, data, environment, store, stored, clock, stop)
     with store.sole_command():
         if bool(store.read()) != bool(stored):
             raise UserError(
-                f"another command began to ask for advice on {setup.study.name!r}; run this one "
-                "again to continue it",
+                "another command started to measure advice for study.name "
+                f"{setup.study.name!r}. Run this command again to continue.",
                 key="study.name",
                 value=setup.study.name,
             )
@@ -222,8 +225,9 @@ def _check(
     differences = identity_changes(before, probe_study.setup.identity(data))
     if differences:
         raise UserError(
-            f"advice on {setup.study.name!r} was asked for with another configuration: "
-            f"{'; '.join(map(str, differences))}; restore it, or choose another study.name",
+            f"the stored advice of study.name {setup.study.name!r} has another "
+            f"configuration: {'; '.join(map(str, differences))}. Restore the former "
+            "values, or choose another study.name.",
             key="study.name",
             value=setup.study.name,
         )
@@ -240,8 +244,9 @@ def _refuse_removed_method(setup: StudySetup, stored: Mapping[str, Any]) -> None
     except StorageError:
         return
     raise UserError(
-        f"advice on {name!r} was measured by the method law, which was removed; choose another "
-        f"study.name (`lit-dps analyze` with --study.name {name}{PROBES_SUFFIX} shows its runs)",
+        f"the stored advice of study.name {name!r} was measured by the method law, "
+        "which was removed. Choose another study.name. (`lit-dps analyze` with "
+        f"--study.name {name}{PROBES_SUFFIX} shows its runs.)",
         key="study.name",
         value=name,
     )
@@ -255,10 +260,10 @@ def _refuse_changed_code(
         return
     changes = changes_since([stored], environment)
     if changes:
-        verb = "is" if len(changes) == 1 else "are"
         raise UserError(
-            f"advice on {name!r}: {', '.join(changes)} {verb} not as in its stored measurements; "
-            "restore it, or choose another study.name",
+            f"advice of study.name {name!r}: {', '.join(changes)} changed since the "
+            "stored measurements. Restore the former version, or choose another "
+            "study.name.",
             key="study.name",
             value=name,
         )
@@ -270,8 +275,8 @@ def _refuse_small_budget(clock: Clock) -> None:
     least = clock.spent + needed
     if clock.budget < least:
         allowed = (
-            f"at least {math.ceil(least)}s: the start took {clock.spent:.0f} s, and timing steps "
-            f"and the answer take {needed:.0f} s"
+            f"at least {math.ceil(least)}s. The start took {clock.spent:.0f} s, and "
+            f"timing steps and the answer take {needed:.0f} s"
         )
         raise ConfigError("--budget", format_duration(clock.budget, 2), allowed)
 

@@ -212,7 +212,7 @@ def _refuse_missing_values(runs: pd.DataFrame, source: str) -> None:
                 _place("steps", row, source),
                 None,
                 "a number of steps",
-                "Of a run that missed the goal give its last step, and censored 1.",
+                "If a run missed the goal, give its last step, and censored 1.",
             )
 
 
@@ -229,7 +229,7 @@ def _refuse_repeated_runs(runs: pd.DataFrame, source: str) -> None:
             source,
             f"a table with two runs of {same}",
             "a table with each run once",
-            "A column run distinguishes runs that differ otherwise.",
+            "Add a column run with a name for each run.",
         )
 
 
@@ -256,8 +256,7 @@ def _runs_of_curves(
         raise ConfigError(
             "goal.metric",
             None,
-            "the column of the metric whose goal the runs should meet, with goal.at_most or "
-            "goal.at_least",
+            "the column of the metric of the goal. Set goal.at_most or goal.at_least too",
         )
     if goal.metric not in rows:
         raise ConfigError("goal.metric", goal.metric, f"a column of {_listed(table)}")
@@ -298,8 +297,8 @@ def _refuse_repeated_steps(curve: Any, source: str) -> None:
         raise ConfigError(
             _place("step", row, source),
             number_text(float(curve["step"].loc[row]), 6),
-            "a step that its run does not have yet",
-            "A column run, or seed, distinguishes runs.",
+            "a step that its run has only once",
+            "Add a column run or seed with a name for each run.",
         )
 
 
@@ -325,7 +324,7 @@ def _no_run_meets(goal: CurveGoal, values: Any, source: str) -> ConfigError:
     best = finite.max() if goal.at_least else finite.min()
     key = "goal.at_least" if goal.at_least else "goal.at_most"
     return ConfigError(
-        key, goal.value, f"a value that a run meets; the best one in {source} is {best:g}"
+        key, goal.value, f"a value that a run meets; the best value in {source} is {best:g}"
     )
 
 
@@ -373,6 +372,6 @@ def goal_of(
     assert at_most is not None
     if is_rising(metric):
         raise ConfigError(
-            "goal.at_most", at_most, f"left out: {metric} rises", "Set goal.at_least."
+            "goal.at_most", at_most, f"omitted, because {metric} rises", "Set goal.at_least."
         )
     return CurveGoal(metric, float(at_most))

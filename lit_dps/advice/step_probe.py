@@ -218,7 +218,9 @@ class _SizeLadder:
         times = self.times
         if len(times.timed) < 2:
             raise UserError(
-                f"advise: steps can be timed at fewer than 2 batch sizes: {times.reason}"
+                f"advise: steps could be timed at fewer than 2 batch sizes ({times.reason}). "
+                "Use smaller study.batch_sizes.",
+                key="study.batch_sizes",
             )
         # Other programs slow some sizes down and not others, which would favour the others. So
         # all sizes get the same slowdown, and times remain those of this machine.

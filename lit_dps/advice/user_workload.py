@@ -70,7 +70,7 @@ def user_batch_size(workload: Workload) -> int:
     key = workload.batch_size_key
     value = user_value(workload, key)
     if not isinstance(value, int) or value < 1:
-        allowed = f"a key with a batch size to begin from: set {key}"
+        allowed = f"a key with a batch size to start from. Set {key}"
         raise ConfigError("study.batch_size_key", key, allowed)
     return value * workload.accumulated
 
@@ -265,9 +265,10 @@ class OptimizerLook(Callback):
         most_steps = setup.goal_of_trials.max_steps
         if most_steps > self.most_steps:
             allowed = (
-                f"at most {self.most_steps:g}: OneCycleLR of the module fails after these steps"
+                f"at most {self.most_steps:g}, because OneCycleLR of the module fails after "
+                "these steps"
             )
-            hint = "Or let it take trainer.max_steps as its total_steps."
+            hint = "Or use trainer.max_steps as its total_steps."
             raise ConfigError("goal.max_steps", most_steps, allowed, hint)
 
 

@@ -36,7 +36,7 @@ def main(command: CommandLine) -> int:
 def give_advice(command: CommandLine, answers: list[Advice]) -> int:
     """Give advice, append it to `answers`, and return the exit code."""
     if started_by_torchrun():
-        allowed = "started without it: trainer.devices is the number of ranks that advise starts"
+        allowed = "omitted. advise starts as many ranks as trainer.devices says"
         raise ConfigError("advise", "torchrun", allowed)
     cli = StudyCLI(command, AdviseOptions)
     written = take_options(cli.config, AdviseOptions)
@@ -54,7 +54,7 @@ def _parsed_options(written: AdviseOptions, ranks: int) -> Options:
         ranks: Devices of the trainer; by default the answer is for these and for one.
     """
     if written.columns is not None:
-        raise ConfigError("--columns", written.columns, "left out without --runs")
+        raise ConfigError("--columns", written.columns, "omitted, because --runs is not set")
     values: dict[str, Any] = {}
     names = {field.name for field in fields(Options)}
     for key, value in asdict(written).items():

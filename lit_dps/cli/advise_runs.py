@@ -76,7 +76,7 @@ def _parsed(command: CommandLine) -> AdviseOptions:
     for field in fields(AdviseOptions):
         if field.name in ONLY_WITH_TRAINING and field.name in values:
             key = option_of(field.name)
-            allowed = "left out beside --runs, which trains nothing"
+            allowed = "omitted, because --runs trains nothing"
             raise ConfigError(key, values[field.name], allowed)
     return AdviseOptions(**values)
 
@@ -119,7 +119,9 @@ def _read_file(source: str) -> pd.DataFrame:
         return pd.read_csv(path, sep=separator)
     except (ValueError, OSError) as error:
         text = " ".join(str(error).split())
-        raise ConfigError("--runs", source, f"a CSV file with a line of names: {text}") from error
+        raise ConfigError(
+            "--runs", source, f"a CSV file whose first line names its columns ({text})"
+        ) from error
 
 
 def _goal(command: CommandLine, metrics: list[str]) -> CurveGoal:

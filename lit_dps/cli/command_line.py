@@ -214,9 +214,11 @@ class CommandLine:
             file, *words = words
             if self.verb == "advise" and file.endswith((".csv", ".tsv")):
                 raise UserError(
-                    f"{file} is no configuration; did you mean lit-dps advise --runs {file}?",
+                    f"{file} is a table and no configuration. To read runs from it, write lit-dps "
+                    f"advise --runs {file}.",
                     key="--runs",
                     hint=f"--runs {file}",
+                    value=file,
                 )
             check_is_file(file, self.verb)
             options += ["--config", file]

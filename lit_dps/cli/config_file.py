@@ -109,9 +109,9 @@ def check_is_file(name: str, verb: str) -> None:
     """
     if is_file(name):
         return
-    problem = f"no such file {name!r}"
+    problem = f"file {name!r} does not exist"
     if not name:
-        problem = "no file after --config"
+        problem = "--config names no file"
     elif os.path.isdir(name):
         problem = f"{name!r} is a folder"
     elif os.path.islink(name):
@@ -119,7 +119,7 @@ def check_is_file(name: str, verb: str) -> None:
     elif os.path.lexists(name):
         problem = f"{name!r} is no regular file"
     raise UserError(
-        f"{verb}: {problem}; a configuration file is needed{how_to_get(name)}",
+        f"{verb}: {problem}. Give a configuration file{how_to_get(name)}",
         key="--config",
         value=name,
     )
@@ -163,9 +163,11 @@ def parse_config(
         root = yaml.MappingNode("tag:yaml.org,2002:map", [(key, root)], root.start_mark)
     if not isinstance(root, yaml.MappingNode):
         raise UserError(
-            f"{name}: {shorten(repr(_construct(root, name)))} is no configuration. It needs keys "
-            "such as model, data and study.",
+            f"{name} contains {shorten(repr(_construct(root, name)))}; it must contain "
+            "keys such as model, data and study. Copy a file by lit-dps configs --to "
+            "FOLDER.",
             key=name,
+            value=shorten(repr(_construct(root, name))),
         )
     former_keys: list[str] = []
     has_nested_files = False
@@ -192,10 +194,12 @@ def _read_text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
-        raise UserError(f"{path}: the file is not text in UTF-8: {error}", key=str(path)) from error
+        raise UserError(
+            f"{path} is not text in UTF-8 ({error}). Save it in UTF-8.", key=str(path)
+        ) from error
     except OSError as error:
         raise UserError(
-            f"{path}: the file cannot be read: {error.strerror}", key=str(path)
+            f"{path} cannot be read ({error.strerror}). Check its permissions.", key=str(path)
         ) from error
 
 
@@ -244,7 +248,7 @@ def _check_keys(node: yaml.Node, parents: tuple[yaml.Node, ...], checked: set[ya
     """
     if node in parents:
         raise UserError(
-            f"{_place(node)}: an anchor contains itself; write its value in its place",
+            f"{_place(node)}: an anchor contains itself. Replace the alias in it by a value.",
             key=_place(node),
         )
     if node in checked:
@@ -271,15 +275,16 @@ def _check_is_text(prefix: str, key: yaml.Node) -> None:
     if key.tag not in TEXT_TAGS:
         path = shorten(f"{prefix}{key.value}")
         raise UserError(
-            f"{_place(key)}: the key {path} is not text; write the name of a key", key=path
+            f"{_place(key)}: the key {path} is not text. Write the name of a key, or quote it.",
+            key=path,
         )
 
 
 def _refuse_duplicate(key: str, first: yaml.Node, second: yaml.Node) -> None:
     """Raise UserError, because a key is there twice and one of its values would be ignored."""
     raise UserError(
-        f"{key} is set twice: {_place(first)}, and line {second.start_mark.line + 1}; remove one "
-        "of them",
+        f"{key} is set twice: {_place(first)} and line {second.start_mark.line + 1}. "
+        "Remove one of the two lines.",
         key=key,
     )
 
@@ -296,7 +301,9 @@ def _construct(node: yaml.Node, name: str) -> Any:
     except yaml.YAMLError as error:
         raise _syntax_error(name, error) from error
     except ValueError as error:  # such as a date in the 13th month
-        raise UserError(f"{name}: {error}; it is not valid YAML", key=name) from error
+        raise UserError(
+            f"{name} is not valid YAML: {error}. Correct the file.", key=name
+        ) from error
 
 
 def _syntax_error(name: str, error: yaml.YAMLError) -> UserError:
@@ -306,8 +313,8 @@ def _syntax_error(name: str, error: yaml.YAMLError) -> UserError:
         place = f", line {mark.line + 1}, column {mark.column + 1}"
     problem = getattr(error, "problem", None) or str(error).splitlines()[0]
     return UserError(
-        f"{name}{place}: {shorten(problem)}; it is not valid YAML: look at this line and the one "
-        "before",
+        f"{name}{place}: {shorten(problem)}. The file is not valid YAML. Correct this "
+        "line or the line before it.",
         key=name,
     )
 
@@ -353,10 +360,10 @@ def _rename_keys(section: str, node: yaml.Node) -> list[str]:
 def _refuse_both(former: str, first: yaml.Node, present: str, second: yaml.Node) -> None:
     """Raise UserError, because a key is there under its former and under its present name."""
     raise UserError(
-        f"{former} ({_place(first)}) is the former name of {present} ({_place(second)}); remove "
-        f"{former}",
+        f"{former} ({_place(first)}) is the former name of {present} "
+        f"({_place(second)}), and both are set. Remove {former}.",
         key=former,
-        hint=f"remove {former}",
+        hint=f"Remove {former}.",
     )
 
 

@@ -48,15 +48,15 @@ def _copy(asked_names: Sequence[str], folder: Path) -> None:
             modules[folder / module.name] = module
     for target in (*targets, *modules):
         if target.exists():
-            allowed = f"a folder without {target.name}: that is there already"
+            allowed = f"a folder without a file {target.name}, which exists there already"
             raise ConfigError("--to", str(folder), allowed)
     if len(set(targets)) < len(targets):
-        allowed = "names whose last parts differ: each is copied to a file of that name"
+        allowed = "names whose last parts differ, because each is copied to a file of that name"
         raise ConfigError("NAME", asked_names, allowed)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigError("--to", str(folder), f"a folder that can be made: {error}") from error
+        raise ConfigError("--to", str(folder), f"a folder that can be created ({error})") from error
     for file, target in zip(files, targets, strict=True):
         shutil.copyfile(file, target)
         print(f"copied: {target}; lit-dps study {target} runs it")

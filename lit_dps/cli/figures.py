@@ -68,7 +68,9 @@ def _draw(config: Namespace) -> int:
     url = config.storage.optuna_url
     if not names:
         stored = ", ".join(list_studies(url)) or "(none yet)"
-        raise UserError(f"NAME is missing: one or more of the studies {stored}")
+        raise UserError(
+            f"NAME is missing; it must be one or more of the studies {stored}.", key="NAME"
+        )
     only = None
     if config.only is not None:
         only = _figures_of_option(config.only, len(names))
@@ -182,7 +184,9 @@ def _figures_of_option(only: str, studies: int) -> list[str]:
             continue
         allowed = f"any of {', '.join(figures)}, with commas between"
         if name in _figure_names(2):
-            raise ConfigError("--only", name, f"{allowed} (it compares several studies)")
+            raise ConfigError(
+                "--only", name, f"{allowed}. {name} compares several studies, so name several"
+            )
         module = name.partition(".")[0]
         if not module or not find_spec(module):
             raise ConfigError("--only", name, allowed)

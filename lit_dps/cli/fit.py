@@ -202,7 +202,9 @@ class DPSCLI(LightningCLI):
         except (OSError, EOFError, RuntimeError, pickle.UnpicklingError) as error:
             lines = str(error).splitlines() or [type(error).__name__]
             raise DataError(
-                f"cannot read the checkpoint {path}: {lines[0]}", key="ckpt_path", value=path
+                f"the checkpoint {path} cannot be read ({lines[0]}). Give another ckpt_path.",
+                key="ckpt_path",
+                value=path,
             ) from error
         if path is None or path in KEYWORDS or is_http(path) or os.path.exists(path):
             return
@@ -214,7 +216,7 @@ class DPSCLI(LightningCLI):
         if self.subcommand is not None:
             config = self.config[self.subcommand]
         if not isinstance(config.trainer, Namespace):
-            allowed = "arguments of Lightning's Trainer by name, or left out"
+            allowed = "arguments of Lightning's Trainer by name, or omitted"
             raise ConfigError("trainer", config.trainer, allowed)
         refuse_nulls(config, SECTION_CLASSES)
         if self.subcommand is None:

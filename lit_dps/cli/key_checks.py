@@ -152,8 +152,8 @@ def check_options(command: CommandLine) -> None:
         for name in (key, key.replace("_", "-")):
             if name in options and not source.is_option:
                 raise UserError(
-                    f"{key} is an option of the command line and no key of a file; write --{name} "
-                    "after the file",
+                    f"{key} is an option of the command line; a file cannot set it. Write "
+                    f"--{name} after the file.",
                     key=key,
                     value=value,
                     hint=f"--{name}",
@@ -203,8 +203,8 @@ def check_classes(command: CommandLine) -> None:
         return
     if not command.files and len(missing) > 1:
         raise UserError(
-            f"{command.verb} needs a configuration file with {' and '.join(missing)}; `lit-dps "
-            "configs` lists files of the package",
+            f"{command.verb} needs a configuration file with {' and '.join(missing)}. "
+            "`lit-dps configs` lists the files of the package.",
             key="--config",
         )
     place = ""
@@ -214,7 +214,7 @@ def check_classes(command: CommandLine) -> None:
     names = " and ".join(f"{section}.class_path" for section in missing)
     verb = "is" if len(missing) == 1 else "are"
     raise UserError(
-        f"{names} {verb} missing{place}; write {example}",
+        f"{names} {verb} missing{place}. Write {example}.",
         key=f"{missing[0]}.class_path",
         allowed=example,
     )
@@ -252,7 +252,7 @@ def _check_section(section: str, value: Any, known: Mapping[str, str]) -> None:
     if isinstance(value, str) and Path(value).suffix in (".yaml", ".yml"):
         return
     names = ", ".join(list(known)[:3])
-    raise ConfigError(section, value, f"keys with values, such as {names}; or left out")
+    raise ConfigError(section, value, f"keys with values, such as {names}; or omitted")
 
 
 def _check_value(key: str, value: Any, annotation: str) -> None:

@@ -39,7 +39,7 @@ def main(command: CommandLine) -> int:
     parser.add_class_arguments(StorageConfig, "storage")
     config = parser.read_command()
     if not config.others:
-        raise UserError(f"OTHER is missing: {OTHER}")
+        raise UserError(f"OTHER is missing; it must be {OTHER}", key="OTHER")
     if not 0 < config.unpacked_gb < math.inf:
         raise ConfigError("--unpacked_gb", config.unpacked_gb, "a size above 0, in GB")
     url = config.storage.optuna_url

@@ -68,7 +68,7 @@ class StudyOptions:
     def __post_init__(self) -> None:
         check_validation_interval(self.validate_every)
         if self.json and self.forecast:
-            raise ConfigError("--json", True, "left out beside --forecast")
+            raise ConfigError("--json", True, "omitted, because --forecast prints no JSON")
 
 
 @dataclass(frozen=True)
@@ -184,16 +184,16 @@ class AnalyzeOptions:
         if self.examples is not None and not 0 < self.examples < math.inf:
             raise ConfigError("--examples", self.examples, "a number above 0")
         if self.sync and self.statistic is not None:
-            raise ConfigError("--sync", True, "left out beside --statistic")
+            raise ConfigError("--sync", True, "omitted with --statistic")
         if self.sync and self.scale is not None:
-            raise ConfigError("--sync", True, "left out beside --scale")
+            raise ConfigError("--sync", True, "omitted with --scale")
         if self.sync and self.examples is not None:
-            raise ConfigError("--sync", True, "left out beside --examples")
+            raise ConfigError("--sync", True, "omitted with --examples")
         # The document does not have the answers of these options.
         if self.json and self.scale is not None:
-            raise ConfigError("--json", True, "left out beside --scale")
+            raise ConfigError("--json", True, "omitted with --scale")
         if self.json and self.examples is not None:
-            raise ConfigError("--json", True, "left out beside --examples")
+            raise ConfigError("--json", True, "omitted with --examples")
 
 
 # The options of verbs that take the configuration of a study, or of `fit --of`.

@@ -45,7 +45,9 @@ class CommandParser(ArgumentParser):
         try:
             return super().parse_args(*args, **kwargs)
         except UnicodeDecodeError as error:
-            raise UserError(f"a configuration file is not text in UTF-8: {error}") from error
+            raise UserError(
+                f"a configuration file is not text in UTF-8 ({error}). Save it in UTF-8."
+            ) from error
 
     def read_command(self) -> Namespace:
         """Return the options of the command, with the dataclasses of its sections built."""
@@ -142,7 +144,7 @@ def refuse_nulls(config: Mapping[str, Any] | Namespace, classes: Mapping[str, ty
     for key, cls in classes.items():
         arguments = config[key]
         if not isinstance(arguments, (Mapping, Namespace)):
-            raise ConfigError(key, arguments, "arguments by name, or left out")
+            raise ConfigError(key, arguments, "arguments by name, or omitted")
         for name, hint in get_type_hints(cls.__init__).items():
             may_be_null = type(None) in get_args(hint)
             if name in arguments and arguments[name] is None and not may_be_null:

@@ -118,7 +118,7 @@ def studies_in(folder: Path) -> dict[Path, str]:
             names[path] = yaml.safe_load(path.read_text(encoding="utf-8"))["study"]["name"]
         except (OSError, UnicodeDecodeError, yaml.YAMLError, KeyError, TypeError) as error:
             raise ConfigError(
-                "configs", str(path), "the configuration of a study, with a study.name"
+                "configs", str(path), "the configuration of a study, which has a study.name"
             ) from error
     if not names:
         raise ConfigError("configs", str(folder), "a folder with a .yaml file for each study")
@@ -156,7 +156,10 @@ def write_pages(
             continue
         parts.append(_part(record, file, storage, images))
     if not parts:
-        raise StorageError("none of the studies is there: nothing to report")
+        raise StorageError(
+            "the storage has no study of the replication. Run one of its configurations, "
+            "such as lit-dps study --config FILE."
+        )
     comparisons = {}
     for name, group in _comparable_parts(parts).items():
         folder = figures_folder(storage.folder, f"compare {name}")

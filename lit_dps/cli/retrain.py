@@ -108,9 +108,11 @@ def _check_trust(record: StudyRecord, storage: StorageConfig) -> None:
     modules = foreign_modules({**record.config, "study": study})
     if modules and not was_run_by_user(study_uid(storage.optuna_url, record.name)):
         raise UserError(
-            f"study {record.name!r} was not run by you on this machine, and training its trial "
-            f"again imports {shorten(', '.join(modules))}, which runs code; add --trust if you "
-            "trust that code"
+            f"study {record.name!r} was run by another user or on another machine. "
+            f"Training its trial again imports {shorten(', '.join(modules))}, which runs "
+            "code. If you trust that code, add --trust.",
+            key="--trust",
+            value=False,
         )
 
 
@@ -125,5 +127,8 @@ def _rebuilt(record: StudyRecord) -> StudySetup:
         except UserError as error:
             reason = str(error).replace(file, "")
             raise UserError(
-                f"study {record.name!r}: its stored configuration cannot be rebuilt here: {reason}"
+                f"study {record.name!r}: its stored configuration cannot be rebuilt here "
+                f"({reason}). Install the code and data that it used.",
+                key="--of",
+                value=record.name,
             ) from error

@@ -92,7 +92,7 @@ class StudyCLI(DPSCLI):
             key = "study.metrics"
             if study.train_past_goal:
                 key = "study.train_past_goal"
-            allowed = f"false, or left out, where {key} keeps whole curves"
+            allowed = f"false or omitted, because {key} needs entire curves"
             raise ConfigError("goal.early_reject", True, allowed)
 
 

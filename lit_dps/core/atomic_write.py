@@ -27,9 +27,11 @@ def check_folder(option: str, folder: Path) -> None:
     while not nearest.exists() and nearest != nearest.parent:
         nearest = nearest.parent
     if not nearest.is_dir():
-        raise ConfigError(option, str(folder), f"a folder: {nearest} is a file")
+        raise ConfigError(option, str(folder), f"a folder, but {nearest} is a file")
     if not os.access(nearest, os.W_OK | os.X_OK):
-        raise ConfigError(option, str(folder), f"a folder elsewhere: {nearest} is not writable")
+        raise ConfigError(
+            option, str(folder), f"a folder that you may write to; {nearest} is not writable"
+        )
 
 
 @contextmanager
@@ -51,4 +53,8 @@ def replacing(path: Path) -> Iterator[Path]:
             temporary.unlink(missing_ok=True)
     except OSError as error:
         reason = error.strerror or str(error)
-        raise StorageError(f"cannot write {path}: {reason}", key=str(path), value=reason) from error
+        raise StorageError(
+            f"{path} cannot be written ({reason}). Free space, or choose another folder.",
+            key=str(path),
+            value=reason,
+        ) from error

@@ -306,7 +306,7 @@ class Seesaw(_Growing):
     ):
         super().__init__(start, steps, examples)
         if isinstance(end, bool) or not 0 < end < 1:
-            allowed = "the last rate as a share of the first one, in (0, 1)"
+            allowed = "the last learning rate as a share of the first, in (0, 1)"
             raise ConfigError(f"{OPTIONS_KEY}.end", end, allowed)
         self._end = end
 
@@ -411,7 +411,7 @@ def _refuse_unknown_options(options: Mapping[str, Any]) -> None:
             near = closest_name(option, names)
             if near is not None:
                 hint = f"Did you mean {near}?"
-            allowed = f"left out: the schedules take {', '.join(names)}"
+            allowed = f"omitted; the schedules take {', '.join(names)}"
             raise ConfigError(f"{OPTIONS_KEY}.{option}", value, allowed, hint)
 
 

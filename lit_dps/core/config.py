@@ -30,7 +30,7 @@ MAX_TRIALS = 1_000_000
 MAX_STEPS = 10**12
 # The default.
 RACE_FACTOR = 2.0
-NO_RACE = "null, or left out, because study.train_past_goal runs trials to the budget"
+NO_RACE = "null or omitted, because study.train_past_goal continues trials to max_steps"
 
 
 @dataclass
@@ -167,8 +167,8 @@ class StudyConfig:
             raise ConfigError(
                 "study.lean",
                 False,
-                f"left out, because study.engine is {self.engine}",
-                hint='Its present name is study.engine "lightning"',
+                f"omitted, because study.engine is {self.engine}",
+                hint="Use study.engine lightning instead of study.lean.",
             )
         engine = cast(EngineName, present_engine(self.engine, self.lean))
         if self.engine == "fused":
@@ -186,7 +186,7 @@ class StudyConfig:
         values = self.grid[key]
         default = getattr(type(self)(), name)
         if getattr(self, name) not in (default, values):
-            raise ConfigError("study.grid", key, f"left out, because study.{name} is set")
+            raise ConfigError("study.grid", key, f"omitted, because study.{name} is set")
         numbers = []
         for value in values:
             if isinstance(value, bool) or not isinstance(value, (int, float)):
@@ -306,7 +306,7 @@ class StudyConfig:
             allowed = f"one of {', '.join(SAMPLERS)}, or a class path"
             raise ConfigError("study.sampler", self.sampler, allowed)
         if self.best_of is not None and self.sampler != "sobol":
-            allowed = "sobol, because study.best_of decides the points"
+            allowed = "sobol, because study.best_of sets the samples"
             raise ConfigError("study.sampler", self.sampler, allowed)
         if self.best_of == self.name:
             raise ConfigError("study.best_of", self.best_of, "the name of another study")
@@ -325,7 +325,7 @@ class StudyConfig:
         if self.train_past_goal and self.race_factor is not None:
             raise ConfigError("study.race_factor", self.race_factor, NO_RACE)
         if self.repeat_slack is not None and not 1 <= self.repeat_slack < math.inf:
-            allowed = "1 or more, or null for the step budget"
+            allowed = "1 or more, or null for goal.max_steps"
             raise ConfigError("study.repeat_slack", self.repeat_slack, allowed)
 
 
@@ -386,7 +386,9 @@ def check_name(key: str, name: str) -> None:
     if not re.fullmatch(r"[\w.+-][\w .:+-]*", name):
         raise ConfigError(key, name, "a name of letters, digits, blanks and . _ + - :")
     if name.startswith("-"):
-        raise ConfigError(key, name, "a name that does not begin with -, as options do")
+        raise ConfigError(
+            key, name, "a name that does not begin with -, because options begin with it"
+        )
     if name.endswith((".", " ")):
         raise ConfigError(key, name, "a name that ends with neither a dot nor a blank")
     if len(name.encode()) > NAME_BYTES:

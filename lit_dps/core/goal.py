@@ -53,8 +53,8 @@ def resolve_value(
         raise ConfigError(
             "goal.error",
             error,
-            f"goal.at_most or goal.at_least of goal.metric {metric}; of an error of another name "
-            "set goal.monitor",
+            f"goal.at_most or goal.at_least, because goal.metric is {metric}. For an "
+            "error of another name set goal.monitor",
         )
     (value,) = values.values()
     return value
@@ -225,7 +225,7 @@ class Goal:
                 "goal.max_steps",
                 self.max_steps,
                 f"a positive multiple of goal.check_interval = {self.check_interval}, such as "
-                f"{example}: a budget that ends between two checks ends unchecked",
+                f"{example}. Otherwise the last steps are never validated",
             )
 
     def _check_value(self) -> None:
@@ -241,7 +241,7 @@ class Goal:
             if not (limit > 0 and math.isfinite(limit)):
                 raise ConfigError(f"goal.max_{column}", limit, "a positive number")
         if self.metric in self.counted:
-            allowed = "another name where the goal has a budget or a K* in this unit"
+            allowed = "another name, because the goal has a budget or a K* in this unit"
             raise ConfigError("goal.metric", self.metric, allowed)
 
     @cached_property

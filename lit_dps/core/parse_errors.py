@@ -74,7 +74,10 @@ def refusal(error: BaseException | str) -> UserError:
     nested = _NESTED_KEY.fullmatch(text)
     if nested is not None:
         path = f"{key}.{nested[1]}"
-        return UserError(f"{path}: there is no such key; {key} has none below it", key=path)
+        return UserError(
+            f"{path}: there is no such key, because {key} has a value and no keys. Remove {path}.",
+            key=path,
+        )
     if not keys:
         return UserError(text)
     return _wrong_value(key, text) or UserError(f"{key}: {text}", key=key)

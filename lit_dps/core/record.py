@@ -193,13 +193,16 @@ class StudyRecord:
             allowed = f"{self.statistic.name}, because the study has further goals and racing"
             raise ConfigError(key, name, allowed)
         if self.trials < statistic.needed_trials:
-            allowed = f"a statistic of at most {self.trials} trials, as the study has in each cell"
+            allowed = (
+                f"a statistic of at most {self.trials} trials, because each cell has {self.trials}"
+            )
             raise ConfigError(key, name, allowed)
         cells = [cell for cell in self.results if not self._determines(cell, statistic)]
         if cells:
             allowed = (
-                "a statistic that the stored trials determine: racing stopped trials too early in "
-                f"{len(cells)} of {len(self.results)} cells, such as {cell_text(cells[0])}"
+                "a statistic that the stored trials determine. Racing stopped trials too "
+                f"early in {len(cells)} of {len(self.results)} cells, such as "
+                f"{cell_text(cells[0])}"
             )
             raise ConfigError(key, name, allowed)
         return replace(self, statistic=statistic)

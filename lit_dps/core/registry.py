@@ -95,7 +95,7 @@ def instance_of(kind: type[T], key: str, name: str, options: Mapping[str, Any] |
     except TypeError as error:
         _refuse_unknown_option(kind, key, name, options)
         _refuse_missing_option(kind, key, name, options)
-        raise ConfigError(key, options, f"what {name} takes: {error}") from error
+        raise ConfigError(key, options, f"options that {name} accepts ({error})") from error
 
 
 def _refuse_unknown_option(kind: type, key: str, name: str, options: Mapping[str, Any]) -> None:
@@ -108,7 +108,7 @@ def _refuse_unknown_option(kind: type, key: str, name: str, options: Mapping[str
         near = closest_name(option, names)
         if near is not None:
             hint = f"Did you mean {near}?"
-        allowed = f"left out: {name} takes {', '.join(names) or 'no options'}"
+        allowed = f"omitted, because {name} takes only {', '.join(names) or 'no options'}"
         raise ConfigError(f"{key}.{option}", value, allowed, hint)
 
 

@@ -204,7 +204,7 @@ def _check_names(
     names = [field.name for field in fields(kind)]
     for name in value:
         if name not in names:
-            allowed = f"left out: there are {', '.join(names)}"
+            allowed = f"omitted; the keys of a range are {', '.join(names)}"
             raise ConfigError(f"{key}.{name}", value[name], allowed)
     for name in required:
         if name not in value:

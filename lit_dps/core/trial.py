@@ -122,7 +122,7 @@ def check_names(key: str, values: Iterable[Value]) -> None:
             allowed = "values that differ in 6 digits"
             if isinstance(value, str):
                 allowed = "values whose last names differ"
-            raise ConfigError(key, value, f"{allowed}; {other!r} is there too")
+            raise ConfigError(key, value, f"{allowed}, but {other!r} is also in the list")
 
 
 def check_sparsity(key: str, sparsity: float) -> None:

@@ -114,7 +114,7 @@ class GoalConfig:
         """Raise ConfigError for a value that is not allowed."""
         resolve_value(self.error, self.at_most, self.at_least, self.metric)
         if is_rising(self.monitored) and self.at_least is None:
-            allowed = "a metric that falls; of one that rises set goal.at_least"
+            allowed = "a metric that falls. For a metric that rises set goal.at_least"
             raise ConfigError(self.metric_key, self.monitored, allowed)
         self.build()
 

@@ -66,7 +66,7 @@ def read_images(
         _download(files, root)
         examples = _read_present(files, root, train, download=False)
     if examples is None:
-        message = _missing(files, root, "downloading is switched off (data.download)")
+        message = _missing(files, root, "data.download is false")
         raise DataError(message, key="data.root", value=str(root))
     return examples
 
@@ -90,7 +90,9 @@ def _read_present(
             if download:  # an interrupted download continues
                 return None
             raise DataError(
-                f"{files.name}: {images} is there but its labels file is missing", key=str(images)
+                f"{files.name}: the file of labels beside {images} is missing. Download both "
+                "again.",
+                key=str(images),
             )
     name = "train.parquet" if train else "test.parquet"
     table = root / files.parquet / name
@@ -115,14 +117,15 @@ def read_idx(path: Path, dims: int) -> np.ndarray:
         raise DataError(f"cannot read {path}: {error}", key=str(path)) from None
     if data[:4] != bytes([0, 0, 8, dims]) or len(data) < 4 + 4 * dims:
         raise DataError(
-            f"{path} is not an IDX file of unsigned bytes with {dims} dimensions", key=str(path)
+            f"{path} is no IDX file of unsigned bytes with {dims} dimensions. Download it again.",
+            key=str(path),
         )
     shape = np.frombuffer(data, ">u4", dims, offset=4).astype(int)
     size = int(shape.prod())
     if len(data) != 4 + 4 * dims + size:
         raise DataError(
-            f"{path} is truncated or damaged: {len(data) - 4 - 4 * dims} data bytes, but {size} "
-            "by its header",
+            f"{path} is damaged: it has {len(data) - 4 - 4 * dims} data bytes, and its "
+            f"header says {size}. Download it again.",
             key=str(path),
             value=len(data) - 4 - 4 * dims,
         )
@@ -215,8 +218,8 @@ def _missing(files: ImageFiles, root: Path, why: str) -> str:
         places.insert(0, str(root / files.pickles))
     where = " or ".join(places)
     return (
-        f"{files.name}: no files at {where}, and {why}; put them there, or name their folder by "
-        f"--data.root or {ENV}"
+        f"{files.name}: there are no files at {where}, and {why}. Put the files "
+        f"there, or name their folder by --data.root or {ENV}."
     )
 
 
@@ -224,7 +227,10 @@ def _checked(x: np.ndarray, y: np.ndarray, path: Path) -> tuple[np.ndarray, np.n
     """Return images and int64 labels. Raise DataError if their numbers differ or are 0."""
     if len(x) != len(y) or not len(x):
         raise DataError(
-            f"{path}: {len(x)} images but {len(y)} labels", key=str(path), value=(len(x), len(y))
+            f"{path} has {len(x)} images and {len(y)} labels; it must have at least one "
+            "image, and a label for each. Download it again.",
+            key=str(path),
+            value=(len(x), len(y)),
         )
     return x, y.astype(np.int64)
 

@@ -66,7 +66,10 @@ def read_batches(
         path = folder / name
         if not path.is_file() or _md5(path) != digest:
             raise DataError(
-                f"cannot read {folder}: {name} is missing or corrupted", key=str(folder), value=name
+                f"{folder} cannot be read: {name} is missing or damaged. Download the data "
+                "set again.",
+                key=str(folder),
+                value=name,
             )
     batches = [read_pickle(folder / name) for name in names]
     pixels = np.concatenate([batch["data"] for batch in batches])

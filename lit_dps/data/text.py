@@ -113,7 +113,9 @@ def descriptions() -> str:
     texts = [_read(file) for file in sorted(folder.glob("*.rst"))]
     if not texts:
         raise DataError(
-            f"scikit-learn has no descriptions of data sets in {folder}: name a file by data.path"
+            f"scikit-learn has no descriptions of data sets in {folder}. Name a text file "
+            "by data.path.",
+            key="data.path",
         )
     return "".join(texts)
 

@@ -20,7 +20,7 @@ def scaled(channels: Iterable[int], width: float) -> list[int]:
     Raises:
         ConfigError: if a number becomes 0.
     """
-    allowed = "a factor that leaves at least one channel"
+    allowed = "a factor that results in at least one channel"
     if not math.isfinite(width):
         raise ConfigError("model.network.width", width, allowed)
     numbers = [round(width * n) for n in channels]

@@ -81,7 +81,7 @@ class NoisyQuadratic(LightningModule):
             data = getattr(self.trainer, "datamodule", None)
             batch_size = getattr(data, "batch_size", len(x))
             if len(x) != batch_size:
-                allowed = "whole batches: GradientNoise draws only their mean"
+                allowed = "entire batches, because GradientNoise draws only their mean"
                 raise ConfigError("data", f"{len(x)} of {batch_size} examples", allowed)
         return ((0.5 * self.h * self.w + self.root * mean) * self.w).sum()
 

@@ -56,7 +56,7 @@ class LocalSGD:
         rule = getattr(optimizer, "rule", None)
         if rounds.on and getattr(rule, "gradient_point", None) is not None:
             name = getattr(rule, "name", "")
-            allowed = f"1 with {name}, whose state has weights that are not averaged"
+            allowed = f"1, because the state of {name} has weights that are not averaged"
             raise ConfigError("local.workers", rounds.workers, allowed)
         self.rounds = rounds
         self.optimizer = optimizer

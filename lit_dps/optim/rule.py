@@ -274,8 +274,9 @@ class RuleOptimizer(torch.optim.Optimizer):
 
     def _error_of_point(self) -> ConfigError:
         allowed = (
-            "another rule, where a step has several batches, a scaled loss or manual optimization: "
-            "its gradients are not taken at the weights of the module"
+            "another rule, because a step has several batches, a scaled loss or manual "
+            "optimization. The gradients of this rule are not taken at the weights of "
+            "the module"
         )
         return ConfigError("model.optimizer", self.rule.name, allowed)
 

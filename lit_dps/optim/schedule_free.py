@@ -37,7 +37,7 @@ RATES = "sum_of_squared_rates"
 def _sgd_state(parameter: Tensor) -> dict[str, Tensor]:
     if torch.finfo(parameter.dtype).bits < 32:
         # Squares of small rates are 0 in 16 bits. The average would keep the initial weights.
-        allowed = "32-bit weights (32-true or a mixed precision) with schedule-free rules"
+        allowed = "32-true or a mixed precision, because schedule-free rules need 32-bit weights"
         raise ConfigError("trainer.precision", str(parameter.dtype), allowed)
     return {Z: parameter.clone(), RATES: parameter.new_zeros(1)}
 

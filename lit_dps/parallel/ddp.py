@@ -114,7 +114,7 @@ def require_divisible(batch: Any, examples: int | None) -> int:
         ConfigError: if the batch cannot be divided (`can_be_cut`).
     """
     if examples is None or not can_be_cut(batch, examples):
-        allowed = "left out: ddp needs tensors that all have the examples as first dimension"
+        allowed = "omitted. ddp needs tensors whose first dimension is the examples"
         raise ConfigError("trainer.strategy", "ddp", allowed)
     return examples
 
@@ -127,8 +127,8 @@ def _require_same_on_all_ranks(batch: Any) -> None:
             sums.append(float(leaf.double().sum()))
     if len(set(ranks.all_gather(repr(sums)))) > 1:
         allowed = (
-            "left out, unless the train dataloader is the same on all ranks: its order may come "
-            "only from torch's generator"
+            "omitted, unless the train dataloader is the same on all ranks. Its order "
+            "may depend only on torch's generator"
         )
         raise ConfigError("trainer.strategy", "ddp", allowed)
 
@@ -220,7 +220,9 @@ class SharedBatchDDP(DDPStrategy):
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         if not isinstance(self._module().trainer.train_dataloader, ShardLoader):
-            raise ConfigError("trainer.strategy", "ddp", "left out: ddp needs one train dataloader")
+            raise ConfigError(
+                "trainer.strategy", "ddp", "omitted, because ddp needs exactly one train dataloader"
+            )
         self.share = self._shares.pop(batch_idx)
 
     def backward(self, closure_loss: Tensor, optimizer: Any, *args: Any, **kwargs: Any) -> Tensor:
@@ -333,7 +335,7 @@ def ranks_asked(trainer: Mapping[str, Any]) -> int:
         _check_torchrun(trainer, count, nodes)
         count = int(os.environ["WORLD_SIZE"])
     elif nodes != 1:
-        allowed = "1; on several nodes, start the command by torchrun on each"
+        allowed = "1. For several nodes, start the command by torchrun on each"
         raise ConfigError("trainer.num_nodes", nodes, allowed)
     if count == 1:
         return 1
@@ -358,7 +360,7 @@ def _check_torchrun(trainer: Mapping[str, Any], count: int, nodes: int) -> None:
         allowed = f"auto, or {local}, the number of ranks that torchrun started here"
         raise ConfigError("trainer.devices", value, allowed)
     if nodes not in (1, world // local):
-        raise ConfigError("trainer.num_nodes", nodes, "left out: torchrun defines it")
+        raise ConfigError("trainer.num_nodes", nodes, "omitted, because torchrun sets it")
 
 
 def on_gpu(trainer: Mapping[str, Any]) -> bool:

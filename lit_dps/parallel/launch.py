@@ -122,7 +122,8 @@ def joined(store: Store, rank: int, world: int, gpu: bool = False) -> Iterator[N
             raise
         reason = _GLOO_DETAILS.sub("", str(error).splitlines()[0])[:200]
         raise ranks.RankLost(
-            f"rank {rank}: another of {world} ranks died or cannot be reached ({reason})"
+            f"rank {rank}: another of {world} ranks died or cannot be reached ({reason}). "
+            "Start the command again on all ranks."
         ) from error
 
 
@@ -154,7 +155,10 @@ def _connect(backend: str, store: Store, rank: int, world: int) -> None:
             return
         if dist.is_initialized():
             dist.destroy_process_group()
-    raise failure or ranks.RankLost(f"rank {rank}: another of {world} ranks could not connect")
+    raise failure or ranks.RankLost(
+        f"rank {rank}: another of {world} ranks could not connect. Start the command "
+        "again on all ranks."
+    )
 
 
 def _leave(store: Store, world: int, seconds: float) -> None:

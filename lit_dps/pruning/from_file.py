@@ -116,7 +116,7 @@ def _read(path: str, modified: int, size: int) -> MaskFile:
     for name, mask in masks.items():
         is_binary = isinstance(mask, Tensor) and bool(((mask == 0) | (mask == 1)).all())
         if not is_binary:
-            raise ConfigError(PATH_KEY, path, f"masks of 0 and 1, which {name} is not")
+            raise ConfigError(PATH_KEY, path, f"masks of 0 and 1; {name} has other values")
         checked[name] = mask.bool()
     return MaskFile(checked, state)
 
@@ -175,7 +175,9 @@ def _check_tensors(
                 problem = f"with {name} of shape {_shape(tensors[name].shape)}, not {_shape(shape)}"
                 break
     if problem:
-        raise ConfigError(PATH_KEY, path, f"a file that fits the network; this one is {problem}")
+        raise ConfigError(
+            PATH_KEY, path, f"a file of masks for this network; this file is {problem}"
+        )
 
 
 def _listed(names: list[str]) -> str:

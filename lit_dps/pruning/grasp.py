@@ -89,7 +89,7 @@ class Grasp(OneShot):
                 raise ConfigError(
                     "pruning.method",
                     "grasp",
-                    f"used with options {{temperature: null}}, because {error}",
+                    f"used with the options {{temperature: null}}, because {error}",
                 ) from error
             yield loss, size / network.batch_size
 
@@ -109,7 +109,9 @@ def balanced(batches: Batches, per_class: int) -> list[tuple[Any, int]]:
         x, y = batch
         if y.ndim != 1:
             raise ConfigError(
-                "pruning.options.per_class", per_class, "null where an example has several classes"
+                "pruning.options.per_class",
+                per_class,
+                "null, because an example has several classes",
             )
         device = y.device
         first = _first_of_classes(y, per_class, count)

@@ -111,7 +111,7 @@ class MaskChanges:
         expected = before.count().kept
         kept = after.count().kept
         if kept == 0:
-            raise ConfigError("pruning.method", method, "a mask that keeps something")
+            raise ConfigError("pruning.method", method, "a mask that keeps at least one weight")
         if self.pruner.hits_count and kept != expected:
             allowed = (
                 f"a mask that keeps {expected} elements as before, not {kept}; a method whose "

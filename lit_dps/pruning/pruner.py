@@ -181,7 +181,9 @@ def prune(
         ConfigError: if there is nothing to prune, or if a mask keeps a wrong number of elements.
     """
     nothing = ConfigError(
-        "study.sparsities", sparsity, f"0 for {name}: it trains no weights that can be pruned"
+        "study.sparsities",
+        sparsity,
+        f"0, because {name} has no trainable weights that can be pruned",
     )
     generator = torch.Generator().manual_seed(seed)
     if isinstance(pruner, OneShot):
@@ -208,11 +210,11 @@ def _check(mask: Mask, network: Network, sparsity: float, pruner: Pruner) -> Non
     for name, tensor in mask.items():
         if name not in allowed or tensor.shape != allowed[name].shape:
             raise ConfigError(
-                "pruning.method", method, f"a mask of prunable parameters, without {name}"
+                "pruning.method", method, f"a mask of prunable parameters; {name} is not prunable"
             )
     keep, total = mask.count()
     if keep == 0:
-        raise ConfigError("pruning.method", method, "a mask that keeps something")
+        raise ConfigError("pruning.method", method, "a mask that keeps at least one weight")
     expected = round(total * (1 - sparsity))
     if pruner.hits_count and keep != expected:
         raise ConfigError("pruning.method", method, f"a mask that keeps {expected}, not {keep}")

@@ -57,7 +57,9 @@ def initialize_pruned(
     flags = {}
     if mask.weights is not None:
         if init != "original":
-            raise ConfigError("pruning.init", init, "original with the weights of a file")
+            raise ConfigError(
+                "pruning.init", init, "original, because the file of masks has weights"
+            )
         module.load_state_dict(mask.weights)
     if init == "reinit":
         _reinit(module, mask, redraw)

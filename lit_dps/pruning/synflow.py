@@ -92,8 +92,8 @@ def _input_shape(network: Network) -> tuple[int, ...]:
     shape = ranks.broadcast(shape)  # a rank may have no batch
     if shape is None:
         allowed = (
-            "another method for inputs that are no real numbers: its input of ones would be one "
-            "character or token"
+            "another method, because the inputs are no real numbers. Synflow's input of "
+            "ones would be one character or token"
         )
         raise ConfigError("pruning.method", "synflow", allowed)
     return shape

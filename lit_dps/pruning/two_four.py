@@ -25,7 +25,11 @@ class TwoFour(Pruner):
 
     def check_sparsity(self, sparsity: float) -> None:
         if sparsity != 0.5:
-            raise ConfigError("study.sparsities", sparsity, "0.5 with the pattern 2:4")
+            raise ConfigError(
+                "study.sparsities",
+                sparsity,
+                "0.5, because the pattern 2:4 prunes half of the weights",
+            )
 
     def mask(self, network: Network, sparsity: float, generator: torch.Generator) -> Mask:
         self.check_sparsity(sparsity)
@@ -39,6 +43,6 @@ class TwoFour(Pruner):
             keep.scatter_(1, groups.topk(2).indices, True)
             tensors[name] = keep.view(inputs_last.shape).movedim(-1, 1).contiguous()
         if not tensors:
-            allowed = "another method: no layer has inputs or input channels in groups of 4"
+            allowed = "another method, because no layer has inputs or input channels in groups of 4"
             raise ConfigError("pruning.method", "two_four", allowed)
         return Mask(tensors)

@@ -218,7 +218,7 @@ class AttemptReadings:
                 allowed = f"a reading that returns numbers by column, not {column!r}: {value!r}"
                 raise ConfigError(KEY, reading.name, allowed)
             if self._owners.setdefault(column, reading.name) != reading.name:
-                allowed = f"a reading whose column {column!r} has a name of its own"
+                allowed = f"a reading whose column {column!r} has a name that no other column has"
                 raise ConfigError(KEY, reading.name, allowed)
             numbers[column] = float(value)
         return numbers

@@ -189,7 +189,7 @@ class BranchCallback(Callback):
         if stretches < 1:
             raise ConfigError("BranchCallback.stretches", stretches, "at least 1")
         if repetitions < 2:
-            allowed = "at least 2, because the losses scatter"
+            allowed = "at least 2, because single losses are noisy"
             raise ConfigError("BranchCallback.repetitions", repetitions, allowed)
         if tolerance is not None and not 0 <= tolerance < math.inf:
             allowed = "a difference of losses, 0 or more"

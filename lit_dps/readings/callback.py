@@ -111,7 +111,10 @@ class ReadingsCallback(Callback):
         record_batches(trainer)
         for spec in self._specs:
             if spec.build().when != "step":
-                allowed = "a reading after steps: others need a GoalErrorCallback in the trainer"
+                allowed = (
+                    "a reading after steps. Readings at validations or at the end need a "
+                    "GoalErrorCallback in the trainer"
+                )
                 raise ConfigError(KEY, spec.class_path, allowed)
         self._begin(Attempt(None, Goal(0.5)))
 

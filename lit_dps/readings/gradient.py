@@ -36,7 +36,7 @@ class GradientNorm(Reading):
     def start(self, moment: Moment) -> None:
         if not moment.module.automatic_optimization:
             module = type(moment.module).__name__
-            allowed = f"left out for {module}, which has manual optimization"
+            allowed = f"omitted, because {module} has manual optimization"
             raise ConfigError(KEY, self.name, allowed)
 
     def see_gradients(self, gradients: Mapping[str, Tensor]) -> None:

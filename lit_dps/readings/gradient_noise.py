@@ -59,7 +59,11 @@ class GradientNorms(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.accumulate_grad_batches != 1:
             key = "trainer.accumulate_grad_batches"
-            raise ConfigError(key, trainer.accumulate_grad_batches, "1 for GradientNorms")
+            raise ConfigError(
+                key,
+                trainer.accumulate_grad_batches,
+                "1, because GradientNorms needs one batch a step",
+            )
         self._masks: dict[Tensor, Tensor] | None = None
         if isinstance(trainer.strategy, SharedBatchDDP):
             trainer.strategy.observe_gradients(self._add_bucket)
@@ -276,7 +280,8 @@ class NoiseScaleCallback(Callback):
             examples = "1 example" if size == 1 else f"{size} examples"
             raise UserError(
                 f"NoiseScaleCallback cannot halve a batch of {examples}; a batch must have at "
-                "least 2 examples, which are the first dimension of all its tensors",
+                "least 2 examples. The first dimension of all its tensors must be the "
+                "examples.",
                 key="NoiseScaleCallback",
                 value=size,
             )

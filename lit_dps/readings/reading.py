@@ -171,7 +171,7 @@ def _unchanged_weights(module: LightningModule, reader: str) -> Iterator[None]:
         if name not in before or not torch.allclose(
             tensor, before[name], rtol=0, atol=0, equal_nan=True
         ):
-            allowed = f"a reading that leaves {name} of the trained module as it was"
+            allowed = f"a reading that does not change {name} of the trained module"
             raise ConfigError(KEY, reader, allowed)
 
 

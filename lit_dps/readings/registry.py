@@ -93,7 +93,9 @@ def resolve_readings(
             raise ConfigError(KEY, reading.name, "readings with different names")
         ours = READINGS.get(reading.name)
         if ours is not None and not isinstance(reading, ours):
-            allowed = f"a class with another name than {reading.name}, which is ours"
+            allowed = (
+                f"a class with another name, because {reading.name} is a reading of the package"
+            )
             raise ConfigError(KEY, spec.class_path, allowed)
         names.add(reading.name)
     return tuple(specs)

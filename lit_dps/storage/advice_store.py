@@ -79,8 +79,8 @@ class AdviceStore:
         except Timeout:
             name = self.name.removesuffix(ADVICE_SUFFIX)
             raise UserError(
-                f"another command asks for advice on {name!r} at this time; wait until it ends, or "
-                "choose another study.name",
+                f"another command measures advice for study.name {name!r} at this time. Wait "
+                "until it ends, or choose another study.name.",
                 key="study.name",
                 value=name,
             ) from None

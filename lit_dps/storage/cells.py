@@ -118,16 +118,16 @@ def check_cell(attrs: Mapping[str, Any], name: str, cell: Cell, uid: str | None)
             stored[key], expected[key] = attrs[key], value
     if stored:
         raise WrongCell(
-            f"{study_name!r} holds trials of {stored}, not of {expected}, which has the same name: "
-            "choose another study.name for one of the two",
+            f"{study_name!r} holds trials of {stored}, not of {expected}, although both "
+            "have the same name. Choose another study.name for one of the two.",
             study_name,
             sorted(stored),
         )
     stored_uid = attrs.get(schema.UID)
     if uid is not None and stored_uid is not None and stored_uid != uid:
         raise WrongCell(
-            f"{study_name!r} belongs to an earlier study {name!r}, which was deleted without it: "
-            "delete it too, or choose another study.name",
+            f"{study_name!r} belongs to a deleted study {name!r}. Delete it too, or "
+            "choose another study.name.",
             study_name,
             [schema.UID],
         )

@@ -90,7 +90,8 @@ def _refuse_other_tables(file: Path) -> None:
     if tables and optuna_tables.isdisjoint(tables):
         names = shorten(", ".join(tables))
         raise StorageError(
-            f"{file} is a database of another program, with the tables {names}: set storage.optuna",
+            f"{file} is a database of another program, with the tables {names}. Set "
+            "storage.optuna to another file.",
             key=str(file),
             value=names,
         )
@@ -141,7 +142,7 @@ MISSING_RECORD = "Record does not exist."
 def storage_errors(storage: BaseStorage | str) -> Iterator[None]:
     """Raise StorageError for all errors of an Optuna storage, or of the storage at a URL."""
     place = storage_name(storage)
-    no_url = f"{place!r} is not a storage URL such as sqlite:///mlruns/study.db"
+    no_url = f"{place!r} is no storage URL. Write a URL such as sqlite:///mlruns/study.db."
     if isinstance(storage, str):
         try:
             make_url(storage)
@@ -159,7 +160,9 @@ def storage_errors(storage: BaseStorage | str) -> Iterator[None]:
         if error.args != (MISSING_RECORD,):
             raise
         raise StorageError(
-            f"{place}: what was there is gone, deleted or put back from a copy", key=place
+            f"{place}: a stored study or trial no longer exists. The database was deleted "
+            "or replaced by a copy. Start the command again.",
+            key=place,
         ) from error
     except UNUSABLE as error:
         message = scrubbed(first_line(error), _url(storage))
@@ -220,8 +223,8 @@ class StudyLost(StorageError):
     def __init__(self, file: Path, name: str, state: str, traces: list[str]):
         places = " and ".join(traces)
         super().__init__(
-            f"{file} is {state}, but study {name!r} is known to {places}: {RESTORE}. "
-            f"To start again, choose another study.name, or move {file.parent} away"
+            f"{file} is {state}, but study {name!r} has results in {places}: {RESTORE}. "
+            f"To start a new study, choose another study.name, or move {file.parent} away."
         )
         self.file = file
         self.traces = traces

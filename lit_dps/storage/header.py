@@ -256,8 +256,8 @@ def seed_of_trials(url: str, study: StudyConfig) -> int:
         header = read_header(storage, study.name)
         if not header:
             raise StorageError(
-                f"{storage_name(url)} has no study {study.name!r}: its file was deleted, replaced "
-                "or put back from a copy",
+                f"{storage_name(url)} has no study {study.name!r}. Its file was deleted, or "
+                "replaced by a copy. Restore the file, or start the command again.",
                 key="study.name",
                 value=study.name,
             )
@@ -277,8 +277,8 @@ def _check_identity(storage: BaseStorage, name: str, identity: Mapping[str, Any]
     if differences:
         raise StudyChanged(
             f"study {name!r} was made with another configuration: "
-            f"{'; '.join(map(str, differences))}; "
-            "restore it, or choose another study.name for the new configuration",
+            f"{'; '.join(map(str, differences))}. Restore the former values, or choose "
+            "another study.name for the new configuration.",
             keys=[difference.key for difference in differences],
         )
 
@@ -351,7 +351,7 @@ def _check_folder_name(storage: BaseStorage, name: str) -> None:
         if schema.FORMAT_ATTR not in study.user_attrs or other == name:
             continue
         if folder_name(other) == folder_name(name):
-            allowed = f"a name whose files are not in the folder of study {other!r}"
+            allowed = f"a name whose folder differs from the folder of study {other!r}"
             raise ConfigError("study.name", name, allowed)
 
 
@@ -370,7 +370,7 @@ def check_extension(name: str, ours: Mapping[str, Any], theirs: Mapping[str, Any
     """
     axes, other_axes = ours.get(schema.AXES, {}), theirs[schema.AXES]
     if ours and axes.keys() != other_axes.keys():
-        allowed = f"{sorted(axes)}, the axes of study {name!r}; or choose another study.name"
+        allowed = f"{sorted(axes)}, the axes of study {name!r}. Or choose another study.name"
         raise ConfigError("study.grid", sorted(other_axes), allowed)
     sparsities = [*ours.get(schema.SPARSITIES, ()), *theirs[schema.SPARSITIES]]
     check_names("study.sparsities", sparsities)
@@ -385,8 +385,9 @@ def check_seeds(name: str, ours: Mapping[str, Any], theirs: Mapping[str, Any]) -
     if ours[schema.TRIAL_SEED] != theirs[schema.TRIAL_SEED]:
         # With study.best_of, the first versions used the seeds of the study that it names.
         raise StudyChanged(
-            f"the trials of study {name!r} have different seeds there: an earlier version began "
-            "one side, with the seeds of the study that study.best_of names",
+            f"the two parts of study {name!r} cannot be merged: their trials have "
+            "different seeds. An earlier version started one part, and used the seeds of "
+            "the study in study.best_of.",
             keys=[schema.TRIAL_SEED],
         )
 
@@ -396,8 +397,8 @@ def _check_space_history(name: str, ours: Mapping[str, Any], theirs: Mapping[str
     spaces, other_spaces = ours[schema.SPACE_HISTORY], theirs[schema.SPACE_HISTORY]
     if not is_continuation(spaces, other_spaces):
         raise StudyChanged(
-            f"the search space of study {name!r} was expanded in another way there, so the points "
-            "differ",
+            f"the two parts of study {name!r} cannot be merged: their search spaces were "
+            "expanded in different ways. Their samples therefore differ.",
             keys=[schema.SPACE_HISTORY],
         )
     if len(spaces) == len(other_spaces):
@@ -409,8 +410,9 @@ def _check_space_history(name: str, ours: Mapping[str, Any], theirs: Mapping[str
     trials, first = shorter[schema.TRIALS], expansion["first"]
     if trials > first:
         raise StudyChanged(
-            f"the search space of study {name!r} was expanded after {first} trials a cell, but one "
-            f"side has {trials} trials in the former space: points from {first} on differ",
+            f"the two parts of study {name!r} cannot be merged. The search space of one "
+            f"part was expanded after {first} trials a cell, and the other part has "
+            f"{trials} trials in the former space. Samples from {first} on differ.",
             keys=[schema.SPACE_HISTORY],
         )
 

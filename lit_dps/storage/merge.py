@@ -158,7 +158,7 @@ def merge(
 def _list_studies(other: OtherStorage) -> list[str]:
     names = list_studies(other.storage)
     if not names:
-        raise StorageError(f"no study in {other.place}")
+        raise StorageError(f"{other.place} has no study. Name a storage with studies.")
     return names
 
 
@@ -201,8 +201,8 @@ def _check_same_study(
     differences = identity_changes(stored_identity(ours), stored_identity(theirs))
     if differences:
         raise StudyChanged(
-            f"study {name!r} was made with another configuration in {other_place} than in "
-            f"{place}: {'; '.join(map(str, differences))}",
+            f"study {name!r} cannot be merged: its configuration in {other_place} differs "
+            f"from {place}: {'; '.join(map(str, differences))}",
             keys=[difference.key for difference in differences],
         )
     check_extension(name, ours, theirs)

@@ -33,7 +33,7 @@ from sqlalchemy.orm import Session
 from lit_dps.core.atomic_write import replacing
 from lit_dps.core.errors import StorageError
 from lit_dps.storage import schema
-from lit_dps.storage.database import open_storage, storage_errors
+from lit_dps.storage.database import RESTORE, open_storage, storage_errors
 from lit_dps.storage.format_1 import convert_advice, convert_cell, convert_header, convert_trial
 from lit_dps.storage.locks import Liveness, describe_owner, peers, storage_lock, token_of
 from lit_dps.storage.read import UNPACKED_BYTES, decompress
@@ -67,7 +67,9 @@ class StudyInUse(StorageError):
     """
 
     def __init__(self, place: str, processes: list[str], hint: str):
-        super().__init__(f"cannot convert {place} while {', '.join(processes)} uses it: {hint}")
+        super().__init__(
+            f"{place} cannot be converted while {', '.join(processes)} uses it: {hint}"
+        )
         self.processes = processes
 
 
@@ -92,12 +94,16 @@ def migrate(
     check_writable(url)
     file = sqlite_file(url)
     if file is not None and not file.is_file():
-        raise StorageError(f"no study database at {file}")
+        raise StorageError(
+            f"{file} does not exist. Name the storage of the studies by --storage.", key=str(file)
+        )
     with storage_errors(url), _opened(url) as storage, storage_lock(url):
         formats = _read_formats(storage, url)
         if only is not None:
             if only not in formats:
-                raise StorageError(f"no study {only!r} in {without_password(url)}")
+                raise StorageError(
+                    f"{without_password(url)} has no study {only!r}", key="--study", value=only
+                )
             formats = {only: formats[only]}
         names = [name for name, stored in formats.items() if stored == FORMER]
         unchanged = [name for name in formats if name not in names]
@@ -325,7 +331,7 @@ def _convert_header(session: Session, name: str) -> str | None:
         converted = convert_header(name, attrs)
         schema.check_keys(converted, schema.HEADER_ATTRS)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise StorageError(f"study {name!r} is damaged: {error!r}") from error
+        raise StorageError(f"study {name!r} is damaged ({error!r}): {RESTORE}") from error
     _replace_study_attrs(session, study_id, converted)
     return converted[schema.UID]
 

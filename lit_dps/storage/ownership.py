@@ -61,8 +61,10 @@ class ForeignStudy(StorageError):
 
     def __init__(self, name: str):
         super().__init__(
-            f"there is an Optuna study {name!r} that lit_dps did not make: choose another "
-            "study.name"
+            f"the storage has an Optuna study {name!r} of another program. Choose another "
+            "study.name.",
+            key="study.name",
+            value=name,
         )
         self.name = name
 

@@ -78,7 +78,7 @@ def read_study(storage: BaseStorage | str, name: str, trust: bool = False) -> St
         if name not in headers:
             names = ", ".join(sorted(headers)) or "none"
             raise StorageError(
-                f"no study {name!r} in {storage_name(storage)}; studies there: {names}",
+                f"{storage_name(storage)} has no study {name!r}; its studies are: {names}",
                 key="study.name",
                 value=name,
             )
@@ -281,7 +281,11 @@ def open_to_read(storage: BaseStorage | str) -> Iterator[BaseStorage]:
         return
     path = sqlite_file(storage)
     if path is not None and not path.is_file():
-        raise StorageError(f"no study database at {path}", key=str(path))
+        raise StorageError(
+            f"{path} does not exist. Name the folder of the studies by --storage.folder, "
+            "or run a study first.",
+            key=str(path),
+        )
     opened = open_storage(storage, make=False)
     try:
         yield opened
@@ -319,7 +323,10 @@ def open_elsewhere(other: str, url: str, limit: int = UNPACKED_BYTES) -> Iterato
     file = sqlite_file(other_url)
     if file is not None and not file.is_file():
         place = without_password(other)
-        raise StorageError(f"no study database at {place}", key=place)
+        raise StorageError(
+            f"{place} does not exist. Name a database of studies, or a folder that has one.",
+            key=place,
+        )
     if _is_same_storage(other_url, url):
         allowed = f"another storage than --storage.optuna = {without_password(url)}"
         raise ConfigError("OTHER", without_password(other), allowed)
@@ -368,8 +375,8 @@ def decompress(file: Path, target: Path, limit: int) -> None:
                 written += len(part)
                 if written > limit:
                     raise StorageError(
-                        f"cannot read {file}: it has more than {limit / 1e9:g} GB when unpacked; "
-                        "if you trust it, raise the limit by merge --unpacked_gb",
+                        f"{file} has more than {limit / 1e9:g} GB when unpacked. If you trust it, "
+                        "raise the limit by merge --unpacked_gb.",
                         key=str(file),
                         value=limit,
                     )

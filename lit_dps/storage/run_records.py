@@ -119,9 +119,8 @@ def check_environment(url: str, name: str, environment: Mapping[str, Any]) -> No
     """
     changes = changed_environment(url, name, environment)
     if changes:
-        verb = "is" if len(changes) == 1 else "are"
         message = (
-            f"study {name!r}: {', '.join(changes)} {verb} not as in its stored trials; "
+            f"study {name!r}: {', '.join(changes)} changed since its stored trials ran; "
             f"{CHANGED_ENVIRONMENT}"
         )
         raise StudyChanged(message, changes)

@@ -25,7 +25,9 @@ class OtherFormat(StorageError):
             remedy = f"convert it with lit-dps migrate --storage {place}"
         super().__init__(
             f"study {name!r} has format {stored_format!r}; this version reads format "
-            f"{schema.FORMAT}: {remedy}"
+            f"{schema.FORMAT}. To read it, {remedy}.",
+            key="study.name",
+            value=name,
         )
         self.name = name
         self.stored_format = stored_format

@@ -270,8 +270,8 @@ class TrialQueue:
                 uid = study_attributes(self.storage, self.name).get(UID)
                 if uid != self.uid:
                     raise StorageError(
-                        f"study {self.name!r} was deleted or created again while this process "
-                        "worked on it",
+                        f"study {self.name!r} was deleted or created again during this run. "
+                        "Start the command again.",
                         key="study.name",
                         value=self.name,
                     )

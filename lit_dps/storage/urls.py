@@ -225,14 +225,18 @@ def check_place(url: str) -> None:
     there = _nearest(file)
     if there != file and not there.is_dir():
         raise StorageError(
-            f"cannot use {place}: {there} is not a folder", key=place, value=str(there)
+            f"{place} cannot be used: {there} is no folder. Choose another folder.",
+            key=place,
+            value=str(there),
         )
     if there == file and not file.is_file():
-        raise StorageError(f"cannot use {place}: it is not a file", key=place)
+        raise StorageError(
+            f"{place} cannot be used: it is no file. Choose another path.", key=place
+        )
     if there == file and there.stat().st_size and there.open("rb").read(len(MAGIC)) != MAGIC:
         raise StorageError(
-            f"cannot use {place}: file is not a database; "
-            "if it was one, it is damaged: restore it from a copy",
+            f"{place} cannot be used: file is not a database. If it was one, it is "
+            "damaged: restore it from a copy.",
             key=place,
         )
 
@@ -252,9 +256,9 @@ def check_writable(url: str) -> None:
             return
         kind = url.partition(":")[0]
         raise StorageError(
-            f"cannot use a database of kind {kind!r}: studies are kept in a sqlite file "
-            "(sqlite:///mlruns/study.db) or on PostgreSQL "
-            "(postgresql+psycopg://USER@HOST/DATABASE)",
+            f"a database of kind {kind!r} cannot be used. Studies need a SQLite file "
+            "(sqlite:///mlruns/study.db) or PostgreSQL "
+            "(postgresql+psycopg://USER@HOST/DATABASE).",
             key=without_password(url),
             value=kind,
         )
@@ -262,8 +266,8 @@ def check_writable(url: str) -> None:
     for path in (_nearest(file), _nearest(file.parent)):
         if not os.access(path, os.W_OK):
             raise StorageError(
-                f"cannot use {without_password(url)}: {path} is not writable; "
-                "make it writable, or copy the file to another folder",
+                f"{without_password(url)} cannot be used: {path} is not writable. Make it "
+                "writable, or copy the file to another folder.",
                 key=without_password(url),
                 value=str(path),
             )

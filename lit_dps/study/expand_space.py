@@ -59,23 +59,23 @@ def _expanded(setup: StudySetup, record: StudyRecord) -> ExpandedSpace:
     study = setup.study
     if study.sampler != "sobol":
         raise UserError(
-            f"{OPTION}: study.sampler is {study.sampler}; it must be sobol, whose points fill a "
-            "range.",
+            f"{OPTION}: study.sampler is {study.sampler}; it must be sobol, because other "
+            "samplers do not fill the larger range.",
             key="study.sampler",
             value=study.sampler,
         )
     if study.best_of is not None:
         raise UserError(
-            f"{OPTION}: study.best_of is {study.best_of}; it must be left out. Expand the search "
-            "space of that study.",
+            f"{OPTION}: study.best_of is {study.best_of}; it must be omitted. Expand the "
+            f"search space of study {study.best_of}.",
             key="study.best_of",
             value=study.best_of,
         )
     remaining = _count_remaining(record)
     if remaining > 0:
         raise UserError(
-            f"{OPTION}: {remaining} trials of study {record.name!r} remain; run it without this "
-            "option first",
+            f"{OPTION}: {remaining} trials of study {record.name!r} have no result yet. "
+            f"Run the command without {OPTION} first.",
             key=OPTION,
             value=remaining,
         )
@@ -85,11 +85,19 @@ def _expanded(setup: StudySetup, record: StudyRecord) -> ExpandedSpace:
             ends.setdefault(key, set()).add(end)
     if not ends:
         raise UserError(
-            f"{OPTION}: no best value of study {record.name!r} is near an end of its range"
+            f"{OPTION}: no best value of study {record.name!r} is near an end of its "
+            "range, so no wider range is needed.",
+            key=OPTION,
+            value=record.name,
         )
     expanded = expand_space(record.space, ends, record.trials)
     if expanded is None:
-        raise UserError(f"{OPTION}: {', '.join(ends)} cannot go beyond the ends that they have")
+        raise UserError(
+            f"{OPTION}: the ranges of {', '.join(ends)} cannot be wider: their ends are "
+            "the limits of the values.",
+            key=OPTION,
+            value=ends,
+        )
     return expanded
 
 

@@ -124,8 +124,8 @@ class Failures:
         if not self._count or self._count > len(self._failed):
             return
         raise AllFail(
-            f"the first {self._count} trials failed, the last with {self._last}; tracebacks in "
-            f"{self.folder}{self._advice()}",
+            f"the first {self._count} trials failed, the last with {self._last}. "
+            f"Tracebacks are in {self.folder}{self._advice()}",
             value=self._last,
         )
 

@@ -134,8 +134,8 @@ def measure_steps(
 def _refuse_if_longer(expected: float, limit: float) -> None:
     if expected > limit:
         raise UserError(
-            f"it would take about {expected:.0f} s, more than {limit:.0f} s; the answer uses "
-            "times of the trials",
+            f"timing all steps would take about {expected:.0f} s; the limit is "
+            f"{limit:.0f} s. The answer uses times of the trials.",
             value=limit,
         )
 

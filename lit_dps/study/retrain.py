@@ -74,7 +74,7 @@ def stored_trial(record: StudyRecord, cell: Cell, point: int | None) -> TrialRes
         if result.trial.point == point:
             return result
     finished = ", ".join(str(result.trial.point) for result in results) or "none yet"
-    raise ConfigError("--point", point, f"a finished one of {cell}: {finished}")
+    raise ConfigError("--point", point, f"a finished trial of {cell}: {finished}")
 
 
 def retrain(
@@ -99,7 +99,7 @@ def retrain(
         UserError: if data or classes differ from the study's, before anything is trained.
     """
     if keep is not None and setup.ranks > 1:
-        allowed = f"left out where {setup.ranks} ranks train each trial"
+        allowed = f"omitted, because {setup.ranks} ranks train each trial"
         raise ConfigError("--checkpoint", str(keep), allowed)
     # Checkpoints of trials belong to the study.
     study = dataclasses.replace(setup.study, checkpoint_minutes=None)

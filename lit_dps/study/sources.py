@@ -96,8 +96,8 @@ def refuse_changed_sources(began: Mapping[str, Any], now: Mapping[str, Any]) -> 
     changed = changed_files(began, now)
     if changed:
         raise UserError(
-            f"{', '.join(changed)} changed after the command began: wait until edits are done, "
-            "and start it again",
+            f"{', '.join(changed)} changed while the command ran. Finish your edits, then "
+            "start the command again.",
             value=changed,
         )
 

@@ -442,7 +442,7 @@ def _refuse_other_sources(setup: StudySetup, sources: Mapping[str, Any]) -> None
     changed = changed_files(sources, source_hashes(setup.config()))
     if changed:
         raise UserError(
-            f"{', '.join(changed)} on rank {ranks.rank()} is not as on the first rank: all "
-            "machines need the same code",
+            f"{', '.join(changed)} on rank {ranks.rank()} differs from the first rank. "
+            "Copy the same code to all machines.",
             value=changed,
         )

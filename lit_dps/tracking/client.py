@@ -123,7 +123,8 @@ def experiments(uri: str) -> list[Experiment]:
     file = sqlite_file(uri)
     if file is not None and not file.exists():
         raise StorageError(
-            f"no MLflow database at {file}: run a study first, or name it by --storage.folder",
+            f"{file} does not exist, so there is no MLflow database. Run a study first, "
+            "or name its folder by --storage.folder.",
             key=str(file),
         )
     with_runs = []
@@ -155,7 +156,7 @@ def mlflow_errors(uri: str) -> Iterator[None]:
             move_aside(file, "damaged pages")
         message = scrubbed(text, uri)[:MAX_MESSAGE_CHARACTERS]
         place = without_password(uri)
-        raise StorageError(f"MLflow at {place}: {message}", key=place) from error
+        raise StorageError(f"MLflow at {place} cannot be used: {message}", key=place) from error
 
 
 @contextmanager
@@ -197,8 +198,7 @@ def move_broken(file: Path) -> Path | None:
         why = why_broken(file)
     except ForeignDatabase:
         raise StorageError(
-            f"{file} is the database of another program, not of MLflow. Choose another file for "
-            "storage.mlflow.",
+            f"{file} is a database of another program. Choose another file for storage.mlflow.",
             key=str(file),
         ) from None
     if not why:

@@ -50,7 +50,8 @@ def read_experiment(uri: str, name: str) -> LoggedExperiment:
     file = sqlite_file(uri)
     if file is not None and not file.exists():
         raise StorageError(
-            f"no MLflow database at {file}: name the tracking URI by --storage.mlflow",
+            f"{file} does not exist, so there is no MLflow database. Set --storage.mlflow "
+            "to the tracking URI.",
             key="storage.mlflow",
         )
     with mlflow_errors(uri):

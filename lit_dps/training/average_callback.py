@@ -70,7 +70,7 @@ class AverageCallback(Callback):
         if "average" in state and "half_life" not in state:
             saved = "unknown"
         if saved != self.half_life:
-            allowed = f"{saved}, the half-life of the checkpoint"
+            allowed = f"{saved}, because the checkpoint was saved with it"
             raise ConfigError(AVERAGE_KEY, self.half_life, allowed)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -95,7 +95,7 @@ class AverageCallback(Callback):
             return
         examples = examples_of(trainer, batch)
         if examples is None:
-            allowed = "0 where lit_dps does not know the number of examples of a batch"
+            allowed = "0, because the number of examples of a batch is unknown"
             raise ConfigError(AVERAGE_KEY, self.half_life, allowed)
         self._examples += examples
 

@@ -95,7 +95,7 @@ class BatchScheduleCallback(Callback):
     def _rate_error(self, reason: str) -> ConfigError:
         """Return the refusal of a rate that changes along the run, by the key that changes it."""
         if self.rate == NO_RATE_RULE:
-            allowed = f"a schedule that keeps the learning rate {reason}"
+            allowed = f"a schedule that does not change the learning rate {reason}"
             return ConfigError(NAME_KEY, self.name, allowed)
         return ConfigError(RATE_KEY, self.rate, f"{NO_RATE_RULE} {reason}")
 
@@ -152,8 +152,8 @@ class BatchScheduleCallback(Callback):
         schedule_batches: Any = getattr(data, "schedule_batches", None)
         if schedule_batches is None or is_ignored(data):
             allowed = (
-                f"{CONSTANT} for {type(data).__name__}: only ImageData, and a data module with a "
-                "method schedule_batches(schedule, parts), make batches of several sizes"
+                f"{CONSTANT}, because {type(data).__name__} makes batches of one size. Use "
+                "ImageData, or a data module with a method schedule_batches(schedule, parts)"
             )
             raise ConfigError(NAME_KEY, self.name, allowed)
         schedule_batches(self.schedule, parts)

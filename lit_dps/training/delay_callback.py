@@ -42,7 +42,7 @@ class DelayCallback(Callback):
         if not pl_module.automatic_optimization:
             name = type(pl_module).__name__
             raise ConfigError(
-                "optim.delay", self.delay, f"0 for {name}, which steps its optimizers itself"
+                "optim.delay", self.delay, f"0, because {name} uses manual optimization"
             )
         for optimizer in trainer.optimizers:
             if requires_closure(optimizer):
@@ -50,7 +50,7 @@ class DelayCallback(Callback):
                 raise ConfigError(
                     "optim.delay",
                     self.delay,
-                    f"0 for {name}, which evaluates the loss itself in a step",
+                    f"0, because {name} evaluates the loss during its step",
                 )
 
     def on_before_optimizer_step(

@@ -73,11 +73,11 @@ class SpentOfSteps:
                 reason = "the number of examples of a batch of this data is unknown"
                 goal = attempt.goal
                 if goal.max_examples is not None:
-                    raise ConfigError("goal.max_examples", goal.max_examples, f"left out: {reason}")
+                    raise ConfigError("goal.max_examples", goal.max_examples, f"omitted: {reason}")
                 if goal.cost_unit is EXAMPLES:
-                    raise ConfigError("goal.unit", goal.unit, f"left out: {reason}")
+                    raise ConfigError("goal.unit", goal.unit, f"omitted: {reason}")
                 if schedule_name(trainer) == CONSTANT:
-                    raise ConfigError("study.readings", EXAMPLES.name, f"left out: {reason}")
+                    raise ConfigError("study.readings", EXAMPLES.name, f"omitted: {reason}")
                 # Without a goal in examples, the batch schedule counts them.
                 raise ConfigError(NAME_KEY, schedule_name(trainer), f"{CONSTANT}: {reason}")
             spent[EXAMPLES.column] = sum(counts)

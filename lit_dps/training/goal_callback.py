@@ -243,7 +243,7 @@ class GoalErrorCallback(Callback):
             raise ConfigError(
                 "trainer.limit_val_batches",
                 trainer.limit_val_batches,
-                "1.0: the goal needs the entire validation split",
+                "1.0, because the goal needs the entire validation split",
             )
         if trainer.world_size > 1 and not isinstance(trainer.strategy, SharedBatchDDP):
             raise ConfigError(
@@ -283,7 +283,7 @@ class GoalErrorCallback(Callback):
             raise ConfigError(
                 "data",
                 type(pl_module).__name__,
-                "a module and data with validation, which the goal needs",
+                "a module and data with validation, because the goal is tested there",
             )
         else:
             refuse_drop_last(trainer)
@@ -294,7 +294,9 @@ class GoalErrorCallback(Callback):
         self._early = EarlyCheck(trainer, module)
         if follows_metric(trainer):
             raise ConfigError(
-                "goal.early_reject", True, "false where a schedule follows a validation metric"
+                "goal.early_reject",
+                True,
+                "false, because a schedule of the learning rate follows a validation metric",
             )
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

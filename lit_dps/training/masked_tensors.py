@@ -73,7 +73,7 @@ class MaskedTensors:
                 raise ConfigError(
                     "model",
                     type(self.module).__name__,
-                    f"a module that keeps its parameter {name}",
+                    f"a module that does not replace its parameter {name} during training",
                 )
         self._masked = {}
         for name, mask in masks.items():

@@ -278,8 +278,8 @@ class PruningCallback(Callback):
             raise ConfigError(
                 "pruning.method",
                 self.method,
-                f"{without} for {type(module).__name__}: with manual optimization its "
-                "training_step is no loss alone",
+                f"{without} for {type(module).__name__}: it has manual optimization, so its "
+                "training_step does more than return a loss",
             )
 
     def _sparsity_error(self, module: LightningModule, reason: str) -> ConfigError:
@@ -294,10 +294,11 @@ class PruningCallback(Callback):
         return ConfigError(
             "pruning.method",
             self.method,
-            f"magnitude or another method without a pruning pass for {name}: its training_step "
-            f"failed in the pruning pass, which runs before training: {failure}. Or make what it "
-            "needs in __init__. If it needs full batches, use another pruning.batch_size or a "
-            "loader with drop_last. If it fails at sparsity 0 too, correct training_step",
+            "magnitude or another method without a pruning pass. The training_step of "
+            f"{name} failed in the pruning pass, which runs before training: {failure}. "
+            "Make what it needs in __init__, or use another pruning.batch_size or a "
+            "loader with drop_last if it needs full batches. If it fails at sparsity 0 "
+            "too, correct training_step",
         )
 
     @contextmanager
@@ -334,8 +335,8 @@ class PruningCallback(Callback):
             )
         elif depends_on(loss, originals):
             reason = (
-                "a copy of it, which the pruning pass runs on, still uses the parameters of the "
-                "original"
+                "the pruning pass runs on a copy of it, and this copy still uses the "
+                "parameters of the original"
             )
         if reason is not None:
             raise ConfigError(

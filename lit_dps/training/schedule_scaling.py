@@ -200,7 +200,9 @@ class ScheduleScalingCallback(Callback):
         size = declared_batch_size(trainer)
         if not size:
             name = type(trainer.train_dataloader).__name__
-            raise ConfigError("data", name, "data with a batch size, for ScheduleScalingCallback")
+            raise ConfigError(
+                "data", name, "data with a batch size, because ScheduleScalingCallback needs it"
+            )
         if not isinstance(trainer.strategy, SharedBatchDDP):
             size = sum(ranks.all_gather(size))  # each rank has different batches
         return size * trainer.accumulate_grad_batches

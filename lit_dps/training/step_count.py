@@ -290,5 +290,5 @@ def refuse_too_large(trainer: Trainer, batch_size: int) -> None:
         raise ConfigError(
             "study.batch_sizes",
             batch_size,
-            f"at most {sizes.examples}, the examples of the training split",
+            f"at most {sizes.examples}, the number of training examples",
         )

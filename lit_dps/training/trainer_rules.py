@@ -131,7 +131,7 @@ def filter_callbacks(callbacks: list[Callback], source: str) -> list[Callback]:
         for kind, reason in _REFUSED_CALLBACKS.items():
             if isinstance(callback, kind):
                 name = type(callback).__name__
-                raise ConfigError(source, name, f"left out: {reason}")
+                raise ConfigError(source, name, f"omitted: {reason}")
     return [each for each in callbacks if not isinstance(each, _CALLBACKS_WITHOUT_EFFECT)]
 
 
@@ -176,8 +176,8 @@ def prepare_schedules(trainer: Trainer, module: LightningModule) -> None:
         raise ConfigError(
             "model",
             type(module).__name__,
-            f"a schedule by steps: the training data of {data} are one endless epoch, so that no "
-            "epoch ends",
+            f"a module whose schedule counts steps. The training data of {data} are one "
+            "endless epoch, so no epoch ends",
         )
     for config in configs:
         if config.reduce_on_plateau:
@@ -323,9 +323,9 @@ class TrainingLength:
             raise ConfigError(
                 "data",
                 type(lightning_private.data_module_of(self.trainer)).__name__,
-                "a class with setup() and train_dataloader() without trainer.max_epochs and "
-                "trainer.estimated_stepping_batches, which follow from the length of the train "
-                "dataloader: read trainer.max_steps",
+                "a class whose setup() and train_dataloader() do not read trainer.max_epochs "
+                "or trainer.estimated_stepping_batches. Both follow from the length of the "
+                "train dataloader: read trainer.max_steps instead",
             )
         self._is_making_data = True
         try:

@@ -66,9 +66,9 @@ def unmoved(trainer: Trainer) -> Iterator[None]:
         restore_attributes(attributes, *owners)
     except ValueError as error:
         allowed = (
-            "a module whose training_step changes no attributes of callbacks or of the data "
-            "module: it also runs outside of training, on a copy of the module, and this "
-            f"change cannot be undone: {error}"
+            "a module whose training_step does not change attributes of callbacks or of "
+            "the data module. It also runs outside of training, on a copy of the module, "
+            f"and this change cannot be undone: {error}"
         )
         raise ConfigError("model", type(trainer.lightning_module).__name__, allowed) from error
 
@@ -196,9 +196,9 @@ class DataTensors:
         yield
         if before != self._state():
             allowed = (
-                "a module whose training_step changes no tensor or array of the data or of an "
-                "optimizer's state in place: it also runs outside of training, on a copy of the "
-                "module, and this change cannot be undone"
+                "a module whose training_step does not change a tensor or array of the data "
+                "or of an optimizer in place. It also runs outside of training, on a copy of "
+                "the module, and this change cannot be undone"
             )
             raise ConfigError("model", type(self._trainer.lightning_module).__name__, allowed)
 

@@ -224,8 +224,8 @@ class TrainingPass:
             iter(loader)  # a CombinedLoader has no length before this
         if not 0 < (sized_len(loader) or 0) < sys.maxsize:
             allowed = (
-                "a class with a pruning_dataloader, because a pass over the training split, for "
-                "snip, needs a finite train dataloader"
+                "a class with a pruning_dataloader, because pruning methods such as snip "
+                "pass over the training split and need a finite train dataloader"
             )
             raise ConfigError("data", type(self._data or loader).__name__, allowed)
         if isinstance(loader, CombinedLoader):
@@ -425,9 +425,9 @@ class _NotShared:
 
     def __next__(self) -> Any:
         raise UserError(
-            f"{self.module} draws from an iterator that cannot be copied, so a step that is only "
-            "measured would change the training: draw with a torch.Generator instead, or leave out "
-            "the reading or pruning method that takes this step",
+            f"{self.module} draws from an iterator that cannot be copied, so a measured "
+            "step would change the training. Draw with a torch.Generator, or omit the "
+            "reading or pruning method that measures it.",
             key="model",
             value=self.module,
         )

@@ -78,7 +78,7 @@ def config_of(section: str, given: Any) -> ObjectConfig:
         return ObjectConfig({**inner, "init_args": _lists(arguments)})
     if callable(given):
         return ObjectConfig({"class_path": class_path_of(_class_of_factory(section, given))})
-    allowed = f"a {base.__name__}, its class, or a function that makes it: {EXAMPLES[section]}"
+    allowed = f"a {base.__name__}, its class, or a function that returns it: {EXAMPLES[section]}"
     raise ConfigError(section, type(given).__name__, allowed)
 
 
@@ -254,8 +254,8 @@ def _refuse_objects(section: str, cls: type, arguments: Mapping[str, Any]) -> No
 
 
 def _cannot_rebuild(section: str, cls: type, why: str) -> ConfigError:
-    allowed = f"an object that each trial can make again, but {why}"
-    hint = f"Give a function that makes it: {EXAMPLES[section]}"
+    allowed = f"an object that each trial can create again, but {why}"
+    hint = f"Give a function that returns it: {EXAMPLES[section]}"
     return ConfigError(section, cls.__name__, allowed, hint)
 
 
@@ -306,7 +306,7 @@ def _recovered_arguments(section: str, instance: Any) -> dict[str, Any]:
             arguments[name] = str(arguments[name])
         if isinstance(arguments[name], tuple) and parameter.annotation is parameter.empty:
             # A configuration has lists; only with an annotation they become tuples again.
-            why = f"its argument {name} is a tuple without an annotation"
+            why = f"its argument {name} is a tuple and has no type annotation"
             raise _cannot_rebuild(section, cls, why)
     return arguments
 
@@ -328,7 +328,10 @@ def _refuse_difference(section: str, instance: Any, arguments: Mapping[str, Any]
     for name in after:
         if name not in before or before[name] != after[name]:
             was = before.get(name, "missing")
-            why = f"{name} of the object is {was!r}, and of a new {cls.__name__} {after[name]!r}"
+            why = (
+                f"{name} of the object is {was!r}, and {name} of a new {cls.__name__} is "
+                f"{after[name]!r}"
+            )
             raise _cannot_rebuild(section, cls, why)
     if isinstance(instance, nn.Module):
         added = set(_shapes(instance)) - set(_shapes(made))

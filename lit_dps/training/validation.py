@@ -152,7 +152,8 @@ def logged_metric(trainer: Trainer, name: str, key: str) -> float:
         raise ConfigError(
             key,
             name,
-            f"one that each validation logs, with on_epoch=True; this one logged: {names}",
+            "a metric that each validation logs, with on_epoch=True. This validation "
+            f"logged {names}",
         )
     return value
 

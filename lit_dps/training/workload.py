@@ -214,7 +214,7 @@ def locate(
             raise ConfigError(
                 source,
                 key,
-                f"the key of a part; {'.'.join([first, *path[:i]])} has no part {name!r}",
+                f"the key of an existing part; {'.'.join([first, *path[:i]])} has no part {name!r}",
             )
         node = node[name]
     node = _arguments(node, last)

@@ -239,7 +239,7 @@ def test_a_second_command_on_the_same_advice_is_refused_in_one_line(tmp_path):
         other.communicate(b"\n")
     assert done.returncode == 2
     (line,) = done.stderr.strip().splitlines()
-    assert "another command asks for advice on 'Module'" in line
+    assert "study.name 'Module'" in line
     assert list_advice(url)["Module"] == {"spent": 1.0}
     with AdviceStore(url, "Module").sole_command():
         pass

@@ -45,22 +45,22 @@ def test_all_trials_of_a_cell_are_at_the_best_point_of_the_other_study(tmp_path)
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--study.best_of", "nowhere"], r"no study 'nowhere' in .*; studies there: fast"),
+        (["--study.best_of", "nowhere"], r"'nowhere'.*\bfast\b"),
         (
             ["--study.batch_sizes", "[16, 32]"],
-            r"study.best_of is 'fast'; it must be a study with a complete trial at B=32 S=0",
+            r"study.best_of is 'fast'; .*B=32 S=0",
         ),
         (
             ["--study.sampler", "tpe"],
-            r"study.sampler is 'tpe'; it must be sobol, because study.best_of decides",
+            r"study.sampler is 'tpe'; it must be sobol",
         ),
         (
             ["--study.best_of", "winners"],
-            r"study.best_of is 'winners'; it must be the name of another study",
+            r"study.best_of is 'winners'; ",
         ),
         (
             ["--study.space.model.momentum.high", "0.5001"],
-            r"study.space.model.momentum is .* a range that holds 0\.\d+, its best value at B=16 S=0",
+            r"study.space.model.momentum is .* 0\.\d+, .*B=16 S=0",
         ),
     ],
 )

@@ -130,7 +130,7 @@ def test_a_study_whose_first_trials_all_fail_ends_at_once(call, configured):
         )
         last = done.err.splitlines()[-1]
         assert last.startswith(
-            f"{expected}; tracebacks in {FAILURES}. It would fail again: all trials of this study"
+            f"{expected}. Tracebacks are in {FAILURES}. It would fail again: all trials of this study"
         )
         assert (
             "ValueError in failing_user.py, line " in last

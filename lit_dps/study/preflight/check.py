@@ -114,7 +114,7 @@ def _check_best_of(setup: StudySetup) -> None:
                 raise ConfigError(
                     "study.best_of",
                     study.best_of,
-                    f"a study whose best point at {cell} is still the point of the stored trials",
+                    f"a study whose best sample at {cell} is the sample of the stored trials",
                     hint="Choose another study.name",
                 )
 
@@ -131,7 +131,7 @@ def _check_ranges(setup: StudySetup, cell: Cell, params: Mapping[str, Value]) ->
     """Raise ConfigError if values of another study are outside of this study's ranges."""
     for key, box in setup.study.space.items():
         if not is_inside({key: box}, params):
-            allowed = f"a range that holds {params[key]:g}, its best value at {cell}"
+            allowed = f"a range that includes {params[key]:g}, the best value at {cell}"
             raise ConfigError(f"study.space.{key}", str(box), allowed)
 
 
@@ -155,7 +155,7 @@ def check_configuration(setup: StudySetup) -> LightningDataModule:
     check_readings(setup)
     _check_engine(setup)
     if ranks.started_by_torchrun() and setup.workers > 1:
-        allowed = "1 under torchrun: start it once for each worker"
+        allowed = "1 under torchrun. Start torchrun once for each worker"
         raise ConfigError("study.workers", setup.workers, allowed)
     return _build_at_ends(setup)
 
@@ -182,12 +182,12 @@ def set_up_data(data: LightningDataModule) -> None:
 def _check_engine(setup: StudySetup) -> None:
     engine = setup.study.engine
     if engine == STACKED and setup.ranks > 1:
-        allowed = f"auto, single or lightning where {setup.ranks} ranks train each trial"
+        allowed = f"auto, single or lightning, because {setup.ranks} ranks train each trial"
         raise ConfigError("study.engine", engine, allowed)
     if engine == STACKED and setup.goal_of_trials.counts_seconds:
         allowed = (
-            "auto, single or lightning, where goal.max_seconds or goal.unit counts seconds: the "
-            "networks of a stack share their clock"
+            "auto, single or lightning, because goal.max_seconds or goal.unit counts "
+            "seconds. The networks of a stack share their clock"
         )
         raise ConfigError("study.engine", engine, allowed)
 

@@ -124,9 +124,9 @@ def _check_short_trial(setup: StudySetup, short: ShortTrial) -> None:
     _refuse_goal_met_untrained(short)
     taken = sorted({*short.read} & columns_of_tables(setup))
     if taken:
-        raise ConfigError(READINGS_KEY, taken[0], "columns that the tables of a study do not have")
+        raise ConfigError(READINGS_KEY, taken[0], "names that are no columns of a study's tables")
     if setup.ranks > 1 and short.counted.can_be_cut is False:
-        allowed = "left out: ddp needs tensors that all have the examples as first dimension"
+        allowed = "omitted. ddp needs tensors whose first dimension is the examples"
         raise ConfigError("trainer.strategy", "ddp", allowed)
     # Each value of an axis may have another data module.
     check_batch_size = getattr(short.data, "check_batch_size", None)

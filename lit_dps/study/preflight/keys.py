@@ -63,11 +63,13 @@ def check_goals(setup: StudySetup) -> None:
         raise ConfigError("goal.max_steps", goal.max_steps, f"at most {MAX_STEPS} steps")
     for name in setup.study.metrics:
         if name in (goal.metric, *RESERVED_NAMES, *goal.counted):
-            raise ConfigError("study.metrics", name, "another one: this is kept anyway")
+            raise ConfigError(
+                "study.metrics", name, "another metric, because this one is always stored"
+            )
     for value in setup.study.goals:
         if not goal.is_easier(value) and not setup.study.train_past_goal:
             side = "below" if goal.at_least else "above"
-            allowed = f"{side} {setup.goal.value_key} = {goal.value:g}, which stops the runs"
+            allowed = f"{side} {setup.goal.value_key} = {goal.value:g}, because trials stop there"
             raise ConfigError("study.goals", value, allowed)
         try:
             goal.with_value(value)
@@ -96,7 +98,9 @@ def check_readings(setup: StudySetup) -> None:
         if reading.name in reserved and spec.kind not in READINGS.values():
             raise ConfigError(READINGS_KEY, reading.name, "a name that no column of the tables has")
         if setup.ranks > 1 and not reading.over_ranks:
-            allowed = f"readings with over_ranks = True, because {setup.ranks} ranks train a trial"
+            allowed = (
+                f"readings with over_ranks = True, because {setup.ranks} ranks train each trial"
+            )
             raise ConfigError(READINGS_KEY, reading.name, allowed)
 
 
@@ -166,23 +170,29 @@ def _check_batch_schedules(setup: StudySetup) -> None:
     options = [key for key in setup.study.axes if key.startswith(BATCH_OPTIONS)]
     if not is_used and (options or setup.batch.options):
         value = options or setup.batch.options
-        raise ConfigError(OPTIONS_KEY, value, f"left out where {NAME_KEY} is {CONSTANT}")
+        raise ConfigError(OPTIONS_KEY, value, f"omitted, because {NAME_KEY} is {CONSTANT}")
     rate = setup.study.axes.get(RATE_KEY, setup.batch.rate)
     if not is_used and rate != NO_RATE_RULE:
-        raise ConfigError(RATE_KEY, rate, f"left out where {NAME_KEY} is {CONSTANT}")
+        raise ConfigError(RATE_KEY, rate, f"omitted, because {NAME_KEY} is {CONSTANT}")
 
 
 def _check_batch_schedule(setup: StudySetup, cell: Cell, config: BatchConfig) -> None:
     """Raise ConfigError if a schedule does not reach the batch size of a cell in its budget."""
     trial = Trial(cell, 0, setup.middle)
     if setup.goal.unit != STEPS.name:
-        allowed = f"steps where {NAME_KEY} changes the batch size: its law is of constant ones"
+        allowed = (
+            f"steps, because {NAME_KEY} changes the batch size and the law holds for "
+            "constant batch sizes"
+        )
         raise ConfigError("goal.unit", setup.goal.unit, allowed)
     if setup.training().local_sgd(trial).on:
-        allowed = f"{CONSTANT} with local SGD, whose workers divide each batch"
+        allowed = f"{CONSTANT}, because the workers of local SGD divide each batch"
         raise ConfigError(NAME_KEY, config.schedule, allowed)
     if setup.smoothness.interval is not None:
-        allowed = f"{CONSTANT} with smoothness.interval: the theory predicts K at one batch size"
+        allowed = (
+            f"{CONSTANT}, because smoothness.interval is set and the theory predicts K at "
+            "one batch size"
+        )
         raise ConfigError(NAME_KEY, config.schedule, allowed)
     parts = setup.workload.parts_of(cell)
     sizes = config.build().sizes_of_parts(cell.batch_size, parts)
@@ -247,14 +257,14 @@ def check_workers(setup: StudySetup, cell: Cell, params: Mapping[str, Value]) ->
     if not schedule.on:
         return
     if setup.smoothness.interval is not None:
-        allowed = "null with local SGD, whose workers step several networks"
+        allowed = "null, because the workers of local SGD train several networks"
         raise ConfigError("smoothness.interval", setup.smoothness.interval, allowed)
     for spec in setup.readings:
         reading = spec.build()
         if reading.follows_steps:
             allowed = (
-                "readings of the averaged network with local SGD, at checks or at the end; this "
-                "one follows the steps, and each worker steps a network of its own"
+                "readings at checks or at the end, because local SGD is on. This reading "
+                "follows the steps, and each worker steps its own copy of the network"
             )
             raise ConfigError(READINGS_KEY, reading.name, allowed)
     for batch_size in setup.study.batch_sizes:
@@ -280,7 +290,7 @@ def check_effects(setup: StudySetup) -> list[str]:
                 _refuse_lost_arguments(source, key, node[name])
     sparsity = setup.pruning.sparsity
     if sparsity and sparsity not in study.sparsities:
-        allowed = f"one of study.sparsities {study.sparsities}, or left out"
+        allowed = f"one of study.sparsities {study.sparsities}, or omitted"
         raise ConfigError("pruning.sparsity", sparsity, allowed)
     notes = []
     if setup.goal.early_reject and not setup.goal_of_trials.is_pointwise:
@@ -309,7 +319,7 @@ def _refuse_lost_arguments(source: str, key: str, spec: Mapping[str, Any]) -> No
             default = list(default)
         if value != default:
             allowed = (
-                f"a class without arguments: {key}.{argument} = {value!r} would be "
-                "lost; remove it, or make it an axis too"
+                f"a class without arguments. {key}.{argument} = {value!r} would be lost: "
+                "remove it, or make it an axis too"
             )
             raise ConfigError(source, key, allowed)

@@ -141,8 +141,9 @@ def _resume_error(built: Built, difference: _Difference, saved_at: int) -> Confi
             "load_state_dict)"
         )
     allowed = (
-        f"one that resumes from a checkpoint as it was saved; after a resume from step {saved_at} "
-        f"{difference.text}: save its state in {hooks}, or set study.checkpoint_minutes: null"
+        "an object whose state a checkpoint restores. After a resume from step "
+        f"{saved_at} {difference.text}. Save its state in {hooks}, or set "
+        "study.checkpoint_minutes: null"
     )
     return ConfigError(key, ", ".join(names), allowed)
 

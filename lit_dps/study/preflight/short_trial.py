@@ -154,7 +154,7 @@ def run_short(
         raise ConfigError(
             "study.sparsities",
             trial.cell.sparsity,
-            f"lower sparsities for {name}: its loss is not finite once it is pruned",
+            f"lower sparsities for {name}, because its loss is not finite after pruning",
         )
     notes = stale_metrics.notes(type(fit.built.module).__name__)
     for remark in epochs.remarks:
@@ -212,7 +212,8 @@ def _check_ended(fit: TrialFit, trial: Trial, goal: ShortGoal, trainer: Trainer)
     raise ConfigError(
         "model",
         type(fit.built.module).__name__,
-        f"a module that trains for {goal.steps + 1} steps: it or a callback stopped the trainer",
+        f"a module that trains for {goal.steps + 1} steps. The module or a callback "
+        "stopped the trainer earlier",
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import re
 from argparse import ArgumentParser
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from jsonargparse import ActionConfigFile, Namespace
 
 from lit_dps.cli import main
 from lit_dps.cli.command_line import CommandLine
+from lit_dps.cli.config_file import check_is_file
 from lit_dps.cli.migrate import report
 from lit_dps.cli.parser import CommandParser, likely_meant
 from lit_dps.core.aliases import warn_of_former_name
@@ -21,7 +23,7 @@ from lit_dps.core.config import StudyConfig
 from lit_dps.core.errors import UserError
 from lit_dps.storage.migrate import Migration
 from tests.e2e.commands import FAST
-from tests.support.errors import refusals_in, refuses
+from tests.support.errors import error_line, refusals_in, refuses
 from tests.support.fake_study import law_study
 
 SPACE = {
@@ -68,19 +70,20 @@ def test_verbs_that_take_no_configuration_are_left_alone():
 
 
 @pytest.mark.parametrize(
-    ("file", "said"),
+    ("file", "command"),
     [
-        ("nothing.yaml", "study: no such file 'nothing.yaml'; a configuration file is needed"),
-        ("quickstart", "needed; `lit-dps configs quickstart` copies a file of the package here"),
-        (
-            "configs/studies/widht.yaml",
-            "needed; `lit-dps configs studies/width` copies a file of the package here",
-        ),
+        ("nothing.yaml", None),
+        ("quickstart", "`lit-dps configs quickstart`"),
+        ("configs/studies/widht.yaml", "`lit-dps configs studies/width`"),
     ],
 )
-def test_a_file_that_is_not_there_is_refused_with_where_to_get_it(config, file, said, capsys):
+def test_a_file_that_is_not_there_is_refused_with_where_to_get_it(config, file, command, capsys):
+    with refuses("--config", file, error=UserError):
+        check_is_file(file, "study")
     assert main(["study", file]) == 2
-    assert capsys.readouterr().err.rstrip().endswith(said)
+    error = error_line(capsys.readouterr().err)
+    assert repr(file) in error
+    assert re.findall(r"`lit-dps configs .*?`", error) == ([command] if command else [])
 
 
 def test_one_part_of_one_box_is_changed(config):

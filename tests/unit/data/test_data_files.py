@@ -49,28 +49,27 @@ GOOD = idx(TRAIN[0])
 
 
 @pytest.mark.parametrize(
-    ("data", "says"),
+    ("data", "data_bytes"),
     [
-        (GOOD[:-1], "is truncated or damaged: 15679 data bytes, but 15680 by its header"),
-        (GOOD + b"\0", "is truncated or damaged: 15681 data bytes, but 15680 by its header"),
-        (GOOD[:10], "is not an IDX file of unsigned bytes with 3 dimensions"),
-        (b"", "is not an IDX file of unsigned bytes with 3 dimensions"),
+        (GOOD[:-1], 15679),
+        (GOOD + b"\0", 15681),
+        (GOOD[:10], None),
+        (b"", None),
         (
             b"\0\0\x0d\x03" + GOOD[4:],
-            "is not an IDX file of unsigned bytes with 3 dimensions",
+            None,
         ),  # floats
-        (idx(TRAIN[1]), "is not an IDX file of unsigned bytes with 3 dimensions"),  # a labels file
-        (b"<html>404</html>" * 99, "is not an IDX file of unsigned bytes with 3 dimensions"),
+        (idx(TRAIN[1]), None),  # a labels file
+        (b"<html>404</html>" * 99, None),
     ],
     ids=["short", "long", "header", "empty", "type", "labels", "html"],
 )
 @pytest.mark.parametrize("gz", [False, True])
-def test_a_damaged_idx_file_is_refused(tmp_path, data, says, gz):
+def test_a_damaged_idx_file_is_refused(tmp_path, data, data_bytes, gz):
     path = tmp_path / ("images.gz" if gz else "images")
     path.write_bytes(gzip.compress(data) if gz else data)
-    with pytest.raises(DataError) as caught:
+    with refuses(str(path), data_bytes, DataError):
         read_idx(path, 3)
-    assert str(caught.value) == f"{path} {says}"
 
 
 @pytest.mark.parametrize(

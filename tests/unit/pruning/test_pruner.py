@@ -158,17 +158,17 @@ def test_a_method_that_is_none_is_refused(method, options, key, value):
 
 
 @pytest.mark.parametrize(
-    ("method", "allowed"),
+    ("method", "facts"),
     [
-        ("NoMask", "a mask that keeps something"),
-        ("KeepsAll", "a mask that keeps 4, not 43"),
-        ("OfAnother", "a mask of prunable parameters, without none"),
+        ("NoMask", ["at least one weight"]),
+        ("KeepsAll", ["4", "43"]),
+        ("OfAnother", ["prunable", "none"]),
     ],
 )
-def test_a_mask_that_does_not_keep_what_it_should_is_refused(network, method, allowed):
+def test_a_mask_that_does_not_keep_what_it_should_is_refused(network, method, facts):
     with refuses("pruning.method", method) as refused:
         prune(pruner_of(f"{HERE}.{method}"), given(network), 0.9, 0, "Module")
-    assert refused.value.allowed == allowed
+    assert all(fact in refused.value.allowed for fact in facts)
 
 
 def test_earlier_names_of_attributes_work_with_a_warning():

@@ -181,7 +181,6 @@ def test_what_it_cannot_read_is_refused():
     with pytest.raises(UserError) as refused:
         fit(Plain(), loader(batch_size=1), callbacks=[NoiseScaleCallback()], max_steps=1)
     assert (refused.value.key, refused.value.value) == ("NoiseScaleCallback", 1)
-    assert "cannot halve a batch of 1 example; a batch must have at least 2" in str(refused.value)
     manual = Plain()
     manual.automatic_optimization = False
     with pytest.raises(ConfigError) as caught:
