@@ -28,7 +28,9 @@ TIMED_SECONDS = 2.0  # of steps at each batch size
 MIN_TIMED_STEPS = 5
 MAX_TIMED_STEPS = 400
 # What advise prints before the user's run.
-ANNOUNCED = re.compile(r"asking takes your run and at most about ([\d.]+) times as long again")
+ANNOUNCED = re.compile(
+    r"advice takes your run, and for runs at larger batch sizes at most about ([\d.]+) times"
+)
 
 
 def measure(names: list[str]) -> None:

@@ -28,10 +28,10 @@ def print_cost(question: Question, clock: Clock) -> None:
         training = (trainings + noise) * question.training_seconds
         clock.announced = clock.spent + training + question.other_seconds(1 + LIKELY_RUNS)
         print_line(
-            f"asking takes your run and at most about {trainings - 1:g} times as long again for "
-            f"runs at larger batch sizes. If your run takes all of its {max_steps} steps, that is "
-            f"{format_duration(training, 2)} of training, and at most about "
-            f"{clock.announced_text} with start and figures."
+            "advice takes your run, and for runs at larger batch sizes at most about "
+            f"{trainings - 1:g} times as long. If your run takes all of its {max_steps} "
+            f"steps, that is {format_duration(training, 2)} of training. With start and "
+            f"figures it is at most about {clock.announced_text}."
         )
         sizes = question.batch_sizes
         preview = Preview.of(question.plan, sizes, step_seconds_by_devices(question))
@@ -42,17 +42,18 @@ def print_cost(question: Question, clock: Clock) -> None:
 
 def print_end(clock: Clock) -> None:
     """Print what asking took, beside what was announced."""
-    took = f"asking took {format_duration(clock.spent, 2)}"
+    took = f"advice took {format_duration(clock.spent, 2)}"
     if min(clock.announced, clock.budget) < math.inf:
-        took += f"; announced: at most {clock.announced_text}"
+        took += f"; it was announced to take at most {clock.announced_text}"
     print_line(took)
 
 
 def print_pilot(plan: PilotPlan, max_steps: int, training: float) -> None:
     """Print what the command will do, before it does anything."""
     print_line(
-        f"first your run: B = {plan.batch_size}, {plan.rate_key} = {number_text(plan.rate)}; "
-        f"its {max_steps} steps at most take about {format_duration(training, 2)} on one device"
+        f"your run comes first: B = {plan.batch_size}, {plan.rate_key} = "
+        f"{number_text(plan.rate)}. Its {max_steps} steps take at most about "
+        f"{format_duration(training, 2)} on one device"
     )
 
 
@@ -65,6 +66,7 @@ def print_share(
     if share >= 2:
         cost = f"{significant(share)} times"
     print_line(
-        f"one training of {max_steps} steps at B = {batch_size} takes {about}"
-        f"{format_duration(training, 2)} on one device: asking is at most {cost} that"
+        f"one training of {max_steps} steps at B = {batch_size} takes "
+        f"{about}{format_duration(training, 2)} on one device; advice takes at most "
+        f"{cost} that"
     )

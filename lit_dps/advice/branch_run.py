@@ -81,7 +81,7 @@ def run_branches(
     steps = attempt.result().steps
     if steps is not None:
         store.keep(branch_steps=steps)
-        print_line(f"  the run met its goal after {steps} steps")
+        print_line(f"  the run met the goal after {steps} steps")
 
 
 def _train_forked_run(

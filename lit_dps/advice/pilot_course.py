@@ -159,24 +159,27 @@ class _Course:
             metric = question.setup.goal_of_trials.metric
             best = "" if run.best is None else f", its best {metric} was {number_text(run.best)}"
             print_line(
-                f"  it did not meet the goal in {run.steps_run} steps ({run.status}){best}. Choose "
-                "an easier goal, a larger goal.max_steps, or another learning rate."
+                f"  the run did not meet the goal in {run.steps_run} steps "
+                f"({run.status}){best}. Choose an easier goal, a larger goal.max_steps, or "
+                "another learning rate."
             )
             self._keep_bound(plan.batch_size, run.steps_run)
             return None
-        print_line(f"  goal met after {run.steps} steps, {format_duration(run.seconds, 2)}")
+        print_line(
+            f"  the run met the goal after {run.steps} steps, {format_duration(run.seconds, 2)}"
+        )
         interval = question.setup.goal_of_trials.check_interval
         if run.steps <= interval:
             print_line(
-                f"  that is its first validation, so its steps are unknown: set "
-                f"goal.check_interval below {interval} and another study.name"
+                "  that is its first validation, so it may have met the goal earlier. Set "
+                f"goal.check_interval below {interval} and another study.name."
             )
             return None
         if run.noise is not None:
-            print_line(f"  noise scale of its second half: {run.noise}")
+            print_line(f"  gradient noise scale of its second half: {run.noise}")
         file = pilot_checkpoint(question.setup)
         if file.exists():
-            print_line(f"  its checkpoint: {file}")
+            print_line(f"  checkpoint: {file}")
         return run
 
     def _run_pilot(self) -> PilotRun | None:
@@ -230,7 +233,7 @@ class _Course:
         # Further rates are run only as long as the time lasts.
         seconds *= RUNS_PER_K / FEWEST_RUNS_PER_K
         chosen = best_run(worths, seconds)
-        why = "the recommendation is far from all runs"
+        why = "it is far from all runs, and is the recommendation so far"
         if chosen is None:
             chosen = self._far_recommendation(pilot, worths, seconds)
         else:
@@ -329,7 +332,7 @@ class _Course:
         limit = self._step_limit(batch_size, pilot)
         tried = self._tried(batch_size)
         if limit == 0:
-            print_line("  no check ends within the time for runs")
+            print_line("  the budget is too small for one validation")
             return
         while (factor := next_factor(tried, self.plan.first_factors)) is not None:
             if tried and not self._can_end(batch_size, tried, limit, pilot):
@@ -342,10 +345,13 @@ class _Course:
         if steps is None and len(tried) == 1:
             # K is the best over rates, so one rate is no bound.
             rate = number_text(best * self.plan.rate_by_rule(batch_size))
-            print_line(f"  K > {limit} at {self.plan.rate_key} = {rate}; no time for another rate")
+            print_line(
+                f"  K > {limit} at {self.plan.rate_key} = {rate}; the budget is too small for "
+                "another rate"
+            )
         elif steps is None:
             self._keep_bound(batch_size, limit)
-            print_line(f"  K > {limit}: no rate met the goal by then")
+            print_line(f"  K > {limit}: no learning rate met the goal within these steps")
         else:
             rate = number_text(best * self.plan.rate_by_rule(batch_size))
             print_line(f"  K = {steps} at {self.plan.rate_key} = {rate}")
@@ -401,15 +407,20 @@ class _Course:
         rate = f"{self.plan.rate_key} = {number_text(factor * self.plan.rate)}"
         adjective = "small" if factor > 1 else "large"
         if 2 * limit < pilot.steps_run:
-            print_line(f"  your rate may be too {adjective}; no time remains to run {rate}")
+            print_line(
+                f"  your learning rate may be too {adjective}; the budget is too small to run "
+                f"{rate}"
+            )
             return
-        print_line(f"your rate may be too {adjective}: run at B = {size} with {rate}")
+        print_line(f"your learning rate may be too {adjective}: run at B = {size} with {rate}")
         self._try(size, [1.0, factor], limit)
         outcome = self._tried(size).get(_rounded(factor))
         if outcome is None or outcome.steps is None:
-            print_line(f"  it does not meet the goal in {limit} steps")
+            print_line(f"  the run did not meet the goal in {limit} steps")
         else:
-            print_line(f"  goal met after {outcome.steps} steps in place of {pilot.steps_run}")
+            print_line(
+                f"  the run met the goal after {outcome.steps} steps instead of {pilot.steps_run}"
+            )
 
     def _try(self, batch_size: int, factors: Sequence[float], limit: float) -> bool:
         """Run the last of some rates at a batch size, store its outcome, and return if it ended.
@@ -431,7 +442,7 @@ class _Course:
                 return False
         except AllFail as error:
             # The user's code may refuse values that are not finite.
-            print_line(f"  it fails: {error}")
+            print_line(f"  the run failed: {error}")
         for result in results_at(self.record, batch_size):
             # A run of this command may have been killed after the result was stored.
             if not outcomes and result.trial.point == len(factors) - 1:
@@ -474,7 +485,7 @@ class _Course:
         try:
             if self.question.probes.run(batch_size, end, self.stop, self.clock, chosen):
                 return True
-            print_line("  its time is over; a larger --budget continues it")
+            print_line("  the budget ended during the run; a larger --budget continues it")
             return False
         except CannotRun as error:
             print_line(f"  B = {batch_size} cannot be run: {error}")

@@ -286,7 +286,7 @@ def _announce(session: _Session) -> None:
     options, clock = session.options, session.clock
     limit = ""
     if options.budget < math.inf:
-        limit = f": asking takes at most {format_duration(options.budget, 2)} in total"
+        limit = f"; it takes at most {format_duration(options.budget, 2)} in total"
     print_line(f"advice on {session.setup.study.name}{limit}")
     ranks = session.probe_study.setup.ranks
     unknown = [str(count) for count in options.devices if count not in (1, ranks)]
@@ -298,7 +298,7 @@ def _announce(session: _Session) -> None:
     spent = session.stored.get("spent")
     if spent and options.budget < math.inf:
         remaining = format_duration(max(clock.remaining, 0.0), 2)
-        print_line(f"  {format_duration(spent, 2)} of them are spent, {remaining} remain")
+        print_line(f"  {format_duration(spent, 2)} of this budget are spent, {remaining} remain")
 
 
 def _ask_and_answer(
@@ -323,7 +323,7 @@ def _ask_and_answer(
                 _ask(question, clock, session.stop)
             except StorageError as error:
                 # For example, the disk is full. What is stored gives an answer.
-                print_line(f"asking ends early: {error}")
+                print_line(f"advice ends early: {error}")
     except Interrupted as signal:
         print(
             f"\ninterrupted by {signal}: the measurements so far are stored; the same command "
@@ -425,7 +425,7 @@ def _can_read_noise(session: _Session) -> bool:
     params = {plan.rate_key: plan.rate}
     scale = short_run(one_device, plan.batch_size, params, NOISE_TRIAL_STEPS, seconds, at_step)
     if isinstance(scale, str):
-        print_line(f"the noise scale cannot be read along the run: {scale}")
+        print_line(f"the noise scale cannot be measured along the run: {scale}")
     session.store.keep(reads_noise=not isinstance(scale, str))
     return not isinstance(scale, str)
 
@@ -470,4 +470,4 @@ def _save_time(clock: Clock) -> None:
     try:
         clock.save()
     except StorageError as error:
-        print_line(f"the time that was spent is not stored: {error}")
+        print_line(f"the spent time could not be stored: {error}")

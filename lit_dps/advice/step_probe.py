@@ -328,7 +328,7 @@ def _time_ranks(
         result = _time_trial(setup, trial, steps, on_all_ranks=True)
         place = f"  {local:g} examples on each of {ranks} devices"
         if isinstance(result, str):
-            print_line(f"{place}: not timed: {result}")
+            print_line(f"{place}: no time, because {result}")
             continue
         times.timed.append(Timed(local, result.step, ranks, 1, parts))
         trained = (steps + 1) * result.step + result.check

@@ -161,7 +161,7 @@ def _late_start(law: Law, share: float) -> str:
     overhead = smallest / law.fit.critical_batch_size
     if overhead < share:
         return ""
-    return f"counted from B = {smallest}, where the law has {overhead:.0%} overhead already"
+    return f"relative to B = {smallest}, where the law already has {overhead:.0%} overhead"
 
 
 class PooledExamples(NamedTuple):
@@ -205,7 +205,7 @@ def _by_measurement(law: Law, draws: np.ndarray) -> dict[str, Critical]:
         draws: (R, batch sizes of `law.exact_k`), draws of K*, in steps.
     """
     if law.fit is None:
-        note = f"needs K* at {MIN_BATCH_SIZES} batch sizes; has {len(law.exact_k)}"
+        note = f"needs K* at {MIN_BATCH_SIZES} batch sizes; the series has {len(law.exact_k)}"
         if len(law.exact_k) >= MIN_BATCH_SIZES or not law.is_applicable:
             note = str(law.verdict)
         return dict.fromkeys(LINEAR_ENDS, Critical(note=note))
@@ -297,7 +297,7 @@ def _before_study(noise: NoiseScale, is_of_series: bool) -> Critical:
     if is_of_series:
         return _of_scale(noise, f"by {readings}")
     return Critical(
-        note=f"not measured in this series; of the dense network: {noise}, by {readings}"
+        note=f"not measured in this series; the dense network has {noise}, by {readings}"
     )
 
 

@@ -91,9 +91,10 @@ class RateLaw:
         text = f"{self.name} ~ B^{round(self.exponent, 2) + 0.0:.2f}"
         if not math.isnan(self.error):
             text += f" +- {self.error:.2f} (standard error)"
-        text += f" from B = {low:g} to {high:g}"
+        text += f" between B = {low:g} and {high:g}"
         if not math.isnan(self.scatter):
-            text += f"; single best rates scatter by x{number_text(math.exp(self.scatter))}"
+            factor = number_text(math.exp(self.scatter))
+            text += f"; single best rates differ from it by x{factor}"
         return text
 
 

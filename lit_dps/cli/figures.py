@@ -1,4 +1,4 @@
-"""figures: draw the figures of a study, or of several and how they compare.
+"""figures: draw the figures of a study, or a comparison of several studies.
 
 It reads the storage alone, and needs no PyTorch.
 """

@@ -1,6 +1,6 @@
-"""fit: train one trial; with --of STUDY, train one of a study again.
+"""fit: train one trial; with --of STUDY, retrain a trial of a study.
 
-Lightning's Trainer runs it, and the goal or the step budget ends it.
+Lightning's Trainer runs it. It ends at the goal or at goal.max_steps.
 With --of STUDY it trains the trial of K* of a stored study again.
 """
 

@@ -1,6 +1,6 @@
 """masks: show what pruning methods keep of each layer at initialization.
 
-It makes the masks of a study's methods. It trains and stores nothing.
+It computes the masks of a study's methods. It trains and stores nothing.
 """
 
 from __future__ import annotations

@@ -35,15 +35,14 @@ class StudyOptions:
     """Options of `study`.
 
     Attributes:
-        forecast: Print how many trials and hours it takes. It times a few steps and
-            stores nothing. It prints trials, steps, validations and hours, and how long the
-            protocol of the paper would take. The hours are an upper bound. An expected time needs
-            finished trials of the study, or `advise` on its configuration.
-        extend_space: Widen ranges whose best values are near an end. This concerns each range whose
-            best value is near one of its ends in any cell. New points run in the added part, as
-            dense as the present ones. All trials stay.
-        take_over: Release trials of processes that do not answer. They may be on another host, in a
-            study of an earlier version. Trials of processes that are alive are not released.
+        forecast: Print how many trials and hours the study takes. It also prints steps,
+            validations, and the hours of the paper's protocol. The hours are an upper bound. An
+            expected time needs finished trials of the study, or `advise` on its configuration. It
+            times a few steps and stores nothing.
+        extend_space: Widen ranges whose best values are near an end. New samples run in the added
+            part, as dense as the present samples. All trials stay.
+        take_over: Release trials of processes that do not answer. They may run on another host, in
+            a study of an earlier version. Trials of live processes are not released.
         accept_code_change: Resume although your code or data changed. Without this option the study
             is refused. A note (--show notes) counts the trials of each version.
         show: Print also answer, cells, repeats, critical, delay, local, theory, readings, notes,
@@ -76,17 +75,17 @@ class AdviseOptions:
     """Options of `advise`, as they are written.
 
     Attributes:
-        budget: Most time of the command, such as 90s, 30m or 2h, of all its runs together.
-            Without it, "pilot" takes at most three trainings, or five on a full device.
-        method: One of pilot and branch (pilot). "pilot" trains your run, then few runs at larger
-            batch sizes. "branch" forks a run, and needs no goal to be met.
-        devices: Numbers of devices: 1,2,4,8. By default 1 and the number of the trainer.
+        budget: Maximum time of the command, such as 90s, 30m or 2h. It counts all its runs
+            together. Without it, "pilot" takes at most three trainings, or five on a full device.
+        method: One of pilot and branch (pilot). "pilot" trains your run, then a few runs at larger
+            batch sizes. "branch" forks a run; the run need not meet its goal.
+        devices: Numbers of devices: 1,2,4,8. The default is 1 and the number of the trainer.
         price: Price of a device-hour, in any currency.
-        bandwidth: Bytes a second between two devices. It predicts numbers of devices that this
-            machine does not have.
+        bandwidth: Bytes a second between two devices. With it, advise predicts numbers of devices
+            that this machine does not have.
         latency: Seconds of a message between two devices (1e-5).
-        runs: Answer from runs that exist, a CSV file. Nothing is trained. mlflow:EXPERIMENT reads
-            an experiment.
+        runs: Answer from existing runs, a CSV file. Nothing is trained. mlflow:EXPERIMENT reads an
+            experiment.
         columns: Names of columns of --runs, such as batch_size=bs.
         json: Print one JSON object on stdout (docs/python.md, Document). All other text goes to
             stderr.
@@ -108,8 +107,8 @@ class MasksOptions:
     """Options of `masks`.
 
     Attributes:
-        at: Sparsities, in place of the study's. Without either, nine from 0.5 to 0.999.
-        points: Points of the search, each with other weights.
+        at: Sparsities, instead of the study's. Without both, nine from 0.5 to 0.999.
+        points: Samples of the search, each with other weights.
         output: Folder of tables and figures (FOLDER/figures/NAME-masks).
     """
 
@@ -127,15 +126,15 @@ class RetrainOptions:
     """Options of `fit --of`.
 
     Attributes:
-        of: A study that has the trial, in place of FILE.
-        cell: Its cell, such as B=32,S=0.9. Further axes follow, such as delay=4. An axis with one
-            value in the study may be omitted.
-        point: Another point of the cell than the point of K*.
-        checkpoint: Save the weights at the end here. The file is a checkpoint of Lightning.
+        of: A study that has the trial, instead of FILE.
+        cell: The cell of the trial, such as B=32,S=0.9. Further axes follow, such as delay=4. An
+            axis with one value in the study may be omitted.
+        point: Another sample of the cell than the sample of K*.
+        checkpoint: Save the final weights here. The file is a Lightning checkpoint.
         trust: Import modules of a foreign study. The stored configuration names them. Without this
             option they are imported only if you ran the study.
         json: Print one JSON object on stdout (docs/python.md, Document). All other text goes to
-            stderr. It needs no --of.
+            stderr. It works without --of too.
     """
 
     of: str = field(metadata={"metavar": "STUDY"})
@@ -152,16 +151,16 @@ class AnalyzeOptions:
 
     Attributes:
         output: Folder of the figures (FOLDER/figures/NAME).
-        sync: Update MLflow. This logs what it lacks and deletes runs of trials that are not stored.
+        sync: Update MLflow. It logs missing runs, and deletes runs of trials that are not stored.
         show: Print also answer, cells, repeats, critical, delay, local, theory, readings, notes,
             files, all. Sections have commas between them.
         validate_every: Count a validation every N steps in all times, as in your training. By
             default times exclude validation.
         statistic: Another K* of the stored trials, as study.statistic. It is refused if racing
-            stopped trials that decide it. Files go to a folder of its name below the figures.
+            stopped trials that determine it. Files go to a folder of this name below the figures.
         scale: Predict K at a larger size from three sizes or more. The size is an axis of the
             study, such as data.train_examples=10x or model.width=512.
-        examples: Print what each batch size costs in loss if a run has N examples. The learning
+        examples: Print how much loss each batch size costs in a run of N examples. The learning
             rate of the study must not decay.
         trust: Import modules of a foreign study. It may name them for goal and statistic. Without
             this option they are imported only if you ran the study.

@@ -1,6 +1,6 @@
 """study: run a study of batch sizes and sparsities, or resume it.
 
-It measures K*, the fewest steps to the goal, in each cell. It also extends one.
+It measures K*, the fewest steps to the goal, in each cell, or adds cells.
 """
 
 from __future__ import annotations

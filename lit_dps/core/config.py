@@ -38,79 +38,81 @@ class StudyConfig:
     """The grid and the search.
 
     Attributes:
-        name: Name in Optuna and MLflow. By default it is the name of the last configuration file
+        name: Name in Optuna and MLflow. The default is the name of the last configuration file
             without its suffix. Studies of the first version were named "study".
         batch_sizes: Global batch sizes of the grid.
         sparsities: Sparsities of the grid. Each is a share of pruned parameters, in [0, 1).
         grid: Further axes: {KEY: [values]}. For example {pruning.method: [snip, random],
-            model.network: [lit_dps.models.MLP, lit_dps.models.SimpleCNN]}. The keys belong to the
-            model, the data, the pruning (also pruning.options.batches), optim, local, batch (also
-            batch.options.steps), or to the trainer's clipping, precision and accumulation, or
-            replace the two fields above. The values are numbers, names, class paths, or true and
-            false.
-        trials: Trials of each cell, one for each point.
-        space: Searched: {KEY: {low, high, scale}} or {choices}. For example {model.learning_rate:
-            {low: 1e-4, high: 1, scale: log}}, or {choices: [0.0, 0.01, 0.1]} of numbers, names or
-            class paths.
-        sampler: sobol, tpe, gp or a class path. "sobol" draws the points of the paper's protocol,
-            the same in every cell. "tpe" and "gp" (Optuna's), or the class path of another sampler
-            of Optuna, draw them from the results of the cell so far.
-        best_of: A study whose best points all trials take. It is in the same storage. All points of
-            a cell are the point of K* there, so that the trials differ only in their seeds, and the
-            other study used none of these seeds. Use it for measurements that are too expensive for
-            every trial of a search, such as smoothness. It also shows how far tuned metaparameters
-            carry over.
-        seed: Seed of the search and of all trials. With the point, it decides each trial's initial
-            weights.
-        scramble: Owen's scrambling of the Sobol points. The plain sequence begins with the low end
+            model.network: [lit_dps.models.MLP, lit_dps.models.SimpleCNN]}. A key belongs to model,
+            data, pruning (also pruning.options.batches), optim, local or batch (also
+            batch.options.steps). It may also be the trainer's clipping, precision or accumulation,
+            or replace batch_sizes or sparsities. Values are numbers, names, class paths, or true
+            and false.
+        trials: Trials of each cell, one for each sample.
+        space: Search space: {KEY: {low, high, scale}} or {choices}. For example
+            {model.learning_rate: {low: 1e-4, high: 1, scale: log}}, or {choices: [0.0, 0.01, 0.1]}
+            of numbers, names or class paths.
+        sampler: sobol, tpe, gp or a class path. "sobol" draws the samples of the paper's protocol,
+            which are the same in every cell. "tpe" and "gp" of Optuna, and the class path of
+            another Optuna sampler, use the results of the cell so far.
+        best_of: A study whose best samples all trials take. The study is in the same storage. All
+            trials of a cell use the sample of K* there and differ only in their seeds. The other
+            study used none of these seeds. Use it for measurements that are too expensive for every
+            trial of a search, such as smoothness. It also shows how well tuned metaparameters
+            transfer.
+        seed: Seed of the search and of all trials. The seed and the sample determine the initial
+            weights of a trial.
+        scramble: Owen's scrambling of the Sobol samples. The plain sequence starts at the low end
             of every range.
-        goals: Further goals of the same trials. Each value of the goal's metric gets its own table
-            and figures. They are easier than the goal, such as larger errors; with train_past_goal
-            they may be harder.
-        race_factor: Trials stop at this multiple of K*. This changes no K* and saves time: a trial
-            stops once it has run this many times as long as the best complete trial of its cell
-            needed. 1 or more; null runs every trial to the step budget, as the paper does.
-            That shows how large a part of the search box is successful.
+        goals: Further goals of the same trials. Each is a value of the goal's metric, with its own
+            table and figures. They are easier than the goal, such as larger errors. With
+            train_past_goal they may be harder.
+        race_factor: Trials stop at this multiple of K*. This does not change K* and saves time. A
+            trial stops after this many times the steps of the best complete trial of its cell. It
+            is 1 or more. null trains every trial to max_steps, as the paper does, and shows which
+            part of the search space is successful.
         statistic: What K* of a cell's trials is. "minimum" is the fewest steps of any trial, as in
             the paper. "median_of_best_3", or of another number, is the median of the steps of the
-            best three trials, which depends less on the luck of one seed. Else it is a class path.
-            Racing and repeats follow it.
-        train_past_goal: Train to goal.max_steps after the goal. K* is the same. Complete curves
-            give the best metric under every smaller budget of steps or examples. Then no trial is
-            raced and no check stops early: the defaults of race_factor and goal.early_reject do not
-            apply, and other values that are set are refused.
-        metrics: Further metrics to keep at each check. The module logs them in validation, such as
-            val_loss. Then no check stops early.
-        readings: Quantities to measure along the trials. Each one is gradient_norm,
-            gradient_noise, curvature, step_seconds, peak_memory, examples, lipschitz, the class
-            path of a `lit_dps.readings.Reading`, or {class_path, init_args}. They do not change
-            training. Their columns are in the tables, in MLflow and in the curves of a `Study`.
-        figures: Modules with further figures of the report. Each is a file of your own.
-        noise_scale: Measure the gradient noise scale first. This run of 64 steps, of at most a
-            minute, gives a first guess of the critical batch size, before the trials.
-        repeats: Repeats of each best point, on new seeds. They run after the search, with other
+            best three trials. It depends less on the luck of one seed. The class path of a
+            statistic is also allowed. Racing and repeats use the same statistic.
+        train_past_goal: Train to goal.max_steps after the goal. K* stays the same. Complete curves
+            give the best metric under every smaller budget of steps or examples. Trials are then
+            not raced, and validations do not stop early. The defaults of race_factor and
+            goal.early_reject do not apply, and other values of these keys are refused.
+        metrics: Further metrics to store at each validation. The module logs them in validation,
+            such as val_loss. Validations then do not stop early.
+        readings: Quantities to measure along the trials. Each is gradient_norm, gradient_noise,
+            curvature, step_seconds, peak_memory, examples, lipschitz, the class path of a
+            `lit_dps.readings.Reading`, or {class_path, init_args}. Readings do not change training.
+            Their columns are in the tables, in MLflow and in the curves of a `Study`.
+        figures: Modules with further figures of the report. Each is a file of the user.
+        noise_scale: Measure the gradient noise scale first. A run of 64 steps, which takes at most
+            a minute, gives a first guess of the critical batch size before the trials.
+        repeats: Repeats of each best sample, on new seeds. They run after the search, with other
             initial weights, masks and orders of examples. The median K over seeds shows how much of
             K* is luck.
-        repeat_points: Best points of a cell to repeat.
-        repeat_slack: A repeat stops at this multiple of K*. Then it counts as missed. 1 or more;
-            null runs it to the step budget.
+        repeat_points: Best samples of a cell to repeat.
+        repeat_slack: A repeat stops at this multiple of K*. It then counts as missed. It is 1 or
+            more. null trains a repeat to max_steps.
         engine: single, stacked, lightning or auto. It is the loop that trains the trials. "single"
-            trains one network at a time, from check to check. "stacked" trains several networks at
-            once, if they can be stacked. Its gradients differ by rounding, which training
-            amplifies, so that K of a stacked trial is equal in distribution, and not to the bit.
-            "lightning" is Lightning's own loop, equal to "single" to the bit and slower. "auto" is
-            "stacked" on a GPU and "single" elsewhere. A trial that does not support a loop takes
-            the next slower one, and stores why. "fused" is the former name of "stacked".
-        workers: Processes that train at the same time. By default one for each CPU core, or one on
-            a GPU.
+            trains one network at a time, from validation to validation. "stacked" trains several
+            networks at once, if they can be stacked. Its gradients differ by rounding, which
+            training amplifies. So K of a stacked trial has the same distribution, but is not equal
+            to the bit. "lightning" is Lightning's own loop, which is equal to "single" to the bit
+            and slower. "auto" is "stacked" on a GPU and "single" elsewhere. If a trial does not
+            support a loop, it uses the next slower loop, and stores why. "fused" is the former name
+            of "stacked".
+        workers: Processes that train at the same time. The default is one for each CPU core, or one
+            on a GPU.
         threads: CPU threads of each worker. Results may differ in the last digit with another
             number.
-        slots: Networks in a stack. By default the number that fits into memory, 16 on a CPU.
+        slots: Networks in a stack. The default is the number that fits into memory, or 16 on a CPU.
         checkpoint_minutes: Minutes between saves of a long trial. A longer trial is saved at its
-            next check, and when it is interrupted, and resumes from there to the bit. null never
-            saves. Stacked trials are saved too.
+            next validation and when it is interrupted. It resumes from there to the bit. Stacked
+            trials are saved too. null never saves.
         batch_size_key: Key of the batch size.
-        workload: Name of the MLflow experiment. By default the data set, network and update rule.
+        workload: Name of the MLflow experiment. The default is the data set, network and update
+            rule.
         lean: Former key, removed in the next release. false is engine "lightning"; true has no
             effect.
     """
@@ -335,10 +337,11 @@ class StorageConfig:
 
     Attributes:
         folder: Folder of databases, figures, checkpoints. MLflow's artifacts and the tracebacks of
-            failed trials are there too.
-        optuna: Optuna storage URL. By default sqlite in FOLDER/study.db. It holds all results of a
-            study.
-        mlflow: MLflow tracking URI. By default sqlite in FOLDER/mlflow.db. It displays the results.
+            failed trials are also there.
+        optuna: Optuna storage URL. The default is a SQLite file, FOLDER/study.db. It holds all
+            results of a study.
+        mlflow: MLflow tracking URI. The default is a SQLite file, FOLDER/mlflow.db. It displays the
+            results.
     """
 
     folder: str = "mlruns"

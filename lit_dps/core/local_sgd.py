@@ -27,9 +27,9 @@ class LocalSGDSchedule:
 
     Attributes:
         workers: Number of workers n; 1: the usual training.
-        steps: Local steps H between two meetings.
-        start: Synchronous steps t0 before local ones.
-        outer_learning_rate: Learning rate of the outer optimizer. With 1, and without momentum,
+        steps: Local steps H between two synchronizations.
+        start: Synchronous steps t0 before the local steps.
+        outer_learning_rate: Learning rate of the outer optimizer. With 1 and without momentum,
             workers continue from their mean.
         outer_momentum: Momentum of the outer optimizer. It is in [0, 1).
         outer_nesterov: Use Nesterov's outer momentum.

@@ -98,7 +98,7 @@ class NoiseScale:
 
     @property
     def sentence(self) -> str:
-        """The noise scale, its readings and its meaning in words."""
+        """The noise scale as a first guess of B_crit, with its readings, in words."""
         count = str(self.readings)
         if self.planned is not None and self.planned != self.readings:
             count += f" of {self.planned}"
@@ -108,9 +108,13 @@ class NoiseScale:
         place = f"B = {self.batch_size}"
         for key, value in (self.axes or {}).items():
             place += f", {key} = {value}"
-        return (
-            f"noise scale {self} by {count} readings at {place}{stopped}: a first guess of B_crit"
-        )
+        readings = f"{count} readings at {place}{stopped}"
+        if self.resolved:
+            return f"first guess of B_crit: {self} (gradient noise scale, {readings})"
+        if self.low > 0:
+            bound = f"above {number_text(self.low, 3)}"
+            return f"first guess of B_crit: {bound} (gradient noise scale, only {readings})"
+        return f"no first guess of B_crit: the gradient noise scale needs more than {readings}"
 
     def __str__(self) -> str:
         if self.resolved:
@@ -124,7 +128,7 @@ class NoiseScale:
         high = number_text(self.squared_gradient + half_width)
         squared = number_text(self.squared_gradient)
         interval = f"its 95 % interval [{low}, {high}] includes 0"
-        return f"not resolved{bound}: |G|^2 = {squared}, and {interval}"
+        return f"not resolved{bound}, because |G|^2 = {squared} and {interval}"
 
 
 def unbiased_moments(

@@ -58,36 +58,38 @@ class GoalConfig:
     `at_most` and `at_least` is the value of the goal.
 
     Attributes:
-        error: Validation error to reach, a share. It is between 0 and 1, and short for `at_most`
-            with the metric `monitor`. It cannot be combined with `metric`.
+        error: Validation error to reach, a share. It is between 0 and 1. It is the same as
+            `at_most` with the metric `monitor`, and cannot be combined with `metric`.
         check_interval: Optimizer steps between validations.
-        max_steps: Step budget of a trial. It is a multiple of `check_interval`.
+        max_steps: Maximum steps of a trial. It is a multiple of `check_interval`.
         monitor: Name that the error is logged under. The module logs the validation error as a
             fraction.
-        early_reject: Stop a check once it misses the goal. A validation then stops as soon as it
-            certainly misses the goal. This needs support by module and data (`EarlyCheck`). The
-            number of steps to the goal stays the same. Errors in the curve become lower bounds, and
-            nothing is logged.
+        early_reject: Stop a validation once it misses the goal. This needs support by module and
+            data (`EarlyCheck`). The number of steps to the goal stays the same. Errors in the curve
+            become lower bounds, and the module logs nothing at such a validation.
         metric: Another metric, logged in validation. For example "val/accuracy".
         at_most: Goal value of a metric that falls.
         at_least: Goal value of a metric that rises.
-        rule: When the checks of a run meet the goal. "single": at the first check that reaches the
-            value. "mean_of_checks": at the first check where the mean of the last checks reaches
-            it. "stays_below": at the first check where each of the last checks reaches it. Or the
-            class path of a `lit_dps.core.goal.GoalRule`. The steps to the goal are the step of that
-            check. Except for "single" and "stays_below", no check stops early.
-        options: Arguments of the rule. Both rules over several checks need `checks`, their number.
-        max_examples: Budget of a trial in training examples. They are counted, so that a step on a
-            short batch counts less. The trial ends at the first check that has spent it. A check
-            beyond it does not meet the goal. Schedules still see `max_steps`.
-        max_seconds: Budget of a trial in seconds of training, likewise. The clock runs in training
-            steps and while their data load, in all processes of the trial together. It stops in
-            validation, building, pruning, measuring and saving. Such trials are not reproducible,
-            and networks of a stack share a clock, so they are not stacked.
+        rule: When the validations of a run meet the goal. "single": at the first validation that
+            reaches the value. "mean_of_checks": at the first validation where the mean of the last
+            validations reaches it. "stays_below": at the first validation where each of the last
+            validations reaches it. Or the class path of a `lit_dps.core.goal.GoalRule`. The steps
+            to the goal are the step of that validation. Except for "single" and "stays_below",
+            validations do not stop early.
+        options: Arguments of the rule. Both rules over several validations need their number,
+            `checks`.
+        max_examples: Maximum training examples of a trial. Examples are counted, so a step on a
+            short batch counts less. The trial ends at the first validation at or beyond this
+            number. A validation beyond it does not meet the goal. Schedules still see `max_steps`.
+        max_seconds: Maximum seconds of training of a trial. It ends a trial as `max_examples` does.
+            The clock runs during training steps and while their data load, in all processes of the
+            trial together. It stops during validation, building, pruning, measuring and saving.
+            Such trials are not reproducible. They are not stacked, because the networks of a stack
+            share a clock.
         unit: Unit of K*: steps, examples, seconds. They are counted as for `max_examples` and
-            `max_seconds`. K* is then the fewest examples or seconds of any trial, and the race
-            stops a trial that has spent more. The law of K* is fitted to steps, which are K* / B
-            for examples; there is none for seconds.
+            `max_seconds`. K* is then the fewest examples or seconds of any trial, and racing uses
+            this unit too. The law of K* is fitted to steps, which are K* / B for examples. There is
+            no law for seconds.
 
     Raises:
         ConfigError: for a value out of its range.
@@ -170,23 +172,23 @@ class PruningConfig:
 
     Attributes:
         sparsity: Share of pruned parameters, in [0, 1). 0 prunes nothing. A study sets it.
-        method: Such as snip, grasp; or a class path. The methods are "snip" (as in the
-            paper), "magnitude", "random", "snip_it", "iterative_snip", "force", "grasp", "synflow",
-            "snap", "snap_it", "random_layerwise", "smart_ratio", "shuffle", "two_four",
-            "from_file", and the class path of a `lit_dps.pruning.Pruner`. "rigl", "set", "gradual",
-            "snip_it_during" change the mask during training.
-        biases: paper: prune biases too; keep: do not. "paper" does what the authors' code does.
+        method: Such as snip, grasp; or a class path. The methods are "snip" (as in the paper),
+            "magnitude", "random", "snip_it", "iterative_snip", "force", "grasp", "synflow", "snap",
+            "snap_it", "random_layerwise", "smart_ratio", "shuffle", "two_four", "from_file", and
+            the class path of a `lit_dps.pruning.Pruner`. "rigl", "set", "gradual", "snip_it_during"
+            change the mask during training.
+        biases: paper: prune biases too; keep: do not. "paper" is the behavior of the authors' code.
         batch_size: Examples of a batch of the pruning pass. Each batch is weighted by its size, so
             that the scores are sums over the examples.
         seed: Seed of the "random" scores. A study sets it.
         exclude: Patterns of parameters that stay dense. For example "head.*", "*.cls_token", or
             "teacher.*" for a copy of the pruned network.
         options: Arguments of the method's constructor. If the method is an axis of the grid, each
-            method receives the options that it takes.
-        init: Weights: original, reinit, isometry or scaled_by_density. They are those at the start
-            of training (`lit_dps.pruning.start`). "original": the weights that were scored.
-            "reinit": new weights of the network's own initialization, in a study. "isometry": the
-            original weights, moved towards orthogonal layers (Lee et al. 2020).
+            method receives the options that it accepts.
+        init: Weights: original, reinit, isometry or scaled_by_density. These are the weights at the
+            start of training (`lit_dps.pruning.start`). "original": the weights that were scored.
+            "reinit": new weights of the network's own initialization, only in a study. "isometry":
+            the original weights, moved towards orthogonal layers (Lee et al. 2020).
             "scaled_by_density": the original weights, divided by the root of the density of their
             tensor (Dey et al. 2024). Sparsity 0 always uses the original weights.
 
@@ -219,10 +221,11 @@ class OptimConfig:
     """Stale gradients, and averages of the weights.
 
     Attributes:
-        delay: Steps tau that gradients are late. 0 is the usual update.
-        average_half_life: Check the average of the weights; its half-life in examples. 0: check the
-            trained weights. The average is exponential, and the running statistics of batch
-            normalization are averaged too (`lit_dps.optim.weight_average`). Local SGD has none.
+        delay: Delay of the gradients in steps, tau. 0 is the usual update.
+        average_half_life: Validate the average of the weights; half-life in examples. 0 validates
+            the trained weights. The average is exponential. The running statistics of batch
+            normalization are averaged too (`lit_dps.optim.weight_average`). Local SGD does not
+            support it.
 
     Raises:
         ConfigError: for a value out of its range.
@@ -255,22 +258,23 @@ class BatchConfig:
 
     Attributes:
         schedule: linear, doubling, late, seesaw, stages or a class path. "constant" trains every
-            step on the cell's batch size. "linear" grows the batch linearly to it. "doubling"
-            doubles the batch until it has this size. "late" has a share of it, then all of it in
-            the last part of the run. "seesaw" doubles the batch where a cosine schedule would halve
-            the rate. Stages such as "0:B/4 3%:B/2 10%:B" have fixed sizes in fixed shares of the
-            run. Or the class path of a `lit_dps.core.batch_schedule.BatchSchedule`. The data are an
+            step on the cell's batch size. "linear" grows the batch linearly to that size.
+            "doubling" doubles the batch until it has that size. "late" uses a share of that size,
+            and the full size in the last part of the run. "seesaw" doubles the batch where a cosine
+            schedule would halve the learning rate. Stages such as "0:B/4 3%:B/2 10%:B" have fixed
+            sizes in fixed shares of the run. Or the class path of a
+            `lit_dps.core.batch_schedule.BatchSchedule`. The data must be an
             `lit_dps.data.ImageData`.
         options: Arguments of the schedule. "linear", "doubling", "late" and "seesaw" need `start`,
-            the share of the batch size of the first step. All need a length, in `steps` or
-            `examples`: of the warm-up, between two doublings, or of the run. "late" also has
-            `share`, the share of the run before the switch (0.8), and "seesaw" `end`, the last
-            rate of the cosine schedule as a share of its first one (0.1).
+            the first batch size as a share of B. All need a length in `steps` or `examples`: of the
+            warm-up, between two doublings, or of the run. "late" also has `share`, the share of the
+            run before the switch (0.8). "seesaw" also has `end`, the last learning rate of the
+            cosine schedule as a share of its first (0.1).
         rate: How the learning rate follows the batch: none, sqrt, linear or inverse_sqrt. With
-            "sqrt" and "linear" the configured rate is that of the cell's batch size, and smaller
-            batches have the rate times the square root of their share of it, or times the share.
-            With "inverse_sqrt" it is that of the first step, and larger batches have smaller rates.
-            A schedule of the module multiplies with it.
+            "sqrt" and "linear" the configured learning rate belongs to the cell's batch size.
+            Smaller batches have it times their share of that size, or times the root of the share.
+            With "inverse_sqrt" it belongs to the first step, and larger batches have smaller
+            learning rates. A schedule of the module is multiplied with it.
 
     Raises:
         ConfigError: for a schedule that does not exist, or that does not take the options.
@@ -318,8 +322,8 @@ class SmoothnessConfig:
         interval: Steps between measurements; null: none. The paper uses 100.
         delta: Distance of the gammas, in (0, 1]. The gammas are delta, 2 delta, ...
         last: Largest gamma, at least `delta`. The paper uses 1, its code 0.9.
-        examples: Training examples of the gradients. They are the first ones of the pass for
-            pruning. By default all.
+        examples: Training examples of the gradients. They are the first examples of the pruning
+            pass. The default is all.
         batch_size: Examples per batch of the passes. It changes results by rounding only.
         floor: Lower bound f_inf of the training loss. It is 0 for a cross-entropy.
         noise: Measure the gradient noise too. Each measurement then computes the variance of the

@@ -329,7 +329,8 @@ def _rate_text(rate: RateLaw, batch_size: int) -> str:
     best = rate.at(batch_size)
     if best is None:
         return f"{rate.describe()}."
-    return f"{rate.name} by its law is {three_digits(best)} at B = {batch_size}; {rate.describe()}."
+    value = f"Best {rate.name} at B = {batch_size}: {three_digits(best)}"
+    return f"{value}, by the law {rate.describe()}."
 
 
 def fastest_cell(analysis: Analysis) -> Cell | None:

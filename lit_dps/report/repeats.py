@@ -147,8 +147,8 @@ def draws_text(record: StudyRecord, cells: Sequence[CellSummary]) -> str:
     ratios = last_doubling(cells, record.statistic)
     if not ratios:
         return (
-            "draws: it is unknown what doubling the trials would save, because too few trials of "
-            "each cell met the goal\n"
+            "more trials: it is unknown what doubling the trials saves, because too few "
+            "trials of each cell met the goal\n"
         )
     spread = ""
     if len(ratios) > 1:
@@ -160,9 +160,9 @@ def draws_text(record: StudyRecord, cells: Sequence[CellSummary]) -> str:
     if record.statistic.needed_trials > 1:
         met = "that have a K*"
     return (
-        f"draws: {half} x{three_digits(geometric_mean(ratios))}"
+        f"more trials: {half} x{three_digits(geometric_mean(ratios))}"
         f"{spread} the {record.goal.unit} of K*.\n"
-        "  Doubling the trials may save as much. Geometric mean of "
+        "  Doubling the trials may save a similar share. Geometric mean of "
         f"{len(ratios)} of {len(cells)} cells, over all halves {met}\n"
     )
 

@@ -90,7 +90,7 @@ def short_run(
         stopped = ""
         if limit.stopped:
             stopped = f", stopped after {format_duration(seconds, 2)}"
-        return f"{count} of {steps} readings{stopped}; at least 2 finite ones are needed"
+        return f"{count} of {steps} readings{stopped}; it needs at least 2 finite readings"
     return dataclasses.replace(
         scale,
         planned=steps,

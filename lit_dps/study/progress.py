@@ -209,9 +209,9 @@ class Progress:
         remaining = self.time_left.remaining()
         if remaining is None:
             if self.plan.race_factor is None:
-                return "unknown until more trials have ended"
+                return "unknown until more trials end"
             if any(self.k_star(cell) is not None for cell in self.results):
-                return "unknown until a trial has run for a while"  # after a resume
+                return "unknown until a trial has run for some time"  # after a resume
             return "unknown until a trial meets the goal"
         if not remaining.seconds and not self.running:
             return clock(0)
@@ -332,7 +332,7 @@ class ProgressLog:
             repeats = progress.repeat_counts()
             parts.append(f"repeats {repeats.finished}/{sum(repeats)}")
         parts.append(f"running {progress.running_text()}")
-        parts.append(f"time left {progress.time_left_text()}")
+        parts.append(f"remaining time {progress.time_left_text()}")
         return "  ".join(parts)
 
 

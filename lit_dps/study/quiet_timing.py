@@ -72,7 +72,7 @@ def update_step_timing(
         is_same = stored.conditions == (machine, setup.study.threads, setup.ranks)
         if is_same and stored.covers(trial.cell for trial in trials):
             return record
-    print_line(setup, f"timing steps of {len(trials)} cells")
+    print_line(setup, f"timing the training steps of {len(trials)} cells")
     try:
         cells = measure_steps(setup, record, trials, stop)
     except (UserError, RuntimeError, MemoryError) as error:

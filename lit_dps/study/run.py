@@ -259,7 +259,7 @@ class _StudyRun:
         """Measure, print and store the noise scale, unless it is stored or turned off."""
         if record.noise is not None or not self.setup.study.noise_scale:
             return
-        print_line_at_terminal(self.setup, "reading its gradient noise scale")
+        print_line_at_terminal(self.setup, "measuring the gradient noise scale")
         noise = first_guess(self.setup, self.stop.check)
         if isinstance(noise, str):
             print_line(self.setup, f"noise scale not measured: {noise}")
@@ -293,7 +293,7 @@ class _StudyRun:
         gpus = gpus_of_workers(workers, setup.ranks, setup.workload.trainer)
         if gpus > 1:
             trials += f" on {gpus} GPUs"
-        print_line(setup, f"{trials} at a time in {without_password(self.url)}")
+        print_line(setup, f"{trials} at a time; results go to {without_password(self.url)}")
         display.show()
         results = run_cells(setup, workers, self.stop, display.on_event)
         try:
@@ -340,7 +340,7 @@ class _StudyRun:
         try:
             return claim_report(self.url, self.name)
         except StorageError as error:
-            line = f"the storage did not answer, so two processes may write the report: {error}"
+            line = f"the storage did not answer ({error}), so two processes may write the report"
             print_line(self.setup, line)
             return None
 
@@ -353,7 +353,10 @@ class _StudyRun:
         try:
             store_k_star_trials(self.url, self.name, best)
         except StorageError as error:
-            line = f"the best trial of each cell is not stored: {error}. The same command stores it"
+            line = (
+                f"the best trial of each cell could not be stored ({error}). Run the same "
+                "command to store it."
+            )
             print_line(self.setup, line)
 
     def _write_and_print(self, record: StudyRecord) -> int:

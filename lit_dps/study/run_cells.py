@@ -115,11 +115,11 @@ def describe_loops(choices: Sequence[LoopChoice]) -> str:
     """
     counts = Counter(choices)
     if len(counts) == 1:
-        return f"trains with {_describe(next(iter(counts)))}"
+        return f"training with {_describe(next(iter(counts)))}"
     parts = []
     for choice, cells in counts.most_common():
         parts.append(f"{cells} cells with {_describe(choice)}")
-    return f"trains {'; '.join(parts)}"
+    return f"training {'; '.join(parts)}"
 
 
 def loop_choices(setup: StudySetup) -> list[LoopChoice]:

@@ -86,7 +86,7 @@ def test_the_users_run_and_a_few_larger_batches_give_the_curve(tmp_path, monkeyp
     assert inside.mean() > 0.7
     # What is printed first tells what will be done, and what it costs.
     told = done.stderr
-    assert told.index("first your run") < told.index("timing steps")
+    assert told.index("your run comes first") < told.index("timing steps")
     # docs/advise_measuring.py reads the announced cost by this pattern.
     monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "docs"))
     announced = importlib.import_module("advise_measuring").ANNOUNCED.search(told)

@@ -159,7 +159,7 @@ def test_nothing_finished_is_no_section():
     assert critical_text(empty.critical_batch_sizes) == ""
     assert set(empty.critical_table["verdict"]) == {
         "K is known at no batch size; 3 are needed",
-        "needs K* at 3 batch sizes; has 0",
+        "needs K* at 3 batch sizes; the series has 0",
         "not measured",
     }
 

@@ -53,7 +53,7 @@ def test_nothing_known_yet_and_a_quiet_stream(golden):
     counted = Progress(RunPlan(CELLS, 1, 400, 1.0), now=lambda: now[0])
     progress = ProgressLog(counted, stream, seconds=1000)
     assert counted.time_remaining() is None
-    assert progress.line().endswith("time left unknown until a trial meets the goal")
+    assert progress.line().endswith("remaining time unknown until a trial meets the goal")
     for cell in CELLS:
         progress.on_event(ProgressEvent(1, Trial(cell, 0), 8))
         now[0] += 4
@@ -96,7 +96,7 @@ def test_a_trial_that_has_to_go_on_is_not_finished(golden):
 def test_a_resumed_study_with_every_k_star_does_not_wait_for_one():
     plan = RunPlan(CELLS, 2, 400, 1.0)
     counted = Progress(plan, {cell: [result(cell, 0, 16)] for cell in CELLS})
-    assert counted.time_left_text() == "unknown until a trial has run for a while"
+    assert counted.time_left_text() == "unknown until a trial has run for some time"
     assert Progress(plan).time_left_text() == "unknown until a trial meets the goal"
 
 
