@@ -47,8 +47,8 @@ class StudyOptions:
             is refused. A note (--show notes) counts the trials of each version.
         show: Print also answer, cells, repeats, critical, delay, local, theory, readings, notes,
             files, all. Sections have commas between them.
-        validate_every: Count a validation every N steps in all times, as in your training. By
-            default times exclude validation.
+        validate_every: Count a validation every N steps in all times. N is the interval of your
+            training. By default times exclude validation.
         time_steps: Time the training steps of every cell again. A study times them once, at its
             end.
         json: Print one JSON object on stdout (docs/python.md, Document). All other text goes to
@@ -75,8 +75,8 @@ class AdviseOptions:
     """Options of `advise`, as they are written.
 
     Attributes:
-        budget: Maximum time of the command, such as 90s, 30m or 2h. It counts all its runs
-            together. Without it, "pilot" takes at most three trainings, or five on a full device.
+        budget: Maximum time, such as 90s, 30m or 2h. It counts all runs of the command together.
+            Without it, "pilot" takes at most three trainings, or five on a full device.
         method: One of pilot and branch (pilot). "pilot" trains your run, then a few runs at larger
             batch sizes. "branch" forks a run; the run need not meet its goal.
         devices: Numbers of devices: 1,2,4,8. The default is 1 and the number of the trainer.
@@ -154,8 +154,8 @@ class AnalyzeOptions:
         sync: Update MLflow. It logs missing runs, and deletes runs of trials that are not stored.
         show: Print also answer, cells, repeats, critical, delay, local, theory, readings, notes,
             files, all. Sections have commas between them.
-        validate_every: Count a validation every N steps in all times, as in your training. By
-            default times exclude validation.
+        validate_every: Count a validation every N steps in all times. N is the interval of your
+            training. By default times exclude validation.
         statistic: Another K* of the stored trials, as study.statistic. It is refused if racing
             stopped trials that determine it. Files go to a folder of this name below the figures.
         scale: Predict K at a larger size from three sizes or more. The size is an axis of the

@@ -49,9 +49,9 @@ class StudyConfig:
             or replace batch_sizes or sparsities. Values are numbers, names, class paths, or true
             and false.
         trials: Trials of each cell, one for each sample.
-        space: Search space: {KEY: {low, high, scale}} or {choices}. For example
-            {model.learning_rate: {low: 1e-4, high: 1, scale: log}}, or {choices: [0.0, 0.01, 0.1]}
-            of numbers, names or class paths.
+        space: Ranges: {KEY: {low, high, scale}} or {choices}. For example {model.learning_rate:
+            {low: 1e-4, high: 1, scale: log}}, or {choices: [0.0, 0.01, 0.1]} of numbers, names or
+            class paths.
         sampler: sobol, tpe, gp or a class path. "sobol" draws the samples of the paper's protocol,
             which are the same in every cell. "tpe" and "gp" of Optuna, and the class path of
             another Optuna sampler, use the results of the cell so far.

@@ -270,7 +270,7 @@ def test_files_that_are_no_table_are_refused_in_one_line(content, tmp_path, caps
     error = capsys.readouterr().err
     assert error.startswith("lit-dps: error: ") and error.count("\n") == 1
     assert main(["advise", str(file)]) == 2
-    assert f"lit-dps advise --runs {file}?" in error_line(capsys.readouterr().err)
+    assert f"lit-dps advise --runs {file}" in error_line(capsys.readouterr().err)
 
 
 @pytest.mark.parametrize("separator", [";", "\t"])

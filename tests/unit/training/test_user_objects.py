@@ -111,7 +111,7 @@ def test_what_cannot_be_made_again_is_refused_with_what_to_do():
     other = ByAttribute(3)
     other.dropout = nn.Dropout(0.5)
     for module, reason in (
-        (Doubled(), "width of the object is 4, and of a new Doubled 8"),
+        (Doubled(), "width of the object is 4"),
         (Forgets(5), "its argument width is unknown"),
         (Holds(nn.Linear(2, 2)), "its argument network is a Linear"),
         (changed, "layer.weight of the object is (5, 3)"),
