@@ -346,8 +346,7 @@ class _Course:
             # K is the best over rates, so one rate is no bound.
             rate = number_text(best * self.plan.rate_by_rule(batch_size))
             print_line(
-                f"  K > {limit} at {self.plan.rate_key} = {rate}; the budget is too small for "
-                "another rate"
+                f"  K > {limit} at {self.plan.rate_key} = {rate}; no budget for another rate"
             )
         elif steps is None:
             self._keep_bound(batch_size, limit)
@@ -407,10 +406,7 @@ class _Course:
         rate = f"{self.plan.rate_key} = {number_text(factor * self.plan.rate)}"
         adjective = "small" if factor > 1 else "large"
         if 2 * limit < pilot.steps_run:
-            print_line(
-                f"  your learning rate may be too {adjective}; the budget is too small to run "
-                f"{rate}"
-            )
+            print_line(f"  your learning rate may be too {adjective}; no budget to run {rate}")
             return
         print_line(f"your learning rate may be too {adjective}: run at B = {size} with {rate}")
         self._try(size, [1.0, factor], limit)
