@@ -338,7 +338,7 @@ def advise(
         data: A LightningDataModule, in the same ways. Left out beside runs.
         goal: The goal, such as "val_loss <= 0.2" or "val_accuracy >= 0.98", or the keys of the
             section goal. Of runs, the goal of loss curves.
-        budget: The time that all of this may take, such as "10m". Without it the runs take at most
+        budget: The time that all of this may take, such as "10m". Without it `advise` plans at most
             three trainings, or five on a full device. Left out beside runs.
         devices: Numbers of devices to answer for.
         price: Price of a device-hour.

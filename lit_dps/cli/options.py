@@ -76,7 +76,7 @@ class AdviseOptions:
 
     Attributes:
         budget: Maximum time, such as 90s, 30m or 2h. It counts all runs of the command together.
-            Without it, "pilot" takes at most three trainings, or five on a full device.
+            Without it, "pilot" plans at most three trainings, or five on a full device.
         method: One of pilot and branch (pilot). "pilot" trains your run, then a few runs at larger
             batch sizes. "branch" forks a run; the run need not meet its goal.
         devices: Numbers of devices: 1,2,4,8. The default is 1 and the number of the trainer.

@@ -288,7 +288,7 @@ def _explain_trials(remaining: Remaining, basis: str) -> list[str]:
         text = f"at most: every trial spends its budget of {goal.budget_text}"
     if remaining.rungs:
         pauses = ", ".join(map("{:,}".format, remaining.rungs))
-        text += f", after rungs of {pauses} steps"
+        text += f", before that from its first step to each rung ({pauses} steps)"
     text += ", and every validation is a full one"
     if remaining.expected is None:
         hint = "an expected time needs finished trials, or lit-dps advise on this configuration"

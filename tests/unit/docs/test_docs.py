@@ -1,6 +1,7 @@
 """Links of the pages have targets, the index links to every page, and configurations have known keys."""
 
 import re
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,17 @@ def slug(heading: str) -> str:
     return re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-")
 
 
+def anchors(page: Path) -> set[str]:
+    """Return the anchors of a page. A second heading "study" has the anchor "study-1"."""
+    counts: Counter[str] = Counter()
+    found = set()
+    for heading in re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE):
+        name = slug(heading)
+        found.add(f"{name}-{counts[name]}" if counts[name] else name)
+        counts[name] += 1
+    return found
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_link_targets_exist(page):
     for target in links(page):
@@ -33,8 +45,7 @@ def test_link_targets_exist(page):
         there = page if not path else (page.parent / path).resolve()
         assert there.exists(), f"{page.relative_to(ROOT)} links to {target}, which is not there"
         if anchor:
-            headings = re.findall(r"^#+ (.+)$", there.read_text(encoding="utf-8"), re.MULTILINE)
-            assert anchor in map(slug, headings), (
+            assert anchor in anchors(there), (
                 f"{page.relative_to(ROOT)} links to {target}: no such heading"
             )
 

@@ -21,7 +21,7 @@ def text(name: str) -> str:
 @pytest.mark.parametrize("batch_size", ["16", "128", "1,024"])
 def test_savings_of_the_readme_are_those_of_the_benchmark(batch_size):
     low, high = re.search(
-        rf"x([\d.]+) to x([\d.]+) at B = {batch_size}\b", text("README.md")
+        rf"([\d.]+) to ([\d.]+) times (?:as long )?at B = {batch_size}\b", text("README.md")
     ).groups()
     plain = batch_size.replace(",", "")
     rows = [
