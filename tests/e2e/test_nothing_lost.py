@@ -140,7 +140,7 @@ def test_the_answer_is_printed_though_nothing_can_be_written_after_the_last_tria
     assert full.returncode == 0, full.stderr
     assert "Traceback" not in full.stderr
     assert full.stderr.count("two processes may write the report") == 1
-    assert full.stderr.count("the best trial of each cell is not stored") == 1
+    assert full.stderr.count("the best trial of each cell could not be stored") == 1
     again = run_here(tmp_path, *STUDY, *one)
     # The time of a step is measured again, since it could not be stored.
     answer = [line.split()[:2] for line in again.stdout.splitlines() if line.startswith("64  ")]

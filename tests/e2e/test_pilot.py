@@ -252,7 +252,7 @@ def test_a_rate_that_is_far_too_small_is_noticed_and_run_again(tmp_path, monkeyp
     monkeypatch.setattr(advising_run, "_can_read_noise", lambda session: False)
     done = ask(tmp_path, "Module", "--model.lr", 0.002, "--goal.max_steps", 800)
     assert done.returncode == 0, done.stderr
-    assert "your rate may be too small" in done.stderr
+    assert "your learning rate may be too small" in done.stderr
     at_user_size = steps_of(tmp_path)[32]
     rates = [rate for rate, _, steps in at_user_size if steps is not None]
     assert min(rates) > 0.004, "the larger rate gives K, and the race cuts the pilot"
