@@ -24,6 +24,7 @@ from lit_dps.core.record import StudyRecord
 from lit_dps.core.text import number_text
 from lit_dps.core.trial import Status, TrialResult, Value
 from lit_dps.parallel.process import Interrupted, StopRequest
+from lit_dps.storage.ownership import remember
 from lit_dps.storage.read import read_study
 from lit_dps.study.failures import AllFail, Failures
 from lit_dps.study.run_cells import begin_run, declare_study, mlflow_of, run_cells
@@ -126,6 +127,8 @@ class Probes:
         trials = len(chosen.points)
         study = dataclasses.replace(self.setup.study, batch_sizes=[batch_size], trials=trials)
         setup = declare_study(dataclasses.replace(self.setup, study=study), self.data)
+        if setup.uid is not None:
+            remember(setup.uid)
         record = read_study(self.url, self.name)
         remaining = sum(len(points) for points in setup.remaining_points(record.results).values())
         if not remaining:

@@ -104,7 +104,8 @@ def _check_trust(record: StudyRecord, storage: StorageConfig) -> None:
     study."""
     # Only these keys of `study` contain class paths. Other keys have values that look like class
     # paths.
-    study = {key: record.config.get("study", {}).get(key) for key in ("grid", "space", "sampler")}
+    keys = ("grid", "space", "sampler", "statistic", "readings")
+    study = {key: record.config.get("study", {}).get(key) for key in keys}
     modules = foreign_modules({**record.config, "study": study})
     if modules and not was_run_by_user(study_uid(storage.optuna_url, record.name)):
         raise UserError(

@@ -39,12 +39,13 @@ def named(
     near = closest_name(str(name), built_in)
     if near is not None:
         hint = f"Did you mean {near}?"
-    if not module:
+    if not all(part.isidentifier() for part in str(name).split(".")) or not module:
         raise ConfigError(key, name, allowed, hint)
     try:
         value = getattr(import_module(module), attribute)
     except (ImportError, AttributeError) as error:
-        if isinstance(error, ModuleNotFoundError):
+        is_missing = isinstance(error, ModuleNotFoundError)
+        if is_missing and f"{module}.".startswith(f"{error.name}."):
             hint = hint or "If the module is a file of yours, add its folder to PYTHONPATH."
         raise ConfigError(key, name, f"{allowed}: {error}", hint) from error
     if not is_kind(value):

@@ -29,7 +29,12 @@ from lit_dps.core.statistic import Statistic
 from lit_dps.core.text import WIDTH, format_duration
 from lit_dps.core.trial import Cell, Series, Status
 from lit_dps.core.unit import Unit
-from lit_dps.report.result_table import examples_text, interval_text, result_table
+from lit_dps.report.result_table import (
+    examples_text,
+    interval_text,
+    is_upper_bound,
+    result_table,
+)
 from lit_dps.report.timing_notes import place_of, timing_notes
 
 # Metaparameters that a recommendation names.
@@ -293,8 +298,9 @@ def _with_validation(rows: Sequence[Row], fastest: Row, validate_every: int | No
         return []
     if fastest["validation_seconds"] is None:
         return [f"The time of a validation at B = {fastest['batch_size']} is unknown."]
-    total = format_duration(fastest["total_seconds"])
-    added = format_duration(fastest["validation_seconds"])
+    at_most = "at most " if is_upper_bound(fastest) else ""
+    total = at_most + format_duration(fastest["total_seconds"])
+    added = at_most + format_duration(fastest["validation_seconds"])
     lines = [f"It needs {total}, including {added} for a validation every {validate_every} steps."]
     timed = [row for row in rows if row["seconds"] is not None]
     best = min(timed, key=lambda row: row["seconds"])

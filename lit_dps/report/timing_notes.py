@@ -55,7 +55,14 @@ def times_text(study: Analysis) -> str:
 def validation_text(study: Analysis) -> str:
     """Return whether times to the goal include validation, such as "without validation"."""
     if counts_validations(study):
-        return f"with a validation every {study.validate_every} steps"
+        text = f"with a validation every {study.validate_every} steps"
+        without = []
+        for cell, row in study.answers.items():
+            if row["total_seconds"] is not None and row["validation_seconds"] is None:
+                without.append(str(cell))
+        if without:
+            text += f" (without at {'; '.join(first_names(without))})"
+        return text
     sources = sources_of(study)
     if WITH_CHECKS not in sources:
         return "without validation"

@@ -21,13 +21,16 @@ from optuna.storages import RDBStorage
 from optuna.study import StudyDirection
 from sqlalchemy import text
 
-from lit_dps.core.errors import StorageError
+from lit_dps.core.batch_schedule import NAME_KEY as SCHEDULE_AXIS
+from lit_dps.core.errors import StorageError, UserError
 from lit_dps.core.text import shorten
 from lit_dps.core.trial import Cell
 from lit_dps.storage.schema import (
     ADVICE_ATTRS,
+    AXES,
     BATCH_SIZE,
     CELL_ATTRS,
+    CONFIG,
     FORMAT_ATTR,
     GOAL,
     HEADER_ATTRS,
@@ -147,7 +150,7 @@ def user_studies_file() -> Path:
 
 
 def remember(uid: str) -> None:
-    """Record that this user has run a study."""
+    """Record that this user has run a study, or trusts its code."""
     if was_run_by_user(uid):
         return
     file = user_studies_file()
@@ -159,7 +162,7 @@ def remember(uid: str) -> None:
 
 
 def was_run_by_user(uid: str | None) -> bool:
-    """Return True if this user has run the study with this uid."""
+    """Return True if this user has run the study with this uid, or trusts its code."""
     if uid is None:
         return False
     try:
@@ -178,7 +181,7 @@ def foreign_modules(config: Any) -> list[str]:
     return sorted(module for module in modules if module.partition(".")[0] not in KNOWN_PACKAGES)
 
 
-class UntrustedCode(StorageError):
+class UntrustedCode(UserError):
     """Reading a study imports modules that it names, and this user did not run it.
 
     Attributes:
@@ -188,28 +191,36 @@ class UntrustedCode(StorageError):
     def __init__(self, name: str, modules: list[str]):
         super().__init__(
             f"study {name!r} was not run by you on this machine, and reading it imports "
-            f"{shorten(', '.join(modules))}, which runs code; if you trust that code, add --trust, "
-            "or trust=True in Python",
+            f"{shorten(', '.join(modules))}, which runs code. If you trust that code, read it once "
+            "with lit-dps analyze --trust, or lit_dps.load(..., trust=True)",
             key="study.name",
             value=name,
         )
         self.modules = modules
 
 
-def refuse_foreign_code(name: str, header: Mapping[str, Any]) -> None:
+def refuse_foreign_code(name: str, header: Mapping[str, Any], trust: bool) -> None:
     """Raise UntrustedCode if reading a study runs code that this user has not run.
 
-    The goal's rule and the statistic may be classes of users. A module that is already imported
-    runs no code.
+    The goal's rule, the statistic and batch schedules may be classes of users. A module that is
+    already imported runs no code.
 
     Args:
         name: The study's name.
         header: Its header.
+        trust: Whether the user trusts the code. The study is then recorded as one of the user's.
     """
-    names = [header[GOAL].get("rule"), header.get(STATISTIC)]
+    batch = header[CONFIG].get("batch")
+    schedules = list(header[AXES].get(SCHEDULE_AXIS, ()))
+    if isinstance(batch, dict):
+        schedules.append(batch.get("schedule"))
+    names = [header[GOAL].get("rule"), header.get(STATISTIC), *schedules]
     unknown = [module for module in foreign_modules(names) if module not in sys.modules]
-    if unknown and not was_run_by_user(header[UID]):
+    if not unknown or was_run_by_user(header[UID]):
+        return
+    if not trust:
         raise UntrustedCode(name, unknown)
+    remember(header[UID])
 
 
 def _texts(config: Any) -> Iterator[str]:

@@ -64,7 +64,7 @@ def read_study(storage: BaseStorage | str, name: str, trust: bool = False) -> St
         storage: An Optuna storage or its URL. A SQLite file that does not exist is not created.
         name: The study's name.
         trust: Whether modules that the study names may be imported, although this user did not run
-            it.
+            it; this is recorded.
 
     Raises:
         UntrustedCode: if they may not, and there are any that are not imported yet.
@@ -87,8 +87,7 @@ def read_study(storage: BaseStorage | str, name: str, trust: bool = False) -> St
         study_ids = {study.study_name: study._study_id for study in studies}
         try:
             schema.check_keys(header, schema.HEADER_ATTRS)
-            if not trust:
-                refuse_foreign_code(name, header)
+            refuse_foreign_code(name, header, trust)
             return _record(name, header, _read_cells(opened, name, header, study_ids))
         except DAMAGE as error:
             if isinstance(error, ConfigError) and error.key in CLASS_KEYS:

@@ -32,6 +32,7 @@ def with_stored_space(setup: StudySetup, expands: bool) -> StudySetup:
     """
     url, name = setup.storage.optuna_url, setup.study.name
     check_place(url)
+    setup.import_classes()
     try:
         record = read_study(url, name)
     except StorageError as error:  # there is no study yet; `declare` reports other errors

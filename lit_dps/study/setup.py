@@ -120,6 +120,17 @@ class StudySetup:
         trained = set(cells) - shared_cells(cells).keys()
         return sorted(trained, key=lambda cell: (cell.batch_size, cell.axes, cell.sparsity))
 
+    def import_classes(self) -> None:
+        """Import the classes that the goal, the statistic and batch schedules name.
+
+        Reading a study imports no class that another person's configuration names. The classes of
+        this configuration are the user's.
+        """
+        self.goal.build()
+        _ = self.study.k_star_statistic
+        for cell in self.cells:
+            self.batch.with_axes(cell.axes).build()
+
     def remaining_points(
         self, results: Mapping[Cell, Sequence[TrialResult]]
     ) -> dict[Cell, set[int]]:

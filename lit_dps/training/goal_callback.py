@@ -170,6 +170,10 @@ class GoalErrorCallback(Callback):
         self._length: TrainingLength | None = None
         self._reset()
 
+    @property
+    def budget(self) -> int | None:
+        raise AttributeError("GoalErrorCallback.budget is now shown_steps")
+
     @classmethod
     def of(cls, config: GoalConfig) -> Self:
         """Return the callback of a configuration."""

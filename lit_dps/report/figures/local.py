@@ -76,7 +76,9 @@ def draw(rows: pd.DataFrame, study: Analysis) -> Figure:
             ax.xaxis.set_major_formatter(_tick)
             ax.set_title(legend(series))
             look.log_values_axis(ax, rows["k_star"])
-        look.label_ends(by_length, _last_values(rows_of(series, rows)), figure.get_figheight())
+        look.label_ends(
+            by_length, _last_values(rows_of(series, rows)), figure.get_figheight() / len(every)
+        )
         by_length.set_xlabel("local steps of a round: H")
         by_length.set_ylabel(look.in_two_lines(k_star_axis(study.record.statistic)))
         by_communications.set_xlabel("communications until the goal")

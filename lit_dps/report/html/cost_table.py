@@ -112,7 +112,9 @@ def cost_rows(study: Analysis, setting: Setting) -> list[dict[str, str]]:
         validation = row["validation_seconds"]
         if setting.validate_every is None and row["check_seconds"] is not None:
             validation = 0.0
-        columns["training"] = _bound(row) + format_duration(row["seconds"])
+        columns["training"] = "-"
+        if row["seconds"] is not None:
+            columns["training"] = _bound(row) + format_duration(row["seconds"])
         columns["validation"] = format_duration(validation)
         columns |= {"total": "-", "cost": "-", "": ""}
         total = row["total_seconds"]

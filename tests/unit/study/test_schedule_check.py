@@ -48,6 +48,13 @@ class MilestoneOfExamples(BySteps):
         return 1.0 if step * self.trainer.datamodule.batch_size < 320 else 0.1
 
 
+class Searched(BySteps):
+    """A milestone that follows a searched number."""
+
+    def factor(self, step):
+        return 1.0 if step < 10 + 20 * self.hparams.momentum else 0.1
+
+
 class Linear(BySteps):
     def factor(self, step):
         return 1 - step / 40
@@ -59,7 +66,10 @@ def notes(kind: type, batch_sizes=(16, 64)) -> list[str]:
         "class_path": f"{__name__}.{kind.__name__}",
         "init_args": {"network": NETWORK, "optimizer": "sgd"},
     }
-    space = {"model.learning_rate": Range(1e-3, 1.0, "log")}
+    space = {
+        "model.learning_rate": Range(1e-3, 1.0, "log"),
+        "model.momentum": Range(0.1, 0.9, "linear"),
+    }
     config = StudyConfig(batch_sizes=list(batch_sizes), sparsities=[0.0], space=space, trials=1)
     goal = {"error": 0.05, "check_interval": 4, "max_steps": 40}
     workload = Workload(model, DATA, {"accelerator": "cpu"})
@@ -83,6 +93,6 @@ def test_a_part_of_fixed_steps_is_reported_in_steps_and_examples(kind, part, ste
     assert notes(kind, batch_sizes=[16]) == []
 
 
-@pytest.mark.parametrize("kind", [MilestoneOfExamples, Linear])
-def test_examples_and_all_steps_of_a_trial_are_silent(kind):
+@pytest.mark.parametrize("kind", [MilestoneOfExamples, Searched, Linear])
+def test_examples_searched_lengths_and_all_steps_of_a_trial_are_silent(kind):
     assert notes(kind) == []
