@@ -167,7 +167,7 @@ class Display:
         now = time.monotonic()
         parts = [f"{clock(now - self._start)} elapsed"]
         if not self._is_closed:
-            parts.append(f"remaining time {self.progress.time_left_text()}")
+            parts.append(f"remaining {self.progress.time_left_text()}")
             running = len(self.progress.running)
             parts.append(f"{running} of {self.progress.plan.at_a_time} running")
         failed = self.progress.failed()
