@@ -61,7 +61,7 @@ def validation_text(study: Analysis) -> str:
             if row["total_seconds"] is not None and row["validation_seconds"] is None:
                 without.append(str(cell))
         if without:
-            text += f" (without at {'; '.join(first_names(without))})"
+            text += f" (none is counted at {'; '.join(first_names(without))})"
         return text
     sources = sources_of(study)
     if WITH_CHECKS not in sources:
@@ -188,7 +188,7 @@ def wide_times(study: Analysis) -> Iterator[Values]:
         return
     is_wide = _widened_by_load(busy)
     if is_wide.any():
-        intervals = numbers(busy["seconds_high"]) / numbers(busy["seconds_low"])
+        intervals = numbers(busy["total_high"]) / numbers(busy["total_low"])
         yield {
             "spread": three_digits(max(_step_ratios(busy))),
             "interval": three_digits(max(intervals[is_wide])),
