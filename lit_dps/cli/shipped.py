@@ -9,8 +9,8 @@ import lit_dps
 from lit_dps.core.text import closest_name
 
 FOLDER = Path(str(lit_dps.__file__)).parent / "configs"
-# The end of the first sentence of a comment; "et al." ends none.
-_SENTENCE_END = re.compile(r"(?<!al)[.?] (?=[A-Z(])")
+# The space after the first sentence of a comment; "et al." ends none.
+_SENTENCE_END = re.compile(r"(?<!al\.)(?<=[.?]) (?=[A-Z(])")
 
 
 def names() -> list[str]:
