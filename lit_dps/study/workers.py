@@ -171,9 +171,9 @@ def work_in_processes(
         on_event: Called with the progress of the running trials.
 
     Raises:
-        Interrupted: if this process or all workers were asked to stop.
+        Interrupted: if this process was asked to stop; or if a worker was, and trials remain.
         UserError: if a worker raised it.
-        WorkerDied: if the last worker was killed.
+        WorkerDied: if a worker was killed, and trials remain after all workers have ended.
         WorkerError: if a worker failed otherwise. The others finish their validation and release
             their trials.
     """
@@ -186,11 +186,21 @@ def work_in_processes(
                 pool.leaving.set()
             yield from pool.receive_results()
         stop.check()
-        if not pool.nothing_remains and pool.last_error is not None:
+        # The other workers may have ended before this error, because its worker had the last trial.
+        if pool.last_error is not None and _trials_remain(setup):
             raise pool.last_error
     finally:
         pool.leaving.set()
         pool.end(0.0 if stop.now else GRACE_SECONDS)
+
+
+def _trials_remain(setup: StudySetup) -> bool:
+    """Return True if a worker that started now would find a trial to train."""
+    queue = _open_queue(setup)
+    try:
+        return queue.claim_next() is not None
+    finally:
+        queue.leave()
 
 
 class _WorkerPool:
@@ -203,14 +213,12 @@ class _WorkerPool:
     Attributes:
         leaving: Set to ask all workers to stop after their next validation.
         running: The workers that have not ended, by the connection to each.
-        nothing_remains: Whether a worker has ended because no trial remains.
         last_error: The last error that ended a worker without ending the study.
     """
 
     def __init__(self, setup: StudySetup, on_event: EventListener | None):
         self.leaving = processes.context().Event()
         self.running: dict[Any, BaseProcess] = {}
-        self.nothing_remains = False
         self.last_error: BaseException | None = None
         self._setup = setup
         self._on_event = on_event
@@ -255,12 +263,9 @@ class _WorkerPool:
     def _on_worker_ended(self, worker: BaseProcess, error: BaseException | None) -> None:
         """Note why a worker ended: None if no trial remains, else the error that ended it."""
         if error is None:
-            self.nothing_remains = True
             return
         self.last_error = error
         if isinstance(error, WorkerDied):
-            # A worker that ended before may have left the trials that this one trained.
-            self.nothing_remains = False
             print(f"\nwarning: {error}", file=sys.stderr)
             if self._on_event is not None:
                 self._on_event(ProgressEvent(worker.pid))

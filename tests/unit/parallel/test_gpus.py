@@ -20,9 +20,7 @@ from lit_dps.parallel.gpus import (
     visible_gpus,
     worker_environment,
 )
-from lit_dps.parallel.process import StopRequest
-from lit_dps.study import workers
-from lit_dps.study.workers import WorkerDied, _WorkerPool, work_in_processes
+from lit_dps.study.workers import _WorkerPool
 from tests.support.texts import numbers_in
 
 UUIDS = ["GPU-8932f937", "GPU-1f22a253"]
@@ -110,26 +108,6 @@ def test_a_study_starts_each_worker_with_its_gpu(machine, monkeypatch):
     for number in range(2):
         pool.start_worker(number)
     assert started == [("worker 0", {VARIABLE: "0"}), ("worker 1", {VARIABLE: "1"})]
-
-
-@pytest.mark.parametrize("dies_last", [True, False])
-def test_a_worker_that_dies_after_the_others_have_ended_leaves_trials(monkeypatch, dies_last):
-    """The others ended because it trained what remained."""
-    died = WorkerDied(17, -9)
-    messages = iter([None, died] if dies_last else [died, None])
-    monkeypatch.setattr(workers, "wait", lambda running, timeout: running[:1])
-    monkeypatch.setattr(workers, "_receive", lambda *args: next(messages))
-    monkeypatch.setattr(
-        _WorkerPool,
-        "start_worker",
-        lambda pool, number: pool.running.update({number: SimpleNamespace(pid=17)}),
-    )
-    results = work_in_processes(SimpleNamespace(), 2, StopRequest())
-    if dies_last:
-        with pytest.raises(WorkerDied):
-            list(results)
-    else:
-        assert list(results) == []
 
 
 def test_more_ranks_than_gpus_are_refused(machine):
