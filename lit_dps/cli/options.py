@@ -51,6 +51,8 @@ class StudyOptions:
             training. By default times exclude validation.
         time_steps: Time the training steps of every cell again. A study times them once, at its
             end.
+        trust: Import modules of the study in study.best_of. It may name them for goal and
+            statistic. Without this option they are imported only if you ran that study.
         json: Print one JSON object on stdout (docs/python.md, Document). All other text goes to
             stderr.
     """
@@ -62,6 +64,7 @@ class StudyOptions:
     show: str = field(default="", metadata={"metavar": "PARTS"})
     validate_every: int | None = field(default=None, metadata={"metavar": "N"})
     time_steps: bool = False
+    trust: bool = False
     json: bool = False
 
     def __post_init__(self) -> None:

@@ -23,6 +23,7 @@ import yaml
 from lit_dps.analysis.analysis import Analysis
 from lit_dps.cli.command_line import CommandLine
 from lit_dps.cli.merge import merge_storages
+from lit_dps.cli.options import TRUST
 from lit_dps.cli.parser import new_parser
 from lit_dps.cli.shipped import FOLDER
 from lit_dps.core.atomic_write import replacing
@@ -73,6 +74,7 @@ def main(command: CommandLine) -> int:
     parser.add_argument(
         "--report_only", type=bool, default=False, help="Run nothing: write the page from storage."
     )
+    parser.add_argument("--trust", action="store_true", help=TRUST)
     parser.add_class_arguments(StorageConfig, "storage")
     config = parser.read_command()
     folder = Path(config.configs)
@@ -82,18 +84,19 @@ def main(command: CommandLine) -> int:
     studies = studies_in(folder)
     if config.full:
         studies |= studies_in(folder / "full")
-        take_over(output / PAGE, config.storage)
+        take_over(output / PAGE, config.storage, config.trust)
     if not config.report_only:
         code = _run_studies(studies, config.storage)
         if code:
             return code
     words = [shlex.quote(without_password(word)) for word in command.argv]
-    for path in write_pages(studies, config.storage, output, " ".join(["lit-dps", *words])):
+    command_line = " ".join(["lit-dps", *words])
+    for path in write_pages(studies, config.storage, output, command_line, config.trust):
         print(f"written: {path}")
     return 0
 
 
-def take_over(folder: Path, storage: StorageConfig) -> None:
+def take_over(folder: Path, storage: StorageConfig, trust: bool = False) -> None:
     """Merge the trials of the files studies/*.db.xz of a folder; stored ones change nothing.
 
     The file that is named as its study comes before files with further trials of the study, whose
@@ -103,7 +106,7 @@ def take_over(folder: Path, storage: StorageConfig) -> None:
     databases = [str(path) for path in files]
     if databases:
         check_place(storage.optuna_url)
-        merge_storages(storage.optuna_url, databases, None)
+        merge_storages(storage.optuna_url, databases, None, trust=trust)
 
 
 def studies_in(folder: Path) -> dict[Path, str]:
@@ -126,7 +129,11 @@ def studies_in(folder: Path) -> dict[Path, str]:
 
 
 def write_pages(
-    studies: Mapping[Path, str], storage: StorageConfig, output: Path, command: str
+    studies: Mapping[Path, str],
+    storage: StorageConfig,
+    output: Path,
+    command: str,
+    trust: bool = False,
 ) -> list[Path]:
     """Write the page, its appendix and their images from storage.
 
@@ -137,6 +144,7 @@ def write_pages(
         storage: Where they are stored.
         output: The folder of the pages.
         command: What writes the pages, in a shell.
+        trust: As in `read_study`.
 
     Returns:
         The paths of the pages.
@@ -148,7 +156,7 @@ def write_pages(
     parts = []
     for file, name in studies.items():
         try:
-            record = read_study(storage.optuna_url, name)
+            record = read_study(storage.optuna_url, name, trust)
         except OtherFormat:
             raise
         except StorageError as error:

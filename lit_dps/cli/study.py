@@ -135,6 +135,9 @@ def _run(command: CommandLine) -> tuple[int, StudySetup, int | None]:
     if not follows_torchrun():
         for note in notes:
             print(f"note: {note}", file=sys.stderr)
+        if options.trust and setup.study.best_of is not None:
+            # Reading it once records that the user trusts it.
+            read_study(setup.storage.optuna_url, setup.study.best_of, trust=True)
         setup = with_stored_space(setup, options.extend_space)
     if not options.forecast:
         return run_study(setup, _run_options(options)), setup, options.validate_every

@@ -191,8 +191,8 @@ class UntrustedCode(UserError):
     def __init__(self, name: str, modules: list[str]):
         super().__init__(
             f"study {name!r} was not run by you on this machine, and reading it imports "
-            f"{shorten(', '.join(modules))}, which runs code. If you trust that code, read it once "
-            "with lit-dps analyze --trust, or lit_dps.load(..., trust=True)",
+            f"{shorten(', '.join(modules))}, which runs code. If you trust that code, add --trust "
+            "to the command, or trust=True to lit_dps.load",
             key="study.name",
             value=name,
         )

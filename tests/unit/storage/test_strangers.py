@@ -33,6 +33,7 @@ from tests.support.fake_study import SPACE, result, write_study
 pytestmark = pytest.mark.pictures
 
 COMMAND = "import sys; from lit_dps.cli import main; sys.exit(main())"
+QUICKSTART = Path(__file__).parents[3] / "configs" / "quickstart.yaml"
 CELL = Cell(4, 0.0)
 IDENTITY = {"goal": {"error": 0.1}}
 BAD_NAMES = [
@@ -195,6 +196,20 @@ def test_the_modules_of_a_foreign_study_are_not_imported(tmp_path, monkeypatch, 
     assert Path("imported").exists()
 
 
+def write_foreign(file: str, attribute: dict) -> None:
+    """Write the study "fake" of a stranger, whose header has this attribute."""
+    Path(file).parent.mkdir(exist_ok=True)
+    url = f"sqlite:///{file}"
+    write_study(url, {CELL: [result(CELL, 0, 16)]}, uid="0123")
+    storage = optuna.storages.RDBStorage(url)
+    study_id = storage.get_study_id_from_name("fake")
+    stored = storage.get_study_user_attrs(study_id)
+    for key, value in attribute.items():
+        if isinstance(value, dict):
+            value = {**stored[key], **value}
+        storage.set_study_user_attr(study_id, key, value)
+
+
 NAMED = {
     "rule": {"goal": {"rule": "planted.Rule"}},
     "statistic": {"statistic": "planted.Statistic"},
@@ -206,7 +221,13 @@ NAMED = {
 @pytest.mark.parametrize("attribute", NAMED.values(), ids=NAMED)
 @pytest.mark.parametrize(
     "words",
-    [["analyze", "--study.name", "fake"], ["figures", "fake"], ["merge", "other.db"], ["load"]],
+    [
+        ["analyze", "--study.name", "fake"],
+        ["figures", "fake"],
+        ["merge", "other.db"],
+        ["replicate", "--configs", "configs", "--report_only", "true"],
+        ["load"],
+    ],
     ids=lambda words: words[0],
 )
 def test_reading_a_foreign_study_imports_nothing(words, attribute, tmp_path, monkeypatch, capsys):
@@ -215,17 +236,9 @@ def test_reading_a_foreign_study_imports_nothing(words, attribute, tmp_path, mon
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "planted", raising=False)
     Path("planted.py").write_text(f"open({str(tmp_path / 'imported')!r}, 'w')\n")
-    Path("mlruns").mkdir()
-    url = "sqlite:///other.db" if words[0] == "merge" else "sqlite:///mlruns/study.db"
-    write_study(url, {CELL: [result(CELL, 0, 16)]}, uid="0123")
-    storage = optuna.storages.RDBStorage(url)
-    study_id = storage.get_study_id_from_name("fake")
-    stored = storage.get_study_user_attrs(study_id)
-    for key, value in attribute.items():
-        if isinstance(value, dict):
-            value = {**stored[key], **value}
-        storage.set_study_user_attr(study_id, key, value)
-
+    Path("configs").mkdir()
+    Path("configs/fake.yaml").write_text("study: {name: fake}")
+    write_foreign("other.db" if words[0] == "merge" else "mlruns/study.db", attribute)
     if words == ["load"]:
         with pytest.raises(UntrustedCode) as caught:
             lit_dps.load("fake")
@@ -247,6 +260,24 @@ def test_reading_a_foreign_study_imports_nothing(words, attribute, tmp_path, mon
         assert main([*words, "--trust"]) == 2
     assert Path("imported").exists()
     assert was_run_by_user("0123"), "later commands trust it too"
+
+
+@pytest.mark.parametrize("name", ["rule", "statistic"])
+def test_the_study_of_best_samples_is_trusted_by_the_same_option(
+    name, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "planted", raising=False)
+    Path("planted.py").write_text(f"open({str(tmp_path / 'imported')!r}, 'w')\n")
+    write_foreign("mlruns/study.db", NAMED[name])
+    words = ["study", "--config", str(QUICKSTART), "--study.best_of", "fake"]
+    words += ["--study.batch_sizes", "[4]", "--study.sparsities", "[0.0]", "--study.trials", "1"]
+    assert main(words) == 2
+    assert "--trust" in capsys.readouterr().err and not Path("imported").exists()
+    assert main([*words, "--trust"]) == 2  # the module has no such class
+    assert Path("imported").exists() and was_run_by_user("0123")
 
 
 def test_a_class_path_has_names_only():
