@@ -394,7 +394,8 @@ def _contradict(first: TrialResult, second: TrialResult) -> bool:
             continue
         was_stopped = covered_up_to(stopped.status, 0.0) == 0.0
         has_ended = covered_up_to(ended.status, 0.0) == math.inf
-        if was_stopped and has_ended and ended.cost_run <= stopped.cost_run:
+        # In steps, because the seconds up to a step differ between machines.
+        if was_stopped and has_ended and ended.steps_run <= stopped.steps_run:
             return True
     return False
 

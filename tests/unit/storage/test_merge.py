@@ -15,6 +15,7 @@ from lit_dps.analysis.analysis import Analysis
 from lit_dps.cli.merge import lines
 from lit_dps.core.goal import Goal
 from lit_dps.core.trial import Cell
+from lit_dps.core.unit import SECONDS
 from lit_dps.report.text import render
 from lit_dps.storage import merge as merging
 from lit_dps.storage.cells import WrongCell
@@ -215,6 +216,17 @@ def test_the_attempt_that_tells_more_is_added_as_a_later_one(
         assert rows(target) == once
         ends.append([(r.status, r.steps) for r in told(target)[A]])
     assert ends[0] == ends[1]
+
+
+def test_an_attempt_on_a_faster_machine_is_added_although_it_took_fewer_seconds(here, there):
+    for url, status, to, seconds in ((here, "outraced", 160, 0.1), (there, "complete", 320, 0.01)):
+        attempt = ran(status, to)
+        curve = {**attempt.curve, "seconds": [seconds * step for step in attempt.curve["step"]]}
+        attempt = dataclasses.replace(attempt, curve=curve, unit=SECONDS)
+        written(url, {A: [attempt]}, goal=Goal(0.1, unit="seconds"), race_factor=2.0)
+    assert merged(here, there)["fake"].conflicts == {}
+    assert attempts(here) == [("outraced", 160), ("complete", 320)]
+    assert told(here)[A][0].cost == pytest.approx(3.2)
 
 
 def test_an_attempt_that_failed_here_does_not_contradict_another(here, there):
