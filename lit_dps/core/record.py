@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import product
@@ -333,21 +333,30 @@ def grid(
     return cells
 
 
-def shared_cells(cells: Iterable[Cell]) -> dict[Cell, Cell]:
+def shared_cells(
+    cells: Iterable[Cell], results: Mapping[Cell, Sequence[TrialResult]] = {}
+) -> dict[Cell, Cell]:
     """Return for each cell that is not trained the equal cell whose trials it shows.
 
     Nothing is pruned at sparsity 0, so dense cells that differ in keys of `pruning` alone are
-    equal. The first one of the grid is trained.
+    equal. The first one of the grid is trained; in a stored study, the one with the most results.
+    The grid of a study may grow by a cell that precedes it.
+
+    Args:
+        cells: The grid.
+        results: The stored results of the cells.
     """
-    first: dict[tuple, Cell] = {}
-    shared = {}
+    equal_cells: dict[tuple, list[Cell]] = {}
     for cell in cells:
-        if cell.sparsity > 0:
-            continue
-        others = tuple(pair for pair in cell.axes if not pair[0].startswith("pruning."))
-        trained = first.setdefault((cell.batch_size, others), cell)
-        if trained != cell:
-            shared[cell] = trained
+        if cell.sparsity == 0:
+            key = (cell.batch_size, cell.stack_axes)
+            equal_cells.setdefault(key, []).append(cell)
+    shared = {}
+    for equal in equal_cells.values():
+        trained = max(equal, key=lambda cell: len(results.get(cell, ())))
+        for cell in equal:
+            if cell != trained:
+                shared[cell] = trained
     return shared
 
 

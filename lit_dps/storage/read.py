@@ -24,7 +24,7 @@ from lit_dps.core.repeats import RepeatId
 from lit_dps.core.search_space import ExpandedSpace, space_from_dict
 from lit_dps.core.step_timing import StepTiming
 from lit_dps.core.text import escape_json
-from lit_dps.core.trial import Cell, Trial, TrialResult
+from lit_dps.core.trial import Cell, Status, Trial, TrialResult
 from lit_dps.storage import schema
 from lit_dps.storage.bulk import StoredTrial, read_trials
 from lit_dps.storage.database import RESTORE, first_line, open_storage, storage_errors, storage_name
@@ -129,7 +129,7 @@ def _read_cells(
         # A paused trial that runs again has a result, but is not finished.
         read.running[cell] = len(started - _repeat_ids(read.results[cell]))
         read.running_repeats[cell] = len(started_repeats - _repeat_ids(repeats))
-    for cell, trained in shared_cells(cells).items():
+    for cell, trained in shared_cells(cells, read.results).items():
         # A study of an earlier version has trained both cells.
         if not read.results[cell]:
             read.shared[cell] = trained
@@ -248,6 +248,10 @@ def _decode_trials(
         elif schema.RESULT_ATTR in attrs:
             result = _decode_trial(trial, Trial(cell, point, trial.params, seed, repeat))
             results[point, repeat] = longest_attempt(results.get((point, repeat)), result)
+    for key in started & results.keys():
+        # A failed trial that runs again is not finished.
+        if results[key].status is Status.FAILED:
+            del results[key]
     return [results[key] for key in sorted(results)], started
 
 

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import optuna
 from optuna.distributions import BaseDistribution
 from optuna.storages import RDBStorage
-from optuna.trial import TrialState
+from optuna.trial import FrozenTrial, TrialState
 
 from lit_dps.core.repeats import RepeatId, RepeatPlan
 from lit_dps.core.statistic import Statistic
 from lit_dps.core.trial import Cell
 from lit_dps.core.unit import Unit
-from lit_dps.storage.cells import costs_by_point, covered_cost, end_interrupted, open_cell
+from lit_dps.storage.cells import costs_by_point, covered_cost, open_cell
 from lit_dps.storage.locks import MachinePeers, ServerPeers
 from lit_dps.storage.schema import OWNER, POINT_ATTR, REPEAT_ATTR
 
@@ -40,6 +40,8 @@ class RepeatQueue:
         storage, name, uid, peers, distributions, run_number, statistic: As in `TrialQueue`.
         plan: What is repeated.
         unit: The unit of K*.
+        end_dead_trials: Ends the trials of an Optuna study whose processes are dead, and returns
+            all its trials.
     """
 
     storage: RDBStorage
@@ -51,6 +53,7 @@ class RepeatQueue:
     run_number: int
     statistic: Statistic
     unit: Unit
+    end_dead_trials: Callable[[optuna.Study], list[FrozenTrial]]
 
     def claim(self, cell: Cell, search: optuna.Study) -> ClaimedRepeat | None:
         """Claim a repeat that no process has run or is running; None if there is none.
@@ -89,18 +92,14 @@ class RepeatQueue:
         The limit is infinite for repeats that are final or run.
         """
         covered: dict[RepeatId, float] = {}
-        for trial in study.get_trials(deepcopy=False):
+        for trial in self.end_dead_trials(study):
             if trial.state is TrialState.WAITING:
                 # A process was killed within `claim`, after it had enqueued the repeat.
                 self.storage.set_trial_state_values(trial._trial_id, TrialState.FAIL)
                 continue
-            if trial.state is TrialState.RUNNING and self.peers.alive(trial.user_attrs.get(OWNER)):
-                cost = math.inf
-            else:
+            cost = math.inf
+            if trial.state is not TrialState.RUNNING:
                 cost = covered_cost(trial.user_attrs, self.run_number)
-                if trial.state is TrialState.RUNNING:
-                    # Its process was killed, perhaps after it had stored the result.
-                    end_interrupted(study, trial.number, trial.user_attrs)
             repeat = trial.user_attrs[POINT_ATTR], trial.user_attrs[REPEAT_ATTR]
             covered[repeat] = max(covered.get(repeat, -math.inf), cost)
         return covered

@@ -28,11 +28,14 @@ from scipy.stats import qmc
 from lit_dps.core.config import SAMPLERS, StudyConfig
 from lit_dps.core.errors import ConfigError
 from lit_dps.core.goal import Goal
+from lit_dps.core.racing import best_trial
+from lit_dps.core.record import StudyRecord
 from lit_dps.core.registry import named
 from lit_dps.core.search_space import Box, Choices, ExpandedSpace, Space, is_inside
 from lit_dps.core.trial import Cell, Status, Value, derive_seed
 from lit_dps.storage import columns, schema
-from lit_dps.storage.schema import POINT_ATTR, RESULT_ATTR, cell_study_name
+from lit_dps.storage.read import read_study
+from lit_dps.storage.schema import POINT_ATTR, RESULT_ATTR
 
 UNIT_INTERVAL = FloatDistribution(0.0, 1.0)
 # Added to the logarithm of steps of a trial that diverged: it is worse than one that only missed
@@ -334,7 +337,7 @@ class SearchSampler(PointSampler):
 
 
 class BestOfSampler(PointSampler):
-    """All trials of a cell run the best point of the same cell of another study in the storage.
+    """All trials of a cell run the point of K* of the same cell of another study in the storage.
 
     The first trial of a cell decides: later trials get its point, even if the other study finds a
     better one.
@@ -347,6 +350,7 @@ class BestOfSampler(PointSampler):
     def __init__(self, name: str, space: Space):
         super().__init__(space)
         self.name = name
+        self._other: StudyRecord | None = None
 
     def sample_relative(
         self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
@@ -357,12 +361,11 @@ class BestOfSampler(PointSampler):
         attrs = study.user_attrs
         axes = tuple(sorted(attrs[schema.AXES].items()))
         cell = Cell(attrs[schema.BATCH_SIZE], attrs[schema.SPARSITY], axes)
-        other = optuna.load_study(
-            study_name=cell_study_name(self.name, cell), storage=study._storage
-        )
-        complete = other.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
-        best = min(complete, key=lambda trial: (trial.value, trial.user_attrs[POINT_ATTR]))
-        return dict(best.params)
+        if self._other is None:
+            self._other = read_study(study._storage, self.name)
+        best = best_trial(self._other.results[cell], self._other.statistic)
+        assert best is not None, "the check before the start requires a K* in each cell"
+        return dict(best.trial.params)
 
 
 # ---- Given points ----

@@ -150,6 +150,7 @@ class TrialQueue:
             self.run_number,
             self.statistic,
             self.goal.cost_unit,
+            self._end_dead_trials,
         )
         self._locks_rows = isinstance(self.peers, ServerPeers)
         self._is_search = isinstance(self.sampler, SearchSampler)
@@ -336,12 +337,12 @@ class TrialQueue:
         return len(missing) > room or not is_last
 
     def _end_dead_trials(self, study: optuna.Study) -> list[FrozenTrial]:
-        """End a cell's trials whose processes are dead, and return all its trials."""
+        """End the trials of an Optuna study whose processes are dead, and return all its trials."""
         trials = []
         for trial in study.get_trials(deepcopy=False):
             # A trial without an owner was interrupted within a claim, so no process runs it.
-            is_alive = self.peers.alive(trial.user_attrs.get(OWNER))
-            if trial.state is TrialState.RUNNING and not is_alive:
+            is_running = trial.state is TrialState.RUNNING
+            if is_running and not self.peers.alive(trial.user_attrs.get(OWNER)):
                 with self._locked(trial._trial_id):
                     # Its process may have stored the result since, if only its connection was lost.
                     stored = self.storage.get_trial(trial._trial_id)

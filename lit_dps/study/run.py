@@ -216,6 +216,7 @@ class _StudyRun:
         """Run the study. Return the exit code, as in `run_study`."""
         self._declare()
         record = read_study(self.url, self.name)
+        self.setup = dataclasses.replace(self.setup, shared=record.shared)
         remaining = self.setup.remaining_trials(record)
         stored = chain(*record.results.values(), *record.repeats.values())
         failures = Failures(self.setup.storage.failures(self.name), stored)

@@ -74,6 +74,8 @@ class StudySetup:
             them.
         cost_limit: The cost after which each trial stops, beside the race, in the unit of K*.
         environment: Key of the environment of this run (`lit_dps.core.environment`).
+        shared: The cells of the stored study that show the trials of an equal cell
+            (`StudyRecord.shared`); empty if no study is stored.
         sources: Hashes of the user's code in this environment. Processes that import the code later
             compare it with these hashes.
     """
@@ -94,6 +96,7 @@ class StudySetup:
     points: tuple[Mapping[str, Value], ...] = ()
     cost_limit: float = math.inf
     environment: str | None = None
+    shared: Mapping[Cell, Cell] = field(default_factory=dict)
     sources: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self):
@@ -116,7 +119,9 @@ class StudySetup:
 
         Of equal cells only one is run (`shared_cells`).
         """
-        cells = self.study.cells
+        grid = self.study.cells
+        in_grid = set(grid)
+        cells = [cell for cell in grid if self.shared.get(cell) not in in_grid]
         trained = set(cells) - shared_cells(cells).keys()
         return sorted(trained, key=lambda cell: (cell.batch_size, cell.axes, cell.sparsity))
 

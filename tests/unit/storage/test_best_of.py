@@ -9,6 +9,7 @@ import pytest
 
 from lit_dps.analysis.analysis import Analysis
 from lit_dps.core.config import StorageConfig, StudyConfig
+from lit_dps.core.racing import best_trial
 from lit_dps.core.trial import Cell, Status, TrialResult
 from lit_dps.parallel.process import StopRequest
 from lit_dps.report.warnings import best_trial_among_seeds, seeds_of_one_sample
@@ -54,6 +55,29 @@ def run(monkeypatch):
         return storage.optuna_url
 
     return run
+
+
+def test_winners_take_the_sample_of_k_star_under_another_statistic(tmp_path, run):
+    search = dataclasses.replace(SEARCH, trials=4, statistic="median_of_best_3")
+    url = run(tmp_path, search)
+    run(tmp_path, WINNERS)
+    record = read_study(url, "s")
+    best = best_trial(record.results[CELL], record.statistic)
+    assert best.steps == record.k_star(CELL) == 32  # the least is 16
+    assert [trial.params for trial in trials_in(url, "w")] == [best.trial.params] * 2
+
+
+def test_winners_of_a_dense_cell_that_shows_the_trials_of_an_equal_one(tmp_path, run):
+    def of_methods(study: StudyConfig, *methods: str) -> StudyConfig:
+        return dataclasses.replace(study, grid={"pruning.method": list(methods)})
+
+    url = run(tmp_path, of_methods(SEARCH, "random", "snip"))
+    run(tmp_path, of_methods(WINNERS, "snip"))
+    (trained,) = read_study(url, "s").trained_cells
+    cell = Cell(4, 0.0, (("pruning.method", "snip"),))
+    assert cell != trained
+    best = read_study(url, "s").results[trained][1].trial
+    assert [each.trial.params for each in read_study(url, "w").results[cell]] == [best.params] * 2
 
 
 def trials_in(url: str, name: str) -> list:

@@ -91,6 +91,24 @@ def test_cells_that_an_earlier_version_trained_keep_their_trials():
     assert [record.results[each][0].steps for each in (source, copy)] == [40, 32]
 
 
+def test_a_method_that_precedes_the_stored_one_does_not_train_the_dense_cells_again():
+    """In the order of the grid, magnitude precedes random."""
+    source, added = cell(0.0, "random"), cell(0.0, "magnitude")
+    storage = optuna.storages.InMemoryStorage()
+    results = {source: [result(source, 0, 40)], cell(0.5, "random"): []}
+    write_study(storage, results, axes={"pruning.method": ["magnitude", *METHODS]}, trials=1)
+    record = read_study(storage, "fake")
+    assert record.shared == {added: source, cell(0.0, "snip"): source}
+    assert record.results[added][0].steps == 40
+    extended = setup({"pruning.method": ["magnitude", *METHODS]}, batch_sizes=[8])
+    assert added in extended.cells  # of a new study
+    extended = dataclasses.replace(extended, shared=record.shared)
+    assert [each for each in extended.cells if each.sparsity == 0] == [source]
+    # The stored cell is not in this command's grid, so another one is trained.
+    other = setup({"pruning.method": ["magnitude", "snip"]}, batch_sizes=[8], sparsities=[0.0])
+    assert dataclasses.replace(other, shared=record.shared).cells == [added]
+
+
 @pytest.mark.slow
 def test_a_study_stores_and_resumes_them_once(tmp_path, monkeypatch):
     monkeypatch.setenv("LIT_DPS_STEP_TIMING", "0")

@@ -93,6 +93,18 @@ def test_a_failed_trial_is_run_again_by_the_next_run_of_the_study_alone(url):
     assert len(cell_trials(url, CELL)) == 5
 
 
+def test_a_failed_trial_that_runs_again_is_not_finished(url):
+    run(next_run(url), fails=[1])
+    assert len(read_study(url, "s").results[CELL]) == 3
+    store = next_run(url)
+    (trial,) = trials_of(store)
+    record = read_study(url, "s")
+    assert [each.trial.point for each in record.results[CELL]] == [0, 2]
+    assert record.running[CELL] == 1
+    store.store_result(ended(trial))
+    assert len(read_study(url, "s").results[CELL]) == 3
+
+
 @pytest.mark.parametrize("shift", [-86400, 86400])
 def test_the_clock_does_not_decide_whether_a_failed_trial_is_run_again(url, shift, monkeypatch):
     number = begin_run(url, "s")
