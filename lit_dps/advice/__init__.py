@@ -8,8 +8,9 @@ order:
 3. `next_probe`: what a further run is worth. `text`: the answer as text.
 
 `run` asks for a user's module: it times steps (`step_probe`), then trains the user's run and a
-few others (`pilot_plan`, `pilot_course`, `probe_value`, `probe_study`, `pilot_evidence`), or forks
-a run (`branch_run`). It reports the answer (`report`), with a configuration (`recommendation`).
+few others (`pilot_plan`, `pilot_run`, `pilot_course`, `probe_value`, `probe_study`,
+`pilot_evidence`), or forks a run (`branch_run`). It reports the answer (`report`), with a
+configuration (`recommendation`).
 """
 
 from lit_dps.advice.answer import Answer, Checks, Terms, advise, answer

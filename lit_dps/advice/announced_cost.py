@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from lit_dps.advice.options import Clock, print_line
-from lit_dps.advice.pilot_course import max_trainings, step_seconds_by_devices
+from lit_dps.advice.pilot_course import max_trainings
 from lit_dps.advice.pilot_plan import PilotPlan
 from lit_dps.advice.pilot_preview import Preview
 from lit_dps.advice.question import LIKELY_RUNS, Question
@@ -33,8 +33,8 @@ def print_cost(question: Question, clock: Clock) -> None:
             f"steps, that is {format_duration(training, 2)} of training. With start and "
             f"figures it is at most about {clock.announced_text}."
         )
-        sizes = question.batch_sizes
-        preview = Preview.of(question.plan, sizes, step_seconds_by_devices(question))
+        seconds = question.step_seconds_by_devices
+        preview = Preview.of(question.plan, question.batch_sizes, seconds)
         print_line("\n".join(preview.table()))
         return
     print_share(question.options.budget, batch_size, max_steps, question.training_seconds)
@@ -48,12 +48,22 @@ def print_end(clock: Clock) -> None:
     print_line(took)
 
 
-def print_pilot(plan: PilotPlan, max_steps: int, training: float) -> None:
-    """Print what the command will do, before it does anything."""
+def print_pilot(plan: PilotPlan, max_steps: int, training: float, ranks: int) -> None:
+    """Print what the command will do, before it does anything.
+
+    Args:
+        plan: The user's run.
+        max_steps: Its most steps.
+        training: Their seconds on one device.
+        ranks: The devices of the run.
+    """
+    devices = ""
+    if ranks > 1:
+        devices = f"; {ranks} devices are timed next"
     print_line(
         f"your run comes first: B = {plan.batch_size}, {plan.rate_key} = "
         f"{number_text(plan.rate)}. Its {max_steps} steps take at most about "
-        f"{format_duration(training, 2)} on one device"
+        f"{format_duration(training, 2)} on one device{devices}"
     )
 
 

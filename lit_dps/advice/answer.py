@@ -27,6 +27,8 @@ from lit_dps.core.batch_schedule import CONSTANT_BATCH
 from lit_dps.core.text import format_duration
 
 HOUR = 3600.0
+# Share of validation in the time of a row, from which the answer mentions it.
+SHARE_TO_MENTION = 0.05
 GRID_SIZE = 97  # batch sizes between the ends of the range, from which the interval is read
 COLUMNS = [
     "batch_size",
@@ -53,10 +55,27 @@ COLUMNS = [
 
 @dataclass(frozen=True)
 class Checks:
-    """Validation during a run: seconds of one, and the steps between two."""
+    """Validation during a run.
+
+    One takes seconds + by_batch / m for a local batch of m examples. If the batch size of the
+    validation follows the batch size of the training, `by_batch` is above 0.
+
+    Attributes:
+        seconds: Seconds at any batch size.
+        interval: Steps between two validations.
+        by_batch: Seconds times examples.
+        largest: The largest local batch; larger ones are accumulated.
+    """
 
     seconds: float
     interval: float
+    by_batch: float = 0.0
+    largest: float = math.inf
+
+    def seconds_per_step(self, batch_size: float, devices: int = 1) -> float:
+        """Return the share of validation in the seconds of a step."""
+        local = min(batch_size / devices, self.largest)
+        return (self.seconds + self.by_batch / local) / self.interval
 
 
 @dataclass(frozen=True)
@@ -74,12 +93,11 @@ class Terms:
     hours_at_most: float | None = None
     cost_at_most: float | None = None
 
-    @property
-    def check_seconds_per_step(self) -> float:
-        """The share of validation in the time of a step."""
+    def check_seconds_per_step(self, batch_size: float, devices: int) -> float:
+        """Return the share of validation in the seconds of a step."""
         if self.checks is None:
             return 0.0
-        return self.checks.seconds / self.checks.interval
+        return self.checks.seconds_per_step(batch_size, devices)
 
 
 @dataclass(frozen=True)
@@ -312,10 +330,11 @@ def _make_table(
                 "examples": CONSTANT_BATCH.examples_of(steps.value, batch_size),
             }
             seconds = draw_step_seconds((step.value, step.low, step.high), count)
-            seconds = seconds + terms.check_seconds_per_step
+            checking = terms.check_seconds_per_step(batch_size, count)
+            seconds = seconds + checking
             hours.append(k_draws[:, i] * seconds / HOUR)
             row["hours_mean"] = float(hours[-1].mean())
-            rows.append(row | _costs(steps, step, count, terms))
+            rows.append(row | _costs(steps, step, checking, count, terms.price))
     return _Made(pd.DataFrame(rows, columns=COLUMNS), np.array(hours).T)
 
 
@@ -326,14 +345,23 @@ def _steps_of_one_seed(k: Steps, seed_spread: float) -> Steps:
     return Steps(k.value, k.value * math.exp(-below), k.value * math.exp(above))
 
 
-def _costs(steps: Steps, step: Seconds, devices: int, terms: Terms) -> dict[str, float]:
-    """Return hours, device-hours and cost of a run, each with 95 % limits."""
-    hours = steps.value * (step.value + terms.check_seconds_per_step) / HOUR
+def _costs(
+    steps: Steps, step: Seconds, checking: float, devices: int, price: float | None
+) -> dict[str, float]:
+    """Return hours, device-hours and cost of a run, each with 95 % limits.
+
+    Args:
+        steps, step: Steps to the goal, and seconds of a step.
+        checking: Seconds of validation for each step.
+        devices: The number of devices.
+        price: Price of a device-hour; None if it is unknown.
+    """
+    hours = steps.value * (step.value + checking) / HOUR
     below = math.hypot(math.log(steps.value / steps.low), math.log(step.value / step.low))
     above = math.hypot(math.log(steps.high / steps.value), math.log(step.high / step.value))
     factors = {"hours": 1.0, "device_hours": devices, "cost": math.nan}
-    if terms.price is not None:
-        factors["cost"] = devices * terms.price
+    if price is not None:
+        factors["cost"] = devices * price
     costs = {}
     for name, factor in factors.items():
         value = hours * factor
@@ -450,8 +478,19 @@ def _assumptions(
         lines.append(f"^ rests on the measured K and {law.prior.source}.")
     if "predicted" in set(table["step_known"]):
         lines.append(f"? assumes {step_time.link}.")
+    if _share_of_checks(table, terms) >= SHARE_TO_MENTION and table["devices"].nunique() > 1:
+        lines.append("A validation takes as long on several devices as on those that are here.")
     if terms.checks is None:
         lines.append(
             "Times exclude validation, checkpoints and slower data loading than was timed."
         )
     return tuple(lines)
+
+
+def _share_of_checks(table: pd.DataFrame, terms: Terms) -> float:
+    """Return the largest share of validation in the time of a row."""
+    shares = []
+    for row in table.to_dict("records"):
+        checking = terms.check_seconds_per_step(row["batch_size"], row["devices"])
+        shares.append(checking / (checking + row["step_seconds"]))
+    return max(shares)

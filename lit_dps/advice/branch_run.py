@@ -39,6 +39,9 @@ def run_branches(
 ) -> None:
     """Train one run at the user's batch size and rate, fork it, and store each fork.
 
+    The run has no checkpoint. If the command was killed, its next run trains the run again and
+    makes only the forks that are not stored.
+
     Args:
         setup: The study that probes.
         step_seconds: Seconds of a step at the user's batch size. They decide how many branches each
@@ -53,16 +56,17 @@ def run_branches(
         Interrupted: if the user asked to stop.
     """
     stored = store.read()
-    forks = stored_forks(stored)
     goal = setup.goal_of_trials
     fork_steps = sorted({max(1, goal.max_steps >> (FORKS - i)) for i in range(FORKS)})
-    if clock.remaining <= 0 or _all_forked(fork_steps, forks):
+    if clock.remaining <= 0 or _has_ended(stored, fork_steps):
         return
-    callback = affordable_callback(fork_steps, step_seconds, clock.remaining)
-    print_line(announcement(callback, step_seconds, goal.max_steps))
-    callback.forks = forks
-    callback.seconds = clock.remaining
+    callback = _callback_to_resume(stored, fork_steps)
+    if callback is None:
+        callback = affordable_callback(fork_steps, step_seconds, clock.remaining)
+        store.keep(branch_factors=list(callback.factors))
+    forks = callback.forks
     all_scaled = not forks or stored["branch_scaled"]
+    callback.seconds = clock.remaining
 
     def on_fork(fork: Fork) -> None:
         # A later run of the command may find all forks and train none, so this is stored here.
@@ -76,12 +80,47 @@ def run_branches(
     # The step at which the run meets its goal is an estimate of K.
     trial = Trial(Cell(batch_size), 0, setup.middle, setup.study.seed)
     attempt = Attempt(trial, goal, train_past_goal=True)
-    print_line(f"forking a run at B = {batch_size}, at steps {', '.join(map(str, fork_steps))}")
-    _train_forked_run(of_one_device(setup), attempt, callback, fork_steps, clock, stop)
-    steps = attempt.result().steps
-    if steps is not None:
-        store.keep(branch_steps=steps)
-        print_line(f"  the run met the goal after {steps} steps")
+    if callback.at:
+        print_line(announcement(callback, step_seconds, goal.max_steps))
+        steps = ", ".join(map(str, sorted(callback.at)))
+        print_line(f"forking a run at B = {batch_size}, at steps {steps}")
+    else:
+        print_line(f"training the forked run at B = {batch_size} again, to its goal")
+    has_ended = _train_forked_run(of_one_device(setup), attempt, callback, fork_steps, clock, stop)
+    steps_to_goal = attempt.result().steps
+    if steps_to_goal is not None:
+        store.keep(branch_steps=steps_to_goal)
+        print_line(f"  the run met the goal after {steps_to_goal} steps")
+    if has_ended:
+        store.keep(branch_ended=True)
+
+
+def _has_ended(stored: Mapping[str, Any], fork_steps: Sequence[int]) -> bool:
+    """Return True if stored advice has all forks, and the steps of the run or that it missed."""
+    # Advice of earlier versions has no `branch_ended`.
+    has_ended = stored.get("branch_ended", False) or "branch_steps" in stored
+    return has_ended and _all_forked(fork_steps, stored_forks(stored))
+
+
+def _callback_to_resume(
+    stored: Mapping[str, Any], fork_steps: Sequence[int]
+) -> BranchCallback | None:
+    """Return the callback of an earlier command, with its forks; None if there was none.
+
+    All forks have the same branches, because the law compares them.
+    """
+    forks = stored_forks(stored)
+    factors = stored.get("branch_factors")
+    if factors is None and forks:
+        # Advice of earlier versions.
+        factors = forks[0].factors
+    if factors is None:
+        return None
+    known = {fork.step for fork in forks}
+    remaining = [step for step in fork_steps if step not in known]
+    callback = _callback(remaining, len(factors) - 1)
+    callback.forks = forks
+    return callback
 
 
 def _train_forked_run(
@@ -91,8 +130,11 @@ def _train_forked_run(
     fork_steps: Sequence[int],
     clock: Clock,
     stop: StopRequest,
-) -> None:
+) -> bool:
     """Train a run until it has met its goal and made all forks, or until the time has passed.
+
+    Returns:
+        False if the time has passed before.
 
     Raises:
         UserError: if the module cannot be forked, or if the run fails.
@@ -101,19 +143,23 @@ def _train_forked_run(
     goal = attempt.goal
     end = time.monotonic() + clock.remaining
 
+    def has_ended() -> bool:
+        met_goal = goal.first_met(attempt.curve) is not None
+        return met_goal and _all_forked(fork_steps, callback.forks)
+
     def at_check() -> None:
         stop.check()
         clock.tick()
+        if has_ended():
+            raise Interrupted("the goal")
         if time.monotonic() > end:
-            raise Interrupted("the budget")
-        met_goal = goal.first_met(attempt.curve) is not None
-        if met_goal and _all_forked(fork_steps, callback.forks):
             raise Interrupted("the budget")
 
     try:
         probe_run(setup, attempt, [callback], at_check)
     except Interrupted:
         stop.check()
+        return has_ended()
     except UserError:
         raise
     except Exception as error:
@@ -121,6 +167,7 @@ def _train_forked_run(
             f"advise: the run to fork failed ({type(error).__name__}: {error}). Correct "
             "the error, then run the command again."
         ) from error
+    return True
 
 
 def stored_forks(stored: Mapping[str, Any]) -> list[Fork]:

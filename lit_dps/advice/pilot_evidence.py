@@ -1,4 +1,4 @@
-"""What the pilot and the runs after it have shown: K, bounds of it, the noise scale, and rates."""
+"""What the runs show: K or bounds of K, the noise scale along the pilot, and the best rates."""
 
 from __future__ import annotations
 
@@ -16,28 +16,27 @@ from lit_dps.core.noise_scale import NoiseScale, noise_scale
 from lit_dps.core.record import StudyRecord
 from lit_dps.core.trial import NOISE_SCALE, Status, TrialResult
 
-# The first half of a run is left out: at its begin the noise scale is far below B_crit.
+# The first half of a run does not count: at the begin the noise scale is far below B_crit.
 NOISE_FROM = 0.5
 
 
 def observations_of_runs(
     record: StudyRecord | None, bounds: Mapping[int, float]
 ) -> list[Observation]:
-    """Return the K of each batch size that was run, or a lower bound.
+    """Return K or a bound of K for each batch size that was run.
 
-    The noise of K is that of a run between seeds, because one to three runs do not show it.
+    The noise of K is the usual spread between seeds, because a few runs do not show the noise.
 
     Args:
-        record: The study of the runs; None before the first.
+        record: The study of the runs; None before the first run.
         bounds: By batch size, the steps after which no run had met the goal.
     """
     observations = []
     known = set()
-    for cell in [] if record is None else Analysis(record).cells:
-        if cell.k_star is None:
-            continue
+    for cell in _cells_with_k(record):
         known.add(cell.cell.batch_size)
-        size, steps = float(cell.cell.batch_size), float(cell.k_star)
+        size = float(cell.cell.batch_size)
+        steps = float(cell.k_star)
         if cell.is_at_first_check:
             observations.append(Observation(size, steps, bound=AT_MOST))
         else:
@@ -49,14 +48,21 @@ def observations_of_runs(
     return observations
 
 
+def _cells_with_k(record: StudyRecord | None) -> list[Any]:
+    """Return the analyzed cells that have a K; [] before the first run."""
+    if record is None:
+        return []
+    return [cell for cell in Analysis(record).cells if cell.k_star is not None]
+
+
 @dataclass(frozen=True)
 class PilotRun:
     """The user's run, once it has ended.
 
-    It is stored apart from the study, where a race against a better rate would cut it.
+    It is stored beside the study, because the study truncates a run where another rate is better.
 
     Attributes:
-        steps: Steps to the goal; None without it.
+        steps: Steps to the goal; None if the run missed the goal.
         steps_run: The step of its last validation.
         seconds: Its wall time.
         status: How it ended.
@@ -86,15 +92,17 @@ class PilotRun:
         if "pilot" not in stored:
             return None
         fields = dict(stored["pilot"])
-        if fields["noise"] is not None:
+        if fields["noise"]:
             fields["noise"] = NoiseScale.from_dict(fields["noise"])
         return cls(**fields)
 
     @classmethod
     def of_record(cls, record: StudyRecord | None, plan: PilotPlan) -> PilotRun | None:
-        """Return the pilot of a study that has no other run yet; None before it has ended."""
+        """Return the pilot of a study without other runs; None before it has ended."""
+        if record is None:
+            return None
         for run in results_at(record, plan.batch_size):
-            if record is not None and run.trial.point == 0 and run.status is not Status.FAILED:
+            if run.trial.point == 0 and run.status is not Status.FAILED:
                 return cls(
                     steps=run.steps,
                     steps_run=run.steps_run,
@@ -149,9 +157,8 @@ def results_at(record: StudyRecord | None, batch_size: int) -> Sequence[TrialRes
 def best_rates_of_runs(record: StudyRecord | None, plan: PilotPlan) -> dict[int, float]:
     """Return the rate of the run of K by batch size."""
     best = {}
-    for cell in [] if record is None else Analysis(record).cells:
-        if cell.best is not None:
-            best[cell.cell.batch_size] = float(cell.best.trial.params[plan.rate_key])
+    for cell in _cells_with_k(record):
+        best[cell.cell.batch_size] = float(cell.best.trial.params[plan.rate_key])
     return best
 
 
@@ -164,14 +171,15 @@ def seconds_of_runs(
     """Return the seconds of all runs but the pilot, by the model of the step time.
 
     Args:
-        record: The study of the runs; None before the first.
+        record: The study of the runs; None before the first run.
         plan: The user's run.
         step_seconds: Returns the seconds of a step at a batch size.
         without: A batch size whose runs do not count.
     """
+    if record is None:
+        return 0.0
     seconds = 0.0
-    all_results = {} if record is None else record.results
-    for cell, results in all_results.items():
+    for cell, results in record.results.items():
         if cell.batch_size == without:
             continue
         for result in results:

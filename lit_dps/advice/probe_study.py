@@ -16,7 +16,8 @@ from typing import Any
 from lightning.pytorch import LightningDataModule
 
 from lit_dps.advice.options import Clock
-from lit_dps.advice.step_probe import is_above_split, is_full
+from lit_dps.advice.step_memory import is_full
+from lit_dps.advice.step_probe import is_above_split
 from lit_dps.core.environment import KEY, SOURCES
 from lit_dps.core.errors import StorageError, UserError, first_line, place_in_user_code
 from lit_dps.core.progress_line import StageLine
@@ -46,13 +47,11 @@ class ChosenPoints:
         points: The metaparameters of each trial.
         cost_limit: The steps after which each trial ends without the goal.
         change: Returns the study to train from the declared one, with callbacks that measure.
-        on_result: Called with each result.
     """
 
     points: tuple[Mapping[str, Value], ...]
     cost_limit: float = math.inf
     change: Callable[[StudySetup], StudySetup] = _same_setup
-    on_result: Callable[[TrialResult], None] = lambda result: None
 
     def of(self, setup: StudySetup) -> StudySetup:
         """Return the study that trains these trials."""
@@ -149,7 +148,7 @@ class Probes:
         failures = Failures(setup.storage.failures(self.name), earlier)
         try:
             with line:
-                all_ended = self._take(results, failures, stop, chosen)
+                all_ended = self._take(results, failures, stop)
             failures.refuse_if_all_failed()
         except AllFail as error:
             raise AllFail(f"the probe at B = {batch_size}: {error}", value=error.value) from None
@@ -162,19 +161,12 @@ class Probes:
             raise cause from error
         return all_ended
 
-    def _take(
-        self,
-        results: Results,
-        failures: Failures,
-        stop: StopRequest,
-        chosen: ChosenPoints,
-    ) -> bool:
+    def _take(self, results: Results, failures: Failures, stop: StopRequest) -> bool:
         """Log results as they come; return whether all came in time."""
         try:
             with closing(results):
                 for result in results:
                     self.mlflow.log_result(result)
-                    chosen.on_result(result)
                     failed = result.status is Status.FAILED
                     if failed and has_no_room(result.failure, self.setup.workload):
                         raise CannotRun(result.failure)

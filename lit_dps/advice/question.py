@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 from lit_dps.advice.answer import Answer, Checks, Terms, answer
-from lit_dps.advice.batch_dependence import LOSS, NORM
+from lit_dps.advice.batch_dependence import allows_accumulation
 from lit_dps.advice.branch_run import branch_law
 from lit_dps.advice.next_probe import SEED_SPREAD, law_with_prior
 from lit_dps.advice.options import Options
@@ -21,7 +22,7 @@ from lit_dps.advice.pilot_plan import PilotPlan, RuledRate
 from lit_dps.advice.probe_study import Probes
 from lit_dps.advice.step_probe import StepTimes
 from lit_dps.advice.step_time import Link, StepTime, fit_step_time
-from lit_dps.advice.user_workload import rate_key, user_batch_size
+from lit_dps.advice.user_workload import Decay, rate_key, user_batch_size
 from lit_dps.storage.advice_store import AdviceStore
 from lit_dps.study.setup import StudySetup
 from lit_dps.training.adam_scaling import AdamScales
@@ -51,6 +52,7 @@ class Question:
         plan: The user's run, for the method "pilot"; else None.
         reads_noise: Whether the noise scale can be read along that run.
         depends_on_batch: What of the loss depends on the batch (`batch_dependence`).
+        decay: The decay of the learning rate; None without one.
     """
 
     setup: StudySetup
@@ -63,6 +65,7 @@ class Question:
     plan: PilotPlan | None = None
     reads_noise: bool = True
     depends_on_batch: tuple[str, ...] = ()
+    decay: Decay | None = None
 
     @cached_property
     def step_time(self) -> StepTime:
@@ -74,16 +77,25 @@ class Question:
         model = fit_step_time(self.times.timed, link, largest)
         # A user who accumulates already has the loss of his parts at every batch size.
         is_accumulated = self.setup.workload.accumulated > 1
-        can_accumulate = is_accumulated or not {LOSS, NORM} & {*self.depends_on_batch}
+        can_accumulate = is_accumulated or allows_accumulation(self.depends_on_batch)
         return replace(model, can_accumulate=can_accumulate)
 
     @cached_property
-    def check_seconds(self) -> float:
-        """Seconds of a full validation: along the pilot, else as timed."""
+    def checks(self) -> Checks:
+        """Full validations: as long as along the pilot, else as timed."""
+        times = self.times
+        accumulated = self.setup.workload.accumulated
+        local = user_batch_size(self.setup.workload) / (accumulated * self.setup.ranks)
+        factor = 1.0
         pilot = None if self.plan is None else PilotRun.of_stored(self.store.read())
-        if pilot is None or pilot.check_seconds is None:
-            return self.times.check
-        return pilot.check_seconds
+        if pilot is not None and pilot.check_seconds is not None and times.check_at(local):
+            factor = pilot.check_seconds / times.check_at(local)
+        return Checks(
+            seconds=factor * times.check,
+            interval=self.setup.goal_of_trials.check_interval,
+            by_batch=factor * times.check_by_batch * accumulated,
+            largest=times.largest * accumulated if times.is_memory_full else math.inf,
+        )
 
     @property
     def batch_sizes(self) -> list[int]:
@@ -105,15 +117,59 @@ class Question:
         return self.times.largest * self.setup.ranks * self.setup.workload.accumulated
 
     @property
-    def user_step_seconds(self) -> float:
-        """Seconds of a step at the user's batch size on one device.
+    def devices_without_times(self) -> list[int]:
+        """The numbers of devices for which no step time is known."""
+        unknown = []
+        for count in self.options.devices:
+            # The number of examples only has to fit: accumulation may be refused.
+            if count > 1 and self.step_time.at(self.times.largest * count, count) is None:
+                unknown.append(count)
+        return unknown
 
-        The seconds count, also of a batch that does not fit one device and may not be accumulated.
+    @property
+    def ranks(self) -> int:
+        """The devices of the runs of `advise`: those of the trainer; forked runs have one."""
+        return 1 if self.plan is None else self.setup.ranks
+
+    def step_seconds(self, batch_size: float, devices: int) -> float:
+        """Return the seconds of a step with its share of validation; infinite if unknown."""
+        step = self.step_time.at(batch_size, devices)
+        if step is None:
+            return math.inf
+        return step.value + self.checks.seconds_per_step(batch_size, devices)
+
+    def step_seconds_here(self, batch_size: float) -> float:
+        """Return the seconds of a step of runs of `advise`, with its share of validation.
+
+        If no step of the ranks could be timed, a step of one device counts.
         """
-        times = replace(self.step_time, can_accumulate=True)
-        step = times.at(user_batch_size(self.setup.workload))
+        seconds = self.step_seconds(batch_size, self.ranks)
+        if seconds < math.inf:
+            return seconds
+        return self.seconds_on_one_device(batch_size) + self.checks.seconds_per_step(batch_size)
+
+    def seconds_on_one_device(self, batch_size: float) -> float:
+        """Return the seconds of a step on one device, without validation.
+
+        The seconds count, also of a batch that does not fit and may not be accumulated.
+        """
+        step = replace(self.step_time, can_accumulate=True).at(batch_size)
         assert step is not None  # one device is always timed
         return step.value
+
+    @property
+    def step_seconds_by_devices(self) -> dict[int, Callable[[float], float]]:
+        """`step_seconds` by batch size, for each number of devices that is asked for."""
+        seconds = {}
+        for devices in self.options.devices:
+            seconds[devices] = partial(self.step_seconds, devices=devices)
+        return seconds
+
+    @property
+    def training_seconds(self) -> float:
+        """Seconds of a training of goal.max_steps steps here, at the user's batch size."""
+        step = self.step_seconds_here(user_batch_size(self.setup.workload))
+        return self.setup.goal_of_trials.max_steps * step
 
     def other_seconds(self, runs: int) -> float:
         """Return about the seconds that the answer and the start of some runs take."""
@@ -123,27 +179,13 @@ class Question:
         waiting = 1 - min(self.times.waited, MAX_WAITED)
         return cpu_seconds / waiting + runs * self.times.start_of_ranks
 
-    @property
-    def training_seconds(self) -> float:
-        """Seconds of a training of goal.max_steps steps, at the user's batch size.
-
-        It takes place on all ranks if their steps are timed, as runs of `advise` do.
-        """
-        goal = self.setup.goal_of_trials
-        seconds = self.user_step_seconds
-        on_ranks = self.step_time.at(user_batch_size(self.setup.workload), self.setup.ranks)
-        if on_ranks is not None:
-            seconds = on_ranks.value
-        return goal.max_steps * (seconds + self.times.check / goal.check_interval)
-
 
 def conclude(question: Question) -> Answer:
     """Return the answer from all that was measured so far."""
     options = question.options
     setup = question.probes.setup
     # `fit` makes full validations; validations of probes stop early.
-    checks = Checks(question.check_seconds, setup.goal_of_trials.check_interval)
-    terms = Terms(options.price, checks)
+    terms = Terms(options.price, question.checks)
     asked = question.step_time, question.batch_sizes, options.devices, terms
     stored = question.store.read()
     if question.plan is None:

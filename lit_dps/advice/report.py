@@ -17,14 +17,13 @@ from lit_dps.advice.batch_dependence import note_on
 from lit_dps.advice.branch_law import Branched
 from lit_dps.advice.branch_run import describe_forks, stored_forks
 from lit_dps.advice.existing_runs import next_run
-from lit_dps.advice.pilot_course import step_seconds_by_devices
 from lit_dps.advice.pilot_evidence import PilotRun, best_rates_of_runs
 from lit_dps.advice.pilot_preview import Preview
 from lit_dps.advice.probe_study import failed_trials
 from lit_dps.advice.question import Question, conclude
 from lit_dps.advice.recommendation import recommended_config, recommended_params
 from lit_dps.advice.result import Advice
-from lit_dps.advice.text import render, wrapped
+from lit_dps.advice.text import WIDTH, render, wrapped
 from lit_dps.advice.user_workload import look_at_optimizers, user_batch_size
 from lit_dps.analysis.analysis import Analysis
 from lit_dps.analysis.law import Law
@@ -34,29 +33,26 @@ from lit_dps.core.atomic_write import not_written, replacing
 from lit_dps.core.batch_scaling import scaled_beta2, scaled_decay
 from lit_dps.core.errors import StorageError
 from lit_dps.core.record import StudyRecord
-from lit_dps.core.text import number_text
+from lit_dps.core.text import number_text, terminal_width
 from lit_dps.core.trial import Cell, Trial
 from lit_dps.report.notes import lines_of
 from lit_dps.report.publish import figures_folder
 from lit_dps.report.trial_notes import SCHEDULES, warm_up_notes
 from lit_dps.tracking.description import markdown
 
-# The share of the time that a process waits for a CPU, above which its step times get a note.
+# If the process waits for a CPU for more than this share of the time, step times get a note.
 BUSY_SHARE = 0.2
-# Examples per device at which a step on several devices is asked for: whether it is known does not
-# depend on this number.
-EXAMPLES_PER_DEVICE = 4096
 LOGGED_COLUMNS = ("batch_size", "devices", "steps", "hours")  # of the recommended row
 
 
 @dataclass(frozen=True)
 class _Report:
-    """What is reported.
+    """The parts of a report.
 
     Attributes:
-        question: What was asked and measured.
+        question: The question and the measurements.
         result: The answer.
-        record: The study of the probes; None without probes.
+        record: The study of the runs; None without runs.
         scaling: Second moment and weight decay of the recommended run; None if they do not change.
     """
 
@@ -67,7 +63,7 @@ class _Report:
 
     @property
     def is_branched(self) -> bool:
-        """Whether the answer is from forks of one run."""
+        """Whether the answer rests on forks of one run."""
         return isinstance(self.result.law, Branched)
 
 
@@ -77,9 +73,12 @@ def publish_answer(question: Question) -> Advice:
     record = question.probes.record()
     params = recommended_params(question, result)
     report = _Report(question, result, record, adaptive_note(question, result, params))
-    text = _text(report)
+    text = _text(report, WIDTH)
     advice = _advice(report, text)
-    print(text, end="", flush=True)
+    width = WIDTH
+    if sys.stdout.isatty():
+        width = min(WIDTH, terminal_width())
+    print(_text(report, width), end="", flush=True)
     storage = question.setup.storage
     folder = figures_folder(storage.folder, question.setup.study.name) / "advice"
     config = recommended_config(question, result)
@@ -90,8 +89,9 @@ def publish_answer(question: Question) -> Advice:
         print(f"\n{not_written(str(folder), error)}", flush=True)
         return advice
     config_file = None if config is None else folder / "fit.yaml"
+    # Paths and commands are copied, so these lines are not wrapped.
     print("\n".join(_files_text(files, config_file, result)))
-    # Without a probe or a fork, less time was spent than MLflow takes to start.
+    # Without a run or a fork, the command took less time than MLflow takes to start.
     if record is not None or report.is_branched:
         log_measurements(question)
         _log_answer(report, files, text + _details(report))
@@ -132,8 +132,8 @@ def _files_text(files: Sequence[Path], config_file: Path | None, result: Answer)
     return lines
 
 
-def _text(report: _Report) -> str:
-    """Return the answer and its notes."""
+def _text(report: _Report, width: int) -> str:
+    """Return the answer and its notes, in lines of at most some columns."""
     question = report.question
     goal = question.setup.goal_of_trials
     devices = ", ".join(map(str, question.options.devices))
@@ -141,18 +141,18 @@ def _text(report: _Report) -> str:
     if devices == "1":
         noun = "device"
     lines = [f"advice on {question.setup.study.name}: {goal}, on {devices} {noun}", ""]
-    lines += render(report.result).splitlines()
+    lines += render(report.result, width=width).splitlines()
     if report.result.best is None and question.plan is not None:
-        lines += wrapped(_why_no_answer(question))
+        lines += wrapped(_why_no_answer(question), width=width)
     forks = stored_forks(question.store.read())
     if forks:
-        lines += ["", *wrapped(describe_forks(forks))]
-    lines += wrapped(f"note: {note}" for note in _notes(report))
+        lines += ["", *wrapped(describe_forks(forks), width=width)]
+    lines += wrapped((f"note: {note}" for note in _notes(report)), width=width)
     return "\n".join(lines) + "\n"
 
 
 def _why_no_answer(question: Question) -> list[str]:
-    """Return why the user's run identifies nothing, what to do, and the best guess, a line each."""
+    """Return why K is unknown, what to do next, and the best guess, a line each."""
     assert question.plan is not None
     stored = question.store.read()
     pilot = PilotRun.of_stored(stored)
@@ -170,12 +170,12 @@ def _why_no_answer(question: Question) -> list[str]:
             "Your run met the goal at its first validation. Set goal.check_interval below "
             f"{goal.check_interval}, and another study.name."
         )
-    seconds = step_seconds_by_devices(question)
+    seconds = question.step_seconds_by_devices
     return [why, *Preview.of(question.plan, question.batch_sizes, seconds).best_guess()]
 
 
 def _details(report: _Report) -> str:
-    """Return what was measured, for the file of the answer."""
+    """Return the measurements as text, for the file of the answer."""
     question, law = report.question, report.result.law
     goal = question.setup.goal_of_trials
     stored = question.store.read()
@@ -198,10 +198,15 @@ def _details(report: _Report) -> str:
 
 
 def _notes(report: _Report) -> Iterator[str]:
-    """Yield what a reader has to know about the answer, a sentence each."""
+    """Yield notes on the answer, one or more sentences each."""
     question, record = report.question, report.record
     if report.scaling is not None:
         yield f"fit.yaml sets {report.scaling}"
+    best = report.result.best
+    if question.decay is not None and best is not None:
+        note = question.decay.note(int(best["batch_size"]), best["steps"])
+        if note is not None:
+            yield note
     for each in question.depends_on_batch:
         yield note_on(each, question.setup.workload.accumulated > 1)
     if question.times.waited > BUSY_SHARE:
@@ -224,17 +229,11 @@ def _notes(report: _Report) -> Iterator[str]:
                 f"K was not measured above B = {question.largest}, the largest batch size that is "
                 f"known to fit on {here} here."
             )
-    unknown = []
-    for count in question.options.devices:
-        # A batch that fits without accumulation, which may be refused.
-        examples = min(EXAMPLES_PER_DEVICE, question.times.largest) * count
-        if count > 1 and question.step_time.at(examples, count) is None:
-            unknown.append(str(count))
+    unknown = ", ".join(map(str, question.devices_without_times))
     if unknown:
         yield (
-            f"There is no answer for {', '.join(unknown)} devices, because no step on them was "
-            "timed. Give --bandwidth (bytes per second between two devices, such as 1e10) for an "
-            "estimate."
+            f"There is no answer for {unknown} devices, because no step on them was timed. Give "
+            "--bandwidth (bytes per second between two devices, such as 1e10) for an estimate."
         )
 
 

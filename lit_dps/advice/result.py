@@ -1,4 +1,4 @@
-"""Advice: an answer with what it rests on, as text, as a table, and as a document for machines.
+"""Advice: an answer with its evidence, as text, as a table, and as a document for machines.
 
 `Advice.to_dict` is what `--json` prints. `lit_dps.report.document` documents its fields.
 """
@@ -77,8 +77,8 @@ class Advice:
         steps: Steps by batch size, one row each (`Law.predict`).
         best_rates: The best learning rate that was measured, by batch size.
         next_run: The run to do next; None if unknown.
-        notes: What a reader should know, a sentence each.
-        full_text: The text of the command; None to make it from the other fields.
+        notes: Notes on the answer, one or more sentences each.
+        full_text: The text of the command; None if the other fields determine the text.
     """
 
     name: str
@@ -180,7 +180,7 @@ class Advice:
 
     def _cell(self, row: Mapping[str, Any]) -> dict[str, Any]:
         """Return a row of the table as an entry of `Document.cells`, with hours and costs."""
-        known = _row(row)
+        known = _with_nested_limits(row)
         batch_size = known["batch_size"]
         entry = CellEntry(batch_size=batch_size, devices=known.pop("devices", None))
         for observation in self.law.observations:
@@ -245,8 +245,8 @@ def _steps_text(steps: pd.DataFrame) -> list[str]:
     return lines
 
 
-def _row(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a row of a table with each value and its limits together."""
+def _with_nested_limits(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a row of a table; a value with limits becomes {value, low, high}."""
     ends = {f"{name}{end}" for name in UNCERTAIN for end in ("_low", "_high")}
     nested = {}
     for key, value in row.items():
@@ -256,9 +256,11 @@ def _row(row: Mapping[str, Any]) -> dict[str, Any]:
         if key == "steps" and low not in row:
             low, high = "low", "high"  # of `Law.predict`
         name = "steps_known" if key == "known" else key
-        nested[name] = _known(value)
+        nested[name] = _none_if_nan(value)
         if low in row:
-            nested[name] = limits(_known(value), _known(row[low]), _known(row[high]))
+            nested[name] = limits(
+                _none_if_nan(value), _none_if_nan(row[low]), _none_if_nan(row[high])
+            )
     return nested
 
 
@@ -276,8 +278,8 @@ def _is_row(first: Mapping[str, Any] | None, second: Mapping[str, Any]) -> bool:
     return all(first[name] == second[name] for name in ("batch_size", "devices"))
 
 
-def _known(value: Any) -> Any:
-    """Return a value of a table, with None for a missing one."""
+def _none_if_nan(value: Any) -> Any:
+    """Return a value of a table; None if it is nan, which marks a missing value."""
     if isinstance(value, float) and math.isnan(value):
         return None
     return value

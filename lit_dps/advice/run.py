@@ -17,7 +17,7 @@ from typing import Any
 from lightning.pytorch import LightningDataModule
 
 from lit_dps.advice.announced_cost import print_cost, print_end, print_pilot, print_share
-from lit_dps.advice.batch_dependence import UNKNOWN, batch_dependence, note_on
+from lit_dps.advice.batch_dependence import batch_dependence, note_on
 from lit_dps.advice.branch_run import run_branches
 from lit_dps.advice.max_steps import Proposal, settle_max_steps
 from lit_dps.advice.options import MIN_ANSWER_SECONDS, Clock, Options, print_line
@@ -62,6 +62,7 @@ from lit_dps.study.environment import environment_of
 from lit_dps.study.failures import AllFail
 from lit_dps.study.noise import short_run
 from lit_dps.study.preflight.check import check_study
+from lit_dps.study.preflight.parts_check import UNKNOWN
 from lit_dps.study.setup import StudySetup
 from lit_dps.study.sources import refuse_changed_sources, source_hashes
 
@@ -360,6 +361,7 @@ def _measure(session: _Session) -> Question:
         plan=plan,
         reads_noise=reads_noise,
         depends_on_batch=tuple(depends_on_batch),
+        decay=session.probe_study.decay,
     )
 
 
@@ -380,7 +382,7 @@ def _step_times(session: _Session) -> StepTimes:
         if session.probe_study.plan is None:
             print_share(clock.budget, batch_size, goal.max_steps, training, "about ")
         else:
-            print_pilot(session.probe_study.plan, goal.max_steps, training)
+            print_pilot(session.probe_study.plan, goal.max_steps, training, setup.ranks)
     print_line("timing steps")
 
     def print_and_check(line: str) -> None:
@@ -454,7 +456,8 @@ def _ask(question: Question, clock: Clock, stop: StopRequest) -> None:
         ask_by_pilot(question, question.plan, clock, stop)
         return
     setup = question.probes.setup
-    run_branches(setup, question.user_step_seconds, question.store, clock, stop)
+    step = question.seconds_on_one_device(user_batch_size(setup.workload))
+    run_branches(setup, step, question.store, clock, stop)
 
 
 @contextmanager

@@ -1,7 +1,4 @@
-"""Times steps and validation at growing batch sizes, up to the memory or the time that there is.
-
-On a CPU the system kills a process that takes too much memory; `Memory` predicts when.
-"""
+"""Times steps and validation at growing batch sizes, up to the memory or the time that there is."""
 
 from __future__ import annotations
 
@@ -11,17 +8,18 @@ import math
 import os
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+from scipy.optimize import nnls
 
+from lit_dps.advice.step_memory import Memory, is_full
 from lit_dps.advice.step_time import Timed
 from lit_dps.core.config import cores
 from lit_dps.core.errors import UserError, first_line, is_about
-from lit_dps.core.process_memory import kibibytes_in, peak_bytes, reset_peak
 from lit_dps.core.text import format_duration, number_text
 from lit_dps.core.trial import Cell, Trial
 from lit_dps.study.probe_run import RunTimes, timed_run
@@ -40,13 +38,11 @@ MAX_SIZE_THAT_MAY_FAIL = 2
 # Why no larger batch was timed. Both are stored and compared.
 SPENT = "the time for it is spent"
 FULL = "it does not fit the memory"
-
-
+# Two validations whose times differ by at most this share are equal.
+EQUAL_CHECKS = 0.1
+# A further validation may take this share of the time that remains.
+MAX_CHECK_SHARE = 0.25
 MIN_SHARE = 0.05  # of a time that remains without the wait for a CPU, at least
-MAX_SHARE = 0.8  # of the free memory that a step may take
-CGROUP = Path("/sys/fs/cgroup")
-# Messages of torch, CUDA, numpy and Python, in lower case.
-FULL_MESSAGES = ("can't allocate memory", "out of memory", "unable to allocate", "memoryerror")
 
 
 @dataclass
@@ -55,7 +51,9 @@ class StepTimes:
 
     Attributes:
         timed: The steps.
-        check: Least seconds of a validation of the entire split.
+        check: Seconds of a validation of the entire split, at any batch size.
+        check_by_batch: Seconds times examples: over the local batch, further seconds of a
+            validation whose batch size follows that of the training.
         largest: The largest batch of one device that was timed.
         reason: Why no larger one was timed.
         is_memory_full: Whether memory is the reason; then a larger batch has to be accumulated.
@@ -70,6 +68,11 @@ class StepTimes:
     is_memory_full: bool = False
     waited: float = 0.0
     start_of_ranks: float = 0.0
+    check_by_batch: float = 0.0
+
+    def check_at(self, local_batch: float) -> float:
+        """Return the seconds of a validation for a local batch of some examples."""
+        return self.check + self.check_by_batch / local_batch
 
     @property
     def split_is_used_up(self) -> bool:
@@ -81,6 +84,7 @@ class StepTimes:
         return {
             "timed": [list(row) for row in self.timed],
             "check": self.check,
+            "check_by_batch": self.check_by_batch,
             "largest": [self.largest, self.reason, self.is_memory_full],
             "waited": self.waited,
             "start_of_ranks": self.start_of_ranks,
@@ -90,14 +94,14 @@ class StepTimes:
     def from_stored(cls, stored: Mapping[str, Any]) -> StepTimes:
         """Return the step times of stored advice."""
         timed = [Timed(*row) for row in stored["timed"]]
-        # Advice of earlier versions lacks the start of the ranks.
-        start = stored.get("start_of_ranks", 0.0)
         return cls(
             timed,
             stored["check"],
             *stored["largest"],
             waited=stored["waited"],
-            start_of_ranks=start,
+            # Advice of earlier versions lacks the following values.
+            start_of_ranks=stored.get("start_of_ranks", 0.0),
+            check_by_batch=stored.get("check_by_batch", 0.0),
         )
 
 
@@ -204,7 +208,7 @@ class _SizeLadder:
         self.warm = warm
         self.factor = factor
         self.times = StepTimes()
-        self.checks: list[float] = []
+        self.checks: list[tuple[float, float]] = []  # examples and seconds of a validation
         self.slowdowns: list[float] = []  # with the wait for a CPU, over without it
         self.smallest_failed = math.inf
         self.expected_step = math.nan  # seconds of a step at the next size
@@ -226,8 +230,8 @@ class _SizeLadder:
         # all sizes get the same slowdown, and times remain those of this machine.
         slowdown = statistics.median(self.slowdowns)
         times.timed = [row._replace(seconds=slowdown * row.seconds) for row in times.timed]
-        # The first validation of a run, which is timed, is sometimes slower than later ones.
-        times.check = slowdown * min(self.checks)
+        check, by_batch = fit_check_seconds(self.checks)
+        times.check, times.check_by_batch = slowdown * check, slowdown * by_batch
         times.is_memory_full = times.reason.startswith(FULL)
         return times
 
@@ -239,8 +243,7 @@ class _SizeLadder:
         steps = _steps_to_time(self.expected_step, self.seconds)
         may_fail = not self.times.timed and size <= MAX_SIZE_THAT_MAY_FAIL
         most_seconds = None
-        if self.checks:
-            # Another validation need not be timed.
+        if not self._times_validation():
             most_seconds = min(TRAINING_SECONDS, self.seconds / 20)
         result = _time_trial(self.setup, trial, steps, may_fail=may_fail, most_seconds=most_seconds)
         if isinstance(result, str):
@@ -253,12 +256,29 @@ class _SizeLadder:
         self.times.timed.append(Timed(float(size), result.quiet_step, 1, 1, self.parts))
         self.times.largest = size
         self.slowdowns.append(result.step / result.quiet_step)
+        seconds = time.monotonic() - begin
         if math.isfinite(result.quiet_check):
-            self.checks.append(result.quiet_check)
+            self.checks.append((size, result.quiet_check))
+            # The next sizes may do without a validation.
+            seconds -= result.check
         self.print_line(
             f"  {size} examples on one device: a step takes {format_duration(result.step, 2)}"
         )
-        return self._size_after_success(size, result.step, time.monotonic() - begin)
+        return self._size_after_success(size, result.step, seconds)
+
+    def _times_validation(self) -> bool:
+        """Return True if a validation is timed at the next size.
+
+        The second one shows whether its time depends on the batch size. It is left out if it would
+        take most of the remaining time.
+        """
+        if not self.checks:
+            return True
+        _, first = self.checks[0]
+        _, last = self.checks[-1]
+        if len(self.checks) > 1 and abs(last - first) <= EQUAL_CHECKS * first:
+            return False
+        return last <= MAX_CHECK_SHARE * (self.end - time.monotonic())
 
     def _size_after_failure(self, size: int, reason: str) -> int | None:
         # Trainer and module refer to each other, and to the tensors of the step.
@@ -297,6 +317,24 @@ class _SizeLadder:
                 return None
         self.expected_step = factor * step
         return factor * size
+
+
+def fit_check_seconds(checks: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """Return c and d of c + d / m, the seconds of a validation for a local batch of m examples.
+
+    The number of its batches is proportional to 1 / m if their size follows that of the training.
+    Both constants are at least 0. The relative errors have the least squares.
+
+    Args:
+        checks: Local batch and seconds of timed validations.
+    """
+    if len(checks) < 2:
+        ((_, seconds),) = checks
+        return seconds, 0.0
+    sizes, seconds = np.transpose(checks)
+    columns = np.column_stack([1 / seconds, 1 / sizes / seconds])
+    (constant, by_batch), _ = nnls(columns, np.ones(len(checks)))
+    return float(constant), float(by_batch)
 
 
 def time_briefly(setup: StudySetup, batch_size: int) -> StepAndCheck | None:
@@ -419,59 +457,3 @@ def _steps_to_time(step: float, seconds: float) -> int:
         return MIN_STEPS
     training = min(TRAINING_SECONDS, seconds / 20)
     return max(MIN_STEPS, min(MAX_STEPS, round(training / max(step, 1e-6))))
-
-
-class Memory:
-    """The memory that timed steps took, and an estimate for larger ones.
-
-    On Linux the peak of this process is reset before each size. On other systems, a size that takes
-    less than an earlier one, or than an import, seems to take no further memory.
-    """
-
-    def __init__(self) -> None:
-        self.sizes: list[tuple[int, float]] = []  # examples and the peak in bytes
-
-    def begin(self) -> None:
-        """Reset the peak; to be called before a size is timed."""
-        reset_peak()
-
-    def end(self, size: int) -> None:
-        """Note the peak; to be called after a size was timed."""
-        self.sizes.append((size, peak_bytes()))
-
-    def missing(self, size: int) -> float:
-        """Return the bytes that a size takes beyond what it may take; at most 0 if it fits.
-
-        Each further example is assumed to take as much as between the last two sizes.
-        """
-        if len(self.sizes) < 2:
-            return 0.0
-        (before, low), (last, high) = self.sizes[-2:]
-        growth = max(0.0, high - low) / (last - before) * (size - last)
-        if not growth:
-            return 0.0
-        return growth - MAX_SHARE * self.free()
-
-    def free(self) -> float:
-        """Return the bytes that are free on this machine, within the limit of its container."""
-        try:
-            free = kibibytes_in(Path("/proc/meminfo"), "MemAvailable") * 1024
-        except (OSError, ValueError):
-            return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2
-        try:
-            limit = (CGROUP / "memory.max").read_text().strip()
-            used = (CGROUP / "memory.current").read_text().strip()
-            if limit != "max":
-                free = min(free, float(limit) - float(used))
-        except (OSError, ValueError):
-            # This is no container.
-            pass
-        return free
-
-
-def is_full(error: BaseException | str) -> bool:
-    """Return True if the reason of an error, or of its text, is a full memory."""
-    if isinstance(error, MemoryError):
-        return True
-    text = str(error).lower()
-    return any(message in text for message in FULL_MESSAGES)

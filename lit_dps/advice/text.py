@@ -1,12 +1,12 @@
 """The answer as text: the recommendation, the table, what it assumes, what would change it.
 
-A terminal of 100 columns shows all of it at once.
+A terminal of 100 columns shows all of it at once. A narrower table has fewer details.
 """
 
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,11 @@ from lit_dps.analysis.tables import aligned, significant, three_digits
 MARKS = {"extrapolated": "~", "prior": "^", "predicted": "?"}
 # Rows of a table, unless all are asked for.
 MAX_ROWS = 8
-WIDTH = 100  # columns of a line
+WIDTH = 100  # columns of a line; a narrower terminal has fewer
+# Details that a table loses, one after the other, until it fits the width.
+LIMITS = "limits"
+STEP = "a step"
+RATE = "rate"
 # Units of a duration in a table: the name, its seconds, and the least duration that it is for.
 UNITS = (
     ("us", 1e-6, 0.0),
@@ -32,16 +36,17 @@ UNITS = (
 )
 
 
-def render(answer: Answer, all_rows: bool = False) -> str:
+def render(answer: Answer, all_rows: bool = False, width: int = WIDTH) -> str:
     """Return the recommendation, the table and what it assumes, as text.
 
     Args:
         answer: The answer.
         all_rows: Whether the table has all rows.
+        width: Columns of a line.
     """
-    lines = wrapped(_recommendation(answer))
+    lines = wrapped(_recommendation(answer), width=width)
     if len(answer.table):
-        lines += ["", *_table(answer, all_rows), ""]
+        lines += ["", *_table(answer, all_rows, width), ""]
     assumed = list(answer.assumed)
     if answer.best is not None and not _rests_on_prior(answer):
         assumed += answer.law.notes
@@ -50,7 +55,7 @@ def render(answer: Answer, all_rows: bool = False) -> str:
         assumed.append(answer.rate.describe())
     for title, texts in (("assumed:", assumed), ("what would change it:", answer.changes)):
         if texts:
-            lines += [title, *wrapped(texts, "  ")]
+            lines += [title, *wrapped(texts, "  ", width)]
     return "\n".join(lines) + "\n"
 
 
@@ -59,13 +64,13 @@ def _rests_on_prior(answer: Answer) -> bool:
     return not isinstance(answer.law, Branched) and answer.law.rests_on_prior
 
 
-def wrapped(texts: Iterable[str], indent: str = "") -> list[str]:
-    """Return texts as lines of at most `WIDTH` columns; words are not cut."""
+def wrapped(texts: Iterable[str], indent: str = "", width: int = WIDTH) -> list[str]:
+    """Return texts as lines of at most `width` columns; words are not cut."""
     lines = []
     for text in texts:
         lines += textwrap.wrap(
             text,
-            WIDTH,
+            width,
             initial_indent=indent,
             subsequent_indent=f"{indent}  ",
             break_long_words=False,
@@ -129,20 +134,23 @@ def _devices(count: int) -> str:
     return f"{count} devices"
 
 
-def _with_limits(row: Mapping[str, Any], name: str, text: Callable[[float], str]) -> str:
+def _with_limits(
+    row: Mapping[str, Any], name: str, text: Callable[[float], str], has_limits: bool = True
+) -> str:
     """Return a value of a row with its limits, such as 160 [96.7, 265]; without, if they agree."""
     value, low, high = (text(row[f"{name}{end}"]) for end in ("", "_low", "_high"))
-    if low == high:
+    if low == high or not has_limits:
         return value
     return f"{value} [{low}, {high}]"
 
 
-def _time(row: Mapping[str, Any]) -> str:
+def _time(row: Mapping[str, Any], has_limits: bool = True) -> str:
     """Return the time of a row with its limits in one unit, such as 738 ms [354, 1440]."""
     seconds = HOUR * row["hours"]
     unit, size, _ = max((each for each in UNITS if seconds >= each[2]), key=lambda each: each[2])
     scaled = {key: HOUR * row[key] / size for key in ("hours", "hours_low", "hours_high")}
-    value, *limits = _with_limits(scaled, "hours", three_digits).partition(" [")
+    text = _with_limits(scaled, "hours", three_digits, has_limits)
+    value, *limits = text.partition(" [")
     return f"{value} {unit}{''.join(limits)}"
 
 
@@ -155,32 +163,41 @@ def _time_and_steps(row: Mapping[str, Any], answer: Answer) -> str:
     return f"{_time(row)}, {value} steps{''.join(limits)}"
 
 
-def _steps(row: Mapping[str, Any], answer: Answer) -> str:
+def _steps(row: Mapping[str, Any], answer: Answer, has_limits: bool) -> str:
     """Return the steps of a row with their limits; a K surely below the first check is a bound."""
     if row["steps_high"] <= answer.check_interval:
         return f"<= {three_digits(answer.check_interval)}"
-    return _with_limits(row, "steps", three_digits)
+    return _with_limits(row, "steps", three_digits, has_limits)
 
 
-def _table(answer: Answer, all_rows: bool) -> list[str]:
+def _table(answer: Answer, all_rows: bool, width: int) -> list[str]:
     """Return the lines of the table, and a legend of its marks and missing rows."""
     table = answer.table
     shown = table
     if len(table) > MAX_ROWS and not all_rows:
         shown = _most_telling(answer)
+    rows = shown.to_dict("records")
     has_devices = set(table["devices"]) != {1}
-    lines = aligned(_row(row, answer, has_devices) for row in shown.to_dict("records"))
+    lines = []
+    missing: list[str] = []
+    for missing in ([], [LIMITS], [LIMITS, STEP], [LIMITS, STEP, RATE]):
+        lines = aligned(_row(row, answer, has_devices, missing) for row in rows)
+        lines = [line.rstrip() for line in lines]
+        if max(map(len, lines)) <= width:
+            break
     sources = {*shown["steps_known"], *shown["step_known"]}
     legend = [f"{mark} {source}" for source, mark in MARKS.items() if source in sources]
     if answer.price is not None:
         legend.append(f"a device-hour costs {answer.price:g}")
     if np.any(shown["steps"].to_numpy(float) <= answer.check_interval):
         legend.append("<= at most one check interval")
+    if missing:
+        legend.append("the file of the answer has the limits")
     if len(shown) < len(table):
         legend.append(f"{len(shown)} of {len(table)} rows are shown")
     if legend:
-        lines.append("  " + "; ".join(legend))
-    return [line.rstrip() for line in lines]
+        lines += wrapped(["; ".join(legend)], "  ", width)
+    return lines
 
 
 def _most_telling(answer: Answer) -> pd.DataFrame:
@@ -204,20 +221,24 @@ def _most_telling(answer: Answer) -> pd.DataFrame:
     return table.loc[sorted(list(dict.fromkeys(wanted))[:MAX_ROWS])]
 
 
-def _row(row: Mapping[str, Any], answer: Answer, has_devices: bool) -> dict[str, str]:
-    """Return a row of the table as text, by column."""
+def _row(
+    row: Mapping[str, Any], answer: Answer, has_devices: bool, missing: Sequence[str]
+) -> dict[str, str]:
+    """Return a row of the table as text, by column, without some details."""
     cells = {"B": str(row["batch_size"])}
     if has_devices:
         cells["devices"] = str(int(row["devices"]))
-    cells["steps"] = MARKS.get(row["steps_known"], "") + _steps(row, answer)
-    step = f"{significant(1e3 * row['step_seconds'])} ms"
-    cells["a step"] = MARKS.get(row["step_known"], "") + step
-    cells["time"] = _time(row)
+    has_limits = LIMITS not in missing
+    cells["steps"] = MARKS.get(row["steps_known"], "") + _steps(row, answer, has_limits)
+    if STEP not in missing:
+        step = f"{significant(1e3 * row['step_seconds'])} ms"
+        cells[STEP] = MARKS.get(row["step_known"], "") + step
+    cells["time"] = _time(row, has_limits)
     if answer.price is not None:
         cells["cost"] = three_digits(row["cost"])
     elif has_devices:
         cells["device-hours"] = three_digits(row["device_hours"])
-    if answer.rate is not None:
+    if answer.rate is not None and RATE not in missing:
         cells[answer.rate.name] = significant(answer.rate.at(row["batch_size"]))
     cells[""] = _role(row, answer)
     return cells

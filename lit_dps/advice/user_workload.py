@@ -6,6 +6,7 @@ import dataclasses
 import inspect
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, NamedTuple
 
@@ -30,7 +31,7 @@ from lit_dps.training.optimizer_groups import (
     mixed_rates_note,
     optimizer_kinds,
 )
-from lit_dps.training.schedule_scaling import SeenSchedule, seen_schedule
+from lit_dps.training.schedule_scaling import SeenSchedule, scaled_clock, seen_schedule
 from lit_dps.training.trainer_rules import as_list
 from lit_dps.training.workload import Workload, locate
 
@@ -44,6 +45,54 @@ MIXED_POWER = 0.5
 SCALED_BY_CALLBACK = ("beta2", "betas", "weight_decay", "wd")
 
 
+@dataclass(frozen=True)
+class Decay:
+    """A decay of the learning rate, which ends at the same step at every batch size.
+
+    Attributes:
+        name: The class of the schedule.
+        end: The step after which the rate is constant.
+        warm_up: Steps of the warm-up at the user's batch size; it is kept in examples.
+        batch_size: The user's batch size.
+        rates: The rate at each step, at the user's batch size.
+    """
+
+    name: str
+    end: int
+    warm_up: int
+    batch_size: int
+    rates: tuple[float, ...]
+
+    @classmethod
+    def of(cls, schedule: SeenSchedule, batch_size: int) -> Decay | None:
+        """Return the decay of a schedule at the user's batch size; None without one."""
+        if schedule.decay_end is None or schedule.config is None:
+            return None
+        name = type(schedule.config.scheduler).__name__
+        return cls(name, schedule.decay_end, schedule.warm_up, batch_size, schedule.rates)
+
+    def share_at(self, step: float, batch_size: int) -> float:
+        """Return the rate after a step at a batch size, over the highest rate."""
+        new_warm_up = float(self.warm_up)
+        if self.batch_size:
+            new_warm_up *= self.batch_size / batch_size
+        clock = scaled_clock(self.warm_up, self.end, new_warm_up)
+        # A tolerance, because 3 * (1 / 3) may be below 1.
+        time = min(int(clock.at(step) + 1e-9), len(self.rates) - 1)
+        return self.rates[time] / max(self.rates)
+
+    def note(self, batch_size: int, steps: float) -> str | None:
+        """Return what the decay means for steps to the goal; None if it ends before the goal."""
+        if steps >= self.end:
+            return None
+        share = self.share_at(steps, batch_size)
+        return (
+            f"{self.name} changes the learning rate until step {self.end} at every batch size. At "
+            f"the goal of B = {batch_size} the rate is {share:.0%} of its highest value. A "
+            "schedule that ends at the goal needs other steps."
+        )
+
+
 class ProbeStudy(NamedTuple):
     """The study that probes.
 
@@ -53,12 +102,14 @@ class ProbeStudy(NamedTuple):
             size in probes; None for other optimizers, and if one of the settings is searched.
         notes: Notes for the user.
         plan: The user's run, for the method "pilot"; else None.
+        decay: The decay of the learning rate; None without one.
     """
 
     setup: StudySetup
     adaptive: AdamScales | None
     notes: list[str]
     plan: PilotPlan | None = None
+    decay: Decay | None = None
 
 
 def user_batch_size(workload: Workload) -> int:
@@ -187,10 +238,12 @@ def prepare_branches(setup: StudySetup) -> ProbeStudy:
     unscaled = probe_setup(setup, adaptive=None)
     trial = Trial(unscaled.study.cells[0], 0, {}, unscaled.study.seed)
     adaptive = None
+    decay = None
     warm_up = 0
     try:
         optimizers = look_at_optimizers(unscaled, trial)
         adaptive = optimizers.adaptive
+        decay = optimizers.decay
         warm_up = optimizers.warm_up
         notes = optimizers.notes
     except Exception as error:
@@ -204,7 +257,7 @@ def prepare_branches(setup: StudySetup) -> ProbeStudy:
     if adaptive is not None and searches_scales(unscaled.study.space, adaptive):
         adaptive = None
     probes = probe_setup(setup, adaptive, warm_up)
-    return ProbeStudy(probes, adaptive, notes)
+    return ProbeStudy(probes, adaptive, notes, decay=decay)
 
 
 def _scaling_notes(adaptive: AdamScales, batch_size: int) -> list[str]:
@@ -230,6 +283,7 @@ class OptimizerLook(Callback):
         warm_up: Steps of the warm-up, if it can be kept in examples; else 0.
         rate_power: The power of the batch size by which the learning rate grows; None if the
             optimizers need different ones.
+        decay: The decay of the learning rate; None without one.
         notes: Notes on optimizers of unknown classes, which were measured, on optimizers whose
             rates follow different rules, and on the schedule.
         most_steps: The optimizer steps after which the schedule raises an error; infinite without
@@ -240,6 +294,7 @@ class OptimizerLook(Callback):
         self.adaptive: AdamScales | None = None
         self.warm_up = 0
         self.rate_power: float | None = None
+        self.decay: Decay | None = None
         self.notes: list[str] = []
         self.most_steps = math.inf
 
@@ -252,6 +307,7 @@ class OptimizerLook(Callback):
         schedule = seen_schedule(trainer, pl_module)
         batch_size = declared_batch_size(trainer) * trainer.accumulate_grad_batches
         self.notes += schedule_notes(schedule, batch_size)
+        self.decay = Decay.of(schedule, batch_size)
         if batch_size:
             self.warm_up = schedule.warm_up
         for config in trainer.lr_scheduler_configs:
@@ -299,9 +355,8 @@ def schedule_notes(schedule: SeenSchedule, batch_size: int) -> list[str]:
     if schedule.decay_end is not None and schedule.config is not None:
         name = type(schedule.config.scheduler).__name__
         notes.append(
-            f"{name} changes the learning rate until step {schedule.decay_end}. K holds for a "
-            "schedule that ends there. A schedule that ends at the goal needs other steps: give "
-            "the run a schedule that ends near K, and ask again with goal.max_steps near K."
+            f"{name} changes the learning rate until step {schedule.decay_end} at every batch "
+            "size. If your schedule shall end at the goal, ask again with goal.max_steps near K."
         )
     return notes
 
@@ -316,6 +371,7 @@ def prepare_pilot(setup: StudySetup) -> ProbeStudy:
     base = probe_setup(plan.setup(setup), adaptive=None)
     trial = Trial(Cell(plan.batch_size), 0, {}, base.study.seed)
     adaptive = None
+    decay = None
     warm_up = 0
     try:
         optimizers = look_at_optimizers(base, trial)
@@ -328,6 +384,7 @@ def prepare_pilot(setup: StudySetup) -> ProbeStudy:
     else:
         optimizers.refuse_longer(base)
         adaptive = optimizers.adaptive
+        decay = optimizers.decay
         warm_up = optimizers.warm_up
         notes = optimizers.notes
         power = optimizers.rate_power or MIXED_POWER
@@ -339,7 +396,7 @@ def prepare_pilot(setup: StudySetup) -> ProbeStudy:
         values = ", ".join(f"{key} = {value}" for key, value in settings.items())
         notes.append(f"study.space is not searched. Your run has {values}.")
     study = probe_setup(plan.setup(setup), adaptive, warm_up)
-    return ProbeStudy(study, adaptive, notes, plan)
+    return ProbeStudy(study, adaptive, notes, plan, decay)
 
 
 def _plan_of(setup: StudySetup) -> PilotPlan:

@@ -240,7 +240,12 @@ ADVICE_ATTRS = {
     "budget": Stored(NUMBER, "The budget of the last command, in s.", absent="without a budget"),
     "spent": Stored(NUMBER, "Time that all runs of the command have taken, in s."),
     "timed": Stored(list, "Timed steps: fields of `lit_dps.advice.step_time.Timed`."),
-    "check": Stored(NUMBER, "Time of one validation, in s."),
+    "check": Stored(NUMBER, "Time of one validation at any batch size, in s."),
+    "check_by_batch": Stored(
+        NUMBER,
+        "Further time of a validation, times the local batch, in s * examples.",
+        absent="before 2026-11-29",
+    ),
     "largest": Stored(
         list, "Largest batch size of one device, why no larger one fits, whether memory is why."
     ),
@@ -249,7 +254,9 @@ ADVICE_ATTRS = {
         NUMBER, "Time that the ranks of a run take to start, in s.", absent="before 2026-11-29"
     ),
     "parameters": Stored(int, "Parameters of the network."),
-    "depends_on_batch": Stored(list, "What of the loss depends on the batch: loss, norm."),
+    "depends_on_batch": Stored(
+        list, "What of the loss depends on the batch: loss, weights, norm, unknown."
+    ),
     "reads_noise": Stored(bool, "Whether the noise scale can be read along the user's run."),
     "pilot": Stored(dict, "The user's run: `lit_dps.advice.pilot_evidence.PilotRun`."),
     "tried": Stored(
@@ -260,7 +267,13 @@ ADVICE_ATTRS = {
     "branches": Stored(list, "Forks of the branch method, as `Fork.to_dict`."),
     "branch_adaptive": Stored(bool, "Whether branches scale the rate as for Adam."),
     "branch_scaled": Stored(bool, "Whether branches scale second moment and weight decay."),
+    "branch_factors": Stored(
+        list, "Batch sizes of the branches over B0.", absent="before 2026-11-29"
+    ),
     "branch_steps": Stored(int, "Steps to the goal of the run that was forked."),
+    "branch_ended": Stored(
+        bool, "Whether that run met its goal, or ended without it.", absent="before 2026-11-29"
+    ),
     "outcomes": Stored(list, "Predicted and real steps and hours of runs of `fit`."),
 }
 

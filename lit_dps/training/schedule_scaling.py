@@ -238,11 +238,13 @@ class SeenSchedule:
             by epochs is in examples already, and one that follows a metric has no length.
         hidden: Classes of schedules by steps that cannot be scaled.
         shape: Steps of warm-up and schedule, as `schedule_shape` returns them.
+        rates: The learning rate at each step; empty if it cannot be read.
     """
 
     config: LRSchedulerConfig | None
     hidden: tuple[str, ...]
     shape: dict[str, float]
+    rates: tuple[float, ...] = ()
 
     @property
     def warm_up(self) -> int:
@@ -271,4 +273,4 @@ def seen_schedule(trainer: Trainer, module: LightningModule) -> SeenSchedule:
     if len(configs) > 1 or rates is None:
         hidden = tuple(type(config.scheduler).__name__ for config in by_steps)
         return SeenSchedule(None, hidden, {})
-    return SeenSchedule(by_steps[0], (), schedule_shape(rates, budget))
+    return SeenSchedule(by_steps[0], (), schedule_shape(rates, budget), tuple(rates))

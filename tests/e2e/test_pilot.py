@@ -17,8 +17,9 @@ import pytest
 import torch
 import yaml
 
-from lit_dps.advice import pilot_course, step_probe
 from lit_dps.advice import run as advising_run
+from lit_dps.advice import step_probe
+from lit_dps.advice.probe_study import Probes
 from lit_dps.storage.advice_store import list_advice
 from lit_dps.storage.read import read_study
 from lit_dps.study.probe_run import RunTimes
@@ -149,7 +150,7 @@ def test_a_command_that_is_killed_between_two_runs_goes_on_as_an_unbroken_one(
     whole.mkdir()
     broken.mkdir()
     assert ask(whole).returncode == 0
-    run, calls = pilot_course._Course._run, []
+    run, calls = Probes.run, []
 
     def killed(self, *args, **options):
         if len(calls) == after:
@@ -158,7 +159,7 @@ def test_a_command_that_is_killed_between_two_runs_goes_on_as_an_unbroken_one(
         return run(self, *args, **options)
 
     with monkeypatch.context() as patch:
-        patch.setattr(pilot_course._Course, "_run", killed)
+        patch.setattr(Probes, "run", killed)
         with contextlib.suppress(KeyboardInterrupt):
             ask(broken)
     assert len(calls) == after

@@ -1,4 +1,4 @@
-"""Checks that a batch in parts has the gradient of the batch.
+"""Whether a batch in parts trains like the batch; `study` and `advise` use the same definition.
 
 Gradient accumulation averages the gradients of the parts of a batch. That is the gradient of the
 batch only if the loss is a mean over examples. Batch norm, a mean over the tokens of texts of
@@ -8,8 +8,10 @@ different lengths, and contrastive losses break this: the accumulated step is th
 from __future__ import annotations
 
 import math
+import statistics
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -19,20 +21,35 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from lit_dps.core.trial import Trial
 from lit_dps.engines.engine import TrialSettings
-from lit_dps.parallel.example_count import Sizes, batch_size_of, can_be_cut, cut
-from lit_dps.study.preflight.short_trial import perturb
+from lit_dps.parallel.example_count import can_be_cut, cut
 from lit_dps.study.probe_run import EndProbe, probe_fit
 from lit_dps.study.setup import StudySetup
 from lit_dps.training.deterministic import full_float32
+from lit_dps.training.example_count import examples_of_part, record_batches
 from lit_dps.training.training_pass import TrainingPass
 
+# What differs between a batch and its parts. Advice stores these values.
+LOSS = "loss"  # the loss itself, on average over batches
+WEIGHTS = "weights"  # the gradient of a batch, but not the loss on average
+NORM = "norm"  # the statistics of batch norm
+UNKNOWN = "unknown"  # whether the loss differs
+BATCHES = 8  # that are compared
 ROUNDING = 1e-3  # relative; float32 sums of the same numbers in another order differ by less
+# The loss differs on average if the mean difference is this many standard errors, and this share
+# of the loss. A smaller share hardly changes K.
+STANDARD_ERRORS = 4.0
+LEAST_SHARE = 0.02
+
+_CAUSES = {
+    LOSS: "its loss is no mean over examples",
+    WEIGHTS: "its loss weights examples by the batch, as a mean over tokens does",
+}
 
 
 def check_parts(training: TrialSettings, trial: Trial, setup: StudySetup) -> list[str]:
-    """Return a note if a batch in two halves has another gradient than the whole batch.
+    """Return notes if a batch in two halves trains differently from the whole batch.
 
-    Only studies that accumulate gradients are checked, on a dense network and one batch.
+    Only studies that accumulate gradients are checked, on a dense network.
 
     Args:
         training: The settings of the study.
@@ -44,91 +61,200 @@ def check_parts(training: TrialSettings, trial: Trial, setup: StudySetup) -> lis
         return []
     cell = replace(max(accumulates, key=lambda cell: cell.batch_size), sparsity=0.0)
     probe = PartsProbe()
-    name = training.workload.model["class_path"].rpartition(".")[2]
     with full_float32():
         probe_fit(training, replace(trial, cell=cell), probe)
-    if probe.difference is None:
-        return [f"whether a batch in parts equals the batch is not known: {probe.reason}"]
-    if probe.difference <= ROUNDING:
-        return []
-    return [
-        f"a batch in parts is another batch for {name}: the mean gradient of two halves differs "
-        f"from the gradient of {probe.examples} examples by {100 * probe.difference:.2g} %, "
-        f"because {probe.cause}. K with accumulated batches is not K of batches in one piece"
-    ]
+    name = training.workload.model["class_path"].rpartition(".")[2]
+    effect = "K with accumulated batches is not K of batches in one piece"
+    notes = []
+    for each in probe.dependence():
+        if each == UNKNOWN:
+            notes.append(f"whether a batch in parts equals the batch is not known: {probe.reason}")
+        elif each == NORM:
+            notes.append(
+                f"a batch in parts is another batch for {name}: batch norm ({probe.batch_norm}) "
+                f"takes the statistics of each part. {effect}"
+            )
+        else:
+            notes.append(
+                f"a batch in parts is another batch for {name}: {probe.difference_text()}, "
+                f"because {_CAUSES[each]}. {effect}"
+            )
+    return notes
+
+
+class _Pass(NamedTuple):
+    """Loss and gradient of a part of a batch; the gradient has a tensor for each parameter."""
+
+    loss: float
+    gradient: list[Tensor]
 
 
 class PartsProbe(Callback):
-    """Compares the gradient of the first batch with the mean over its halves, and ends the run.
+    """Compares some batches with their halves, then ends the run.
 
-    Dropout is off, because it would draw other numbers for the halves.
+    Copies of the module compute losses and gradients. Their dropout is off, because it would draw
+    other numbers for the halves, and their batch norm does not use the statistics of the batch.
 
     Attributes:
-        difference: Norm of the difference over the norm of the gradient; None if it is unknown.
+        differences: Norm of the difference of the gradients over the norm of the gradient, by
+            batch; empty if the loss is random.
+        wholes: The loss of each batch.
+        halves: The mean loss of its halves.
         examples: Examples of both halves together.
+        batch_norm: The name of a batch norm that uses the statistics of the batch; "" without one.
         reason: Why the difference is unknown.
-        cause: What makes the difference, as far as it is known.
     """
 
-    def __init__(self):
-        self.difference: float | None = None
+    def __init__(self) -> None:
+        self.differences: list[float] = []
+        self.wholes: list[float] = []
+        self.halves: list[float] = []
         self.examples = 0
+        self.batch_norm = ""
         self.reason = "the run has no batch"
-        self.cause = ""
+        self._is_random = False
+        self._batches = 0
+
+    def dependence(self) -> list[str]:
+        """Return what differs: `LOSS`, `WEIGHTS` or `UNKNOWN`, and `NORM`; [] if nothing does."""
+        differ = differs(self.wholes, self.halves)
+        found = []
+        if not self.wholes:
+            found.append(UNKNOWN)
+        elif self._is_random:
+            # Only a difference on average can be seen.
+            if differ is None:
+                found.append(UNKNOWN)
+            elif differ:
+                found.append(LOSS)
+        elif max(self.differences) > ROUNDING:
+            # One batch does not show whether the difference averages out.
+            found.append(WEIGHTS if differ is False else LOSS)
+        if self.batch_norm:
+            found.append(NORM)
+        return found
+
+    def difference_text(self) -> str:
+        """Return what differs by how much; the gradient, or the loss if it is random."""
+        if self._is_random:
+            mean = statistics.fmean(self.wholes)
+            share = abs(statistics.fmean(self.halves) - mean) / abs(mean)
+            return (
+                f"the mean loss of two halves differs from the loss of {self.examples} examples "
+                f"by {100 * share:.2g} %"
+            )
+        return (
+            "the mean gradient of two halves differs from the gradient of "
+            f"{self.examples} examples by {100 * max(self.differences):.2g} %"
+        )
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        record_batches(trainer)
 
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        size = Sizes(batch_size_of(trainer.train_dataloader)).examples_in(batch)
-        if size is None or size < 2 or not can_be_cut(batch, size):
+        # The module may freeze its layers in its own `on_train_start`, which is called later.
+        self.batch_norm = _active_batch_norm(pl_module)
+        size = examples_of_part(trainer, batch) or 0
+        if size < 2 or not can_be_cut(batch, size):
             self.reason = "its batches cannot be cut into halves of at least one example"
             raise EndProbe
-        data_pass = TrainingPass(trainer, pl_module, size)
-        half = size // 2
-        self.examples = 2 * half
-        parts = [slice(0, 2 * half), slice(0, half), slice(half, 2 * half), slice(0, 2 * half)]
-        gradients = []
-        for i, part in enumerate(parts):
-            # A fresh copy for each part, because running statistics change along a pass.
-            with data_pass.without_side_effects() as twin:
-                # The whole batch comes twice, with other random numbers.
-                torch.rand(i, device=pl_module.device)
-                gradients.append(_gradient(data_pass, twin, cut(batch, part), batch_idx))
-        self._compare(gradients, pl_module)
-        raise EndProbe
+        self.reason = "its training step returns no loss with a gradient"
+        self._compare(TrainingPass(trainer, pl_module, size), batch, batch_idx, size // 2)
+        self._batches += 1
+        if self._batches == BATCHES:
+            raise EndProbe
 
-    def _compare(self, gradients: list[Tensor | None], module: nn.Module) -> None:
-        """Set the difference from the gradients of the whole, both halves, and the whole again."""
-        tensors = [gradient for gradient in gradients if gradient is not None]
-        if len(tensors) < len(gradients):
-            self.reason = "its training step returns no loss"
+    def _compare(self, data_pass: TrainingPass, batch: Any, batch_idx: int, half: int) -> None:
+        """Compare a batch of twice `half` examples with its halves."""
+        whole = _pass_of(data_pass, cut(batch, slice(0, 2 * half)), batch_idx)
+        # Other random numbers and another order: the difference is rounding, or the loss is random.
+        backwards: Any = torch.arange(2 * half - 1, -1, -1)
+        again = _pass_of(data_pass, cut(batch, backwards), batch_idx, skipped_draws=1)
+        norm = _norm(whole.gradient)
+        distance = _distance(again.gradient, whole.gradient)
+        difference = whole.gradient
+        losses = []
+        for i, part in enumerate((slice(0, half), slice(half, 2 * half))):
+            of_half = _pass_of(data_pass, cut(batch, part), batch_idx, skipped_draws=2 + i)
+            losses.append(of_half.loss)
+            pairs = zip(difference, of_half.gradient, strict=True)
+            difference = [rest - gradient / 2 for rest, gradient in pairs]
+        mean = statistics.fmean(losses)
+        if not math.isfinite(whole.loss - mean):
+            # For example, a half without a label has the loss nan.
+            self.reason = "the loss of a batch or of its half is not finite"
             return
-        whole, first, second, again = tensors
-        norm = float(whole.norm())
         if not 0 < norm < math.inf:
-            self.reason = f"the gradient of its first batch has norm {norm:g}"
+            self.reason = f"the gradient of a batch has norm {norm:g}"
             return
-        if float((again - whole).norm()) > ROUNDING * norm:
-            self.reason = "its loss is random, also without dropout"
-            return
-        self.difference = float(((first + second) / 2 - whole).norm()) / norm
-        self.cause = "its loss is no mean over examples"
-        norms = [name for name, part in module.named_modules() if isinstance(part, _BatchNorm)]
-        if norms:
-            self.cause = f"batch norm ({norms[0]}) takes the statistics of each part"
+        self.examples = 2 * half
+        self.wholes.append(whole.loss)
+        self.halves.append(mean)
+        self.differences.append(_norm(difference) / norm)
+        self._is_random |= distance > ROUNDING * norm
 
 
-def _gradient(
-    data_pass: TrainingPass, twin: LightningModule, batch: Any, batch_idx: int
-) -> Tensor | None:
-    """Return the gradient of a part of a batch by a copy, flat, in float64; None without loss."""
-    for part in twin.modules():
-        if isinstance(part, _DropoutNd):
-            part.eval()
-    perturb(twin)
-    loss = data_pass.loss(twin, batch, batch_idx)
-    if loss is None:
+def differs(wholes: Sequence[float], halves: Sequence[float]) -> bool | None:
+    """Return True if losses of batches differ on average from the mean losses of their halves.
+
+    None for fewer than two batches.
+
+    Args:
+        wholes: The loss of each batch.
+        halves: The mean loss of the halves of each batch.
+    """
+    if len(wholes) < 2:
         return None
-    weights = [parameter for parameter in twin.parameters() if parameter.requires_grad]
-    gradients = torch.autograd.grad(loss, weights, allow_unused=True, materialize_grads=True)
-    return torch.cat([gradient.flatten().double() for gradient in gradients])
+    shares = []
+    for whole, half in zip(wholes, halves, strict=True):
+        # As a share, because the loss changes along the run.
+        size = (abs(whole) + abs(half)) / 2
+        shares.append((whole - half) / size if size else 0.0)
+    mean = abs(statistics.fmean(shares))
+    error = statistics.stdev(shares) / math.sqrt(len(shares))
+    return mean > STANDARD_ERRORS * error and mean > LEAST_SHARE
+
+
+def _active_batch_norm(module: nn.Module) -> str:
+    """Return the name of a batch norm that uses the statistics of the batch; "" without one."""
+    for name, layer in module.named_modules():
+        if isinstance(layer, _BatchNorm) and layer.training:
+            return name
+    return ""
+
+
+def _pass_of(data_pass: TrainingPass, batch: Any, batch_idx: int, skipped_draws: int = 0) -> _Pass:
+    """Return loss and gradient of a part of a batch by a fresh copy of the module.
+
+    Args:
+        data_pass: The pass of the run.
+        batch: The part.
+        batch_idx: The number of the batch.
+        skipped_draws: Random numbers to skip, so that random losses differ between passes.
+
+    Raises:
+        EndProbe: if the training step returns no loss, or one without a gradient.
+    """
+    with data_pass.without_side_effects() as twin:
+        for layer in twin.modules():
+            if isinstance(layer, (_DropoutNd, _BatchNorm)):
+                layer.eval()
+        torch.rand(skipped_draws, device=twin.device)
+        loss = data_pass.loss(twin, batch, batch_idx)
+        if loss is None or not loss.requires_grad:
+            raise EndProbe
+        weights = [parameter for parameter in twin.parameters() if parameter.requires_grad]
+        gradient = torch.autograd.grad(loss, weights, allow_unused=True, materialize_grads=True)
+        return _Pass(float(loss.detach()), list(gradient))
+
+
+def _norm(gradient: Sequence[Tensor]) -> float:
+    """Return the norm of a gradient over all parameters."""
+    return math.hypot(*[float(torch.linalg.vector_norm(each)) for each in gradient])
+
+
+def _distance(first: Sequence[Tensor], second: Sequence[Tensor]) -> float:
+    """Return the norm of the difference of two gradients."""
+    return _norm([a - b for a, b in zip(first, second, strict=True)])

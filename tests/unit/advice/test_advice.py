@@ -132,6 +132,23 @@ def test_whole_texts(golden):
     assert render(found, all_rows=True).count("\n") > render(found).count("\n")
 
 
+@pytest.mark.parametrize("width", [60, 80, 100])
+def test_a_narrow_terminal_has_fewer_details_and_no_longer_lines(width):
+    rate = rate_law(BATCH[:4], [0.01 * math.sqrt(b) for b in BATCH[:4]])
+    step = fit_step_time([Timed(m, 0.01 + 1e-4 * m) for m in (8, 32, 128)], Link(10**6, 1e10))
+    terms = Terms(price=3.0, checks=Checks(0.1, 10))
+    found = answer(LAW, step, BATCH, devices=(1, 2, 4, 8), terms=terms, rate=rate)
+    text = render(found, width=width)
+    assert max(map(len, text.splitlines())) <= width
+    (head,) = [line for line in text.splitlines() if line.split()[:2] == ["B", "devices"]]
+    assert ("a step" in head) == (width > 60)
+    recommended = next(line for line in text.splitlines() if line.endswith("recommended"))
+    assert recommended.split()[0] == f"{found.best['batch_size']}"
+    assert ("[" in recommended) == (width == 100)
+    # The first two sentences keep the limits.
+    assert "[" in text.split("\n\n")[0]
+
+
 def test_rates_follow_their_power_law_within_what_was_measured():
     batch = np.array([8, 32, 128])
     law = rate_law(batch, 0.1 * batch**0.7)

@@ -8,9 +8,10 @@ import pytest
 import torch
 from torch import nn
 
-from lit_dps.advice.batch_dependence import LOSS, NORM, UNKNOWN, batch_dependence, differs, note_on
+from lit_dps.advice.batch_dependence import allows_accumulation, batch_dependence, note_on
 from lit_dps.advice.step_time import Timed, fit_step_time
 from lit_dps.core.trial import Cell, Trial
+from lit_dps.study.preflight.parts_check import LOSS, NORM, UNKNOWN, WEIGHTS, differs
 from tests.support.tiny import Plain, points
 from tests.unit.advice.test_step_probe import setup
 
@@ -37,6 +38,27 @@ class Dropped(Plain):
 class Summed(Plain):
     def training_step(self, batch, batch_idx):
         return 1e-3 * self.network(batch[0]).square().sum()
+
+
+class Weighted(Plain):
+    """A mean over the features above 0, of which each example has another number."""
+
+    def training_step(self, batch, batch_idx):
+        weights = (batch[0] > 0).sum(1)
+        losses = self.network(batch[0]).square().mean(1)
+        return (losses * weights).sum() / weights.sum()
+
+
+class Manual(Plain):
+    """Steps its optimizer itself, and returns no loss."""
+
+    def __init__(self, lr: float = 0.1):
+        super().__init__()
+        self.automatic_optimization = False
+
+    def training_step(self, batch, batch_idx):
+        self.network(batch[0]).square().mean().backward()
+        self.optimizers().step()
 
 
 class Normed(Plain):
@@ -91,6 +113,8 @@ def depends_on(module: str) -> list[str]:
     [
         ("Contrastive", [LOSS]),
         ("Summed", [LOSS]),
+        ("Weighted", [WEIGHTS]),
+        ("Manual", [UNKNOWN]),
         ("Normed", [NORM]),
         ("Dropped", []),
         ("Frozen", []),
@@ -112,15 +136,14 @@ def test_losses_differ_by_standard_errors_and_by_a_share():
     assert not differs(wholes, [0.99, 1.09, 0.89, 0.99]), "1 % of the loss"
     assert not differs(wholes, [0.2, 1.9, 0.1, 1.2]), "noise"
     assert differs([1.0], [0.5]) is None
-    nan = float("nan")
-    assert differs([1.0, 1.1], [nan, nan]) is None
-    assert differs([*wholes, 1.0], [0.5, 0.6, 0.4, 0.5, nan])
 
 
 def test_the_note_says_whether_rows_are_left_out():
     assert "no rows with accumulation" in note_on(LOSS, is_accumulated=False)
     assert "no rows" not in note_on(NORM, is_accumulated=True)
     assert "assume" in note_on(UNKNOWN, is_accumulated=False)
+    assert not allows_accumulation([LOSS]) and not allows_accumulation([UNKNOWN, NORM])
+    assert allows_accumulation([WEIGHTS]) and allows_accumulation([UNKNOWN])
 
 
 def test_a_batch_that_cannot_be_accumulated_has_no_step_time():

@@ -5,12 +5,17 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
+import signal
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 from lit_dps.advice import branch_run
+from lit_dps.advice.answer import Checks
 from lit_dps.advice.branch_run import (
     affordable_callback,
     announcement,
@@ -26,7 +31,7 @@ from lit_dps.advice.user_workload import prepare_branches
 from lit_dps.core.errors import UserError
 from lit_dps.core.search_space import Range
 from lit_dps.parallel.process import StopRequest
-from lit_dps.readings.branching import Fork
+from lit_dps.readings.branching import BranchCallback, Fork
 from lit_dps.storage.advice_store import AdviceStore
 from tests.support.errors import raises_about
 from tests.unit.advice.test_step_probe import Net, setup
@@ -48,17 +53,27 @@ class WantsTrainer(Adam):
         return torch.optim.AdamW(self.parameters(), 1e-3 / self.trainer.max_epochs)
 
 
+class MeetsGoal(Adam):
+    """Meets its goal at the third of four checks, after the last fork."""
+
+    def __init__(self, lr: float = 0.1):
+        super().__init__(lr)
+        self.errors = [0.9, 0.9, 0.0]
+
+
 class Plain(Net):
     def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), 1e-3 / self.trainer.max_epochs)
 
 
+# Forks of a second: the rates of branches do not depend on their length.
+SHORT = {"MIN_WINDOW": 8, "MIN_STEPS_OF_LARGEST": 2, "REPETITIONS": 2}
+
+
 @pytest.fixture
 def short_forks(monkeypatch):
-    """Forks of a second: the rates of branches do not depend on their length."""
-    monkeypatch.setattr(branch_run, "MIN_WINDOW", 8)
-    monkeypatch.setattr(branch_run, "MIN_STEPS_OF_LARGEST", 2)
-    monkeypatch.setattr(branch_run, "REPETITIONS", 2)
+    for name, value in SHORT.items():
+        monkeypatch.setattr(branch_run, name, value)
 
 
 def asked(module: str, **space):
@@ -81,7 +96,7 @@ def power(given, store: AdviceStore) -> float:
     times = SimpleNamespace(check=0.1)
     question = SimpleNamespace(
         plan=None,
-        check_seconds=0.1,
+        checks=Checks(0.1, 1),
         setup=given,
         options=OPTIONS,
         store=store,
@@ -166,3 +181,69 @@ def test_forks_of_earlier_versions_show_nothing():
     del earlier["margins"]
     assert stored_forks({"branches": [earlier]}) == []
     assert branch_law({"branches": [earlier]}, setup()) is None
+
+
+def fork(url: str, seconds: float, kill_after: int | None = None) -> dict:
+    """Fork a run of `MeetsGoal`, with some seconds left, and return what is stored.
+
+    Args:
+        url: The storage.
+        seconds: The budget that remains.
+        kill_after: The number of stored forks after which the process kills itself.
+    """
+    store = AdviceStore(url, "s")
+    append = store.append
+
+    def append_and_kill(key, value):
+        append(key, value)
+        if len(store.read()[key]) == kill_after:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    store.append = append_and_kill
+    probe = prepare_branches(asked("MeetsGoal")).setup
+    run_branches(probe, 1.0, store, Clock(seconds, store, 0.0), StopRequest())
+    return store.read()
+
+
+KILLED = """
+import sys
+from lit_dps.advice import branch_run
+from lit_dps.advice.answer import Checks
+from tests.unit.advice import test_branch_run as test
+vars(branch_run).update(test.SHORT)
+test.fork(sys.argv[1], 600, kill_after=int(sys.argv[2]))
+"""
+
+
+@pytest.mark.parametrize(("kill_after", "forked_again"), [(1, {2}), (2, set())])
+def test_a_killed_command_resumes_to_the_answer_of_an_unbroken_one(
+    tmp_path, short_forks, monkeypatch, kill_after, forked_again
+):
+    """The remaining budget is too small for the branches, but all forks have the same ones."""
+    whole = fork(f"sqlite:///{tmp_path}/whole.db", 600)
+    assert [each["step"] for each in whole["branches"]] == [1, 2]
+    assert whole["branch_steps"] == 3 and whole["branch_ended"]
+
+    url = f"sqlite:///{tmp_path}/killed.db"
+    done = subprocess.run([sys.executable, "-c", KILLED, url, str(kill_after)])
+    assert done.returncode == -signal.SIGKILL
+    stored = AdviceStore(url, "s").read()
+    assert len(stored["branches"]) == kill_after and "branch_steps" not in stored
+
+    seen = set()
+    measure = BranchCallback._losses_of_branches
+
+    def watch(self, trainer, module, seed):
+        seen.add(trainer.global_step)
+        return measure(self, trainer, module, seed)
+
+    monkeypatch.setattr(BranchCallback, "_losses_of_branches", watch)
+    resumed = fork(url, 60)
+    assert seen == forked_again
+    unequal = {"spent"}
+    assert {k: v for k, v in resumed.items() if k not in unequal} == {
+        k: v for k, v in whole.items() if k not in unequal
+    }
+    seen.clear()
+    monkeypatch.setattr(branch_run, "probe_run", None)
+    assert fork(url, 60) == resumed, "nothing is trained again"

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from lit_dps.advice.report import adaptive_note
-from lit_dps.advice.user_workload import look_at_optimizers, prepare_branches
+from lit_dps.advice.user_workload import Decay, look_at_optimizers, prepare_branches
 from lit_dps.core.trial import Cell, Trial
 from lit_dps.readings import BranchCallback
 from lit_dps.training import AdamScalingCallback
@@ -172,7 +172,7 @@ def test_a_look_reads_the_schedule():
     assert (seen.warm_up, seen.rate_power) == (2, 0.5)
     warm_up, decay = seen.notes
     assert numbers_in(warm_up) == [2, OWN, 2 * OWN]
-    assert decay.startswith(f"LambdaLR changes the learning rate until step {budget}.")
+    assert decay.startswith(f"LambdaLR changes the learning rate until step {budget} at every")
     (warm_up,) = look("OnlyWarmedUp").notes
     assert numbers_in(warm_up) == [2, OWN, 2 * OWN]
     seen = look("TwoSchedules")
@@ -180,6 +180,20 @@ def test_a_look_reads_the_schedule():
     (hidden,) = seen.notes
     assert hidden.startswith("LambdaLR cannot be scaled")
     assert look("Doubled").notes == []
+
+
+def test_the_answer_says_how_far_the_rate_has_decayed_at_the_goal():
+    rates = (*(i / 4 for i in range(4)), *(1 - i / 16 for i in range(17)))
+    decay = Decay("LambdaLR", 20, warm_up=4, batch_size=8, rates=rates)
+    # A quarter of the decay of 16 steps; at B = 32 the warm-up has 1 step, and the decay 19.
+    assert decay.share_at(8, 8) == 0.75
+    assert decay.share_at(1, 32) == 1.0 and decay.share_at(20, 32) == 0.0
+    assert decay.share_at(1 + 19 / 4, 32) == 0.75
+    note = decay.note(8, 8)
+    assert numbers_in(note) == [20, 8, 75]
+    assert decay.note(8, 20) is None, "the decay ends before the goal"
+    assert look("WarmedUp").decay.end == setup().goal.max_steps
+    assert look("OnlyWarmedUp").decay is None
 
 
 def test_a_look_names_optimizers_that_need_different_rules():

@@ -14,7 +14,7 @@ from lit_dps.advice.options import MIN_ANSWER_SECONDS, Clock, Options
 from lit_dps.advice.pilot_course import (
     MAX_TRAININGS,
     MAX_TRAININGS_FULL,
-    _Course,
+    Course,
     ask_by_pilot,
     max_trainings,
 )
@@ -64,6 +64,11 @@ def pilot(**values) -> dict:
     return PilotRun(**pilot_fields(**values)).to_dict()
 
 
+def course_of(question: Question, **values) -> Course:
+    run = PilotRun(**pilot_fields(**values))
+    return Course(question, PLAN, clock(), StopRequest(), run)
+
+
 def clock() -> Clock:
     return Clock(math.inf, SimpleNamespace(keep=lambda **values: None), 0.0)
 
@@ -85,35 +90,40 @@ def test_a_goal_that_is_met_at_the_first_validation_tells_no_steps(capsys):
 
 
 def test_validations_are_as_long_as_along_the_pilot():
-    assert question_with(FakeStore(), 1e-5).check_seconds == 0.05
+    assert question_with(FakeStore(), 1e-5).checks.seconds == 0.05
     store = FakeStore(pilot=pilot(check_seconds=0.002))
-    assert question_with(store, 1e-5).check_seconds == 0.002
+    question = question_with(store, 1e-5)
+    assert question.checks.seconds == pytest.approx(0.002)
+    vars(question).pop("checks")
+    question.times.check_by_batch = 0.2
+    interval = question.setup.goal_of_trials.check_interval
+    # At B = 4, half of a validation is for its number of batches.
+    assert question.checks.seconds_per_step(4) == pytest.approx(0.002 / interval)
+    assert question.checks.seconds_per_step(8) == pytest.approx(0.0015 / interval)
 
 
 @pytest.mark.parametrize(("seconds_left", "can_end"), [(0.9, False), (1.1, True)])
 def test_a_further_rate_begins_only_if_the_race_ends_it_in_time(seconds_left, can_end):
     """The best rate so far took 100 steps, 10 ms each."""
-    course = _Course(question_with(FakeStore(), 1e-12), PLAN, clock(), StopRequest())
-    vars(course.question)["check_seconds"] = 0.0
+    course = course_of(question_with(FakeStore(), 1e-12), steps=10**4, steps_run=10**4)
+    course.question.times.check = 0.0
     course.clock.budget = seconds_left + MIN_ANSWER_SECONDS
     tried = {1.0: Outcome(MET, 100), 0.5: Outcome(MISSED, 0.3)}
-    run = PilotRun(**pilot_fields(steps=10**4, steps_run=10**4))
-    assert course._can_end(16, tried, 400, run) == can_end
+    assert course.can_end(16, tried, 400) == can_end
 
 
 @pytest.mark.parametrize(("slope", "limit"), [(1e-12, 40), (1e-3, 20)])
 def test_the_first_run_at_a_batch_size_ends_where_the_time_of_all_runs_ends(slope, limit):
     """The pilot takes 40 steps; without its time, two more trainings may be run."""
-    course = _Course(question_with(FakeStore(), slope), PLAN, clock(), StopRequest())
-    vars(course.question)["check_seconds"] = 0.0
-    run = PilotRun(**pilot_fields())
+    course = course_of(question_with(FakeStore(), slope))
+    course.question.times.check = 0.0
     seconds = 80 * course.question.step_time.at(4).value
     affordable = seconds / course.question.step_time.at(64).value
-    assert course._affordable_steps(64, run) == pytest.approx(affordable)
+    assert course.affordable_steps(64) == pytest.approx(affordable)
     assert min(math.floor(affordable), 40) == pytest.approx(limit, abs=6)
     law = SimpleNamespace(samples=lambda sizes: np.full((4, 1), 1000.0))
-    course = _WithLaw(course.question, PLAN, clock(), StopRequest(), law)
-    assert course._step_limit(64, run) == min(math.floor(affordable), 40)
+    course = _WithLaw(course.question, PLAN, clock(), StopRequest(), course.pilot, law)
+    assert course.step_limit(64) == min(math.floor(affordable), 40)
 
 
 def test_a_run_is_at_most_eight_times_the_batch_size_of_all_runs_so_far(monkeypatch):
@@ -125,19 +135,20 @@ def test_a_run_is_at_most_eight_times_the_batch_size_of_all_runs_so_far(monkeypa
     law = SimpleNamespace(
         samples=lambda sizes: np.ones((4, len(sizes))), reach=(4, 4), range=(4, 4)
     )
-    course = _WithLaw(question, PLAN, clock(), StopRequest(), law)
-    assert course.choose(PilotRun(**pilot_fields()), closed={16}) is None
+    run = PilotRun(**pilot_fields())
+    course = _WithLaw(question, PLAN, clock(), StopRequest(), run, law)
+    assert course.choose(closed={16}) is None
     assert question.largest == 64 and asked == [[8, 32]]
 
 
 @dataclass(frozen=True)
-class _WithLaw(_Course):
+class _WithLaw(Course):
     """A course with a given law."""
 
-    law: object = None
+    given: object = None
 
-    def _law(self, pilot, without=None):
-        return self.law
+    def law(self, without=None):
+        return self.given
 
 
 def test_the_announced_time_has_the_start_of_ranks():
@@ -157,14 +168,23 @@ def test_the_announced_training_takes_place_on_the_ranks():
     assert question.training_seconds == pytest.approx(4 * (0.03 + 0.05), rel=0.05)
 
 
+def test_ranks_that_could_not_be_timed_take_as_long_as_one_device():
+    times = StepTimes([Timed(m, 0.01) for m in (1, 4, 16)], check=0.0, largest=16, reason=SPENT)
+    user = setup(devices=2)
+    question = Question(user, Options(), FakeStore(), FakeProbes(user), None, times, 10, plan=PLAN)
+    assert question.step_seconds(4, 2) == math.inf
+    assert question.training_seconds == pytest.approx(4 * 0.01, rel=0.01)
+    assert course_of(question).affordable_steps(16) == pytest.approx(80, rel=0.01)
+
+
 def test_the_announced_time_has_what_is_not_training(capsys):
     question = question_with(FakeStore(), 1e-12)
     question.times.waited = 0.5
     # 4 s of the answer and 1 s of each run, beside another program.
     assert question.other_seconds(6) == pytest.approx(20.0)
-    course = _Course(question, PLAN, clock(), StopRequest())
-    vars(question)["check_seconds"] = 0.0
-    course.announce_rest(PilotRun(**pilot_fields()))
+    course = course_of(question)
+    question.times.check = 0.0
+    course.announce()
     # Two pilots of 40 steps, 10 ms each, and the rest.
     assert course.clock.announced == pytest.approx(0.8 + 20.0, abs=0.1)
     assert "at most about 21 s in all" in capsys.readouterr().err

@@ -6,11 +6,11 @@ import dataclasses
 
 import pytest
 
-from lit_dps.advice.batch_dependence import NORM
 from lit_dps.advice.options import Options
 from lit_dps.advice.question import Question
 from lit_dps.advice.step_probe import FULL, SPENT, StepTimes
 from lit_dps.advice.step_time import Timed
+from lit_dps.study.preflight.parts_check import NORM
 from tests.unit.advice.test_step_probe import setup
 
 TIMED = [Timed(m, 0.01 + 1e-3 * m) for m in (1, 2, 4, 8)]
@@ -37,6 +37,18 @@ def question_of(reason: str, devices: tuple[int, ...] = (1,), ranks: int = 1) ->
     return Question(user, options, None, FakeProbes(user), None, times, 10)
 
 
+def test_a_step_has_the_share_of_a_validation_at_its_batch_size():
+    """The batches of the validation are as large as those of the training."""
+    times = StepTimes(TIMED, check=0.05, largest=8, reason=FULL, is_memory_full=True)
+    times.check_by_batch = 0.4
+    question = dataclasses.replace(question_of(FULL), times=times)
+    interval = question.setup.goal_of_trials.check_interval
+    for batch_size, check in ((1, 0.45), (4, 0.15), (8, 0.1), (64, 0.1)):
+        step = question.step_time.at(batch_size).value
+        seconds = question.step_seconds(batch_size, 1)
+        assert seconds - step == pytest.approx(check / interval), batch_size
+
+
 @pytest.mark.parametrize(
     ("reason", "devices", "sizes"),
     [
@@ -61,7 +73,7 @@ def test_a_batch_that_does_not_fit_and_cannot_be_accumulated_has_a_step_time_of_
     question = dataclasses.replace(question_of(FULL), times=times, depends_on_batch=(NORM,))
     # B = 4 in two parts of 2.
     assert question.step_time.at(4) is None
-    assert question.user_step_seconds == pytest.approx(2 * 0.012, rel=1e-2)
+    assert question.seconds_on_one_device(4) == pytest.approx(2 * 0.012, rel=1e-2)
 
 
 def test_a_training_takes_its_steps_and_checks():

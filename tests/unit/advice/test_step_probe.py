@@ -15,7 +15,8 @@ import torch
 from lightning.pytorch import LightningDataModule
 from torch.utils.data import DataLoader
 
-from lit_dps.advice.step_probe import FULL, SPENT, Memory, is_full, time_steps
+from lit_dps.advice.step_memory import Memory, is_full
+from lit_dps.advice.step_probe import FULL, SPENT, time_steps
 from lit_dps.advice.step_time import fit_step_time
 from lit_dps.core.config import StorageConfig, StudyConfig
 from lit_dps.core.errors import ConfigError, UserError
@@ -135,8 +136,35 @@ def test_other_programs_favour_no_batch_size(monkeypatch):
     found = time_steps(setup(), 60, lambda line: None, Estimated(free=1e6), warm=True)
     # All sizes get the slowdown of the median size, so their ratios are those of a quiet machine.
     assert [row.seconds for row in found.timed] == pytest.approx([2e-3 * 2**i for i in range(7)])
-    assert found.check == pytest.approx(2 * 0.1)
-    assert asked == [None] + [1.0] * 7, "one validation is timed"
+    assert found.check == pytest.approx(2 * 0.1) and found.check_by_batch == 0
+    assert asked == [None] * 2 + [1.0] * 6, "the second validation takes as long as the first"
+
+
+@pytest.mark.parametrize(("seconds", "timed"), [(60, 7), (0.1, 1)])
+def test_a_validation_whose_batch_size_follows_the_training_is_timed_at_each_size(
+    monkeypatch, seconds, timed
+):
+    """A validation takes 10 ms, and 5 ms for each of 64 / B batches."""
+    asked = []
+
+    def run(setup, trial, steps, on_all_ranks=False, most_seconds=None):
+        size = trial.cell.batch_size
+        asked.append(most_seconds)
+        if size > 64:
+            raise MemoryError
+        check = math.nan
+        if most_seconds is None:
+            check = 0.01 + 0.005 * 64 / size
+        return RunTimes(0.0, 1e-3 * size, check)
+
+    monkeypatch.setattr("lit_dps.advice.step_probe.timed_run", run)
+    found = time_steps(setup(), seconds, lambda line: None, Estimated(free=1e6), warm=True)
+    assert asked[:7].count(None) == timed
+    if timed > 1:
+        for size in (1, 8, 64):
+            assert found.check_at(size) == pytest.approx(0.01 + 0.005 * 64 / size)
+    else:
+        assert found.check_at(8) == found.check_at(1) == pytest.approx(0.33)
 
 
 class Schedule(Net):

@@ -1,0 +1,121 @@
+"""The user's run to its goal, which the method pilot trains first.
+
+The user wants this training anyway, so its checkpoint is kept. The noise scale is read along it.
+"""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from pathlib import Path
+
+from lit_dps.advice.options import Clock, print_line
+from lit_dps.advice.pilot_evidence import PilotRun, bounds_of
+from lit_dps.advice.pilot_plan import PilotPlan, pilot_setup
+from lit_dps.advice.probe_study import CannotRun, ChosenPoints
+from lit_dps.advice.question import Question
+from lit_dps.core.text import format_duration, number_text
+from lit_dps.parallel.process import StopRequest
+from lit_dps.storage.advice_store import AdviceStore
+from lit_dps.study.setup import StudySetup
+
+
+def train_pilot(
+    question: Question, plan: PilotPlan, clock: Clock, stop: StopRequest
+) -> PilotRun | None:
+    """Train the user's run to its goal, unless it is stored, and return it.
+
+    Returns:
+        None if the steps to the goal are unknown: the run missed the goal, met it at its first
+        validation, or its time is over.
+
+    Raises:
+        Interrupted: if the user asked to stop.
+        UserError: with the cause of a run that failed.
+    """
+    pilot = PilotRun.of_stored(question.store.read())
+    if pilot is None:
+        pilot = _run_pilot(question, plan, clock, stop)
+    if pilot is None:
+        return None
+    if pilot.steps is None:
+        _print_missed(pilot, question.setup.goal_of_trials.metric)
+        store_bound(question.store, plan.batch_size, pilot.steps_run)
+        return None
+    print_line(
+        f"  the run met the goal after {pilot.steps} steps, {format_duration(pilot.seconds, 2)}"
+    )
+    interval = question.setup.goal_of_trials.check_interval
+    if pilot.steps <= interval:
+        print_line(
+            "  that is its first validation, so it may have met the goal earlier. Set "
+            f"goal.check_interval below {interval} and another study.name."
+        )
+        return None
+    if pilot.noise is not None:
+        print_line(f"  gradient noise scale of its second half: {pilot.noise}")
+    file = pilot_checkpoint(question.setup)
+    if file.exists():
+        print_line(f"  checkpoint: {file}")
+    return pilot
+
+
+def _run_pilot(
+    question: Question, plan: PilotPlan, clock: Clock, stop: StopRequest
+) -> PilotRun | None:
+    """Train the pilot and store its results; return None if its time is over."""
+    pilot = PilotRun.of_record(question.probes.record(), plan)
+    if pilot is None and clock.remaining > 0:
+        print_line(
+            f"your run: B = {plan.batch_size}, {plan.rate_key} = {number_text(plan.rate)}, at "
+            f"most {question.setup.goal_of_trials.max_steps} steps"
+        )
+        file = pilot_checkpoint(question.setup)
+        change = partial(pilot_setup, reads_noise=question.reads_noise, file=file)
+        chosen = ChosenPoints(plan.points(plan.batch_size, (1.0,)), change=change)
+        run_trials(question, plan.batch_size, chosen, clock, stop)
+        pilot = PilotRun.of_record(question.probes.record(), plan)
+    if pilot is not None:
+        question.store.keep(pilot=pilot.to_dict())
+        # The pilot measures validations better than the first table.
+        vars(question).pop("checks", None)
+    return pilot
+
+
+def _print_missed(pilot: PilotRun, metric: str) -> None:
+    """Print that the pilot missed its goal, and what to change."""
+    best = ""
+    if pilot.best is not None:
+        best = f", its best {metric} was {number_text(pilot.best)}"
+    print_line(
+        f"  the run did not meet the goal in {pilot.steps_run} steps ({pilot.status}){best}. "
+        "Choose an easier goal, a larger goal.max_steps, or another learning rate."
+    )
+
+
+def pilot_checkpoint(setup: StudySetup) -> Path:
+    """Return the file of the checkpoint of the user's run."""
+    return setup.storage.checkpoints(setup.study.name) / "pilot.ckpt"
+
+
+def run_trials(
+    question: Question, batch_size: int, chosen: ChosenPoints, clock: Clock, stop: StopRequest
+) -> bool:
+    """Run the chosen trials at a batch size, and return True if all have ended."""
+    end = time.monotonic() + clock.remaining
+    try:
+        has_ended = question.probes.run(batch_size, end, stop, clock, chosen)
+    except CannotRun as error:
+        print_line(f"  B = {batch_size} cannot be run: {error}")
+        return False
+    finally:
+        clock.save()
+    if not has_ended:
+        print_line("  the budget ended during the run; a larger --budget continues it")
+    return has_ended
+
+
+def store_bound(store: AdviceStore, batch_size: int, steps: int) -> None:
+    """Store that no run at a batch size met the goal within some steps."""
+    bounds = bounds_of(store.read()) | {batch_size: float(steps)}
+    store.keep(bounds=[list(pair) for pair in bounds.items()])
