@@ -478,7 +478,8 @@ def _assumptions(
         lines.append(f"^ rests on the measured K and {law.prior.source}.")
     if "predicted" in set(table["step_known"]):
         lines.append(f"? assumes {step_time.link}.")
-    if _share_of_checks(table, terms) >= SHARE_TO_MENTION and table["devices"].nunique() > 1:
+    is_for_several = len(set(table["devices"])) > 1
+    if is_for_several and _share_of_checks(table, terms) >= SHARE_TO_MENTION:
         lines.append("A validation takes as long on several devices as on those that are here.")
     if terms.checks is None:
         lines.append(
