@@ -1,4 +1,4 @@
-"""What it costs not to tune Adam again at another batch size: K at a rule's values over K tuned.
+"""The cost of a rule instead of tuning Adam at each batch size: K by the rule over tuned K.
 
 A rule scales the best values of the smallest batch size B0 to the batch size B = k B0:
 
@@ -9,13 +9,13 @@ A rule scales the best values of the smallest batch size B0 to the batch size B 
 - "beta2" keeps the half-life of the second moment in examples, beta2^k, and changes nothing else
   (Marek et al. 2025, arXiv 2507.07101).
 
-No rule sets beta2 below the floor of `lit_dps.core.batch_scaling.scaled_beta2`. Only what is
-searched can follow a rule. `lit_dps.analysis.rate_rules` has the price of a rate alone, when all
-else is tuned again.
+No rule sets beta2 below the floor of `lit_dps.core.batch_scaling.scaled_beta2`. Only searched
+metaparameters can follow a rule. `lit_dps.analysis.rate_rules` has the price of a rule for the rate
+if the other metaparameters are tuned again.
 
-K at some values is the median over the trials within a factor of 1.25 of them, in the rate and in
-1 - beta. K tuned is the least K at the values of any trial. So both are of the same number of
-trials, if the values are choices and each combination has equally many.
+K at some values is the median over the trials within a factor of 1.25, in the rate and in 1 - beta.
+Tuned K is the least K at the values of any trial. If the values are choices, and each combination
+has the same number of trials, both K are medians over the same number of trials.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ RESAMPLES = 400
 
 @dataclass(frozen=True)
 class AdamSettings:
-    """The values of Adam that a rule may change, as far as they are searched.
+    """The searched values of Adam that a rule may change.
 
     Attributes:
         rate: Learning rate.
@@ -163,7 +163,7 @@ class _Cell:
 
 
 def _median(costs: np.ndarray) -> float:
-    """Return the median of costs of which some may be infinite."""
+    """Return the median of costs, which may be infinite."""
     ordered = np.sort(costs)
     middle = len(ordered) // 2
     if len(ordered) % 2:
@@ -177,7 +177,7 @@ def adam_rule_rows(record: StudyRecord, cells: Iterable[CellSummary]) -> pd.Data
     Columns: sparsity and further axes, batch_size [examples], rule, scaled_from (B0), rule_rate,
     rule_beta1 and rule_beta2 (missing if they are not searched, or if the rule has no valid value),
     near (number of trials near these values), steps (K at these values, or a lower bound of it),
-    best_rate, best_beta1 and best_beta2 (of K tuned), tuned (K tuned), price (steps / tuned) with
+    best_rate, best_beta1 and best_beta2 (of tuned K), tuned (tuned K), price (steps / tuned) with
     price_low and price_high (95 % limits over resampled trials of both cells), and verdict:
     "measured", "at least", or why there is no price.
     """
@@ -252,7 +252,7 @@ def _rule_columns(start: _Cell, cell: _Cell, rule: str) -> dict[str, Any]:
 
 
 def _bound(cell: _Cell, is_near: np.ndarray, tuned: float) -> dict[str, Any]:
-    """Return the columns of a price where half of the trials near a rule missed the goal."""
+    """Return the columns of a price if half of the trials near a rule missed the goal."""
     earliest = []
     for result, counts in zip(cell.trials, is_near, strict=True):
         if not counts:

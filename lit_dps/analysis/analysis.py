@@ -247,8 +247,8 @@ class Analysis:
     def expected_steps(self) -> dict[Cell, ExpectedSteps]:
         """Steps to the goal of the answer, by the law if it describes K (`answer`).
 
-        One run is seldom as lucky as the best of many. So they are medians over seeds in a series
-        in which each K* has `MIN_SEEDS` repeats.
+        K* is the best of many trials, so a single run usually needs more steps. A series uses
+        medians over seeds if each K* has `MIN_SEEDS` repeats.
         """
         repeats = {each.cell: each for each in self.repeats if each.rank == 1}
         return expected_steps(self.record, self.cells, self.laws_of_answer, repeats)
@@ -314,7 +314,7 @@ class Analysis:
 
     @cached_property
     def adam_rules(self) -> pd.DataFrame:
-        """One row a cell and rule: what not tuning Adam costs (`adam_rules.adam_rule_rows`)."""
+        """One row a cell and rule: the cost of not tuning Adam (`adam_rules.adam_rule_rows`)."""
         return adam_rule_rows(self.record, self.cells)
 
     # Theory

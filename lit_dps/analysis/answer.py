@@ -29,12 +29,12 @@ MEDIAN = "the median K over seeds"
 
 # Repeats that each K* of a series needs before its answer is by medians.
 MIN_SEEDS = 3
-# Times the least time: below it, a batch size is near the fastest.
+# A batch size is near the fastest if its time is below this multiple of the least time.
 NEAR = 1.1
 # A batch size belongs to the answer if it is the fastest with at least this probability.
 MIN_PROBABILITY = 0.05
 TIME_DRAWS = 4000
-# Digits after the point of examples that are compared.
+# Decimal places to which examples are compared.
 _EXAMPLE_DIGITS = 3
 # Distance of a quartile from the mean of a normal distribution, in standard deviations.
 NORMAL_QUARTILE = 0.6745

@@ -71,7 +71,7 @@ def best_of(
     drawn = list(numbers)
     for n in drawn:
         if not 1 <= n <= total:
-            raise ValueError(f"{n} of {total} trials")
+            raise ValueError(f"n is {n}; it must be from 1 to {total}, the number of trials")
     if statistic.is_minimum:
         return [_minimum_of(steps, n) for n in drawn]
     random = resampling_rng(total, statistic.name)
@@ -116,7 +116,7 @@ def why_no_draws(record: StudyRecord) -> str | None:
         return f"all trials of a cell are the best point of {source}"
     sampler = setting(record.config, "study.sampler")
     if sampler not in (None, "sobol"):
-        return f"the sampler {sampler} draws each trial from those before"
+        return f"the sampler {sampler} chooses each trial by the results of earlier trials"
     return None
 
 

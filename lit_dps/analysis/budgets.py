@@ -1,16 +1,16 @@
 """The best metric within a budget of steps or of examples, against the batch size.
 
 Shallue et al. (2019; batch_science, `measurement_utils`) take all checks of all trials of a cell
-with step <= S, or with B step <= E, and report the best of them. Their "solution quality" is the
-best value within the entire budget: does a large batch end worse, even if it is tuned as well?
+with step <= S, or with B step <= E, and report the best value. Their "solution quality" is the best
+value within the entire budget. It shows whether a large batch ends worse although it is tuned too.
 
-The curve of a trial ends where the trial stopped: at the goal (without `study.train_past_goal`), by
-racing, or at the budget. Its later values are unknown, unless the trial diverged: then there are
-none. A check that stopped early leaves a lower bound. So a best value may be a bound itself
+The curve of a trial ends where the trial stopped: at the goal (without `study.train_past_goal`), at
+the race limit, or at the budget. Later values are unknown. A trial that diverged has no later
+values. A check that stopped early gives a lower bound. So a best value may be a bound
 (`BestValue.is_exact`).
 
-The values are optimistic, because the same validation split measures and selects them. This bias is
-equal at every batch size with equally many trials. A budget of steps gives large batches more
+The values are optimistic, because the same validation split measures and selects them. Batch sizes
+with the same number of trials have the same bias. A budget of steps gives large batches more
 examples.
 """
 
@@ -33,11 +33,11 @@ from lit_dps.core.record import StudyRecord
 from lit_dps.core.trial import Status, TrialResult
 from lit_dps.core.unit import value_at
 
-MAX_BUDGETS = 8  # of one kind
+MAX_BUDGETS = 8  # number of budgets of one kind
 STEPS = "steps"
 EXAMPLES = "examples"
 TOP = 5  # number of best trials whose spread is reported
-# A best value after this share of the budget is late: it may improve in longer trials.
+# A best value after this share of the budget is late. Longer trials may improve it.
 LATE = 0.9
 
 
@@ -49,12 +49,12 @@ def _cost(value: Any, goal: Goal) -> Any:
 
 
 class Reached(NamedTuple):
-    """The best value of one trial up to a step; `min` of several is the best of all.
+    """The best value of one trial up to a step; `min` returns the best of several trials.
 
     Attributes:
-        cost: The value, negative if the metric rises: lower is better.
-        point: Of the trial; the lowest one wins among equal values.
-        value: Of the goal's metric.
+        cost: The value, negated if the metric rises, so that lower is better.
+        point: The point of the trial; among equal values, the lowest point wins.
+        value: The value of the goal's metric.
         step: The first check with that value.
         result: The trial.
     """
@@ -67,17 +67,17 @@ class Reached(NamedTuple):
 
 
 class MetricCurve:
-    """The goal's metric along a trial, and how much is known of it.
+    """The goal's metric along a trial, and up to which step it is known.
 
     Args:
         result: The trial.
         goal: The goal of its study.
 
     Attributes:
-        steps: (n,), of its checks, ascending.
-        values: (n,), of the metric; nan where it is not finite or only a bound.
-        last_known_step: The best value is known up to this step, the one before the next check
-            would have been. Infinite for a trial that diverged.
+        steps: (n,), the steps of its checks, ascending.
+        values: (n,), the metric; nan where it is not finite or only a bound.
+        last_known_step: The best value is known up to this step. The next check would be one step
+            later. Infinity for a trial that diverged.
     """
 
     def __init__(self, result: TrialResult, goal: Goal):
@@ -94,7 +94,7 @@ class MetricCurve:
             self.last_known_step = last_check + goal.check_interval - 1
 
     def best(self, last_step: float) -> Reached | None:
-        """Return the best value up to a step; None without any exact one."""
+        """Return the best value up to a step; None without an exact value."""
         costs = np.where(self.steps <= last_step, self._costs, np.inf)
         if not np.isfinite(costs).any():
             return None
@@ -108,14 +108,14 @@ class MetricCurve:
         )
 
     def lowest_bound(self, last_step: float) -> float:
-        """Return a lower bound of the cost of values that are not exact; infinite without any."""
+        """Return a lower bound of the cost of values that are not exact; infinity without any."""
         if last_step > self.last_known_step:
             return -math.inf
         return float(np.min(self._bounds[self.steps <= last_step], initial=math.inf))
 
 
 def _has_diverged(result: TrialResult, goal: Goal) -> bool:
-    """Return True if a trial ended because its values were not finite any more."""
+    """Return True if a trial ended because its values became infinite or nan."""
     if result.status is Status.INFEASIBLE:
         return True
     if result.steps is None or result.failure:
@@ -129,9 +129,9 @@ class BestValue:
     """The best value that any trial of a cell reached up to a step.
 
     Attributes:
-        value: Of the goal's metric.
+        value: The value of the goal's metric.
         step: The first check with that value.
-        result: The trial, the one of the lowest point among equals.
+        result: The trial; among equal values, the trial with the lowest point.
         is_exact: Whether no trial can have a better value. Otherwise the value is a bound.
         ended_early: Number of trials whose value at the step is unknown.
     """
@@ -165,7 +165,7 @@ class BestValue:
 
 
 def best_within(curves: Sequence[MetricCurve], goal: Goal, last_step: float) -> BestValue | None:
-    """Return the best value of some trials up to a step; None if no trial has an exact value."""
+    """Return the best value of some trials up to a step; None without an exact value."""
     reached = []
     for curve in curves:
         best_of_trial = curve.best(last_step)
@@ -186,7 +186,7 @@ class Budget(NamedTuple):
 
     Attributes:
         kind: `STEPS` or `EXAMPLES`.
-        size: In this unit.
+        size: The number of steps or examples.
     """
 
     kind: str
@@ -201,9 +201,9 @@ class Budget(NamedTuple):
 
 
 def step_budgets(goal: Goal) -> list[Budget]:
-    """Return budgets in steps, ascending: max steps, and smaller ones by one power of two.
+    """Return budgets in steps, ascending: max steps, and smaller budgets at a constant ratio.
 
-    All are on the grid of the checks.
+    All budgets are multiples of the check interval.
     """
     sizes = _budget_sizes(goal.max_steps, goal.check_interval, goal.check_interval)
     return [Budget(STEPS, size) for size in sizes]
@@ -212,14 +212,14 @@ def step_budgets(goal: Goal) -> list[Budget]:
 def example_budgets(
     goal: Goal, batch_sizes: Sequence[int], schedules: Iterable[BatchSchedule]
 ) -> list[Budget]:
-    """Return budgets in examples, ascending, each within reach of two batch sizes or more.
+    """Return budgets in examples, ascending, each within reach of at least two batch sizes.
 
     The list is empty for a single batch size.
 
     Args:
         goal: The goal of the study.
         batch_sizes: Its batch sizes, ascending.
-        schedules: The schedules of the batch size of its series.
+        schedules: The batch size schedules of its series.
     """
     if len(batch_sizes) < 2:
         return []
@@ -233,7 +233,10 @@ def example_budgets(
 
 
 def _budget_sizes(largest: int, smallest: float, grid: int) -> list[int]:
-    """Return at most `MAX_BUDGETS` sizes in a range, on a grid, by one power of two, ascending."""
+    """Return at most `MAX_BUDGETS` multiples of `grid` in a range, ascending.
+
+    The ratio of neighbours is a constant power of two, up to rounding.
+    """
     octaves = math.log2(max(largest / smallest, 1))
     ratio = 2 ** max(1, math.ceil(octaves / (MAX_BUDGETS - 1)))
     sizes = {largest // ratio**i // grid * grid for i in range(MAX_BUDGETS)}
@@ -245,8 +248,8 @@ def budget_rows(
 ) -> pd.DataFrame:
     """Return one row per cell and budget, by series, batch size and budget.
 
-    Budgets that end before the first check or after the study's step budget have no row, nor has a
-    cell without any exact value.
+    Budgets that end before the first check or after the study's step budget have no row. Cells
+    without an exact value have no rows.
 
     Args:
         record: The study.
@@ -296,14 +299,18 @@ def has_trained_past_goal(record: StudyRecord) -> bool:
 def quality_rows(record: StudyRecord, cells: Sequence[CellSummary]) -> pd.DataFrame:
     """Return one row per cell with a value of the goal's metric, by series, then batch size.
 
-    Columns: sparsity and further axes, batch_size [examples], best (of all trials and checks),
-    exact (1; 0 if trials stopped before the budget, so that the true best may be better),
-    ended_early (the number of these trials), found_at [steps], late (1 if that is in the last tenth
-    of the budget, so that longer trials may be better). Of the trials that are known to the end:
-    trials (their number), top (number of best trials in the spread, at most `TOP`),
-    top_median and top_worst (of the best values of these), final (the best value at the last check
-    of the budget). Of the best trial: point, its metaparameters (short names) and, if its curve
-    has further metrics, such as the training loss, their values at its best check.
+    Columns: sparsity and further axes, batch_size [examples], best (value of all trials and
+    checks), exact (1; 0 if trials stopped before the budget, so that the true best may be better),
+    ended_early (the number of these trials), found_at [steps] (the first check with the best
+    value), late (1 if found_at is in the last tenth of the budget, so that longer trials may be
+    better).
+
+    The next columns count only trials whose values are known up to the budget: trials (their
+    number), top (the number of best trials, at most `TOP`), top_median and top_worst (the median
+    and the worst of their best values), final (the best value at the last check of the budget).
+
+    The last columns describe the best trial: point, metaparameters (short names), and the values of
+    further metrics of its curve, such as the training loss, at its best check.
     """
     goal = record.goal
     names = record.short_names
@@ -340,7 +347,7 @@ def _other_metrics(record: StudyRecord, cells: Iterable[CellSummary]) -> dict[st
 
 
 def _spread_columns(curves: Iterable[MetricCurve], goal: Goal) -> dict[str, object]:
-    """Return the columns trials to final of `quality_rows`, of trials known to the end."""
+    """Return the columns `trials` to `final` of `quality_rows`."""
     values = []
     final_values = []
     for curve in curves:

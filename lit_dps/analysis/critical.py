@@ -1,30 +1,31 @@
 """The critical batch sizes of a study by each definition in use, with intervals.
 
-- law: c1 / c2 of K* = c1 / B + c2, at which a run needs twice the examples of a small batch
-  (McCandlish et al. 2018; Lee et al. 2021, Section 4). Interval: the posterior (`law.fit_law`).
+- law: c1 / c2 of K* = c1 / B + c2. A run at this batch size needs twice the examples of a small
+  batch (McCandlish et al. 2018; Lee et al. 2021, Section 4). Interval: the posterior
+  (`law.fit_law`).
 - overhead: the batch size at which the law needs 20 % more examples than at the smallest measured
-  one (Zhang et al. 2024, "How Does Critical Batch Size Scale in Pre-training?";
+  batch size (Zhang et al. 2024, "How Does Critical Batch Size Scale in Pre-training?";
   `law_fit.overhead_batch_size`). The same interval.
-- linear_20, linear_50: the measured end of linear scaling, without a law: the batch size at which
-  the examples B K* exceed those at the smallest one by 20 % or 50 %. Shallue et al. (2019) read it
-  from figures by eye. Here isotonic regression first makes log(B K*) monotone in B, so that one
-  lucky or unlucky cell is no end. Then it is interpolated in log B. Interval: draws of each K*
-  (`observations.Observation.draws`).
-- theory: eta L beta / (mu epsilon), c1 / c2 of the terms of each K* trial (Lee et al. 2021,
-  Section 4).
+- linear_20, linear_50: the measured end of linear scaling, without a law. At this batch size, the
+  examples B K* exceed the examples at the smallest batch size by 20 % or 50 %. Shallue et al.
+  (2019) read it from figures by eye. Here isotonic regression first makes log(B K*) monotone in B,
+  so that the noise of a single cell is not taken for an end. The end is interpolated in log B.
+  Interval: draws of each K* (`observations.Observation.draws`).
+- theory: eta L beta / (mu epsilon), which is c1 / c2 by the terms of each K* trial (Lee et al.
+  2021, Section 4).
 - noise_scale: tr(Sigma) / |G|^2 (McCandlish et al. 2018, Section 2.2). Both parts are averaged over
   the measurements of each K* trial and over these trials, then divided. Interval: Fieller's limits
-  (`lit_dps.core.noise_scale.noise_scale`). If the trials have no measurements, it is that of the
-  run before the study, which trains the dense network of the first series.
-- noise_law: M + sigma^2 / epsilon (Stich, Mohtashami, Jaggi 2021: batch sizes up to its order do
-  not slow SGD down), from the line through the noise of each K* trial (`gradient_noise.noise_law`).
-  Epsilon is its squared gradient at the last measurement before the goal. With the mean over the
-  run it would equal the noise scale.
+  (`lit_dps.core.noise_scale.noise_scale`). If the trials have no measurements, the value comes from
+  the run before the study, which trains the dense network of the first series.
+- noise_law: M + sigma^2 / epsilon, from the line through the noise of each K* trial
+  (`gradient_noise.noise_law`). SGD does not slow down at batch sizes up to this order of magnitude
+  (Stich, Mohtashami, Jaggi 2021). Epsilon is the squared gradient at the last measurement before
+  the goal. With the mean over the run, the value would equal the noise scale.
 
-Theory and noise law are geometric means over the K* trials of the batch sizes, with 95 % limits of
-Student's t, which show how well the batch sizes agree. Both are orders of magnitude, because their
-constants are unknown. Measurements after the goal do not count. There is no theory of a run past
-its goal whose rates varied.
+Theory and noise law are geometric means over the K* trials of the batch sizes. Their 95 % limits
+(Student's t) show how well the batch sizes agree. Both are orders of magnitude, because their
+constants are unknown. Measurements after the goal do not count. A run with varying rates that
+continued past its goal has no theory.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ DEFINITIONS = {
 OVERHEAD = 0.2
 LINEAR_ENDS = {"linear_20": 0.2, "linear_50": 0.5}
 NOT_MEASURED = "not measured"
-ONE_TRIAL = "of one trial"
+ONE_TRIAL = "from one trial"
 
 
 @dataclass(frozen=True)
@@ -72,10 +73,10 @@ class Critical:
     """A critical batch size by one definition, in examples.
 
     Attributes:
-        value: None if it is unknown.
-        interval: 95 %; None if it is unknown.
+        value: The critical batch size; None if it is unknown.
+        interval: Its 95 % interval; None if it is unknown.
         note: Why there is no value, or the limitation of the value; else empty.
-        bound: A lower bound, if only that is known.
+        bound: A lower bound if only a lower bound is known; else None.
     """
 
     value: float | None = None
@@ -150,8 +151,8 @@ def _by_law(law: Law) -> dict[str, Critical]:
 
 
 def _above(bound: float) -> Critical:
-    """Return the critical batch size of which only a lower bound is known."""
-    return Critical(note=f"not identifiable: > {three_digits(bound)}", bound=bound)
+    """Return a critical batch size that is only known to exceed a bound."""
+    return Critical(note=f"only a lower bound is known: > {three_digits(bound)}", bound=bound)
 
 
 def _late_start(law: Law, share: float) -> str:
@@ -186,7 +187,8 @@ class PooledExamples(NamedTuple):
         """Return the end of linear scaling; infinite if there is no end.
 
         Args:
-            share: By which the examples there exceed those at the smallest batch size.
+            share: Share by which the examples at the end exceed the examples at the smallest batch
+                size.
         """
         excess = self.excess - math.log1p(share)
         above = int(np.argmax(excess > 0))
@@ -217,7 +219,8 @@ def _by_measurement(law: Law, draws: np.ndarray) -> dict[str, Critical]:
         end = measured.end(share)
         if math.isinf(end):
             largest = max(law.exact_k)
-            definitions[name] = Critical(note=f"not identifiable: > {largest}", bound=largest)
+            note = f"linear scaling does not end: > {largest}"
+            definitions[name] = Critical(note=note, bound=largest)
             continue
         interval = None
         if drawn:
@@ -279,9 +282,9 @@ def _noise_scale(cells: Iterable[CellSummary]) -> Critical:
 
 
 def _of_scale(scale: NoiseScale, note: str = "") -> Critical:
-    """Return a noise scale as a critical batch size, a lower bound if it is not resolved."""
+    """Return a noise scale as a critical batch size; only a lower bound if it is not resolved."""
     if not scale.resolved:
-        unresolved = f"not resolved: > {three_digits(scale.low)}"
+        unresolved = f"only a lower bound is resolved: > {three_digits(scale.low)}"
         return Critical(note="; ".join(filter(None, [unresolved, note])), bound=scale.low)
     return Critical(scale.value, Interval(scale.low, scale.high), note)
 
@@ -291,18 +294,18 @@ def _before_study(noise: NoiseScale, is_of_series: bool) -> Critical:
 
     Args:
         noise: The noise scale.
-        is_of_series: Whether the run trained the network of the series.
+        is_of_series: Whether the run before the study trained the network of the series.
     """
-    readings = f"{noise.readings} readings before the study at B = {noise.batch_size}"
+    readings = f"{noise.readings} measurements before the study at B = {noise.batch_size}"
     if is_of_series:
-        return _of_scale(noise, f"by {readings}")
+        return _of_scale(noise, f"from {readings}")
     return Critical(
-        note=f"not measured in this series; the dense network has {noise}, by {readings}"
+        note=f"not measured in this series; the dense network has {noise}, from {readings}"
     )
 
 
 def _geometric_mean(values: Iterable[float | None]) -> Critical:
-    """Return the geometric mean of the values that are known, with limits of Student's t."""
+    """Return the geometric mean of the known values, with a Student's t interval."""
     logs = np.log([value for value in values if value is not None])
     if not len(logs):
         return Critical(note=NOT_MEASURED)
@@ -318,9 +321,9 @@ def _geometric_mean(values: Iterable[float | None]) -> Critical:
 def critical_rows(table: Mapping[Series, Mapping[str, Critical]]) -> pd.DataFrame:
     """Return one row per series and definition.
 
-    Columns: sparsity and further axes, definition (as in the module's docstring), critical
-    [examples], low and high (its 95 % limits), bound [examples] (a lower bound, if only that is
-    known) and verdict.
+    Columns: sparsity and further axes, definition (see the docstring of the module), critical
+    [examples], low and high (its 95 % limits), bound [examples] (set if only a lower bound is
+    known) and verdict (the note).
     """
     rows = []
     for series, definitions in table.items():

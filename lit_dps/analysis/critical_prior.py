@@ -20,7 +20,7 @@ class CriticalPrior(NamedTuple):
     Attributes:
         value: The median, in examples.
         log_deviation: The scale of its logarithm.
-        source: What the prior rests on, as a noun phrase.
+        source: The evidence of the prior, as a noun phrase.
     """
 
     value: float
@@ -51,7 +51,7 @@ DEFAULT_RATIO = _Ratio(math.log(16), 1.2)
 
 
 def default_prior(batch_size: float) -> CriticalPrior:
-    """Return the prior of B_crit if only the batch size of somebody's run is known."""
+    """Return the prior of B_crit if only the batch size of a run is known."""
     value = batch_size * math.exp(DEFAULT_RATIO.log_median)
     return CriticalPrior(value, DEFAULT_RATIO.deviation, "public runs")
 

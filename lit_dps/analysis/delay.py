@@ -1,11 +1,11 @@
 """One law for batch size and delay: K*(B, tau) = c1 / B + c2 / sin(pi / (2 (2 tau + 1))).
 
-Gradient descent with gradients of tau steps ago is stable on curvature h for rates below 2 s / h,
-where s is that sine. So the floor c2 of the steps grows by 1 / s, about (4 tau + 2) / pi. The term
-c1, which is due to noise, does not change. This is an approximation of ours, from the stability of
-a single mode. Stich, Mohtashami and Jaggi (2021) derive orders of magnitude: one critical parameter
-of the data for both batch size and delay. The tables also have a separate law of each delay, which
-shows where the approximation fails.
+The sine is called s. Gradient descent with gradients from tau steps ago is stable on curvature h
+for rates below 2 s / h. So the floor c2 of the steps grows by the factor 1 / s, about (4 tau + 2) /
+pi. The term c1 is due to noise and does not change. This law is our approximation, from the
+stability of a single mode. Stich, Mohtashami and Jaggi (2021) derive orders of magnitude, with one
+critical parameter of the data for both batch size and delay. The tables also have a separate law
+for each delay, which shows where the approximation fails.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from lit_dps.analysis.tables import columns_of, frame
 from lit_dps.core.trial import Series
 
 KEY = "optim.delay"
-CURVE_POINTS = 64  # of a law that is drawn
+CURVE_POINTS = 64  # points of a drawn curve
 # Columns of `delay_rows` after the series and the delay.
 COLUMNS = ["c1", "c2", "misfit", "misfit_here", "floor"]
 COLUMNS += [*interval_columns("own_c1", None, None), *interval_columns("own_c2", None, None)]
@@ -34,24 +34,24 @@ COLUMNS += ["own_misfit"]
 
 
 def stable_share(delay: float) -> float:
-    """Return the largest stable rate over that without a delay: sin(pi / (2 (2 tau + 1)))."""
+    """Return the largest stable rate over the one without delay: sin(pi / (2 (2 tau + 1)))."""
     return math.sin(math.pi / (2 * (2 * delay + 1)))
 
 
 def delay_of(share: float) -> float:
-    """Return the delay of a stable share, the inverse of `stable_share`."""
+    """Return the delay that has a stable share; the inverse of `stable_share`."""
     return (math.pi / (2 * math.asin(share)) - 1) / 2
 
 
 @dataclass(frozen=True)
 class DelayLaw:
-    """The law of batch size and delay of one series, joint over all delays.
+    """The joint law of batch size and delay of one series.
 
     Attributes:
         series: The series, without its delay.
         separate: The law of each delay alone, by delay, ascending.
-        law: The law without a delay, of batch sizes B / s and steps s K*, with s = `stable_share`.
-            It has no fit with fewer than 3 K*.
+        law: The law without delay that is fitted to batch sizes B / s and steps s K*, with
+            s = `stable_share`. It has no fit with fewer than 3 K*.
     """
 
     series: Series
@@ -65,13 +65,13 @@ class DelayLaw:
 
     @property
     def fitted(self) -> LawConstants:
-        """The fit of a law that has one."""
+        """The fit of the law; an error without one."""
         assert self.law.fit is not None, "the law has no fit"
         return self.law.fit
 
     @cached_property
     def k_star(self) -> dict[tuple[int, int], float]:
-        """K* without bounds by batch size and delay, ascending, in steps."""
+        """K* in steps by batch size and delay, ascending, without K* that are bounds."""
         k_star = {}
         for delay, law in self.separate.items():
             for batch_size, steps in law.exact_k.items():
@@ -84,19 +84,19 @@ class DelayLaw:
         return sorted({batch_size for batch_size, _ in self.k_star})
 
     def predicted(self, delay: float) -> LawConstants:
-        """Return the law of a delay, as the joint law predicts it."""
+        """Return the law that the joint law predicts for a delay."""
         return LawConstants(self.fitted.c1, self.fitted.c2 / stable_share(delay))
 
     @cached_property
     def misfit(self) -> float:
-        """The root mean square of log K* minus the log of the law."""
+        """The root mean square of the residuals of log K*."""
         residuals = []
         for (batch_size, delay), k_star in self.k_star.items():
             residuals.append(math.log(k_star / self.predicted(delay).steps(batch_size)))
         return _root_mean_square(residuals)
 
     def critical_delay(self, batch_size: int) -> tuple[float, Interval]:
-        """Return the delay that doubles K*, with its 95 % interval; infinite if c2 is 0."""
+        """Return the delay that doubles K*, with its 95 % interval; infinity if c2 is 0."""
         value = _doubling_delay(self.fitted.critical_batch_size, batch_size)
         draws = []
         for c1, c2 in self.law.draws:
@@ -112,7 +112,12 @@ def _root_mean_square(values: Sequence[float]) -> float:
 
 
 def misfit_of(fit: LawConstants, k_star: Mapping[int, float]) -> float:
-    """Return the root mean square of log K* (by batch size) minus the log of a fit."""
+    """Return the root mean square of the residuals of log K* about a fit.
+
+    Args:
+        fit: The fit.
+        k_star: K* in steps, by batch size.
+    """
     return _root_mean_square([math.log(k / fit.steps(b)) for b, k in k_star.items()])
 
 
@@ -128,7 +133,7 @@ def delay_laws(laws: Mapping[Series, Law]) -> list[DelayLaw]:
     """Return the joint law of each series that has delays; empty if the delay is no axis.
 
     Args:
-        laws: The law of each series, with its delay.
+        laws: The law of each series; the series have the delay as an axis.
     """
     by_series: dict[Series, dict[int, Law]] = {}
     for series, law in sorted(laws.items(), key=lambda item: item[0]):
@@ -142,9 +147,9 @@ def delay_laws(laws: Mapping[Series, Law]) -> list[DelayLaw]:
 
 
 def _joint_law(separate: Mapping[int, Law]) -> Law:
-    """Return the law without a delay of the observations at all delays.
+    """Return the law without delay that is fitted to the observations at all delays.
 
-    s K* = c1 s / B + c2: this is the law without a delay, of batch sizes B / s and steps s K*.
+    s K* = c1 s / B + c2 is the law without delay of batch sizes B / s and steps s K*.
     """
     observations = []
     for delay, law in separate.items():
@@ -161,11 +166,11 @@ def _joint_law(separate: Mapping[int, Law]) -> Law:
 
 
 def delay_rows(laws: Iterable[DelayLaw]) -> pd.DataFrame:
-    """Return one row per series and delay: the joint law beside the separate law of the delay.
+    """Return one row per series and delay: the joint law, and the separate law of the delay.
 
-    Columns: sparsity and further axes, delay [steps]. Of the joint law: c1 [examples], c2 [steps],
+    Columns: sparsity and further axes, delay [steps]. The joint law has c1 [examples], c2 [steps],
     misfit (root mean square of the residuals of log K*), misfit_here (the misfit at this delay)
-    and floor [steps] (c2 / s, the predicted c2 of this delay). Of the separate law: own_c1 and
+    and floor [steps] (c2 / s, the predicted c2 at this delay). The separate law has own_c1 and
     own_c2, each with its 95 % limits (own_c1_low and so on), and own_misfit.
     """
     rows = []
@@ -189,8 +194,8 @@ def delay_rows(laws: Iterable[DelayLaw]) -> pd.DataFrame:
 def critical_delay_rows(laws: Iterable[DelayLaw]) -> pd.DataFrame:
     """Return one row per series and batch size: the critical delay by the joint law.
 
-    Columns: sparsity and further axes, batch_size [examples], critical_delay [steps], which doubles
-    K*, with its 95 % limits low and high; infinite if c2 is 0.
+    Columns: sparsity and further axes, batch_size [examples], critical_delay [steps] (the delay
+    that doubles K*, infinity if c2 is 0), low and high (its 95 % limits).
     """
     rows = []
     for law in laws:
@@ -204,11 +209,11 @@ def critical_delay_rows(laws: Iterable[DelayLaw]) -> pd.DataFrame:
 
 
 def delay_points(laws: Iterable[DelayLaw]) -> pd.DataFrame:
-    """Return one row per cell with a K* that is no bound, beside the joint law.
+    """Return one row per cell whose K* is exact: K*, and the value of the joint law.
 
     Columns: sparsity and further axes, batch_size [examples], delay [steps], k_star [steps], law
-    [steps]. The law is one curve of the last two columns: in_flight [examples], B / s with
-    s = `stable_share`, and scaled [steps], s K*.
+    [steps], in_flight [examples] (B / s with s = `stable_share`) and scaled [steps] (s K*). In the
+    last two columns, the joint law is a single curve.
     """
     rows = []
     for law in laws:
@@ -223,13 +228,19 @@ def delay_points(laws: Iterable[DelayLaw]) -> pd.DataFrame:
 
 
 def steps_by_delay(law: DelayLaw, batch_size: Any) -> pd.DataFrame:
-    """Return the law at a batch size as a curve over tau + 1; columns gradients and k_star."""
+    """Return the curve of the law at a batch size.
+
+    Columns: gradients (tau + 1, the gradients in flight), k_star [steps].
+    """
     gradients = np.geomspace(1, max(law.separate) + 1, CURVE_POINTS)
     steps = [law.predicted(gradient - 1).steps(batch_size) for gradient in gradients]
     return pd.DataFrame({"gradients": gradients, "k_star": steps})
 
 
 def scaled_law(law: DelayLaw, in_flight: Any) -> pd.DataFrame:
-    """Return the law over the range of some B / s (n,); columns in_flight and scaled."""
+    """Return the curve of the joint law over the range of some B / s, (n,).
+
+    Columns: in_flight [examples], scaled [steps].
+    """
     batch = np.geomspace(in_flight.min(), in_flight.max(), CURVE_POINTS)
     return pd.DataFrame({"in_flight": batch, "scaled": law.fitted.steps(batch)})

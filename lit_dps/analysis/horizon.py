@@ -1,8 +1,8 @@
 """Steps and losses of runs whose schedule or data end at a chosen step.
 
-`matched_steps` is for schedules that decay, such as cosine and WSD: K is the length of the shortest
-run that meets the goal at its own end. The step at which a longer run crosses the goal is another
-number, because its rate has not decayed by then.
+`matched_steps` is for schedules that decay, such as cosine and WSD. K is the length of the shortest
+run that meets the goal at its end. A longer run crosses the goal at another step, because its rate
+has not decayed by then.
 
 `fixed_data_losses` is for a fixed amount of data: which batch size costs how much loss.
 """
@@ -23,12 +23,12 @@ from lit_dps.analysis.tables import numbers
 from lit_dps.core.errors import ConfigError
 from lit_dps.core.text import number_text
 
-# Horizons further apart than this do not tell K between them.
+# K is interpolated between two horizons only if their ratio is at most this.
 MAX_BRACKET = 4.0
-# The curve of the loss is fitted from this share of the data on, as a quadratic in log examples.
+# The loss is fitted as a quadratic in log examples, from examples / WINDOW to examples.
 WINDOW = 8.0
 MIN_POINTS = 6
-# Factor of the examples by which the curve is extrapolated, for batch sizes below B0.
+# For batch sizes below B0, the curve is extrapolated to at most this multiple of the examples.
 MAX_BEYOND = 2.0
 DRAWS = 4000
 
@@ -46,18 +46,19 @@ def matched_steps(runs: pd.DataFrame, goal: float) -> list[Observation]:
     Args:
         runs: A row per run: batch_size [examples], horizon [optimizer steps until the schedule
             ends], loss [at the end; empty if it diverged]. Several seeds have a row each.
-        goal: The loss that meets the goal, at most.
+        goal: The goal is met by a loss of at most this.
 
     Returns:
-        An observation per batch size. It is an upper bound if every horizon meets the goal, and a
-        lower bound if none does, or if the two horizons are more than `MAX_BRACKET` apart.
+        An observation per batch size. It is an upper bound if every horizon meets the goal. It is a
+        lower bound if no horizon meets the goal, or if the ratio of the two horizons exceeds
+        `MAX_BRACKET`.
 
     Raises:
         ConfigError: for columns that are missing, and numbers that are not positive.
     """
     _check_columns(runs, ("batch_size", "horizon", "loss"))
     if not 0 < goal < math.inf:
-        raise ConfigError("goal", goal, "a loss above 0")
+        raise ConfigError("goal", goal, "a finite loss above 0")
     batch = numbers(runs["batch_size"])
     horizon = numbers(runs["horizon"])
     loss = numbers(runs["loss"])
@@ -107,9 +108,9 @@ class FixedData:
     Attributes:
         examples: The number of examples.
         reference: The batch size of the curve, to whose loss others are compared.
-        tolerance: Share of the loss that a batch size may cost.
+        tolerance: Largest share of the loss that a batch size may cost.
         table: A row per batch size: batch_size, steps (examples / batch_size), cost (the loss over
-            that of the reference, less 1), low and high (its 95 % limits), known: "law",
+            the loss of the reference, minus 1), low and high (its 95 % limits), known: "law",
             "extrapolated" for a batch size below the reference, or "refused" where the curve is
             too short for the loss.
         costs: (DRAWS, n), draws of the cost; nan where it is refused.
@@ -147,14 +148,32 @@ class FixedData:
     def describe(self) -> str:
         """Return the answer in a line."""
         share = f"{number_text(100 * self.tolerance)} %"
-        data = f"{number_text(self.examples, 3)} examples"
+        start = f"With {number_text(self.examples, 3)} examples"
+        at_reference = f"the loss at B = {self.reference:g}"
+        unknown = self._first_refused
+        if self.largest is None and unknown is not None:
+            return f"{start} the cost from B = {unknown:g} on is unknown: the curve is too short."
         if self.largest is None:
-            return f"With {data} every larger batch size costs more than {share} of the loss."
-        text = f"With {data} batch sizes up to {self.largest:g} cost less than {share} of the loss"
-        if self.surely_within != self.largest:
-            sure = "none" if self.surely_within is None else f"{self.surely_within:g}"
-            text += f" (surely, at 97.5 %: {sure})"
-        return f"{text} at B = {self.reference:g}."
+            return f"{start} every larger batch size costs more than {share} of {at_reference}."
+        text = (
+            f"{start} batch sizes up to {self.largest:g} cost less than {share} of {at_reference}"
+        )
+        if self.surely_within is None:
+            text += " (no batch size surely, at 97.5 %)"
+        elif self.surely_within != self.largest:
+            text += f" (surely, at 97.5 %: up to {self.surely_within:g})"
+        if unknown is not None:
+            text += f"; from B = {unknown:g} on the cost is unknown, because the curve is too short"
+        return f"{text}."
+
+    @property
+    def _first_refused(self) -> float | None:
+        """The refused batch size right above `largest`; None if the cost there is known."""
+        for row in self.table.sort_values("batch_size").to_dict("records"):
+            if row["batch_size"] < self.reference or row["cost"] <= self.tolerance:
+                continue
+            return float(row["batch_size"]) if row["known"] == "refused" else None
+        return None
 
 
 def fixed_data_losses(
@@ -173,12 +192,12 @@ def fixed_data_losses(
 
     Args:
         curve: A row per validation of a run at B0, or per run at B0: examples, loss. The rate must
-            not decay before the end, or each row is the end of a run with a schedule of its own.
+            not decay before the end, unless each row is the end of a separate run and schedule.
         batch_size: B0, the batch size of the curve.
         critical: B_crit in examples: a 95 % interval, or draws (n,) such as c1 / c2 of `Law.draws`.
         examples: The fixed number of examples, within the curve.
         batch_sizes: The batch sizes to answer for.
-        tolerance: Share of the loss that a batch size may cost.
+        tolerance: Largest share of the loss that a batch size may cost.
 
     Raises:
         ConfigError: for missing columns, numbers that are not positive, examples beyond the curve,
@@ -190,14 +209,16 @@ def fixed_data_losses(
     loss = numbers(curve["loss"])
     if examples > n.max():
         allowed = f"at most {number_text(n.max(), 4)}, where the curve ends"
-        raise ConfigError("examples", examples, allowed)
+        hint = "Train the run of the curve longer, or choose fewer examples"
+        raise ConfigError("examples", examples, allowed, hint)
     inside = (n >= examples / WINDOW) & (n <= examples) & np.isfinite(loss)
     if inside.sum() < MIN_POINTS:
         allowed = (
             f"at least {MIN_POINTS} validations from {number_text(examples / WINDOW, 3)} to "
             f"{number_text(examples, 3)} examples"
         )
-        raise ConfigError("curve", f"{int(inside.sum())} validations", allowed)
+        hint = "Validate more often, or choose another number of examples"
+        raise ConfigError("curve", f"{int(inside.sum())} validations", allowed, hint)
     coefficients = _curve_draws(np.log(n[inside] / examples), np.log(loss[inside]))
     b_crit = _critical_draws(critical)
     shortest = math.log(n[inside].min() / examples)
@@ -229,7 +250,7 @@ def _check_positive(**values: float) -> None:
     """Raise ConfigError for a value that is not above 0 and finite; its key is the name."""
     for key, value in values.items():
         if not 0 < value < math.inf:
-            raise ConfigError(key, value, "a number above 0")
+            raise ConfigError(key, value, "a finite number above 0")
 
 
 def _curve_draws(x: np.ndarray, log_loss: np.ndarray) -> np.ndarray:
@@ -250,24 +271,25 @@ def _critical_draws(critical: Interval | np.ndarray) -> np.ndarray:
     rng = resampling_rng("B_crit")
     if isinstance(critical, Interval):
         if not 0 < critical.low <= critical.high < math.inf:
-            raise ConfigError("critical", tuple(critical), "limits above 0 and finite")
+            allowed = "two limits, low and high, both above 0 and finite"
+            raise ConfigError("critical", tuple(critical), allowed)
         middle = math.log(critical.low * critical.high) / 2
         deviation = math.log(critical.high / critical.low) / (2 * NORMAL_95)
         return np.exp(middle + deviation * rng.standard_normal(DRAWS))
     values = np.asarray(critical, float)
     if not len(values) or not (values > 0).all():
-        raise ConfigError("critical", "draws", "positive numbers, at least one")
+        raise ConfigError("critical", values.tolist(), "at least one draw, and all draws above 0")
     return rng.choice(values, DRAWS)
 
 
 def _check_columns(table: pd.DataFrame, columns: Sequence[str]) -> None:
     """Raise ConfigError for columns that are missing, or not positive; a loss may be missing."""
     if any(column not in table for column in columns):
-        raise ConfigError("columns", list(table.columns), f"columns {', '.join(columns)}")
+        raise ConfigError("columns", list(table.columns), f"a list with {', '.join(columns)}")
     for column in columns:
         for value in table[column].tolist():
             is_missing = value is None or value != value
             if column == "loss" and is_missing:
                 continue
             if not isinstance(value, int | float) or not value > 0:
-                raise ConfigError(column, value, "positive numbers")
+                raise ConfigError(column, value, "a number above 0 in every row")

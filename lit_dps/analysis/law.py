@@ -226,7 +226,7 @@ class Law:
             batch = np.asarray(batch_size, float)
             return np.median(self._steps_of_draws(batch.ravel()), axis=0).reshape(batch.shape)[()]
         if self.fit is None:
-            raise ValueError(f"no law: {self.verdict}")
+            raise ValueError(f"there is no law: {self.verdict}")
         return self.fit.steps(batch_size)
 
     def predict(self, batch_sizes: Iterable[float]) -> pd.DataFrame:
@@ -336,28 +336,29 @@ class Law:
         return lines
 
     def describe(self) -> str:
-        """Return B_crit in words: its interval, or why it is not identifiable."""
+        """Return B_crit as text: its interval, or why it is not identifiable, without advice."""
         if self.rests_on_prior:
             assert self.prior is not None
             ratios = self.draws[:, 0] / self.draws[:, 1]
             middle = float(np.median(ratios))
-            interval = percentile_interval(ratios, middle)
-            return f"B_crit about {estimate(middle, interval)} by {self.prior.source}"
+            text = estimate(middle, percentile_interval(ratios, middle))
+            return f"B_crit is about {text}, predicted from {self.prior.source}"
         if self.fit is None:
-            return str(self.verdict)
+            return self.verdict.reason
         if not self.is_b_crit_known:
-            return f"not identifiable: {self.verdict}"
+            return f"not identifiable: {self.verdict.reason}"
         text = f"B_crit = {estimate(self.fit.critical_batch_size, self.critical)}"
         if self.fit.critical_batch_size < self.range[0]:
             text += ", below the smallest batch size"
         return text
 
     def line(self) -> str:
-        """Return the law in a line: its constants with their intervals, and `describe`."""
+        """Return the law in a line: its constants with intervals, `describe`, and advice."""
         if self.fit is None:
             return self.describe()
         constants = f"c1 = {estimate(self.fit.c1, self.c1)}  c2 = {estimate(self.fit.c2, self.c2)}"
-        return f"{constants}  {self.describe()}"
+        text = f"{constants}  {self.describe()}"
+        return "; ".join(filter(None, [text, self.verdict.advice]))
 
 
 def _k_by_batch_size(observations: Iterable[Observation]) -> dict[int, float]:
@@ -397,11 +398,9 @@ def fit_law(
     """Return the law of some observations, bounds among them, with its verdict.
 
     Args:
-        observations: At most one a batch size.
-        prior: Other evidence on B_crit, such as a noise scale (`critical_prior`). With fewer K than
-            the law needs, K is predicted by it. With more it narrows the posterior, not the fit. If
-            the law does not fit, K above the measured batch sizes is predicted from the largest
-            one and the prior.
+        observations: At most one per batch size.
+        prior: Other evidence on B_crit, such as a noise scale. It predicts K where the law cannot,
+            and narrows the posterior, not the fit.
         uses_medians: Whether the observations are medians over seeds, not K*.
         unit: The unit of their K.
         refusal: Why the law does not describe them. Then their K are the only answers.
@@ -410,15 +409,16 @@ def fit_law(
         ValueError: for two observations of one batch size.
     """
     observations = tuple(sorted(o.in_steps(unit) for o in observations))
-    if len({o.batch_size for o in observations}) < len(observations):
-        raise ValueError("more than one observation of a batch size: take their median (`medians`)")
+    sizes = [o.batch_size for o in observations]
+    if len(set(sizes)) < len(sizes):
+        raise ValueError(f"batch sizes {sizes} must be unique; use `medians` of repeated ones")
     verdict = judge_data(observations)
     measured = exact(observations)
     are_too_few = verdict.refusal is Refusal.PREDICTION
     if prior is not None and are_too_few and measured:
         verdict = judge_prior(observations, prior)
     if not unit.has_law:
-        refusal = f"K* is in {unit.axis}, and the law c1 / B + c2 is of steps"
+        refusal = f"K* counts {unit.axis}, but c1 / B + c2 is a law of steps"
     if refusal:
         verdict = Verdict(Refusal.PREDICTION, refusal)
     law = Law(
@@ -456,7 +456,7 @@ def relative_law(batch_size: float, prior: CriticalPrior | None = None) -> Law:
     """
     if prior is None:
         prior = default_prior(batch_size)
-    reason = f"no K is measured; K(B) / K({batch_size:g}) rests on {prior.source}"
+    reason = f"no K is measured; K(B) / K({batch_size:g}) is predicted from {prior.source}"
     probabilities = (np.arange(DRAWS) + 0.5) / DRAWS
     deviations = prior.log_deviation * special.stdtrit(PRIOR_TAILS, probabilities)
     critical = prior.value * np.exp(deviations)

@@ -136,13 +136,14 @@ def _check(batch: np.ndarray, steps: np.ndarray) -> None:
     """Raise ValueError for a curve that cannot be fitted."""
     if batch.ndim != 1 or batch.shape != steps.shape:
         raise ValueError(
-            f"batch sizes and steps must have one shape (n,), not {batch.shape} and {steps.shape}"
+            f"batch_sizes have shape {batch.shape} and steps {steps.shape}; both must have one "
+            "shape (n,)"
         )
     if not (np.isfinite(batch) & np.isfinite(steps) & (batch > 0) & (steps > 0)).all():
         raise ValueError("batch sizes and steps must be positive and finite")
     different = np.unique(batch).size
     if different < 2:
-        raise ValueError(f"a fit needs at least 2 different batch sizes, not {different}")
+        raise ValueError(f"{different} batch sizes are different; a fit needs at least 2")
 
 
 def _best_ratio(curve: _Curve) -> float:

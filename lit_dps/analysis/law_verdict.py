@@ -1,4 +1,4 @@
-"""What the data do not support of the law K = c1 / B + c2, and why."""
+"""Which uses of the law K = c1 / B + c2 the data do not support, and why."""
 
 from __future__ import annotations
 
@@ -13,16 +13,17 @@ from lit_dps.analysis.law_fit import MIN_BATCH_SIZES, TYPICAL_ERROR, LawConstant
 from lit_dps.analysis.observations import AT_MOST, Observation, exact
 from lit_dps.analysis.tables import listed_numbers, three_digits
 
-# Batch sizes whose largest is below this times the smallest show no curve.
+# The largest batch size must exceed the smallest by this factor. A smaller range shows no curve.
 MIN_RANGE = 1.2
-# Share of B_crit that the largest batch size has to reach: c2 is then a third of K there.
+# Share of B_crit that the largest batch size must reach. There c2 is a third of K.
 MIN_SHARE_OF_CRITICAL = 0.5
-# Root mean square of the residuals of log K beyond their noise, above which the law does not
-# describe K.
+# The law does not describe K if the root mean square of the residuals of log K, beyond their noise,
+# exceeds this.
 MAX_MISFIT = 0.2
-# Log of the fall of K over the range, below which a curve is flat.
+# A curve is flat if log K falls by less than this over the range.
 MIN_DECLINE = 0.1
-# Log of a rise of K with B, above which it may be more than noise, and in standard deviations.
+# A rise of K with B is not noise if log K rises by more than both limits: absolute, and in standard
+# deviations.
 MAX_RISE = 0.2
 MAX_RISE_DEVIATIONS = 3
 # Factor that the 95 % interval of B_crit may span.
@@ -43,58 +44,64 @@ class Refusal(IntEnum):
 
 @dataclass(frozen=True)
 class Verdict:
-    """What is refused of a law, and why.
+    """Which uses of a law are refused, and why.
 
     Attributes:
         refusal: What is refused.
         reason: A clause; empty if nothing is refused.
-        bound: What B_crit exceeds, in examples; None if that is unknown.
+        bound: A lower bound of B_crit, in examples; None if it is unknown.
+        advice: What to do next; empty if the reason implies it.
     """
 
     refusal: Refusal = Refusal.NOTHING
     reason: str = ""
     bound: float | None = None
+    advice: str = ""
 
     def __str__(self) -> str:
-        return self.reason
+        if not self.advice:
+            return self.reason
+        return f"{self.reason}; {self.advice}"
 
 
 def judge_data(observations: Sequence[Observation]) -> Verdict:
-    """Return what is refused because observations do not determine a law, before any fit."""
+    """Return the verdict before any fit: whether the observations determine a law."""
     sizes = [o.batch_size for o in exact(observations)]
     if len(sizes) < MIN_BATCH_SIZES:
         return Verdict(Refusal.PREDICTION, _too_few(observations, sizes))
     if max(sizes) <= MIN_RANGE * min(sizes):
         span = max(sizes) / min(sizes) - 1
-        reason = f"all batch sizes are within {100 * span:.0f} %: {listed_numbers(sizes)}"
+        reason = (
+            f"all batch sizes are within {100 * span:.0f} %: {listed_numbers(sizes)}; the largest "
+            f"must exceed {MIN_RANGE:g} times the smallest"
+        )
         return Verdict(Refusal.PREDICTION, reason)
     return Verdict()
 
 
 def judge_prior(observations: Sequence[Observation], prior: CriticalPrior) -> Verdict:
-    """Return what is refused of a law that rests on a prior of B_crit, with one K or more."""
+    """Return the verdict on a law that uses a prior of B_crit, with at least one K."""
     rise = rise_of_k(observations)
     if rise:
         return Verdict(Refusal.PREDICTION, rise)
     measured = exact(observations)
     sizes = listed_numbers([o.batch_size for o in measured])
-    reason = f"K is measured at B = {sizes} only; elsewhere it rests on {prior.source}"
+    reason = f"K is measured only at B = {sizes}; elsewhere it is predicted from {prior.source}"
     return Verdict(Refusal.CRITICAL, reason)
 
 
 def _too_few(observations: Sequence[Observation], sizes: Sequence[float]) -> str:
-    """Return a clause on too few batch sizes whose K is not a bound."""
+    """Return a clause that counts the batch sizes whose K is not a bound."""
     if not sizes:
         reason = "K is known at no batch size"
     elif len(sizes) == 1:
         reason = f"K is known at one batch size ({listed_numbers(sizes)})"
     else:
         reason = f"K is known at {len(sizes)} batch sizes ({listed_numbers(sizes)})"
-    reason += f"; {MIN_BATCH_SIZES} are needed"
     upper_bounds = sum(o.bound == AT_MOST for o in observations)
     if upper_bounds:
-        reason += f", and {upper_bounds} K are upper bounds"
-    return reason
+        reason += f", and at {upper_bounds} only an upper bound of K"
+    return f"{reason}; {MIN_BATCH_SIZES} are needed"
 
 
 def judge_fit(
@@ -104,10 +111,10 @@ def judge_fit(
     misfit: float,
     misfit_beyond_noise: float,
 ) -> Verdict:
-    """Return what is refused of a fit: K rises, a misfit, a flat curve, or B_crit not shown.
+    """Return the verdict on a fit: whether K rises, the law fits, and the range shows B_crit.
 
     Args:
-        observations: What the law is fitted to, by batch size.
+        observations: The observations that the law is fitted to, by batch size.
         fit: Its constants.
         critical: 95 % interval of B_crit, in examples.
         misfit, misfit_beyond_noise: As in `Law`.
@@ -125,14 +132,16 @@ def judge_fit(
     if fall < MIN_DECLINE:
         share = 1 - math.exp(-fall)
         reason = f"K is flat: it falls by {share:.0%} from B = {low:g} to {high:g}"
-        return Verdict(Refusal.CRITICAL, reason)
+        return Verdict(Refusal.CRITICAL, reason, advice="measure smaller batch sizes")
     bound = critical.low
     if high < MIN_SHARE_OF_CRITICAL * fit.critical_batch_size:
-        return Verdict(Refusal.CRITICAL, f"B_crit > {three_digits(bound)}", bound)
+        advice = "measure larger batch sizes"
+        return Verdict(Refusal.CRITICAL, f"B_crit > {three_digits(bound)}", bound, advice)
     if critical.high > MAX_SPAN * bound:
         interval = f"[{three_digits(bound)}, {three_digits(critical.high)}]"
-        reason = f"B_crit in {interval} is too uncertain"
-        return Verdict(Refusal.CRITICAL, reason, bound)
+        reason = f"the 95 % interval of B_crit, {interval}, spans more than x{MAX_SPAN:g}"
+        advice = "measure more batch sizes, or run more trials"
+        return Verdict(Refusal.CRITICAL, reason, bound, advice)
     return Verdict()
 
 
@@ -153,7 +162,7 @@ def rise_of_k(ascending: Sequence[Observation]) -> str:
                 more = "more than " if after.bound else ""
                 return (
                     f"K rises from {before.steps:.0f} at B = {before.batch_size:g} to "
-                    f"{more}{after.steps:.0f} at {after.batch_size:g}; is the rate tuned at each "
-                    "batch size?"
+                    f"{more}{after.steps:.0f} at {after.batch_size:g}; is the learning rate tuned "
+                    "at each batch size?"
                 )
     return ""

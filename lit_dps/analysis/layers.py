@@ -119,7 +119,7 @@ def _names_of_series(layers: pd.DataFrame) -> list[str]:
 def empty_layers(record: StudyRecord) -> list[str]:
     """Return the layers that are empty after pruning, each with its series and its samples.
 
-    They pass on biases only.
+    Such a layer outputs only its biases.
     """
     table = layer_rows(kept_of(record))
     if not len(table):

@@ -1,8 +1,8 @@
 """Local SGD: communications to the goal, and how K* depends on the local steps H of a round.
 
-In theory K* is constant in H up to some H_crit, then rises (Stich 2019; Lin et al. 2020). On a
-quadratic with additive noise it is constant for any H, so all dependence is due to curvature that
-varies.
+In theory, K* is constant up to some H_crit and then rises (Stich 2019; Lin et al. 2020). On a
+quadratic with additive noise, K* is constant for all H. So only varying curvature makes K* depend
+on H.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from lit_dps.core.trial import Series, Trial
 
 KEY = "local.steps"
 SECTION = "local."
-# K* is flat while it is within this factor of K* at the least H, or within a check interval of it.
+# K* is flat if it exceeds K* at the least H by at most this factor, or by at most a check interval.
 FLAT = 1.25
 
 
@@ -125,8 +125,8 @@ class LocalCurve:
 
     @property
     def flat_to(self) -> int | None:
-        """H_crit, the largest H up to which K* is flat; None if K* of the least H is unknown."""
-        if not self.points or self.points[0].is_bound:
+        """H_crit, the largest H up to which K* is flat; None if `least_k_star` is unknown."""
+        if self.least_k_star is None:
             return None
         first_missed = min(self.missed, default=None)
         flat_to = None
@@ -138,6 +138,15 @@ class LocalCurve:
         return flat_to
 
     @property
+    def least_k_star(self) -> int | None:
+        """K* at the least H; None if it is unknown or an upper bound."""
+        if not self.points or self.points[0].is_bound:
+            return None
+        if self.missed and self.missed[0] < self.points[0].local_steps:
+            return None
+        return self.points[0].k_star
+
+    @property
     def largest(self) -> int:
         """The largest H that was tried."""
         return max([*(point.local_steps for point in self.points), *self.missed])
@@ -145,18 +154,18 @@ class LocalCurve:
     def describe(self) -> str:
         """Return up to which H K* is flat, and the fewest communications, in words."""
         if len(self.points) < 2:
-            return "fewer than two H with a K*"
+            return "K* is known at fewer than two H"
         first = self.points[0]
         if first.is_bound:
             flat = f"K* at H = {first.local_steps} is an upper bound, so H_crit is unknown"
         elif self.flat_to is None:
-            flat = "K* of the least H is unknown, so H_crit is unknown"
+            flat = "K* at the least H is unknown, so H_crit is unknown"
         elif self.flat_to == self.largest:
-            flat = f"K* flat to H = {self.flat_to}, the largest"
+            flat = f"K* is flat up to H = {self.flat_to}, the largest H"
         else:
-            flat = f"K* flat to H = {self.flat_to}"
+            flat = f"K* is flat up to H = {self.flat_to}"
         fewest = min(self.points, key=lambda point: point.communications)
-        return f"{flat}; fewest communications {fewest}, {first}"
+        return f"{flat}; communications: fewest {fewest}, and {first}"
 
 
 def local_curves(record: StudyRecord, cells: Iterable[CellSummary]) -> list[LocalCurve]:
@@ -197,11 +206,15 @@ def local_rows(curves: Iterable[LocalCurve]) -> pd.DataFrame:
 
     Columns: sparsity and further axes, batch_size [examples], local_steps (H), k_star [steps],
     communications, floor (1 if K* is at the first check, so that both are upper bounds) and
-    times_k_star (K* over K* at the least H).
+    times_k_star (K* over K* at the least H; missing if the latter is unknown or an upper bound).
     """
     rows = []
     for curve in curves:
+        least = curve.least_k_star
         for point in curve.points:
+            times_k_star = None
+            if least is not None:
+                times_k_star = point.k_star / least
             rows.append(
                 {
                     **columns_of(curve.series),
@@ -210,7 +223,7 @@ def local_rows(curves: Iterable[LocalCurve]) -> pd.DataFrame:
                     "k_star": point.k_star,
                     "communications": point.communications,
                     "floor": int(point.is_bound),
-                    "times_k_star": point.k_star / curve.points[0].k_star,
+                    "times_k_star": times_k_star,
                 }
             )
     return frame(rows)

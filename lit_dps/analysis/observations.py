@@ -25,12 +25,12 @@ from lit_dps.core.statistic import Statistic
 from lit_dps.core.trial import Status, TrialResult
 from lit_dps.core.unit import Cost, Unit
 
-# Kinds of observations that are bounds of K*: the side on which a residual counts.
+# Kinds of bounds of K*. The sign is the side on which a residual counts.
 AT_LEAST = 1
 AT_MOST = -1
 
-# Trials next to the best one whose distances give the noise of K*. Farther ones belong to another
-# part of the search space.
+# The noise of K* follows from the distances of this many trials next to the best. Farther trials
+# belong to another part of the search space.
 NEAREST_TRIALS = 3
 # The noise of K* between searches of n points in d = 1 or 2 metaparameters is n^(-1 / d), plus that
 # of seeds. Blocks of 4, 8, 16, 25 and 32 of the 100 points of the stored studies (d = 2) have 0.41,
@@ -45,7 +45,7 @@ PRIOR_DISTANCES = 3
 # to 2 %.
 DRAWS = 2000
 FARTHEST = 100.0
-# Fewer trials are single points that the user chose, not a search.
+# Fewer trials are points that the user chose. They are no search.
 MIN_SEARCHED_TRIALS = 4
 
 
@@ -60,9 +60,9 @@ class Observation:
             unknown.
         check: Steps between two checks; the goal was met in (steps - check, steps]. 0 if K is
             exact.
-        bound: 0; `AT_LEAST` if the goal was not met by then; `AT_MOST` if it was met, maybe long
-            before, as at the first check.
-        boundary: Metaparameters with their best value on an end of the range, as
+        bound: 0 if K is exact; `AT_LEAST` if the goal was not met by then; `AT_MOST` if it was met
+            by then or long before, as at the first check.
+        boundary: Metaparameters with their best value at an end of the range, such as
             "learning_rate low"; else empty. K may be smaller beyond that end.
     """
 
@@ -76,7 +76,8 @@ class Observation:
     def __post_init__(self):
         if not (0 < self.batch_size < math.inf and 0 < self.steps < math.inf):
             raise ValueError(
-                f"batch size {self.batch_size} and steps {self.steps} must be positive and finite"
+                f"batch_size is {self.batch_size} and steps is {self.steps}; both must be "
+                "positive and finite"
             )
         if self.bound not in (0, AT_LEAST, AT_MOST):
             raise ValueError(f"bound is {self.bound}; it must be 0, {AT_LEAST} or {AT_MOST}")
@@ -206,7 +207,7 @@ def noise_of_k_star(costs: Sequence[Cost | None], dimensions: int, statistic: St
     if statistic.is_minimum or not noise:
         return noise
     distances = resampling_rng(len(costs), statistic.name).exponential(size=(DRAWS, len(costs)))
-    # Farther trials than these never decide, and their costs would be no finite numbers.
+    # Farther trials never decide, and their costs may be infinite.
     distances = np.minimum(noise * len(costs) * distances, FARTHEST)
     logs = np.log(statistic.of_draws(np.exp(distances)))
     return float(logs.std())
@@ -391,7 +392,7 @@ def _median(steps: np.ndarray) -> float:
 
 
 def note_on_boundaries(observations: Sequence[Observation]) -> str | None:
-    """Return a note on best metaparameters that are on an end of their range; None without any."""
+    """Return a note on best metaparameters at an end of their range; None without any."""
     sizes = []
     boundaries = []
     for o in observations:
@@ -402,6 +403,6 @@ def note_on_boundaries(observations: Sequence[Observation]) -> str | None:
         return None
     different = "; ".join(dict.fromkeys(boundaries))
     return (
-        f"the best metaparameters lie on an end of their range at B = {listed_numbers(sizes)} "
-        f"({different}): K may be smaller there, widen it first"
+        f"the best metaparameters are at the end of their range at B = {listed_numbers(sizes)} "
+        f"({different}); widen the range, because K may be smaller beyond it"
     )

@@ -38,7 +38,8 @@ def at_goal(record: StudyRecord, value: float) -> StudyRecord:
     if is_harder and not record.train_past_goal:
         side = "at most" if record.goal.at_least else "at least"
         allowed = f"{side} {record.goal.value:g}, because the trials stopped at that goal"
-        raise ConfigError("goals", value, allowed)
+        hint = "Set study.train_past_goal to measure harder goals"
+        raise ConfigError("goals", value, allowed, hint)
     goal = record.goal.with_value(value)
     results = {}
     undetermined_points = {}

@@ -142,8 +142,8 @@ class NoisyQuadraticModel:
         """Return what the noise of each step of SGD adds to the last expected loss, times B.
 
         The noise of step t, of an example, adds 1/2 sum rate^2 h^2 (1 - rate h)^(2 (T - 1 - t)) to
-        the expected loss after T steps. With batch sizes B(t) the loss is that of gradients without
-        noise, plus the sum of these weights over B(t).
+        the expected loss after T steps. With batch sizes B(t), the loss is the loss of gradients
+        without noise, plus the sum of these weights over B(t).
 
         Returns:
             (steps,), from the first step to the last one.

@@ -1,8 +1,8 @@
-"""What a batch that grows along the run saves: its steps and examples beside a constant batch size.
+"""The savings of a growing batch: its steps and examples over those of a constant batch size.
 
-A series whose batch grows is compared with the series of the constant batch that has all its other
-values. The batch size of the comparison is the constant one whose examples to the goal are nearest,
-so that the remaining difference is one of steps. Both have the same space and, with Sobol's
+A series whose batch grows is compared with the series of constant batches whose other axes are
+equal. The comparison uses the constant batch size with the most similar number of examples to the
+goal, so the remaining difference is in steps. Both have the same search space and, with Sobol's
 sequence, the same points.
 """
 

@@ -1,11 +1,11 @@
 """The price of a scaling rule: K at the rule's learning rate over K*, at each batch size.
 
 A rule scales the best rate of the smallest batch size with the batch size or with its square root.
-No trial has exactly that rate. So K is taken from the best trial within a factor `WINDOW` of it,
-with any other metaparameters: it is the price of a fixed rate when momentum and all else is tuned
-again. The best of few trials is worse than the best of many. So the price is biased upward, most
-where `near` in the table is small. Shallue et al. (2019) draw the rules beside the best rates,
-without a price.
+No trial has exactly that rate. So K is the K of the best trial within a factor `WINDOW` of it, with
+any other metaparameters. This is the price of a fixed rate if momentum and the other metaparameters
+are tuned again. The best of few trials is worse than the best of many. So the price is biased
+upward, most where `near` in the table is small. Shallue et al. (2019) draw the rules and the best
+rates, without a price.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from lit_dps.core.unit import Cost
 # A trial counts within this factor of the rule's rate. After one doubling of B the rules differ by
 # a factor of 1.4.
 WINDOW = 1.25
-# Verdicts: what a price is, or why it is unknown.
+# Verdicts: whether a price is exact or a bound, or why it is unknown.
 MEASURED = "measured"
 LOWER_BOUND = "at least"
 UPPER_BOUND = "at most"

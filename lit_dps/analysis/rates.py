@@ -1,12 +1,13 @@
-"""The best learning rate against the batch size: a power law, beside two rules of scaling.
+"""The best learning rate against the batch size: a power law, and two scaling rules.
 
 Shallue et al. (2019) draw the effective learning rate eta / (1 - m) of the best trial, with lines
 of linear and of square-root scaling from the smallest batch size. Heavy-ball and Nesterov momentum
-sum 1 / (1 - m) gradients if their direction is constant. Adam averages its gradients, and the size
-of the updates of sign-based and spectral rules is fixed, so their effective rate is eta. RMSprop
-sums its updates like heavy-ball momentum. Here all else is as it was sampled; scaling rules for
-Adam that also change its betas are in `lit_dps.analysis.adam_rules`. A rate that decays counts at
-its start.
+sum 1 / (1 - m) gradients of a constant direction. RMSprop sums its updates in the same way. Adam
+averages its gradients, and sign-based and spectral rules have updates of a fixed size. So their
+effective rate is eta.
+
+The rules here scale only the rate. `lit_dps.analysis.adam_rules` has the rules for Adam that also
+change its betas. A rate that decays counts at its start.
 """
 
 from __future__ import annotations
@@ -28,23 +29,24 @@ from lit_dps.core.search_space import RATE_NAMES
 from lit_dps.core.text import number_text
 from lit_dps.core.trial import Series, TrialResult, Value
 
-# Trials that need at most this many times K* are about as good as the best trial.
+# Trials that need at most this multiple of K* are about as good as the best trial.
 NEAR = 1.25
 RULES = {"linear": 1.0, "square_root": 0.5}  # the power of the batch size
 RULE_NAMES = {"linear": "linear scaling", "square_root": "square-root scaling"}
-# Kinds of rate, also columns of `rate_rows`.
+# Kinds of rate, and columns of `rate_rows`.
 EFFECTIVE = "effective_rate"
 PLAIN = "learning_rate"
 
-# Update rules by what they do with gradients.
+# Update rules that sum gradients or updates.
 HEAVY_BALL = ("momentum", "nesterov")
 RMSPROP = "rmsprop"
-# The momentum of schedule-free SGD is the share of its average in the point of the gradient.
+# Schedule-free SGD sums no gradients: its momentum is the share of the average weights in the point
+# where it takes the gradient.
 WITHOUT_MOMENTUM = ("sgd", "schedule_free_sgd")
-DEFAULT_MOMENTUM = 0.9  # of `ImageClassifier`
+DEFAULT_MOMENTUM = 0.9  # default of `ImageClassifier`
 
 
-# What an answer assumes of rates that were searched.
+# The assumption of an answer whose rates were searched.
 RATE_IS_TUNED = ("The learning rate is tuned at each batch size, as it was to measure K.",)
 
 
@@ -56,10 +58,10 @@ class RateLaw:
         scale: Rate at B = 1 by the law.
         exponent: 0.5 is square-root scaling.
         error: Standard error of the exponent; nan with two batch sizes and an unknown spacing.
-        scatter: Standard deviation of the log of the best rates about the law, at least the spacing
-            of the rates that were tried; nan like `error`.
-        range: Smallest and largest batch size measured; the law holds between them.
-        name: Of the rate: "learning_rate" or "learning_rate / (1 - momentum)".
+        scatter: Standard deviation of the log of the best rates about the law. It is at least the
+            spacing of the tried rates; nan if `error` is nan.
+        range: Smallest and largest measured batch size; the law is valid between them.
+        name: Name of the rate: "learning_rate" or "learning_rate / (1 - momentum)".
     """
 
     scale: float
@@ -69,16 +71,16 @@ class RateLaw:
     range: tuple[float, float]
     name: str = "learning_rate"
 
-    # Whether K is the least of a search over the rate.
+    # Whether K is the minimum of a search over the rate.
     is_searched = True
 
     @property
     def assumed(self) -> tuple[str, ...]:
-        """What an answer assumes of the rates, a line each."""
+        """The assumptions of an answer about the rates, a line each."""
         return RATE_IS_TUNED
 
     def at(self, batch_size: float) -> float | None:
-        """Return the rate at a batch size; None beyond the measured batch sizes."""
+        """Return the rate at a batch size; None outside the measured range."""
         low, high = self.range
         if low <= batch_size <= high:
             return self.scale * batch_size**self.exponent
@@ -108,10 +110,10 @@ def rate_law(
 
     Args:
         batch_sizes: (n,), in examples.
-        rates: (n,), the best rate at each.
-        name: Of the rate.
-        spacing: Distance between the logarithms of neighbouring rates that were tried. The error
-            of a best rate is at least that, even if the best rates of a grid are on a line.
+        rates: (n,), the best rate at each batch size.
+        name: Name of the rate.
+        spacing: Distance between the logarithms of neighbouring tried rates. The error of a best
+            rate is at least this distance, even if the best rates are exactly on a line.
 
     Raises:
         ValueError: for numbers that are not positive and finite.
@@ -172,12 +174,12 @@ class RateSource:
 
     @property
     def averages(self) -> bool:
-        """Whether momentum does not change the size of the updates, as of Adam, Lion and Muon."""
+        """Whether momentum leaves the size of the updates unchanged, as in Adam, Lion and Muon."""
         return _averages(self.optimizer)
 
     @property
     def kinds(self) -> list[str]:
-        """The kinds of rate to scale; the plain one is among them if momentum is searched."""
+        """The kinds of rate to scale: effective, and plain too if momentum is searched."""
         if self.momentum_key is None:
             return [EFFECTIVE]
         return [EFFECTIVE, PLAIN]
@@ -217,7 +219,11 @@ def _averages(optimizer: str | None) -> bool:
 
 
 def rate_source(record: StudyRecord, series: Series) -> RateSource | None:
-    """Return how to read the rate of a series; None if no rate, or its optimizer, is searched."""
+    """Return how to read the rate of a series.
+
+    Returns:
+        None unless exactly one rate is searched, and if the optimizer is searched.
+    """
     rate_keys = []
     momentum_keys = []
     for key in record.space:
@@ -248,7 +254,7 @@ def rate_source(record: StudyRecord, series: Series) -> RateSource | None:
 
 
 def _model_setting(record: StudyRecord, series: Series, name: str) -> object:
-    """Return an argument of the model that all trials of a series share; None if it is unknown."""
+    """Return an argument of the model that all trials of a series share; None without one."""
     key = f"model.{name}"
     axes = dict(series.axes)
     if key in axes:
@@ -260,7 +266,7 @@ def _model_setting(record: StudyRecord, series: Series, name: str) -> object:
 
 
 def spacing_of(rates: Iterable[float]) -> float:
-    """Return the mean distance between neighbouring logarithms of rates; 0 for a single one."""
+    """Return the mean distance between neighbouring logarithms of rates; 0 for a single rate."""
     logs = sorted({math.log(rate) for rate in rates if rate > 0})
     if len(logs) < 2:
         return 0.0
@@ -288,9 +294,9 @@ class RateCurve:
 
     @property
     def first(self) -> int | None:
-        """The smallest batch size whose K* is no upper bound; None without one.
+        """The smallest batch size with an exact K*; the scaling rules start from its best rate.
 
-        The scaling rules start from its best rate. None if the batch size changes along a trial.
+        None without an exact K*, and if the batch size changes along a trial.
         """
         if not self.has_constant_batch:
             return None
@@ -315,18 +321,18 @@ class RateCurve:
         return [r for r in cell.trials if r.cost is not None and r.cost <= limit]
 
     def rule_rate(self, rule: str, batch_size: int, kind: str = EFFECTIVE) -> float | None:
-        """Return the rate of a scaling rule, from the best rate at `first`; None without it."""
+        """Return the rate of a rule, scaled from the best rate at `first`; None without `first`."""
         if self.first is None:
             return None
         return self.best(self.first, kind) * (batch_size / self.first) ** RULES[rule]
 
     @property
     def law(self) -> RateLaw | None:
-        """The power law of the best rates, effective ones if momentum is searched.
+        """The power law of the best rates; of the effective rates if momentum is searched.
 
-        Cells with an upper bound of K* do not count, nor cells whose best rate is an end of its
-        range: a better one may be outside. None for fewer than two batch sizes, and if the batch
-        size changes along a trial.
+        It omits cells whose K* is an upper bound, and cells whose best rate is at an end of its
+        range, because a better rate may be outside. None for fewer than two batch sizes, and if the
+        batch size changes along a trial.
         """
         if not self.has_constant_batch:
             return None
@@ -347,11 +353,11 @@ class RateCurve:
         return rate_law(batch_sizes, best_rates, name, spacing_of(all_rates))
 
     def at(self, batch_size: float, params: Mapping[str, Value]) -> float | None:
-        """Return the learning rate of the law at a batch size; None beyond the measured ones.
+        """Return the learning rate of the law at a batch size; None outside the measured range.
 
         Args:
             batch_size: In examples.
-            params: The other metaparameters, the momentum among them if it is searched.
+            params: The other metaparameters, including the momentum if it is searched.
         """
         if self.law is None:
             return None
@@ -389,13 +395,15 @@ def rate_laws(record: StudyRecord, curves: Iterable[RateCurve]) -> dict[Series, 
 def rate_rows(record: StudyRecord, curves: Iterable[RateCurve]) -> pd.DataFrame:
     """Return one row per cell with a K*, by series, then batch size.
 
-    Columns: sparsity and further axes, batch_size [examples], k_star [steps], floor (1 if that is
-    an upper bound, which is weak evidence about the rate, else 0). Of the K* trial: point,
-    learning_rate, momentum (0 if its update rule sums no gradients) and effective_rate. Of the
-    trials that need at most `NEAR` times K*: near (their number), and the lowest and highest of
-    both rates (racing may have stopped more of these trials: `study.race_factor`). boundary is the
-    end of its range that the learning rate is on, or empty. linear and square_root are the
-    effective rates of the scaling rules, from the best one at batch size scaled_from.
+    Columns: sparsity and further axes, batch_size [examples], k_star [steps], floor (1 if k_star is
+    an upper bound, which is weak evidence about the rate, else 0). The next columns describe the K*
+    trial: point, learning_rate, momentum (0 if its update rule sums no gradients), effective_rate.
+
+    near is the number of trials that need at most `NEAR` times K*. The limits of both rates (_low,
+    _high) are over these trials. A race (`study.race_factor`) may have stopped more such trials.
+    boundary is the end of its range that the best learning rate is at, or empty. linear and
+    square_root are the effective rates of the scaling rules, from the best rate at batch size
+    scaled_from.
     """
     columns = [*columns_of(record.series[0]), "batch_size", "k_star", "floor", "point"]
     columns += [PLAIN, "momentum", EFFECTIVE, "near", f"{PLAIN}_low", f"{PLAIN}_high"]
@@ -436,9 +444,9 @@ def _rate_row(curve: RateCurve, batch_size: int) -> dict[str, object]:
 
 
 def rule_line(rows: pd.DataFrame, kind: str, rule: str) -> pd.DataFrame:
-    """Return the line of a scaling rule, from the batch size it starts at to the last one.
+    """Return the line of a scaling rule, from its first batch size to the largest.
 
-    Columns: batch_size [examples], rate; a row per end. No rows without a batch size to start at.
+    Columns: batch_size [examples], rate; one row per end. No rows without a first batch size.
 
     Args:
         rows: The rows of `rate_rows` of one series.
@@ -458,8 +466,8 @@ class EqualRateLine(NamedTuple):
 
     Attributes:
         effective_rate: The rate of all points of the line.
-        rates: Learning rates eta of its two ends.
-        rests: 1 - m of its two ends.
+        rates: Learning rates eta at its two ends.
+        rests: 1 - m at its two ends.
     """
 
     effective_rate: float
@@ -470,7 +478,7 @@ class EqualRateLine(NamedTuple):
 def equal_rate_lines(
     rates: tuple[float, float], rests: tuple[float, float]
 ) -> Iterator[EqualRateLine]:
-    """Yield lines of equal effective rates, one a decade (Shallue et al. 2019).
+    """Yield lines of equal effective rates, one per decade (Shallue et al. 2019).
 
     Args:
         rates: Smallest and largest learning rate of the search space.

@@ -1,8 +1,8 @@
 """Repeats of a cell's best points on fresh seeds: the median K over seeds, its spread and the bias.
 
-K* is the minimum over many trials, so its seed was lucky and its metaparameters are good. With
-other seeds its point usually needs more steps. K* over the median of its point measures this
-winner's curse.
+K* is the minimum over many trials, so it profits from its seed and from its metaparameters. With
+other seeds, its point usually needs more steps (the winner's curse). K* over the median of its
+point measures this bias.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class RepeatSummary:
     def bias(self) -> float | None:
         """Cost in the search over the median; None if one of them is only a bound.
 
-        It is below 1 if the search was lucky.
+        It is below 1 if the seed of the search needed fewer steps than most.
         """
         median = self.median
         if median is None or math.isinf(median):

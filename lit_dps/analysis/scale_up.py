@@ -34,25 +34,25 @@ from lit_dps.core.trial import Series
 COLUMNS = ("size", "batch_size", "steps")
 CENSORED = "censored"
 MIN_SIZES = 3
-# The largest size over the smallest: a power is not known from sizes that are closer.
+# The largest size over the smallest. Closer sizes do not show a power.
 MIN_RANGE = 3.0
-# Factor beyond the measured sizes up to which K is predicted.
+# K is predicted up to this factor beyond the measured sizes.
 MAX_SCALE = 10.0
-# What is added to the law's error for each doubling beyond the measured sizes, in log K. It is that
-# of the batch size: no public data with K at several sizes are known that could set it.
+# The error of log K grows by this for each doubling beyond the measured sizes. The value is the one
+# for batch sizes, because we know no public data with K at several sizes that could set it.
 ERROR_PER_DOUBLING_OF_SIZE = ERROR_PER_DOUBLING
-# Variance of the error that all K of a size share, over the variance of the error of each K. On
-# models of 85M to 1.2B parameters (Zhang et al. 2024) the K of a size deviate together.
+# Variance of the error that all K of a size share, over the variance of the separate error of each
+# K. On models of 85M to 1.2B parameters (Zhang et al. 2024) the K of a size deviate together.
 SHARED_VARIANCE = 1.0
-# B_crit is searched up to this factor beyond the measured batch sizes, and its power of the size
-# between these limits.
+# The search for B_crit extends this factor beyond the measured batch sizes. The search for its
+# power of the size has the limits `POWERS`.
 MAX_DISTANCE = 100.0
 POWERS = (-1.0, 2.0)
 CRITICAL_POINTS = 241
 POWER_POINTS = 121
 DRAWS = 4000
 CONSTANTS = 4
-# The 95 % interval of the power of B_crit may span this; the limits of the search span 3.
+# The power of B_crit is known if its 95 % interval spans at most this. The search limits span 3.
 MAX_POWER_SPAN = 1.5
 
 
@@ -149,8 +149,8 @@ class ScaleUp:
         low, middle, high = self.power.low, float(np.median(self.draws[:, 3])), self.power.high
         if not self.is_power_known:
             return (
-                "how B_crit grows with the size is not identifiable: its power is between "
-                f"{low:.2f} and {high:.2f}. Measure larger batch sizes, or sizes further apart"
+                "how B_crit grows with the size is not identifiable: the 95 % interval of its "
+                f"power is [{low:.2f}, {high:.2f}]. Measure larger batch sizes, or more sizes"
             )
         return (
             f"B_crit grows with the power {middle:.2f} [{low:.2f}, {high:.2f}] of the size, from "
@@ -163,9 +163,9 @@ class ScaleUp:
         if not low <= size <= high:
             allowed = (
                 f"a size from {number_text(low, 4)} to {number_text(high, 4)}, at most "
-                f"{MAX_SCALE:g} times beyond the measured ones"
+                f"{MAX_SCALE:g} times beyond the measured sizes"
             )
-            raise ConfigError("size", size, allowed)
+            raise ConfigError("size", size, allowed, "Measure K at sizes closer to it")
 
 
 def fit_scale_up(runs: pd.DataFrame) -> ScaleUp:
@@ -195,10 +195,12 @@ def fit_scale_up(runs: pd.DataFrame) -> ScaleUp:
     misfit = math.sqrt(float(grid.squares.min()) / (len(log_k) - CONSTANTS))
     if misfit > MAX_MISFIT:
         allowed = (
-            f"steps that follow c1 / B + c2 with powers of the size; theirs deviate by "
-            f"{number_text(100 * misfit)} %"
+            f"a table whose steps follow c1 / B + c2 with powers of the size, within "
+            f"{number_text(100 * MAX_MISFIT)} %"
         )
-        raise ConfigError("runs", "steps", allowed)
+        hint = "Tune the learning rate at each size and batch size, or use medians over seeds"
+        deviation = f"a table whose steps deviate by {number_text(100 * misfit)} %"
+        raise ConfigError("runs", deviation, allowed, hint)
     draws, errors = grid.draw(np.random.default_rng(0))
     deviates = np.random.default_rng(1).standard_normal(DRAWS)
     sizes = tuple(sorted(set(size.tolist())))
@@ -292,16 +294,18 @@ def _check_runs(runs: pd.DataFrame) -> None:
     """Raise ConfigError for columns that are missing or values that are not positive numbers."""
     missing = [name for name in COLUMNS if name not in runs]
     if missing:
-        raise ConfigError("runs", list(runs.columns), f"columns {', '.join(COLUMNS)}")
+        raise ConfigError("runs", list(runs.columns), f"a table with columns {', '.join(COLUMNS)}")
     for name in COLUMNS:
         for value in runs[name].tolist():
             if not isinstance(value, int | float) or not 0 < value < math.inf:
-                raise ConfigError(f"runs.{name}", value, "positive numbers")
+                raise ConfigError(f"runs.{name}", value, "a finite number above 0 in every row")
     seen = set()
     for size, batch_size in zip(numbers(runs["size"]), numbers(runs["batch_size"]), strict=True):
         if (size, batch_size) in seen:
-            allowed = "one row a size and batch size: take the median of several seeds"
-            raise ConfigError("runs.batch_size", f"{batch_size:g} twice", allowed)
+            hint = "Take the median over seeds"
+            raise ConfigError(
+                "runs.batch_size", f"{batch_size:g} twice", "different in all rows of a size", hint
+            )
         seen.add((size, batch_size))
 
 
@@ -315,12 +319,13 @@ def _check_design(measured: pd.DataFrame) -> None:
             f"at least {MIN_SIZES} sizes at which the goal was met, the largest {MIN_RANGE:g} "
             "times the smallest"
         )
-        raise ConfigError("runs.size", listed_numbers(sizes), allowed)
+        raise ConfigError("runs.size", listed_numbers(sizes), allowed, "Measure K at other sizes")
     for size in sizes:
         batch_sizes = sorted(batch[of_row == size].tolist())
         if len(batch_sizes) < MIN_BATCH_SIZES:
             allowed = f"at least {MIN_BATCH_SIZES} batch sizes at which size {size:g} met the goal"
-            raise ConfigError("runs.batch_size", listed_numbers(batch_sizes), allowed)
+            hint = "Measure K at more batch sizes"
+            raise ConfigError("runs.batch_size", listed_numbers(batch_sizes), allowed, hint)
 
 
 def runs_of_axis(laws: Mapping[Series, Law], axis: str) -> pd.DataFrame:
@@ -343,12 +348,16 @@ def runs_of_axis(laws: Mapping[Series, Law], axis: str) -> pd.DataFrame:
         if size is None:
             axes = sorted({key for each in laws for key, _ in each.axes})
             raise ConfigError(
-                "--scale", axis, f"an axis of study.grid: {', '.join(axes) or 'none'}"
+                "--scale",
+                axis,
+                f"an axis of study.grid ({', '.join(axes) or 'the study has none'})",
             )
         if isinstance(size, bool) or not isinstance(size, int | float) or not size > 0:
-            raise ConfigError(f"study.grid.{axis}", size, "positive numbers, for --scale")
+            raise ConfigError(f"study.grid.{axis}", size, "a number above 0 if --scale is set")
         if size in series_of:
-            allowed = f"one curve a size, but {series_of[size]} and {series} have the same"
+            allowed = (
+                f"an axis with one series per size; {series_of[size]} and {series} have one size"
+            )
             raise ConfigError("--scale", axis, allowed)
         series_of[size] = series
         for observation in law.observations:

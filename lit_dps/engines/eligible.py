@@ -66,8 +66,11 @@ from lit_dps.training.inheritance import adopt_former_methods, inherits
 from lit_dps.training.workload import Built
 
 # Reason against the interval loop for one network.
-NO_CLASSIFIER = "is no ImageClassifier"
-SHARED_CLOCK = "the goal counts seconds (goal.max_seconds or goal.unit), and a stack has one clock"
+NO_CLASSIFIER = "is not an ImageClassifier"
+SHARED_CLOCK = (
+    "the goal counts seconds (goal.max_seconds or goal.unit), and all networks of a stack share "
+    "one clock"
+)
 
 BATCH_METHODS = ("train_dataloader", "epochs", *TRANSFER_HOOKS)
 DATA_METHODS = (
@@ -100,11 +103,14 @@ def ineligibility_reason(
     """
     uses_local_sgd = training.local_sgd(trial).on
     if stacked and uses_local_sgd:
-        return "the workers of local SGD use one network, one after another"
+        return "local SGD trains its workers one after another in one network"
     if uses_local_sgd and training.average_half_life(trial):
-        return f"{AVERAGE_KEY} averages the weights of one network, and local SGD has several"
+        return f"{AVERAGE_KEY} averages the weights of one network, and local SGD trains several"
     if uses_local_sgd and Clipping.of(training.workload.trainer_of(trial)):
-        return "trainer.gradient_clip_val clips the gradients of each worker of local SGD"
+        return (
+            "only Lightning's loop clips the gradients of each worker of local SGD "
+            "(trainer.gradient_clip_val)"
+        )
     reason = _reason_against_readings(training, stacked, uses_local_sgd)
     if reason is not None:
         return reason
@@ -132,7 +138,7 @@ def _reason_against_readings(
     for spec in training.readings:
         reading = spec.build()
         if uses_local_sgd and reading.follows_steps:
-            return f"the reading {reading.name} follows one network, and local SGD has several"
+            return f"the reading {reading.name} follows one network, and local SGD trains several"
         if stacked and not reading.stacked:
             return f"the reading {reading.name} measures one network at a time"
     return None
@@ -171,7 +177,7 @@ def _reason_against_logged(built: Built, training: TrialSettings, trial: Trial) 
     if training.goal.build().counts_seconds:
         return SHARED_CLOCK
     if why_unprunable(module) or any(map(is_parametrized, module.modules())):
-        return f"{name} makes its weights from other parameters"
+        return f"{name} computes its weights from other parameters"
     seed = trial.seed_for("order")
     with preserve_rng_state(module, built.data, seed=seed):
         module.to(trainer.strategy.root_device)
@@ -212,7 +218,7 @@ def _reason_against_loop(built: Built, trainer: Trainer, training: TrialSettings
     if reason is not None:
         return reason
     if why_unprunable(module) or any(map(is_parametrized, module.modules())):
-        return f"{name} makes its weights from other parameters"
+        return f"{name} computes its weights from other parameters"
     with unchanged_attributes(module):  # the module may be trained afterwards
         configured = module.configure_optimizers()
     reason = _reason_against_optimizer(module, configured)
@@ -227,7 +233,10 @@ def _reason_against_loop(built: Built, trainer: Trainer, training: TrialSettings
         rule = rule_of(optimizer)
         if rule is not None and rule.gradient_point is not None:
             # In Lightning's loop, the hooks of a step see the weights at which gradients are taken.
-            return f"{name} overrides {', '.join(hooks)}, which act in the steps of {rule.name}"
+            return (
+                f"{name} overrides {', '.join(hooks)}, which only Lightning's loop calls at the "
+                f"weights where {rule.name} takes its gradients"
+            )
         return _reason_against_hooks(module, optimizer, examples)
     module.loss(examples)
     return None
@@ -268,7 +277,7 @@ def _reason_against_validation(
         return None
     if methods:
         return f"{name} overrides {', '.join(methods)} but not per_example_error"
-    return f"{name} does not measure {goal.monitor} by per_example_error"
+    return f"{name} does not compute {goal.monitor} by per_example_error"
 
 
 def _reason_against_optimizer(
@@ -285,15 +294,15 @@ def _reason_against_optimizer(
     configured = as_dict(configured)
     optimizer, schedule = optimizer_of(configured)
     if not isinstance(optimizer, torch.optim.Optimizer):
-        return f"{name} does not have exactly one optimizer of torch"
+        return f"configure_optimizers of {name} does not return exactly one torch optimizer"
     if requires_closure(optimizer):
         return f"the optimizer of {name} needs a closure"
     has_schedule = schedule is not None and not any_schedule
     if has_schedule and not _is_stepped_every_step(configured["lr_scheduler"]):
-        return f"the schedule of {name} is not stepped once a step"
+        return f"the schedule of {name} does not step once per optimizer step"
     trained_ids = set(map(id, trained_parameters(optimizer)))
     if copies_of(module, prunable(module, held=trained_ids), trained_ids):
-        return f"{name} holds a copy of its network, which is pruned with it"
+        return f"{name} keeps a copy of its network, which must be pruned too"
     return None
 
 
@@ -341,7 +350,7 @@ def _reason_against_trainer(trainer: Trainer) -> str | None:
     callbacks = lightning_private.callbacks_of(trainer)
     if callbacks:
         names = ", ".join(type(callback).__name__ for callback in callbacks)
-        return f"trainer.callbacks has {names}"
+        return f"trainer.callbacks contains {names}"
     loggers = [type(logger).__name__ for logger in trainer.loggers]
     profiler: Any = trainer.profiler  # pyright: ignore[reportAttributeAccessIssue]
     settings = {
@@ -368,7 +377,7 @@ def _reason_against_stack(built: Built, max_steps: int, delay: int) -> str | Non
     name = type(module).__name__
     hooks = overridden(module, CALLED_HOOKS)
     if hooks:
-        return f"{name} overrides {', '.join(hooks)}, called for one network at a time"
+        return f"{name} overrides {', '.join(hooks)}, which are called for one network at a time"
     _, schedule = optimizer_of(module.configure_optimizers())
     reason = reason_against_schedule(schedule, max_steps)
     if reason is not None:
@@ -383,7 +392,10 @@ def _reason_against_stacked_update(module: LightningModule) -> str | None:
     name = type(module).__name__
     optimizer, _ = optimizer_of(module.configure_optimizers())
     if not rule_of(optimizer):
-        return f"{type(optimizer).__name__} as configured matches no rule of {', '.join(RULES)}"
+        return (
+            f"no stackable update rule matches {type(optimizer).__name__} as configured (rules: "
+            f"{', '.join(RULES)})"
+        )
     parameters = list(module.parameters())
     if any(map(_has_hooks, parameters)):
         return f"{name} has hooks on its parameters"
@@ -391,7 +403,7 @@ def _reason_against_stacked_update(module: LightningModule) -> str | None:
         return f"{name} has hooks on its optimizer"
     trained_ids = {id(p) for p in parameters if p.requires_grad}
     if set(map(id, trained_parameters(optimizer))) != trained_ids:
-        return "the optimizer and the trained parameters are not the same"
+        return "the parameters of the optimizer differ from the trained parameters"
     return None
 
 

@@ -175,11 +175,13 @@ class GraphedSteps:
                 self._step, tree_leaves(changing_tensors(tensors)), index, numbers, self._capture
             )
         except RuntimeError as error:
-            self.reason = f"the steps cannot be captured: {first_line(error)}"
+            self.reason = f"a CUDA graph cannot capture the steps: {first_line(error)}"
         state = capture_rng_state()
         losses = self._one_by_one(index, numbers)
         if not equal_states(state, capture_rng_state()):
-            self.reason = "the steps draw random numbers, so that a graph cannot be compared"
+            self.reason = (
+                "the steps draw random numbers, so a CUDA graph cannot be compared with them"
+            )
         return losses
 
     def _one_by_one(self, index: Tensor, numbers: StepNumbers) -> Tensor:
@@ -201,5 +203,5 @@ class GraphedSteps:
         if same_update(weights_before, weights, tensors.weights):
             self._proven.add(index.shape)
         else:
-            self.reason = "a graph made other updates than the steps one by one"
+            self.reason = "the updates of a CUDA graph differ from the updates of single steps"
         return losses

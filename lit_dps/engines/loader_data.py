@@ -21,14 +21,15 @@ from torch.utils.data import BatchSampler, DataLoader, RandomSampler, Sequential
 
 from lit_dps.engines.logged_module import training_loss
 from lit_dps.engines.module_hooks import TRANSFER_HOOKS, NeedsLightning
+from lit_dps.engines.stackable_loss import equal_with_nan
 from lit_dps.training.hidden_state import capture_rng_state, equal_states, preserve_rng_state
 from lit_dps.training.inheritance import inherits
 from lit_dps.training.training_pass import has_indices, rebatched
 
 CHUNK = 1024  # examples that are collated at a time
 COMPARED_BATCHES = 2
-MAX_BYTES = 2**31  # of the training examples
-MAX_DEVICE_SHARE = 0.25  # of the free memory of a GPU
+MAX_BYTES = 2**31  # largest size of the training examples
+MAX_DEVICE_SHARE = 0.25  # largest share of the free memory of a GPU
 
 
 class Examples:
@@ -54,7 +55,10 @@ class Examples:
         theirs, other_structure = tree_flatten(other.batch)
         if structure != other_structure:
             return False
-        return all(_equal(*pair) for pair in zip(ours, theirs, strict=True))
+        for tensor, other_tensor in zip(ours, theirs, strict=True):
+            if tensor.dtype != other_tensor.dtype or not equal_with_nan(tensor, other_tensor):
+                return False
+        return True
 
 
 class IndexedBatch(NamedTuple):
@@ -173,21 +177,21 @@ class LoaderData(LightningDataModule):
             self._refuse("overrides a hook that moves batches")
         for owner in (data, module):
             if hasattr(owner, "pruning_dataloader"):
-                self._refuse("or its module has a pruning_dataloader")
+                raise NeedsLightning(f"{type(owner).__name__} has a pruning_dataloader")
 
     def _loader_of(self, loader: Any, name: str) -> DataLoader:
         """Return a dataloader whose batches are indices of a data set; refuse others."""
         if type(loader) is not DataLoader or not has_indices(loader):
-            self._refuse(f"returns no DataLoader of a map-style data set in {name}")
+            self._refuse(f"does not return a DataLoader of a map-style data set from {name}")
         if type(loader.batch_sampler) is not BatchSampler or loader.batch_size is None:
-            self._refuse(f"has a batch sampler of its own in {name}")
+            self._refuse(f"uses a custom batch sampler in {name}")
         if type(loader.sampler) not in (RandomSampler, SequentialSampler):
-            self._refuse(f"has a sampler of its own in {name}")
+            self._refuse(f"uses a custom sampler in {name}")
         is_ordered = type(loader.sampler) is SequentialSampler
         if loader.generator is not None and is_ordered:
-            self._refuse(f"has a generator but no shuffled order in {name}")
+            self._refuse(f"gives a generator to an unshuffled DataLoader in {name}")
         if loader.worker_init_fn is not None:
-            self._refuse(f"has a worker_init_fn in {name}")
+            self._refuse(f"uses a worker_init_fn in {name}")
         return loader
 
     def _state_of_sampler(self) -> Tensor | None:
@@ -205,7 +209,7 @@ class LoaderData(LightningDataModule):
         batch = loader.collate_fn(examples)
         for leaf in tree_leaves(batch):
             if not isinstance(leaf, Tensor) or leaf.ndim == 0 or len(leaf) != len(part):
-                self._refuse("makes batches that are not tensors with an entry for each example")
+                self._refuse("returns batches that are not tensors with one entry per example")
         return batch
 
     def _collate_all(self, loader: DataLoader, device: torch.device) -> Any:
@@ -247,15 +251,15 @@ class LoaderData(LightningDataModule):
             index = torch.randperm(size, generator=generator)[: self.batch_size]
             batch = Examples(_on_device(self._collate(loader, index.tolist()), device))
             if not batch.equals(Examples(self.train[index.to(device)])):
-                self._refuse("makes other batches of the same examples, or examples that change")
+                self._refuse("returns other values when it reads the same examples again")
 
     def _refuse_other_sizes(self) -> None:
         """Refuse batches of other sizes than the cell's; the last one of an epoch may be short."""
         loader = self._loader
         if loader.batch_size != self.batch_size:
-            self._refuse(f"makes batches of {loader.batch_size}, not {self.batch_size} examples")
+            self._refuse(f"returns batches of {loader.batch_size} examples, not {self.batch_size}")
         if self._examples_of_epoch < self.batch_size:
-            self._refuse("has fewer examples than a batch")
+            self._refuse("has fewer training examples than a batch")
 
     def equals(self, other: LoaderData) -> bool:
         """Return True if both have the same examples and the same validation batches."""
@@ -336,7 +340,7 @@ class LoaderData(LightningDataModule):
         return self._last_batch_size < self.batch_size or self._loader.num_workers > 0
 
     def _private_sampler(self) -> Any:
-        """Return a copy of the sampler, with a generator of its own if it keeps one."""
+        """Return a copy of the sampler, with a separate generator if it keeps one."""
         sampler: Any = self._loader.sampler
         if type(sampler) is SequentialSampler:
             return sampler
@@ -396,9 +400,3 @@ def _on_device(batch: Any, device: torch.device) -> Any:
 def _size_of(batch: Any) -> int:
     """Return the number of examples of a batch of tensors."""
     return len(tree_leaves(batch)[0])
-
-
-def _equal(ours: Tensor, theirs: Tensor) -> bool:
-    if ours.shape != theirs.shape or ours.dtype != theirs.dtype:
-        return False
-    return torch.equal(ours.nan_to_num(), theirs.nan_to_num())

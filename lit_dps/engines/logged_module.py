@@ -97,10 +97,10 @@ def training_loss(module: LightningModule, batch: Any, batch_idx: int | None = N
     number: Any = batch_idx
     if batch_idx is None:
         number = Unknown(type(module).__name__)
-    with begun_metric_objects(module):  # nobody reads what a training step adds to them
+    with begun_metric_objects(module):  # what a training step adds to them is not read
         loss = loss_of(module, batch, number)
     if not isinstance(loss, Tensor):
-        raise NeedsLightning(f"{type(module).__name__} returns no loss of a batch")
+        raise NeedsLightning(f"training_step of {type(module).__name__} does not return a loss")
     return loss
 
 
@@ -130,7 +130,7 @@ def _record(
     metric_attribute: str | None = None,
     rank_zero_only: bool = False,
 ) -> None:
-    """Store a logged value; the arguments after `objects` are those of `LightningModule.log`."""
+    """Store a logged value; `LightningModule.log` has the arguments after `objects`."""
     class_name = type(module).__name__
     if on_epoch is False:
         raise NeedsLightning(f"{class_name} logs {name} with on_epoch=False")
@@ -142,7 +142,7 @@ def _record(
     if not isinstance(value, Tensor):
         raise NeedsLightning(f"{class_name} logs {name} as {type(value).__name__}")
     if reduce_fx not in ("mean", torch.mean):
-        raise NeedsLightning(f"{class_name} logs {name} with a reduce_fx that is no mean")
+        raise NeedsLightning(f"{class_name} logs {name} with a reduce_fx other than the mean")
     if name in logged:
         raise NeedsLightning(f"{class_name} logs {name} twice for a batch")
     logged[name] = Logged(_number(class_name, name, value), batch_size)
@@ -151,7 +151,7 @@ def _record(
 def _number(class_name: str, name: str, value: Any) -> Tensor:
     """Return a logged value as a tensor without dimensions."""
     if not isinstance(value, Tensor) or value.numel() != 1:
-        raise NeedsLightning(f"{class_name} logs {name} as several numbers")
+        raise NeedsLightning(f"{class_name} logs {name} as a value that is not one number")
     value = value.detach().squeeze()
     if not value.is_floating_point():
         value = value.to(torch.get_default_dtype())
@@ -299,12 +299,16 @@ def _end(
     metrics = {name: number.value for name, number in logged.items() if name in names}
     for name, value in values.items():
         if name in known or name in metrics:
-            raise NeedsLightning(f"{class_name} logs {name} as a number and as an object")
+            raise NeedsLightning(
+                f"{class_name} logs {name} both as a number and as a torchmetrics object"
+            )
         if name in names:
             metrics[name] = _number(class_name, name, value)
     for name in names:
         if name in known and name in metrics:
-            raise NeedsLightning(f"{class_name} logs {name} for a batch and at the end")
+            raise NeedsLightning(
+                f"{class_name} logs {name} both for a batch and at the end of a validation"
+            )
         if name not in known and name not in metrics:
             raise NeedsLightning(f"validation_step of {class_name} does not log {name}")
     return metrics, after

@@ -52,7 +52,7 @@ def _copied(attributes: Mapping[str, Any]) -> dict[str, Any]:
 
 @contextmanager
 def begun_metric_objects(module: nn.Module) -> Iterator[None]:
-    """Let the objects of torchmetrics begin anew in this block, and restore them afterwards.
+    """Reset the torchmetrics objects for this block, and restore them afterwards.
 
     Under `torch.vmap` the initial states belong to the networks, because an object adds to them in
     place.
@@ -65,7 +65,7 @@ def begun_metric_objects(module: nn.Module) -> Iterator[None]:
         for path, metric in metric_objects(module).items():
             if isinstance(metric, WrapperMetric):
                 name = type(module).__name__
-                raise NeedsLightning(f"{path} of {name} wraps another object of torchmetrics")
+                raise NeedsLightning(f"{path} of {name} wraps another torchmetrics object")
             metric._defaults = tree_map(
                 lambda default: _of_network(default, zero), dict(metric._defaults)
             )
@@ -143,7 +143,10 @@ class MetricObjects:
         for path, part in metric_objects(module).items():
             if part is metric and self.logged.setdefault(name, path) == path:
                 return
-        raise NeedsLightning(f"{type(module).__name__} logs {name} of changing objects")
+        raise NeedsLightning(
+            f"{type(module).__name__} logs {name} from torchmetrics objects that change or are "
+            "not its attributes"
+        )
 
     def values(self, module: LightningModule) -> dict[str, Tensor]:
         """Return the values of the logged objects, by the names they are logged by.
@@ -155,7 +158,10 @@ class MetricObjects:
         values = {}
         for name, path in self.logged.items():
             if not any(part.update_called for part in metric_objects(objects[path]).values()):
-                raise NeedsLightning(f"{type(module).__name__} logs {name} without an update")
+                raise NeedsLightning(
+                    f"{type(module).__name__} logs {name} from a torchmetrics object that it does "
+                    "not update"
+                )
             values[name] = objects[path].compute()
         return values
 

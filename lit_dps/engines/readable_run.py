@@ -1,4 +1,4 @@
-"""ReadableRun: a run of the interval loop, as readings look at it."""
+"""ReadableRun: the view of a run of the interval loop that readings receive."""
 
 from __future__ import annotations
 

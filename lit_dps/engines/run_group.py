@@ -327,7 +327,7 @@ class RunGroup:
         return rows
 
     def read_end(self, row: int) -> None:
-        """Take the readings of the end of a run, if it has come to its own end."""
+        """Take the readings of the end of a run if they are due."""
         run = self.networks.run_at(row)
         if run.readings is not None and run.readings.is_end_due:
             self.networks.write_back_weights(row)

@@ -94,7 +94,7 @@ def _first_difference(
         warnings.simplefilter("ignore")  # torch warns if no optimizer step precedes
         for step, of_groups in enumerate(rates[:COMPARED_STEPS]):
             if tuple(float(group["lr"]) for group in optimizer.param_groups) != of_groups:
-                return f"has another rate at step {step} if it is computed again"
+                return f"gives another rate at step {step} if it is computed again"
             if _other_settings(optimizer) != settings:
                 return "changes more than the rate"
             interval = config.frequency

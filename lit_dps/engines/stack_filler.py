@@ -51,13 +51,15 @@ COMPARED_EXAMPLES = 2
 # Relative tolerance of that loss in float64. A penalty of weight 1e-6 changes it by 1e-5.
 LOSS_TOLERANCE = 1e-9
 # Reason of an attempt whose module differs from the first module of its stack.
-DIFFERENT_MODULE = "its module or data differ from the stack in more than its weights"
+DIFFERENT_MODULE = (
+    "its module or data differ from the other trials of the stack in more than weights"
+)
 # Reason of an attempt for which no stack has room.
 NO_MEMORY = "memory is insufficient for a stack"
 
 
 class BatchingKey(NamedTuple):
-    """What the attempts of a stack have in common. Attempts with equal keys may train together.
+    """The properties that all attempts of a stack share; equal keys may train together.
 
     Attributes:
         cell: The batch size and the values of all axes except the axes of pruning.
@@ -231,7 +233,7 @@ class StackFiller:
         return runs
 
     def put_back(self, attempts: Sequence[Attempt]) -> None:
-        """Restart attempts, and let them wait for the next room in a stack."""
+        """Restart attempts, and queue them for the next stack."""
         for attempt in reversed(attempts):
             attempt.restart()
             self._pending.append(attempt)
@@ -253,7 +255,7 @@ class StackFiller:
     def unstack_after_error(self, attempt: Attempt, error: Exception) -> None:
         """Restart an attempt after an error in its stack, and train it one at a time afterwards."""
         attempt.restart()
-        self.unstacked.append(Unstacked(attempt, f"an error in its stack: {reason_of(error)}"))
+        self.unstacked.append(Unstacked(attempt, f"its stack raised an error: {reason_of(error)}"))
 
     def _prepare(self, attempt: Attempt) -> NetworkRun | None:
         """Return the run of an attempt; None if its module differs from the first module."""
@@ -316,7 +318,7 @@ class _Reference:
 
 
 def _kind_of(built: Built) -> tuple:
-    """Return what the trials of a stack must have in common: rule, clipping, shapes and images."""
+    """Return the properties that all trials of a stack share: rule, clipping, shapes, images."""
     module, data = built.module, built.data
     assert isinstance(module, ImageClassifier) and isinstance(data, ImageData)
     shapes = {}

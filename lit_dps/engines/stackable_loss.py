@@ -99,12 +99,12 @@ def same_tensors(ours: Any, theirs: Any) -> bool:
     if structure != other_structure:
         return False
     for leaf, other in zip(leaves, others, strict=True):
-        if isinstance(leaf, Tensor) and not _equal_with_nan(leaf, other):
+        if isinstance(leaf, Tensor) and not equal_with_nan(leaf, other):
             return False
     return True
 
 
-def _equal_with_nan(ours: Tensor, theirs: Tensor) -> bool:
+def equal_with_nan(ours: Tensor, theirs: Tensor) -> bool:
     """Return True if two tensors are equal, where NaN equals NaN."""
     if ours.shape != theirs.shape:
         return False
@@ -178,7 +178,7 @@ def reason_against_training(module: LightningModule, call: str | Call, batch: An
         if not equal_states(draws, capture_rng_state(module)):
             return f"{name} draws random numbers in a training step other than for dropout"
         if not isinstance(loss, Tensor) or loss.shape != ():
-            return f"the loss of {name} is no number"
+            return f"the loss of {name} is not a scalar tensor"
         module.zero_grad()
         loss.backward()
         reason = _reason_against_vmap(functional, call, start, batch, loss)
@@ -186,7 +186,7 @@ def reason_against_training(module: LightningModule, call: str | Call, batch: An
     if reason is not None:
         return reason
     if not equal_states(attributes, capture_attributes(module)):
-        return f"a training step of {name} changes an attribute that is no buffer"
+        return f"a training step of {name} changes an attribute that is not a buffer"
     if not equal_states(before, draws):
         return _reason_against_dropout(functional, call, start, batch)
     return None
@@ -278,7 +278,8 @@ def _reason_against_other_weights(
     with holding(module, moved):
         loss = functional(call, batch)
     if not torch.allclose(losses[1], loss, rtol=TOLERANCE, equal_nan=True):
-        return f"{type(module).__name__} keeps weights or buffers outside of its parameters"
+        name = type(module).__name__
+        return f"{name} reads weights from attributes that are not its parameters or buffers"
     return None
 
 
@@ -340,7 +341,7 @@ def _reason_against_halves(module: ImageClassifier, batch: tuple[Tensor, Tensor]
         loss = module.loss(batch)
         halves = torch.stack([module.loss((x[half], y[half])) for half in HALVES])
     if not torch.allclose(halves.mean(), loss, rtol=TOLERANCE):
-        return f"the loss of {type(module).__name__} is no mean over the examples of a batch"
+        return f"the loss of {type(module).__name__} is not the mean over the examples of a batch"
     return None
 
 

@@ -91,7 +91,7 @@ def overridden_methods(module: LightningModule) -> list[str]:
 def reason_against_calls(
     module: LightningModule, trainer: Trainer, training: TrialSettings
 ) -> str | None:
-    """Return which method or setting of a module a stack would leave out; None if it leaves none.
+    """Return which method or setting of a module a stack would ignore; None if there is none.
 
     Args:
         module: The module.
@@ -106,7 +106,7 @@ def reason_against_calls(
         return f"{name} overrides {', '.join(methods)}"
     goal = GoalErrorCallback.of(training.goal)
     if goal.early_reject and EarlyCheck.supports(trainer, module, goal.monitor):
-        return f"{name} has per_example_error but is no ImageClassifier"
+        return f"{name} has per_example_error but is not an ImageClassifier"
     if trainer.reload_dataloaders_every_n_epochs:  # pyright: ignore[reportAttributeAccessIssue]
         return "trainer.reload_dataloaders_every_n_epochs needs Lightning's loop"
     return None
@@ -137,7 +137,7 @@ def reason_against_values(
             with torch.no_grad():
                 shared = objects_of_both_steps(module, data.train[tried[0]], data.validation[0])
             if shared:
-                return f"{name} updates {shared[0]} in training and in validation"
+                return f"{name} updates {shared[0]} both in training and in validation"
             return _reason_against_validation(module, data, _names(training), training)
     except NeedsLightning as error:
         return str(error)
@@ -203,7 +203,7 @@ def loader_data(
 
 
 class LoggedReference:
-    """The first module of a stack and its data, with which those of other attempts are compared.
+    """The first module of a stack and its data, for comparison with other attempts.
 
     Args:
         built: The module and its data in memory.
@@ -235,7 +235,7 @@ class LoggedReference:
         )
 
     def _kind_of(self, built: Built) -> tuple:
-        """Return what the modules of a stack must have in common."""
+        """Return the properties that all modules of a stack share."""
         module = built.module
         shapes = {}
         for name, tensor in tensors_of(module).items():

@@ -43,7 +43,7 @@ def reason_against_schedule(schedule: LRScheduler | None, steps: int) -> str | N
     if schedule is None:
         return None
     if type(schedule) is not LambdaLR:
-        return "it is no LambdaLR that is stepped once a step"
+        return "it is not a LambdaLR that steps once per optimizer step"
     rates = []
     count = min(steps, SCHEDULE_STEPS)
     with warnings.catch_warnings():
@@ -58,7 +58,7 @@ def reason_against_schedule(schedule: LRScheduler | None, steps: int) -> str | N
             rate = rates[step][group]
             if float(base * factor(step)) != rate:
                 again = float(base * factor(step))
-                return f"its rate at step {step} is {rate:g}, and {again:g} if computed again"
+                return f"its rate at step {step} is {rate:g}, and {again:g} if it is computed again"
     return None
 
 
@@ -73,7 +73,7 @@ def reason_against_update(module: LightningModule, optimizer: Optimizer, rule: R
         rule: The rule that `rule_of` finds for the optimizer.
     """
     differs = (
-        f"the update of rule {rule.name} differs from the update of its optimizer "
+        f"the update of rule {rule.name} differs from the update of the optimizer "
         f"{type(optimizer).__name__}"
     )
     if not _agree(rule, optimizer):

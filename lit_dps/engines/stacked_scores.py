@@ -111,7 +111,10 @@ def _scores_of(runs: Sequence[NetworkRun], training: TrialSettings) -> list[Scor
 
 def _report(error: Exception) -> None:
     """Print once why networks make a scoring pass each."""
-    line = f"each network makes a scoring pass, because one for all fails: {reason_of(error)}"
+    line = (
+        "each network makes its own scoring pass, because a pass for all networks fails: "
+        f"{reason_of(error)}"
+    )
     if line not in _reported:
         _reported.add(line)
         print(line, file=sys.stderr, flush=True)

@@ -236,7 +236,10 @@ class TrainerEngine:
             if lightning_private.batches_of_epoch(trainer) == 0:
                 # Lightning has called no hook of training.
                 refuse_too_large(trainer, trial.cell.batch_size)
-            attempt.failure = f"the module or a callback stopped it after {fit.goal.steps} steps"
+            attempt.failure = (
+                f"the module or a callback stopped the fit after {fit.goal.steps} steps; only the "
+                "goal and the budget may end a trial"
+            )
         training.store_scores(trial, fit.pruning.key, fit.pruning.scores)
         _collect(fit, attempt)
         for callback in lightning_private.callbacks_of(trainer):

@@ -41,14 +41,14 @@ def forecast(setup: StudySetup) -> str:
     points = setup.remaining_points(results)
     timing = measure(setup)
     lines = [
-        f"forecast of study {setup.study.name}; nothing is run or stored",
+        f"forecast of study {setup.study.name}; no trial runs, and nothing is stored",
         *_timing_remarks(setup, timing),
     ]
     smoothness = _smoothness_remark(setup, points, timing)
     if smoothness is not None:
         lines.append(smoothness)
     if setup.study.readings:
-        lines.append("study.readings are not in these times")
+        lines.append("these times exclude study.readings")
     lines += ["", *study_table(setup, points, record, timing, nearest_record(setup, record))]
     lines += ["", *_paper_lines(setup, timing)]
     return "\n".join(lines)
@@ -61,25 +61,26 @@ def _timing_remarks(setup: StudySetup, timing: Timing) -> list[str]:
     largest = max(batch_sizes)
     threads = f"{study.threads} thread{'s' * (study.threads != 1)}"
     overhead, per_example = format_duration(timing.step.a), format_duration(timing.step.b)
-    line = f"at any B a step takes {overhead} + {per_example} x B"
+    line = f"a step takes {overhead} + {per_example} x B"
     if len(batch_sizes) > 2:  # two always fit a line
-        line += f", within {timing.misfit:.0%} of what was timed"
+        line += f", within {timing.misfit:.0%} of the timed steps"
     if max(study.batch_sizes) > largest:
-        line += f"; above B = {largest} that is extrapolated"
+        line += f"; times above B = {largest} are extrapolated"
     lines = [f"timed at B = {', '.join(map(str, batch_sizes))} with {threads}", line]
     if study.axes:
         axes = ", ".join(f"{key} = {value}" for key, value in study.cells[0].axes)
-        lines.append(
-            f"timed at {axes}, pruning as the mean over its methods: other values may take longer"
-        )
+        lines.append(f"timed at {axes}; other values may take longer")
+        lines.append("a pruning pass takes the mean over the pruning methods")
     if setup.grows_batches:
         lines.append(
-            "timed at the cell's batch size; the smaller batches of batch.schedule take less"
+            "timed at the batch size of each cell; smaller batches of batch.schedule take less time"
         )
     if study.engine not in (SINGLE, LIGHTNING):
-        lines.append(f"timed one trial at a time; study.engine {study.engine} may be faster")
+        lines.append(f"timed one trial at a time; study.engine = {study.engine} may be faster")
     if setup.workers > 1:
-        lines.append(f"{setup.workers} trials at a time, each assumed to be as fast as one alone")
+        lines.append(
+            f"{setup.workers} trials at a time; each is assumed to be as fast as one alone"
+        )
     if timing.min_check_share < 1:
         lines.append(
             f"a validation that stops early reads {timing.min_check_share:.0%} of the "
@@ -108,8 +109,8 @@ def _smoothness_remark(setup: StudySetup, points: Points, timing: Timing) -> str
     cost = _smoothness_cost(setup, points, timing, measurements, passes)
     return (
         f"smoothness: at most {measurements:,} measurements per trial, each of {passes} passes "
-        f"over {examples}, {cost}; the times below include neither these nor the gradient variance "
-        "at the start"
+        f"over {examples}; {cost}. The times below exclude them, and the gradient variance at the "
+        "start"
     )
 
 
@@ -125,18 +126,18 @@ def _smoothness_cost(
     """
     noise_per_example = single_gradient_seconds(setup)  # 0 if no noise is measured
     if setup.smoothness.examples is None:
-        text = "whose number is unknown here, and the time with it"
+        text = "their time is unknown, because the number of examples is unknown here"
         if noise_per_example:
-            text += f"; the noise takes {format_duration(noise_per_example)} more per example"
+            text += f"; the gradient noise adds {format_duration(noise_per_example)} per example"
         return text
     trials = sum(map(len, points.values()))
     examples = trials * measurements * setup.smoothness.examples / setup.workers
-    text = "too short to be timed here"
+    text = "their time is too short to measure here"
     if timing.step.b:
-        text = f"{format_duration(examples * passes * timing.step.b)} in all"
+        text = f"they take {format_duration(examples * passes * timing.step.b)} in all"
     if noise_per_example:
         # The noise takes one pass of a measurement.
-        text += f"; the noise takes {format_duration(examples * noise_per_example)} more"
+        text += f"; the gradient noise adds {format_duration(examples * noise_per_example)}"
     return text
 
 

@@ -74,12 +74,13 @@ def forecast_basis(
     count = 0
     if record is not None:
         count = sum(len(record.results[cell]) for cell in record.trained_cells)
-    trials = f"{count:,} finished trials"
+    plural = "s" * (count != 1)
+    trials = f"{count:,} finished trial{plural}"
     if record is not None and record.name != setup.study.name:
-        trials = f"{count:,} finished probes of lit-dps advise"
+        trials = f"{count:,} finished probe{plural} of lit-dps advise"
         if any(setup.study.sparsities):
-            trials += " of the dense network"
-    text = f"the mean of the {trials}, at the nearest batch size"
+            trials += " on the dense network"
+    text = f"the mean steps at the nearest batch size, of {trials}"
     if laws:
         text += ", scaled by the law of K*"
     return text
@@ -176,7 +177,7 @@ def expected_work(
         results: What has finished.
         check_interval: Steps between two validations.
         ratio: Of the steps of a cell and of its series at the nearest batch size
-            (`basis.ratio_by_laws`).
+            (`ratio_by_laws`).
     """
     mean = mean_of_nearest_batch_size(_steps_run(results), points, ratio)
     if mean is None:

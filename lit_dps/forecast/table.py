@@ -141,7 +141,8 @@ def study_table(
         points: The points that are still to run, of every cell.
         record: What is stored of it; None without anything.
         timing: How long things take here.
-        basis: Whose trials an expectation rests on (`basis.nearest_record`); by default `record`.
+        basis: Whose trials an expectation rests on (`remaining.nearest_record`); by default
+        `record`.
     """
     if basis is None:
         basis = record
@@ -149,7 +150,7 @@ def study_table(
     remaining = _remaining(setup, points, record, timing, basis, ratio_by_laws(laws))
     lines = aligned(_rows(remaining, sorted({cell.batch_size for cell in points})))
     if not (remaining.trials + remaining.repeats).trials:
-        return [*lines, "", "nothing is left to run"]
+        return [*lines, "", "all trials and repeats have finished"]
     trials = _explain_trials(remaining, forecast_basis(setup, basis, laws))
     return [*lines, "", *trials, *_explain_repeats(remaining)]
 
@@ -281,17 +282,19 @@ def _same_times(remaining: Remaining, seconds: float) -> dict[str, str]:
 def _explain_trials(remaining: Remaining, basis: str) -> list[str]:
     """Return what the columns of times assume about trials."""
     if not remaining.trials.trials:
-        return ["all trials of the search have finished"]
+        return ["all trials of the search have finished; repeats remain"]
     goal = remaining.setup.goal_of_trials
     text = f"at most: every trial runs to max_steps = {goal.max_steps:,}"
     if goal.limits:
         text = f"at most: every trial spends its budget of {goal.budget_text}"
     if remaining.rungs:
         pauses = ", ".join(map("{:,}".format, remaining.rungs))
-        text += f", before that from its first step to each rung ({pauses} steps)"
-    text += ", and every validation is a full one"
+        text += f", and restarts from step 0 after each rung ({pauses} steps)"
+    text += ", and every validation reads the whole split"
     if remaining.expected is None:
-        hint = "an expected time needs finished trials, or lit-dps advise on this configuration"
+        hint = (
+            "an expected time needs finished trials: start the study, or run lit-dps advise with it"
+        )
         return [f"{text}; {hint}"]
     steps = total_work(remaining.expected.trials.values()).steps
     return [text, f"expected: {steps:,.0f} steps, from {basis}"]
@@ -302,14 +305,14 @@ def _explain_repeats(remaining: Remaining) -> list[str]:
     if not remaining.repeats.trials:
         return []
     race_factor = remaining.setup.study.repeat_plan.race_factor
-    text = "repeats, at most: all of them, each to max_steps"
+    text = "repeats, at most: every repeat runs to max_steps"
     if race_factor is not None:
         text += f", or to {race_factor:g} x K* if its cell has one"
-    lines = [f"{text}, after the trials of its cell"]
+    lines = [text]
     if remaining.expected is not None:
         work = total_work(remaining.expected.repeats.values())
         lines.append(
-            f"repeats, expected: {work.steps:,.0f} steps of {work.trials:,} repeats, like finished "
-            "repeats of the nearest batch size, or like K* there"
+            f"repeats, expected: {work.steps:,.0f} steps of {work.trials:,} repeats, by the steps "
+            "of finished repeats at the nearest batch size, or by K* there"
         )
     return lines

@@ -1,4 +1,4 @@
-"""The appendix of the replication's page: every study, every verdict, and how they were made.
+"""The appendix of the replication: every study, every verdict, and how they were made.
 
 The same studies give the same pages, except for date, command and machine.
 """
@@ -34,14 +34,14 @@ def appendix_page(
 
     Args:
         parts: The studies.
-        comparisons: Figures of several studies, by what these share (`workload_and_goal`).
-        machine: What the page is made on.
-        command: What makes it, in a shell.
-        date: When it is made.
+        comparisons: Figures of several studies, by their `workload_and_goal`.
+        machine: The machine that makes the page.
+        command: The shell command that makes the page.
+        date: The date of the page.
     """
     sections = [
         "# Replication: all studies, all verdicts\n",
-        "What [the page of the replication](replication.md) rests on, computed from the stored "
+        "The evidence of [the page of the replication](replication.md), computed from the stored "
         "trials.\n",
         _how_it_was_made(parts, machine, command, date),
         _claims_section(judge_parts(parts)),
@@ -85,8 +85,8 @@ def _how_it_was_made(parts: Sequence[Part], machine: Machine, command: str, date
         f"{machine.torch}. Hours are the time of the trials and repeats, on whatever machine "
         "ran them, divided by the number of workers. The studies took "
         f"{total_core_hours:.2f} hours as configured and {total_hours:.2f} hours as the commands "
-        "extend them. Only the longest attempt of a trial counts; trials that a study has from "
-        "another count twice."
+        "extend them. Only the longest attempt of a trial counts. A trial that two studies share "
+        "counts twice."
     )
     if stacked:
         text += f" Stacked trials share their time and have no hours here: {', '.join(stacked)}."
@@ -131,10 +131,8 @@ def _study_section(part: Part) -> str:
         f"Workload {record.workload}, made by `{part.command}`.\n",
     ]
     if part.finished < part.declared:
-        lines.append(
-            f"**{part.finished} of {part.declared} trials have finished**; all of this page is "
-            "about those.\n"
-        )
+        finished = f"{part.finished} of {part.declared} trials have finished"
+        lines.append(f"**{finished}.** Only these are analyzed.\n")
     lines += [f"Searched: {record.space_text}.\n", table(protocol_rows(record))]
     study = Study(record, part.study)
     notes = map("note: {}".format, study.notes)
@@ -145,7 +143,7 @@ def _study_section(part: Part) -> str:
 
 
 def protocol_rows(record: StudyRecord) -> list[dict[str, str]]:
-    """Return the protocol of a study beside the paper's: columns "", this study, the paper."""
+    """Return the protocols of a study and of the paper: columns "", this study, the paper."""
     goal = record.goal
     paper = protocol_of(record.config)
     of_paper = ("-", "-", "-")

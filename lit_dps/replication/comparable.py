@@ -1,4 +1,4 @@
-"""Which series and which studies may be compared: what they trained, on what, by which rule."""
+"""Which series and which studies may be compared: those that trained the same way."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from lit_dps.replication.estimates import DENSE
 from lit_dps.replication.rules import Measurement, Measurements
 
 OPTIMIZER = "model.init_args.optimizer"
-# Keys of what was trained on what, how it was pruned and by which schedule.
+# Keys that define the training: data, model, pruning and schedules.
 _TRAINING_KEYS = (
     *("data.class_path", "model.class_path", "data.init_args", "model.init_args"),
     *("pruning", "optim", "local", "batch"),
 )
-# Keys, by their last names, that two studies which trained the same may differ in, beside the
-# searched keys.
+# Last parts of keys that may differ between two studies that trained the same way. The searched
+# keys may differ too.
 _MAY_DIFFER = ("batch_size", "root", "sparsity", "optimizer", "learning_rate", "momentum")
 
 
@@ -29,8 +29,8 @@ def measure_pairs(
 ) -> Measurements | None:
     """Return the result of `measure(study, sparse, dense)` for each pair of series.
 
-    The two series of a pair differ in sparsity alone. The name of a pair is empty in a study
-    without further axes, which has one pair. None if no pair has a measurement.
+    The two series of a pair differ only in sparsity. A study without further axes has one pair,
+    whose name is empty. None if no pair has a measurement.
     """
     measurements = {}
     for series in study.record.series:
@@ -50,7 +50,7 @@ def is_search(record: StudyRecord) -> bool:
 
 
 def workload_and_goal(record: StudyRecord) -> str:
-    """Return what was trained on what, to which goal: what studies in one figure share."""
+    """Return workload and goal as text; studies in one figure share both."""
     return f"{' '.join(workload(record))} {record.goal}"
 
 
@@ -61,10 +61,10 @@ def have_same_goal(record: StudyRecord, other: StudyRecord) -> bool:
 
 
 def trained_the_same(record: StudyRecord, other: StudyRecord) -> bool:
-    """Return True if two studies trained the same, except for update rule and goal.
+    """Return True if two studies trained the same way, except for update rule and goal.
 
-    Configurations of earlier versions lack keys, which then have their defaults. So only keys that
-    both have are compared.
+    Only keys of both configurations are compared. Configurations of earlier versions lack newer
+    keys, which have their defaults.
     """
     values = _training_settings(record)
     other_values = _training_settings(other)
@@ -72,7 +72,7 @@ def trained_the_same(record: StudyRecord, other: StudyRecord) -> bool:
 
 
 def _training_settings(record: StudyRecord) -> dict[str, object]:
-    """Return what was trained on what, how it was pruned and by which schedule, by key."""
+    """Return the settings that define the training, by key."""
     values = {}
     for key in _TRAINING_KEYS:
         values |= _leaves(record.setting(key), key)

@@ -2,8 +2,8 @@
 
 Claims on steps are judged on the medians over seeds if the best points of all compared series were
 repeated, otherwise on K* (`laws_of`). Draws have the noise of the observations that the law is
-fitted to. Another search might have another best point: `search_noise` adds that uncertainty to
-the medians, as the noise of a K* contains it.
+fitted to. Another search might have another best point. The noise of a K* includes this
+uncertainty. `search_noise` adds it to the medians.
 """
 
 from __future__ import annotations
@@ -27,20 +27,19 @@ from lit_dps.analysis import (
 
 DENSE = 0.0
 SPARSE = 0.9  # the sparsity that the paper compares with dense networks
-# Trials of a cell, seeds, points of the search or batch sizes below which a bootstrap decides
-# nothing.
+# A bootstrap needs at least this many trials of a cell, seeds, points of the search or batch sizes.
 MIN_SAMPLES = 4
 
 
 class Draws(NamedTuple):
-    """Limits of a number in draws, each (R,); equal where the number itself is drawn."""
+    """Lower and upper limits of a number, each (R,); both are equal if the number is known."""
 
     low: np.ndarray
     high: np.ndarray
 
 
 class Estimate(NamedTuple):
-    """A number with its interval, which is unbounded on the sides that the data leave open."""
+    """A number with its interval, which is infinite on sides that the data do not limit."""
 
     value: float
     interval: Interval
@@ -67,18 +66,18 @@ class Resampled(NamedTuple):
 
 
 def estimate_of(value: float, low: np.ndarray, high: np.ndarray | None = None) -> Estimate:
-    """Return a number from all trials with its interval, widened to hold the number.
+    """Return a number with its interval from resamples, widened to contain the number.
 
     Args:
-        value: The number.
-        low: (R,), its lower limits in resamples, nan where it could be anything.
-        high: (R,), its upper limits; by default `low`, which then holds values.
+        value: The number, from all trials.
+        low: (R,), its lower limits in resamples; nan without a limit.
+        high: (R,), its upper limits. By default `low`, which then contains values.
     """
     if high is None:
         high = low
     lows = np.where(np.isnan(low), -np.inf, low)
     highs = np.where(np.isnan(high), np.inf, high)
-    # Percentiles that are values of the data: interpolation does not survive infinities.
+    # Percentiles that are values of the data, because interpolation fails at infinities.
     lower = np.percentile(lows, PERCENTILES[0], method="inverted_cdf")
     upper = np.percentile(highs, PERCENTILES[1], method="inverted_cdf")
     return Estimate(value, Interval(min(float(lower), value), max(float(upper), value)))
@@ -87,16 +86,16 @@ def estimate_of(value: float, low: np.ndarray, high: np.ndarray | None = None) -
 def rests_on_medians(study: Analysis, *series: Series) -> bool:
     """Return True if claims on steps in some series are judged on the medians over seeds.
 
-    They are if each K* of each series was repeated on `MIN_SAMPLES` seeds. A median is no minimum,
-    so its resamples are not biased. If trials stop at K*, a resample of trials without the best one
-    has no information. Series that are compared are all judged in the same way, since a K* is
-    luckier than a median.
+    Each K* of each series must be repeated on `MIN_SAMPLES` seeds. A median is not a minimum, so
+    its resamples are unbiased. If trials stop at K*, a resample without the best trial has no
+    information. All compared series are judged in the same way, because a K* is a minimum and so
+    smaller than a median.
     """
     return all(study.is_repeated(each, MIN_SAMPLES) for each in series)
 
 
 def laws_of(study: Analysis, *series: Series) -> list[Law]:
-    """Return the laws that claims on steps are judged on: of medians (`rests_on_medians`) or K*."""
+    """Return the laws for claims on steps: of medians if `rests_on_medians`, else of K*."""
     over_seeds = rests_on_medians(study, *series)
     noise = search_noise(study)
     return [study.law(each, over_seeds, noise) for each in series]
@@ -109,10 +108,10 @@ def search_noise(study: Analysis) -> float:
 
 
 def k_star_draws(study: Analysis, law: Law, cell: Cell) -> Draws:
-    """Return draws of K* of a cell, or of its median over seeds if the law is one of medians.
+    """Return draws of K* of a cell, or of its median over seeds if the law uses medians.
 
-    They are lower limits in a cell in which every trial missed the goal. The limits are 0 and
-    infinity if a law has no K* of the cell, or if it has fewer than `MIN_SAMPLES` trials.
+    If every trial of the cell missed the goal, the draws are lower limits. The limits are 0 and
+    infinity if the law has no K* of the cell, or if the cell has fewer than `MIN_SAMPLES` trials.
     """
     unlimited = np.full(REPLICATES, np.inf)
     observation = law.observation(cell.batch_size)
@@ -154,11 +153,11 @@ def ratio_of_laws(
 
 
 def misfit_note(laws: Mapping[str, Law]) -> str | None:
-    """Return which laws do not describe what they are fitted to; None if all do.
+    """Return a note on the laws that do not fit their data; None if all laws fit.
 
-    The constants of such a law are not reliable. The misfit here includes the noise of K*. The
-    misfit that refuses a prediction (`law.Law.misfit_beyond_noise`) does not, but c1 and c2 of a
-    noisy curve are not reliable either.
+    The constants of such a law are not reliable. The misfit here includes the noise of K*, because
+    c1 and c2 of a noisy curve are not reliable either. The misfit that refuses a prediction
+    (`law.Law.misfit_beyond_noise`) excludes the noise.
     """
     misfits = []
     for name, law in laws.items():

@@ -1,4 +1,4 @@
-"""Studies that grow over several runs: the part that is complete enough to judge claims on."""
+"""Studies that grow over several runs: which part is complete enough to judge claims."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from itertools import combinations
 from lit_dps import Cell, StudyRecord
 from lit_dps.replication.estimates import MIN_SAMPLES
 
-# Share of the trials of the fullest cell, below which a cell is incomplete: K* of fewer points is
-# higher, by more than the noise of a search allows for.
+# A cell is incomplete if it has less than this share of the trials of the fullest cell. K* of so
+# few points is too high, by more than the noise of a search includes.
 MIN_SHARE_OF_TRIALS = 0.5
 
 
@@ -30,14 +30,14 @@ def incomplete_cells(record: StudyRecord) -> list[Cell]:
 
 
 def _lacks_repeats(record: StudyRecord, cell: Cell) -> bool:
-    """Return True if a cell lacks repeats that the median of a best point can rest on.
+    """Return True if a cell lacks repeats for the median of its best point.
 
-    These are the first `MIN_SAMPLES` of a point, or all planned ones, without a gap: a repeat that
-    was stopped while later ones ended needs more steps than these, so a median without it is too
-    low. A study whose repeats grow from 5 to 20 keeps the cells that have 5.
+    The median needs the first `MIN_SAMPLES` repeats of a point, or all planned repeats, without a
+    gap. A repeat that is unfinished while later repeats have ended needs more steps than these, so
+    a median without it is too low. A study whose repeats grow from 5 to 20 keeps the cells with 5.
 
-    A cell whose best point is newer than its repeats lacks none. Leaving it out until its repeats
-    have run would keep only the cells that more points did not improve.
+    A cell whose best point is newer than its repeats lacks no repeats. To omit the cell until its
+    repeats have run would keep only the cells that new points did not improve.
     """
     missing = record.missing_repeats(cell)
     last_repeats = {}
@@ -52,12 +52,12 @@ def _lacks_repeats(record: StudyRecord, cell: Cell) -> bool:
 
 
 def complete_subset(record: StudyRecord) -> tuple[StudyRecord, str]:
-    """Return a study without its incomplete cells, and these in words.
+    """Return a study without its incomplete cells, and the incomplete cells as text.
 
-    One incomplete series would leave a claim on all series undecided. Of the grids of some
-    sparsities by some batch sizes without an incomplete cell, the largest is kept; of two equal
-    ones that with fewer sparsities, whose curves are longer. The entire study and "" if no cell is
-    complete, or all are.
+    One incomplete series would leave a claim on all series undecided. The result is the largest
+    grid of sparsities and batch sizes without an incomplete cell. Of two equally large grids, it is
+    the grid with fewer sparsities, because its curves are longer. If all cells or no cells are
+    complete, the result is the entire study and "".
     """
     incomplete = {(cell.sparsity, cell.batch_size) for cell in incomplete_cells(record)}
     if not incomplete:

@@ -1,8 +1,8 @@
 """Quantities of two update rules on one workload (Lee et al. 2021, Section 3.1, Figure 2).
 
-Each takes a study and another one, whose rule `base` the first is compared with. All are None
-unless the second study has the update rule `base`, the first another one, and both the same data,
-network, schedule, goal and several batch sizes.
+Each quantity compares a study with another study, whose update rule is `base`. All quantities are
+None unless the first study has another update rule than `base`, and both studies have the same
+data, network, schedule and goal, and several batch sizes.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ class LawsOfOptimizers(NamedTuple):
     """The laws of one series under two update rules, both of K* or both of medians.
 
     Attributes:
-        study, other: The studies of the rule and of the rule that it is compared with.
+        study, other: The study of the rule, and the study of `base`.
         series: The series.
-        over, under: Their laws.
+        over, under: The laws of the two studies.
     """
 
     study: Analysis
@@ -43,7 +43,7 @@ class LawsOfOptimizers(NamedTuple):
 
     @property
     def batch_sizes(self) -> list[int]:
-        """The batch sizes at which both laws have a K* that is no bound, ascending."""
+        """The batch sizes at which both laws have an exact K*, ascending."""
         return sorted(self.over.exact_k.keys() & self.under.exact_k.keys())
 
     def draws(self, batch_size: int) -> Draws:
@@ -73,17 +73,17 @@ def critical_ratio_of_optimizers(
 
 
 def steps_ratio_of_optimizers(study: Analysis, other: Analysis, base: str) -> Measurements | None:
-    """Return K* of a rule over K* of `base` at the largest batch size that both have a K* of.
+    """Return K* of a rule over K* of `base`, in each series.
 
-    In each series.
+    The batch size is the largest one with an exact K* of both rules.
     """
 
     def measure(laws: LawsOfOptimizers) -> Measurement:
         if not laws.batch_sizes:
-            return Measurement("no batch size has both K*")
+            return Measurement("no batch size has a K* of both rules")
         batch_size = laws.batch_sizes[-1]
         number = laws.log_ratio(batch_size).map(math.exp)
-        sentence = f"K* over that of {base}: x{number} at B={batch_size}"
+        sentence = f"K* over K* of {base}: x{number} at B={batch_size}"
         return Measurement(sentence, number, uses_medians=laws.over.uses_medians)
 
     return _measure_optimizers(study, other, base, measure)
@@ -92,14 +92,15 @@ def steps_ratio_of_optimizers(study: Analysis, other: Analysis, base: str) -> Me
 def steps_ratio_change_of_optimizers(
     study: Analysis, other: Analysis, base: str
 ) -> Measurements | None:
-    """Return the ratio of two rules' K* at the largest batch size over that at the smallest.
+    """Return how the ratio of two rules' K* changes with batch size, in each series.
 
-    In each series.
+    The number is the ratio at the largest batch size over the ratio at the smallest.
     """
 
     def measure(laws: LawsOfOptimizers) -> Measurement:
         if len(laws.batch_sizes) < 2:
-            return Measurement(f"both K* are known at {len(laws.batch_sizes)} batch sizes")
+            known = f"both K* are known at {len(laws.batch_sizes)} batch sizes; 2 are needed"
+            return Measurement(known)
         small, large = laws.batch_sizes[0], laws.batch_sizes[-1]
         at_small, at_large = laws.log_ratio(small), laws.log_ratio(large)
         over, under = laws.draws(large), laws.draws(small)
@@ -108,8 +109,8 @@ def steps_ratio_change_of_optimizers(
         )
         change = log_change.map(math.exp)
         sentence = (
-            f"K* over that of {base}: x{at_small.map(math.exp)} at B={small} and "
-            f"x{at_large.map(math.exp)} at B={large}; the second is x{change} of the first"
+            f"K* over K* of {base}: x{at_small.map(math.exp)} at B={small} and "
+            f"x{at_large.map(math.exp)} at B={large}; the second ratio is x{change} of the first"
         )
         return Measurement(sentence, change, uses_medians=laws.over.uses_medians)
 
@@ -122,7 +123,11 @@ def _measure_optimizers(
     base: str,
     measure: Callable[[LawsOfOptimizers], Measurement],
 ) -> Measurements | None:
-    """Return what `measure` finds on each series that two studies have; None as for all."""
+    """Return the measurement of each series that both studies have.
+
+    Returns:
+        None if the studies cannot be compared (see the docstring of the module).
+    """
     optimizer = study.record.setting(OPTIMIZER)
     if other.record.setting(OPTIMIZER) != base or optimizer in (None, base):
         return None
@@ -138,7 +143,7 @@ def _measure_optimizers(
             (over,) = laws_of(study, series)
             (under,) = laws_of(other, series)
             if over.uses_medians != under.uses_medians:
-                # A K* is luckier than a median, so both are laws of K*.
+                # A K* is smaller than a median over seeds, so both must be laws of K*.
                 over, under = study.laws[series], other.laws[series]
             laws = LawsOfOptimizers(study, other, series, over, under)
             measurements[str(series)] = measure(laws)

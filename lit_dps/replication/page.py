@@ -1,7 +1,7 @@
 """The page of the replication: each claim at the largest scale, the paper's figures, disagreements.
 
-Only the sentences below are written by hand. They are about the paper, and do not depend on what
-was measured.
+Only the sentences below are written by hand. They are about the paper, and do not depend on the
+measurements.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ _ABOUT = (
 )
 _RULES = """\
 A claim gives a number and its range (`lit_dps/replication/claims.yaml`). The claim is seen if the
-whole 95 % interval of the number, in brackets, is in the range, and not seen if the whole interval
-is outside; otherwise it is undecided. One study carries the verdict. The column also names other
-studies that decide the claim. Ranges marked \\* were chosen when trials were known. The other
+whole 95 % interval of the number, in brackets, is in the range. It is not seen if the whole
+interval is outside. Otherwise it is undecided. One study carries the verdict. The column also names
+other studies that decide the claim. Ranges marked \\* were chosen after trials had run. The other
 ranges were fixed before the first trial at the paper's scale. The other rules, the numbers of
 seeds, and which study carries a verdict, were settled while studies ran. Medians are over {seeds}
 of the best points. Their intervals include the noise of the search: with {points} samples of
@@ -43,13 +43,14 @@ of the theory: smoothness, gradient variance, loss to go, squared gradient
 """
 _CRITICAL = """\
 The paper reads critical batch sizes off its curves, where linear scaling ends, as powers of two.
-Here "measured" is where a run needs 20 % more examples B K\\* than at the smallest batch size, and
-"law" where the fitted law needs 20 % more than c1 examples, or twice as many (c1 / c2). All are of
-K\\*, in examples, with 95 % intervals. Where the fitted value is far above the measured one, the
-curve bends earlier than the formula can show."""
+Here "measured, +20 %" is the batch size at which a run needs 20 % more examples B K\\* than at the
+smallest batch size. "law, +20 %" is the same batch size by the fitted law. At "law, 2x" (c1 / c2),
+the law needs twice the examples of a tiny batch. All three use K\\*, are in examples, and have 95 %
+intervals. If the fitted value is far above the measured value, the curve bends earlier than the
+formula can show."""
 _MARKS = {
-    ">": " `>`: only this lower bound is known.",
-    "*": " `*`: critical.csv of the study has a remark.",
+    ">": " `>`: only a lower bound is known.",
+    "*": " `*`: critical.csv of the study has a note.",
 }
 _ANSWERS = {
     Verdict.SEEN: "Yes,",
@@ -138,8 +139,8 @@ def replication_page(
         _critical_section(parts),
         _disagreements(chosen),
         f"## How it was made\n\n`{command}`\n\nMade {date} on {machine.cores} cores of "
-        f"{machine.cpu}, with torch {machine.torch}, from stored trials; their commands are in "
-        "the appendix. The stored trials of a study can be read alone, in seconds:\n",
+        f"{machine.cpu}, with torch {machine.torch}, from stored trials. The appendix has the "
+        "commands that ran them. You can load the stored trials of a single study in seconds:\n",
         f"```python\n{_load_example(parts)}\n```\n",
     ]
     return "\n".join(sections)
@@ -166,7 +167,7 @@ def headlines(judgements: Iterable[Judgement], parts: Sequence[Part]) -> dict[Cl
 
 
 def _rank(judgement: Judgement, parts: Sequence[Part]) -> tuple:
-    """Return what is largest for the judgement that carries the verdict of its claim."""
+    """Return the rank of a judgement. The highest rank carries the verdict of its claim."""
     place = judgement.claim.place(judgement.where)
     if not judgement.studies or place is None:
         return -math.inf, scale_of(judgement, parts)
@@ -206,7 +207,7 @@ def _short_section(chosen: Mapping[Claim, Judgement], parts: Sequence[Part]) -> 
 
 
 def _extent_of(parts: Sequence[Part]) -> str:
-    """Return how many studies, trials and steps the page rests on, and what is left out."""
+    """Return how many studies, trials and steps the page uses, and which cells it omits."""
     trials: list[TrialResult] = []
     repeats: list[TrialResult] = []
     finished = 0
@@ -222,18 +223,18 @@ def _extent_of(parts: Sequence[Part]) -> str:
     finished -= len(trials) - len(distinct_trials)
     steps = sum(run.steps_run for run in (*distinct_trials, *distinct_repeats))
     text = (
-        f"It rests on {len(parts)} studies, {finished:,} trials, {len(distinct_repeats):,} repeats "
-        f"of best points, {steps:,} steps.{_reach(parts)}"
+        f"The evidence is {len(parts)} studies with {finished:,} trials, "
+        f"{len(distinct_repeats):,} repeats of best points and {steps:,} steps.{_reach(parts)}"
     )
     if incomplete:
-        text += f" Incomplete and left out: {'; '.join(incomplete)}."
+        text += f" Incomplete cells are omitted: {'; '.join(incomplete)}."
     return text
 
 
 def _distinct(runs: Iterable[TrialResult]) -> list[TrialResult]:
-    """Return some runs; one that a study has from another counts once.
+    """Return some runs without duplicates, because two studies may share a trial.
 
-    Two runs of one trial are the same if their seconds are.
+    Two runs of one trial are the same if they took the same seconds.
     """
     distinct = {}
     for run in runs:
@@ -242,7 +243,7 @@ def _distinct(runs: Iterable[TrialResult]) -> list[TrialResult]:
 
 
 def _reach(parts: Sequence[Part]) -> str:
-    """Return how far the searches at the paper's goal reach, beside the paper's; "" without any."""
+    """Return the extent of the searches at the paper's goal, and of the paper's; "" without any."""
     reach = []
     for part in parts:
         record = part.study.record
@@ -258,8 +259,8 @@ def _reach(parts: Sequence[Part]) -> str:
             most_trials = trials
     if not texts:
         return ""
-    paper = f"{TRIALS}, {BATCH_SIZES[-1]:,}"
-    return f" Trials per cell at its goal: {', '.join(texts)} (the paper: {paper})."
+    paper = f"{TRIALS} up to B = {BATCH_SIZES[-1]:,}"
+    return f" Trials per cell at the paper's goal: {', '.join(texts)} (the paper: {paper})."
 
 
 def _table(chosen: Mapping[Claim, Judgement], judgements: Sequence[Judgement]) -> str:
@@ -350,7 +351,7 @@ def _figure_sections(
     comparisons: Mapping[str, Sequence[Image]],
     chosen: Mapping[Claim, Judgement],
 ) -> list[str]:
-    """Return a section for each figure of the paper that a study, or a comparison, repeats."""
+    """Return a section for each figure of the paper that a study or a comparison repeats."""
     sections = []
     for name, figure in FIGURES.items():
         image = _widest_image(name, parts, comparisons)
@@ -376,7 +377,7 @@ def _widest_image(
     def rank(part: Part) -> tuple:
         record = part.study.record
         is_complete = not incomplete_cells(record)
-        # The race ends trials that would have succeeded.
+        # The race stops trials that would have succeeded.
         shows_region = name == _SUCCESS_REGION and record.race_factor is None
         width = part.width
         return is_complete, width.at_papers_goal, shows_region, width.cells, width.trials
@@ -418,7 +419,7 @@ def _critical_section(parts: Sequence[Part]) -> str:
 
 
 def _marks_of(rows: Sequence[Mapping[str, str]]) -> str:
-    """Return what the marks mean that a table has."""
+    """Return the meaning of the marks in a table."""
     ends = set()
     for row in rows:
         for text in row.values():
@@ -431,14 +432,14 @@ def _marks_of(rows: Sequence[Mapping[str, str]]) -> str:
 
 
 def _disagreements(chosen: Mapping[Claim, Judgement]) -> str:
-    """Return the claims that are not seen, or whose number is not the paper's."""
+    """Return the claims that are not seen, or whose interval excludes the paper's number."""
     lines = []
     for claim, judgement in chosen.items():
         if judgement.verdict is not Verdict.NOT_SEEN and not judgement.paper_is_outside:
             continue
         text = judgement.verdict.short
         if judgement.paper_is_outside:
-            text += "; the paper's number is outside"
+            text += "; the paper's number is outside the interval"
         explanation = claim.explanation or _UNEXPLAINED
         lines.append(f"- **{escaped(claim.claim)}**: {text}. {explanation}")
     return "\n".join(["## Where it disagrees\n", *(lines or ["Nowhere."]), ""])

@@ -22,14 +22,14 @@ class Image(NamedTuple):
 
 
 class Core(NamedTuple):
-    """What the configuration of a study asks for. The study may have been extended since."""
+    """The grid that the configuration of a study declares. Commands may have extended the study."""
 
     batch_sizes: Sequence[int]
     trials: int
     sparsities: Sequence[float]
 
     def has(self, result: TrialResult) -> bool:
-        """Return True if the configuration asks for a trial, or for the point of a repeat."""
+        """Return True if the configuration declares a trial, or the point of a repeat."""
         cell = result.trial.cell
         if cell.batch_size not in self.batch_sizes or cell.sparsity not in self.sparsities:
             return False
@@ -37,7 +37,7 @@ class Core(NamedTuple):
 
 
 class Machine(NamedTuple):
-    """What the pages were made on."""
+    """The machine that made the pages."""
 
     cores: int
     cpu: str
@@ -45,7 +45,7 @@ class Machine(NamedTuple):
 
 
 class Scale(NamedTuple):
-    """How large a study is; scales compare in this order."""
+    """The size of a study. The fields are compared in this order."""
 
     at_papers_goal: bool = False  # it met the paper's goal, or a harder one
     is_whole: bool = False
@@ -53,9 +53,9 @@ class Scale(NamedTuple):
 
 
 class Width(NamedTuple):
-    """How much of a figure a study fills; widths compare in this order.
+    """The extent of a study in a figure. The fields are compared in this order.
 
-    Cells come before trials, which make a curve no longer.
+    Cells come before trials, because more trials do not make a curve longer.
     """
 
     at_papers_goal: bool
@@ -69,10 +69,10 @@ class Part:
 
     Attributes:
         study: The study, without cells that are incomplete (`complete_subset`).
-        command: What makes it, in a shell.
+        command: The shell command that makes it.
         images: Its figures.
-        core: What its configuration asks for; None if that is the entire study.
-        incomplete: The incomplete cells, in words; empty without any.
+        core: The grid that its configuration declares; None if this is the entire study.
+        incomplete: The incomplete cells as text; empty without any.
     """
 
     study: Analysis
@@ -88,7 +88,7 @@ class Part:
 
     @property
     def is_whole(self) -> bool:
-        """True if all cells are measured that the configuration asks for, if not more."""
+        """True if all cells that the configuration declares are measured."""
         if not self.incomplete:
             return True
         if self.core is None:
@@ -109,15 +109,15 @@ class Part:
 
     @property
     def hours(self) -> float:
-        """Hours of its trials and repeats, one after another.
+        """Hours of its trials and repeats, one after another, without stacked trials.
 
-        Without stacked ones: each of these has the time of all that were trained with it.
+        The time of a stacked trial is the time of its whole stack.
         """
         return _hours(self.runs)
 
     @property
     def core_hours(self) -> float:
-        """Like `hours`, of the trials and repeats that its configuration asks for."""
+        """Hours of the trials and repeats that its configuration declares; see `hours`."""
         if self.core is None:
             return self.hours
         return _hours(filter(self.core.has, self.runs))
@@ -144,12 +144,12 @@ class Part:
 
     @property
     def scale(self) -> Scale:
-        """How large the study is."""
+        """The size of the study."""
         return Scale(self._is_at_papers_goal(), self.is_whole, self.finished)
 
     @property
     def width(self) -> Width:
-        """How much of a figure the study fills."""
+        """The extent of the study in a figure."""
         cells = len(self.study.record.results)
         return Width(self._is_at_papers_goal(), cells, self.finished)
 
@@ -165,7 +165,7 @@ class Part:
 
 
 def _hours(runs: Iterable[TrialResult]) -> float:
-    """Return the hours of some runs one after another, without stacked ones."""
+    """Return the hours of some runs one after another, without stacked runs."""
     seconds = 0.0
     for run in runs:
         if not run.is_stacked:
@@ -184,7 +184,7 @@ def judge_parts(parts: Sequence[Part]) -> list[Judgement]:
 
 
 def scale_of(judgement: Judgement, parts: Sequence[Part]) -> Scale:
-    """Return the scale of a judgement's study, of the smaller one of a pair; least without any."""
+    """Return the scale of a judgement's study, or of the smaller study of a pair."""
     scales = []
     for part in parts:
         if part.name in judgement.studies:
@@ -193,7 +193,7 @@ def scale_of(judgement: Judgement, parts: Sequence[Part]) -> Scale:
 
 
 def table(rows: Sequence[Mapping[str, str]]) -> str:
-    """Return rows, at least one and all with the same columns, as a table."""
+    """Return rows as a Markdown table; at least one row, and all rows with the same columns."""
     heads = list(rows[0])
     lines = [_table_line(heads), _table_line(["---"] * len(heads))]
     lines += [_table_line(row.values()) for row in rows]
@@ -205,7 +205,7 @@ def _table_line(cells: Iterable[str]) -> str:
 
 
 def escaped(text: str) -> str:
-    """Return a text in which * and | have no meaning to Markdown; code stays code."""
+    """Return a text with * and | escaped for Markdown; code is unchanged."""
     if text.startswith("`"):
         return text
     return text.replace("|", "\\|").replace("*", "\\*")

@@ -1,7 +1,8 @@
-"""Quantities of where in the search space trials succeed (Lee et al. 2021, Section 3.2).
+"""Quantities on the region of the search space where trials succeed (Lee et al. 2021, Section 3.2).
 
-They are about the trials that are complete within a limit of steps: the budget of a study whose
-trials all spend it, or `study.race_factor` times K* of the cell, where the race ends the others.
+A trial succeeds if it is complete within a limit of steps. Without a race, the limit is the budget.
+With a race, the limit is `study.race_factor` times K* of the cell, because the race stops the other
+trials there.
 """
 
 from __future__ import annotations
@@ -21,16 +22,20 @@ from lit_dps.replication.rules import Measurement, Measurements
 from lit_dps.replication.search import MOMENTUM, budget_text, searched_keys
 
 _SEED = 0
-# The race ends trials at K*. Whether its other trials would have succeeded is unknown.
+# A race with a smaller factor stops most trials, so it is unknown whether they would have
+# succeeded.
 _MIN_RACE_FACTOR = 2
 
 
 def share_inside(study: Analysis) -> Measurements | None:
-    """Return the share of the best points that are on no end of a range, over all series.
+    """Return the share of the best points that are inside all their ranges, over all series.
 
-    A point that is best in several cells counts once. The interval is that of Clopper and Pearson
-    (1934). Cells whose K* is at the first check are left out, since their best point is not known.
-    None for a study without search space.
+    A point at an end of a range is outside. A point that is best in several cells counts once. The
+    interval is exact (Clopper and Pearson 1934). Cells whose K* is at the first check are omitted,
+    because their best point is unknown.
+
+    Returns:
+        None for a study without search space.
     """
     if not study.record.space:
         return None
@@ -44,12 +49,13 @@ def share_inside(study: Analysis) -> Measurements | None:
             cells_inside += not summary.boundary
     points = len(is_inside)
     if points < MIN_SAMPLES:
-        return {"": Measurement(f"{cells} cells have {points} distinct best points")}
+        sentence = f"{cells} cells have {points} distinct best points; {MIN_SAMPLES} are needed"
+        return {"": Measurement(sentence)}
     inside = sum(is_inside.values())
     number = Estimate(inside / points, binomial_interval(inside, points))
     sentence = (
         f"{inside} of {points} distinct best points are inside, a share of {number}; "
-        f"those of {cells_inside} of {cells} cells"
+        f"{cells_inside} of {cells} cells have their best point inside"
     )
     return {"": Measurement(sentence, number)}
 
@@ -76,13 +82,15 @@ class Widths(NamedTuple):
 def rate_range_ratio(study: Analysis, sparsity: float = SPARSE) -> Measurements | None:
     """Return the width of the range of complete learning rates, sparse over dense (Figure 5).
 
-    The width is in decades, and its geometric mean is over the batch sizes where both networks have
-    a range inside the search space, of at least `MIN_SAMPLES` complete rates. A range ends between
-    its last complete rate and the next rate that was run. These two are the limits of the number.
-    They are no 95 % interval, since other seeds are not in them.
+    A width is in decades. The number is the geometric mean of the ratio of widths. It includes the
+    batch sizes where both networks have a range inside the search space with at least `MIN_SAMPLES`
+    complete rates. A range ends between its last complete rate and the next rate that was run.
+    These two rates give the limits of the number. The limits are no 95 % interval, because they do
+    not include other seeds.
 
-    None without both sparsities, if the learning rate is not the only searched key, and for a race
-    that ends trials before `_MIN_RACE_FACTOR` x K*.
+    Returns:
+        None without both sparsities, if the learning rate is not the only searched key, and for a
+        race with a factor below `_MIN_RACE_FACTOR`.
     """
     record = study.record
     keys = searched_keys(record, *RATE_NAMES)
@@ -98,41 +106,47 @@ def rate_range_ratio(study: Analysis, sparsity: float = SPARSE) -> Measurements 
 
 
 def _rate_range_ratio(study: Analysis, key: str, sparse: Series, dense: Series) -> Measurement:
-    value = 0.0
-    low = 0.0
-    high = 0.0
+    log_value = 0.0
+    log_low = 0.0
+    log_high = 0.0
     texts = []
     for batch_size in study.record.batch_sizes:
-        over = _width(study, key, sparse, batch_size)
-        under = _width(study, key, dense, batch_size)
-        if over is None or under is None:
+        sparse_widths = _widths(study, key, sparse, batch_size)
+        dense_widths = _widths(study, key, dense, batch_size)
+        if sparse_widths is None or dense_widths is None:
             continue
-        value += math.log(over.value / under.value)
-        # A range of one rate may have no width.
+        log_value += math.log(sparse_widths.value / dense_widths.value)
+        # The lower limit of a width may be 0, if all its rates are equal.
         with np.errstate(divide="ignore"):
-            low += float(np.log(over.low / under.high))
-            high += float(np.log(over.high) - np.log(under.low))
-        texts.append(f"{over.value:.2g} and {under.value:.2g} decades at B={batch_size}")
+            log_low += float(np.log(sparse_widths.low / dense_widths.high))
+            log_high += float(np.log(sparse_widths.high) - np.log(dense_widths.low))
+        texts.append(
+            f"{sparse_widths.value:.2g} and {dense_widths.value:.2g} decades at B={batch_size}"
+        )
     if not texts:
-        return Measurement(f"no batch size has both ranges, each of {MIN_SAMPLES} rates or more")
+        return Measurement(
+            f"no batch size has a sparse and a dense range of at least {MIN_SAMPLES} rates"
+        )
     count = len(texts)
-    limits = Interval(math.exp(low / count), math.exp(high / count))
-    number = Estimate(math.exp(value / count), limits)
+    limits = Interval(math.exp(log_low / count), math.exp(log_high / count))
+    number = Estimate(math.exp(log_value / count), limits)
     sentence = (
-        f"range of rates that are {_limit_text(study.record)}: x{number} at {sparse} over {dense}, "
-        f"limits of the grid of rates; {', '.join(texts)}"
+        f"range of rates that are {_limit_text(study.record)}: x{number} at {sparse} over {dense}; "
+        f"the limits are neighbouring rates of the grid; {', '.join(texts)}"
     )
     notes = ()
     if count < len(study.record.batch_sizes):
-        notes = (f"{len(study.record.batch_sizes) - count} other batch sizes lack a range",)
+        without_range = len(study.record.batch_sizes) - count
+        notes = (f"no range is known at {without_range} of {without_range + count} batch sizes",)
     return Measurement(sentence, number, notes=notes)
 
 
-def _width(study: Analysis, key: str, series: Series, batch_size: int) -> Widths | None:
-    """Return the width of the range of complete rates.
+def _widths(study: Analysis, key: str, series: Series, batch_size: int) -> Widths | None:
+    """Return the width of the range of complete rates of a cell, with its limits.
 
-    None if an end is not inside the space, for fewer than `MIN_SAMPLES` complete rates, and if the
-    limit of steps is not known or beyond the budget.
+    Returns:
+        None if an end of the range is outside the search space, for fewer than `MIN_SAMPLES`
+        complete rates, and if the limit of steps is unknown or beyond the budget.
     """
     trials = _finished(study, series, batch_size)
     summary = study.by_cell[cell_of(series, batch_size)]
@@ -150,22 +164,25 @@ def _width(study: Analysis, key: str, series: Series, batch_size: int) -> Widths
     last = len(rates) - 1 - is_complete[::-1].index(True)
     if first == 0 or last == len(rates) - 1:
         return None
-    inner = rates[last][0] - rates[first][0]
-    outer = rates[last + 1][0] - rates[first - 1][0]
-    return Widths(inner, (inner + outer) / 2, outer)
+    smallest = rates[last][0] - rates[first][0]
+    largest = rates[last + 1][0] - rates[first - 1][0]
+    return Widths(smallest, (smallest + largest) / 2, largest)
 
 
 def effective_rate_kappa(study: Analysis) -> Measurements | None:
-    """Return how well the effective learning rate alone divides complete from other trials.
+    """Return how well the effective learning rate alone separates complete from other trials.
 
-    The paper sees a straight line between them in its plots of log rate against log (1 - momentum).
-    Such a line, of slope 1, is an effective rate, rate / (1 - momentum). Here two of them, a lowest
-    and a highest one, predict which trials are complete. They are those of fewest errors on the
-    other trials of the cell. The number is Cohen's kappa of these predictions: 1 if all are right,
-    0 if they are as right as chance. It is a mean over batch sizes. The interval resamples points.
-    If all predictions are right, its lower limit is that of a share (`binomial_interval`).
+    The paper plots log rate against log (1 - momentum), and a straight line separates the trials.
+    A line of slope 1 is a constant effective rate, rate / (1 - momentum). Here a lowest and a
+    highest effective rate predict which trials are complete. For each trial, the two rates are
+    fitted to the other trials of its cell, with as few errors as possible.
 
-    None for a raced study, and unless exactly one learning rate and a momentum are searched.
+    The number is Cohen's kappa of the predictions, averaged over batch sizes. It is 1 if all
+    predictions are right, and 0 if they are not better than chance. The interval resamples points.
+    If all predictions are right, `binomial_interval` gives the lower limit.
+
+    Returns:
+        None for a raced study, and unless exactly one learning rate and one momentum are searched.
     """
     record = study.record
     rates = searched_keys(record, *RATE_NAMES)
@@ -200,12 +217,14 @@ def _effective_rate_kappa(
         guess = np.array(predict_each(np.array(rates), truth))
         cells.append(Predictions(np.array(points), truth, guess))
     if not cells:
-        return Measurement(f"no batch size has {MIN_SAMPLES} complete trials and as many others")
+        return Measurement(
+            f"no batch size has at least {MIN_SAMPLES} complete and {MIN_SAMPLES} other trials"
+        )
     number = _mean_kappa(cells)
     right = sum(int((cell.truth == cell.guess).sum()) for cell in cells)
     count = sum(len(cell.truth) for cell in cells)
     sentence = (
-        f"the effective rate alone predicts for {right} of {count} trials at "
+        f"the effective rate alone predicts correctly for {right} of {count} trials at "
         f"B={', '.join(map(str, batch_sizes))} whether they are {budget_text(study.record)}: "
         f"Cohen's kappa {number}"
     )
@@ -213,7 +232,13 @@ def _effective_rate_kappa(
 
 
 class Predictions(NamedTuple):
-    """Predictions for the trials of a cell, each (n,)."""
+    """Predictions for the n trials of a cell.
+
+    Attributes:
+        points: (n,), the point of each trial.
+        truth: (n,), whether the trial is complete.
+        guess: (n,), whether the prediction is complete.
+    """
 
     points: np.ndarray
     truth: np.ndarray
@@ -221,10 +246,10 @@ class Predictions(NamedTuple):
 
 
 def _mean_kappa(cells: Sequence[Predictions]) -> Estimate:
-    """Return the mean of Cohen's kappa over cells, whose trials share points."""
+    """Return the mean of Cohen's kappa over cells; trials of different cells share points."""
     points = np.unique(np.concatenate([cell.points for cell in cells]))
     chosen = np.random.default_rng(_SEED).integers(len(points), size=(REPLICATES, len(points)))
-    # How often each point is drawn, first once for all, then in each resample.
+    # The first row counts each point once. The other rows count how often a resample draws it.
     draws = np.stack([np.bincount(row, minlength=len(points)) for row in chosen])
     counts = np.concatenate([np.ones((1, len(points))), draws])
     kappas = []
@@ -243,29 +268,28 @@ def _mean_kappa(cells: Sequence[Predictions]) -> Estimate:
 
 
 def predict_each(rates: np.ndarray, is_complete: np.ndarray) -> list[bool]:
-    """Return for each trial whether the others predict that it is complete.
+    """Return for each trial whether the other trials predict that it is complete.
 
     Args:
         rates: (n,), the effective rate of each trial.
         is_complete: (n,), whether it is complete.
     """
     predictions = []
-    for left_out in range(len(rates)):
-        others = np.delete(rates, left_out)
-        low, high = best_range(others, np.delete(is_complete, left_out))
-        predictions.append(bool(low <= rates[left_out] <= high))
+    for i, rate in enumerate(rates):
+        low, high = best_range(np.delete(rates, i), np.delete(is_complete, i))
+        predictions.append(bool(low <= rate <= high))
     return predictions
 
 
 def best_range(rates: np.ndarray, is_complete: np.ndarray) -> tuple[float, float]:
-    """Return the lowest and the highest rate between which "complete" has the fewest errors.
+    """Return the range of rates that separates complete trials with the fewest errors.
 
-    The ends are halfway (in logarithms) to the next rate outside, or unbounded.
+    Each end is the geometric mean with the next rate outside, or unbounded.
     """
     order = np.argsort(rates)
     logs = np.log(rates[order])
     middles = np.concatenate([[-np.inf], (logs[1:] + logs[:-1]) / 2, [np.inf]])
-    # Each complete trial inside gains one, each other one costs one: the largest sum of a slice.
+    # Maximum subarray: a complete trial inside counts 1, another trial inside counts -1.
     gains = np.cumsum(np.concatenate([[0], np.where(is_complete[order], 1, -1)]))
     sums = gains[None, :] - gains[:, None]
     first, last = np.unravel_index(np.argmax(np.triu(sums, 1)), sums.shape)
@@ -273,18 +297,18 @@ def best_range(rates: np.ndarray, is_complete: np.ndarray) -> tuple[float, float
 
 
 def cohens_kappa(truth: np.ndarray, guess: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """Return Cohen's kappa (R,) of predictions, with weights; nan if all have one class.
+    """Return Cohen's kappa (R,) of weighted predictions; nan if all trials have one class.
 
     Args:
-        truth: (n,), booleans.
-        guess: (n,), booleans.
-        weights: (R, n), of the trials.
+        truth: (n,), whether a trial is complete.
+        guess: (n,), whether the prediction is complete.
+        weights: (R, n), how often each trial counts.
     """
     total = weights.sum(axis=1)
     agreement = weights @ (truth == guess) / total
-    of_truth = weights @ truth / total
-    of_guess = weights @ guess / total
-    chance = of_truth * of_guess + (1 - of_truth) * (1 - of_guess)
+    true_share = weights @ truth / total
+    guessed_share = weights @ guess / total
+    chance = true_share * guessed_share + (1 - true_share) * (1 - guessed_share)
     with np.errstate(invalid="ignore", divide="ignore"):
         return (agreement - chance) / (1 - chance)
 
@@ -304,6 +328,7 @@ def _is_complete(study: Analysis, result: TrialResult) -> bool:
 
 
 def _limit_text(record: StudyRecord) -> str:
+    """Return the limit of steps within which a trial counts as complete, as text."""
     if record.race_factor is None:
         return budget_text(record)
-    return f"complete by {record.race_factor:g} times the fewest steps"
+    return f"complete by {record.race_factor:g} K*"

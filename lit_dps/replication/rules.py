@@ -1,17 +1,17 @@
 """How a claim is decided: a number with its 95 % interval against a range.
 
-A claim gives a number and its range. It is *seen* if the whole interval is in the range, *not seen*
-if the whole interval is outside, and *not decidable at this scale* otherwise. The
-intervals come from resampling what a study has drawn at random, its trials, and from K* being
-known to one check interval. They do not include other initial weights or data, except for medians
-over seeds (`estimates`).
+A claim gives a number and its range. The claim is *seen* if the whole interval is in the range,
+*not seen* if the whole interval is outside, and *not decidable at this scale* otherwise. The
+intervals include the random choice of trials, by resampling, and the check interval, which limits
+the precision of K*. Only medians over seeds also include other initial weights and orders of the
+data (`estimates`).
 
-A claim about several series is seen if it is seen in all of them, and not seen if it is not seen in
-one of them. The sentence then lists the verdicts by series.
+A claim about several series is seen if it is seen in all series, and not seen if it is not seen in
+one series. The sentence then lists the verdicts by series.
 
-`claims.yaml` says of each range whether it was fixed before the first trial of a study at the
-paper's scale. The other rules, what is judged and how intervals are made,
-were settled while such studies ran; the commits have dates and reasons.
+`claims.yaml` records whether a range was fixed before the first trial of a study at the paper's
+scale. The other rules, such as the choice of quantities and intervals, were settled while such
+studies ran. The commits have dates and reasons.
 """
 
 from __future__ import annotations
@@ -62,11 +62,11 @@ class Measurement:
     """A quantity in one series, or one pair of series.
 
     Attributes:
-        sentence: What was measured, with numbers.
-        number: What is judged; None if it is not known, which leaves the claim undecided.
+        sentence: The result, with numbers.
+        number: The number that is judged; None if it is unknown. The claim is then undecided.
         can_refute: False if the study does not reach the batch sizes that the claim is about. The
             number can then confirm the claim, not refute it.
-        uses_medians: Whether the number rests on medians over seeds instead of K*.
+        uses_medians: Whether the number uses medians over seeds instead of K*.
         notes: Further facts, which follow the sentence.
     """
 
@@ -82,13 +82,13 @@ Measurements = Mapping[str, Measurement]
 
 
 class Finding(NamedTuple):
-    """A verdict and what it rests on.
+    """A verdict and its evidence.
 
     Attributes:
         verdict: The verdict.
         measured: A sentence with the numbers.
         paper_is_outside: Whether the paper's number is outside the interval.
-        measurements: What was judged, by series.
+        measurements: The judged measurements, by series.
     """
 
     verdict: Verdict
@@ -100,7 +100,7 @@ class Finding(NamedTuple):
 def judge(
     measurements: Measurements, claim_range: ClaimRange, paper_value: float | None = None
 ) -> Finding:
-    """Return the verdict on a claim from what was measured in each series.
+    """Return the verdict on a claim from the measurements in each series.
 
     Args:
         measurements: The claimed number in each series, at least one.
@@ -121,7 +121,7 @@ def judge(
         notes = list(measurement.notes)
         if _is_outside(paper_value, measurement.number):
             paper_is_outside = True
-            notes.append(f"the paper's x{paper_value:g} is outside")
+            notes.append(f"the paper's x{paper_value:g} is outside the interval")
         sentences[name] = "; ".join([text, *notes])
     text = prefix + together(sentences)
     if len(set(verdicts.values())) > 1:
@@ -157,7 +157,7 @@ def _is_outside(value: float | None, number: Estimate | None) -> bool:
 
 
 def combined(verdicts: Iterable[Verdict]) -> Verdict:
-    """Return the verdict on a claim that is about all of several cases."""
+    """Return the verdict on a claim about several cases, all of which must agree."""
     distinct = set(verdicts)
     if Verdict.NOT_SEEN in distinct:
         return Verdict.NOT_SEEN
@@ -179,10 +179,10 @@ def _by_verdict(verdicts: Mapping[str, Verdict]) -> str:
 
 
 def together(sentences: Mapping[str, str]) -> str:
-    """Return the sentences on several series as one.
+    """Return the sentences on several series as one sentence.
 
-    What all sentences share is written once: all of it, or the words up to a colon or an equals
-    sign before the number.
+    Equal sentences are written once. Otherwise the words before the number, up to a colon or an
+    equals sign, are written once if all sentences share them.
     """
     if "" in sentences:
         return sentences[""]
@@ -199,7 +199,7 @@ def together(sentences: Mapping[str, str]) -> str:
 
 
 def _shared_beginning(sentences: list[str]) -> str:
-    """Return the words before the number if all sentences share them and they are not too few."""
+    """Return the words before the number if all sentences share at least `MIN_SHARED_WORDS`."""
     words = []
     for word in min(sentences, key=len).split(" "):
         words.append(word)

@@ -1,19 +1,18 @@
 """Quantities of K* against batch size and sparsity (Lee et al. 2021, Section 3.1).
 
-Those on the regimes of Figure 1 take two batch sizes of each series and need no fitted law. With e
-the local exponent of K* ~ B^e, -1 is perfect scaling and 0 a plateau. Batch sizes whose K* is at
-the first check, an upper bound, are left out.
+The quantities on the regimes of Figure 1 compare two batch sizes of each series and need no fitted
+law. They use the local exponent e of K* ~ B^e: -1 is perfect scaling, 0 is a plateau. Batch sizes
+whose K* is at the first check are omitted, because such a K* is an upper bound.
 
 These claims are about small, larger and large enough batches. A study refutes them only if it
-reaches such batches: its smallest batch size is at most `SMALL_SHARE` x B_crit or the paper's 2,
-its largest at least the paper's 16,384 or `LARGE_MULTIPLE` x B_crit. From there on a study that
-follows the law c1 / B + c2 exactly is in the claimed ranges: over two doublings from B_crit / 9 on
-e = -0.81, and up to 12 B_crit K* falls by 9.9 % per doubling.
+reaches such batches. Its smallest batch size must be at most `SMALL_SHARE` x B_crit or the paper's
+2. Its largest batch size must be at least the paper's 16,384 or `LARGE_MULTIPLE` x B_crit. Beyond
+these limits, a study that follows the law c1 / B + c2 exactly is in the claimed ranges: over two
+doublings from B_crit / 9 on, e = -0.81, and up to 12 B_crit, K* falls by 9.9 % per doubling.
 
-The critical batch size of the denominator has to be identifiable. If the critical batch size of the
-numerator is not, it may exceed the largest batch size; its lower limit can then confirm a claim,
-not refute it. A law that does not describe what it is fitted to has no critical batch size
-(`misfit_note`).
+A ratio of critical batch sizes needs an identifiable denominator. If the numerator is not
+identifiable, it may exceed the largest batch size. Its lower limit can then confirm a claim, not
+refute it. A law that does not fit its data has no critical batch size (`misfit_note`).
 """
 
 from __future__ import annotations
@@ -57,7 +56,7 @@ TWO_DOUBLINGS = 4  # as a factor
 
 
 class Curve(NamedTuple):
-    """A series of a study, its law, and the batch sizes that the law is fitted to, at least two."""
+    """A series of a study, its law, and at least two batch sizes that the law is fitted to."""
 
     study: Analysis
     series: Series
@@ -93,7 +92,7 @@ def _exponent_at_small_batches(curve: Curve) -> Measurement:
 
 
 def examples_ratio(study: Analysis) -> Measurements | None:
-    """Return the examples B K* at the largest batch size over those at the smallest.
+    """Return the examples B K* at the largest batch size over B K* at the smallest.
 
     None for a study of one batch size.
     """
@@ -105,15 +104,15 @@ def _examples_ratio(curve: Curve) -> Measurement:
     large = curve.batch_sizes[-1]
     e = exponent(curve.study, curve.series, small, large)
     number = e.map(lambda x: (large / small) ** (1 + x))
-    sentence = f"examples at B={large} over those at B={small}: x{number}"
+    sentence = f"examples at B={large} over examples at B={small}: x{number}"
     return Measurement(sentence, number, can_refute=large >= LARGEST)
 
 
 def steps_per_doubling(study: Analysis) -> Measurements | None:
     """Return the factor of K* per doubling of B, over the last two doublings of each series.
 
-    It is not known in a series whose B_crit is not identifiable. None for a study of one batch
-    size.
+    The factor is unknown in a series whose B_crit is not identifiable. None for a study of one
+    batch size.
     """
     return _measure_curves(study, _steps_per_doubling)
 
@@ -128,8 +127,7 @@ def _steps_per_doubling(curve: Curve) -> Measurement:
     sentence = f"K* per doubling from B={small} to B={large}: x{number}"
     critical = _critical(curve.law)
     if critical is None:
-        reason = curve.law.describe().removeprefix("B_crit ")
-        return Measurement(f"{sentence}; B_crit {reason}")
+        return Measurement(f"{sentence}; {_describe_critical(curve.law)}")
     is_large = large >= LARGEST or large >= LARGE_MULTIPLE * critical
     sentence += f", up to {large / critical:.2g} B_crit"
     return Measurement(sentence, number, can_refute=is_large)
@@ -156,7 +154,7 @@ def _critical(law: Law) -> float | None:
 def _measure_curves(
     study: Analysis, measure: Callable[[Curve], Measurement]
 ) -> Measurements | None:
-    """Return what `measure` finds on each series; None for a study of one batch size."""
+    """Return the measurement of each series; None for a study of one batch size."""
     if len(study.record.batch_sizes) < 2:
         return None
     measurements = {}
@@ -164,13 +162,14 @@ def _measure_curves(
         (law,) = laws_of(study, series)
         batch_sizes = list(law.exact_k)
         if len(batch_sizes) < 2:
-            measurement = Measurement(f"K* at {len(batch_sizes)} batch sizes")
+            sentence = f"K* is known at {len(batch_sizes)} batch sizes; 2 are needed"
+            measurement = Measurement(sentence)
         else:
             measurement = measure(Curve(study, series, law, batch_sizes))
         notes = measurement.notes
         bounds = len(law.upper_bounds)
         if bounds:
-            notes = (*notes, f"{bounds} at the first check left out")
+            notes = (*notes, f"{bounds} K* at the first check are omitted")
         measurements[str(series)] = dataclasses.replace(
             measurement, uses_medians=law.uses_medians, notes=notes
         )
@@ -180,11 +179,14 @@ def _measure_curves(
 def law_misfit(study: Analysis) -> Measurements | None:
     """Return how far K* deviates from the fitted c1 / B + c2 in each series, beyond its noise.
 
-    The number is the standard deviation of log K* about the law without the noise of K*, so 0.1 is
-    a deviation of 10 %. Q is the sum of squared residuals, each divided by the variance of K* plus
-    the square of the number. The estimate is where Q is the degrees of freedom (Paule and Mandel
-    1982), the interval where Q is a quantile of the chi-squared distribution (Viechtbauer 2007).
-    None for a study of one batch size.
+    The number is the standard deviation of log K* about the law, without the noise of K*. So 0.1 is
+    a deviation of 10 %. Q is the sum of squared residuals, each divided by the variance of log K*
+    plus the square of the number. At the estimate, Q equals the degrees of freedom (Paule and
+    Mandel 1982). At the limits of the interval, Q equals quantiles of the chi-squared distribution
+    (Viechtbauer 2007).
+
+    Returns:
+        None for a study of one batch size.
     """
     return _measure_curves(study, _law_misfit)
 
@@ -192,12 +194,12 @@ def law_misfit(study: Analysis) -> Measurements | None:
 def _law_misfit(curve: Curve) -> Measurement:
     law = curve.law
     if law.fit is None:
-        return Measurement(f"no law ({law.describe()})")
+        return Measurement(f"no law ({law.verdict.reason})")
     data = data_of([o for o in law.observations if o.bound == 0])
     residuals = np.log(data.steps) - np.log(law.fit.steps(data.batch_sizes))
     free = len(residuals) - 2
     if free < 1:
-        return Measurement(f"K* is known at {len(residuals)} batch sizes")
+        return Measurement(f"K* is known at {len(residuals)} batch sizes; 3 are needed")
     deviations = []
     for expected in (free, *chdtri(free, (0.025, 0.975))):
         deviations.append(_deviation(residuals, data.variance, float(expected)))
@@ -237,9 +239,9 @@ def _deviation(residuals: np.ndarray, variance: np.ndarray, expected: float) -> 
 def sparse_steps_ratio(study: Analysis, sparsity: float = SPARSE) -> Measurements | None:
     """Return the mean ratio of K*, sparse over dense, over the batch sizes with a dense K*.
 
-    A geometric mean. Where no sparse trial met the goal, its K* is at least max_steps. Batch sizes
-    where one of the two K* is at the first check are left out; the ratio is not known if they are
-    more than half. None for a study without both sparsities.
+    The mean is geometric. If no sparse trial met the goal, its K* is at least max_steps. Batch
+    sizes where one of the two K* is at the first check are omitted. The ratio is unknown if they
+    are more than half of the batch sizes. None for a study without both sparsities.
     """
     return measure_pairs(study, sparsity, _sparse_steps_ratio)
 
@@ -250,10 +252,10 @@ def _sparse_steps_ratio(study: Analysis, sparse: Series, dense: Series) -> Measu
     under = dense_law.k_star
     bounds = sparse_law.upper_bounds | dense_law.upper_bounds
     shared = over.keys() & under.keys()
-    coverage = f"{len(shared)} of the {len(under)} batch sizes with a dense K* have a sparse one"
+    coverage = f"{len(shared)} of the {len(under)} batch sizes with a dense K* have a sparse K*"
     shared_bounds = len(bounds & shared)
     if shared_bounds:
-        coverage += f", at {shared_bounds} of these one is at the first check"
+        coverage += f"; at {shared_bounds} of them a K* is at the first check"
     ratios = []
     logs = []
     lows = []
@@ -279,7 +281,9 @@ def _sparse_steps_ratio(study: Analysis, sparse: Series, dense: Series) -> Measu
     at_least = ""
     if len(ratios) < len(logs):
         at_least = "at least "
-    sentence = f"K* x{min(ratios):.3g} to x{max(ratios):.3g} over B, mean {at_least}x{mean}"
+    low = f"x{min(ratios):.3g}"
+    high = f"x{max(ratios):.3g}"
+    sentence = f"sparse over dense K*: {low} to {high} across B, mean {at_least}x{mean}"
     notes = ()
     if len(ratios) < len(under):
         notes = (coverage,)
@@ -290,8 +294,8 @@ def sparse_ratio_trend(study: Analysis, sparsity: float = SPARSE) -> Measurement
     """Return how the ratio of K*, sparse over dense, changes from the smallest to the largest B.
 
     A line is fitted to the logarithm of the ratio against log B. The number is the line's value at
-    the largest batch size over its value at the smallest. Batch sizes whose K* is a bound are left
-    out. None for a study without both sparsities.
+    the largest batch size over its value at the smallest. Batch sizes whose K* is a bound are
+    omitted. None for a study without both sparsities.
     """
     return measure_pairs(study, sparsity, _sparse_ratio_trend)
 
@@ -300,7 +304,8 @@ def _sparse_ratio_trend(study: Analysis, sparse: Series, dense: Series) -> Measu
     sparse_law, dense_law = laws_of(study, sparse, dense)
     batch_sizes = sorted(sparse_law.exact_k.keys() & dense_law.exact_k.keys())
     if len(batch_sizes) < MIN_SAMPLES:
-        return Measurement(f"both K* are known at {len(batch_sizes)} batch sizes")
+        known = f"both K* are known at {len(batch_sizes)} batch sizes; {MIN_SAMPLES} are needed"
+        return Measurement(known)
     # Least squares: the slope is a weighted sum of the logarithms.
     centred = np.log(batch_sizes) - np.mean(np.log(batch_sizes))
     weights = centred / np.square(centred).sum() * math.log(batch_sizes[-1] / batch_sizes[0])
@@ -335,7 +340,7 @@ def _sparse_critical_ratio(study: Analysis, sparse: Series, dense: Series) -> Me
 
 def critical_ratio(over: Law, under: Law, name: str, other_name: str) -> Measurement:
     """Return the ratio of B_crit of two laws, each with a name for the sentence."""
-    sentence = f"{_describe(over)} at {name}, {_describe(under)} at {other_name}"
+    sentence = f"{_describe_critical(over)} at {name}, {_describe_critical(under)} at {other_name}"
     ratio = ratio_of_laws(over, under, lambda c1, c2: c1 / c2)
     if ratio is None or not under.is_b_crit_known:
         return Measurement(sentence, uses_medians=over.uses_medians)
@@ -349,12 +354,12 @@ def critical_ratio(over: Law, under: Law, name: str, other_name: str) -> Measure
     )
 
 
-def _describe(law: Law) -> str:
-    """Return B_crit of a law, its lower bound, or why it is unknown."""
+def _describe_critical(law: Law) -> str:
+    """Return B_crit of a law, its lower bound, or why it is unknown, as text."""
     if law.fit is None:
-        return f"no law ({law.describe()})"
+        return f"no law ({law.verdict.reason})"
     if law.is_b_crit_known:
         return law.describe().removesuffix(", below the smallest batch size")
     if law.verdict.bound is None:
-        return f"B_crit {law.describe()}"
+        return f"B_crit is not identifiable: {law.verdict.reason}"
     return f"B_crit > {three_digits(law.verdict.bound)}"

@@ -1,6 +1,6 @@
 """Quantities of the metaparameter search (Lee et al. 2021, Section 3.2, Figure 3).
 
-Both are Spearman's rank correlations with the batch size, of at least `MIN_SAMPLES` batch sizes.
+Both are Spearman's rank correlations with the batch size, over at least `MIN_SAMPLES` batch sizes.
 """
 
 from __future__ import annotations
@@ -30,18 +30,19 @@ _SCHEDULE_DEFAULTS = {"schedule": "constant", "decay_steps": 40_000, "end_factor
 def rate_trend(study: Analysis) -> Measurements | None:
     """Return the rank correlation of the best learning rate with B, in each series.
 
-    The learning rate of the K* trial counts, as effective rate, rate / (1 - momentum), if momentum
-    is searched too. The best of the points that were run is also known if trials stop at K*. The
-    luck of these points is in how the best rates scatter around the trend, which the interval rests
-    on (`correlation_interval`). Batch sizes whose K* is at the first check are left out: the best
-    of the trials that got there is not known.
+    The rate is the learning rate of the K* trial. If momentum is searched too, it is the effective
+    rate, rate / (1 - momentum). The best point is known even if trials stop at K*. The interval
+    follows from the scatter of the best rates around the trend, which includes the noise of the
+    search (`correlation_interval`). Batch sizes whose K* is at the first check are omitted, because
+    the best of their trials is unknown.
 
     A rate that decays counts twice: at its start, as in the paper, and by its mean over the K*
-    steps, which is larger relative to its start where K* is smaller. The interval covers both, so
-    that the claim is decided only where both agree. Without the values of a schedule the trend is
-    not known.
+    steps. The mean is a larger share of the start where K* is smaller. The interval covers both, so
+    the claim is decided only if both agree. The trend is unknown if the values of the schedule are
+    unknown.
 
-    None unless exactly one learning rate is searched, and for a study of one batch size.
+    Returns:
+        None unless exactly one learning rate is searched, and for a study of one batch size.
     """
     rates = searched_keys(study.record, *RATE_NAMES)
     if len(rates) != 1 or len(study.record.batch_sizes) < 2:
@@ -65,7 +66,7 @@ def rate_trend(study: Analysis) -> Measurements | None:
 def _best_rates(
     study: Analysis, series: Series, rate_key: str, momentum_key: str | None
 ) -> dict[int, float]:
-    """Return the (effective) learning rate of the K* trial, by batch size where it is known."""
+    """Return the known (effective) learning rates of the K* trials, by batch size."""
     rates = {}
     for batch_size in study.record.batch_sizes:
         summary = study.by_cell[cell_of(series, batch_size)]
@@ -85,7 +86,7 @@ def _mean_shares(
     """Return the mean learning rate of the K* trials over its start, by batch size.
 
     Returns:
-        1 for constant rates; None if the rate of a trial changes by a schedule that is not known.
+        1 for constant rates; None if an unknown schedule changes the rate of a trial.
     """
     shares = {}
     for batch_size in batch_sizes:
@@ -134,9 +135,12 @@ def _rate_trend(
 ) -> Measurement:
     """Return the rank correlation of the best rates of a series with B."""
     if len(rates) < MIN_SAMPLES:
-        return Measurement(f"{name} known at {len(rates)} of {batch_sizes} batch sizes")
+        known = f"{len(rates)} of {batch_sizes} batch sizes"
+        return Measurement(f"the {name} is known at {known}; {MIN_SAMPLES} are needed")
     if shares is None:
-        return Measurement(f"{name} not known: a schedule that is not ours changes it along trials")
+        return Measurement(
+            f"the {name} is unknown, because a custom schedule changes it along trials"
+        )
     number = _trend(list(rates.values()))
     if min(shares.values()) < 1:
         return _trend_of_decaying(name, rates, shares, batch_sizes)
@@ -181,14 +185,15 @@ def _trend(rates: Sequence[float]) -> Estimate:
 def _unknown_notes(known: int, batch_sizes: int) -> tuple[str, ...]:
     if known == batch_sizes:
         return ()
-    return (f"not known at {batch_sizes - known} of {batch_sizes} batch sizes",)
+    return (f"unknown at {batch_sizes - known} of {batch_sizes} batch sizes",)
 
 
 def correlation_interval(rho: float, count: int) -> Interval:
     """Return the 95 % interval of Spearman's rank correlation of at least 4 pairs.
 
-    Bonett and Wright 2000, Eq. 4: Fisher's z has the variance (1 + rho^2 / 2) / (n - 3). In perfect
-    order z is infinite; it is taken halfway to the next lower possible correlation.
+    Fisher's z has the variance (1 + rho^2 / 2) / (n - 3) (Bonett and Wright 2000, Eq. 4). In
+    perfect order z would be infinite. There rho is replaced by the mean of 1 and the next lower
+    possible correlation.
     """
     largest = 1 - 6 / (count**3 - count)
     z = math.atanh(min(max(rho, -largest), largest))
@@ -201,13 +206,15 @@ def correlation_interval(rho: float, count: int) -> Interval:
 def success_trend(study: Analysis) -> Measurements | None:
     """Return the rank correlation of the share of complete trials with B, in each series.
 
-    Complete at the step budget that all cells share, over the points that have finished in all of
-    them. Not known if all trials are complete or none is. With a small budget the share grows for
-    the sole reason that K* falls with B, so the budget is reported beside the paper's. The
-    interval resamples the trials of each cell, without failed ones.
+    A trial is complete if it met the goal within the step budget, which is the same in all cells.
+    The share is over the points that have finished in all cells. The correlation is unknown if all
+    trials or no trials are complete. With a small budget, the share grows merely because K* falls
+    with B. So the budget is reported beside the paper's. The interval resamples the trials of each
+    cell, without failed trials.
 
-    None for a study of one batch size, and for a raced one (study.race_factor), whose trials do not
-    end with the budget.
+    Returns:
+        None for a study of one batch size, and for a raced study (study.race_factor), whose trials
+        end before the budget.
     """
     if len(study.record.batch_sizes) < 2 or study.record.race_factor is not None:
         return None
@@ -234,7 +241,8 @@ def _success_trend(study: Analysis, series: Series) -> Measurement:
         return Measurement(f"all trials are {by_budget}")
     points = len(next(iter(trials.values())))
     if min(points, len(trials)) < MIN_SAMPLES:
-        return Measurement(f"{points} points finished at all of {len(trials)} batch sizes")
+        finished = f"{points} points have finished at all {len(trials)} batch sizes"
+        return Measurement(f"{finished}; {MIN_SAMPLES} points and batch sizes are needed")
     rho = float(rank_correlation(np.array([shares]))[0])
     draws = rank_correlation(np.stack(drawn_shares, axis=1))
     number = estimate_of(rho, draws).map(_clip_correlation)
@@ -244,12 +252,12 @@ def _success_trend(study: Analysis, series: Series) -> Measurement:
     notes = ()
     relative = _complete_by_twice_k_star(study, series, trials)
     if len(relative) > 1:
-        notes = (f"by twice the K* of each, {_ends(relative)}",)
+        notes = (f"share complete by 2 K* of each batch size, {_ends(relative)}",)
     return Measurement(sentence, number, notes=notes)
 
 
 def _trials_of_shared_points(study: Analysis, series: Series) -> dict[int, list[TrialResult]]:
-    """Return the trials of a series by batch size, of the points that finished at all of them."""
+    """Return the trials of a series by batch size, for points that finished at every batch size."""
     by_point: dict[int, dict[int, TrialResult]] = {}
     for batch_size in study.record.batch_sizes:
         for result in study.by_cell[cell_of(series, batch_size)].trials:
@@ -276,10 +284,10 @@ def budget_text(record: StudyRecord) -> str:
 def _complete_by_twice_k_star(
     study: Analysis, series: Series, trials: Mapping[int, Sequence[TrialResult]]
 ) -> dict[int, np.ndarray]:
-    """Return which trials are complete by twice their cell's K*, by batch size where it is known.
+    """Return which trials are complete by twice the K* of their cell, by batch size.
 
-    A budget that moves with K* has no part in the trend. Beyond the budget of the study nothing is
-    known.
+    A limit that is proportional to K* causes no trend. Batch sizes with a limit beyond the budget
+    of the study are omitted, because the trials are unknown there.
     """
     complete = {}
     for batch_size, results in trials.items():
@@ -298,7 +306,7 @@ def _clip_correlation(rho: float) -> float:
 
 
 def _resampled_shares(complete: np.ndarray, batch_size: int) -> np.ndarray:
-    """Return the shares (R,) that are true in resamples of some trials (n,)."""
+    """Return the shares (R,) of complete trials in resamples of some trials (n,)."""
     count = len(complete)
     random = np.random.default_rng((_SEED, batch_size))
     chosen = random.integers(count, size=(REPLICATES, count))
@@ -306,7 +314,7 @@ def _resampled_shares(complete: np.ndarray, batch_size: int) -> np.ndarray:
 
 
 def _ends(complete: Mapping[int, np.ndarray]) -> str:
-    """Return the shares of complete trials at the first and at the last of some batch sizes."""
+    """Return the shares of complete trials at the smallest and the largest batch size, as text."""
     first, last = min(complete), max(complete)
     first_share = significant(float(complete[first].mean()))
     last_share = significant(float(complete[last].mean()))
@@ -314,7 +322,7 @@ def _ends(complete: Mapping[int, np.ndarray]) -> str:
 
 
 def rank_correlation(values: np.ndarray) -> np.ndarray:
-    """Return Spearman's rank correlation of each row of values (R, n) with its columns' order.
+    """Return Spearman's rank correlation of each row of values (R, n) with the column numbers.
 
     Missing values are nan.
 

@@ -2,9 +2,9 @@
 
 Ratios are geometric means over pairs of trials of the same point and batch size (`paired_terms`).
 The trials of a point at several batch sizes share their initial weights (under one version of
-PyTorch), so intervals are Student's over the means of points: percentiles of resamples of four or
-five points would be too narrow. At least `MIN_SAMPLES` points are needed. Beta and Delta are those
-before the first step, so trials without a measurement of L count for them too.
+PyTorch). So intervals are Student's t intervals over the means of points. Percentiles of resamples
+of four or five points would be too narrow. At least `MIN_SAMPLES` points are needed. Beta and Delta
+are measured before the first step, so trials without a measurement of L count for them too.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ from lit_dps.replication.rules import Measurement, Measurements
 
 _SEED = 0
 SYMBOLS = {"lipschitz": "L", "beta": "beta", "delta": "Delta"}
-_DRIVERS = ("delta", "beta", "lipschitz")  # of c1, at equal epsilon
-# Where each term is read: L is a mean over the run, the others are known before its first step.
+_DRIVERS = ("delta", "beta", "lipschitz")  # c1 is proportional to their product, at equal epsilon
+# Where each term is from: L is a mean over the run, the others are measured before its first step.
 _READERS: Mapping[str, Callable[[TrialResult], Any]] = {
     "lipschitz": terms_of,
     "beta": start_of,
@@ -64,7 +64,7 @@ def term_ratio(study: Analysis, term: str, sparsity: float = SPARSE) -> Measurem
     Args:
         study: The study.
         term: "lipschitz" (L), "beta" or "delta".
-        sparsity: Of the sparse networks.
+        sparsity: The sparsity of the sparse networks.
     """
 
     def measure(study: Analysis, sparse: Series, dense: Series) -> Measurement | None:
@@ -82,7 +82,7 @@ def _term_ratio(
     number = _mean_ratio(pairs, term).estimate.map(math.exp)
     sentence = f"{SYMBOLS[term]} x{number} over {len(pairs)} pairs of trials"
     if not is_search(record):
-        sentence += ", each sparsity at its own best point"
+        sentence += ", each sparsity at its best point"
     notes = ()
     if term == "lipschitz":
         notes = _lipschitz_notes(record, sparse, dense)
@@ -102,9 +102,10 @@ def _lipschitz_notes(record: StudyRecord, sparse: Series, dense: Series) -> tupl
 
 
 def _lipschitz_sizes(record: StudyRecord, sparse: Series) -> str | None:
-    """Return L at each sparsity, over the points that all have; None if there are none.
+    """Return L at each sparsity, over the points that all sparsities have; None without any.
 
-    With the number of measurements of a run and, if these are a part, of training examples.
+    The text includes the number of measurements per run, and the number of training examples if a
+    measurement does not use all.
     """
     terms_by_series = {}
     for series in record.series:
@@ -123,8 +124,8 @@ def _lipschitz_sizes(record: StudyRecord, sparse: Series) -> str | None:
         sizes.append(significant(math.exp(mean_log)))
         counts.append(_counts_of_readings(record, series, shared))
     text = (
-        f"L = {', '.join(sizes)} at S={', '.join(sparsities)}, of {', '.join(counts)} "
-        "measurements a run"
+        f"L = {', '.join(sizes)} at S={', '.join(sparsities)}, from {', '.join(counts)} "
+        "measurements per run"
     )
     examples = record.setting("smoothness.examples")
     if isinstance(examples, int):
@@ -140,7 +141,7 @@ def _counts_of_readings(
     Args:
         record: The study.
         series: One of its series.
-        points: The (batch size, point) that count.
+        points: The pairs (batch size, point) that count.
     """
     counts = []
     for key, count in readings_to_goal(record, series).items():
@@ -154,9 +155,13 @@ def c1_over_theory(
 ) -> Measurements | None:
     """Return the ratio of c1 over the ratio of Delta beta L, both sparse over dense.
 
-    The terms are measured in one study, the laws fitted in another, or in the same (`laws_of`).
-    None without measurements at both sparsities, without laws in another study, or if the studies
-    do not train the same by the same rule to the same goal, up to which the terms are means.
+    The terms are measured in `study`. The laws are fitted in `other`, which may be the same study
+    (`laws_of`). The terms are means up to the goal, so both studies must train the same by the same
+    rule to the same goal.
+
+    Returns:
+        None without measurements at both sparsities, without laws in another study, and if the
+        studies cannot be compared.
     """
     record = study.record
     if record.setting(OPTIMIZER) != other.record.setting(OPTIMIZER):
@@ -184,14 +189,17 @@ def _c1_over_theory(
     predicted = log_predicted.estimate.map(math.exp)
     fitted = ratio_of_laws(sparse_law, dense_law, lambda c1, c2: c1)
     if fitted is None:
-        return Measurement(f"Delta beta L x{predicted}, no fitted c1 at both sparsities")
+        return Measurement(
+            f"Delta beta L predicts c1 x{predicted}; no c1 is fitted at both sparsities"
+        )
     count = min(len(log_predicted.draws), len(fitted.draws))
     number = estimate_of(
         fitted.value / math.exp(log_predicted.value),
         fitted.draws[:count] / np.exp(log_predicted.draws[:count]),
     )
     sentence = (
-        f"Delta beta L x{predicted}, fitted c1 x{fitted.estimate}: x{number} of the predicted"
+        f"Delta beta L predicts c1 x{predicted}; the fitted c1 is x{fitted.estimate}, which is "
+        f"x{number} of the prediction"
     )
     notes = [_epsilon_note(pairs)]
     misfit = misfit_note({str(sparse): sparse_law, str(dense): dense_law})
@@ -202,13 +210,13 @@ def _c1_over_theory(
 
 
 def _epsilon_note(pairs: Sequence[Pair]) -> str:
-    """Return the ratio of the measured epsilon, and the prediction with it."""
+    """Return the ratio of the measured epsilon, and the prediction that includes it."""
     logs = []
     for pair in pairs:
         logs.append((pair.point, pair.log_ratio(*_DRIVERS) - 2 * pair.log_ratio("epsilon")))
     predicted = _mean_of_logs(logs).estimate.map(math.exp)
     epsilon = _mean_ratio(pairs, "epsilon").estimate.map(math.exp)
-    return f"with the measured epsilon, x{epsilon}, Delta beta L / epsilon^2 is x{predicted}"
+    return f"the measured epsilon is x{epsilon}, so Delta beta L / epsilon^2 is x{predicted}"
 
 
 def _mean_ratio(pairs: Sequence[Pair], *names: str) -> Resampled:

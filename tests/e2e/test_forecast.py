@@ -82,7 +82,8 @@ def test_a_study_taken_up_needs_what_is_left_and_says_what_to_expect(tmp_path, c
     assert table["total"][:3] == ["10", "800", "200"]
     assert table["B"][-1] == "time expected"
     expected = re.search(
-        r"expected: ([\d,]+) steps, from the mean of the 6 finished trials", done.out
+        r"expected: ([\d,]+) steps, from the mean steps at the nearest batch size, of 6 finished trials",
+        done.out,
     )
     record = read_study(f"sqlite:///{tmp_path}/mlruns/study.db", "fast")
     ran = [result.steps_run for finished in record.results.values() for result in finished]
@@ -92,7 +93,7 @@ def test_a_study_taken_up_needs_what_is_left_and_says_what_to_expect(tmp_path, c
 
     nothing = call(*STUDY, *part, "--forecast")
     assert rows(nothing.out)["total"][:3] == ["0", "0", "0"]
-    assert "\nnothing is left to run\n" in nothing.out
+    assert "\nall trials and repeats have finished\n" in nothing.out
     changed = call(*STUDY, "--goal.error", "0.3", "--forecast")
     assert (changed.code, files(tmp_path)) == (2, before)
     assert numbers_in(error_line(changed.err).partition("goal.error")[2])[:2] == [0.2, 0.3]

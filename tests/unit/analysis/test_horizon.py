@@ -116,7 +116,7 @@ def test_an_uncertain_critical_batch_size_widens_the_cost():
 
     assert low == pytest.approx(cost(1000), rel=0.1) and high == pytest.approx(cost(250), rel=0.1)
     assert (found.largest, found.surely_within) == (64, 32)
-    assert "surely, at 97.5 %: 32" in found.describe()
+    assert "surely, at 97.5 %: up to 32" in found.describe()
 
 
 def test_noise_of_the_curve_widens_the_cost():
@@ -134,7 +134,19 @@ def test_a_batch_size_whose_loss_is_before_the_curve_is_refused():
     assert math.isnan(found.table["cost"][1]) and found.largest == 32
     large = fixed_data_losses(power_curve(), 32, np.array([500.0]), 30_000, [256])
     assert large.largest is None
-    assert large.describe().endswith("every larger batch size costs more than 1.0 % of the loss.")
+    assert "every larger batch size costs more than 1.0 % of the loss" in large.describe()
+
+
+def test_a_refused_cost_is_not_called_a_high_cost():
+    """The cost at B = 6000 is unknown. The answer must not say that it exceeds the tolerance."""
+    refused = fixed_data_losses(power_curve(), 32, np.array([500.0]), 30_000, [6000])
+    assert refused.largest is None
+    assert "B = 6000 on is unknown" in refused.describe()
+    assert "costs more" not in refused.describe()
+    known = fixed_data_losses(power_curve(), 32, np.array([500.0]), 30_000, [64, 6000])
+    assert known.largest == 64 and "from B = 6000 on the cost is unknown" in known.describe()
+    between = fixed_data_losses(power_curve(), 32, np.array([500.0]), 30_000, [64, 256, 6000])
+    assert between.largest == 64 and "unknown" not in between.describe()
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,11 @@ and figure."""
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
+from lit_dps.analysis.local_sgd import local_rows
 from lit_dps.core.goal import Goal
 from lit_dps.core.local_sgd import LocalSGDSchedule
 from lit_dps.core.trial import Cell
@@ -138,3 +141,17 @@ def test_its_figure_and_file(tmp_path):
     files, _ = write_all(found, tmp_path)
     assert {"local.csv", "local.png", "local.pdf"} <= {file.name for file in files}
     assert "K*" in FIGURE.missing(study({16: {1: None, 4: None}}))
+
+
+@pytest.mark.parametrize(
+    ("steps", "expected"),
+    [
+        ({1: 400, 4: 440, 16: 800, 64: None}, [1.0, 1.1, 2.0]),
+        # K* at H = 1 is at the first check, so the true ratios are larger than these numbers.
+        ({1: 4, 4: 8, 16: 40, 64: 80}, [None] * 4),
+        ({1: None, 4: 40, 16: 80, 64: 160}, [None] * 3),
+    ],
+)
+def test_k_star_is_divided_only_by_a_known_k_star_of_the_least_h(steps, expected):
+    ratios = local_rows(study({16: steps}).local_curves)["times_k_star"]
+    assert [None if math.isnan(float(x or math.nan)) else x for x in ratios] == expected

@@ -216,25 +216,25 @@ def own(name: str) -> dict:
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        (network("Normalized", layer="alone"), "no mean over the examples"),
+        (network("Normalized", layer="alone"), "not the mean over the examples"),
         (network("Normalized", layer="numpy"), "random numbers of NumPy"),
         (network("Normalized", layer="Noise"), "random numbers in a training step other than"),
         (own("Counting"), "changes an attribute"),
         (network("Branching"), "needs the value of a tensor"),
         (own("OwnStep"), "overrides training_step"),
         (own("Adam"), "Adam as configured"),
-        (own("HalfTrained"), "not the same"),
+        (own("HalfTrained"), "differ from the trained parameters"),
         (
             {
                 "trainer": {
                     "callbacks": [{"class_path": "lightning.pytorch.callbacks.DeviceStatsMonitor"}]
                 }
             },
-            "trainer.callbacks has DeviceStatsMonitor",
+            "trainer.callbacks contains DeviceStatsMonitor",
         ),
         (own("Scaled"), "overrides on_train_start"),
         (own("Stepping"), "reads trainer.global_step"),
-        (own("Epochs"), "not stepped once a step"),
+        (own("Epochs"), "does not step once per optimizer step"),
         (own("Hooked"), "hooks on its parameters"),
         (own("Fickle"), "per_example_error of Fickle differs"),
         (own("Borderline"), "per_example_error of Borderline differs"),

@@ -229,7 +229,7 @@ def test_it_trains_our_own_module_and_data_and_what_changes_nothing_in_a_step():
     [
         ({"module": own("OwnStep")}, "overrides training_step"),
         ({"data": own("Augmented")}, "does not keep its images"),
-        ({"callbacks": [{"class_path": own("Watcher")}]}, "trainer.callbacks has Watcher"),
+        ({"callbacks": [{"class_path": own("Watcher")}]}, "trainer.callbacks contains Watcher"),
         ({"accumulate_grad_batches": 2}, "trainer.accumulate_grad_batches"),
         ({"precision": "bf16-mixed"}, "trainer.precision"),
         ({"profiler": "simple"}, "trainer.profiler"),

@@ -11,6 +11,7 @@ from lit_dps.core.trial import Cell, Trial
 from lit_dps.engines import interval_loop
 from lit_dps.engines.eligible import ineligibility_reason
 from lit_dps.engines.interval_loop import IntervalLoop
+from lit_dps.engines.loader_data import Examples
 from lit_dps.engines.logged_module import MeanOverBatches, Unknown
 from lit_dps.engines.module_hooks import NeedsLightning
 from lit_dps.engines.stack import StackedNetworks
@@ -248,7 +249,7 @@ def test_intervals_ahead_change_nothing():
         ("dry_runs.Denoising", "data.Clouds", None, "draws random numbers in validation_step"),
         ("passes.NumpyNoise", "data.Clouds", None, "random numbers of NumPy"),
         ("passes.Memory", "data.Clouds", None, "changes the shape of its buffer bank"),
-        ("strangers.KeepsList", "strangers.DigitLoaders", None, "outside of its parameters"),
+        ("strangers.KeepsList", "strangers.DigitLoaders", None, "not its parameters or buffers"),
         ("tricky.Padded", "data.Clouds", None, "the gradient of body.0.weight"),
         ("parts.FrozenBackbone", "data.SplitOnce", None, "body.0.weight of FrozenBackbone has no"),
         ("tricky.Calibrated", "data.Clouds", None, "scale of Calibrated has no gradient"),
@@ -265,8 +266,8 @@ def test_intervals_ahead_change_nothing():
         ("models.Net", "data.Streamed", None, "no DataLoader of a map-style data set"),
         ("models.Net", "data.TwoValidations", None, "in val_dataloader"),
         ("models.Net", "data.CroppedValidation", None, "drops validation examples"),
-        ("models.Net", "dry_runs.OwnSampler", None, "a sampler of its own"),
-        ("models.Net", "edges.TimeFirst", None, "an entry for each example"),
+        ("models.Net", "dry_runs.OwnSampler", None, "a custom sampler"),
+        ("models.Net", "edges.TimeFirst", None, "one entry per example"),
         ("models.Net", "data.Clouds", {"accumulate_grad_batches": 2}, "accumulate_grad_batches"),
         ("models.Net", "data.Clouds", {"precision": "bf16-mixed"}, "trainer.precision"),
     ],
@@ -290,7 +291,7 @@ def test_the_reason_is_stored_with_a_trial_that_lightning_s_loop_trains():
     assert result.engine_reason == "MaxNorm overrides on_train_batch_end"
     loop = IntervalLoop(training_of(workload(), GOAL), stack_size=1)
     choice = loop.choose(trials(Cell(16, 0.0))[0])
-    assert (choice.engine, choice.reason) == ("lightning", "Net is no ImageClassifier")
+    assert (choice.engine, choice.reason) == ("lightning", "Net is not an ImageClassifier")
 
 
 class Classifier(ImageClassifier):
@@ -378,3 +379,10 @@ def test_readings_of_a_stack_of_strangers_are_those_of_lightning_s_loop():
         read = result.readings["validation"]
         assert read["loss"] == pytest.approx(result.curve["val_loss"], rel=1e-4)
         assert set(read["of_training"]) == {TRAIN}
+
+
+def test_examples_with_a_nan_equal_only_examples_with_a_nan_there():
+    nan = torch.tensor([1.0, float("nan")])
+    assert Examples((nan,)).equals(Examples((nan.clone(),)))
+    assert not Examples((nan,)).equals(Examples((torch.tensor([1.0, 0.0]),)))
+    assert not Examples((nan,)).equals(Examples((nan.double(),)))

@@ -121,7 +121,7 @@ def test_the_stack_is_halved_and_results_are_equal(monkeypatch, capsys, sizes, u
     assert_equal(results, undisturbed)
     assert sizes[0] == SIZE and max(sizes[1:]) == SIZE // 2
     assert re.findall("out of memory: .*", capsys.readouterr().err) == [
-        "out of memory: 4 instead of 8 trials at a time"
+        "out of memory: stacks now have 4 trials instead of 8"
     ]
 
 
@@ -306,6 +306,6 @@ def test_the_limit_of_a_stack(capsys, size, networks, fitting, after):
     printed = capsys.readouterr().err
     before = min(size, networks)
     if after < before:
-        assert printed == f"out of memory: {after} instead of {before} trials at a time\n"
+        assert printed == f"out of memory: stacks now have {after} trials instead of {before}\n"
     else:
         assert printed == ""

@@ -130,7 +130,7 @@ def test_an_error_at_the_start_of_a_stacked_trial_makes_it_a_failed_one():
     results = train(asked, workload(), {**GOAL, "max_steps": 8}, size=3, pruning=pruning)
     assert [result.trial for result in results] == asked
     assert {result.status for result in results} == {Status.FAILED}
-    reason = "an error in its stack: ValueError: this method has no scores"
+    reason = "its stack raised an error: ValueError: this method has no scores"
     assert {(result.engine, result.engine_reason) for result in results} == {(SINGLE, reason)}
 
 
@@ -142,6 +142,6 @@ def test_an_error_in_a_step_of_a_stack_is_the_reason_of_its_single_runs(monkeypa
     asked = trials(Cell(16, 0.5), rates=[0.02, 0.1])
     goal = {**GOAL, "max_steps": 8}
     results = train(asked, workload(), goal, size=2)
-    reason = "an error in its stack: RuntimeError: out of memory"
+    reason = "its stack raised an error: RuntimeError: out of memory"
     assert [(r.engine, r.engine_reason) for r in results] == [(SINGLE, reason)] * 2
     assert [r.curve for r in results] == [r.curve for r in train(asked, workload(), goal)]

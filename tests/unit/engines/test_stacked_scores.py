@@ -170,5 +170,7 @@ def test_too_little_memory_divides_the_pass_and_an_error_leaves_it_to_each_run(m
     assert capsys.readouterr().err == ""
     for _ in range(2):
         assert scores_of_new_runs(runs, training, ("cpu",)) == [None] * 5
-    line = "each network makes a scoring pass, because one for all fails: KeyError: "
+    line = (
+        "each network makes its own scoring pass, because a pass for all networks fails: KeyError: "
+    )
     assert capsys.readouterr().err == f"{line}'a name of the user'\n"

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from lit_dps.analysis.analysis import Analysis
+from lit_dps.analysis.tables import three_digits
 from lit_dps.core.trial import Cell, Series
 from lit_dps.replication.rules import Verdict
 from lit_dps.replication.scaling import (
@@ -205,7 +206,8 @@ def test_a_plateau_is_not_known_where_the_critical_batch_size_is_not():
     measured = steps_per_doubling(study)["S=0"]
     assert measured.number is None
     assert f"x0.5 {[0.5, 0.5]}" in measured.sentence
-    assert study.laws[Series(0.0)].describe() in measured.sentence
+    bound = study.laws[Series(0.0)].verdict.bound
+    assert bound is not None and f"B_crit > {three_digits(bound)}" in measured.sentence
 
 
 @pytest.mark.parametrize("claim", ["linear-scaling", "diminishing-returns", "plateau"])

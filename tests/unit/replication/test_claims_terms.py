@@ -154,7 +154,7 @@ def test_where_best_points_were_repeated_the_theory_is_held_against_the_medians(
         ]
     study = Analysis(dataclasses.replace(whole.record, repeats=again, plan=RepeatPlan(5, 1, None)))
     measured = c1_over_theory(study, study)[""]
-    assert measured.uses_medians and "c1 x3.34" in measured.sentence
+    assert measured.uses_medians and "c1 is x3.34" in measured.sentence
     assert measured.number.value == pytest.approx(2, abs=5e-3)
 
 

@@ -36,7 +36,7 @@ class Summary(NamedTuple):
 
 
 def summary_of(text):
-    paragraph = text.partition("It rests on ")[2].partition(" [The appendix]")[0]
+    paragraph = text.partition("The evidence is ")[2].partition(" [The appendix]")[0]
     numbers = numbers_in(paragraph.replace(",", ""))
     return Summary(*map(int, numbers[:4]), numbers[4:])
 

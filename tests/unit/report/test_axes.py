@@ -146,7 +146,7 @@ def test_claims_are_judged_for_each_series(study):
     assert judged("linear-scaling", study).measured.count("method=") == 4
     said = judged("steps-of-sparse", study).measured
     snip, synflow = said.split("; ")
-    assert snip.startswith("S=0.9 method=snip: ") and synflow.startswith("S=0.9 method=synflow: ")
+    assert snip.endswith(" at S=0.9 method=snip") and synflow.endswith(" at S=0.9 method=synflow")
     (rises,) = (
         row for row in judge_claims([study], {"fake": "make"}) if row.claim.id == "lipschitz-rises"
     )
