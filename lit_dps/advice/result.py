@@ -190,6 +190,7 @@ class Advice:
         if "hours" in known:
             hours = [known["hours"][name] for name in ("value", "low", "high")]
             entry.seconds = limits(*[None if each is None else HOUR * each for each in hours])
+            entry.total_seconds = entry.seconds
         if batch_size in self.best_rates:
             entry.metaparameters = {"learning_rate": self.best_rates[batch_size]}
         marks = {name: known.pop(name, False) for name in ("allowed", "pareto")}

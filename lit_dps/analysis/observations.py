@@ -166,7 +166,7 @@ def _observation_of_cell(record: StudyRecord, cell: CellSummary) -> Observation 
         float(cell.k_star),
         noise=noise_of_k_star(cell.costs, len(record.space), record.statistic),
         check=float(cell.check_cost),
-        boundary=", ".join(boundary_texts(record, cell)),
+        boundary=", ".join(boundary_texts(record, cell.best)),
     )
 
 

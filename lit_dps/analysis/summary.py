@@ -131,10 +131,10 @@ def _boundary(record: StudyRecord, best: TrialResult | None) -> dict[str, Litera
     return boundary
 
 
-def boundary_texts(record: StudyRecord, summary: CellSummary) -> list[str]:
-    """Return the metaparameters of a cell's best trial on an end: ["learning_rate low"]."""
+def boundary_texts(record: StudyRecord, best: TrialResult | None) -> list[str]:
+    """Return the metaparameters of a trial on an end of their range: ["learning_rate low"]."""
     names = record.short_names
-    return [f"{names[key]} {end}" for key, end in summary.boundary.items()]
+    return [f"{names[key]} {end}" for key, end in _boundary(record, best).items()]
 
 
 def cell_rows(record: StudyRecord, cells: Iterable[CellSummary]) -> pd.DataFrame:
@@ -168,7 +168,7 @@ def cell_rows(record: StudyRecord, cells: Iterable[CellSummary]) -> pd.DataFrame
         row["point"] = point
         for key, name in names.items():
             row[name] = params.get(key)
-        row["boundary"] = "; ".join(boundary_texts(record, summary))
+        row["boundary"] = "; ".join(boundary_texts(record, best))
         for name in read_columns:
             row[name] = read.get(name)
         rows.append(row)

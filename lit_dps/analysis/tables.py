@@ -12,6 +12,7 @@ import pandas as pd
 from lit_dps.core.atomic_write import replacing
 from lit_dps.core.search_space import Box, Choices, short_names
 from lit_dps.core.statistic import Statistic
+from lit_dps.core.text import wrap
 from lit_dps.core.trial import Cell, Series, Value, text_of
 from lit_dps.core.unit import STEPS, Unit, cost_text
 
@@ -113,6 +114,40 @@ def aligned(rows: Iterable[Mapping[str, str]], words: bool = False) -> list[str]
         padded = [text.rjust(width) for text, width in zip(texts, widths, strict=True)]
         lines.append("  ".join(padded))
     return lines
+
+
+def without_column(rows: Iterable[Mapping[str, str]], name: str) -> list[dict[str, str]]:
+    """Return the rows of a text table without a column."""
+    kept = []
+    for row in rows:
+        kept.append({column: text for column, text in row.items() if column != name})
+    return kept
+
+
+def fitted(
+    rows: Sequence[Mapping[str, str]], less_needed: Iterable[str], width: int, words: bool = False
+) -> list[str]:
+    """Return the lines of a text table without columns that do not fit, and their names in a line.
+
+    Args:
+        rows, words: As of `aligned`.
+        less_needed: Columns that are left out, in this order, until the table fits.
+        width: Columns of the terminal.
+    """
+    lines = _stripped(aligned(rows, words))
+    omitted = []
+    for name in less_needed:
+        if name in rows[0] and max(map(len, lines)) > width:
+            rows = without_column(rows, name)
+            lines = _stripped(aligned(rows, words))
+            omitted.append(name)
+    if omitted:
+        lines += wrap(f"Not shown at this width: {', '.join(omitted)}.", width)
+    return lines
+
+
+def _stripped(lines: Iterable[str]) -> list[str]:
+    return [line.rstrip() for line in lines]
 
 
 def significant(x: float | None) -> str:

@@ -22,7 +22,7 @@ from lit_dps.core.config import NO_RACE, StudyConfig
 from lit_dps.core.errors import ConfigError, StorageError, find_user_error
 from lit_dps.core.exit_codes import ExitCode
 from lit_dps.core.parse_errors import refusal
-from lit_dps.core.text import prose_for_terminal
+from lit_dps.core.text import prose_for_terminal, terminal_width
 from lit_dps.core.trial_config import STUDY_DEFAULTS, TRIAL_SECTIONS
 from lit_dps.forecast.forecast import forecast
 from lit_dps.parallel.ranks import follows_torchrun
@@ -143,7 +143,7 @@ def _run(command: CommandLine) -> tuple[int, StudySetup, int | None]:
         return run_study(setup, _run_options(options)), setup, options.validate_every
     if not follows_torchrun():
         check_study(setup)
-        print(prose_for_terminal(forecast(setup)))
+        print(prose_for_terminal(forecast(setup, terminal_width())))
     return ExitCode.DONE, setup, options.validate_every
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from lit_dps.core.batch_schedule import CONSTANT_BATCH, BatchSchedule
 from lit_dps.core.errors import ConfigError
-from lit_dps.core.registry import instance_of, named_class
+from lit_dps.core.registry import Described, instance_of, named_class
 from lit_dps.core.trial import Status, TrialResult
 from lit_dps.core.unit import EXAMPLES, SECONDS, STEPS, Cost, Curve, Unit, unit_named
 
@@ -60,12 +60,12 @@ def resolve_value(
     return value
 
 
-class GoalRule(ABC):
+class GoalRule(Described, ABC):
     """Decides at which check a run meets its goal, from the values of its checks.
 
     A rule decides at each check from this check and the earlier ones alone. So a run that resumes,
     and a stored curve, give the same decision as the run itself. An easier value of the goal must
-    be met at the same check or an earlier one.
+    be met at the same check or an earlier one. Texts of the goal have `describe` in brackets.
 
     Attributes:
         window: Number of last checks that the rule reads; None for all.
@@ -88,9 +88,6 @@ class GoalRule(ABC):
             goal: The goal. `goal.is_reached` compares a number with its value.
         """
 
-    def __str__(self) -> str:
-        return type(self).__name__
-
 
 class SingleCheck(GoalRule):
     """Meets the goal at the first check whose value reaches it (Lee et al. 2021, Section 2)."""
@@ -101,7 +98,7 @@ class SingleCheck(GoalRule):
     def is_met(self, values: Sequence[float], goal: Goal) -> bool:
         return goal.is_reached(values[-1])
 
-    def __str__(self) -> str:
+    def describe(self) -> str:
         return "a single check"
 
 
@@ -129,7 +126,7 @@ class MeanOfChecks(_SeveralChecks):
     def is_met(self, values: Sequence[float], goal: Goal) -> bool:
         return len(values) == self.checks and goal.is_reached(fmean(values))
 
-    def __str__(self) -> str:
+    def describe(self) -> str:
         return f"mean of {self.checks} checks"
 
 
@@ -147,7 +144,7 @@ class StaysBelow(_SeveralChecks):
     def is_met(self, values: Sequence[float], goal: Goal) -> bool:
         return len(values) == self.checks and all(map(goal.is_reached, values))
 
-    def __str__(self) -> str:
+    def describe(self) -> str:
         return f"{self.checks} checks in a row"
 
 
@@ -309,7 +306,7 @@ class Goal:
             sign = ">=" if self.at_least else "<="
             text = f"goal {self.metric} {sign} {self.value:g}"
         if self.rule != SINGLE_CHECK:
-            text += f" ({self._rule})"
+            text += f" ({self._rule.describe()})"
         if self.cost_unit is not STEPS:
             text += f", K* in {self.cost_unit.axis}"
         return text

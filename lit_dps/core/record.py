@@ -223,6 +223,11 @@ class StudyRecord:
         return setting(self.config, key)
 
     @property
+    def k_star_words(self) -> str:
+        """What K* is, as in "the fewest steps of any trial"."""
+        return self.statistic.describe_in(self.goal.cost_unit)
+
+    @property
     def short_names(self) -> dict[str, str]:
         """The short name of each searched metaparameter, by its key."""
         return short_names(list(self.space))

@@ -13,6 +13,36 @@ from lit_dps.core.text import closest_name
 
 T = TypeVar("T")
 
+# What `Described.describe` returns.
+DESCRIPTION = "a text of one line"
+
+
+class Described:
+    """A part of a study that texts name in words, such as a rule of the goal or a statistic.
+
+    A subclass defines `describe`; `str` returns the same text.
+    """
+
+    def describe(self) -> str:
+        """Return what it is, in a few words of one line; by default the name of the class."""
+        return str(self)  # of a class that defines `__str__` instead
+
+    def __str__(self) -> str:
+        if type(self).describe is Described.describe:
+            return type(self).__name__
+        return self.describe()
+
+
+def description_error(part: Described) -> str | None:
+    """Return what is wrong with the text of `describe`; None if it is a text of one line."""
+    try:
+        text = part.describe()
+    except Exception as error:
+        return f"describe raises {type(error).__name__}: {error}"
+    if not isinstance(text, str) or len(text.splitlines()) != 1 or not text.strip():
+        return f"describe returns {text!r}"
+    return None
+
 
 def named(
     key: str, name: str, built_in: Mapping[str, T], kind: str, is_kind: Callable[[object], bool]

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from lit_dps.core.errors import ConfigError
-from lit_dps.core.registry import named
+from lit_dps.core.registry import DESCRIPTION, Described, description_error, named
 from lit_dps.core.unit import Cost, Unit
 
 Costs = Sequence[Cost | None]
@@ -30,7 +30,7 @@ _CHECKED_CELLS = 300
 _CHECKED_STEPS = 12
 
 
-class Statistic:
+class Statistic(Described):
     """A number that summarizes the costs to result of the trials of a cell.
 
     Subclasses define `value`. It must not depend on the order of the trials. Another trial, or
@@ -69,7 +69,7 @@ class Statistic:
 
     def describe(self) -> str:
         """Return what K* is in words, as in "the fewest steps of any trial"."""
-        return f"the value of {self.name} over the trials"
+        return f"the value of {self.name or type(self).__name__} over the trials"
 
     # ---- What follows from the methods above ----
 
@@ -278,6 +278,9 @@ def broken_rule(statistic: Statistic) -> BrokenRule | None:
     """Return the first rule of `Statistic` that random cells break; None without any."""
     rng = random.Random(0)
     steps: list[int | None] = [_CHECKED_STEPS]
+    wrong = description_error(statistic)
+    if wrong is not None:
+        return BrokenRule("description", wrong, DESCRIPTION, steps)
     try:
         most = statistic.needed_trials + 3
         for _ in range(_CHECKED_CELLS):

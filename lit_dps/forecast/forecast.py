@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from lit_dps.core import paper_protocol as protocol
 from lit_dps.core.record import grid
-from lit_dps.core.text import format_duration
+from lit_dps.core.text import WIDTH, format_duration
 from lit_dps.core.trial import LIGHTNING, SINGLE
 from lit_dps.forecast.remaining import (
     Points,
@@ -24,11 +24,12 @@ from lit_dps.study.setup import StudySetup
 from lit_dps.study.step_probe import Timing, measure, single_gradient_seconds
 
 
-def forecast(setup: StudySetup) -> str:
+def forecast(setup: StudySetup, width: int = WIDTH) -> str:
     """Return what remains of a study as text, after a short timing; nothing is stored.
 
     Args:
         setup: The study, after its checks.
+        width: Columns of the terminal, for the table.
 
     Raises:
         StorageError: If the study is stored and cannot be read.
@@ -49,7 +50,8 @@ def forecast(setup: StudySetup) -> str:
         lines.append(smoothness)
     if setup.study.readings:
         lines.append("these times exclude study.readings")
-    lines += ["", *study_table(setup, points, record, timing, nearest_record(setup, record))]
+    basis = nearest_record(setup, record)
+    lines += ["", *study_table(setup, points, record, timing, basis, width)]
     lines += ["", *_paper_lines(setup, timing)]
     return "\n".join(lines)
 

@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from lit_dps.analysis.tables import aligned
+from lit_dps.analysis.tables import fitted
 from lit_dps.core.noise_scale import reading_batch_size
 from lit_dps.core.racing import default_rungs
 from lit_dps.core.record import StudyRecord
-from lit_dps.core.text import format_duration
+from lit_dps.core.text import WIDTH, format_duration
 from lit_dps.core.trial import Cell
 from lit_dps.forecast.remaining import (
     Points,
@@ -35,6 +35,17 @@ from lit_dps.study.step_probe import Timing
 
 _COUNT_HEADS = ("trials", "steps", "validations")
 _STEP_HEADS = ("one step", "one validation", "share of validation")
+_EARLY = "validations early"
+# Columns that are left out, in this order, until the table fits the terminal.
+_LESS_NEEDED = (
+    "share of validation",
+    "one validation",
+    "validations",
+    "one step",
+    _EARLY,
+    "steps",
+    "trials",
+)
 
 
 class Times(NamedTuple):
@@ -133,6 +144,7 @@ def study_table(
     record: StudyRecord | None,
     timing: Timing,
     basis: StudyRecord | None = None,
+    width: int = WIDTH,
 ) -> list[str]:
     """Return the lines of the table, and what its columns are.
 
@@ -142,13 +154,15 @@ def study_table(
         record: What is stored of it; None without anything.
         timing: How long things take here.
         basis: Whose trials an expectation rests on (`remaining.nearest_record`); by default
-        `record`.
+            `record`.
+        width: Columns of the terminal.
     """
     if basis is None:
         basis = record
     laws = laws_of(basis)
     remaining = _remaining(setup, points, record, timing, basis, ratio_by_laws(laws))
-    lines = aligned(_rows(remaining, sorted({cell.batch_size for cell in points})))
+    rows = _rows(remaining, sorted({cell.batch_size for cell in points}))
+    lines = fitted(rows, _LESS_NEEDED, width)
     if not (remaining.trials + remaining.repeats).trials:
         return [*lines, "", "all trials and repeats have finished"]
     trials = _explain_trials(remaining, forecast_basis(setup, basis, laws))
@@ -187,7 +201,7 @@ def _remaining(
     columns = [Times("time at most", most, most_repeats, 1.0)]
     share = timing.min_check_share
     if share < 1:
-        columns.append(Times("validations early", most, most_repeats, share))
+        columns.append(Times(_EARLY, most, most_repeats, share))
     results = {}
     if basis is not None:
         results = basis.results

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import math
 import shlex
 from collections.abc import Sequence
 
@@ -24,32 +23,17 @@ from lit_dps.analysis.tables import (
     where,
 )
 from lit_dps.core.batch_schedule import CONSTANT, GROWING, NAME_KEY
-from lit_dps.core.record import cell_text
-from lit_dps.core.statistic import Statistic
-from lit_dps.core.text import WIDTH, format_duration
+from lit_dps.core.record import StudyRecord, cell_text
+from lit_dps.core.text import format_duration
 from lit_dps.core.trial import Cell, Series, Status
-from lit_dps.core.unit import Unit
 from lit_dps.report.result_table import (
     examples_text,
     interval_text,
     is_upper_bound,
-    result_table,
 )
-from lit_dps.report.timing_notes import place_of, timing_notes
 
 # Metaparameters that a recommendation names.
 MAX_PARAMETERS = 4
-
-LIMITS = "95 % interval of the time"
-
-
-def answer_text(study: Analysis, width: int = WIDTH) -> str:
-    """Return the table of results and the sentences of the answer; empty without any K*."""
-    if not len(study.answer):
-        return ""
-    head = f"study {study.record.name}: which batch size? {study.record.goal}, on {place_of(study)}"
-    lines = [head, "", *result_table(study, width), "", *answer_lines(study), *timing_notes(study)]
-    return "\n".join(lines) + "\n"
 
 
 def answer_lines(study: Analysis) -> list[str]:
@@ -232,7 +216,7 @@ def details(study: Analysis, series: Series) -> list[str]:
     lines.append(examples)
     if not study.record.batch_schedule(series).is_constant:
         lines.append(f"{ramp_text(study, series, best)}.")
-    lines += _basis(rows, study.record.statistic, study.record.goal.cost_unit)
+    lines += _basis(rows, study.record)
     rate = study.rate_laws[series]
     if rate is not None:
         lines.append(_rate_text(rate, best))
@@ -298,18 +282,25 @@ def _with_validation(rows: Sequence[Row], fastest: Row, validate_every: int | No
         return []
     if fastest["validation_seconds"] is None:
         return [f"The time of a validation at B = {fastest['batch_size']} is unknown."]
-    at_most = "at most " if is_upper_bound(fastest) else ""
-    total = at_most + format_duration(fastest["total_seconds"])
-    added = at_most + format_duration(fastest["validation_seconds"])
-    lines = [f"It needs {total}, including {added} for a validation every {validate_every} steps."]
+    added = format_duration(fastest["validation_seconds"])
+    if is_upper_bound(fastest):
+        added = f"at most {added}"
+    lines = [
+        f"Its time to the goal includes {added} for a validation every {validate_every} steps."
+    ]
     timed = [row for row in rows if row["seconds"] is not None]
-    best = min(timed, key=lambda row: row["seconds"])
+    # The other times cannot be compared: they include validations, or are by another clock.
+    compared = [row for row in timed if row["validation_seconds"] is not None]
+    best = min(compared, key=lambda row: row["seconds"])
     if best is not fastest:
-        lines.append(f"Without validation, B = {best['batch_size']} is the fastest.")
+        among = ""
+        if len(compared) < len(timed):
+            among = " of those whose validations were timed"
+        lines.append(f"Without validation, B = {best['batch_size']} is the fastest{among}.")
     return lines
 
 
-def _basis(rows: Sequence[Row], k_star: Statistic, unit: Unit) -> list[str]:
+def _basis(rows: Sequence[Row], record: StudyRecord) -> list[str]:
     """Return what the times to the goal are based on; nothing if they have no intervals."""
     row = _first_with(rows, "seconds_low")
     if row is None:
@@ -324,8 +315,8 @@ def _basis(rows: Sequence[Row], k_star: Statistic, unit: Unit) -> list[str]:
         lines = [f"Times use the fitted law of {statistic}, since {single} are noisy. {brackets}"]
     if statistic == K_STAR:
         meaning = "the best of several trials"
-        if not k_star.is_minimum:
-            meaning = k_star.describe_in(unit)
+        if not record.statistic.is_minimum:
+            meaning = record.k_star_words
         lines.append(f"K* is {meaning}; expect one run to need more (study.repeats measures it).")
     return lines
 
@@ -340,34 +331,29 @@ def _rate_text(rate: RateLaw, batch_size: int) -> str:
 
 
 def fastest_cell(analysis: Analysis) -> Cell | None:
-    """Return the cell with the least time to the goal; None without any K*.
+    """Return the cell with the least time to the goal; None if no time is known.
 
-    If validations are timed, only cells with their time are compared. Without step times it is the
-    cell of the least K*.
+    If validations are timed, only cells with their time are compared.
     """
-    has_validations = any(
-        row["validation_seconds"] is not None for row in analysis.answers.values()
-    )
-    ranked = []
-    for cell, row in analysis.answers.items():
-        seconds = row["total_seconds"]
-        if seconds is None or (has_validations and row["validation_seconds"] is None):
-            seconds = math.inf
-        ranked.append((seconds, row["k_star"], cell))
-    if not ranked:
-        return None
-    return min(ranked)[2]
+    answers = analysis.answers
+    timed = [cell for cell, row in answers.items() if row["total_seconds"] is not None]
+    validated = [cell for cell in timed if answers[cell]["validation_seconds"] is not None]
+    return min(validated or timed, key=lambda cell: answers[cell]["total_seconds"], default=None)
 
 
 def retrain_command(analysis: Analysis, storage: Sequence[str] = ()) -> str | None:
     """Return the command that retrains the best trial of the fastest cell; None without any K*.
 
+    Without step times it is the cell of the least K*.
+
     Args:
         analysis: The study.
         storage: Options that name its storage, if that is not the default one.
     """
+    if not analysis.answers:
+        return None
     cell = fastest_cell(analysis)
     if cell is None:
-        return None
+        cell = min(analysis.answers, key=lambda each: (analysis.answers[each]["k_star"], each))
     command = ["lit-dps", "fit", "--of", analysis.record.name, "--cell", cell_text(cell), *storage]
     return shlex.join([*command, "--checkpoint", "best.ckpt"])

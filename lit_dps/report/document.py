@@ -20,6 +20,8 @@ from lit_dps.analysis.tables import Row
 from lit_dps.core.attempt import Attempt
 from lit_dps.core.step_timing import StepTiming
 from lit_dps.core.trial import FINAL_STATUSES, Series
+from lit_dps.report.answer import fastest_cell
+from lit_dps.report.result_table import is_upper_bound
 from lit_dps.report.warnings import can_move
 
 SCHEMA = 2
@@ -57,19 +59,23 @@ class CellEntry:
         timing: Where the times of a study are from: `after the study` (timed alone), `trials`
             (beside other workers), `trials with checks` (the same, with validations) or `runs to
             the goal`.
-        seconds: Seconds to the goal, with limits. Validations are not counted.
+        seconds: Seconds of training to the goal, with limits. Validations are not counted; in
+            `advise`, they are (`total_seconds`).
         validation_seconds: Seconds of all validations to the goal, one every N steps of
             `--validate-every N`; null without this option.
+        total_seconds: Seconds to the goal that `marks` and `recommendation` compare, with limits:
+            `seconds` plus `validation_seconds`. Without `--validate-every` equal to `seconds`. Null
+            if the time of a validation is known for other cells of the series, and not for this.
         metaparameters: Values of the trial of K*, by configuration key.
         trial: The number of that trial in its cell.
         trials: Numbers of trials: complete (met the goal), incomplete (missed it), infeasible
             (diverged), outraced (stopped early), stopped, failed, pending.
         range_edges: Metaparameters at an end of their range: `low` or `high`. They include ends
             that `--extend-space` cannot move, such as momentum 0.
-        marks: Of `fastest` (least time of its series, with `--validate-every` including
-            validations), `tied` (may be the fastest), `near` (within 10 % of the fastest),
-            `fewest_examples`, `upper_bound` (`steps`, `examples` and `seconds` are upper bounds),
-            `busy_machine` (`step_seconds` varied), `range_edge` (a metaparameter is at an end that
+        marks: Of `fastest` (least `total_seconds` of its series), `tied` (may be the fastest),
+            `near` (within 10 % of the fastest), `fewest_examples`, `upper_bound` (`steps`,
+            `examples` and all seconds to the goal are upper bounds), `busy_machine`
+            (`step_seconds` varied), `range_edge` (a metaparameter is at an end that
             `--extend-space` can move), `pending`; in `advise` also `allowed` and `pareto`.
     """
 
@@ -87,6 +93,7 @@ class CellEntry:
     timing: str | None = None
     seconds: Limits | None = None
     validation_seconds: float | None = None
+    total_seconds: Limits | None = None
     metaparameters: Mapping[str, Any] = field(default_factory=dict)
     trial: int | None = None
     trials: Mapping[str, int] = field(default_factory=dict)
@@ -153,9 +160,8 @@ class Document:
         unit: The unit of `k_star`.
         cells: One object per cell (`CellEntry`).
         laws: The law of each series (`LawEntry`); with repeats also the law of medians.
-        recommendation: The entry of `cells` to run: in a study, the least time to the goal of all
-            cells, with `--validate-every` including validations; in `advise` with `learning_rate`.
-            Null without step times.
+        recommendation: The entry of `cells` to run: in a study, the least `total_seconds` of all
+            cells; in `advise` with `learning_rate`. Null without step times.
         notes: What to know before you trust the numbers, a sentence each.
         report: Path of the report page; null without one.
         not_finite: Values that are null because they are not finite: `Infinity`, `-Infinity` or
@@ -224,6 +230,10 @@ def study_document(study: Analysis, notes: Sequence[str], report: str | None = N
     """
     record = study.record
     cells = [dataclasses.asdict(cell_entry(study, summary)) for summary in study.cells]
+    recommendation = None
+    fastest = fastest_cell(study)
+    if fastest is not None:
+        recommendation = cells[record.cells.index(fastest)]
     laws = []
     for series, law in study.laws.items():
         laws.append(_law_of_series(series, law, K_STAR))
@@ -248,7 +258,7 @@ def study_document(study: Analysis, notes: Sequence[str], report: str | None = N
         unit=record.goal.cost_unit.name,
         cells=cells,
         laws=laws,
-        recommendation=_fastest(cells),
+        recommendation=recommendation,
         notes=notes,
         report=report,
         further=further,
@@ -301,13 +311,14 @@ def _add_answer(entry: CellEntry, study: Analysis, summary: CellSummary, row: Ro
     entry.validation_seconds = row["validation_seconds"]
     if row["seconds"] is not None:
         entry.seconds = limits(row["seconds"], row["seconds_low"], row["seconds_high"])
-    is_bound = bool(row["floor"]) and row["steps_low"] is None
+    if row["total_seconds"] is not None:
+        entry.total_seconds = limits(row["total_seconds"], row["total_low"], row["total_high"])
     marks = {
         "fastest": row["fastest"],
         "tied": row["tied"] and not row["fastest"],
         "near": row["near"] and not row["fastest"],
         "fewest_examples": row["fewest"],
-        "upper_bound": is_bound,
+        "upper_bound": is_upper_bound(row),
         "busy_machine": row["busy"],
     }
     entry.marks = [name for name, holds in marks.items() if holds]
@@ -345,6 +356,7 @@ def run_document(
         entry.step_seconds = attempt.timed["training"] / timed_steps
     if timed_steps == attempt.steps_to_result is not None:
         entry.seconds = limits(attempt.timed["training"])
+        entry.total_seconds = entry.seconds
     return Document(
         source="fit",
         status=ANSWERED if attempt.steps_to_result is not None else NO_RESULT,
@@ -400,21 +412,6 @@ def _status(cells: Sequence[CellSummary], pending: int) -> str:
     if any(cell.k_star is not None for cell in cells):
         return ANSWERED
     return UNFINISHED if pending else NO_RESULT
-
-
-def _fastest(cells: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
-    """Return the cell with the least time to the goal; None if no time is known.
-
-    If validations are timed, only cells with their time are compared.
-    """
-    timed = [cell for cell in cells if cell["seconds"] is not None]
-    validated = [cell for cell in timed if cell["validation_seconds"] is not None]
-    return min(validated or timed, key=_total_seconds, default=None)
-
-
-def _total_seconds(cell: Mapping[str, Any]) -> float:
-    """Return the seconds to the goal with the validations that are timed."""
-    return cell["seconds"]["value"] + (cell["validation_seconds"] or 0.0)
 
 
 def _plain(node: Any, place: str, not_finite: dict[str, str]) -> Any:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lit_dps.analysis.summary import CellSummary
+from lit_dps.analysis.summary import CellSummary, boundary_texts
 from lit_dps.analysis.tables import aligned, short_columns, three_digits
 from lit_dps.core.goal import Goal
 from lit_dps.core.metric_names import is_share
@@ -161,7 +161,7 @@ def advice(record: StudyRecord, cells: Sequence[CellSummary]) -> list[str]:
         lines.append(f"No validation has a finite {goal.metric}. Check what validation_step logs.")
         return lines
     name = f"The best trial ({best.result.trial.cell}, sample {best.result.trial.point})"
-    edges = _range_edges(record, best.result)
+    edges = ", ".join(boundary_texts(record, best.result))
     if edges:
         lines.append(
             f"{name} is at the end of a range: {edges}. Widen it with lit-dps study --extend-space."
@@ -214,15 +214,3 @@ def _divergence_advice(record: StudyRecord, diverged: int, total: int) -> str:
         f"learning rate{searched}. If the lowest rate diverges too, check the loss and the data "
         "for values that are not finite."
     )
-
-
-def _range_edges(record: StudyRecord, result: TrialResult) -> str:
-    """Return the metaparameters of a trial near an end of their range: learning_rate high."""
-    names = record.short_names
-    edges = []
-    for key, box in record.space.items():
-        if isinstance(box, Range) and key in result.trial.params:
-            end = box.boundary(float(result.trial.params[key]))
-            if end is not None:
-                edges.append(f"{names[key]} {end}")
-    return ", ".join(edges)

@@ -11,9 +11,7 @@ from lit_dps.core.errors import ConfigError
 from lit_dps.core.record import StudyRecord, check_is_record
 from lit_dps.report.document import study_document
 from lit_dps.report.screen import screen
-from lit_dps.report.text import table_and_law, theory_text
-from lit_dps.report.timing_notes import timing_notes
-from lit_dps.report.warnings import study_notes
+from lit_dps.report.text import all_notes, table_and_law, theory_text
 
 
 class Study:
@@ -148,7 +146,7 @@ class Study:
     @property
     def notes(self) -> list[str]:
         """What to know before you trust the table and the times, one line each."""
-        return [*study_notes(self.analysis), *timing_notes(self.analysis)]
+        return all_notes(self.analysis)
 
     def to_dict(self, report: str | None = None) -> dict[str, Any]:
         """Return the study as plain values for strict JSON: what `--json` prints (`Document`).

@@ -41,28 +41,32 @@ class Note:
     level: Level = Level.INFO
 
 
-def lines_of(notes: Iterable[Note], study: Analysis) -> list[str]:
-    """Return the texts of the notes that hold, in their order, each once."""
+def lines_of(notes: Iterable[Note], study: Analysis, has_details: bool = True) -> list[str]:
+    """Return the texts of the notes that hold, in their order, each once.
+
+    Args:
+        notes: The notes.
+        study: The study.
+        has_details: Whether the texts include `Note.detail`.
+    """
     lines = []
     for note in notes:
-        template = f"{note.sentence} {note.detail}".strip()
+        template = note.sentence
+        if has_details:
+            template = f"{note.sentence} {note.detail}"
         for values in note.condition(study):
             lines.append(template.format(**values).strip())
     return list(dict.fromkeys(lines))
 
 
-def warnings_of(notes: Sequence[Note], study: Analysis) -> list[str]:
-    """Return the sentences of the notes that hold and are no mere information.
+def warnings_of(notes: Iterable[Note], study: Analysis, has_details: bool = False) -> list[str]:
+    """Return the notes that hold and are no mere information, the most harmful first, each once.
 
-    The most harmful come first, each once.
+    Args:
+        notes, study, has_details: As of `lines_of`.
     """
-    lines = []
-    for note in sorted(notes, key=lambda note: note.level):
-        if note.level is Level.INFO:
-            break
-        for values in note.condition(study):
-            lines.append(note.sentence.format(**values))
-    return list(dict.fromkeys(lines))
+    warnings = [note for note in notes if note.level < Level.INFO]
+    return lines_of(sorted(warnings, key=lambda note: note.level), study, has_details)
 
 
 def finished_trials(study: Analysis) -> list[TrialResult]:

@@ -20,7 +20,7 @@ from lit_dps.analysis.tables import (
     three_digits,
     times,
 )
-from lit_dps.core.record import StudyRecord, setting
+from lit_dps.core.record import StudyRecord
 from lit_dps.core.trial import Series, Status, TrialResult
 from lit_dps.core.unit import STEPS, Cost, Unit, cost_text
 from lit_dps.report.notes import Level, Note, Values
@@ -78,7 +78,7 @@ def _reason(record: StudyRecord) -> str:
     """Return why K* is below the median over seeds."""
     if record.statistic.is_minimum:
         return "it is the best of many trials"
-    return f"it is {record.statistic.describe_in(record.goal.cost_unit)}"
+    return f"it is {record.k_star_words}"
 
 
 def _row_to_print(
@@ -285,7 +285,7 @@ def equal_repeats(study: Analysis) -> Iterator[Values]:
 
 def order_of_file(study: Analysis) -> Iterator[Values]:
     """Yield an order of the examples that is a file, and so equal in all repeats."""
-    order = setting(study.record.config, "data.init_args.order")
+    order = study.record.setting("data.init_args.order")
     if _has_repeats(study) and order is not None and order not in SEEDED_ORDERS:
         yield {"order": order}
 

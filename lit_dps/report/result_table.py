@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Mapping
 
 from lit_dps.analysis.analysis import Analysis
+from lit_dps.analysis.readings import reading_columns, reading_values
 from lit_dps.analysis.summary import CellSummary
 from lit_dps.analysis.tables import (
     Row,
-    aligned,
+    fitted,
     k_star_text,
+    reading_text,
     short_columns,
     three_digits,
     value_text,
+    without_column,
 )
-from lit_dps.core.text import format_duration, format_interval, wrap
-from lit_dps.core.trial import Status
+from lit_dps.core.text import format_duration, format_interval
+from lit_dps.core.trial import Cell, Status
 from lit_dps.core.unit import STEPS
 from lit_dps.report.no_result import have_diverged, have_failed
 from lit_dps.report.warnings import can_move
@@ -60,22 +64,24 @@ def result_table(study: Analysis, width: int) -> list[str]:
         width: Columns of the terminal.
     """
     rows = result_rows(study)
-    omitted = []
-    for name in LESS_NEEDED:
-        if name in rows[0] and _width_of(rows) > width:
-            rows = [_without(row, name) for row in rows]
-            omitted.append(name)
-    lines = [line.rstrip() for line in aligned(rows, words=True)]
-    if omitted:
-        lines += wrap(f"Not shown at this width: {', '.join(omitted)}.", width)
-    return lines
+    # Readings are the columns before the marks.
+    first = len(rows[0]) - 1 - len(reading_columns(study.record))
+    readings = list(rows[0])[first:-1]
+    return fitted(rows, [*reversed(readings), *LESS_NEEDED], width, words=True)
 
 
 def result_rows(study: Analysis) -> list[dict[str, str]]:
     """Return the rows of the table of results as text, by column."""
-    rows = [_row_to_print(study, summary) for summary in study.cells]
+    rows = []
+    readings = reading_columns(study.record)
+    for summary in study.cells:
+        values = {}
+        if readings and summary.best is not None:
+            values = reading_values(summary.best)
+        row = with_readings(_row_to_print(study, summary), readings, values)
+        rows.append(row | {"": ", ".join(marks(study, summary))})
     if study.record.goal.cost_unit is STEPS and _are_steps_measured(study):
-        rows = [_without(row, EXPECTED) for row in rows]
+        rows = without_column(rows, EXPECTED)
     return [_with_heads(study, row) for row in _without_empty_columns(rows)]
 
 
@@ -105,28 +111,18 @@ def _are_steps_measured(study: Analysis) -> bool:
     return True
 
 
-def _width_of(rows: list[dict[str, str]]) -> int:
-    return max(len(line.rstrip()) for line in aligned(rows, words=True))
-
-
-def _without(row: dict[str, str], name: str) -> dict[str, str]:
-    return {column: text for column, text in row.items() if column != name}
-
-
 def _without_empty_columns(rows: list[dict[str, str]]) -> list[dict[str, str]]:
     """Return rows without the less needed columns that have no value, such as unknown times."""
     for name in (*LESS_NEEDED, TIME):
         if name in rows[0] and all(row[name] in ("-", "<= -") for row in rows):
-            rows = [_without(row, name) for row in rows]
+            rows = without_column(rows, name)
     return rows
 
 
 def _row_to_print(study: Analysis, summary: CellSummary) -> dict[str, str]:
-    """Return the row of a cell as text, one entry a column."""
+    """Return the row of a cell as text, without readings and marks, one entry a column."""
     row = study.answers.get(summary.cell)
-    columns = {"B": str(summary.cell.batch_size)}
-    if len(study.record.series) > 1 or summary.cell.sparsity:
-        columns |= short_columns(summary.cell.series)
+    columns = cell_names(study, summary.cell)
     head = study.record.goal.cost_unit.head
     if row is None:
         columns |= {head: "-", EXPECTED: "-", EXAMPLES: "-", STEP: "-"}
@@ -141,7 +137,33 @@ def _row_to_print(study: Analysis, summary: CellSummary) -> dict[str, str]:
     if any(each["validation_seconds"] is not None for each in study.answers.values()):
         columns[VALIDATION] = format_duration(None if row is None else row["validation_seconds"])
     columns[RATE] = rate_text(study, summary)
-    columns[""] = ", ".join(marks(study, summary))
+    return columns
+
+
+def cell_names(study: Analysis, cell: Cell) -> dict[str, str]:
+    """Return the columns that name a cell; without its series if the study is of one dense one."""
+    names = {"B": str(cell.batch_size)}
+    if len(study.record.series) > 1 or cell.sparsity:
+        names |= short_columns(cell.series)
+    return names
+
+
+def with_readings(
+    row: Mapping[str, str], names: Iterable[str], values: Mapping[str, float | None]
+) -> dict[str, str]:
+    """Return a row of a text table, followed by readings.
+
+    Args:
+        row: The row.
+        names: The columns of the readings. A name that the row has already gets "(reading)".
+        values: Their values, as far as they are known.
+    """
+    columns = dict(row)
+    for name in names:
+        head = name
+        if name in row:
+            head = f"{name} (reading)"
+        columns[head] = reading_text(values.get(name))
     return columns
 
 
@@ -185,9 +207,7 @@ def examples_text(row: Row) -> str:
     examples = three_digits(row["examples"])
     if math.isclose(row["examples"], round(row["examples"])):
         examples = f"{row['examples']:.0f}"
-    if is_upper_bound(row):
-        return f"<= {examples}"
-    return examples
+    return bound_sign(row) + examples
 
 
 def interval_text(row: Row) -> str:
@@ -197,10 +217,14 @@ def interval_text(row: Row) -> str:
     """
     if row["total_low"] is not None:
         return format_interval(row["total_seconds"], row["total_low"], row["total_high"])
-    time = format_duration(row["total_seconds"])
+    return bound_sign(row) + format_duration(row["total_seconds"])
+
+
+def bound_sign(row: Row) -> str:
+    """Return what precedes examples, times and costs that are upper bounds."""
     if is_upper_bound(row):
-        return f"<= {time}"
-    return time
+        return "<= "
+    return ""
 
 
 def is_upper_bound(row: Row) -> bool:

@@ -94,7 +94,7 @@ def k_star_meaning(study: Analysis) -> str:
     """Return what K* is, in a sentence; empty if the study has no K* or one trial a cell."""
     record = study.record
     if not record.statistic.is_minimum:
-        return f"K* is {record.statistic.describe_in(record.goal.cost_unit)}."
+        return f"K* is {record.k_star_words}."
     if not study.answers or record.trials == 1:
         return ""
     trials = f"{record.trials} trials"
@@ -131,9 +131,9 @@ def law_text(law: Law) -> str:
     return f"{statistic} = {formula}; {reason}"
 
 
-def all_warnings(study: Analysis) -> list[str]:
-    """Return all warnings of a study, the most harmful first."""
-    return warnings_of([*STUDY_NOTES, *TIMING], study)
+def all_warnings(study: Analysis, has_details: bool = False) -> list[str]:
+    """Return all warnings of a study, the most harmful first, on request with their details."""
+    return warnings_of([*STUDY_NOTES, *TIMING], study, has_details)
 
 
 def shown_warnings(study: Analysis, width: int) -> list[str]:

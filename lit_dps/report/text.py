@@ -18,7 +18,6 @@ from lit_dps.analysis.tables import (
     base_of,
     count,
     k_star_text,
-    reading_text,
     records,
     short_columns,
     significant,
@@ -32,6 +31,7 @@ from lit_dps.core.trial import Series
 from lit_dps.report.answer import answer_lines
 from lit_dps.report.no_result import COUNT_HEADS
 from lit_dps.report.repeats import law_head, law_lines, repeats_section
+from lit_dps.report.result_table import with_readings
 from lit_dps.report.timing_notes import timing_notes
 from lit_dps.report.warnings import study_notes
 
@@ -149,9 +149,13 @@ def _answer_section(study: Analysis) -> str:
     return "\n".join(lines) + "\n"
 
 
+def all_notes(study: Analysis) -> list[str]:
+    """Return what to know before trusting the table and the times of a study, a line each."""
+    return [*study_notes(study), *timing_notes(study)]
+
+
 def _notes_section(study: Analysis) -> str:
-    notes = [*study_notes(study), *timing_notes(study)]
-    return "".join(map("note: {}\n".format, notes))
+    return "".join(map("note: {}\n".format, all_notes(study)))
 
 
 def table_and_law(analysis: Analysis) -> str:
@@ -180,7 +184,7 @@ def protocol_text(record: StudyRecord) -> str:
     if record.train_past_goal:
         text += ", also after the goal"
     if not record.statistic.is_minimum:
-        text += f"; K* is {record.statistic.describe_in(goal.cost_unit)}"
+        text += f"; K* is {record.k_star_words}"
     return text
 
 
@@ -214,9 +218,7 @@ def readings_text(analysis: Analysis) -> str:
     rows = []
     for cell, row in zip(analysis.record.cells, records(analysis.table), strict=True):
         line = {"B": str(cell.batch_size), **short_columns(cell.series), head: k_star_text(row)}
-        for name in columns:
-            line[name] = reading_text(row[name])
-        rows.append(line)
+        rows.append(with_readings(line, columns, row))
     lines = ["readings of the K* trials: the last value up to the goal", *aligned(rows)]
     if analysis.repeats:
         lines.append("readings of the repeats: median over the fresh seeds of these values")
@@ -230,9 +232,8 @@ def _readings_of_repeats(analysis: Analysis, columns: Sequence[str]) -> list[dic
     for each, row in zip(analysis.repeats, records(analysis.repeat_table), strict=True):
         line = {"B": str(each.cell.batch_size), **short_columns(each.cell.series)}
         line |= {"sample": str(each.point), "repeats": str(len(each.results))}
-        for name in columns:
-            line[name] = reading_text(row[f"{name}_median"])
-        rows.append(line)
+        medians = {name: row[f"{name}_median"] for name in columns}
+        rows.append(with_readings(line, columns, medians))
     return rows
 
 

@@ -12,6 +12,7 @@ from lit_dps.analysis.answer import MEDIAN, NORMAL_QUARTILE
 from lit_dps.analysis.intervals import NORMAL_95
 from lit_dps.analysis.step_seconds import OWN_CLOCK, QUIET, TRIALS, WITH_CHECKS
 from lit_dps.analysis.tables import has_values, listed, numbers, three_digits, where
+from lit_dps.core.unit import SECONDS
 from lit_dps.report.notes import Level, Note, Values, first_names, lines_of
 
 NOT_COUNTED = "Times exclude validations. --validate-every N adds one every N steps."
@@ -50,6 +51,27 @@ def times_text(study: Analysis) -> str:
         parts.insert(0, "medians over seeds")
     parts.append(validation_text(study))
     return f"Times: {', '.join(parts)}."
+
+
+def computation_text(study: Analysis) -> str:
+    """Return how the times to the goal follow from the trials, without validation.
+
+    Such as "the steps to the goal times the time of a step". Empty without times.
+    """
+    timed = {cell: row for cell, row in study.answers.items() if row["seconds"] is not None}
+    if not timed:
+        return ""
+    if study.record.goal.cost_unit is SECONDS:
+        statistics = dict.fromkeys(row["steps_of"] for row in timed.values())
+        return f"{' or '.join(statistics)} itself, which is in seconds of training"
+    by_clock = [str(cell) for cell, row in timed.items() if row["step_seconds"] is None]
+    if len(by_clock) == len(timed):
+        return "the time of the runs to the goal by their own clock"
+    text = "the steps to the goal times the time of a step"
+    if by_clock:
+        cells = "; ".join(first_names(by_clock))
+        text += f", or, where the batch grows ({cells}), the time of the runs by their own clock"
+    return text
 
 
 def validation_text(study: Analysis) -> str:

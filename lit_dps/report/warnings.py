@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 
 from lit_dps.analysis.analysis import Analysis
 from lit_dps.analysis.summary import CellSummary
-from lit_dps.core.record import StudyRecord, setting
+from lit_dps.core.record import StudyRecord
 from lit_dps.core.search_space import Range, describe_expansions, expand_range
 from lit_dps.core.unit import SECONDS
 from lit_dps.report.no_result import have_diverged, have_failed, missed_text
@@ -172,25 +172,25 @@ def single_complete_trials(study: Analysis) -> Iterator[Values]:
 
 def adaptive_sampler(study: Analysis) -> Iterator[Values]:
     """Yield a sampler that learns from earlier results, so that samples are not independent."""
-    sampler = setting(study.record.config, "study.sampler") or "sobol"
+    sampler = study.record.setting("study.sampler") or "sobol"
     if sampler != "sobol":
         yield {"sampler": sampler}
 
 
 def seeds_of_one_sample(study: Analysis) -> Iterator[Values]:
     """Hold if a study runs the best samples of another one on other seeds."""
-    best_of = setting(study.record.config, "study.best_of")
+    best_of = study.record.setting("study.best_of")
     if best_of is not None:
         meaning = "that of the luckiest seed"
         if not study.record.statistic.is_minimum:
-            meaning = study.record.statistic.describe_in(study.record.goal.cost_unit)
+            meaning = study.record.k_star_words
         yield {"best_of": best_of, "meaning": meaning}
 
 
 def best_trial_among_seeds(study: Analysis) -> Iterator[Values]:
     """Hold if such a study may have repeated the best trial itself."""
     seeds = {result.trial.seed for result in finished_trials(study)}
-    is_of_one_sample = setting(study.record.config, "study.best_of") is not None
+    is_of_one_sample = study.record.setting("study.best_of") is not None
     if is_of_one_sample and study.record.seed in seeds:
         yield {}
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from lit_dps.core.goal import Goal, GoalRule
+from lit_dps.core.registry import DESCRIPTION, description_error
 from lit_dps.testing.failure import require
 
 VALUE = 0.2
@@ -27,12 +28,16 @@ def check_goal(goal: GoalRule | type[GoalRule], quick: bool = False) -> None:
     - The goal is not met before `min_checks` checks.
     - An easier value of the goal is met at the same check or an earlier one.
     - With `pointwise`, values that miss the goal may be any other values that miss it.
+    - `describe` returns a text of one line.
 
     Args:
         goal: The rule, or its class if it takes no arguments.
         quick: Whether to try fewer curves.
     """
     rule = goal() if isinstance(goal, type) else goal
+    wrong = description_error(rule)
+    name = type(rule).__name__
+    require("description", wrong is None, f"{name}.{wrong}", DESCRIPTION, f"{name}.describe()")
     generator = random.Random(0)
     count = QUICK_CURVES if quick else CURVES
     for i in range(count):

@@ -15,6 +15,7 @@ def check_statistic(statistic: Statistic | type[Statistic]) -> None:
     - `of_draws` equals `value`.
     - A trial that `race_limit` stops never changes the value, and a larger race factor never lowers
       the limit.
+    - `describe` returns a text of one line.
 
     A study runs all of this before it starts.
 

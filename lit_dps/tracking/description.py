@@ -14,9 +14,10 @@ from lit_dps.analysis.tables import k_star_text, records, short_columns
 from lit_dps.core.config import SPARSITY_KEY
 from lit_dps.core.record import StudyRecord
 from lit_dps.core.trial import FINAL_STATUSES, Cell, Series
-from lit_dps.report.answer import sentences
+from lit_dps.report.answer import sentences, trained_series
 from lit_dps.report.result_table import examples_text, interval_text, speed_mark
 from lit_dps.report.screen import all_warnings
+from lit_dps.report.text import protocol_text
 from lit_dps.report.timing_notes import timing_notes
 
 SECTIONS = ("model", "data", "pruning", "optim", "local", "batch")
@@ -30,43 +31,30 @@ def markdown(study: Analysis, report: str | None = None) -> str:
     """Return the description of a study: answer, table, warnings, notes, and the report's address.
 
     The answer comes first, because MLflow folds all but a few lines. The warnings are those of
-    the last screen of a study, all of them.
+    the last screen of a study, all of them, with their details.
 
     Args:
         study: The study.
         report: Address of the report page.
     """
     first_lines, other_lines = [], []
-    for series in study.record.series:
-        first, *others = sentences(study, series)
+    for series, group in trained_series(study).items():
+        name = "; ".join(map(str, group))
+        first, *others = sentences(study, series, name)
         first_lines.append(f"- {first}")
         if others:
-            other_lines += ["", f"{series}:", "", *(f"- {line.strip()}" for line in others)]
+            other_lines += ["", f"{name}:", "", *(f"- {line.strip()}" for line in others)]
     lines = [*first_lines, "", *_table(study)]
-    warnings = all_warnings(study)
+    warnings = all_warnings(study, has_details=True)
     if warnings:
         lines += ["", *(f"- **warning**: {warning}" for warning in warnings)]
-    lines += [*other_lines, "", _goal_line(study)]
-    notes = [note for note in timing_notes(study) if not note.startswith(tuple(warnings))]
+    lines += [*other_lines, "", protocol_text(study.record)]
+    notes = [note for note in timing_notes(study) if note not in warnings]
     if notes:
         lines += ["", *(f"- {note}" for note in notes)]
     if report is not None:
         lines += ["", f"[report.html]({report}): curves, rates, all trials"]
     return "\n".join(_escaped(line) for line in lines)
-
-
-def _goal_line(study: Analysis) -> str:
-    record, goal = study.record, study.record.goal
-    unfinished = sum(cell.pending for cell in study.cells)
-    line = (
-        f"{goal}, checked every {goal.check_interval} steps, budget {goal.budget_text}; "
-        f"{record.trials} trials a cell"
-    )
-    if not record.statistic.is_minimum:
-        line += f"; K* is {record.statistic.describe_in(goal.cost_unit)}"
-    if unfinished:
-        line += f"; **{unfinished} trials have not finished**"
-    return line
 
 
 def _table(study: Analysis) -> list[str]:
@@ -153,6 +141,7 @@ THEORY = (
 # Metric of a cell's run -> column of the answer.
 ANSWER_METRICS = {
     "seconds_to_goal": "seconds",
+    "total_seconds_to_goal": "total_seconds",
     "examples_to_goal": "examples",
     "step_seconds": "step_seconds",
 }

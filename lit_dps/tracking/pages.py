@@ -63,7 +63,7 @@ def views_of(
         curves: Metrics of the study's run whose steps are batch sizes: K* of each series.
     """
     counts = ["complete", "incomplete", "infeasible"]
-    times = ["seconds_to_goal", "examples_to_goal", "step_seconds"]
+    times = ["total_seconds_to_goal", "seconds_to_goal", "examples_to_goal", "step_seconds"]
     cell_columns = [*_params(keys), *_metrics(["K_star", *times, *counts])]
     trial_columns = [f"tags.`{STATUS_TAG}`", *_metrics([metric, "steps_to_result"])]
     trial_columns += _params([*keys, *space])

@@ -7,6 +7,19 @@ import re
 from matplotlib.figure import Figure
 from matplotlib.legend import Legend
 
+from lit_dps.analysis.analysis import Analysis
+from lit_dps.core.text import WIDTH
+from lit_dps.report.answer import answer_lines
+from lit_dps.report.result_table import result_table
+from lit_dps.report.timing_notes import place_of, timing_notes
+
+
+def answer_text(study: Analysis) -> str:
+    """Return the table of results, the sentences of the answer and the notes on its times."""
+    head = f"study {study.record.name}: which batch size? {study.record.goal}, on {place_of(study)}"
+    lines = [head, "", *result_table(study, WIDTH), "", *answer_lines(study), *timing_notes(study)]
+    return "\n".join(lines) + "\n"
+
 
 def numbers_in(text: str) -> list[float]:
     """Return the numbers of a text in their order; digits within names and versions are none."""

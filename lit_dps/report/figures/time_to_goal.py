@@ -14,7 +14,6 @@ import lit_dps.report.figures.style as look
 from lit_dps.analysis.analysis import Analysis
 from lit_dps.analysis.answer import are_upper_bounds
 from lit_dps.analysis.tables import has_values, numbers, rows_of
-from lit_dps.report.answer import LIMITS
 from lit_dps.report.figures.page_size import new_figure
 
 NAME, PAPER = "time-to-goal", ""
@@ -26,6 +25,7 @@ STAR: dict[str, Any] = {
     "markeredgewidth": 0.5,
     "linestyle": "none",
 }
+LIMITS = "95 % interval of the time"
 TIMES = ("total_seconds", "total_low", "total_high")
 
 

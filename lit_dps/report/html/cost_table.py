@@ -13,12 +13,12 @@ from typing import Any
 
 from lit_dps.analysis.analysis import Analysis
 from lit_dps.analysis.step_seconds import QUIET, WITH_CHECKS
-from lit_dps.analysis.tables import Row, short_columns, three_digits
+from lit_dps.analysis.tables import three_digits
 from lit_dps.core.text import format_duration
-from lit_dps.core.trial import RANKS, Cell
+from lit_dps.core.trial import RANKS
 from lit_dps.report.html.elements import html_table, text_of
-from lit_dps.report.result_table import FASTEST, is_upper_bound
-from lit_dps.report.timing_notes import counts_validations, sources_of
+from lit_dps.report.result_table import FASTEST, bound_sign, cell_names
+from lit_dps.report.timing_notes import computation_text, counts_validations, sources_of
 
 HOUR_SECONDS = 3600
 PRICE = 1.0  # of a device-hour, until the reader moves the slider: the cost is in device-hours
@@ -108,38 +108,23 @@ def cost_rows(study: Analysis, setting: Setting) -> list[dict[str, str]]:
     """
     rows = []
     for cell, row in study.answers.items():
-        columns = _names(study, cell)
+        columns = cell_names(study, cell)
         validation = row["validation_seconds"]
         if setting.validate_every is None and row["check_seconds"] is not None:
             validation = 0.0
         columns["training"] = "-"
         if row["seconds"] is not None:
-            columns["training"] = _bound(row) + format_duration(row["seconds"])
+            columns["training"] = bound_sign(row) + format_duration(row["seconds"])
         columns["validation"] = format_duration(validation)
         columns |= {"total": "-", "cost": "-", "": ""}
         total = row["total_seconds"]
         if total is not None:
-            columns["total"] = _bound(row) + format_duration(total)
-            columns["cost"] = _bound(row) + three_digits(cost_of(total, setting))
+            columns["total"] = bound_sign(row) + format_duration(total)
+            columns["cost"] = bound_sign(row) + three_digits(cost_of(total, setting))
         if row["fastest"]:
             columns[""] = FASTEST
         rows.append(columns)
     return rows
-
-
-def _names(study: Analysis, cell: Cell) -> dict[str, str]:
-    """Return the columns that name a cell."""
-    names = {"B": str(cell.batch_size)}
-    if len(study.record.series) > 1 or cell.sparsity:
-        names |= short_columns(cell.series)
-    return names
-
-
-def _bound(row: Row) -> str:
-    """Return what precedes a time or cost that is an upper bound."""
-    if is_upper_bound(row):
-        return "<= "
-    return ""
 
 
 def cost_numbers(study: Analysis, setting: Setting) -> dict[str, Any]:
@@ -158,7 +143,7 @@ def cost_numbers(study: Analysis, setting: Setting) -> dict[str, Any]:
                 "steps": row["steps"],
                 "seconds": row["seconds"],
                 "check": row["check_seconds"],
-                "bound": _bound(row),
+                "bound": bound_sign(row),
             }
         )
     return {
@@ -220,7 +205,7 @@ def _assumption(study: Analysis, setting: Setting) -> str:
     timed = "1 device"
     if setting.devices > 1:
         timed = f"{setting.devices} devices"
-    sentences = ["Training: the steps to the goal times the time of a step."]
+    sentences = [f"Training: {computation_text(study)}."]
     if WITH_CHECKS in sources_of(study):
         sentences.append("It includes validation where the study did not time validation alone.")
     if len(_intervals(study)) > 1:

@@ -7,12 +7,20 @@ const UNITS = [
   ["ms", 1e-3, 1e-3], ["us", 1e-6, 1e-6], ["ns", 1e-9, 1e-9],
 ];
 
+// A number with three significant digits. JavaScript rounds a tie up; Python rounds it to even.
+function threeDigits(number) {
+  const exact = number.toExponential(100);
+  const isTie = /^\d\.\d\d50*e/.test(exact);
+  if (isTie && "02468".includes(exact[3])) return exact.slice(0, 4) + exact.replace(/.*e/, "e");
+  return number.toExponential(2);
+}
+
 function durationText(seconds) {
   if (seconds === null) return "-";
   if (seconds === 0) return "0 s";
   for (const [unit, size, smallest] of UNITS) {
     if (seconds >= smallest) {
-      const rounded = (seconds / size).toExponential(2);
+      const rounded = threeDigits(seconds / size);
       const decimals = 2 - Number(rounded.split("e")[1]);
       return Number(rounded).toFixed(Math.max(decimals, 0)) + " " + unit;
     }
@@ -22,7 +30,7 @@ function durationText(seconds) {
 
 function numberText(number) {
   if (number === null) return "-";
-  const rounded = Number(number.toPrecision(3));
+  const rounded = Number(threeDigits(number));
   if (rounded >= 100 && rounded < 1e7) return rounded.toFixed(0);
   if (rounded === 0 || (rounded >= 1e-4 && rounded < 1e7)) return String(rounded);
   return rounded.toExponential().replace(/([+-])(\d)$/, (_, sign, digit) => sign + "0" + digit);

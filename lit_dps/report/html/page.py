@@ -19,7 +19,7 @@ from lit_dps.analysis.analysis import Analysis
 from lit_dps.analysis.tables import Row, records, three_digits, value_text
 from lit_dps.core.config import folder_name
 from lit_dps.core.environment import KEY, SINCE
-from lit_dps.core.record import StudyRecord, setting
+from lit_dps.core.record import StudyRecord
 from lit_dps.core.search_space import Box
 from lit_dps.core.text import WIDTH
 from lit_dps.core.trial import Series, Value
@@ -45,9 +45,8 @@ from lit_dps.report.no_result import is_without_k_star, no_result_lines, no_resu
 from lit_dps.report.repeats import LAW_INTERVALS
 from lit_dps.report.result_table import result_rows
 from lit_dps.report.screen import law_text, prefix, protocol_line, shown_warnings
-from lit_dps.report.text import readings_text, render, sections, theory_text
-from lit_dps.report.timing_notes import timing_notes, validation_text
-from lit_dps.report.warnings import study_notes
+from lit_dps.report.text import all_notes, readings_text, render, sections, theory_text
+from lit_dps.report.timing_notes import computation_text, validation_text
 
 MAX_TRIALS = 1000  # in the table
 MAIN_FIGURES = 2  # that are not folded
@@ -72,7 +71,7 @@ def page(study: Analysis, pictures: Iterable[Picture] = ()) -> str:
         *shown[:MAIN_FIGURES],
         folded("Table of results", _results(study)),
         folded(f"More figures ({len(more)})", "".join(more)),
-        folded("Notes", elements("p", [*study_notes(study), *timing_notes(study)])),
+        folded("Notes", elements("p", all_notes(study))),
         folded("How the answer was computed", _assumptions(study)),
         folded("Cells, laws and critical batch sizes", _tables(study)),
         folded("Theory: terms of the K* trials", preformatted(theory_text(study))),
@@ -231,9 +230,13 @@ def _assumptions(study: Analysis) -> str:
         f"{goal.max_steps:,} steps.{further_budget}",
         _law_text(goal.cost_unit),
         _seeds_text(record),
-        "Time to the goal is the number of steps times the time of a training step, "
-        f"{validation_text(study)}. It excludes the start of a trial.",
     ]
+    computation = computation_text(study)
+    if computation:
+        lines.append(
+            f"Time to the goal: {computation}, {validation_text(study)}. It excludes the start of a "
+            "trial."
+        )
     if record.race_factor is not None:
         best = "the best K"
         if not record.statistic.is_minimum:
@@ -247,10 +250,10 @@ def _assumptions(study: Analysis) -> str:
 
 def _search_text(record: StudyRecord) -> str:
     """Return how the metaparameters were searched."""
-    sampler = setting(record.config, "study.sampler") or "sobol"
+    sampler = record.setting("study.sampler") or "sobol"
     smallest = f"the smallest number of {record.goal.unit} among"
     if not record.statistic.is_minimum:
-        smallest = f"{record.statistic.describe_in(record.goal.cost_unit)}, of"
+        smallest = f"{record.k_star_words}, of"
     return (
         f"K* is {smallest} {record.trials} trials. study.sampler {sampler} "
         f"drew them from this search space: {record.space_text}. More trials or a larger search "

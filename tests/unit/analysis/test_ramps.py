@@ -13,7 +13,8 @@ from lit_dps.core.record import StudyRecord
 from lit_dps.core.repeats import RepeatPlan
 from lit_dps.core.search_space import Range
 from lit_dps.core.trial import Cell, Series, Status, Trial, TrialResult
-from lit_dps.report.answer import answer_text, ramp_text
+from lit_dps.report.answer import ramp_text
+from tests.support.texts import answer_text
 
 SPACE = {"model.learning_rate": Range(1e-3, 10.0, "log")}
 GOAL = Goal(0.1, check_interval=2, max_steps=400)

@@ -19,6 +19,7 @@ from lit_dps.core.trial_config import GoalConfig, plain
 from lit_dps.report.warnings import study_notes
 from lit_dps.storage.read import read_study
 from lit_dps.study.identity import goal_of
+from lit_dps.testing import check_goal
 from tests.support.errors import refuses
 from tests.support.fake_study import result, write_study
 
@@ -175,6 +176,30 @@ def test_the_verdict_says_the_rule():
     attempt = Attempt(Trial(Cell(16), 0), Goal(0.2, 4, 400, **MEAN))
     assert str(attempt.goal) == "goal error 0.2 (mean of 3 checks)"
     assert str(dataclasses.replace(attempt.goal, **PATIENCE, options={})).endswith("(Patience)")
+
+
+class Described(Patience):
+    def describe(self):
+        return "two checks old"
+
+
+class Printed(Patience):
+    """A rule of an earlier version, whose words are its `__str__`."""
+
+    def __str__(self):
+        return f"{super().__str__()} of 2 checks"
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [(Patience, "Patience"), (Described, "two checks old"), (Printed, "Printed of 2 checks")],
+)
+def test_a_rule_describes_itself_in_one_text(kind, words):
+    rule = kind()
+    assert rule.describe() == str(rule) == words
+    goal = Goal(0.2, rule=f"{__name__}.{kind.__name__}")
+    assert str(goal) == f"goal error 0.2 ({words})"
+    check_goal(rule)
 
 
 @pytest.mark.parametrize("unit", ["examples", "seconds"])

@@ -11,7 +11,7 @@ from lit_dps.core.config import StorageConfig, StudyConfig
 from lit_dps.core.goal import Goal
 from lit_dps.core.record import StudyRecord, grid
 from lit_dps.core.repeats import RepeatPlan
-from lit_dps.core.text import format_duration
+from lit_dps.core.text import WIDTH, format_duration
 from lit_dps.core.trial import Cell, TrialResult
 from lit_dps.forecast.remaining import (
     Work,
@@ -226,12 +226,15 @@ def test_each_sparse_repeat_is_pruned_by_itself():
     assert repeat_pruning_passes({A: Work(6), B: Work(2), C: Work(0)}) == {8: 2}
 
 
-def table(record=None, **asked) -> tuple[dict[str, list[str]], list[str]]:
+def table_lines(record=None, width=WIDTH, **asked) -> list[str]:
     study = StudyConfig(batch_sizes=[2, 64], sparsities=[0.0], trials=3, workers=1, **asked)
     setup = setup_of(study, StorageConfig(), Workload({}, {}, {}), GOAL, {}, {})
-    lines = study_table(
-        setup, setup.remaining_points({} if record is None else record.results), record, TIMING
-    )
+    points = setup.remaining_points({} if record is None else record.results)
+    return study_table(setup, points, record, TIMING, width=width)
+
+
+def table(record=None, **asked) -> tuple[dict[str, list[str]], list[str]]:
+    lines = table_lines(record, **asked)
     end = lines.index("")
     return {
         row[0]: row[1:] for row in (re.split(r"\s{2,}", line.strip()) for line in lines[:end])
@@ -250,6 +253,23 @@ def test_the_table_counts_repeats_and_the_run_that_reads_the_noise_scale():
     )
     trials = training_seconds({Cell(2): Work(3, 480, 30), Cell(64): Work(3, 480, 30)}, TIMING)
     assert rows["total"][-1] == format_duration(repeats + trials + 4.724)
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 100])
+def test_the_table_is_as_wide_as_the_terminal_and_names_what_it_omits(width):
+    asked = {"repeats": 5, "repeat_points": 2}
+    lines = table_lines(width=width, **asked)
+    head = lines[0].split("  ")
+    narrow = lines[: lines.index("")]
+    assert max(map(len, narrow)) <= width
+    assert "time at most" in lines[0] and head[-1] == "time at most"
+    omitted = [line for line in narrow if line.startswith("Not shown at this width")]
+    wide = table_lines(width=200, **asked)
+    assert len(omitted) == (width < len(wide[0])) and "share of validation" in wide[0]
+    if omitted:
+        assert "share of" in omitted[0] and "share of" not in lines[0]
+    (total,) = [line for line in narrow if "total" in line]
+    assert total.split()[-2:] == wide[wide.index("") - 1].split()[-2:]
 
 
 def test_a_slow_noise_run_is_left_early():

@@ -18,7 +18,9 @@ from lit_dps.core.trial import Cell
 from lit_dps.report.answer import recommendation, recommendation_sentences
 from lit_dps.report.html import page
 from lit_dps.report.publish import publish
-from lit_dps.report.result_table import result_table
+from lit_dps.report.result_table import interval_text, result_table
+from lit_dps.report.timing_notes import TIMING, steps_of_trials
+from lit_dps.tracking.description import cell_outcomes, markdown
 from tests.support.fake_study import result, write_study
 from tests.unit.analysis.test_answer import GOAL, NOISE, SPACE, timed
 from tests.unit.analysis.test_answer import study as made_up
@@ -118,3 +120,28 @@ def test_the_page_has_the_printed_answer_with_validation():
     for sentence in recommendation_sentences(validated, series):
         assert sentence in text.split("<details")[0]
     assert "a validation every 10" in text
+    time = interval_text(validated.answers[Cell(32)])
+    first_screen = re.sub("<table.*?</table>", "", text.split("<details")[0], flags=re.DOTALL)
+    assert time.startswith("2.39 [") and time.endswith("] s")
+    assert first_screen.count(time) == 1 and "2.39 s" not in first_screen
+    description = re.sub(r"^\|.*", "", markdown(validated), flags=re.MULTILINE)
+    assert description.count(time) == 1 and "2.39 s" not in description
+
+
+def test_mlflow_has_the_times_of_the_table():
+    for every in (None, 10):
+        study = Analysis(timed(made_up()), validate_every=every)
+        table = study.answer.set_index("batch_size")
+        for outcome in cell_outcomes(study):
+            row = table.loc[outcome.cell.batch_size]
+            assert outcome.metrics["seconds_to_goal"] == row["seconds"]
+            assert outcome.metrics["total_seconds_to_goal"] == row["total_seconds"]
+        assert (table["total_seconds"] > table["seconds"]).all() == (every is not None)
+
+
+def test_the_description_in_mlflow_has_the_details_of_warnings():
+    study = Analysis(timed(made_up()))
+    (note,) = [note for note in TIMING if note.condition is steps_of_trials]
+    (values,) = steps_of_trials(study)
+    assert note.detail.format(**values) in markdown(study)
+    assert markdown(study).count(note.sentence) == 1

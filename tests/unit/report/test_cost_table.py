@@ -18,9 +18,11 @@ from lit_dps.analysis.tables import three_digits
 from lit_dps.core.step_timing import CellTiming, StepTiming
 from lit_dps.core.text import format_duration
 from lit_dps.core.trial import RANKS, Cell
+from lit_dps.core.unit import SECONDS
 from lit_dps.report.html import page
 from lit_dps.report.html.cost_table import HOUR_SECONDS, Setting, cost_rows, timed_devices
 from lit_dps.report.result_table import result_rows
+from lit_dps.report.timing_notes import computation_text
 from tests.unit.analysis.test_answer import K_STAR, study, timed
 from tests.unit.report.test_golden import repeated_study, unreached_study
 
@@ -163,7 +165,10 @@ def _known(setting, intervals):
 def test_the_script_writes_numbers_as_the_package_does(tmp_path):
     durations = [0.0, 3.3e-9, 4.56e-4, 0.09999, 0.9996, 1.0, 59.96, 119.9, 120.0, 7199.0]
     durations += [7200.5, 99_960.0, 172_800.0, 9.876e6]
-    costs = [0.0, 1.234e-9, 9.999e-5, 1e-4, 0.000131, 0.17, 1.0, 99.96, 100.4, 123_456.0, 2.5e8]
+    # Halves of the third digit, which Python rounds to an even one.
+    durations += [1.125, 1.375, 10.25, 102.5, 7.5 * 86_400 + 10.8, 0.001953125]
+    costs = [0.125, 1.125, 1.375, 10.25, 10.75, 100.5, 1002.5, 12_250.0, 0.0001220703125]
+    costs += [0.0, 1.234e-9, 9.999e-5, 1e-4, 0.000131, 0.17, 1.0, 99.96, 100.4, 123_456.0, 2.5e8]
     script = f"""<script>
     const texts = [{durations}.map(durationText), {costs}.map(numberText)];
     document.body.innerHTML = "<pre>" + JSON.stringify(texts) + "</pre>";
@@ -219,3 +224,32 @@ def test_devices_begin_at_the_number_that_was_timed():
     mixed = Analysis(dataclasses.replace(record, results=results))
     assert timed_devices(mixed) == [1, 2]
     assert 'id="costs"' not in page(mixed) and "The cost is unknown" in page(mixed)
+
+
+def test_the_computation_of_the_training_time_follows_the_goal_and_the_schedule():
+    product = "the steps to the goal times the time of a step"
+    constant = timed_study()
+    assert computation_text(constant) == product
+    assert f"Training: {product}." in html.unescape(page(constant))
+    in_seconds = dataclasses.replace(
+        constant.record, goal=dataclasses.replace(constant.record.goal, unit="seconds")
+    )
+    results = {}
+    for cell, trials in in_seconds.results.items():
+        results[cell] = []
+        for each in trials:
+            last = each.curve["step"][-1]
+            steps = list(range(4, last + 1, 4))
+            curve = {"step": steps, "val_error": [0.5] * len(steps)}
+            curve["seconds"] = [0.01 * step for step in steps]
+            results[cell].append(dataclasses.replace(each, curve=curve, unit=SECONDS))
+    in_seconds = Analysis(dataclasses.replace(in_seconds, results=results))
+    assert in_seconds.answers[Cell(64)]["seconds"] == pytest.approx(0.01 * K_STAR[64])
+    assert computation_text(in_seconds) == "K* itself, which is in seconds of training"
+    warm_up = {"schedule": "doubling", "options": {"start": 0.25, "steps": 10}}
+    growing = Analysis(dataclasses.replace(constant.record, config={"batch": warm_up}))
+    for other in (in_seconds, growing):
+        text = html.unescape(page(other))
+        assert f"Training: {computation_text(other)}." in text
+        assert product not in text
+    assert "own clock" in computation_text(growing)

@@ -20,6 +20,8 @@ from lit_dps.report.document import CellEntry, Document, LawEntry, run_document,
 from lit_dps.report.notebook import Study
 from lit_dps.storage.read import read_study
 from tests.support.fake_study import analysis_of, law_results, law_study, result
+from tests.unit.analysis.test_answer import study as made_up
+from tests.unit.analysis.test_answer import timed
 
 LAWS = {0.0: (4e4, 60), 0.9: (8e4, 120)}
 
@@ -130,11 +132,33 @@ def test_the_recommendation_counts_validations_that_the_user_asks_for():
     without = timed_study(None).to_dict()
     assert [cell["validation_seconds"] for cell in without["cells"]] == [None, None]
     assert [cell["seconds"]["value"] for cell in without["cells"]] == pytest.approx([0.512, 0.512])
+    assert [cell["total_seconds"] for cell in without["cells"]] == [
+        cell["seconds"] for cell in without["cells"]
+    ]
     document = timed_study(8).to_dict()
     assert [cell["validation_seconds"] for cell in document["cells"]] == [16, 1]
+    totals = [cell["total_seconds"]["value"] for cell in document["cells"]]
+    assert totals == pytest.approx([16.512, 1.512])
     assert document["recommendation"]["batch_size"] == 64
     rare = timed_study(200).to_dict()
     assert [cell["validation_seconds"] for cell in rare["cells"]] == [1, 1]
+
+
+def test_totals_have_the_limits_of_the_table_and_are_missing_where_it_has_none():
+    """B = 16 of an earlier version has no time of a validation, B = 32 has the least total."""
+    found = timed(made_up())
+    results = {**found.results, Cell(16): made_up().results[Cell(16)]}
+    record = dataclasses.replace(found, results=results)
+    study = Study(record, Analysis(record, validate_every=10))
+    document = study.to_dict()
+    names = ("total_seconds", "total_low", "total_high")
+    for entry, row in zip(document["cells"], study.answer.to_dict("records"), strict=True):
+        if entry["batch_size"] == 16:
+            assert entry["total_seconds"] is None and entry["seconds"] is not None
+            continue
+        assert list(entry["total_seconds"].values()) == pytest.approx([row[name] for name in names])
+        assert entry["total_seconds"]["low"] < entry["total_seconds"]["value"]
+    assert document["recommendation"]["batch_size"] == 32
 
 
 @pytest.mark.parametrize(("low", "marks"), [(0.0, []), (0.1, ["range_edge"])])

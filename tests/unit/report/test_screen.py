@@ -13,10 +13,15 @@ from lit_dps.core.step_timing import CellTiming, StepTiming
 from lit_dps.core.text import format_interval, wrap
 from lit_dps.core.trial import Cell, Series, Status
 from lit_dps.core.unit import UNITS
-from lit_dps.report.answer import answer_lines, fastest_cell, recommendation
+from lit_dps.report.answer import (
+    answer_lines,
+    fastest_cell,
+    recommendation,
+    recommendation_sentences,
+)
 from lit_dps.report.notebook import Study
 from lit_dps.report.notes import Level, Note, lines_of, warnings_of
-from lit_dps.report.result_table import marks, result_table
+from lit_dps.report.result_table import marks, result_rows, result_table
 from lit_dps.report.screen import (
     MAX_WARNINGS,
     all_warnings,
@@ -27,7 +32,7 @@ from lit_dps.report.screen import (
     screen,
     shown_warnings,
 )
-from lit_dps.report.text import SECTIONS
+from lit_dps.report.text import SECTIONS, readings_text
 from lit_dps.report.timing_notes import best_at_end_of_batch_sizes, busy_machine, wide_times
 from lit_dps.report.warnings import (
     diverged_cells,
@@ -136,7 +141,8 @@ def test_without_times_the_fewest_steps_and_examples_are_named():
 def test_the_recommendation_counts_validation_at_the_interval_of_the_user():
     study = Analysis(timed(made_up()), validate_every=10)
     line = recommendation(study, Series())
-    assert "batch size 32 " in line and "2.39 s, including 1.50 s" in line and "B = 16" in line
+    assert "batch size 32 " in line and "1.50 s" in line and "every 10 steps" in line
+    assert line.endswith("Without validation, B = 16 is the fastest.")
     assert "unknown" in recommendation(Analysis(made_up(), validate_every=10), Series())
 
 
@@ -205,6 +211,11 @@ def test_a_cell_without_validation_times_is_not_compared_with_cells_that_have_so
     assert study.answers[Cell(16)]["total_seconds"] is None
     assert fastest_cell(study) == Cell(32)
     assert marks(study, study.by_cell[Cell(16)]) == []
+    # The steps of B = 16 include validations, so they are not compared with the steps of others.
+    seconds = {cell.batch_size: row["seconds"] for cell, row in study.answers.items()}
+    assert sorted(seconds, key=lambda b: seconds[b])[:2] == [16, 8]
+    *_, sentence = recommendation_sentences(study, Series())
+    assert "B = 8 is the fastest of those whose validations were timed" in sentence
 
 
 def test_the_times_name_the_machine_and_whether_they_include_validation(timed_study):
@@ -401,3 +412,41 @@ def test_intervals_have_one_unit_and_equations_stay_on_a_line():
     assert format_interval(0.558, 0.198, 1.19) == "558 [198, 1190] ms"
     assert format_interval(84.0, 52.7, 136.2) == "84.0 [52.7, 136] s"
     assert wrap("at B = 8 there", 7) == ["at", "  B = 8", "  there"]
+
+
+def with_readings(names: tuple[str, ...]) -> Analysis:
+    """Return a study in which reading i has the value 10 + i at K*, and a later one after it."""
+    found = timed(made_up())
+    results = {}
+    for cell, trials in found.results.items():
+        results[cell] = []
+        for each in trials:
+            end = each.curve["step"][-1]
+            readings = {}
+            for i, name in enumerate(names):
+                readings[name] = {"step": [2, end, end + 4], name: [1.0, 10.0 + i, 99.0]}
+            results[cell].append(dataclasses.replace(each, readings=readings))
+    return Analysis(dataclasses.replace(found, results=results))
+
+
+def test_the_table_has_readings_as_far_as_the_width_allows():
+    study = with_readings(("sharpness", "loudness"))
+    head, *rows = [line.split() for line in result_table(study, 140)]
+    assert head[-2:] == ["sharpness", "loudness"]
+    for row in rows:
+        assert [text for text in row if text not in ("fastest", "tied")][-2:] == ["10", "11"]
+    narrow = result_table(study, 90)
+    assert "sharpness" in narrow[0] and "loudness" not in narrow[0]
+    assert narrow[-1] == "Not shown at this width: loudness."
+    for width in (60, 90, 140):
+        assert max(map(len, result_table(study, width))) <= width
+    assert {"sharpness", "loudness"} <= set(readings_text(study).splitlines()[1].split())
+
+
+def test_a_reading_replaces_no_column_of_the_table():
+    study = with_readings(("B", "K*"))
+    plain = Analysis(timed(made_up()))
+    for row, without in zip(result_rows(study), result_rows(plain), strict=True):
+        assert (row["B"], row["K*"]) == (without["B"], without["K*"])
+        assert (row["B (reading)"], row["K* (reading)"]) == ("10", "11")
+    assert "B (reading)" in readings_text(study)

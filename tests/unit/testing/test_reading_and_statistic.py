@@ -205,7 +205,15 @@ class Shrinking(Statistic):
         return 10 / math.prod(complete) if complete else None
 
 
+class Undescribed(GeometricMeanOfBestTwo):
+    """Returns no text as its description."""
+
+    def describe(self):
+        return None
+
+
 BROKEN_STATISTICS = {
+    Undescribed: "description",
     MeanOfAll: "another_trial",
     RacesToBest: "race_limit",
     First: "order",
@@ -230,3 +238,9 @@ def test_a_broken_statistic_fails(kind):
 def test_a_broken_schedule_fails(kind, requirement):
     assert failure(check_schedule, kind) == requirement
     check_schedule(Square)
+
+
+def test_a_statistic_describes_itself_as_a_rule_of_the_goal_does():
+    for statistic in STATISTICS:
+        assert str(statistic) == statistic.describe()
+    assert "RacesToBest" in RacesToBest().describe()

@@ -328,7 +328,28 @@ class Rounding(GoalRule):
         return goal.is_reached(round(values[-1] * 100) / 100)
 
 
+class TwoLines(GoalRule):
+    """Describes itself in two lines."""
+
+    def is_met(self, values, goal):
+        return goal.is_reached(values[-1])
+
+    def describe(self):
+        return "a check\nof two"
+
+
+class Unnamed(TwoLines):
+    """Returns no text as its description."""
+
+    def __str__(self):
+        return 3
+
+    describe = GoalRule.describe
+
+
 BROKEN_GOALS = {
+    TwoLines: "description",
+    Unnamed: "description",
     Remembering: "order",
     Best: "min_checks",
     Close: "easier",
