@@ -165,12 +165,14 @@ def _others_text(rows: Sequence[Row], fastest: Row, sizes: Sequence[int]) -> str
     """
     best = fastest["batch_size"]
     tied = [row["batch_size"] for row in rows if row["tied"]]
-    others = [str(size) for size in tied if size != best]
+    others = [size for size in tied if size != best]
     if not others:
         return ""
-    if len(tied) > 2 and tied == [size for size in sizes if tied[0] <= size <= tied[-1]]:
-        return f" ({tied[0]}-{tied[-1]} may be as fast)"
-    *first, last = others
+    # A range contains the fastest batch size only if that is in the middle.
+    shown = tied if others[0] < best < others[-1] else others
+    if len(shown) > 2 and shown == [size for size in sizes if shown[0] <= size <= shown[-1]]:
+        return f" ({shown[0]}-{shown[-1]} may be as fast)"
+    *first, last = map(str, others)
     text = last
     if first:
         text = f"{', '.join(first)} and {last}"

@@ -103,6 +103,8 @@ def test_the_recommendation_names_tied_batch_sizes_and_the_rate_of_the_best_esti
         tied = timed_study.answer[timed_study.answer["tied"]]
         sizes = tied[tied["sparsity"] == series.sparsity]["batch_size"].tolist()
         assert f"batch size {batch_size} " in line
+        if not sizes[0] < batch_size < sizes[-1]:
+            sizes.remove(batch_size)
         assert f" ({sizes[0]}-{sizes[-1]} may be as fast)." in line
         params = timed_study.by_cell[Cell(batch_size, series.sparsity)].best.trial.params
         assert f"learning rate {params['model.learning_rate']:#.3g}" in line
