@@ -126,9 +126,10 @@ def coverage(judged: Judged) -> str:
         low, high = np.percentile(shares, (2.5, 97.5))
         missed = sorted((int((1 - group).sum()) for group in groups), reverse=True)
         within = part["within_80"].astype(bool).mean()
+        of_workloads = np.mean([group.mean() for group in groups])
         row = [split, len(groups), len(part), f"{within:.0%}", f"{low:.0%} to {high:.0%}"]
-        lines.append([*row, f"{sum(missed[:2])} of {sum(missed)}"])
-    head = ["in 80 %", "workloads", "points", "share", "95 % over workloads"]
+        lines.append([*row, f"{of_workloads:.0%}", f"{sum(missed[:2])} of {sum(missed)}"])
+    head = ["in 80 %", "workloads", "points", "share", "95 % over workloads", "mean of workloads"]
     return table([*head, "misses of the worst two workloads"], lines)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 
 from lit_dps.advice.options import Clock, print_line
 from lit_dps.advice.pilot_course import max_trainings
@@ -11,6 +12,7 @@ from lit_dps.advice.pilot_preview import Preview
 from lit_dps.advice.question import LIKELY_RUNS, Question
 from lit_dps.advice.user_workload import user_batch_size
 from lit_dps.analysis.tables import significant
+from lit_dps.core.progress_line import stderr_columns
 from lit_dps.core.text import format_duration, number_text
 
 # Reading the noise scale along a run of an MLP on MNIST took a fifth of its training.
@@ -35,7 +37,11 @@ def print_cost(question: Question, clock: Clock) -> None:
         )
         seconds = question.step_seconds_by_devices
         preview = Preview.of(question.plan, question.batch_sizes, seconds)
-        print_line("\n".join(preview.table()))
+        print_line(preview.head())
+        # A table is not wrapped.
+        print("\n".join(preview.table(stderr_columns())), file=sys.stderr, flush=True)
+        for line in preview.likely_batch_sizes():
+            print_line(line)
         return
     print_share(question.options.budget, batch_size, max_steps, question.training_seconds)
 

@@ -70,19 +70,35 @@ class Preview:
         probabilities = is_near.mean(axis=0)
         return [b for b, p in zip(self.sizes, probabilities, strict=True) if _is_likely(p)]
 
-    def table(self) -> list[str]:
-        """Return a table of relative times, and the batch sizes that may be best, as lines."""
-        rows = []
-        for i, batch_size in enumerate(self.sizes):
-            row = {"B": str(batch_size), "steps": _with_limits(self.steps[:, i])}
-            for devices, times in self.times.items():
-                row[f"time on {_devices(devices)}"] = _with_limits(times[:, i])
-            rows.append(row)
-        head = (
+    def head(self) -> str:
+        """Return the sentence above the table."""
+        return (
             f"before any run, relative to yours at B = {self.plan.batch_size}, by public runs of "
             "others:"
         )
-        lines = [head, *aligned(rows)]
+
+    def table(self, width: int) -> list[str]:
+        """Return the lines of a table of relative times; a narrow one has no limits."""
+        lines = []
+        for has_limits in (True, False):
+            lines = aligned(self._rows(has_limits))
+            if max(map(len, lines)) <= width:
+                break
+        return lines
+
+    def _rows(self, has_limits: bool) -> list[dict[str, str]]:
+        """Return the rows of the table, by column."""
+        rows = []
+        for i, batch_size in enumerate(self.sizes):
+            row = {"B": str(batch_size), "steps": _text_of(self.steps[:, i], has_limits)}
+            for devices, times in self.times.items():
+                row[f"time on {_devices(devices)}"] = _text_of(times[:, i], has_limits)
+            rows.append(row)
+        return rows
+
+    def likely_batch_sizes(self) -> list[str]:
+        """Return the batch sizes that may be the best, a line for each number of devices."""
+        lines = []
         for devices in self.times:
             lines.append(f"So far, on {_devices(devices)}: B {_range(self.likely_best(devices))}.")
         return lines
@@ -95,7 +111,7 @@ class Preview:
             lines.append(
                 f"Best guess on {_devices(devices)}, by public runs of others: B "
                 f"{_range(self.likely_best(devices))}. B = {self.sizes[i]} takes "
-                f"{_with_limits(times[:, i])} times as long as B = {self.plan.batch_size}."
+                f"{_text_of(times[:, i])} times as long as B = {self.plan.batch_size}."
             )
         return lines
 
@@ -114,12 +130,12 @@ def _devices(count: int) -> str:
     return "1 device" if count == 1 else f"{count} devices"
 
 
-def _with_limits(draws: np.ndarray) -> str:
-    """Return the median of some draws with its 95 % limits."""
+def _text_of(draws: np.ndarray, has_limits: bool = True) -> str:
+    """Return the median of some draws, with its 95 % limits or without."""
     if not np.isfinite(draws).all():
         return "?"
     low, high = np.percentile(draws, PERCENTILES)
     middle = float(np.median(draws))
-    if math.isclose(low, high):
+    if math.isclose(low, high) or not has_limits:
         return three_digits(middle)
     return f"{three_digits(middle)} [{three_digits(low)}, {three_digits(high)}]"

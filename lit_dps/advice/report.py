@@ -216,7 +216,9 @@ def _notes(report: _Report) -> Iterator[str]:
         )
     yield from _notes_on_failures(record)
     if record is not None:
-        yield from lines_of(SCHEDULES, Analysis(record))
+        # The note of the decay replaces the note on K early in the schedule.
+        schedules = SCHEDULES if question.decay is None else SCHEDULES[:1]
+        yield from lines_of(schedules, Analysis(record))
         table = report.result.table
         k_of = dict(zip(table["batch_size"], table["steps"], strict=True))
         yield from warm_up_notes(list(chain.from_iterable(record.results.values())), k_of)

@@ -351,7 +351,10 @@ def time_briefly(setup: StudySetup, batch_size: int) -> StepAndCheck | None:
 def _time_ranks(
     setup: StudySetup, times: StepTimes, end: float, print_line: Callable[[str], None]
 ) -> None:
-    """Add steps of all ranks: at the largest batch of each and, if time remains, at a small one."""
+    """Add steps of all ranks: at a small batch of each and, if time remains, at the largest one.
+
+    The small one is near the user's batch size, and takes less of the time.
+    """
     ranks = setup.ranks
     parts = setup.workload.accumulated
     seconds = {row.local_batch: row.seconds for row in times.timed}
@@ -359,7 +362,7 @@ def _time_ranks(
     if times.split_is_used_up:
         most = times.largest / ranks
     fitting = [local for local in seconds if local <= most] or [min(seconds)]
-    for local in dict.fromkeys((max(fitting), min(fitting))):
+    for local in dict.fromkeys((min(fitting), max(fitting))):
         begin = time.monotonic()
         trial = _trial(setup, int(local) * ranks * parts)
         steps = max(MIN_STEPS, _steps_to_time(seconds[local], TRAINING_SECONDS))

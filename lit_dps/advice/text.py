@@ -5,7 +5,6 @@ A terminal of 100 columns shows all of it at once. A narrower table has fewer de
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -16,6 +15,7 @@ from lit_dps.advice.answer import HOUR, Answer
 from lit_dps.advice.branch_law import Branched
 from lit_dps.analysis.law import Law
 from lit_dps.analysis.tables import aligned, significant, three_digits
+from lit_dps.core.text import wrap
 
 MARKS = {"extrapolated": "~", "prior": "^", "predicted": "?"}
 # Rows of a table, unless all are asked for.
@@ -65,17 +65,11 @@ def _rests_on_prior(answer: Answer) -> bool:
 
 
 def wrapped(texts: Iterable[str], indent: str = "", width: int = WIDTH) -> list[str]:
-    """Return texts as lines of at most `width` columns; words are not cut."""
+    """Return texts as lines of at most `width` columns; the later ones of a text are indented."""
     lines = []
     for text in texts:
-        lines += textwrap.wrap(
-            text,
-            width,
-            initial_indent=indent,
-            subsequent_indent=f"{indent}  ",
-            break_long_words=False,
-            break_on_hyphens=False,
-        )
+        whole_percents = text.replace(" %", "\xa0%")
+        lines += [f"{indent}{line}" for line in wrap(whole_percents, width - len(indent))]
     return lines
 
 
@@ -185,7 +179,9 @@ def _table(answer: Answer, all_rows: bool, width: int) -> list[str]:
         lines = [line.rstrip() for line in lines]
         if max(map(len, lines)) <= width:
             break
-    sources = {*shown["steps_known"], *shown["step_known"]}
+    sources = {*shown["steps_known"]}
+    if STEP not in missing:
+        sources |= {*shown["step_known"]}
     legend = [f"{mark} {source}" for source, mark in MARKS.items() if source in sources]
     if answer.price is not None:
         legend.append(f"a device-hour costs {answer.price:g}")

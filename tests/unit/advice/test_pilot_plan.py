@@ -15,6 +15,7 @@ from lit_dps.advice.pilot_plan import (
     RuledRate,
     next_factor,
 )
+from lit_dps.advice.pilot_preview import Preview
 
 SGD = PilotPlan(32, "model.lr", 0.1, 1.0, is_adaptive=False)
 ADAM = PilotPlan(32, "model.lr", 1e-3, 0.5, is_adaptive=True)
@@ -135,3 +136,14 @@ def test_a_rate_next_to_the_users_own_follows_the_searched_one():
     assert flat.at(128) == pytest.approx(0.1), "it grows no more than between the runs"
     falling = RuledRate.of(SGD, {32: 0.1, 512: 0.05}, (8.0, 8192.0))
     assert falling.at(128) == pytest.approx(0.05)
+
+
+@pytest.mark.parametrize(("width", "has_limits"), [(100, True), (50, False)])
+def test_a_table_before_any_run_fits_the_terminal(width, has_limits):
+    plan = PilotPlan(32, "model.lr", 0.1, 0.5, is_adaptive=True)
+    seconds = {1: lambda size: 1.0 + size / 64, 2: lambda size: 1.5 + size / 128}
+    preview = Preview.of(plan, [16, 32, 64, 128], seconds)
+    lines = preview.table(width)
+    assert len(lines) == 5 and max(map(len, lines)) <= width
+    assert ("[" in lines[1]) == has_limits
+    assert lines[2].split()[:3] == ["32", "1", "1"], "relative to the user's run"
