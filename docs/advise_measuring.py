@@ -131,8 +131,9 @@ def ask(name: str, folder: str, sizes: list[int]) -> None:
         sizes: Batch sizes of the exhaustive study.
     """
     import lit_dps
-    from lit_dps.cli.advise import give_advice, stdout_on_stderr
+    from lit_dps.cli.advise import give_advice
     from lit_dps.cli.command_line import CommandLine
+    from lit_dps.cli.json_output import stdout_on_stderr
     from lit_dps.storage.advice_store import list_advice
 
     config = str(CONFIGS / f"{name}.yaml")
@@ -233,7 +234,7 @@ def storage_url(folder: str) -> str:
 def fit_outcome(study: str, folder: str, seed: int) -> dict[str, Any]:
     """Run the recommended configuration on a seed, and return its steps and hours."""
     from lit_dps.cli import main as run_main
-    from lit_dps.cli.advise import stdout_on_stderr
+    from lit_dps.cli.json_output import stdout_on_stderr
     from lit_dps.storage.advice_store import list_advice
 
     config = f"{folder}/figures/{study}/advice/fit.yaml"

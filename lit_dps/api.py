@@ -118,27 +118,40 @@ def _with_class_paths(config: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         ConfigError: for several workers that could not import a class of this process.
     """
-    sections = {}
+    result = dict(config)
+    notes = []
     for section in ("model", "data"):
         if not isinstance(config.get(section), (Mapping, str, type(None))):
-            sections[section] = config[section]
-    if not sections:
-        return dict(config)
-    from lit_dps.training.user_objects import OBJECTS, config_of  # imports torch and Lightning
+            from lit_dps.training.user_objects import config_of  # imports torch and Lightning
 
-    result = dict(config)
-    for section, given in sections.items():
-        result[section], note = config_of(section, given)
-        if note:
-            print(f"note: {note}", file=sys.stderr)
-        if result[section]["class_path"].startswith(f"{OBJECTS}."):
+            result[section], note = config_of(section, config[section])
+            notes.append(note)
             study = dict(result.get("study", {}))
-            workers = study.setdefault("workers", 1)
-            if workers != 1:
-                allowed = f"1, because other processes cannot import the {section} of this one"
-                raise ConfigError("study.workers", workers, allowed)
-            result["study"] = study
+            workers = _workers_of(result[section], study.get("workers"))
+            if workers is not None:
+                result["study"] = {**study, "workers": workers}
+    _print_notes(notes)
     return result
+
+
+def _workers_of(config: Mapping[str, Any], workers: int | None) -> int | None:
+    """Return the workers of a study; 1 if they could not import the class of a model or data.
+
+    Raises:
+        ConfigError: for several workers that could not import the class.
+    """
+    if _is_importable(config):
+        return workers
+    if workers not in (None, 1):
+        class_path = config["class_path"]
+        allowed = f"1, because other processes cannot import {class_path} of this one"
+        raise ConfigError("study.workers", workers, allowed)
+    return 1
+
+
+def _print_notes(notes: Sequence[str]) -> None:
+    for note in filter(None, notes):
+        print(f"note: {note}", file=sys.stderr)
 
 
 def study(
@@ -210,7 +223,7 @@ def study(
     further = options.pop("study", {})
     _refuse_arguments(further, workers)
     workers = further.pop("workers", workers)
-    config, notes = _config_of_objects(model, data, None, options)
+    config, notes = _config_of_objects(model, data, options)
     local = _local_classes(config)
     if local:
         notes.append(
@@ -234,16 +247,11 @@ def study(
     config["storage"] = {"folder": str(storage)}
     if isinstance(storage, StorageConfig):
         config["storage"] = _as_dict("storage", storage)
-    is_importable = all(map(_is_importable, (config["model"], config["data"])))
-    if workers is not None or is_importable:
-        config["study"].pop("workers")
+    for section in ("model", "data"):
+        workers = _workers_of(config[section], workers)
     if workers is not None:
         config["study"]["workers"] = workers
-        if workers != 1 and not is_importable:
-            allowed = "1, because other processes cannot import the classes of this one"
-            raise ConfigError("study.workers", workers, allowed)
-    for note in notes:
-        print(f"note: {note}", file=sys.stderr)
+    _print_notes(notes)
     return run(config, accept_code_change)
 
 
@@ -363,7 +371,11 @@ def advise(
                 raise ConfigError(name, value, "omitted, because a DataFrame of runs is given")
         return _advise_on_runs(model, goal, devices, price, options)
     leave_if_unguarded()
-    config, notes = _config_of_objects(model, data, goal, options)
+    config, notes = _config_of_objects(model, data, options)
+    if goal is not None:
+        config["goal"] = _goal_section(goal)
+    # Other processes could not import the classes of a notebook.
+    config["study"]["workers"] = 1
     local = _local_classes(config)
     if local:
         notes.append(
@@ -371,23 +383,19 @@ def advise(
             "fit.yaml, move the classes to a module, and write its name in fit.yaml."
         )
     words = []
-    for name, value in {"budget": budget, "price": price, **_command_options(options)}.items():
+    command_options = {name: options.get(name) for name in _COMMAND_OPTIONS}
+    for name, value in {"budget": budget, "price": price, **command_options}.items():
         if value is not None:
             words += [f"--{name}", str(value)]
     if devices is not None:
         words += ["--devices", ",".join(map(str, devices))]
-    for note in notes:
-        print(f"note: {note}", file=sys.stderr)
+    _print_notes(notes)
     return _advise(["advise", "--config", yaml.safe_dump(_plain(config)), *words])
 
 
 # Options of the command that are arguments of `advise`, and sections of the configuration.
 _COMMAND_OPTIONS = ("method", "bandwidth", "latency")
 _SECTIONS = ("trainer", "study", "storage", "optim", "local", "pruning", "batch", "smoothness")
-
-
-def _command_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in options.items() if name in _COMMAND_OPTIONS}
 
 
 def _advise_on_runs(
@@ -416,28 +424,24 @@ def _refuse_unknown(options: Mapping[str, Any], known: Sequence[str]) -> None:
 
 
 def _config_of_objects(
-    model: Any, data: Any, goal: str | Mapping[str, Any] | None, options: Mapping[str, Any]
+    model: Any, data: Any, options: Mapping[str, Any]
 ) -> tuple[dict[str, Any], list[str]]:
     """Return the configuration of a module and data module, and notes on what trials make."""
     from lit_dps.training.user_objects import batch_size_key, config_of
 
     _refuse_unknown(options, (*_COMMAND_OPTIONS, *_SECTIONS, "name"))
-    parts = [config_of("model", model), config_of("data", data)]
-    config: dict[str, Any] = {"model": parts[0].config, "data": parts[1].config}
+    model_config, model_note = config_of("model", model)
+    data_config, data_note = config_of("data", data)
+    config: dict[str, Any] = {"model": model_config, "data": data_config}
     for name in _SECTIONS:
         if name in options:
             config[name] = dict(options[name])
-    if goal is not None:
-        config["goal"] = _goal_section(goal)
     study = {"name": options.get("name", "advice"), **config.get("study", {})}
-    # Other processes could not import the classes of a notebook.
-    study["workers"] = 1
-    key = batch_size_key(parts[1].config)
+    key = batch_size_key(data_config)
     if key is not None:
         study.setdefault("batch_size_key", key)
     config["study"] = study
-    notes = [part.note for part in parts if part.note]
-    return config, notes
+    return config, [note for note in (model_note, data_note) if note]
 
 
 def _local_classes(config: Mapping[str, Any]) -> list[str]:

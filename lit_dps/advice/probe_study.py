@@ -55,7 +55,7 @@ class ChosenPoints:
 
     def of(self, setup: StudySetup) -> StudySetup:
         """Return the study that trains these trials."""
-        setup = dataclasses.replace(setup, points=self.points, cost_limit=self.cost_limit)
+        setup = dataclasses.replace(setup, samples=self.points, cost_limit=self.cost_limit)
         return self.change(setup)
 
 

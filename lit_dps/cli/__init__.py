@@ -11,7 +11,6 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from importlib import import_module
-from types import ModuleType
 from typing import TYPE_CHECKING
 
 from lit_dps.core.exit_codes import ExitCode, exit_code_lines
@@ -78,7 +77,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def _list_of_verbs() -> str:
     """Return the help of `lit-dps`: a line for each verb, from its docstring."""
-    from lit_dps.cli.verbs import summary
+    from lit_dps.cli.help import summary
 
     codes = "\n".join(exit_code_lines())
     verbs = "\n".join(f"  {verb:12} {summary(verb)}" for verb in VERBS)
@@ -149,21 +148,16 @@ def _ended_by_interrupt() -> Iterator[None]:
         os._exit(ExitCode.INTERRUPTED)
 
     handler = signal.getsignal(signal.SIGINT)
-    if handler is not signal.default_int_handler:  # the caller handles the signal
+    is_main_thread = threading.current_thread() is threading.main_thread()
+    # Otherwise the caller handles the signal.
+    if is_main_thread and handler is signal.default_int_handler:
+        signal.signal(signal.SIGINT, leave)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, handler)
+    else:
         yield
-        return
-    signal.signal(signal.SIGINT, leave)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, handler)
-
-
-def _import_verb(name: str) -> ModuleType:
-    if threading.current_thread() is not threading.main_thread():
-        return import_module(name)
-    with _ended_by_interrupt():
-        return import_module(name)
 
 
 def _run(argv: list[str]) -> int:
@@ -242,7 +236,8 @@ def _run_command(command: CommandLine) -> int:
         module = "advise_runs"
     elif command.verb in CONFIGURED:
         check_command(command)
-    verb = _import_verb(f"lit_dps.cli.{module}")
+    with _ended_by_interrupt():
+        verb = import_module(f"lit_dps.cli.{module}")
     with ExitStack() as stack:
         if command.verb in REPORTS:
             stack.enter_context(one_wait(began))

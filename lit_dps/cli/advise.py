@@ -13,7 +13,7 @@ from lit_dps.advice.options import Options, devices_of, seconds_of
 from lit_dps.advice.result import Advice
 from lit_dps.advice.run import run_advice
 from lit_dps.cli.command_line import CommandLine
-from lit_dps.cli.json_output import print_document, stdout_on_stderr
+from lit_dps.cli.json_output import Outcome, run_verb
 from lit_dps.cli.options import AdviseOptions, take_options
 from lit_dps.cli.study import StudyCLI
 from lit_dps.core.errors import ConfigError
@@ -23,14 +23,17 @@ from lit_dps.parallel.ranks import started_by_torchrun
 
 def main(command: CommandLine) -> int:
     """Give advice, and return the exit code."""
+    return run_verb(_answer, command)
+
+
+def _answer(command: CommandLine) -> Outcome:
     answers: list[Advice] = []
-    if not command.has("json"):
-        return give_advice(command, answers)
-    with stdout_on_stderr():
-        code = give_advice(command, answers)
-    for advice in answers:
-        print_document(advice.to_dict())
-    return code
+    code = give_advice(command, answers)
+
+    def document() -> dict[str, Any] | None:
+        return answers[0].to_dict() if answers else None
+
+    return Outcome(code, document)
 
 
 def give_advice(command: CommandLine, answers: list[Advice]) -> int:

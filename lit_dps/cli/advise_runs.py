@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, NoReturn
@@ -13,9 +12,9 @@ import pandas as pd
 
 from lit_dps.advice.existing_runs import advise_on_runs
 from lit_dps.advice.options import devices_of
-from lit_dps.advice.result import Advice
 from lit_dps.advice.run_table import CurveGoal, RunTable, goal_of, read_runs
 from lit_dps.cli.command_line import CommandLine
+from lit_dps.cli.json_output import Outcome, run_verb
 from lit_dps.cli.key_checks import check_kinds, check_names, check_options
 from lit_dps.cli.options import AdviseOptions, add_options, option_of
 from lit_dps.core.errors import ConfigError, UserError
@@ -29,6 +28,10 @@ EXAMPLE = "--columns batch_size=bs,steps=n_steps"
 
 def main(command: CommandLine) -> int:
     """Give advice from existing runs, and return the exit code."""
+    return run_verb(_answer, command)
+
+
+def _answer(command: CommandLine) -> Outcome:
     check_options(command)
     check_names(command)
     check_kinds(command)
@@ -45,17 +48,8 @@ def main(command: CommandLine) -> int:
         name=str(options.runs),
         goal=None if goal is None else str(goal),
     )
-    print_advice(advice, options.json)
-    return advice.exit_code
-
-
-def print_advice(advice: Advice, as_json: bool) -> None:
-    """Print advice on stdout: as text, or as JSON with the text on stderr."""
-    if as_json:
-        print(advice.text, end="", file=sys.stderr)
-        print(advice.to_json(), flush=True)
-    else:
-        print(advice.text, end="", flush=True)
+    print(advice.text, end="", flush=True)
+    return Outcome(advice.exit_code, advice.to_dict)
 
 
 class _Parser(argparse.ArgumentParser):

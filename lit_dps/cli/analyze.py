@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from argparse import SUPPRESS
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
 from jsonargparse import ActionConfigFile  # pyright: ignore[reportPrivateImportUsage]
 
 from lit_dps.analysis.analysis import Analysis
 from lit_dps.cli.command_line import CommandLine
-from lit_dps.cli.json_output import print_document, stdout_on_stderr
+from lit_dps.cli.json_output import Outcome, run_verb
 from lit_dps.cli.options import AnalyzeOptions, add_options, take_options
 from lit_dps.cli.parser import CommandParser, new_parser
 from lit_dps.core.atomic_write import check_folder
@@ -52,25 +52,10 @@ def _ignored(value: object) -> None:
 
 def main(command: CommandLine) -> int:
     """Print the analysis of a study, and return the exit code."""
-    if not command.has("json"):
-        return _analyze(command).code
-    with stdout_on_stderr():
-        analyzed = _analyze(command)
-    page = analyzed.folder / PAGE
-    report = str(page) if page.is_file() else None
-    print_document(Study(analyzed.study.record, analyzed.study).to_dict(report))
-    return analyzed.code
+    return run_verb(_analyze, command)
 
 
-class _Analyzed(NamedTuple):
-    """An analysis that was printed: the exit code, the study and the folder of its files."""
-
-    code: int
-    study: Analysis
-    folder: Path
-
-
-def _analyze(command: CommandLine) -> _Analyzed:
+def _analyze(command: CommandLine) -> Outcome:
     """Print the analysis of a study."""
     config = _parser(command).read_command()
     options = take_options(config, AnalyzeOptions)
@@ -90,14 +75,14 @@ def _analyze(command: CommandLine) -> _Analyzed:
             folder = default_folder / options.statistic
     if options.sync:
         study = _publish_and_sync(storage, study, folder, shown, options.validate_every)
-        return _Analyzed(_exit_code(study), study, folder)
+        return _outcome(study, folder)
     text = publish(study, folder, shown, width=terminal_width(), ui=_ui_hint(storage))[0]
     if options.scale is not None:
         text += f"\n{scale_up_text(study, options.scale)}"
     if options.examples is not None:
         text += f"\n{fixed_data_text(study, options.examples)}"
     print(text, end=retrain_hint(study, storage))
-    return _Analyzed(_exit_code(study), study, folder)
+    return _outcome(study, folder)
 
 
 def _parser(command: CommandLine) -> CommandParser:
@@ -146,10 +131,15 @@ def _ui_hint(storage: StorageConfig) -> str:
     return ui_hint(storage.mlflow_uri)
 
 
-def _exit_code(study: Analysis) -> int:
-    if ended_without_result(study.cells):
-        return ExitCode.NO_RESULT
-    return 0
+def _outcome(study: Analysis, folder: Path) -> Outcome:
+    """Return the exit code of an analysis, and its document with the page in a folder."""
+    code = ExitCode.NO_RESULT if ended_without_result(study.cells) else ExitCode.DONE
+    page = folder / PAGE
+
+    def document() -> dict[str, Any]:
+        return Study(study.record, study).to_dict(str(page) if page.is_file() else None)
+
+    return Outcome(code, document)
 
 
 def read(

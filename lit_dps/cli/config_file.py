@@ -73,17 +73,10 @@ class ConfigFile(NamedTuple):
     former_keys: list[str]
 
 
-class Key(NamedTuple):
-    """A dotted key SECTION.NAME; the name may have dots too, and is empty for a section."""
-
-    section: str
-    name: str
-
-
-def split_key(key: str) -> Key:
-    """Return the section of a dotted key, and the name in the section."""
+def split_key(key: str) -> tuple[str, str]:
+    """Return the section of a dotted key, and the name in the section; "" for a section."""
     section, _, name = key.partition(".")
-    return Key(section, name)
+    return section, name
 
 
 def split_last(path: str) -> tuple[str, str]:

@@ -23,7 +23,7 @@ from lightning.pytorch.loggers import MLFlowLogger
 
 from lit_dps.cli.command_line import CommandLine
 from lit_dps.cli.config_file import SECTION_CLASSES
-from lit_dps.cli.json_output import print_document, stdout_on_stderr
+from lit_dps.cli.json_output import Outcome, run_verb
 from lit_dps.cli.parser import CommandParser, refuse_nulls
 from lit_dps.core.config import StorageConfig
 from lit_dps.core.errors import ConfigError, DataError
@@ -45,6 +45,7 @@ from lit_dps.training import (
     PruningCallback,
 )
 from lit_dps.training.example_count import declared_batch_size
+from lit_dps.training.lightning_private import callbacks_of
 from lit_dps.training.trainer_rules import as_list
 
 # By section, in the order in which the trainer calls them, as in a study. `optim` has an
@@ -272,15 +273,14 @@ def main(command: CommandLine) -> int:
     warnings.filterwarnings("ignore", message=".*LeafSpec.*")  # Lightning 2.6 under torch 2.15
     # Logged values are means over all ranks already.
     warnings.filterwarnings("ignore", message=".*sync_dist=True.*")
-    if command.verb != "fit" or not command.has("json"):
-        _run(command)
-        return ExitCode.DONE
-    command.words = [word for word in command.words if word != "--json"]
-    with stdout_on_stderr():
-        cli = _run(command)
-    if ranks.rank() == 0:
-        print_document(_document(cli.trainer))
-    return ExitCode.DONE
+    return run_verb(_outcome, command)
+
+
+def _outcome(command: CommandLine) -> Outcome:
+    if command.verb == "fit":  # the other verbs refuse the option
+        command.words = [word for word in command.words if word != "--json"]
+    cli = _run(command)
+    return Outcome(ExitCode.DONE, lambda: _document(cli.trainer))
 
 
 def _run(command: CommandLine) -> DPSCLI:
@@ -295,17 +295,16 @@ def _run(command: CommandLine) -> DPSCLI:
         return DPSCLI(command, gather, seed_everything_default=0)
 
 
-def _document(trainer: Trainer) -> dict[str, Any]:
-    """Return the document of a run of `fit` that ended."""
+def _document(trainer: Trainer) -> dict[str, Any] | None:
+    """Return the document of a run of `fit` that ended; None on ranks but the first."""
+    if ranks.rank() > 0:
+        return None
     batch_size = None
     if trainer.world_size == 1:  # otherwise a loader may be of one rank or of all
         batch_size = declared_batch_size(trainer) or None
     if batch_size is not None:
         batch_size *= trainer.accumulate_grad_batches
-    path = None
-    for callback in trainer.checkpoint_callbacks:
-        path = path or getattr(callback, "best_model_path", "")
-        path = path or getattr(callback, "last_model_path", "") or None
+    path = next(iter(_checkpoints_of(trainer)), None)
     entry = CellEntry(batch_size=batch_size)
     return run_document(goal_callback_of(trainer).attempt, entry, None, path).to_dict()
 
@@ -313,7 +312,7 @@ def _document(trainer: Trainer) -> dict[str, Any]:
 def _is_idle(callback: Any) -> bool:
     """Return True if a callback of this package does nothing in a fit, as it is configured."""
     if isinstance(callback, LocalSGDCallback):
-        return not callback.rounds.on
+        return not callback.schedule.on
     if isinstance(callback, DelayCallback):
         return callback.delay == 0
     if isinstance(callback, ReadingsCallback):
@@ -323,10 +322,7 @@ def _is_idle(callback: Any) -> bool:
 
 def goal_callback_of(trainer: Trainer) -> GoalErrorCallback:
     """Return the callback that stops a trainer at its goal."""
-    for callback in trainer.callbacks:  # pyright: ignore[reportAttributeAccessIssue]
-        if isinstance(callback, GoalErrorCallback):
-            return callback
-    raise AssertionError("`fit` adds the callback of the goal")
+    return callbacks_of(trainer, GoalErrorCallback)[0]
 
 
 def _mlflow_logger(storage: StorageConfig, experiment: str) -> Namespace:
@@ -353,25 +349,30 @@ def _print_end(trainer: Trainer, error: BaseException | None) -> None:
     if isinstance(error, Exception) and not trainer.global_step:
         return
     _print_checkpoints(trainer)
-    for callback in trainer.callbacks:  # pyright: ignore[reportAttributeAccessIssue]
-        if isinstance(callback, PruningCallback):
-            note = unmasked_note(callback.flags)
-            if note:
-                print(f"note: {note}")
+    for callback in callbacks_of(trainer, PruningCallback):
+        note = unmasked_note(callback.flags)
+        if note:
+            print(f"note: {note}")
     print(_end_of_run(trainer, error))
 
 
-def _print_checkpoints(trainer: Trainer) -> None:
-    is_written = False
+def _checkpoints_of(trainer: Trainer) -> list[str]:
+    """Return the path of the best or the last checkpoint of each checkpoint callback."""
+    paths = []
     for callback in trainer.checkpoint_callbacks:
         path = getattr(callback, "best_model_path", "") or getattr(callback, "last_model_path", "")
-        if not path:
-            continue
-        is_written = True
+        if path:
+            paths.append(path)
+    return paths
+
+
+def _print_checkpoints(trainer: Trainer) -> None:
+    paths = _checkpoints_of(trainer)
+    for path in paths:
         if "://" not in path:
             path = os.path.relpath(path)
         print(f"checkpoint: {path}")
-    if trainer.checkpoint_callbacks and not is_written:
+    if trainer.checkpoint_callbacks and not paths:
         print("checkpoint: none was written")
 
 

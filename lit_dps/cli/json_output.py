@@ -4,11 +4,36 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
-from typing import Any
+from typing import Any, NamedTuple
 
+from lit_dps.cli.command_line import CommandLine
 from lit_dps.report.document import to_json
+
+
+class Outcome(NamedTuple):
+    """How a verb ended.
+
+    Attributes:
+        code: The exit code.
+        document: Returns the document of `--json`; None if there is none.
+    """
+
+    code: int
+    document: Callable[[], Mapping[str, Any] | None]
+
+
+def run_verb(run: Callable[[CommandLine], Outcome], command: CommandLine) -> int:
+    """Run a verb and return its exit code; with `--json`, print its document alone on stdout."""
+    if not command.has("json"):
+        return run(command).code
+    with stdout_on_stderr():
+        outcome = run(command)
+        document = outcome.document()
+    if document is not None:
+        print_document(document)
+    return outcome.code
 
 
 @contextmanager

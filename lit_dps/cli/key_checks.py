@@ -166,7 +166,7 @@ def check_names(command: CommandLine) -> None:
     options = options_of(command.verb) | KEYS_OF_LIGHTNING
     for setting in command.settings:
         section, rest = split_key(setting.key.rstrip("+"))
-        name = split_key(rest).section
+        name, _ = split_key(rest)
         if section not in known and section not in options:
             _refuse_name(setting, section, {*known, *options})
         if name and name != "help" and known.get(section) and name not in known[section]:

@@ -27,7 +27,6 @@ from lit_dps.report.figures.layers import collapse_notes, figures, tables_of
 from lit_dps.report.figures.style import without_math
 from lit_dps.report.figures.write import save
 from lit_dps.report.publish import figures_folder, listing
-from lit_dps.storage.samplers import sobol_point
 from lit_dps.study.preflight.check import check_study
 from lit_dps.study.setup import StudySetup
 from lit_dps.training import PruningCallback
@@ -93,7 +92,7 @@ def masks(
     cells = {replace(cell, batch_size=smallest, sparsity=0.0): None for cell in study.cells}
     for cell in cells:
         for point in range(points):
-            params = sobol_point(study.space, study.seed, point, study.scramble)
+            params = setup.sample(point)
             scores: tuple[tuple[int, ...], Scores] | None = None
             for sparsity in sparsities:
                 if sparsity <= 0:

@@ -185,17 +185,13 @@ class AnalyzeOptions:
         check_validation_interval(self.validate_every)
         if self.examples is not None and not 0 < self.examples < math.inf:
             raise ConfigError("--examples", self.examples, "a number above 0")
-        if self.sync and self.statistic is not None:
-            raise ConfigError("--sync", True, "omitted with --statistic")
-        if self.sync and self.scale is not None:
-            raise ConfigError("--sync", True, "omitted with --scale")
-        if self.sync and self.examples is not None:
-            raise ConfigError("--sync", True, "omitted with --examples")
+        for name in ("statistic", "scale", "examples"):
+            if self.sync and getattr(self, name) is not None:
+                raise ConfigError("--sync", True, f"omitted with --{name}")
         # The document does not have the answers of these options.
-        if self.json and self.scale is not None:
-            raise ConfigError("--json", True, "omitted with --scale")
-        if self.json and self.examples is not None:
-            raise ConfigError("--json", True, "omitted with --examples")
+        for name in ("scale", "examples"):
+            if self.json and getattr(self, name) is not None:
+                raise ConfigError("--json", True, f"omitted with --{name}")
 
 
 # The options of verbs that take the configuration of a study, or of `fit --of`.

@@ -15,7 +15,7 @@ from pathlib import Path
 import yaml
 
 from lit_dps.cli.command_line import CommandLine
-from lit_dps.cli.json_output import print_document, stdout_on_stderr
+from lit_dps.cli.json_output import Outcome, run_verb
 from lit_dps.cli.options import RetrainOptions, add_options, take_options
 from lit_dps.cli.parser import new_parser
 from lit_dps.cli.study import read_setup
@@ -35,16 +35,11 @@ from lit_dps.study.setup import StudySetup
 
 def main(command: CommandLine) -> int:
     """Train a stored trial again, and return the exit code."""
-    if not command.has("json"):
-        return _train_again(command)[0]
-    with stdout_on_stderr():
-        code, document = _train_again(command)
-    print_document(document.to_dict())
-    return code
+    return run_verb(_train_again, command)
 
 
-def _train_again(command: CommandLine) -> tuple[int, Document]:
-    """Train a stored trial again, and return the exit code and the document of the run."""
+def _train_again(command: CommandLine) -> Outcome:
+    """Train a stored trial again."""
     parser = new_parser(command, __doc__)
     add_options(parser, RetrainOptions)
     parser.add_class_arguments(StorageConfig, "storage")
@@ -74,11 +69,12 @@ def _train_again(command: CommandLine) -> tuple[int, Document]:
             print("checkpoint: none was written")
     print(f"{attempt.outcome}; {compare_with_stored(attempt, stored)}")
     document = _document(record, stored, attempt, checkpoint)
+    code = ExitCode.DONE
     if attempt.status is None:
-        return ExitCode.INTERRUPTED, document
-    if attempt.status is Status.FAILED:
-        return ExitCode.FAILED, document
-    return ExitCode.DONE, document
+        code = ExitCode.INTERRUPTED
+    elif attempt.status is Status.FAILED:
+        code = ExitCode.FAILED
+    return Outcome(code, document.to_dict)
 
 
 def _document(

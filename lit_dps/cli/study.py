@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import yaml
@@ -16,7 +17,7 @@ from lightning.pytorch.cli import LightningArgumentParser
 from lit_dps.analysis.analysis import Analysis
 from lit_dps.cli.command_line import CommandLine
 from lit_dps.cli.fit import DPSCLI
-from lit_dps.cli.json_output import print_document, stdout_on_stderr
+from lit_dps.cli.json_output import Outcome, run_verb
 from lit_dps.cli.options import StudyOptions, add_options, take_options
 from lit_dps.core.config import NO_RACE, StudyConfig
 from lit_dps.core.errors import ConfigError, StorageError, find_user_error
@@ -103,14 +104,7 @@ def read_setup(argv: Sequence[str]) -> StudySetup:
 
 def main(command: CommandLine) -> int:
     """Run or forecast a study, and return the exit code."""
-    if not command.has("json"):
-        return _run(command)[0]
-    with stdout_on_stderr():
-        code, setup, validate_every = _run(command)
-        document = _document(setup, validate_every)
-    if document is not None:
-        print_document(document)
-    return code
+    return run_verb(_run, command)
 
 
 def _document(setup: StudySetup, validate_every: int | None) -> dict[str, Any] | None:
@@ -126,8 +120,8 @@ def _document(setup: StudySetup, validate_every: int | None) -> dict[str, Any] |
     return study.to_dict(str(page) if page.is_file() else None)
 
 
-def _run(command: CommandLine) -> tuple[int, StudySetup, int | None]:
-    """Run or forecast a study, and return the exit code, the study and `--validate-every`."""
+def _run(command: CommandLine) -> Outcome:
+    """Run or forecast a study."""
     cli = StudyCLI(command, StudyOptions)
     options = take_options(cli.config, StudyOptions)
     setup = cli.setup()
@@ -139,12 +133,13 @@ def _run(command: CommandLine) -> tuple[int, StudySetup, int | None]:
             # Reading it once records that the user trusts it.
             read_study(setup.storage.optuna_url, setup.study.best_of, trust=True)
         setup = with_stored_space(setup, options.extend_space)
+    document = partial(_document, setup, options.validate_every)
     if not options.forecast:
-        return run_study(setup, _run_options(options)), setup, options.validate_every
+        return Outcome(run_study(setup, _run_options(options)), document)
     if not follows_torchrun():
         check_study(setup)
         print(prose_for_terminal(forecast(setup, terminal_width())))
-    return ExitCode.DONE, setup, options.validate_every
+    return Outcome(ExitCode.DONE, document)
 
 
 def _run_options(options: StudyOptions) -> RunOptions:

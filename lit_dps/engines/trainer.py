@@ -120,7 +120,7 @@ class TrialFit:
         callbacks: list[Callback] = [StudySignals(), self.batch, self.pruning]
         if self.delay.delay:
             callbacks.append(self.delay)
-        if self.local.rounds.on:
+        if self.local.schedule.on:
             callbacks.append(self.local)  # before the goal, which reads the loss of all workers
         if self.average.half_life:
             callbacks.append(self.average)  # before the goal, which checks the average
@@ -242,9 +242,8 @@ class TrainerEngine:
             )
         training.store_scores(trial, fit.pruning.key, fit.pruning.scores)
         _collect(fit, attempt)
-        for callback in lightning_private.callbacks_of(trainer):
-            if isinstance(callback, NoiseScaleCallback):
-                attempt.readings[NOISE_SCALE] = callback.columns
+        for callback in lightning_private.callbacks_of(trainer, NoiseScaleCallback):
+            attempt.readings[NOISE_SCALE] = callback.columns
 
 
 def _collect(fit: TrialFit, attempt: Attempt) -> None:

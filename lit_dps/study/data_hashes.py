@@ -21,7 +21,6 @@ from torch.utils.data import IterableDataset, Subset
 from lit_dps.core.environment import UNKNOWN
 from lit_dps.core.search_space import Choices
 from lit_dps.core.trial import Cell, Trial
-from lit_dps.storage.samplers import sobol_point
 from lit_dps.study.hardware import cpu_model
 from lit_dps.study.setup import StudySetup
 from lit_dps.training.deterministic import one_thread
@@ -46,13 +45,12 @@ def data_hashes(setup: StudySetup) -> dict[str, list[str]]:
     """
     study = setup.study
     hashes = {}
-    point = sobol_point(study.space, study.seed, 0, study.scramble)
     for cell in study.cells:
         axes = tuple(pair for pair in cell.axes if pair[0].startswith("data."))
         name = " ".join(f"{key.removeprefix('data.')}={value}" for key, value in axes)
         if name not in hashes:
-            trial = Trial(Cell(min(study.batch_sizes), 0.0, cell.axes), 0, point, study.seed)
-            hashes[name] = _hashes_of(setup, trial)
+            dense = Cell(min(study.batch_sizes), 0.0, cell.axes)
+            hashes[name] = _hashes_of(setup, Trial(dense, 0, setup.sample(0), study.seed))
     return hashes
 
 
@@ -70,7 +68,7 @@ def check_validation_data(setup: StudySetup, trial: Trial) -> list[str]:
     if study.trials < 2:
         return []
     next_params: dict[str, Any] = {}
-    for key, value in sobol_point(study.space, study.seed, 1, study.scramble).items():
+    for key, value in setup.sample(1).items():
         is_choice = isinstance(study.space[key], Choices)
         next_params[key] = trial.params[key] if is_choice else value
     hashes = []

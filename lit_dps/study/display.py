@@ -151,7 +151,7 @@ class Display:
 
     def _bar(self, finished: Mapping[Cell, int]) -> Table:
         done = sum(finished.values())
-        total = len(finished) * self.progress.plan.points
+        total = len(finished) * self.progress.plan.trials
         if self.progress.plan.repeats.count:
             repeats = self.progress.repeat_counts()
             done += repeats.finished
@@ -209,15 +209,15 @@ class Display:
         "<=" marks a K* that further trials may lower, or that the first validation met.
         """
         k_star = self.progress.k_star(cell)
-        points = self.progress.plan.points
-        is_complete = finished >= points
+        trials = self.progress.plan.trials
+        is_complete = finished >= trials
         if k_star is not None:
             is_bound = not is_complete or self.progress.is_at_first_check(cell, self.goal)
             return f"{'<=' * is_bound}{cost_text(k_star)}"
         if is_complete:
             return "-"
         if self.progress.results[cell]:
-            return f"{finished}/{points}"
+            return f"{finished}/{trials}"
         return "."
 
     def _running_table(self, running: Sequence[ProgressEvent]) -> Table:

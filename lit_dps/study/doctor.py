@@ -148,7 +148,7 @@ def memory(machine: Machine) -> Check:
     """Report the available memory, within the limit of the container."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     available = _available_bytes()
-    limit = _limit_of_container(machine.cgroup)
+    limit = _number_in(machine.cgroup / "memory.max")
     text = f"{total / GIB:.1f} GiB"
     if limit is not None and limit < total:
         text += f", {limit / GIB:.1f} GiB allowed by its container"
@@ -163,27 +163,24 @@ def memory(machine: Machine) -> Check:
 
 def _available_bytes() -> float:
     """Return the memory that Linux reports as available; infinite on other systems."""
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        (line,) = [line for line in lines if line.startswith("MemAvailable:")]
-        return int(line.split()[1]) * 1024.0
-    except (OSError, ValueError):
-        return math.inf
-
-
-def _limit_of_container(cgroup: Path) -> float | None:
-    return _number_in(cgroup / "memory.max")
+    kibibytes = _entry_in(Path("/proc/meminfo"), "MemAvailable:")
+    return math.inf if kibibytes is None else kibibytes * 1024.0
 
 
 def _used_bytes(cgroup: Path) -> float:
     """Return the memory of a container, without the page cache that it can give back."""
     used = _number_in(cgroup / "memory.current") or 0.0
+    cache = _entry_in(cgroup / "memory.stat", "inactive_file ") or 0.0
+    return max(used - cache, 0.0)
+
+
+def _entry_in(file: Path, name: str) -> float | None:
+    """Return the number after a name in a file; None without a file or a number."""
     try:
-        lines = (cgroup / "memory.stat").read_text().splitlines()
-        (line,) = [line for line in lines if line.startswith("inactive_file ")]
-        return max(used - float(line.split()[1]), 0.0)
+        (line,) = [line for line in file.read_text().splitlines() if line.startswith(name)]
+        return float(line.split()[1])
     except (OSError, ValueError):
-        return used
+        return None
 
 
 def _number_in(file: Path) -> float | None:
@@ -334,7 +331,7 @@ def _database(
     try:
         entries = count(url)
     except (UserError, ImportError) as error:
-        return Check(name, level, _one_line(error, url), remedies[1])
+        return Check(name, level, scrubbed(" ".join(str(error).split()), url), remedies[1])
     return Check(name, OK, f"{shown}, {entries}")
 
 
@@ -352,8 +349,3 @@ def data_folder(machine: Machine) -> Check:
         remedy = f"create it, or set {ENV} to another folder"
         return Check("data folder", WARNING, f"{ENV} = {given} does not exist", remedy)
     return Check("data folder", OK, f"{folder} does not exist; digits and your data need none")
-
-
-def _one_line(error: Exception, url: str) -> str:
-    """Return the message of an error in one line, without passwords."""
-    return scrubbed(" ".join(str(error).split()), url)

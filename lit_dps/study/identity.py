@@ -92,12 +92,10 @@ def identity_of_study(
         identity[UNREAD] = unread
     if not is_ours(study, workload) or accumulates:
         identity["protocol"] = PROTOCOL
-    optim = identity_of(sections["optim"], _names_below("optim.", study.axes))
-    if optim:
-        identity["optim"] = optim
-    batch = identity_of(sections["batch"], _names_below("batch.", study.axes))
-    if batch:
-        identity["batch"] = batch
+    for name in ("optim", "batch"):
+        section = identity_of(sections[name], _names_below(f"{name}.", study.axes))
+        if section:
+            identity[name] = section
     set_by_trials = _names_below("local.", [*study.space, *study.axes])
     if set_by_trials or sections["local"].on:
         identity["local"] = identity_of(sections["local"], set_by_trials)

@@ -2,6 +2,7 @@
 
 - `probe_run` trains a trial in Lightning's loop, with callbacks that read it.
 - `probe_fit` does the same for the dry run, whose callbacks follow the study's callbacks.
+- `read_first_batch` calls a function at the first batch of a `probe_fit`.
 - `engine_run` trains a trial as the study does, by its engine and on its ranks.
 - `timed_run` measures the seconds of steps and of a validation, by `engine_run`.
 
@@ -17,10 +18,10 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
-from typing import NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
-from lightning.pytorch import Callback
+from lightning.pytorch import Callback, LightningModule, Trainer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from lit_dps.core.attempt import Attempt
@@ -42,6 +43,7 @@ MIN_BLOCKS = 6
 NARROW = 0.02
 MIN_TIMED_STEPS = 3  # of a run that ends because its time is over
 LOCAL_START = "local.start"  # key of the step at which the workers of local SGD separate
+ResultT = TypeVar("ResultT")
 
 
 class EndProbe(Exception):
@@ -89,8 +91,8 @@ def probe_run(
 
 def probe_fit(
     training: TrialSettings, trial: Trial, callback: Callback, seed: int | None = None
-) -> TrialFit:
-    """Train a trial until it ends or a callback raises `EndProbe`, and return its fit.
+) -> None:
+    """Train a trial until it ends or a callback raises `EndProbe`.
 
     A pruning pass before it is short.
 
@@ -110,21 +112,41 @@ def probe_fit(
         seed = trial.seed_for("order")
     with preserve_rng_state(seed=seed), suppress(EndProbe):
         fit.trainer(last=[callback]).fit(fit.built.module, datamodule=fit.built.data)
-    return fit
 
 
-def engine_run(
-    setup: StudySetup,
-    attempt: Attempt,
-    at_check: Callable[[], None] = lambda: None,
-    on_all_ranks: bool = False,
-) -> TrialResult:
+def read_first_batch(
+    training: TrialSettings, trial: Trial, read: Callable[[Trainer, LightningModule, Any], ResultT]
+) -> ResultT | None:
+    """Return what a function reads of a trial at its first batch; None if it has no batch.
+
+    Raises:
+        Exception: An error of the module, its data or the function.
+    """
+    reader = _FirstBatchReader(read)
+    probe_fit(training, trial, reader)
+    return reader.result
+
+
+class _FirstBatchReader(Callback, Generic[ResultT]):
+    """Calls a function with trainer, module and batch before the first step, and ends the run."""
+
+    def __init__(self, read: Callable[[Trainer, LightningModule, Any], ResultT]):
+        self.read = read
+        self.result: ResultT | None = None
+
+    def on_train_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        self.result = self.read(trainer, pl_module, batch)
+        raise EndProbe
+
+
+def engine_run(setup: StudySetup, attempt: Attempt, on_all_ranks: bool = False) -> TrialResult:
     """Train an attempt by the engine of the study, and return its result.
 
     Args:
         setup: The study.
         attempt: The trial and its goal.
-        at_check: Called after each check; may raise to end the run.
         on_all_ranks: Whether all ranks of the trainer train the trial, or this process alone.
 
     Raises:
@@ -139,7 +161,7 @@ def engine_run(
         train = engine.train
         if on_all_ranks:
             train = partial(stack.enter_context(all_ranks(setup)), engine)
-        (result,) = train(lambda: next(queue, None), at_check)
+        (result,) = train(lambda: next(queue, None), lambda: None)
         return result
 
 
@@ -206,7 +228,7 @@ def timed_run(
     hook = register_optimizer_step_post_hook(timer.on_update)
     begin = time.perf_counter()
     try:
-        result = engine_run(timed, attempt, on_all_ranks=on_all_ranks)
+        result = engine_run(timed, attempt, on_all_ranks)
     finally:
         hook.remove()
     if timer.ended_after is not None:
@@ -220,13 +242,13 @@ def timed_run(
             f"{taken} at {trial.cell}. Is the batch size larger than the training split?",
             above_split=not timer.updates,
         )
-    step = (timer.last - timer.first) / steps
-    start = max(timer.first - begin - warm_up * step, 0.0)
-    waited = (timer.waited_at_last - timer.waited_at_first) / steps
+    step = (timer.last.time - timer.first.time) / steps
+    start = max(timer.first.time - begin - warm_up * step, 0.0)
+    waited = (timer.last.waited - timer.first.waited) / steps
     if timer.ended_after is not None:
         return RunTimes(start, step, math.nan, waited)
-    check_waited = timer.waited_at_check - timer.waited_at_last
-    return RunTimes(start, step, timer.checked - timer.last, waited, check_waited)
+    check = timer.checked.time - timer.last.time
+    return RunTimes(start, step, check, waited, timer.checked.waited - timer.last.waited)
 
 
 def local_workers(setup: StudySetup, trial: Trial) -> int:
@@ -246,6 +268,18 @@ def _separated_from_start(setup: StudySetup, trial: Trial) -> tuple[StudySetup, 
     return separated, replace(trial, cell=replace(trial.cell, axes=axes), params=params)
 
 
+class Instant(NamedTuple):
+    """A time in seconds, and the `cpu_wait_seconds` of this process until then."""
+
+    time: float
+    waited: float
+
+    @classmethod
+    def now(cls, device: torch.device | None = None) -> Instant:
+        """Return this instant, after the device has finished its work."""
+        return cls(now(device), cpu_wait_seconds())
+
+
 class _StepTimer:
     """Notes when an attempt has taken its first and its last timed step, and ended its validation.
 
@@ -258,9 +292,7 @@ class _StepTimer:
 
     Attributes:
         updates: The number of updates so far.
-        first, last, checked: The time after the warm-up, after the last step, and after the
-            validation.
-        waited_at_first, waited_at_last, waited_at_check: `cpu_wait_seconds` at these times.
+        first, last, checked: The ends of the warm-up, of the last step, and of the validation.
         ended_after: The number of timed steps, if the attempt ended before all of them.
     """
 
@@ -272,12 +304,9 @@ class _StepTimer:
         most_seconds: float | None = None,
     ):
         self.updates = 0
-        self.first = 0.0
-        self.last = 0.0
-        self.checked = 0.0
-        self.waited_at_first = 0.0
-        self.waited_at_last = 0.0
-        self.waited_at_check = 0.0
+        self.first = Instant(0.0, 0.0)
+        self.last = self.first
+        self.checked = self.first
         self.ended_after: int | None = None
         self._attempt = attempt
         self._engine = attempt.engine
@@ -299,35 +328,29 @@ class _StepTimer:
         self.updates += 1
         device = optimizer.param_groups[0]["params"][0].device
         if self.updates == self._warm_up_updates:
-            self.first = now(device)
-            self.waited_at_first = cpu_wait_seconds()
+            self.first = Instant.now(device)
             self.last = self.first
-            self.waited_at_last = self.waited_at_first
         elif self.updates == self._all_updates:
-            self.last = now(device)
-            self.waited_at_last = cpu_wait_seconds()
+            self.last = Instant.now(device)
         elif self._most_seconds is not None and self.updates > self._warm_up_updates:
             timed = self.updates - self._warm_up_updates
             if timed % (self._block_steps * self._updates_per_step) == 0:
-                self._end_block(now(device), self._most_seconds)
+                self._end_block(Instant.now(device), self._most_seconds)
 
-    def _end_block(self, time_now: float, most_seconds: float) -> None:
-        """Note the time after a block of steps, and end the attempt if it has told enough."""
-        waited = cpu_wait_seconds()
-        seconds = time_now - self.last - (waited - self.waited_at_last)
+    def _end_block(self, end: Instant, most_seconds: float) -> None:
+        """Note the end of a block of steps, and end the attempt if it has told enough."""
+        seconds = end.time - self.last.time - (end.waited - self.last.waited)
         self._blocks.append(seconds / self._block_steps)
-        self.last = time_now
-        self.waited_at_last = waited
+        self.last = end
         steps = len(self._blocks) * self._block_steps
-        is_over = steps >= MIN_TIMED_STEPS and time_now - self.first > most_seconds
+        is_over = steps >= MIN_TIMED_STEPS and end.time - self.first.time > most_seconds
         if is_over or is_narrow(self._blocks):
             self.ended_after = steps
             raise Paused
 
     def on_check(self, attempt: Attempt) -> None:
         """Note the time after a validation."""
-        self.checked = now()
-        self.waited_at_check = cpu_wait_seconds()
+        self.checked = Instant.now()
 
 
 def is_narrow(seconds: Sequence[float]) -> bool:

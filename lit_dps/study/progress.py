@@ -7,13 +7,14 @@ in place, with the progress of running trials, which workers report by `Progress
 from __future__ import annotations
 
 import dataclasses
+import io
 import math
 import os
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import NamedTuple, TextIO
+from typing import Any, NamedTuple, TextIO
 
 from lit_dps.core.attempt import Attempt
 from lit_dps.core.goal import Goal
@@ -37,6 +38,7 @@ from lit_dps.study.time_left import (
 # The ratio of a quantity of a cell to the same quantity at another batch size.
 Ratio = Callable[[Cell, int], float]
 SECONDS_BETWEEN_LINES = 15.0
+SECONDS_BETWEEN_NOTEBOOK_LINES = 1.0
 # A validation may take a millisecond, and a terminal shows few changes a second.
 SECONDS_BETWEEN_EVENTS = 0.5
 MAX_CELLS_SHOWN = 3  # running cells that a line names
@@ -61,7 +63,7 @@ class RunPlan:
 
     Attributes:
         cells: The cells of the run.
-        points: The number of trials of each cell (`study.trials`), one at each point.
+        trials: The number of trials of each cell, as in `study.trials`.
         max_steps: Steps after which a trial has spent its budget.
         race_factor: The factor at which trials are stopped early; None without racing.
         repeats: The repeats after the search.
@@ -70,7 +72,7 @@ class RunPlan:
     """
 
     cells: Sequence[Cell]
-    points: int
+    trials: int
     max_steps: int
     race_factor: float | None = None
     repeats: RepeatPlan = RepeatPlan()
@@ -106,7 +108,7 @@ class Progress:
         for cell in plan.cells:
             self.results[cell] = {}
             for result in (results or {}).get(cell, ()):
-                if result.status is not Status.FAILED and result.trial.point < plan.points:
+                if result.status is not Status.FAILED and result.trial.point < plan.trials:
                     self.results[cell][result.trial.point] = _without_curves(result)
             self.repeats[cell] = []
             for result in (repeats or {}).get(cell, ()):
@@ -180,7 +182,7 @@ class Progress:
         points = plan.best_points(complete, self.plan.statistic)
         if not points:
             remaining = 0
-            if len(self._ended(cell)) < self.plan.points:
+            if len(self._ended(cell)) < self.plan.trials:
                 remaining = plan.count * plan.points
             return RepeatCounts(0, remaining)
         ended = [r for r in self.repeats[cell] if r.status is not Status.FAILED]
@@ -241,7 +243,7 @@ class Progress:
                 steps.ended.append(end)
             if result.status not in (Status.FAILED, Status.INFEASIBLE):
                 steps.judged.append(end)
-        for point in range(self.plan.points):
+        for point in range(self.plan.trials):
             if point in ended_points:
                 continue
             if point in running:
@@ -320,13 +322,13 @@ class ProgressLog:
     def line(self) -> str:
         """Return the text of a line: finished cells and trials, running cells, time left."""
         progress = self.progress
-        points = progress.plan.points
+        trials = progress.plan.trials
         finished = progress.finished()
         cells = len(finished)
-        full_cells = sum(count >= points for count in finished.values())
+        full_cells = sum(count >= trials for count in finished.values())
         parts = [
             f"cells {full_cells}/{cells}",
-            f"trials {sum(finished.values())}/{cells * points}",
+            f"trials {sum(finished.values())}/{cells * trials}",
         ]
         if progress.plan.repeats.count:
             repeats = progress.repeat_counts()
@@ -334,6 +336,38 @@ class ProgressLog:
         parts.append(f"running {progress.running_text()}")
         parts.append(f"remaining time {progress.time_left_text()}")
         return "  ".join(parts)
+
+
+class NotebookLine(io.StringIO):
+    """A stream whose last written line replaces the line before, in the output of a cell.
+
+    Args:
+        display: `IPython.display.display`.
+    """
+
+    def __init__(self, display: Any):
+        super().__init__()
+        self._display = display
+        self._handle: Any = None
+
+    def write(self, text: str) -> int:
+        """Show a line in place of the line before."""
+        shown = {"text/plain": text.rstrip()}
+        if self._handle is None:
+            self._handle = self._display(shown, raw=True, display_id=True)
+        else:
+            self._handle.update(shown, raw=True)
+        return len(text)
+
+
+def notebook_line() -> NotebookLine | None:
+    """Return a line in the output of the running cell; None outside of a notebook."""
+    # IPython is no dependency. A notebook has imported it.
+    ipython = sys.modules.get("IPython")
+    shell = None if ipython is None else ipython.get_ipython()
+    if shell is None or not hasattr(shell, "kernel"):
+        return None
+    return NotebookLine(sys.modules["IPython.display"].display)
 
 
 def mean_of_nearest_batch_size(

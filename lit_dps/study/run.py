@@ -55,9 +55,14 @@ from lit_dps.study.display import (
 from lit_dps.study.environment import environment_of
 from lit_dps.study.failures import AllFail, Failures
 from lit_dps.study.noise import first_guess
-from lit_dps.study.notebook_line import SECONDS_BETWEEN_UPDATES, notebook_line
 from lit_dps.study.preflight.check import check_study
-from lit_dps.study.progress import Progress, ProgressLog, RunPlan
+from lit_dps.study.progress import (
+    SECONDS_BETWEEN_NOTEBOOK_LINES,
+    Progress,
+    ProgressLog,
+    RunPlan,
+    notebook_line,
+)
 from lit_dps.study.quiet_timing import update_step_timing
 from lit_dps.study.retrain_hint import retrain_hint
 from lit_dps.study.run_cells import (
@@ -286,7 +291,7 @@ class _StudyRun:
         display: ProgressLog | Display = ProgressLog(progress)
         notebook = notebook_line()
         if notebook is not None:
-            display = ProgressLog(progress, notebook, SECONDS_BETWEEN_UPDATES)
+            display = ProgressLog(progress, notebook, SECONDS_BETWEEN_NOTEBOOK_LINES)
         if at_terminal():
             display = Display(progress, self.name, setup.goal_of_trials, self.stop)
         print_line(setup, describe_loops(choices))

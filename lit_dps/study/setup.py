@@ -40,6 +40,7 @@ from lit_dps.engines.trainer import TrainerEngine
 from lit_dps.parallel import ddp
 from lit_dps.parallel.ranks import started_by_torchrun
 from lit_dps.readings.registry import ReadingSpec, resolve_readings, without_lipschitz
+from lit_dps.storage.samplers import sobol_point
 from lit_dps.study.identity import identity_of_study
 from lit_dps.training.checkpoint_files import Checkpoints
 from lit_dps.training.workload import Workload
@@ -70,7 +71,7 @@ class StudySetup:
         run_number: The number of this run; see `lit_dps.storage.run_records.begin_run`.
         shown_steps: The trainer's steps that module and schedules see, if trials end earlier; None
             for the goal's.
-        points: The metaparameters of each point of the search; empty lets the study's sampler draw
+        samples: The metaparameters of each trial of a cell; empty lets the study's sampler draw
             them.
         cost_limit: The cost after which each trial stops, beside the race, in the unit of K*.
         environment: Key of the environment of this run (`lit_dps.core.environment`).
@@ -93,7 +94,7 @@ class StudySetup:
     run_number: int = 0
     spaces: tuple[ExpandedSpace, ...] = ()
     shown_steps: int | None = None
-    points: tuple[Mapping[str, Value], ...] = ()
+    samples: tuple[Mapping[str, Value], ...] = ()
     cost_limit: float = math.inf
     environment: str | None = None
     shared: Mapping[Cell, Cell] = field(default_factory=dict)
@@ -174,6 +175,11 @@ class StudySetup:
     def middle(self) -> dict[str, Any]:
         """The metaparameters at the middle of their ranges."""
         return {key: box.at(0.5) for key, box in self.study.space.items()}
+
+    def sample(self, number: int) -> dict[str, Value]:
+        """Return the metaparameters of a Sobol sample, for runs beside the study."""
+        study = self.study
+        return sobol_point(study.space, study.seed, number, study.scramble)
 
     def unreachable_goal(self, steps: int) -> Goal:
         """Return a goal that no metric meets, with one check after more than `steps` steps.
@@ -291,21 +297,16 @@ class StudySetup:
         for key in ("readings", "figures"):
             if not study[key]:
                 del study[key]
-        config = {
+        sections = {name: plain(getattr(self, name)) for name in TRIAL_SECTIONS}
+        if not sections["batch"]:
+            del sections["batch"]
+        return {
             "model": dict(self.workload.model),
             "data": dict(self.workload.data),
             "trainer": dict(self.workload.trainer),
-            "goal": plain(self.goal),
-            "pruning": plain(self.pruning),
-            "smoothness": plain(self.smoothness),
-            "optim": plain(self.optim),
-            "local": plain(self.local),
+            **sections,
             "study": study,
         }
-        batch = plain(self.batch)
-        if batch:
-            config["batch"] = batch
-        return config
 
     def workload_name(self) -> str:
         """Return the name of the MLflow experiment, such as MNIST-MLP-momentum.

@@ -220,7 +220,7 @@ def texts_in(nested: Any) -> Iterator[str]:
     """Yield the texts among the values of a nested configuration."""
     if isinstance(nested, str):
         yield nested
-    elif isinstance(nested, dict):
+    elif isinstance(nested, Mapping):
         for value in nested.values():
             yield from texts_in(value)
     elif isinstance(nested, (list, tuple)):

@@ -127,7 +127,7 @@ def _open_queue(setup: StudySetup) -> TrialQueue:
         study.name,
         setup.cells,
         study.trials,
-        make_sampler(study, setup.goal_of_trials, setup.spaces, setup.points),
+        make_sampler(study, setup.goal_of_trials, setup.spaces, setup.samples),
         seed_of_trials(url, study),
         setup.goal_of_trials,
         study.goals,

@@ -78,8 +78,8 @@ class AverageCallback(Callback):
         self._steps = trainer.global_step
         if not self.half_life:
             return
-        for callback in lightning_private.callbacks_of(trainer):
-            if isinstance(callback, LocalSGDCallback) and callback.rounds.on:
+        for callback in lightning_private.callbacks_of(trainer, LocalSGDCallback):
+            if callback.schedule.on:
                 raise ConfigError(AVERAGE_KEY, self.half_life, "0 with local SGD")
         self.average = WeightAverage(pl_module, self.half_life)
         if self._resumed is None:
@@ -155,15 +155,15 @@ def refuse_later_average(trainer: Trainer, goal: Callback) -> None:
 
 def _callbacks_after(trainer: Trainer, callback: Callback) -> list[Callback]:
     """Return the callbacks that follow one in the list of a trainer."""
-    callbacks = list(lightning_private.callbacks_of(trainer))
+    callbacks = lightning_private.callbacks_of(trainer)
     return callbacks[callbacks.index(callback) + 1 :]
 
 
 @contextmanager
 def showing_average(trainer: Trainer) -> Iterator[None]:
     """Let the module of a trainer have the average that is checked, if there is one."""
-    for callback in lightning_private.callbacks_of(trainer):
-        if isinstance(callback, AverageCallback) and callback.average is not None:
+    for callback in lightning_private.callbacks_of(trainer, AverageCallback):
+        if callback.average is not None:
             with callback.average.shown():
                 yield
             return

@@ -174,8 +174,8 @@ def scaled_rates(optimizer: Optimizer, factor: float) -> Iterator[None]:
 
 def schedule_name(trainer: Trainer) -> str:
     """Return the name of a trainer's batch schedule that is not constant, else "constant"."""
-    for callback in lightning_private.callbacks_of(trainer):
-        if isinstance(callback, BatchScheduleCallback) and not callback.schedule.is_constant:
+    for callback in lightning_private.callbacks_of(trainer, BatchScheduleCallback):
+        if not callback.schedule.is_constant:
             return callback.name
     return CONSTANT
 

@@ -155,8 +155,8 @@ def validation_examples_of(trainer: Trainer, batch: Any, number: int) -> int | N
     _, examples = _counts_of(loaders, ahead, number)
     if examples is not None:
         return examples
-    recorded = _recorded.get(trainer) or _Recorded()
-    return recorded.validation[number].examples_in(batch, batch_size_of(loaders.flattened[number]))
+    sizes = _recorded.get(trainer, _Recorded()).validation[number]
+    return sizes.examples_in(batch, batch_size_of(loaders.flattened[number]))
 
 
 def _counts_of(loaders: Any, ahead: int, number: int = 0) -> tuple[int | None, int | None]:
@@ -177,8 +177,7 @@ def _counts_of(loaders: Any, ahead: int, number: int = 0) -> tuple[int | None, i
 
 def training_sizes(trainer: Trainer) -> Sizes:
     """Return the counter of a trainer's training batches that have no index lists."""
-    recorded = _recorded.get(trainer)
-    return Sizes() if recorded is None else recorded.training
+    return _recorded.get(trainer, _Recorded()).training
 
 
 def _declared_batch_size(trainer: Trainer) -> int | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import torch
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
@@ -40,13 +40,6 @@ from lit_dps.training.validation import (
     logged_metric,
     refuse_drop_last,
 )
-
-
-class BatchLoss(NamedTuple):
-    """The loss of a batch: the value that `training_step` returned, and this rank's share."""
-
-    value: Any
-    share: float
 
 
 class GoalErrorCallback(Callback):
@@ -170,10 +163,6 @@ class GoalErrorCallback(Callback):
         self._length: TrainingLength | None = None
         self._reset()
 
-    @property
-    def budget(self) -> int | None:
-        raise AttributeError("GoalErrorCallback.budget is now shown_steps")
-
     @classmethod
     def of(cls, config: GoalConfig) -> Self:
         """Return the callback of a configuration."""
@@ -185,9 +174,7 @@ class GoalErrorCallback(Callback):
         self.validated = ValidationCount()
         self.stopwatch = Stopwatch()
         self._count = StepCount()
-        self._losses: list[BatchLoss] = []  # of the batches since the last step
         self._spent = SpentOfSteps()
-        self._has_stepped = False  # whether the last batch ended a step
         self._is_due = False  # whether a validation follows the last batch
         self._unrecorded: dict[str, float] | None = None  # receives the values of `validate_now`
         self._epochs = 0
@@ -314,8 +301,6 @@ class GoalErrorCallback(Callback):
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        if self._has_stepped:
-            self._losses = []
         forget_followed_metrics(trainer, "step", self._last_batch + 1)
         self._last_batch = batch_idx
         self.stopwatch.switch_to("training")
@@ -332,18 +317,17 @@ class GoalErrorCallback(Callback):
             return
         loss = loss_of_output(outputs)
         if loss is not None:
-            # The loss stays a tensor here, because a number would wait for the device.
-            self._losses.append(BatchLoss(loss, getattr(trainer.strategy, "share", 1.0)))
+            self._count.add_loss(trainer, loss)
         if lightning_private.is_fast_dev_run(trainer):
             return
         # Lightning counts batches until a validation. An epoch can end within an accumulation, so
         # batches do not determine steps.
-        self._has_stepped = self._count.after_batch(trainer, skipped=not self._losses)
+        has_stepped = self._count.after_batch(trainer)
         if loss is None and pl_module.automatic_optimization:
             self._spent.skip_batch()
-        if self._has_stepped:
+        if has_stepped:
             self._spent.step()
-        is_due = self._has_stepped and self.is_check(self.steps)
+        is_due = has_stepped and self.is_check(self.steps)
         self._schedule_validation(trainer, is_due)
         if not is_due:
             return
@@ -459,7 +443,7 @@ class GoalErrorCallback(Callback):
             metrics: Values of the run's further metrics, by name.
         """
         self.stopwatch.add_check(self.goal.check_interval)
-        loss = self._mean_loss(trainer)
+        loss = self._count.mean_loss(trainer)
         is_broken = not weights_finite(module)
         sums = torch.tensor([loss or 0.0, float(is_broken)], dtype=torch.float64)
         total_loss, broken_ranks = ranks.all_reduce_sum(sums).tolist()
@@ -478,14 +462,6 @@ class GoalErrorCallback(Callback):
             self.after_check()
         else:
             trainer.should_stop = True
-
-    def _mean_loss(self, trainer: Trainer) -> float | None:
-        """Return this rank's part of the mean loss of the last step; None if no loss is known."""
-        if not self._losses:
-            return None
-        total = sum(loss.share * float(loss.value) for loss in self._losses)
-        # Lightning divides the loss of each accumulated batch by their number.
-        return trainer.accumulate_grad_batches * total / len(self._losses)
 
     def state_dict(self) -> dict[str, Any]:
         return {

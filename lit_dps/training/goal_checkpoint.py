@@ -23,7 +23,7 @@ class GoalCheckpointCallback(Callback):
         self.path = path
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        for callback in lightning_private.callbacks_of(trainer):
-            if isinstance(callback, GoalErrorCallback) and callback.steps_to_result is not None:
+        for callback in lightning_private.callbacks_of(trainer, GoalErrorCallback):
+            if callback.steps_to_result is not None:
                 Path(self.path).parent.mkdir(parents=True, exist_ok=True)
                 trainer.save_checkpoint(self.path)

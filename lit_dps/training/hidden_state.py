@@ -203,13 +203,8 @@ def restore_attributes(state: list[Any], *owners: Any) -> None:
 
 
 @contextmanager
-def unchanged_attributes(*owners: Any) -> Iterator[None]:
-    """Restore, at the end of the block, attributes that its code changed; delete added ones.
-
-    Raises:
-        ValueError: as `restore_attributes`.
-    """
-    before = capture_attributes(*owners)
+def without_new_names(*owners: Any) -> Iterator[None]:
+    """Delete, at the end of the block, attributes that its code added."""
     names_before = [set(vars(owner)) for owner in owners]
     try:
         yield
@@ -217,6 +212,20 @@ def unchanged_attributes(*owners: Any) -> Iterator[None]:
         for owner, names in zip(owners, names_before, strict=True):
             for name in vars(owner).keys() - names:
                 del vars(owner)[name]
+
+
+@contextmanager
+def unchanged_attributes(*owners: Any) -> Iterator[None]:
+    """Restore, at the end of the block, attributes that its code changed; delete added ones.
+
+    Raises:
+        ValueError: as `restore_attributes`.
+    """
+    before = capture_attributes(*owners)
+    try:
+        with without_new_names(*owners):
+            yield
+    finally:
         if not equal_states(capture_attributes(*owners), before):
             restore_attributes(before, *owners)
 

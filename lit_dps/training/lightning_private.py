@@ -11,7 +11,7 @@ import math
 import traceback
 from collections.abc import Callable, Iterable, Mapping
 from importlib import metadata
-from typing import Any
+from typing import Any, TypeVar
 
 from lightning.fabric.utilities import data as fabric_data
 from lightning.fabric.utilities import registry
@@ -19,6 +19,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loops.fit_loop import _FitLoop
 
 VERSION = "2.6"
+CallbackT = TypeVar("CallbackT", bound=Callback)
 
 _entry_points = functools.cache(metadata.entry_points)
 
@@ -41,9 +42,9 @@ def make_trainer(arguments: Mapping[str, Any]) -> Trainer:
 # checkers do not find them.
 
 
-def callbacks_of(trainer: Any) -> list[Callback]:
-    """Return `trainer.callbacks`."""
-    return trainer.callbacks
+def callbacks_of(trainer: Any, kind: type[CallbackT] = Callback) -> list[CallbackT]:
+    """Return the callbacks of a trainer that are of a class; by default all of them."""
+    return [callback for callback in trainer.callbacks if isinstance(callback, kind)]
 
 
 def data_module_of(trainer: Any) -> Any:

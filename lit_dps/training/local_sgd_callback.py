@@ -50,6 +50,9 @@ class LocalSGDCallback(Callback):
         workers, steps, start, outer_learning_rate, outer_momentum, outer_nesterov:
             Keys of the section `local` (`lit_dps.core.local_sgd.LocalSGDSchedule`).
 
+    Attributes:
+        schedule: The number of workers, and when they meet.
+
     Raises:
         ConfigError: if a value is out of its range. When training starts, or at the first steps: if
             the module, its optimizer or the trainer does something that would differ between one
@@ -67,7 +70,7 @@ class LocalSGDCallback(Callback):
         outer_momentum: float = 0.0,
         outer_nesterov: bool = True,
     ):
-        self.rounds = LocalSGDSchedule(
+        self.schedule = LocalSGDSchedule(
             workers, steps, start, outer_learning_rate, outer_momentum, outer_nesterov
         )
         self._reset()
@@ -92,18 +95,18 @@ class LocalSGDCallback(Callback):
             self._reset()
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if not self.rounds.on:
+        if not self.schedule.on:
             return
         self._check_support(trainer, pl_module)
-        per_rank = self.rounds.workers // ranks.world()
+        per_rank = self.schedule.workers // ranks.world()
         first = ranks.rank() * per_rank
         optimizer = trainer.optimizers[0]
         self._workers = LocalSGD(
-            self.rounds, optimizer, range(first, first + per_rank), ranks.all_reduce_sum
+            self.schedule, optimizer, range(first, first + per_rank), ranks.all_reduce_sum
         )
         if self._restored is not None:
             self._workers.load_state_dict(self._restored)
-        self._shared = SharedTensors(pl_module, optimizer, self.rounds)
+        self._shared = SharedTensors(pl_module, optimizer, self.schedule)
         strategy = trainer.strategy
         strategy.optimizer_step = partial(
             self._step_workers, strategy, strategy.optimizer_step, self._workers
@@ -113,7 +116,7 @@ class LocalSGDCallback(Callback):
         )
 
     def _error(self, allowed: str) -> ConfigError:
-        return ConfigError(KEY, self.rounds.workers, allowed)
+        return ConfigError(KEY, self.schedule.workers, allowed)
 
     def _check_support(self, trainer: Trainer, module: LightningModule) -> None:
         """Raise ConfigError for a training that workers cannot do independently."""
@@ -124,7 +127,7 @@ class LocalSGDCallback(Callback):
         if requires_closure(optimizer):
             name = type(optimizer).__name__
             raise self._error(f"1 for {name}, which evaluates the loss itself in a step")
-        if self.rounds.workers % ranks.world():
+        if self.schedule.workers % ranks.world():
             raise self._error(f"a multiple of the {ranks.world()} ranks that train together")
         batches = trainer.accumulate_grad_batches
         if batches != 1:
@@ -148,15 +151,12 @@ class LocalSGDCallback(Callback):
 
     def _check_last_batch(self, loader: Any) -> None:
         """Raise ConfigError if the last batch of an epoch is short and cannot be divided."""
-        batch_size, examples = sizes_of_loader(loader)
-        if not batch_size or examples is None or getattr(loader, "drop_last", False):
-            return
-        self._check_divides(
-            examples % batch_size, "the last batch of an epoch, unless the loader has drop_last"
-        )
+        if not getattr(loader, "drop_last", False):
+            name = "the last batch of an epoch, unless the loader has drop_last"
+            self._check_divides(sizes_of_loader(loader).last_batch, name)
 
     def _check_divides(self, examples: int, batch_name: str) -> None:
-        if examples % self.rounds.workers:
+        if examples % self.schedule.workers:
             raise self._error(f"a divisor of the {examples} examples of {batch_name}")
 
     def _step_workers(
@@ -295,12 +295,12 @@ class SharedTensors:
     Args:
         module: The network.
         optimizer: Its optimizer.
-        rounds: The schedule of local SGD, for errors.
+        schedule: The schedule of local SGD, for errors.
     """
 
-    def __init__(self, module: nn.Module, optimizer: Optimizer, rounds: LocalSGDSchedule):
+    def __init__(self, module: nn.Module, optimizer: Optimizer, schedule: LocalSGDSchedule):
         self.module = module
-        self.rounds = rounds
+        self.schedule = schedule
         self._trained = trained_parameters(optimizer)
         self._before = {name: tensor.detach().clone() for name, tensor in self._tensors()}
 
@@ -329,7 +329,8 @@ class SharedTensors:
                 )
 
     def _error(self, reason: str) -> ConfigError:
-        return ConfigError(KEY, self.rounds.workers, f"1 for {type(self.module).__name__}{reason}")
+        name = type(self.module).__name__
+        return ConfigError(KEY, self.schedule.workers, f"1 for {name}{reason}")
 
 
 def part_of(batch: Any, i: int, n: int, examples: int) -> Any:
@@ -348,9 +349,8 @@ def mean_of(losses: Sequence[Tensor]) -> Tensor:
 
 def show_mean(trainer: Trainer) -> None:
     """Give the module the mean of its workers, if it trains by local SGD (`LocalSGD.show`)."""
-    for callback in lightning_private.callbacks_of(trainer):
-        if isinstance(callback, LocalSGDCallback):
-            callback.show()
+    for callback in lightning_private.callbacks_of(trainer, LocalSGDCallback):
+        callback.show()
 
 
 def _group_settings(optimizer: Optimizer) -> list[str]:

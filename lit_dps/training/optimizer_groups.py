@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 from torch.optim import Optimizer
@@ -119,11 +120,8 @@ def _listed(optimizer: Optimizer) -> tuple[str | None, bool]:
 
 def initial_rates(optimizers: Sequence[Optimizer]) -> list[float]:
     """Return the rate of each group of each optimizer, before its schedule."""
-    rates = []
-    for optimizer in optimizers:
-        for group in optimizer.param_groups:
-            rates.append(float(group.get("initial_lr", group["lr"])))
-    return rates
+    groups = chain.from_iterable(optimizer.param_groups for optimizer in optimizers)
+    return [float(group.get("initial_lr", group["lr"])) for group in groups]
 
 
 def optimizer_kinds(optimizers: Sequence[Optimizer]) -> list[OptimizerKind]:

@@ -172,12 +172,13 @@ class PruningCallback(Callback):
             reason = f"with {type(trainer.optimizers[0]).__name__}, which has no step hooks"
         elif trainer.max_steps < 0:
             reason = "without trainer.max_steps"
-        for callback in lightning_private.callbacks_of(trainer):
-            # Delayed gradients belong to an earlier mask. Workers of local SGD have own weights.
-            if isinstance(callback, DelayCallback) and callback.delay > 0:
+        # Delayed gradients belong to an earlier mask. Workers of local SGD have own weights.
+        for callback in lightning_private.callbacks_of(trainer, DelayCallback):
+            if callback.delay > 0:
                 reason = f"with optim.delay = {callback.delay}"
-            if isinstance(callback, LocalSGDCallback) and callback.rounds.on:
-                reason = f"with local.workers = {callback.rounds.workers}"
+        for callback in lightning_private.callbacks_of(trainer, LocalSGDCallback):
+            if callback.schedule.on:
+                reason = f"with local.workers = {callback.schedule.workers}"
         if reason is not None:
             raise ConfigError(
                 "pruning.method", self.method, f"a method whose mask does not change, {reason}"
@@ -437,8 +438,8 @@ def masks_of(trainer: Trainer, module: LightningModule) -> dict[str, Tensor]:
     """Return the mask of each pruned parameter by name, on the parameter's device."""
     parameters = dict(module.named_parameters())
     masks = {}
-    for callback in lightning_private.callbacks_of(trainer):
-        if isinstance(callback, PruningCallback) and callback.mask is not None:
+    for callback in lightning_private.callbacks_of(trainer, PruningCallback):
+        if callback.mask is not None:
             for name, mask in callback.mask.items():
                 masks[name] = mask.to(parameters[name].device)
     return masks

@@ -12,7 +12,7 @@ import math
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from types import CellType, FunctionType
+from types import FunctionType
 from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
@@ -24,6 +24,7 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR
 from lit_dps.core.trial import SCHEDULE, WARM_UP
 from lit_dps.optim.parameter_groups import group_settings
 from lit_dps.training.hidden_state import unchanged_attributes
+from lit_dps.training.training_pass import with_empty_cells
 
 MOST_STEPS = 200_000  # evaluated steps: about a second of a CPU core
 SAME = 1e-6  # rates with a smaller relative difference count as equal
@@ -68,9 +69,7 @@ def rates_of_steps(
 ) -> list[float] | None:
     """Return the largest of the rates that `rates_of_groups` returns for each step."""
     rates = rates_of_groups(optimizer, configs, steps, steps_of_epoch, accumulated, shared)
-    if rates is None:
-        return None
-    return largest_rates(rates)
+    return None if rates is None else largest_rates(rates)
 
 
 def largest_rates(rates: Sequence[Sequence[float]]) -> list[float]:
@@ -128,13 +127,9 @@ def _copy_function(function: Callable, memo: dict[int, Any]) -> Callable:
         return copy.deepcopy(function, memo)
     if id(function) in memo or not function.__closure__:
         return memo.get(id(function), function)
-    cells = tuple(CellType() for _ in function.__closure__)
-    copied = FunctionType(
-        function.__code__, function.__globals__, function.__name__, function.__defaults__, cells
-    )
-    copied.__kwdefaults__ = function.__kwdefaults__
+    copied = with_empty_cells(function)
     memo[id(function)] = copied  # before its variables, because a function may enclose itself
-    for cell, original in zip(cells, function.__closure__, strict=True):
+    for cell, original in zip(copied.__closure__ or (), function.__closure__, strict=True):
         value = original.cell_contents
         if isinstance(value, FunctionType):
             cell.cell_contents = _copy_function(value, memo)

@@ -23,6 +23,13 @@ from lit_dps.training.training_pass import copy_loader, loss_of_output
 FIRST_STEPS = 64  # a run without a full step among these is refused
 
 
+class BatchLoss(NamedTuple):
+    """The loss of a batch: the value that `training_step` returned, and this rank's share."""
+
+    value: Any
+    share: float
+
+
 class StepCount:
     """Counts optimizer steps as the paper does, where each step is one update of the network.
 
@@ -41,6 +48,8 @@ class StepCount:
         self._calls = 0  # of optimizers in this batch
         self._counts_calls = False  # whether all optimizers can be hooked
         self._hooked_optimizers: list[Optimizer] = []
+        self._losses: list[BatchLoss] = []  # of the batches since the last step
+        self._has_stepped = False  # whether the last batch ended a step
 
     def begin(self, trainer: Trainer) -> None:
         """Prepare the count. Call this when training starts."""
@@ -64,30 +73,41 @@ class StepCount:
 
     def before_batch(self, trainer: Trainer) -> None:
         """Begin to count the steps of a batch."""
+        if self._has_stepped:
+            self._losses = []
         self._hook_optimizers(trainer)
         self._lightning_steps_before = trainer.global_step
         self._calls = 0
 
-    def after_batch(self, trainer: Trainer, skipped: bool) -> bool:
-        """Count the steps of a batch, and return True if there are any.
+    def add_loss(self, trainer: Trainer, loss: Any) -> None:
+        """Add the loss of a batch that has ended."""
+        # The loss stays a tensor here, because a number would wait for the device.
+        self._losses.append(BatchLoss(loss, getattr(trainer.strategy, "share", 1.0)))
 
-        Args:
-            trainer: The trainer of the fit.
-            skipped: Whether no batch since the last step had a loss.
-        """
+    def mean_loss(self, trainer: Trainer) -> float | None:
+        """Return this rank's part of the mean loss of the last step; None if no loss is known."""
+        if not self._losses:
+            return None
+        total = sum(loss.share * float(loss.value) for loss in self._losses)
+        # Lightning divides the loss of each accumulated batch by their number.
+        return trainer.accumulate_grad_batches * total / len(self._losses)
+
+    def after_batch(self, trainer: Trainer) -> bool:
+        """Count the steps of a batch, and return True if there are any."""
         assert self.steps is not None
         lightning_steps = trainer.global_step - self._lightning_steps_before
         calls = self._calls if self._counts_calls else lightning_steps
         if not trainer.lightning_module.automatic_optimization:
             steps = min(calls, 1)
-        elif skipped:
+        elif not self._losses:  # no batch since the last step had a loss
             steps = 0
         else:
             steps = min(calls, lightning_steps)
         self.steps += steps
         if trainer.global_step != self.steps:
             lightning_private.set_global_step(trainer, self.steps)
-        return steps > 0
+        self._has_stepped = steps > 0
+        return self._has_stepped
 
 
 class ExamplesCallback(Callback):
@@ -267,6 +287,13 @@ class LoaderSizes(NamedTuple):
 
     batch_size: int | None
     examples: int | None
+
+    @property
+    def last_batch(self) -> int:
+        """The examples of a short last batch; 0 if all batches are full, or if it is unknown."""
+        if not self.batch_size or self.examples is None:
+            return 0
+        return self.examples % self.batch_size
 
 
 def sizes_of_loader(loader: Any) -> LoaderSizes:

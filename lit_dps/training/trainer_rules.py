@@ -168,9 +168,8 @@ def prepare_schedules(trainer: Trainer, module: LightningModule) -> None:
     if module.automatic_optimization:
         configs = trainer.lr_scheduler_configs
     acts_by_epochs = any(config.interval == "epoch" for config in configs)
-    for callback in lightning_private.callbacks_of(trainer):
-        if isinstance(callback, stock.StochasticWeightAveraging):
-            acts_by_epochs = True
+    if lightning_private.callbacks_of(trainer, stock.StochasticWeightAveraging):
+        acts_by_epochs = True
     if acts_by_epochs and isinstance(unsharded(trainer.train_dataloader), EndlessLoader):
         data = type(lightning_private.data_module_of(trainer)).__name__
         raise ConfigError(

@@ -11,9 +11,9 @@ from __future__ import annotations
 import copy
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,6 +21,7 @@ from lightning.pytorch import Callback, Trainer
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+import lit_dps.training.lightning_private as lightning_private
 from lit_dps.core.errors import ConfigError
 from lit_dps.optim.parameter_groups import group_settings
 from lit_dps.pruning.mask import walk_attributes
@@ -29,6 +30,8 @@ from lit_dps.training.hidden_state import (
     capture_attributes,
     equal_states,
     restore_attributes,
+    unchanged_attributes,
+    without_new_names,
 )
 
 LARGEST = 1 << 30  # bytes of an array; its checksum takes a second
@@ -52,13 +55,13 @@ def unmoved(trainer: Trainer) -> Iterator[None]:
     """
     owners = _owners(trainer)
     attributes = capture_attributes(*owners)
-    with (
-        _without_new_names([*owners, *trainer.loggers, *trainer.optimizers]),
-        _unchanged_values(trainer),
-        _unchanged_optimizers(trainer),
+    with ExitStack() as stack:
+        stack.enter_context(without_new_names(*owners, *trainer.loggers, *trainer.optimizers))
+        stack.enter_context(_unchanged_values(trainer))
+        for optimizer in trainer.optimizers:
+            stack.enter_context(_unchanged_optimizer(optimizer))
         # Restored first, because some schedules set the rates when they are loaded.
-        _unchanged_schedules(trainer),
-    ):
+        stack.enter_context(_unchanged_schedules(trainer))
         yield
     if equal_states(capture_attributes(*owners), attributes):
         return
@@ -71,18 +74,6 @@ def unmoved(trainer: Trainer) -> Iterator[None]:
             f"and this change cannot be undone: {error}"
         )
         raise ConfigError("model", type(trainer.lightning_module).__name__, allowed) from error
-
-
-@contextmanager
-def _without_new_names(holders: list[Any]) -> Iterator[None]:
-    """Delete, at the end of the block, attributes that its code added."""
-    names_before = [set(vars(holder)) for holder in holders]
-    try:
-        yield
-    finally:
-        for holder, names in zip(holders, names_before, strict=True):
-            for name in vars(holder).keys() - names:
-                del vars(holder)[name]
 
 
 @contextmanager
@@ -107,43 +98,23 @@ def _unchanged_values(trainer: Trainer) -> Iterator[None]:
 
 
 @contextmanager
-def _unchanged_optimizers(trainer: Trainer) -> Iterator[None]:
-    """Restore, at the end of the block, groups and attributes of optimizers; delete new states."""
-    backups = []
-    namespaces = []
-    for optimizer in trainer.optimizers:
-        namespace = SimpleNamespace(**_attributes_of(optimizer))
-        groups = _group_values(optimizer)
-        backups.append(_OptimizerBackup(optimizer, groups, dict(optimizer.state), namespace))
-        namespaces.append(namespace)
-    attributes = capture_attributes(*namespaces)
+def _unchanged_optimizer(optimizer: Optimizer) -> Iterator[None]:
+    """Restore groups and attributes of an optimizer at the end of the block; delete new states."""
+    attributes = SimpleNamespace(**vars(optimizer))
+    del attributes.state, attributes.param_groups
+    groups_before = _group_values(optimizer)
+    states_before = set(optimizer.state)
     try:
-        yield
+        with unchanged_attributes(attributes):
+            yield
     finally:
-        for backup in backups:
-            backup.restore_groups()
-        restore_attributes(attributes, *namespaces)
-        for backup in backups:
-            vars(backup.optimizer).update(vars(backup.attributes))
-
-
-class _OptimizerBackup(NamedTuple):
-    """An optimizer with the values of its groups, its state and its attributes."""
-
-    optimizer: Optimizer
-    groups: list[dict[str, Any]]
-    state: dict[Any, Any]
-    attributes: SimpleNamespace
-
-    def restore_groups(self) -> None:
-        """Restore the groups of the optimizer, and delete new entries of its state."""
-        groups = self.optimizer.param_groups
-        del groups[len(self.groups) :]
-        for group, before in zip(groups, self.groups, strict=True):
+        vars(optimizer).update(vars(attributes))
+        del optimizer.param_groups[len(groups_before) :]
+        for group, before in zip(optimizer.param_groups, groups_before, strict=True):
             group.clear()
             group.update(before)
-        for parameter in self.optimizer.state.keys() - self.state.keys():
-            del self.optimizer.state[parameter]
+        for parameter in optimizer.state.keys() - states_before:
+            del optimizer.state[parameter]
 
 
 @contextmanager
@@ -213,11 +184,7 @@ class DataTensors:
 
 def user_callbacks(trainer: Trainer) -> list[Callback]:
     """Return the callbacks of the user, which are neither ours nor Lightning's."""
-    callbacks = []
-    for callback in trainer.callbacks:  # pyright: ignore[reportAttributeAccessIssue]
-        if is_of_user(callback):
-            callbacks.append(callback)
-    return callbacks
+    return list(filter(is_of_user, lightning_private.callbacks_of(trainer)))
 
 
 def is_of_user(callback: Callback) -> bool:
@@ -245,14 +212,6 @@ def _numeric_arrays_in(*owners: Any) -> list[np.ndarray]:
         if has_plain_memory and tensor.is_contiguous():
             arrays.append(tensor.detach().view(-1).view(torch.uint8).numpy())
     return arrays
-
-
-def _attributes_of(optimizer: Optimizer) -> dict[str, Any]:
-    """Return the attributes of an optimizer without its state and its groups."""
-    attributes = dict(vars(optimizer))
-    for name in ("state", "param_groups"):
-        attributes.pop(name, None)
-    return attributes
 
 
 def _owners(trainer: Trainer) -> list[Any]:

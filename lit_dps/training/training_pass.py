@@ -388,7 +388,9 @@ def copy_of(module: LightningModule) -> LightningModule:
                 attributes.append(value)
     for value in [*attributes, *_values_in(attributes)]:
         if isinstance(value, FunctionType) and value.__closure__:
-            memo[id(value)] = _with_empty_cells(value, cells)
+            copied = with_empty_cells(value)
+            cells += zip(value.__closure__, copied.__closure__ or (), strict=True)
+            memo[id(value)] = copied
         elif isinstance(value, Tensor) and value.grad_fn is not None:
             # A result of an earlier forward pass. torch refuses to deep-copy it.
             memo[id(value)] = value.detach().clone()
@@ -448,23 +450,14 @@ def _values_in(collections: list[Any]) -> Iterator[Any]:
             yield from each
 
 
-def _with_empty_cells(
-    function: FunctionType, cells: list[tuple[CellType, CellType]]
-) -> FunctionType:
-    """Return a copy of a function with empty enclosed variables.
-
-    The pairs of old and new variables are added to `cells`.
-    """
-    new_cells = []
-    for cell in function.__closure__ or ():
-        new_cells.append(CellType())
-        cells.append((cell, new_cells[-1]))
+def with_empty_cells(function: FunctionType) -> FunctionType:
+    """Return a copy of a function whose enclosed variables are empty."""
     copied = FunctionType(
         function.__code__,
         function.__globals__,
         function.__name__,
         function.__defaults__,
-        tuple(new_cells),
+        tuple(CellType() for _ in function.__closure__ or ()),
     )
     copied.__kwdefaults__ = function.__kwdefaults__
     copied.__dict__ = dict(function.__dict__)

@@ -105,15 +105,12 @@ def later_weights_note(trainer: Trainer, flags: Mapping[str, float]) -> str:
         trainer: The trainer of a pruned run that has ended.
         flags: The `flags` of its pruning callback.
     """
-    finetuning = []
-    for callback in lightning_private.callbacks_of(trainer):
-        if isinstance(callback, BaseFinetuning):
-            finetuning.append(type(callback).__name__)
+    finetuning = lightning_private.callbacks_of(trainer, BaseFinetuning)
     if not finetuning and not flags.get(IN_NO_MASK):
         return ""
     by = ""
     if finetuning:
-        by = f" by {', '.join(finetuning)}"
+        by = f" by {', '.join(type(callback).__name__ for callback in finetuning)}"
     return (
         f"weights that join the training after pruning{by} are in no mask and stay dense; a note "
         "below the table counts them. To prune them, let an optimizer train them from the first "

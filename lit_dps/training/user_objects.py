@@ -75,7 +75,7 @@ def config_of(section: str, given: Any) -> ObjectConfig:
         arguments = _bound_arguments(given)
         _refuse_objects(section, given.func, arguments)
         inner = config_of(section, given.func).config
-        return ObjectConfig({**inner, "init_args": _lists(arguments)})
+        return ObjectConfig({**inner, "init_args": arguments})
     if callable(given):
         return ObjectConfig({"class_path": class_path_of(_class_of_factory(section, given))})
     allowed = f"a {base.__name__}, its class, or a function that returns it: {EXAMPLES[section]}"
@@ -93,10 +93,9 @@ def batch_size_key(data: Mapping[str, Any]) -> str | None:
         names = _parameters(_class_at(str(data["class_path"])))
     except (ImportError, AttributeError, ValueError):
         return None  # the command refuses the class path
-    for name in BATCH_SIZE_NAMES[:1]:
-        if name in names:
-            return f"data.{name}"
     candidates = [name for name in names if name in BATCH_SIZE_NAMES]
+    if BATCH_SIZE_NAMES[0] in candidates:
+        candidates = [BATCH_SIZE_NAMES[0]]
     if len(candidates) != 1:
         return None
     return f"data.{candidates[0]}"
@@ -272,16 +271,7 @@ def _config_of_instance(section: str, instance: Any) -> ObjectConfig:
             f"Each trial trains a new {cls.__name__}({written}). The weights of the object are not "
             "used."
         )
-    return ObjectConfig({"class_path": class_path_of(cls), "init_args": _lists(arguments)}, note)
-
-
-def _lists(value: Any) -> Any:
-    """Return nested plain values with lists in place of tuples."""
-    if isinstance(value, Mapping):
-        return {key: _lists(each) for key, each in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_lists(each) for each in value]
-    return value
+    return ObjectConfig({"class_path": class_path_of(cls), "init_args": arguments}, note)
 
 
 def _recovered_arguments(section: str, instance: Any) -> dict[str, Any]:

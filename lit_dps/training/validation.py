@@ -68,7 +68,7 @@ class ValidationCount:
                 "data",
                 name,
                 "the same validation examples at every validation, not "
-                f"{_sum_text(self.first)} and {_sum_text(examples)}",
+                f"{sum_text(self.first)} and {sum_text(examples)}",
             )
         self.first = examples
 
@@ -119,11 +119,9 @@ class ValidationCount:
 def refuse_drop_last(trainer: Trainer) -> None:
     """Raise ConfigError if a validation dataloader drops examples by `drop_last`."""
     for loader in map(unsharded, tree_leaves(trainer.val_dataloaders)):
-        if not getattr(loader, "drop_last", False):
-            continue
-        batch_size, examples = sizes_of_loader(loader)
-        if batch_size and examples is not None and examples % batch_size:
-            dropped = f"it leaves out {examples % batch_size} of {examples} examples"
+        sizes = sizes_of_loader(loader)
+        if getattr(loader, "drop_last", False) and sizes.last_batch:
+            dropped = f"it leaves out {sizes.last_batch} of {sizes.examples} examples"
             raise ConfigError(
                 "data", _data_name(trainer), f"a validation dataloader without drop_last: {dropped}"
             )
@@ -158,8 +156,9 @@ def logged_metric(trainer: Trainer, name: str, key: str) -> float:
     return value
 
 
-def _sum_text(examples: dict[int, int]) -> str:
-    return " + ".join(str(count) for count in examples.values())
+def sum_text(examples: dict[int, int]) -> str:
+    """Return the examples of each data loader as a sum, such as "100 + 20"."""
+    return " + ".join(map(str, examples.values()))
 
 
 def _data_name(trainer: Trainer) -> str:

@@ -432,15 +432,6 @@ def _class_at(class_path: str) -> type | None:
     return None
 
 
-@cache
 def _takes_any(cls: type, argument: str, kind: type) -> bool:
     """Return True if an argument of a class takes every int, or every float."""
-    if kind not in (int, float):
-        return False
-    try:
-        hint = get_type_hints(cls.__init__).get(argument)
-    except Exception:  # an annotation that cannot be evaluated; jsonargparse may know more
-        return False
-    if get_origin(hint) in (Union, types.UnionType):
-        return set(get_args(hint)) - {type(None)} == {kind}
-    return hint is kind
+    return kind in (int, float) and _without_none(_hints_of(cls).get(argument)) is kind

@@ -19,6 +19,7 @@ from lit_dps.core.errors import ConfigError
 from lit_dps.core.trial import Trial
 from lit_dps.engines.engine import TrialSettings
 from lit_dps.study.preflight.short_trial import ShortTrial, goal_of, perturb
+from lit_dps.study.preflight.varied_trials import with_cell
 from lit_dps.study.probe_run import EndProbe, probe_fit
 from lit_dps.study.setup import StudySetup
 from lit_dps.training.deterministic import full_float32
@@ -99,7 +100,7 @@ def compare_metrics(training: TrialSettings, trial: Trial, setup: StudySetup) ->
         others.append(ragged)
     notes: list[str] = []
     for batch_size in others:
-        other = replace(trial, cell=replace(trial.cell, batch_size=batch_size))
+        other = with_cell(trial, batch_size=batch_size)
         metrics = untrained_metrics(training, other)
         differences = _differences(smallest.networks, metrics.networks, rounding)
         for metric, difference in differences.items():

@@ -8,28 +8,32 @@ from contextlib import nullcontext, suppress
 from dataclasses import replace
 from typing import Any
 
-from lightning.pytorch import Callback, LightningDataModule
+from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 
 from lit_dps.core.errors import ConfigError
-from lit_dps.core.trial import Cell, Trial
+from lit_dps.core.trial import SCHEDULE, WARM_UP, Trial
 from lit_dps.engines.eligible import standard_data
 from lit_dps.engines.engine import TrialSettings
 from lit_dps.pruning import FromFile
 from lit_dps.pruning.from_file import WEIGHTS_KEY
 from lit_dps.readings.reading import KEY as READINGS_KEY
-from lit_dps.storage.samplers import sobol_point
 from lit_dps.study.data_hashes import check_validation_data, fingerprint
 from lit_dps.study.preflight.batch_size_check import compare_metrics, repeated_metrics
 from lit_dps.study.preflight.idle_keys import idle_keys
 from lit_dps.study.preflight.keys import columns_of_tables
 from lit_dps.study.preflight.parts_check import check_parts
 from lit_dps.study.preflight.resume_check import check_resume
-from lit_dps.study.preflight.schedule_check import schedule_notes
 from lit_dps.study.preflight.short_trial import ShortTrial, run_short
-from lit_dps.study.preflight.varied_trials import trials_with_each_value
-from lit_dps.study.probe_run import EndProbe, probe_fit
+from lit_dps.study.preflight.varied_trials import (
+    smallest_trials,
+    trials_with_each_value,
+    with_cell,
+)
+from lit_dps.study.probe_run import read_first_batch
 from lit_dps.study.setup import StudySetup
 from lit_dps.training.deterministic import deterministic_kernels
+from lit_dps.training.rate_curve import rate_curve, schedule_shape
+from lit_dps.training.validation import sum_text
 
 
 def dry_run(setup: StudySetup) -> tuple[LightningDataModule, list[str]]:
@@ -52,7 +56,7 @@ def dry_run(setup: StudySetup) -> tuple[LightningDataModule, list[str]]:
 
 def _dry_run(setup: StudySetup, training: TrialSettings) -> tuple[LightningDataModule, list[str]]:
     notes: list[str] = []
-    trials = _smallest_trials(setup)
+    trials = smallest_trials(setup)
     for trial in trials:
         short = _run_smallest(training, trial)
         notes += short.notes
@@ -60,7 +64,7 @@ def _dry_run(setup: StudySetup, training: TrialSettings) -> tuple[LightningDataM
         _check_short_trial(setup, short)
         notes += _compare_with_largest(setup, training, trial, short)
     notes += check_parts(training, trials[0], setup)
-    notes += schedule_notes(setup, training, trials[0])
+    notes += _schedule_notes(setup, training, trials[0])
     for trial in trials_with_each_value(setup, ["data"]):
         notes += check_validation_data(setup, trial)
     notes += _equal_weights_note(training, trials_with_each_value(setup, ["model"]))
@@ -84,26 +88,13 @@ def _compare_with_largest(
     # The batches and the validation of `ImageData` need no check.
     if standard_data(short.data) or largest == trial.cell.batch_size:
         return []
-    last = run_short(training, replace(trial, cell=replace(trial.cell, batch_size=largest)))
+    last = run_short(training, with_cell(trial, batch_size=largest))
     notes = list(last.notes)
     _check_same_validation(short, last)
     _check_batches_grow(training, short, last)
     if _may_depend_on_batch_size(training, short, last):
-        notes += compare_metrics(training, _dense(trial), setup)
+        notes += compare_metrics(training, with_cell(trial, sparsity=0.0), setup)
     return notes
-
-
-def _smallest_trials(setup: StudySetup) -> list[Trial]:
-    """Return a trial of each axis value at the smallest batch size and the largest sparsity."""
-    study = setup.study
-    smallest, sparsity = min(study.batch_sizes), max(study.sparsities)
-    point = sobol_point(study.space, study.seed, 0, study.scramble)
-    cells = dict.fromkeys(Cell(smallest, sparsity, cell.axes) for cell in study.cells)
-    return [Trial(cell, 0, point, study.seed) for cell in cells]
-
-
-def _dense(trial: Trial) -> Trial:
-    return replace(trial, cell=replace(trial.cell, sparsity=0.0))
 
 
 def _run_smallest(training: TrialSettings, trial: Trial) -> ShortTrial:
@@ -115,7 +106,7 @@ def _run_smallest(training: TrialSettings, trial: Trial) -> ShortTrial:
     # This is outside of the except block, so that the refusal is not shown as the context of an
     # error of the dense trial.
     if refusal.key == "pruning.method":
-        run_short(training, _dense(trial))
+        run_short(training, with_cell(trial, sparsity=0.0))
     raise refusal
 
 
@@ -142,7 +133,7 @@ def _check_same_validation(short: ShortTrial, last: ShortTrial) -> None:
         return
     counts = []
     for each in (short, last):
-        counts.append(f"{_sum_text(each.examples)} at B = {each.counted.batch_size}")
+        counts.append(f"{sum_text(each.examples or {})} at B = {each.counted.batch_size}")
     raise ConfigError(
         "data",
         type(short.data).__name__,
@@ -156,39 +147,31 @@ def _may_depend_on_batch_size(training: TrialSettings, short: ShortTrial, last: 
     return last.batches != short.batches or not is_of_data
 
 
-class _InitialWeights(Callback):
-    """Ends a fit before its first step, with a hash of the weights; "" without weights."""
-
-    def __init__(self):
-        self.hash = ""
-        self.module = ""
-
-    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx) -> None:
-        self.module = type(pl_module).__name__
-        weights = dict(pl_module.named_parameters())
-        if weights:
-            self.hash = fingerprint(weights)
-        raise EndProbe
+def _hash_of_weights(trainer: Trainer, module: LightningModule, batch: Any) -> str:
+    """Return a hash of the weights of a module; "" without weights."""
+    weights = dict(module.named_parameters())
+    if not weights:
+        return ""
+    return fingerprint(weights)
 
 
 def _equal_weights_note(training: TrialSettings, trials: Sequence[Trial]) -> list[str]:
     """Return a note if two points of the search begin with equal weights, with the values."""
-    module = ""
     equal = []
     for trial in trials:
-        weights = [_InitialWeights(), _InitialWeights()]
-        for point, each in enumerate(weights):
+        hashes = []
+        for point in range(2):
+            start = replace(with_cell(trial, sparsity=0.0), point=point)
             with suppress(Exception):  # lazy weights have no values yet
-                probe_fit(training, replace(_dense(trial), point=point), each)
-        first, second = weights
-        if first.hash and first.hash == second.hash:
-            module = first.module
+                hashes.append(read_first_batch(training, start, _hash_of_weights))
+        if len(hashes) == 2 and hashes[0] and hashes[0] == hashes[1]:
             equal.append(trial)
     if not equal:
         return []
     where = ""
     if len(equal) < len(trials):
         where = f" at {'; '.join(_varied_values(trial, trials) for trial in equal)}"
+    module = type(training.workload.module(equal[0])).__name__
     return [
         f"all points of the search begin with equal weights{where}: {module} loads them, or sets "
         "a seed. K* and study.repeats then do not include the variation between initial weights"
@@ -219,11 +202,6 @@ def _varied_values(trial: Trial, trials: Sequence[Trial]) -> str:
 
 def _values_of(trial: Trial) -> dict[str, Any]:
     return {**dict(trial.cell.axes), **trial.params}
-
-
-def _sum_text(examples: dict[int, int] | None) -> str:
-    """Return the examples of each data loader as a sum, such as "100 + 20"."""
-    return " + ".join(map(str, (examples or {}).values()))
 
 
 def _check_batches_grow(training: TrialSettings, short: ShortTrial, last: ShortTrial) -> None:
@@ -262,3 +240,60 @@ def _refuse_goal_met_untrained(short: ShortTrial) -> None:
         goal.value,
         f"{side} {short.untrained[monitor]:.4g}, the {monitor} of the untrained network{hint}",
     )
+
+
+def _shape_of_rates(trainer: Trainer, module: LightningModule, batch: object) -> dict[str, float]:
+    """Return the steps of warm-up and schedule of a run before its first step."""
+    # A schedule by epochs has no rates here, since the length of an epoch is not given.
+    rates = rate_curve(trainer, module, trainer.max_steps, None)
+    return schedule_shape(rates, trainer.max_steps)
+
+
+def _schedule_notes(setup: StudySetup, training: TrialSettings, trial: Trial) -> list[str]:
+    """Return a note if warm-up or schedule take the same steps at all batch sizes.
+
+    Such a part takes more examples at larger batch sizes. A part whose length is searched has no
+    note. Nor has a schedule over all of `goal.max_steps`, because it ends where a trial ends.
+
+    Args:
+        setup: The study.
+        training: Its settings, without side effects.
+        trial: A trial at the smallest batch size, with the first sample of the search.
+    """
+    smallest, largest = trial.cell.batch_size, max(setup.study.batch_sizes)
+    if smallest == largest:
+        return []
+    lengths = _schedule_lengths(training, trial, setup.goal_of_trials.max_steps)
+    if not lengths:
+        return []
+    for other in (with_cell(trial, batch_size=largest), replace(trial, params=setup.sample(1))):
+        others = _schedule_lengths(training, other, setup.goal_of_trials.max_steps)
+        lengths = {name: steps for name, steps in lengths.items() if others.get(name) == steps}
+    parts = []
+    for name, steps in lengths.items():
+        parts.append(
+            f"the {name} of the learning rate takes {steps:,.0f} steps at every batch size, which "
+            f"are {steps * smallest:,.0f} examples at B = {smallest} and "
+            f"{steps * largest:,.0f} at B = {largest}"
+        )
+    if not parts:
+        return []
+    return [f"{'; '.join(parts)}. Search its length, or give it in examples, to compare them"]
+
+
+def _schedule_lengths(training: TrialSettings, trial: Trial, max_steps: int) -> dict[str, float]:
+    """Return the steps of the warm-up and of the schedule of a trial, if they end before it."""
+    shape: dict[str, float] = {}
+    with suppress(Exception):  # the short trials report errors of the user's code
+        dense = with_cell(trial, sparsity=0.0)
+        shape = read_first_batch(training, dense, _shape_of_rates) or {}
+    warm_up = shape.get(WARM_UP, 0)
+    # The last step of a schedule already has the final rate.
+    schedule = shape.get(SCHEDULE, 1) - 1
+    lengths = {}
+    if 1 < warm_up < max_steps - 1:
+        lengths["warm-up"] = warm_up
+    # A schedule that ends with the warm-up has no decay.
+    if max(warm_up, 1) < schedule < max_steps - 1:
+        lengths["schedule"] = schedule
+    return lengths

@@ -7,7 +7,7 @@ a few steps at two values of each key, everything else equal. It compares all re
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from enum import Enum
@@ -16,14 +16,18 @@ from typing import Any
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from lit_dps.core.search_space import Choices
-from lit_dps.core.trial import Cell, Trial, Value, text_of
+from lit_dps.core.trial import Trial, Value, text_of
 from lit_dps.core.trial_config import plain
 from lit_dps.engines.engine import TrialSettings
 from lit_dps.optim import RULES
 from lit_dps.optim.parameter_groups import group_settings
-from lit_dps.storage.samplers import sobol_point
 from lit_dps.study.data_hashes import fingerprint
 from lit_dps.study.preflight.short_trial import goal_of, perturb, run_short
+from lit_dps.study.preflight.varied_trials import (
+    smallest_trials,
+    trials_with_each_choice,
+    with_cell,
+)
 from lit_dps.study.probe_run import EndProbe, probe_fit
 from lit_dps.study.setup import StudySetup
 from lit_dps.study.sources import texts_in
@@ -31,7 +35,7 @@ from lit_dps.training.rate_curve import rate_curve
 
 STEPS = 3  # of a trial without validation
 MAX_CONTEXTS = 8  # combinations of the other keys' values with which a key is tested
-POINTS = 3  # points of the search among these combinations
+SAMPLES = 3  # samples of the search among these combinations
 LIBRARIES = ("lit_dps.", "lightning.", "pytorch_lightning.")
 # Arguments of our data modules that only affect the speed, or that name a folder.
 IDLE_OF_DATA = ("eval_batch_size", "root", "download")
@@ -84,7 +88,7 @@ def idle_keys(training: TrialSettings, setup: StudySetup) -> list[str]:
 def _effect(runs: _RecordedRuns, setup: StudySetup, trials: Sequence[Trial], key: str) -> Effect:
     """Return the effect of a key, by a comparison of trials at both of its ends."""
     if not key.startswith("pruning."):
-        trials = [replace(trial, cell=replace(trial.cell, sparsity=0.0)) for trial in trials]
+        trials = [with_cell(trial, sparsity=0.0) for trial in trials]
     # First without validation and the end of an epoch, which take longer than a few steps.
     effect = _effect_in(runs.first_steps, setup, trials, key)
     if effect in (Effect.NONE, Effect.OPTIONS):
@@ -142,21 +146,12 @@ def _texts_of_section(setup: StudySetup, section: str) -> list[str]:
         "data": setup.workload.data,
         "pruning": plain(setup.pruning),
     }
-    texts = list(texts_in(_plain(sections.get(section))))
-    texts += texts_in(_plain(setup.workload.trainer.get("callbacks")))
+    texts = list(texts_in(sections.get(section)))
+    texts += texts_in(setup.workload.trainer.get("callbacks"))
     for key, values in _values_by_key(setup).items():
         if key.startswith(section + "."):
             texts += texts_in(values)
     return texts
-
-
-def _plain(nested: Any) -> Any:
-    """Return a nested configuration with dicts in place of all other mappings."""
-    if isinstance(nested, Mapping):
-        return {key: _plain(value) for key, value in nested.items()}
-    if isinstance(nested, (list, tuple)):
-        return [_plain(value) for value in nested]
-    return nested
 
 
 def _values_by_key(setup: StudySetup) -> dict[str, list[Any]]:
@@ -174,29 +169,20 @@ def _is_foreign(text: str) -> bool:
 
 
 def _contexts(setup: StudySetup) -> list[Trial]:
-    """Return trials with all combinations of axes, all choices and some points of the search.
+    """Return trials with all combinations of axes, all choices and some samples of the search.
 
     At most `MAX_CONTEXTS` trials are returned.
     """
-    study = setup.study
-    points = [sobol_point(study.space, study.seed, i, study.scramble) for i in range(POINTS)]
-    smallest, sparsity = min(study.batch_sizes), max(study.sparsities)
-    trials: list[Trial] = []
-
-    def add(trial: Trial) -> None:
-        if trial not in trials:
-            trials.append(trial)
-
-    for cell in study.cells:
-        add(Trial(Cell(smallest, sparsity, cell.axes), 0, points[0], study.seed))
+    trials = smallest_trials(setup)
     first = trials[0]
-    for key, box in study.space.items():
-        if isinstance(box, Choices):
-            for value in box.choices:
-                add(_with_value(first, key, value))
-    for point in points[1:]:
-        add(replace(first, params=point))
-    return trials[:MAX_CONTEXTS]
+    trials += trials_with_each_choice(setup, first)
+    for number in range(1, SAMPLES):
+        trials.append(replace(first, params=setup.sample(number)))
+    contexts: list[Trial] = []
+    for trial in trials:
+        if trial not in contexts:
+            contexts.append(trial)
+    return contexts[:MAX_CONTEXTS]
 
 
 def _ends(setup: StudySetup, key: str) -> tuple[Value, Value]:
@@ -226,7 +212,7 @@ def _with_value(trial: Trial, key: str, value: Value) -> Trial:
         params: dict[str, Any] = {**trial.params, key: value}
         return replace(trial, params=params)
     axes = {**dict(trial.cell.axes), key: value}
-    return replace(trial, cell=replace(trial.cell, axes=tuple(axes.items())))
+    return with_cell(trial, axes=tuple(axes.items()))
 
 
 class _RecordedRuns:

@@ -17,14 +17,13 @@ from typing import Any, NamedTuple
 from lit_dps.core.batch_schedule import NAME_KEY
 from lit_dps.core.errors import ConfigError, first_line
 from lit_dps.core.goal import rule_of as goal_rule_of
-from lit_dps.core.trial import Cell, Trial
+from lit_dps.core.trial import Trial
 from lit_dps.engines.engine import TrialSettings
 from lit_dps.module import ImageClassifier
 from lit_dps.optim import OURS, RULES, Rule
 from lit_dps.pruning import pruner_of
 from lit_dps.readings.reading import KEY as READINGS_KEY
-from lit_dps.storage.samplers import sobol_point
-from lit_dps.study.preflight.varied_trials import trials_with_each_choice
+from lit_dps.study.preflight.varied_trials import smallest_trials, trials_with_each_choice
 from lit_dps.study.setup import StudySetup
 from lit_dps.testing import (
     ConformanceError,
@@ -80,13 +79,8 @@ def foreign_plug_ins(setup: StudySetup) -> list[PlugIn]:
     """Return the plug-ins of a study that are not part of lit_dps, each once."""
     training = setup.training()
     found = [*_goal_rules(setup), *_readings(training), *_schedules(setup)]
-    study = setup.study
-    point = sobol_point(study.space, study.seed, 0, study.scramble)
-    cells = {}
-    for cell in study.cells:
-        cells[cell.axes] = Cell(min(study.batch_sizes), max(study.sparsities), cell.axes)
-    for cell in cells.values():
-        for trial in trials_with_each_choice(setup, Trial(cell, 0, point, study.seed)):
+    for smallest in smallest_trials(setup):
+        for trial in trials_with_each_choice(setup, smallest):
             found += _pruners(training, trial)
             found += _update_rules(training, trial)
     return list({plug_in.call: plug_in for plug_in in found}.values())

@@ -17,6 +17,7 @@ from lightning.fabric.utilities.data import sized_len
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.utilities.model_helpers import is_overridden
+from torchmetrics.metric import CompositionalMetric
 
 from lit_dps.core.attempt import Attempt
 from lit_dps.core.errors import (
@@ -30,9 +31,9 @@ from lit_dps.core.trial import Trial
 from lit_dps.data.loaders import EndlessLoader
 from lit_dps.engines.eligible import standard_data
 from lit_dps.engines.engine import TrialSettings
+from lit_dps.engines.metric_objects import metric_objects
 from lit_dps.engines.trainer import TrialFit
 from lit_dps.module import ImageClassifier
-from lit_dps.study.preflight.metric_state import StaleMetricObjects
 from lit_dps.training import GoalErrorCallback, lightning_private
 from lit_dps.training.checkpoint_files import CheckpointFile
 from lit_dps.training.hidden_state import preserve_rng_state
@@ -236,6 +237,61 @@ def _metric_hint(error: Exception, goal: GoalErrorCallback) -> str:
     )
 
 
+class StaleMetricObjects(Callback):
+    """Finds objects of torchmetrics to which a validation adds its batches beside earlier ones.
+
+    The earlier batches are of training, or of a validation after which the object was not reset.
+    The metric then depends on them, in Lightning too.
+
+    Attributes:
+        paths: The objects, by their path in the module.
+    """
+
+    def __init__(self):
+        self.paths: list[str] = []
+        self._counts: dict[str, int] = {}
+
+    def on_validation_batch_start(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        if batch_idx or dataloader_idx:
+            return
+        objects = metric_objects(pl_module)
+        self._counts = {path: metric.update_count for path, metric in objects.items()}
+
+    def on_validation_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        for path, metric in metric_objects(pl_module).items():
+            # `1 - accuracy` has no state, and does not reset its count of updates.
+            if isinstance(metric, CompositionalMetric):
+                continue
+            before = self._counts.get(path, 0)
+            if 0 < before < metric.update_count and path not in self.paths:
+                self.paths.append(path)
+
+    def notes(self, name: str) -> list[str]:
+        """Return a note on the objects of a module of this name; none if there are none."""
+        if not self.paths:
+            return []
+        return [
+            f"{name} does not reset {', '.join(self.paths)} before a validation, so that its value "
+            "also counts batches of training or of earlier validations. Use one object of "
+            "torchmetrics for training and another for validation, and reset them."
+        ]
+
+
 class ShortGoal(GoalErrorCallback):
     """Validates a short trial twice: before and after the end of an epoch, or twice after it.
 
@@ -377,8 +433,7 @@ class ShortEpochs(Callback):
 
 def goal_of(trainer: Trainer) -> GoalErrorCallback:
     """Return the callback of a trainer that judges its trial by the goal of the study."""
-    callbacks = trainer.callbacks  # pyright: ignore[reportAttributeAccessIssue]
-    return next(each for each in callbacks if isinstance(each, GoalErrorCallback))
+    return lightning_private.callbacks_of(trainer, GoalErrorCallback)[0]
 
 
 def perturb(module: LightningModule) -> None:

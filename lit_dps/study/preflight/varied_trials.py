@@ -1,4 +1,4 @@
-"""Trials of the dry run that together have every value of every axis and searched choice."""
+"""Trials of the dry run: one for each value of an axis or a choice, and trials in other cells."""
 
 from __future__ import annotations
 
@@ -8,15 +8,30 @@ from typing import Any
 
 from lit_dps.core.search_space import Choices
 from lit_dps.core.trial import Cell, Trial, Value
-from lit_dps.storage.samplers import sobol_point
 from lit_dps.study.setup import StudySetup
+
+
+def with_cell(trial: Trial, **changes: Any) -> Trial:
+    """Return a trial in another cell, such as `with_cell(trial, sparsity=0.0)`."""
+    return replace(trial, cell=replace(trial.cell, **changes))
+
+
+def smallest_trials(setup: StudySetup) -> list[Trial]:
+    """Return a trial of each combination of axis values, at the smallest batch size.
+
+    All have the largest sparsity and the first sample of the search.
+    """
+    study = setup.study
+    smallest, sparsity = min(study.batch_sizes), max(study.sparsities)
+    cells = dict.fromkeys(Cell(smallest, sparsity, cell.axes) for cell in study.cells)
+    return [Trial(cell, 0, setup.sample(0), study.seed) for cell in cells]
 
 
 def trials_with_each_value(setup: StudySetup, sections: Sequence[str] = ()) -> list[Trial]:
     """Return few trials that together have each value of each axis and of each choice.
 
     Their number is the length of the longest list of values, not the product of the lengths. All
-    have the smallest batch size, the largest sparsity and the first point of the search.
+    have the smallest batch size, the largest sparsity and the first sample of the search.
 
     Args:
         setup: The study.
@@ -31,7 +46,6 @@ def trials_with_each_value(setup: StudySetup, sections: Sequence[str] = ()) -> l
     for key in axes:
         if not _is_in(key, sections):
             axes[key] = axes[key][:1]
-    point = sobol_point(study.space, study.seed, 0, study.scramble)
     trials = []
     for number in range(max(map(len, [[None], *axes.values(), *choices.values()]))):
         cell = Cell(
@@ -39,7 +53,7 @@ def trials_with_each_value(setup: StudySetup, sections: Sequence[str] = ()) -> l
             max(study.sparsities),
             tuple(_values_at(axes, number).items()),
         )
-        params: dict[str, Any] = {**point, **_values_at(choices, number)}
+        params: dict[str, Any] = {**setup.sample(0), **_values_at(choices, number)}
         trials.append(Trial(cell, 0, params, study.seed))
     return trials
 

@@ -222,7 +222,7 @@ def test_the_package_of_studies_shows_the_signature_of_the_function():
 
 
 def test_a_notebook_has_one_line_that_is_updated(monkeypatch):
-    from lit_dps.study.notebook_line import notebook_line
+    from lit_dps.study.progress import notebook_line
 
     shown = []
 

@@ -160,7 +160,7 @@ def test_warm_up_steps_are_not_timed(monkeypatch):
     optimizer = torch.optim.SGD([torch.zeros(1)], 0.1)
     for _ in range(5):
         clock.on_update(optimizer)
-    assert (clock.first, clock.last) == (10.0, 16.0)  # after steps 2 and 5: three steps
+    assert (clock.first.time, clock.last.time) == (10.0, 16.0)  # after steps 2 and 5: three steps
 
 
 def test_only_the_second_run_is_timed_if_the_first_one_needs_lightning(monkeypatch):
@@ -177,7 +177,7 @@ def test_only_the_second_run_is_timed_if_the_first_one_needs_lightning(monkeypat
     for _ in range(10):
         timer.on_update(optimizer)
     attempt.record(5, 0.9, True, 1.0, True)
-    assert (timer.first, timer.last, timer.checked) == (10.0, 16.0, 19.0)
+    assert (timer.first.time, timer.last.time, timer.checked.time) == (10.0, 16.0, 19.0)
 
 
 def timer_of_known_steps(monkeypatch, seconds: list[float], waited: list[float], most: float):
@@ -198,7 +198,8 @@ def test_a_timed_run_ends_once_its_steps_agree_without_the_wait_for_a_cpu(monkey
         for _ in range(97):
             timer.on_update(optimizer)
     assert timer.ended_after == 36 and timer.updates == 37, "six blocks, after the warm-up"
-    assert (timer.last - timer.first, timer.waited_at_last - timer.waited_at_first) == (48.0, 12.0)
+    first, last = timer.first, timer.last
+    assert (last.time - first.time, last.waited - first.waited) == (48.0, 12.0)
 
 
 def test_a_timed_run_whose_steps_differ_ends_when_its_time_is_over(monkeypatch):

@@ -80,7 +80,7 @@ def test_an_object_with_hyperparameters_is_made_again_with_them():
     given = config_of("model", Saved(width=6, lr=0.5))
     assert given.config == {
         "class_path": f"{HERE}.Saved",
-        "init_args": {"width": 6, "lr": 0.5, "names": ["a"]},
+        "init_args": {"width": 6, "lr": 0.5, "names": ("a",)},
     }
     assert "Saved(width=6, lr=0.5" in given.note and "weights" in given.note
     again = made(given.config, 0.25)
