@@ -18,7 +18,7 @@ from typing import Any
 import optuna
 from optuna.exceptions import ExperimentalWarning
 from optuna.samplers import BaseSampler
-from optuna.storages import BaseStorage, RDBStorage
+from optuna.storages import RDBStorage
 from optuna.storages._rdb.models import TrialModel, TrialUserAttributeModel, TrialValueModel
 from optuna.trial import TrialState
 from sqlalchemy import Integer, Select, cast, select
@@ -136,12 +136,22 @@ def check_cell(attrs: Mapping[str, Any], name: str, cell: Cell, uid: str | None)
 # ---- Reading ----
 
 
-def costs_by_point(study: optuna.Study) -> dict[int, Cost]:
-    """Return the costs of a cell's complete trials by point."""
-    costs = {}
-    for trial in study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,)):
-        costs[trial.user_attrs[schema.POINT_ATTR]] = _whole(trial.values[0])
-    return costs
+def costs_by_point(storage: RDBStorage, study: int) -> dict[int, Cost]:
+    """Return the costs of an Optuna study's complete trials by point."""
+    point = aliased(TrialUserAttributeModel)
+    values = (
+        select(point.value_json, TrialValueModel.value)
+        .join(TrialModel, TrialModel.trial_id == TrialValueModel.trial_id)
+        .join(point, point.trial_id == TrialModel.trial_id)
+        .where(
+            TrialModel.study_id == study,
+            TrialModel.state == TrialState.COMPLETE,
+            point.key == schema.POINT_ATTR,
+        )
+        .order_by(TrialModel.trial_id)
+    )
+    with Session(storage.engine) as session:
+        return {json.loads(key): _whole(value) for key, value in session.execute(values)}
 
 
 def _whole(value: float) -> Cost:
@@ -149,16 +159,18 @@ def _whole(value: float) -> Cost:
     return int(value) if value.is_integer() else value
 
 
-def stored_costs_by_point(storage: BaseStorage, name: str, cell: Cell) -> dict[int, Cost]:
+def stored_costs_by_point(storage: RDBStorage, name: str, cell: Cell) -> dict[int, Cost]:
     """Return the `costs_by_point` of a cell by its name; empty if there is no such cell."""
     try:
-        study = optuna.load_study(study_name=cell_study_name(name, cell), storage=storage)
+        study = storage.get_study_id_from_name(cell_study_name(name, cell))
     except KeyError:
         return {}
-    return costs_by_point(study)
+    return costs_by_point(storage, study)
 
 
-def covered_cost(user_attrs: Mapping[str, Any], run_number: int = 0) -> float:
+def covered_cost(
+    user_attrs: Mapping[str, Any], run_number: int = 0, unit: Unit | None = None
+) -> float:
     """Return the race limit up to which a stored attempt need not run again.
 
     An interrupted attempt has no result: minus infinity. A failed attempt is retried by the runs of
@@ -168,23 +180,12 @@ def covered_cost(user_attrs: Mapping[str, Any], run_number: int = 0) -> float:
         user_attrs: The user attributes of the attempt.
         run_number: The number of the current run (`lit_dps.storage.run_records.begin_run`). With 0,
             no failed attempt is retried.
+        unit: The unit of the limit; None for the unit of K*. Rungs are in steps.
     """
     result = user_attrs.get(schema.RESULT_ATTR)
     if result is None:
         return -math.inf
-    return _covered_up_to(result, schema.stored_unit(result), run_number)
-
-
-def covered_step(user_attrs: Mapping[str, Any], run_number: int = 0) -> float:
-    """Return the rung up to which a stored attempt need not run again, as `covered_cost`."""
-    result = user_attrs.get(schema.RESULT_ATTR)
-    if result is None:
-        return -math.inf
-    return _covered_up_to(result, STEPS, run_number)
-
-
-def _covered_up_to(result: Mapping[str, Any], unit: Unit, run_number: int) -> float:
-    """Return `covered_up_to` of a stored result in a unit."""
+    unit = unit or schema.stored_unit(result)
     last_check = columns.last_value(result["curve"], unit.column)
     has_failed = result["status"] == Status.FAILED
     if has_failed and result[schema.FAILED_IN] < run_number:
@@ -204,24 +205,6 @@ def has_waiting(storage: RDBStorage, study: int, points: int) -> bool:
     )
     with Session(storage.engine) as session:
         return session.scalars(waiting).first() is not None
-
-
-def uncached_costs(storage: RDBStorage, study: int) -> list[Cost]:
-    """Return the costs of an Optuna study's complete trials, one for each point."""
-    point = aliased(TrialUserAttributeModel)
-    values = (
-        select(point.value_json, TrialValueModel.value)
-        .join(TrialModel, TrialModel.trial_id == TrialValueModel.trial_id)
-        .join(point, point.trial_id == TrialModel.trial_id)
-        .where(
-            TrialModel.study_id == study,
-            TrialModel.state == TrialState.COMPLETE,
-            point.key == schema.POINT_ATTR,
-        )
-    )
-    with Session(storage.engine) as session:
-        costs = {json.loads(key): _whole(value) for key, value in session.execute(values)}
-    return list(costs.values())
 
 
 def pruned_results(storage: RDBStorage, study: int, point: int) -> list[dict[str, Any]]:

@@ -440,9 +440,8 @@ def _end_unneeded_waiting(
     A worker enqueues again what it still needs.
     """
     trials = study.get_trials(deepcopy=False)
-    limit = race_limit(
-        costs_by_point(study).values(), header[schema.RACE_FACTOR], schema.statistic_of(header)
-    )
+    costs = costs_by_point(storage, study._study_id).values()
+    limit = race_limit(costs, header[schema.RACE_FACTOR], schema.statistic_of(header))
     covered: dict[int, float] = {}
     for trial in trials:
         result = trial.user_attrs.get(schema.RESULT_ATTR)

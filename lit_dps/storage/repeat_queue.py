@@ -65,8 +65,9 @@ class RepeatQueue:
             cell: The cell.
             search: The Optuna study of its search.
         """
-        complete = [(cost, point) for point, cost in costs_by_point(search).items()]
-        k_star = self.statistic.k_star(cost for cost, _ in complete)
+        costs = costs_by_point(self.storage, search._study_id)
+        complete = [(cost, point) for point, cost in costs.items()]
+        k_star = self.statistic.k_star(costs.values())
         if k_star is None or self._is_running(search):
             return None
         study = open_cell(self.storage, self.name, cell, self.uid, repeats=True, unit=self.unit)

@@ -37,21 +37,19 @@ from lit_dps.core.racing import CellCoverage, default_rungs, next_rung, race_lim
 from lit_dps.core.repeats import RepeatPlan
 from lit_dps.core.statistic import MINIMUM, Statistic
 from lit_dps.core.trial import Cell, Status, Trial, TrialResult
-from lit_dps.core.unit import Cost
+from lit_dps.core.unit import STEPS, Cost
 from lit_dps.storage.bulk import add_trials
 from lit_dps.storage.cells import (
     cell_distance,
     claim_waiting,
     costs_by_point,
     covered_cost,
-    covered_step,
     end_interrupted,
     end_trial,
     has_waiting,
     open_cell,
     pruned_results,
     stored_costs_by_point,
-    uncached_costs,
 )
 from lit_dps.storage.database import open_storage, storage_errors
 from lit_dps.storage.locks import ServerPeers, peers
@@ -228,11 +226,12 @@ class TrialQueue:
             return cached.cost
         try:
             with storage_errors(self.url):
-                costs = uncached_costs(self.storage, self._optuna_study(cell)._study_id)
+                costs = self._costs(self._optuna_study(cell))
         except StorageError:
             cost = min(cached.cost, self.cost_limit)
         else:
-            cost = min(race_limit(costs, self.race_factor, self.statistic), self.cost_limit)
+            limit = race_limit(costs.values(), self.race_factor, self.statistic)
+            cost = min(limit, self.cost_limit)
         self._limits[cell] = CachedLimit(time.monotonic(), cost)
         return cost
 
@@ -309,7 +308,7 @@ class TrialQueue:
         study = self._optuna_study(cell)
         trials = self._end_dead_trials(study)
         coverage = self._coverage_of(trials)
-        limit = race_limit(costs_by_point(study).values(), self.race_factor, self.statistic)
+        limit = race_limit(self._costs(study).values(), self.race_factor, self.statistic)
         limit = min(limit, self.cost_limit)
         if limit < math.inf:
             missing = coverage.points_short_of_limit(self.points, limit)
@@ -358,7 +357,7 @@ class TrialQueue:
             point = trial.user_attrs[POINT_ATTR]
             if trial.state.is_finished():
                 cost = covered_cost(trial.user_attrs, self.run_number)
-                step = covered_step(trial.user_attrs, self.run_number)
+                step = covered_cost(trial.user_attrs, self.run_number, STEPS)
                 coverage.add(point, cost, step)
             else:
                 coverage.taken.add(point)
@@ -380,11 +379,15 @@ class TrialQueue:
             self._optuna_studies[cell] = study
         return self._optuna_studies[cell]
 
+    def _costs(self, study: optuna.Study) -> dict[int, Cost]:
+        """Return the costs of a cell's complete trials so far by point."""
+        return costs_by_point(self.storage, study._study_id)
+
     def _close_cells_except(self, cell: Cell) -> None:
         """Keep only the costs of cells without claims; Optuna would keep their curves."""
         claimed = {claim[0] for claim in self._claims}
         for other in self._optuna_studies.keys() - claimed - {cell}:
-            self._finished_costs[other] = costs_by_point(self._optuna_studies.pop(other))
+            self._finished_costs[other] = self._costs(self._optuna_studies.pop(other))
 
     def _costs_in_nearest_cell(self, cell: Cell) -> dict[int, Cost]:
         """Return costs by point of the nearest cell that has any; {} without racing."""
@@ -446,7 +449,7 @@ class TrialQueue:
         reached = -math.inf
         if len(self.rungs) > 1:
             for result in pruned_results(self.storage, study._study_id, point):
-                reached = max(reached, covered_step({RESULT_ATTR: result}))
+                reached = max(reached, covered_cost({RESULT_ATTR: result}, unit=STEPS))
         return next_rung(reached, self.rungs)
 
     def _claim_repeat(self) -> Attempt | None:

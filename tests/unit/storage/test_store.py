@@ -84,12 +84,12 @@ def test_the_last_limit_holds_while_the_storage_cannot_be_read(url, monkeypatch)
         raise sqlalchemy.exc.OperationalError("select", {}, OSError("connection lost"))
 
     with monkeypatch.context() as outage:
-        outage.setattr(trial_queue, "uncached_costs", fail)
+        outage.setattr(trial_queue, "costs_by_point", fail)
         assert s.cell_race_limit(CELLS[0]) == float("inf")
     s.store_result(ended(trial))
     assert s.cell_race_limit(CELLS[0]) == 16
     with monkeypatch.context() as outage:
-        outage.setattr(trial_queue, "uncached_costs", fail)
+        outage.setattr(trial_queue, "costs_by_point", fail)
         assert s.cell_race_limit(CELLS[0]) == 16
 
 
