@@ -121,12 +121,8 @@ class CheckedRows:
     def _over_rows(
         self, method: str, weights: Tensor, buffers: Mapping[str, Tensor], x: Tensor, y: Tensor
     ) -> Tensor:
-        """Call a method of the module for all rows; batches are shared if `y` has one dimension."""
-        batch_dim = None if y.ndim == 1 else 0
-        call = vmap(
-            lambda tensors, x, y: self._functional.call(method, tensors, (x, y)),
-            (0, batch_dim, batch_dim),
-        )
+        """Call a method of the module for all rows, each with its own batch."""
+        call = vmap(lambda tensors, x, y: self._functional.call(method, tensors, (x, y)))
         return call({**self._layout.split(weights), **buffers}, x, y)
 
 

@@ -17,7 +17,6 @@ from lightning.pytorch.profilers import PassThroughProfiler
 from lightning.pytorch.strategies import SingleDeviceStrategy
 from torch import Tensor
 from torch.nn.utils.parametrize import is_parametrized
-from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from lit_dps.core.trial import Trial
 from lit_dps.core.trial_config import AVERAGE_KEY
@@ -37,8 +36,12 @@ from lit_dps.engines.module_hooks import (
     show_length,
 )
 from lit_dps.engines.network_run import build_trial
-from lit_dps.engines.schedule_table import reason_against_table
-from lit_dps.engines.stackable_loss import ERROR_LENGTH, EXAMPLES, reason_against_stacked_loss
+from lit_dps.engines.schedule_table import follows_metric, reason_against_table
+from lit_dps.engines.stackable_loss import (
+    ERROR_LENGTH,
+    examples_of_classes,
+    reason_against_stacked_loss,
+)
 from lit_dps.engines.stackable_module import (
     loader_data,
     reason_against_calls,
@@ -226,7 +229,7 @@ def _reason_against_loop(built: Built, trainer: Trainer, training: TrialSettings
         return reason
     module.to(trainer.strategy.root_device)
     detach_trainer(module)
-    examples = _first_examples(built)
+    examples = _tried_examples(built)
     hooks = overridden(module, CALLED_HOOKS)
     if hooks:
         optimizer, _ = optimizer_of(configured)
@@ -332,7 +335,7 @@ def _reason_against_hooks(
 
 def _is_stepped_every_step(schedule: Any) -> bool:
     """Return True if Lightning steps a configured schedule after every optimizer step."""
-    if not isinstance(schedule, Mapping) or isinstance(schedule["scheduler"], ReduceLROnPlateau):
+    if not isinstance(schedule, Mapping) or follows_metric(schedule["scheduler"], schedule):
         return False
     return schedule.get("interval") == "step" and schedule.get("frequency", 1) == 1
 
@@ -383,7 +386,7 @@ def _reason_against_stack(built: Built, max_steps: int, delay: int) -> str | Non
     if reason is not None:
         return f"the schedule of {name} cannot be stacked: {reason}"
     reason = _reason_against_stacked_update(module)
-    reason = reason or reason_against_stacked_loss(module, _first_examples(built))
+    reason = reason or reason_against_stacked_loss(module, _tried_examples(built))
     return reason or _reason_against_rule(module, delay)
 
 
@@ -404,6 +407,10 @@ def _reason_against_stacked_update(module: LightningModule) -> str | None:
     trained_ids = {id(p) for p in parameters if p.requires_grad}
     if set(map(id, trained_parameters(optimizer))) != trained_ids:
         return "the parameters of the optimizer differ from the trained parameters"
+    # A stack keeps weights, rates and numbers of steps in one type, which 16 bits would round.
+    kinds = {str(p.dtype).removeprefix("torch.") for p in parameters if p.requires_grad}
+    if kinds not in ({"float32"}, {"float64"}):
+        return f"the trained parameters of {name} are {' and '.join(sorted(kinds))}"
     return None
 
 
@@ -426,8 +433,9 @@ def _has_hooks(parameter: Any) -> bool:
     return bool(parameter._backward_hooks or parameter._post_accumulate_grad_hooks)
 
 
-def _first_examples(built: Built) -> tuple[Tensor, Tensor]:
-    """Return the first examples of the training split on the module's device."""
+def _tried_examples(built: Built) -> tuple[Tensor, Tensor]:
+    """Return examples of the training split on the module's device (`examples_of_classes`)."""
     assert isinstance(built.data, ImageData)
     x, y = built.data.on_device("train", built.module.device)
-    return x[:EXAMPLES], y[:EXAMPLES]
+    index = examples_of_classes(y[: built.data.training_size])
+    return x[index], y[index]

@@ -156,6 +156,7 @@ class LoaderData(LightningDataModule):
         if type(loader.sampler) is not SequentialSampler or loader.drop_last:
             self._refuse("shuffles or drops validation examples")
         self._validation_draws = loader.generator is None
+        self._keeps_validation_workers = loader.persistent_workers
         with preserve_rng_state():
             before = capture_rng_state(data)
             self.train = Examples(self._collate_all(self._loader, device))
@@ -308,7 +309,7 @@ class LoaderData(LightningDataModule):
         steps_of_epoch = self.steps_of_epoch
         is_exhausted = self._exhausts_sampler
         steps = 0
-        checks = 0
+        seeds = 0
         state = self._generator_state
         sampler = self._private_sampler()
         generator = None
@@ -319,9 +320,10 @@ class LoaderData(LightningDataModule):
                 torch.set_rng_state(state)
                 # Each iterator of a dataloader draws a seed for its workers.
                 if self._validation_draws:
-                    _draw_seeds(steps // self._check_interval - checks)
-                checks = steps // self._check_interval
-                _draw_seeds(1, generator)
+                    _draw_seeds(self._validation_seeds(steps) - seeds)
+                seeds = self._validation_seeds(steps)
+                if steps == 0 or not self._loader.persistent_workers:
+                    _draw_seeds(1, generator)
                 indices = iter(sampler)
                 order = np.fromiter(islice(indices, len(sampler)), dtype=np.int64)
                 if is_exhausted:
@@ -329,6 +331,13 @@ class LoaderData(LightningDataModule):
                 state = torch.get_rng_state()
             steps += steps_of_epoch
             yield order[: self._examples_of_epoch]
+
+    def _validation_seeds(self, steps: int) -> int:
+        """Return how many seeds the validations of the first steps have drawn."""
+        checks = steps // self._check_interval
+        if self._keeps_validation_workers:
+            return min(checks, 1)  # persistent workers keep their iterator
+        return checks
 
     @property
     def _exhausts_sampler(self) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from lightning.pytorch import LightningDataModule, LightningModule
 from torch import Tensor
 
@@ -13,6 +14,7 @@ from lit_dps.core.attempt import Attempt
 from lit_dps.data.image_pass import ImagePass, validation_batches
 from lit_dps.engines.loader_data import LoaderData, LoaderPass
 from lit_dps.engines.logged_module import training_loss
+from lit_dps.optim.parameter_groups import trained_ids
 from lit_dps.pruning import Mask
 from lit_dps.training.hidden_state import preserve_rng_state
 from lit_dps.training.training_pass import copy_of
@@ -22,12 +24,13 @@ class ReadableRun:
     """A run of the interval loop, as `lit_dps.readings.reading.ReadRun` describes it.
 
     Attributes:
-        attempt, module, data, mask, source: As in `NetworkRun`.
+        attempt, module, data, optimizer, mask, source: As in `NetworkRun`.
     """
 
     attempt: Attempt
     module: Any
     data: Any
+    optimizer: torch.optim.Optimizer
     mask: Mask | None
     source: LightningDataModule | None
 
@@ -40,6 +43,11 @@ class ReadableRun:
     def masks(self) -> Mapping[str, Tensor]:
         """The mask of each pruned parameter by name, on its device."""
         return {name: keep.to(self.module.device) for name, keep in (self.mask or {}).items()}
+
+    @property
+    def trained(self) -> set[int]:
+        """The `id` of each parameter that the optimizer trains."""
+        return trained_ids([self.optimizer])
 
     @contextmanager
     def copied(self) -> Iterator[LightningModule]:

@@ -35,7 +35,18 @@ def schedule_config(configured: Any) -> LRSchedulerConfig | None:
         schedule,
         interval=settings.get("interval", "epoch"),
         frequency=settings.get("frequency", 1),
+        reduce_on_plateau=follows_metric(schedule, settings),
     )
+
+
+def follows_metric(schedule: Any, settings: Mapping[str, Any]) -> bool:
+    """Return True if Lightning steps a schedule with the value of a metric.
+
+    Args:
+        schedule: The schedule.
+        settings: The entries of "lr_scheduler"; a schedule of any class may set reduce_on_plateau.
+    """
+    return isinstance(schedule, ReduceLROnPlateau) or bool(settings.get("reduce_on_plateau"))
 
 
 def table_of_rates(
@@ -50,7 +61,7 @@ def table_of_rates(
         steps_of_epoch: Steps of an epoch.
     """
     config = schedule_config(configured)
-    if config is None:
+    if config is None or config.reduce_on_plateau:
         return None
     optimizer, _ = optimizer_of(configured)
     return rates_of_groups(optimizer, [config], steps, steps_of_epoch, shared=(module,))
@@ -69,7 +80,7 @@ def reason_against_table(module: LightningModule, steps: int, steps_of_epoch: in
     if config is None:
         return None
     name = type(module).__name__
-    if isinstance(config.scheduler, ReduceLROnPlateau):
+    if config.reduce_on_plateau:
         return f"the schedule of {name} follows a metric"
     rates = table_of_rates(module, configured, steps, steps_of_epoch)
     if rates is None or len(rates) < steps:

@@ -347,8 +347,10 @@ class StackedNetworks:
                 convolutions = nullcontext()
                 if part.shape[-1] <= self.matmul_limit:
                     convolutions = ConvolutionsAsProducts()
+                batch_dim = 0 if part.ndim > 1 else None
                 with convolutions:
-                    losses = self._losses_of_rows(weights, x[part], y[part], rows) * share
+                    losses = self._losses_of_rows(weights, x[part], y[part], batch_dim, rows)
+                losses = losses * share
                 losses.sum().backward()
                 total = losses.detach() if i == 0 else total + losses.detach()
             assert weights.grad is not None
@@ -357,16 +359,21 @@ class StackedNetworks:
         return halve_until_fits(compute, self, "microbatch", batch.shape[-1])
 
     def _losses_of_rows(
-        self, weights: Tensor, x: Tensor, y: Tensor, rows: Tensor | None = None
+        self,
+        weights: Tensor,
+        x: Tensor,
+        y: Tensor,
+        batch_dim: int | None,
+        rows: Tensor | None = None,
     ) -> Tensor:
         """Return the loss of each network, and update its buffers, such as running statistics.
 
         Args:
             weights: The weights of some rows.
             x, y: The examples of their batch.
+            batch_dim: The dimension of the rows in the batch; None if all rows share it.
             rows: The rows; None for all.
         """
-        batch_dim = None if y.ndim == 1 else 0
         call = vmap(
             lambda tensors, buffers, x, y: self._functional.call_and_update(
                 loss_of_pair, tensors, buffers, (x, y)
@@ -388,6 +395,10 @@ class StackedNetworks:
                 buffers[name].copy_(buffer.detach())
             else:
                 self.tensors.buffers[name][rows] = buffer.detach()
+        if rows is not None:
+            # A step may change an untrained parameter in place: here that of a copy of the rows.
+            for name in self.tensors.buffers.keys() - after.keys():
+                self.tensors.buffers[name][rows] = parameters[name].detach()
         return losses
 
     def per_example_error(self, rows: Tensor, x: Tensor, y: Tensor, index: Tensor) -> Tensor:

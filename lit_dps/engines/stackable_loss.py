@@ -25,7 +25,6 @@ from lit_dps.training.deterministic import full_float32
 from lit_dps.training.hidden_state import capture_attributes, capture_rng_state, equal_states
 
 EXAMPLES = 64  # of the training split, for trying a loss
-HALVES = (slice(0, EXAMPLES // 2), slice(EXAMPLES // 2, None))
 # Relative tolerance between a loss over a batch and over its halves, or with and without vmap.
 TOLERANCE = 1e-4
 # Largest relative change of the weights of a network with other weights.
@@ -35,6 +34,29 @@ MOVED = 0.1
 # on the other networks of a stack differs by about its own size.
 KINK_TOLERANCE = 0.01
 ERROR_LENGTH = 200  # characters of an error message in a reason
+
+
+def examples_of_classes(classes: Tensor) -> Tensor:
+    """Return the numbers of `EXAMPLES` examples, ordered by class.
+
+    They are the first example of each class, rare classes first, and the first examples of the
+    data. So a loss with class weights or an ignored class shows that it is no mean over examples.
+
+    Args:
+        classes: The class of each example, shape (examples,). Labels of another type or shape have
+            the first examples.
+    """
+    first_numbers = torch.arange(min(len(classes), EXAMPLES), device=classes.device)
+    if classes.ndim != 1 or classes.is_floating_point():
+        return first_numbers
+    labels, of_examples, counts = classes.unique(return_inverse=True, return_counts=True)
+    numbers = torch.arange(len(classes), device=classes.device)
+    first_of_class = numbers.new_full((len(labels),), len(classes))
+    first_of_class.scatter_reduce_(0, of_examples, numbers, "amin")
+    first_of_class = first_of_class[counts.argsort(stable=True)]
+    chosen = dict.fromkeys([*first_of_class.tolist()[: EXAMPLES // 2], *first_numbers.tolist()])
+    index = torch.tensor(list(chosen)[: len(first_numbers)], device=classes.device)
+    return index[classes[index].argsort(stable=True)]
 
 
 def reason_against_stacked_loss(
@@ -248,6 +270,11 @@ def _reason_against_two(
             return f"a training step of {name} changes the shape of its buffer {key}"
         if not _close(after[key], buffer.expand_as(after[key]), _largest([buffer])):
             return f"the buffer {key} of {name} differs under torch.vmap"
+    for key, parameter in module.named_parameters():
+        # A step may move an untrained parameter, such as the weights of a momentum teacher.
+        is_untrained = key not in trained
+        if is_untrained and not _close(two[key], parameter.expand_as(two[key]), 1.0):
+            return f"a training step of {name} changes {key} in another way under torch.vmap"
     gradients: dict[str, Tensor] = {}
     for key, parameter in module.named_parameters():
         if key in trained and parameter.grad is not None:
@@ -337,10 +364,14 @@ def _reason_against_halves(module: ImageClassifier, batch: tuple[Tensor, Tensor]
     if trains_on_whole_batches(module):
         return None
     x, y = batch
+    half = len(y) // 2
+    if half == 0:
+        return None
     with WithoutDropout():
         loss = module.loss(batch)
-        halves = torch.stack([module.loss((x[half], y[half])) for half in HALVES])
-    if not torch.allclose(halves.mean(), loss, rtol=TOLERANCE):
+        sums = half * module.loss((x[:half], y[:half]))
+        sums += (len(y) - half) * module.loss((x[half:], y[half:]))
+    if not torch.allclose(sums / len(y), loss, rtol=TOLERANCE):
         return f"the loss of {type(module).__name__} is not the mean over the examples of a batch"
     return None
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from torch import Tensor
@@ -19,6 +19,14 @@ def parameters_of(optimizer: Any) -> list[Tensor]:
 def trained_parameters(optimizer: Any) -> list[Tensor]:
     """Return the parameters that an optimizer trains, in its order."""
     return [parameter for parameter in parameters_of(optimizer) if parameter.requires_grad]
+
+
+def trained_ids(optimizers: Iterable[Any]) -> set[int]:
+    """Return the `id` of each parameter that an optimizer trains."""
+    ids = set()
+    for optimizer in optimizers:
+        ids.update(map(id, trained_parameters(optimizer)))
+    return ids
 
 
 def names_of_groups(optimizer: Any, parameters: Mapping[str, Tensor]) -> list[list[str]]:

@@ -265,10 +265,14 @@ class RuleOptimizer(torch.optim.Optimizer):
         """Return True if a parameter has a gradient of weights that are no `gradient_point`."""
         if self.rule.gradient_point is None:
             return False
-        # Before its first step, the point of a parameter is its weights.
         for group in self.param_groups:
             for parameter in group["params"]:
-                if self.state.get(parameter) and parameter.grad is not None:
+                if parameter.grad is None:
+                    continue
+                if self.state.get(parameter):
+                    return True
+                # Before its first step, the point of a parameter mostly is its weights.
+                if not torch.equal(self._gradient_point(parameter, group), parameter):
                     return True
         return False
 
@@ -287,8 +291,8 @@ class RuleOptimizer(torch.optim.Optimizer):
         if self.rule.gradient_point is not None:
             for group in self.param_groups:
                 for parameter in group["params"]:
-                    # Before the first step, the point is the weights.
-                    if self.state.get(parameter):
+                    # Before the first step, the point is of the initial state, as in a stack.
+                    if self.state.get(parameter) or parameter.requires_grad:
                         weights.append((parameter, parameter.data))
                         parameter.data = self._gradient_point(parameter, group)
         try:
@@ -308,7 +312,9 @@ class RuleOptimizer(torch.optim.Optimizer):
 
     def _tensors_of(self, parameter: nn.Parameter) -> State:
         """Return the state of a parameter as the only row of a stack."""
-        state = self.state[parameter]
+        state: Mapping[str, Tensor] = self.state.get(parameter, {})
+        if not state:
+            state = self.rule.initial_state(parameter)
         tensors = {}
         for name in self.rule.state:
             if name in state:
@@ -328,6 +334,7 @@ class RuleOptimizer(torch.optim.Optimizer):
         assert parameter.grad is not None
         state = self.state[parameter]
         if "step" not in state:
+            _refuse_16_bits(parameter)
             state["step"] = torch.tensor(0.0)
             state.update(self.rule.initial_state(parameter))
         state["step"] += 1
@@ -339,6 +346,16 @@ class RuleOptimizer(torch.optim.Optimizer):
             self._numbers_of(parameter, group),
             parameter.new_tensor([[float(state["step"])]]),
         )
+
+
+def _refuse_16_bits(parameter: Tensor) -> None:
+    """Raise ConfigError for a parameter in which the numbers of a rule would be wrong.
+
+    The numbers have the type of the weights. In bfloat16, a beta of 0.999 is 1.
+    """
+    if torch.finfo(parameter.dtype).bits < 32:
+        allowed = "32-true or a mixed precision, because rules of lit_dps need 32-bit weights"
+        raise ConfigError("trainer.precision", str(parameter.dtype), allowed)
 
 
 def at_gradient_point(optimizer: torch.optim.Optimizer) -> AbstractContextManager[None]:

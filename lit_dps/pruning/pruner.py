@@ -192,6 +192,7 @@ def prune(
                 if not copy.parameters:
                     raise nothing
                 scores = pruner.scores(copy, generator)
+        _refuse_nan(scores, pruner)
         return top_k(scores, sparsity), scores
     with network() as copy:
         if not copy.parameters:
@@ -199,6 +200,15 @@ def prune(
         mask = pruner.mask(copy, sparsity, generator)
         _check(mask, copy, sparsity, pruner)
     return mask, None
+
+
+def _refuse_nan(scores: Scores, pruner: Pruner) -> None:
+    """Raise ConfigError for scores that are nan, because only their position would decide."""
+    for name, score in scores.items():
+        count = int(score.isnan().sum())
+        if count:
+            allowed = f"a method whose scores are numbers; {count} of {score.numel()} of {name} are"
+            raise ConfigError("pruning.method", type(pruner).__name__, f"{allowed} nan")
 
 
 def _check(mask: Mask, network: Network, sparsity: float, pruner: Pruner) -> None:

@@ -20,11 +20,12 @@ from lit_dps.readings.attempt_readings import AttemptReadings
 from lit_dps.readings.reading import KEY, LossPass
 from lit_dps.readings.registry import resolve_readings
 from lit_dps.training import lightning_private
+from lit_dps.training.batch_schedule_callback import missing_rate_factor
 from lit_dps.training.example_count import full_batch_size, record_batches
 from lit_dps.training.goal_callback import GoalErrorCallback
 from lit_dps.training.local_sgd_callback import show_mean
 from lit_dps.training.masked_tensors import gradients_of
-from lit_dps.training.pruning_callback import masks_of
+from lit_dps.training.pruning_callback import masks_of, trained_ids_of
 from lit_dps.training.stopwatch import stopwatch_of
 from lit_dps.training.training_pass import TrainingPass, batch_on_device, loss_of
 
@@ -135,7 +136,8 @@ class ReadingsCallback(Callback):
     def on_before_optimizer_step(
         self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer
     ) -> None:
-        self._readings.count(float(optimizer.param_groups[0]["lr"]))
+        rate = missing_rate_factor(trainer) * float(optimizer.param_groups[0]["lr"])
+        self._readings.count(rate)
         step = self._steps_before_batch + 1
         self._readings.see_gradients(step, partial(gradients_of, pl_module, optimizer))
 
@@ -190,6 +192,10 @@ class _FitRun:
     @property
     def masks(self) -> Mapping[str, Tensor]:
         return masks_of(self._trainer, self.module)
+
+    @property
+    def trained(self) -> set[int]:
+        return trained_ids_of(self._trainer)
 
     @property
     def batch_size(self) -> int:

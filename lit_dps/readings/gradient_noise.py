@@ -22,7 +22,7 @@ from lit_dps.parallel.ddp import SharedBatchDDP
 from lit_dps.parallel.example_count import can_be_cut, cut
 from lit_dps.training.example_count import examples_of_part, record_batches
 from lit_dps.training.masked_tensors import squared_norm
-from lit_dps.training.pruning_callback import masks_by_parameter
+from lit_dps.training.pruning_callback import masks_by_parameter, trained_ids_of
 from lit_dps.training.training_pass import TrainingPass
 
 
@@ -31,8 +31,7 @@ class GradientNorms(Callback):
 
     On b of a batch's B examples the expected squared norm is ||G||^2 + tr(Sigma)/b (McCandlish et
     al. 2018, Appendix A.1). Each rank records its part. Pruned coordinates do not count, and
-    training itself is not changed. Gradients are read as backward() leaves them, so gradients of
-    16-bit floats are still scaled.
+    training itself is not changed.
 
     Args:
         interval: Optimizer steps between readings.
@@ -75,6 +74,7 @@ class GradientNorms(Callback):
         self._is_due = steps >= 0 and steps % self.interval == 0
         if self._is_due:
             self._masks = masks_by_parameter(trainer, pl_module)  # a method may change them
+            self._trained = trained_ids_of(trainer)
         self._part_square: Tensor | None = None
 
     def _add_bucket(self, bucket: GradBucket) -> None:
@@ -86,8 +86,11 @@ class GradientNorms(Callback):
         if self._part_square is not None:
             squares.append(self._part_square)
         for parameter, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True):
+            if id(parameter) not in self._trained:
+                continue
             squares.append(squared_norm(gradient, self._masks.get(parameter)))
-        self._part_square = torch.stack(squares).sum()
+        if squares:
+            self._part_square = torch.stack(squares).sum()
 
     def on_before_optimizer_step(
         self, trainer: Trainer, pl_module: LightningModule, optimizer: torch.optim.Optimizer
@@ -97,15 +100,17 @@ class GradientNorms(Callback):
         assert self._masks is not None
         squares = []
         for parameter in pl_module.parameters():
-            if parameter.grad is not None:
+            if parameter.grad is not None and id(parameter) in self._trained:
                 squares.append(squared_norm(parameter.grad, self._masks.get(parameter)))
         whole = float(torch.stack(squares).sum())
         share = getattr(trainer.strategy, "share", 1.0)
         if self._part_square is None:
             part = whole
         elif share:
-            # DDP scales a rank's gradient by its share and by the number of ranks.
-            part = float(self._part_square) / (share * ranks.world()) ** 2
+            # DDP scales a rank's gradient by its share and by the number of ranks. The gradient of
+            # the whole batch is unscaled already.
+            factor = share * ranks.world() * _loss_scale(trainer)
+            part = float(self._part_square) / factor**2
         else:
             part = math.nan
         self.readings["step"].append(trainer.global_step)
@@ -140,8 +145,8 @@ class NoiseScaleCallback(Callback):
       forward and backward pass per reading. Under other strategies each rank halves its batch.
 
     Random draws of the module, such as dropout, count as noise, and batch norm uses the statistics
-    of each part. Pruned and frozen parameters do not count. Training itself is not changed. Loggers
-    get both values of each reading, and the noise scale so far, as noise_scale/*.
+    of each part. Pruned and untrained parameters do not count. Training itself is not changed.
+    Loggers get both values of each reading, and the noise scale so far, as noise_scale/*.
 
     Args:
         interval: Optimizer steps between readings.
@@ -214,6 +219,7 @@ class NoiseScaleCallback(Callback):
         self._is_due = step >= self.start and (step - self.start) % self.interval == 0
         if self._is_due:
             self._masks = masks_by_parameter(trainer, pl_module)  # a method may change them
+            self._trained = trained_ids_of(trainer)
         is_first_batch = step != self._step
         self._step = step
         if is_first_batch:
@@ -232,7 +238,8 @@ class NoiseScaleCallback(Callback):
         sums = {}
         gradients = {}
         for parameter in pl_module.parameters():
-            if parameter.grad is None:
+            # No optimizer sets the gradients of untrained parameters to zero.
+            if parameter.grad is None or id(parameter) not in self._trained:
                 continue
             sums[parameter] = parameter.grad.detach().clone()
             if parameter in self._sums:
@@ -265,8 +272,7 @@ class NoiseScaleCallback(Callback):
         if count < self._batches_per_step:
             # The last step of an epoch may accumulate fewer batches.
             whole *= (self._batches_per_step / count) ** 2
-        scaler = getattr(trainer.precision_plugin, "scaler", None)
-        scale = getattr(scaler, "get_scale", lambda: 1.0)() ** 2
+        scale = _loss_scale(trainer) ** 2
         part = sum(square / scale for square in self._squares) / count
         total = sum(self._sizes)
         return Reading(*unbiased_moments(self._sizes[0], total, part, whole / scale), total)
@@ -292,7 +298,7 @@ class NoiseScaleCallback(Callback):
                 loss = self._pass.loss(twin, cut(batch, part), batch_idx)
                 if loss is None:
                     return Reading(math.nan, math.nan, size)
-                gradients.append(_gradients_of_twin(loss, module, twin))
+                gradients.append(_gradients_of_twin(loss, module, twin, self._trained))
         first, second = gradients
         mean = {parameter: (first[parameter] + second[parameter]) / 2 for parameter in first}
         part_square = (self._squared_norm(first) + self._squared_norm(second)) / 2
@@ -354,12 +360,27 @@ class NoiseScaleCallback(Callback):
         self.batch_size = state_dict["batch_size"]
 
 
-def _gradients_of_twin(loss: Tensor, module: nn.Module, twin: nn.Module) -> dict[Tensor, Tensor]:
-    """Return the gradients of a copy's loss, by the trained parameters of the module itself."""
+def _loss_scale(trainer: Trainer) -> float:
+    """Return the factor of the loss in the last backward pass; above 1 in half precision."""
+    scaler = getattr(trainer.precision_plugin, "scaler", None)
+    return getattr(scaler, "get_scale", lambda: 1.0)()
+
+
+def _gradients_of_twin(
+    loss: Tensor, module: nn.Module, twin: nn.Module, trained_of_run: set[int]
+) -> dict[Tensor, Tensor]:
+    """Return the gradients of a copy's loss, by the trained parameters of the module itself.
+
+    Args:
+        loss: A loss of the copy.
+        module: The module.
+        twin: The copy.
+        trained_of_run: `id` of the parameters that an optimizer trains.
+    """
     copies = dict(twin.named_parameters())
     trained = {}
     for name, parameter in module.named_parameters():
-        if parameter.requires_grad:
+        if id(parameter) in trained_of_run:
             trained[parameter] = copies[name]
     gradients = torch.autograd.grad(
         loss, list(trained.values()), allow_unused=True, materialize_grads=True

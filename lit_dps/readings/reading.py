@@ -38,10 +38,14 @@ class ReadRun(Protocol):
         data_module: Its data module.
         masks: The mask of each pruned parameter, by name.
         batch_size: The cell's batch size: the most examples of an optimizer step.
+        trained: The `id` of each parameter that an optimizer trains.
     """
 
     @property
     def module(self) -> LightningModule: ...
+
+    @property
+    def trained(self) -> set[int]: ...
 
     @property
     def data_module(self) -> LightningDataModule: ...
@@ -101,10 +105,14 @@ class Moment:
 
     @property
     def module(self) -> LightningModule:
-        """A copy of the trained module, made when it is first used."""
+        """A copy of the trained module, made when it is first used.
+
+        Only the parameters that an optimizer trains require a gradient.
+        """
         if self._copy is None:
             self._stack.enter_context(_unchanged_weights(self._run.module, self._reader))
             self._copy = self._stack.enter_context(self._run.copied())
+            _freeze_untrained(self._copy, self._run)
         return self._copy
 
     @property
@@ -159,6 +167,17 @@ class Moment:
         """
         assert self.module is not None  # protects the data
         yield from self._run.validation_batches()
+
+
+def _freeze_untrained(twin: LightningModule, run: ReadRun) -> None:
+    """Let a copy have gradients of the parameters alone that an optimizer trains.
+
+    A module may give its optimizer a part of its parameters and freeze none.
+    """
+    copies = dict(twin.named_parameters())
+    for name, parameter in run.module.named_parameters():
+        if id(parameter) not in run.trained:
+            copies[name].requires_grad_(False)
 
 
 @contextmanager

@@ -58,7 +58,7 @@ class ToyRun:
         sparsity: The share of the weights that random masks prune; 0 has no masks.
 
     Attributes:
-        module, data_module, masks, batch_size: As in `lit_dps.readings.reading.ReadRun`.
+        module, data_module, masks, batch_size, trained: As in `lit_dps.readings.reading.ReadRun`.
     """
 
     batch_size = BATCH_SIZE
@@ -74,6 +74,7 @@ class ToyRun:
             generator = torch.Generator().manual_seed(3)
             for name, weight in prunable(self.module).items():
                 self.masks[name] = torch.rand(weight.shape, generator=generator) >= sparsity
+        self.trained = set(map(id, self.module.parameters()))
         self._batches = iter(self.data_module.train_dataloader())
         self._mask_weights()
 

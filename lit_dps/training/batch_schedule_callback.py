@@ -56,6 +56,8 @@ class BatchScheduleCallback(Callback):
         self.schedule: BatchSchedule = self._config.build()
         self._step = 0
         self._hooks: list[Any] = []
+        self._factors: RateFactors | None = None
+        self._is_stepping = False
 
     @classmethod
     def of(cls, config: BatchConfig) -> Self:
@@ -78,6 +80,8 @@ class BatchScheduleCallback(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._remove_hooks()
+        self._factors = None
+        self._is_stepping = False
         data: Any = lightning_private.data_module_of(trainer)
         batch_size = getattr(data, "batch_size", None)
         if self.rate_factors(1) is None:
@@ -91,6 +95,18 @@ class BatchScheduleCallback(Callback):
             if not hasattr(optimizer, "register_step_pre_hook"):
                 raise self._rate_error(f"for {type(optimizer).__name__}, which has no hooks")
             self._hook(optimizer, factors)
+        self._factors = factors
+
+    @property
+    def missing_factor(self) -> float:
+        """The factor of this step that the learning rates of the optimizers do not have yet.
+
+        `on_before_optimizer_step` is called within `Optimizer.step`, whose rates have the factor.
+        With a scaled loss, as in 16-mixed, it is called before.
+        """
+        if self._factors is None or self._is_stepping:
+            return 1.0
+        return self._factors.at(self._step)
 
     def _rate_error(self, reason: str) -> ConfigError:
         """Return the refusal of a rate that changes along the run, by the key that changes it."""
@@ -105,9 +121,11 @@ class BatchScheduleCallback(Callback):
 
         def scale(*args: Any) -> None:
             scope.enter_context(scaled_rates(optimizer, factors.at(self._step)))
+            self._is_stepping = True
 
         def restore(*args: Any) -> None:
             scope.close()
+            self._is_stepping = False
 
         self._hooks.append(optimizer.register_step_pre_hook(scale))
         self._hooks.append(optimizer.register_step_post_hook(restore))
@@ -170,6 +188,15 @@ def scaled_rates(optimizer: Optimizer, factor: float) -> Iterator[None]:
     finally:
         for group, rate in zip(optimizer.param_groups, rates, strict=True):
             group["lr"] = rate
+
+
+def missing_rate_factor(trainer: Trainer) -> float:
+    """Return the `missing_factor` of a trainer's batch schedule; 1 without one."""
+    factor = 1.0
+    for callback in lightning_private.callbacks_of(trainer):
+        if isinstance(callback, BatchScheduleCallback):
+            factor *= callback.missing_factor
+    return factor
 
 
 def schedule_name(trainer: Trainer) -> str:

@@ -24,7 +24,8 @@ class DelayCallback(Callback):
 
     Raises:
         ConfigError: if the delay is no whole number of at least 0. When training starts: for manual
-            optimization, and for optimizers that evaluate their closure themselves, such as LBFGS.
+            optimization, for optimizers that evaluate their closure themselves, such as LBFGS, and
+            for a precision that scales the loss, such as 16-mixed.
     """
 
     def __init__(self, delay: int = 0):
@@ -43,6 +44,13 @@ class DelayCallback(Callback):
             name = type(pl_module).__name__
             raise ConfigError(
                 "optim.delay", self.delay, f"0, because {name} uses manual optimization"
+            )
+        if getattr(trainer.precision_plugin, "scaler", None) is not None:
+            raise ConfigError(
+                "optim.delay",
+                self.delay,
+                f"0, because trainer.precision = {trainer.precision} skips steps by the gradient "
+                "of the present batch",
             )
         for optimizer in trainer.optimizers:
             if requires_closure(optimizer):

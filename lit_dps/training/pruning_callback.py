@@ -17,7 +17,7 @@ import lit_dps.training.lightning_private as lightning_private
 from lit_dps.core.errors import ConfigError, UserError, error_text, place_in_user_code
 from lit_dps.core.trial import COPIES
 from lit_dps.core.trial_config import Biases, Init, PruningConfig
-from lit_dps.optim.parameter_groups import trained_parameters
+from lit_dps.optim.parameter_groups import trained_ids
 from lit_dps.pruning import PRUNERS, Mask, Network, mask_flags, prunable, prune, pruner_of
 from lit_dps.pruning.isometry import STEPS
 from lit_dps.pruning.mask_changes import MaskChanges, density_flags, mask_optimizer_state
@@ -219,8 +219,8 @@ class PruningCallback(Callback):
     def _prune(self, trainer: Trainer, module: LightningModule) -> None:
         """Make the mask, and move the weights to their start under it."""
         self._check_module(module)
-        trained_ids = _trained_ids(trainer)
-        parameters = prunable(module, self.biases, self.exclude, trained_ids)
+        held = trained_ids_of(trainer)
+        parameters = prunable(module, self.biases, self.exclude, held)
         data_pass = TrainingPass(trainer, module, self.batch_size, is_short=self.is_short)
         self.key = data_pass.key
         copy = partial(self._copy, data_pass, module, list(parameters))
@@ -229,12 +229,12 @@ class PruningCallback(Callback):
         # An exact method masks all parameters that the loss depends on; the others may join later.
         if not self.pruner.hits_count:
             self._kept_dense = parameters.keys() - mask.keys()
-        for name, parameter in copies_of(module, mask, trained_ids, self._callbacks).items():
+        for name, parameter in copies_of(module, mask, held, self._callbacks).items():
             if not any(fnmatchcase(name, pattern) for pattern in self.exclude):
                 self._copies[name] = parameter
         trained = 0
         for parameter in module.parameters():
-            if parameter.requires_grad and id(parameter) in trained_ids:
+            if parameter.requires_grad and id(parameter) in held:
                 trained += parameter.numel()
         self.flags = mask_flags(mask, self.pruner, trained)
         isometry_steps = 1 if self.is_short else STEPS
@@ -451,12 +451,9 @@ def masks_by_parameter(trainer: Trainer, module: LightningModule) -> dict[Tensor
     return {parameters[name]: mask for name, mask in masks_of(trainer, module).items()}
 
 
-def _trained_ids(trainer: Trainer) -> set[int]:
-    """Return the `id` of each parameter that an optimizer trains."""
-    ids = set()
-    for optimizer in trainer.optimizers:
-        ids.update(map(id, trained_parameters(optimizer)))
-    return ids
+def trained_ids_of(trainer: Trainer) -> set[int]:
+    """Return the `id` of each parameter that an optimizer of a trainer trains."""
+    return trained_ids(trainer.optimizers)
 
 
 def is_reentrant(loss: Tensor) -> bool:

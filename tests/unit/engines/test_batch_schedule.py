@@ -15,9 +15,12 @@ from lit_dps.core.errors import ConfigError
 from lit_dps.core.goal import Goal
 from lit_dps.core.trial import Cell, Trial
 from lit_dps.core.trial_config import BatchConfig
+from lit_dps.data import Digits
 from lit_dps.data.loaders import interval_batches
+from lit_dps.models import MLP
+from lit_dps.module import ImageClassifier
 from lit_dps.parallel.process import Interrupted
-from lit_dps.readings import BranchCallback
+from lit_dps.readings import BranchCallback, Reading, ReadingsCallback
 from lit_dps.training import AdamScalingCallback, BatchScheduleCallback
 from lit_dps.training.checkpoint_files import Checkpoints
 from lit_dps.training.example_count import SpentOfSteps
@@ -26,6 +29,7 @@ from tests.support.errors import refuses
 from tests.support.ranks import same_on_ranks
 from tests.support.runs import engine as engine_of
 from tests.support.runs import runs, train, train_one
+from tests.support.scaled_loss import ScaledLoss
 from tests.support.tiny import Plain, fit, loader
 from tests.unit.engines.test_engine import PARAMS, WORKLOAD, quiet  # noqa: F401
 
@@ -102,6 +106,62 @@ def test_a_stack_trains_the_steps_of_single_networks(batch):
         assert result.curve["examples"] == single.curve["examples"] == EXAMPLES
         losses = result.curve["train_loss"]
         assert losses == pytest.approx(single.curve["train_loss"], rel=1e-4)
+
+
+class CountedRates(Reading):
+    """The sum of the learning rates that it counts."""
+
+    name = "rates"
+
+    def __init__(self):
+        self.total = 0.0
+
+    def count(self, rate):
+        self.total += rate
+
+    def read(self, moment):
+        return {"rate_sum": self.total}
+
+
+def test_readings_count_the_rates_that_follow_the_batch_in_all_loops():
+    sums = {}
+    for way, options in {**WAYS, "stacked": {"size": 2, "stacks_alone": True}}.items():
+        result = train_one(
+            TRIAL,
+            WORKLOAD,
+            GOAL,
+            batch=vars(WITH_RATE),
+            readings=[f"{__name__}.CountedRates"],
+            **options,
+        )
+        assert result.engine == way
+        sums[way] = result.readings["rates"]["rate_sum"]
+    rate = PARAMS["model.learning_rate"]
+    factors = 3 * [0.5] + 3 * [0.5**0.5] + 14 * [1.0]
+    expected = [rate * sum(factors[:step]) for step in (4, 8, 12, 16, 20)]
+    for way, found in sums.items():
+        assert found == pytest.approx(expected, rel=1e-6), way
+
+
+class RatesOfSteps(CountedRates):
+    """The sum after each step."""
+
+    when = "step"
+
+
+@pytest.mark.parametrize("plugins", [[], [ScaledLoss]])
+def test_readings_count_the_rates_of_a_scaled_loss_too(plugins):
+    batch = BatchScheduleCallback(**vars(WITH_RATE))
+    readings = ReadingsCallback([f"{__name__}.RatesOfSteps"])
+    fit(
+        ImageClassifier(MLP(hidden=[4]), learning_rate=0.01),
+        datamodule=Digits(batch_size=16),
+        callbacks=[batch, readings],
+        plugins=[plugin() for plugin in plugins],
+        max_steps=4,
+    )
+    sums = [0.005, 0.01, 0.015, 0.015 + 0.01 * 0.5**0.5]
+    assert readings.columns["rates"]["rate_sum"] == pytest.approx(sums)
 
 
 def test_rows_that_began_at_different_checks_have_their_own_sizes_and_rates():

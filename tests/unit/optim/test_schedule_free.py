@@ -424,3 +424,63 @@ def test_the_points_of_a_stack_are_those_of_the_optimizer_with_groups():
         expected = {name: parameter.detach().clone() for name, parameter in named.items()}
     torch.testing.assert_close(points[0], update.weights.flatten(expected))
     assert not torch.equal(points, flat)
+
+
+def _ahead(weights, gradients, state, rate, hyperparameters, step):
+    state["sum"].add_(gradients)
+    weights.addcmul_(gradients, rate, value=-1)
+
+
+AHEAD = Rule(
+    "ahead",
+    (),
+    ("sum",),
+    _ahead,
+    make_state=lambda parameter: {"sum": torch.ones_like(parameter)},
+    gradient_point=lambda weights, state, hyperparameters: weights + 0.5 * state["sum"],
+)
+
+
+def test_the_first_point_is_of_the_initial_state_as_in_a_stack():
+    parameter = nn.Parameter(START.clone())
+    optimizer = AHEAD.make([parameter], RATE, {})
+    update = StackedUpdate(AHEAD, {"w": parameter})
+    state = {key: each[None] for key, each in update.flat_state({"w": parameter}, {}).items()}
+    row = update.weights.flatten({"w": parameter.detach()})[None]
+    for step in range(3):
+        point = update.gradient_points(row, state, {})
+        with at_gradient_point(optimizer):
+            assert torch.equal(parameter.detach().flatten(), point[0])
+            quadratic(parameter).backward()
+        gradients = parameter.grad.flatten()[None].clone()
+        optimizer.step()
+        update(
+            row, gradients, state, row.new_full((1, 1), RATE), {}, row.new_full((1, 1), step + 1)
+        )
+        assert torch.allclose(parameter.detach().flatten(), row[0], rtol=1e-12)
+
+
+def test_gradients_of_the_weights_are_no_gradients_of_another_first_point():
+    parameter = nn.Parameter(START.clone())
+    optimizer = AHEAD.make([parameter], RATE, {})
+    quadratic(parameter).backward()
+    with refuses("model.optimizer", "ahead"):
+        optimizer.step(lambda: quadratic(parameter))
+
+
+def test_a_frozen_parameter_has_no_other_point():
+    parameter = nn.Parameter(START.clone(), requires_grad=False)
+    with at_gradient_point(AHEAD.make([parameter], RATE, {})):
+        assert torch.equal(parameter, START)
+
+
+@pytest.mark.parametrize("name", ["lion", "muon", "shampoo", "soap"])
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16])
+def test_rules_of_lit_dps_refuse_weights_of_16_bits(name, kind):
+    parameter = nn.Parameter(START.to(kind))
+    numbers = {**NUMBERS, "adamw_ratio": 1.0, "refresh_steps": 10}
+    numbers = {key: numbers[key] for key in RULES[name].hyperparameters}
+    optimizer = RULES[name].make([parameter], RATE, numbers)
+    parameter.grad = torch.ones_like(parameter)
+    with refuses("trainer.precision", str(kind)):
+        optimizer.step()

@@ -202,3 +202,25 @@ def test_the_top_k_are_the_first_ones_of_a_stable_sort(kind):
         expected = torch.zeros(97, dtype=torch.bool)
         expected[torch.sort(scores, descending=True, stable=True).indices[:keep]] = True
         assert torch.equal(top_k({"w": scores}, 1 - keep / 97)["w"], expected)
+
+
+class Undefined(OneShot):
+    """Its scores are nan at one weight."""
+
+    passes = 0
+
+    def scores(self, network, generator):
+        scores = {name: weight.detach().abs() for name, weight in network.parameters.items()}
+        next(iter(scores.values()))[0, 0] = torch.nan
+        return scores
+
+
+@pytest.mark.parametrize("are_stored", [False, True])
+def test_scores_that_are_nan_are_refused(are_stored):
+    module = two_layers()
+    network = Network(
+        module, prunable(module), 4, lambda: 0, lambda: iter(()), lambda batch, i: None
+    )
+    scores = Undefined().scores(network, torch.Generator()) if are_stored else None
+    with refuses("pruning.method", "Undefined"):
+        prune(Undefined(), lambda: nullcontext(network), 0.5, 0, "module", scores)

@@ -21,6 +21,7 @@ from lit_dps.module import ImageClassifier
 from lit_dps.parallel.ddp import trainer_arguments
 from lit_dps.readings import NoiseScaleCallback
 from tests.support.ranks import on_ranks
+from tests.support.scaled_loss import ScaledLoss
 from tests.support.tiny import QUIET, Plain, assert_equal, fit, loader, weights
 
 DIMENSIONS, SPREAD = 10, 3.0
@@ -111,7 +112,7 @@ def test_it_leaves_training_as_it_is():
     assert callbacks[0].readings["step"] == [1, 3, 5]
 
 
-def read_by_ranks(batch_size: int) -> tuple[dict, float]:
+def read_by_ranks(batch_size: int, scales: bool = False) -> tuple[dict, float]:
     torch.manual_seed(3)
     callback, module = NoiseScaleCallback(), ImageClassifier(MLP(hidden=[16]), learning_rate=0.05)
     fit(
@@ -119,7 +120,7 @@ def read_by_ranks(batch_size: int) -> tuple[dict, float]:
         datamodule=Digits(batch_size=batch_size),
         callbacks=[callback],
         max_steps=4,
-        **trainer_arguments(QUIET),
+        **trainer_arguments({**QUIET, "plugins": [ScaledLoss()] if scales else []}),
     )
     return callback.readings, callback.batch_size
 
@@ -130,6 +131,13 @@ def test_ranks_read_before_and_after_they_add_up():
         2, read_by_ranks, 8
     ):  # two parts of four: the halves of the batch
         assert batch_size == size == 8
+        for key, values in readings.items():
+            assert values == pytest.approx(alone[key], rel=1e-3)
+
+
+def test_a_scaled_loss_does_not_change_what_ranks_read():
+    alone, _ = read_by_ranks(8)
+    for readings, _ in on_ranks(2, read_by_ranks, 8, True):
         for key, values in readings.items():
             assert values == pytest.approx(alone[key], rel=1e-3)
 

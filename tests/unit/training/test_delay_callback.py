@@ -19,7 +19,8 @@ from lit_dps.training import DelayCallback
 from lit_dps.training.workload import Workload
 from tests.support.errors import refuses
 from tests.support.runs import train, train_one
-from tests.support.tiny import fit, loader
+from tests.support.scaled_loss import ScaledLoss
+from tests.support.tiny import Plain, fit, loader
 from tests.unit.pruning.test_pruners_engines import MODEL
 
 DATA = {"class_path": "lit_dps.data.Digits", "init_args": {}}
@@ -208,3 +209,8 @@ def test_what_is_no_delay_is_refused(delay):
 def test_what_cannot_be_delayed_is_refused(module):
     with refuses("optim.delay", 2):
         fit(module, loader(), callbacks=[DelayCallback(2)], max_steps=2)
+
+
+def test_a_scaled_loss_is_refused():
+    with refuses("optim.delay", 2):
+        fit(Plain(), loader(), callbacks=[DelayCallback(2)], plugins=[ScaledLoss()], max_steps=1)
