@@ -126,7 +126,8 @@ def law_text(law: Law) -> str:
         ("c2", estimate(law.fit.c2, law.c2)),
     ):
         formula = formula.replace(name, text)
-    reason = law.describe() if law.is_b_crit_known else str(law.verdict)
+    # `--show cells` has the advice too, which would take a line for each series here.
+    reason = law.describe() if law.is_b_crit_known else law.verdict.reason
     statistic = "median K over seeds" if law.uses_medians else "K*"
     return f"{statistic} = {formula}; {reason}"
 
