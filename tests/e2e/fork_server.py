@@ -28,6 +28,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from array import array
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -56,7 +57,7 @@ def main() -> None:
     import_module("tests.support.pictures").use_placeholders()
     import_module("lit_dps.tracking.sync")
     # Imported objects stay until the end. Without this line, every command would look at all of
-    # them in its collections and at its exit, which takes 2 s and copies their pages.
+    # them in its collections, which takes 1 s and copies their pages.
     gc.freeze()
     gc.enable()
     threads = [
@@ -68,7 +69,42 @@ def main() -> None:
     )  # pyarrow's minds a fork
     request, fds = _serve(control)
     faulthandler.enable()  # a command that hangs is aborted, and says where it was
-    _become_command(request, fds)()
+    _end(_exit_code(_become_command(request, fds)))
+
+
+def _exit_code(run: Callable[[], None]) -> int:
+    """Run a process, print what ends it, and return its exit code, as the interpreter does."""
+    try:
+        run()
+    except SystemExit as error:
+        if error.code is None:
+            return 0
+        if isinstance(error.code, int):
+            return error.code & 0xFF
+        print(error.code, file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        sys.excepthook(*sys.exc_info())
+        return -signal.SIGINT
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+        return 1
+    return 0
+
+
+def _end(code: int) -> None:
+    """End this process as the interpreter does, but keep its objects: freeing them takes 1 s."""
+    threading._shutdown()  # waits for threads
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError):
+            code = code or 120
+    if code == -signal.SIGINT:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
+    os._exit(code)
 
 
 def _serve(control: socket.socket) -> tuple[dict, list[int]]:
