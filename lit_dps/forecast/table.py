@@ -298,18 +298,18 @@ def _explain_trials(remaining: Remaining, basis: str) -> list[str]:
     if not remaining.trials.trials:
         return ["all trials of the search have finished; repeats remain"]
     goal = remaining.setup.goal_of_trials
-    text = f"at most: every trial runs to max_steps = {goal.max_steps:,}"
+    ends = f"runs to max_steps = {goal.max_steps:,}"
     if goal.limits:
-        text = f"at most: every trial spends its budget of {goal.budget_text}"
+        ends = f"spends its budget of {goal.budget_text}"
     if remaining.rungs:
         pauses = ", ".join(map("{:,}".format, remaining.rungs))
-        text += f", and restarts from step 0 after each rung ({pauses} steps)"
-    text += ", and every validation reads the whole split"
+        ends = f"restarts from step 0 after each rung ({pauses} steps), then {ends}"
+    text = f"at most: every trial {ends}. Every validation reads the whole split"
     if remaining.expected is None:
         hint = (
-            "an expected time needs finished trials: start the study, or run lit-dps advise with it"
+            "An expected time needs finished trials: start the study, or run lit-dps advise with it"
         )
-        return [f"{text}; {hint}"]
+        return [f"{text}. {hint}"]
     steps = total_work(remaining.expected.trials.values()).steps
     return [text, f"expected: {steps:,.0f} steps, from {basis}"]
 
