@@ -303,7 +303,7 @@ def _explain_trials(remaining: Remaining, basis: str) -> list[str]:
         ends = f"spends its budget of {goal.budget_text}"
     if remaining.rungs:
         pauses = ", ".join(map("{:,}".format, remaining.rungs))
-        ends = f"restarts from step 0 after each rung ({pauses} steps), then {ends}"
+        ends = f"restarts from its first step after each rung ({pauses} steps), then {ends}"
     text = f"at most: every trial {ends}. Every validation reads the whole split"
     if remaining.expected is None:
         hint = (
