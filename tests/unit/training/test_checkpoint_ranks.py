@@ -63,6 +63,17 @@ def test_a_users_module_draws_on_each_rank_what_it_would_have_drawn(tmp_path, ac
     )
 
 
+def test_batches_masks_and_readings_that_change(tmp_path):
+    """The batch grows at steps 10 and 20, and the mask changes at every third step."""
+    trial = Trial(Cell(16, 0.5), 1, PARAMS)
+    options = {
+        "pruning": {"method": "tests.support.user_readings.Redraws"},
+        "batch": {"schedule": "doubling", "options": {"start": 0.25, "steps": 10}},
+        "readings": ["gradient_norm"],
+    }
+    assert same_on_ranks(2, taken_up, tmp_path, trial, (2, 4), options) == expected(trial, (2, 4))
+
+
 def paused(folder: Path, trial: Trial) -> tuple:
     study = Study(folder)
     limit = 12 if ranks.rank() == 0 else 99  # the others know nothing of other trials
