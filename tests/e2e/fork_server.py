@@ -41,6 +41,14 @@ ROOT = Path(__file__).parents[2]
 LONGEST = 1 << 18  # bytes of a request
 SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER of <linux/prctl.h>: an orphan of mine becomes my child
 VERBS = ("study", "analyze", "figures", "merge", "replicate")
+# What a study imports when it comes to use it.
+LATER = (
+    "lit_dps.tracking.sync",
+    "lit_dps.report.html",
+    "mlflow.store.tracking.sqlalchemy_store",
+    "sklearn.datasets",
+    "sqlalchemy.dialects.sqlite",
+)
 
 
 def main() -> None:
@@ -55,7 +63,9 @@ def main() -> None:
     import_module("tests.support.schema").use_copies()
     import_module("tests.support.installed").look_up_once()
     import_module("tests.support.pictures").use_placeholders()
-    import_module("lit_dps.tracking.sync")
+    for name in LATER:
+        import_module(name)
+    import_module("sqlalchemy.orm").configure_mappers()
     # Imported objects stay until the end. Without this line, every command would look at all of
     # them in its collections, which takes 1 s and copies their pages.
     gc.freeze()
