@@ -49,8 +49,8 @@ class StudyOptions:
             files, all. Sections have commas between them.
         validate_every: Count a validation every N steps in all times. N is the interval of your
             training. By default times exclude validation.
-        time_steps: Time the training steps of every cell again. A study times them once, at its
-            end.
+        time_steps: Time the training steps of every cell again, however long it takes. A study
+            times them once, at its end, if that takes less than 60 s or 5 % of its trials' time.
         trust: Import modules of the study in study.best_of. It may name them for goal and
             statistic. Without this option they are imported only if you ran that study.
         json: Print one JSON object on stdout (docs/python.md, Document). All other text goes to

@@ -13,13 +13,15 @@ from typing import Any
 from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities.types import LRSchedulerConfig
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import ReduceLROnPlateau
+from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
 
 from lit_dps.engines.module_hooks import as_dict, optimizer_of
 from lit_dps.optim.parameter_groups import group_settings
 from lit_dps.training.rate_curve import rates_of_groups
 
-COMPARED_STEPS = 200  # of the table with the schedule itself
+# Steps at which the table of a `LambdaLR` is compared with the schedule itself. Other schedules are
+# compared at all steps: a part of a `SequentialLR` may change the momentum at a late step.
+COMPARED_STEPS = 200
 
 
 def schedule_config(configured: Any) -> LRSchedulerConfig | None:
@@ -101,9 +103,11 @@ def _first_difference(
     """Step a schedule; return how it differs from its table, None if it does not."""
     settings = _other_settings(optimizer)
     schedule: Any = config.scheduler
+    if type(schedule) is LambdaLR:
+        rates = rates[:COMPARED_STEPS]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch warns if no optimizer step precedes
-        for step, of_groups in enumerate(rates[:COMPARED_STEPS]):
+        for step, of_groups in enumerate(rates):
             if tuple(float(group["lr"]) for group in optimizer.param_groups) != of_groups:
                 return f"gives another rate at step {step} if it is computed again"
             if _other_settings(optimizer) != settings:

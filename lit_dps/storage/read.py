@@ -94,7 +94,9 @@ def read_study(storage: BaseStorage | str, name: str, trust: bool = False) -> St
                 # A class of the user that cannot be imported here is no damage.
                 raise
             raise StorageError(
-                f"study {name!r} is damaged: {first_line(error)}; {RESTORE}",
+                f"study {name!r} has a value that cannot be read "
+                f"({type(error).__name__}: {first_line(error)}). The database is damaged, or "
+                f"another version of lit_dps wrote it: use that version, or {RESTORE}.",
                 key="study.name",
                 value=name,
             ) from error

@@ -279,6 +279,15 @@ def test_what_is_not_stacked_has_a_reason(model, data, trainer, reason):
     assert found is not None and reason in found
 
 
+@pytest.mark.parametrize(("begin", "is_stacked"), [(250, False), (400, True)])
+def test_a_schedule_that_changes_the_momentum_late_in_the_budget_is_not_stacked(begin, is_stacked):
+    training = training_of(
+        workload("schedules.LateOneCycle", begin=begin), {**GOAL, "max_steps": 300}
+    )
+    reason = ineligibility_reason(training, trials(Cell(16, 0.0))[0], stacked=True)
+    assert (reason is None) == is_stacked
+
+
 def test_an_object_of_torchmetrics_that_is_not_reset_is_not_stacked():
     training = training_of(workload("metrics.ComputedAtTheEnd", resets=False), GOAL)
     reason = ineligibility_reason(training, trials(Cell(16, 0.0))[0], stacked=True)

@@ -3,6 +3,7 @@ happens without them."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from types import SimpleNamespace
 
@@ -104,13 +105,14 @@ def test_a_long_measurement_ends_after_few_rounds_and_a_longer_one_is_left_out(
     record = update_step_timing(setup, read_study(url, "quiet"), StopRequest())
     assert record.step_timing.rounds == MIN_ROUNDS
     monkeypatch.setattr(quiet_timing, "MAX_SECONDS", 8.0)
-    assert (
-        update_step_timing(setup, record, StopRequest(), asked=True).step_timing
-        == record.step_timing
-    )
+    other_threads = dataclasses.replace(record.step_timing, threads=2)
+    former = dataclasses.replace(record, step_timing=other_threads)
+    assert update_step_timing(setup, former, StopRequest()).step_timing == other_threads
     last = capsys.readouterr().err.splitlines()[-1]
     # The expected seconds, and those that are allowed.
     assert numbers_in(last) == [12, 8]
+    asked = update_step_timing(setup, former, StopRequest(), asked=True)
+    assert asked.step_timing.threads == 1
 
 
 def test_a_failure_costs_only_the_times(clock, study, monkeypatch, capsys):

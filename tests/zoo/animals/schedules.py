@@ -48,6 +48,25 @@ class Scheduled(Net):
         return {"optimizer": optimizer, "lr_scheduler": by}
 
 
+class LateOneCycle(Net):
+    """Trained at a constant rate, then by one cycle, which changes the momentum too.
+
+    Args:
+        begin: The first step of the cycle.
+    """
+
+    def __init__(self, width: int = 16, lr: float = 1e-2, begin: int = 250):
+        super().__init__(width, lr)
+        self.begin = begin
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.SGD(self.parameters(), self.hparams.lr, momentum=0.9)
+        constant = lr_scheduler.ConstantLR(optimizer, 1.0)
+        cycle = lr_scheduler.OneCycleLR(optimizer, self.hparams.lr, total_steps=500)
+        schedule = lr_scheduler.SequentialLR(optimizer, [constant, cycle], [self.begin])
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+
 class LengthInSetup(Net):
     """Computes the length of its schedule in `setup`, by the trainer's numbers, as fine-tuning
     examples do.
