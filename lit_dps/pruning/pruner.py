@@ -208,7 +208,8 @@ def _refuse_nan(scores: Scores, pruner: Pruner) -> None:
         count = int(score.isnan().sum())
         if count:
             allowed = f"a method whose scores are numbers; {count} of {score.numel()} of {name} are"
-            raise ConfigError("pruning.method", type(pruner).__name__, f"{allowed} nan")
+            hint = "If the loss overflows before training, reduce initial weights or inputs."
+            raise ConfigError("pruning.method", type(pruner).__name__, f"{allowed} nan", hint)
 
 
 def _check(mask: Mask, network: Network, sparsity: float, pruner: Pruner) -> None:

@@ -25,18 +25,38 @@ TRAINER = ("accelerator", "devices", "precision", "accumulate_grad_batches", "gr
 # Key of a switch -> the prefix of the keys that have no effect if it has the value "off".
 SWITCHES = {"local.workers": ("local.", "1"), "optim.delay": ("optim.delay", "0")}
 MAX_PARAM_CHARACTERS = 250  # of a parameter's value in MLflow
+LAST_LINE = "The rest is too long for MLflow: see the artifacts of this run."
 
 
-def markdown(study: Analysis, report: str | None = None) -> str:
+def markdown(study: Analysis, report: str | None = None, limit: float = math.inf) -> str:
     """Return the description of a study: answer, table, warnings, notes, and the report's address.
 
     The answer comes first, because MLflow folds all but a few lines. The warnings are those of
-    the last screen of a study, all of them, with their details.
+    the last screen of a study, all of them, with their details. A table that exceeds the limit is
+    left to the report.
 
     Args:
         study: The study.
         report: Address of the report page.
+        limit: Characters that MLflow allows.
     """
+    text = _markdown(study, report, _table(study))
+    if len(text) > limit:
+        table = [f"The table of {len(study.answers)} rows is in report.html."]
+        text = _markdown(study, report, table)
+    return text
+
+
+def lines_within(text: str, limit: int) -> str:
+    """Return the first lines of a text within a limit of characters; the last one says so."""
+    if len(text) <= limit:
+        return text
+    begin = text[: limit - len(LAST_LINE) - 2]
+    lines, _, _ = begin.rpartition("\n")
+    return f"{lines}\n\n{LAST_LINE}"
+
+
+def _markdown(study: Analysis, report: str | None, table: list[str]) -> str:
     first_lines, other_lines = [], []
     for series, group in trained_series(study).items():
         name = "; ".join(map(str, group))
@@ -44,7 +64,7 @@ def markdown(study: Analysis, report: str | None = None) -> str:
         first_lines.append(f"- {first}")
         if others:
             other_lines += ["", f"{name}:", "", *(f"- {line.strip()}" for line in others)]
-    lines = [*first_lines, "", *_table(study)]
+    lines = [*first_lines, "", *table]
     warnings = all_warnings(study, has_details=True)
     if warnings:
         lines += ["", *(f"- **warning**: {warning}" for warning in warnings)]

@@ -35,6 +35,7 @@ from lit_dps.tracking.client import mlflow_errors
 from lit_dps.tracking.description import (
     cell_outcomes,
     is_finished,
+    lines_within,
     markdown,
     scaling,
     study_metrics,
@@ -266,7 +267,7 @@ class MlflowSync:
         report = None
         if files:
             report = self.report_page()
-        self.describe(markdown(study, report), views)
+        self.describe(markdown(study, report, MAX_TAG_CHARACTERS), views)
         self.log_study(
             values,
             study_metrics(study),
@@ -416,7 +417,7 @@ class MlflowSync:
             note: The description in Markdown.
             views: The views by name (`lit_dps.tracking.pages.views_of`).
         """
-        note = note[:MAX_TAG_CHARACTERS]
+        note = lines_within(note, MAX_TAG_CHARACTERS)
         with mlflow_errors(self.uri):
             if self.runs.client.get_run(self.runs.run_id).data.tags.get(NOTE_TAG) != note:
                 self.runs.client.set_tag(self.runs.run_id, NOTE_TAG, note)

@@ -29,6 +29,7 @@ def check(
     data: str = "data.Clouds",
     callback: str = "",
     batch_size: int = 16,
+    sparsity: float = 0.5,
     goal: dict[str, Any] | None = None,
     **study,
 ) -> list[str]:
@@ -40,7 +41,7 @@ def check(
     point = sobol_point(made.study.space, 0, 0)
     with made.workload.without_side_effects() as workload:
         training = replace(made.training(), workload=workload)
-        return check_resume(training, Trial(Cell(batch_size, 0.5), 0, point), made)
+        return check_resume(training, Trial(Cell(batch_size, sparsity), 0, point), made)
 
 
 @pytest.mark.parametrize(
@@ -85,10 +86,15 @@ def test_a_budget_of_one_step_has_nothing_to_resume():
 
 
 @pytest.mark.parametrize(
-    ("model", "reason"), [("Diverges", "diverges"), ("FailsAfterValidation", "RuntimeError")]
+    ("model", "sparsity", "reason"),
+    [
+        ("Diverges", 0.0, "diverges"),
+        ("Diverges", 0.5, "pruning.method"),
+        ("FailsAfterValidation", 0.5, "RuntimeError"),
+    ],
 )
-def test_a_check_without_a_finite_run_is_noted(model, reason):
-    (note,) = check(f"forgetful.{model}")
+def test_a_check_without_a_finite_run_is_noted(model, sparsity, reason):
+    (note,) = check(f"forgetful.{model}", sparsity=sparsity)
     assert f"of {model} can resume is not known" in note and reason in note
 
 

@@ -23,7 +23,7 @@ from lit_dps.storage.samplers import SobolSampler
 from lit_dps.storage.schema import cell_study_name
 from lit_dps.storage.stored_format import study_attributes
 from lit_dps.storage.trial_queue import TrialQueue
-from lit_dps.tracking.description import constants, markdown
+from lit_dps.tracking.description import LAST_LINE, constants, lines_within, markdown
 from lit_dps.tracking.pages import CELLS, CURVES, page_address, view_key, views_of
 from lit_dps.tracking.sync import MlflowSync
 from tests.support.fake_study import analysis_of, law_results
@@ -119,6 +119,24 @@ def test_the_description_says_the_answer_in_markdown(study, golden):
     assert len(rows) == 2 + sum(cell.k_star is not None for cell in study.cells)
     golden.check("tracking/description.md", text)
     assert "K*" not in text, "Markdown would take it for emphasis"
+
+
+def test_a_description_that_is_too_long_keeps_its_warnings(study):
+    whole = markdown(study, "#/report")
+    short = markdown(study, "#/report", len(whole) - 1)
+    warnings = [line for line in whole.splitlines() if "**warning**" in line]
+    assert warnings and [line for line in short.splitlines() if "**warning**" in line] == warnings
+    assert "| " not in short and f"{len(study.answers)} rows" in short
+    assert markdown(study, "#/report", len(whole)) == whole
+
+
+def test_lines_beyond_the_limit_of_mlflow_are_said_to_be_missing():
+    text = "\n".join(f"line {i}" for i in range(100))
+    cut = lines_within(text, 200)
+    *lines, empty, last = cut.splitlines()
+    assert len(cut) <= 200 and lines == text.splitlines()[: len(lines)] and len(lines) > 10
+    assert (empty, last) == ("", LAST_LINE)
+    assert lines_within(text, len(text)) == text
 
 
 def test_constants_are_named_by_their_keys():
