@@ -139,7 +139,7 @@ def judge_fit(
         return Verdict(Refusal.CRITICAL, f"B_crit > {three_digits(bound)}", bound, advice)
     if critical.high > MAX_SPAN * bound:
         interval = f"[{three_digits(bound)}, {three_digits(critical.high)}]"
-        reason = f"B_crit in {interval} spans more than x{MAX_SPAN:g}"
+        reason = f"B_crit is only known within {interval}"
         advice = "measure more batch sizes, or run more trials"
         return Verdict(Refusal.CRITICAL, reason, bound, advice)
     return Verdict()

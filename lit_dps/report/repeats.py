@@ -26,7 +26,7 @@ from lit_dps.core.unit import STEPS, Cost, Unit, cost_text
 from lit_dps.report.notes import Level, Note, Values
 
 # What the intervals of a law contain.
-LAW_INTERVALS = "95 % intervals: the noise of each K and the law's own error"
+LAW_INTERVALS = "95 % intervals include the noise of each K and the misfit of the law"
 
 SEEDED_ORDERS = ("authors", "per_trial")  # values of data.order that are not a file
 
@@ -180,7 +180,7 @@ def law_head(name: str, unit: Unit, method: str = "") -> str:
     if not unit.has_law:
         return f"{name} in {unit.axis}: no law is fitted"
     in_unit = "" if unit is STEPS else f" {unit.name}"
-    return f"{name} = {unit.law}{in_unit}, {method}{LAW_INTERVALS}"
+    return f"{name} = {unit.law}{in_unit}{method}; {LAW_INTERVALS}"
 
 
 def law_lines(laws: Mapping[Series, Law]) -> list[str]:

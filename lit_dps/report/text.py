@@ -83,11 +83,6 @@ _RATIOS = {
     "k_star": "K*",
 }
 
-FOOTNOTE = (
-    "* below the smallest batch size, counted from a batch size beyond linear scaling, of one "
-    "trial, of the run before the study, or without limits: critical.csv has the reason"
-)
-
 
 def parts_of(option: str) -> tuple[str, ...]:
     """Return the parts that `--show` names, such as "theory,files" or "all".
@@ -166,7 +161,7 @@ def table_and_law(analysis: Analysis) -> str:
         "",
         *_table(analysis),
         "",
-        law_head("K*", record.goal.cost_unit, "robust fit of log K*, "),
+        law_head("K*", record.goal.cost_unit, ", robust fit of log K*"),
         *law_lines(analysis.laws),
     ]
     if record.noise is not None:
@@ -355,18 +350,18 @@ def critical_text(table: Mapping[Series, Mapping[str, Critical]]) -> str:
     if len(shown) < 2:
         return ""
     rows = []
-    has_footnote = False
+    limitations: dict[str, None] = {}
     for series, definitions in table.items():
         row = short_columns(series)
         for name in shown:
             critical = definitions[name]
             row[DEFINITIONS[name]] = str(critical)
             if critical.value is not None and critical.note:
-                has_footnote = True
+                limitations[critical.note] = None
         rows.append(row)
     lines = ["critical batch sizes in examples, by definition", *aligned(rows)]
-    if has_footnote:
-        lines.append(FOOTNOTE)
+    if limitations:
+        lines.append(f"* {'; '.join(limitations)} (critical.csv: verdict)")
     return "\n".join(lines) + "\n"
 
 
