@@ -29,8 +29,8 @@ import lit_dps.models as models
 import lit_dps.module as module
 from lit_dps.cli.command_line import CommandLine
 from lit_dps.cli.config_file import SECTION_CLASSES
-from lit_dps.cli.help import summary
 from lit_dps.cli.parser import CommandParser
+from lit_dps.cli.verbs import summary
 from lit_dps.core.exit_codes import ExitCode
 from lit_dps.pruning import PRUNERS
 

@@ -77,7 +77,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def _list_of_verbs() -> str:
     """Return the help of `lit-dps`: a line for each verb, from its docstring."""
-    from lit_dps.cli.help import summary
+    from lit_dps.cli.verbs import summary
 
     codes = "\n".join(exit_code_lines())
     verbs = "\n".join(f"  {verb:12} {summary(verb)}" for verb in VERBS)

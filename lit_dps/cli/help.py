@@ -6,16 +6,15 @@ arguments of Lightning's Trainer, which LightningCLI would list first.
 
 from __future__ import annotations
 
-import ast
 import json
 import textwrap
 from collections.abc import Mapping
 from dataclasses import MISSING, Field, fields
-from pathlib import Path
 from typing import Any
 
 from lit_dps.cli.config_file import SECTION_CLASSES
 from lit_dps.cli.options import OPTIONS, docs_of, metavar_of, option_of
+from lit_dps.cli.verbs import docstring
 from lit_dps.core.trial_config import STUDY_DEFAULTS
 
 WIDTH = 80
@@ -37,17 +36,6 @@ FOREIGN_SECTIONS = (
     "model, data: your LightningModule and LightningDataModule: class_path, init_args",
     "trainer: arguments of Lightning's Trainer: accelerator, devices, ...",
 )
-
-
-def docstring(verb: str) -> str:
-    """Return the docstring of a verb's module, without an import of the module."""
-    source = Path(__file__).with_name(f"{verb}.py").read_text(encoding="utf-8")
-    return ast.get_docstring(ast.parse(source)) or ""
-
-
-def summary(verb: str) -> str:
-    """Return the first line of a verb's docstring, without the name of the verb."""
-    return docstring(verb).splitlines()[0].removeprefix(f"{verb}: ")
 
 
 def text(verb: str) -> str:

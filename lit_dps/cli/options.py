@@ -35,10 +35,10 @@ class StudyOptions:
     """Options of `study`.
 
     Attributes:
-        forecast: Print how many trials and hours the study takes. It also prints steps,
-            validations, and the hours of the paper's protocol. The hours are an upper bound. An
-            expected time needs finished trials of the study, or `advise` on its configuration. It
-            times a few steps and stores nothing.
+        forecast: Print how many trials and hours the study takes. It also prints steps and
+            validations, and for a workload of the paper the hours of its protocol. The hours are an
+            upper bound. An expected time needs finished trials of the study, or `advise` on its
+            configuration. It times a few steps and stores nothing.
         extend_space: Widen ranges whose best values are near an end. New samples run in the added
             part, as dense as the present samples. All trials stay.
         take_over: Release trials of processes that do not answer. They may run on another host, in
@@ -49,8 +49,8 @@ class StudyOptions:
             files, all. Sections have commas between them.
         validate_every: Count a validation every N steps in all times. N is the interval of your
             training. By default times exclude validation.
-        time_steps: Time the training steps of every cell again, however long it takes. A study
-            times them once, at its end, if that takes less than 60 s or 5 % of its trials' time.
+        time_steps: Time the steps of all cells again, without a limit. A study times them once, at
+            its end, if that takes less than 60 s or 5 % of its trials' time.
         trust: Import modules of the study in study.best_of. It may name them for goal and
             statistic. Without this option they are imported only if you ran that study.
         json: Print one JSON object on stdout (docs/python.md, Document). All other text goes to

@@ -70,7 +70,7 @@ class GoalConfig:
         metric: Another metric, logged in validation. For example "val/accuracy".
         at_most: Goal value of a metric that falls.
         at_least: Goal value of a metric that rises.
-        rule: When the validations of a run meet the goal. "single": at the first validation that
+        rule: When validations meet the goal. "single": at the first validation that
             reaches the value. "mean_of_checks": at the first validation where the mean of the last
             validations reaches it. "stays_below": at the first validation where each of the last
             validations reaches it. Or the class path of a `lit_dps.core.goal.GoalRule`. The steps

@@ -79,5 +79,5 @@ class StackLimit:
         before = min(self.size, networks)
         self.size = max(fitting, (before + 1) // 2)
         if self.size < before:
-            line = f"out of memory: stacks now have {self.size} trials instead of {before}"
+            line = f"out of memory: the size of stacks is now {self.size} instead of {before}"
             print(line, file=sys.stderr, flush=True)

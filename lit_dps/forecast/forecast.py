@@ -1,4 +1,5 @@
-"""Forecast of a study before it runs: trials, steps, validations and time, beside the paper's.
+"""Forecast of a study before it runs: trials, steps, validations and time. For the
+paper's workloads also the time of its protocol.
 
 Lee et al. (2021, Appendix B) report 14 million passes over the validation split and 162 days for a
 workload: 14 batch sizes x 4 sparsities x 100 trials, each of 40,000 steps, validated every 16.
@@ -52,7 +53,9 @@ def forecast(setup: StudySetup, width: int = WIDTH) -> str:
         lines.append("these times exclude study.readings")
     basis = nearest_record(setup, record)
     lines += ["", *study_table(setup, points, record, timing, basis, width)]
-    lines += ["", *_paper_lines(setup, timing)]
+    goal = protocol.protocol_of(setup.config())
+    if goal is not None:
+        lines += ["", *_paper_lines(setup, timing, goal)]
     return "\n".join(lines)
 
 
@@ -143,9 +146,8 @@ def _smoothness_cost(
     return text
 
 
-def _paper_lines(setup: StudySetup, timing: Timing) -> list[str]:
-    """Return how long the paper's protocol would take here."""
-    goal = protocol.protocol_of(setup.config()) or protocol.MNIST
+def _paper_lines(setup: StudySetup, timing: Timing, goal: protocol.Protocol) -> list[str]:
+    """Return how long the paper's protocol for the workload would take here."""
     cells = grid(protocol.BATCH_SIZES, protocol.SPARSITIES)
     points = dict.fromkeys(cells, range(protocol.TRIALS))
     most = max_work(points, dict.fromkeys(points, goal.max_steps), goal.check_interval)

@@ -162,7 +162,8 @@ def _measure_curves(
         (law,) = laws_of(study, series)
         batch_sizes = list(law.exact_k)
         if len(batch_sizes) < 2:
-            sentence = f"K* is known at {len(batch_sizes)} batch sizes; 2 are needed"
+            known = f"{len(batch_sizes)} of {len(study.record.batch_sizes)} batch sizes"
+            sentence = f"K* is known at {known}; 2 are needed"
             measurement = Measurement(sentence)
         else:
             measurement = measure(Curve(study, series, law, batch_sizes))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 import shutil
 from pathlib import Path
@@ -54,6 +55,18 @@ def test_a_forecast_of_a_new_study(tmp_path, call):
     assert table["B"][-1] == "time at most"
     assert "timed at B = 16, 64 with 1 thread\n" in done.out
     assert "expected: " not in done.out
+    assert "the paper's protocol" not in done.out
+
+
+def test_a_workload_of_the_paper_has_the_work_of_its_protocol(tmp_path, call):
+    (tmp_path / "small.py").write_text(
+        "from lit_dps.data import Digits\nclass MNIST(Digits):\n    pass\n"
+    )
+    network = {"class_path": "lit_dps.models.SimpleCNN"}
+    done = call(
+        *STUDY, "--forecast", "--data", "small.MNIST", "--model.network", json.dumps(network)
+    )
+    assert done.code == 0, done.err
     assert "5,600 trials, 224,000,000 steps, 14,000,000 validations" in done.out
 
 

@@ -77,7 +77,7 @@ def test_a_bound_that_the_law_breaks_pulls_its_floor_down():
 def test_too_few_others_give_no_law_and_the_verdict_says_why():
     few = law({8: 800, 64: 16, 512: 16})
     assert few.fit is None
-    assert numbers_in(few.describe())[-2:] == [3, 2]
+    assert numbers_in(few.describe())[-2:] == [2, 3]
 
 
 def test_the_table_the_note_and_the_rows():
@@ -171,7 +171,7 @@ def test_claims_on_k_star_are_judged_without_it():
         number, note = judgement.measured.split("; ")
         assert number == expected.measured and numbers_in(note) == [1]
     few = judged("linear-scaling", study_of(eight({(2, 0.0): 100, (8, 0.0): 16, (32, 0.0): 16})))
-    assert few.measured.startswith("S=0: ") and numbers_in(few.measured) == [1, 2]
+    assert few.measured.startswith("S=0: ") and numbers_in(few.measured) == [1, 3, 2, 2]
 
 
 def test_steps_of_sparse_are_over_resolved_k_star():
@@ -180,7 +180,7 @@ def test_steps_of_sparse_are_over_resolved_k_star():
     bound = study_of(eight(steps | {(512, 0.0): 16, (512, 0.9): 160}))
     judgement = judged("steps-of-sparse", bound)
     assert judgement.verdict == whole.verdict
-    number, note = judgement.measured.split("; ")
+    number, note = judgement.measured.split("; ", 1)
     # Of 3 batch sizes with a dense K*, 3 have a sparse one; at one of these, one is a bound.
     assert number == whole.measured and numbers_in(note) == [3, 3, 1]
     few = study_of(
@@ -208,4 +208,4 @@ def test_the_best_rate_is_that_of_resolved_k_star():
     assert numbers_in(note) == [1, 5]
     coarse = dataclasses.replace(record, goal=dataclasses.replace(GOAL, check_interval=800))
     said = judged("rate-grows", Analysis(coarse)).measured
-    assert said.startswith("S=0: ") and numbers_in(said) == [0, 5]
+    assert said.startswith("S=0: ") and numbers_in(said) == [0, 5, 4]

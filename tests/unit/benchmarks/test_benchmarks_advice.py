@@ -80,7 +80,7 @@ def test_the_coverage_has_an_interval_over_workloads():
         row = {"curve": curve, "split": ONE_K, "method": "advice", "known": "law"}
         rows += 10 * [row | {"within_80": within}]
     text = coverage(advice.Judged([], rows, [], []))
-    assert "| one K | 4 | 40 | 50% | 0% to 100% | 20 of 20 |" in text
+    assert "| one K | 4 | 40 | 50% | 0% to 100% | 50% | 20 of 20 |" in text
 
 
 def test_rival_curves_recover_what_they_describe():

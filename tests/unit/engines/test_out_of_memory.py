@@ -121,7 +121,7 @@ def test_the_stack_is_halved_and_results_are_equal(monkeypatch, capsys, sizes, u
     assert_equal(results, undisturbed)
     assert sizes[0] == SIZE and max(sizes[1:]) == SIZE // 2
     assert re.findall("out of memory: .*", capsys.readouterr().err) == [
-        "out of memory: stacks now have 4 trials instead of 8"
+        "out of memory: the size of stacks is now 4 instead of 8"
     ]
 
 
@@ -176,7 +176,7 @@ def test_what_does_not_fit_into_the_smallest_stack_trains_alone(monkeypatch, cap
     assert facts(results) == facts(reference)
     assert {result.engine for result in results} == {SINGLE}
     assert "out of memory" in results[0].engine_reason.lower()
-    assert len(re.findall("1 instead of 2 trials", capsys.readouterr().err)) == 1
+    assert len(re.findall("now 1 instead of 2", capsys.readouterr().err)) == 1
 
 
 @pytest.mark.parametrize("step", [3, 30])
@@ -306,6 +306,6 @@ def test_the_limit_of_a_stack(capsys, size, networks, fitting, after):
     printed = capsys.readouterr().err
     before = min(size, networks)
     if after < before:
-        assert printed == f"out of memory: stacks now have {after} trials instead of {before}\n"
+        assert printed == f"out of memory: the size of stacks is now {after} instead of {before}\n"
     else:
         assert printed == ""

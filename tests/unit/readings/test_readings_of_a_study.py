@@ -110,7 +110,10 @@ def test_files_report_and_mlflow_have_the_columns(study, folder):
     assert set(COLUMNS) <= set(pd.read_csv(folder / "files" / "table.csv").columns)
     text = screen(study.analysis, ["readings"])
     assert all(f"  {column}" in text for column in COLUMNS)
-    assert "sharpness" not in screen(study.analysis)
+    wide, narrow = screen(study.analysis, width=140), screen(study.analysis, width=60)
+    # The columns of readings are the first that a narrow table omits.
+    assert all(f"  {column}" in wide for column in ("sharpness", "norm"))
+    assert "  sharpness" not in narrow and "Not shown at this width" in narrow
     client = MlflowClient(f"sqlite:///{folder}/mlflow.db")
     (experiment,) = client.search_experiments(filter_string="name != 'Default'")
     runs = client.search_runs([experiment.experiment_id], "tags.`lit_dps.kind` = 'trial'")
