@@ -1,4 +1,4 @@
-"""Objects of a configuration: their arguments, their errors, and that generators stay."""
+"""Objects of a configuration: those that jsonargparse would make, with fewer steps."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from lightning.pytorch import LightningModule
 from torch import nn
 
 from lit_dps.core.trial import Cell, Trial
+from lit_dps.training import workload as workload_module
 from lit_dps.training.hidden_state import preserve_rng_state
 from lit_dps.training.workload import Workload
 from tests.support.errors import raises_about
@@ -80,17 +81,38 @@ def workload(name: str, **arguments) -> Workload:
     return Workload(model, DATA, {"accelerator": "cpu"})
 
 
+@pytest.fixture
+def made(monkeypatch) -> list[str]:
+    """The classes of models and parts that are called without jsonargparse."""
+    names = []
+    original = workload_module._construct
+
+    def construct(parsed):
+        names.append(parsed.class_path.rpartition(".")[2])
+        return original(parsed)
+
+    monkeypatch.setattr(workload_module, "_construct", construct)
+    return names
+
+
 PLAIN = {"other": {"class_path": f"{__name__}.Part"}, "steps": 7, "kind": "b", "names": ["x"]}
 
 
-def test_an_object_has_the_arguments_of_its_configuration_and_leaves_generators_alone():
+def test_plain_arguments_make_the_object_that_jsonargparse_makes(made, monkeypatch):
     used = workload("Plain", **PLAIN)
     with preserve_rng_state():
         before = torch.get_rng_state()
-        made = used.build(TRIAL)
+        ours = used.build(TRIAL)
         assert torch.equal(torch.get_rng_state(), before)
-    assert made.module.arguments == (0.25, 7, "b", ["x"], False)
-    assert made.module.part.sizes == (4, 2) and isinstance(made.module.other, Part)
+    assert made == ["Digits", "Plain", "Part", "Part"]
+    monkeypatch.setattr(workload_module, "_is_plain", lambda parsed: False)
+    theirs = used.build(TRIAL)
+    assert ours.module.arguments == theirs.module.arguments == (0.25, 7, "b", ["x"], False)
+    assert ours.module.part.sizes == theirs.module.part.sizes == (4, 2)
+    assert vars(ours.data).keys() == vars(theirs.data).keys()
+    states = ours.module.state_dict(), theirs.module.state_dict()
+    assert states[0].keys() == states[1].keys()
+    assert all(torch.equal(states[0][key], states[1][key]) for key in states[0])
 
 
 @pytest.mark.parametrize(
@@ -102,16 +124,22 @@ def test_an_object_has_the_arguments_of_its_configuration_and_leaves_generators_
         ("WithAny", {}, "others", {}),
     ],
 )
-def test_arguments_may_be_functions_types_and_dataclasses(name, arguments, attribute, expected):
+def test_other_arguments_are_left_to_jsonargparse(made, name, arguments, attribute, expected):
     for rate in (0.25, 0.5):
         trial = Trial(Cell(16), 3, {"model.learning_rate": rate})
         module = workload(name, **arguments).build(trial).module
         assert getattr(module, attribute) == expected
         assert module.arguments[0] == rate
         assert isinstance(module.part, Part)
+    assert name not in made
 
 
-def test_the_error_of_a_class_is_raised():
+def test_the_error_of_a_class_is_that_of_jsonargparse(made, monkeypatch):
     trial = Trial(Cell(16), 3, {"model.learning_rate": 2.0})
-    with raises_about(ValueError, "the rate is too large"):
+    with raises_about(ValueError, "the rate is too large") as ours:
         workload("Plain").build(trial)
+    assert "Plain" in made
+    monkeypatch.setattr(workload_module, "_is_plain", lambda parsed: False)
+    with raises_about(ValueError, "the rate is too large") as theirs:
+        workload("Plain").build(trial)
+    assert (type(ours.value), str(ours.value)) == (type(theirs.value), str(theirs.value))
