@@ -39,6 +39,7 @@ from lit_dps.report.notes import lines_of
 from lit_dps.report.publish import figures_folder
 from lit_dps.report.trial_notes import SCHEDULES, warm_up_notes
 from lit_dps.tracking.description import markdown
+from lit_dps.tracking.runs import MAX_TAG_CHARACTERS
 
 # If the process waits for a CPU for more than this share of the time, step times get a note.
 BUSY_SHARE = 0.2
@@ -398,7 +399,8 @@ def _log_answer(report: _Report, files: Sequence[Path], text: str) -> None:
         # The files of `analyze` take seconds to draw, so they are not made here.
         analysis = Analysis(report.record)
         probes.mlflow.sync(report.record, analysis, files)
-        description += f"\n\n{markdown(analysis)}"
+        limit = MAX_TAG_CHARACTERS - len(description) - 2
+        description += f"\n\n{markdown(analysis, limit=limit)}"
     metrics = {}
     best = report.result.best
     if best is not None:

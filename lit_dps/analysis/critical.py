@@ -219,7 +219,7 @@ def _by_measurement(law: Law, draws: np.ndarray) -> dict[str, Critical]:
         end = measured.end(share)
         if math.isinf(end):
             largest = max(law.exact_k)
-            note = f"linear scaling does not end: > {largest}"
+            note = f"linear scaling does not end up to B = {largest}, the largest with a K*"
             definitions[name] = Critical(note=note, bound=largest)
             continue
         interval = None

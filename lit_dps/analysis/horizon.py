@@ -151,15 +151,17 @@ class FixedData:
         start = f"With {number_text(self.examples, 3)} examples"
         at_reference = f"the loss at B = {self.reference:g}"
         unknown = self._first_refused
-        if self.largest is None and unknown is not None:
-            return f"{start} the cost from B = {unknown:g} on is unknown: the curve is too short."
-        if self.largest is None:
+        # The reference itself costs nothing, so it is no answer.
+        if self.largest in (None, self.reference):
+            if unknown is not None:
+                at = f"from B = {unknown:g} on"
+                return f"{start} the cost {at} is unknown: the curve is too short."
             return f"{start} every larger batch size costs more than {share} of {at_reference}."
         text = (
             f"{start} batch sizes up to {self.largest:g} cost less than {share} of {at_reference}"
         )
-        if self.surely_within is None:
-            text += " (no batch size surely, at 97.5 %)"
+        if self.surely_within in (None, self.reference):
+            text += " (no larger batch size surely, at 97.5 %)"
         elif self.surely_within != self.largest:
             text += f" (surely, at 97.5 %: up to {self.surely_within:g})"
         if unknown is not None:

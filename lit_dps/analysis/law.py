@@ -354,11 +354,14 @@ class Law:
 
     def line(self) -> str:
         """Return the law in a line: its constants with intervals, `describe`, and advice."""
+        return "; ".join(filter(None, [self.constants_line(), self.verdict.advice]))
+
+    def constants_line(self) -> str:
+        """Return the law in a line: its constants with intervals, and `describe`."""
         if self.fit is None:
             return self.describe()
         constants = f"c1 = {estimate(self.fit.c1, self.c1)}  c2 = {estimate(self.fit.c2, self.c2)}"
-        text = f"{constants}  {self.describe()}"
-        return "; ".join(filter(None, [text, self.verdict.advice]))
+        return f"{constants}  {self.describe()}"
 
 
 def _k_by_batch_size(observations: Iterable[Observation]) -> dict[int, float]:

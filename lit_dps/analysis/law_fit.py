@@ -141,9 +141,8 @@ def _check(batch: np.ndarray, steps: np.ndarray) -> None:
         )
     if not (np.isfinite(batch) & np.isfinite(steps) & (batch > 0) & (steps > 0)).all():
         raise ValueError("batch sizes and steps must be positive and finite")
-    different = np.unique(batch).size
-    if different < 2:
-        raise ValueError(f"{different} batch sizes are different; a fit needs at least 2")
+    if np.unique(batch).size < 2:
+        raise ValueError("all batch sizes are equal; a fit needs at least 2 different ones")
 
 
 def _best_ratio(curve: _Curve) -> float:

@@ -100,7 +100,8 @@ def _too_few(observations: Sequence[Observation], sizes: Sequence[float]) -> str
         reason = f"K is known at {len(sizes)} batch sizes ({listed_numbers(sizes)})"
     upper_bounds = sum(o.bound == AT_MOST for o in observations)
     if upper_bounds:
-        reason += f", and at {upper_bounds} only an upper bound of K"
+        verb = "has" if upper_bounds == 1 else "have"
+        reason += f"; {upper_bounds} more {verb} only an upper bound of K"
     return f"{reason}; {MIN_BATCH_SIZES} are needed"
 
 
@@ -162,7 +163,7 @@ def rise_of_k(ascending: Sequence[Observation]) -> str:
                 more = "more than " if after.bound else ""
                 return (
                     f"K rises from {before.steps:.0f} at B = {before.batch_size:g} to "
-                    f"{more}{after.steps:.0f} at {after.batch_size:g}; is the learning rate tuned "
-                    "at each batch size?"
+                    f"{more}{after.steps:.0f} at {after.batch_size:g}; check that the learning "
+                    "rate is tuned at each batch size"
                 )
     return ""

@@ -356,7 +356,8 @@ def runs_of_axis(laws: Mapping[Series, Law], axis: str) -> pd.DataFrame:
             raise ConfigError(f"study.grid.{axis}", size, "a number above 0 if --scale is set")
         if size in series_of:
             allowed = (
-                f"an axis with one series per size; {series_of[size]} and {series} have one size"
+                f"an axis with one series per size; {series_of[size]} and {series} have the same "
+                "size"
             )
             raise ConfigError("--scale", axis, allowed)
         series_of[size] = series

@@ -13,7 +13,7 @@ from lit_dps.analysis.readings import reading_columns, reading_values
 from lit_dps.analysis.tables import columns_of, frame
 from lit_dps.core.racing import best_trial
 from lit_dps.core.record import StudyRecord
-from lit_dps.core.search_space import Range
+from lit_dps.core.search_space import Range, expand_range
 from lit_dps.core.trial import FINAL_STATUSES, Cell, Series, Status, TrialResult
 from lit_dps.core.unit import EXAMPLES, STEPS, Cost
 
@@ -135,6 +135,22 @@ def boundary_texts(record: StudyRecord, best: TrialResult | None) -> list[str]:
     """Return the metaparameters of a trial on an end of their range: ["learning_rate low"]."""
     names = record.short_names
     return [f"{names[key]} {end}" for key, end in _boundary(record, best).items()]
+
+
+def movable_ends(record: StudyRecord, best: TrialResult | None) -> list[str]:
+    """Return the metaparameters of a trial on a movable end of their range: ["momentum high"]."""
+    texts = []
+    for key, end in _boundary(record, best).items():
+        if can_move(record, key, end):
+            texts.append(f"{record.short_names[key]} {end}")
+    return texts
+
+
+def can_move(record: StudyRecord, key: str, end: str) -> bool:
+    """Return True if an end of the range of a metaparameter can be moved outward."""
+    box = record.space[key]
+    assert isinstance(box, Range)  # choices have no ends
+    return expand_range(box, [end]) != box
 
 
 def cell_rows(record: StudyRecord, cells: Iterable[CellSummary]) -> pd.DataFrame:

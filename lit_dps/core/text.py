@@ -66,6 +66,20 @@ def format_interval(seconds: float, low: float, high: float, digits: int = 3) ->
     return f"{value} [{', '.join(limits)}] {unit}"
 
 
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun: 1 trial, 5,000 trials."""
+    if number == 1:
+        return f"1 {noun}"
+    return f"{number:,} {noun}s"
+
+
+def every(steps: int) -> str:
+    """Return an interval in steps: every step, every 5 steps."""
+    if steps == 1:
+        return "every step"
+    return f"every {steps} steps"
+
+
 WIDTH = 100  # columns of a text that no terminal shows
 
 
@@ -78,10 +92,10 @@ def wrap(text: str, width: int, indent: str = "  ") -> list[str]:
     """Return a text in lines of at most `width` columns; the later ones are indented.
 
     Words longer than a line stay whole, since paths and commands are copied. An equation such as
-    B = 8 stays on one line.
+    B = 8 and a share such as 95 % stay on one line.
     """
     lines = textwrap.wrap(
-        text.replace(" = ", "\xa0=\xa0"),
+        text.replace(" = ", "\xa0=\xa0").replace(" %", "\xa0%"),
         width,
         subsequent_indent=indent,
         break_long_words=False,

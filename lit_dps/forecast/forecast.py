@@ -75,7 +75,9 @@ def _timing_remarks(setup: StudySetup, timing: Timing) -> list[str]:
     if study.axes:
         axes = ", ".join(f"{key} = {value}" for key, value in study.cells[0].axes)
         lines.append(f"timed at {axes}; other values may take longer")
-        lines.append("a pruning pass takes the mean over the pruning methods")
+        prunes = max(study.sparsities) > 0
+        if prunes and any(key.startswith("pruning.") for key in study.axes):
+            lines.append("a pruning pass takes the mean over the pruning methods")
     if setup.grows_batches:
         lines.append(
             "timed at the batch size of each cell; smaller batches of batch.schedule take less time"

@@ -73,7 +73,7 @@ def forecast_basis(
     """
     count = 0
     if record is not None:
-        count = sum(len(record.results[cell]) for cell in record.trained_cells)
+        count = sum(len(record.results_without_failed(cell)) for cell in record.trained_cells)
     plural = "s" * (count != 1)
     trials = f"{count:,} finished trial{plural}"
     if record is not None and record.name != setup.study.name:

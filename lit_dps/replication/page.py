@@ -222,8 +222,9 @@ def _extent_of(parts: Sequence[Part]) -> str:
     distinct_repeats = _distinct(repeats)
     finished -= len(trials) - len(distinct_trials)
     steps = sum(run.steps_run for run in (*distinct_trials, *distinct_repeats))
+    count = "1 study" if len(parts) == 1 else f"{len(parts)} studies"
     text = (
-        f"The evidence is {len(parts)} studies with {finished:,} trials, "
+        f"The evidence is {count} with {finished:,} trials, "
         f"{len(distinct_repeats):,} repeats of best points and {steps:,} steps.{_reach(parts)}"
     )
     if incomplete:

@@ -192,7 +192,9 @@ def together(sentences: Mapping[str, str]) -> str:
     parts = []
     for name, sentence in sentences.items():
         if beginning:
-            parts.append(f"{sentence.removeprefix(beginning)} at {name}")
+            # Notes follow the name.
+            number, mark, notes = sentence.removeprefix(beginning).partition("; ")
+            parts.append(f"{number} at {name}{mark}{notes}")
         else:
             parts.append(f"{name}: {sentence}")
     return beginning + "; ".join(parts)

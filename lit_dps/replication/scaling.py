@@ -127,7 +127,10 @@ def _steps_per_doubling(curve: Curve) -> Measurement:
     sentence = f"K* per doubling from B={small} to B={large}: x{number}"
     critical = _critical(curve.law)
     if critical is None:
-        return Measurement(f"{sentence}; {_describe_critical(curve.law)}")
+        reason = _describe_critical(curve.law)
+        if curve.law.fit is not None:
+            reason = f"undecided, because B_crit is not identifiable: {curve.law.verdict.reason}"
+        return Measurement(f"{sentence}; {reason}")
     is_large = large >= LARGEST or large >= LARGE_MULTIPLE * critical
     sentence += f", up to {large / critical:.2g} B_crit"
     return Measurement(sentence, number, can_refute=is_large)
@@ -170,7 +173,8 @@ def _measure_curves(
         notes = measurement.notes
         bounds = len(law.upper_bounds)
         if bounds:
-            notes = (*notes, f"{bounds} K* at the first check are omitted")
+            verb = "is" if bounds == 1 else "are"
+            notes = (*notes, f"{bounds} K* at the first check {verb} omitted")
         measurements[str(series)] = dataclasses.replace(
             measurement, uses_medians=law.uses_medians, notes=notes
         )

@@ -190,7 +190,7 @@ def _c1_over_theory(
     fitted = ratio_of_laws(sparse_law, dense_law, lambda c1, c2: c1)
     if fitted is None:
         return Measurement(
-            f"Delta beta L predicts c1 x{predicted}; no c1 is fitted at both sparsities"
+            f"Delta beta L predicts c1 x{predicted}; c1 is not fitted at both sparsities"
         )
     count = min(len(log_predicted.draws), len(fitted.draws))
     number = estimate_of(

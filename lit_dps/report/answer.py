@@ -24,7 +24,7 @@ from lit_dps.analysis.tables import (
 )
 from lit_dps.core.batch_schedule import CONSTANT, GROWING, NAME_KEY
 from lit_dps.core.record import StudyRecord, cell_text
-from lit_dps.core.text import format_duration
+from lit_dps.core.text import every, format_duration
 from lit_dps.core.trial import Cell, Series, Status
 from lit_dps.report.result_table import (
     examples_text,
@@ -288,13 +288,14 @@ def _with_validation(rows: Sequence[Row], fastest: Row, validate_every: int | No
     if is_upper_bound(fastest):
         added = f"at most {added}"
     lines = [
-        f"Its time to the goal includes {added} for a validation every {validate_every} steps."
+        f"The time at B = {fastest['batch_size']} includes {added} for a validation "
+        f"{every(validate_every)}."
     ]
     timed = [row for row in rows if row["seconds"] is not None]
     # The other times cannot be compared: they include validations, or are by another clock.
     compared = [row for row in timed if row["validation_seconds"] is not None]
     best = min(compared, key=lambda row: row["seconds"])
-    if best is not fastest:
+    if best["seconds"] < fastest["seconds"]:
         among = ""
         if len(compared) < len(timed):
             among = " of those whose validations were timed"

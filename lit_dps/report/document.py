@@ -15,14 +15,13 @@ from lit_dps.analysis.answer import K_STAR, MEDIAN
 from lit_dps.analysis.intervals import Interval
 from lit_dps.analysis.law import Law
 from lit_dps.analysis.step_seconds import QUIET
-from lit_dps.analysis.summary import CellSummary
+from lit_dps.analysis.summary import CellSummary, can_move
 from lit_dps.analysis.tables import Row
 from lit_dps.core.attempt import Attempt
 from lit_dps.core.step_timing import StepTiming
 from lit_dps.core.trial import FINAL_STATUSES, Series
 from lit_dps.report.answer import fastest_cell
 from lit_dps.report.result_table import is_upper_bound
-from lit_dps.report.warnings import can_move
 
 SCHEMA = 2
 # Values of `Document.status`.
@@ -64,8 +63,9 @@ class CellEntry:
         validation_seconds: Seconds of all validations to the goal, one every N steps of
             `--validate-every N`; null without this option.
         total_seconds: Seconds to the goal that `marks` and `recommendation` compare, with limits:
-            `seconds` plus `validation_seconds`. Without `--validate-every` equal to `seconds`. Null
-            if the time of a validation is known for other cells of the series, and not for this.
+            `seconds` plus `validation_seconds`. Equal to `seconds` without `--validate-every`, and
+            in a series of which no validation was timed. Null if validations of other cells of the
+            series were timed, and not of this cell.
         metaparameters: Values of the trial of K*, by configuration key.
         trial: The number of that trial in its cell.
         trials: Numbers of trials: complete (met the goal), incomplete (missed it), infeasible
@@ -160,8 +160,9 @@ class Document:
         unit: The unit of `k_star`.
         cells: One object per cell (`CellEntry`).
         laws: The law of each series (`LawEntry`); with repeats also the law of medians.
-        recommendation: The entry of `cells` to run: in a study, the least `total_seconds` of all
-            cells; in `advise` with `learning_rate`. Null without step times.
+        recommendation: The entry of `cells` to run: in a study, the least `total_seconds`, if
+            validations were timed only of cells with `validation_seconds`; in `advise` with
+            `learning_rate`. Null without step times.
         notes: What to know before you trust the numbers, a sentence each.
         report: Path of the report page; null without one.
         not_finite: Values that are null because they are not finite: `Infinity`, `-Infinity` or

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lit_dps.analysis.summary import CellSummary, boundary_texts
+from lit_dps.analysis.summary import CellSummary, movable_ends
 from lit_dps.analysis.tables import aligned, short_columns, three_digits
 from lit_dps.core.goal import Goal
 from lit_dps.core.metric_names import is_share
@@ -161,7 +161,7 @@ def advice(record: StudyRecord, cells: Sequence[CellSummary]) -> list[str]:
         lines.append(f"No validation has a finite {goal.metric}. Check what validation_step logs.")
         return lines
     name = f"The best trial ({best.result.trial.cell}, sample {best.result.trial.point})"
-    edges = ", ".join(boundary_texts(record, best.result))
+    edges = ", ".join(movable_ends(record, best.result))
     if edges:
         lines.append(
             f"{name} is at the end of a range: {edges}. Widen it with lit-dps study --extend-space."

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from lit_dps.analysis.analysis import Analysis
+from lit_dps.core.text import counted
 from lit_dps.core.trial import TrialResult
 
 # Values of a sentence, by the name of their place in it.
@@ -79,14 +80,7 @@ def finished_trials(study: Analysis) -> list[TrialResult]:
 
 def count_trials(results: Sequence[TrialResult]) -> str:
     """Return the number of trials: 1 trial, 5 trials."""
-    return count_of(len(results))
-
-
-def count_of(trials: int) -> str:
-    """Return a number of trials with its noun: 1 trial, 5 trials."""
-    if trials == 1:
-        return "1 trial"
-    return f"{trials} trials"
+    return counted(len(results), "trial")
 
 
 def were(results: Sequence[TrialResult]) -> str:

@@ -184,8 +184,13 @@ def law_head(name: str, unit: Unit, method: str = "") -> str:
 
 
 def law_lines(laws: Mapping[Series, Law]) -> list[str]:
-    """Return a line a series: the constants of its law with intervals, and its verdict."""
-    return [f"  {series}  {law.line()}" for series, law in sorted(laws.items())]
+    """Return the constants of the law of each series with intervals, its verdict and advice."""
+    lines = []
+    for series, law in sorted(laws.items()):
+        lines.append(f"  {series}  {law.constants_line()}")
+        if law.verdict.advice:
+            lines.append(f"    {law.verdict.advice}")
+    return lines
 
 
 def outside_text(outside: Mapping[int, float]) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 
 from lit_dps.analysis.analysis import Analysis
 from lit_dps.analysis.readings import reading_columns, reading_values
-from lit_dps.analysis.summary import CellSummary
+from lit_dps.analysis.summary import CellSummary, can_move
 from lit_dps.analysis.tables import (
     Row,
     fitted,
@@ -22,7 +22,6 @@ from lit_dps.core.text import format_duration, format_interval
 from lit_dps.core.trial import Cell, Status
 from lit_dps.core.unit import STEPS
 from lit_dps.report.no_result import have_diverged, have_failed
-from lit_dps.report.warnings import can_move
 
 FASTEST = "fastest"
 TIED = "tied"
@@ -135,9 +134,18 @@ def _row_to_print(study: Analysis, summary: CellSummary) -> dict[str, str]:
         }
     columns[TIME] = "-" if row is None else interval_text(row)
     if any(each["validation_seconds"] is not None for each in study.answers.values()):
-        columns[VALIDATION] = format_duration(None if row is None else row["validation_seconds"])
+        columns[VALIDATION] = "-"
+        if row is not None:
+            columns[VALIDATION] = validation_time(row, row["validation_seconds"])
     columns[RATE] = rate_text(study, summary)
     return columns
+
+
+def validation_time(row: Row, seconds: float | None) -> str:
+    """Return the time of the validations of a row; an upper bound has its sign."""
+    if not seconds:
+        return format_duration(seconds)
+    return bound_sign(row) + format_duration(seconds)
 
 
 def cell_names(study: Analysis, cell: Cell) -> dict[str, str]:

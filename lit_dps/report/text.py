@@ -27,6 +27,7 @@ from lit_dps.analysis.tables import (
 )
 from lit_dps.core.errors import ConfigError
 from lit_dps.core.record import StudyRecord
+from lit_dps.core.text import counted, every
 from lit_dps.core.trial import Series
 from lit_dps.report.answer import answer_lines
 from lit_dps.report.no_result import COUNT_HEADS
@@ -172,8 +173,9 @@ def table_and_law(analysis: Analysis) -> str:
 def protocol_text(record: StudyRecord) -> str:
     """Return what all trials of a study have in common: their number, goal and length."""
     goal = record.goal
+    trials = counted(record.trials, "trial")
     text = (
-        f"{record.trials} trials per cell, {goal} validated every {goal.check_interval} steps, at "
+        f"{trials} per cell, {goal} validated {every(goal.check_interval)}, at "
         f"most {goal.budget_text}"
     )
     if record.train_past_goal:
@@ -350,18 +352,22 @@ def critical_text(table: Mapping[Series, Mapping[str, Critical]]) -> str:
     if len(shown) < 2:
         return ""
     rows = []
-    limitations: dict[str, None] = {}
+    limitations: dict[str, list[str]] = {}
     for series, definitions in table.items():
         row = short_columns(series)
         for name in shown:
             critical = definitions[name]
             row[DEFINITIONS[name]] = str(critical)
             if critical.value is not None and critical.note:
-                limitations[critical.note] = None
+                limitations.setdefault(critical.note, []).append(str(series))
         rows.append(row)
     lines = ["critical batch sizes in examples, by definition", *aligned(rows)]
     if limitations:
-        lines.append(f"* {'; '.join(limitations)} (critical.csv: verdict)")
+        notes = []
+        for note, names in limitations.items():
+            of_series = f"{', '.join(dict.fromkeys(names))}: " if len(table) > 1 else ""
+            notes.append(f"{of_series}{note}")
+        lines.append(f"* {'; '.join(notes)}")
     return "\n".join(lines) + "\n"
 
 

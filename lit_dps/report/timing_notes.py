@@ -12,6 +12,7 @@ from lit_dps.analysis.answer import MEDIAN, NORMAL_QUARTILE
 from lit_dps.analysis.intervals import NORMAL_95
 from lit_dps.analysis.step_seconds import OWN_CLOCK, QUIET, TRIALS, WITH_CHECKS
 from lit_dps.analysis.tables import has_values, listed, numbers, three_digits, where
+from lit_dps.core.text import every
 from lit_dps.core.unit import SECONDS
 from lit_dps.report.notes import Level, Note, Values, first_names, lines_of
 
@@ -63,7 +64,7 @@ def computation_text(study: Analysis) -> str:
         return ""
     if study.record.goal.cost_unit is SECONDS:
         statistics = dict.fromkeys(row["steps_of"] for row in timed.values())
-        return f"{' or '.join(statistics)} itself, which is in seconds of training"
+        return f"{' or '.join(statistics)} in seconds of training"
     by_clock = [str(cell) for cell, row in timed.items() if row["step_seconds"] is None]
     if len(by_clock) == len(timed):
         return "the time of the runs to the goal by their own clock"
@@ -76,8 +77,8 @@ def computation_text(study: Analysis) -> str:
 
 def validation_text(study: Analysis) -> str:
     """Return whether times to the goal include validation, such as "without validation"."""
-    if counts_validations(study):
-        text = f"with a validation every {study.validate_every} steps"
+    if study.validate_every is not None and counts_validations(study):
+        text = f"with a validation {every(study.validate_every)}"
         without = []
         for cell, row in study.answers.items():
             if row["total_seconds"] is not None and row["validation_seconds"] is None:

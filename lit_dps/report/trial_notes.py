@@ -14,6 +14,7 @@ from typing import Any
 
 from lit_dps.analysis.analysis import Analysis
 from lit_dps.core.environment import DATA, KEY, SINCE, SOURCES, THREADS, UNKNOWN, versions_of
+from lit_dps.core.text import counted
 from lit_dps.core.trial import (
     ENGINE_SET,
     LIGHTNING,
@@ -32,7 +33,6 @@ from lit_dps.report.notes import (
     Level,
     Note,
     Values,
-    count_of,
     count_trials,
     finished_trials,
     first_names,
@@ -118,9 +118,9 @@ def validations_without_value(study: Analysis) -> Iterator[Values]:
             later += 1
     places = []
     if first:
-        places.append(f"at the first validation of {count_of(first)}")
+        places.append("at the first validation of " + counted(first, "trial"))
     if later:
-        places.append(f"at a later validation of {count_of(later)}")
+        places.append("at a later validation of " + counted(later, "trial"))
     if places:
         yield {
             "metric": study.record.goal.metric,
@@ -385,7 +385,7 @@ def versions_of_parts(study: Analysis) -> Iterator[Values]:
             trials = []
             for environments in versions:
                 number = sum(counts[each[KEY]] for each in environments)
-                trials.append(f"{count_of(number)} since {environments[0][SINCE]}")
+                trials.append(f"{counted(number, 'trial')} since {environments[0][SINCE]}")
             yield {
                 "versions": len(versions),
                 "part": _part_name(entry, name),
@@ -407,7 +407,7 @@ def unknown_environments(study: Analysis) -> Iterator[Values]:
     used = used_environments(study)
     trials = _count_environments(study)[None]
     if trials and used:
-        yield {"trials": count_of(trials), "since": used[0][SINCE]}
+        yield {"trials": counted(trials, "trial"), "since": used[0][SINCE]}
 
 
 def unknown_code(study: Analysis) -> Iterator[Values]:
@@ -435,7 +435,7 @@ def training_loops(study: Analysis) -> Iterator[Values]:
     lightning = engines.pop(LIGHTNING, 0)
     if lightning and engines:
         others = [f"{number} in the loop {engine}" for engine, number in sorted(engines.items())]
-        yield {"trials": count_of(lightning), "others": ", ".join(others)}
+        yield {"trials": counted(lightning, "trial"), "others": ", ".join(others)}
 
 
 def slower_loops(study: Analysis) -> Iterator[Values]:
@@ -443,7 +443,7 @@ def slower_loops(study: Analysis) -> Iterator[Values]:
     reasons = Counter(result.engine_reason for result in trials_and_repeats(study))
     for reason, number in reasons.most_common():
         if reason not in ("", ENGINE_SET):
-            yield {"trials": count_of(number), "reason": reason}
+            yield {"trials": counted(number, "trial"), "reason": reason}
 
 
 ENVIRONMENTS = (

@@ -10,9 +10,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from lit_dps.analysis.analysis import Analysis
-from lit_dps.analysis.summary import CellSummary
-from lit_dps.core.record import StudyRecord
-from lit_dps.core.search_space import Range, describe_expansions, expand_range
+from lit_dps.analysis.summary import CellSummary, can_move
+from lit_dps.core.search_space import describe_expansions
 from lit_dps.core.unit import SECONDS
 from lit_dps.report.no_result import have_diverged, have_failed, missed_text
 from lit_dps.report.notes import Level, Note, Values, finished_trials, first_names, lines_of
@@ -226,13 +225,6 @@ def _best_at_edge(study: Analysis, is_movable: bool) -> Iterator[Values]:
             of_cells = ""
     if places:
         yield {"places": ", ".join(places)}
-
-
-def can_move(record: StudyRecord, key: str, end: str) -> bool:
-    """Return True if an end of the range of a metaparameter can be moved outward."""
-    box = record.space[key]
-    assert isinstance(box, Range)  # choices have no ends
-    return expand_range(box, [end]) != box
 
 
 PENDING = Note(

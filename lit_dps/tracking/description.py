@@ -32,18 +32,21 @@ def markdown(study: Analysis, report: str | None = None, limit: float = math.inf
     """Return the description of a study: answer, table, warnings, notes, and the report's address.
 
     The answer comes first, because MLflow folds all but a few lines. The warnings are those of
-    the last screen of a study, all of them, with their details. A table that exceeds the limit is
-    left to the report.
+    the last screen of a study, all of them, with their details. If the text exceeds the limit, the
+    details of the answer are left to the report, then also the table.
 
     Args:
         study: The study.
         report: Address of the report page.
         limit: Characters that MLflow allows.
     """
-    text = _markdown(study, report, _table(study))
-    if len(text) > limit:
-        table = [f"The table of {len(study.answers)} rows is in report.html."]
-        text = _markdown(study, report, table)
+    table = _table(study)
+    left_out = [f"The table of {len(study.answers)} rows is in the report."]
+    text = ""
+    for has_details, lines in ((True, table), (False, table), (False, left_out)):
+        text = _markdown(study, report, lines, has_details)
+        if len(text) <= limit:
+            break
     return text
 
 
@@ -56,13 +59,15 @@ def lines_within(text: str, limit: int) -> str:
     return f"{lines}\n\n{LAST_LINE}"
 
 
-def _markdown(study: Analysis, report: str | None, table: list[str]) -> str:
+def _markdown(
+    study: Analysis, report: str | None, table: list[str], has_details: bool = True
+) -> str:
     first_lines, other_lines = [], []
     for series, group in trained_series(study).items():
         name = "; ".join(map(str, group))
         first, *others = sentences(study, series, name)
         first_lines.append(f"- {first}")
-        if others:
+        if others and has_details:
             other_lines += ["", f"{name}:", "", *(f"- {line.strip()}" for line in others)]
     lines = [*first_lines, "", *table]
     warnings = all_warnings(study, has_details=True)

@@ -9,6 +9,7 @@ from typing import Any, Self
 
 import torch
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
+from torch.optim import Optimizer
 
 import lit_dps.training.lightning_private as lightning_private
 from lit_dps.core.attempt import Attempt
@@ -307,6 +308,11 @@ class GoalErrorCallback(Callback):
         if EXAMPLES.column in self.attempt.curve:
             self._spent.add_batch(examples_of(trainer, batch))
         self._count.before_batch(trainer)
+
+    def on_before_optimizer_step(
+        self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer
+    ) -> None:
+        self._count.begin_step()
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int

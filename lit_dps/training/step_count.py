@@ -35,7 +35,8 @@ class StepCount:
 
     With manual optimization, one step is one batch in which at least one optimizer stepped.
     Lightning counts every optimizer's step. A batch without a loss, or whose optimizer was not
-    called, makes no step. `trainer.global_step` is corrected after each batch, so that limits,
+    called, makes no step. A step whose scaled gradients overflow counts, as in Lightning, although
+    it changes no weights. `trainer.global_step` is corrected after each batch, so that limits,
     schedules and checkpoints use the same count.
 
     Attributes:
@@ -46,6 +47,7 @@ class StepCount:
         self.steps: int | None = None
         self._lightning_steps_before = 0
         self._calls = 0  # of optimizers in this batch
+        self._begun_steps = 0  # of optimizers in this batch, also those that a scaler skipped
         self._counts_calls = False  # whether all optimizers can be hooked
         self._hooked_optimizers: list[Optimizer] = []
         self._losses: list[BatchLoss] = []  # of the batches since the last step
@@ -71,6 +73,10 @@ class StepCount:
     def _count_call(self, *args: Any) -> None:
         self._calls += 1
 
+    def begin_step(self) -> None:
+        """Note that a step of an optimizer begins. Call this in `on_before_optimizer_step`."""
+        self._begun_steps += 1
+
     def before_batch(self, trainer: Trainer) -> None:
         """Begin to count the steps of a batch."""
         if self._has_stepped:
@@ -78,6 +84,7 @@ class StepCount:
         self._hook_optimizers(trainer)
         self._lightning_steps_before = trainer.global_step
         self._calls = 0
+        self._begun_steps = 0
 
     def add_loss(self, trainer: Trainer, loss: Any) -> None:
         """Add the loss of a batch that has ended."""
@@ -97,6 +104,9 @@ class StepCount:
         assert self.steps is not None
         lightning_steps = trainer.global_step - self._lightning_steps_before
         calls = self._calls if self._counts_calls else lightning_steps
+        if getattr(trainer.precision_plugin, "scaler", None) is not None:
+            # It does not call `Optimizer.step` if gradients overflow.
+            calls = self._begun_steps
         if not trainer.lightning_module.automatic_optimization:
             steps = min(calls, 1)
         elif not self._losses:  # no batch since the last step had a loss

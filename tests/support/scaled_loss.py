@@ -7,10 +7,14 @@ from lightning.pytorch.plugins import MixedPrecision
 
 
 class ScaledLoss(MixedPrecision):
-    """Scales the loss on a CPU. Its scaler skips steps whose gradients are not finite."""
+    """Scales the loss on a CPU. Its scaler skips steps whose gradients are not finite.
 
-    def __init__(self):
-        super().__init__("16-mixed", "cpu", torch.amp.GradScaler("cpu", init_scale=1024.0))
+    Args:
+        init_scale: The first scale, which is halved after each skipped step.
+    """
+
+    def __init__(self, init_scale: float = 1024.0):
+        super().__init__("16-mixed", "cpu", torch.amp.GradScaler("cpu", init_scale=init_scale))
 
     def autocast_context_manager(self):
         return torch.autocast("cpu", enabled=False)

@@ -14,10 +14,10 @@ from typing import Any
 from lit_dps.analysis.analysis import Analysis
 from lit_dps.analysis.step_seconds import QUIET, WITH_CHECKS
 from lit_dps.analysis.tables import three_digits
-from lit_dps.core.text import format_duration
+from lit_dps.core.text import every, format_duration
 from lit_dps.core.trial import RANKS
 from lit_dps.report.html.elements import html_table, text_of
-from lit_dps.report.result_table import FASTEST, bound_sign, cell_names
+from lit_dps.report.result_table import FASTEST, bound_sign, cell_names, validation_time
 from lit_dps.report.timing_notes import computation_text, counts_validations, sources_of
 
 HOUR_SECONDS = 3600
@@ -44,7 +44,7 @@ class Setting:
     def __str__(self) -> str:
         validation = "no validation"
         if self.validate_every is not None:
-            validation = f"validation every {self.validate_every} steps"
+            validation = f"validation {every(self.validate_every)}"
         devices = "1 device"
         if self.devices > 1:
             devices = f"{self.devices} devices"
@@ -115,7 +115,7 @@ def cost_rows(study: Analysis, setting: Setting) -> list[dict[str, str]]:
         columns["training"] = "-"
         if row["seconds"] is not None:
             columns["training"] = bound_sign(row) + format_duration(row["seconds"])
-        columns["validation"] = format_duration(validation)
+        columns["validation"] = validation_time(row, validation)
         columns |= {"total": "-", "cost": "-", "": ""}
         total = row["total_seconds"]
         if total is not None:

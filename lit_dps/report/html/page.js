@@ -62,7 +62,7 @@ function updateCosts(numbers) {
   find("devices-value").value = devices;
   find("price-value").value = price;
   find("setting").value = [
-    interval === null ? "no validation" : `validation every ${interval} steps`,
+    interval === null ? "no validation" : `validation every ${interval === 1 ? "step" : `${interval} steps`}`,
     devices === 1 ? "1 device" : `${devices} devices`,
     `${price} per device-hour`,
   ].join(", ");
@@ -80,7 +80,7 @@ function updateCosts(numbers) {
     const {bound, series} = numbers.rows[i];
     const {validation, total, cost} = costs[i];
     const cells = [...line.cells].slice(-4);
-    cells[0].textContent = durationText(validation);
+    cells[0].textContent = (validation ? bound : "") + durationText(validation);
     cells[1].textContent = total === null ? "-" : bound + durationText(total);
     cells[2].textContent = total === null ? "-" : bound + numberText(cost);
     const isFastest = fastest.get(series) === i;

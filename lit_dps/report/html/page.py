@@ -21,7 +21,7 @@ from lit_dps.core.config import folder_name
 from lit_dps.core.environment import KEY, SINCE
 from lit_dps.core.record import StudyRecord
 from lit_dps.core.search_space import Box
-from lit_dps.core.text import WIDTH
+from lit_dps.core.text import WIDTH, counted, every
 from lit_dps.core.trial import Series, Value
 from lit_dps.core.unit import Unit
 from lit_dps.report.answer import (
@@ -225,8 +225,8 @@ def _assumptions(study: Analysis) -> str:
         lines += [f"{prefix(study, series)}{line}" for line in details(study, series)[1:]]
     lines += [
         _search_text(record),
-        f"The goal, {goal}, is tested on the entire validation split every {goal.check_interval} "
-        "steps, so K* is known to within that interval. No trial takes more than "
+        f"The goal, {goal}, is tested on the entire validation split {every(goal.check_interval)}, "
+        "so K* is known to within that interval. No trial takes more than "
         f"{goal.max_steps:,} steps.{further_budget}",
         _law_text(goal.cost_unit),
         _seeds_text(record),
@@ -255,7 +255,7 @@ def _search_text(record: StudyRecord) -> str:
     if not record.statistic.is_minimum:
         smallest = f"{record.k_star_words}, of"
     return (
-        f"K* is {smallest} {record.trials} trials. study.sampler {sampler} "
+        f"K* is {smallest} {counted(record.trials, 'trial')}. study.sampler {sampler} "
         f"drew them from this search space: {record.space_text}. More trials or a larger search "
         "space can only lower K*."
     )
@@ -271,7 +271,8 @@ def _seeds_text(record: StudyRecord) -> str:
         best = "best sample"
         if record.plan.points > 1:
             best = f"{record.plan.points} best samples"
-        return f"{text}The {best} of each cell ran again on {record.plan.count} fresh seeds."
+        seeds = counted(record.plan.count, "fresh seed")
+        return f"{text}The {best} of each cell ran again on {seeds}."
     return f"{text}Each ran once, so K* includes the luck of its seed (study.repeats measures it)."
 
 

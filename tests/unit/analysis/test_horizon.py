@@ -116,7 +116,7 @@ def test_an_uncertain_critical_batch_size_widens_the_cost():
 
     assert low == pytest.approx(cost(1000), rel=0.1) and high == pytest.approx(cost(250), rel=0.1)
     assert (found.largest, found.surely_within) == (64, 32)
-    assert "surely, at 97.5 %: up to 32" in found.describe()
+    assert "no larger batch size surely, at 97.5 %" in found.describe()
 
 
 def test_noise_of_the_curve_widens_the_cost():

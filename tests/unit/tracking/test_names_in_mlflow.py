@@ -123,11 +123,17 @@ def test_the_description_says_the_answer_in_markdown(study, golden):
 
 def test_a_description_that_is_too_long_keeps_its_warnings(study):
     whole = markdown(study, "#/report")
-    short = markdown(study, "#/report", len(whole) - 1)
-    warnings = [line for line in whole.splitlines() if "**warning**" in line]
-    assert warnings and [line for line in short.splitlines() if "**warning**" in line] == warnings
-    assert "| " not in short and f"{len(study.answers)} rows" in short
     assert markdown(study, "#/report", len(whole)) == whole
+    without_details = markdown(study, "#/report", len(whole) - 1)
+    without_table = markdown(study, "#/report", len(without_details) - 1)
+    assert len(without_table) < len(without_details) < len(whole)
+    rows = [line for line in whole.splitlines() if line.startswith("| ")]
+    assert [line for line in without_details.splitlines() if line.startswith("| ")] == rows
+    assert "| " not in without_table and f"{len(study.answers)} rows" in without_table
+    warnings = [line for line in whole.splitlines() if "**warning**" in line]
+    for text in (without_details, without_table):
+        assert warnings
+        assert [line for line in text.splitlines() if "**warning**" in line] == warnings
 
 
 def test_lines_beyond_the_limit_of_mlflow_are_said_to_be_missing():

@@ -10,6 +10,7 @@ from torch.utils.data import DataLoader, default_collate
 from lit_dps.core.trial import Status
 from lit_dps.training import GoalErrorCallback
 from lit_dps.training.step_count import ExamplesCallback
+from tests.support.scaled_loss import ScaledLoss
 from tests.support.tiny import QUIET, Plain, fit, loader, points
 
 
@@ -103,6 +104,25 @@ def test_the_length_of_training_stays_what_it_was():
     assert lengths == {(24, 2), (24, 3)}, (
         "24 steps are 2 epochs of 12 batches, and one more where some have no loss"
     )
+
+
+class Steep(Plain):
+    """Has a loss that is 16 times as large."""
+
+    def training_step(self, batch, batch_idx):
+        return 16 * super().training_step(batch, batch_idx)
+
+
+def test_steps_that_a_scaler_skips_count_and_their_batches_are_not_accumulated():
+    """The scaled gradients of the first steps overflow; the scale is halved after each of them."""
+    module, callback = Steep(), GoalErrorCallback(0.2, 4, 12)
+    examples = ExamplesCallback(4)
+    scaling = ScaledLoss(init_scale=2.0**127)
+    trainer = fit(module, loader(48), loader(), callbacks=[callback, examples], plugins=[scaling])
+    assert (callback.status, callback.curve["step"]) == (Status.INCOMPLETE, [4, 8, 12])
+    assert callback.steps == trainer.global_step == 12
+    assert examples.flags == {}
+    assert 0 < module.taken < 12
 
 
 class Shrinks(Plain):
