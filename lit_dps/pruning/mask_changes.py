@@ -19,7 +19,7 @@ from torch import Tensor
 from lit_dps.core.errors import ConfigError
 from lit_dps.core.trial import DENSITY_STEP, DENSITY_SUM, derive_seed
 from lit_dps.pruning.mask import Mask, multiply
-from lit_dps.pruning.pruner import MaskUpdate, Pruner
+from lit_dps.pruning.pruner import MaskUpdate, NanScoresError, Pruner, all_finite
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,8 @@ class MaskChanges:
 
         Raises:
             ConfigError: if the next mask is not of the same parameters, or if it keeps another
-                number of elements although the method hits its count.
+                number of elements although the method hits its count. Also for scores that are nan
+                although weights and gradients are finite.
         """
         generator = torch.Generator().manual_seed(derive_seed(self.seed, "mask change", step))
         present = {name: mask[name].to(weights[name].device) for name in mask}
@@ -99,7 +100,13 @@ class MaskChanges:
             gradients=gradients,
             generator=generator,
         )
-        changed = self.pruner.next_mask(update)
+        try:
+            changed = self.pruner.next_mask(update)
+        except NanScoresError as error:
+            if all_finite([*weights.values(), *gradients.values()]):
+                raise error.of_method(self.pruner) from None
+            # Training has diverged, and the next check ends the trial.
+            return update.mask
         self._check(mask, changed, step)
         return changed
 

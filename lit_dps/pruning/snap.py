@@ -14,7 +14,7 @@ from lit_dps.parallel import ranks
 from lit_dps.pruning.iterative import halving
 from lit_dps.pruning.mask import Mask
 from lit_dps.pruning.network import Batches, Network
-from lit_dps.pruning.pruner import Pruner
+from lit_dps.pruning.pruner import Pruner, refuse_nan
 from lit_dps.pruning.reference_loss import TRAINING_LOSS, check_loss, losses_of
 
 _LAYERS = (nn.Conv2d, nn.Linear)
@@ -282,6 +282,7 @@ def best_nodes(scores: dict[str, Tensor], total: int, sparsity: float) -> dict[s
         total: Number of all nodes.
         sparsity: Share of the nodes to prune.
     """
+    refuse_nan(scores)
     flat = torch.cat(list(scores.values()))
     order = torch.sort(flat, descending=True, stable=True).indices
     kept = torch.zeros(len(flat), dtype=torch.bool)

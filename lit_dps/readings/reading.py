@@ -175,8 +175,9 @@ def _freeze_untrained(twin: LightningModule, run: ReadRun) -> None:
     A module may give its optimizer a part of its parameters and freeze none.
     """
     copies = dict(twin.named_parameters())
+    trained = run.trained  # a property that collects all parameters
     for name, parameter in run.module.named_parameters():
-        if id(parameter) not in run.trained:
+        if id(parameter) not in trained:
             copies[name].requires_grad_(False)
 
 

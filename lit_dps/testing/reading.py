@@ -33,7 +33,8 @@ def check_reading(reading: Reading | type[Reading]) -> None:
     A pruned network of 52 parameters is read after its first two steps, a dense one after one step.
 
     - It has a name, a valid `when`, and an `interval` of at least 1.
-    - It returns numbers by column, for the same columns each time, with and without masks.
+    - It returns numbers by column, for the same columns each time, with and without masks. One
+      parameter is not trained, and requires no gradient.
     - The weights of the trained network and its data module stay as they are.
     - Equal runs give equal numbers, unless the reading measures the process (`stacked = False`).
     - A run that is saved and resumed has the same numbers as an uninterrupted one.

@@ -22,6 +22,7 @@ CLASSES = 3
 BATCH_SIZE = 8
 FILE_SIZES = (60, 20)  # images of the training file and of the test file
 LEARNING_RATE = 0.1
+UNTRAINED = "network.0.bias"  # the parameter of `ToyRun` that no optimizer trains
 
 
 def toy_network(channels: int, hidden: int) -> nn.Sequential:
@@ -54,6 +55,8 @@ class ToyImages(ImageData):
 class ToyRun:
     """A run in training, as readings look at it: 52 parameters, plain gradient descent.
 
+    The bias of the convolution is not trained, and not frozen.
+
     Args:
         sparsity: The share of the weights that random masks prune; 0 has no masks.
 
@@ -74,7 +77,11 @@ class ToyRun:
             generator = torch.Generator().manual_seed(3)
             for name, weight in prunable(self.module).items():
                 self.masks[name] = torch.rand(weight.shape, generator=generator) >= sparsity
-        self.trained = set(map(id, self.module.parameters()))
+        self._trained_weights = []
+        for name, weight in self.module.named_parameters():
+            if name != UNTRAINED:
+                self._trained_weights.append(weight)
+        self.trained = set(map(id, self._trained_weights))
         self._batches = iter(self.data_module.train_dataloader())
         self._mask_weights()
 
@@ -86,10 +93,9 @@ class ToyRun:
         batch: Any = self.data_module.transfer_batch_to_device(
             next(self._batches), self.module.device
         )
-        weights = list(self.module.parameters())
-        gradients = torch.autograd.grad(self.module.loss(batch), weights)
+        gradients = torch.autograd.grad(self.module.loss(batch), self._trained_weights)
         with torch.no_grad():
-            for weight, gradient in zip(weights, gradients, strict=True):
+            for weight, gradient in zip(self._trained_weights, gradients, strict=True):
                 weight -= LEARNING_RATE * gradient
         self._mask_weights()
 

@@ -36,7 +36,7 @@ class Sharpness(Reading):
         self.iterations = iterations
 
     def read(self, moment):
-        weights = list(moment.module.parameters())
+        weights = [w for w in moment.module.parameters() if w.requires_grad]
         gradients = torch.autograd.grad(loss_of(moment), weights, create_graph=True)
         vector = [torch.randn_like(weight) for weight in weights]
         value = 0.0
@@ -55,7 +55,7 @@ class FullHessian(Reading):
     name = "full_hessian"
 
     def read(self, moment):
-        weights = list(moment.module.parameters())
+        weights = [w for w in moment.module.parameters() if w.requires_grad]
         gradients = torch.autograd.grad(loss_of(moment), weights, create_graph=True)
         flat = torch.cat([gradient.flatten() for gradient in gradients])
         rows = []

@@ -4,6 +4,7 @@ what is refused."""
 from __future__ import annotations
 
 import dataclasses
+import math
 from contextlib import nullcontext
 
 import pytest
@@ -12,6 +13,7 @@ from torch import nn
 
 from lit_dps.core.trial import Cell, Trial
 from lit_dps.pruning import Mask, Network, OneShot, Pruner, prunable, prune, pruner_of, top_k
+from lit_dps.pruning.mask_changes import MaskChanges
 from tests.support.errors import refuses
 from tests.support.runs import train_one
 from tests.support.tiny import points, two_layers
@@ -196,7 +198,6 @@ def test_the_top_k_are_the_first_ones_of_a_stable_sort(kind):
         if case % 2:
             scores = scores.round()  # many ties
         if case % 3 == 0:
-            scores[case : case + 5] = torch.nan
             scores[case + 9] = torch.inf
         keep = 1 + case
         expected = torch.zeros(97, dtype=torch.bool)
@@ -215,12 +216,66 @@ class Undefined(OneShot):
         return scores
 
 
+class UndefinedRounds(Pruner):
+    """Its scores are nan at one weight, in rounds, and in changes of its mask."""
+
+    passes = 0
+    every = 1
+
+    def mask(self, network, sparsity, generator):
+        return top_k(Undefined().scores(network, generator), sparsity)
+
+    def next_mask(self, update):
+        return top_k({name: weight / weight for name, weight in update.weights.items()}, 0.5)
+
+
+def network_with(loss_factor: float) -> Network:
+    module = two_layers()
+    batch = torch.ones(4, next(module.parameters()).shape[1])
+    return Network(
+        module,
+        prunable(module),
+        4,
+        lambda: 1,
+        lambda: iter([(batch, 4)]),
+        lambda batch, i: module(batch).square().mean() * loss_factor,
+    )
+
+
 @pytest.mark.parametrize("are_stored", [False, True])
 def test_scores_that_are_nan_are_refused(are_stored):
-    module = two_layers()
-    network = Network(
-        module, prunable(module), 4, lambda: 0, lambda: iter(()), lambda batch, i: None
-    )
+    network = network_with(1.0)
     scores = Undefined().scores(network, torch.Generator()) if are_stored else None
-    with refuses("pruning.method", "Undefined"):
+    with refuses("pruning.method", "Undefined") as refused:
         prune(Undefined(), lambda: nullcontext(network), 0.5, 0, "module", scores)
+    name, weight = next(iter(network.parameters.items()))
+    assert f"{name} has 1 nan among {weight.numel()}" in refused.value.allowed
+    with refuses("pruning.method", "UndefinedRounds"):
+        prune(UndefinedRounds(), lambda: nullcontext(network), 0.5, 0, "module")
+
+
+@pytest.mark.parametrize("method", ["snip", "iterative_snip", "force", "snip_it"])
+@pytest.mark.parametrize("factor", [math.nan, math.inf])
+def test_a_network_that_diverged_before_training_is_pruned_by_position(method, factor):
+    network = network_with(factor)
+    mask, _ = prune(pruner_of(method), lambda: nullcontext(network), 0.5, 0, "module")
+    total = sum(weight.numel() for weight in network.parameters.values())
+    assert mask.count() == (round(total / 2), total)
+    assert torch.cat([kept.flatten() for kept in mask.values()])[: round(total / 2)].all()
+
+
+@pytest.mark.parametrize(
+    ("weight", "gradient", "is_refused"),
+    [(0.0, 1.0, True), (math.nan, 1.0, False), (0.0, math.inf, False)],
+)
+def test_nan_in_a_change_of_the_mask_is_refused_unless_training_diverged(
+    weight, gradient, is_refused
+):
+    changes = MaskChanges.of(UndefinedRounds(), 0.5, 0, 10)
+    mask = Mask({"w": torch.tensor([True, True, False, False])})
+    tensors = {"w": torch.tensor([1.0, weight, 0.0, 0.0])}, {"w": torch.full((4,), gradient)}
+    if is_refused:
+        with refuses("pruning.method", "UndefinedRounds"):
+            changes.next_mask(1, mask, *tensors)
+    else:
+        assert changes.next_mask(1, mask, *tensors)["w"].tolist() == [True, True, False, False]

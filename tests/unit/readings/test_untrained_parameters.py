@@ -57,7 +57,7 @@ def used(freezes: bool) -> Workload:
     )
 
 
-@pytest.mark.parametrize("how", [{}, {"lean": False}, {"size": 2}])
+@pytest.mark.parametrize("how", [{}, {"lean": False}])
 def test_parameters_that_no_optimizer_trains_do_not_count(how):
     results = []
     for freezes in (False, True):
@@ -71,6 +71,17 @@ def test_parameters_that_no_optimizer_trains_do_not_count(how):
             assert values == pytest.approx(frozen.readings[name][column], rel=1e-4), column
     for name, value in left_out.flags.items():
         assert value == pytest.approx(frozen.flags[name], rel=1e-4), name
+
+
+def test_a_reading_of_a_user_runs_where_the_others_are_not_frozen():
+    trial = Trial(Cell(16, 0.0), 0, {})
+    sharpness = {"class_path": "tests.support.user_readings.Sharpness"}
+    values = []
+    for freezes in (False, True):
+        result = train_one(trial, used(freezes), GOAL, readings=[sharpness])
+        assert not result.failure
+        values.append(result.readings["sharpness"]["sharpness"])
+    assert values[0] == pytest.approx(values[1], rel=1e-3)
 
 
 def noise(freezes: bool, batches: int) -> dict:

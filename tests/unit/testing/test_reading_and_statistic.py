@@ -49,6 +49,22 @@ def test_readings_conform(reading):
     assert torch.equal(before, torch.get_rng_state())
 
 
+class AllGradients(Reading):
+    """Takes the gradient by all parameters, also by untrained ones."""
+
+    name = "all_gradients"
+
+    def read(self, moment):
+        (loss, _) = next(moment.losses(8, 8))
+        torch.autograd.grad(loss, list(moment.module.parameters()))
+        return {"all_gradients": 1.0}
+
+
+def test_a_gradient_by_an_untrained_parameter_fails():
+    with pytest.raises(RuntimeError, match="does not require grad"):
+        check_reading(AllGradients)
+
+
 class Quantity(Reading):
     """A reading of the sum of the weights."""
 
