@@ -480,7 +480,9 @@ def _assumptions(
         lines.append(f"? assumes {step_time.link}.")
     is_for_several = len(set(table["devices"])) > 1
     if is_for_several and _share_of_checks(table, terms) >= SHARE_TO_MENTION:
-        lines.append("A validation takes as long on several devices as on those that are here.")
+        lines.append(
+            "Times assume that a validation takes the same time on every number of devices."
+        )
     if terms.checks is None:
         lines.append(
             "Times exclude validation, checkpoints and slower data loading than was timed."

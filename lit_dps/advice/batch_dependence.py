@@ -44,7 +44,8 @@ def note_on(dependence: str, is_accumulated: bool) -> str:
     if dependence == WEIGHTS:
         return (
             "The loss weights the examples of a batch by the whole batch, as a mean over tokens "
-            "does. Parts of a batch have slightly other weights, which the answer ignores."
+            "does. Accumulated batches weight the examples slightly differently. The answer "
+            "ignores this."
         )
     reason, effect = _REASONS[dependence]
     if is_accumulated:

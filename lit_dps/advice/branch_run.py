@@ -96,9 +96,11 @@ def run_branches(
 
 
 def _has_ended(stored: Mapping[str, Any], fork_steps: Sequence[int]) -> bool:
-    """Return True if stored advice has all forks, and the steps of the run or that it missed."""
-    # Advice of earlier versions has no `branch_ended`.
-    has_ended = stored.get("branch_ended", False) or "branch_steps" in stored
+    """Return True if all forks are stored and the run has ended."""
+    # Advice of earlier versions has no `branch_ended`. The earliest ones have no `branch_factors`
+    # either, and did not train on after their last fork.
+    is_earlier = bool(stored.get("branches")) and "branch_factors" not in stored
+    has_ended = stored.get("branch_ended", False) or "branch_steps" in stored or is_earlier
     return has_ended and _all_forked(fork_steps, stored_forks(stored))
 
 
@@ -134,7 +136,7 @@ def _train_forked_run(
     """Train a run until it has met its goal and made all forks, or until the time has passed.
 
     Returns:
-        False if the time has passed before.
+        True if the run ended; False if the budget ended first.
 
     Raises:
         UserError: if the module cannot be forked, or if the run fails.

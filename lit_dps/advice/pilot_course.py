@@ -119,8 +119,13 @@ class Course:
 
     @property
     def record(self) -> StudyRecord | None:
-        """All runs so far."""
+        """The runs so far, truncated at the fewest steps to the goal at their batch size."""
         return self.question.probes.record()
+
+    @property
+    def all_runs(self) -> StudyRecord | None:
+        """The runs so far as they ended, also those that their step limit stopped."""
+        return self.question.probes.all_runs()
 
     @property
     def goal(self) -> Goal:
@@ -145,14 +150,14 @@ class Course:
         Trainings count by the model of the step time, because other programs slow single runs down.
         """
         seconds = self._seconds_of_all_runs()
-        seconds -= seconds_of_runs(self.record, self.plan, self.question.step_seconds_here)
+        seconds -= seconds_of_runs(self.all_runs, self.plan, self.question.step_seconds_here)
         return min(self.clock.remaining, seconds)
 
     def affordable_steps(self, batch_size: int) -> float:
         """Return the steps at a batch size that all its runs may take together."""
         step_seconds = self.question.step_seconds_here
         seconds = self._seconds_of_all_runs()
-        seconds -= seconds_of_runs(self.record, self.plan, step_seconds, without=batch_size)
+        seconds -= seconds_of_runs(self.all_runs, self.plan, step_seconds, without=batch_size)
         return max(seconds, 0.0) / step_seconds(batch_size)
 
     def _seconds_of_all_runs(self) -> float:
@@ -246,7 +251,8 @@ class Course:
         stored = self.question.store.read()
         ended = {*stored.get("raced", []), *bounds_of(stored), self.plan.batch_size}
         begun = {size for size, *_ in stored.get("tried", [])}
-        results = {} if self.record is None else self.record.results
+        record = self.all_runs
+        results = {} if record is None else record.results
         for cell, of_cell in results.items():
             if any(result.status is not Status.FAILED for result in of_cell):
                 begun.add(cell.batch_size)
@@ -351,7 +357,7 @@ class Course:
             # The user's code may refuse values that are not finite.
             print_line(f"  the run failed: {error}")
         outcome = Outcome(MISSED, math.inf)
-        for result in results_at(self.record, batch_size):
+        for result in results_at(self.all_runs, batch_size):
             if result.trial.point == len(factors) - 1:
                 outcome = outcome_of(result, self.goal)
         value = outcome.value if math.isfinite(outcome.value) else None

@@ -183,6 +183,17 @@ class Probes:
         except StorageError:
             return None
 
+    def all_runs(self) -> StudyRecord | None:
+        """Return the stored study with each run as it ended; None before the first probe.
+
+        `record` has no run that its step limit stopped while no run at its batch size has met the
+        goal: such a run would continue with a larger limit.
+        """
+        try:
+            return read_study(self.url, self.name, truncates=False)
+        except StorageError:
+            return None
+
 
 def _show(line: StageLine, metric: str, event: ProgressEvent) -> None:
     """Show the progress of a trial on a line."""

@@ -323,7 +323,8 @@ def fit_check_seconds(checks: Sequence[tuple[float, float]]) -> tuple[float, flo
     """Return c and d of c + d / m, the seconds of a validation for a local batch of m examples.
 
     The number of its batches is proportional to 1 / m if their size follows that of the training.
-    Both constants are at least 0. The relative errors have the least squares.
+    Both constants are at least 0. The relative errors have the least squares. Times that differ by
+    at most `EQUAL_CHECKS` give d = 0 and the least time, because their difference is noise.
 
     Args:
         checks: Local batch and seconds of timed validations.
@@ -332,6 +333,8 @@ def fit_check_seconds(checks: Sequence[tuple[float, float]]) -> tuple[float, flo
         ((_, seconds),) = checks
         return seconds, 0.0
     sizes, seconds = np.transpose(checks)
+    if np.ptp(seconds) <= EQUAL_CHECKS * seconds[0]:
+        return float(seconds.min()), 0.0
     columns = np.column_stack([1 / seconds, 1 / sizes / seconds])
     (constant, by_batch), _ = nnls(columns, np.ones(len(checks)))
     return float(constant), float(by_batch)

@@ -57,7 +57,9 @@ def list_studies(storage: BaseStorage | str) -> list[str]:
         return sorted(_headers(opened.get_all_studies()))
 
 
-def read_study(storage: BaseStorage | str, name: str, trust: bool = False) -> StudyRecord:
+def read_study(
+    storage: BaseStorage | str, name: str, trust: bool = False, truncates: bool = True
+) -> StudyRecord:
     """Read a study, finished or not; change nothing in the storage.
 
     Args:
@@ -65,6 +67,8 @@ def read_study(storage: BaseStorage | str, name: str, trust: bool = False) -> St
         name: The study's name.
         trust: Whether modules that the study names may be imported, although this user did not run
             it; this is recorded.
+        truncates: Whether results end at the race limit. If not, each result is as its trial ended,
+            and trials that must run again are in the record too.
 
     Raises:
         UntrustedCode: if they may not, and there are any that are not imported yet.
@@ -88,7 +92,7 @@ def read_study(storage: BaseStorage | str, name: str, trust: bool = False) -> St
         try:
             schema.check_keys(header, schema.HEADER_ATTRS)
             refuse_foreign_code(name, header, trust)
-            return _record(name, header, _read_cells(opened, name, header, study_ids))
+            return _record(name, header, _read_cells(opened, name, header, study_ids, truncates))
         except DAMAGE as error:
             if isinstance(error, ConfigError) and error.key in CLASS_KEYS:
                 # A class of the user that cannot be imported here is no damage.
@@ -113,7 +117,11 @@ class _Trials(NamedTuple):
 
 
 def _read_cells(
-    storage: BaseStorage, name: str, header: Mapping[str, Any], study_ids: Mapping[str, int]
+    storage: BaseStorage,
+    name: str,
+    header: Mapping[str, Any],
+    study_ids: Mapping[str, int],
+    truncates: bool,
 ) -> _Trials:
     cells = schema.cells_of(header)
     seed, race_factor = header[schema.TRIAL_SEED], header[schema.RACE_FACTOR]
@@ -126,7 +134,9 @@ def _read_cells(
     for cell in with_progress("cells read", cells):
         results, started = _decode_trials(next(search_trials), cell, seed)
         repeats, started_repeats = _decode_trials(next(repeat_trials), cell, seed)
-        read.results[cell] = truncate_at_race_limit(results, race_factor, statistic)
+        if truncates:
+            results = truncate_at_race_limit(results, race_factor, statistic)
+        read.results[cell] = results
         read.repeats[cell] = repeats
         # A paused trial that runs again has a result, but is not finished.
         read.running[cell] = len(started - _repeat_ids(read.results[cell]))

@@ -287,8 +287,8 @@ class _StepTimer:
         attempt: The attempt to time.
         warm_up: The number of first steps that are not timed.
         updates_per_step: The number of updates that make one step.
-        most_seconds: The attempt ends after this time, or once its steps have told enough; None
-            times all steps.
+        most_seconds: The attempt ends after this time, or once the mean step time is known to
+            `NARROW`; None times all steps.
 
     Attributes:
         updates: The number of updates so far.
@@ -338,7 +338,10 @@ class _StepTimer:
                 self._end_block(Instant.now(device), self._most_seconds)
 
     def _end_block(self, end: Instant, most_seconds: float) -> None:
-        """Note the end of a block of steps, and end the attempt if it has told enough."""
+        """Note the end of a block of steps.
+
+        The attempt ends once the mean step time is known to `NARROW`.
+        """
         seconds = end.time - self.last.time - (end.waited - self.last.waited)
         self._blocks.append(seconds / self._block_steps)
         self.last = end

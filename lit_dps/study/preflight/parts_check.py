@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
+from lit_dps.core.errors import first_line
 from lit_dps.core.trial import Trial
 from lit_dps.engines.engine import TrialSettings
 from lit_dps.parallel.example_count import can_be_cut, cut
@@ -34,6 +35,7 @@ WEIGHTS = "weights"  # the gradient of a batch, but not the loss on average
 NORM = "norm"  # the statistics of batch norm
 UNKNOWN = "unknown"  # whether the loss differs
 BATCHES = 8  # that are compared
+EQUAL_BATCHES = 2  # that end the comparison if they equal their halves
 ROUNDING = 1e-3  # relative; float32 sums of the same numbers in another order differ by less
 # The loss differs on average if the mean difference is this many standard errors, and this share
 # of the loss. A smaller share hardly changes K.
@@ -71,15 +73,19 @@ def check_parts(training: TrialSettings, trial: Trial, setup: StudySetup) -> lis
             notes.append(f"whether a batch in parts equals the batch is not known: {probe.reason}")
         elif each == NORM:
             notes.append(
-                f"a batch in parts is another batch for {name}: batch norm ({probe.batch_norm}) "
-                f"takes the statistics of each part. {effect}"
+                f"{name} trains differently on accumulated batches: batch norm "
+                f"({probe.batch_norm}) takes the statistics of each part. {effect}"
             )
         else:
             notes.append(
-                f"a batch in parts is another batch for {name}: {probe.difference_text()}, "
+                f"{name} trains differently on accumulated batches: {probe.difference_text()}, "
                 f"because {_CAUSES[each]}. {effect}"
             )
     return notes
+
+
+class _NoGradient(Exception):
+    """PyTorch cannot compute the gradient of a loss."""
 
 
 class _Pass(NamedTuple):
@@ -161,28 +167,41 @@ class PartsProbe(Callback):
             self.reason = "its batches cannot be cut into halves of at least one example"
             raise EndProbe
         self.reason = "its training step returns no loss with a gradient"
-        self._compare(TrainingPass(trainer, pl_module, size), batch, batch_idx, size // 2)
+        try:
+            self._compare(TrainingPass(trainer, pl_module, size), batch, batch_idx, size // 2)
+        except _NoGradient as error:
+            self.reason = f"the gradient of its loss cannot be computed: {error}"
+            raise EndProbe from error
         self._batches += 1
-        if self._batches == BATCHES:
+        if self._batches == BATCHES or self._are_equal():
             raise EndProbe
+
+    def _are_equal(self) -> bool:
+        """Return True if enough batches equal their halves, so that more would show the same."""
+        if self._is_random or len(self.differences) < EQUAL_BATCHES:
+            return False
+        return max(self.differences) <= ROUNDING
 
     def _compare(self, data_pass: TrainingPass, batch: Any, batch_idx: int, half: int) -> None:
         """Compare a batch of twice `half` examples with its halves."""
-        whole = _pass_of(data_pass, cut(batch, slice(0, 2 * half)), batch_idx)
+        loss, rest = _pass_of(data_pass, cut(batch, slice(0, 2 * half)), batch_idx)
+        norm = _norm(rest)
         # Other random numbers and another order: the difference is rounding, or the loss is random.
         backwards: Any = torch.arange(2 * half - 1, -1, -1)
         again = _pass_of(data_pass, cut(batch, backwards), batch_idx, skipped_draws=1)
-        norm = _norm(whole.gradient)
-        distance = _distance(again.gradient, whole.gradient)
-        difference = whole.gradient
+        distance = _distance(again.gradient, rest)
+        # At most two gradients are in memory at a time.
+        del again
         losses = []
         for i, part in enumerate((slice(0, half), slice(half, 2 * half))):
             of_half = _pass_of(data_pass, cut(batch, part), batch_idx, skipped_draws=2 + i)
             losses.append(of_half.loss)
-            pairs = zip(difference, of_half.gradient, strict=True)
-            difference = [rest - gradient / 2 for rest, gradient in pairs]
+            # Not in place, because two gradients may share their memory.
+            for j, gradient in enumerate(of_half.gradient):
+                rest[j] = torch.sub(rest[j], gradient, alpha=0.5)
+            del of_half, gradient
         mean = statistics.fmean(losses)
-        if not math.isfinite(whole.loss - mean):
+        if not math.isfinite(loss - mean):
             # For example, a half without a label has the loss nan.
             self.reason = "the loss of a batch or of its half is not finite"
             return
@@ -190,9 +209,9 @@ class PartsProbe(Callback):
             self.reason = f"the gradient of a batch has norm {norm:g}"
             return
         self.examples = 2 * half
-        self.wholes.append(whole.loss)
+        self.wholes.append(loss)
         self.halves.append(mean)
-        self.differences.append(_norm(difference) / norm)
+        self.differences.append(_norm(rest) / norm)
         self._is_random |= distance > ROUNDING * norm
 
 
@@ -236,6 +255,7 @@ def _pass_of(data_pass: TrainingPass, batch: Any, batch_idx: int, skipped_draws:
 
     Raises:
         EndProbe: if the training step returns no loss, or one without a gradient.
+        _NoGradient: if PyTorch cannot compute the gradient.
     """
     with data_pass.without_side_effects() as twin:
         for layer in twin.modules():
@@ -246,8 +266,15 @@ def _pass_of(data_pass: TrainingPass, batch: Any, batch_idx: int, skipped_draws:
         if loss is None or not loss.requires_grad:
             raise EndProbe
         weights = [parameter for parameter in twin.parameters() if parameter.requires_grad]
-        gradient = torch.autograd.grad(loss, weights, allow_unused=True, materialize_grads=True)
-        return _Pass(float(loss.detach()), list(gradient))
+        try:
+            gradient = torch.autograd.grad(loss, weights, allow_unused=True, materialize_grads=True)
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            # For example, a manual module has freed the graph of the loss that it returns.
+            raise _NoGradient(first_line(error)) from error
+        # Embeddings may have sparse gradients, which have no norm.
+        return _Pass(float(loss.detach()), [each.to_dense() for each in gradient])
 
 
 def _norm(gradient: Sequence[Tensor]) -> float:

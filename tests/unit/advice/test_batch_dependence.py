@@ -61,6 +61,34 @@ class Manual(Plain):
         self.optimizers().step()
 
 
+class Freed(Manual):
+    """Steps its optimizer itself, and returns a loss whose graph is freed."""
+
+    def training_step(self, batch, batch_idx):
+        loss = self.network(batch[0]).square().mean()
+        loss.backward()
+        self.optimizers().step()
+        return loss
+
+
+class Embedded(Plain):
+    """An embedding with sparse gradients, and a mean over examples or a sum."""
+
+    is_sum = False
+
+    def __init__(self, lr: float = 0.1):
+        super().__init__()
+        self.embedding = nn.Embedding(2, 4, sparse=True)
+
+    def training_step(self, batch, batch_idx):
+        losses = self.embedding((batch[0][:, 0] > 0).long()).square().sum(1)
+        return losses.sum() if self.is_sum else losses.mean()
+
+
+class EmbeddedSum(Embedded):
+    is_sum = True
+
+
 class Normed(Plain):
     """Batch norm before a mean over examples."""
 
@@ -115,6 +143,9 @@ def depends_on(module: str) -> list[str]:
         ("Summed", [LOSS]),
         ("Weighted", [WEIGHTS]),
         ("Manual", [UNKNOWN]),
+        ("Freed", [UNKNOWN]),
+        ("Embedded", []),
+        ("EmbeddedSum", [LOSS]),
         ("Normed", [NORM]),
         ("Dropped", []),
         ("Frozen", []),

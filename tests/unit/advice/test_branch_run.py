@@ -183,6 +183,20 @@ def test_forks_of_earlier_versions_show_nothing():
     assert branch_law({"branches": [earlier]}, setup()) is None
 
 
+@pytest.mark.parametrize(
+    ("stored", "has_ended"),
+    [
+        ({}, True),
+        ({"branch_factors": [1, 2, 4]}, False),
+        ({"branch_factors": [1, 2, 4], "branch_ended": True}, True),
+    ],
+)
+def test_advice_of_an_earlier_version_with_all_forks_has_ended(stored, has_ended):
+    stored = {"branches": [FORK]} | stored
+    assert branch_run._has_ended(stored, [2]) is has_ended
+    assert not branch_run._has_ended(stored, [2, 4])
+
+
 def fork(url: str, seconds: float, kill_after: int | None = None) -> dict:
     """Fork a run of `MeetsGoal`, with some seconds left, and return what is stored.
 

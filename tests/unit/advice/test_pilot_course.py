@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -18,14 +19,16 @@ from lit_dps.advice.pilot_course import (
     ask_by_pilot,
     max_trainings,
 )
-from lit_dps.advice.pilot_evidence import PilotRun
-from lit_dps.advice.pilot_plan import MET, MISSED, Outcome, PilotPlan
+from lit_dps.advice.pilot_evidence import PilotRun, results_at
+from lit_dps.advice.pilot_plan import MET, MISSED, Outcome, PilotPlan, next_factor
 from lit_dps.advice.question import Question
 from lit_dps.advice.step_probe import SPENT, StepTimes
 from lit_dps.advice.step_time import Timed
+from lit_dps.core.trial import Status
 from lit_dps.parallel.process import StopRequest
+from tests.unit.advice.test_probe_study import probes_of
 from tests.unit.advice.test_question import FakeProbes
-from tests.unit.advice.test_step_probe import setup
+from tests.unit.advice.test_step_probe import Net, setup
 
 PLAN = PilotPlan(4, "model.lr", 0.1, 1.0, is_adaptive=False)
 
@@ -41,6 +44,20 @@ class FakeStore:
 
     def keep(self, **values):
         self.values.update(values)
+
+    def append(self, key, value):
+        self.values.setdefault(key, []).append(value)
+
+
+class SmallRateIsWorse(Net):
+    """Misses its goal; its error is 0.5 at small rates and 0.25 at others."""
+
+    def __init__(self, lr: float = 0.1):
+        super().__init__()
+        self.lr = lr
+
+    def validation_step(self, batch, batch_idx):
+        self.log("val_error", 0.5 if self.lr < 0.02 else 0.25)
 
 
 def question_with(store: FakeStore, slope: float) -> Question:
@@ -62,6 +79,27 @@ def pilot_fields(**values) -> dict:
 
 def pilot(**values) -> dict:
     return PilotRun(**pilot_fields(**values)).to_dict()
+
+
+def test_two_rates_that_miss_the_step_limit_are_compared_by_their_metric(tmp_path):
+    """Without a K, the record drops runs that the limit stopped. Their results count."""
+    plan = PilotPlan(4, "model.lr", 0.01, 0.5, is_adaptive=True)
+    store = FakeStore()
+    question = question_with(store, 1e-12)
+    question.times.check = 0.0
+    runs = probes_of(tmp_path, f"{__name__}.SmallRateIsWorse")
+    question = dataclasses.replace(question, plan=plan, probes=runs)
+    run = PilotRun(**pilot_fields())
+    course = Course(question, plan, clock(), StopRequest(), run)
+    affordable = course.remaining_seconds()
+    assert course._try(8, [1.0], limit=2) and course._try(8, [1.0, 2.0], limit=2)
+    assert results_at(runs.record(), 8) == []
+    stopped = results_at(runs.all_runs(), 8)
+    assert [result.status for result in stopped] == [Status.OUTRACED] * 2
+    assert store.values["tried"] == [[8, 1.0, MISSED, 0.5], [8, 2.0, MISSED, 0.25]]
+    assert next_factor(course._tried(8), plan.first_factors) == 4.0
+    seconds = 4 * question.step_seconds_here(8)
+    assert affordable - course.remaining_seconds() == pytest.approx(seconds)
 
 
 def course_of(question: Question, **values) -> Course:

@@ -68,9 +68,14 @@ RATES = (0.08, 0.02, 0.03, 0.04)  # the first one fails in FailsAtTheFirstPoint
 
 
 def probes(tmp_path, name: str) -> Probes:
-    given = with_module(name)
-    model = {"class_path": f"{__name__}.{name}"}
-    if name == "Net":
+    return probes_of(tmp_path, f"{__name__}.{name}")
+
+
+def probes_of(tmp_path, class_path: str) -> Probes:
+    """Return probes of a module by its class path."""
+    given = with_module("Net")
+    model = {"class_path": class_path}
+    if class_path == f"{__name__}.Net":
         model = given.workload.model
     study = dataclasses.replace(given.study, workers=1)
     setup = dataclasses.replace(

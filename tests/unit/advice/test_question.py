@@ -25,6 +25,9 @@ class FakeProbes:
     def record(self):
         return None
 
+    def all_runs(self):
+        return None
+
     def run(self, batch_size, end, stop, clock):
         self.tried.append(batch_size)
         return True

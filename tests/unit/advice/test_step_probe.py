@@ -16,7 +16,7 @@ from lightning.pytorch import LightningDataModule
 from torch.utils.data import DataLoader
 
 from lit_dps.advice.step_memory import Memory, is_full
-from lit_dps.advice.step_probe import FULL, SPENT, time_steps
+from lit_dps.advice.step_probe import FULL, SPENT, fit_check_seconds, time_steps
 from lit_dps.advice.step_time import fit_step_time
 from lit_dps.core.config import StorageConfig, StudyConfig
 from lit_dps.core.errors import ConfigError, UserError
@@ -165,6 +165,18 @@ def test_a_validation_whose_batch_size_follows_the_training_is_timed_at_each_siz
             assert found.check_at(size) == pytest.approx(0.01 + 0.005 * 64 / size)
     else:
         assert found.check_at(8) == found.check_at(1) == pytest.approx(0.33)
+
+
+@pytest.mark.parametrize(
+    ("checks", "expected"),
+    [
+        ([(16, 1.05), (64, 1.0)], (1.0, 0.0)),
+        ([(16, 1.0), (64, 1.09)], (1.0, 0.0)),
+        ([(16, 1.6), (64, 1.0)], (0.8, 12.8)),
+    ],
+)
+def test_validations_of_nearly_equal_time_do_not_depend_on_the_batch_size(checks, expected):
+    assert fit_check_seconds(checks) == pytest.approx(expected)
 
 
 class Schedule(Net):

@@ -19,6 +19,7 @@ from lit_dps.module import ImageClassifier
 from lit_dps.study.preflight.check import check_configuration
 from lit_dps.study.preflight.dry_run import dry_run
 from lit_dps.study.preflight.parts_check import PartsProbe
+from lit_dps.study.probe_run import EndProbe
 from lit_dps.study.setup import StudySetup
 from lit_dps.training.workload import Workload
 from tests.support import tiny
@@ -87,7 +88,7 @@ def notes(kind=ImageClassifier, network=NETWORK, accumulated=4) -> list[str]:
     study = study_of(model, accumulated)
     check_configuration(study)
     _, found = dry_run(study)
-    return [note for note in found if "batch in parts" in note]
+    return [note for note in found if "accumulated batches" in note]
 
 
 def test_a_mean_over_examples_is_silent_also_with_dropout():
@@ -163,3 +164,12 @@ def test_study_and_advice_agree(kind):
     }
     study = study_of(model, accumulated=1)
     assert bool(batch_dependence(study, Trial(Cell(16), 0, {}, 0))) == bool(notes(kind))
+
+
+@pytest.mark.parametrize(("kind", "compared"), [(ImageClassifier, 2), (SumOfTokens, 8)])
+def test_equal_batches_end_the_comparison_early(kind, compared):
+    module = kind(MLP(hidden=[8]), optimizer="sgd", learning_rate=0.01)
+    probe = PartsProbe()
+    with pytest.raises(EndProbe):
+        tiny.fit(module, datamodule=Digits(batch_size=16), callbacks=[probe], max_steps=9)
+    assert len(probe.differences) == compared
