@@ -87,7 +87,7 @@ class Analysis:
     def with_statistic(self, name: str) -> Analysis:
         """Return the study as if K* had been another statistic (`StudyRecord.with_statistic`)."""
         record = self.record.with_statistic(name)
-        return Analysis(record, self.replicates, validate_every=self.validate_every)
+        return Analysis(record, self.replicates, self.original, self.validate_every)
 
     @cached_property
     def at_each_goal(self) -> list[Analysis]:

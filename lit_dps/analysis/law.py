@@ -28,7 +28,6 @@ from lit_dps.analysis.intervals import (
 )
 from lit_dps.analysis.law_fit import (
     DRAWS,
-    LOSS_SCALE,
     MIN_BATCH_SIZES,
     PRIOR_TAILS,
     TYPICAL_ERROR,
@@ -154,14 +153,14 @@ class Law:
         return None
 
     def draw_observations(self, count: int, name: str) -> np.ndarray:
-        """Return draws (count, n) of the n K in `exact_k`; (0, n) if all are without noise.
+        """Return draws (count, n) of the n K in `exact_k`; (0, n) if the noise of one is unknown.
 
         Args:
             count: Number of draws.
             name: As in `Observation.draws`.
         """
         measured = exact(self.observations)
-        if not data_of(measured).variance.any():
+        if not measured or not all(o.noise for o in measured):
             return np.empty((0, len(measured)))
         return np.stack([o.draws(count, name) for o in measured], axis=1)
 
@@ -306,12 +305,12 @@ class Law:
 
     def _interpolated(self, batch: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return log K (n,) on chords between measured batch sizes, and its standard deviation."""
-        measured = data_of(exact(self.observations))
+        observations = exact(self.observations)
+        measured = data_of(observations)
         log_b = np.log(measured.batch_sizes)
         x = np.log(batch)
         log_steps = np.interp(x, log_b, np.log(measured.steps))
-        variance = np.where(measured.variance > 0, measured.variance, LOSS_SCALE**2)
-        variance = np.interp(x, log_b, variance)
+        variance = np.interp(x, log_b, [o.assumed_variance for o in observations])
         is_measured = np.isclose(x[:, None], log_b).any(axis=1)
         error = np.where(is_measured, 0.0, INTERPOLATION_ERROR)
         return log_steps, np.sqrt(variance + error**2)
@@ -380,9 +379,9 @@ def _integer(number: float) -> Any:
 
 
 def _measured_prediction(observation: Observation) -> Prediction:
-    """Return the K of an observation with 95 % limits; unknown noise counts as `LOSS_SCALE`."""
+    """Return the K of an observation with 95 % limits (`Observation.assumed_variance`)."""
     k = observation.steps
-    half_width = NORMAL_95 * math.sqrt(observation.variance or LOSS_SCALE**2)
+    half_width = NORMAL_95 * math.sqrt(observation.assumed_variance)
     low = k * math.exp(-half_width)
     high = k * math.exp(half_width)
     return Prediction(observation.batch_size, k, low, high, "measured")

@@ -127,6 +127,10 @@ def judge_fit(
     if misfit_beyond_noise > MAX_MISFIT:
         reason = f"c1 / B + c2 does not fit: it misses K by {misfit:.0%}"
         return Verdict(Refusal.EXTRAPOLATION, reason)
+    # The fit hardly moves for one lower bound, so its misfit does not show this contradiction.
+    contradiction = rise_of_k(observations)
+    if contradiction:
+        return Verdict(Refusal.EXTRAPOLATION, contradiction)
     low = measured[0].batch_size
     high = measured[-1].batch_size
     fall = math.log(fit.steps(low) / fit.steps(high))

@@ -25,6 +25,10 @@ from lit_dps.core.statistic import Statistic
 from lit_dps.core.trial import Status, TrialResult
 from lit_dps.core.unit import Cost, Unit
 
+# Standard error of log K where it is unknown: of the best of some tens of trials, as the loss scale
+# of the fit (`law_fit.LOSS_SCALE`).
+UNKNOWN_NOISE = 0.1
+
 # Kinds of bounds of K*. The sign is the side on which a residual counts.
 AT_LEAST = 1
 AT_MOST = -1
@@ -89,6 +93,13 @@ class Observation:
         A uniform place between two checks adds (check / K)^2 / 12.
         """
         return self.noise**2 + (self.check / self.steps) ** 2 / 12
+
+    @property
+    def assumed_variance(self) -> float:
+        """Variance of log K; unknown noise counts as `UNKNOWN_NOISE`."""
+        if self.noise:
+            return self.variance
+        return UNKNOWN_NOISE**2 + self.variance
 
     @property
     def is_lower_bound(self) -> bool:

@@ -166,6 +166,31 @@ def test_a_rising_k_leaves_only_what_was_measured():
     assert table["low"][0] < 480 < table["high"][0]
 
 
+def test_a_lower_bound_that_contradicts_the_law_ends_the_prediction():
+    steps = (450, 250, 150, 100, 75, 62, 56, 53)
+    measured = []
+    for batch_size, k in zip(2.0 ** np.arange(3, 11), steps, strict=True):
+        measured.append(Observation(batch_size, k, check=1.0))
+    law = fit_law([*measured, Observation(2048.0, 1000.0, bound=AT_LEAST)])
+    assert law.verdict.refusal is Refusal.EXTRAPOLATION
+    table = law.predict([1024, 700, 2048])
+    assert table["known"].tolist() == ["measured", "interpolated", "refused"]
+    kept = fit_law([*measured, Observation(2048.0, 50.0, bound=AT_LEAST)])
+    assert kept.predict([2048])["known"].tolist() == ["extrapolated"]
+
+
+def test_unknown_noise_counts_as_ten_percent_also_between_checks():
+    law = fit_law([Observation(8.0, 400.0, check=1.0), Observation(16.0, 300.0, check=1.0)])
+    table = law.predict([8])
+    assert table["known"].tolist() == ["measured"]
+    assert table["low"][0] == pytest.approx(400 * math.exp(-0.196), rel=1e-3)
+    assert table["high"][0] == pytest.approx(400 * math.exp(0.196), rel=1e-3)
+    assert law.draw_observations(10, "name").shape == (0, 2)
+    known = fit_law([Observation(8.0, 400.0, noise=0.01), Observation(16.0, 300.0, noise=0.01)])
+    assert known.predict([8])["high"][0] == pytest.approx(400 * math.exp(0.0196), rel=1e-3)
+    assert known.draw_observations(10, "name").shape == (10, 2)
+
+
 def test_a_noise_scale_narrows_the_posterior_alone():
     few = curve(batch=np.array([8.0, 16, 32, 64]), noise=0.03)
     bare, told = fit_law(few), fit_law(few, prior=CriticalPrior(4e4 / 60, 0.5))

@@ -54,6 +54,12 @@ def study(statistic: str | None = MEDIAN, **kw) -> Analysis:
     return analysis_of(cells, goal=GOAL, **header, **kw)
 
 
+def test_another_statistic_keeps_the_study_at_its_first_goal():
+    first = study().record
+    at_other_goal = Analysis(study().record, original=first)
+    assert at_other_goal.with_statistic(MINIMUM.name).original is first
+
+
 def test_tables_have_the_median_and_its_trial():
     table = study().table
     assert table["k_star"].tolist()[0] == 112 and math.isnan(table["k_star"].astype(float)[1])
