@@ -25,7 +25,8 @@ class Described:
 
     def describe(self) -> str:
         """Return what it is, in a few words of one line; by default the name of the class."""
-        return str(self)  # of a class that defines `__str__` instead
+        # Rules of earlier versions define `__str__` only.
+        return str(self)
 
     def __str__(self) -> str:
         if type(self).describe is Described.describe:

@@ -36,7 +36,7 @@ from lit_dps.engines.module_hooks import (
     show_length,
 )
 from lit_dps.engines.network_run import build_trial
-from lit_dps.engines.schedule_table import follows_metric, reason_against_table
+from lit_dps.engines.schedule_table import reason_against_table, schedule_follows_metric
 from lit_dps.engines.stackable_loss import (
     ERROR_LENGTH,
     examples_of_classes,
@@ -335,7 +335,9 @@ def _reason_against_hooks(
 
 def _is_stepped_every_step(schedule: Any) -> bool:
     """Return True if Lightning steps a configured schedule after every optimizer step."""
-    if not isinstance(schedule, Mapping) or follows_metric(schedule["scheduler"], schedule):
+    if not isinstance(schedule, Mapping) or schedule_follows_metric(
+        schedule["scheduler"], schedule
+    ):
         return False
     return schedule.get("interval") == "step" and schedule.get("frequency", 1) == 1
 
@@ -410,7 +412,10 @@ def _reason_against_stacked_update(module: LightningModule) -> str | None:
     # A stack keeps weights, rates and numbers of steps in one type, which 16 bits would round.
     kinds = {str(p.dtype).removeprefix("torch.") for p in parameters if p.requires_grad}
     if kinds not in ({"float32"}, {"float64"}):
-        return f"the trained parameters of {name} are {' and '.join(sorted(kinds))}"
+        return (
+            f"the trained parameters of {name} are {' and '.join(sorted(kinds))}, and a stack "
+            "needs float32 or float64 for all"
+        )
     return None
 
 

@@ -37,11 +37,11 @@ def schedule_config(configured: Any) -> LRSchedulerConfig | None:
         schedule,
         interval=settings.get("interval", "epoch"),
         frequency=settings.get("frequency", 1),
-        reduce_on_plateau=follows_metric(schedule, settings),
+        reduce_on_plateau=schedule_follows_metric(schedule, settings),
     )
 
 
-def follows_metric(schedule: Any, settings: Mapping[str, Any]) -> bool:
+def schedule_follows_metric(schedule: Any, settings: Mapping[str, Any]) -> bool:
     """Return True if Lightning steps a schedule with the value of a metric.
 
     Args:

@@ -396,7 +396,7 @@ class StackedNetworks:
             else:
                 self.tensors.buffers[name][rows] = buffer.detach()
         if rows is not None:
-            # A step may change an untrained parameter in place: here that of a copy of the rows.
+            # `parameters` has copies of these rows, so in-place changes are written back.
             for name in self.tensors.buffers.keys() - after.keys():
                 self.tensors.buffers[name][rows] = parameters[name].detach()
         return losses

@@ -49,8 +49,9 @@ def examples_of_classes(classes: Tensor) -> Tensor:
     first_numbers = torch.arange(min(len(classes), EXAMPLES), device=classes.device)
     if classes.ndim != 1 or classes.is_floating_point():
         return first_numbers
-    labels, of_examples, counts = classes.unique(return_inverse=True, return_counts=True)
-    numbers = torch.arange(len(classes), device=classes.device)
+    # On the CPU, because MPS may not have the minimum of int64 by index.
+    labels, of_examples, counts = classes.cpu().unique(return_inverse=True, return_counts=True)
+    numbers = torch.arange(len(classes))
     first_of_class = numbers.new_full((len(labels),), len(classes))
     first_of_class.scatter_reduce_(0, of_examples, numbers, "amin")
     first_of_class = first_of_class[counts.argsort(stable=True)]

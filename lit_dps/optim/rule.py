@@ -271,7 +271,7 @@ class RuleOptimizer(torch.optim.Optimizer):
                     continue
                 if self.state.get(parameter):
                     return True
-                # Before its first step, the point of a parameter mostly is its weights.
+                # Before its first step, most rules take the gradient at the weights.
                 if not torch.equal(self._gradient_point(parameter, group), parameter):
                     return True
         return False
@@ -291,7 +291,7 @@ class RuleOptimizer(torch.optim.Optimizer):
         if self.rule.gradient_point is not None:
             for group in self.param_groups:
                 for parameter in group["params"]:
-                    # Before the first step, the point is of the initial state, as in a stack.
+                    # Before the first step the state is the initial one, as in a stack.
                     if self.state.get(parameter) or parameter.requires_grad:
                         weights.append((parameter, parameter.data))
                         parameter.data = self._gradient_point(parameter, group)
@@ -314,6 +314,7 @@ class RuleOptimizer(torch.optim.Optimizer):
         """Return the state of a parameter as the only row of a stack."""
         state: Mapping[str, Tensor] = self.state.get(parameter, {})
         if not state:
+            _refuse_16_bits(parameter, self.rule.name)
             state = self.rule.initial_state(parameter)
         tensors = {}
         for name in self.rule.state:
@@ -334,7 +335,7 @@ class RuleOptimizer(torch.optim.Optimizer):
         assert parameter.grad is not None
         state = self.state[parameter]
         if "step" not in state:
-            _refuse_16_bits(parameter)
+            _refuse_16_bits(parameter, self.rule.name)
             state["step"] = torch.tensor(0.0)
             state.update(self.rule.initial_state(parameter))
         state["step"] += 1
@@ -348,14 +349,18 @@ class RuleOptimizer(torch.optim.Optimizer):
         )
 
 
-def _refuse_16_bits(parameter: Tensor) -> None:
+def _refuse_16_bits(parameter: Tensor, rule: str) -> None:
     """Raise ConfigError for a parameter in which the numbers of a rule would be wrong.
 
-    The numbers have the type of the weights. In bfloat16, a beta of 0.999 is 1.
+    The numbers have the type of the weights. In bfloat16, a beta of 0.999 is 1, and squares of
+    small rates are 0.
     """
     if torch.finfo(parameter.dtype).bits < 32:
-        allowed = "32-true or a mixed precision, because rules of lit_dps need 32-bit weights"
-        raise ConfigError("trainer.precision", str(parameter.dtype), allowed)
+        allowed = (
+            f"another rule, or weights of 32 bits: this parameter is {parameter.dtype} "
+            "(trainer.precision, or the module's own .to())"
+        )
+        raise ConfigError("model.optimizer", rule, allowed)
 
 
 def at_gradient_point(optimizer: torch.optim.Optimizer) -> AbstractContextManager[None]:

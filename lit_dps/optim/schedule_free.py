@@ -26,7 +26,6 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from lit_dps.core.errors import ConfigError
 from lit_dps.optim.adam import SECOND
 from lit_dps.optim.rule import Rule, State
 
@@ -35,10 +34,6 @@ RATES = "sum_of_squared_rates"
 
 
 def _sgd_state(parameter: Tensor) -> dict[str, Tensor]:
-    if torch.finfo(parameter.dtype).bits < 32:
-        # Squares of small rates are 0 in 16 bits. The average would keep the initial weights.
-        allowed = "32-true or a mixed precision, because schedule-free rules need 32-bit weights"
-        raise ConfigError("trainer.precision", str(parameter.dtype), allowed)
     return {Z: parameter.clone(), RATES: parameter.new_zeros(1)}
 
 

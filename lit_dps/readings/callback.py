@@ -24,7 +24,7 @@ from lit_dps.training.batch_schedule_callback import missing_rate_factor
 from lit_dps.training.example_count import full_batch_size, record_batches
 from lit_dps.training.goal_callback import GoalErrorCallback
 from lit_dps.training.local_sgd_callback import show_mean
-from lit_dps.training.masked_tensors import gradients_of
+from lit_dps.training.masked_tensors import gradient_scale, gradients_of
 from lit_dps.training.pruning_callback import masks_of, trained_ids_of
 from lit_dps.training.stopwatch import stopwatch_of
 from lit_dps.training.training_pass import TrainingPass, batch_on_device, loss_of
@@ -139,7 +139,8 @@ class ReadingsCallback(Callback):
         rate = missing_rate_factor(trainer) * float(optimizer.param_groups[0]["lr"])
         self._readings.count(rate)
         step = self._steps_before_batch + 1
-        self._readings.see_gradients(step, partial(gradients_of, pl_module, optimizer))
+        scale = gradient_scale(trainer, optimizer)
+        self._readings.see_gradients(step, partial(gradients_of, pl_module, optimizer, scale))
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int

@@ -21,7 +21,7 @@ from lit_dps.parallel import ranks
 from lit_dps.parallel.ddp import SharedBatchDDP
 from lit_dps.parallel.example_count import can_be_cut, cut
 from lit_dps.training.example_count import examples_of_part, record_batches
-from lit_dps.training.masked_tensors import squared_norm
+from lit_dps.training.masked_tensors import gradient_scale, loss_scale, squared_norm
 from lit_dps.training.pruning_callback import masks_by_parameter, trained_ids_of
 from lit_dps.training.training_pass import TrainingPass
 
@@ -102,14 +102,14 @@ class GradientNorms(Callback):
         for parameter in pl_module.parameters():
             if parameter.grad is not None and id(parameter) in self._trained:
                 squares.append(squared_norm(parameter.grad, self._masks.get(parameter)))
-        whole = float(torch.stack(squares).sum())
+        whole = float(torch.stack(squares).sum()) / gradient_scale(trainer, optimizer) ** 2
         share = getattr(trainer.strategy, "share", 1.0)
         if self._part_square is None:
             part = whole
         elif share:
-            # DDP scales a rank's gradient by its share and by the number of ranks. The gradient of
-            # the whole batch is unscaled already.
-            factor = share * ranks.world() * _loss_scale(trainer)
+            # DDP scales a rank's gradient by its share and by the number of ranks, before the
+            # gradients are unscaled.
+            factor = share * ranks.world() * loss_scale(trainer)
             part = float(self._part_square) / factor**2
         else:
             part = math.nan
@@ -272,7 +272,7 @@ class NoiseScaleCallback(Callback):
         if count < self._batches_per_step:
             # The last step of an epoch may accumulate fewer batches.
             whole *= (self._batches_per_step / count) ** 2
-        scale = _loss_scale(trainer) ** 2
+        scale = loss_scale(trainer) ** 2
         part = sum(square / scale for square in self._squares) / count
         total = sum(self._sizes)
         return Reading(*unbiased_moments(self._sizes[0], total, part, whole / scale), total)
@@ -360,14 +360,8 @@ class NoiseScaleCallback(Callback):
         self.batch_size = state_dict["batch_size"]
 
 
-def _loss_scale(trainer: Trainer) -> float:
-    """Return the factor of the loss in the last backward pass; above 1 in half precision."""
-    scaler = getattr(trainer.precision_plugin, "scaler", None)
-    return getattr(scaler, "get_scale", lambda: 1.0)()
-
-
 def _gradients_of_twin(
-    loss: Tensor, module: nn.Module, twin: nn.Module, trained_of_run: set[int]
+    loss: Tensor, module: nn.Module, twin: nn.Module, trained_ids: set[int]
 ) -> dict[Tensor, Tensor]:
     """Return the gradients of a copy's loss, by the trained parameters of the module itself.
 
@@ -375,12 +369,12 @@ def _gradients_of_twin(
         loss: A loss of the copy.
         module: The module.
         twin: The copy.
-        trained_of_run: `id` of the parameters that an optimizer trains.
+        trained_ids: `id` of the parameters that an optimizer trains.
     """
     copies = dict(twin.named_parameters())
     trained = {}
     for name, parameter in module.named_parameters():
-        if id(parameter) in trained_of_run:
+        if id(parameter) in trained_ids:
             trained[parameter] = copies[name]
     gradients = torch.autograd.grad(
         loss, list(trained.values()), allow_unused=True, materialize_grads=True

@@ -193,9 +193,8 @@ def scaled_rates(optimizer: Optimizer, factor: float) -> Iterator[None]:
 def missing_rate_factor(trainer: Trainer) -> float:
     """Return the `missing_factor` of a trainer's batch schedule; 1 without one."""
     factor = 1.0
-    for callback in lightning_private.callbacks_of(trainer):
-        if isinstance(callback, BatchScheduleCallback):
-            factor *= callback.missing_factor
+    for callback in lightning_private.callbacks_of(trainer, BatchScheduleCallback):
+        factor *= callback.missing_factor
     return factor
 
 

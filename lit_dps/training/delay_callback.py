@@ -49,8 +49,8 @@ class DelayCallback(Callback):
             raise ConfigError(
                 "optim.delay",
                 self.delay,
-                f"0, because trainer.precision = {trainer.precision} skips steps by the gradient "
-                "of the present batch",
+                f"0, or trainer.precision = bf16-mixed: {trainer.precision} scales the loss, and "
+                "the present gradient would decide whether a delayed update is skipped",
             )
         for optimizer in trainer.optimizers:
             if requires_closure(optimizer):

@@ -153,7 +153,7 @@ class LocalSGDCallback(Callback):
         """Raise ConfigError if the last batch of an epoch is short and cannot be divided."""
         if not getattr(loader, "drop_last", False):
             name = "the last batch of an epoch, unless the loader has drop_last"
-            self._check_divides(sizes_of_loader(loader).last_batch, name)
+            self._check_divides(sizes_of_loader(loader).short_batch_examples, name)
 
     def _check_divides(self, examples: int, batch_name: str) -> None:
         if examples % self.schedule.workers:

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import torch
-from lightning.pytorch import LightningModule
+from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
@@ -175,13 +175,35 @@ class MaskedTensors:
             multiply(masked for masked in self._masked.values() if id(masked.tensor) in ids)
 
 
-def gradients_of(module: LightningModule, optimizer: Any) -> dict[str, Tensor]:
-    """Return copies of the gradients of the parameters that an optimizer trains, by name."""
+def loss_scale(trainer: Trainer) -> float:
+    """Return the factor of the loss in the last backward pass; above 1 in half precision."""
+    scaler = getattr(trainer.precision_plugin, "scaler", None)
+    return getattr(scaler, "get_scale", lambda: 1.0)()
+
+
+def gradient_scale(trainer: Trainer, optimizer: Any) -> float:
+    """Return the factor of the gradients before an optimizer steps; above 1 for a fused one.
+
+    Lightning unscales gradients before a step, unless the optimizer does so in its step.
+    """
+    if getattr(optimizer, "_step_supports_amp_scaling", False):
+        return loss_scale(trainer)
+    return 1.0
+
+
+def gradients_of(module: LightningModule, optimizer: Any, scale: float = 1.0) -> dict[str, Tensor]:
+    """Return the gradients of the parameters that an optimizer trains, by name, as copies.
+
+    Args:
+        module: The module.
+        optimizer: Its optimizer.
+        scale: The factor of the present gradients.
+    """
     trained_ids = set(map(id, parameters_of(optimizer)))
     gradients = {}
     for name, parameter in module.named_parameters():
         if id(parameter) in trained_ids and parameter.grad is not None:
-            gradients[name] = parameter.grad.detach().clone()
+            gradients[name] = parameter.grad.detach() / scale
     return gradients
 
 

@@ -299,7 +299,7 @@ class LoaderSizes(NamedTuple):
     examples: int | None
 
     @property
-    def last_batch(self) -> int:
+    def short_batch_examples(self) -> int:
         """The examples of a short last batch; 0 if all batches are full, or if it is unknown."""
         if not self.batch_size or self.examples is None:
             return 0

@@ -120,8 +120,8 @@ def refuse_drop_last(trainer: Trainer) -> None:
     """Raise ConfigError if a validation dataloader drops examples by `drop_last`."""
     for loader in map(unsharded, tree_leaves(trainer.val_dataloaders)):
         sizes = sizes_of_loader(loader)
-        if getattr(loader, "drop_last", False) and sizes.last_batch:
-            dropped = f"it leaves out {sizes.last_batch} of {sizes.examples} examples"
+        if getattr(loader, "drop_last", False) and sizes.short_batch_examples:
+            dropped = f"it leaves out {sizes.short_batch_examples} of {sizes.examples} examples"
             raise ConfigError(
                 "data", _data_name(trainer), f"a validation dataloader without drop_last: {dropped}"
             )

@@ -20,9 +20,13 @@ from lit_dps.models import MLP
 from lit_dps.module import ImageClassifier
 from lit_dps.parallel.ddp import trainer_arguments
 from lit_dps.readings import NoiseScaleCallback
+from lit_dps.readings.callback import ReadingsCallback
+from lit_dps.readings.gradient_noise import GradientNorms
+from lit_dps.readings.registry import ReadingSpec
 from tests.support.ranks import on_ranks
 from tests.support.scaled_loss import ScaledLoss
 from tests.support.tiny import QUIET, Plain, assert_equal, fit, loader, weights
+from tests.unit.readings.test_gradient_norms import NormOfSteps
 
 DIMENSIONS, SPREAD = 10, 3.0
 
@@ -140,6 +144,28 @@ def test_a_scaled_loss_does_not_change_what_ranks_read():
     for readings, _ in on_ranks(2, read_by_ranks, 8, True):
         for key, values in readings.items():
             assert values == pytest.approx(alone[key], rel=1e-3)
+
+
+def norms_of_fused(is_fused: bool) -> tuple[list[float], list[float]]:
+    """The squared norms, and the norms, of gradients under a scaled loss."""
+    torch.manual_seed(3)
+    norms = GradientNorms()
+    readings = ReadingsCallback([ReadingSpec(NormOfSteps, "NormOfSteps")])
+
+    class Fused(ImageClassifier):
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), lr=0.05, fused=is_fused)
+
+    module = Fused(MLP(hidden=[16]), learning_rate=0.05)
+    arguments = {"callbacks": [norms, readings], "max_steps": 4, "plugins": [ScaledLoss()]}
+    fit(module, datamodule=Digits(batch_size=8), **arguments)
+    return norms.readings["whole"], readings.columns["gradient_norm"]["gradient_norm"]
+
+
+def test_an_optimizer_that_unscales_in_its_step_has_the_same_norms():
+    for fused, plain in zip(norms_of_fused(True), norms_of_fused(False), strict=True):
+        assert len(plain) == 4
+        assert fused == pytest.approx(plain, rel=1e-4)
 
 
 def test_parts_are_averaged_before_they_are_divided():
