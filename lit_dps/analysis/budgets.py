@@ -248,8 +248,8 @@ def budget_rows(
 ) -> pd.DataFrame:
     """Return one row per cell and budget, by series, batch size and budget.
 
-    Budgets that end before the first check or after the study's step budget have no row. Cells
-    without an exact value have no rows.
+    Budgets that end before the first check have no row, nor do budgets beyond `goal.max_steps` or
+    `goal.max_examples`. Cells without an exact value have no rows.
 
     Args:
         record: The study.
@@ -273,9 +273,10 @@ def budget_rows(
         batch_size = summary.cell.batch_size
         schedule = record.batch_schedule(summary.cell.series)
         curves = [MetricCurve(result, goal) for result in summary.trials]
+        most_steps = goal.most_steps(batch_size, 0, schedule)
         for budget in budgets:
             step = budget.last_check(schedule, batch_size, goal.check_interval)
-            if not goal.check_interval <= step <= goal.max_steps:
+            if not goal.check_interval <= step <= most_steps:
                 continue
             best = best_within(curves, goal, step)
             if best is not None:
@@ -299,6 +300,9 @@ def has_trained_past_goal(record: StudyRecord) -> bool:
 def quality_rows(record: StudyRecord, cells: Sequence[CellSummary]) -> pd.DataFrame:
     """Return one row per cell with a value of the goal's metric, by series, then batch size.
 
+    The budget is `goal.max_steps`, `goal.max_examples` or `goal.max_seconds`, the first one that a
+    trial spends.
+
     Columns: sparsity and further axes, batch_size [examples], best (value of all trials and
     checks), exact (1; 0 if trials stopped before the budget, so that the true best may be better),
     ended_early (the number of these trials), found_at [steps] (the first check with the best
@@ -317,13 +321,18 @@ def quality_rows(record: StudyRecord, cells: Sequence[CellSummary]) -> pd.DataFr
     other_metrics = _other_metrics(record, cells)
     rows = []
     for summary in cells:
-        curves = [MetricCurve(result, goal) for result in summary.trials]
+        curves = _curves_to_budget(summary, goal)
         best = best_within(curves, goal, goal.max_steps)
         if best is None:
             continue
         row = {**columns_of(summary.cell.series), "batch_size": summary.cell.batch_size}
         row |= best.columns
-        row["late"] = int(best.step > LATE * goal.max_steps)
+        schedule = record.batch_schedule(summary.cell.series)
+        last_step = goal.most_steps(summary.cell.batch_size, 0, schedule)
+        if goal.is_spent(best.result.curve):
+            # A budget of seconds ends trials at different steps.
+            last_step = min(last_step, best.result.curve["step"][-1])
+        row["late"] = int(best.step > LATE * last_step)
         row |= _spread_columns(curves, goal)
         row |= best.trial_columns(names)
         for metric, column in other_metrics.items():
@@ -332,6 +341,17 @@ def quality_rows(record: StudyRecord, cells: Sequence[CellSummary]) -> pd.DataFr
     columns = [*columns_of(record.series[0]), "batch_size", "best", "exact", "ended_early"]
     columns += ["found_at", "late", "trials", "top", "top_median", "top_worst", "final", "point"]
     return frame(rows, [*columns, *names.values(), *other_metrics.values()])
+
+
+def _curves_to_budget(summary: CellSummary, goal: Goal) -> list[MetricCurve]:
+    """Return the curves of a cell; a trial that spent a budget has no later values."""
+    curves = []
+    for result in summary.trials:
+        curve = MetricCurve(result, goal)
+        if goal.is_spent(result.curve):
+            curve.last_known_step = math.inf
+        curves.append(curve)
+    return curves
 
 
 def _other_metrics(record: StudyRecord, cells: Iterable[CellSummary]) -> dict[str, str]:
@@ -355,7 +375,7 @@ def _spread_columns(curves: Iterable[MetricCurve], goal: Goal) -> dict[str, obje
         if curve.last_known_step < goal.max_steps or best is None:
             continue
         values.append(best.value)
-        if curve.steps[-1] == goal.max_steps and math.isfinite(curve.values[-1]):
+        if goal.is_spent(curve.result.curve) and math.isfinite(curve.values[-1]):
             final_values.append(curve.values[-1])
     top = _best_first(values, goal)[:TOP]
     final = _best_first(final_values, goal)

@@ -7,6 +7,7 @@ on H.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
@@ -17,7 +18,7 @@ from lit_dps.analysis.summary import CellSummary
 from lit_dps.analysis.tables import columns_of, frame
 from lit_dps.core.local_sgd import LocalSGDSchedule
 from lit_dps.core.record import StudyRecord
-from lit_dps.core.trial import Series, Trial
+from lit_dps.core.trial import Series, Status, Trial
 
 KEY = "local.steps"
 SECTION = "local."
@@ -108,7 +109,8 @@ class LocalCurve:
         series: The series, without its H.
         batch_size: In examples.
         points: Cells with a K*, by H, ascending.
-        missed: H of the cells without a complete trial, ascending.
+        missed: H of the finished cells without a K*, ascending.
+        unfinished: H of the cells without a K* that have pending or failed trials, ascending.
         check_interval: Steps between two checks.
     """
 
@@ -116,7 +118,13 @@ class LocalCurve:
     batch_size: int
     points: tuple[Point, ...]
     missed: tuple[int, ...]
+    unfinished: tuple[int, ...]
     check_interval: int
+
+    @property
+    def without_k_star(self) -> list[int]:
+        """H of all cells without a K*, ascending."""
+        return sorted((*self.missed, *self.unfinished))
 
     def is_flat(self, k_star: int) -> bool:
         """Return True if K* equals K* at the least H, up to chance and the check interval."""
@@ -125,14 +133,16 @@ class LocalCurve:
 
     @property
     def flat_to(self) -> int | None:
-        """H_crit, the largest H up to which K* is flat; None if `least_k_star` is unknown."""
+        """H_crit, the largest H up to which K* is flat; None if `least_k_star` is unknown.
+
+        A lower bound of H_crit if the next H is unfinished.
+        """
         if self.least_k_star is None:
             return None
-        first_missed = min(self.missed, default=None)
+        first_without = min(self.without_k_star, default=math.inf)
         flat_to = None
         for point in self.points:
-            is_beyond_missed = first_missed is not None and point.local_steps > first_missed
-            if is_beyond_missed or not self.is_flat(point.k_star):
+            if point.local_steps > first_without or not self.is_flat(point.k_star):
                 break
             flat_to = point.local_steps
         return flat_to
@@ -142,14 +152,29 @@ class LocalCurve:
         """K* at the least H; None if it is unknown or an upper bound."""
         if not self.points or self.points[0].is_bound:
             return None
-        if self.missed and self.missed[0] < self.points[0].local_steps:
+        if min(self.without_k_star, default=math.inf) < self.points[0].local_steps:
             return None
         return self.points[0].k_star
 
     @property
     def largest(self) -> int:
         """The largest H that was tried."""
-        return max([*(point.local_steps for point in self.points), *self.missed])
+        return self.local_steps[-1]
+
+    @property
+    def local_steps(self) -> list[int]:
+        """All H that were tried, ascending."""
+        return sorted([*(point.local_steps for point in self.points), *self.without_k_star])
+
+    @property
+    def unfinished_after_flat(self) -> int | None:
+        """The H after `flat_to` if it is unfinished; else None."""
+        if self.flat_to is None:
+            return None
+        larger = [steps for steps in self.local_steps if steps > self.flat_to]
+        if not larger or larger[0] not in self.unfinished:
+            return None
+        return larger[0]
 
     def describe(self) -> str:
         """Return up to which H K* is flat, and the fewest communications, in words."""
@@ -160,12 +185,18 @@ class LocalCurve:
             flat = f"K* at H = {first.local_steps} is an upper bound, so H_crit is unknown"
         elif self.flat_to is None:
             flat = "K* at the least H is unknown, so H_crit is unknown"
+        elif self.unfinished_after_flat is not None:
+            unfinished = f"H = {self.unfinished_after_flat} is unfinished"
+            flat = f"K* is flat at least up to H = {self.flat_to}; {unfinished}"
         elif self.flat_to == self.largest:
             flat = f"K* is flat up to H = {self.flat_to}, the largest H"
         else:
             flat = f"K* is flat up to H = {self.flat_to}"
         fewest = min(self.points, key=lambda point: point.communications)
-        return f"{flat}; communications: fewest {fewest}, and {first}"
+        text = f"{flat}; fewest communications: {fewest}"
+        if fewest != first:
+            text += f", compared with {first}"
+        return text
 
 
 def local_curves(record: StudyRecord, cells: Iterable[CellSummary]) -> list[LocalCurve]:
@@ -180,11 +211,14 @@ def local_curves(record: StudyRecord, cells: Iterable[CellSummary]) -> list[Loca
     for (series, batch_size), summaries in sorted(by_curve.items(), key=lambda item: item[0]):
         points = []
         missed = []
+        unfinished = []
         for summary in summaries:
             local_steps: Any = dict(summary.cell.axes)[KEY]
             exchanges = communications(record, summary)
             k_star = summary.k_star_steps
-            if k_star is None:
+            if k_star is None and (summary.pending or summary.counts[Status.FAILED]):
+                unfinished.append(local_steps)
+            elif k_star is None:
                 missed.append(local_steps)
             elif exchanges is not None:
                 point = Point(local_steps, int(k_star), exchanges, summary.is_upper_bound)
@@ -195,6 +229,7 @@ def local_curves(record: StudyRecord, cells: Iterable[CellSummary]) -> list[Loca
                 batch_size,
                 tuple(sorted(points)),
                 tuple(sorted(missed)),
+                tuple(sorted(unfinished)),
                 record.goal.check_interval,
             )
         )

@@ -39,7 +39,9 @@ def notes(study: Analysis) -> list[str]:
     """Return which cells the figure lacks."""
     cells = []
     for curve in study.local_curves:
-        cells += [f"B={curve.batch_size} {curve.series} H={steps}" for steps in curve.missed]
+        cells += [
+            f"B={curve.batch_size} {curve.series} H={steps}" for steps in curve.without_k_star
+        ]
     if not cells:
         return []
     too_few = study.record.statistic.too_few

@@ -1,6 +1,7 @@
 """The best metric under budgets: known curves, and what of them is only a bound."""
 
 import math
+from dataclasses import replace
 
 import pandas as pd
 import pytest
@@ -228,3 +229,14 @@ def test_a_notebook_reads_them():
     ]
     last = budgets[(budgets["budget"] == "steps") & (budgets["size"] == 80)]
     assert list(last["best"]) == [0.12, 0.07]
+
+
+def test_no_row_is_beyond_a_budget_of_examples():
+    goal = replace(GOAL, max_examples=160)
+    rows = table(trial(A, 0, FALLS[:4]), steps=(10, 40, 80), examples=(80, 160, 320), goal=goal)
+    assert values(rows, "budget", "size", "exact") == [
+        (STEPS, 10, 1),
+        (STEPS, 40, 1),
+        (EXAMPLES, 80, 1),
+        (EXAMPLES, 160, 1),
+    ]

@@ -93,6 +93,32 @@ def test_how_far_k_star_is_flat():
     assert chance.flat_to == 16  # a check later is within the grid of checks
 
 
+def test_an_unfinished_cell_bounds_how_far_k_star_is_flat():
+    """The cell of H = 16 has no finished trial, or only a failed one."""
+    cells = {}
+    for h, k in {1: 100, 4: 105, 64: 100}.items():
+        cells[cell(16, steps=h)] = [result(cell(16, steps=h), 0, k)]
+    pending = {**cells, cell(16, steps=16): []}
+    failed = {**cells, cell(16, steps=16): [result(cell(16, steps=16), 0, None, "failed")]}
+    goal = Goal(0.1, check_interval=4, max_steps=4000)
+    for each in (pending, failed):
+        found = analysis_of(
+            each, space={}, goal=goal, axes={KEY: list(LENGTHS)}, config={"local": LOCAL}, trials=1
+        )
+        (curve,) = found.local_curves
+        assert (curve.missed, curve.unfinished, curve.flat_to) == ((), (16,), 4)
+        assert curve.unfinished_after_flat == 16
+        assert "at least up to H = 4; H = 16 is unfinished" in curve.describe()
+    (missed,) = study({16: {1: 100, 4: 105, 16: None, 64: 100}}).local_curves
+    assert (missed.missed, missed.unfinished, missed.flat_to) == ((16,), (), 4)
+    assert missed.unfinished_after_flat is None
+
+
+def test_the_first_h_is_not_compared_with_itself():
+    (rising,) = study({16: {1: 4, 4: 40, 16: 400, 64: 4000}}).local_curves
+    assert rising.describe().count("H = 1 (K*") == 1
+
+
 def test_the_report_has_the_curves_of_local_steps(golden):
     found = study(FLAT_THEN_UP)
     text = render(found)

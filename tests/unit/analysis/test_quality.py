@@ -2,6 +2,7 @@
 a bound."""
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -71,6 +72,24 @@ def test_a_best_value_at_the_end_of_the_budget_is_late(tmp_path):
     assert list(late.quality["late"]) == [1, 1]
     (note,) = write_figures([FIGURE], [late], tmp_path, ["quality"])[1]
     assert numbers_in(note)[:2] == [2, 2]
+
+
+@pytest.mark.parametrize("budget", [{"max_examples": 160}, {"max_seconds": 40.0}])
+def test_trials_that_spend_another_budget_are_known_to_their_end(budget):
+    trials = []
+    for point, errors in enumerate(([0.9, 0.5, 0.3, 0.2], [0.8, 0.6, 0.15, 0.4])):
+        spends = trial(Cell(4), point, errors, status="incomplete")
+        spends.curve.update(examples=[40, 80, 120, 160], seconds=[10.0, 20.0, 30.0, 40.0])
+        trials.append(spends)
+    goal = replace(GOAL, **budget)
+    (first,) = records(analysis_of({Cell(4): trials[:1]}, goal=goal).quality)
+    assert (first["best"], first["exact"], first["ended_early"], first["late"]) == (0.2, 1, 0, 1)
+    assert (first["trials"], first["final"]) == (1, 0.2)
+    (both,) = records(analysis_of({Cell(4): trials}, goal=goal).quality)
+    assert (both["best"], both["found_at"], both["exact"], both["late"]) == (0.15, 30, 1, 0)
+    assert (both["trials"], both["top_worst"], both["final"]) == (2, 0.2, 0.2)
+    (stopped,) = records(analysis_of({Cell(4): trials}, goal=GOAL).quality)
+    assert (stopped["exact"], stopped["ended_early"], stopped["trials"]) == (0, 2, 0)
 
 
 def test_the_figure(tmp_path):
