@@ -477,7 +477,7 @@ def _assumptions(
     if isinstance(law, Law) and law.prior is not None and "prior" in set(table["steps_known"]):
         lines.append(f"^ rests on the measured K and {law.prior.source}.")
     if "predicted" in set(table["step_known"]):
-        lines.append(f"? assumes {step_time.link}.")
+        lines.append(f"Predicted step times assume {step_time.link}.")
     is_for_several = len(set(table["devices"])) > 1
     if is_for_several and _share_of_checks(table, terms) >= SHARE_TO_MENTION:
         lines.append(

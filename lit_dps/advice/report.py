@@ -43,6 +43,7 @@ from lit_dps.tracking.runs import MAX_TAG_CHARACTERS
 
 # If the process waits for a CPU for more than this share of the time, step times get a note.
 BUSY_SHARE = 0.2
+TABLE_FILE = "answer.csv"
 LOGGED_COLUMNS = ("batch_size", "devices", "steps", "hours")  # of the recommended row
 
 
@@ -74,12 +75,12 @@ def publish_answer(question: Question) -> Advice:
     record = question.probes.record()
     params = recommended_params(question, result)
     report = _Report(question, result, record, adaptive_note(question, result, params))
-    text = _text(report, WIDTH)
+    text = _text(report)
     advice = _advice(report, text)
-    width = WIDTH
+    shown = text
     if sys.stdout.isatty():
-        width = min(WIDTH, terminal_width())
-    print(_text(report, width), end="", flush=True)
+        shown = _text(report, terminal_width())
+    print(shown, end="", flush=True)
     storage = question.setup.storage
     folder = figures_folder(storage.folder, question.setup.study.name) / "advice"
     config = recommended_config(question, result)
@@ -133,8 +134,11 @@ def _files_text(files: Sequence[Path], config_file: Path | None, result: Answer)
     return lines
 
 
-def _text(report: _Report, width: int) -> str:
-    """Return the answer and its notes, in lines of at most some columns."""
+def _text(report: _Report, terminal: int | None = None) -> str:
+    """Return the answer and its notes, for a file or for a terminal of some columns."""
+    width = WIDTH
+    if terminal is not None:
+        width = min(WIDTH, terminal)
     question = report.question
     goal = question.setup.goal_of_trials
     devices = ", ".join(map(str, question.options.devices))
@@ -142,7 +146,7 @@ def _text(report: _Report, width: int) -> str:
     if devices == "1":
         noun = "device"
     lines = [f"advice on {question.setup.study.name}: {goal}, on {devices} {noun}", ""]
-    lines += render(report.result, width=width).splitlines()
+    lines += render(report.result, terminal=terminal, file=TABLE_FILE).splitlines()
     if report.result.best is None and question.plan is not None:
         lines += wrapped(_why_no_answer(question), width=width)
     forks = stored_forks(question.store.read())
@@ -347,8 +351,8 @@ def _write(
         files.append(folder / name)
     if not len(result.table):
         return files
-    write_csv(result.table, folder / "answer.csv")
-    files.append(folder / "answer.csv")
+    write_csv(result.table, folder / TABLE_FILE)
+    files.append(folder / TABLE_FILE)
     # matplotlib takes long to import.
     from lit_dps.report.figures.advice import draw_advice
 

@@ -1,6 +1,6 @@
 """The answer as text: the recommendation, the table, what it assumes, what would change it.
 
-A terminal of 100 columns shows all of it at once. A narrower table has fewer details.
+A terminal that is narrower than the table shows fewer details. Files have all of them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from lit_dps.core.text import wrap
 MARKS = {"extrapolated": "~", "prior": "^", "predicted": "?"}
 # Rows of a table, unless all are asked for.
 MAX_ROWS = 8
-WIDTH = 100  # columns of a line; a narrower terminal has fewer
+WIDTH = 100  # most columns of a sentence; a narrower terminal has fewer
 # Details that a table loses, one after the other, until it fits the width.
 LIMITS = "limits"
 STEP = "a step"
@@ -36,17 +36,24 @@ UNITS = (
 )
 
 
-def render(answer: Answer, all_rows: bool = False, width: int = WIDTH) -> str:
+def render(
+    answer: Answer, all_rows: bool = False, terminal: int | None = None, file: str = ""
+) -> str:
     """Return the recommendation, the table and what it assumes, as text.
 
     Args:
         answer: The answer.
         all_rows: Whether the table has all rows.
-        width: Columns of a line.
+        terminal: Columns of the terminal; None for a file, whose table has all details.
+        file: The name of the file that has the limits if the terminal is too narrow; "" without a
+            file.
     """
+    width = WIDTH
+    if terminal is not None:
+        width = min(WIDTH, terminal)
     lines = wrapped(_recommendation(answer), width=width)
     if len(answer.table):
-        lines += ["", *_table(answer, all_rows, width), ""]
+        lines += ["", *_table(answer, all_rows, terminal, file), ""]
     assumed = list(answer.assumed)
     if answer.best is not None and not _rests_on_prior(answer):
         assumed += answer.law.notes
@@ -164,8 +171,8 @@ def _steps(row: Mapping[str, Any], answer: Answer, has_limits: bool) -> str:
     return _with_limits(row, "steps", three_digits, has_limits)
 
 
-def _table(answer: Answer, all_rows: bool, width: int) -> list[str]:
-    """Return the lines of the table, and a legend of its marks and missing rows."""
+def _table(answer: Answer, all_rows: bool, terminal: int | None, file: str) -> list[str]:
+    """Return the lines of the table, and a legend of its marks, missing limits and rows."""
     table = answer.table
     shown = table
     if len(table) > MAX_ROWS and not all_rows:
@@ -177,7 +184,7 @@ def _table(answer: Answer, all_rows: bool, width: int) -> list[str]:
     for missing in ([], [LIMITS], [LIMITS, STEP], [LIMITS, STEP, RATE]):
         lines = aligned(_row(row, answer, has_devices, missing) for row in rows)
         lines = [line.rstrip() for line in lines]
-        if max(map(len, lines)) <= width:
+        if terminal is None or max(map(len, lines)) <= terminal:
             break
     sources = {*shown["steps_known"]}
     if STEP not in missing:
@@ -188,10 +195,12 @@ def _table(answer: Answer, all_rows: bool, width: int) -> list[str]:
     if np.any(shown["steps"].to_numpy(float) <= answer.check_interval):
         legend.append("<= at most one check interval")
     if missing:
-        legend.append("the file of the answer has the limits")
+        where = "the terminal is too narrow for the limits"
+        legend.append(f"{where}, which are in {file}" if file else where)
     if len(shown) < len(table):
         legend.append(f"{len(shown)} of {len(table)} rows are shown")
     if legend:
+        width = WIDTH if terminal is None else min(WIDTH, terminal)
         lines += wrapped(["; ".join(legend)], "  ", width)
     return lines
 

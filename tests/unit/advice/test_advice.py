@@ -1,6 +1,7 @@
 """The answer: times, costs, the front, the interval of batch sizes, and what it says it rests
 on."""
 
+import dataclasses
 import math
 
 import numpy as np
@@ -132,19 +133,37 @@ def test_whole_texts(golden):
     assert render(found, all_rows=True).count("\n") > render(found).count("\n")
 
 
+def test_a_file_has_the_limits_of_a_table_of_any_width():
+    rate = rate_law(BATCH[:4], [0.01 * math.sqrt(b) for b in BATCH[:4]])
+    rate = dataclasses.replace(rate, name="rate_of_the_network_of_the_decoder_and_its_head")
+    terms = Terms(price=3.0, checks=Checks(0.1, 10))
+    found = answer(LAW, LINE, BATCH[:4], terms=terms, rate=rate)
+    in_file, in_terminal = render(found), render(found, terminal=100)
+    rows = [
+        next(line for line in text.splitlines() if line.endswith("recommended"))
+        for text in (in_file, in_terminal)
+    ]
+    assert len(rows[0]) > 100 >= len(rows[1])
+    assert "[" in rows[0] and "[" not in rows[1]
+    assert "limits" not in in_file
+
+
 @pytest.mark.parametrize("width", [60, 80, 100])
 def test_a_narrow_terminal_has_fewer_details_and_no_longer_lines(width):
     rate = rate_law(BATCH[:4], [0.01 * math.sqrt(b) for b in BATCH[:4]])
     step = fit_step_time([Timed(m, 0.01 + 1e-4 * m) for m in (8, 32, 128)], Link(10**6, 1e10))
     terms = Terms(price=3.0, checks=Checks(0.1, 10))
     found = answer(LAW, step, BATCH, devices=(1, 2, 4, 8), terms=terms, rate=rate)
-    text = render(found, width=width)
+    text = render(found, terminal=width, file="answer.csv")
     assert max(map(len, text.splitlines())) <= width
     (head,) = [line for line in text.splitlines() if line.split()[:2] == ["B", "devices"]]
     assert ("a step" in head) == (width > 60)
     recommended = next(line for line in text.splitlines() if line.endswith("recommended"))
     assert recommended.split()[0] == f"{found.best['batch_size']}"
     assert ("[" in recommended) == (width == 100)
+    assert ("answer.csv" in text) == (width < 100)
+    assert "answer.csv" not in render(found, terminal=width)
+    assert ("? predicted" in text) == (width > 60) and "? assumes" not in text
     # The first two sentences keep the limits.
     assert "[" in text.split("\n\n")[0]
 
