@@ -51,34 +51,44 @@ _CAUSES = {
 def check_parts(training: TrialSettings, trial: Trial, setup: StudySetup) -> list[str]:
     """Return notes if a batch in two halves trains differently from the whole batch.
 
-    Only studies that accumulate gradients are checked, on a dense network.
+    Studies that accumulate gradients, or whose ranks divide a batch, are checked, on a dense
+    network.
 
     Args:
         training: The settings of the study.
         trial: A trial of the study.
         setup: The study.
     """
-    accumulates = [cell for cell in setup.study.cells if training.workload.parts_of(cell) > 1]
-    if not accumulates:
+    cells = [cell for cell in setup.study.cells if training.workload.parts_of(cell) > 1]
+    parts = "accumulated batches"
+    effect = "K with accumulated batches is not K of batches in one piece"
+    has_synchronized_norm = False
+    if not cells and setup.ranks > 1:
+        cells = list(setup.study.cells)
+        parts = f"the parts of {setup.ranks} ranks"
+        effect = f"K on {setup.ranks} ranks is not K on one device"
+        has_synchronized_norm = bool(setup.workload.trainer.get("sync_batchnorm"))
+    if not cells:
         return []
-    cell = replace(max(accumulates, key=lambda cell: cell.batch_size), sparsity=0.0)
+    cell = replace(max(cells, key=lambda cell: cell.batch_size), sparsity=0.0)
     probe = PartsProbe()
     with full_float32():
         probe_fit(training, replace(trial, cell=cell), probe)
     name = training.workload.model["class_path"].rpartition(".")[2]
-    effect = "K with accumulated batches is not K of batches in one piece"
     notes = []
     for each in probe.dependence():
         if each == UNKNOWN:
             notes.append(f"whether a batch in parts equals the batch is not known: {probe.reason}")
         elif each == NORM:
+            if has_synchronized_norm:
+                continue
             notes.append(
-                f"{name} trains differently on accumulated batches: batch norm "
+                f"{name} trains differently on {parts}: batch norm "
                 f"({probe.batch_norm}) takes the statistics of each part. {effect}"
             )
         else:
             notes.append(
-                f"{name} trains differently on accumulated batches: {probe.difference_text()}, "
+                f"{name} trains differently on {parts}: {probe.difference_text()}, "
                 f"because {_CAUSES[each]}. {effect}"
             )
     return notes

@@ -18,7 +18,7 @@ from lit_dps.models import MLP
 from lit_dps.module import ImageClassifier
 from lit_dps.study.preflight.check import check_configuration
 from lit_dps.study.preflight.dry_run import dry_run
-from lit_dps.study.preflight.parts_check import PartsProbe
+from lit_dps.study.preflight.parts_check import PartsProbe, check_parts
 from lit_dps.study.probe_run import EndProbe
 from lit_dps.study.setup import StudySetup
 from lit_dps.training.workload import Workload
@@ -71,10 +71,10 @@ class Dropped(nn.Sequential):
         super().__init__(nn.Flatten(), nn.Linear(784, 8), nn.Dropout(0.5), nn.Linear(8, 10))
 
 
-def study_of(model: dict, accumulated: int) -> StudySetup:
+def study_of(model: dict, accumulated: int, **arguments) -> StudySetup:
     space = {"model.learning_rate": Range(1e-3, 1.0, "log")}
     config = StudyConfig(batch_sizes=[16, 64], sparsities=[0.0], space=space, trials=1)
-    trainer = {"accelerator": "cpu", "accumulate_grad_batches": accumulated}
+    trainer = {"accelerator": "cpu", "accumulate_grad_batches": accumulated, **arguments}
     goal = {"error": 0.05, "check_interval": 4, "max_steps": 8}
     return setup_of(config, StorageConfig(), Workload(model, DATA, trainer), goal)
 
@@ -116,6 +116,26 @@ def test_batch_norm_is_reported_by_its_name():
     (note,) = notes(network=network)
     assert "batch norm (network.2)" in note
     assert notes(network=network, accumulated=1) == []
+
+
+def notes_on_ranks(kind=ImageClassifier, network=NETWORK, **arguments) -> list[str]:
+    """Return the notes about the parts of a batch that two ranks train."""
+    model = {
+        "class_path": f"{kind.__module__}.{kind.__name__}",
+        "init_args": {"network": network, "optimizer": "sgd", "learning_rate": 0.01},
+    }
+    study = study_of(model, 1, devices=2, **arguments)
+    return check_parts(study.training(), Trial(Cell(16), 0, {}, 0), study)
+
+
+def test_ranks_that_divide_a_batch_are_checked_like_accumulation():
+    assert notes_on_ranks() == []
+    (note,) = notes_on_ranks(SumOfTokens)
+    assert "2 ranks" in note and "as a mean over tokens does" in note
+    network = {"class_path": f"{HERE}.Normalized"}
+    (note,) = notes_on_ranks(network=network)
+    assert "2 ranks" in note and "batch norm (network.2)" in note
+    assert notes_on_ranks(network=network, sync_batchnorm=True) == []
 
 
 def test_the_numbers_are_the_differences_of_the_gradients():
