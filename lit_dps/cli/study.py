@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -129,9 +131,8 @@ def _run(command: CommandLine) -> Outcome:
     if not follows_torchrun():
         for note in notes:
             print(f"note: {note}", file=sys.stderr)
-        if options.trust and setup.study.best_of is not None:
-            # Reading it once records that the user trusts it.
-            read_study(setup.storage.optuna_url, setup.study.best_of, trust=True)
+        if options.trust:
+            setup = _trusted(setup)
         setup = with_stored_space(setup, options.extend_space)
     document = partial(_document, setup, options.validate_every)
     if not options.forecast:
@@ -140,6 +141,16 @@ def _run(command: CommandLine) -> Outcome:
         check_study(setup)
         print(prose_for_terminal(forecast(setup, terminal_width())))
     return Outcome(ExitCode.DONE, document)
+
+
+def _trusted(setup: StudySetup) -> StudySetup:
+    """Record that the user trusts the stored studies that a study reads, and return the study."""
+    for name in (setup.study.name, setup.study.best_of):
+        if name is not None:
+            # A study that is not stored yet has no code. Later checks report other errors.
+            with suppress(StorageError):
+                read_study(setup.storage.optuna_url, name, trust=True)
+    return replace(setup, trusts_best_of=True)
 
 
 def _run_options(options: StudyOptions) -> RunOptions:

@@ -306,7 +306,8 @@ class Goal:
             sign = ">=" if self.at_least else "<="
             text = f"goal {self.metric} {sign} {self.value:g}"
         if self.rule != SINGLE_CHECK:
-            text += f" ({self._rule.describe()})"
+            # A study that an earlier version stored may have a description of several lines.
+            text += f" ({' '.join(self._rule.describe().split())})"
         if self.cost_unit is not STEPS:
             text += f", K* in {self.cost_unit.axis}"
         return text

@@ -21,6 +21,7 @@ from optuna.distributions import (
 )
 from optuna.exceptions import ExperimentalWarning
 from optuna.samplers import BaseSampler
+from optuna.storages import BaseStorage
 from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState, create_trial
 from scipy.stats import qmc
@@ -29,7 +30,6 @@ from lit_dps.core.config import SAMPLERS, StudyConfig
 from lit_dps.core.errors import ConfigError
 from lit_dps.core.goal import Goal
 from lit_dps.core.racing import best_trial
-from lit_dps.core.record import StudyRecord
 from lit_dps.core.registry import named
 from lit_dps.core.search_space import Box, Choices, ExpandedSpace, Space, is_inside
 from lit_dps.core.trial import Cell, Status, Value, derive_seed
@@ -50,6 +50,7 @@ def make_sampler(
     goal: Goal,
     spaces: Sequence[ExpandedSpace] = (),
     points: Sequence[Mapping[str, Value]] = (),
+    trusts_best_of: bool = False,
 ) -> PointSampler:
     """Return the sampler of a study's points.
 
@@ -58,6 +59,7 @@ def make_sampler(
         goal: When trials stop.
         spaces: The expansions of the search space.
         points: The metaparameters of each point; empty lets `study.sampler` draw them.
+        trusts_best_of: Whether modules that the study in `study.best_of` names may be imported.
 
     Raises:
         ConfigError: if study.sampler names no sampler.
@@ -65,7 +67,7 @@ def make_sampler(
     if points:
         return GivenSampler(study.space, points)
     if study.best_of is not None:
-        return BestOfSampler(study.best_of, study.space)
+        return BestOfSampler(study.best_of, study.space, trusts_best_of)
     if study.sampler == "sobol":
         return SobolSampler(study.space, study.seed, study.scramble, spaces)
     return SearchSampler(study, goal, sampler_factory(study.sampler))
@@ -130,6 +132,9 @@ class PointSampler(BaseSampler):
 
     def __init__(self, space: Space):
         self.space = dict(space)
+
+    def read_other_studies(self, storage: BaseStorage) -> None:
+        """Read what the points need of other studies, before the storage is locked."""
 
     def infer_relative_search_space(
         self, study: Study, trial: FrozenTrial
@@ -345,12 +350,22 @@ class BestOfSampler(PointSampler):
     Args:
         name: Name of the other study.
         space: The search space.
+        trust: Whether modules that the other study names may be imported.
     """
 
-    def __init__(self, name: str, space: Space):
+    def __init__(self, name: str, space: Space, trust: bool = False):
         super().__init__(space)
         self.name = name
-        self._other: StudyRecord | None = None
+        self._trust = trust
+        self._best_params: dict[Cell, dict[str, Value]] = {}
+
+    def read_other_studies(self, storage: BaseStorage) -> None:
+        """Read the best point of each cell of the other study."""
+        other = read_study(storage, self.name, self._trust)
+        for cell, results in other.results.items():
+            best = best_trial(results, other.statistic)
+            if best is not None:
+                self._best_params[cell] = dict(best.trial.params)
 
     def sample_relative(
         self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
@@ -361,11 +376,8 @@ class BestOfSampler(PointSampler):
         attrs = study.user_attrs
         axes = tuple(sorted(attrs[schema.AXES].items()))
         cell = Cell(attrs[schema.BATCH_SIZE], attrs[schema.SPARSITY], axes)
-        if self._other is None:
-            self._other = read_study(study._storage, self.name)
-        best = best_trial(self._other.results[cell], self._other.statistic)
-        assert best is not None, "the check before the start requires a K* in each cell"
-        return dict(best.trial.params)
+        # The check before the start requires a K* in each cell.
+        return dict(self._best_params[cell])
 
 
 # ---- Given points ----

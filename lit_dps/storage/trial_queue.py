@@ -132,6 +132,7 @@ class TrialQueue:
 
     def __post_init__(self):
         self.storage = open_storage(self.url)
+        self.sampler.read_other_studies(self.storage)
         self.peers = peers(self.url)
         self.distributions = distributions(self.sampler.space)
         if self.race_factor is None or self.cost_limit < math.inf:

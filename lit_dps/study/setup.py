@@ -6,7 +6,7 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 from lightning.pytorch import LightningDataModule
 
@@ -77,6 +77,8 @@ class StudySetup:
         environment: Key of the environment of this run (`lit_dps.core.environment`).
         shared: The cells of the stored study that show the trials of an equal cell
             (`StudyRecord.shared`); empty if no study is stored.
+        trusts_best_of: Whether workers may import the modules that the study in `study.best_of`
+            names, although this user did not run it.
         sources: Hashes of the user's code in this environment. Processes that import the code later
             compare it with these hashes.
     """
@@ -98,6 +100,7 @@ class StudySetup:
     cost_limit: float = math.inf
     environment: str | None = None
     shared: Mapping[Cell, Cell] = field(default_factory=dict)
+    trusts_best_of: bool = False
     sources: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self):
@@ -136,6 +139,15 @@ class StudySetup:
         _ = self.study.k_star_statistic
         for cell in self.cells:
             self.batch.with_axes(cell.axes).build()
+
+    def with_stored_trials(self, record: StudyRecord) -> Self:
+        """Return the study with the equal cells that a stored study has trained.
+
+        Trained cells come first, so that a cell that the grid adds never replaces one of them.
+        """
+        trained = {cell: record.results[cell] for cell in record.trained_cells}
+        cells = dict.fromkeys([*trained, *record.cells, *self.study.cells])
+        return dataclasses.replace(self, shared=shared_cells(cells, trained))
 
     def remaining_points(
         self, results: Mapping[Cell, Sequence[TrialResult]]

@@ -127,7 +127,9 @@ def _open_queue(setup: StudySetup) -> TrialQueue:
         study.name,
         setup.cells,
         study.trials,
-        make_sampler(study, setup.goal_of_trials, setup.spaces, setup.samples),
+        make_sampler(
+            study, setup.goal_of_trials, setup.spaces, setup.samples, setup.trusts_best_of
+        ),
         seed_of_trials(url, study),
         setup.goal_of_trials,
         study.goals,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from lit_dps.core.registry import DESCRIPTION, description_error
 from lit_dps.core.statistic import Statistic, broken_rule
 from lit_dps.testing.failure import require
 
@@ -24,12 +25,15 @@ def check_statistic(statistic: Statistic | type[Statistic]) -> None:
     """
     if isinstance(statistic, type):
         statistic = statistic()
+    name = type(statistic).__name__
+    wrong = description_error(statistic)
+    require("description", wrong is None, f"{name}.{wrong}", DESCRIPTION, f"{name}.describe()")
     broken = broken_rule(statistic)
     if broken is not None:
         require(
             broken.requirement,
             False,
-            f"{type(statistic).__name__}.{broken.what}",
+            f"{name}.{broken.what}",
             broken.expected,
             f"a cell of steps {list(broken.steps)}",
         )

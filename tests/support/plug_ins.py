@@ -8,6 +8,7 @@ import torch
 
 from lit_dps.core.batch_schedule import BatchSchedule
 from lit_dps.core.goal import GoalRule
+from lit_dps.core.statistic import Statistic
 from lit_dps.optim import Rule
 from lit_dps.pruning import Pruner, top_k
 from lit_dps.readings import Reading
@@ -81,6 +82,35 @@ class Remembering(Twice):
     def is_met(self, values, goal):
         self.count += goal.is_reached(values[-1])
         return self.count >= self.checks
+
+
+class Unspeakable(Twice):
+    """Describes itself by itself, without an end."""
+
+    def describe(self):
+        return f"{self}, twice"
+
+
+class LargestOfBestTwo(Statistic):
+    """The cost of the second best trial."""
+
+    def value(self, costs):
+        best = sorted(k for k in costs if k is not None)[:2]
+        return best[1] if len(best) == 2 else None
+
+
+class InLines(LargestOfBestTwo):
+    """Has a description of two lines."""
+
+    def describe(self):
+        return "the steps of the\nsecond best trial"
+
+
+class NamedByItself(LargestOfBestTwo):
+    """Uses its own text in its description."""
+
+    def describe(self):
+        return f"the steps by {self}"
 
 
 class Scaled(Reading):

@@ -1,8 +1,9 @@
 """Runs the quick conformance tests of `lit_dps.testing` on the plug-ins of other people.
 
-A pruner, an update rule, a reading, a rule of the goal or a batch schedule may break what a study
-relies on, and the study would give wrong numbers without an error. A statistic is tested where it
-is named (`lit_dps.core.statistic`). Modules, data and callbacks are tested by the dry run.
+A pruner, an update rule, a reading, a rule of the goal, a statistic or a batch schedule may break
+what a study relies on, and the study would give wrong numbers without an error. The values of a
+statistic are also tested where it is named (`lit_dps.core.statistic`). Modules, data and callbacks
+are tested by the dry run.
 
 The tests run once for each command, in the process that checks the study: workers and ranks build
 equal plug-ins. They use small networks, and plug-ins that are built for them.
@@ -32,6 +33,7 @@ from lit_dps.testing import (
     check_reading,
     check_rule,
     check_schedule,
+    check_statistic,
 )
 from lit_dps.training.deterministic import one_thread
 from lit_dps.training.hidden_state import preserve_rng_state
@@ -78,7 +80,7 @@ def check_plug_ins(setup: StudySetup) -> list[str]:
 def foreign_plug_ins(setup: StudySetup) -> list[PlugIn]:
     """Return the plug-ins of a study that are not part of lit_dps, each once."""
     training = setup.training()
-    found = [*_goal_rules(setup), *_readings(training), *_schedules(setup)]
+    found = [*_goal_rules(setup), *_statistics(setup), *_readings(training), *_schedules(setup)]
     for smallest in smallest_trials(setup):
         for trial in trials_with_each_choice(setup, smallest):
             found += _pruners(training, trial)
@@ -98,6 +100,14 @@ def _goal_rules(setup: StudySetup) -> Iterator[PlugIn]:
         call = _call_text(goal.rule, goal.options)
         run = partial(check_goal, rule, quick=True)
         yield PlugIn("goal.rule", goal.rule, "check_goal", call, run)
+
+
+def _statistics(setup: StudySetup) -> Iterator[PlugIn]:
+    statistic = setup.study.k_star_statistic
+    if is_foreign(type(statistic)):
+        name = setup.study.statistic
+        run = partial(check_statistic, statistic)
+        yield PlugIn("study.statistic", name, "check_statistic", f"{name}()", run)
 
 
 def _readings(training: TrialSettings) -> Iterator[PlugIn]:

@@ -19,6 +19,7 @@ from lit_dps.core.statistic import (
     statistic_named,
 )
 from lit_dps.core.trial import Cell
+from lit_dps.core.unit import SECONDS
 from tests.support.errors import refuses
 from tests.support.fake_study import result
 
@@ -167,3 +168,16 @@ def test_a_class_that_breaks_a_rule_is_refused(kind):
         statistic_named(f"{HERE}.{kind.__name__}")
     assert isinstance(caught.value, ConfigError)
     assert f"check_statistic({HERE}.{kind.__name__}())" in str(caught.value.hint)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("InLines", "the seconds of the second best trial"),
+        ("NamedByItself", "the seconds by tests.support.plug_ins.NamedByItself"),
+    ],
+)
+def test_a_stored_statistic_is_read_whatever_its_description(name, words):
+    statistic = statistic_named(f"tests.support.plug_ins.{name}")
+    assert statistic.describe_in(SECONDS) == words
+    assert statistic.value([8, None, 16]) == 16

@@ -13,8 +13,11 @@ from lit_dps.core.racing import best_trial
 from lit_dps.core.trial import Cell, Status, TrialResult
 from lit_dps.parallel.process import StopRequest
 from lit_dps.report.warnings import best_trial_among_seeds, seeds_of_one_sample
+from lit_dps.storage import samplers
 from lit_dps.storage.header import StudyChanged, declare
 from lit_dps.storage.read import read_study
+from lit_dps.storage.samplers import make_sampler
+from lit_dps.storage.trial_queue import TrialQueue
 from lit_dps.study.setup import StudySetup
 from lit_dps.study.workers import work
 from tests.unit.core.test_repeats import GOAL
@@ -65,6 +68,21 @@ def test_winners_take_the_sample_of_k_star_under_another_statistic(tmp_path, run
     best = best_trial(record.results[CELL], record.statistic)
     assert best.steps == record.k_star(CELL) == 32  # the least is 16
     assert [trial.params for trial in trials_in(url, "w")] == [best.trial.params] * 2
+
+
+def test_the_best_points_are_read_before_the_storage_is_locked(tmp_path, run, monkeypatch):
+    url = run(tmp_path, SEARCH)
+    sampler = make_sampler(WINNERS, GOAL)
+    declare(url, WINNERS, "w", GOAL, {"a": 1}, {})
+    queue = TrialQueue(url, "w", [CELL], 1, sampler, 0, GOAL)
+
+    def refuse(*_):
+        raise AssertionError("read under the lock")
+
+    monkeypatch.setattr(samplers, "read_study", refuse)
+    attempt = queue.claim_next()
+    assert attempt is not None
+    assert attempt.trial.params == trials_in(url, "s")[1].params
 
 
 def test_winners_of_a_dense_cell_that_shows_the_trials_of_an_equal_one(tmp_path, run):

@@ -19,6 +19,7 @@ from lit_dps.core.goal import Goal
 from lit_dps.core.text import escape, escape_json
 from lit_dps.core.trial import Cell
 from lit_dps.report.publish import figures_folder
+from lit_dps.storage.database import open_storage
 from lit_dps.storage.ownership import (
     UntrustedCode,
     foreign_modules,
@@ -26,6 +27,7 @@ from lit_dps.storage.ownership import (
     was_run_by_user,
 )
 from lit_dps.storage.read import open_elsewhere, read_study, study_uid
+from lit_dps.storage.samplers import make_sampler
 from lit_dps.tracking.client import artifact_folder
 from tests.support.errors import raises_about, refuses
 from tests.support.fake_study import SPACE, result, write_study
@@ -263,8 +265,9 @@ def test_reading_a_foreign_study_imports_nothing(words, attribute, tmp_path, mon
 
 
 @pytest.mark.parametrize("name", ["rule", "statistic"])
-def test_the_study_of_best_samples_is_trusted_by_the_same_option(
-    name, tmp_path, monkeypatch, capsys
+@pytest.mark.parametrize("key", ["--study.best_of", "--study.name"])
+def test_one_option_trusts_the_stored_study_and_the_study_of_best_samples(
+    key, name, tmp_path, monkeypatch, capsys
 ):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
@@ -272,12 +275,32 @@ def test_the_study_of_best_samples_is_trusted_by_the_same_option(
     monkeypatch.delitem(sys.modules, "planted", raising=False)
     Path("planted.py").write_text(f"open({str(tmp_path / 'imported')!r}, 'w')\n")
     write_foreign("mlruns/study.db", NAMED[name])
-    words = ["study", "--config", str(QUICKSTART), "--study.best_of", "fake"]
+    words = ["study", "--config", str(QUICKSTART), key, "fake"]
     words += ["--study.batch_sizes", "[4]", "--study.sparsities", "[0.0]", "--study.trials", "1"]
     assert main(words) == 2
     assert "--trust" in capsys.readouterr().err and not Path("imported").exists()
     assert main([*words, "--trust"]) == 2  # the module has no such class
+    assert "--trust" not in capsys.readouterr().err
     assert Path("imported").exists() and was_run_by_user("0123")
+
+
+def test_trusted_code_reaches_the_sampler_of_a_worker_without_a_home(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("state").touch()  # no folder, so that nothing can be recorded
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "planted", raising=False)
+    Path("planted.py").write_text(
+        "from tests.support.plug_ins import LargestOfBestTwo\n"
+        "class Statistic(LargestOfBestTwo): pass\n"
+    )
+    write_foreign("mlruns/study.db", NAMED["statistic"])
+    storage = open_storage("sqlite:///mlruns/study.db")
+    study = StudyConfig(name="mine", best_of="fake", space=SPACE)
+    with pytest.raises(UntrustedCode):
+        make_sampler(study, Goal(value=0.1)).read_other_studies(storage)
+    make_sampler(study, Goal(value=0.1), trusts_best_of=True).read_other_studies(storage)
+    assert "planted" in sys.modules and not was_run_by_user("0123")
 
 
 def test_a_class_path_has_names_only():

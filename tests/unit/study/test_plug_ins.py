@@ -34,6 +34,7 @@ GOOD = {
     "goal": f"{HERE}.Twice",
     "checks": {"checks": 2},
     "batch": "constant",
+    "statistic": f"{HERE}.NamedByItself",
 }
 
 
@@ -47,7 +48,8 @@ def setup(grid=None, **changes):
     config = StudyConfig(
         space={"model.learning_rate": Range(1e-3, 0.1, "log"), **used.get("space", {})},
         grid={"data.batch_size": [8, 16], "pruning.sparsity": [0.0, 0.5], **(grid or {})},
-        trials=1,
+        trials=2,
+        statistic=used["statistic"],
         readings=[used["reading"]],
     )
     goal = {
@@ -94,6 +96,8 @@ def test_trials_are_equal_to_the_bit_with_and_without_the_tests():
             "check_reading({}(factor=3.0))",
         ),
         ({"goal": f"{HERE}.Remembering"}, "goal.rule", "check_goal({}(checks=2))"),
+        ({"goal": f"{HERE}.Unspeakable"}, "goal.rule", "check_goal({}(checks=2))"),
+        ({"statistic": f"{HERE}.InLines"}, "study.statistic", "check_statistic({}())"),
         ({"batch": f"{HERE}.Drawn"}, "batch.schedule", "check_schedule({}())"),
     ],
 )
@@ -113,12 +117,12 @@ def test_plug_ins_on_axes_are_tested_each_once():
         "model.optimizer": ["sgd", GOOD["rule"]],
     }
     calls = [each.call for each in foreign_plug_ins(setup(grid, rule="sgd", options={}))]
-    expected = ["Twice(checks=2)", "Scaled(factor=2.0)", "Powers()", "SIGN"]
+    expected = ["Twice(checks=2)", "NamedByItself()", "Scaled(factor=2.0)", "Powers()", "SIGN"]
     assert calls == [f"{HERE}.{call}" for call in expected]
     grid = {"pruning.options.power": [1.0, 3.0]}
     study = setup(grid, rule="sgd", reading="tests.support.user_readings.FinalNorm")
     calls = [plug_in.call for plug_in in foreign_plug_ins(study)]
-    assert calls[2:] == [f"{HERE}.Powers(power=1.0)", f"{HERE}.Powers(power=3.0)"]
+    assert calls[3:] == [f"{HERE}.Powers(power=1.0)", f"{HERE}.Powers(power=3.0)"]
     with refuses("pruning.method", f"{HERE}.Drawing"):
         check_plug_ins(setup({"pruning.method": ["snip", f"{HERE}.Drawing"]}, options={}))
 
