@@ -126,7 +126,7 @@ def _with_class_paths(config: Mapping[str, Any]) -> dict[str, Any]:
 
             result[section], note = config_of(section, config[section])
             notes.append(note)
-            study = dict(result.get("study", {}))
+            study = dict(result.get("study") or {})
             workers = _workers_of(result[section], study.get("workers"))
             if workers is not None:
                 result["study"] = {**study, "workers": workers}

@@ -9,7 +9,7 @@ import lit_dps
 from lit_dps.core.text import closest_name
 
 FOLDER = Path(str(lit_dps.__file__)).parent / "configs"
-# The space after the first sentence of a comment; "et al." ends none.
+# The space after the first sentence of a comment; "et al." does not end a sentence.
 _SENTENCE_END = re.compile(r"(?<!al\.)(?<=[.?]) (?=[A-Z(])")
 
 

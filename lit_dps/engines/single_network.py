@@ -51,7 +51,7 @@ class SingleNetwork:
         self._trainable = self._find_trainable()
         self._local: tuple[LocalSGD, SharedTensors] | None = None
         if run.local is not None:
-            self._local = run.local, SharedTensors(run.module, run.optimizer, run.local.rounds)
+            self._local = run.local, SharedTensors(run.module, run.optimizer, run.local.schedule)
 
     def run_at(self, row: int) -> NetworkRun:
         """Return the run."""
@@ -99,7 +99,7 @@ class SingleNetwork:
             if worker is None:
                 part = batch
             else:
-                part = part_of(batch, worker, local.rounds.workers, len(batch[0]))
+                part = part_of(batch, worker, local.schedule.workers, len(batch[0]))
             losses.append(self._update(part, step))
 
         local.step(update)

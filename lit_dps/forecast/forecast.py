@@ -40,6 +40,7 @@ def forecast(setup: StudySetup, width: int = WIDTH) -> str:
     results = {}
     if record is not None:
         results = record.results
+        setup = setup.with_stored_trials(record)
     points = setup.remaining_points(results)
     timing = measure(setup)
     lines = [

@@ -37,7 +37,7 @@ class LocalSGD:
     One worker after another puts its weights and its optimizer state into the network.
 
     Args:
-        rounds: When the workers are averaged, and by which outer optimizer.
+        schedule: When the workers are averaged, and by which outer optimizer.
         optimizer: The optimizer of the network. The workers train its parameters.
         ours: The workers of this process; all workers by default.
         add_up: Returns the sum of a tensor over the processes, each of which has some workers.
@@ -48,21 +48,21 @@ class LocalSGD:
 
     def __init__(
         self,
-        rounds: LocalSGDSchedule,
+        schedule: LocalSGDSchedule,
         optimizer: torch.optim.Optimizer,
         ours: Sequence[int] | None = None,
         add_up: Callable[[Tensor], Tensor] = lambda tensor: tensor,
     ):
         rule = getattr(optimizer, "rule", None)
-        if rounds.on and getattr(rule, "gradient_point", None) is not None:
+        if schedule.on and getattr(rule, "gradient_point", None) is not None:
             name = getattr(rule, "name", "")
             allowed = f"1, because the state of {name} has weights that are not averaged"
-            raise ConfigError("local.workers", rounds.workers, allowed)
-        self.rounds = rounds
+            raise ConfigError("local.workers", schedule.workers, allowed)
+        self.schedule = schedule
         self.optimizer = optimizer
         self.add_up = add_up
         self.steps = 0
-        self.ours = list(range(rounds.workers))
+        self.ours = list(range(schedule.workers))
         if ours is not None:
             self.ours = list(ours)
         self.parameters: Tensors = trained_parameters(optimizer)
@@ -75,7 +75,7 @@ class LocalSGD:
     @property
     def is_local(self) -> bool:
         """Whether the next step is a local one."""
-        return self.steps >= self.rounds.start
+        return self.steps >= self.schedule.start
 
     def step(self, update: Callable[[int | None], Any]) -> None:
         """Take a step of all workers.
@@ -97,7 +97,7 @@ class LocalSGD:
             # An optimizer may have replaced the tensors.
             self._weights[place] = [parameter.data for parameter in self.parameters]
         self.steps += 1
-        if self.rounds.meet_after(self.steps):
+        if self.schedule.meet_after(self.steps):
             self._average()
 
     def show(self) -> None:
@@ -108,7 +108,7 @@ class LocalSGD:
         """
         if not self._weights:
             return
-        if self.rounds.meet_after(self.steps):
+        if self.schedule.meet_after(self.steps):
             # All workers are equal, but their mean could differ from them by rounding.
             self._put(_copies(self._theta))
         else:
@@ -132,7 +132,7 @@ class LocalSGD:
                 weights[i].copy_(self._theta[i])
 
     def _update_theta(self, theta: Tensor, velocity: Tensor, mean: Tensor) -> None:
-        rate, momentum = self.rounds.outer_learning_rate, self.rounds.outer_momentum
+        rate, momentum = self.schedule.outer_learning_rate, self.schedule.outer_momentum
         difference = theta - mean
         decayed = momentum * velocity
         # lerp is exact at a rate of 1. So without momentum, theta is the mean to the bit.
@@ -140,7 +140,7 @@ class LocalSGD:
         if not momentum:
             return
         velocity.copy_(decayed + difference)
-        if self.rounds.outer_nesterov:
+        if self.schedule.outer_nesterov:
             theta.sub_(momentum * velocity, alpha=rate)
         else:
             theta.sub_(decayed, alpha=rate)
@@ -154,7 +154,7 @@ class LocalSGD:
             for weights in tensors[1:]:
                 total += weights
             mean = torch.empty_like(total).copy_(self.add_up(total))
-            means.append(mean.div_(self.rounds.workers))
+            means.append(mean.div_(self.schedule.workers))
         return means
 
     def _put(self, tensors: Tensors) -> None:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from optuna.storages import BaseStorage, RDBStorage
 from optuna.study._frozen import FrozenStudy
-from optuna.trial import FrozenTrial
+from optuna.trial import FrozenTrial, TrialState
 
 from lit_dps.core.errors import ConfigError, StorageError
 from lit_dps.core.goal import Goal
@@ -252,16 +252,19 @@ def _decode_trials(
     """
     results: dict[RepeatId, TrialResult] = {}
     started = set()
+    running = set()
     for trial in sorted(trials, key=lambda trial: trial.number):
         attrs = trial.user_attrs
         point, repeat = attrs[schema.POINT_ATTR], attrs[schema.REPEAT_ATTR]
         if not trial.state.is_finished():
             started.add((point, repeat))
+            if trial.state is TrialState.RUNNING:
+                running.add((point, repeat))
         elif schema.RESULT_ATTR in attrs:
             result = _decode_trial(trial, Trial(cell, point, trial.params, seed, repeat))
             results[point, repeat] = longest_attempt(results.get((point, repeat)), result)
-    for key in started & results.keys():
-        # A failed trial that runs again is not finished.
+    for key in running & results.keys():
+        # A failed trial that runs again is not finished. A waiting one keeps its reason.
         if results[key].status is Status.FAILED:
             del results[key]
     return [results[key] for key in sorted(results)], started

@@ -169,6 +169,14 @@ class GoalErrorCallback(Callback):
         """Return the callback of a configuration."""
         return cls(**vars(config))
 
+    @property
+    def budget(self) -> int | None:
+        raise AttributeError("GoalErrorCallback.budget is now shown_steps")
+
+    @budget.setter
+    def budget(self, steps: int | None) -> None:
+        raise AttributeError("GoalErrorCallback.budget is now shown_steps")
+
     def _reset(self) -> None:
         self.attempt = self._next_attempt or Attempt(None, self.goal)
         self._next_attempt = None

@@ -80,6 +80,10 @@ class LocalSGDCallback(Callback):
         """Return the callback of a schedule."""
         return cls(**vars(schedule))
 
+    @property
+    def rounds(self) -> LocalSGDSchedule:
+        raise AttributeError("LocalSGDCallback.rounds is now schedule")
+
     def _reset(self) -> None:
         self._workers: LocalSGD | None = None
         self._restored: dict[str, Any] | None = None  # state from a checkpoint

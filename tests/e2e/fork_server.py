@@ -41,7 +41,7 @@ ROOT = Path(__file__).parents[2]
 LONGEST = 1 << 18  # bytes of a request
 SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER of <linux/prctl.h>: an orphan of mine becomes my child
 VERBS = ("study", "analyze", "figures", "merge", "replicate")
-# What a study imports when it comes to use it.
+# Modules that a study imports late.
 LATER = (
     "lit_dps.tracking.sync",
     "lit_dps.report.html",

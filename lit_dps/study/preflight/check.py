@@ -68,7 +68,9 @@ def check_study(setup: StudySetup) -> CheckedStudy:
     if record is None:
         check_new_metrics(setup)
     # The stored configuration is compared below.
-    trials_remain = record is None or setup.remaining_trials(record) > 0
+    trials_remain = True
+    if record is not None:
+        trials_remain = setup.with_stored_trials(record).remaining_trials(record) > 0
     if trials_remain:
         data = check_with_dry_run(setup)
     else:

@@ -171,7 +171,8 @@ def _equal_weights_note(training: TrialSettings, trials: Sequence[Trial]) -> lis
     where = ""
     if len(equal) < len(trials):
         where = f" at {'; '.join(_varied_values(trial, trials) for trial in equal)}"
-    module = type(training.workload.module(equal[0])).__name__
+    class_path = training.workload.specs(equal[0])["model"]["class_path"]
+    module = str(class_path).rpartition(".")[2]
     return [
         f"all points of the search begin with equal weights{where}: {module} loads them, or sets "
         "a seed. K* and study.repeats then do not include the variation between initial weights"

@@ -71,6 +71,18 @@ def test_each_series_shows_the_trials_of_the_cell_that_was_trained(record):
     assert len(finished_trials(Analysis(record))) == 4
 
 
+def test_a_method_that_is_added_leaves_the_dense_cell_of_the_stored_study(record):
+    methods = ["magnitude", "random", "snip"]
+    study = setup({"pruning.method": methods}, batch_sizes=[8], sparsities=[0.0, 0.5])
+    assert study.cells[0] == cell(0.0, "magnitude")
+    extended = study.with_stored_trials(record)
+    assert cell(0.0, "random") in extended.cells
+    assert cell(0.0, "magnitude") not in extended.cells
+    remaining = extended.remaining_points(record.results)
+    trained = {0, 1}
+    assert remaining[cell(0.0, "random")] == set(range(study.study.trials)) - trained
+
+
 def test_its_steps_take_as_long(record):
     times = []
     for of_cell in record.trained_cells:
