@@ -209,7 +209,7 @@ class PartsProbe(Callback):
             # Not in place, because two gradients may share their memory.
             for j, gradient in enumerate(of_half.gradient):
                 rest[j] = torch.sub(rest[j], gradient, alpha=0.5)
-            del of_half, gradient
+            del of_half
         mean = statistics.fmean(losses)
         if not math.isfinite(loss - mean):
             # For example, a half without a label has the loss nan.
