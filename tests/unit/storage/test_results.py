@@ -14,10 +14,17 @@ from lit_dps.core.search_space import Range
 from lit_dps.core.trial import Cell, Status, Trial, TrialResult
 from lit_dps.storage.columns import decode_columns
 from lit_dps.storage.read import list_studies, read_study
-from lit_dps.storage.schema import FORMAT, cell_study_name, decode_result, encode_result
+from lit_dps.storage.schema import (
+    FORMAT,
+    POINT_ATTR,
+    REPEAT_ATTR,
+    cell_study_name,
+    decode_result,
+    encode_result,
+)
 from lit_dps.storage.stored_format import OtherFormat
 from tests.support.errors import refuses
-from tests.support.fake_study import GOAL, SPACE, law_study, result, write_study
+from tests.support.fake_study import GOAL, SPACE, _add, law_study, result, write_study
 
 A, B = Cell(16, 0.0), Cell(32, 0.9)
 
@@ -288,3 +295,14 @@ def test_points_beyond_the_declared_trials_count_but_are_not_missed(storage):
     write_study(storage, {A: [result(A, 0, 640), result(A, 5, 320)]}, trials=2)
     (summary,) = summarize(read_study(storage, "fake"))
     assert (summary.k_star, summary.counts, summary.pending) == (320, {"complete": 2}, 1)
+
+
+@pytest.mark.parametrize(("state", "is_shown"), [("WAITING", True), ("RUNNING", False)])
+def test_a_failed_trial_is_hidden_only_while_it_runs_again(storage, state, is_shown):
+    failed = TrialResult(Trial(A, 0, params(0.1), 0), Status.FAILED, None, {})
+    write_study(storage, {A: [failed]})
+    study = optuna.load_study(study_name=cell_study_name("fake", A), storage=storage)
+    _add(study, state, {POINT_ATTR: 0, REPEAT_ATTR: 0}, {}, SPACE)
+    record = read_study(storage, "fake")
+    statuses = [result.status for result in record.results[A]]
+    assert statuses == [Status.FAILED] * is_shown
