@@ -9,6 +9,7 @@ from lightning.pytorch import Trainer
 
 from lit_dps.core.trial import Status
 from lit_dps.training import GoalErrorCallback
+from lit_dps.training.local_sgd_callback import LocalSGDCallback
 from tests.support.errors import refuses
 from tests.support.tiny import QUIET, Plain, fit, loader, weights
 
@@ -257,3 +258,13 @@ def test_a_subclass_may_choose_the_steps_of_its_validations():
     module, callback = Plain(errors=[0.9]), AtOddSteps(0.2, 4, 4)
     fit(module, loader(), loader(), callbacks=[callback])
     assert callback.curve["step"] == [1, 3, 4] and module.checks == 3
+
+
+def test_a_removed_attribute_names_the_new_one():
+    callback = GoalErrorCallback(error=0.5, max_steps=16)
+    with pytest.raises(AttributeError, match="shown_steps"):
+        callback.budget = 200
+    with pytest.raises(AttributeError, match="shown_steps"):
+        _ = callback.budget
+    with pytest.raises(AttributeError, match="schedule"):
+        _ = LocalSGDCallback(workers=2).rounds
