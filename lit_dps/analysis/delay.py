@@ -195,11 +195,12 @@ def critical_delay_rows(laws: Iterable[DelayLaw]) -> pd.DataFrame:
     """Return one row per series and batch size: the critical delay by the joint law.
 
     Columns: sparsity and further axes, batch_size [examples], critical_delay [steps] (the delay
-    that doubles K*, infinity if c2 is 0), low and high (its 95 % limits).
+    that doubles K*, infinity if c2 is 0), low and high (its 95 % limits). A joint law that does not
+    describe K has no rows.
     """
     rows = []
     for law in laws:
-        if law.fit is None:
+        if law.fit is None or not law.law.describes_k:
             continue
         for batch_size in law.batch_sizes:
             value, (low, high) = law.critical_delay(batch_size)

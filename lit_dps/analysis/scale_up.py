@@ -339,7 +339,8 @@ def runs_of_axis(laws: Mapping[Series, Law], axis: str) -> pd.DataFrame:
 
     Raises:
         ConfigError: if the key is no axis of the study, has values that are not positive numbers,
-            or has several series of one size, such as several sparsities.
+            has several series of one size, such as several sparsities, or series whose K are not
+            steps on B examples.
     """
     rows = []
     series_of: dict[float, Series] = {}
@@ -361,6 +362,9 @@ def runs_of_axis(laws: Mapping[Series, Law], axis: str) -> pd.DataFrame:
             )
             raise ConfigError("--scale", axis, allowed)
         series_of[size] = series
+        if not law.is_applicable:
+            allowed = f"an axis of series whose law applies: {law.verdict.reason}"
+            raise ConfigError("--scale", axis, allowed)
         for observation in law.observations:
             if observation.bound != AT_MOST:
                 is_bound = int(observation.bound == AT_LEAST)

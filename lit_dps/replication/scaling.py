@@ -245,8 +245,9 @@ def sparse_steps_ratio(study: Analysis, sparsity: float = SPARSE) -> Measurement
     """Return the mean ratio of K*, sparse over dense, over the batch sizes with a dense K*.
 
     The mean is geometric. If no sparse trial met the goal, its K* is at least max_steps. Batch
-    sizes where one of the two K* is at the first check are omitted. The ratio is unknown if they
-    are more than half of the batch sizes. None for a study without both sparsities.
+    sizes where one of the two K* is at the first check, or the sparse cell is unfinished, are
+    omitted. The ratio is unknown if they are more than half of the batch sizes. None for a study
+    without both sparsities.
     """
     return measure_pairs(study, sparsity, _sparse_steps_ratio)
 
@@ -271,6 +272,9 @@ def _sparse_steps_ratio(study: Analysis, sparse: Series, dense: Series) -> Measu
         sparse_draws = k_star_draws(study, sparse_law, cell_of(sparse, batch_size))
         dense_draws = k_star_draws(study, dense_law, cell_of(dense, batch_size))
         drawn = log_ratio(sparse_draws, dense_draws)
+        if batch_size not in over and not np.isfinite(drawn.low).any():
+            # An unfinished sparse cell has no bound of K*.
+            continue
         lows.append(drawn.low)
         highs.append(drawn.high)
         if batch_size in over:

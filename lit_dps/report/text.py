@@ -395,11 +395,14 @@ def delay_text(laws: Iterable[DelayLaw]) -> str:
 
 def _delay_law_text(law: DelayLaw) -> str:
     """Return the constants of a law and its critical delays in words."""
+    constants = f"c1 = {three_digits(law.fitted.c1)}  c2 = {three_digits(law.fitted.c2)}"
+    text = f"{constants}  misfit {law.misfit:.0%}"
+    if not law.law.describes_k:
+        return f"{text}  {law.law.verdict.reason}"
     delays = []
     for batch_size in dict.fromkeys((law.batch_sizes[0], law.batch_sizes[-1])):
         delays.append(f"{estimate(*law.critical_delay(batch_size))} at B={batch_size}")
-    constants = f"c1 = {three_digits(law.fitted.c1)}  c2 = {three_digits(law.fitted.c2)}"
-    return f"{constants}  misfit {law.misfit:.0%}  K* doubles at delay {' and '.join(delays)}"
+    return f"{text}  K* doubles at delay {' and '.join(delays)}"
 
 
 def _delay_row_text(law: DelayLaw, delay: int) -> dict[str, str]:

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 from lit_dps.analysis.analysis import Analysis
-from lit_dps.analysis.delay import KEY, DelayLaw, delay_of, stable_share
+from lit_dps.analysis.delay import KEY, DelayLaw, critical_delay_rows, delay_of, stable_share
 from lit_dps.analysis.law import Law
 from lit_dps.analysis.law_fit import LawConstants
+from lit_dps.analysis.law_verdict import Refusal, Verdict
 from lit_dps.analysis.quadratic import NoisyQuadraticModel
 from lit_dps.analysis.tables import records
 from lit_dps.core.goal import Goal
@@ -252,3 +253,15 @@ def test_k_at_the_first_check_is_left_out():
     found = study(lambda b, tau: 16, goal=Goal(0.1, 16, 1600))
     assert found.delay_laws[0].fit is None and found.delay_laws[0].k_star == {}
     assert "delay" in FIGURE.missing(found)
+
+
+def test_a_joint_law_that_does_not_describe_k_has_no_critical_delay():
+    found = study(lambda b, tau: 4e4 / b + 60 / stable_share(tau))
+    (law,) = found.delay_laws
+    assert len(critical_delay_rows([law])) == len(BATCH_SIZES)
+    refused = dataclasses.replace(
+        law.law, verdict=Verdict(Refusal.EXTRAPOLATION, "it does not fit")
+    )
+    law = dataclasses.replace(law, law=refused)
+    assert not len(critical_delay_rows([law]))
+    assert "it does not fit" in delay_text([law]) and "doubles" not in delay_text([law])

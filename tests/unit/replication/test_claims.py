@@ -285,6 +285,18 @@ def test_steps_of_sparse_in_numbers():
     assert numbers_in(note)[:2] == [2, 3]
 
 
+def test_an_unfinished_sparse_cell_has_no_ratio():
+    cells = ratio([2, 2.5, 3])
+    complete = study_of({key: found for key, found in cells.items() if key[0] < 128})
+    unfinished = study_of({**cells, (128, 0.9): []})
+    expected = sparse_steps_ratio(complete)[""].number
+    measured = sparse_steps_ratio(unfinished)[""]
+    assert measured.number.value == pytest.approx(expected.value)
+    assert measured.number.interval == pytest.approx(expected.interval)
+    (note,) = measured.notes
+    assert numbers_in(note)[:2] == [2, 3]
+
+
 def two(dense, sparse, batch_sizes=POWERS, sparse_trials=sure, **kw):
     return study_of(
         law(*dense, batch_sizes, 0.0) | law(*sparse, batch_sizes, 0.9, sparse_trials), **kw

@@ -70,3 +70,5 @@ def test_what_cannot_be_scaled_is_refused():
         scale_up_text(study(sizes=SIZES[:2]), f"{AXIS}=10x")
     with refuses(f"study.grid.{AXIS}", "all"):
         runs_of_axis({Series(0.0, ((AXIS, "all"),)): fit_law([])}, AXIS)
+    with refuses("--scale", AXIS):
+        runs_of_axis({Series(0.0, ((AXIS, 1e4),)): fit_law([], refusal="B grows")}, AXIS)
