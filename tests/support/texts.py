@@ -21,6 +21,11 @@ def answer_text(study: Analysis) -> str:
     return "\n".join(lines) + "\n"
 
 
+def in_one_line(text: str) -> str:
+    """Return a text without line breaks and repeated spaces, since texts wrap at the width."""
+    return " ".join(text.split())
+
+
 def numbers_in(text: str) -> list[float]:
     """Return the numbers of a text in their order; digits within names and versions are none."""
     return [float(number) for number in re.findall(r"(?<![\w.=])\d+(?:\.\d+)?(?![\w.]\d)", text)]

@@ -146,7 +146,7 @@ def study(
     )
 
 
-def _write_empty(study: Analysis, path: Path) -> Path:
+def _write_empty(study: Analysis, path: Path, pictures: Sequence[Any]) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.touch()
     return path

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from tests.support.errors import error_line
+from tests.support.texts import in_one_line
 
 CODE = """
 import lightning.pytorch as pl
@@ -114,7 +115,7 @@ def test_edited_code_and_data_are_refused_or_noted(study):
     said = (
         r"versions of scales_of_mine.py are in this table: .*2 trials since [\d :-]+, 1 trial since"
     )
-    assert re.search(said, accepted.out)
+    assert re.search(said, in_one_line(accepted.out))
     assert [r.engine for r in accepted.results] == ["lightning"] * 3
     write_points(folder, flipped=7)
     refused = run(4)
