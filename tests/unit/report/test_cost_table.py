@@ -245,7 +245,7 @@ def test_the_computation_of_the_training_time_follows_the_goal_and_the_schedule(
             results[cell].append(dataclasses.replace(each, curve=curve, unit=SECONDS))
     in_seconds = Analysis(dataclasses.replace(in_seconds, results=results))
     assert in_seconds.answers[Cell(64)]["seconds"] == pytest.approx(0.01 * K_STAR[64])
-    assert computation_text(in_seconds) == "K* itself, which is in seconds of training"
+    assert computation_text(in_seconds) == "K* in seconds of training"
     warm_up = {"schedule": "doubling", "options": {"start": 0.25, "steps": 10}}
     growing = Analysis(dataclasses.replace(constant.record, config={"batch": warm_up}))
     for other in (in_seconds, growing):
