@@ -365,10 +365,7 @@ class Law:
 
 def _k_by_batch_size(observations: Iterable[Observation]) -> dict[int, float]:
     """Return K by batch size."""
-    k = {}
-    for o in observations:
-        k[_integer(o.batch_size)] = _integer(o.steps)
-    return k
+    return {_integer(o.batch_size): _integer(o.steps) for o in observations}
 
 
 def _integer(number: float) -> Any:
