@@ -141,8 +141,9 @@ def _check(batch: np.ndarray, steps: np.ndarray) -> None:
         )
     if not (np.isfinite(batch) & np.isfinite(steps) & (batch > 0) & (steps > 0)).all():
         raise ValueError("batch sizes and steps must be positive and finite")
-    if np.unique(batch).size < 2:
-        raise ValueError("all batch sizes are equal; a fit needs at least 2 different ones")
+    different = np.unique(batch).size
+    if different < 2:
+        raise ValueError(f"a fit needs at least 2 different batch sizes, and has {different}")
 
 
 def _best_ratio(curve: _Curve) -> float:

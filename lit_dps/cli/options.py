@@ -51,9 +51,9 @@ class StudyOptions:
             training. By default times exclude validation.
         time_steps: Time the steps of all cells again, without a limit. A study times them once, at
             its end, if that takes less than 60 s or 5 % of its trials' time.
-        trust: Import modules of the stored study and of the study in study.best_of. They may name
-            them for goal and statistic. Without this option they are imported only if you ran that
-            study.
+        trust: Import modules that stored studies name. The stored study and the study in
+            study.best_of may name them for goal and statistic. Without this option they are
+            imported only if you ran that study.
         json: Print one JSON object on stdout (docs/python.md, Document). All other text goes to
             stderr.
     """
