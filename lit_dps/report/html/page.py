@@ -234,8 +234,8 @@ def _assumptions(study: Analysis) -> str:
     computation = computation_text(study)
     if computation:
         lines.append(
-            f"Time to the goal: {computation}, {validation_text(study)}. It excludes the start of a "
-            "trial."
+            f"Time to the goal: {computation}, {validation_text(study)}. It excludes the start of "
+            "a trial."
         )
     if record.race_factor is not None:
         best = "the best K"
