@@ -138,17 +138,36 @@ class ImageClassifier(LightningModule):
         x, y = batch
         return F.cross_entropy(self(x), y, reduction="sum")
 
+    @property
+    def _overrides_validation(self) -> bool:
+        """Whether another class or the instance has its own error or its own `val_loss`."""
+        for name in ("per_example_error", "summed_loss"):
+            method = getattr(self, name)
+            if getattr(method, "__func__", None) is not getattr(ImageClassifier, name):
+                return True
+        return False
+
     def on_validation_epoch_start(self) -> None:
         self._mistakes: Tensor | int = 0
         self._loss: Tensor | float = 0.0
         self._seen = 0
+        self._losses = 0
 
     def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
         x, y = batch
-        logits = self(x)
-        self._mistakes += (logits.argmax(1) != y).sum()
-        self._loss += F.cross_entropy(logits, y, reduction="sum").double()
-        self._seen += y.numel()
+        if self._overrides_validation:
+            # All loops count the same mistakes: a check that may stop early calls these methods.
+            wrong = is_wrong(self.per_example_error(batch))
+            loss = self.summed_loss(batch)
+        else:
+            # One forward pass yields both.
+            logits = self(x)
+            wrong = logits.argmax(1) != y
+            loss = F.cross_entropy(logits, y, reduction="sum")
+        self._mistakes += wrong.sum()
+        self._seen += wrong.numel()
+        self._loss += loss.double()
+        self._losses += y.numel()
 
     def on_validation_epoch_end(self) -> None:
         self._log_epoch("val")
@@ -163,8 +182,10 @@ class ImageClassifier(LightningModule):
         mistakes = self._sum_over_ranks(self._mistakes, torch.int64)
         loss = self._sum_over_ranks(self._loss, torch.float64)
         seen = self._sum_over_ranks(self._seen, torch.int64)
+        # A subclass that counts mistakes alone sums no losses.
+        losses = self._sum_over_ranks(self._losses, torch.int64).clamp(min=1)
         self.log(f"{split}_error", mistakes / seen, prog_bar=True)
-        self.log(f"{split}_loss", loss.float() / seen, prog_bar=True)
+        self.log(f"{split}_loss", loss.float() / losses, prog_bar=True)
 
     def _sum_over_ranks(self, number: Tensor | float, dtype: torch.dtype) -> Tensor:
         """Return the sum of a number over all ranks; a rank without examples has no tensor."""
@@ -226,6 +247,11 @@ class LanguageModel(ImageClassifier):
         # `per_example_error` judges one class for each example, so checks of windows do not stop
         # early. `EarlyCheck` notices that this method is overridden.
         super().validation_step(batch, batch_idx)
+
+
+def is_wrong(errors: Tensor) -> Tensor:
+    """Return True for each example whose `per_example_error` is at least 1 or is nan."""
+    return ~(errors < 1)
 
 
 def logs(trainer: Trainer) -> bool:

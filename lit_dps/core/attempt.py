@@ -119,6 +119,7 @@ class Attempt:
         Args:
             step: Optimizer steps so far.
             value: The goal's metric over the entire validation split, or a lower bound of an error.
+                The curve has nan instead if a weight is not finite.
             is_exact: Whether the value is no bound.
             loss: Training loss of that step's batch before its update; None if unknown.
             weights_finite: Whether every parameter is finite.
@@ -128,6 +129,11 @@ class Attempt:
         Returns:
             The new status; None if the attempt continues.
         """
+        if not weights_finite:
+            # Such a network has no metric. Comparisons with nan are false, so a share of errors may
+            # be 0, and the curve would have the best value of the cell.
+            value = math.nan
+            is_exact = True
         point: dict[str, Any] = {
             **(metrics or {}),
             "step": step,

@@ -124,7 +124,13 @@ class MeanOfChecks(_SeveralChecks):
     """
 
     def is_met(self, values: Sequence[float], goal: Goal) -> bool:
-        return len(values) == self.checks and goal.is_reached(fmean(values))
+        if len(values) < self.checks or not all(map(math.isfinite, values)):
+            return False
+        try:
+            mean = fmean(values)
+        except OverflowError:
+            return False
+        return goal.is_reached(mean)
 
     def describe(self) -> str:
         return f"mean of {self.checks} checks"
@@ -427,9 +433,11 @@ class Goal:
     ) -> Status | None:
         """Return how a trial ends at its last check; None if the trial continues.
 
-        The goal is judged before divergence, as in the authors' code. A trial diverges if its loss
-        or its weights are not finite. A metric can be undefined without divergence, such as a
-        correlation of equal predictions. Such a check does not meet the goal.
+        A trial diverges if its loss or its weights are not finite. Weights that are not finite miss
+        the goal at this check, whatever the metric: a share of errors above a tolerance is 0 for
+        predictions of nan. If only the loss is not finite, the goal is judged before divergence, as
+        in the authors' code. A metric can be undefined without divergence, such as a correlation of
+        equal predictions. Such a check does not meet the goal.
 
         Args:
             curve: The values of the trial's checks so far.
@@ -439,10 +447,12 @@ class Goal:
         """
         has_diverged = not (math.isfinite(loss) and weights_finite)
         can_continue = not has_diverged and not self.is_spent(curve)
+        last = len(curve["step"]) - 1
         if train_past_goal:
-            is_met = self.first_met(curve) is not None
+            met = self.first_met(curve)
+            is_met = met is not None and (met < last or weights_finite)
         else:
-            is_met = self.is_met_at(curve, len(curve["step"]) - 1)
+            is_met = weights_finite and self.is_met_at(curve, last)
         if is_met:
             if train_past_goal and can_continue:
                 return None

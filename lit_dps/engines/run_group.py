@@ -20,7 +20,7 @@ from lit_dps.engines.memory import is_out_of_memory
 from lit_dps.engines.module_hooks import raise_if_caught
 from lit_dps.engines.network_run import NetworkRun
 from lit_dps.engines.step_batches import count_examples, join_rows
-from lit_dps.module import ImageClassifier
+from lit_dps.module import ImageClassifier, is_wrong
 from lit_dps.parallel.process import Interrupted
 from lit_dps.training import GoalErrorCallback
 from lit_dps.training.checkpoint_files import MIN_SECONDS_WORTH_SAVING
@@ -369,7 +369,7 @@ class RunGroup:
         else:
             mistakes = torch.zeros(len(which), dtype=torch.int64, device=self._device)
             for index in self._validation_batches(len(which)):
-                mistakes += (networks.per_example_error(which, x, y, index) >= 1).sum(1)
+                mistakes += is_wrong(networks.per_example_error(which, x, y, index)).sum(1)
             checks = [Check(count, exact=True) for count in mistakes.tolist()]
         return self._by_interval(checks)
 

@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_flatten, tree_map
 from lit_dps.core.errors import first_line
 from lit_dps.engines.functional import Call, Functional, WithoutDropout, tensors_of
 from lit_dps.engines.module_hooks import NeedsLightning
-from lit_dps.module import ImageClassifier
+from lit_dps.module import ImageClassifier, is_wrong
 from lit_dps.training.deterministic import full_float32
 from lit_dps.training.hidden_state import capture_attributes, capture_rng_state, equal_states
 
@@ -394,8 +394,8 @@ def _reason_against_errors(module: ImageClassifier, batch: tuple[Tensor, Tensor]
     call = Functional(module).call
     stacked = vmap(lambda tensors: call("per_example_error", tensors, batch))(two)
     # A check counts decisions, so these must be equal and not only close.
-    same_decisions = torch.equal(stacked >= 1, single >= 1)
-    if not same_decisions or not torch.allclose(stacked, single, rtol=TOLERANCE):
+    same_decisions = torch.equal(is_wrong(stacked), is_wrong(single))
+    if not same_decisions or not torch.allclose(stacked, single, rtol=TOLERANCE, equal_nan=True):
         return f"the per_example_error of {name} differs under torch.vmap"
     return None
 

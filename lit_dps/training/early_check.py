@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 import lit_dps.training.lightning_private as lightning_private
 from lit_dps.core.goal import Goal
+from lit_dps.module import is_wrong
 from lit_dps.parallel import ranks
 from lit_dps.parallel.ddp import SharedBatchDDP
 from lit_dps.pruning.network import in_evaluation_mode
@@ -21,7 +22,8 @@ from lit_dps.training.inheritance import adopt_former_methods, decides
 CHUNK = 256
 
 # Called with numbers of networks and indices of examples, shape (networks, examples). Returns how
-# wrong each network is about each example, in the same shape: at least 1 where its answer is wrong.
+# wrong each network is about each example, in the same shape: at least 1, or nan, where its answer
+# is wrong.
 PerExampleError = Callable[[Tensor, Tensor], Tensor]
 
 # A module may change the validation in these hooks.
@@ -117,7 +119,7 @@ class HardestFirst:
             index = order[row_of[networks], start : start + part]
             scores = per_example_error(networks, index)
             self._update_priority(row_of[networks], index, scores)
-            for network, count in zip(undecided, (scores >= 1).sum(1).tolist(), strict=True):
+            for network, count in zip(undecided, is_wrong(scores).sum(1).tolist(), strict=True):
                 mistakes[network] += count
             undecided = [i for i in undecided if mistakes[i] <= allowed[i]]
             start += part

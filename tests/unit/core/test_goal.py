@@ -72,9 +72,11 @@ GOAL = Goal(0.1, check_interval=16, max_steps=48)
             16,
             0.1,
             math.nan,
-            False,
+            True,
             Status.COMPLETE,
-        ),  # and before divergence, as in the authors' code
+        ),  # and before a loss that is not finite, as in the authors' code
+        (16, 0.1, 1.0, False, Status.INFEASIBLE),  # a share of |nan - y| > tolerance is 0
+        (48, 0.0, math.nan, False, Status.INFEASIBLE),
         (16, 0.5, math.nan, True, Status.INFEASIBLE),
         (16, 0.5, math.inf, True, Status.INFEASIBLE),
         (16, math.nan, 1.0, True, None),  # no value yet: a check that is not met

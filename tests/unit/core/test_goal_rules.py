@@ -55,6 +55,8 @@ def curve_of(*values: float) -> dict[str, list[float]]:
         (MEAN, (0.3, 0.2, 0.11, 0.2, 0.28), 3),  # 0.61/3 misses by a hair, then 0.51/3
         (MEAN, (NAN, 0.1, 0.1, 0.1), 3),
         (MEAN, (0.1, INF, 0.1, 0.1), None),
+        (MEAN, (INF, -INF, 0.1, 0.1, 0.1), 4),  # the sum of inf and -inf is undefined
+        (MEAN, (-1e308, -1e308, -1e308, 0.1, 0.1, 0.1), 4),  # until then the sum overflows
         (STAYS, (0.1,), None),
         (STAYS, (0.1, 0.2, 0.3), 1),
         (STAYS, (0.1, 0.3, 0.2, NAN, 0.2, 0.1), 5),
@@ -74,6 +76,26 @@ def test_the_first_check_that_meets_a_rule(rule, values, index):
     expected = None if index is None else 4 * (index + 1)
     assert attempt.steps_to_result == expected
     assert (attempt.status is Status.COMPLETE) is (index is not None)
+
+
+@pytest.mark.parametrize(
+    ("train_past_goal", "values", "status", "steps"),
+    [
+        (False, (0.5, 0.0), Status.INFEASIBLE, None),
+        (True, (0.5, 0.0), Status.INFEASIBLE, None),
+        (True, (0.1, 0.0), Status.COMPLETE, 4),  # the goal was met before the divergence
+    ],
+)
+def test_weights_that_are_not_finite_have_no_metric(train_past_goal, values, status, steps):
+    goal = Goal(0.2, check_interval=4, max_steps=400)
+    attempt = Attempt(None, goal, train_past_goal=train_past_goal)
+    attempt.enable_early_checks()
+    attempt.record(4, values[0], True, 1.0, weights_finite=True)
+    attempt.record(8, values[1], False, 1.0, weights_finite=False)
+    assert (attempt.status, attempt.steps_to_result) == (status, steps)
+    # So analyses of easier goals and of best values ignore this check too.
+    assert math.isnan(attempt.curve["val_error"][1]) and attempt.curve["exact"][1] == 1
+    assert goal.with_value(0.3).first_met(attempt.curve) == (0 if steps else None)
 
 
 def test_a_metric_that_rises_stays_above():

@@ -131,6 +131,50 @@ def test_without_what_it_needs_full_passes_are_taken():
     assert plain.curve["step"] == [2, 4] and "exact" not in plain.curve
 
 
+class Margin(ImageClassifier):
+    """Judges a prediction as wrong unless its probability is above 0.8; has its own val_loss."""
+
+    def per_example_error(self, batch):
+        x, y = batch
+        return 1.8 - self(x).softmax(1).gather(1, y[:, None])[:, 0]
+
+    def summed_loss(self, batch):
+        return 3 * super().summed_loss(batch)
+
+
+def test_all_loops_count_the_mistakes_of_an_error_of_the_user():
+    errors = []
+    for early in (True, False):
+        module = Margin(classifier().network, learning_rate=0.05)
+        goal = GoalErrorCallback(0.999, 2, 2, early_reject=early)  # allows 999: checks are exact
+        torch.manual_seed(0)
+        fit(module, callbacks=[goal], datamodule=Points())
+        assert ("exact" in goal.curve) is early
+        errors += goal.curve["val_error"]
+    assert errors[0] == errors[1]
+    data = Points()
+    module.eval()
+    probability = module(data.x).softmax(1).gather(1, data.y[:, None])[:, 0]
+    wrong = int((probability <= 0.8).sum())
+    assert 0 < int((module(data.x).argmax(1) != data.y).sum()) < wrong < N
+    (logged,) = Trainer(**QUIET).validate(module, data.val_dataloader(), verbose=False)
+    assert logged["val_error"] == pytest.approx(wrong / N)
+    loss = float(nn.functional.cross_entropy(module(data.x), data.y))
+    assert logged["val_loss"] == pytest.approx(3 * loss)
+
+
+def test_an_error_of_nan_is_a_mistake():
+    class Broken(ImageClassifier):
+        def per_example_error(self, batch):
+            return torch.full((len(batch[1]),), torch.nan)
+
+    for early in (True, False):
+        goal = GoalErrorCallback(0.5, 2, 2, early_reject=early)
+        fit(Broken(classifier().network), callbacks=[goal], datamodule=Points())
+        assert goal.status is Status.INCOMPLETE
+        assert goal.curve["val_error"][0] > 0.5
+
+
 @pytest.mark.parametrize("error", [0.02, 0.12, 0.14, 0.4, 0.08, 1 / 3])
 @pytest.mark.parametrize("examples", [150, 5000, 6000, 7])
 def test_allowed_mistakes_are_the_most_that_meet_the_goal(error, examples):

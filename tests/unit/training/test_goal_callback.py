@@ -141,6 +141,21 @@ def test_a_run_that_diverges_is_infeasible_at_the_next_check(what, at, value):
     assert callback.curve["step"] == [4, 8]
 
 
+class Tolerant(Diverging):
+    """Logs the share of outputs further than 1 from the target: 0 for outputs of nan."""
+
+    def validation_step(self, batch, batch_idx):
+        x, _ = batch
+        output = self.network(x) if self.global_step >= self.at else torch.full((1, 3), 2.0)
+        self.log("val_error", (output.abs() > 1).float().mean())
+
+
+def test_a_diverged_network_with_a_perfect_metric_does_not_meet_the_goal():
+    _, callback, _ = checked(module=Tolerant("weight", 8))
+    assert (callback.status, callback.steps_to_result) == (Status.INFEASIBLE, None)
+    assert callback.curve["val_error"][0] == 1.0 and math.isnan(callback.curve["val_error"][1])
+
+
 def test_a_trainer_with_fewer_steps_than_the_budget_keeps_them_and_says_nothing_of_the_end():
     module, callback, trainer = checked(max_steps=10)
     assert trainer.global_step == module.taken == 10
