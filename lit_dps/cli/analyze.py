@@ -6,6 +6,7 @@ It reads the storage alone, and needs no PyTorch.
 from __future__ import annotations
 
 from argparse import SUPPRESS
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -111,11 +112,12 @@ def _publish_and_sync(
     check_place(storage.mlflow_uri)
     name = study.record.name
     mlflow = MlflowSync.of_study(storage, study.record.workload, name, {})
-    logged = mlflow.logged()
-    # Read again, so that everything that is logged by now is stored by now.
+    read_all = partial(read_study, storage.optuna_url, name, trust=True, truncates=False)
+    obsolete = mlflow.unstored_trials(read_all)
+    # Read again, because processes may have stored results since.
     study = read(storage, name, validate_every, trust=True)
     text, files = publish(study, folder, shown, width=terminal_width())
-    mlflow.sync(study.record, study, files, logged=logged)
+    mlflow.sync(study.record, study, files, obsolete=obsolete)
     print(
         f"{text}{retrain_hint(study, storage)}MLflow is up to date: "
         f"{without_password(storage.mlflow_uri)}"

@@ -286,10 +286,12 @@ REPEAT_TAG = "lit_dps.repeat"
 ATTEMPT_TAG = "lit_dps.attempt"
 STATUS_TAG = "lit_dps.status"
 FAILURE_TAG = "lit_dps.failure"
+SPACE_TAG = "lit_dps.space"
 RUN_TAGS = {
     NAME_TAG: Stored(str, "Name of the study."),
     KIND_TAG: Stored(str, "study, cell, trial or repeat."),
     CELL_TAG: Stored(str, "The cell, as `str(Cell)`.", absent="on runs of studies"),
+    SPACE_TAG: Stored(str, "The search space, as expanded last.", absent="except for studies"),
     # The following tags are on the runs of trials and repeats only.
     POINT_TAG: Stored(int, "The point."),
     REPEAT_TAG: Stored(int, "The number of the repeat.", absent="except for repeats"),

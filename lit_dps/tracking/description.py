@@ -172,6 +172,11 @@ ANSWER_METRICS = {
 }
 
 
+# First characters of the metrics of a study's run that depend on the trials so far: a later
+# analysis may lack some of them.
+LAW_FAMILIES = ("c1/", "c2/", "b_crit/", "b_crit_low/", "K_star/", "K_median/")
+
+
 class CellOutcome(NamedTuple):
     """The metrics of a cell's run."""
 
@@ -260,14 +265,17 @@ def study_metrics(study: Analysis) -> dict[str, Any]:
 
 
 def study_params(record: StudyRecord) -> dict[str, object]:
-    """Return the parameters of a study's run: constants, goal, seed and search space."""
+    """Return the parameters of a study's run: constants, goal and seed."""
     params: dict[str, object] = dict(constants(record.config))
     for key, value in record.goal.to_dict().items():
         params[f"goal.{key}"] = value
     params["seed"] = record.seed
-    for key, box in record.space.items():
-        params[key] = str(box)
     return params
+
+
+def space_text(record: StudyRecord) -> str:
+    """Return the search space, one parameter a line. It may expand, which no MLflow param may."""
+    return "\n".join(f"{key}: {box}" for key, box in record.space.items())
 
 
 def is_finished(study: Analysis) -> bool:

@@ -77,10 +77,12 @@ class LoggedAttempt:
 
     Attributes:
         attempt: Its number; None if an earlier version logged it.
+        status: Its status. The race limit may change it after the run was logged.
         seconds: Its wall time.
     """
 
     attempt: int | None
+    status: str
     seconds: float
 
     @classmethod
@@ -91,10 +93,11 @@ class LoggedAttempt:
         number = None
         if attempt is not None:
             number = int(attempt)
-        return cls(number, run.data.metrics.get("seconds", math.inf))
+        seconds = run.data.metrics.get("seconds", math.inf)
+        return cls(number, run.data.tags[STATUS_TAG], seconds)
 
     def shows(self, result: TrialResult) -> bool:
-        """Return True if it is the attempt of a result.
+        """Return True if it is the attempt and has the status of a result.
 
         If a database was restored from a copy, new attempts get the numbers of lost ones. Their
         seconds differ.
@@ -102,7 +105,7 @@ class LoggedAttempt:
         has_numbers = self.attempt is not None and result.attempt is not None
         if has_numbers and self.attempt != result.attempt:
             return False
-        return math.isclose(self.seconds, result.seconds)
+        return self.status == result.status and math.isclose(self.seconds, result.seconds)
 
 
 def run_name(trial: Trial) -> str:
@@ -178,8 +181,6 @@ def _logged_indices(length: int) -> Sequence[int]:
     return [round(i * (length - 1) / (CURVE_POINTS - 1)) for i in range(CURVE_POINTS)]
 
 
-MAX_METRICS = 1000  # that MLflow takes in one request
-MAX_PARAMS = 100  # likewise
 RUNS_PER_PAGE = 1000  # of a search
 
 
@@ -274,20 +275,54 @@ class StudyRuns:
         metrics: Mapping[str, float],
         params: Mapping[str, object],
         series: Mapping[str, Mapping[int, float]],
+        *,
+        tags: Mapping[str, str] | None = None,
+        families: tuple[str, ...] = (),
     ) -> None:
-        """Log the values that a run does not have yet, or that have changed."""
+        """Log the values that a run does not have yet, or that have changed.
+
+        Args:
+            run: Id of the run.
+            metrics: Metrics with one value.
+            params: Parameters. MLflow cannot change a parameter that is logged.
+            series: Metric name -> {step: value}.
+            tags: Tags.
+            families: First characters of metrics' names. `metrics` and `series` have all values of
+                these metrics. Other logged values become NaN, because MLflow deletes no metric.
+        """
         logged = self.client.get_run(run).data
         points = []
         for name, value in metrics.items():
             if not _is_same_value(value, logged.metrics.get(name)):
                 points.append(MetricPoint(name, value, 0))
-        for name, values in series.items():
-            history = self.client.get_metric_history(run, name)
-            for step, value in values.items():
-                if not _has_value(history, step, value):
-                    points.append(MetricPoint(name, value, step))
+        names = list(series)
+        for name in logged.metrics:
+            is_known = name in metrics or name in series
+            if name.startswith(families) and not is_known:
+                names.append(name)
+        for name in names:
+            points += self._changed_points(run, name, series.get(name, {}), families)
         new_params = {key: value for key, value in params.items() if key not in logged.params}
-        self.log(run, points, new_params)
+        new_tags = {}
+        for key, text in (tags or {}).items():
+            if logged.tags.get(key) != text:
+                new_tags[key] = text
+        self.log(run, points, new_params, new_tags)
+
+    def _changed_points(
+        self, run: str, name: str, values: Mapping[int, float], families: tuple[str, ...]
+    ) -> list[MetricPoint]:
+        """Return the points of a metric by step that are to be logged, see `log_changes`."""
+        points = []
+        logged = _last_values(self.client.get_metric_history(run, name))
+        for step, value in values.items():
+            if not _is_same_value(value, logged.get(step)):
+                points.append(MetricPoint(name, value, step))
+        if name.startswith(families):
+            for step, value in logged.items():
+                if step not in values and not math.isnan(value):
+                    points.append(MetricPoint(name, math.nan, step))
+        return points
 
     def log(
         self,
@@ -300,14 +335,16 @@ class StudyRuns:
         metrics = [Metric(name, float(value), now, step) for name, value, step in points]
         all_params = [Param(key, str(value)) for key, value in (params or {}).items()]
         all_tags = [RunTag(key, str(value)) for key, value in (tags or {}).items()]
-        self.client.log_batch(run, metrics[:MAX_METRICS], all_params[:MAX_PARAMS], all_tags)
-        for start in range(MAX_METRICS, len(metrics), MAX_METRICS):
-            self.client.log_batch(run, metrics[start : start + MAX_METRICS])
+        # The client splits them into requests of the size that MLflow takes.
+        self.client.log_batch(run, metrics, all_params, all_tags)
 
 
-def _has_value(history: Sequence[Metric], step: int, value: float) -> bool:
-    """Return True if the history of a metric has a value at a step."""
-    return any(metric.step == step and _is_same_value(value, metric.value) for metric in history)
+def _last_values(history: Sequence[Metric]) -> dict[int, float]:
+    """Return the value of a metric that was logged last, by step."""
+    values = {}
+    for metric in sorted(history, key=lambda metric: metric.timestamp):
+        values[metric.step] = metric.value
+    return values
 
 
 def _is_same_value(value: float, logged: float | None) -> bool:

@@ -14,7 +14,7 @@ import platform
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
@@ -30,14 +30,16 @@ from lit_dps.core.progress_line import ProgressLine
 from lit_dps.core.record import StudyRecord
 from lit_dps.core.trial import Cell, Status, TrialResult
 from lit_dps.storage.locks import peers
-from lit_dps.storage.schema import CELL_TAG, KIND_TAG, NAME_TAG, STATUS_TAG
+from lit_dps.storage.schema import CELL_TAG, KIND_TAG, NAME_TAG, SPACE_TAG
 from lit_dps.tracking.client import mlflow_errors
 from lit_dps.tracking.description import (
+    LAW_FAMILIES,
     cell_outcomes,
     is_finished,
     lines_within,
     markdown,
     scaling,
+    space_text,
     study_metrics,
     study_params,
 )
@@ -147,7 +149,7 @@ class MlflowSync:
         files: Sequence[Path] = (),
         *,
         is_running: bool = False,
-        logged: Mapping[TrialKey, LoggedAttempt] | None = None,
+        obsolete: Collection[TrialKey] = (),
     ) -> None:
         """Log all that MLflow lacks of a study; what it has is not logged again.
 
@@ -159,16 +161,16 @@ class MlflowSync:
             study: The analysis of the study, to log the outcome too.
             files: Artifacts of the outcome.
             is_running: Whether trials of the study run now.
-            logged: What was logged before `record` was read. If it is passed, the runs of trials
-                that are not stored are deleted: the database was restored from a copy, or the study
-                was deleted and made again.
+            obsolete: Logged trials that are not stored (`unstored_trials`). Their runs are deleted.
 
         Raises:
             StorageError: if MLflow cannot be used, unless it is optional.
         """
 
         def log() -> None:
-            self._log_all_trials(record, logged)
+            self._log_all_trials(record)
+            for key in obsolete:
+                self.delete_trial(key)
             if is_running:
                 self.show_running()
             if study is not None:
@@ -222,24 +224,15 @@ class MlflowSync:
                     flush=True,
                 )
 
-    def _log_all_trials(
-        self, record: StudyRecord, logged: Mapping[TrialKey, LoggedAttempt] | None
-    ) -> None:
-        """Log the missing trials; delete the logged ones that are not stored, see `sync`."""
-        attempts = logged
-        if attempts is None:
-            attempts = self.logged()
-        stored: set[TrialKey] = set()
+    def _log_all_trials(self, record: StudyRecord) -> None:
+        """Log the trials of a study that are missing."""
+        attempts = self.logged()
         missing: list[TrialResult] = []
         for result in itertools.chain(*record.results.values(), *record.repeats.values()):
             key = TrialKey.of_trial(result.trial)
-            stored.add(key)
             if key not in attempts or not attempts[key].shows(result):
                 missing.append(result)
         self._log_missing(missing)
-        if logged is not None:
-            for key in logged.keys() - stored:
-                self.delete_trial(key)
 
     def _log_missing(self, missing: Sequence[TrialResult]) -> None:
         """Log trials; in a study, which waits for MLflow, for at most `SYNC_SECONDS`."""
@@ -275,6 +268,8 @@ class MlflowSync:
             files,
             {"config.yaml": yaml.safe_dump(record.config, sort_keys=False)},
             finished=is_finished(study),
+            tags={SPACE_TAG: space_text(record)[:MAX_TAG_CHARACTERS]},
+            families=LAW_FAMILIES,
         )
 
     def show_running(self) -> None:
@@ -328,6 +323,21 @@ class MlflowSync:
                 done += len(part)
                 yield done
 
+    def unstored_trials(self, read: Callable[[], StudyRecord]) -> set[TrialKey]:
+        """Return the logged trials that are not stored.
+
+        The database was restored from a copy, or the study was deleted and made again.
+
+        Args:
+            read: Reads the study with all its results, also of trials that must run again. It is
+                called after the logged trials are known, so that each of them is stored by then.
+        """
+        obsolete = set(self.logged())
+        record = read()
+        for result in itertools.chain(*record.results.values(), *record.repeats.values()):
+            obsolete.discard(TrialKey.of_trial(result.trial))
+        return obsolete
+
     def delete_trial(self, key: TrialKey) -> None:
         """Delete the runs of a trial or a repeat."""
         with mlflow_errors(self.uri), self._lock():
@@ -369,9 +379,8 @@ class MlflowSync:
         """Return True if one run shows a result completely; delete all other runs."""
         is_logged = False
         for run in runs:
-            has_status = run.data.tags[STATUS_TAG] == result.status
             is_complete = run.info.status != "RUNNING"
-            is_shown = has_status and is_complete and LoggedAttempt.of_run(run).shows(result)
+            is_shown = is_complete and LoggedAttempt.of_run(run).shows(result)
             if is_shown and not is_logged:
                 is_logged = True
             else:
@@ -383,7 +392,8 @@ class MlflowSync:
     def log_cell(self, cell: Cell, metrics: Mapping[str, float]) -> None:
         """Log the metrics of a cell on its run."""
         with mlflow_errors(self.uri):
-            self.runs.log_changes(self._cell_run(cell), metrics, {}, {})
+            # All metrics of a cell's run come from this method.
+            self.runs.log_changes(self._cell_run(cell), metrics, {}, {}, families=("",))
 
     def log_study(
         self,
@@ -393,18 +403,23 @@ class MlflowSync:
         files: Sequence[Path],
         texts: Mapping[str, str],
         finished: bool,
+        tags: Mapping[str, str] | None = None,
+        families: tuple[str, ...] = (),
     ) -> None:
         """Log the outcome on the study's run, as far as it has changed since the last call.
 
         Args:
             scaling: Metric name -> {batch size: value}. The step is the batch size, so the UI's
                 chart is a scaling curve.
-            metrics, params: Metrics and parameters of the study.
+            metrics, params, tags: Metrics, parameters and tags of the study.
             files, texts: Artifacts, as `log_artifacts` takes them.
             finished: Whether no trial remains to be run.
+            families: See `StudyRuns.log_changes`.
         """
         with mlflow_errors(self.uri):
-            self.runs.log_changes(self.runs.run_id, metrics, params, scaling)
+            self.runs.log_changes(
+                self.runs.run_id, metrics, params, scaling, tags=tags, families=families
+            )
             log_artifacts(self.runs.client, self.runs.run_id, files, texts)
             if finished:
                 for run in (*self._cell_runs.values(), self.runs.run_id):

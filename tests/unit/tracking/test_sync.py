@@ -12,7 +12,9 @@ import pytest
 
 from lit_dps.analysis.analysis import Analysis
 from lit_dps.cli import main
+from lit_dps.core.config import StorageConfig
 from lit_dps.core.errors import StorageError
+from lit_dps.core.search_space import Range
 from lit_dps.core.trial import Cell
 from lit_dps.storage.read import read_study
 from lit_dps.tracking.runs import LoggedAttempt
@@ -37,7 +39,7 @@ class Away(MlflowSync):
     def logged(self):
         self._ask()
         return {
-            (str(r.trial.cell), r.trial.point, 0): LoggedAttempt(r.attempt, r.seconds)
+            (str(r.trial.cell), r.trial.point, 0): LoggedAttempt(r.attempt, r.status, r.seconds)
             for r in self.trials
         }
 
@@ -147,8 +149,31 @@ def test_a_result_is_logged_once_by_two_processes_and_one_put_back_is_replaced(t
     assert {(on, point): shown.seconds for (on, point, _), shown in logged.items()} == trials(
         tmp_path
     )
-    one.sync(again, logged=logged)
+    one.sync(again, obsolete=one.unstored_trials(lambda: again))
     assert trials(tmp_path) == {(str(cell), 0): 1.0, (str(cell), 1): 9.0}
+
+
+def test_the_race_limit_changes_the_status_of_a_logged_trial(tmp_path):
+    """Point 0 met the goal at 900 steps before point 1 met it at 200: it counts as outraced."""
+    url, cell = f"sqlite:///{tmp_path}/study.db", Cell(16, 0.0)
+    params = {"model.learning_rate": 0.1, "model.momentum": 0.9}
+
+    def met(point: int, steps: int):
+        curve = {"step": list(range(100, steps + 1, 100))}
+        curve["val_error"] = [0.5] * (len(curve["step"]) - 1) + [0.1]
+        return result(cell, point, steps, params=params, curve=curve, seconds=1.0 + point)
+
+    write_study(url, {cell: [met(0, 900), met(1, 200)]}, "s", race_factor=2.0)
+    tracker = MlflowSync(f"sqlite:///{tmp_path}/mlflow.db", str(tmp_path), "digits", "s", {})
+    for raw in read_study(url, "s", truncates=False).results[cell]:
+        tracker.log_trial(raw)
+    for _ in range(2):
+        tracker.sync(read_study(url, "s"))
+        shown = {}
+        for run in tracker.runs.find({"lit_dps.kind": "trial"}):
+            status, point = run.data.tags["lit_dps.status"], run.data.tags["lit_dps.point"]
+            shown[point] = (status, run.data.metrics.get("steps_to_result"))
+        assert shown == {"0": ("outraced", None), "1": ("complete", 200)}
 
 
 def test_attempts_are_told_apart_by_their_number(tmp_path):
@@ -183,7 +208,7 @@ def test_attempts_are_told_apart_by_their_number(tmp_path):
         assert now["0"][0] == str(number) and (now["0"] != before["0"]) is anew
         assert now["1"] == before["1"] and now["1"][0] is None
         before = now
-    assert tracker.logged()[str(cell), 0, 0] == LoggedAttempt(7, 61.0)
+    assert tracker.logged()[str(cell), 0, 0] == LoggedAttempt(7, "complete", 61.0)
 
 
 class Slow(MlflowSync):
@@ -246,6 +271,38 @@ def test_analyze_sync_fills_an_empty_view_and_again_changes_nothing(tmp_path, mo
         }
         shown.append({run.info.run_id for run in runs})
     assert shown[0] == shown[1], "nothing was logged anew"
+
+
+def test_analyze_sync_keeps_the_runs_of_trials_that_must_run_again(tmp_path, capsys):
+    """A larger race factor needs more steps of an outraced trial: the record lacks it till then."""
+    cell, params = Cell(16, 0.0), {"model.learning_rate": 0.1, "model.momentum": 0.9}
+    curve = {"step": [16], "val_error": [0.5]}
+    outraced = result(cell, 0, None, "outraced", params=params, curve=curve, seconds=1.0)
+    complete = result(cell, 1, 32, params=params, seconds=2.0)
+    url = f"sqlite:///{tmp_path}/study.db"
+    write_study(url, {cell: [outraced, complete]}, "s", race_factor=2.0)
+    assert [each.trial.point for each in read_study(url, "s").results[cell]] == [1]
+    storage = StorageConfig(folder=str(tmp_path))
+    workload = read_study(url, "s").workload
+    tracker = MlflowSync.of_study(storage, workload, "s", {})
+    lost = result(cell, 2, 32, params=params, seconds=3.0)  # is not stored
+    for each in (outraced, complete, lost):
+        tracker.log_trial(each)
+    assert main(["analyze", "--study.name", "s", "--sync", "--storage.folder", str(tmp_path)]) == 0
+    assert trials(tmp_path, workload) == {(str(cell), 0): 1.0, (str(cell), 1): 2.0}
+
+
+def test_an_expanded_search_space_replaces_the_logged_one(tmp_path, record):
+    tracker = MlflowSync(f"sqlite:///{tmp_path}/mlflow.db", str(tmp_path), "digits", "s", {})
+    wide = {**record.space, "model.learning_rate": Range(1e-5, 10.0, "log")}
+    for space, low in ((record.space, "0.001"), (wide, "1e-05")):
+        record = dataclasses.replace(record, space=space)
+        tracker.sync(record, Analysis(record))
+        run = tracker.runs.client.get_run(tracker.runs.run_id).data
+        first, second = run.tags["lit_dps.space"].splitlines()
+        assert first == f"model.learning_rate: [{low}, 10] log"
+        assert second == "model.momentum: [0.5, 0.999] reverse_log"
+        assert not run.params.keys() & record.space.keys()
 
 
 def _read():

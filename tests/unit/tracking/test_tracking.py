@@ -78,7 +78,7 @@ def test_runs_are_nested_and_found_again(empty):
     first.log_trial(result(0))
     second = tracker(empty, "nested")  # the study is taken up by another process
     assert second.runs.run_id == first.runs.run_id
-    assert second.logged() == {(str(CELL), 0, 0): LoggedAttempt(None, result(0).seconds)}
+    assert second.logged() == {(str(CELL), 0, 0): LoggedAttempt(None, "complete", 60.0)}
     second.log_trial(result(1, Status.INFEASIBLE))
     _, (study,) = runs(empty, "study", "nested")
     _, (cell,) = runs(empty, "cell", "nested")
@@ -236,6 +236,40 @@ def test_the_cell_run_holds_k_star_and_counts(empty):
     t.log_cell(CELL, {"K_star": 48, "complete": 1, "incomplete": 2})
     _, (run,) = runs(empty, "cell", "cell")
     assert run.data.metrics == {"K_star": 48, "complete": 1, "incomplete": 2}
+
+
+def test_a_value_that_no_longer_holds_becomes_nan(empty):
+    def last(kind: str) -> dict:
+        return runs(empty, kind, "gone")[1][0].data.metrics
+
+    t = tracker(empty, "gone")
+    t.log_cell(CELL, {"K_star": 48, "K_median": 64})
+    t.log_cell(CELL, {"K_star": 48})
+    assert last("cell")["K_star"] == 48 and math.isnan(last("cell")["K_median"])
+    families = ("b_crit/", "b_crit_low/", "K_star/")
+    first = ({"K_star/S_0": {4: 100.0, 16: 50.0}}, {"b_crit/S_0": 9.0, "noise_scale": 3.0})
+    second = ({"K_star/S_0": {4: 100.0}}, {"b_crit_low/S_0": 5.0})
+    histories = []
+    for curves, metrics in (first, second, second, first):
+        t.log_study(curves, metrics, {}, [], {}, finished=False, families=families)
+        client, (run,) = runs(empty, "study", "gone")
+        history = client.get_metric_history(run.info.run_id, "K_star/S_0")
+        histories.append(sorted((m.timestamp, m.step, m.value) for m in history))
+        shown = run.data.metrics
+        assert math.isnan(shown.get("b_crit/S_0", math.nan)) is ("b_crit/S_0" not in metrics)
+        assert math.isnan(shown.get("b_crit_low/S_0", math.nan)) is (metrics is first[1])
+        assert math.isnan(shown["K_star/S_0"]) is (curves is second[0])
+        assert shown["noise_scale"] == 3.0, "of no family"
+    assert [len(history) for history in histories] == [2, 3, 3, 4]
+    assert histories[-1][-1][1:] == (16, 50.0)
+
+
+def test_a_run_has_more_parameters_than_one_request_takes(empty):
+    params = {f"p{i}": i for i in range(250)}
+    t = tracker(empty, "params")
+    t.log_study({}, {}, params, [], {}, finished=False)
+    (run,) = runs(empty, "study", "params")[1]
+    assert run.data.params == {name: str(value) for name, value in params.items()}
 
 
 def test_experiments_and_their_pages(empty, tmp_path):
