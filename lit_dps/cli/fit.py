@@ -7,6 +7,7 @@ With --of STUDY it trains the trial of K* of a stored study again.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import pickle
 import re
@@ -30,6 +31,8 @@ from lit_dps.core.errors import ConfigError, DataError
 from lit_dps.core.exit_codes import ExitCode
 from lit_dps.core.parse_errors import refusal
 from lit_dps.core.trial_config import TRIAL_SECTIONS
+from lit_dps.core.unit import EXAMPLES, value_at
+from lit_dps.data.loaders import EndlessLoader
 from lit_dps.parallel import ddp, launch, ranks
 from lit_dps.parallel.process import defer_signals, keep_freed_memory
 from lit_dps.readings import ReadingsCallback
@@ -43,6 +46,7 @@ from lit_dps.training import (
     GoalErrorCallback,
     LocalSGDCallback,
     PruningCallback,
+    lightning_private,
 )
 from lit_dps.training.example_count import declared_batch_size
 from lit_dps.training.lightning_private import callbacks_of
@@ -306,7 +310,39 @@ def _document(trainer: Trainer) -> dict[str, Any] | None:
         batch_size *= trainer.accumulate_grad_batches
     path = next(iter(_checkpoints_of(trainer)), None)
     entry = CellEntry(batch_size=batch_size)
-    return run_document(goal_callback_of(trainer).attempt, entry, None, path).to_dict()
+    attempt = goal_callback_of(trainer).attempt
+    is_constant = batch_size is not None and _all_steps_are_full(trainer)
+
+    def examples_of(steps: int) -> float | None:
+        if attempt.goal.metric != EXAMPLES.column:
+            counted = value_at(attempt.curve, EXAMPLES.column, steps)
+            if counted is not None:
+                return counted
+        if batch_size is None or not is_constant:
+            return None
+        return steps * batch_size
+
+    return run_document(attempt, entry, None, path, examples_of).to_dict()
+
+
+def _all_steps_are_full(trainer: Trainer) -> bool:
+    """Return True if every step of a run has the same known number of examples."""
+    for callback in callbacks_of(trainer, BatchScheduleCallback):
+        if not callback.schedule.is_constant:
+            return False
+    batches = trainer.num_training_batches
+    if math.isfinite(batches) and batches % trainer.accumulate_grad_batches:
+        return False
+    loaders, _ = lightning_private.train_loaders(trainer)
+    if loaders is None:
+        return False
+    loader = ddp.unsharded(loaders.flattened[0])
+    if isinstance(loader, EndlessLoader) or getattr(loader, "drop_last", False):
+        return True
+    try:
+        return len(loader.sampler) % loader.batch_size == 0
+    except (AttributeError, TypeError):  # of a stream, or with a sampler of batches
+        return False
 
 
 def _is_idle(callback: Any) -> bool:

@@ -26,6 +26,7 @@ from lit_dps.core.exit_codes import ExitCode
 from lit_dps.core.record import StudyRecord
 from lit_dps.core.text import shorten
 from lit_dps.core.trial import Status, TrialResult, text_of
+from lit_dps.core.unit import EXAMPLES, value_at
 from lit_dps.report.document import CellEntry, Document, run_document
 from lit_dps.storage.ownership import foreign_modules, was_run_by_user
 from lit_dps.storage.read import read_study, study_uid
@@ -92,7 +93,16 @@ def _document(
     path = None
     if checkpoint is not None and checkpoint.exists():
         path = str(checkpoint)
-    return run_document(attempt, entry, record.name, path)
+
+    def examples_of(steps: int) -> float:
+        counted = None
+        if EXAMPLES.column not in record.metrics:
+            counted = value_at(attempt.curve, EXAMPLES.column, steps)
+        if counted is not None:
+            return counted
+        return record.examples_of(cell, steps)
+
+    return run_document(attempt, entry, record.name, path, examples_of)
 
 
 def _check_trust(record: StudyRecord, storage: StorageConfig) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -52,8 +52,8 @@ class CellEntry:
         steps: Steps to the goal, with limits: by the law where it describes K*, else measured.
         steps_known: Where `steps` is from: `law`, `measured`, `extrapolated`, `prior`,
             `interpolated`, `branched` or `refused`.
-        examples: Training examples to the goal.
-        step_seconds: Seconds of an optimizer step, median.
+        examples: Training examples to the goal. In `fit`, null if the size of a batch is unknown.
+        step_seconds: Seconds of an optimizer step: the median over trials; in `fit`, the mean.
         step_seconds_quartiles: Its quartiles.
         timing: Where the times of a study are from: `after the study` (timed alone), `trials`
             (beside other workers), `trials with checks` (the same, with validations) or `runs to
@@ -326,7 +326,11 @@ def _add_answer(entry: CellEntry, study: Analysis, summary: CellSummary, row: Ro
 
 
 def run_document(
-    attempt: Attempt, entry: CellEntry, name: str | None, checkpoint: str | None
+    attempt: Attempt,
+    entry: CellEntry,
+    name: str | None,
+    checkpoint: str | None,
+    examples_of: Callable[[int], float | None],
 ) -> Document:
     """Return the document of one run of `fit`.
 
@@ -335,6 +339,7 @@ def run_document(
         entry: The batch size of the run, and what else is known of its cell.
         name: The study of the trial that was trained again; None without a study.
         checkpoint: Path of the checkpoint; None without one.
+        examples_of: Returns the examples of the first steps of the run; None if unknown.
     """
     last_value = None
     last_step = None
@@ -342,16 +347,22 @@ def run_document(
         last_step = int(attempt.curve["step"][-1])
         last_value = attempt.curve[attempt.goal.metric][-1]
     steps = attempt.steps_to_result
-    entry.bound = "exact"
+    notes = []
     if steps is None:
         steps = last_step
         entry.bound = "at least"
+    elif steps <= attempt.goal.first_possible_step:
+        entry.bound = "at most"
+        entry.marks = ["upper_bound"]
+    else:
+        entry.bound = "exact"
     entry.steps = None
     if steps is not None:
         entry.steps = limits(steps)
         entry.steps_known = "measured"
-        if entry.batch_size is not None:
-            entry.examples = steps * entry.batch_size
+        entry.examples = examples_of(steps)
+        if entry.examples is None:
+            notes.append("The examples are unknown: the size of every batch is not known.")
     timed_steps = attempt.timed.get("steps")
     if timed_steps:
         entry.step_seconds = attempt.timed["training"] / timed_steps
@@ -364,6 +375,7 @@ def run_document(
         name=name,
         goal=str(attempt.goal),
         cells=[dataclasses.asdict(entry)],
+        notes=notes,
         further={
             "outcome": attempt.outcome,
             "last_value": last_value,

@@ -93,6 +93,7 @@ def publish(
         written = write_goals(study, folder, figures=further)
         written.notes.extend(notes)
         if not failures(written.notes):
+            _delete_obsolete(folder, stamp, written.files)
             written.notes.extend(_write_stamp(folder, source, written, further))
     texts = []
     for each in study.at_each_goal:
@@ -220,6 +221,29 @@ def _unchanged_files(
         return Written(files, stamp["notes"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None  # no stamp, a missing file, or a stamp that was edited
+
+
+def _delete_obsolete(folder: Path, stamp: dict[str, Any], files: Collection[Path]) -> None:
+    """Delete the files of a former stamp that the study does not have any more.
+
+    A figure may have become too large to be drawn. A file that the user changed stays.
+
+    Args:
+        folder: Where the files are.
+        stamp: The former stamp.
+        files: The files that the study has now.
+    """
+    former = stamp.get("files")
+    if not isinstance(former, dict):
+        return
+    for name, digest in former.items():
+        file = folder / name
+        is_inside = folder.resolve() in file.resolve().parents
+        if file in files or not is_inside:
+            continue
+        with suppress(OSError):  # it is deleted, or the folder is read-only
+            if _digest(file) == digest:
+                file.unlink()
 
 
 def _digest(path: Path) -> str:

@@ -41,7 +41,9 @@ def test_fit_prints_the_document_of_its_run(tmp_path):
     document = json.loads(fitted.stdout)
     assert document["source"] == "fit" and document["goal"] == "goal error 0.2"
     assert (tmp_path / document["checkpoint"]).is_file()
-    assert document["cells"][0]["batch_size"] == 128
+    cell = document["cells"][0]
+    assert cell["batch_size"] == 128
+    assert cell["examples"] == 128 * cell["steps"]["value"] > 0
     assert document["outcome"] in fitted.stderr
 
 

@@ -2,6 +2,8 @@
 data for."""
 
 import csv
+import hashlib
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -11,12 +13,13 @@ import pytest
 
 from lit_dps.analysis.analysis import Analysis
 from lit_dps.analysis.tables import records
+from lit_dps.core.atomic_write import not_written
 from lit_dps.core.search_space import Range
 from lit_dps.core.trial import Cell
 from lit_dps.report import figures
 from lit_dps.report.figures import STYLE, metaparameters
 from lit_dps.report.figures.style import caption
-from lit_dps.report.publish import listing, publish, write_all
+from lit_dps.report.publish import STAMP, Written, listing, publish, write_all
 from lit_dps.report.text import render
 from tests.support.fake_study import SPACE, measured, result
 from tests.support.texts import numbers_in
@@ -328,3 +331,34 @@ def test_files_of_an_equal_study_are_left_and_others_made_anew(tmp_path):
     assert files[-1].read_bytes() == content and files[0].is_file()
     more = {cell: results[:-1] for cell, results in study.items()}
     assert publish(Analysis(read(more)), tmp_path)[0] != text
+
+
+def test_files_that_a_study_has_no_more_are_deleted_unless_the_user_changed_them(
+    tmp_path, monkeypatch
+):
+    folder, other = tmp_path / "s", tmp_path / "other.png"
+    folder.mkdir()
+    other.write_text("outside")
+
+    def write(names, notes=()):
+        def write_goals(study, folder, figures=()):
+            paths = [folder / name for name in names]
+            for path in paths:
+                path.write_text(" ".join(names))
+            return Written(paths, list(notes))
+
+        monkeypatch.setattr("lit_dps.report.publish.write_goals", write_goals)
+        study = {cell: results[: len(names)] for cell, results in exact().items()}
+        publish(Analysis(read(study)), folder)
+        return {path.name for path in folder.iterdir()} - {STAMP}
+
+    assert write(["a.png", "b.png", "c.png"]) == {"a.png", "b.png", "c.png"}
+    (folder / "c.png").write_text("my own")
+    (folder / "d.png").write_text("of figures --only")
+    failed = not_written("figure a", ValueError("no"))
+    assert write(["a.png"], [failed]) == {"a.png", "b.png", "c.png", "d.png"}
+    stamp = json.loads((folder / STAMP).read_text())
+    stamp["files"]["../other.png"] = hashlib.sha256(b"outside").hexdigest()
+    (folder / STAMP).write_text(json.dumps(stamp))
+    assert write(["a.png", "e.png"]) == {"a.png", "c.png", "d.png", "e.png"}
+    assert other.read_text() == "outside"
