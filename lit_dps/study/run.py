@@ -18,7 +18,7 @@ from lightning.pytorch import LightningDataModule
 from lit_dps.analysis.analysis import Analysis
 from lit_dps.analysis.summary import summarize
 from lit_dps.core.config import StorageConfig
-from lit_dps.core.environment import KEY, SOURCES
+from lit_dps.core.environment import DATA, KEY, SOURCES
 from lit_dps.core.errors import StorageError, Unguarded
 from lit_dps.core.exit_codes import ExitCode
 from lit_dps.core.record import StudyRecord
@@ -157,7 +157,12 @@ def _prepare(setup: StudySetup, stop: StopRequest, options: RunOptions) -> _Stud
     if changes:
         # Paused trials were trained by other code, so they restart.
         clear_checkpoints(setup.storage.checkpoints(setup.study.name))
-    setup = dataclasses.replace(setup, environment=environment[KEY], sources=environment[SOURCES])
+    setup = dataclasses.replace(
+        setup,
+        environment=environment[KEY],
+        sources=environment[SOURCES],
+        data_hashes=environment.get(DATA, {}),
+    )
     return _StudyRun(setup, checked.data, environment, stop, options)
 
 

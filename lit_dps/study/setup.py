@@ -11,6 +11,7 @@ from typing import Any, Self
 from lightning.pytorch import LightningDataModule
 
 from lit_dps.core.config import StorageConfig, StudyConfig, cores
+from lit_dps.core.environment import DATA, SOURCES
 from lit_dps.core.goal import Goal
 from lit_dps.core.local_sgd import LocalSGDSchedule
 from lit_dps.core.record import StudyRecord, shared_cells
@@ -81,6 +82,7 @@ class StudySetup:
             names, although this user did not run it.
         sources: Hashes of the user's code in this environment. Processes that import the code later
             compare it with these hashes.
+        data_hashes: Hashes of the data in this environment; empty if they were not computed.
     """
 
     study: StudyConfig
@@ -102,6 +104,7 @@ class StudySetup:
     shared: Mapping[Cell, Cell] = field(default_factory=dict)
     trusts_best_of: bool = False
     sources: Mapping[str, Any] = field(default_factory=dict)
+    data_hashes: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self):
         if self.study.whole_curves and self.goal.early_reject:
@@ -227,7 +230,9 @@ class StudySetup:
         minutes = self.study.checkpoint_minutes
         if minutes is None:
             return None
-        return Checkpoints(self.storage.checkpoints(self.study.name), self.uid, minutes)
+        environment = {SOURCES: dict(self.sources), DATA: dict(self.data_hashes)}
+        folder = self.storage.checkpoints(self.study.name)
+        return Checkpoints(folder, self.uid, minutes, environment=environment)
 
     def training(self, checkpoints: Checkpoints | None = None) -> TrialSettings:
         """Return the settings that the trials share."""

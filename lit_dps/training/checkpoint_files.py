@@ -2,7 +2,8 @@
 
 For example, trial 3 of the cell B=16 S=0.5 is saved every 10 minutes to
 `<folder>/B=16 S=0.5/point-3.ckpt`. After an interruption the trial resumes from this file, but only
-if the file is complete and belongs to the same study, with the same settings and versions.
+if the file is complete and belongs to the same study, with the same settings, versions, code and
+data.
 Otherwise the trial restarts. A checkpoint never changes a result, so an error while writing it is
 reported and training continues.
 """
@@ -23,10 +24,14 @@ from typing import Any
 import lightning
 import torch
 
+from lit_dps.core.environment import changes_since
 from lit_dps.core.errors import first_line
 from lit_dps.core.racing import covered_up_to
 from lit_dps.core.trial import Trial, TrialResult
 from lit_dps.parallel import ranks
+
+# Entry of a file's identity: hashes of code and data. Files of earlier versions lack it.
+ENVIRONMENT = "environment"
 
 # A shorter run is not saved when it is interrupted. A file of a small network takes 10 ms.
 MIN_SECONDS_WORTH_SAVING = 0.5
@@ -46,12 +51,15 @@ class Checkpoints:
         study: Identifies the study among all others. With several ranks, only rank 0 needs it.
         minutes: Minutes of training between two files of a trial.
         report: Takes messages of one line; all ranks call it.
+        environment: Hashes of the code and the data that train the trials, as entries of
+            `lit_dps.core.environment`; empty if they are unknown.
     """
 
     folder: Path
     study: str | None
     minutes: float
     report: Callable[[str], None] = _print_on_rank_zero
+    environment: Mapping[str, Any] = field(default_factory=dict)
     _reported: set[str] = field(default_factory=set, init=False, repr=False)
 
     @property
@@ -64,7 +72,7 @@ class Checkpoints:
         return self.folder / str(trial.cell) / f"{trial.file_name}.ckpt"
 
     def file(self, trial: Trial, settings: Mapping[str, Any]) -> CheckpointFile:
-        """Return the file of a trial. A run resumes from it only if its identity is equal.
+        """Return the file of a trial. A run resumes from it only if its identity agrees.
 
         Args:
             trial: The trial.
@@ -84,6 +92,8 @@ class Checkpoints:
             "params": dict(trial.params),
             "settings": hashlib.sha256(text.encode()).hexdigest(),
         }
+        if self.environment:
+            identity[ENVIRONMENT] = dict(self.environment)
         return CheckpointFile(self.path(trial), identity, self._report_once)
 
     def _report_once(self, text: str) -> None:
@@ -125,7 +135,8 @@ class CheckpointFile:
 
     Args:
         path: The file.
-        identity: Identifies the run: name, study, seed, parameters and settings of the trial.
+        identity: Identifies the run: name, study, seed, parameters and settings of the trial, and
+            hashes of code and data.
         report: Takes messages of one line.
     """
 
@@ -239,9 +250,17 @@ def why_unusable(path: Path, identity: Mapping[str, Any]) -> str | None:
     # A damaged or foreign file may raise any error.
     except Exception:
         return "cannot be read"
-    if saved_identity != dict(identity):
+    if _without_environment(saved_identity) != _without_environment(identity):
         return "is of another study or configuration"
+    # A study whose changed code was accepted may run with its former code again.
+    changes = changes_since([saved_identity.get(ENVIRONMENT, {})], identity.get(ENVIRONMENT, {}))
+    if changes:
+        return f"is of another version of {', '.join(changes)}"
     return None
+
+
+def _without_environment(identity: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in identity.items() if key != ENVIRONMENT}
 
 
 def steps_saved(path: Path) -> int | None:

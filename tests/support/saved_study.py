@@ -72,8 +72,10 @@ class Study:
         study="a",
         minutes=1e-9,
         trainer=None,
+        environment=None,
         **options,
     ):
+        self.environment = environment or {}
         self.folder, self.goal, self.study, self.minutes, self.said = (
             folder,
             goal,
@@ -84,7 +86,9 @@ class Study:
         self.model, self.data, self.trainer, self.options = model, data, trainer or {}, options
 
     def checkpoints(self) -> Checkpoints:
-        return Checkpoints(self.folder, self.study, self.minutes, self.said.append)
+        return Checkpoints(
+            self.folder, self.study, self.minutes, self.said.append, self.environment
+        )
 
     def run(self, trial: Trial, interrupt: int | None = None, saved: bool = True, **more):
         """The result without its time, and what was counted; interrupted after so many checks if

@@ -208,6 +208,12 @@ def test_the_original_start_is_that_of_studies_without_the_key():
     assert files[0] == files[1] != files[2], "files of earlier versions are gone on from"
 
 
+def test_checkpoints_have_the_code_and_the_data_of_their_run():
+    sources = {"mine.py": ["bytes", "tree"]}
+    ran = dataclasses.replace(setup({}), sources=sources, data_hashes={"": ["data"]})
+    assert ran.checkpoints().environment == {"sources": sources, "data": {"": ["data"]}}
+
+
 def test_cells_are_run_in_groups_that_can_be_trained_together():
     cells = setup({**METHOD, **NETWORK}, batch_sizes=[4, 2], sparsities=[0.9, 0.5]).cells
     assert [cell.batch_size for cell in cells] == [2] * 8 + [4] * 8

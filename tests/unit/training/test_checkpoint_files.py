@@ -72,6 +72,36 @@ def test_a_foreign_file_is_not_used(tmp_path, change, params):
     assert line.startswith(f"{trial} restarts") and "another" in line
 
 
+CODE = {"sources": {"mine.py": ["bytes of a", "tree of a"]}, "data": {"": ["data of a"]}}
+
+
+@pytest.mark.parametrize(
+    ("saved", "now", "named"),
+    [
+        (CODE, {**CODE, "sources": {"mine.py": ["bytes of b", "tree of b"]}}, "mine.py"),
+        (CODE, {**CODE, "data": {"": ["data of b"]}}, "the data"),
+        (CODE, {**CODE, "sources": {"mine.py": ["bytes of c", "tree of a"]}}, None),
+        (CODE, {"sources": {**CODE["sources"], "new.py": ["bytes", "tree"]}}, None),
+        ({}, CODE, None),
+    ],
+    ids=["code", "data", "comment", "new-file", "earlier-version"],
+)
+def test_a_file_of_other_code_or_data_is_not_used(tmp_path, saved, now, named):
+    """A study accepts changed code, is interrupted, and runs with its former code again."""
+    goal = {**GOAL, "max_steps": 16}
+    trial = Trial(Cell(16, 0.5), 1, PARAMS)
+    study = Study(tmp_path, goal=goal, environment=saved)
+    _, whole = study.run(trial, saved=False)
+    _, begun = study.run(trial, interrupt=2)
+    other = Study(tmp_path, goal=goal, environment=now)
+    _, steps = other.run(trial)
+    if named is None:
+        assert steps.taken == whole.taken - begun.taken
+    else:
+        assert steps.taken == whole.taken
+        assert any(line.startswith(f"{trial} restarts") and named in line for line in other.said)
+
+
 def test_a_run_begins_again_if_its_checkpoint_cannot_be_restored(tmp_path, monkeypatch):
     """The file is valid, but the module's code takes another state by now."""
     study = Study(tmp_path, goal={**GOAL, "max_steps": 16})
