@@ -99,6 +99,12 @@ class Range:
         high = self._warp(self.high)
         return (self._warp(value) - low) / (high - low)
 
+    def contains(self, value: Value) -> bool:
+        """Return True if a value of any kind is one of the range."""
+        if isinstance(value, (str, bool)) or not self.low <= value <= self.high:
+            return False
+        return not self.integer or value == int(value)
+
     def boundary(self, value: float) -> Literal["low", "high"] | None:
         """Return the end that a value is on, within `BOUNDARY` of the width; None if neither."""
         u = self.unit(value)
@@ -166,6 +172,10 @@ class Choices:
     def unit(self, value: Value) -> float:
         """Return the middle of a value's part of [0, 1]."""
         return (self.choices.index(value) + 0.5) / len(self.choices)
+
+    def contains(self, value: Value) -> bool:
+        """Return True if a value is one of the choices."""
+        return value in self.choices
 
     def boundary(self, value: Value) -> None:
         """Return None: choices have no ends."""

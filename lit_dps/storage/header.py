@@ -215,7 +215,7 @@ def _extended(before: Mapping[str, Any], attrs: Mapping[str, Any]) -> dict[str, 
     extended[schema.AXES] = axes
     if before:
         extended[schema.TRIALS] = max(before[schema.TRIALS], attrs[schema.TRIALS])
-        extended[schema.RACE_FACTOR] = _larger_factor(
+        extended[schema.RACE_FACTOR] = larger_factor(
             before[schema.RACE_FACTOR], attrs[schema.RACE_FACTOR]
         )
         plan = _larger_plan(decode_plan(before[schema.REPEATS]), decode_plan(attrs[schema.REPEATS]))
@@ -431,11 +431,11 @@ def _larger_plan(plan: RepeatPlan, other: RepeatPlan) -> RepeatPlan:
     return RepeatPlan(
         count=max(plan.count, other.count),
         points=max(plan.points, other.points),
-        race_factor=_larger_factor(plan.race_factor, other.race_factor),
+        race_factor=larger_factor(plan.race_factor, other.race_factor),
     )
 
 
-def _larger_factor(factor: float | None, other: float | None) -> float | None:
+def larger_factor(factor: float | None, other: float | None) -> float | None:
     """Return the larger race factor; None is the largest."""
     if factor is None or other is None:
         return None

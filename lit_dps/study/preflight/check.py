@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -10,15 +11,16 @@ from lightning.pytorch import LightningDataModule
 
 from lit_dps.analysis.summary import summarize
 from lit_dps.core.errors import ConfigError, StorageError
+from lit_dps.core.racing import truncate_at_race_limit
 from lit_dps.core.record import StudyRecord
-from lit_dps.core.search_space import extreme_points, is_inside
-from lit_dps.core.trial import STACKED, Cell, Trial, Value
+from lit_dps.core.search_space import Box, Choices, extreme_points
+from lit_dps.core.trial import STACKED, Cell, Trial, Value, text_of
 from lit_dps.engines.eligible import standard_data
 from lit_dps.parallel import ddp, ranks
 from lit_dps.parallel.process import prepare_process
 from lit_dps.report.publish import figures_folder
 from lit_dps.storage.database import refuse_lost
-from lit_dps.storage.header import check_unchanged
+from lit_dps.storage.header import check_unchanged, larger_factor
 from lit_dps.storage.read import read_study
 from lit_dps.storage.samplers import make_sampler
 from lit_dps.storage.urls import check_place, check_writable
@@ -70,7 +72,7 @@ def check_study(setup: StudySetup) -> CheckedStudy:
     # The stored configuration is compared below.
     trials_remain = True
     if record is not None:
-        trials_remain = setup.with_stored_trials(record).remaining_trials(record) > 0
+        trials_remain = _count_remaining(setup, record) > 0
     if trials_remain:
         data = check_with_dry_run(setup)
     else:
@@ -82,6 +84,21 @@ def check_study(setup: StudySetup) -> CheckedStudy:
     if setup.study.best_of is not None and trials_remain:
         _check_best_of(setup)
     return CheckedStudy(data, trials_remain)
+
+
+def _count_remaining(setup: StudySetup, record: StudyRecord) -> int:
+    """Return the number of trials and repeats that remain by the race factor of this run.
+
+    A larger factor than the stored one continues trials that the race stopped.
+    """
+    factor = larger_factor(record.race_factor, setup.study.race_factor)
+    if factor != record.race_factor:
+        stored = read_study(setup.storage.optuna_url, setup.study.name, truncates=False)
+        results = {}
+        for cell, trials in stored.results.items():
+            results[cell] = truncate_at_race_limit(trials, factor, stored.statistic)
+        record = dataclasses.replace(record, results=results)
+    return setup.with_stored_trials(record).remaining_trials(record)
 
 
 def _check_best_of(setup: StudySetup) -> None:
@@ -132,9 +149,19 @@ def _stored_record(setup: StudySetup) -> StudyRecord | None:
 def _check_ranges(setup: StudySetup, cell: Cell, params: Mapping[str, Value]) -> None:
     """Raise ConfigError if values of another study are outside of this study's ranges."""
     for key, box in setup.study.space.items():
-        if not is_inside({key: box}, params):
-            allowed = f"a range that includes {params[key]:g}, the best value at {cell}"
+        if not box.contains(params[key]):
+            allowed = f"{_box_with(box, params[key])}, the best value at {cell}"
             raise ConfigError(f"study.space.{key}", str(box), allowed)
+
+
+def _box_with(box: Box, value: Value) -> str:
+    """Return the box in words that has a value, although this box of the same key lacks it."""
+    text = text_of(value)
+    if isinstance(value, str) or isinstance(box, Choices):
+        return f"choices that include {text}"
+    if box.low <= value <= box.high:
+        return f"a range without integer: true that includes {text}"
+    return f"a range that includes {text}"
 
 
 def check_configuration(setup: StudySetup) -> LightningDataModule:

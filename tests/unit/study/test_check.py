@@ -1,0 +1,71 @@
+"""The check of a stored study: what remains under a larger race factor, and another study's best
+points."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from lit_dps.core.config import StorageConfig
+from lit_dps.core.search_space import Choices, Range
+from lit_dps.core.trial import Cell
+from lit_dps.storage.read import read_study
+from lit_dps.study.preflight.check import _check_ranges, _count_remaining
+from tests.support.errors import refuses
+from tests.support.fake_study import GOAL, result, write_study
+from tests.unit.study.test_grid import setup
+
+CELL = Cell(8)
+
+
+def stopped_at(point: int, step: int):
+    """A trial that the race stopped at a step."""
+    steps = list(range(16, step + 1, 16))
+    curve = {"step": steps, "val_error": [0.5] * len(steps), "train_loss": [1.0] * len(steps)}
+    return result(CELL, point, None, "outraced", curve=curve)
+
+
+@pytest.mark.parametrize(
+    ("factor", "remaining"), [(0.5, 0), (1.0, 0), (2.0, 1), (4.0, 2), (None, 2)]
+)
+def test_a_larger_race_factor_leaves_stopped_trials_to_train(tmp_path, factor, remaining):
+    """K* is 32 steps, and the race stopped two trials at 32 and 64 steps."""
+    url = f"sqlite:///{tmp_path}/study.db"
+    results = {CELL: [result(CELL, 0, 32), stopped_at(1, 32), stopped_at(2, 64)]}
+    write_study(url, results, "s", goal=GOAL, race_factor=1.0)
+    given = setup({}, batch_sizes=[8], sparsities=[0.0])
+    study = dataclasses.replace(given.study, name="s", trials=3, race_factor=factor)
+    storage = StorageConfig(folder=str(tmp_path), optuna=url)
+    asked = dataclasses.replace(given, study=study, storage=storage)
+    assert _count_remaining(asked, read_study(url, "s")) == remaining
+
+
+NAMES = Choices(["torch.optim.SGD", "torch.optim.Adam"])
+
+
+@pytest.mark.parametrize(
+    ("box", "value", "is_allowed"),
+    [
+        (Range(0.1, 1.0), 0.1, True),
+        (Range(0.1, 1.0), 1.5, False),
+        (Range(0.1, 1.0), "torch.optim.SGD", False),
+        (Range(1, 8, integer=True), 2, True),
+        (Range(1, 8, integer=True), 2.5, False),
+        (Choices([0, 0.1]), 0.1, True),
+        (Choices([0, 0.1]), 0.01, False),
+        (NAMES, "torch.optim.Adam", True),
+        (NAMES, "torch.optim.RMSprop", False),
+    ],
+)
+def test_a_best_point_must_be_in_the_search_space(box, value, is_allowed):
+    key = "model.value"
+    given = setup({})
+    study = dataclasses.replace(given.study, space={key: box})
+    asked = dataclasses.replace(given, study=study)
+    assert box.contains(value) == is_allowed
+    if is_allowed:
+        _check_ranges(asked, CELL, {key: value})
+        return
+    with refuses(f"study.space.{key}", str(box)):
+        _check_ranges(asked, CELL, {key: value})
