@@ -18,11 +18,12 @@ from sqlalchemy import NullPool, create_engine, text
 from sqlalchemy.exc import DBAPIError
 
 from lit_dps.core.exit_codes import ExitCode
-from tests.e2e.commands import FAST, FAST_TRIALS, environment, run, start, table
+from tests.e2e.commands import FAST, FAST_TRIALS, environment, run, start, start_forked, table
 from tests.support.postgres import free_port
 from tests.torture import QUERY
 
 pytestmark = pytest.mark.slow
+STOPPED_STUDY = Path(__file__).with_name("stopped_study.py")
 RAN = "writes the analysis"  # what all processes but the last one say
 
 
@@ -42,24 +43,6 @@ def stored(url: str) -> Counter:
         rows = connection.execute(text(QUERY)).all()
         return Counter((name, point) for name, point, result in rows if result is not None)
     return Counter()  # the tables are not made yet
-
-
-def stop_amid_a_trial(process: subprocess.Popen, url: str) -> None:
-    """Stops a process where it holds nothing that others wait for: no transaction, no lock but that
-    of being alive."""
-    busy = """
-        select (select count(*) from pg_stat_activity where datname = current_database() and pid <> pg_backend_pid()
-                and state <> 'idle') +
-               (select count(*) - 1 from pg_locks join pg_database d on d.oid = database
-                where locktype = 'advisory' and datname = current_database())"""
-    with create_engine(url, poolclass=NullPool).connect() as connection:
-        while True:
-            os.kill(process.pid, signal.SIGSTOP)
-            time.sleep(0.2)  # for what the server was asked last
-            if connection.execute(text(busy)).scalar() == 0:
-                return
-            os.kill(process.pid, signal.SIGCONT)
-            time.sleep(0.05)
 
 
 def machines(tmp_path: Path, n: int) -> list[Path]:
@@ -106,29 +89,30 @@ def test_eight_processes_finish_a_study_with_exactly_the_declared_points(
             assert not (file.is_file() and b"s3cret" in file.read_bytes()), file
 
 
-def test_the_trial_of_a_killed_process_is_run_again_by_others(tmp_path, postgres, unbroken, begin):
+def is_stopped(pid: int) -> bool:
+    """Whether a process has received SIGSTOP."""
+    state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    return state == "T"
+
+
+def test_the_trial_of_a_killed_process_is_run_again_by_others(tmp_path, postgres, unbroken):
     study = ("study", "--config", FAST, "--storage.optuna", postgres, "--goal.max_steps", "80")
     folders = machines(tmp_path, 2)
-    processes = [begin(folders[0], *study)]
-    end = time.monotonic() + 500
-
-    def wait_for(n: int) -> None:
-        while sum(stored(postgres).values()) < n and processes[-1].poll() is None:
-            assert time.monotonic() < end, outputs(folders)
-            time.sleep(0.1)
-
-    wait_for(3)
-    stop_amid_a_trial(processes[0], postgres)  # which nobody may take while it is stopped
-    before = stored(postgres)
-    processes.append(begin(folders[1], *study))
-    wait_for(8)
-    assert processes[0].poll() is None
-    processes[0].kill()
-    assert processes[1].wait(500) in (0, ExitCode.WAITING), outputs(folders)
-    if sum(stored(postgres).values()) < len(
-        FAST_TRIALS
-    ):  # the last cells' trials were still its own: once more
-        assert run(folders[1], *study).returncode == 0
+    first = start_forked(folders[0], [str(STOPPED_STUDY), "4", *map(str, study)])
+    try:
+        end = time.monotonic() + 300
+        while not is_stopped(first.pid):
+            assert first.poll() is None and time.monotonic() < end, outputs(folders[:1])
+            time.sleep(0.05)
+        before = stored(postgres)
+        assert sum(before.values()) == 3
+        assert run(folders[1], *study).returncode == ExitCode.WAITING
+        missing = Counter(FAST_TRIALS) - stored(postgres)
+        assert sum(missing.values()) == 1, "nobody takes the trial of a process that lives"
+    finally:
+        first.kill()
+    first.wait(60)
+    assert run(folders[1], *study).returncode == 0
     assert before <= stored(postgres) == dict.fromkeys(FAST_TRIALS, 1)
     assert table(folders[1]) == table(unbroken)
 
