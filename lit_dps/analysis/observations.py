@@ -143,8 +143,8 @@ def observations_of_cells(record: StudyRecord, cells: Iterable[CellSummary]) -> 
     """Return the observations of K by the trials of some cells.
 
     If too few trials of a cell met the goal, K* has a lower bound, provided that every other trial
-    spent max steps or diverged: max steps if no trial met the goal. If more than half of the trials
-    were not run, K* is an upper bound, since a search proceeds to better rates.
+    spent max steps or diverged: max steps if no trial met the goal. K* may be an upper bound
+    (`CellSummary.is_upper_bound`).
     """
     observations = []
     for cell in cells:
@@ -158,9 +158,9 @@ def _observation_of_cell(record: StudyRecord, cell: CellSummary) -> Observation 
     """Return the observation of K by the trials of a cell, maybe a bound; None if undetermined."""
     goal = record.goal
     size = float(cell.cell.batch_size)
-    missing = cell.pending + len(cell.undetermined_points)
     if cell.k_star is None:
-        if missing or cell.counts[Status.FAILED] or not all(map(_has_ended, cell.trials)):
+        missing = cell.pending + len(cell.undetermined_points) + cell.counts[Status.FAILED]
+        if missing or not all(map(_has_ended, cell.trials)):
             return None
         unmet = _cost_without_goal(goal, cell)
         if not unmet:
@@ -170,7 +170,7 @@ def _observation_of_cell(record: StudyRecord, cell: CellSummary) -> Observation 
         if least is None:
             return None
         return Observation(size, float(least), bound=AT_LEAST)
-    if cell.is_upper_bound or 2 * missing > record.trials:
+    if cell.is_upper_bound:
         return Observation(size, float(cell.k_star), bound=AT_MOST)
     return Observation(
         size,

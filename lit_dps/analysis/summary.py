@@ -35,11 +35,14 @@ class CellSummary:
         running: The pending trials that are started or queued.
         boundary: Metaparameters of `best` on an end of their range, and which end.
         is_upper_bound: Whether K* is only an upper bound: it is at the first check, or
-            `may_be_lower`.
+            `may_be_lower`, or `has_few_trials`.
         undetermined_points: Trials that are skipped, since their costs are unknown
             (`StudyRecord.undetermined_points`): the lowest cost that each may have.
         may_be_lower: Whether K* may be lower, because of undetermined trials.
         is_at_first_check: Whether K* is at the first check that can meet the goal.
+        has_few_trials: Whether K* is of less than half of the declared trials. A search proceeds to
+            better rates, so K* of few trials is too high. Failed trials have no result, since they
+            run again.
         check_cost: Cost of `best` between the check that met the goal and the check before.
     """
 
@@ -56,6 +59,7 @@ class CellSummary:
     undetermined_points: Mapping[int, Cost]
     may_be_lower: bool
     is_at_first_check: bool
+    has_few_trials: bool
     check_cost: Cost
 
     @property
@@ -98,6 +102,10 @@ def _summarize_cell(record: StudyRecord, cell: Cell) -> CellSummary:
     for result in results:
         counts[result.status] += 1
         finished.add(result.trial.point)
+    # Not the number of trials less the finished points: a study may have been declared smaller
+    # than before, and some of its points are then beyond its trials.
+    pending = len(set(range(record.trials)) - finished)
+    has_few_trials = k_star is not None and 2 * len(trials) < record.trials
     return CellSummary(
         cell=cell,
         trials=trials,
@@ -105,15 +113,14 @@ def _summarize_cell(record: StudyRecord, cell: Cell) -> CellSummary:
         k_star_steps=record.k_star_steps(cell),
         best=best,
         counts=counts,
-        # Not the number of trials less the finished points: a study may have been declared smaller
-        # than before, and some of its points are then beyond its trials.
-        pending=len(set(range(record.trials)) - finished),
+        pending=pending,
         running=record.running[cell],
         boundary=_boundary(record, best),
-        is_upper_bound=may_be_lower or is_first,
+        is_upper_bound=may_be_lower or is_first or has_few_trials,
         undetermined_points=undetermined,
         may_be_lower=may_be_lower,
         is_at_first_check=is_first,
+        has_few_trials=has_few_trials,
         check_cost=check_cost,
     )
 

@@ -16,14 +16,15 @@ MIN_SHARE_OF_TRIALS = 0.5
 def incomplete_cells(record: StudyRecord) -> list[Cell]:
     """Return the cells of a study with too few finished trials, or too few repeats for a median.
 
-    Too few trials are less than `MIN_SHARE_OF_TRIALS`. Repeats count as soon as the study has one,
-    since they run after all trials.
+    Too few trials are less than `MIN_SHARE_OF_TRIALS`, where failed trials do not count. Repeats
+    count as soon as the study has one, since they run after all trials.
     """
-    most = max(map(len, record.results.values()))
+    counts = {cell: len(record.results_without_failed(cell)) for cell in record.results}
+    most = max(counts.values())
     has_repeats = any(record.repeats.values())
     incomplete = []
-    for cell, results in record.results.items():
-        has_few_trials = not results or len(results) < MIN_SHARE_OF_TRIALS * most
+    for cell, count in counts.items():
+        has_few_trials = not count or count < MIN_SHARE_OF_TRIALS * most
         if has_few_trials or (has_repeats and _lacks_repeats(record, cell)):
             incomplete.append(cell)
     return incomplete

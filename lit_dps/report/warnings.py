@@ -143,6 +143,13 @@ def undetermined_trials(study: Analysis) -> Iterator[Values]:
     }
 
 
+def few_trials_bounds(study: Analysis) -> Iterator[Values]:
+    """Yield the cells with a K* of less than half of their trials, which is an upper bound."""
+    cells = [cell for cell in study.cells if cell.has_few_trials]
+    if cells:
+        yield _named(study, cells)
+
+
 def first_check_bounds(study: Analysis) -> Iterator[Values]:
     """Yield K* at the first validation, which are upper bounds."""
     bounds = [cell.cell for cell in study.cells if cell.is_at_first_check]
@@ -274,6 +281,14 @@ RESULTS = (
         "in a new study.",
         "Their validation stopped early at the study's own goals.{consequence}",
         Level.WRONG,
+    ),
+    Note(
+        few_trials_bounds,
+        "Less than half of the trials have a result in {count} of {cells} cells ({names}): K* is "
+        "an upper bound (<=) there.",
+        "A search proceeds to better rates, so K* of few trials is too high. The law leaves it "
+        "out. Failed trials have no result until they run again.",
+        Level.WEAK,
     ),
     Note(
         first_check_bounds,

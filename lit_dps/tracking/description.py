@@ -204,7 +204,8 @@ def _counts(study: Analysis, summary: CellSummary) -> dict[str, Any]:
     """Return the counts of a cell's trials, and the steps of its repeats."""
     metrics: dict[str, Any] = {status: summary.counts[status] for status in FINAL_STATUSES}
     if summary.is_upper_bound:
-        # K* is only an upper bound.
+        metrics["K_star_upper_bound"] = 1
+    if summary.is_at_first_check:
         metrics["K_star_at_first_check"] = 1
     for repeats in study.repeats:
         if repeats.cell == summary.cell and repeats.rank == 1:

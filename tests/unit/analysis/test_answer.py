@@ -42,10 +42,10 @@ def trial(batch, point, steps, seconds, status=None, rate=0.1, run=None, **kw):
     )
 
 
-def record(results):
+def record(results, trials=3):
     return StudyRecord(
         name="made up", workload="digits", goal=GOAL, space=SPACE, batch_sizes=tuple(results), sparsities=(0.0,),
-        trials=3, seed=0, goals=(), race_factor=None, config={}, results={Cell(b): r for b, r in results.items()},
+        trials=trials, seed=0, goals=(), race_factor=None, config={}, results={Cell(b): r for b, r in results.items()},
         running={Cell(b): 0 for b in results},
     )  # fmt: skip
 
@@ -189,26 +189,27 @@ def test_the_fastest_is_not_the_one_of_least_steps(golden):
 
 
 def test_the_answer_says_that_the_best_may_lie_beyond_the_grid(golden):
-    found = record({b: [trial(b, 0, K_STAR[b], 1 + 0.01 * K_STAR[b])] for b in (4, 8)})
+    found = record({b: [trial(b, 0, K_STAR[b], 1 + 0.01 * K_STAR[b])] for b in (4, 8)}, trials=2)
     golden.check("answer/end-of-grid.txt", text(found))
 
 
 def test_without_seconds_the_answer_has_the_examples_alone(golden):
-    found = record({b: [trial(b, 0, K_STAR[b], 0.0)] for b in (4, 8)})
+    found = record({b: [trial(b, 0, K_STAR[b], 0.0)] for b in (4, 8)}, trials=2)
     golden.check("answer/no-seconds.txt", text(found))
     assert answer_lines(Analysis(record({4: [trial(4, 0, None, 1.0)]}))) == []
 
 
 def test_a_k_star_at_the_first_check_is_a_bound(golden):
-    found = record({b: [trial(b, 0, k, 1 + 0.01 * k)] for b, k in {4: 40, 64: 4}.items()})
+    found = record({b: [trial(b, 0, k, 1 + 0.01 * k)] for b, k in {4: 40, 64: 4}.items()}, trials=2)
     golden.check("answer/bound.txt", text(found))
-    found = record({b: [trial(b, 0, k, 1 + 0.01 * k)] for b, k in {4: 8, 64: 4}.items()})
+    found = record({b: [trial(b, 0, k, 1 + 0.01 * k)] for b, k in {4: 8, 64: 4}.items()}, trials=2)
     golden.check("answer/bound-tied.txt", text(found))
 
 
 def test_best_rates_leave_out_ends_of_the_range_and_take_the_momentum_in():
     found = record(
-        {b: [trial(b, 0, K_STAR[b], 1.0, rate=0.02 * b if b > 4 else 1e-3)] for b in (4, 8, 16)}
+        {b: [trial(b, 0, K_STAR[b], 1.0, rate=0.02 * b if b > 4 else 1e-3)] for b in (4, 8, 16)},
+        trials=1,
     )
     law = rate_laws(found, rate_curves(found, summarize(found)))[Series(0.0)]
     assert (law.range, law.exponent) == ((8, 16), pytest.approx(1.0))
@@ -231,7 +232,7 @@ def test_where_momentum_is_searched_the_rate_of_the_law_is_that_of_a_momentum():
             32: {"model.learning_rate": 0.04, "model.momentum": 0.9},
         }.items()
     }
-    found = record(results)
+    found = record(results, trials=1)
     found = dataclasses.replace(found, space={**SPACE, "model.momentum": Range(0.1, 0.99)})
     (curve,) = rate_curves(found, summarize(found))
     assert curve.law.name == "learning_rate / (1 - momentum)"

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from lit_dps.analysis.analysis import Analysis
+from lit_dps.analysis.observations import AT_MOST, observations_of_cells
 from lit_dps.analysis.other_goals import at_goal
 from lit_dps.core.racing import cut_at_step
 from lit_dps.core.trial import (
@@ -171,6 +172,20 @@ def test_stopped_trials_and_why_the_first_was():
 
 def failed(point, cell=DENSE):
     return trial(point, cell=cell, status="failed", failure=f"ValueError: of point {point}")
+
+
+@pytest.mark.parametrize("failures", [7, 4])
+def test_k_star_of_few_trials_without_failure_is_an_upper_bound(failures):
+    complete = [trial(point, 320 + 32 * point) for point in range(8 - failures)]
+    failed_trials = [failed(point) for point in range(8 - failures, 8)]
+    analysis = Analysis(read(*complete, *failed_trials, trials=8))
+    is_bound = failures > 4
+    cell = analysis.by_cell[DENSE]
+    assert (cell.k_star, cell.is_upper_bound) == (320, is_bound)
+    (observation,) = observations_of_cells(analysis.record, [cell])
+    assert (observation.steps, observation.bound) == (320, AT_MOST if is_bound else 0)
+    floors = analysis.table.set_index("sparsity")["floor"]
+    assert floors[0.0] == is_bound
 
 
 def test_failed_trials_are_listed():

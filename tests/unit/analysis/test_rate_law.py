@@ -183,7 +183,9 @@ def two(*at_rule, slack=None, interval=1):
     cells = {Cell(4): [best[4]], Cell(16): [best[16], *at_rule]}
     (row,) = (
         r
-        for r in records(study(cells, race_factor=slack, goal=Goal(0.1, interval, 1000)).prices)
+        for r in records(
+            study(cells, trials=1, race_factor=slack, goal=Goal(0.1, interval, 1000)).prices
+        )
         if (r["rate"], r["rule"]) == ("effective_rate", "linear")
     )
     return row

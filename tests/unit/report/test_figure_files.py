@@ -124,8 +124,6 @@ def cells(done):
                 "K* at the first validation, or of fewer than half of the trials, are upper bounds. "
                 "They are drawn hollow, with an arrow, and not normalised.",
                 "Effective rates eta / (1 - m) at S = 0.9 assume heavy-ball momentum.",
-                "0 of 4 prices of scaling rules are known. For the others no trial within 1.25 "
-                "times the rate met the goal.",
             ],
         ),
         (
