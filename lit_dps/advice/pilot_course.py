@@ -149,9 +149,12 @@ class Course:
 
         Trainings count by the model of the step time, because other programs slow single runs down.
         """
+        return min(self.clock.remaining, self._unused_seconds())
+
+    def _unused_seconds(self) -> float:
+        """Return the seconds that all runs together leave, without the clock of the budget."""
         seconds = self._seconds_of_all_runs()
-        seconds -= seconds_of_runs(self.all_runs, self.plan, self.question.step_seconds_here)
-        return min(self.clock.remaining, seconds)
+        return seconds - seconds_of_runs(self.all_runs, self.plan, self.question.step_seconds_here)
 
     def affordable_steps(self, batch_size: int) -> float:
         """Return the steps at a batch size that all its runs may take together."""
@@ -249,7 +252,7 @@ class Course:
     def resume(self) -> None:
         """Continue the batch sizes that an earlier run of the command has begun."""
         stored = self.question.store.read()
-        ended = {*stored.get("raced", []), *bounds_of(stored), self.plan.batch_size}
+        ended = {*stored.get("raced", []), self.plan.batch_size}
         begun = {size for size, *_ in stored.get("tried", [])}
         record = self.all_runs
         results = {} if record is None else record.results
@@ -262,7 +265,10 @@ class Course:
                 self.run_at(batch_size)
 
     def run_at(self, batch_size: int) -> None:
-        """Run rates at a batch size; each run ends when it cannot matter any more."""
+        """Run rates at a batch size; each run ends when it cannot matter any more.
+
+        The batch size is stored as ended, unless a larger --budget would continue its runs.
+        """
         limit = self.step_limit(batch_size)
         if limit == 0:
             print_line("  the budget is too small for one validation")
@@ -279,7 +285,8 @@ class Course:
         rate = number_text(best * self.plan.rate_by_rule(batch_size))
         if steps is not None:
             print_line(f"  K = {steps} at {self.plan.rate_key} = {rate}")
-            self._rerun_user_size(self.plan.factor_at_user_size(batch_size, best))
+            if not self._rerun_user_size(self.plan.factor_at_user_size(batch_size, best)):
+                return
         elif len(tried) == 1:
             # K is the best over rates, so one rate is no bound.
             print_line(
@@ -288,15 +295,31 @@ class Course:
         else:
             store_bound(self.question.store, batch_size, limit)
             print_line(f"  K > {limit}: no learning rate met the goal within these steps")
+        if factor is not None and self._waits_for_budget(batch_size, tried, limit):
+            print_line("  a larger --budget runs another learning rate")
+            return
         self.question.store.append("raced", batch_size)
 
     def can_end(self, batch_size: int, tried: Mapping[float, Outcome], limit: int) -> bool:
-        """Return True if a run at one more rate ends within the time for runs.
+        """Return True if a run at one more rate ends within the time for runs."""
+        return self._seconds_of_rate(batch_size, tried, limit) <= self.remaining_seconds()
+
+    def _waits_for_budget(
+        self, batch_size: int, tried: Mapping[float, Outcome], limit: int
+    ) -> bool:
+        """Return True if only the clock of the budget prevents a run at one more rate."""
+        seconds = self._seconds_of_rate(batch_size, tried, limit)
+        return self.clock.remaining < seconds <= self._unused_seconds()
+
+    def _seconds_of_rate(
+        self, batch_size: int, tried: Mapping[float, Outcome], limit: int
+    ) -> float:
+        """Return the most seconds of a run at one more rate.
 
         The race ends it at the fewest steps of the rates so far.
         """
         steps = min(tried.values()).steps or limit
-        return steps * self.question.step_seconds_here(batch_size) <= self.remaining_seconds()
+        return steps * self.question.step_seconds_here(batch_size)
 
     def step_limit(self, batch_size: int) -> int:
         """Return the steps after which a run without the goal ends.
@@ -313,15 +336,18 @@ class Course:
         affordable_checks = math.floor(self.affordable_steps(batch_size) / interval)
         return min(checks, affordable_checks) * interval
 
-    def _rerun_user_size(self, factor: float | None) -> None:
+    def _rerun_user_size(self, factor: float | None) -> bool:
         """Run B0 at another rate than the user's, until it needs more steps than the pilot.
 
         Args:
             factor: The rate over the user's; None if the user's rate is not far off.
+
+        Returns:
+            False if the budget ended during the run. A larger budget then continues it.
         """
         size = self.plan.batch_size
         if factor is None or self._tried(size):
-            return
+            return True
         interval = self.goal.check_interval
         affordable = math.floor(self.affordable_steps(size) / interval) * interval
         limit = min(affordable, self.pilot.steps_run)
@@ -329,17 +355,18 @@ class Course:
         adjective = "small" if factor > 1 else "large"
         if 2 * limit < self.pilot.steps_run:
             print_line(f"  your learning rate may be too {adjective}; no budget to run {rate}")
-            return
+            return True
         print_line(f"your learning rate may be too {adjective}: run at B = {size} with {rate}")
-        self._try(size, [1.0, factor], limit)
-        outcome = self._tried(size).get(_rounded(factor))
-        if outcome is None or outcome.steps is None:
+        if not self._try(size, [1.0, factor], limit):
+            return False
+        steps = self._tried(size)[_rounded(factor)].steps
+        if steps is None:
             print_line(f"  the run did not meet the goal in {limit} steps")
         else:
             print_line(
-                f"  the run met the goal after {outcome.steps} steps instead of "
-                f"{self.pilot.steps_run}"
+                f"  the run met the goal after {steps} steps instead of {self.pilot.steps_run}"
             )
+        return True
 
     def _try(self, batch_size: int, factors: Sequence[float], limit: float) -> bool:
         """Run the last of some rates at a batch size, store its outcome, and return if it ended.

@@ -189,6 +189,57 @@ class _WithLaw(Course):
         return self.given
 
 
+@dataclass(frozen=True)
+class _Scripted(_WithLaw):
+    """A course whose runs need given steps, by batch size and factor; 0 if the budget ends them."""
+
+    script: dict = dataclasses.field(default_factory=dict)
+    runs: list = dataclasses.field(default_factory=list)
+
+    def _try(self, batch_size, factors, limit):
+        self.runs.append((batch_size, factors[-1]))
+        steps = self.script[batch_size, factors[-1]]
+        if not steps:
+            return False
+        self.question.store.append("tried", [batch_size, factors[-1], MET, steps])
+        return True
+
+
+def scripted(store: FakeStore, script: dict) -> _Scripted:
+    question = question_with(store, 1e-12)
+    question.times.check = 0.0
+    law = SimpleNamespace(samples=lambda sizes: np.full((4, 1), 1000.0))
+    run = PilotRun(**pilot_fields(steps=100, steps_run=100))
+    return _Scripted(question, PLAN, clock(), StopRequest(), run, law, script)
+
+
+def test_a_run_at_the_users_batch_size_that_the_budget_ends_is_continued(capsys):
+    """At B = 16 four times the rate by the rule is best, so B0 runs again with four times its rate."""
+    store = FakeStore()
+    steps = {(16, 0.5): 90, (16, 1.0): 60, (16, 2.0): 40, (16, 4.0): 30, (16, 8.0): 30}
+    course = scripted(store, steps | {(4, 4.0): 0})
+    course.run_at(16)
+    assert course.runs[-1] == (4, 4.0) and "raced" not in store.values
+    assert "did not meet the goal" not in capsys.readouterr().err
+    again = scripted(store, {(4, 4.0): 50})
+    again.resume()
+    assert again.runs == [(4, 4.0)] and store.values["raced"] == [16]
+    assert "50 steps instead of 100" in capsys.readouterr().err
+
+
+def test_another_rate_waits_for_a_larger_budget(capsys):
+    """The rate 0.5 took 90 steps, 0.9 s. All runs may take 2 s, but the budget ends before."""
+    store = FakeStore(tried=[[16, 0.5, MET, 90]])
+    course = scripted(store, {})
+    course.clock.budget = 0.8 + MIN_ANSWER_SECONDS
+    course.resume()
+    assert course.runs == [] and "raced" not in store.values
+    assert "larger --budget" in capsys.readouterr().err
+    again = scripted(store, {(16, 1.0): 95})
+    again.resume()
+    assert again.runs == [(16, 1.0)] and store.values["raced"] == [16]
+
+
 def test_the_announced_time_has_the_start_of_ranks():
     question = question_with(FakeStore(), 1e-12)
     without = question.other_seconds(6)
