@@ -76,9 +76,9 @@ class Question:
         largest = self.times.largest if self.times.is_memory_full else None
         model = fit_step_time(self.times.timed, link, largest)
         # A user who accumulates already has the loss of his parts at every batch size.
-        is_accumulated = self.setup.workload.accumulated > 1
-        can_accumulate = is_accumulated or allows_accumulation(self.depends_on_batch)
-        return replace(model, can_accumulate=can_accumulate)
+        parts = self.setup.workload.accumulated
+        can_accumulate = parts > 1 or allows_accumulation(self.depends_on_batch)
+        return replace(model, can_accumulate=can_accumulate, least_parts=parts)
 
     @cached_property
     def checks(self) -> Checks:
@@ -120,9 +120,10 @@ class Question:
     def devices_without_times(self) -> list[int]:
         """The numbers of devices for which no step time is known."""
         unknown = []
+        # It only has to fit without further parts: more accumulation may be refused.
+        local = self.times.largest * self.setup.workload.accumulated
         for count in self.options.devices:
-            # The number of examples only has to fit: accumulation may be refused.
-            if count > 1 and self.step_time.at(self.times.largest * count, count) is None:
+            if count > 1 and self.step_time.at(local * count, count) is None:
                 unknown.append(count)
         return unknown
 

@@ -13,7 +13,7 @@ from lit_dps.advice.answer import Answer
 from lit_dps.advice.branch_law import Branched
 from lit_dps.advice.question import Question
 from lit_dps.advice.user_workload import probe_setup
-from lit_dps.core.trial_config import plain
+from lit_dps.core.trial_config import OptimConfig, plain
 from lit_dps.storage.urls import without_password
 from lit_dps.study.setup import StudySetup
 from lit_dps.training.trainer_rules import as_list
@@ -83,11 +83,9 @@ def _config(
     assert best is not None
     size = int(best["batch_size"])
     devices = int(best["devices"])
-    parts = question.setup.workload.accumulated
-    largest = result.step_time.largest
-    if largest is not None:
-        # A larger batch does not fit in memory at once.
-        parts = max(parts, -(-size // (devices * largest)))
+    parts = result.step_time.parts(size, devices)
+    while size % parts:
+        parts += 1  # otherwise the parts would have fewer examples together
     specs = {"model": dict(setup.workload.model), "data": dict(setup.workload.data)}
     specs = copy.deepcopy(specs)
     for key, value in {**params, setup.workload.batch_size_key: size // parts}.items():
@@ -108,7 +106,7 @@ def _config(
         if value is not None and key != "early_reject":
             goal[key] = value
     config: dict[str, Any] = {**specs, "trainer": trainer, "goal": goal}
-    if question.setup.optim.delay:
+    if question.setup.optim != OptimConfig():
         config["optim"] = plain(question.setup.optim)
     if question.setup.local.on:
         config["local"] = plain(question.setup.local)

@@ -213,6 +213,7 @@ class StepTime:
         residuals: Local batches timed on one device, ascending, and log of their seconds over the
             law.
         can_accumulate: Whether an accumulated batch trains as the same batch at once.
+        least_parts: The parts of a batch at least, as of trainer.accumulate_grad_batches.
     """
 
     a: float
@@ -226,6 +227,13 @@ class StepTime:
     node: int | None = None
     residuals: tuple[tuple[float, float], ...] = ()
     can_accumulate: bool = True
+    least_parts: int = 1
+
+    def parts(self, batch_size: float, devices: int = 1) -> int:
+        """Return the number of parts in which each device accumulates a global batch."""
+        if self.largest is None:
+            return self.least_parts
+        return max(self.least_parts, math.ceil(batch_size / devices / self.largest))
 
     def of_device(self, local_batch):
         """Return the seconds of one device for a local batch (number or array), no exchange."""
@@ -239,8 +247,8 @@ class StepTime:
     def at(self, batch_size: float, devices: int = 1, nodes: int | None = None) -> Seconds | None:
         """Return the seconds of a step of a global batch on some devices.
 
-        A local batch above `largest` is accumulated in the fewest equal parts; the devices exchange
-        gradients after the last part only.
+        A local batch above `largest` is accumulated in the fewest equal parts, `least_parts` or
+        more. The devices exchange gradients after the last part only.
 
         Args:
             batch_size: In examples.
@@ -248,15 +256,13 @@ class StepTime:
             nodes: The number of their nodes; by default the fewest.
 
         Returns:
-            None if the exchange is unknown, if there are more devices than examples, or if the
-            batch would be accumulated and cannot be.
+            None if the exchange is unknown, if there are more parts than examples, or if the batch
+            would be accumulated and cannot be.
         """
         local = batch_size / devices
-        if local < 1:
+        parts = self.parts(batch_size, devices)
+        if local < parts:
             return None
-        parts = 1
-        if self.largest is not None:
-            parts = math.ceil(local / self.largest)
         if parts > 1 and not self.can_accumulate:
             return None
         single = float(self.of_device(local / parts))

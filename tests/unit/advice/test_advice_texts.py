@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from types import SimpleNamespace
 
 import pandas as pd
 import pytest
@@ -14,9 +15,11 @@ from lit_dps.advice.options import Options
 from lit_dps.advice.pilot_evidence import PilotRun
 from lit_dps.advice.pilot_plan import PilotPlan
 from lit_dps.advice.question import Question
+from lit_dps.advice.recommendation import _config
 from lit_dps.advice.report import publish_answer
 from lit_dps.advice.step_probe import FULL, SPENT, StepTimes
 from lit_dps.advice.step_time import Timed
+from lit_dps.core.trial_config import OptimConfig
 from lit_dps.readings.branching import Fork
 from lit_dps.storage.advice_store import AdviceStore
 from tests.unit.advice.test_probe_study import CannotRun, probes, run
@@ -132,6 +135,21 @@ def test_forks_give_an_answer_and_a_configuration(tmp_path, capsys, golden):
     table = pd.read_csv(folder / "answer.csv")
     golden.check("advice/forked.csv", table.to_csv(index=False, float_format="%.6g"))
     assert question.probes.mlflow.logged == ["outcome", "outcome"]
+
+
+def test_the_configuration_trains_as_the_runs_did(tmp_path):
+    """A batch has parts of equal size, and the goal is for the average of the weights."""
+    times = StepTimes([Timed(m, 1 + 1e-3 * m) for m in (2, 8)], largest=8, is_memory_full=True)
+    question = question_in(tmp_path, times, Options(60, "branch"), None)
+    optim = OptimConfig(average_half_life=300)
+    question = dataclasses.replace(question, setup=dataclasses.replace(question.setup, optim=optim))
+    best = {"batch_size": 20, "devices": 1}
+    result = SimpleNamespace(best=best, step_time=question.step_time)
+    config = _config(question, question.setup, {}, result, is_predicted=False)
+    assert config["optim"]["average_half_life"] == 300
+    # 3 parts fit in memory, but 20 is no multiple of 3.
+    assert config["trainer"]["accumulate_grad_batches"] == 4
+    assert config["data"]["init_args"]["batch_size"] == 5
 
 
 def test_without_a_run_it_says_so_and_mlflow_is_not_started(tmp_path, capsys, golden):

@@ -214,7 +214,7 @@ def scripted(store: FakeStore, script: dict) -> _Scripted:
 
 
 def test_a_run_at_the_users_batch_size_that_the_budget_ends_is_continued(capsys):
-    """At B = 16 four times the rate by the rule is best, so B0 runs again with four times its rate."""
+    """At B = 16 the factor 4 is the best one, so B0 runs again with 4 times its rate."""
     store = FakeStore()
     steps = {(16, 0.5): 90, (16, 1.0): 60, (16, 2.0): 40, (16, 4.0): 30, (16, 8.0): 30}
     course = scripted(store, steps | {(4, 4.0): 0})

@@ -79,6 +79,19 @@ def test_a_batch_that_does_not_fit_and_cannot_be_accumulated_has_a_step_time_of_
     assert question.seconds_on_one_device(4) == pytest.approx(2 * 0.012, rel=1e-2)
 
 
+@pytest.mark.parametrize(("reason", "of_64"), [(SPENT, 4 * 0.026), (FULL, 8 * 0.018)])
+def test_a_step_of_a_user_who_accumulates_has_all_his_parts(reason, of_64):
+    """B = 8 in 4 parts takes 4 micro-batches of 12 ms each, and not one of 18 ms."""
+    asked = question_of(reason)
+    trainer = {**asked.setup.workload.trainer, "accumulate_grad_batches": 4}
+    workload = dataclasses.replace(asked.setup.workload, trainer=trainer)
+    user = dataclasses.replace(asked.setup, workload=workload)
+    question = dataclasses.replace(asked, setup=user, probes=FakeProbes(user))
+    assert question.step_time.at(8).value == pytest.approx(4 * 0.012, rel=1e-2)
+    assert question.step_time.at(64).value == pytest.approx(of_64, rel=1e-2)
+    assert question.step_time.at(2) is None, "4 parts need 4 examples"
+
+
 def test_a_training_takes_its_steps_and_checks():
     # 4 steps at B = 4, each 14 ms and a check of 50 ms
     assert question_of(FULL).training_seconds == pytest.approx(4 * (0.014 + 0.05), rel=1e-2)
