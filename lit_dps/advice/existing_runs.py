@@ -27,6 +27,7 @@ from lit_dps.analysis.observations import (
     AT_MOST,
     Observation,
     exact,
+    median_of_steps,
     medians,
     noise_of_minimum,
 )
@@ -45,7 +46,8 @@ class Evidence(NamedTuple):
 
     Attributes:
         observations: K by batch size, bounds among them.
-        best_rates: The best learning rate by batch size, where rates are known.
+        best_rates: The best learning rate by batch size, where rates are known and one met the
+            goal.
         tried: The number of learning rates by batch size.
         uses_medians: Whether a batch size has several seeds of its best rate.
         notes: What a reader should know, a sentence each.
@@ -147,7 +149,7 @@ def observe(runs: pd.DataFrame) -> Evidence:
         evidence.tried[batch_size] = len(by_rate)
         costs = {rate: _median_steps(group) for rate, group in by_rate.items()}
         best = min(by_rate, key=lambda rate: (costs[rate], -_reach(by_rate[rate])))
-        if not math.isnan(best):
+        if math.isfinite(costs[best]) and not math.isnan(best):
             evidence.best_rates[batch_size] = best
         searches[batch_size] = _Search(best, costs, by_rate)
         best_runs.append(by_rate[best])
@@ -182,13 +184,11 @@ class _Search(NamedTuple):
             batch_size: The batch size.
         """
         if math.isinf(self.costs[self.best]):
-            limits = [_reach(group) for group in self.by_rate.values()]
-            finite = [limit for limit in limits if math.isfinite(limit)]
-            if not finite:
-                notes.append(f"At B = {batch_size:g} every run diverged; it is left out.")
-                return None
-            notes.append(f"At B = {batch_size:g} no run met the goal; K is a lower bound.")
-            return Observation(batch_size, min(finite), bound=AT_LEAST)
+            return self._lower_bound(notes, batch_size)
+        if of_best is not None and of_best.steps <= _check_interval(self.by_rate[self.best]):
+            notes.append(
+                f"At B = {batch_size:g} the first validation met the goal, so K is an upper bound."
+            )
         if of_best is None or of_best.bound or len(self.by_rate) == 1:
             return of_best
         stopped = []
@@ -205,6 +205,22 @@ class _Search(NamedTuple):
         finite = [None if math.isinf(cost) else cost for cost in self.costs.values()]
         noise = max(of_best.noise, noise_of_minimum(finite, 1))
         return replace(of_best, noise=noise, boundary=self._boundary())
+
+    def _lower_bound(self, notes: list[str], batch_size: float) -> Observation | None:
+        """Return the lower bound of K if no rate has a median; None if every run diverged."""
+        limits = []
+        has_met = False
+        for group in self.by_rate.values():
+            limits += [each.steps for each in medians(group)]
+            has_met |= not group["censored"].all()
+        if not limits:
+            notes.append(f"At B = {batch_size:g} every run diverged; it is left out.")
+            return None
+        who = "no run met the goal"
+        if has_met:
+            who = "half of the runs of each rate, or more, missed the goal"
+        notes.append(f"At B = {batch_size:g} {who}; K is a lower bound.")
+        return Observation(batch_size, min(limits), bound=AT_LEAST)
 
     def _boundary(self) -> str:
         """Return at which end of the rates that were tried the best one is; else empty."""
@@ -233,15 +249,20 @@ def _runs_by_rate(runs: pd.DataFrame) -> dict[float, pd.DataFrame]:
 
 def _median_steps(runs: pd.DataFrame) -> float:
     """Return the median steps to the goal of some runs; a run that missed it counts as infinite."""
-    steps = np.where(runs["censored"], math.inf, runs["steps"])
-    return float(np.quantile(steps, 0.5, method="higher"))
+    return median_of_steps(np.where(runs["censored"], math.inf, runs["steps"]))
 
 
 def _reach(runs: pd.DataFrame) -> float:
     """Return the least steps that the median of some runs can have; infinite if all diverged."""
     steps = runs["steps"].to_numpy(float)
-    steps = np.where(np.isnan(steps), math.inf, steps)
-    return float(np.quantile(steps, 0.5, method="lower"))
+    return median_of_steps(np.where(np.isnan(steps), math.inf, steps))
+
+
+def _check_interval(runs: pd.DataFrame) -> float:
+    """Return the median steps between two validations of some runs; 0 if they are unknown."""
+    if "check" not in runs:
+        return 0.0
+    return float(np.nan_to_num(runs["check"].median()))
 
 
 def _notes_on_rates(evidence: Evidence, searches: dict[float, _Search]) -> list[str]:
@@ -249,7 +270,8 @@ def _notes_on_rates(evidence: Evidence, searches: dict[float, _Search]) -> list[
     single = [size for size, count in evidence.tried.items() if count == 1]
     several = [size for size, count in evidence.tried.items() if count > 1]
     notes = []
-    if not evidence.best_rates:
+    rates = [rate for search in searches.values() for rate in search.by_rate]
+    if all(map(math.isnan, rates)):
         return [
             "No learning rates are given. K is read as if the rate were tuned at each batch size."
         ]
@@ -259,7 +281,9 @@ def _notes_on_rates(evidence: Evidence, searches: dict[float, _Search]) -> list[
             if size in evidence.best_rates:
                 rate = number_text(evidence.best_rates[size])
                 parts.append(f"{rate} of {evidence.tried[size]} at B = {size:g}")
-        notes.append(f"The best learning rate of each batch size counts: {', '.join(parts)}.")
+        if parts:
+            listed = ", ".join(parts)
+            notes.append(f"The best learning rate of each batch size counts: {listed}.")
     if single:
         notes.append(
             f"One learning rate was tried at B = {listed_numbers(single)}. K may be smaller "

@@ -18,7 +18,7 @@ from scipy.optimize import nnls
 
 from lit_dps.advice.step_memory import Memory, is_full
 from lit_dps.advice.step_time import Timed
-from lit_dps.core.config import cores
+from lit_dps.core.config import MAX_THREADS, cores
 from lit_dps.core.errors import UserError, first_line, is_about
 from lit_dps.core.text import format_duration, number_text
 from lit_dps.core.trial import Cell, Trial
@@ -448,8 +448,8 @@ def fit_threads(setup: StudySetup) -> int:
     `study.threads` is for trials that train at the same time as others.
     """
     asked = os.environ.get("OMP_NUM_THREADS", "")
-    if asked.isdecimal():
-        return int(asked)
+    if asked.isdecimal() and int(asked):
+        return min(int(asked), MAX_THREADS)
     return max(1, cores() // setup.ranks)
 
 

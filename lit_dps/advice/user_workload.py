@@ -14,7 +14,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch.optim.lr_scheduler import OneCycleLR
 
 from lit_dps.advice.pilot_plan import PilotPlan
-from lit_dps.advice.step_probe import MIN_STEPS, of_one_device
+from lit_dps.advice.step_probe import MIN_STEPS, fit_threads, of_one_device
 from lit_dps.core.attempt import Attempt
 from lit_dps.core.batch_scaling import BETA2_FLOOR
 from lit_dps.core.errors import ConfigError, first_line
@@ -187,6 +187,8 @@ def probe_setup(setup: StudySetup, adaptive: AdamScales | None, warm_up: int = 0
         space=space,
         noise_scale=False,
         readings=[],
+        # The answer is for `fit`, and steps are timed with these threads.
+        threads=fit_threads(setup),
     )
     trainer = dict(setup.workload.trainer)
     callbacks = as_list(trainer.get("callbacks"))

@@ -316,7 +316,8 @@ def medians(runs: pd.DataFrame) -> list[Observation]:
     and grows with the share of runs that missed the goal (`_error_of_median`). A run that missed
     the goal may have met it at any step beyond its limit. So the median is between the median with
     limits and the median with infinity in place of these runs. If the two differ it is an upper
-    bound, or a lower bound if half of the runs missed the goal.
+    bound, or a lower bound if half of the runs missed the goal. A median at the first check is an
+    upper bound.
 
     Args:
         runs: Columns batch_size [examples] and steps; optional: censored, 1 for a run that missed
@@ -381,11 +382,11 @@ def _median_observation(runs: _Runs, deviation: float) -> Observation | None:
     count = len(runs.steps)
     missed = int(runs.missed.sum())
     limits = np.where(runs.missed & np.isnan(runs.steps), np.inf, runs.steps)
-    least = _median(limits)
-    most = _median(np.where(runs.missed, np.inf, runs.steps))
+    least = median_of_steps(limits)
+    most = median_of_steps(np.where(runs.missed, np.inf, runs.steps))
     if most < math.inf:
         noise = deviation * _error_of_median(count, missed)
-        if least == most:
+        if least == most and runs.check < most:
             return Observation(runs.batch_size, most, noise, runs.check)
         return Observation(runs.batch_size, most, noise, bound=AT_MOST)
     finite = limits[np.isfinite(limits)]
@@ -396,7 +397,7 @@ def _median_observation(runs: _Runs, deviation: float) -> Observation | None:
     return Observation(runs.batch_size, min(least, float(finite.max())), noise, bound=AT_LEAST)
 
 
-def _median(steps: np.ndarray) -> float:
+def median_of_steps(steps: np.ndarray) -> float:
     """Return the median of some steps, which may be infinite."""
     order = np.sort(steps)
     return float(order[(len(order) - 1) // 2] + order[len(order) // 2]) / 2

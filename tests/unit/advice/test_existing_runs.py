@@ -102,6 +102,52 @@ def test_runs_that_missed_the_goal_are_bounds():
     assert 64 not in found
 
 
+def test_an_even_number_of_seeds_has_the_mean_of_the_middle_two():
+    """Both rates met the goal with all seeds, so K is no bound."""
+    rows = []
+    for rate, runs in ((0.1, (300, 400)), (0.2, (340, 390))):
+        for seed, steps in enumerate(runs):
+            rows.append({"batch_size": 8, "lr": rate, "seed": seed, "steps": steps})
+    observation = observed(rows)[8]
+    assert (observation.bound, observation.steps) == (0, 350)
+
+
+@pytest.mark.parametrize(("last", "bound"), [(200, 150), (math.nan, 100)])
+def test_a_rate_of_which_half_the_seeds_met_the_goal_is_a_bound(last, bound):
+    rows = [
+        {"batch_size": 8, "lr": 0.1, "seed": 0, "steps": 100, "censored": 0},
+        {"batch_size": 8, "lr": 0.1, "seed": 1, "steps": last, "censored": 1},
+    ]
+    evidence = observe(read_runs(pd.DataFrame(rows)).runs)
+    (observation,) = evidence.observations
+    assert (observation.bound, observation.steps) == (AT_LEAST, bound)
+    assert not any("no run met" in note or "diverged" in note for note in evidence.notes)
+
+
+def test_only_a_rate_that_met_the_goal_is_the_best_one():
+    rows = [
+        {"batch_size": 8, "lr": 0.1, "steps": 500, "censored": 1},
+        {"batch_size": 8, "lr": 0.2, "steps": None, "censored": 1},
+        {"batch_size": 16, "lr": 0.1, "steps": 400, "censored": 0},
+        {"batch_size": 16, "lr": 0.2, "steps": 500, "censored": 0},
+    ]
+    assert observe(read_runs(pd.DataFrame(rows)).runs).best_rates == {16: 0.1}
+    evidence = observe(read_runs(pd.DataFrame(rows[:2])).runs)
+    assert evidence.best_rates == {} and len(evidence.notes) == 1
+    assert "lower bound" in evidence.notes[0]
+
+
+def test_a_goal_met_at_the_first_validation_is_an_upper_bound():
+    rows = []
+    for b, curve in ((8, (0.9, 0.2)), (16, (0.3, 0.2))):
+        for i, value in enumerate(curve, 1):
+            rows.append({"batch_size": b, "step": 50 * i, "val_loss": value})
+    evidence = observe(read_runs(pd.DataFrame(rows), goal=CurveGoal("val_loss", 0.3)).runs)
+    bounds = [(o.steps, o.check, o.bound) for o in evidence.observations]
+    assert bounds == [(100, 50, 0), (50, 0, AT_MOST)]
+    assert any("At B = 16 the first validation" in note for note in evidence.notes)
+
+
 def test_curves_give_the_first_validation_that_meets_the_goal():
     rows = []
     for b, curve in ((8, (0.9, 0.5, 0.2, 0.3)), (16, (0.9, 0.1, 0.1, 0.1)), (32, (0.9, 0.8, 0.7))):

@@ -10,9 +10,15 @@ import torch
 from lit_dps.advice.options import STORE_SECONDS, Clock, Options, seconds_of
 from lit_dps.advice.prediction import calibrate
 from lit_dps.advice.report import adaptive_text
-from lit_dps.advice.user_workload import prepare_pilot, rate_range, user_batch_size
+from lit_dps.advice.user_workload import (
+    prepare_pilot,
+    probe_setup,
+    rate_range,
+    user_batch_size,
+)
 from lit_dps.cli.study import read_setup
 from lit_dps.core.batch_scaling import scaled_beta2, scaled_decay
+from lit_dps.core.config import cores
 from lit_dps.core.errors import ConfigError
 from lit_dps.parallel.process import cpu_wait_seconds
 from lit_dps.training import AdamScalingCallback
@@ -21,6 +27,7 @@ from lit_dps.training.workload import Workload
 from tests.support.errors import refuses
 from tests.support.texts import numbers_in
 from tests.support.tiny import Plain, Recorder, fit, loader
+from tests.unit.advice.test_step_probe import setup as steps_setup
 
 MODULE, DATA = "tests.e2e.plain_user.Classifier", "tests.e2e.plain_user.TwoMoons"
 
@@ -56,6 +63,14 @@ def test_the_user_batch_size_is_that_of_a_step():
     with pytest.raises(ConfigError) as refused:
         user_batch_size(Workload({"class_path": MODULE}, {"class_path": DATA}, {}, "data.size"))
     assert (refused.value.key, refused.value.value) == ("study.batch_size_key", "data.size")
+
+
+@pytest.mark.parametrize(("asked", "threads"), [("3", 3), ("0", cores()), ("", cores())])
+def test_runs_have_the_threads_with_which_their_steps_are_timed(monkeypatch, asked, threads):
+    monkeypatch.setenv("OMP_NUM_THREADS", asked)
+    study = steps_setup()
+    assert study.study.threads == 1
+    assert probe_setup(study, None).study.threads == threads
 
 
 def test_a_callback_of_the_user_is_not_added_again(monkeypatch):
