@@ -24,7 +24,7 @@ from lit_dps.engines.module_hooks import TRANSFER_HOOKS, NeedsLightning
 from lit_dps.engines.stackable_loss import equal_with_nan
 from lit_dps.training.hidden_state import capture_rng_state, equal_states, preserve_rng_state
 from lit_dps.training.inheritance import inherits
-from lit_dps.training.training_pass import has_indices, rebatched
+from lit_dps.training.training_pass import has_indices, pass_key, rebatched
 
 CHUNK = 1024  # examples that are collated at a time
 COMPARED_BATCHES = 2
@@ -292,6 +292,11 @@ class LoaderData(LightningDataModule):
     def _last_batch_size(self) -> int:
         """Examples of the last batch of an epoch."""
         return self._examples_of_epoch % self.batch_size or self.batch_size
+
+    @property
+    def pass_key(self) -> tuple[int, ...] | None:
+        """The key of the scoring pass (`TrainingPass.key`)."""
+        return pass_key(self._loader)
 
     @property
     def steps_of_epoch(self) -> int:

@@ -23,7 +23,7 @@ from lit_dps.core.unit import EXAMPLES
 from lit_dps.data import ImageData
 from lit_dps.data.loaders import interval_batches
 from lit_dps.engines.check_outcome import CheckOutcome
-from lit_dps.engines.engine import TrialSettings
+from lit_dps.engines.engine import PassKey, TrialSettings
 from lit_dps.engines.loader_data import LoaderData
 from lit_dps.engines.logged_module import training_loss
 from lit_dps.engines.module_hooks import optimizer_of, prepare_module
@@ -65,6 +65,7 @@ def build_trial(training: TrialSettings, trial: Trial | None) -> tuple[Built, to
     assert trial is not None
     built = training.workload.build(trial)
     trainer = lightning_private.make_trainer(built.trainer)
+    lightning_private.set_max_steps(trainer, training.shown_steps or training.goal.max_steps)
     built.data.trainer = trainer  # the setup of a user's data module may read it
     built.data.prepare_data()
     built.data.setup("fit")
@@ -272,8 +273,10 @@ class NetworkRun(ReadableRun):
         batch_size = pruning.batch_size
         if pruning.pruner.batch_invariant:
             batch_size = max(min_batch_size, batch_size)
+        # A pass that a data module of lit_dps makes has an empty key.
+        key: PassKey | None = getattr(self.data, "pass_key", ())
         stored = training.stored_scores(trial)
-        if stored is not None:
+        if stored is not None and stored[0] == key:
             scores = stored[1]
         make_copy = partial(self.copy_to_prune, pruning, batch_size)
         self.mask, scores = prune(
@@ -284,8 +287,7 @@ class NetworkRun(ReadableRun):
             name=type(self.module).__name__,
             scores=scores,
         )
-        # The data module makes the scoring pass, so the key of the pass is empty.
-        training.store_scores(trial, (), scores)
+        training.store_scores(trial, key, scores)
         trained = 0
         trained_ids = set(map(id, trained_parameters(self.optimizer)))
         for parameter in self.module.parameters():

@@ -24,7 +24,8 @@ from lit_dps.engines.functional import Functional, tensors_of
 from lit_dps.engines.memory import is_out_of_memory
 from lit_dps.engines.module_hooks import optimizer_of, show_length
 from lit_dps.engines.network_run import NetworkRun, build_trial
-from lit_dps.engines.stackable_module import LoggedReference, loader_data
+from lit_dps.engines.stackable_loss import changes_in_steps
+from lit_dps.engines.stackable_module import COMPARED_STEPS, LoggedReference, loader_data
 from lit_dps.engines.stacked_scores import scores_of_new_runs
 from lit_dps.module import ImageClassifier
 from lit_dps.optim import RULES, rule_of
@@ -284,6 +285,11 @@ class StackFiller:
 class _Reference:
     """The first module of a stack, with which the modules of the other attempts are compared.
 
+    The modules may have different arguments of rate, schedule and update rule. A loss may read such
+    an argument too. The comparison notices it if the argument changes one of the first
+    `COMPARED_STEPS` losses, or a buffer. It does not notice an argument that acts from a later step
+    on, such as a penalty that begins after `warmup_steps` steps.
+
     Args:
         built: The module and its data, set up.
         device: Where the modules are compared.
@@ -298,23 +304,35 @@ class _Reference:
         module = built.module.to(device)
         self._parameters = _double_copies(module.named_parameters())
         self._buffers = _double_copies(module.named_buffers())
-        self._loss = self._loss_of(built.module)
+        self._values = self._values_of(built.module)
 
     def equals(self, built: Built) -> bool:
         """Return True if a module equals the first module except for its weights."""
         if _kind_of(built) != self._kind:
             return False
-        loss = self._loss_of(built.module)
-        return torch.allclose(self._loss, loss, rtol=LOSS_TOLERANCE, atol=0)
+        values = self._values_of(built.module)
+        return torch.allclose(self._values, values, rtol=LOSS_TOLERANCE, atol=0)
 
     @torch.no_grad()
-    def _loss_of(self, module: LightningModule) -> Tensor:
-        """Return the loss of a module with the weights of the first module."""
+    def _values_of(self, module: LightningModule) -> Tensor:
+        """Return losses of a module with the weights of the first module, and what they change."""
+        functional = Functional(module.to(self._device))
+        steps = 1
+        if changes_in_steps(module):
+            steps = COMPARED_STEPS
+        # A loss may change an untrained parameter in place.
+        parameters = {name: tensor.clone() for name, tensor in self._parameters.items()}
+        buffers = self._buffers
+        losses = []
         with preserve_rng_state(seed=0):  # so that all modules draw the same dropout
-            loss, _ = Functional(module.to(self._device)).call_and_update(
-                "loss", self._parameters, self._buffers, self._batch
-            )
-        return loss
+            for _ in range(steps):
+                loss, buffers = functional.call_and_update("loss", parameters, buffers, self._batch)
+                losses.append(loss)
+        values = [*losses, *buffers.values()]
+        for name, parameter in module.named_parameters():
+            if not parameter.requires_grad:
+                values.append(parameters[name])
+        return torch.cat([value.double().flatten() for value in values])
 
 
 def _kind_of(built: Built) -> tuple:

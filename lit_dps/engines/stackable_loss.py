@@ -92,9 +92,18 @@ def vmap_reason(name: str, error: Exception) -> str:
 def trains_on_whole_batches(module: LightningModule) -> bool:
     """Return True if a stack must not divide the batches of a module.
 
-    A module with buffers may take statistics of a batch, as batch normalization does.
+    A module with buffers may take statistics of a batch, as batch normalization does. A loss may
+    also move untrained parameters, such as prototypes: once for each part of a batch.
     """
-    return not isinstance(module, ImageClassifier) or any(True for _ in module.buffers())
+    return not isinstance(module, ImageClassifier) or changes_in_steps(module)
+
+
+def changes_in_steps(module: LightningModule) -> bool:
+    """Return True if a loss may change a tensor of a module that no optimizer trains."""
+    for parameter in module.parameters():
+        if not parameter.requires_grad:
+            return True
+    return any(True for _ in module.buffers())
 
 
 class Start(NamedTuple):

@@ -270,5 +270,7 @@ class LoggedReference:
                     self._names,
                 )
         values = [*losses, *metrics.values(), *after.values()]
+        # A step may move an untrained parameter, such as the weights of a momentum teacher.
+        values += [tensor for tensor in parameters.values() if not tensor.requires_grad]
         values += [gradient for gradient in gradients if gradient is not None]
         return torch.cat([value.detach().double().flatten() for value in values])

@@ -23,6 +23,7 @@ from lit_dps.core.search_space import Choices
 from lit_dps.core.trial import Cell, Trial
 from lit_dps.study.hardware import cpu_model
 from lit_dps.study.setup import StudySetup
+from lit_dps.training import lightning_private
 from lit_dps.training.deterministic import one_thread
 from lit_dps.training.hidden_state import preserve_rng_state
 
@@ -105,6 +106,7 @@ def _read(setup: StudySetup, trial: Trial, with_training: bool = True) -> list[s
         built = workload.build(trial)
         data = built.data
         trainer = Trainer(**built.trainer)
+        lightning_private.set_max_steps(trainer, setup.shown_steps or setup.goal.max_steps)
         data.trainer = trainer
         trainer.strategy.connect(built.module)
         data.prepare_data()

@@ -16,7 +16,7 @@ from lit_dps.optim.delay import delay_gradients
 class DelayCallback(Callback):
     """Update with the gradient of `delay` optimizer steps ago (`lit_dps.optim.delay`).
 
-    A gradient is clipped when it is computed, before the delay.
+    A gradient is clipped when it is applied, after the delay.
 
     Args:
         delay:

@@ -87,7 +87,7 @@ class TrainingPass:
         self._has_pruning_loader = hasattr(self._data, "pruning_dataloader")
         self.key: tuple[int, ...] | None = ()
         if not self._has_pruning_loader:
-            self.key = _examples_of(self._training)
+            self.key = pass_key(self._training)
 
     @property
     def _training(self) -> Any:
@@ -259,8 +259,11 @@ def loss_of_output(output: Any) -> Any:
     return output
 
 
-def _examples_of(loader: Any) -> tuple[int, ...] | None:
-    """Return how many examples a plain DataLoader has and draws; None for other loaders."""
+def pass_key(loader: Any) -> tuple[int, ...] | None:
+    """Return how many examples a plain DataLoader has and draws; None for other loaders.
+
+    Passes over two loaders with this key have the same examples.
+    """
     if not isinstance(loader, DataLoader) or type(loader).__iter__ is not DataLoader.__iter__:
         return None
     dataset: Any = loader.dataset
@@ -275,7 +278,7 @@ def _examples_of(loader: Any) -> tuple[int, ...] | None:
 
 
 def rebatched(loader: DataLoader, batch_size: int) -> DataLoader:
-    """Return a loader of the same examples in other batches, for a loader with `_examples_of`.
+    """Return a loader of the same examples in other batches, for a loader with a `pass_key`.
 
     If the loader shuffles, the order is the same in each pass and at every batch size.
     """

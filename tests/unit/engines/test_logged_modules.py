@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import pytest
 import torch
 from lightning.pytorch import Callback
+from torch.utils.data import DataLoader, RandomSampler
 
 from lit_dps.core.goal import Goal
 from lit_dps.core.trial import Cell, Trial
@@ -27,9 +30,10 @@ from tests.support.errors import raises_about
 from tests.support.runs import engine, runs, train
 from tests.support.setups import training_of
 from tests.unit.engines.test_engine import quiet  # noqa: F401
-from tests.zoo.animals.data import TRAIN, VALIDATION
+from tests.zoo.animals.data import TRAIN, VALIDATION, Clouds
 from tests.zoo.run import spec
 
+CPU = {"accelerator": "cpu"}
 GOAL = {"error": 0.04, "check_interval": 4, "max_steps": 24}
 RATES = (0.01, 0.001, 0.003)
 
@@ -207,6 +211,44 @@ def test_trials_with_other_data_leave_the_stack():
     reasons = sorted(result.engine_reason for result in ours)
     assert reasons[0] == "" and "its module or data differ" in reasons[1]
     assert assert_conform(ours, reference, Goal.from_dict(GOAL), VALIDATION) == []
+
+
+class ShowsLength(Clouds):
+    """Reads the length of training when it is set up."""
+
+    lengths: ClassVar[list[int]] = []
+
+    def setup(self, stage: str | None = None) -> None:
+        self.lengths.append(self.trainer.max_steps)
+        super().setup(stage)
+
+
+@pytest.mark.parametrize("lean", [True, False])
+def test_the_setup_of_data_sees_the_length_of_training(lean):
+    used = Workload(spec("models.Net"), {"class_path": f"{__name__}.ShowsLength"}, CPU)
+    ShowsLength.lengths.clear()
+    (result,) = train(trials(Cell(16, 0.0), rates=(0.01,)), used, GOAL, lean=lean, size=4)
+    assert result.engine == ("stacked" if lean else "lightning")
+    assert set(ShowsLength.lengths) == {GOAL["max_steps"]}
+
+
+class DrawsSteps(Clouds):
+    """Draws the examples of 3 steps in an epoch."""
+
+    def train_dataloader(self):
+        size = self.hparams.batch_size
+        return DataLoader(self.train, size, sampler=RandomSampler(self.train, num_samples=3 * size))
+
+
+@pytest.mark.parametrize("lean", [True, False])
+def test_pruning_scores_of_other_examples_are_not_used_again(lean):
+    used = Workload(spec("models.Net"), {"class_path": f"{__name__}.DrawsSteps"}, CPU)
+    asked = trials(Cell(8, 0.8), Cell(40, 0.8), rates=(0.01,))
+    goal = {**GOAL, "max_steps": 4}
+    small, large = train(asked, used, goal, lean=lean, size=4)
+    (alone,) = train(asked[1:], used, goal, lean=lean, size=4)
+    assert large.curve == alone.curve and large.kept == alone.kept
+    assert small.kept != large.kept
 
 
 def test_trials_whose_running_statistics_have_another_momentum_leave_the_stack():

@@ -127,6 +127,25 @@ def test_what_does_not_fit_is_taken_in_smaller_parts():
     assert cramped.microbatch == 5
 
 
+class Prototype(Cramped):
+    """Moves an untrained parameter at each call of the loss."""
+
+    def __init__(self, network):
+        super().__init__(network)
+        self.calls = torch.nn.Parameter(torch.zeros(()), requires_grad=False)
+
+    def loss(self, batch):
+        self.calls.add_(1)
+        return super().loss(batch)
+
+
+def test_a_batch_that_moves_an_untrained_parameter_is_not_divided():
+    (x, y), index = images(), torch.arange(20)
+    stack = StackedNetworks([member(Prototype(MLP((1, 8, 8), (16,))))], 60)
+    with raises_about(torch.OutOfMemoryError, "no room for more than 6 examples"):
+        stack.gradients(x, y, index)
+
+
 class NarrowCheck(ImageClassifier):
     def per_example_error(self, batch):
         if len(batch[1]) > 6:

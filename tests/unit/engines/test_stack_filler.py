@@ -58,6 +58,41 @@ def test_the_reason_of_a_module_that_differs_is_stored():
     assert second.curve == train(asked[1:], used, goal)[0].curve
 
 
+class Ramped(ImageClassifier):
+    """Adds a penalty that grows from the second step on, over `warmup_steps`.
+
+    The count of steps is a buffer or an untrained parameter.
+    """
+
+    def __init__(self, is_buffer: bool = True, **arguments):
+        super().__init__(**arguments)
+        if is_buffer:
+            self.register_buffer("seen", torch.zeros(()))
+        else:
+            self.seen = nn.Parameter(torch.zeros(()), requires_grad=False)
+
+    def loss(self, batch):
+        ramp = self.seen / self.hparams.warmup_steps
+        penalty = sum(p.square().sum() for p in self.network.parameters())
+        loss = super().loss(batch) + ramp.clone() * 1e-3 * penalty
+        self.seen.add_(1)
+        return loss
+
+
+@pytest.mark.parametrize("is_buffer", [True, False])
+def test_an_argument_that_acts_from_the_second_step_on_is_a_difference(is_buffer):
+    used = workload(class_path=f"{__name__}.Ramped", is_buffer=is_buffer)
+    params = [{"model.learning_rate": 0.02, "model.warmup_steps": steps} for steps in (2, 20, 2)]
+    asked = [Trial(Cell(16, 0.0), i, p) for i, p in enumerate(params)]
+    goal = {**GOAL, "max_steps": 8}
+    ours = sorted(train(asked, used, goal, size=3), key=lambda result: result.trial.point)
+    reasons = [result.engine_reason for result in ours]
+    assert reasons == ["", DIFFERENT_MODULE, ""]
+    for result in ours:
+        (alone,) = train([result.trial], used, goal)
+        assert result.curve["train_loss"] == pytest.approx(alone.curve["train_loss"], rel=1e-4)
+
+
 class Few(nn.Sequential):
     def __init__(self):
         super().__init__(nn.Flatten(), nn.Linear(784, 8), nn.ReLU(), nn.Linear(8, 10))
