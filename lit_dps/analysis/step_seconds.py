@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from lit_dps.core.racing import best_trial
 from lit_dps.core.record import StudyRecord
 from lit_dps.core.step_timing import CellTiming
 from lit_dps.core.trial import SPARSE_KERNELS, STACKED, Cell, Status, TrialResult
@@ -77,15 +78,19 @@ def step_seconds(record: StudyRecord) -> dict[Cell, StepSeconds]:
 
     They are unknown if the batch size changes along a trial, since steps then differ.
 
-    If the steps of all cells with a complete trial were timed alone at the end of the study, these
-    times are used. Else they are from the trials that ran to the goal or to max steps, and include
-    the load by other workers and other programs. Trials time their steps and checks separately
-    (`TrialResult.timed`); for trials of earlier versions see `_by_wall_time`.
+    If the steps of all cells with a complete trial were timed alone at the end of the study, with
+    the sizes of their best trials (`StepTiming.is_of`), these times are used. Else they are from
+    the trials that ran to the goal or to max steps, and include the load by other workers and other
+    programs. Trials time their steps and checks separately (`TrialResult.timed`); for trials of
+    earlier versions see `_by_wall_time`.
     """
     timing = record.step_timing
     trained = [cell for cell in _complete_cells(record) if cell not in record.shared]
     trained = list(filter(record.has_constant_batch, trained))
-    if timing is not None and timing.covers(trained):
+    best = [best_trial(record.results[cell], record.statistic) for cell in trained]
+    best_trials = [result.trial for result in best if result is not None]
+    is_covered = timing is not None and timing.covers(trained)
+    if timing is not None and is_covered and timing.is_of(best_trials, record.space):
         seconds = {cell: _of_rounds(of_cell) for cell, of_cell in timing.by_cell.items()}
         for cell, source in record.shared.items():
             if source in seconds:

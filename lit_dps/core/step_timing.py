@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from lit_dps.core.trial import Cell
+from lit_dps.core.search_space import Choices, Space
+from lit_dps.core.trial import Cell, Trial, Value
 
 
 @dataclass(frozen=True)
@@ -17,11 +18,13 @@ class CellTiming:
         cell: The cell.
         steps: Seconds of a training step, one mean for each round.
         check: Seconds of one validation of the entire split; median over the rounds.
+        params: Metaparameters of the trial that was timed; earlier versions stored none.
     """
 
     cell: Cell
     steps: tuple[float, ...]
     check: float
+    params: Mapping[str, Value] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,8 @@ class StepTiming:
         threads: CPU threads of the process that trained.
         ranks: Processes that trained each trial together.
         cells: The measurements.
+        environment: Key of the environment of the measurement (`lit_dps.core.environment`); None if
+            it is not recorded.
     """
 
     machine: str
@@ -41,6 +46,7 @@ class StepTiming:
     threads: int
     ranks: int
     cells: tuple[CellTiming, ...]
+    environment: str | None = None
 
     @property
     def by_cell(self) -> dict[Cell, CellTiming]:
@@ -61,6 +67,26 @@ class StepTiming:
         """Return True if each of the cells was measured."""
         return set(cells) <= self.by_cell.keys()
 
+    def is_of(self, trials: Iterable[Trial], space: Space) -> bool:
+        """Return True if each trial's cell was timed with the sizes of the trial.
+
+        Choices and whole numbers may set the size of a network, such as its width. Other numbers,
+        such as a learning rate, do not change the time of a step.
+
+        Args:
+            trials: The best trials of the cells.
+            space: The search space.
+        """
+        sizes = [key for key, box in space.items() if isinstance(box, Choices) or box.integer]
+        timings = self.by_cell
+        for trial in trials:
+            if trial.cell not in timings:
+                return False
+            timed = timings[trial.cell].params
+            if any(timed.get(key) != trial.params.get(key) for key in sizes):
+                return False
+        return True
+
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as plain JSON."""
         cells = []
@@ -73,6 +99,7 @@ class StepTiming:
                     "axes": dict(cell.axes),
                     "steps": list(timing.steps),
                     "check": timing.check,
+                    "params": dict(timing.params),
                 }
             )
         return {
@@ -81,6 +108,7 @@ class StepTiming:
             "threads": self.threads,
             "ranks": self.ranks,
             "cells": cells,
+            "environment": self.environment,
         }
 
     @classmethod
@@ -94,11 +122,13 @@ class StepTiming:
         for row in stored["cells"]:
             others = tuple(sorted(row["axes"].items()))
             cell = Cell(row["batch_size"], row["sparsity"], others)
-            cells.append(CellTiming(cell, tuple(row["steps"]), row["check"]))
+            params = row.get("params", {})
+            cells.append(CellTiming(cell, tuple(row["steps"]), row["check"], params))
         return cls(
             machine=stored["machine"],
             date=stored["date"],
             threads=stored["threads"],
             ranks=stored["ranks"],
             cells=tuple(cells),
+            environment=stored.get("environment"),
         )

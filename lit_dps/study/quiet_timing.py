@@ -50,6 +50,8 @@ def update_step_timing(
 ) -> StudyRecord:
     """Measure and store the step times of a study, unless they are stored already.
 
+    Stored times of another machine, of other code or of a trial of another size are replaced.
+
     If the measurement fails, the reason is printed. The answer then uses the times of the trials.
 
     Args:
@@ -72,7 +74,8 @@ def update_step_timing(
     stored = record.step_timing
     if stored is not None and not asked:
         is_same = stored.conditions == (machine, setup.study.threads, setup.ranks)
-        if is_same and stored.covers(trial.cell for trial in trials):
+        is_same_code = stored.environment == setup.environment
+        if is_same and is_same_code and stored.is_of(trials, record.space):
             return record
     print_line(setup, f"timing the training steps of {len(trials)} cells")
     try:
@@ -82,7 +85,9 @@ def update_step_timing(
         print_line(setup, f"step times were not measured: {first_line(error)}")
         return record
     date = datetime.now(UTC).strftime("%Y-%m-%d")
-    timing = StepTiming(machine, date, setup.study.threads, setup.ranks, tuple(cells))
+    timing = StepTiming(
+        machine, date, setup.study.threads, setup.ranks, tuple(cells), setup.environment
+    )
     try:
         store_step_timing(setup.storage.optuna_url, record.name, timing)
     except StorageError as error:
@@ -139,8 +144,10 @@ def measure_steps(
                 expected = (time.monotonic() - began) / (index + 1) * len(trials) * MIN_ROUNDS
                 _refuse_if_longer(expected, limit)
     timings = []
-    for cell, seconds in steps.items():
-        timings.append(CellTiming(cell, tuple(seconds), statistics.median(checks[cell])))
+    for trial in trials:
+        seconds = tuple(steps[trial.cell])
+        check = statistics.median(checks[trial.cell])
+        timings.append(CellTiming(trial.cell, seconds, check, dict(trial.params)))
     return timings
 
 

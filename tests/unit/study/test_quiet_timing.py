@@ -10,9 +10,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from lit_dps.analysis.step_seconds import QUIET, step_seconds
 from lit_dps.core.attempt import Attempt
 from lit_dps.core.errors import StorageError
 from lit_dps.core.goal import Goal
+from lit_dps.core.record import StudyRecord
+from lit_dps.core.search_space import Choices, Range
 from lit_dps.core.step_timing import CellTiming, StepTiming
 from lit_dps.core.trial import LIGHTNING, SINGLE, Cell, Trial
 from lit_dps.parallel.process import Interrupted, StopRequest
@@ -55,7 +58,9 @@ def study(tmp_path):
     write_study(url, cells, "quiet", goal=GOAL, space=SPACE)
     given = SimpleNamespace(threads=1, name="quiet", seed=0)
     storage = SimpleNamespace(optuna_url=url)
-    made = SimpleNamespace(study=given, storage=storage, ranks=1, middle=params)
+    made = SimpleNamespace(
+        study=given, storage=storage, ranks=1, middle=params, environment="code a"
+    )
     made.without_readings = lambda: made
     return made, url
 
@@ -93,8 +98,57 @@ def test_times_are_measured_again_only_where_something_changed(clock, study, mon
     setup.study.threads = 2
     assert update_step_timing(setup, record, StopRequest()).step_timing.threads == 2
     assert len(clock) == 3 * made
+    setup.environment = "code b"
+    record = update_step_timing(setup, record, StopRequest())
+    assert record.step_timing.environment == "code b" and len(clock) == 4 * made
     monkeypatch.setattr(quiet_timing, "hardware", lambda: "another machine")
     assert update_step_timing(setup, record, StopRequest()).step_timing.machine == "another machine"
+
+
+WIDTHS = {"model.learning_rate": Range(0.01, 1.0, "log"), "model.width": Choices([64, 1024])}
+
+
+def widths_at(url: str, name: str, steps_of_wide: int, rate: float = 0.1) -> StudyRecord:
+    """A study of one cell: a narrow network that needs 64 steps, and a wide one."""
+    narrow = {"model.learning_rate": 0.1, "model.width": 64}
+    wide = {"model.learning_rate": rate, "model.width": 1024}
+    trials = [
+        result(Cell(4), 0, 64, params=narrow),
+        result(Cell(4), 1, steps_of_wide, params=wide),
+    ]
+    write_study(url, {Cell(4): trials}, name, goal=GOAL, space=WIDTHS)
+    return read_study(url, name)
+
+
+def test_times_are_measured_again_if_the_best_trial_has_another_size(clock, study):
+    setup, url = study
+    first = update_step_timing(setup, widths_at(url, "narrow", 128), StopRequest())
+    assert first.step_timing.by_cell[Cell(4)].params["model.width"] == 64
+    assert step_seconds(first)[Cell(4)].source == QUIET
+    made = len(clock)
+    # The wide network has become the best one: its steps are not the ones that were timed.
+    wide = dataclasses.replace(widths_at(url, "wide", 32), step_timing=first.step_timing)
+    assert Cell(4) not in step_seconds(wide)
+    setup.study.name = "wide"
+    second = update_step_timing(setup, wide, StopRequest())
+    assert len(clock) > made
+    assert second.step_timing.by_cell[Cell(4)].params["model.width"] == 1024
+    made = len(clock)
+    other_rate = dataclasses.replace(
+        widths_at(url, "rate", 32, rate=0.3), step_timing=second.step_timing
+    )
+    assert update_step_timing(setup, other_rate, StopRequest()) is other_rate
+    assert len(clock) == made and step_seconds(other_rate)[Cell(4)].source == QUIET
+
+
+def test_times_of_an_earlier_version_hold_only_without_sizes():
+    """Earlier versions did not store which trial was timed."""
+    timing = StepTiming("m", "2026-11-29", 1, 1, (CellTiming(Cell(4), (0.1,), 1.0),))
+    best = [Trial(Cell(4), 0, {"model.learning_rate": 0.1, "model.width": 64})]
+    assert not timing.is_of(best, WIDTHS)
+    assert not timing.is_of(best, {"model.width": Range(8, 64, integer=True)})
+    assert timing.is_of(best, {"model.learning_rate": Range(0.01, 1.0, "log")})
+    assert not timing.is_of([Trial(Cell(8), 0, {})], {})
 
 
 def test_a_long_measurement_ends_after_few_rounds_and_a_longer_one_is_left_out(
@@ -145,10 +199,10 @@ def test_the_switch_leaves_it_out(clock, study, monkeypatch):
 def test_what_is_stored_is_what_was_measured(tmp_path, study):
     _, url = study
     cells = (
-        CellTiming(Cell(8, 0.5, (("optim.delay", 4),)), (0.01, 0.02), 0.5),
+        CellTiming(Cell(8, 0.5, (("optim.delay", 4),)), (0.01, 0.02), 0.5, {"model.width": 64}),
         CellTiming(Cell(4), (0.03,), 1.5),
     )
-    timing = StepTiming("Xeon, 2 cores", "2026-11-27", 2, 1, cells)
+    timing = StepTiming("Xeon, 2 cores", "2026-11-27", 2, 1, cells, "code a")
     assert StepTiming.from_dict(json.loads(json.dumps(timing.to_dict()))) == timing
     store_step_timing(url, "quiet", timing)
     assert read_study(url, "quiet").step_timing == timing
