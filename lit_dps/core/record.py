@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -18,7 +19,16 @@ from lit_dps.core.repeats import RepeatId, RepeatPlan, missing_repeats
 from lit_dps.core.search_space import Box, ExpandedSpace, short_names
 from lit_dps.core.statistic import MINIMUM, Statistic, statistic_named
 from lit_dps.core.step_timing import StepTiming
-from lit_dps.core.trial import Cell, Series, Status, TrialResult, Value, short_name, text_of
+from lit_dps.core.trial import (
+    Cell,
+    Series,
+    Status,
+    TrialResult,
+    Value,
+    last_name,
+    short_name,
+    text_of,
+)
 from lit_dps.core.trial_config import BatchConfig
 from lit_dps.core.unit import EXAMPLES, STEPS, Cost, value_at
 
@@ -240,7 +250,11 @@ class StudyRecord:
     @property
     def space_text(self) -> str:
         """The search space in one line, with short names."""
-        return "; ".join(f"{name} {box}" for name, box in self.named_space.items())
+        return self.text_of_space(self.space)
+
+    def text_of_space(self, space: Mapping[str, Box]) -> str:
+        """Return a search space of the study in one line, with short names."""
+        return "; ".join(f"{self.short_names[key]} {box}" for key, box in space.items())
 
     def subset(self, sparsities: Iterable[float], batch_sizes: Iterable[int]) -> StudyRecord:
         """Return the part of the study at some of its sparsities and batch sizes."""
@@ -286,7 +300,8 @@ class StudyRecord:
         for key, values in axes.items():
             if len(values) == 1:
                 chosen[key] = values[0]
-        for part in text.replace(",", " ").split():
+        # A value may have blanks: schedule=0:B/4 2.5%:B.
+        for part in _BEFORE_NAME.split(text.strip(", ")):
             name, _, value_text = part.partition("=")
             key = keys.get(name, "")
             value = _parse_value(value_text, axes.get(key, ()))
@@ -300,6 +315,9 @@ class StudyRecord:
         return Cell(batch_size, sparsity, tuple(sorted(chosen.items())))
 
 
+_BEFORE_NAME = re.compile(r"[,\s]+(?=[^\W\d][\w.]*=)")
+
+
 def _axis_text(key: str, values: Iterable[Value]) -> str:
     """Return an axis and its values, such as "delay=0|4"."""
     return f"{short_name(key)}={'|'.join(map(text_of, values))}"
@@ -308,7 +326,7 @@ def _axis_text(key: str, values: Iterable[Value]) -> str:
 def _parse_value(text: str, values: Iterable[Value]) -> Value | None:
     """Return the value of an axis that a text means: by its text, else by its number."""
     for value in values:
-        if text in (str(value), text_of(value)):
+        if text in (str(value), text_of(value), last_name(value)):
             return value
     try:
         number = float(text)
@@ -319,7 +337,7 @@ def _parse_value(text: str, values: Iterable[Value]) -> Value | None:
 
 def cell_text(cell: Cell) -> str:
     """Return a cell as a command takes it: B=32,S=0.9,delay=4."""
-    return str(cell).replace(" ", ",")
+    return ",".join([f"B={cell.batch_size}", *cell.series.names])
 
 
 def grid(

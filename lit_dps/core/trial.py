@@ -8,7 +8,7 @@ a cell plus one point of the metaparameter search. A "step" is always an optimiz
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -65,11 +65,24 @@ class Series:
         """Return the series without some of its further axes."""
         return Series(self.sparsity, tuple(axis for axis in self.axes if axis[0] not in keys))
 
-    def __str__(self) -> str:
-        parts = [f"S={self.sparsity:g}"]
+    @property
+    def names(self) -> list[str]:
+        """The values as text, such as ["S=0.9", "delay=4"]."""
+        return self._names(text_of)
+
+    @property
+    def stored_name(self) -> str:
+        """The series in the names of stored studies and files. It never changes."""
+        return " ".join(self._names(last_name))
+
+    def _names(self, as_text: Callable[[Value], str]) -> list[str]:
+        names = [f"S={self.sparsity:g}"]
         for key, value in self.axes:
-            parts.append(f"{short_name(key)}={text_of(value)}")
-        return " ".join(parts)
+            names.append(f"{short_name(key)}={as_text(value)}")
+        return names
+
+    def __str__(self) -> str:
+        return " ".join(self.names)
 
 
 @dataclass(frozen=True, order=True)
@@ -94,6 +107,11 @@ class Cell:
         """The axes that the trials of a stack share: all axes except the axes of pruning."""
         return tuple(pair for pair in self.axes if not pair[0].startswith("pruning."))
 
+    @property
+    def stored_name(self) -> str:
+        """The cell in the names of stored studies and files. It never changes."""
+        return f"B={self.batch_size} {self.series.stored_name}"
+
     def __str__(self) -> str:
         return f"B={self.batch_size} {self.series}"
 
@@ -106,6 +124,14 @@ def short_name(key: str) -> str:
 
 def text_of(value: Value) -> str:
     """Return a value of an axis as text, such as 0.1, true, or the last name of a class path."""
+    if isinstance(value, str):
+        is_class_path = all(part.isidentifier() for part in value.split("."))
+        return last_name(value) if is_class_path else value
+    return last_name(value)
+
+
+def last_name(value: Value) -> str:
+    """Return a value of an axis as text; of a string, what follows its last "."."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, str):
@@ -114,14 +140,14 @@ def text_of(value: Value) -> str:
 
 
 def check_names(key: str, values: Iterable[Value]) -> None:
-    """Raise ConfigError about `key` if two different values of an axis have the same text."""
-    by_text: dict[str, Value] = {}
+    """Raise ConfigError about `key` if two different values of an axis have the same name."""
+    by_name: dict[str, Value] = {}
     for value in values:
-        other = by_text.setdefault(text_of(value), value)
+        other = by_name.setdefault(last_name(value), value)
         if other != value:
             allowed = "values that differ in 6 digits"
             if isinstance(value, str):
-                allowed = "values whose last names differ"
+                allowed = 'values that differ after their last "."'
             raise ConfigError(key, value, f"{allowed}, but {other!r} is also in the list")
 
 
@@ -174,7 +200,7 @@ class Trial:
         if the same point is the best of both. The bootstrap of the law assumes this.
         """
         if self.repeat:
-            purpose = f"{purpose}/{self.cell}/repeat {self.repeat}"
+            purpose = f"{purpose}/{self.cell.stored_name}/repeat {self.repeat}"
         return derive_seed(self.seed, purpose, self.point)
 
     def __str__(self) -> str:

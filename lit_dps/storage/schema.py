@@ -315,7 +315,7 @@ RUN_METRICS = {
 
 def cell_study_name(name: str, cell: Cell) -> str:
     """Return the name of the Optuna study that holds a cell's trials."""
-    return f"{name} | {cell}"
+    return f"{name} | {cell.stored_name}"
 
 
 def repeats_study_name(name: str, cell: Cell) -> str:

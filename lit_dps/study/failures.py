@@ -103,7 +103,7 @@ class Failures:
         trial = result.trial
         self._count += 1
         self._note(result)
-        path = self.folder / f"{trial.cell} {trial.file_name}.txt"
+        path = self.folder / f"{trial.cell.stored_name} {trial.file_name}.txt"
         if result.status is not Status.FAILED:
             self._failed.discard((trial.cell, trial.file_name))
             with suppress(OSError):

@@ -69,7 +69,7 @@ class Checkpoints:
 
     def path(self, trial: Trial) -> Path:
         """Return the path of a trial's file."""
-        return self.folder / str(trial.cell) / f"{trial.file_name}.ckpt"
+        return self.folder / trial.cell.stored_name / f"{trial.file_name}.ckpt"
 
     def file(self, trial: Trial, settings: Mapping[str, Any]) -> CheckpointFile:
         """Return the file of a trial. A run resumes from it only if its identity agrees.

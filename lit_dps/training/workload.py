@@ -122,7 +122,7 @@ class Workload:
         trainer = trainer_arguments(options)
         # Each trial has a separate folder, because Lightning resumes checkpoints that are there.
         root = trainer.get("default_root_dir") or os.getcwd()
-        folder = os.path.join(root, "trials", str(trial.cell), trial.file_name)
+        folder = os.path.join(root, "trials", trial.cell.stored_name, trial.file_name)
         trainer = {
             **trainer,
             "callbacks": filter_callbacks(as_list(trainer.get("callbacks")), "trainer.callbacks"),

@@ -12,7 +12,7 @@ from lit_dps.analysis.analysis import Analysis
 from lit_dps.core.attempt import Attempt
 from lit_dps.core.config import StorageConfig
 from lit_dps.core.goal import Goal
-from lit_dps.core.record import StudyRecord
+from lit_dps.core.record import StudyRecord, cell_text
 from lit_dps.core.trial import Cell
 from lit_dps.storage.read import read_study
 from lit_dps.study.retrain_hint import retrain_hint
@@ -103,6 +103,16 @@ def test_the_name_of_a_cell_is_the_cell():
     for cell in record().cells:
         assert record().parse_cell(str(cell)) == cell
     assert record(batch_sizes=(8,), axes={}).parse_cell("S=0") == Cell(8, 0.0)
+
+
+def test_the_stages_of_a_batch_schedule_name_a_cell():
+    stages = "0:B/4 2.5%:B/2 10%:B"
+    some = record(batch_sizes=(8, 32), axes={"batch.schedule": ("constant", stages)})
+    for cell in some.cells:
+        assert some.parse_cell(cell_text(cell)) == cell == some.parse_cell(str(cell))
+    last = Cell(32, 0.0, (("batch.schedule", stages),))
+    assert cell_text(last) == f"B=32,S=0,schedule={stages}"
+    assert some.parse_cell(f" schedule={stages}, S=0  B=32") == last
 
 
 @pytest.mark.parametrize("text", ["B=9,S=0", "B=8", "", "b=8,S=0", "B=8,S=x,delay=0,network=MLP"])

@@ -256,9 +256,21 @@ def _search_text(record: StudyRecord) -> str:
         smallest = f"{record.k_star_words}, of"
     return (
         f"K* is {smallest} {counted(record.trials, 'trial')}. study.sampler {sampler} "
-        f"drew them from this search space: {record.space_text}. More trials or a larger search "
-        "space can only lower K*."
+        f"drew them from {_space_text(record)}. More trials or a larger search space can only "
+        "lower K*."
     )
+
+
+def _space_text(record: StudyRecord) -> str:
+    """Return the search space, and the former ones if it was expanded."""
+    if not record.spaces:
+        return f"this search space: {record.space_text}"
+    first, *expansions = record.spaces
+    texts = [f"this search space: {record.text_of_space(first.space)}"]
+    for each in expansions:
+        space = record.text_of_space(each.space)
+        texts.append(f"from point {each.first} on with the part added by --extend-space: {space}")
+    return ", and ".join(texts)
 
 
 def _seeds_text(record: StudyRecord) -> str:
@@ -278,12 +290,8 @@ def _seeds_text(record: StudyRecord) -> str:
 
 def _origin(study: Analysis) -> list[tuple[str, str]]:
     """Return how the study was made, by name: commands, and versions that its trials ran under."""
-    rows = [
-        (
-            "Run it again",
-            "save the configuration below as study.yaml; lit-dps study --config study.yaml",
-        )
-    ]
+    commands = "; then ".join(_commands(study.record))
+    rows = [("Run it again", f"save the configuration below as study.yaml; {commands}")]
     command = retrain_command(study)
     if command is not None:
         rows.append(("Retrain the best trial", command))
@@ -292,6 +300,24 @@ def _origin(study: Analysis) -> list[tuple[str, str]]:
     page = f"lit_dps {__version__}, optuna {version('optuna')}"
     rows.append(("This page", page))
     return rows
+
+
+def _commands(record: StudyRecord) -> list[str]:
+    """Return the commands that run a study, one after the other."""
+    command = "lit-dps study --config study.yaml"
+    if not record.spaces:
+        return [command]
+    commands = []
+    trials = 0
+    for expansion in record.spaces[1:]:
+        # An expansion depends on the results of all trials before it.
+        if expansion.first > trials:
+            commands.append(f"{command} --study.trials {expansion.first}")
+        trials = expansion.end
+        commands.append(f"{command} --study.trials {trials} --extend-space")
+    if record.trials > trials:
+        commands.append(f"{command} --study.trials {record.trials}")
+    return commands
 
 
 def _versions(environment: Mapping[str, Any]) -> str:

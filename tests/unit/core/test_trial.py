@@ -2,7 +2,16 @@
 
 import pytest
 
-from lit_dps.core.trial import Cell, Status, Trial, TrialResult, check_sparsity, derive_seed
+from lit_dps.core.trial import (
+    Cell,
+    Status,
+    Trial,
+    TrialResult,
+    check_names,
+    check_sparsity,
+    derive_seed,
+    text_of,
+)
 from tests.support.errors import raises_about, refuses
 
 
@@ -33,6 +42,36 @@ def test_seeds_of_purposes_points_and_studies_differ():
     }
     assert len(seeds) == 900  # 900 draws of 2^32 collide with a chance of 1e-4, and these are fixed
     assert all(0 <= seed < 2**32 for seed in seeds)
+
+
+STAGES = "0:B/4 2.5%:B/2 10%:B"
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (True, "true"),
+        (0.1, "0.1"),
+        (4, "4"),
+        ("constant", "constant"),
+        ("torch.optim.SGD", "SGD"),
+        ("__main__.Net", "Net"),
+        (STAGES, STAGES),
+        ("a/b.pt", "a/b.pt"),
+    ],
+)
+def test_only_class_paths_are_shortened(value, text):
+    assert text_of(value) == text
+
+
+def test_names_of_stored_studies_and_seeds_of_repeats_are_those_of_earlier_versions():
+    cell = Cell(32, 0.0, (("batch.schedule", STAGES),))
+    assert str(cell) == f"B=32 S=0 schedule={STAGES}"
+    assert cell.stored_name == "B=32 S=0 schedule=5%:B/2 10%:B"
+    seed = derive_seed(0, "init/B=32 S=0 schedule=5%:B/2 10%:B/repeat 1", 3)
+    assert Trial(cell, 3, repeat=1).seed_for("init") == seed
+    with refuses("study.grid.batch.schedule", STAGES):
+        check_names("study.grid.batch.schedule", ["0:B/4 1.5%:B/2 10%:B", STAGES])
 
 
 def test_the_cell_and_the_params_do_not_enter_the_seed():

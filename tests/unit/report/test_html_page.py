@@ -20,6 +20,7 @@ from lit_dps.analysis.analysis import Analysis
 from lit_dps.analysis.answer import MEDIAN
 from lit_dps.core.goal import Goal
 from lit_dps.core.record import grid
+from lit_dps.core.search_space import ExpandedSpace, Range
 from lit_dps.core.trial import Cell, Status, Trial, TrialResult
 from lit_dps.report.figures.page_pictures import MAX_SVG_BYTES, picture_of
 from lit_dps.report.html import page
@@ -29,6 +30,7 @@ from tests.support.fake_study import analysis_of, law_results
 from tests.support.pictures import KEY
 from tests.unit.report.test_golden import repeated_study
 
+KEYS = ("model.learning_rate", "model.momentum")
 EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)>"
 
 
@@ -109,6 +111,26 @@ def test_the_law_is_of_the_statistic_that_the_times_use():
     first_screen = text.split("<details")[0]
     assert f"Median K over seeds = {law_text(medians).split(' = ', 1)[1]}" in first_screen
     assert k_stars.describe() not in first_screen
+
+
+def test_an_expanded_search_space_is_named_with_its_commands(study):
+    rate, wide = Range(1e-3, 1.0, "log"), Range(1e-3, 10.0, "log")
+    momentum = Range(0.5, 0.9)
+    spaces = (
+        ExpandedSpace(0, 4, {KEYS[0]: rate, KEYS[1]: momentum}),
+        ExpandedSpace(4, 6, {KEYS[0]: wide, KEYS[1]: momentum}),
+    )
+    record = dataclasses.replace(study.record, spaces=spaces, space=dict(spaces[1].space))
+    first = f"drew them from this search space: learning_rate {rate}; momentum {momentum}, and from"
+    second = f"point 4 on with the part added by --extend-space: learning_rate {wide}; momentum"
+    shown = html.unescape(page(Analysis(record)))
+    assert f"{first} {second} {momentum}." in shown
+    command = "lit-dps study --config study.yaml"
+    commands = f"{command} --study.trials 4; then {command} --study.trials 6 --extend-space<"
+    assert commands in shown
+    more = html.unescape(page(Analysis(dataclasses.replace(record, trials=9))))
+    assert f"{commands[:-1]}; then {command} --study.trials 9<" in more
+    assert f"study.yaml; {command}<" in html.unescape(page(study))
 
 
 def test_every_finished_trial_is_in_the_table_with_the_fewest_steps_first(study, text):
