@@ -36,7 +36,8 @@ def print_cost(question: Question, clock: Clock) -> None:
             f"figures it is at most about {clock.announced_text}."
         )
         seconds = question.step_seconds_by_devices
-        preview = Preview.of(question.plan, question.batch_sizes, seconds)
+        of_user = question.step_seconds_here(batch_size)
+        preview = Preview.of(question.plan, question.batch_sizes, seconds, of_user)
         print_line(preview.head())
         # A table is not wrapped.
         print("\n".join(preview.table(stderr_columns())), file=sys.stderr, flush=True)

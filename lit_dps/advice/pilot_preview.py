@@ -40,6 +40,7 @@ class Preview:
         plan: PilotPlan,
         batch_sizes: Sequence[int],
         step_seconds: Mapping[int, Callable[[float], float]],
+        seconds_of_user: float,
     ) -> Preview:
         """Return the preview of some batch sizes.
 
@@ -48,19 +49,19 @@ class Preview:
             batch_sizes: Batch sizes to answer for, in examples.
             step_seconds: By number of devices, the seconds of a step at a batch size with its share
                 of validation; infinite where they are unknown.
+            seconds_of_user: Like `step_seconds`, of the user's run on its devices.
         """
         law = relative_law(plan.batch_size)
         low, high = law.reach
         sizes = [b for b in batch_sizes if low <= b <= high]
         steps = law.samples(np.array(sizes, float))
         steps = steps / steps[:, [sizes.index(plan.batch_size)]]
-        of_pilot = next(iter(step_seconds.values()))(plan.batch_size)
         times = {}
         for devices, seconds in step_seconds.items():
             of_step = np.array(list(map(seconds, sizes)))
             if np.isfinite(of_step).any():
                 # An unknown step time is infinite, so that it is never the best.
-                times[devices] = steps * of_step / of_pilot
+                times[devices] = steps * of_step / seconds_of_user
         return cls(plan, sizes, steps, times)
 
     def likely_best(self, devices: int) -> list[int]:
@@ -111,7 +112,7 @@ class Preview:
             lines.append(
                 f"Best guess on {_devices(devices)}, by public runs of others: B "
                 f"{_range(self.likely_best(devices))}. B = {self.sizes[i]} takes "
-                f"{_text_of(times[:, i])} times as long as B = {self.plan.batch_size}."
+                f"{_text_of(times[:, i])} times as long as your run at B = {self.plan.batch_size}."
             )
         return lines
 

@@ -176,7 +176,9 @@ def _why_no_answer(question: Question) -> list[str]:
             f"{goal.check_interval}, and another study.name."
         )
     seconds = question.step_seconds_by_devices
-    return [why, *Preview.of(question.plan, question.batch_sizes, seconds).best_guess()]
+    of_user = question.step_seconds_here(question.plan.batch_size)
+    preview = Preview.of(question.plan, question.batch_sizes, seconds, of_user)
+    return [why, *preview.best_guess()]
 
 
 def _details(report: _Report) -> str:

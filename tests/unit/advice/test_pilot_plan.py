@@ -142,8 +142,21 @@ def test_a_rate_next_to_the_users_own_follows_the_searched_one():
 def test_a_table_before_any_run_fits_the_terminal(width, has_limits):
     plan = PilotPlan(32, "model.lr", 0.1, 0.5, is_adaptive=True)
     seconds = {1: lambda size: 1.0 + size / 64, 2: lambda size: 1.5 + size / 128}
-    preview = Preview.of(plan, [16, 32, 64, 128], seconds)
+    preview = Preview.of(plan, [16, 32, 64, 128], seconds, 1.5)
     lines = preview.table(width)
     assert len(lines) == 5 and max(map(len, lines)) <= width
     assert ("[" in lines[1]) == has_limits
     assert lines[2].split()[:3] == ["32", "1", "1"], "relative to the user's run"
+
+
+def test_times_before_any_run_are_relative_to_the_users_run_on_its_devices():
+    """It takes 2 s a step on 4 devices. 64 devices cannot divide B0, so 32 has no time there."""
+    plan = PilotPlan(32, "model.lr", 0.1, 0.5, is_adaptive=True)
+    seconds = {
+        64: lambda size: 0.5 if size >= 64 else math.inf,
+        1: lambda size: 6.0,
+    }
+    preview = Preview.of(plan, [16, 32, 64], seconds, seconds_of_user=2.0)
+    assert preview.times[1][:, 1] == pytest.approx(3.0)
+    assert preview.times[64] == pytest.approx(preview.steps * [math.inf, math.inf, 0.25])
+    assert preview.likely_best(64) == [64]
