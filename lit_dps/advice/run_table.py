@@ -151,6 +151,24 @@ def _find_columns(
     return columns
 
 
+def without_results(table: pd.DataFrame, names: Mapping[str, str]) -> pd.DataFrame:
+    """Return a table without the columns that would be read as steps to the goal or censored.
+
+    A parameter of such a name that a run has logged is not a result, but a setting.
+
+    Args:
+        table: The table.
+        names: Names of columns that the user has chosen, by column here; they are kept.
+    """
+    results = []
+    for ours in ("steps", "censored"):
+        for name in table.columns:
+            is_result = _plain_name(str(name)) in (ours, *COLUMNS[ours])
+            if is_result and name not in names.values():
+                results.append(name)
+    return table.drop(columns=results)
+
+
 def _plain_name(name: str) -> str:
     """Return the last part of a dotted or slashed name, in small letters with underscores."""
     last = re.split(r"[./]", name)[-1]

@@ -12,7 +12,7 @@ import pandas as pd
 
 from lit_dps.advice.existing_runs import advise_on_runs
 from lit_dps.advice.options import devices_of
-from lit_dps.advice.run_table import CurveGoal, RunTable, goal_of, read_runs
+from lit_dps.advice.run_table import CurveGoal, RunTable, goal_of, read_runs, without_results
 from lit_dps.cli.command_line import CommandLine
 from lit_dps.cli.json_output import Outcome, run_verb
 from lit_dps.cli.key_checks import check_kinds, check_names, check_options
@@ -142,9 +142,14 @@ def _read_mlflow(
         allowed = f"a metric of mlflow:{name}: {', '.join(experiment.metrics)}"
         raise ConfigError("goal.metric", goal.metric, allowed)
     source = f"{MLFLOW}{name}"
-    table = read_runs(table_of(experiment, uri, goal.metric), source, names, goal)
+    logged = without_results(table_of(experiment, uri, goal.metric), names)
+    if "steps" in names:
+        logged = logged.drop_duplicates("run")  # a parameter is in every row of its run
+    table = read_runs(logged, source, names, goal)
     notes = list(table.notes)
-    notes.append(f"The goal is {goal}. B is read as the examples of an optimizer step.")
+    if "steps" not in names:
+        notes.append(f"The goal is {goal}.")
+    notes.append("B is read as the examples of an optimizer step.")
     if "step_seconds" in table.runs and "step_seconds" not in names:
         notes.append(
             f"Step times are from the timestamps of {goal.metric}, so they include validation."

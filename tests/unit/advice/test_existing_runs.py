@@ -339,6 +339,7 @@ def test_the_runs_of_an_mlflow_experiment(tmp_path, monkeypatch, capsys):
         run = client.create_run(experiment)
         client.log_param(run.info.run_id, "data/batch_size", b)
         client.log_param(run.info.run_id, "lr", 0.1)
+        client.log_param(run.info.run_id, "trainer/steps", 7 * b)
         k = C1 / b + C2
         for step in np.arange(0, 2 * k, k / 20).astype(int):
             loss = 2.0 * 0.25 ** (step / k)
@@ -359,6 +360,10 @@ def test_the_runs_of_an_mlflow_experiment(tmp_path, monkeypatch, capsys):
     assert document["recommendation"]["step_seconds"] == pytest.approx(0.0228, rel=0.05)
     assert "1 failed runs are left out" in captured.err
     assert "the timestamps of val_loss" in captured.err
+    chosen = ["--columns", "steps=trainer/steps", "--goal.at_most", "0.5"]
+    main([*words, *chosen])
+    document = json.loads(capsys.readouterr().out)
+    assert [row["steps"] for row in document["measured"]] == [7 * b for b in SIZES]
     assert main(["advise", "--runs", "mlflow:their", "--storage.mlflow", uri]) == 2
     assert "mlflow:theirs?" in error_line(capsys.readouterr().err)
 
