@@ -18,11 +18,13 @@ import lit_dps.training.lightning_private as lightning_private
 from lit_dps.analysis.tables import aligned, significant, three_digits
 from lit_dps.core.atomic_write import not_written
 from lit_dps.core.errors import StorageError
+from lit_dps.core.goal import Goal
 from lit_dps.core.text import number_text
 from lit_dps.parallel import ranks
+from lit_dps.parallel.ddp import SharedBatchDDP
 from lit_dps.storage.advice_store import AdviceStore
 from lit_dps.training import GoalErrorCallback
-from lit_dps.training.example_count import full_batch_size, record_batches
+from lit_dps.training.example_count import declared_batch_size, full_batch_size, record_batches
 from lit_dps.training.stopwatch import stopwatch_of
 
 
@@ -31,8 +33,9 @@ class PredictionCallback(Callback):
 
     `lit-dps calibration` reads the stored pairs. Like the predictions, hours are of steps with
     their data and of validations; the time to start, to log and to save is stored separately.
-    A run with another batch size gets a note and is not stored. A run on another number of devices
-    is stored with that number, and its hours are not compared.
+    A run with another batch size or goal gets a note and is not stored. A run on another number of
+    devices is stored with that number, and its hours are not compared. A run from a checkpoint is
+    stored without hours, because its steps before the checkpoint were not timed.
 
     Args:
         storage: Optuna storage URL of the study that the advice is for.
@@ -40,6 +43,7 @@ class PredictionCallback(Callback):
         batch_size: Examples of an optimizer step.
         devices: The number of devices.
         steps, hours: Lower 95 % limit, value and upper limit of the prediction.
+        goal: The goal by `describe_goal`; None if it is unknown, as before 2026-11-29.
     """
 
     def __init__(
@@ -50,6 +54,7 @@ class PredictionCallback(Callback):
         devices: int,
         steps: list[float],
         hours: list[float],
+        goal: str | None = None,
     ):
         self.storage = storage
         self.study = study
@@ -57,6 +62,7 @@ class PredictionCallback(Callback):
         self.devices = devices
         self.steps = steps
         self.hours = hours
+        self.goal = goal
         self._began = time.monotonic()
         self._real_batch_size = 0  # 0 until it is known
 
@@ -69,10 +75,8 @@ class PredictionCallback(Callback):
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        # Each of several ranks has a part of the batch.
-        if not self._real_batch_size and trainer.world_size == 1:
-            size = full_batch_size(trainer, batch) * trainer.accumulate_grad_batches
-            self._real_batch_size = size
+        if not self._real_batch_size:
+            self._real_batch_size = _batch_size_of(trainer, batch)
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         # Loggers run next, and their time is not predicted.
@@ -81,16 +85,14 @@ class PredictionCallback(Callback):
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if ranks.rank():
             return
-        if self._real_batch_size not in (0, self.batch_size):
-            print(
-                f"note: The prediction is for B = {self.batch_size}, but this run has B = "
-                f"{self._real_batch_size}. It is not stored.",
-                file=sys.stderr,
-            )
+        difference = self._difference(trainer)
+        if difference is not None:
+            print(f"note: {difference}. It is not stored.", file=sys.stderr)
             return
         real = self._real_values(trainer)
         for logger in trainer.loggers:
-            metrics = {f"real/{key}": float(value) for key, value in real.items()}
+            known = {key: value for key, value in real.items() if value is not None}
+            metrics = {f"real/{key}": float(value) for key, value in known.items()}
             metrics["predicted/steps"] = self.steps[1]
             metrics["predicted/hours"] = self.hours[1]
             logger.log_metrics(metrics, step=trainer.global_step)
@@ -109,25 +111,61 @@ class PredictionCallback(Callback):
             message = not_written("the outcome, for lit-dps calibration", error)
             print(f"note: {message}", file=sys.stderr)
 
+    def _difference(self, trainer: Trainer) -> str | None:
+        """Return how a run differs from the predicted one, as a clause; None if it does not."""
+        if self._real_batch_size not in (0, self.batch_size):
+            return (
+                f"The prediction is for B = {self.batch_size}, but this run has B = "
+                f"{self._real_batch_size}"
+            )
+        goal = _goal_callback(trainer)
+        text = "no goal" if goal is None else describe_goal(goal.goal)
+        if self.goal not in (None, text):
+            return f"The prediction is for {self.goal}, but this run has {text}"
+        return None
+
     def _real_values(self, trainer: Trainer) -> dict[str, Any]:
-        """Return the real values of a run, by the names that are stored and logged."""
+        """Return the real values of a run, by the names that are stored and logged.
+
+        Hours are None if not every step was timed.
+        """
         seconds = time.monotonic() - self._began
         timed = stopwatch_of(trainer).timed
-        predicted_part = seconds
-        if timed:
-            predicted_part = timed["training"] + timed["checking"]
-        reached = False
-        for callback in lightning_private.callbacks_of(trainer):
-            if isinstance(callback, GoalErrorCallback):
-                reached = callback.steps_to_result is not None
-                break
+        hours = other_hours = None
+        if timed.get("steps", 0) >= trainer.global_step:
+            hours = (timed["training"] + timed["checking"]) / 3600
+            other_hours = seconds / 3600 - hours
+        goal = _goal_callback(trainer)
         return {
-            "reached": reached,
+            "reached": goal is not None and goal.steps_to_result is not None,
             "steps": trainer.global_step,
-            "hours": predicted_part / 3600,
-            "other_hours": (seconds - predicted_part) / 3600,
+            "hours": hours,
+            "other_hours": other_hours,
             "real_devices": trainer.world_size,
         }
+
+
+def describe_goal(goal: Goal) -> str:
+    """Return the goal and its check interval as text; `goal.max_steps` changes no K."""
+    return f"{goal}, check interval {goal.check_interval}"
+
+
+def _goal_callback(trainer: Trainer) -> GoalErrorCallback | None:
+    for callback in lightning_private.callbacks_of(trainer):
+        if isinstance(callback, GoalErrorCallback):
+            return callback
+    return None
+
+
+def _batch_size_of(trainer: Trainer, batch: Any) -> int:
+    """Return the examples of an optimizer step of a run; 0 if they are unknown."""
+    size = 0
+    if trainer.world_size == 1:
+        size = full_batch_size(trainer, batch)
+    elif isinstance(trainer.strategy, SharedBatchDDP):
+        # Each rank has a part of the batch that the loader declares.
+        size = declared_batch_size(trainer)
+    return size * trainer.accumulate_grad_batches
 
 
 def calibrate(outcomes: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
@@ -138,9 +176,9 @@ def calibrate(outcomes: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
     limit; otherwise it does not count.
 
     Args:
-        outcomes: By study: batch_size, devices, reached, steps, hours (of steps and validations),
-            other_hours (to start, log and save), real_devices, and predicted_steps and
-            predicted_hours, each as lower limit, value and upper limit.
+        outcomes: By study: batch_size, devices, reached, steps, hours (of steps and validations;
+            None if not every step was timed), other_hours (to start, log and save), real_devices,
+            and predicted_steps and predicted_hours, each as lower limit, value and upper limit.
     """
     runs = []
     rows = []
@@ -151,9 +189,16 @@ def calibrate(outcomes: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
     if not runs:
         return "no run of fit with a recommended configuration is stored yet\n"
     on_predicted_devices = [run for run in runs if run["real_devices"] == run["devices"]]
+    timed = [run for run in on_predicted_devices if run["hours"] is not None]
     lines = aligned(rows, words=True)
     lines += ["", f"steps: {_summary('steps', runs)}"]
-    lines += ["", f"hours: {_summary('hours', on_predicted_devices)}"]
+    lines += ["", f"hours: {_summary('hours', timed)}"]
+    untimed = sum(run["hours"] is None for run in runs)
+    if untimed:
+        lines.append(
+            f"{untimed} resumed from a checkpoint or ended between two validations; their hours "
+            "are unknown"
+        )
     others = len(runs) - len(on_predicted_devices)
     if others:
         lines.append(
@@ -179,7 +224,7 @@ def _row(study: str, run: Mapping[str, Any]) -> dict[str, str]:
         low, value, high = map(three_digits, run[f"predicted_{name}"])
         row[f"predicted {name}"] = f"{value} [{low}, {high}]"
         row[f"real {name}"] = significant(run[name])
-        if not run["reached"]:
+        if not run["reached"] and run[name] is not None:
             row[f"real {name}"] = f"> {row[f'real {name}']}"
     row["other hours"] = significant(run.get("other_hours"))
     return row

@@ -11,6 +11,7 @@ from lightning.pytorch import Trainer
 
 from lit_dps.advice.answer import Answer
 from lit_dps.advice.branch_law import Branched
+from lit_dps.advice.prediction import describe_goal
 from lit_dps.advice.question import Question
 from lit_dps.advice.user_workload import probe_setup
 from lit_dps.core.trial_config import OptimConfig, plain
@@ -134,4 +135,5 @@ def _prediction_callback(question: Question, best: Mapping[str, Any]) -> dict[st
     }
     for name in ("steps", "hours"):
         arguments[name] = [float(best[f"{name}{end}"]) for end in ("_low", "", "_high")]
+    arguments["goal"] = describe_goal(question.setup.goal_of_trials)
     return {"class_path": PREDICTION_CALLBACK, "init_args": arguments}

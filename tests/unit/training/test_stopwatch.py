@@ -7,13 +7,15 @@ import json
 from types import SimpleNamespace
 
 import pytest
+import torch
 from lightning.pytorch import Callback, Trainer
 from torch import nn
 
-from lit_dps.advice.prediction import PredictionCallback, calibrate
+from lit_dps.advice.prediction import PredictionCallback, calibrate, describe_goal
 from lit_dps.analysis.step_seconds import step_seconds
 from lit_dps.core.trial import Cell, Status, Trial
 from lit_dps.models import MLP
+from lit_dps.parallel.ddp import SharedBatchDDP
 from lit_dps.storage.advice_store import AdviceStore, list_advice
 from lit_dps.storage.schema import decode_result, encode_result
 from lit_dps.training import GoalErrorCallback
@@ -128,6 +130,51 @@ def test_a_run_of_another_batch_size_is_no_pair(tmp_path, capsys):
     warning = capsys.readouterr().err
     assert {64, 32} <= set(numbers_in(warning))
     assert AdviceStore(url, "mine").read() == {}
+
+
+def fitted(url: str, goal: dict, text: str | None, checkpoint: str | None = None) -> Trainer:
+    """Return the trainer of a run whose prediction is for a goal by its text."""
+    prediction = PredictionCallback(url, "mine", 32, 1, [10, 12, 14], [0.05, 0.1, 0.2], text)
+    built = Workload(SLOW, DATA, {"accelerator": "cpu", **STUDY_TRAINER}).build(TRIAL)
+    callbacks = [prediction, GoalErrorCallback(**goal)]
+    trainer = Trainer(**{**built.trainer, "callbacks": callbacks})
+    trainer.fit(built.module, built.data, ckpt_path=checkpoint, weights_only=False)
+    return trainer
+
+
+def test_a_run_from_a_checkpoint_has_steps_and_no_hours(tmp_path):
+    """The 8 steps before the checkpoint were not timed."""
+    url, file = f"sqlite:///{tmp_path}/study.db", str(tmp_path / "half.ckpt")
+    fitted(url, {**GOAL, "max_steps": 8}, None).save_checkpoint(file)
+    fitted(url, GOAL, None, file)
+    first, resumed = list_advice(url)["mine"]["outcomes"]
+    assert first["hours"] == pytest.approx((8 * STEP + 2 * CHECK) / 3600)
+    assert (resumed["steps"], resumed["hours"], resumed["other_hours"]) == (12, None, None)
+    lines = calibrate({"mine": [{**first, "reached": True}, {**resumed, "reached": True}]})
+    assert "1 that met the goal" in lines.split("hours: ")[1]
+    assert "2 that met the goal" in lines.split("steps: ")[1]
+
+
+def test_a_run_of_another_goal_is_no_pair(tmp_path, capsys):
+    url = f"sqlite:///{tmp_path}/study.db"
+    text = describe_goal(GoalErrorCallback(**GOAL).goal)
+    fitted(url, {**GOAL, "error": 0.5}, text)
+    assert "error 0.5" in capsys.readouterr().err
+    fitted(url, {**GOAL, "check_interval": 6}, text)
+    assert AdviceStore(url, "mine").read() == {}
+    fitted(url, {**GOAL, "max_steps": 8}, text)
+    (stored,) = list_advice(url)["mine"]["outcomes"]
+    assert stored["steps"] == 8
+
+
+def test_the_batch_size_on_several_ranks_is_the_declared_one(monkeypatch):
+    """A rank has a part of 16 of a batch of 32, and a step has two batches."""
+    monkeypatch.setattr("lit_dps.advice.prediction.declared_batch_size", lambda trainer: 32)
+    strategy = SharedBatchDDP.__new__(SharedBatchDDP)
+    trainer = SimpleNamespace(world_size=2, strategy=strategy, accumulate_grad_batches=2)
+    prediction = PredictionCallback("", "mine", 32, 2, [10, 12, 14], [0.05, 0.1, 0.2])
+    prediction.on_train_batch_start(trainer, None, [torch.zeros(16)], 0)
+    assert "64" in prediction._difference(trainer)
 
 
 def test_an_outcome_that_the_storage_refuses_ends_no_run(tmp_path, capsys):
