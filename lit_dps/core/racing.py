@@ -53,6 +53,13 @@ def race_limit(
     return statistic.race_limit([k for k in costs if k is not None], race_factor)
 
 
+def larger_factor(factor: float | None, other: float | None) -> float | None:
+    """Return the larger race factor; None is the largest."""
+    if factor is None or other is None:
+        return None
+    return max(factor, other)
+
+
 def default_rungs(check_interval: int, max_steps: int) -> list[float]:
     """Return the steps at which trials pause while their cell has no complete trial, then infinity.
 
@@ -149,22 +156,40 @@ def next_rung(step: float, rungs: Iterable[float]) -> float:
 
 
 def truncate_at_race_limit(
-    results: Sequence[TrialResult], race_factor: float | None, statistic: Statistic
+    results: Sequence[TrialResult],
+    race_factor: float | None,
+    statistic: Statistic,
+    earlier: Mapping[int, TrialResult] = {},
 ) -> list[TrialResult]:
     """Return the results of a cell truncated at its race limit, whichever worker finished first.
 
     Trials that ended later become outraced, and their curves end there. The list has no trials that
     must run again (`covered_up_to`).
+
+    Args:
+        results: The results of the cell.
+        race_factor: As in `race_limit`.
+        statistic: What K* is.
+        earlier: Of each point whose last attempt failed, the longest attempt that did not fail. It
+            replaces the failed one if it covers the limit.
     """
     limit = race_limit((result.cost for result in results), race_factor, statistic)
     truncated = []
     for result in results:
-        if covered_up_to(result.status, result.cost_run) >= limit:
-            truncated.append(_truncate(result, limit))
+        covering = covering_attempt(result, earlier.get(result.trial.point), limit)
+        if covered_up_to(covering.status, covering.cost_run) >= limit:
+            truncated.append(truncate_at(covering, limit))
     return truncated
 
 
-def _truncate(result: TrialResult, limit: float) -> TrialResult:
+def covering_attempt(result: TrialResult, earlier: TrialResult | None, limit: float) -> TrialResult:
+    """Return the earlier attempt if its course is known up to a cost; else the result."""
+    if earlier is not None and covered_up_to(earlier.status, earlier.cost_run) >= limit:
+        return earlier
+    return result
+
+
+def truncate_at(result: TrialResult, limit: float) -> TrialResult:
     """Return a result as if the race had stopped its trial at a cost."""
     end = result.cost_run
     if result.cost is not None:

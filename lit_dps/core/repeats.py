@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from lit_dps.core.racing import covered_up_to
+from lit_dps.core.racing import covered_up_to, covering_attempt, truncate_at
 from lit_dps.core.statistic import Statistic
 from lit_dps.core.trial import Status, TrialResult
 from lit_dps.core.unit import Cost
@@ -99,3 +99,33 @@ def missing_repeats(
             cost = covered_up_to(repeat.status, repeat.cost_run)
         covered[repeat.trial.point, repeat.trial.repeat] = cost
     return plan.missing(complete, covered, statistic)
+
+
+def truncate_repeats(
+    plan: RepeatPlan,
+    results: Iterable[TrialResult],
+    repeats: Iterable[TrialResult],
+    statistic: Statistic,
+    earlier: Mapping[RepeatId, TrialResult],
+) -> list[TrialResult]:
+    """Return the repeats of a cell truncated at their limit, whenever they ran.
+
+    K* may fall after a repeat has ended. The repeat then counts as stopped at the new limit, as if
+    it had run later. The list includes repeats that must run again.
+
+    Args:
+        plan: What is repeated.
+        results: The results of the cell's trials.
+        repeats: The results of its repeats.
+        statistic: What K* is.
+        earlier: As in `racing.truncate_at_race_limit`.
+    """
+    k_star = statistic.k_star(result.cost for result in results)
+    if k_star is None:
+        return list(repeats)
+    limit = plan.limit(k_star)
+    truncated = []
+    for repeat in repeats:
+        shorter = earlier.get((repeat.trial.point, repeat.trial.repeat))
+        truncated.append(truncate_at(covering_attempt(repeat, shorter, limit), limit))
+    return truncated

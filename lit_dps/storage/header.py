@@ -18,6 +18,7 @@ from lit_dps.core.environment import DATA
 from lit_dps.core.errors import ConfigError, StorageError, UserError
 from lit_dps.core.goal import Goal
 from lit_dps.core.identity import one_spelling
+from lit_dps.core.racing import larger_factor
 from lit_dps.core.repeats import RepeatPlan
 from lit_dps.core.search_space import ExpandedSpace, is_continuation, space_to_dict
 from lit_dps.core.statistic import MINIMUM
@@ -433,10 +434,3 @@ def _larger_plan(plan: RepeatPlan, other: RepeatPlan) -> RepeatPlan:
         points=max(plan.points, other.points),
         race_factor=larger_factor(plan.race_factor, other.race_factor),
     )
-
-
-def larger_factor(factor: float | None, other: float | None) -> float | None:
-    """Return the larger race factor; None is the largest."""
-    if factor is None or other is None:
-        return None
-    return max(factor, other)

@@ -18,9 +18,9 @@ from lit_dps.core.errors import ConfigError, StorageError
 from lit_dps.core.goal import Goal
 from lit_dps.core.noise_scale import NoiseScale
 from lit_dps.core.progress_line import with_progress
-from lit_dps.core.racing import longest_attempt, truncate_at_race_limit
+from lit_dps.core.racing import larger_factor, longest_attempt, truncate_at_race_limit
 from lit_dps.core.record import StudyRecord, shared_cells
-from lit_dps.core.repeats import RepeatId
+from lit_dps.core.repeats import RepeatId, truncate_repeats
 from lit_dps.core.search_space import ExpandedSpace, space_from_dict
 from lit_dps.core.step_timing import StepTiming
 from lit_dps.core.text import escape_json
@@ -58,7 +58,11 @@ def list_studies(storage: BaseStorage | str) -> list[str]:
 
 
 def read_study(
-    storage: BaseStorage | str, name: str, trust: bool = False, truncates: bool = True
+    storage: BaseStorage | str,
+    name: str,
+    trust: bool = False,
+    truncates: bool = True,
+    min_race_factor: float | None = 0.0,
 ) -> StudyRecord:
     """Read a study, finished or not; change nothing in the storage.
 
@@ -69,6 +73,8 @@ def read_study(
             it; this is recorded.
         truncates: Whether results end at the race limit. If not, each result is as its trial ended,
             and trials that must run again are in the record too.
+        min_race_factor: A race factor that replaces the stored one if it is larger; None is the
+            largest.
 
     Raises:
         UntrustedCode: if they may not, and there are any that are not imported yet.
@@ -92,6 +98,7 @@ def read_study(
         try:
             schema.check_keys(header, schema.HEADER_ATTRS)
             refuse_foreign_code(name, header, trust)
+            header[schema.RACE_FACTOR] = larger_factor(header[schema.RACE_FACTOR], min_race_factor)
             return _record(name, header, _read_cells(opened, name, header, study_ids, truncates))
         except DAMAGE as error:
             if isinstance(error, ConfigError) and error.key in CLASS_KEYS:
@@ -126,21 +133,26 @@ def _read_cells(
     cells = schema.cells_of(header)
     seed, race_factor = header[schema.TRIAL_SEED], header[schema.RACE_FACTOR]
     statistic = schema.statistic_of(header)
+    plan = decode_plan(header[schema.REPEATS])
     search_ids = [study_ids.get(schema.cell_study_name(name, cell)) for cell in cells]
     repeat_ids = [study_ids.get(schema.repeats_study_name(name, cell)) for cell in cells]
     search_trials = _read_trials(storage, search_ids)
     repeat_trials = _read_trials(storage, repeat_ids)
     read = _Trials({}, {}, {}, {}, {})
     for cell in with_progress("cells read", cells):
-        results, started = _decode_trials(next(search_trials), cell, seed)
-        repeats, started_repeats = _decode_trials(next(repeat_trials), cell, seed)
+        search = _decode_trials(next(search_trials), cell, seed)
+        repeated = _decode_trials(next(repeat_trials), cell, seed)
+        results = search.results
+        repeats = repeated.results
         if truncates:
-            results = truncate_at_race_limit(results, race_factor, statistic)
+            earlier = {point: attempt for (point, _), attempt in search.earlier.items()}
+            results = truncate_at_race_limit(results, race_factor, statistic, earlier)
+            repeats = truncate_repeats(plan, results, repeats, statistic, repeated.earlier)
         read.results[cell] = results
         read.repeats[cell] = repeats
         # A paused trial that runs again has a result, but is not finished.
-        read.running[cell] = len(started - _repeat_ids(read.results[cell]))
-        read.running_repeats[cell] = len(started_repeats - _repeat_ids(repeats))
+        read.running[cell] = len(search.started - _repeat_ids(results))
+        read.running_repeats[cell] = len(repeated.started - _repeat_ids(repeats))
     for cell, trained in shared_cells(cells, read.results).items():
         # A study of an earlier version has trained both cells.
         if not read.results[cell]:
@@ -243,31 +255,57 @@ def _read_trials(
                 yield trials[study_id]
 
 
+class _DecodedTrials(NamedTuple):
+    """The trials of a cell, or its repeats.
+
+    Attributes:
+        results: One result of each point and repeat, in order.
+        earlier: For each result of status failed, the longest attempt that did not fail, if any.
+        started: The trials that are started or queued.
+    """
+
+    results: list[TrialResult]
+    earlier: dict[RepeatId, TrialResult]
+    started: set[RepeatId]
+
+
 def _decode_trials(
     trials: Sequence[FrozenTrial | StoredTrial], cell: Cell, seed: int
-) -> tuple[list[TrialResult], set[RepeatId]]:
+) -> _DecodedTrials:
     """Return the results of a cell by point and repeat, and the trials that are started or queued.
 
-    Of several attempts at a point, the longest one counts.
+    Of several attempts at a point, the longest one counts. A later failure replaces an attempt that
+    the race stopped.
     """
-    results: dict[RepeatId, TrialResult] = {}
+    longest: dict[RepeatId, TrialResult] = {}  # of the attempts that did not fail
+    failed: dict[RepeatId, TrialResult] = {}
     started = set()
     running = set()
     for trial in sorted(trials, key=lambda trial: trial.number):
         attrs = trial.user_attrs
-        point, repeat = attrs[schema.POINT_ATTR], attrs[schema.REPEAT_ATTR]
+        key = attrs[schema.POINT_ATTR], attrs[schema.REPEAT_ATTR]
         if not trial.state.is_finished():
-            started.add((point, repeat))
+            started.add(key)
             if trial.state is TrialState.RUNNING:
-                running.add((point, repeat))
+                running.add(key)
         elif schema.RESULT_ATTR in attrs:
-            result = _decode_trial(trial, Trial(cell, point, trial.params, seed, repeat))
-            results[point, repeat] = longest_attempt(results.get((point, repeat)), result)
-    for key in running & results.keys():
-        # A failed trial that runs again is not finished. A waiting one keeps its reason.
-        if results[key].status is Status.FAILED:
-            del results[key]
-    return [results[key] for key in sorted(results)], started
+            result = _decode_trial(trial, Trial(cell, key[0], trial.params, seed, key[1]))
+            if result.status is Status.FAILED:
+                failed[key] = result
+            else:
+                longest[key] = longest_attempt(longest.get(key), result)
+                failed.pop(key, None)
+    results = dict(longest)
+    earlier = {}
+    for key, result in failed.items():
+        attempt = longest.get(key)
+        if key in running or longest_attempt(attempt, result) is attempt:
+            # A failed trial that runs again is not finished. A waiting one keeps its reason.
+            continue
+        results[key] = result
+        if attempt is not None:
+            earlier[key] = attempt
+    return _DecodedTrials([results[key] for key in sorted(results)], earlier, started)
 
 
 def _repeat_ids(results: Sequence[TrialResult]) -> set[RepeatId]:

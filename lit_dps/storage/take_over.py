@@ -15,6 +15,7 @@ from lit_dps.storage.cells import end_interrupted
 from lit_dps.storage.database import storage_errors, temporary_storage
 from lit_dps.storage.locks import Liveness, describe_owner, peers
 from lit_dps.storage.schema import OWNER, REPORTED, RESULT_ATTR
+from lit_dps.storage.stored_format import read_header
 
 TAKE_OVER = "--take-over"
 
@@ -32,10 +33,26 @@ class ReportDeferred:
     is_running: bool
 
 
-def claim_report(url: str, name: str) -> ReportDeferred | None:
+def results_reported(url: str, name: str) -> int | None:
+    """Return the number of results in the last analysis of a study; None without an analysis.
+
+    Raises:
+        StorageError: if the storage cannot be used.
+    """
+    with storage_errors(url), temporary_storage(url) as storage:
+        return read_header(storage, name).get(REPORTED)
+
+
+def claim_report(url: str, name: str, reported_before: int | None = None) -> ReportDeferred | None:
     """Return why another process writes the analysis; None if this process has to write it.
 
     If several processes work on a study, the last one to finish writes the analysis, once.
+
+    Args:
+        url: Optuna storage URL.
+        name: The study's name.
+        reported_before: The number of results in the analysis that existed when this run began
+            (`results_reported`). If it is still the last analysis, no other process writes one.
 
     Raises:
         StorageError: if the storage cannot be used.
@@ -55,7 +72,8 @@ def claim_report(url: str, name: str) -> ReportDeferred | None:
         if running:
             return ReportDeferred(_waiting_for(running), True)
         header = optuna.load_study(study_name=name, storage=storage)
-        if header.user_attrs[REPORTED] == results:
+        reported = header.user_attrs[REPORTED]
+        if reported == results and reported != reported_before:
             reason = "another process, which ended at the same time, writes the analysis"
             return ReportDeferred(reason, False)
         header.set_user_attr(REPORTED, results)

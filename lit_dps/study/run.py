@@ -43,7 +43,12 @@ from lit_dps.storage.run_records import (
     store_k_star_trials,
     store_noise_scale,
 )
-from lit_dps.storage.take_over import ReportDeferred, claim_report, take_over
+from lit_dps.storage.take_over import (
+    ReportDeferred,
+    claim_report,
+    results_reported,
+    take_over,
+)
 from lit_dps.storage.urls import ui_hint, without_password
 from lit_dps.study.display import (
     LEAVING,
@@ -221,6 +226,7 @@ class _StudyRun:
         self.url = setup.storage.optuna_url
         self.name = setup.study.name
         self.mlflow = mlflow_of(setup, data)
+        self.reported_before: int | None = None
 
     def run(self) -> int:
         """Run the study. Return the exit code, as in `run_study`."""
@@ -254,6 +260,7 @@ class _StudyRun:
         self.setup = declare_study(self.setup, self.data)
         assert self.setup.uid is not None
         remember(self.setup.uid)
+        self.reported_before = results_reported(self.url, self.name)
         if self.options.takes_over:
             for line in take_over(self.url, self.name) or ["no trial to take over"]:
                 print_line(self.setup, line)
@@ -349,7 +356,7 @@ class _StudyRun:
     def _claim_report(self) -> ReportDeferred | None:
         """Return why another process publishes the result; None if this process does."""
         try:
-            return claim_report(self.url, self.name)
+            return claim_report(self.url, self.name, self.reported_before)
         except StorageError as error:
             line = f"the storage did not answer ({error}), so two processes may write the report"
             print_line(self.setup, line)

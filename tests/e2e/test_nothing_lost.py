@@ -127,9 +127,9 @@ def test_the_answer_is_printed_though_nothing_can_be_written_after_the_last_tria
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     claim = study_run.claim_report
 
-    def claim_on_a_full_disk(url: str, name: str):
+    def claim_on_a_full_disk(*args):
         resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
-        return claim(url, name)
+        return claim(*args)
 
     monkeypatch.setattr(study_run, "claim_report", claim_on_a_full_disk)
     one = ("--study.batch_sizes", "[64]", "--study.sparsities", "[0]", "--study.trials", "2")

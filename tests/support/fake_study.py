@@ -35,6 +35,7 @@ STATES = {
     Status.INCOMPLETE: optuna.trial.TrialState.PRUNED,
     Status.INFEASIBLE: optuna.trial.TrialState.FAIL,
     Status.OUTRACED: optuna.trial.TrialState.PRUNED,
+    Status.PAUSED: optuna.trial.TrialState.PRUNED,
     Status.STOPPED: optuna.trial.TrialState.FAIL,
     Status.FAILED: optuna.trial.TrialState.FAIL,
 }

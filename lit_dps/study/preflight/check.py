@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -11,7 +10,6 @@ from lightning.pytorch import LightningDataModule
 
 from lit_dps.analysis.summary import summarize
 from lit_dps.core.errors import ConfigError, StorageError
-from lit_dps.core.racing import truncate_at_race_limit
 from lit_dps.core.record import StudyRecord
 from lit_dps.core.search_space import Box, Choices, extreme_points
 from lit_dps.core.trial import STACKED, Cell, Trial, Value, text_of
@@ -20,7 +18,7 @@ from lit_dps.parallel import ddp, ranks
 from lit_dps.parallel.process import prepare_process
 from lit_dps.report.publish import figures_folder
 from lit_dps.storage.database import refuse_lost
-from lit_dps.storage.header import check_unchanged, larger_factor
+from lit_dps.storage.header import check_unchanged
 from lit_dps.storage.read import read_study
 from lit_dps.storage.samplers import make_sampler
 from lit_dps.storage.urls import check_place, check_writable
@@ -72,7 +70,7 @@ def check_study(setup: StudySetup) -> CheckedStudy:
     # The stored configuration is compared below.
     trials_remain = True
     if record is not None:
-        trials_remain = _count_remaining(setup, record) > 0
+        trials_remain = setup.with_stored_trials(record).remaining_trials(record) > 0
     if trials_remain:
         data = check_with_dry_run(setup)
     else:
@@ -84,21 +82,6 @@ def check_study(setup: StudySetup) -> CheckedStudy:
     if setup.study.best_of is not None and trials_remain:
         _check_best_of(setup)
     return CheckedStudy(data, trials_remain)
-
-
-def _count_remaining(setup: StudySetup, record: StudyRecord) -> int:
-    """Return the number of trials and repeats that remain by the race factor of this run.
-
-    A larger factor than the stored one continues trials that the race stopped.
-    """
-    factor = larger_factor(record.race_factor, setup.study.race_factor)
-    if factor != record.race_factor:
-        stored = read_study(setup.storage.optuna_url, setup.study.name, truncates=False)
-        results = {}
-        for cell, trials in stored.results.items():
-            results[cell] = truncate_at_race_limit(trials, factor, stored.statistic)
-        record = dataclasses.replace(record, results=results)
-    return setup.with_stored_trials(record).remaining_trials(record)
 
 
 def _check_best_of(setup: StudySetup) -> None:
@@ -139,9 +122,13 @@ def _check_best_of(setup: StudySetup) -> None:
 
 
 def _stored_record(setup: StudySetup) -> StudyRecord | None:
-    """Return the stored study; None if it is not stored yet. `declare` reports other errors."""
+    """Return the stored study; None if it is not stored yet. `declare` reports other errors.
+
+    Its trials end at the race factor of this run, if this factor is larger than the stored one.
+    """
+    url = setup.storage.optuna_url
     try:
-        return read_study(setup.storage.optuna_url, setup.study.name)
+        return read_study(url, setup.study.name, min_race_factor=setup.study.race_factor)
     except StorageError:
         return None
 

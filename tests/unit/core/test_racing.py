@@ -190,6 +190,28 @@ def test_of_two_attempts_the_one_that_ran_further_counts(tmp_path):
     assert [(r.status, r.steps_run) for r in ended] == [(Status.OUTRACED, 80)] * 3
 
 
+@pytest.mark.parametrize("failed_at", [16, 64, 128])
+@pytest.mark.parametrize("first", ["outraced", "paused"])
+def test_a_failure_does_not_hide_an_attempt_that_covers_the_limit(tmp_path, first, failed_at):
+    """The attempt ran again for a higher limit, and failed; then another trial lowered the limit.
+
+    The queue hands out nothing below the limit, so the reader must not count a remaining trial.
+    """
+    url = f"sqlite:///{tmp_path}/study.db"
+    attempts = [trial(1, None, first, run=96), trial(1, None, "failed", run=failed_at)]
+    header = {"trials": 2, "space": SPACE}
+    for name, factor in (("race", 1.0), ("no race", None)):
+        write_study(url, {CELL: [trial(0, 48), *attempts]}, name, race_factor=factor, **header)
+    (_, covered) = read_study(url, "race").results[CELL]
+    assert (covered.status, covered.steps_run) == (Status.OUTRACED, 48)
+    queue = TrialQueue(
+        url, "race", [CELL], 2, SobolSampler(SPACE, 5), 5, GOAL, (), 1.0, run_number=1
+    )
+    assert queue.claim_next() is None
+    (_, failed) = read_study(url, "no race").results[CELL]
+    assert failed.status is Status.FAILED, "without a limit the earlier attempt is too short"
+
+
 @pytest.mark.parametrize("first", ["outraced", "paused"])
 def test_an_attempt_that_came_to_its_end_counts_also_at_a_lower_cost(first):
     """A run that begins again, on another machine or in seconds, may need less than before."""

@@ -10,7 +10,7 @@ import pytest
 from lit_dps.analysis.analysis import Analysis
 from lit_dps.cli.merge import lines
 from lit_dps.core.goal import Goal
-from lit_dps.core.repeats import RepeatPlan, missing_repeats
+from lit_dps.core.repeats import RepeatPlan, missing_repeats, truncate_repeats
 from lit_dps.core.statistic import MINIMUM
 from lit_dps.core.trial import Cell, Status, Trial, TrialResult
 from lit_dps.report.repeats import equal_repeats, unused_repeats
@@ -104,6 +104,53 @@ def test_a_failed_repeat_is_left_and_one_that_missed_is_not():
         (ended(Trial(A, 0, repeat=1), None), 0),
     ):
         assert len(missing_repeats(plan, best, [repeat], MINIMUM)) == left, repeat.status
+
+
+def repeat_of(number: int, steps: int | None, status=Status.INCOMPLETE, ran: int = 960):
+    """A repeat of point 0 with a check every 16 steps."""
+    given = ended(Trial(A, 0, repeat=number), steps, status, ran)
+    checks = list(range(16, (steps or ran) + 1, 16))
+    curve = {"step": checks, "val_error": [0.5] * len(checks), "train_loss": [1.0] * len(checks)}
+    return dataclasses.replace(given, curve=curve)
+
+
+def test_repeats_beyond_a_limit_that_fell_count_as_stopped_there():
+    """The repeats ran to 3 * 160 steps before a new trial lowered K* to 96."""
+    plan = RepeatPlan(4, race_factor=3)
+    results = [result(A, 0, 160), result(A, 1, 96)]
+    repeats = [
+        repeat_of(1, 288),
+        repeat_of(2, 304),
+        repeat_of(3, None, Status.OUTRACED, 480),
+        repeat_of(4, None, Status.FAILED, 160),
+    ]
+    earlier = {(0, 4): repeat_of(4, None, Status.OUTRACED, 288)}
+    truncated = truncate_repeats(plan, results, repeats, MINIMUM, earlier)
+    assert [(r.status, r.steps, r.steps_run) for r in truncated] == [
+        (Status.COMPLETE, 288, 288),
+        (Status.OUTRACED, None, 288),
+        (Status.OUTRACED, None, 288),
+        (Status.OUTRACED, None, 288),
+    ]
+    assert truncate_repeats(plan, results[:1], repeats, MINIMUM, earlier) == repeats
+    assert truncate_repeats(plan, [], repeats, MINIMUM, earlier) == repeats, "without a K*"
+
+
+def test_the_repeats_of_a_stored_study_end_at_the_limit_of_the_last_k_star(url):
+    declare(url, config(repeats=1, batch_sizes=[4]), "w", GOAL, {}, {})
+    plan = RepeatPlan(1, race_factor=8.0)
+    first = store(url, plan, points=1, cells=[A])
+    for trial in trials_of(first):
+        first.store_result(repeat_of(1, 800) if trial.repeat else ended(trial, 160))
+    assert [r.steps for r in read_study(url, "s").repeats[A]] == [800]
+    later = store(url, plan, cells=[A])
+    for trial in trials_of(later):
+        if not trial.repeat:
+            later.store_result(ended(trial, 96))
+    (repeat,) = read_study(url, "s").repeats[A]
+    assert (repeat.status, repeat.steps, repeat.steps_run) == (Status.OUTRACED, None, 768)
+    (raw,) = read_study(url, "s", truncates=False).repeats[A]
+    assert raw.steps == 800
 
 
 def test_the_best_points_are_repeated_after_the_search(url):

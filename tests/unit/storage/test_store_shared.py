@@ -24,7 +24,7 @@ from lit_dps.storage.locks import ServerPeers, describe_owner, peers, storage_lo
 from lit_dps.storage.read import read_study
 from lit_dps.storage.samplers import SobolSampler, sobol_point
 from lit_dps.storage.schema import OWNER, cell_study_name
-from lit_dps.storage.take_over import claim_report
+from lit_dps.storage.take_over import claim_report, results_reported
 from lit_dps.storage.trial_queue import TrialQueue
 from lit_dps.storage.urls import without_password
 from tests.support.errors import refuses
@@ -135,6 +135,10 @@ def test_the_last_one_out_reports_once(url):
     one.store_result(ended(mine))
     assert claim_report(url, "s") is None
     assert not claim_report(url, "s").is_running, "another process has written the analysis"
+    assert not claim_report(url, "s", reported_before=2).is_running
+    # The last analysis is from before this run, so nobody else writes one.
+    assert results_reported(url, "s") == 3
+    assert claim_report(url, "s", reported_before=3) is None
 
 
 def test_trials_of_the_dead_do_not_keep_others_from_reporting(url):

@@ -10,8 +10,7 @@ import pytest
 from lit_dps.core.config import StorageConfig
 from lit_dps.core.search_space import Choices, Range
 from lit_dps.core.trial import Cell
-from lit_dps.storage.read import read_study
-from lit_dps.study.preflight.check import _check_ranges, _count_remaining
+from lit_dps.study.preflight.check import _check_ranges, _stored_record
 from tests.support.errors import refuses
 from tests.support.fake_study import GOAL, result, write_study
 from tests.unit.study.test_grid import setup
@@ -38,7 +37,7 @@ def test_a_larger_race_factor_leaves_stopped_trials_to_train(tmp_path, factor, r
     study = dataclasses.replace(given.study, name="s", trials=3, race_factor=factor)
     storage = StorageConfig(folder=str(tmp_path), optuna=url)
     asked = dataclasses.replace(given, study=study, storage=storage)
-    assert _count_remaining(asked, read_study(url, "s")) == remaining
+    assert asked.remaining_trials(_stored_record(asked)) == remaining
 
 
 NAMES = Choices(["torch.optim.SGD", "torch.optim.Adam"])
