@@ -72,6 +72,7 @@ class MetricCurve:
     Args:
         result: The trial.
         goal: The goal of its study.
+        last_step: Later checks are omitted.
 
     Attributes:
         steps: (n,), the steps of its checks, ascending.
@@ -80,11 +81,13 @@ class MetricCurve:
             later. Infinity for a trial that diverged.
     """
 
-    def __init__(self, result: TrialResult, goal: Goal):
+    def __init__(self, result: TrialResult, goal: Goal, last_step: float = math.inf):
         self.result = result
         self.steps = np.array(result.curve.get("step", ()), float)
-        metric = np.array(result.curve.get(goal.metric, ()), float)
-        is_exact = np.array(result.curve.get("exact") or [1] * len(metric), bool)
+        count = int((self.steps <= last_step).sum())
+        self.steps = self.steps[:count]
+        metric = np.array(result.curve.get(goal.metric, ()), float)[:count]
+        is_exact = np.array(result.curve.get("exact") or [1] * count, bool)[:count]
         self.values = np.where(is_exact & np.isfinite(metric), metric, np.nan)
         self._costs = np.where(np.isnan(self.values), np.inf, _cost(metric, goal))
         self._bounds = np.where(is_exact, np.inf, _cost(metric, goal))
@@ -303,11 +306,11 @@ def quality_rows(record: StudyRecord, cells: Sequence[CellSummary]) -> pd.DataFr
     The budget is `goal.max_steps`, `goal.max_examples` or `goal.max_seconds`, the first one that a
     trial spends.
 
-    Columns: sparsity and further axes, batch_size [examples], best (value of all trials and
-    checks), exact (1; 0 if trials stopped before the budget, so that the true best may be better),
-    ended_early (the number of these trials), found_at [steps] (the first check with the best
-    value), late (1 if found_at is in the last tenth of the budget, so that longer trials may be
-    better).
+    Columns: sparsity and further axes, batch_size [examples], best (value of all trials and their
+    checks within the budget), exact (1; 0 if trials stopped before the budget, so that the true
+    best may be better), ended_early (the number of these trials), found_at [steps] (the first check
+    with the best value), late (1 if found_at is in the last tenth of the budget, so that longer
+    trials may be better).
 
     The next columns count only trials whose values are known up to the budget: trials (their
     number), top (the number of best trials, at most `TOP`), top_median and top_worst (the median
@@ -331,7 +334,7 @@ def quality_rows(record: StudyRecord, cells: Sequence[CellSummary]) -> pd.DataFr
         last_step = goal.most_steps(summary.cell.batch_size, 0, schedule)
         if goal.is_spent(best.result.curve):
             # A budget of seconds ends trials at different steps.
-            last_step = min(last_step, best.result.curve["step"][-1])
+            last_step = min(last_step, goal.last_step_within(best.result.curve))
         row["late"] = int(best.step > LATE * last_step)
         row |= _spread_columns(curves, goal)
         row |= best.trial_columns(names)
@@ -344,10 +347,14 @@ def quality_rows(record: StudyRecord, cells: Sequence[CellSummary]) -> pd.DataFr
 
 
 def _curves_to_budget(summary: CellSummary, goal: Goal) -> list[MetricCurve]:
-    """Return the curves of a cell; a trial that spent a budget has no later values."""
+    """Return the curves of a cell within the budget.
+
+    A trial that spent a budget has no later values. The check that showed this may be beyond a
+    budget of examples or of seconds.
+    """
     curves = []
     for result in summary.trials:
-        curve = MetricCurve(result, goal)
+        curve = MetricCurve(result, goal, goal.last_step_within(result.curve))
         if goal.is_spent(result.curve):
             curve.last_known_step = math.inf
         curves.append(curve)

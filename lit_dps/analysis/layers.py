@@ -11,7 +11,7 @@ import pandas as pd
 
 from lit_dps.analysis.tables import columns_of, frame, records
 from lit_dps.core.record import StudyRecord
-from lit_dps.core.trial import JACOBIAN, RESIDUAL, Series, TrialResult, text_of
+from lit_dps.core.trial import DENSITY_SUM, JACOBIAN, RESIDUAL, Series, TrialResult, text_of
 
 Kept = Mapping[str, tuple[int, int]]  # as `TrialResult.kept`
 
@@ -25,7 +25,8 @@ def kept_of(record: StudyRecord) -> Iterator[tuple[Series, int, Kept]]:
     """Yield series, point, and what its mask keeps, once for each point.
 
     The mask is the same at every batch size and for all weights that are trained under it. So the
-    series are without the axis `pruning.init`.
+    series are without the axis `pruning.init`. Trials whose mask changes are omitted: each of them
+    keeps something else.
     """
     seen = set()
     for cell in record.cells:
@@ -33,9 +34,19 @@ def kept_of(record: StudyRecord) -> Iterator[tuple[Series, int, Kept]]:
         series = Series(cell.sparsity, axes)
         for result in record.results[cell]:
             key = series, result.trial.point
-            if result.kept and key not in seen:
+            if result.kept and not has_changed_mask(result) and key not in seen:
                 seen.add(key)
                 yield series, result.trial.point, result.kept
+
+
+def has_changed_mask(result: TrialResult) -> bool:
+    """Return True if the mask of a trial changed during training."""
+    return DENSITY_SUM in result.flags
+
+
+def count_changed_masks(record: StudyRecord) -> int:
+    """Return the number of trials whose mask changed during training."""
+    return sum(map(has_changed_mask, chain.from_iterable(record.results.values())))
 
 
 def layer_rows(kept: Iterable[tuple[Series, int, Kept]]) -> pd.DataFrame:
@@ -119,19 +130,35 @@ def _names_of_series(layers: pd.DataFrame) -> list[str]:
 def empty_layers(record: StudyRecord) -> list[str]:
     """Return the layers that are empty after pruning, each with its series and its samples.
 
-    Such a layer outputs only its biases.
+    Such a layer outputs only its biases. Masks that change count at the end of their trials.
     """
     table = layer_rows(kept_of(record))
+    places = _emptied_by_changes(record)
     if not len(table):
-        return []
+        return places
     names = {name: name for name in _names_of_series(table)}
     names["sparsity"] = "S"
-    places = []
     for row in records(table):
         if row["empty"]:
             series = [f"{text}={text_of(row[name])}" for name, text in names.items()]
             samples = f"at {row['empty']} of {row['points']} samples"
             places.append(f"{' '.join(series)}: {row['layer']} {samples}")
+    return places
+
+
+def _emptied_by_changes(record: StudyRecord) -> list[str]:
+    """Return the layers that masks which changed left empty, with the number of trials."""
+    by_series: dict[Series, list[Kept]] = {}
+    for cell in record.cells:
+        for result in record.results[cell]:
+            if has_changed_mask(result):
+                by_series.setdefault(cell.series, []).append(result.kept)
+    places = []
+    for series, trials in sorted(by_series.items()):
+        for layer in trials[0]:
+            empty = sum(layer in kept and kept[layer][0] == 0 for kept in trials)
+            if empty and not is_bias(layer):
+                places.append(f"{series}: {layer} at the end of {empty} of {len(trials)} trials")
     return places
 
 

@@ -14,11 +14,12 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
+from lit_dps.analysis.observations import has_missed
 from lit_dps.analysis.summary import CellSummary
 from lit_dps.analysis.tables import columns_of, frame
 from lit_dps.core.local_sgd import LocalSGDSchedule
 from lit_dps.core.record import StudyRecord
-from lit_dps.core.trial import Series, Status, Trial
+from lit_dps.core.trial import Series, Trial
 
 KEY = "local.steps"
 SECTION = "local."
@@ -109,8 +110,8 @@ class LocalCurve:
         series: The series, without its H.
         batch_size: In examples.
         points: Cells with a K*, by H, ascending.
-        missed: H of the finished cells without a K*, ascending.
-        unfinished: H of the cells without a K* that have pending or failed trials, ascending.
+        missed: H of the cells that missed the goal (`has_missed`), ascending.
+        unfinished: H of the other cells without a K*, ascending.
         check_interval: Steps between two checks.
     """
 
@@ -216,10 +217,10 @@ def local_curves(record: StudyRecord, cells: Iterable[CellSummary]) -> list[Loca
             local_steps: Any = dict(summary.cell.axes)[KEY]
             exchanges = communications(record, summary)
             k_star = summary.k_star_steps
-            if k_star is None and (summary.pending or summary.counts[Status.FAILED]):
-                unfinished.append(local_steps)
-            elif k_star is None:
+            if k_star is None and has_missed(summary):
                 missed.append(local_steps)
+            elif k_star is None:
+                unfinished.append(local_steps)
             elif exchanges is not None:
                 point = Point(local_steps, int(k_star), exchanges, summary.is_upper_bound)
                 points.append(point)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -18,7 +18,8 @@ from scipy import special
 from lit_dps.analysis.intervals import NORMAL_95, Interval, resampling_rng
 from lit_dps.analysis.repeats import RepeatSummary
 from lit_dps.analysis.summary import CellSummary, boundary_texts
-from lit_dps.analysis.tables import listed_numbers
+from lit_dps.analysis.tables import listed_numbers, numbers
+from lit_dps.core.errors import ConfigError
 from lit_dps.core.goal import Goal
 from lit_dps.core.record import StudyRecord
 from lit_dps.core.statistic import Statistic
@@ -159,8 +160,7 @@ def _observation_of_cell(record: StudyRecord, cell: CellSummary) -> Observation 
     goal = record.goal
     size = float(cell.cell.batch_size)
     if cell.k_star is None:
-        missing = cell.pending + len(cell.undetermined_points) + cell.counts[Status.FAILED]
-        if missing or not all(map(_has_ended, cell.trials)):
+        if not has_missed(cell):
             return None
         unmet = _cost_without_goal(goal, cell)
         if not unmet:
@@ -197,6 +197,12 @@ def _cost_without_goal(goal: Goal, cell: CellSummary) -> Cost:
         elif result.status is Status.INCOMPLETE:
             return 0
     return min(costs, default=0)
+
+
+def has_missed(cell: CellSummary) -> bool:
+    """Return True if every trial of a cell without K* ended, so that none can meet the goal."""
+    missing = cell.pending + len(cell.undetermined_points) + cell.counts[Status.FAILED]
+    return not missing and all(map(_has_ended, cell.trials))
 
 
 def _has_ended(result: TrialResult) -> bool:
@@ -301,12 +307,32 @@ def _runs_of(group: pd.DataFrame) -> _Runs:
     """Return the runs of one batch size; columns as in `medians`."""
     missed = np.zeros(len(group), bool)
     if "censored" in group:
-        missed = group["censored"].to_numpy(bool)
+        missed = is_censored(group["censored"])
+    has_no_steps = ~missed & group["steps"].isna().to_numpy(bool)
+    if has_no_steps.any():
+        allowed = "a number in the row of each run that met the goal"
+        hint = "If a run missed the goal, give its last step, and censored 1."
+        raise ConfigError("runs.steps", None, allowed, hint)
     check = 0.0
     if "check" in group:
         check = float(np.nan_to_num(group["check"].median()))
     batch_size = float(group["batch_size"].iloc[0])
     return _Runs(batch_size, group["steps"].to_numpy(float), missed, check)
+
+
+def is_censored(column: Any) -> np.ndarray:
+    """Return (n,) whether runs missed the goal, by the column censored of a data frame.
+
+    A missing value means that the run met the goal, as 0.
+
+    Raises:
+        ConfigError: for texts.
+    """
+    try:
+        return np.nan_to_num(numbers(column)) != 0
+    except (TypeError, ValueError):
+        allowed = "1 in the row of each run that missed the goal, else 0"
+        raise ConfigError("runs.censored", column.tolist(), allowed) from None
 
 
 def medians(runs: pd.DataFrame) -> list[Observation]:
@@ -321,8 +347,11 @@ def medians(runs: pd.DataFrame) -> list[Observation]:
 
     Args:
         runs: Columns batch_size [examples] and steps; optional: censored, 1 for a run that missed
-            the goal (its steps are its limit; missing if it would never meet it); check, the
-            spacing of checks [steps].
+            the goal (its steps are its limit; missing if it would never meet it), else 0 or
+            missing; check, the spacing of checks [steps].
+
+    Raises:
+        ConfigError: for a run that met the goal without steps.
     """
     return _median_observations([_runs_of(group) for _, group in runs.groupby("batch_size")])
 

@@ -256,9 +256,9 @@ def rate_source(record: StudyRecord, series: Series) -> RateSource | None:
 def _model_setting(record: StudyRecord, series: Series, name: str) -> object:
     """Return an argument of the model that all trials of a series share; None without one."""
     key = f"model.{name}"
-    axes = dict(series.axes)
-    if key in axes:
-        return axes[key]
+    for axis, value in series.axes:
+        if axis.replace(".init_args.", ".") == key:
+            return value
     value = setting(record.config, f"model.init_args.{name}")
     if value is None:
         return setting(record.config, key)
@@ -314,11 +314,15 @@ class RateCurve:
         return self.source.rate(self.best_trial(batch_size), kind)
 
     def near(self, batch_size: int) -> list[TrialResult]:
-        """Return the trials that cost at most `NEAR` times K*."""
+        """Return the trials that cost at most `NEAR` times K*, with the K* trial."""
         cell = self.cells[batch_size]
         assert cell.k_star is not None
         limit = NEAR * cell.k_star
-        return [r for r in cell.trials if r.cost is not None and r.cost <= limit]
+        near = [r for r in cell.trials if r.cost is not None and r.cost <= limit]
+        best = self.best_trial(batch_size)
+        if not any(each is best for each in near):
+            near.append(best)
+        return near
 
     def rule_rate(self, rule: str, batch_size: int, kind: str = EFFECTIVE) -> float | None:
         """Return the rate of a rule, scaled from the best rate at `first`; None without `first`."""
@@ -399,11 +403,10 @@ def rate_rows(record: StudyRecord, curves: Iterable[RateCurve]) -> pd.DataFrame:
     an upper bound, which is weak evidence about the rate, else 0). The next columns describe the K*
     trial: point, learning_rate, momentum (0 if its update rule sums no gradients), effective_rate.
 
-    near is the number of trials that need at most `NEAR` times K*. The limits of both rates (_low,
-    _high) are over these trials. A race (`study.race_factor`) may have stopped more such trials.
-    boundary is the end of its range that the best learning rate is at, or empty. linear and
-    square_root are the effective rates of the scaling rules, from the best rate at batch size
-    scaled_from.
+    near is the number of trials of `RateCurve.near`. The limits of both rates (_low, _high) are
+    over these trials. A race (`study.race_factor`) may have stopped more such trials. boundary is
+    the end of its range that the best learning rate is at, or empty. linear and square_root are the
+    effective rates of the scaling rules, from the best rate at batch size scaled_from.
     """
     columns = [*columns_of(record.series[0]), "batch_size", "k_star", "floor", "point"]
     columns += [PLAIN, "momentum", EFFECTIVE, "near", f"{PLAIN}_low", f"{PLAIN}_high"]

@@ -25,7 +25,7 @@ from lit_dps.analysis.intervals import Interval, percentile_interval
 from lit_dps.analysis.law import ERROR_PER_DOUBLING, MAX_EXTRAPOLATION, Law
 from lit_dps.analysis.law_fit import MIN_BATCH_SIZES, PRIOR_POINTS, TYPICAL_ERROR
 from lit_dps.analysis.law_verdict import MAX_MISFIT
-from lit_dps.analysis.observations import AT_LEAST, AT_MOST
+from lit_dps.analysis.observations import AT_LEAST, AT_MOST, is_censored
 from lit_dps.analysis.tables import listed_numbers, numbers
 from lit_dps.core.errors import ConfigError
 from lit_dps.core.text import number_text
@@ -174,7 +174,7 @@ def fit_scale_up(runs: pd.DataFrame) -> ScaleUp:
     Args:
         runs: A row for each size and batch size: size (such as training examples, or the width of
             the model), batch_size [examples], steps (K, of the best learning rate), and perhaps
-            censored: 1 if the goal was not met within these steps.
+            censored: 1 if the goal was not met within these steps, else 0 or missing.
 
     Raises:
         ConfigError: for columns that are missing, numbers that are not positive, two rows of a size
@@ -183,7 +183,7 @@ def fit_scale_up(runs: pd.DataFrame) -> ScaleUp:
     _check_runs(runs)
     is_bound = np.zeros(len(runs), bool)
     if CENSORED in runs:
-        is_bound = numbers(runs[CENSORED]) != 0
+        is_bound = is_censored(runs[CENSORED])
     measured = runs.loc[~is_bound, :]
     bounds = runs.loc[is_bound, :]
     _check_design(measured)

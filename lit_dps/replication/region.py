@@ -31,8 +31,8 @@ def share_inside(study: Analysis) -> Measurements | None:
     """Return the share of the best points that are inside all their ranges, over all series.
 
     A point at an end of a range is outside. A point that is best in several cells counts once. The
-    interval is exact (Clopper and Pearson 1934). Cells whose K* is at the first check are omitted,
-    because their best point is unknown.
+    interval is exact (Clopper and Pearson 1934). Cells whose K* is only an upper bound are
+    omitted, because their best point is unknown.
 
     Returns:
         None for a study without search space.

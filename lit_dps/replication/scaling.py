@@ -2,7 +2,7 @@
 
 The quantities on the regimes of Figure 1 compare two batch sizes of each series and need no fitted
 law. They use the local exponent e of K* ~ B^e: -1 is perfect scaling, 0 is a plateau. Batch sizes
-whose K* is at the first check are omitted, because such a K* is an upper bound.
+whose K* is only an upper bound are omitted: at the first check, or of few trials.
 
 These claims are about small, larger and large enough batches. A study refutes them only if it
 reaches such batches. Its smallest batch size must be at most `SMALL_SHARE` x B_crit or the paper's
@@ -137,7 +137,7 @@ def _steps_per_doubling(curve: Curve) -> Measurement:
 
 
 def exponent(study: Analysis, series: Series, small: int, large: int) -> Estimate:
-    """Return e of K* ~ B^e between two batch sizes that have a K* beyond the first check."""
+    """Return e of K* ~ B^e between two batch sizes whose K* is no bound."""
     (law,) = laws_of(study, series)
     octaves = math.log(large / small)
     over = k_star_draws(study, law, cell_of(series, large))
@@ -174,7 +174,7 @@ def _measure_curves(
         bounds = len(law.upper_bounds)
         if bounds:
             verb = "is" if bounds == 1 else "are"
-            notes = (*notes, f"{bounds} K* at the first check {verb} omitted")
+            notes = (*notes, f"{bounds} K* that {verb} only an upper bound {verb} omitted")
         measurements[str(series)] = dataclasses.replace(
             measurement, uses_medians=law.uses_medians, notes=notes
         )
@@ -245,7 +245,7 @@ def sparse_steps_ratio(study: Analysis, sparsity: float = SPARSE) -> Measurement
     """Return the mean ratio of K*, sparse over dense, over the batch sizes with a dense K*.
 
     The mean is geometric. If no sparse trial met the goal, its K* is at least max_steps. Batch
-    sizes where one of the two K* is at the first check, or the sparse cell is unfinished, are
+    sizes where one of the two K* is only an upper bound, or the sparse cell is unfinished, are
     omitted. The ratio is unknown if they are more than half of the batch sizes. None for a study
     without both sparsities.
     """
@@ -261,7 +261,7 @@ def _sparse_steps_ratio(study: Analysis, sparse: Series, dense: Series) -> Measu
     coverage = f"{len(shared)} of the {len(under)} batch sizes with a dense K* have a sparse K*"
     shared_bounds = len(bounds & shared)
     if shared_bounds:
-        coverage += f"; at {shared_bounds} of them a K* is at the first check"
+        coverage += f"; at {shared_bounds} of them a K* is only an upper bound"
     ratios = []
     logs = []
     lows = []

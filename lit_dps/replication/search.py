@@ -33,8 +33,8 @@ def rate_trend(study: Analysis) -> Measurements | None:
     The rate is the learning rate of the K* trial. If momentum is searched too, it is the effective
     rate, rate / (1 - momentum). The best point is known even if trials stop at K*. The interval
     follows from the scatter of the best rates around the trend, which includes the noise of the
-    search (`correlation_interval`). Batch sizes whose K* is at the first check are omitted, because
-    the best of their trials is unknown.
+    search (`correlation_interval`). Batch sizes whose K* is only an upper bound are omitted,
+    because the best of their trials is unknown.
 
     A rate that decays counts twice: at its start, as in the paper, and by its mean over the K*
     steps. The mean is a larger share of the start where K* is smaller. The interval covers both, so

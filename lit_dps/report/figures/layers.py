@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 
 import lit_dps.report.figures.style as look
 from lit_dps.analysis.analysis import Analysis
-from lit_dps.analysis.layers import collapse_rows, kept_of, layer_rows
+from lit_dps.analysis.layers import collapse_rows, count_changed_masks, kept_of, layer_rows
 from lit_dps.analysis.tables import records, where
 from lit_dps.core.trial import text_of
 from lit_dps.report.figures.page_size import new_figure
@@ -42,12 +42,23 @@ def missing(*studies: Analysis) -> str | None:
     for study in studies:
         if list(kept_of(study.record)):
             return None
+    if _changed_masks(studies):
+        return "no trials that keep one mask"
     return "no pruned trials"
 
 
 def notes(*studies: Analysis) -> list[str]:
-    """Return from which sparsity of the study on layers are empty."""
-    return collapse_notes(_layers(studies))
+    """Return from which sparsity of the study on layers are empty, and what is omitted."""
+    lines = collapse_notes(_layers(studies))
+    changed = _changed_masks(studies)
+    if changed:
+        lines.append(f"{NAME}: without {changed} trials whose mask changed during training")
+    return lines
+
+
+def _changed_masks(studies: Sequence[Analysis]) -> int:
+    """Return the number of trials whose mask changed during training."""
+    return sum(count_changed_masks(study.record) for study in studies)
 
 
 def collapse_notes(layers: pd.DataFrame) -> list[str]:

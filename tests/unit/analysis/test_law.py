@@ -13,7 +13,7 @@ from lit_dps.analysis.law import fit_law
 from lit_dps.analysis.law_fit import fit_scaling
 from lit_dps.analysis.law_verdict import Refusal
 from lit_dps.analysis.observations import AT_LEAST, AT_MOST, Observation, medians
-from tests.support.errors import raises_about
+from tests.support.errors import raises_about, refuses
 
 BATCH = 2.0 ** np.arange(3, 13)
 
@@ -232,6 +232,7 @@ def test_medians_of_seeds_with_misses():
         ([300, 400, math.nan], [0, 0, 1], (400, 0)),  # it never met it
         ([300, math.nan, 400], [1, 1, 1], (400, AT_LEAST)),
         ([300, math.nan], [1, 1], (300, AT_LEAST)),
+        ([300, 400, 500], [0, None, math.nan], (400, 0)),  # a blank means that it met the goal
     ],
 )
 def test_a_median_with_misses_is_a_bound_where_a_miss_may_lie_on_either_side(
@@ -242,6 +243,15 @@ def test_a_median_with_misses_is_a_bound_where_a_miss_may_lie_on_either_side(
     )
     assert (found.steps, found.bound) == expected
     assert found.check == (0 if found.bound else 10)
+
+
+def test_a_table_of_runs_that_contradicts_itself_is_refused():
+    without = pd.DataFrame({"batch_size": 8, "steps": [10, math.nan], "censored": [0, None]})
+    with refuses("runs.steps", None):
+        medians(without)
+    words = pd.DataFrame({"batch_size": 8, "steps": [10, 20], "censored": ["no", "yes"]})
+    with refuses("runs.censored", ["no", "yes"]):
+        medians(words)
 
 
 def test_best_rates_on_an_edge_are_told():

@@ -13,7 +13,7 @@ from lit_dps.analysis.analysis import Analysis
 from lit_dps.analysis.layers import collapse_rows, jacobian_rows, kept_of, layer_rows
 from lit_dps.analysis.term_comparisons import correlation_rows, rank_rows
 from lit_dps.core.goal import Goal
-from lit_dps.core.trial import Cell, Series
+from lit_dps.core.trial import DENSITY_STEP, DENSITY_SUM, Cell, Series
 from lit_dps.report.figures import FIGURES, drawn, write_figures
 from lit_dps.report.pruning_notes import layers_without_weights
 from lit_dps.report.text import render
@@ -100,6 +100,38 @@ def test_the_first_sparsity_with_an_empty_layer_is_told(study):
     (line,) = BY_NAME["layers"].notes(study)
     assert "method=magnitude" in line and "S=0.99" in line and "b.weight" in line
     assert numbers_in(line) == [1, 3]
+
+
+def test_masks_that_change_are_counted_at_the_end_of_each_trial():
+    """Of rigl, each trial keeps something else, and the second layer of one is empty at its end."""
+    moving = {"pruning.method": ["rigl", "snip"]}
+    results = {}
+    for batch_size in (4, 8):
+        for method in moving["pruning.method"]:
+            of = Cell(batch_size, 0.9, (("pruning.method", method),))
+            results[of] = []
+            for point in range(3):
+                flags = {}
+                second = 20
+                if method == "rigl":
+                    flags = {DENSITY_SUM: 0.1, DENSITY_STEP: 4}
+                    second = 0 if (batch_size, point) == (8, 2) else 10 * batch_size
+                kept = {"a.weight": (100, 1000), "b.weight": (second, 200), "a.bias": (0, 10)}
+                results[of].append(result(of, point, 40, kept=kept, flags=flags))
+    found = analysis_of(results, goal=GOAL, **{AXES: moving})
+    rows = layer_rows(kept_of(found.record))
+    assert list(zip(rows["method"], rows["layer"], rows["kept"], strict=True)) == [
+        ("snip", "a.weight", 100),
+        ("snip", "b.weight", 20),
+    ]
+    (empty,) = layers_without_weights(found)
+    assert empty["places"] == "S=0.9 method=rigl: b.weight at the end of 1 of 6 trials"
+    (line,) = BY_NAME["layers"].notes(found)
+    assert numbers_in(line) == [6]
+    of_rigl = {cell: trials for cell, trials in results.items() if "rigl" in str(cell)}
+    alone = analysis_of(of_rigl, goal=GOAL, **{AXES: {"pruning.method": ["rigl"]}})
+    assert list(layers_without_weights(alone)) == [empty]
+    assert BY_NAME["layers"].missing(alone) is not None
 
 
 def test_of_many_methods_each_has_a_panel_and_the_legend_fits():

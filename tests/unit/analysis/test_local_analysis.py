@@ -3,10 +3,12 @@ and figure."""
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import pytest
 
+from lit_dps.analysis.analysis import Analysis
 from lit_dps.analysis.local_sgd import local_rows
 from lit_dps.core.goal import Goal
 from lit_dps.core.local_sgd import LocalSGDSchedule
@@ -94,14 +96,15 @@ def test_how_far_k_star_is_flat():
 
 
 def test_an_unfinished_cell_bounds_how_far_k_star_is_flat():
-    """The cell of H = 16 has no finished trial, or only a failed one."""
+    """The cell of H = 16 has no finished trial, or only one that failed or that was stopped."""
     cells = {}
     for h, k in {1: 100, 4: 105, 64: 100}.items():
         cells[cell(16, steps=h)] = [result(cell(16, steps=h), 0, k)]
     pending = {**cells, cell(16, steps=16): []}
     failed = {**cells, cell(16, steps=16): [result(cell(16, steps=16), 0, None, "failed")]}
+    stopped = {**cells, cell(16, steps=16): [result(cell(16, steps=16), 0, None, "stopped")]}
     goal = Goal(0.1, check_interval=4, max_steps=4000)
-    for each in (pending, failed):
+    for each in (pending, failed, stopped):
         found = analysis_of(
             each, space={}, goal=goal, axes={KEY: list(LENGTHS)}, config={"local": LOCAL}, trials=1
         )
@@ -109,7 +112,13 @@ def test_an_unfinished_cell_bounds_how_far_k_star_is_flat():
         assert (curve.missed, curve.unfinished, curve.flat_to) == ((), (16,), 4)
         assert curve.unfinished_after_flat == 16
         assert "at least up to H = 4; H = 16 is unfinished" in curve.describe()
-    (missed,) = study({16: {1: 100, 4: 105, 16: None, 64: 100}}).local_curves
+    missing = study({16: {1: 100, 4: 105, 16: None, 64: 100}})
+    record = dataclasses.replace(
+        missing.record, undetermined_points={cell(16, steps=16): {0: 4000}}
+    )
+    (undetermined,) = Analysis(record).local_curves
+    assert (undetermined.missed, undetermined.unfinished) == ((), (16,))
+    (missed,) = missing.local_curves
     assert (missed.missed, missed.unfinished, missed.flat_to) == ((16,), (), 4)
     assert missed.unfinished_after_flat is None
 

@@ -92,6 +92,19 @@ def test_trials_that_spend_another_budget_are_known_to_their_end(budget):
     assert (stopped["exact"], stopped["ended_early"], stopped["trials"]) == (0, 2, 0)
 
 
+@pytest.mark.parametrize("budget", [{"max_examples": 150}, {"max_seconds": 39.0}])
+def test_the_check_beyond_the_budget_does_not_count(budget):
+    """A budget is noticed at the first check after it."""
+    spends = trial(Cell(4), 0, [0.9, 0.5, 0.3, 0.2], status="incomplete")
+    spends.curve.update(examples=[40, 80, 120, 160], seconds=[10.0, 20.0, 30.0, 40.0])
+    at_once = trial(Cell(4), 1, [0.1], status="incomplete")
+    at_once.curve.update(examples=[160], seconds=[40.0])
+    goal = replace(GOAL, **budget)
+    (row,) = records(analysis_of({Cell(4): [spends, at_once]}, goal=goal).quality)
+    assert (row["best"], row["found_at"], row["exact"], row["late"]) == (0.3, 30, 1, 1)
+    assert (row["trials"], row["top_worst"], row["final"]) == (1, 0.3, 0.3)
+
+
 def test_the_figure(tmp_path):
     files, notes = write_figures([FIGURE], [study()], tmp_path)
     assert [path.name for path in files] == [

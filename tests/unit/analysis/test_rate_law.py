@@ -12,7 +12,7 @@ from lit_dps.analysis.rates import rate_source
 from lit_dps.analysis.tables import records
 from lit_dps.core.goal import Goal
 from lit_dps.core.search_space import Range
-from lit_dps.core.trial import Cell
+from lit_dps.core.trial import Cell, Series
 from lit_dps.report.figures import FIGURES, write_figures
 from tests.support.fake_study import analysis_of, result
 from tests.support.texts import numbers_in
@@ -75,6 +75,23 @@ def test_the_momentum_of_schedule_free_sgd_does_not_amplify_its_steps():
     record = study(bowl(0.5), {"model": {"init_args": arguments}}).record
     source = rate_source(record, record.series[0])
     assert source is not None and not source.has_momentum
+
+
+@pytest.mark.parametrize("key", ["model.optimizer", "model.init_args.optimizer"])
+def test_an_axis_of_optimizers_counts_however_it_is_spelled(key):
+    record = study(bowl(0.5), {"model": {"init_args": {"optimizer": "sgd"}}}).record
+    source = rate_source(record, Series(0.0, ((key, "adam"),)))
+    assert source is not None and source.optimizer == "adam"
+
+
+def test_the_range_of_rates_has_the_trial_of_another_statistic(monkeypatch):
+    """K* is below the cost of its trial if it is the mean of many subsets, for example."""
+    curve = study(bowl(0.5)).rate_curves[0]
+    best = curve.best_trial(4)
+    cells = {4: dataclasses.replace(curve.cells[4], k_star=best.cost / 2)}
+    lower = dataclasses.replace(curve, cells=cells)
+    assert lower.near(4) == [best]
+    assert len(curve.near(4)) == 2 and any(each is best for each in curve.near(4))
 
 
 def test_the_effective_rate_of_the_best_trial_and_both_rules():

@@ -78,6 +78,8 @@ def test_a_lower_bound_raises_the_prediction():
     bound = 2.0 * float(np.median(free.samples(4e4, [1024])))
     row = {"size": 4e4, "batch_size": 1024, "steps": bound, "censored": 1}
     with_bound = fit_scale_up(pd.concat([runs.assign(censored=0), pd.DataFrame([row])]))
+    blank = fit_scale_up(pd.concat([runs, pd.DataFrame([row])]))  # blank: not censored
+    assert np.array_equal(blank.draws, with_bound.draws)
     assert len(with_bound.draws) == DRAWS
     assert np.median(with_bound.samples(4e4, [1024])) > 1.2 * np.median(free.samples(4e4, [1024]))
     assert np.median(with_bound.critical(4e4)) < np.median(free.critical(4e4))

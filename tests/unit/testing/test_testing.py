@@ -365,20 +365,29 @@ def test_a_broken_goal_fails(kind):
 
 
 class Points(LightningDataModule):
-    """30 training and 10 validation examples."""
+    """Some training and 10 validation examples."""
 
-    def __init__(self, batch_size: int, shuffle=False, drop=False, factor=1):
+    def __init__(self, batch_size: int, shuffle=False, drop=False, factor=1, examples=300):
         super().__init__()
         self.batch_size, self.shuffle, self.drop = batch_size, shuffle, drop
-        self.factor = factor
+        self.factor, self.examples = factor, examples
 
     def train_dataloader(self):
-        data = TensorDataset(torch.arange(300))
+        data = TensorDataset(torch.arange(self.examples))
         return DataLoader(data, self.factor * self.batch_size, shuffle=True)
 
     def val_dataloader(self):
         data = TensorDataset(torch.arange(10))
         return DataLoader(data, self.batch_size, shuffle=self.shuffle, drop_last=self.drop)
+
+
+class ShortSecond(Points):
+    """The second batch of an epoch is smaller than the others."""
+
+    def train_dataloader(self):
+        sizes = [self.batch_size] * (self.examples // self.batch_size)
+        sizes[1] -= 1
+        return [torch.zeros(size) for size in sizes]
 
 
 class Unseeded(Points):
@@ -388,7 +397,10 @@ class Unseeded(Points):
         Unseeded.generators += 1
         generator = torch.Generator().manual_seed(Unseeded.generators)
         return DataLoader(
-            TensorDataset(torch.arange(300)), self.batch_size, shuffle=True, generator=generator
+            TensorDataset(torch.arange(self.examples)),
+            self.batch_size,
+            shuffle=True,
+            generator=generator,
         )
 
 
@@ -399,6 +411,14 @@ def test_data_that_conform_pass_and_others_fail():
     broken["batch_size"] = {"factor": 2}
     for requirement, options in broken.items():
         assert failure(check_data, lambda size, o=options: Points(size, **o)) == requirement
+
+
+def test_the_last_batch_of_twelve_may_be_short_and_few_batches_are_compared():
+    check_data(lambda size: Points(size, examples=12 * size - 2))
+    assert failure(check_data, lambda size: Unseeded(size, examples=4 * size)) == "same_order"
+    for batches in (12, 13):
+        short = lambda size, n=batches: ShortSecond(size, examples=n * size)  # noqa: E731
+        assert failure(check_data, short) == "batch_size"
 
 
 def test_global_generators_are_as_before():
