@@ -33,12 +33,15 @@ from lit_dps.core.racing import best_trial
 from lit_dps.core.registry import named
 from lit_dps.core.search_space import Box, Choices, ExpandedSpace, Space, is_inside
 from lit_dps.core.trial import Cell, Status, Value, derive_seed
+from lit_dps.core.unit import STEPS
 from lit_dps.storage import columns, schema
 from lit_dps.storage.read import read_study
 from lit_dps.storage.schema import POINT_ATTR, RESULT_ATTR
 
 UNIT_INTERVAL = FloatDistribution(0.0, 1.0)
-# Added to the logarithm of steps of a trial that diverged: it is worse than one that only missed
+# Costs have a logarithm. The clock of a run may show 0 seconds.
+SMALLEST_COST = 1e-6
+# Added to the logarithm of the cost of a trial that diverged: it is worse than one that only missed
 # the goal.
 DIVERGENCE_PENALTY = 2.0
 
@@ -253,8 +256,9 @@ class SearchSampler(PointSampler):
     Points that other workers run count as bad, so that no worker draws them again. A point that
     runs again keeps its metaparameters.
 
-    The objective is the logarithm of the steps to result. For a trial that missed the goal it is
-    the logarithm of twice max_steps, plus the relative distance from the goal.
+    The objective is the logarithm of the cost to result, in `goal.unit`. For a trial that missed
+    the goal it is the logarithm of twice the largest cost, plus the relative distance from the
+    goal. The largest cost is max_steps, or in another unit the largest one of any trial so far.
 
     Args:
         study: The configuration of the study.
@@ -288,10 +292,11 @@ class SearchSampler(PointSampler):
 
     def _draw(self, point: int, others: Sequence[FrozenTrial]) -> dict[str, Value]:
         """Draw a point from the other trials of its cell by Optuna's sampler."""
+        largest_cost = self._largest_cost(others)
         # Of several attempts at a point, the last one that ended counts.
         attempts: dict[int, tuple[FrozenTrial, float | None]] = {}
         for trial in others:
-            objective = self.objective(trial)
+            objective = self.objective(trial, largest_cost)
             is_usable = objective is not None or trial.state is TrialState.RUNNING
             if self._has_all_params(trial) and is_usable:
                 attempts[trial.user_attrs[POINT_ATTR]] = trial, objective
@@ -321,14 +326,32 @@ class SearchSampler(PointSampler):
         spans: dict[str, BaseDistribution] = dict.fromkeys(unit, UNIT_INTERVAL)
         return create_trial(params=unit, distributions=spans, value=objective)
 
-    def objective(self, trial: FrozenTrial) -> float | None:
-        """Return what is minimized; None for trials that have not ended, or that have failed."""
+    def _largest_cost(self, trials: Sequence[FrozenTrial]) -> float:
+        """Return the largest cost that a trial of the cell may have, as far as it is known."""
+        unit = self._goal.cost_unit
+        if unit is STEPS:
+            return self._goal.max_steps
+        largest = SMALLEST_COST
+        for trial in trials:
+            result = trial.user_attrs.get(RESULT_ATTR)
+            if result is not None:
+                largest = max(largest, columns.last_value(result["curve"], unit.column))
+        return largest
+
+    def objective(self, trial: FrozenTrial, largest_cost: float) -> float | None:
+        """Return what is minimized; None for trials that have not ended, or that have failed.
+
+        Args:
+            trial: A trial of the cell.
+            largest_cost: A trial that missed the goal counts as twice this cost.
+        """
         result: Mapping[str, Any] | None = trial.user_attrs.get(RESULT_ATTR)
         if result is None or result["status"] == Status.FAILED:
             return None
-        if result["status"] == Status.COMPLETE:
-            return math.log(result["steps"])
-        missed = math.log(2 * self._goal.max_steps)
+        cost = schema.stored_cost(result)
+        if cost is not None:
+            return math.log(max(cost, SMALLEST_COST))
+        missed = math.log(2 * largest_cost)
         # A validation can lack a finite value without divergence, so the last finite value counts.
         metric = columns.decode_columns(result["curve"]).get(self._goal.metric, [])
         finite = [value for value in metric if math.isfinite(value)]

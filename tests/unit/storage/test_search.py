@@ -3,6 +3,7 @@ protocol."""
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from statistics import median
 
@@ -86,6 +87,32 @@ def test_a_search_comes_nearer_than_the_sobol_points(sampler, trials):
     assert all(box.low <= point[key] <= box.high for point in found for key, box in SPACE.items())
 
 
+@pytest.mark.parametrize("unit", ["examples", "seconds"])
+def test_a_search_minimizes_the_cost_in_the_unit_of_the_goal(unit):
+    """The trial with the most steps costs the least: its steps are on fewer examples."""
+    goal = dataclasses.replace(GOAL, unit=unit)
+    sampler = make_sampler(study("tpe"), goal)
+    column = goal.cost_unit.column
+    stored = []
+    ends = [(Status.COMPLETE, 100, 400.0), (Status.COMPLETE, 200, 300.0)]
+    ends += [(Status.INCOMPLETE, None, 500.0), (Status.INFEASIBLE, None, 16.0)]
+    for point, (status, k, cost) in enumerate(ends):
+        curve = {"step": [k or 300], "val_error": [0.1 if k else 0.6], column: [cost]}
+        each = TrialResult(Trial(CELL, point), status, k, curve, unit=goal.cost_unit)
+        stored.append(
+            optuna.trial.create_trial(
+                state=optuna.trial.TrialState.FAIL, user_attrs={"result": encode_result(each)}
+            )
+        )
+    largest = sampler._largest_cost(stored)
+    assert largest == 500.0
+    objectives = [sampler.objective(trial, largest) for trial in stored]
+    # The incomplete trial is a distance of 5 / 6 away; divergence adds 2.
+    missed = math.log(1000.0)
+    assert objectives == pytest.approx([math.log(400), math.log(300), missed + 5 / 6, missed + 2])
+    assert make_sampler(study("tpe"), GOAL)._largest_cost(stored) == GOAL.max_steps
+
+
 def test_a_search_goes_on_as_an_unbroken_one(tmp_path):
     assert search(tmp_path, "tpe", 8) + search(tmp_path, "tpe") == in_memory("tpe", TRIALS)
 
@@ -142,7 +169,7 @@ def test_worse_trials_are_worth_less():
             (),
             {"user_attrs": {"result": {"status": status, "curve": {}, "steps": None, **result}}},
         )
-        return sampler.objective(trial)
+        return sampler.objective(trial, GOAL.max_steps)
 
     fast, slow = value("complete", steps=100), value("complete", steps=9_000)
     near, far = (value("incomplete", curve={"val_error": [e]}) for e in (0.11, 0.9))
