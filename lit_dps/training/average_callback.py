@@ -18,6 +18,7 @@ from lit_dps.parallel.ddp import SharedBatchDDP
 from lit_dps.training.example_count import examples_of, record_batches
 from lit_dps.training.local_sgd_callback import LocalSGDCallback
 from lit_dps.training.pruning_callback import PruningCallback, masks_of
+from lit_dps.training.training_pass import loss_of_output
 
 
 class AverageCallback(Callback):
@@ -41,8 +42,9 @@ class AverageCallback(Callback):
         self.half_life = half_life
         self.average: WeightAverage | None = None
         self._resumed: dict[str, Tensor] | None = None
-        self._examples = 0
-        self._steps = 0
+        self._examples = 0  # of the batches with a loss since the last step
+        self._batch_examples = 0
+        self._step_before_batch = 0
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage == "fit":
@@ -75,7 +77,6 @@ class AverageCallback(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._examples = 0
-        self._steps = trainer.global_step
         if not self.half_life:
             return
         for callback in lightning_private.callbacks_of(trainer, LocalSGDCallback):
@@ -97,14 +98,22 @@ class AverageCallback(Callback):
         if examples is None:
             allowed = "0, because the number of examples of a batch is unknown"
             raise ConfigError(AVERAGE_KEY, self.half_life, allowed)
-        self._examples += examples
+        self._batch_examples = examples
+        self._step_before_batch = trainer.global_step
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        if self.average is None or trainer.global_step == self._steps:
+        # Lightning does not train on a batch of None, and does not call `on_train_batch_start`.
+        if self.average is None or batch is None:
             return
-        self._steps = trainer.global_step
+        has_loss = loss_of_output(outputs) is not None
+        if has_loss or not pl_module.automatic_optimization:
+            self._examples += self._batch_examples
+        # Lightning counts a step of a batch without a loss too; `StepCount` corrects it later.
+        has_stepped = trainer.global_step > self._step_before_batch and self._examples > 0
+        if not has_stepped:
+            return
         self.average.update(self._examples_of_step(trainer))
         self.average.mask(masks_of(trainer, pl_module))
         self._examples = 0

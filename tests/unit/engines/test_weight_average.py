@@ -354,3 +354,29 @@ def test_the_examples_of_ranks_with_different_batches_are_added():
     for step in (1, 2):  # on 8 examples at each rank
         expected += share_of_step(16, HALF_LIFE) * (0.8**step - expected)
     assert same_on_ranks(2, average_on_a_rank) == pytest.approx(expected, rel=1e-6)
+
+
+class Skips(Line):
+    """Returns no loss for every second batch."""
+
+    def training_step(self, batch, batch_idx):
+        if batch_idx % 2:
+            return None
+        return super().training_step(batch, batch_idx)
+
+
+@pytest.mark.parametrize("accumulated", [1, 2])
+def test_examples_of_batches_without_a_loss_do_not_count(accumulated):
+    callback = AverageCallback(HALF_LIFE)
+    goal = GoalErrorCallback(metric="val_error", at_most=0.001, check_interval=2, max_steps=4)
+    data = DataLoader(TensorDataset(torch.ones(128, 1)), batch_size=8)
+    module = Skips()
+    tiny.fit(module, data, data, callbacks=[callback, goal], accumulate_grad_batches=accumulated)
+    assert callback.average is not None and goal.curve["step"] == [2, 4]
+    # An accumulated loss is halved: the sum of one loss and none.
+    factor = 1 - 0.2 / accumulated
+    expected = 1.0
+    for step in range(1, 5):
+        expected += share_of_step(8, HALF_LIFE) * (factor**step - expected)
+    assert module.line.weight.item() == pytest.approx(factor**4, rel=1e-5)
+    assert callback.average.tensors["line.weight"].item() == pytest.approx(expected, rel=1e-5)
