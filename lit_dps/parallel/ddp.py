@@ -251,27 +251,6 @@ class SharedBatchDDP(DDPStrategy):
         with self.precision_plugin.val_step_context():
             return self._module().validation_step(*args, **kwargs)
 
-    def mean_over_examples(self, value: float | None) -> float | None:
-        """Return the mean over the validation examples of all ranks; None without examples.
-
-        Args:
-            value: The mean over this rank's examples. A value that is equal on all ranks is
-                returned as it is, because it may already be the mean over all examples.
-        """
-        examples = 0
-        for loader in tree_leaves(self._module().trainer.val_dataloaders):
-            examples += loader.examples_seen
-        means: list[tuple[float, int]] = []
-        for rank_value, rank_examples in ranks.all_gather((value, examples)):
-            if rank_value is not None and rank_examples > 0:
-                means.append((rank_value, rank_examples))
-        if not means:
-            return value
-        if len({mean for mean, _ in means}) == 1:
-            return means[0][0]
-        total = sum(mean * count for mean, count in means)
-        return total / sum(count for _, count in means)
-
     def observe_gradients(self, on_bucket: Callable[[GradBucket], None]) -> None:
         """Call `on_bucket` with each bucket of this rank's gradients before their reduction.
 

@@ -246,23 +246,48 @@ def _add_sizes(part: Any, path: tuple, sizes: dict[tuple, int]) -> None:
 def can_be_cut(batch: Any, examples: int | None) -> bool:
     """Return True if a batch can be split by examples: if each tensor has one row for each example.
 
-    A tensor without dimensions, such as a weight, belongs to all examples. A batch of graphs cannot
-    be split, because its nodes, edges and labels differ in number.
+    An array of NumPy is like a tensor. A tensor without dimensions, such as a weight, belongs to
+    all examples. A batch of graphs cannot be split, because its nodes, edges and labels differ in
+    number. Tensors in an object of another class, such as a dataclass, cannot be split either.
     """
-    lengths = {len(leaf) for leaf in tree_leaves(batch) if _has_rows(leaf)}
+    lengths = set()
+    for leaf in tree_leaves(batch):
+        if _has_rows(leaf):
+            lengths.add(len(leaf))
+        elif sizes_of(leaf):
+            return False
     return bool(lengths) and lengths == {examples}
 
 
 def cut(batch: Any, part: slice) -> Any:
-    """Return the examples `part` of a batch for which `can_be_cut` is true."""
+    """Return the examples `part` of a batch for which `can_be_cut` is true.
+
+    Lists and tuples of one text or number for each example are cut like tensors.
+    """
+    lengths = [len(leaf) for leaf in tree_leaves(batch) if _has_rows(leaf)]
+
+    def has_entries(value: Any) -> bool:
+        return _is_plain_list(value) and len(value) == lengths[0]
 
     def cut_leaf(leaf: Any) -> Any:
-        if _has_rows(leaf):
+        if _has_rows(leaf) or has_entries(leaf):
             return leaf[part]
         return leaf
 
-    return tree_map(cut_leaf, batch)
+    return tree_map(cut_leaf, batch, is_leaf=has_entries)
 
 
 def _has_rows(leaf: Any) -> bool:
-    return isinstance(leaf, Tensor) and leaf.ndim > 0
+    return isinstance(leaf, (Tensor, np.ndarray)) and leaf.ndim > 0
+
+
+def _is_plain_list(value: Any) -> bool:
+    """Return True for a list or tuple without tensors, whose entries are of one class.
+
+    The default `collate_fn` makes it of texts. A pair of different things is no such list.
+    """
+    if type(value) not in (list, tuple):
+        return False
+    if len({type(entry) for entry in value}) != 1:
+        return False
+    return not any(isinstance(leaf, (Tensor, np.ndarray)) for leaf in tree_leaves(value))

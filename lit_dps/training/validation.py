@@ -6,7 +6,6 @@ if each metric is the mean over this split. `GoalErrorCallback` refuses other me
 
 from __future__ import annotations
 
-import re
 from collections import Counter, defaultdict
 from typing import Any
 
@@ -78,18 +77,10 @@ class ValidationCount:
         Metrics that the module logs at the end of the epoch, and torchmetrics objects, are accepted
         as they are. Call this in `on_validation_end`.
         """
-        name, loader = metric, 0
-        match = _LOADER_SUFFIX.fullmatch(metric)
-        if match:
-            name, loader = match["name"], int(match["loader"])
-        for logged in lightning_private.logged_metrics(trainer):
-            meta = logged.meta
-            if meta.name != name or meta.fx != "validation_step":
-                continue
-            if match and meta.dataloader_idx != loader:
-                continue
-            return self._why_no_mean(logged, loader)
-        return None
+        logged = _logged_by_batch(trainer, metric)
+        if logged is None or _hook_of(logged) != "validation_step":
+            return None
+        return self._why_no_mean(logged, logged.meta.dataloader_idx or 0)
 
     def _why_no_mean(self, logged: Any, loader: int) -> str | None:
         meta = logged.meta
@@ -136,7 +127,8 @@ def logged_metric(trainer: Trainer, name: str, key: str) -> float:
         key: The configuration key that names the metric, for errors.
 
     Raises:
-        ConfigError: if the module did not log the metric.
+        ConfigError: if the module did not log the metric, or if ranks have different values of a
+            metric that is not logged for each batch.
     """
     logged = trainer.callback_metrics.get(name)
     if isinstance(logged, torch.Tensor):
@@ -144,7 +136,7 @@ def logged_metric(trainer: Trainer, name: str, key: str) -> float:
     value = None if logged is None else float(logged)
     if isinstance(trainer.strategy, SharedBatchDDP):
         # A rank without validation examples logs nothing.
-        value = trainer.strategy.mean_over_examples(value)
+        value = _mean_over_ranks(trainer, name, key, value)
     if value is None:
         names = ", ".join(sorted(trainer.callback_metrics)) or "nothing"
         raise ConfigError(
@@ -154,6 +146,82 @@ def logged_metric(trainer: Trainer, name: str, key: str) -> float:
             f"logged {names}",
         )
     return value
+
+
+def _logged_by_batch(trainer: Trainer, metric: str) -> Any:
+    """Return the result that a module logged for each validation batch; None without one.
+
+    Args:
+        trainer: The trainer of a fit whose validation has ended.
+        metric: A name in `trainer.callback_metrics`.
+    """
+    for logged in lightning_private.logged_metrics(trainer):
+        meta = logged.meta
+        if _hook_of(logged) not in _BATCH_HOOKS:
+            continue
+        suffix = ""
+        if meta.add_dataloader_idx and meta.dataloader_idx is not None:
+            suffix = f"/dataloader_idx_{meta.dataloader_idx}"
+        # With on_step=True, Lightning adds "_epoch" to the name of the mean.
+        if metric in (meta.name + suffix, meta.forked_name(on_step=False) + suffix):
+            return logged
+    return None
+
+
+def _hook_of(logged: Any) -> str:
+    """Return the hook that logged a result, such as "validation_step"."""
+    # With several dataloaders, Lightning writes "validation_step.1".
+    return logged.meta.fx.partition(".")[0]
+
+
+def _mean_over_ranks(trainer: Trainer, name: str, key: str, value: float | None) -> float | None:
+    """Return the mean of a metric over the validation examples of all ranks; None without any.
+
+    A value that is equal on all ranks is returned as it is, because it is already over all
+    examples. Other values are means over the batches of a rank. Their weights are the weights of
+    the batches in `self.log`, such as numbers of examples or tokens.
+
+    Args:
+        trainer, name, key: As in `logged_metric`.
+        value: The value on this rank; None if it has no validation examples.
+
+    Raises:
+        ConfigError: if the values differ, and the metric is not logged for each batch. A function
+            of the whole split, such as an F1 score, is no mean over the ranks.
+    """
+    logged = _logged_by_batch(trainer, name)
+    weight = None
+    if logged is not None and logged.is_tensor and logged.meta.is_mean_reduction:
+        weight = float(logged.cumulated_batch_size)
+    elif logged is not None and logged.is_tensor:
+        weight = 1.0  # `ValidationCount.why_no_mean` refuses it
+    gathered = ranks.all_gather((value, weight, _has_examples(trainer)))
+    parts = []
+    for rank_value, rank_weight, has_examples in gathered:
+        # A rank whose batches all have a weight of 0 has the value nan.
+        if rank_value is not None and has_examples and rank_weight != 0:
+            parts.append((rank_value, rank_weight))
+    if not parts:
+        return value
+    if len({repr(rank_value) for rank_value, _ in parts}) == 1:
+        return parts[0][0]
+    if any(rank_weight is None for _, rank_weight in parts):
+        values = ", ".join(f"{rank_value:g}" for rank_value, _ in parts)
+        raise ConfigError(
+            key,
+            name,
+            f"a metric that has the same value on all ranks, or that is logged as a number for "
+            f"each validation batch; the ranks have {values}",
+            "Log a torchmetrics object, or compute the metric from sums over the ranks "
+            "(self.all_gather)",
+        )
+    total = sum(rank_value * rank_weight for rank_value, rank_weight in parts)
+    return total / sum(rank_weight for _, rank_weight in parts)
+
+
+def _has_examples(trainer: Trainer) -> bool:
+    """Return True if this rank had examples in the last validation."""
+    return any(loader.examples_seen for loader in tree_leaves(trainer.val_dataloaders))
 
 
 def sum_text(examples: dict[int, int]) -> str:
@@ -166,5 +234,5 @@ def _data_name(trainer: Trainer) -> str:
     return type(owner).__name__
 
 
-# Lightning adds this suffix if there are several validation dataloaders.
-_LOADER_SUFFIX = re.compile(r"(?P<name>.*)/dataloader_idx_(?P<loader>\d+)")
+# Hooks in which a module or callback logs a number for each batch, whose mean Lightning takes.
+_BATCH_HOOKS = ("validation_step", "on_validation_batch_start", "on_validation_batch_end")

@@ -5,10 +5,12 @@ from __future__ import annotations
 import dataclasses
 import math
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from lightning.pytorch import LightningModule
+from torch.utils.data import DataLoader
 
 from lit_dps.core.errors import ConfigError
 from lit_dps.core.trial import Cell, Status, Trial
@@ -285,3 +287,93 @@ def test_a_part_is_cut_out_of_every_tensor_of_a_batch(monkeypatch):
     assert (part["pair"][1], float(part["one"]), shares) == ("text", 7.0, {0: 0.6})
     with refuses("trainer.strategy", "ddp"):
         list(ShardLoader([{"x": 3}], shares))
+
+
+@dataclasses.dataclass
+class Labels:
+    y: torch.Tensor
+
+
+def test_arrays_and_texts_belong_to_their_examples(monkeypatch):
+    monkeypatch.setattr(ranks, "world", lambda: 2)
+    monkeypatch.setattr(ranks, "rank", lambda: 1)
+    monkeypatch.setattr(ranks, "all_gather", lambda value: [value])
+    monkeypatch.setattr(ranks, "broadcast", lambda value: value)
+    examples = [(torch.tensor([float(i)]), f"text {i}", {"ref": str(i)}) for i in range(4)]
+    (part,) = ShardLoader(DataLoader(examples, 4), {})
+    assert part[0].flatten().tolist() == [2, 3]
+    assert list(part[1]) == ["text 2", "text 3"] and list(part[2]["ref"]) == ["2", "3"]
+    (pair,) = ShardLoader([(torch.arange(2), np.array([5, 6]), ("mean", 3), ["a"] * 7)], {})
+    assert [pair[0].tolist(), pair[1].tolist(), *pair[2:]] == [[1], [6], ("mean", 3), ["a"] * 7]
+    with refuses("trainer.strategy", "ddp"):
+        list(ShardLoader([(torch.arange(4), Labels(torch.arange(4)))], {}))
+    with refuses("trainer.strategy", "ddp"):
+        list(ShardLoader([(torch.arange(4), np.arange(3))], {}))
+
+
+class OwnMetrics(OwnError):
+    """Logs other metrics than means over examples."""
+
+    def __init__(self, way: str):
+        super().__init__()
+        self.way = way
+        self.totals = torch.zeros(2)
+
+    def validation_step(self, batch, batch_idx, dataloader_idx=0):
+        x, y = batch
+        right = self.network(x).argmax(1) == y
+        tokens = int((1 + 4 * y).sum())
+        self.totals += torch.tensor([float(right.sum()), len(y)])
+        if self.way == "tokens":
+            mean = ((1 + 4 * y) * right).sum() / tokens
+            self.log("metric", mean, batch_size=tokens, on_step=True, on_epoch=True)
+        elif self.way == "loaders":
+            self.log("metric", right.float().mean())
+        elif self.way == "sums":
+            self.log("metric", right.float().mean(), reduce_fx="sum", on_step=True, on_epoch=True)
+
+    def on_validation_epoch_end(self):
+        totals = self.totals
+        self.totals = torch.zeros(2)
+        if self.way == "summed":
+            totals = ranks.all_reduce_sum(totals)
+        if self.way in ("summed", "own"):
+            self.log("metric", (totals[0] / totals[1]).exp())
+
+
+def own_metrics(way: str, name: str = "metric") -> list[float]:
+    torch.manual_seed(1)
+    goal = GoalErrorCallback(metric=name, at_least=9.0, check_interval=1, max_steps=3)
+    validation = loader(17, 5)
+    if way in ("loaders", "sums"):
+        validation = [loader(17, 5), loader(7, 1)]  # a rank has 3 of the last 7
+    fit(OwnMetrics(way), loader(), validation, [goal], **trainer_arguments(QUIET))
+    return goal.curve[name]
+
+
+@pytest.mark.parametrize(
+    ("way", "name"),
+    [
+        ("tokens", "metric"),
+        ("tokens", "metric_epoch"),
+        ("loaders", "metric/dataloader_idx_0"),
+        ("loaders", "metric/dataloader_idx_1"),
+        ("summed", "metric"),
+    ],
+)
+def test_metrics_of_ranks_have_the_weights_of_their_batches(way, name):
+    alone = own_metrics(way, name)
+    assert len(set(alone)) > 1
+    assert same_on_ranks(2, own_metrics, way, name) == pytest.approx(alone, rel=1e-6)
+
+
+@pytest.mark.parametrize("name", ["metric/dataloader_idx_1", "metric_epoch/dataloader_idx_1"])
+def test_a_sum_over_the_batches_of_a_later_loader_is_refused(name):
+    with refuses("goal.metric", name):
+        own_metrics("sums", name)
+
+
+def test_a_metric_of_a_whole_split_that_differs_between_ranks_is_refused():
+    for error in on_ranks(2, own_metrics, "own"):
+        assert isinstance(error, ConfigError)
+        assert (error.key, error.value) == ("goal.metric", "metric")
