@@ -24,11 +24,15 @@ from lit_dps.analysis.observations import medians
 from lit_dps.analysis.rates import RATE_IS_TUNED, RateLaw
 from lit_dps.analysis.tables import listed_numbers
 from lit_dps.core.batch_schedule import CONSTANT_BATCH
+from lit_dps.core.errors import ConfigError
 from lit_dps.core.text import format_duration
 
 HOUR = 3600.0
 # Share of validation in the time of a row, from which the answer mentions it.
 SHARE_TO_MENTION = 0.05
+# Why the interval of batch sizes ends: no other ones were asked for, or their times are unknown.
+ASKED = "asked for"
+KNOWN = "with a known time"
 GRID_SIZE = 97  # batch sizes between the ends of the range, from which the interval is read
 COLUMNS = [
     "batch_size",
@@ -86,12 +90,20 @@ class Terms:
         price: Price of a device-hour; None leaves out costs.
         checks: Validation during the run; None leaves out its time.
         hours_at_most, cost_at_most: Limits of the rows that can be recommended.
+
+    Raises:
+        ConfigError: for a limit of the cost without a price.
     """
 
     price: float | None = None
     checks: Checks | None = None
     hours_at_most: float | None = None
     cost_at_most: float | None = None
+
+    def __post_init__(self):
+        if self.cost_at_most is not None and self.price is None:
+            allowed = "omitted, because costs are unknown without a price"
+            raise ConfigError("cost_at_most", self.cost_at_most, allowed, "Or give price.")
 
     def check_seconds_per_step(self, batch_size: float, devices: int) -> float:
         """Return the share of validation in the seconds of a step."""
@@ -114,8 +126,8 @@ class Answer:
             price).
         interval: Batch sizes within 10 % of the least mean time, on the devices of `fastest`, in
             examples.
-        cut: Whether the lower and the upper end of the interval are ends of the batch sizes that
-            were asked for.
+        cut: Why the interval ends at its lower and at its upper end: `ASKED`, `KNOWN`, or "" if
+            batch sizes beyond it are slower.
         changes: Which measurements would change the answer most, a line each.
         assumed: What the answer assumes without a measurement, a line each.
     """
@@ -127,7 +139,7 @@ class Answer:
     fastest: dict[str, Any] | None = None
     cheapest: dict[str, Any] | None = None
     interval: tuple[float, float] | None = None
-    cut: tuple[bool, bool] = (False, False)
+    cut: tuple[str, str] = ("", "")
     changes: tuple[str, ...] = ()
     assumed: tuple[str, ...] = ()
     rate: RateLaw | None = None
@@ -389,11 +401,11 @@ def _interval(
     devices: int,
     terms: Terms,
     batch_sizes: Sequence[int],
-) -> tuple[tuple[float, float], tuple[bool, bool]]:
+) -> tuple[tuple[float, float], tuple[str, str]]:
     """Return the batch sizes within 10 % of the least time on some devices.
 
     Returns:
-        The ends of the interval, and whether each is an end of the batch sizes asked for.
+        The ends of the interval, and `Answer.cut`.
     """
     if math.isnan(law.reach[0]):
         # Only measured K are answers.
@@ -409,8 +421,14 @@ def _interval(
         low -= 1
     while high < len(hours) - 1 and is_near[high + 1]:
         high += 1
-    sizes = fine["batch_size"].to_numpy(float)
-    return (sizes[low], sizes[high]), (low == 0, high == len(hours) - 1)
+    smallest = float(fine["batch_size"].iloc[low])
+    largest = float(fine["batch_size"].iloc[high])
+    below = above = ""
+    if low == 0:
+        below = ASKED if smallest <= min(batch_sizes) else KNOWN
+    if high == len(hours) - 1:
+        above = ASKED if largest >= max(batch_sizes) else KNOWN
+    return (smallest, largest), (below, above)
 
 
 def _changes(

@@ -105,23 +105,24 @@ def settle_max_steps(
         why = f"{type(error).__name__}: {first_line(error)}{place_in_user_code(error)}"
         allowed = f"a number of steps, because the short run that proposes one failed: {why}"
         raise ConfigError("goal.max_steps", None, allowed) from error
-    most = BUDGET_SHARE * options.budget
+    share = BUDGET_SHARE
     if options.method == "pilot":
-        most = options.budget / MAX_TRAININGS
-    return propose(run, probes.goal_of_trials, most)
+        share = 1 / MAX_TRAININGS
+    return propose(run, probes.goal_of_trials, options.budget, share)
 
 
-def propose(run: ShortRun, goal: Goal, seconds: float) -> Proposal:
+def propose(run: ShortRun, goal: Goal, budget: float, share: float) -> Proposal:
     """Return a budget that reaches the goal and that the time can pay, whichever is less.
 
     Args:
         run: The short run.
         goal: Its metric, value and check interval.
-        seconds: The time that one training of the proposed length may take.
+        budget: Seconds of `--budget`.
+        share: The share of them that one training of the proposed length may take.
     """
     affordable = Goal.max_steps
-    if seconds < math.inf:
-        affordable = int(seconds / run.step_seconds)
+    if budget < math.inf:
+        affordable = int(share * budget / run.step_seconds)
     expected = expected_steps(run, goal)
     plausible = Goal.max_steps if expected is None else STEPS_RATIO * expected
     steps = int(min(plausible, affordable)) // goal.check_interval * goal.check_interval
@@ -143,7 +144,8 @@ def propose(run: ShortRun, goal: Goal, seconds: float) -> Proposal:
             f"its pace it would after about {number_text(expected)} steps."
         )
     if affordable < plausible:
-        limit = f"A training of {steps} steps takes {BUDGET_SHARE:.0%} of --budget."
+        real_share = steps * run.step_seconds / budget
+        limit = f"A training of {steps} steps takes about {real_share:.0%} of --budget."
         if expected is not None and expected > steps:
             limit += " A larger --budget allows more."
     note = (

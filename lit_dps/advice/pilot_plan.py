@@ -54,7 +54,8 @@ class PilotPlan:
         rate_key: The configuration key of the learning rate.
         rate: eta0, its value at B0.
         power: The power of B by which the rate grows.
-        is_adaptive: Whether the update does not grow with the gradient, as in Adam.
+        is_adaptive: Whether the update does not grow with the gradient, as in Adam; None if the
+            optimizer could not be read.
         params: The other metaparameters of `study.space` by key, at the user's values.
     """
 
@@ -62,7 +63,7 @@ class PilotPlan:
     rate_key: str
     rate: float
     power: float
-    is_adaptive: bool
+    is_adaptive: bool | None
     params: Mapping[str, Value] = field(default_factory=dict)
 
     @property

@@ -118,15 +118,18 @@ def _recommendation(answer: Answer) -> list[str]:
 
 
 def _cut(answer: Answer) -> str:
-    """Return which ends of the interval are ends of the batch sizes that were asked for."""
+    """Return why the interval has its ends, if batch sizes beyond them may be as fast."""
+    below, above = answer.cut
+    if below and below == above:
+        return f", the smallest and largest {below}"
     ends = []
-    if answer.cut[0]:
-        ends.append("smallest")
-    if answer.cut[1]:
-        ends.append("largest")
+    if below:
+        ends.append(f"the smallest {below}")
+    if above:
+        ends.append(f"the largest {above}")
     if not ends:
         return ""
-    return f", the {' and '.join(ends)} asked for"
+    return f", {' and '.join(ends)}"
 
 
 def _devices(count: int) -> str:

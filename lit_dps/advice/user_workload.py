@@ -402,7 +402,7 @@ def prepare_pilot(setup: StudySetup) -> ProbeStudy:
 
 
 def _plan_of(setup: StudySetup) -> PilotPlan:
-    """Return the user's run, with the rate's rule of adaptive optimizers."""
+    """Return the user's run, with the rate's rule of an unknown optimizer."""
     workload, space = setup.workload, setup.study.space
     key = rate_key(setup)
     if not key:
@@ -415,7 +415,7 @@ def _plan_of(setup: StudySetup) -> PilotPlan:
     if rate is None:
         rate = user_value(workload, key)
     return PilotPlan(
-        user_batch_size(workload), key, float(rate), MIXED_POWER, is_adaptive=True, params=params
+        user_batch_size(workload), key, float(rate), MIXED_POWER, is_adaptive=None, params=params
     )
 
 

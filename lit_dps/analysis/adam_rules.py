@@ -56,6 +56,7 @@ RULE_NAMES: dict[str, str] = {
 }
 RATE_POWERS: dict[str, float] = {FIXED: 0.0, LINEAR: 1.0, SQUARE_ROOT: 0.5, BETA2: 0.0}
 NO_VALUE = "no valid beta1"
+MISSED = "half of the trials missed"
 # Resamples for the limits of a price: each needs the medians of all neighbourhoods.
 RESAMPLES = 400
 
@@ -216,9 +217,12 @@ def _source(record: StudyRecord, series: Series) -> _Source | None:
 def _rule_columns(start: _Cell, cell: _Cell, rule: str) -> dict[str, Any]:
     """Return the columns of `adam_rule_rows` from scaled_from on."""
     factor = cell.batch_size / start.batch_size
+    tuned = float(cell.medians[cell.best])
+    if math.isinf(tuned) or math.isinf(start.medians[start.best]):
+        # Half of the trials or more missed the goal near all values, so none of them is the best.
+        return {"scaled_from": start.batch_size, "near": 0, "verdict": MISSED}
     at_rule = start.distinct[start.best].scaled(rule, factor)
     best = cell.distinct[cell.best]
-    tuned = float(cell.medians[cell.best])
     columns: dict[str, Any] = {
         "scaled_from": start.batch_size,
         "best_rate": best.rate,
@@ -264,8 +268,10 @@ def _bound(cell: _Cell, is_near: np.ndarray, tuned: float) -> dict[str, Any]:
         else:
             earliest.append(float(result.cost_run))
     least = _median(np.array(earliest))
-    if math.isinf(least):
+    if math.isinf(min(earliest)):
         return {"verdict": DIVERGED}
+    if math.isinf(least):
+        return {"verdict": MISSED}
     return {"steps": least, "price": max(1.0, least / tuned), "verdict": LOWER_BOUND}
 
 

@@ -27,6 +27,7 @@ from lit_dps.core.text import number_text
 MAX_BRACKET = 4.0
 # The loss is fitted as a quadratic in log examples, from examples / WINDOW to examples.
 WINDOW = 8.0
+COEFFICIENTS = 3
 MIN_POINTS = 6
 # For batch sizes below B0, the curve is extrapolated to at most this multiple of the examples.
 MAX_BEYOND = 2.0
@@ -214,27 +215,29 @@ def fixed_data_losses(
         hint = "Train the run of the curve longer, or choose fewer examples"
         raise ConfigError("examples", examples, allowed, hint)
     inside = (n >= examples / WINDOW) & (n <= examples) & np.isfinite(loss)
-    if inside.sum() < MIN_POINTS:
+    x = np.log(n[inside] / examples)
+    if inside.sum() < MIN_POINTS or np.linalg.matrix_rank(_design(x)) < COEFFICIENTS:
         allowed = (
             f"at least {MIN_POINTS} validations from {number_text(examples / WINDOW, 3)} to "
-            f"{number_text(examples, 3)} examples"
+            f"{number_text(examples, 3)} examples, at {COEFFICIENTS} or more numbers of examples"
         )
         hint = "Validate more often, or choose another number of examples"
         raise ConfigError("curve", f"{int(inside.sum())} validations", allowed, hint)
-    coefficients = _curve_draws(np.log(n[inside] / examples), np.log(loss[inside]))
+    coefficients = _curve_draws(x, np.log(loss[inside]))
     b_crit = _critical_draws(critical)
     shortest = math.log(n[inside].min() / examples)
     rows = []
     costs = []
     for each in batch_sizes:
         share = (1 + batch_size / b_crit) / (1 + each / b_crit)
-        x = np.log(share)
-        cost = np.exp(coefficients[:, 0] * x + coefficients[:, 1] * x**2) - 1
+        log_share = np.log(share)
+        cost = np.exp(coefficients[:, 0] * log_share + coefficients[:, 1] * log_share**2) - 1
         row = {"batch_size": float(each), "steps": examples / each, "known": "law"}
         # A batch below B0 uses the data better, so its loss is beyond the end of the curve.
         if each < batch_size:
             row["known"] = "extrapolated"
-        if np.median(x) < shortest or np.median(x) > math.log(MAX_BEYOND):
+        middle_share = np.median(log_share)
+        if middle_share < shortest or middle_share > math.log(MAX_BEYOND):
             cost = np.full(DRAWS, math.nan)
             row |= {"cost": math.nan, "low": math.nan, "high": math.nan, "known": "refused"}
         else:
@@ -257,15 +260,20 @@ def _check_positive(**values: float) -> None:
 
 def _curve_draws(x: np.ndarray, log_loss: np.ndarray) -> np.ndarray:
     """Return draws (DRAWS, 2) of slope and curvature of the log loss at x = 0, by least squares."""
-    design = np.stack([np.ones_like(x), x, x**2], axis=1)
+    design = _design(x)
     coefficients, *_ = np.linalg.lstsq(design, log_loss, rcond=None)
     residuals = log_loss - design @ coefficients
     freedom = len(x) - design.shape[1]
     rng = resampling_rng("fixed data")
     error = np.sqrt((residuals**2).sum() / rng.chisquare(freedom, DRAWS))
     spread = np.linalg.cholesky(np.linalg.inv(design.T @ design))
-    noise = rng.standard_normal((DRAWS, 3)) @ spread.T
+    noise = rng.standard_normal((DRAWS, COEFFICIENTS)) @ spread.T
     return (coefficients + error[:, None] * noise)[:, 1:]
+
+
+def _design(x: np.ndarray) -> np.ndarray:
+    """Return the columns (n, 3) of the quadratic."""
+    return np.stack([np.ones_like(x), x, x**2], axis=1)
 
 
 def _critical_draws(critical: Interval | np.ndarray) -> np.ndarray:

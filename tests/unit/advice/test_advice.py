@@ -8,14 +8,14 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from lit_dps.advice.answer import Checks, Terms, advise, answer
+from lit_dps.advice.answer import ASKED, KNOWN, Checks, Terms, advise, answer
 from lit_dps.advice.step_time import Link, Timed, fit_step_time
 from lit_dps.advice.text import MAX_ROWS, render
 from lit_dps.analysis.law import fit_law
 from lit_dps.analysis.observations import Observation, medians
 from lit_dps.analysis.rates import rate_law
 from lit_dps.report.figures.advice import draw_advice
-from tests.support.errors import raises_about
+from tests.support.errors import raises_about, refuses
 from tests.support.texts import figure_texts
 
 BATCH = [8, 16, 32, 64, 128, 256, 512, 1024]
@@ -47,7 +47,22 @@ def test_the_fastest_batch_size_is_that_of_calculus():
     assert low < optimum < high
     for end in (low, high):
         assert time(end) == pytest.approx(1.1 * time(optimum), rel=0.03)
-    assert found.cut == (False, False)
+    assert found.cut == ("", "")
+
+
+@pytest.mark.parametrize("sizes", [BATCH, BATCH[:4]])
+def test_the_interval_ends_at_the_largest_size_asked_for_only_if_that_has_a_time(sizes):
+    """Batches above 64 do not fit, and may not be accumulated."""
+    step = dataclasses.replace(LINE, largest=64, can_accumulate=False)
+    found = answer(LAW, step, sizes)
+    assert found.interval[1] == 64
+    assert found.cut == ("", ASKED if sizes[-1] == 64 else KNOWN)
+    assert f"to 64, the largest {found.cut[1]}" in " ".join(render(found).split())
+
+
+def test_a_limit_of_the_cost_needs_a_price():
+    with refuses("cost_at_most", 5.0):
+        Terms(cost_at_most=5.0)
 
 
 def test_the_front_is_what_nothing_beats():

@@ -59,9 +59,15 @@ def test_a_metric_that_rises_is_extrapolated_upwards():
     ],
 )
 def test_the_proposal_is_what_the_goal_needs_and_the_time_pays(run, seconds, steps):
-    proposal = propose(run, GOAL, seconds)
+    proposal = propose(run, GOAL, 4 * seconds, share=0.25)
     assert proposal.max_steps == steps
     assert f"goal.max_steps: {steps}" in proposal.note
+
+
+def test_the_note_has_the_share_of_the_budget_that_a_training_takes():
+    """A step takes 10 ms, so 40 steps are 32 % of 1.25 s, and 5 steps two thirds of 75 ms."""
+    assert "32% of --budget" in propose(FALLING, GOAL, 1.25, 1 / 3).note
+    assert "67% of --budget" in propose(FLAT, GOAL, 0.075, 1 / 3).note
 
 
 def test_a_stored_proposal_holds_for_every_budget():

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from lit_dps.advice.report import adaptive_note
-from lit_dps.advice.user_workload import Decay, look_at_optimizers, prepare_branches
+from lit_dps.advice.user_workload import Decay, look_at_optimizers, prepare_branches, prepare_pilot
 from lit_dps.core.trial import Cell, Trial
 from lit_dps.readings import BranchCallback
 from lit_dps.training import AdamScalingCallback
@@ -49,6 +49,13 @@ class Picky(Doubled):
         return super().configure_optimizers()
 
 
+class Unreadable(Doubled):
+    """Has no optimizer without a trainer that a test does not have."""
+
+    def configure_optimizers(self):
+        raise RuntimeError("no such cluster")
+
+
 def of(module: str):
     given = setup()
     model = {"class_path": f"{__name__}.{module}"}
@@ -58,6 +65,13 @@ def of(module: str):
 def test_a_look_gives_the_rate_of_the_optimizer_and_not_of_the_argument():
     look = look_at_optimizers(of("Doubled"), Trial(Cell(BATCH_SIZE), 0, {"model.lr": 0.3}, 0))
     assert look.adaptive == AdamScales(0.99, 0.01, pytest.approx(0.6)) and look.notes == []
+
+
+@pytest.mark.parametrize(("module", "is_adaptive"), [("Fixed", True), ("Unreadable", None)])
+def test_an_optimizer_that_could_not_be_read_is_of_no_known_kind(module, is_adaptive):
+    prepared = prepare_pilot(of(module))
+    assert prepared.plan.is_adaptive is is_adaptive
+    assert any("no such cluster" in note for note in prepared.notes) == (is_adaptive is None)
 
 
 @pytest.mark.parametrize(

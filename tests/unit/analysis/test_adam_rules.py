@@ -132,6 +132,19 @@ def test_half_of_the_trials_that_were_stopped_make_a_bound():
     assert fixed.verdict == "all near diverged" and math.isnan(fixed.price)
 
 
+def test_values_that_half_of_the_trials_missed_have_no_price():
+    """Each pair of values met the goal once of two trials, so that no median is finite."""
+    half = [(0.002, 0.999, 30), (0.002, 0.999, None), (0.002, 0.996, 20), (0.002, 0.996, -1)]
+    for cells in ({4: FIRST, 16: half}, {4: half, 16: SECOND}):
+        for (batch_size, _), row in prices(study(cells)).items():
+            if cells[batch_size] is half or batch_size == 16:
+                assert row.verdict == "half of the trials missed"
+                assert math.isnan(row.price) and math.isnan(row.tuned)
+    diverged = [(0.002, 0.999, 30), (0.002, 0.999, -1), *SECOND[2:]]
+    fixed = prices(study({4: FIRST, 16: diverged}))[16, "fixed"]
+    assert fixed.verdict == "half of the trials missed" and math.isnan(fixed.price)
+
+
 def test_other_optimizers_and_one_batch_size_have_no_rules():
     assert not len(study({4: FIRST, 16: SECOND}, optimizer="sgd").adam_rules)
     alone = study({4: FIRST})

@@ -89,6 +89,11 @@ def power_curve(alpha: float = 0.1, noise: float = 0.0) -> pd.DataFrame:
     return pd.DataFrame({"examples": examples, "loss": loss})
 
 
+def seeds_at(*examples: int) -> pd.DataFrame:
+    """Return the losses of three seeds after some numbers of examples."""
+    return pd.DataFrame({"examples": 3 * examples, "loss": np.linspace(1, 2, 3 * len(examples))})
+
+
 def test_the_cost_of_a_batch_size_has_a_closed_form():
     """With loss = A N^-alpha the cost is ((1 + B / C) / (1 + B0 / C))^alpha - 1."""
     sizes = [16, 32, 64, 128, 256]
@@ -155,6 +160,7 @@ def test_a_refused_cost_is_not_called_a_high_cost():
         ((power_curve(), 32, Interval(1, 2), 41_000, [64]), "examples", 41_000),
         ((power_curve(), 0, Interval(1, 2), 40_000, [64]), "batch_size", 0),
         ((power_curve().head(5), 32, Interval(1, 2), 5000, [64]), "curve", "5 validations"),
+        ((seeds_at(20_000, 40_000), 32, Interval(1, 2), 40_000, [64]), "curve", "6 validations"),
         ((power_curve(), 32, Interval(0, 2), 40_000, [64]), "critical", (0, 2)),
         (
             (power_curve().drop(columns="loss"), 32, Interval(1, 2), 9, [64]),
