@@ -281,8 +281,8 @@ def observations_of_repeats(
             by_batch_size[float(repeated.cell.batch_size)] = repeated
     runs_of_cells = []
     for batch_size, repeated in sorted(by_batch_size.items()):
-        steps = np.array(repeated.costs_or_limit, float)
-        missed = np.isinf(repeated.costs_over_seeds)
+        steps = np.array(repeated.costs_or_limits, float)
+        missed = np.array([result.cost is None for result in repeated.results])
         runs_of_cells.append(_Runs(batch_size, steps, missed, repeated.check_cost))
     observations = []
     for o in _median_observations(runs_of_cells):
@@ -298,7 +298,7 @@ class _Runs(NamedTuple):
     """The runs of several seeds at one batch size."""
 
     batch_size: float
-    steps: np.ndarray  # (n,), K, or the limit of a run that missed the goal; nan without a limit
+    steps: np.ndarray  # (n,), K, or the limit of a run that missed the goal; nan or inf without
     missed: np.ndarray  # (n,), whether a run missed the goal
     check: float  # steps between two checks; 0 if unknown
 

@@ -65,10 +65,21 @@ class RepeatSummary:
         return sorted(costs)
 
     @property
-    def costs_or_limit(self) -> list[float]:
-        """Costs to result, ascending; a lower bound, the longest run, for those that missed."""
-        longest = max((result.cost_run for result in self.results), default=0)
-        return [min(k, float(longest)) for k in self.costs_over_seeds]
+    def costs_or_limits(self) -> list[float]:
+        """Costs to result, in the order of `results`; a lower bound for those without the goal.
+
+        The bound is what the repeat spent, because it may have met the goal next. A repeat that
+        diverged never meets the goal, so its bound is infinite.
+        """
+        costs = []
+        for result in self.results:
+            if result.cost is not None:
+                costs.append(float(result.cost))
+            elif result.status is Status.INFEASIBLE:
+                costs.append(math.inf)
+            else:
+                costs.append(float(result.cost_run))
+        return costs
 
     @property
     def missed(self) -> int:
@@ -78,15 +89,33 @@ class RepeatSummary:
     def quantile(self, q: float) -> float | None:
         """Return a quantile of the costs to result, infinite where it falls on missed ones.
 
-        Linear between neighbours. None without repeats.
+        It is linear between neighbours, None without repeats, and may be an upper bound
+        (`is_upper_bound`).
         """
         if not self.results:
             return None
         return quantile(self.costs_over_seeds, q)
 
+    def is_undetermined(self, q: float) -> bool:
+        """Return True if a repeat that was stopped may have met the goal below a quantile.
+
+        For example, repeats met the goal at 300, 420 and 500 steps, and a callback stopped two
+        repeats at 350 steps. The median is then between 350 and 500 steps.
+        """
+        most = self.quantile(q)
+        if most is None or math.isinf(most):
+            return False
+        return quantile(sorted(self.costs_or_limits), q) < most
+
+    def is_upper_bound(self, q: float) -> bool:
+        """Return True if a quantile is only an upper bound."""
+        return self.is_undetermined(q) or self.is_at_first_check(self.quantile(q))
+
     @property
     def median(self) -> float | None:
-        """The median of the costs to result."""
+        """The median of the costs to result; None if it is undetermined."""
+        if self.is_undetermined(0.5):
+            return None
         return self.quantile(0.5)
 
     def median_of(self, value: Callable[[TrialResult], float | None]) -> float:
@@ -211,8 +240,8 @@ def repeat_rows(record: StudyRecord, repeats: Iterable[RepeatSummary]) -> pd.Dat
     Columns: sparsity and further axes, batch_size [examples], rank (1: the point of K*), point,
     steps (its steps to result in the search), repeats, missed; least, lower, median, upper and most
     (the quartiles) [steps] over seeds, inf for a repeat that missed the goal; floor (1 where the
-    median is at the first check that can meet the goal, an upper bound); bias, steps / median;
-    NAME_median, the median of each reading over the repeats that have it.
+    median is only an upper bound); bias, steps / median; NAME_median, the median of each reading
+    over the repeats that have it.
     """
     rows = []
     read_columns = reading_columns(record)
@@ -228,7 +257,7 @@ def repeat_rows(record: StudyRecord, repeats: Iterable[RepeatSummary]) -> pd.Dat
         }
         for name, q in QUANTILES.items():
             row[name] = each.quantile(q)
-        row["floor"] = int(each.is_at_first_check(each.median))
+        row["floor"] = int(each.is_upper_bound(0.5))
         row["bias"] = each.bias
         read = pd.DataFrame(map(reading_values, each.results), columns=pd.Index(read_columns))
         row |= read.median().add_suffix("_median").to_dict()
@@ -241,8 +270,8 @@ def repeat_rows(record: StudyRecord, repeats: Iterable[RepeatSummary]) -> pd.Dat
 def seeds_of(repeats: Sequence[RepeatSummary]) -> dict[Series, dict[int, list[float]]]:
     """Return the costs over seeds of each K* point, by series and batch size.
 
-    They are infinite for a repeat that missed the goal. Cells whose median is not finite, because
-    most repeats missed the goal, have no entry.
+    They are infinite for a repeat that missed the goal. Cells whose median is undetermined or not
+    finite, because most repeats missed the goal, have no entry.
     """
     seeds: dict[Series, dict[int, list[float]]] = {}
     for each in repeats:

@@ -118,7 +118,7 @@ def _quantile_text(repeated: RepeatSummary, q: float) -> str:
         return "-"
     if math.isinf(steps):
         return "missed"
-    is_bound = repeated.is_at_first_check(steps)
+    is_bound = repeated.is_upper_bound(q)
     if isinstance(repeated.searched_cost, int):
         # Whole costs may have a median between two of them.
         steps = round(steps)

@@ -12,13 +12,14 @@ import pytest
 from lit_dps.analysis.law import fit_law
 from lit_dps.analysis.law_tables import medians_outside
 from lit_dps.analysis.observations import (
+    AT_MOST,
     Observation,
     medians,
     noise_of_minimum,
     noise_of_search,
     observations_of_repeats,
 )
-from lit_dps.analysis.repeats import RepeatSummary
+from lit_dps.analysis.repeats import RepeatSummary, seeds_of
 from lit_dps.core.goal import Goal
 from lit_dps.core.trial import Cell, Series, Status, Trial, TrialResult
 from lit_dps.report.repeats import outside_of_laws, outside_text
@@ -46,6 +47,56 @@ def repeats(by_batch_size, check_interval=16):
         goal = Goal(0.5, check_interval, max_steps=10**4 * check_interval)
         summaries.append(RepeatSummary(Cell(b), 0, searched, 1, results, len(results), goal))
     return summaries
+
+
+def repeats_that_ended(*ends: tuple[Status, int]) -> RepeatSummary:
+    """Return the repeats of a point by how each ended, and after how many steps."""
+    results = []
+    for number, (status, end) in enumerate(ends, 1):
+        checks = list(range(10, end + 1, 10))
+        curve = {"step": checks, "val_error": [0.5] * len(checks), "train_loss": [1.0]}
+        steps = end if status is Status.COMPLETE else None
+        trial = Trial(Cell(8), 0, {}, repeat=number)
+        results.append(TrialResult(trial, status, steps, curve))
+    searched = TrialResult(Trial(Cell(8), 0), Status.COMPLETE, 200)
+    goal = Goal(0.1, check_interval=10, max_steps=1000)
+    return RepeatSummary(Cell(8), 0, searched, 1, results, len(results), goal)
+
+
+MET = [(Status.COMPLETE, steps) for steps in (420, 300, 500)]
+
+
+@pytest.mark.parametrize(
+    ("missed", "median", "bound"),
+    [
+        # Two repeats that a callback stopped at 350 may have met the goal at 351.
+        ([(Status.STOPPED, 350)] * 2, None, 1),
+        # Those that were stopped at 500 or later needed more than the median of 500.
+        ([(Status.STOPPED, 500)] * 2, 500, 0),
+        ([(Status.INCOMPLETE, 1000)] * 2, 500, 0),
+        # A repeat that diverged never meets the goal.
+        ([(Status.INFEASIBLE, 20)] * 2, 500, 0),
+        # The one that was stopped early may be below 420; the median is 420 at most.
+        ([(Status.STOPPED, 350), (Status.COMPLETE, 310)], None, 1),
+    ],
+)
+def test_each_missed_repeat_has_its_limit(missed, median, bound):
+    repeated = repeats_that_ended(*MET, *missed)
+    assert repeated.median == median
+    assert repeated.is_upper_bound(0.5) == bool(bound)
+    (observation,) = observations_of_repeats([repeated], 0.0)
+    assert observation.bound == (AT_MOST if bound else 0)
+    assert observation.steps == repeated.quantile(0.5)
+    if median is None:
+        assert repeated.bias is None and seeds_of([repeated]) == {}
+    else:
+        assert repeated.bias == 200 / median
+
+
+def test_limits_of_repeats_keep_the_order_of_the_repeats():
+    repeated = repeats_that_ended((Status.STOPPED, 350), *MET, (Status.INFEASIBLE, 20))
+    assert repeated.costs_or_limits == [350.0, 420.0, 300.0, 500.0, math.inf]
+    assert repeated.costs_over_seeds == [300, 420, 500, math.inf, math.inf]
 
 
 @pytest.mark.parametrize(("count", "noise"), [(4, 0.5), (16, 0.25), (25, 0.2), (100, 0.1)])
