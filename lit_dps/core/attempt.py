@@ -27,6 +27,8 @@ class Attempt:
         train_past_goal: Whether the attempt continues to `max_steps` after it has met the goal.
         metrics: Further validation metrics that the curve keeps.
         on_check: Called with the attempt after each check.
+        on_step: Called with the device after each step of a network that trains alone. A step may
+            have several updates, of several optimizers or workers.
         curve_readers: Called after each check, before `on_check`: readings of the curve.
         status: How the attempt ended; None while it runs.
         curve: As `TrialResult.curve`; with "exact" after `enable_early_checks`.
@@ -42,6 +44,7 @@ class Attempt:
     train_past_goal: bool = False
     metrics: Sequence[str] = ()
     on_check: Callable[[Attempt], None] = lambda attempt: None
+    on_step: Callable[[Any], None] = lambda device: None
     curve_readers: list[Callable[[], None]] = field(default_factory=list)
     status: Status | None = None
     curve: dict[str, list[float]] = field(default_factory=dict)
@@ -235,6 +238,7 @@ class Attempt:
             train_past_goal=self.train_past_goal,
             metrics=self.metrics,
             on_check=self.on_check,
+            on_step=self.on_step,
             engine=self.engine,
             engine_reason=self.engine_reason,
         )

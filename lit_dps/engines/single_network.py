@@ -75,6 +75,7 @@ class SingleNetwork:
                 loss = self._update_workers(batch, step, *self._local)
             if schedule is not None:
                 schedule.step()
+            self.run.attempt.on_step(y.device)
         if self._local is not None:
             local, shared = self._local
             shared.check()

@@ -22,7 +22,6 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
-from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from lit_dps.core.attempt import Attempt
 from lit_dps.core.errors import UserError, is_about
@@ -217,30 +216,23 @@ def timed_run(
     study = replace(setup.study, engine=engine, checkpoint_minutes=None)
     timed = replace(setup, goal=goal, study=study, shown_steps=shown_steps)
     timed, trial = _separated_from_start(timed, trial)
-    updates_per_step = local_workers(timed, trial)
-    if on_all_ranks:
-        updates_per_step = max(1, updates_per_step // setup.ranks)
     attempt = Attempt(trial, setup.unreachable_goal(total - 1))
     if engine != LIGHTNING or on_all_ranks:
         # Only Lightning's loop of one process can end at any step.
         most_seconds = None
-    timer = _StepTimer(attempt, warm_up, updates_per_step, most_seconds)
-    hook = register_optimizer_step_post_hook(timer.on_update)
+    timer = _StepTimer(attempt, warm_up, most_seconds)
     begin = time.perf_counter()
-    try:
-        result = engine_run(timed, attempt, on_all_ranks)
-    finally:
-        hook.remove()
+    result = engine_run(timed, attempt, on_all_ranks)
     if timer.ended_after is not None:
         steps = timer.ended_after
     elif result.status is Status.FAILED:
         # `refuse_too_large` and data modules of the package name this key.
         raise CannotTime(result.failure, is_about(result.failure, "study.batch_sizes"))
-    elif timer.updates < total * updates_per_step:
-        taken = f"it took {timer.updates // updates_per_step} of {total} steps"
+    elif timer.steps < total:
+        taken = f"it took {timer.steps} of {total} steps"
         raise CannotTime(
             f"{taken} at {trial.cell}. Is the batch size larger than the training split?",
-            above_split=not timer.updates,
+            above_split=not timer.steps,
         )
     step = (timer.last.time - timer.first.time) / steps
     start = max(timer.first.time - begin - warm_up * step, 0.0)
@@ -286,12 +278,11 @@ class _StepTimer:
     Args:
         attempt: The attempt to time.
         warm_up: The number of first steps that are not timed.
-        updates_per_step: The number of updates that make one step.
         most_seconds: The attempt ends after this time, or once the mean step time is known to
             `NARROW`; None times all steps.
 
     Attributes:
-        updates: The number of updates so far.
+        steps: The number of steps so far.
         first, last, checked: The ends of the warm-up, of the last step, and of the validation.
         ended_after: The number of timed steps, if the attempt ended before all of them.
     """
@@ -300,42 +291,43 @@ class _StepTimer:
         self,
         attempt: Attempt,
         warm_up: int,
-        updates_per_step: int,
         most_seconds: float | None = None,
     ):
-        self.updates = 0
+        self.steps = 0
         self.first = Instant(0.0, 0.0)
         self.last = self.first
         self.checked = self.first
         self.ended_after: int | None = None
         self._attempt = attempt
         self._engine = attempt.engine
-        self._warm_up_updates = warm_up * updates_per_step
-        self._all_updates = attempt.goal.max_steps * updates_per_step
-        self._updates_per_step = updates_per_step
+        self._warm_up = warm_up
+        self._all_steps = attempt.goal.max_steps
         self._most_seconds = most_seconds
         self._block_steps = max(1, (attempt.goal.max_steps - warm_up) // BLOCKS)
         self._blocks: list[float] = []
         attempt.on_check = self.on_check
+        attempt.on_step = self.on_step
 
-    def on_update(self, optimizer: torch.optim.Optimizer, *args: object) -> None:
-        """Note the time after the first and the last timed step; called after every update."""
+    def on_step(self, device: torch.device) -> None:
+        """Note the time after the first and the last timed step; called after every step."""
         if self._attempt.engine != self._engine:
             # The attempt begins again if the interval loop finds that it needs Lightning's loop.
             self._engine = self._attempt.engine
-            self.updates = 0
+            self.steps = 0
             self._blocks = []
-        self.updates += 1
-        device = optimizer.param_groups[0]["params"][0].device
-        if self.updates == self._warm_up_updates:
+        self.steps += 1
+        if self.steps == self._warm_up:
             self.first = Instant.now(device)
             self.last = self.first
-        elif self.updates == self._all_updates:
+        elif self.steps == self._all_steps:
             self.last = Instant.now(device)
-        elif self._most_seconds is not None and self.updates > self._warm_up_updates:
-            timed = self.updates - self._warm_up_updates
-            if timed % (self._block_steps * self._updates_per_step) == 0:
-                self._end_block(Instant.now(device), self._most_seconds)
+        elif self._most_seconds is not None and self._ends_block():
+            self._end_block(Instant.now(device), self._most_seconds)
+
+    def _ends_block(self) -> bool:
+        """Return True if the last step is the last one of a block."""
+        timed = self.steps - self._warm_up
+        return timed > 0 and timed % self._block_steps == 0
 
     def _end_block(self, end: Instant, most_seconds: float) -> None:
         """Note the end of a block of steps.

@@ -341,6 +341,7 @@ class GoalErrorCallback(Callback):
             self._spent.skip_batch()
         if has_stepped:
             self._spent.step()
+            self.attempt.on_step(pl_module.device)
         is_due = has_stepped and self.is_check(self.steps)
         self._schedule_validation(trainer, is_due)
         if not is_due:

@@ -24,10 +24,17 @@ from lit_dps.storage.run_records import store_step_timing
 from lit_dps.study import quiet_timing
 from lit_dps.study.probe_run import RunTimes, _StepTimer, is_narrow
 from lit_dps.study.quiet_timing import MIN_ROUNDS, ROUNDS, SWITCH, WARM_UP_STEPS, update_step_timing
+from lit_dps.training import GoalErrorCallback
 from lit_dps.training.checkpoint_callback import Paused
+from lit_dps.training.workload import Workload
 from tests.support.fake_study import GOAL, SPACE, result, write_study
+from tests.support.runs import engine
 from tests.support.texts import numbers_in
+from tests.unit.engines.test_engine import WORKLOAD
+from tests.zoo.animals.models import Net
+from tests.zoo.run import spec
 
+CPU = torch.device("cpu")
 CELLS = (Cell(4), Cell(8), Cell(4, 0.5), Cell(8, 0.5))
 SECONDS = {Cell(4): 0.010, Cell(8): 0.014, Cell(4, 0.5): 0.012, Cell(8, 0.5): 0.016}
 
@@ -212,58 +219,102 @@ def test_warm_up_steps_are_not_timed(monkeypatch):
     seconds = iter([10.0, 16.0])
     monkeypatch.setattr("lit_dps.study.probe_run.now", lambda device: next(seconds))
     attempt = Attempt(Trial(Cell(4), 0, {}), Goal(0.5, check_interval=5, max_steps=5))
-    clock = _StepTimer(attempt, warm_up=2, updates_per_step=1)
-    optimizer = torch.optim.SGD([torch.zeros(1)], 0.1)
+    clock = _StepTimer(attempt, warm_up=2)
     for _ in range(5):
-        clock.on_update(optimizer)
+        attempt.on_step(CPU)
     assert (clock.first.time, clock.last.time) == (10.0, 16.0)  # after steps 2 and 5: three steps
 
 
 def test_only_the_second_run_is_timed_if_the_first_one_needs_lightning(monkeypatch):
-    seconds = iter([1.0, 2.0, 10.0, 16.0, 19.0])
+    seconds = iter([1.0, 2.0, 10.0, 16.0, 19.0])  # two of the first run
     monkeypatch.setattr("lit_dps.study.probe_run.now", lambda device=None: next(seconds))
     attempt = Attempt(Trial(Cell(4), 0, {}), Goal(0.5, check_interval=5, max_steps=5))
-    timer = _StepTimer(attempt, warm_up=1, updates_per_step=2)
-    optimizer = torch.optim.SGD([torch.zeros(1)], 0.1)
+    timer = _StepTimer(attempt, warm_up=1)
     attempt.set_engine(SINGLE)
-    for _ in range(10):
-        timer.on_update(optimizer)
+    for _ in range(5):
+        attempt.on_step(CPU)
     attempt.restart()
     attempt.set_engine(LIGHTNING)
-    for _ in range(10):
-        timer.on_update(optimizer)
+    for _ in range(5):
+        attempt.on_step(CPU)
     attempt.record(5, 0.9, True, 1.0, True)
     assert (timer.first.time, timer.last.time, timer.checked.time) == (10.0, 16.0, 19.0)
 
 
 def timer_of_known_steps(monkeypatch, seconds: list[float], waited: list[float], most: float):
-    """A timer of 97 steps, of which 96 are timed in blocks of 6, and its optimizer."""
+    """A timer of 97 steps, of which 96 are timed in blocks of 6."""
     clocks = {"seconds": iter(seconds), "waited": iter(waited)}
     monkeypatch.setattr("lit_dps.study.probe_run.now", lambda device: next(clocks["seconds"]))
     monkeypatch.setattr("lit_dps.study.probe_run.cpu_wait_seconds", lambda: next(clocks["waited"]))
     attempt = Attempt(Trial(Cell(4), 0, {}), Goal(0.5, check_interval=97, max_steps=97))
-    return _StepTimer(attempt, 1, 1, most), torch.optim.SGD([torch.zeros(1)], 0.1)
+    return _StepTimer(attempt, 1, most)
+
+
+class TwoOptimizers(Net):
+    """Trains its weights and its biases with an optimizer each."""
+
+    def __init__(self):
+        super().__init__()
+        self.automatic_optimization = False
+
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
+        self.manual_backward(loss)
+        for optimizer in self.optimizers():
+            optimizer.step()
+            optimizer.zero_grad()
+
+    def configure_optimizers(self):
+        weights = [p for p in self.parameters() if p.ndim > 1]
+        biases = [p for p in self.parameters() if p.ndim == 1]
+        return [torch.optim.SGD(group, self.hparams.lr) for group in (weights, biases)]
+
+
+TWO_OPTIMIZERS = Workload(
+    {"class_path": f"{__name__}.TwoOptimizers"}, spec("data.Clouds"), {"accelerator": "cpu"}
+)
+LOCAL = {"local": {"workers": 2, "steps": 2, "start": 0}}
+
+
+@pytest.mark.parametrize(
+    ("used", "options"),
+    [
+        (TWO_OPTIMIZERS, {"lean": False}),
+        (WORKLOAD, {}),
+        (WORKLOAD, LOCAL),
+        (WORKLOAD, {**LOCAL, "lean": False}),
+    ],
+    ids=["two optimizers", "interval loop", "workers", "workers in Lightning's loop"],
+)
+def test_a_step_is_one_step_whatever_its_updates(used, options):
+    goal = {"error": 0.0001, "check_interval": 3, "max_steps": 6}
+    attempt = Attempt(Trial(Cell(16), 0, {}), GoalErrorCallback(**goal).goal)
+    timer = _StepTimer(attempt, warm_up=1)
+    queue = iter([attempt])
+    (result,) = engine(used, goal, **options).train(lambda: next(queue, None))
+    assert (timer.steps, result.steps_run, result.failure) == (6, 6, "")
+    assert 0 < timer.first.time < timer.last.time < timer.checked.time
 
 
 def test_a_timed_run_ends_once_its_steps_agree_without_the_wait_for_a_cpu(monkeypatch):
     # Each block takes 6 s, and every second one waits 4 s more for a CPU.
     seconds = [0.0, 6.0, 16.0, 22.0, 32.0, 38.0, 48.0, 54.0]
     waited = [0.0, 0.0, 4.0, 4.0, 8.0, 8.0, 12.0, 12.0]
-    timer, optimizer = timer_of_known_steps(monkeypatch, seconds, waited, most=1e9)
+    timer = timer_of_known_steps(monkeypatch, seconds, waited, most=1e9)
     with pytest.raises(Paused):
         for _ in range(97):
-            timer.on_update(optimizer)
-    assert timer.ended_after == 36 and timer.updates == 37, "six blocks, after the warm-up"
+            timer.on_step(CPU)
+    assert timer.ended_after == 36 and timer.steps == 37, "six blocks, after the warm-up"
     first, last = timer.first, timer.last
     assert (last.time - first.time, last.waited - first.waited) == (48.0, 12.0)
 
 
 def test_a_timed_run_whose_steps_differ_ends_when_its_time_is_over(monkeypatch):
     seconds = [0.0, 6.0, 18.0, 24.0, 36.0, 42.0, 54.0, 60.0, 72.0]
-    timer, optimizer = timer_of_known_steps(monkeypatch, seconds, [0.0] * 9, most=59.0)
+    timer = timer_of_known_steps(monkeypatch, seconds, [0.0] * 9, most=59.0)
     with pytest.raises(Paused):
         for _ in range(97):
-            timer.on_update(optimizer)
+            timer.on_step(CPU)
     assert timer.ended_after == 42
 
 
