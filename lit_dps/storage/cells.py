@@ -195,16 +195,8 @@ def covered_cost(
 
 def has_waiting(storage: RDBStorage, study: int, points: int) -> bool:
     """Return True if a trial at one of the first `points` points is waiting."""
-    waiting = (
-        _first_waiting(study)
-        .join(TrialUserAttributeModel, TrialUserAttributeModel.trial_id == TrialModel.trial_id)
-        .where(
-            TrialUserAttributeModel.key == schema.POINT_ATTR,
-            cast(TrialUserAttributeModel.value_json, Integer) < points,
-        )
-    )
     with Session(storage.engine) as session:
-        return session.scalars(waiting).first() is not None
+        return session.scalars(_first_waiting(study, points)).first() is not None
 
 
 def pruned_results(storage: RDBStorage, study: int, point: int) -> list[dict[str, Any]]:
@@ -241,8 +233,13 @@ def cell_distance(cell: Cell, other: Cell) -> float:
 # ---- Claiming and ending ----
 
 
-def claim_waiting(storage: RDBStorage, study: int, user_attrs: Mapping[str, Any]) -> int | None:
+def claim_waiting(
+    storage: RDBStorage, study: int, points: int, user_attrs: Mapping[str, Any]
+) -> int | None:
     """Claim the first waiting trial of an Optuna study, and return its id; None if none waits.
+
+    A later run of the study may have enqueued further points, from another search space. They are
+    left to the workers of that run.
 
     State and attributes are written in one transaction. On a server, workers claim different trials
     without waiting for each other (SELECT ... FOR UPDATE SKIP LOCKED). SQLite cannot lock rows, so
@@ -251,10 +248,11 @@ def claim_waiting(storage: RDBStorage, study: int, user_attrs: Mapping[str, Any]
     Args:
         storage: The storage.
         study: Id of the Optuna study.
+        points: The number of points that may be claimed: points 0 to points - 1.
         user_attrs: Attributes that the claimed trial gets, such as its owner.
     """
     with Session(storage.engine) as session, session.begin():
-        first = _first_waiting(study).with_for_update(of=TrialModel, skip_locked=True)
+        first = _first_waiting(study, points).with_for_update(of=TrialModel, skip_locked=True)
         trial = session.scalars(first).first()
         if trial is None:
             return None
@@ -268,10 +266,17 @@ def claim_waiting(storage: RDBStorage, study: int, user_attrs: Mapping[str, Any]
         return trial.trial_id
 
 
-def _first_waiting(study: int) -> Select[Any]:
+def _first_waiting(study: int, points: int) -> Select[Any]:
+    """Return the query for the first waiting trial at one of the first `points` points."""
     return (
         select(TrialModel)
-        .where(TrialModel.study_id == study, TrialModel.state == TrialState.WAITING)
+        .join(TrialUserAttributeModel, TrialUserAttributeModel.trial_id == TrialModel.trial_id)
+        .where(
+            TrialModel.study_id == study,
+            TrialModel.state == TrialState.WAITING,
+            TrialUserAttributeModel.key == schema.POINT_ATTR,
+            cast(TrialUserAttributeModel.value_json, Integer) < points,
+        )
         .order_by(TrialModel.trial_id)
         .limit(1)
     )

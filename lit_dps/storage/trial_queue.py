@@ -434,7 +434,7 @@ class TrialQueue:
             claimed.set_user_attr(OWNER, self.peers.owner)
             return claimed
         attributes = {OWNER: self.peers.owner, ENVIRONMENT: self.environment}
-        trial_id = claim_waiting(self.storage, study._study_id, attributes)
+        trial_id = claim_waiting(self.storage, study._study_id, self.points, attributes)
         if trial_id is None:
             return None
         # Without Optuna's cache, which would read all trials to find this one.

@@ -60,6 +60,29 @@ def test_an_end_moves_by_half_of_the_width_on_its_scale(box, ends, low, high):
     found.check("study.space.x")
 
 
+def test_a_worker_leaves_the_points_of_an_expanded_space_to_the_later_run(tmp_path):
+    """A worker would draw them from its own space, which is the former one."""
+    url, cell = f"sqlite:///{tmp_path}/study.db", Cell(4)
+    history = [expand_space(SPACE, {RATE: {"high"}}, 4)]
+
+    def opened(points: int, spaces=()) -> TrialQueue:
+        return TrialQueue(url, "s", [cell], points, SobolSampler(SPACE, 5, history=spaces), 5, GOAL)
+
+    former, later = opened(4), opened(history[0].end, history)
+    running = [former.claim_next().trial for _ in range(3)]
+    last = former.claim_next()
+    first_of_later = later.claim_next().trial  # enqueues all points that it adds
+    assert first_of_later.point == 4 and not is_inside(SPACE, first_of_later.params)
+    # Point 3 waits again, behind the points of the expanded space.
+    former.release_claims()
+    again = [run.trial for run in iter(former.claim_next, None)]
+    assert sorted(trial.point for trial in again) == [0, 1, 2, 3]
+    assert {t.point: t.params for t in again} == {t.point: t.params for t in [*running, last.trial]}
+    rest = [run.trial for run in iter(later.claim_next, None)]
+    assert [trial.point for trial in rest] == list(range(5, history[0].end))
+    assert rest and not any(is_inside(SPACE, trial.params) for trial in rest)
+
+
 def test_new_points_are_as_dense_as_the_old_ones_and_outside_of_them():
     assert (
         expand_space(SPACE, {}, 20) is None
