@@ -150,11 +150,17 @@ class Analysis:
     @cached_property
     def median_laws(self) -> dict[Series, Law]:
         """The law of the median over seeds of each series that has repeats."""
-        search_noise = noise_of_search(self.record.trials, len(self.record.space))
         laws = {}
         for series in self.costs_over_seeds:
-            laws[series] = self.law(series, over_seeds=True, search_noise=search_noise)
+            laws[series] = self.law(series, over_seeds=True, search_noise=self.search_noise)
         return laws
+
+    @property
+    def search_noise(self) -> float:
+        """Standard deviation of log K* between searches, of the cell with the fewest trials."""
+        counts = [len(cell.trials) for cell in self.cells if cell.trials]
+        fewest = min(counts, default=self.record.trials)
+        return noise_of_search(fewest, len(self.record.space))
 
     def law(self, series: Series, over_seeds: bool = False, search_noise: float = 0.0) -> Law:
         """Return the law of a series, with intervals.

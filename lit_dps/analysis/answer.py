@@ -333,25 +333,27 @@ def _mark(table: pd.DataFrame, part: Any) -> None:
     table.loc[part.index[is_near], "near"] = True
     # A batch size without an interval has no probability. Then 10 % is the rule.
     table.loc[part.index[is_near & part["total_low"].isna()], "tied"] = True
-    if part["total_low"].isna().all():
+    if part["total_low"].isna().all() and not are_upper_bounds(part).any():
         return
     timed = part[seconds.notna()]
-    probability = probabilities_of_fastest(timed)
+    probability = probabilities_of_fastest(timed, are_upper_bounds(timed))
     table.loc[timed.index, "probability"] = probability
     table.loc[timed.index[probability >= MIN_PROBABILITY], "tied"] = True
 
 
-def probabilities_of_fastest(rows: Any) -> np.ndarray:
+def probabilities_of_fastest(rows: Any, are_bounds: np.ndarray | None = None) -> np.ndarray:
     """Return the probability that each row (n,) has the least time to the goal.
 
     The logarithm of each time is drawn `TIME_DRAWS` times from a normal distribution whose sides
     have the 95 % limits of the row. Rows are independent. That overstates the uncertainty of
     differences, since the error of the law is common, and puts more batch sizes into the answer.
-    The draws are the same at every call.
+    A time that is an upper bound is drawn uniformly from 0 to the bound, as K* at the first check
+    may be anywhere before it. The draws are the same at every call.
 
     Args:
         rows: A table with columns total_seconds, total_low and total_high. A row without limits
-            counts as exact.
+            counts as exact, unless it is a bound.
+        are_bounds: (n,), whether a time is an upper bound (`are_upper_bounds`); by default none is.
     """
     seconds = rows["total_seconds"].astype(float)
     middle = np.log(seconds).to_numpy()
@@ -359,7 +361,12 @@ def probabilities_of_fastest(rows: Any) -> np.ndarray:
     high = np.log(rows["total_high"].astype(float).fillna(seconds)).to_numpy()
     below = (middle - low) / NORMAL_95
     above = (high - middle) / NORMAL_95
-    deviates = np.random.default_rng(0).standard_normal((TIME_DRAWS, len(rows)))
+    random = np.random.default_rng(0)
+    deviates = random.standard_normal((TIME_DRAWS, len(rows)))
     spread = np.where(deviates < 0, below, above)
-    fastest = (middle + spread * deviates).argmin(axis=1)
+    drawn = middle + spread * deviates
+    if are_bounds is not None and are_bounds.any():
+        uniform = random.uniform(size=(TIME_DRAWS, int(are_bounds.sum())))
+        drawn[:, are_bounds] = middle[are_bounds] + np.log1p(-uniform)
+    fastest = drawn.argmin(axis=1)
     return np.bincount(fastest, minlength=len(rows)) / TIME_DRAWS

@@ -76,7 +76,7 @@ class Critical:
         value: The critical batch size; None if it is unknown.
         interval: Its 95 % interval; None if it is unknown.
         note: Why there is no value, or the limitation of the value; else empty.
-        bound: A lower bound if only a lower bound is known; else None.
+        bound: A lower bound, the lower 95 % limit, if only a lower bound is known; else None.
     """
 
     value: float | None = None
@@ -217,16 +217,19 @@ def _by_measurement(law: Law, draws: np.ndarray) -> dict[str, Critical]:
     definitions = {}
     for name, share in LINEAR_ENDS.items():
         end = measured.end(share)
-        if math.isinf(end):
-            largest = max(law.exact_k)
-            note = f"linear scaling does not end up to B = {largest}, the largest with a K*"
-            definitions[name] = Critical(note=note, bound=largest)
-            continue
         interval = None
         if drawn:
             # The ends of some draws are infinite, but 1 / end is finite.
             inverse_ends = 1 / np.array([each.end(share) for each in drawn])
             interval = inverted(percentile_interval(inverse_ends, 1 / end))
+        if math.isinf(end):
+            largest = max(law.exact_k)
+            bound = float(largest)
+            if interval is not None:
+                bound = min(bound, interval.low)
+            note = f"linear scaling does not end up to B = {largest}, the largest with a K*"
+            definitions[name] = Critical(note=note, bound=bound)
+            continue
         definitions[name] = Critical(end, interval, _late_start(law, share))
     return definitions
 

@@ -165,7 +165,7 @@ def term_ratio_rows(record: StudyRecord, laws: Mapping[Series, Law]) -> pd.DataF
         predicted_c1: The ratio of c1 at equal epsilon as in the paper (Delta x beta x L: 1.00 x
             0.54 x 3.09 = 1.67 for 90 % of Simple-CNN on MNIST).
         predicted_c1_measured_epsilon: predicted_c1 over the squared ratio of epsilon.
-        c1: The ratio of the fitted c1.
+        c1: The ratio of the fitted c1; missing if K does not follow one of the laws.
         k_star: The ratio of K*, without upper bounds; in the row of all the geometric mean over the
             batch sizes with both K*, k_star_low and k_star_high the least and the greatest.
     """
@@ -192,8 +192,10 @@ def term_ratio_rows(record: StudyRecord, laws: Mapping[Series, Law]) -> pd.DataF
 
 
 def _c1_ratio(dense: Law, sparse: Law) -> float | None:
-    """Return the ratio of the fitted c1, sparse over dense; None if a law has no fit."""
+    """Return the ratio of the fitted c1, sparse over dense; None unless K follows both laws."""
     if dense.fit is None or sparse.fit is None:
+        return None
+    if not dense.describes_k or not sparse.describes_k:
         return None
     return sparse.fit.c1 / dense.fit.c1
 
@@ -238,7 +240,8 @@ def _term_ratios(pairs: Sequence[Pair]) -> dict[str, float | None]:
 class _StudyTerms(NamedTuple):
     """The trials of a study at one batch size, of the points that have ended in every series.
 
-    Series without trials are skipped.
+    Series without trials of their own are skipped. A dense series that shows the trials of an equal
+    one (`StudyRecord.shared`) would count twice.
     """
 
     series: list[Series]
@@ -250,8 +253,9 @@ def _study_terms(record: StudyRecord, batch_size: int) -> _StudyTerms:
     """Return steps to result and terms of the trials at a batch size."""
     results: dict[Series, Mapping[int, TrialResult]] = {}
     for series in record.series:
-        trials = record.results_without_failed(cell_of(series, batch_size))
-        if trials:
+        cell = cell_of(series, batch_size)
+        trials = record.results_without_failed(cell)
+        if trials and cell not in record.shared:
             results[series] = {result.trial.point: result for result in trials}
     points = []
     if results:

@@ -107,8 +107,12 @@ class Claim:
         return judge(measurements, self.range, self.paper_value)
 
     def takes(self, study: Analysis) -> bool:
-        """Return True if a study is judged: by its name, its search, and its K*, the minimum."""
-        if not study.record.statistic.is_minimum:
+        """Return True if a study is judged: by its name, its search, and its K*.
+
+        K* is the minimum of steps, or of examples, which steps give.
+        """
+        record = study.record
+        if not record.statistic.is_minimum or not record.goal.cost_unit.has_law:
             return False
         if not self.best_points and not is_search(study.record):
             return False

@@ -3,7 +3,7 @@
 Claims on steps are judged on the medians over seeds if the best points of all compared series were
 repeated, otherwise on K* (`laws_of`). Draws have the noise of the observations that the law is
 fitted to. Another search might have another best point. The noise of a K* includes this
-uncertainty. `search_noise` adds it to the medians.
+uncertainty. `Analysis.search_noise` adds it to the medians.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from lit_dps.analysis import (
     Interval,
     Law,
     estimate,
-    noise_of_search,
 )
 
 DENSE = 0.0
@@ -97,21 +96,15 @@ def rests_on_medians(study: Analysis, *series: Series) -> bool:
 def laws_of(study: Analysis, *series: Series) -> list[Law]:
     """Return the laws for claims on steps: of medians if `rests_on_medians`, else of K*."""
     over_seeds = rests_on_medians(study, *series)
-    noise = search_noise(study)
-    return [study.law(each, over_seeds, noise) for each in series]
-
-
-def search_noise(study: Analysis) -> float:
-    """Return the standard deviation of log K* between searches of the cell with fewest trials."""
-    fewest = min(len(cell.trials) for cell in study.cells)
-    return noise_of_search(fewest, len(study.record.space))
+    return [study.law(each, over_seeds, study.search_noise) for each in series]
 
 
 def k_star_draws(study: Analysis, law: Law, cell: Cell) -> Draws:
     """Return draws of K* of a cell, or of its median over seeds if the law uses medians.
 
-    If every trial of the cell missed the goal, the draws are lower limits. The limits are 0 and
-    infinity if the law has no K* of the cell, or if the cell has fewer than `MIN_SAMPLES` trials.
+    If every trial of the cell missed the goal, the draws are lower limits. If K* is an upper bound,
+    they are upper limits. The limits are 0 and infinity if the law has no K* of the cell, or if the
+    cell has fewer than `MIN_SAMPLES` trials.
     """
     unlimited = np.full(REPLICATES, np.inf)
     observation = law.observation(cell.batch_size)
@@ -121,6 +114,8 @@ def k_star_draws(study: Analysis, law: Law, cell: Cell) -> Draws:
         return Draws(np.zeros(REPLICATES), unlimited)
     if observation.is_lower_bound:
         return Draws(np.full(REPLICATES, observation.steps), unlimited)
+    if observation.bound:
+        return Draws(np.zeros(REPLICATES), np.full(REPLICATES, observation.steps))
     drawn = observation.draws(REPLICATES, study.name_of(cell.series))
     return Draws(drawn, drawn)
 
@@ -152,6 +147,11 @@ def ratio_of_laws(
         return Resampled(ratio, np.divide(drawn_numerators, drawn_denominators))
 
 
+def is_misfit(law: Law) -> bool:
+    """Return True if a law does not fit its data, so that its constants are not reliable."""
+    return law.misfit > MAX_MISFIT
+
+
 def misfit_note(laws: Mapping[str, Law]) -> str | None:
     """Return a note on the laws that do not fit their data; None if all laws fit.
 
@@ -161,7 +161,7 @@ def misfit_note(laws: Mapping[str, Law]) -> str | None:
     """
     misfits = []
     for name, law in laws.items():
-        if law.misfit > MAX_MISFIT:
+        if is_misfit(law):
             misfits.append(f"by {law.misfit:.0%} at {name}")
     if not misfits:
         return None

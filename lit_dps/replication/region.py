@@ -156,7 +156,8 @@ def _widths(study: Analysis, key: str, series: Series, batch_size: int) -> Width
             return None
         if factor * summary.k_star_steps > study.record.goal.max_steps:
             return None
-    rates = sorted((math.log10(float(each.trial.params[key])), each) for each in trials)
+    rates = [(math.log10(float(each.trial.params[key])), each) for each in trials]
+    rates.sort(key=lambda pair: pair[0])
     is_complete = [_is_complete(study, result) for _, result in rates]
     if sum(is_complete) < MIN_SAMPLES:
         return None

@@ -42,6 +42,7 @@ from lit_dps.replication.estimates import (
     SPARSE,
     Estimate,
     estimate_of,
+    is_misfit,
     k_star_draws,
     laws_of,
     log_ratio,
@@ -129,7 +130,8 @@ def _steps_per_doubling(curve: Curve) -> Measurement:
     if critical is None:
         reason = _describe_critical(curve.law)
         if curve.law.fit is not None:
-            reason = f"undecided, because B_crit is not identifiable: {curve.law.verdict.reason}"
+            why = curve.law.verdict.reason or misfit_note({str(curve.series): curve.law})
+            reason = f"undecided, because B_crit is not identifiable: {why}"
         return Measurement(f"{sentence}; {reason}")
     is_large = large >= LARGEST or large >= LARGE_MULTIPLE * critical
     sentence += f", up to {large / critical:.2g} B_crit"
@@ -148,8 +150,8 @@ def exponent(study: Analysis, series: Series, small: int, large: int) -> Estimat
 
 
 def _critical(law: Law) -> float | None:
-    """Return B_crit of a law in examples; None if it is not identifiable."""
-    if law.fit is None or not law.is_b_crit_known:
+    """Return B_crit of a law in examples; None if it is not identifiable or not reliable."""
+    if law.fit is None or not law.is_b_crit_known or is_misfit(law):
         return None
     return law.fit.critical_batch_size
 
@@ -334,7 +336,12 @@ def _sparse_ratio_trend(study: Analysis, sparse: Series, dense: Series) -> Measu
         f"x{math.exp(logs[-1]):.3g} at B={batch_sizes[-1]}; a line through all batch sizes changes "
         f"by x{change}"
     )
-    return Measurement(sentence, change, uses_medians=sparse_law.uses_medians)
+    notes = ()
+    omitted = len(dense_law.k_star) - len(batch_sizes)
+    if omitted:
+        # A missed goal at the largest batch sizes could mean a rise.
+        notes = (f"{omitted} of {len(dense_law.k_star)} batch sizes lack one of the two K*",)
+    return Measurement(sentence, change, uses_medians=sparse_law.uses_medians, notes=notes)
 
 
 def sparse_critical_ratio(study: Analysis, sparsity: float = SPARSE) -> Measurements | None:
@@ -348,7 +355,10 @@ def _sparse_critical_ratio(study: Analysis, sparse: Series, dense: Series) -> Me
 
 
 def critical_ratio(over: Law, under: Law, name: str, other_name: str) -> Measurement:
-    """Return the ratio of B_crit of two laws, each with a name for the sentence."""
+    """Return the ratio of B_crit of two laws, each with a name for the sentence.
+
+    B_crit of `over` may be unknown if K follows its law. It then exceeds the batch sizes.
+    """
     sentence = f"{_describe_critical(over)} at {name}, {_describe_critical(under)} at {other_name}"
     ratio = ratio_of_laws(over, under, lambda c1, c2: c1 / c2)
     if ratio is None or not under.is_b_crit_known:
@@ -358,6 +368,8 @@ def critical_ratio(over: Law, under: Law, name: str, other_name: str) -> Measure
     misfit = misfit_note({name: over, other_name: under})
     if misfit is not None:
         return Measurement(sentence, uses_medians=over.uses_medians, notes=(misfit,))
+    if not over.describes_k:
+        return Measurement(sentence, uses_medians=over.uses_medians)
     return Measurement(
         sentence, number, can_refute=over.is_b_crit_known, uses_medians=over.uses_medians
     )

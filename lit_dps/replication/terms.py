@@ -41,6 +41,7 @@ from lit_dps.replication.estimates import (
     SPARSE,
     Resampled,
     estimate_of,
+    is_misfit,
     laws_of,
     misfit_note,
     ratio_of_laws,
@@ -206,6 +207,10 @@ def _c1_over_theory(
     if misfit is not None:
         notes.append(misfit)
         number = None
+    for name, law in ((sparse, sparse_law), (dense, dense_law)):
+        if not law.describes_k and not is_misfit(law):
+            notes.append(f"K* does not follow the law at {name}: {law.verdict.reason}")
+            number = None
     return Measurement(sentence, number, uses_medians=sparse_law.uses_medians, notes=tuple(notes))
 
 

@@ -63,7 +63,8 @@ def _repeats_text(study: Analysis) -> str:
     biases = []
     for each in study.repeats:
         rows.append(_row_to_print(each, study.by_cell[each.cell], plan.points > 1))
-        if each.rank == 1 and each.bias is not None:
+        is_shared = each.cell in study.record.shared
+        if each.rank == 1 and each.bias is not None and not is_shared:
             biases.append(each.bias)
     lines += aligned(rows)
     if biases:
@@ -142,6 +143,7 @@ def draws_text(record: StudyRecord, cells: Sequence[CellSummary]) -> str:
 
     Empty where no cell has two trials and a K*.
     """
+    cells = [cell for cell in cells if cell.cell not in record.shared]
     if why_no_draws(record) or not halves(cells, record.statistic):
         return ""
     ratios = last_doubling(cells, record.statistic)

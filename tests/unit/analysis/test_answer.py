@@ -5,6 +5,7 @@ import dataclasses
 import math
 from statistics import NormalDist
 
+import numpy as np
 import pandas as pd
 import pytest
 
@@ -433,6 +434,10 @@ def test_the_verdict_holds_every_batch_size_that_may_be_the_fastest():
     assert probability[1] == pytest.approx(
         expected, abs=0.02
     ) and probability.sum() == pytest.approx(1)
+    # A bound of 4 s is below 1 s with a probability of a quarter.
+    bound = [(1.0, 1 / 1.001, 1.001), (4.0, None, None)]
+    probability = probabilities_of_fastest(rows_with(bound), np.array([False, True]))
+    assert probability.tolist() == pytest.approx([0.75, 0.25], abs=0.02)
     apart = [(x, x / 1.02, x * 1.02) for x in (1.0, 1.2, 1.4)]
     assert probabilities_of_fastest(rows_with(apart)).tolist() == [1, 0, 0]
 

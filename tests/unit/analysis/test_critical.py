@@ -83,6 +83,13 @@ def test_a_curve_that_never_bends_is_not_identifiable():
     assert "up to B = 32" in by["linear_20"].note and str(by["linear_20"]) == "> 32"
 
 
+def test_a_bound_of_the_end_is_its_lower_limit():
+    # A K* that may be 50 % less hides an end before the largest batch size.
+    noisy = found(study(lambda b: 1e6 / b, sizes=(2, 8, 32), spread=(1.0, 1.5, 2.0, 3.0)))
+    assert 2 < noisy["linear_20"].bound < noisy["linear_50"].bound <= 32
+    assert "up to B = 32" in noisy["linear_20"].note
+
+
 def test_a_curve_that_begins_beyond_linear_scaling_says_so(golden):
     analysis = study(sizes=(512, 2048, 8192))
     assert numbers_in(found(analysis)["law"].note) == [512]

@@ -3,6 +3,7 @@ their figures."""
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import re
 
@@ -174,6 +175,14 @@ def test_a_term_in_proportion_to_the_steps_has_rank_correlation_1(study):
     assert by_term.loc["lipschitz", ["rho", "low", "high", "series"]].tolist() == [1, 1, 1, 16]
     assert by_term.loc["beta", "rho"] == -1 and 0.4 < by_term.loc["beta", "chance"] < 0.6
     assert math.isnan(by_term.loc["delta", "rho"])  # it is the same in all series
+
+
+def test_a_series_that_shows_the_trials_of_an_equal_one_counts_once(study):
+    one, other = list(METHODS)[:2]
+    shared = {cell(8, 0.9, other): cell(8, 0.9, one)}
+    found = correlation_rows(dataclasses.replace(study.record, shared=shared), 50)
+    by_size = found[found["term"] == "lipschitz"].set_index("batch_size")["series"]
+    assert by_size[8] == 15 and set(by_size.drop(8)) == {16}
 
 
 def test_points_that_one_series_lacks_are_left_out_of_all():

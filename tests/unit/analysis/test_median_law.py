@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 
 from lit_dps.analysis.law import fit_law
+from lit_dps.analysis.law_fit import data_of
 from lit_dps.analysis.law_tables import medians_outside
 from lit_dps.analysis.observations import (
     AT_MOST,
@@ -106,6 +107,14 @@ def test_the_noise_of_one_complete_trial_is_that_of_other_searches(count, noise)
     assert noise_of_minimum(steps, 3) == noise_of_minimum(steps, 2)
     assert noise_of_minimum(steps, 1) == pytest.approx(math.hypot(1 / count, 0.1))
     assert noise_of_search(count, 2) == pytest.approx(noise) and noise_of_search(count, 0) == 0
+
+
+def test_an_unknown_noise_is_not_the_smallest_where_others_are_known():
+    known, unknown = Observation(4, 100, noise=0.35), Observation(16, 40, check=16)
+    place = (16 / 40) ** 2 / 12
+    assert data_of([known, unknown]).variance == pytest.approx([0.35**2, 0.1**2 + place])
+    # Without any known noise the error of the law contains it.
+    assert data_of([unknown]).variance == pytest.approx([place])
 
 
 def test_near_best_trials_narrow_or_widen_the_noise():

@@ -114,7 +114,7 @@ def test_linear_scaling_that_bends_too_early_for_the_fitted_law():
     study = study_of(
         {
             16: 8 * sure(6350),
-            64: 8 * sure(2800),
+            64: 8 * sure(2690),
             128: 8 * sure(1200),
             512: 8 * sure(295),
             2048: 8 * sure(149),
@@ -341,6 +341,10 @@ def test_a_law_that_misses_its_k_star_tells_no_critical_batch_size():
     (note,) = measured.notes
     assert f"{law.misfit:.0%}" in note and note.endswith(" S=0.9")
     assert judged("critical-no-earlier", off).verdict is UNDECIDABLE
+    # A plateau is relative to B_crit.
+    assert study.laws[Series(0.9)].is_b_crit_known
+    numbers = {series: each.number for series, each in steps_per_doubling(off).items()}
+    assert numbers["S=0"] is not None and numbers["S=0.9"] is None
 
 
 def test_the_ratio_of_critical_batch_sizes():

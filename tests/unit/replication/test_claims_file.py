@@ -1,9 +1,12 @@
 """The claims are data: a new claim on an existing quantity is an entry of a file."""
 
+import dataclasses
+
 import pytest
 import yaml
 
 from lit_dps import ConfigError
+from lit_dps.analysis.analysis import Analysis
 from lit_dps.replication.claims import (
     CLAIMS_FILE,
     QUANTITIES,
@@ -74,6 +77,14 @@ def test_a_claim_says_which_studies_may_carry_it_and_which_are_beside_it(load):
     judgements = judge_claims(studies[1:], commands, [claim])
     assert [judgement.studies for judgement in judgements] == [("other-1",), ()]
     assert headlines(judgements, parts)[claim].verdict is UNDECIDABLE
+
+
+def test_a_study_of_k_star_in_seconds_is_not_judged(load):
+    study = study_of(law(1e6, 1000, POWERS), "main-1")
+    (claim,) = load(judged_on=["main-*"])
+    goal = dataclasses.replace(study.record.goal, unit="seconds")
+    in_seconds = Analysis(dataclasses.replace(study.record, goal=goal))
+    assert claim.takes(study) and not claim.takes(in_seconds)
 
 
 @pytest.mark.parametrize(

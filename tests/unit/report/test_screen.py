@@ -359,7 +359,7 @@ def test_dense_cells_that_share_trials_count_once():
 
 def test_the_best_at_an_end_of_the_batch_sizes_is_a_warning():
     met = {b: [trial(b, 0, k, 1 + 0.01 * k)] for b, k in {4: 112, 8: 64}.items()}
-    (values,) = best_at_end_of_batch_sizes(Analysis(record(met)))
+    (values,) = best_at_end_of_batch_sizes(Analysis(record(met, trials=1)))
     assert values == {"ends": "above 8"}
     assert [*best_at_end_of_batch_sizes(Analysis(record({4: met[4]})))] == []
 
