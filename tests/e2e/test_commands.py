@@ -18,7 +18,7 @@ from lit_dps.core.exit_codes import ExitCode
 from lit_dps.core.trial import Trial
 from lit_dps.pruning import isometry
 from lit_dps.storage.samplers import sobol_point
-from tests.e2e.commands import FAST, ROOT, environment, real, run
+from tests.e2e.commands import FAST, ROOT, environment, run
 from tests.support.setups import check
 
 BLOCK = """
@@ -119,9 +119,7 @@ def test_printed_config_is_a_config(tmp_path):
 
 @pytest.mark.slow
 def test_analyze_needs_neither_torch_nor_mlflow_and_repeats_the_study(tmp_path):
-    done = real(
-        tmp_path, [str(ROOT / "cli.py"), "study", "--config", str(FAST), "--study.trials", "2"]
-    )
+    done = run(tmp_path, "study", "--config", FAST, "--study.trials", 2)
     assert done.returncode == 0, done.stderr
     analyzed = run_without(
         {"torch", "lightning", "mlflow", "torchvision"}, tmp_path, "analyze", "--config", str(FAST)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from lit_dps.analysis.analysis import Analysis
+from lit_dps.core.trial import Cell
 from lit_dps.report.figures import of_others
 from lit_dps.report.figures.page_pictures import PIXELS_PER_INCH
 from lit_dps.report.figures.write import NAMES as NAMES_OF_FIGURES
@@ -17,10 +18,16 @@ from lit_dps.report.notebook import Study
 from lit_dps.report.publish import publish
 from lit_dps.study.sources import source_hashes
 from tests.support.errors import refuses
+from tests.support.fake_study import analysis_of, law_results
 from tests.support.recipes import files_of_page
-from tests.unit.report.test_html_page import study  # noqa: F401
 
 NAMES = ["success.csv", "success.png", "success.pdf"]
+
+
+@pytest.fixture(scope="module")
+def study():
+    cells = {Cell(b): law_results(Cell(b), 3, 4e4, 60) for b in (4, 64)}
+    return analysis_of(cells, trials=3)
 
 
 @pytest.fixture
@@ -47,7 +54,7 @@ def widths(folder: Path) -> list[float]:
 
 
 @pytest.mark.pictures
-def test_a_figure_is_written_shown_in_the_page_and_plotted(study, figure, tmp_path):  # noqa: F811
+def test_a_figure_is_written_shown_in_the_page_and_plotted(study, figure, tmp_path):
     folder = tmp_path / "files"
     publish(study, folder)
     assert widths(folder) == []
@@ -66,7 +73,7 @@ def test_a_figure_is_written_shown_in_the_page_and_plotted(study, figure, tmp_pa
 
 
 @pytest.mark.pictures
-def test_an_edited_figure_is_drawn_again_and_a_failing_one_costs_nothing(study, figure, tmp_path):  # noqa: F811
+def test_an_edited_figure_is_drawn_again_and_a_failing_one_costs_nothing(study, figure, tmp_path):
     folder = tmp_path / "files"
     publish(study, folder, figures=["my_figure"])
     sys.modules.pop("my_figure")
@@ -81,7 +88,7 @@ def test_an_edited_figure_is_drawn_again_and_a_failing_one_costs_nothing(study, 
     assert "figure no_such_figure" in text
 
 
-def test_a_module_without_a_figure_is_refused(study, figure):  # noqa: F811
+def test_a_module_without_a_figure_is_refused(study, figure):
     with refuses("name", "no_such_figure"):
         Study(study.record).plot("no_such_figure")
     with refuses("name", "tests.support.errors"):
@@ -89,7 +96,7 @@ def test_a_module_without_a_figure_is_refused(study, figure):  # noqa: F811
 
 
 @pytest.mark.parametrize("name", ["scaling", "table", "rates-prices", "metaparameters-a-b"])
-def test_a_figure_named_as_a_file_of_the_package_is_refused(study, figure, tmp_path, name):  # noqa: F811
+def test_a_figure_named_as_a_file_of_the_package_is_refused(study, figure, tmp_path, name):
     figure.write_text(figure.read_text().replace('"success"', f'"{name}"'))
     with refuses("study.figures", "my_figure"):
         of_others("my_figure", "study.figures")
@@ -98,7 +105,7 @@ def test_a_figure_named_as_a_file_of_the_package_is_refused(study, figure, tmp_p
         assert file.suffix != ".csv" or file.stem in NAMES_OF_FIGURES | TABLES or is_pair
 
 
-def test_a_figure_is_no_code_of_the_trials(study, figure):  # noqa: F811
+def test_a_figure_is_no_code_of_the_trials(study, figure):
     Study(study.record).plot("my_figure")
     assert "my_figure.py" in source_hashes({})
     assert "my_figure.py" not in source_hashes({"study": {"figures": ["my_figure"]}})
