@@ -17,6 +17,7 @@ import pandas as pd
 from lit_dps.advice.branch_law import Branched
 from lit_dps.advice.next_probe import law_with_prior, rank_probes
 from lit_dps.advice.step_time import NORMAL_95, Link, Seconds, StepTime, Timed, fit_step_time
+from lit_dps.advice.terms import NO_TERMS, Terms
 from lit_dps.advice.time_draws import draw_step_seconds, draw_steps, near_probability
 from lit_dps.analysis.answer import NEAR
 from lit_dps.analysis.law import Law
@@ -24,7 +25,6 @@ from lit_dps.analysis.observations import medians
 from lit_dps.analysis.rates import RATE_IS_TUNED, RateLaw
 from lit_dps.analysis.tables import listed_numbers
 from lit_dps.core.batch_schedule import CONSTANT_BATCH
-from lit_dps.core.errors import ConfigError
 from lit_dps.core.text import format_duration
 
 HOUR = 3600.0
@@ -55,61 +55,6 @@ COLUMNS = [
     "cost_low",
     "cost_high",
 ]
-
-
-@dataclass(frozen=True)
-class Checks:
-    """Validation during a run.
-
-    One takes seconds + by_batch / m for a local batch of m examples. If the batch size of the
-    validation follows the batch size of the training, `by_batch` is above 0.
-
-    Attributes:
-        seconds: Seconds at any batch size.
-        interval: Steps between two validations.
-        by_batch: Seconds times examples.
-        largest: The largest local batch; larger ones are accumulated.
-    """
-
-    seconds: float
-    interval: float
-    by_batch: float = 0.0
-    largest: float = math.inf
-
-    def seconds_per_step(self, batch_size: float, devices: int = 1) -> float:
-        """Return the share of validation in the seconds of a step."""
-        local = min(batch_size / devices, self.largest)
-        return (self.seconds + self.by_batch / local) / self.interval
-
-
-@dataclass(frozen=True)
-class Terms:
-    """What a run costs, and what it may cost.
-
-    Attributes:
-        price: Price of a device-hour; None leaves out costs.
-        checks: Validation during the run; None leaves out its time.
-        hours_at_most, cost_at_most: Limits of the rows that can be recommended.
-
-    Raises:
-        ConfigError: for a limit of the cost without a price.
-    """
-
-    price: float | None = None
-    checks: Checks | None = None
-    hours_at_most: float | None = None
-    cost_at_most: float | None = None
-
-    def __post_init__(self):
-        if self.cost_at_most is not None and self.price is None:
-            allowed = "omitted, because costs are unknown without a price"
-            raise ConfigError("cost_at_most", self.cost_at_most, allowed, "Or give price.")
-
-    def check_seconds_per_step(self, batch_size: float, devices: int) -> float:
-        """Return the share of validation in the seconds of a step."""
-        if self.checks is None:
-            return 0.0
-        return self.checks.seconds_per_step(batch_size, devices)
 
 
 @dataclass(frozen=True)
@@ -216,7 +161,7 @@ def answer(
     step_time: StepTime,
     batch_sizes: Sequence[int],
     devices: Sequence[int] = (1,),
-    terms: Terms = Terms(),
+    terms: Terms = NO_TERMS,
     rate: RateLaw | None = None,
     seed_spread: float = 0.0,
 ) -> Answer:

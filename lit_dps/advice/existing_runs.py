@@ -14,12 +14,13 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from lit_dps.advice.answer import Answer, Terms, answer
+from lit_dps.advice.answer import Answer, answer
 from lit_dps.advice.branch_law import Branched
 from lit_dps.advice.next_probe import law_with_prior, rank_probes
 from lit_dps.advice.result import Advice, NextRun
 from lit_dps.advice.run_table import RunTable
 from lit_dps.advice.step_time import Seconds, StepTime, Timed, fit_step_time
+from lit_dps.advice.terms import Terms
 from lit_dps.analysis.answer import NEAR
 from lit_dps.analysis.law import Law
 from lit_dps.analysis.observations import (

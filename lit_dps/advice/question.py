@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
-from lit_dps.advice.answer import Answer, Checks, Terms, answer
+from lit_dps.advice.answer import Answer, answer
 from lit_dps.advice.batch_dependence import allows_accumulation
 from lit_dps.advice.branch_run import branch_law
 from lit_dps.advice.next_probe import SEED_SPREAD, law_with_prior
@@ -22,6 +22,7 @@ from lit_dps.advice.pilot_plan import PilotPlan, RuledRate
 from lit_dps.advice.probe_study import Probes
 from lit_dps.advice.step_probe import StepTimes
 from lit_dps.advice.step_time import Link, StepTime, fit_step_time
+from lit_dps.advice.terms import Checks, Terms
 from lit_dps.advice.user_workload import Decay, rate_key, user_batch_size
 from lit_dps.storage.advice_store import AdviceStore
 from lit_dps.study.setup import StudySetup

@@ -50,7 +50,7 @@ from lit_dps.training import (
 )
 from lit_dps.training.example_count import declared_batch_size
 from lit_dps.training.lightning_private import callbacks_of
-from lit_dps.training.trainer_rules import as_list
+from lit_dps.training.trainer_rules import as_list, refuse_goals
 
 # By section, in the order in which the trainer calls them, as in a study. `optim` has an
 # AverageCallback too, which follows pruning and precedes the goal.
@@ -260,6 +260,7 @@ class DPSCLI(LightningCLI):
         config = self.config_init[str(self.subcommand)]
         arguments = {**ddp.trainer_arguments(dict(config.trainer.items())), **kwargs}
         callbacks = as_list(arguments.get("callbacks"))
+        refuse_goals(callbacks, "trainer.callbacks")
         for key, kind in CALLBACKS.items():
             if key == "goal" and config.optim.average_half_life:
                 callbacks.append(AverageCallback(config.optim.average_half_life))

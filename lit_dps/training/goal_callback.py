@@ -120,6 +120,8 @@ class GoalErrorCallback(Callback):
         mean = GoalErrorCallback(error=0.02, rule="mean_of_checks", options={"checks": 3})
     """
 
+    ends_at_goal = True  # of the class, for `trainer_rules.refuse_goals`
+
     def __init__(
         self,
         error: float | None = None,

@@ -127,12 +127,27 @@ def filter_callbacks(callbacks: list[Callback], source: str) -> list[Callback]:
     Raises:
         ConfigError: if a callback contradicts the rules of a study.
     """
+    refuse_goals(callbacks, source)
     for callback in callbacks:
         for kind, reason in _REFUSED_CALLBACKS.items():
             if isinstance(callback, kind):
                 name = type(callback).__name__
                 raise ConfigError(source, name, f"omitted: {reason}")
     return [each for each in callbacks if not isinstance(each, _CALLBACKS_WITHOUT_EFFECT)]
+
+
+def refuse_goals(callbacks: list[Callback], source: str) -> None:
+    """Raise ConfigError for a goal among the user's callbacks, because the section goal has one.
+
+    Args:
+        callbacks: The user's callbacks.
+        source: As for `filter_callbacks`.
+    """
+    for callback in callbacks:
+        # The module of `GoalErrorCallback` imports this one.
+        if getattr(callback, "ends_at_goal", False):
+            name = type(callback).__name__
+            raise ConfigError(source, name, "omitted: the section goal ends the run")
 
 
 def filter_module_callbacks(module: LightningModule) -> None:

@@ -8,8 +8,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from lit_dps.advice.answer import ASKED, KNOWN, Checks, Terms, advise, answer
+from lit_dps.advice.answer import ASKED, KNOWN, advise, answer
 from lit_dps.advice.step_time import Link, Timed, fit_step_time
+from lit_dps.advice.terms import Checks, Terms
 from lit_dps.advice.text import MAX_ROWS, render
 from lit_dps.analysis.law import fit_law
 from lit_dps.analysis.observations import Observation, medians

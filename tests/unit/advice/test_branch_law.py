@@ -7,9 +7,10 @@ import math
 
 import pytest
 
-from lit_dps.advice.answer import Checks, Terms, answer
+from lit_dps.advice.answer import answer
 from lit_dps.advice.branch_law import Branched, Critical
 from lit_dps.advice.step_time import Timed, fit_step_time
+from lit_dps.advice.terms import Checks, Terms
 from lit_dps.advice.text import render
 from tests.support.errors import raises_about
 

@@ -5,8 +5,9 @@ import math
 import numpy as np
 import pytest
 
-from lit_dps.advice.answer import Terms, answer
+from lit_dps.advice.answer import answer
 from lit_dps.advice.step_time import Timed, fit_step_time
+from lit_dps.advice.terms import Terms
 from lit_dps.advice.time_draws import draw_step_seconds, near_probability
 from lit_dps.analysis.critical_prior import CriticalPrior
 from lit_dps.analysis.law import fit_law

@@ -12,7 +12,7 @@ from lit_dps.core.parse_errors import refusal
 from lit_dps.core.trial_config import PruningConfig, SmoothnessConfig
 from lit_dps.models import MLP
 from lit_dps.training import GoalErrorCallback
-from lit_dps.training.trainer_rules import check_trainer
+from lit_dps.training.trainer_rules import check_trainer, filter_callbacks
 from tests.support.errors import refuses
 from tests.unit.study.test_grid import SPACE
 
@@ -37,6 +37,11 @@ from tests.unit.study.test_grid import SPACE
             lambda: check_trainer({"accumulate_grad_batches": 0}),
             "trainer.accumulate_grad_batches",
             0,
+        ),
+        (
+            lambda: filter_callbacks([GoalErrorCallback(error=0.1)], "trainer.callbacks"),
+            "trainer.callbacks",
+            "GoalErrorCallback",
         ),
         (lambda: MLP(hidden=(0,)), "model.network.hidden", [0]),
         (lambda: MLP(hidden=(8, -3)), "model.network.hidden", [8, -3]),

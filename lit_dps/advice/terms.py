@@ -1,0 +1,66 @@
+"""What a run costs besides its steps, and what it may cost."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from lit_dps.core.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Checks:
+    """Validation during a run.
+
+    One takes seconds + by_batch / m for a local batch of m examples. If the batch size of the
+    validation follows the batch size of the training, `by_batch` is above 0.
+
+    Attributes:
+        seconds: Seconds at any batch size.
+        interval: Steps between two validations.
+        by_batch: Seconds times examples.
+        largest: The largest local batch; larger ones are accumulated.
+    """
+
+    seconds: float
+    interval: float
+    by_batch: float = 0.0
+    largest: float = math.inf
+
+    def seconds_per_step(self, batch_size: float, devices: int = 1) -> float:
+        """Return the share of validation in the seconds of a step."""
+        local = min(batch_size / devices, self.largest)
+        return (self.seconds + self.by_batch / local) / self.interval
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What a run costs, and what it may cost.
+
+    Attributes:
+        price: Price of a device-hour; None leaves out costs.
+        checks: Validation during the run; None leaves out its time.
+        hours_at_most, cost_at_most: Limits of the rows that can be recommended.
+
+    Raises:
+        ConfigError: for a limit of the cost without a price.
+    """
+
+    price: float | None = None
+    checks: Checks | None = None
+    hours_at_most: float | None = None
+    cost_at_most: float | None = None
+
+    def __post_init__(self):
+        if self.cost_at_most is not None and self.price is None:
+            allowed = "omitted, because costs are unknown without a price"
+            raise ConfigError("cost_at_most", self.cost_at_most, allowed, "Or give price.")
+
+    def check_seconds_per_step(self, batch_size: float, devices: int) -> float:
+        """Return the share of validation in the seconds of a step."""
+        if self.checks is None:
+            return 0.0
+        return self.checks.seconds_per_step(batch_size, devices)
+
+
+NO_TERMS = Terms()
