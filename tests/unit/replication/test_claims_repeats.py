@@ -28,10 +28,13 @@ def with_repeats(study, seeds):
     one that missed."""
     repeats = {}
     for cell, summary in study.by_cell.items():
-        ended = [
-            result(cell, summary.best.trial.point, f and round(f * summary.k_star), params=PARAMS)
-            for f in seeds
-        ]
+        ended = []
+        for f in seeds:
+            steps = f and round(f * summary.k_star)
+            # One that missed spent the budget.
+            curve = {} if f else {"step": [study.record.goal.max_steps], "val_error": [1.0]}
+            point = summary.best.trial.point
+            ended.append(result(cell, point, steps, params=PARAMS, curve=curve))
         trials = [dataclasses.replace(r.trial, repeat=i) for i, r in enumerate(ended, 1)]
         repeats[cell] = [
             dataclasses.replace(r, trial=t) for r, t in zip(ended, trials, strict=True)
