@@ -25,6 +25,7 @@ from tests.e2e.forks import Command
 
 ROOT = Path(__file__).parents[2]
 FAST = Path(__file__).with_name("fast.yaml")
+STOPPED_STUDY = Path(__file__).with_name("stopped_study.py")
 FAST_TRIALS = {
     (f"fast | B={b} S={s:g}", str(point))
     for b in (16, 64)
@@ -127,6 +128,34 @@ def wait_for_results(database: Path, n: int, process: Command, timeout: float = 
         assert process.poll() is None, "the study ended before it could be interrupted"
         assert time.monotonic() < end, "the study stores nothing"
         time.sleep(0.05)
+
+
+def is_stopped(pid: int) -> bool:
+    """Return True if a process has received SIGSTOP."""
+    state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    return state == "T"
+
+
+def start_until_claim(folder: Path, claim: int, *args: object, timeout: float = 300) -> Command:
+    """Start a command of one worker, and return it when it has stopped itself at a claim.
+
+    Without a stack, it has then stored one result less than it has claimed trials. SIGCONT lets it
+    continue.
+
+    Args:
+        folder: Of the command.
+        claim: The number of the claim, from 1 (`tests.e2e.stopped_study`).
+        args: The command.
+        timeout: Seconds.
+    """
+    process = start_forked(folder, [str(STOPPED_STUDY), str(claim), *map(str, args)])
+    end = time.monotonic() + timeout
+    while not is_stopped(process.pid):
+        if process.poll() is not None or time.monotonic() > end:
+            process.kill()
+            raise AssertionError((folder / "output.txt").read_text())
+        time.sleep(0.05)
+    return process
 
 
 def table(folder: Path, study: str = "fast") -> str:

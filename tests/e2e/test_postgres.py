@@ -18,12 +18,11 @@ from sqlalchemy import NullPool, create_engine, text
 from sqlalchemy.exc import DBAPIError
 
 from lit_dps.core.exit_codes import ExitCode
-from tests.e2e.commands import FAST, FAST_TRIALS, environment, run, start, start_forked, table
+from tests.e2e.commands import FAST, FAST_TRIALS, environment, run, start, start_until_claim, table
 from tests.support.postgres import free_port
 from tests.torture import QUERY
 
 pytestmark = pytest.mark.slow
-STOPPED_STUDY = Path(__file__).with_name("stopped_study.py")
 RAN = "writes the analysis"  # what all processes but the last one say
 
 
@@ -89,21 +88,11 @@ def test_eight_processes_finish_a_study_with_exactly_the_declared_points(
             assert not (file.is_file() and b"s3cret" in file.read_bytes()), file
 
 
-def is_stopped(pid: int) -> bool:
-    """Whether a process has received SIGSTOP."""
-    state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    return state == "T"
-
-
 def test_the_trial_of_a_killed_process_is_run_again_by_others(tmp_path, postgres, unbroken):
     study = ("study", "--config", FAST, "--storage.optuna", postgres, "--goal.max_steps", "80")
     folders = machines(tmp_path, 2)
-    first = start_forked(folders[0], [str(STOPPED_STUDY), "4", *map(str, study)])
+    first = start_until_claim(folders[0], 4, *study)
     try:
-        end = time.monotonic() + 300
-        while not is_stopped(first.pid):
-            assert first.poll() is None and time.monotonic() < end, outputs(folders[:1])
-            time.sleep(0.05)
         before = stored(postgres)
         assert sum(before.values()) == 3
         assert run(folders[1], *study).returncode == ExitCode.WAITING

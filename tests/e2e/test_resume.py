@@ -9,7 +9,16 @@ import signal
 import pytest
 import yaml
 
-from tests.e2e.commands import FAST, FAST_TRIALS, results, run_here, start, table, wait_for_results
+from tests.e2e.commands import (
+    FAST,
+    FAST_TRIALS,
+    results,
+    run_here,
+    start,
+    start_until_claim,
+    table,
+    wait_for_results,
+)
 from tests.support.processes import forked_by
 
 pytestmark = pytest.mark.slow
@@ -17,26 +26,42 @@ STUDY = ("study", "--config", FAST)
 
 
 @pytest.mark.parametrize(
-    ("sent", "workers", "group"),
+    ("sent", "group"),
     [
-        pytest.param(signal.SIGTERM, 1, False, marks=pytest.mark.long),
-        (signal.SIGINT, 2, True),  # as a terminal sends Ctrl-C: to all processes
-        (signal.SIGKILL, 2, False),  # the parent alone: its workers must not train on
+        (signal.SIGINT, True),  # as a terminal sends Ctrl-C: to all processes
+        (signal.SIGKILL, False),  # the parent alone: its workers must not train on
     ],
     ids=lambda value: getattr(value, "name", None),
 )
-def test_interrupted_study_equals_unbroken_one(tmp_path, unbroken, sent, workers, group):
+def test_an_interrupted_study_of_two_workers_equals_the_unbroken_one(
+    tmp_path, unbroken, sent, group
+):
     database = tmp_path / "mlruns" / "study.db"
-    for n in (
-        (2, 7) if sent == signal.SIGTERM else (7,)
-    ):  # twice, at different moments, in the long form
-        process = start(tmp_path, *STUDY, "--study.workers", workers)
-        wait_for_results(database, n, process)
-        (os.killpg if group else os.kill)(process.pid, sent)
-        code = process.wait(60)
-        assert code == (-signal.SIGKILL if sent == signal.SIGKILL else 130)
-        assert len(results(database)) < len(FAST_TRIALS)
+    process = start(tmp_path, *STUDY, "--study.workers", 2)
+    wait_for_results(database, 2, process)
+    (os.killpg if group else os.kill)(process.pid, sent)
+    code = process.wait(60)
+    assert code == (-signal.SIGKILL if sent == signal.SIGKILL else 130)
+    assert_resumes(tmp_path, unbroken)
+
+
+@pytest.mark.long
+def test_a_study_that_is_interrupted_twice_equals_the_unbroken_one(tmp_path, unbroken):
+    # An interrupted process has claimed its second trial, and then its fifth.
+    for claim, stored in ((2, 1), (5, 5)):
+        process = start_until_claim(tmp_path, claim, *STUDY)
+        process.send_signal(signal.SIGTERM)
+        process.send_signal(signal.SIGCONT)
+        assert process.wait(60) == 130
+        assert len(results(tmp_path / "mlruns" / "study.db")) == stored
+    assert_resumes(tmp_path, unbroken)
+
+
+def assert_resumes(tmp_path, unbroken):
+    """Resume an interrupted study; it ends like the unbroken one."""
+    database = tmp_path / "mlruns" / "study.db"
     before = results(database)
+    assert 0 < len(before) < len(FAST_TRIALS)
     # On a busy machine other warnings may have the places of the last screen.
     partial = run_here(tmp_path, "analyze", "--config", FAST, "--show", "notes")
     assert partial.returncode == 0, partial.stderr

@@ -13,7 +13,7 @@ from lit_dps.analysis.analysis import Analysis
 from lit_dps.analysis.summary import summarize
 from lit_dps.core.trial import Status
 from lit_dps.storage.read import read_study
-from tests.e2e.commands import FAST, run_here, start, wait_for_results
+from tests.e2e.commands import FAST, run_here, start_until_claim
 
 STUDY = ("study", "--config", FAST, "--study.sparsities", "[0]", "--study.race_factor", "1")
 EXAMPLES = ("--goal.unit", "examples")
@@ -82,8 +82,7 @@ def test_k_star_and_repeats_are_seconds_of_the_curves(tmp_path):
 @pytest.mark.slow
 @pytest.mark.long
 def test_a_study_in_examples_that_was_killed_equals_the_unbroken_one(tmp_path, examples):
-    process = start(tmp_path, *STUDY, *EXAMPLES)
-    wait_for_results(tmp_path / "mlruns" / "study.db", 3, process)
+    process = start_until_claim(tmp_path, 4, *STUDY, *EXAMPLES)
     os.killpg(process.pid, signal.SIGKILL)
     process.wait(60)
     refused = run_here(tmp_path, *STUDY)
