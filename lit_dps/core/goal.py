@@ -124,13 +124,10 @@ class MeanOfChecks(_SeveralChecks):
     """
 
     def is_met(self, values: Sequence[float], goal: Goal) -> bool:
-        if len(values) < self.checks or not all(map(math.isfinite, values)):
-            return False
         try:
-            mean = fmean(values)
-        except OverflowError:
+            return len(values) == self.checks and goal.is_reached(fmean(values))
+        except (OverflowError, ValueError):  # too large a sum, or a sum of inf and -inf
             return False
-        return goal.is_reached(mean)
 
     def describe(self) -> str:
         return f"mean of {self.checks} checks"
@@ -414,11 +411,7 @@ class Goal:
         return value <= self.value + tolerance
 
     def max_mistakes(self, examples: int) -> int:
-        """Return the most mistakes among `examples` that meet the goal, a validation error.
-
-        Returns:
-            -1 if not even 0 mistakes meet the goal.
-        """
+        """Return the most mistakes among `examples` that meet the goal; -1 if even 0 miss it."""
         limit = (self.value + TOLERANCE * abs(self.value)) * examples
         mistakes = min(int(limit), examples)
         # `is_reached` decides, because the product above may be rounded across an integer.
@@ -434,10 +427,9 @@ class Goal:
         """Return how a trial ends at its last check; None if the trial continues.
 
         A trial diverges if its loss or its weights are not finite. Weights that are not finite miss
-        the goal at this check, whatever the metric: a share of errors above a tolerance is 0 for
-        predictions of nan. If only the loss is not finite, the goal is judged before divergence, as
-        in the authors' code. A metric can be undefined without divergence, such as a correlation of
-        equal predictions. Such a check does not meet the goal.
+        the goal at this check: some metrics are perfect for predictions of nan. If only the loss is
+        not finite, the goal is judged before divergence, as in the authors' code. An undefined
+        metric, such as a correlation of equal predictions, misses the goal without divergence.
 
         Args:
             curve: The values of the trial's checks so far.

@@ -48,7 +48,7 @@ def ended(errors: list[float], losses: list[float] | None = None, run_on: bool =
     run = Attempt(Trial(CELL, 0), Goal(0.1, 4, 16), train_past_goal=run_on)
     for i, (error, loss) in enumerate(zip(errors, losses or [1.0] * len(errors), strict=True)):
         assert run.status is None
-        run.record(4 + 4 * i, error, True, loss, math.isfinite(loss))
+        run.record(4 + 4 * i, error, True, loss, weights_finite=True)
     return run
 
 
