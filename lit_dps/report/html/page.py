@@ -268,9 +268,11 @@ def _space_text(record: StudyRecord) -> str:
     first, *expansions = record.spaces
     texts = [f"this search space: {record.text_of_space(first.space)}"]
     for each in expansions:
-        space = record.text_of_space(each.space)
-        texts.append(f"from point {each.first} on with the part added by --extend-space: {space}")
-    return ", and ".join(texts)
+        texts.append(
+            f"--extend-space widened it to {record.text_of_space(each.space)}, and points "
+            f"{each.first} to {each.end - 1} are in the added part"
+        )
+    return ". ".join(texts)
 
 
 def _seeds_text(record: StudyRecord) -> str:

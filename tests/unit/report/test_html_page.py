@@ -121,10 +121,10 @@ def test_an_expanded_search_space_is_named_with_its_commands(study):
         ExpandedSpace(4, 6, {KEYS[0]: wide, KEYS[1]: momentum}),
     )
     record = dataclasses.replace(study.record, spaces=spaces, space=dict(spaces[1].space))
-    first = f"drew them from this search space: learning_rate {rate}; momentum {momentum}, and from"
-    second = f"point 4 on with the part added by --extend-space: learning_rate {wide}; momentum"
+    first = f"drew them from this search space: learning_rate {rate}; momentum {momentum}."
+    second = f"--extend-space widened it to learning_rate {wide}; momentum {momentum}, and points 4"
     shown = html.unescape(page(Analysis(record)))
-    assert f"{first} {second} {momentum}." in shown
+    assert f"{first} {second} to 5 are in the added part." in shown
     command = "lit-dps study --config study.yaml"
     commands = f"{command} --study.trials 4; then {command} --study.trials 6 --extend-space<"
     assert commands in shown
