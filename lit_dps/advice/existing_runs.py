@@ -213,7 +213,7 @@ class _Search(NamedTuple):
         has_met = False
         for group in self.by_rate.values():
             limits += [each.steps for each in medians(group)]
-            has_met |= not group["censored"].all()
+            has_met |= not group["censored"].to_numpy(bool).all()
         if not limits:
             notes.append(f"At B = {batch_size:g} every run diverged; it is left out.")
             return None
