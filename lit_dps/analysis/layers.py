@@ -25,28 +25,36 @@ def kept_of(record: StudyRecord) -> Iterator[tuple[Series, int, Kept]]:
     """Yield series, point, and what its mask keeps, once for each point.
 
     The mask is the same at every batch size and for all weights that are trained under it. So the
-    series are without the axis `pruning.init`. Trials whose mask changes are omitted: each of them
-    keeps something else.
+    series are without the axis `pruning.init`. Series whose masks change in training are omitted:
+    each of their trials keeps something else (`trials_with_changes`).
     """
+    changing = trials_with_changes(record)
     seen = set()
     for cell in record.cells:
-        axes = tuple(pair for pair in cell.axes if pair[0] != INIT)
-        series = Series(cell.sparsity, axes)
+        series = cell.series.without(INIT)
         for result in record.results[cell]:
             key = series, result.trial.point
-            if result.kept and not has_changed_mask(result) and key not in seen:
+            if result.kept and series not in changing and key not in seen:
                 seen.add(key)
                 yield series, result.trial.point, result.kept
 
 
-def has_changed_mask(result: TrialResult) -> bool:
-    """Return True if the mask of a trial changed during training."""
-    return DENSITY_SUM in result.flags
+def trials_with_changes(record: StudyRecord) -> dict[Series, list[TrialResult]]:
+    """Return the trials of each series in which the mask of a trial changed during training.
 
-
-def count_changed_masks(record: StudyRecord) -> int:
-    """Return the number of trials whose mask changed during training."""
-    return sum(map(has_changed_mask, chain.from_iterable(record.results.values())))
+    The series are without the axis `pruning.init`. Their trials include those that ended before the
+    first change.
+    """
+    by_series: dict[Series, list[TrialResult]] = {}
+    changing = set()
+    for cell in record.cells:
+        series = cell.series.without(INIT)
+        for result in record.results[cell]:
+            if result.kept:
+                by_series.setdefault(series, []).append(result)
+            if DENSITY_SUM in result.flags:
+                changing.add(series)
+    return {series: trials for series, trials in by_series.items() if series in changing}
 
 
 def layer_rows(kept: Iterable[tuple[Series, int, Kept]]) -> pd.DataFrame:
@@ -148,15 +156,10 @@ def empty_layers(record: StudyRecord) -> list[str]:
 
 def _emptied_by_changes(record: StudyRecord) -> list[str]:
     """Return the layers that masks which changed left empty, with the number of trials."""
-    by_series: dict[Series, list[Kept]] = {}
-    for cell in record.cells:
-        for result in record.results[cell]:
-            if has_changed_mask(result):
-                by_series.setdefault(cell.series, []).append(result.kept)
     places = []
-    for series, trials in sorted(by_series.items()):
-        for layer in trials[0]:
-            empty = sum(layer in kept and kept[layer][0] == 0 for kept in trials)
+    for series, trials in sorted(trials_with_changes(record).items()):
+        for layer in trials[0].kept:
+            empty = sum(trial.kept.get(layer, (1, 1))[0] == 0 for trial in trials)
             if empty and not is_bias(layer):
                 places.append(f"{series}: {layer} at the end of {empty} of {len(trials)} trials")
     return places

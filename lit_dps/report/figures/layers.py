@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 
 import lit_dps.report.figures.style as look
 from lit_dps.analysis.analysis import Analysis
-from lit_dps.analysis.layers import collapse_rows, count_changed_masks, kept_of, layer_rows
+from lit_dps.analysis.layers import collapse_rows, kept_of, layer_rows, trials_with_changes
 from lit_dps.analysis.tables import records, where
 from lit_dps.core.trial import text_of
 from lit_dps.report.figures.page_size import new_figure
@@ -52,13 +52,16 @@ def notes(*studies: Analysis) -> list[str]:
     lines = collapse_notes(_layers(studies))
     changed = _changed_masks(studies)
     if changed:
-        lines.append(f"{NAME}: without {changed} trials whose mask changed during training")
+        lines.append(f"{NAME}: without {changed} trials whose masks change during training")
     return lines
 
 
 def _changed_masks(studies: Sequence[Analysis]) -> int:
-    """Return the number of trials whose mask changed during training."""
-    return sum(count_changed_masks(study.record) for study in studies)
+    """Return the number of trials whose masks change during training."""
+    count = 0
+    for study in studies:
+        count += sum(map(len, trials_with_changes(study.record).values()))
+    return count
 
 
 def collapse_notes(layers: pd.DataFrame) -> list[str]:

@@ -114,7 +114,7 @@ def test_masks_that_change_are_counted_at_the_end_of_each_trial():
             for point in range(3):
                 flags = {}
                 second = 20
-                if method == "rigl":
+                if method == "rigl" and (batch_size, point) != (4, 0):  # it ended before a change
                     flags = {DENSITY_SUM: 0.1, DENSITY_STEP: 4}
                     second = 0 if (batch_size, point) == (8, 2) else 10 * batch_size
                 kept = {"a.weight": (100, 1000), "b.weight": (second, 200), "a.bias": (0, 10)}
