@@ -53,7 +53,7 @@ def notes(study: Analysis) -> list[str]:
     if known < len(table):
         lines.append(
             f"{known} of {len(table)} prices of rules for Adam are known. For the others no trial "
-            "has the values of the rule, or all such trials diverged."
+            "has the values of the rule, or at least half of these trials missed the goal."
         )
     return lines
 
