@@ -136,9 +136,11 @@ class PredictionCallback(Callback):
             hours = (timed["training"] + timed["checking"]) / 3600
             other_hours = seconds / 3600 - hours
         goal = _goal_callback(trainer)
+        steps_to_goal = None if goal is None else goal.steps_to_result
         return {
-            "reached": goal is not None and goal.steps_to_result is not None,
-            "steps": trainer.global_step,
+            "reached": steps_to_goal is not None,
+            # A run that resumes after its goal trains on.
+            "steps": steps_to_goal or trainer.global_step,
             "hours": hours,
             "other_hours": other_hours,
             "real_devices": trainer.world_size,

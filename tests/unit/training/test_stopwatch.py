@@ -155,6 +155,17 @@ def test_a_run_from_a_checkpoint_has_steps_and_no_hours(tmp_path):
     assert "2 that met the goal" in lines.split("steps: ")[1]
 
 
+def test_a_run_that_resumes_after_its_goal_has_the_steps_to_the_goal(tmp_path):
+    url, file = f"sqlite:///{tmp_path}/study.db", str(tmp_path / "met.ckpt")
+    easy = {**GOAL, "error": 0.99}
+    met = fitted(url, easy, None)
+    assert met.global_step == 4
+    met.save_checkpoint(file)
+    assert fitted(url, easy, None, file).global_step > 4
+    outcomes = list_advice(url)["mine"]["outcomes"]
+    assert [(each["reached"], each["steps"]) for each in outcomes] == [(True, 4)] * 2
+
+
 def test_a_run_of_another_goal_is_no_pair(tmp_path, capsys):
     url = f"sqlite:///{tmp_path}/study.db"
     text = describe_goal(GoalErrorCallback(**GOAL).goal)
