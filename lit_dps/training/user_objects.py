@@ -14,7 +14,6 @@ import inspect
 import sys
 import types
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,6 +22,7 @@ from torch import nn
 
 from lit_dps.core.errors import ConfigError
 from lit_dps.training.hidden_state import preserve_rng_state
+from lit_dps.training.object_text import describe
 
 # The module of classes without an importable path. It exists in this process only.
 OBJECTS = "lit_dps_objects"
@@ -115,7 +115,7 @@ def class_path_of(cls: type) -> str:
     if "." not in cls.__qualname__ and getattr(module, cls.__name__, None) is cls:
         return f"{cls.__module__}.{cls.__name__}"
     # For example, a class that a function defines.
-    return _registered(cls, f"{cls.__name__}_{_digest(_text_of(cls))}")
+    return _registered(cls, f"{cls.__name__}_{_digest(describe(cls).text)}")
 
 
 def _registered(cls: type, name: str) -> str:
@@ -130,21 +130,11 @@ def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:DIGEST_LENGTH]
 
 
-def _text_of(item: Any) -> str:
-    """Return the source of a class or function; its byte code if the source is unknown."""
-    with suppress(OSError, TypeError):
-        return inspect.getsource(item)
-    code = getattr(item, "__code__", None)
-    if code is None:
-        return repr(sorted(vars(item)))
-    return repr((code.co_code.hex(), code.co_names, [str(each) for each in code.co_consts]))
-
-
 def _class_of_factory(section: str, factory: Callable[..., Any]) -> type:
     """Return a class whose call returns what a function makes.
 
-    Its name has a digest of the source of the function, and of the script's classes that the
-    function names. So stored advice is not resumed with another function.
+    Its name has a digest of the function's text. So a study or stored advice does not resume
+    with another function.
     """
     base = BASES[section]
     name = getattr(factory, "__name__", section)
@@ -177,11 +167,30 @@ def _class_of_factory(section: str, factory: Callable[..., Any]) -> type:
     # jsonargparse reads the signature of `__new__`, this package that of `__init__`.
     for function, first in ((make, "cls"), (never_called, "self")):
         _set_signature(function, first, parameters)
-    full_name = f"{name}_{_digest(_text_of_factory(factory))}"
+    full_name = f"{name}_{_digest(_text_of_factory(section, factory))}"
     members = {"__new__": make, "__init__": never_called, "__module__": OBJECTS}
     cls = type(full_name, (base,), members)
     _registered(cls, full_name)
     return cls
+
+
+def _text_of_factory(section: str, factory: Any) -> str:
+    """Return the text of a factory.
+
+    Raises:
+        ConfigError: if a study could not detect that a value of the factory changes.
+    """
+    text, opaque_part = describe(factory)
+    if opaque_part is not None:
+        found = f"a {type(factory).__name__}"
+        if opaque_part:
+            found += f" whose {opaque_part} cannot be compared"
+        allowed = (
+            "a function, or an object whose parts a resumed study can compare: numbers, texts, "
+            "arrays, functions, classes and objects with attributes"
+        )
+        raise ConfigError(section, found, allowed, f"Give a function: {EXAMPLES[section]}")
+    return text
 
 
 def _set_signature(
@@ -196,24 +205,6 @@ def _set_signature(
     shown.__annotations__ = annotations
     itself = inspect.Parameter(first, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     shown.__signature__ = inspect.Signature([itself, *parameters])
-
-
-def _text_of_factory(factory: Any) -> str:
-    """Return the source of a function, and what it names: plain values, and code of the script."""
-    texts = [_text_of(factory)]
-    code = getattr(factory, "__code__", None)
-    if code is None:
-        return texts[0]
-    named = {name: getattr(factory, "__globals__", {}).get(name) for name in code.co_names}
-    for name, cell in zip(code.co_freevars, factory.__closure__ or (), strict=True):
-        with suppress(ValueError):  # an empty cell
-            named[name] = cell.cell_contents
-    for name, value in named.items():
-        if value is not None and is_plain(value):
-            texts.append(f"{name} = {value!r}")
-        elif getattr(value, "__module__", None) == "__main__":
-            texts.append(_text_of(value))
-    return "\n".join(texts)
 
 
 # ---- Arguments ----
