@@ -25,6 +25,7 @@ from lit_dps.parallel.ddp import SharedBatchDDP
 from lit_dps.training.average_callback import refuse_later_average, showing_average
 from lit_dps.training.early_check import EarlyCheck
 from lit_dps.training.example_count import SpentOfSteps, examples_of, record_batches
+from lit_dps.training.inheritance import adopt_former_methods
 from lit_dps.training.local_sgd_callback import show_mean
 from lit_dps.training.step_count import StepCount
 from lit_dps.training.stopwatch import Stopwatch
@@ -255,6 +256,7 @@ class GoalErrorCallback(Callback):
             )
         record_batches(trainer)
         self._reset()
+        adopt_former_methods(pl_module)
         if self.early_reject and EarlyCheck.supports(trainer, pl_module, self.monitor):
             self.attempt.enable_early_checks()
             trainer.limit_val_batches = 0  # turns off Lightning's validation

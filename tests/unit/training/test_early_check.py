@@ -163,6 +163,16 @@ def test_all_loops_count_the_mistakes_of_an_error_of_the_user():
     assert logged["val_loss"] == pytest.approx(3 * loss)
 
 
+def test_a_full_check_counts_by_the_former_name_of_the_error_too():
+    class NamedBefore(ImageClassifier):
+        def wrongness(self, batch):
+            return torch.ones(len(batch[1]))
+
+    goal = GoalErrorCallback(0.5, 2, 2)
+    fit(NamedBefore(classifier().network), callbacks=[goal], datamodule=Points())
+    assert goal.curve["val_error"] == [1.0]
+
+
 def test_an_error_of_nan_is_a_mistake():
     class Broken(ImageClassifier):
         def per_example_error(self, batch):
