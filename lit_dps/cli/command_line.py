@@ -69,7 +69,6 @@ class CommandLine:
         UserError: if a file does not exist or is no configuration, or if one file sets a key under
             its former and its present name.
         ConfigError: if an option changes a part of a box that `study.space` does not contain.
-        StorageError: if the study has no name, and its storage cannot be read.
     """
 
     argv: Sequence[str]
@@ -296,7 +295,8 @@ class CommandLine:
         self._sources |= file.sources
         for section, content in file.content.items():
             keys = {section: content}
-            if isinstance(content, Mapping):
+            # A file may write study.grid on its first level.
+            if isinstance(content, Mapping) and section not in MAPPINGS:
                 keys = {f"{section}.{name}": value for name, value in content.items()}
             for key, value in keys.items():
                 self._set(key, value, file.sources[key])

@@ -259,10 +259,14 @@ def can_be_cut(batch: Any, examples: int | None) -> bool:
     return bool(lengths) and lengths == {examples}
 
 
-def cut(batch: Any, part: slice) -> Any:
-    """Return the examples `part` of a batch for which `can_be_cut` is true.
+def cut(batch: Any, part: slice | Tensor) -> Any:
+    """Return some examples of a batch for which `can_be_cut` is true.
 
     Lists and tuples of one text or number for each example are cut like tensors.
+
+    Args:
+        batch: The batch.
+        part: Which examples: a slice, or their indices as a tensor (n,).
     """
     lengths = [len(leaf) for leaf in tree_leaves(batch) if _has_rows(leaf)]
 
@@ -270,6 +274,8 @@ def cut(batch: Any, part: slice) -> Any:
         return _is_plain_list(value) and len(value) == lengths[0]
 
     def cut_leaf(leaf: Any) -> Any:
+        if has_entries(leaf) and isinstance(part, Tensor):
+            return type(leaf)(leaf[i] for i in part.tolist())
         if _has_rows(leaf) or has_entries(leaf):
             return leaf[part]
         return leaf

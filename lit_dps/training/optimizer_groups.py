@@ -16,8 +16,9 @@ from lit_dps.training.optimizer_measurement import Beta, candidate_betas, measur
 
 # The names of torch's decay rates of a second moment that are not among betas.
 _SECOND_MOMENTS = {"rmsprop": Beta("alpha"), "adadelta": Beta("rho")}
-# Classes of torch with a decoupled weight decay, in addition to those whose groups say so.
-_DECOUPLED = ("muon", "adafactor")
+# Classes of torch with a decoupled weight decay, in addition to those whose groups say so. With
+# torch 2.6 groups of AdamW do not say so.
+_DECOUPLED = ("adamw", "muon", "adafactor")
 # An unknown optimizer that cannot be measured is taken to be like the first of these in its name.
 _DECOUPLED_IF_UNMEASURED = ("adamw", "lion", "muon")
 

@@ -101,7 +101,8 @@ def _unchanged_values(trainer: Trainer) -> Iterator[None]:
 def _unchanged_optimizer(optimizer: Optimizer) -> Iterator[None]:
     """Restore groups and attributes of an optimizer at the end of the block; delete new states."""
     attributes = SimpleNamespace(**vars(optimizer))
-    del attributes.state, attributes.param_groups
+    for name in ("state", "param_groups"):
+        vars(attributes).pop(name, None)  # a wrapper may have them as properties
     groups_before = _group_values(optimizer)
     states_before = set(optimizer.state)
     try:

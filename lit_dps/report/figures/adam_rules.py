@@ -45,10 +45,9 @@ def missing(study: Analysis) -> str | None:
 def notes(study: Analysis) -> list[str]:
     """Return what the rules leave as it is, and how many prices are unknown."""
     table = study.adam_rules
-    held = ["epsilon"]
+    lines = ["No rule changes epsilon."]
     if not count(table["best_beta1"].notna()):
-        held.append("beta1")
-    lines = [f"No rule changes {' or '.join(held)} here, which are not searched."]
+        lines = ["No rule changes epsilon, nor beta1, which is not searched."]
     known = count(table["price"].notna())
     if known < len(table):
         lines.append(

@@ -102,8 +102,8 @@ def notes(study: Analysis) -> list[str]:
     known = count(prices["price"].notna())
     if known < len(prices):
         lines.append(
-            f"{known} of {len(prices)} prices of scaling rules are known. For the others no trial "
-            f"within {WINDOW:g} times the rate met the goal."
+            f"{known} of {len(prices)} prices of scaling rules are known. For the others too few "
+            f"trials within {WINDOW:g} times the rate met the goal."
         )
     return lines + early_stopping_notes(study)
 

@@ -224,7 +224,7 @@ def _assumptions(study: Analysis) -> str:
     for series in trained_series(study):
         lines += [f"{prefix(study, series)}{line}" for line in details(study, series)[1:]]
     lines += [
-        _search_text(record),
+        _search_text(study),
         f"The goal, {goal}, is tested on the entire validation split {every(goal.check_interval)}, "
         "so K* is known to within that interval. No trial takes more than "
         f"{goal.max_steps:,} steps.{further_budget}",
@@ -248,16 +248,22 @@ def _assumptions(study: Analysis) -> str:
     return f"<ul>{elements('li', lines)}</ul>"
 
 
-def _search_text(record: StudyRecord) -> str:
+def _search_text(study: Analysis) -> str:
     """Return how the metaparameters were searched."""
+    record = study.record
     sampler = record.setting("study.sampler") or "sobol"
     smallest = f"the smallest number of {record.goal.unit} among"
     if not record.statistic.is_minimum:
         smallest = f"{record.k_star_words}, of"
+    trials = counted(record.trials, "trial")
+    if any(summary.pending for summary in study.cells):
+        trials = f"the trials so far, at most {record.trials}"
+    best_of = record.setting("study.best_of")
+    if best_of is not None:
+        return f"K* is {smallest} {trials}, which are seeds of the best sample of study {best_of}."
     return (
-        f"K* is {smallest} {counted(record.trials, 'trial')}. study.sampler {sampler} "
-        f"drew them from {_space_text(record)}. More trials or a larger search space can only "
-        "lower K*."
+        f"K* is {smallest} {trials}. study.sampler {sampler} drew them from "
+        f"{_space_text(record)}. More trials or a larger search space can only lower K*."
     )
 
 
@@ -281,12 +287,14 @@ def _seeds_text(record: StudyRecord) -> str:
         "A sample starts from the same weights and order of examples at every batch size and "
         f"sparsity, from study.seed {record.seed}. "
     )
+    if record.setting("study.best_of") is not None:
+        text = f"Each trial has a seed of its own, derived from study.seed {record.seed}. "
     if record.plan.count:
         best = "best sample"
         if record.plan.points > 1:
             best = f"{record.plan.points} best samples"
         seeds = counted(record.plan.count, "fresh seed")
-        return f"{text}The {best} of each cell ran again on {seeds}."
+        return f"{text}study.repeats trains the {best} of each cell again on {seeds}."
     return f"{text}Each ran once, so K* includes the luck of its seed (study.repeats measures it)."
 
 

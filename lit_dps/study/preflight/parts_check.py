@@ -197,7 +197,7 @@ class PartsProbe(Callback):
         loss, rest = _pass_of(data_pass, cut(batch, slice(0, 2 * half)), batch_idx)
         norm = _norm(rest)
         # Other random numbers and another order: the difference is rounding, or the loss is random.
-        backwards: Any = torch.arange(2 * half - 1, -1, -1)
+        backwards = torch.arange(2 * half - 1, -1, -1)
         again = _pass_of(data_pass, cut(batch, backwards), batch_idx, skipped_draws=1)
         distance = _distance(again.gradient, rest)
         # At most two gradients are in memory at a time.

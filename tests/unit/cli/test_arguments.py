@@ -105,6 +105,14 @@ def test_one_part_of_one_box_is_changed(config):
     }
 
 
+def test_a_dotted_section_of_a_file_keeps_its_other_axes(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.yaml").write_text("study.grid: {pruning.method: [snip, random]}\n")
+    given = expanded(["study", "mine.yaml", "--study.grid.optim.delay", "[0, 4]"])
+    axes = {"pruning.method": ["snip", "random"], "optim.delay": [0, 4]}
+    assert dotted(given) == {"--study.grid": axes}
+
+
 def test_the_last_whole_space_is_the_one_that_is_changed(config):
     whole = ["--study.space", "{model.lr: {low: 1e-3, high: 1}}"]
     given = expanded(["study", config, *whole, "--study.space.model.lr.high", "2"])

@@ -20,7 +20,7 @@ from torch.utils.data import (
 
 from lit_dps.core.errors import ConfigError, UserError
 from lit_dps.parallel.ddp import ShardLoader, trainer_arguments
-from lit_dps.parallel.example_count import Sizes, can_be_cut, counted
+from lit_dps.parallel.example_count import Sizes, can_be_cut, counted, cut
 from lit_dps.readings import NoiseScaleCallback
 from lit_dps.training import PruningCallback
 from lit_dps.training.example_count import examples_of, full_batch_size, record_batches
@@ -155,6 +155,13 @@ def test_what_nobody_can_know_is_not_guessed():
     assert Sizes(5).examples_in(nodes) is None
     assert Sizes(5).examples_in((torch.ones(16, 3), torch.ones(16))) == 16
     assert Sizes().examples_in(nodes) == 9
+
+
+def test_one_text_an_example_follows_its_example():
+    batch = (torch.arange(4), ("a", "b", "c", "d"))
+    assert cut(batch, slice(1, 3))[1] == ("b", "c")
+    values, texts = cut(batch, torch.tensor([3, 0]))
+    assert (values.tolist(), texts) == ([3, 0], ("d", "a"))
 
 
 def test_batches_whose_tensors_differ_in_length_are_not_cut():

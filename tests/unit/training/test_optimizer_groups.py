@@ -148,6 +148,13 @@ def test_only_a_decoupled_weight_decay_is_scaled(make, decoupled):
     assert group["weight_decay"] == pytest.approx(0.2 if decoupled else 0.1)
 
 
+def test_groups_of_adamw_need_not_say_that_their_decay_is_decoupled():
+    optimizer = torch.optim.AdamW(matrix(), lr=0.01, weight_decay=0.1)
+    (group,) = optimizer.param_groups
+    group.pop("decoupled_weight_decay", None)  # torch 2.6 has no such key
+    assert group_rule(optimizer, group).scales_decay
+
+
 @pytest.mark.parametrize(
     ("make", "kind", "second_moment", "decoupled"),
     [

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
+
 import pytest
 import torch
 from lightning.pytorch import Callback, LightningModule
@@ -48,6 +50,39 @@ class MovesTrainer(Plain):
         optimizer = super().configure_optimizers()
         schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.9)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "frequency": 10**9}}
+
+
+class Around(torch.optim.Optimizer):
+    """An optimizer around another one, whose groups and state are those of the inner one."""
+
+    param_groups = property(lambda self: self.inner.param_groups)
+    state = property(lambda self: self.inner.state)
+
+    def __init__(self, inner):
+        self.inner, self.defaults = inner, inner.defaults
+        self._optimizer_step_pre_hooks = OrderedDict()
+        self._optimizer_step_post_hooks = OrderedDict()
+
+    def step(self, closure=None):
+        return self.inner.step(closure)
+
+    def zero_grad(self, set_to_none=True):
+        self.inner.zero_grad(set_to_none)
+
+
+class UsesAround(Plain):
+    def configure_optimizers(self):
+        return Around(super().configure_optimizers())
+
+
+def test_groups_may_be_a_property_of_an_optimizer():
+    masks = []
+    for module in (Plain, UsesAround):
+        torch.manual_seed(0)
+        pruning = PruningCallback(sparsity=0.5)
+        fit(module(), loader(), callbacks=[pruning], max_steps=2)
+        masks.append(pruning.mask.kept())
+    assert masks[0] == masks[1]
 
 
 def test_what_the_pass_moves_through_the_trainer_is_put_back():
