@@ -27,6 +27,7 @@ from lit_dps.analysis.observations import (
     AT_LEAST,
     AT_MOST,
     Observation,
+    check_interval,
     exact,
     median_of_steps,
     medians,
@@ -186,7 +187,7 @@ class _Search(NamedTuple):
         """
         if math.isinf(self.costs[self.best]):
             return self._lower_bound(notes, batch_size)
-        if of_best is not None and of_best.steps <= _check_interval(self.by_rate[self.best]):
+        if of_best is not None and of_best.steps <= check_interval(self.by_rate[self.best]):
             notes.append(
                 f"At B = {batch_size:g} the first validation met the goal, so K is an upper bound."
             )
@@ -257,13 +258,6 @@ def _reach(runs: pd.DataFrame) -> float:
     """Return the least steps that the median of some runs can have; infinite if all diverged."""
     steps = runs["steps"].to_numpy(float)
     return median_of_steps(np.where(np.isnan(steps), math.inf, steps))
-
-
-def _check_interval(runs: pd.DataFrame) -> float:
-    """Return the median steps between two validations of some runs; 0 if they are unknown."""
-    if "check" not in runs:
-        return 0.0
-    return float(np.nan_to_num(runs["check"].median()))
 
 
 def _notes_on_rates(evidence: Evidence, searches: dict[float, _Search]) -> list[str]:

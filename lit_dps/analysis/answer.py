@@ -199,9 +199,11 @@ def answer_rows(
     total_high (`_add_totals`). Seconds are missing if they are unknown.
     """
     rows = []
+    are_first_checks = []
     for summary in cells:
         if summary.k_star is None:
             continue
+        are_first_checks.append(summary.is_at_first_check)
         steps = ExpectedSteps(float(summary.k_star_steps or 0), math.nan, math.nan, K_STAR, "")
         if expected is not None:
             steps = expected.get(summary.cell, steps)
@@ -222,7 +224,8 @@ def answer_rows(
         part = rows_of(series, table)
         if len(part):
             _add_totals(table, part, validate_every)
-            _mark(table, rows_of(series, table))
+            are_bounds = are_upper_bounds(part) & np.array(are_first_checks)[part.index]
+            _mark(table, rows_of(series, table), are_bounds)
     return table
 
 
@@ -317,10 +320,15 @@ def _limits(steps: ExpectedSteps, times: StepSeconds) -> tuple[float, float]:
     return seconds * math.exp(-below), seconds * math.exp(above)
 
 
-def _mark(table: pd.DataFrame, part: Any) -> None:
+def _mark(table: pd.DataFrame, part: Any, are_bounds: np.ndarray) -> None:
     """Set the columns fastest, near, fewest, probability and tied of the rows of one series.
 
     The marks of time compare the total times (`_add_totals`).
+
+    Args:
+        table: The rows of all series.
+        part: The rows (n,) of the series.
+        are_bounds: (n,), whether a time is an upper bound, because K* is at the first check.
     """
     # Without c2 a law needs the same examples at each batch size, but for rounding.
     table.loc[part["examples"].astype(float).round(_EXAMPLE_DIGITS).idxmin(), "fewest"] = True
@@ -333,10 +341,11 @@ def _mark(table: pd.DataFrame, part: Any) -> None:
     table.loc[part.index[is_near], "near"] = True
     # A batch size without an interval has no probability. Then 10 % is the rule.
     table.loc[part.index[is_near & part["total_low"].isna()], "tied"] = True
-    if part["total_low"].isna().all() and not are_upper_bounds(part).any():
+    if part["total_low"].isna().all() and not are_bounds.any():
         return
-    timed = part[seconds.notna()]
-    probability = probabilities_of_fastest(timed, are_upper_bounds(timed))
+    is_timed = seconds.notna().to_numpy(bool)
+    timed = part[is_timed]
+    probability = probabilities_of_fastest(timed, are_bounds[is_timed])
     table.loc[timed.index, "probability"] = probability
     table.loc[timed.index[probability >= MIN_PROBABILITY], "tied"] = True
 
@@ -347,13 +356,13 @@ def probabilities_of_fastest(rows: Any, are_bounds: np.ndarray | None = None) ->
     The logarithm of each time is drawn `TIME_DRAWS` times from a normal distribution whose sides
     have the 95 % limits of the row. Rows are independent. That overstates the uncertainty of
     differences, since the error of the law is common, and puts more batch sizes into the answer.
-    A time that is an upper bound is drawn uniformly from 0 to the bound, as K* at the first check
-    may be anywhere before it. The draws are the same at every call.
+    A time to a K* at the first check is drawn uniformly from 0 to this bound. Another upper bound,
+    as of a cell with few trials, counts as it is. The draws are the same at every call.
 
     Args:
         rows: A table with columns total_seconds, total_low and total_high. A row without limits
             counts as exact, unless it is a bound.
-        are_bounds: (n,), whether a time is an upper bound (`are_upper_bounds`); by default none is.
+        are_bounds: (n,), whether a time is to a K* at the first check; by default none is.
     """
     seconds = rows["total_seconds"].astype(float)
     middle = np.log(seconds).to_numpy()

@@ -84,7 +84,7 @@ class Point(NamedTuple):
         local_steps: H.
         k_star: K*, in steps.
         communications: Number of communications until the goal.
-        is_bound: Whether K* is at the first check, so that it is an upper bound.
+        is_bound: Whether K* is an upper bound (`CellSummary.is_upper_bound`).
     """
 
     local_steps: int
@@ -241,7 +241,7 @@ def local_rows(curves: Iterable[LocalCurve]) -> pd.DataFrame:
     """Return one row per cell with a K*.
 
     Columns: sparsity and further axes, batch_size [examples], local_steps (H), k_star [steps],
-    communications, floor (1 if K* is at the first check, so that both are upper bounds) and
+    communications, floor (1 if K* is an upper bound, so that both are) and
     times_k_star (K* over K* at the least H; missing if the latter is unknown or an upper bound).
     """
     rows = []

@@ -303,6 +303,13 @@ class _Runs(NamedTuple):
     check: float  # steps between two checks; 0 if unknown
 
 
+def check_interval(runs: pd.DataFrame) -> float:
+    """Return the median steps between two validations of some runs; 0 if they are unknown."""
+    if "check" not in runs:
+        return 0.0
+    return float(np.nan_to_num(runs["check"].median()))
+
+
 def _runs_of(group: pd.DataFrame) -> _Runs:
     """Return the runs of one batch size; columns as in `medians`."""
     missed = np.zeros(len(group), bool)
@@ -313,11 +320,8 @@ def _runs_of(group: pd.DataFrame) -> _Runs:
         allowed = "a number in the row of each run that met the goal"
         hint = "If a run missed the goal, give its last step, and censored 1."
         raise ConfigError("runs.steps", None, allowed, hint)
-    check = 0.0
-    if "check" in group:
-        check = float(np.nan_to_num(group["check"].median()))
     batch_size = float(group["batch_size"].iloc[0])
-    return _Runs(batch_size, group["steps"].to_numpy(float), missed, check)
+    return _Runs(batch_size, group["steps"].to_numpy(float), missed, check_interval(group))
 
 
 def is_censored(column: Any) -> np.ndarray:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from lit_dps.core.search_space import Choices, Space
+from lit_dps.core.search_space import RATE_NAMES, Box, Choices, Space
 from lit_dps.core.trial import Cell, Trial, Value
 
 
@@ -25,6 +25,14 @@ class CellTiming:
     steps: tuple[float, ...]
     check: float
     params: Mapping[str, Value] = field(default_factory=dict)
+
+
+def _may_be_size(key: str, box: Box) -> bool:
+    """Return True if the values of a metaparameter may change the time of a step."""
+    if isinstance(box, Choices):
+        is_rate = key.rpartition(".")[2] in RATE_NAMES
+        return not is_rate and not all(isinstance(value, float) for value in box.choices)
+    return box.integer
 
 
 @dataclass(frozen=True)
@@ -71,13 +79,13 @@ class StepTiming:
         """Return True if each trial's cell was timed with the sizes of the trial.
 
         Choices and whole numbers may set the size of a network, such as its width. Other numbers,
-        such as a learning rate, do not change the time of a step.
+        such as a learning rate or a dropout, do not change the time of a step.
 
         Args:
             trials: The best trials of the cells.
             space: The search space.
         """
-        sizes = [key for key, box in space.items() if isinstance(box, Choices) or box.integer]
+        sizes = [key for key, box in space.items() if _may_be_size(key, box)]
         timings = self.by_cell
         for trial in trials:
             if trial.cell not in timings:

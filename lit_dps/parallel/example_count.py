@@ -254,7 +254,7 @@ def can_be_cut(batch: Any, examples: int | None) -> bool:
     for leaf in tree_leaves(batch):
         if _has_rows(leaf):
             lengths.add(len(leaf))
-        elif sizes_of(leaf):
+        elif any(path[-1] != "list" for path in sizes_of(leaf)):
             return False
     return bool(lengths) and lengths == {examples}
 
@@ -262,7 +262,8 @@ def can_be_cut(batch: Any, examples: int | None) -> bool:
 def cut(batch: Any, part: slice | Tensor) -> Any:
     """Return some examples of a batch for which `can_be_cut` is true.
 
-    Lists and tuples of one text or number for each example are cut like tensors.
+    A list or tuple of one text for each example is cut like a tensor, and a list of one number or
+    object. A tuple of numbers stays, because it may be a size, such as that of an image.
 
     Args:
         batch: The batch.
@@ -288,11 +289,12 @@ def _has_rows(leaf: Any) -> bool:
 
 
 def _is_plain_list(value: Any) -> bool:
-    """Return True for a list or tuple without tensors, whose entries are of one class.
+    """Return True for a list without tensors, whose entries are of one class, or a tuple of texts.
 
-    The default `collate_fn` makes it of texts. A pair of different things is no such list.
+    The default `collate_fn` makes such a tuple. A pair of different things is no such list.
     """
-    if type(value) not in (list, tuple):
+    is_of_texts = type(value) is tuple and all(isinstance(entry, (str, bytes)) for entry in value)
+    if type(value) is not list and not is_of_texts:
         return False
     if len({type(entry) for entry in value}) != 1:
         return False

@@ -340,7 +340,9 @@ def _sparse_ratio_trend(study: Analysis, sparse: Series, dense: Series) -> Measu
     omitted = len(dense_law.k_star) - len(batch_sizes)
     if omitted:
         # A missed goal at the largest batch sizes could mean a rise.
-        notes = (f"{omitted} of {len(dense_law.k_star)} batch sizes lack one of the two K*",)
+        notes = (
+            f"{omitted} of {len(dense_law.k_star)} batch sizes lack an exact K* of one of the two",
+        )
     return Measurement(sentence, change, uses_medians=sparse_law.uses_medians, notes=notes)
 
 
@@ -364,12 +366,12 @@ def critical_ratio(over: Law, under: Law, name: str, other_name: str) -> Measure
     if ratio is None or not under.is_b_crit_known:
         return Measurement(sentence, uses_medians=over.uses_medians)
     number = ratio.estimate
-    sentence += f", x{number}"
     misfit = misfit_note({name: over, other_name: under})
+    if misfit is None and not over.describes_k:
+        return Measurement(sentence, uses_medians=over.uses_medians)
+    sentence += f", x{number}"
     if misfit is not None:
         return Measurement(sentence, uses_medians=over.uses_medians, notes=(misfit,))
-    if not over.describes_k:
-        return Measurement(sentence, uses_medians=over.uses_medians)
     return Measurement(
         sentence, number, can_refute=over.is_b_crit_known, uses_medians=over.uses_medians
     )

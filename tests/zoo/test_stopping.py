@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.support.texts import in_one_line
 from tests.zoo.run import spec
 from tests.zoo.verify import assert_as_audited, assert_refused, assert_works
 
@@ -55,7 +56,7 @@ def test_one_trial_that_fails(zoo):
     for result in others:
         assert result.status == "incomplete"
         assert_as_audited(outcome, result)
-    assert "no more of this" in outcome.err + outcome.out
+    assert "no more of this" in in_one_line(outcome.err + outcome.out)
 
 
 def test_a_study_of_nothing_but_failures_ends_after_three(zoo):

@@ -160,6 +160,8 @@ def test_what_nobody_can_know_is_not_guessed():
 def test_one_text_an_example_follows_its_example():
     batch = (torch.arange(4), ("a", "b", "c", "d"))
     assert cut(batch, slice(1, 3))[1] == ("b", "c")
+    size = {"x": torch.arange(2), "size": (224, 224), "ids": [7, 8]}
+    assert cut(size, slice(1, 2))["size"] == (224, 224) and cut(size, slice(1, 2))["ids"] == [8]
     values, texts = cut(batch, torch.tensor([3, 0]))
     assert (values.tolist(), texts) == ([3, 0], ("d", "a"))
 
