@@ -192,7 +192,7 @@ class Analysis:
 
         Draws of other series and studies are independent (`Observation.draws`).
         """
-        return f"{self.record.name} | {series}"
+        return f"{self.record.name} | {series.stored_name}"
 
     @cached_property
     def law_table(self) -> pd.DataFrame:

@@ -114,7 +114,8 @@ def critical_batch_sizes(
     for series in with_progress("critical batch sizes", list(by_series)):
         law = laws[series]
         definitions = _by_law(law)
-        definitions |= _by_measurement(law, law.draw_observations(replicates, str(series)))
+        draws = law.draw_observations(replicates, series.stored_name)
+        definitions |= _by_measurement(law, draws)
         definitions["theory"] = _geometric_mean(map(_by_theory, by_series[series]))
         definitions["noise_scale"] = _noise_scale(by_series[series])
         if noise is not None and definitions["noise_scale"].note == NOT_MEASURED:

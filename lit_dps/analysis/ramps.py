@@ -209,7 +209,7 @@ def _limits(record: StudyRecord, ramp: Measured, constant: Measured) -> dict[str
     """
     medians = []
     for measured in (ramp, constant):
-        rng = resampling_rng(0, measured.cell.batch_size, str(measured.cell.series))
+        rng = resampling_rng(0, measured.cell.batch_size, measured.cell.series.stored_name)
         chosen = rng.integers(len(measured.seeds), size=(REPLICATES, len(measured.seeds)))
         medians.append(np.median(np.array(measured.seeds)[chosen], axis=1))
     ramp_medians, constant_medians = medians

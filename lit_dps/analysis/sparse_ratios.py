@@ -75,7 +75,7 @@ def _draws(summary: CellSummary, laws: Mapping[Series, Law], replicates: int) ->
     observation = laws[summary.cell.series].observation(summary.cell.batch_size)
     if observation is None or not observation.noise:
         return np.empty(0)
-    return observation.draws(replicates, str(summary.cell.series))
+    return observation.draws(replicates, summary.cell.series.stored_name)
 
 
 def ratio_bounds(cells: Iterable[CellSummary], laws: Mapping[Series, Law]) -> list[Cell]:

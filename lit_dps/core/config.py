@@ -273,7 +273,7 @@ class StudyConfig:
             _nonempty_unique(f"study.grid.{key}", values)
             check_names(f"study.grid.{key}", values)
         for cell in self.cells:
-            if max(len(part.encode()) for part in str(cell).split("/")) > CELL_BYTES:
+            if max(len(part.encode()) for part in cell.stored_name.split("/")) > CELL_BYTES:
                 allowed = f"keys and values that take at most {CELL_BYTES} bytes"
                 raise ConfigError("study.grid", str(cell), allowed)
         _nonempty_unique("study.grid", [key.rpartition(".")[2] for key in self.axes] or ["none"])

@@ -72,7 +72,7 @@ class Series:
 
     @property
     def stored_name(self) -> str:
-        """The series in the names of stored studies and files. It never changes."""
+        """The series in names of stored studies, files, tags and seeds. It never changes."""
         return " ".join(self._names(last_name))
 
     def _names(self, as_text: Callable[[Value], str]) -> list[str]:
@@ -109,7 +109,7 @@ class Cell:
 
     @property
     def stored_name(self) -> str:
-        """The cell in the names of stored studies and files. It never changes."""
+        """The cell in names of stored studies, files, tags and seeds. It never changes."""
         return f"B={self.batch_size} {self.series.stored_name}"
 
     def __str__(self) -> str:
@@ -203,11 +203,19 @@ class Trial:
             purpose = f"{purpose}/{self.cell.stored_name}/repeat {self.repeat}"
         return derive_seed(self.seed, purpose, self.point)
 
+    @property
+    def stored_name(self) -> str:
+        """The trial in its checkpoint. It never changes."""
+        return self._name(self.cell.stored_name)
+
     def __str__(self) -> str:
-        text = f"{self.cell} point {self.point}"
+        return self._name(str(self.cell))
+
+    def _name(self, cell: str) -> str:
+        name = f"{cell} point {self.point}"
         if self.repeat:
-            text += f" repeat {self.repeat}"
-        return text
+            name += f" repeat {self.repeat}"
+        return name
 
     @property
     def file_name(self) -> str:

@@ -148,7 +148,7 @@ def store_k_star_trials(url: str, name: str, best_trials: Iterable[tuple[Trial, 
             last_by_cell[trial.user_attrs.get(schema.CELL_ATTR)] = trial
         for best, k_star in best_trials:
             attrs = {
-                schema.CELL_ATTR: str(best.cell),
+                schema.CELL_ATTR: best.cell.stored_name,
                 schema.BEST_POINT: best.point,
                 schema.BEST_ATTR: dict(best.params),
             }

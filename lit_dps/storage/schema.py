@@ -221,7 +221,7 @@ CELL_ATTR = "cell"
 BEST_POINT = "best_point"
 BEST_ATTR = "metaparameters"
 OUTCOME_ATTRS = {
-    CELL_ATTR: Stored(str, "The cell, as `str(Cell)`."),
+    CELL_ATTR: Stored(str, "The cell, as `Cell.stored_name`."),
     BEST_POINT: Stored(int, "The point whose trial needed K* steps."),
     BEST_ATTR: Stored(dict, "Metaparameters of this point, by key."),
 }
@@ -290,7 +290,7 @@ SPACE_TAG = "lit_dps.space"
 RUN_TAGS = {
     NAME_TAG: Stored(str, "Name of the study."),
     KIND_TAG: Stored(str, "study, cell, trial or repeat."),
-    CELL_TAG: Stored(str, "The cell, as `str(Cell)`.", absent="on runs of studies"),
+    CELL_TAG: Stored(str, "The cell, as `Cell.stored_name`.", absent="on runs of studies"),
     SPACE_TAG: Stored(str, "The search space, as expanded last.", absent="except for studies"),
     # The following tags are on the runs of trials and repeats only.
     POINT_TAG: Stored(int, "The point."),

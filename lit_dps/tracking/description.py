@@ -289,4 +289,4 @@ def is_finished(study: Analysis) -> bool:
 
 def _metric_name(series: Series) -> str:
     """Return a series as part of a metric's name, with characters that MLflow allows: S_0.9."""
-    return re.sub(r"[^\w\-. :/]", "_", str(series))
+    return re.sub(r"[^\w\-. :/]", "_", series.stored_name)

@@ -43,7 +43,7 @@ class TrialKey(NamedTuple):
     """What identifies a trial or a repeat of a study.
 
     Attributes:
-        cell: The cell as text.
+        cell: The cell, as `Cell.stored_name`.
         point: The point.
         repeat: Number of the repeat; 0 for a trial of the search.
     """
@@ -55,7 +55,7 @@ class TrialKey(NamedTuple):
     @classmethod
     def of_trial(cls, trial: Trial) -> TrialKey:
         """Return the key of a trial."""
-        return cls(str(trial.cell), trial.point, trial.repeat)
+        return cls(trial.cell.stored_name, trial.point, trial.repeat)
 
     @classmethod
     def of_run(cls, run: Run) -> TrialKey:

@@ -347,7 +347,7 @@ class MlflowSync:
     def _trial_runs(self, cell: Cell) -> dict[TrialKey, list[Run]]:
         """Return the runs of a cell's trials and repeats."""
         runs: dict[TrialKey, list[Run]] = {}
-        for run in self.runs.find({CELL_TAG: str(cell)}):
+        for run in self.runs.find({CELL_TAG: cell.stored_name}):
             if run.data.tags.get(KIND_TAG) in ("trial", "repeat"):
                 runs.setdefault(TrialKey.of_run(run), []).append(run)
         return runs
@@ -450,7 +450,7 @@ class MlflowSync:
     def _cell_run(self, cell: Cell) -> str:
         """Return the id of a cell's run; create the run if it does not exist."""
         if cell not in self._cell_runs:
-            tags = {CELL_TAG: str(cell), KIND_TAG: "cell"}
+            tags = {CELL_TAG: cell.stored_name, KIND_TAG: "cell"}
             run = self.runs.find_or_create(tags, str(cell), {PARENT_TAG: self.runs.run_id})
             if not self.runs.client.get_run(run).data.params:
                 self.runs.log(run, params=cell_params(cell))

@@ -86,7 +86,7 @@ class Checkpoints:
         }
         text = json.dumps({**settings, **environment}, sort_keys=True, default=str)
         identity = {
-            "name": str(trial),
+            "name": trial.stored_name,
             "study": self.study,
             "seed": trial.seed,
             "params": dict(trial.params),

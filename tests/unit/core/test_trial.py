@@ -70,6 +70,8 @@ def test_names_of_stored_studies_and_seeds_of_repeats_are_those_of_earlier_versi
     assert cell.stored_name == "B=32 S=0 schedule=5%:B/2 10%:B"
     seed = derive_seed(0, "init/B=32 S=0 schedule=5%:B/2 10%:B/repeat 1", 3)
     assert Trial(cell, 3, repeat=1).seed_for("init") == seed
+    assert Trial(cell, 3).stored_name == f"{cell.stored_name} point 3"
+    assert Trial(cell, 3, repeat=1).stored_name == f"{cell.stored_name} point 3 repeat 1"
     with refuses("study.grid.batch.schedule", STAGES):
         check_names("study.grid.batch.schedule", ["0:B/4 1.5%:B/2 10%:B", STAGES])
 

@@ -153,6 +153,25 @@ def test_a_result_is_logged_once_by_two_processes_and_one_put_back_is_replaced(t
     assert trials(tmp_path) == {(str(cell), 0): 1.0, (str(cell), 1): 9.0}
 
 
+def test_runs_of_an_earlier_version_are_those_of_their_trials(tmp_path):
+    """Earlier versions cut a batch schedule at its last dot."""
+    cell = Cell(16, 0.0, (("batch.schedule", "0:B/4 2.5%:B/2 10%:B"),))
+    tag = "B=16 S=0 schedule=5%:B/2 10%:B"
+    tracker = MlflowSync(f"sqlite:///{tmp_path}/mlflow.db", str(tmp_path), "digits", "s", {})
+    tags = {"lit_dps.cell": tag, "lit_dps.kind": "cell"}
+    earlier = tracker.runs.find_or_create(tags, tag, {})
+    tracker.log_trial(result(cell, 0, 32, seconds=1.0))
+    assert tracker.logged().keys() == {(tag, 0, 0)}
+    client = tracker.runs.client
+    (trial,) = tracker.runs.find({"lit_dps.kind": "trial"})
+    assert trial.data.tags["mlflow.parentRunId"] == earlier
+    tracker.log_cell(cell, {"K_star": 32.0})
+    assert client.get_run(earlier).data.metrics == {"K_star": 32.0}
+    # The same trial with other seconds replaces its run.
+    tracker.log_trial(result(cell, 0, 32, seconds=2.0))
+    assert trials(tmp_path) == {(tag, 0): 2.0}
+
+
 def test_the_race_limit_changes_the_status_of_a_logged_trial(tmp_path):
     """Point 0 met the goal at 900 steps before point 1 met it at 200: it counts as outraced."""
     url, cell = f"sqlite:///{tmp_path}/study.db", Cell(16, 0.0)

@@ -16,7 +16,7 @@ from lit_dps.core.goal import Goal
 from lit_dps.core.search_space import Range
 from lit_dps.core.trial import Cell, Status, Trial, TrialResult
 from lit_dps.storage.header import declare
-from lit_dps.training.checkpoint_files import clear_checkpoints
+from lit_dps.training.checkpoint_files import Checkpoints, clear_checkpoints
 from tests.support.runs import train_one
 from tests.support.saved_study import GOAL, USER, USER_DATA, Steps, Study, workload
 from tests.unit.engines.test_engine import PARAMS, quiet  # noqa: F401
@@ -70,6 +70,14 @@ def test_a_foreign_file_is_not_used(tmp_path, change, params):
     assert (result, steps.taken) == (whole, reference.taken)
     (line,) = other.said
     assert line.startswith(f"{trial} restarts") and "another" in line
+
+
+def test_a_checkpoint_of_an_earlier_version_has_the_name_of_its_trial(tmp_path):
+    """Earlier versions cut a batch schedule at its last dot."""
+    cell = Cell(32, 0.0, (("batch.schedule", "0:B/4 2.5%:B/2 10%:B"),))
+    checkpoints = Checkpoints(tmp_path, "study", 1.0)
+    identity = checkpoints.file(Trial(cell, 3, repeat=1), {}).identity
+    assert identity["name"] == "B=32 S=0 schedule=5%:B/2 10%:B point 3 repeat 1"
 
 
 CODE = {"sources": {"mine.py": ["bytes of a", "tree of a"]}, "data": {"": ["data of a"]}}
