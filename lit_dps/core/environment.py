@@ -30,6 +30,18 @@ def with_key(environment: Mapping[str, Any], since: str) -> dict[str, Any]:
     return {KEY: hashlib.sha256(content.encode()).hexdigest()[:10], SINCE: since, **environment}
 
 
+def key_without_data(environment: Mapping[str, Any]) -> str:
+    """Return the key that an environment would have without the hashes of its data.
+
+    A run without trials does not hash its data.
+    """
+    content = {}
+    for name, value in environment.items():
+        if name not in (KEY, SINCE, DATA):
+            content[name] = value
+    return with_key(content, since="")[KEY]
+
+
 def is_same_source(one: Hashes, other: Hashes) -> bool:
     """Return True if two versions of a file have equal bytes or equal syntax trees, or if one is
     unknown.

@@ -45,8 +45,8 @@ class StepTiming:
         threads: CPU threads of the process that trained.
         ranks: Processes that trained each trial together.
         cells: The measurements.
-        environment: Key of the environment of the measurement (`lit_dps.core.environment`); None if
-            it is not recorded.
+        environment: Key of the environment of the measurement, without its data
+            (`lit_dps.core.environment`); None if it is not recorded.
     """
 
     machine: str

@@ -53,13 +53,16 @@ def store_noise_scale(url: str, name: str, noise: NoiseScale) -> None:
     _store(url, name, schema.NOISE, noise.to_dict())
 
 
-def store_step_timing(url: str, name: str, timing: StepTiming) -> None:
-    """Store the step times of a declared study, in place of earlier ones.
+def store_step_timing(url: str, name: str, timing: StepTiming | None) -> None:
+    """Store the step times of a declared study, in place of earlier ones; None removes them.
 
     Raises:
         StorageError: if the storage cannot be used.
     """
-    _store(url, name, schema.STEP_TIMING, timing.to_dict())
+    value = None
+    if timing is not None:
+        value = timing.to_dict()
+    _store(url, name, schema.STEP_TIMING, value)
 
 
 def _store(url: str, name: str, key: str, value: Any) -> None:

@@ -19,7 +19,7 @@ from lit_dps.core.record import StudyRecord
 from lit_dps.core.step_timing import CellTiming, StepTiming
 from lit_dps.core.trial import Cell, Trial
 from lit_dps.parallel import ranks
-from lit_dps.parallel.process import StopRequest
+from lit_dps.parallel.process import Interrupted, StopRequest
 from lit_dps.storage.read import read_study
 from lit_dps.storage.run_records import store_step_timing
 from lit_dps.study.display import print_line
@@ -50,9 +50,9 @@ def update_step_timing(
 ) -> StudyRecord:
     """Measure and store the step times of a study, unless they are stored already.
 
-    Stored times of another machine, of other code or of a trial of another size are replaced.
-
-    If the measurement fails, the reason is printed. The answer then uses the times of the trials.
+    Stored times of another machine, of other code or of a trial of another size are removed before
+    the measurement. If it fails, the reason is printed, and the answer uses the times of the
+    trials.
 
     Args:
         setup: The study.
@@ -64,18 +64,17 @@ def update_step_timing(
         The record with the times.
 
     Raises:
-        Interrupted: if `stop` was requested.
+        Interrupted: if `stop` was requested. Stored times under the same conditions remain.
     """
     trials = _trials_to_time(setup, record)
     # The other ranks of torchrun have ended by now, so this process cannot train with them.
     if not trials or ranks.started_by_torchrun() or os.environ.get(SWITCH) == "0":
         return record
     machine = hardware()
-    stored = record.step_timing
-    if stored is not None and not asked:
-        is_same = stored.conditions == (machine, setup.study.threads, setup.ranks)
-        is_same_code = stored.environment == setup.environment
-        if is_same and is_same_code and stored.is_of(trials, record.space):
+    if record.step_timing is not None:
+        if not _is_current(record.step_timing, setup, record, trials, machine):
+            record = _without_times(setup, record)
+        elif not asked:
             return record
     print_line(setup, f"timing the training steps of {len(trials)} cells")
     try:
@@ -84,9 +83,12 @@ def update_step_timing(
     except (UserError, RuntimeError, MemoryError) as error:
         print_line(setup, f"step times were not measured: {first_line(error)}")
         return record
+    except Interrupted:
+        print_line(setup, "step times were not measured; --time-steps measures them")
+        raise
     date = datetime.now(UTC).strftime("%Y-%m-%d")
     timing = StepTiming(
-        machine, date, setup.study.threads, setup.ranks, tuple(cells), setup.environment
+        machine, date, setup.study.threads, setup.ranks, tuple(cells), setup.code_key
     )
     try:
         store_step_timing(setup.storage.optuna_url, record.name, timing)
@@ -95,6 +97,28 @@ def update_step_timing(
         print_line(setup, f"step times were not stored: {error}")
         return dataclasses.replace(record, step_timing=timing)
     return read_study(setup.storage.optuna_url, record.name)
+
+
+def _is_current(
+    timing: StepTiming,
+    setup: StudySetup,
+    record: StudyRecord,
+    trials: Sequence[Trial],
+    machine: str,
+) -> bool:
+    """Return True if stored times are of this machine, this code and the sizes of the trials."""
+    if timing.conditions != (machine, setup.study.threads, setup.ranks):
+        return False
+    return timing.environment == setup.code_key and timing.is_of(trials, record.space)
+
+
+def _without_times(setup: StudySetup, record: StudyRecord) -> StudyRecord:
+    """Remove the stored times of a study, and return its record without them."""
+    try:
+        store_step_timing(setup.storage.optuna_url, record.name, None)
+    except StorageError as error:
+        print_line(setup, f"step times of earlier conditions were not removed: {error}")
+    return dataclasses.replace(record, step_timing=None)
 
 
 def measure_steps(

@@ -76,6 +76,7 @@ class StudySetup:
             them.
         cost_limit: The cost after which each trial stops, beside the race, in the unit of K*.
         environment: Key of the environment of this run (`lit_dps.core.environment`).
+        code_key: Key of this environment without its data.
         shared: The cells of the stored study that show the trials of an equal cell
             (`StudyRecord.shared`); empty if no study is stored.
         trusts_best_of: Whether workers may import the modules that the study in `study.best_of`
@@ -101,6 +102,7 @@ class StudySetup:
     samples: tuple[Mapping[str, Value], ...] = ()
     cost_limit: float = math.inf
     environment: str | None = None
+    code_key: str | None = None
     shared: Mapping[Cell, Cell] = field(default_factory=dict)
     trusts_best_of: bool = False
     sources: Mapping[str, Any] = field(default_factory=dict)

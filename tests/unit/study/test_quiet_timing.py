@@ -12,6 +12,7 @@ import torch
 
 from lit_dps.analysis.step_seconds import QUIET, step_seconds
 from lit_dps.core.attempt import Attempt
+from lit_dps.core.environment import DATA, KEY, SOURCES, key_without_data, with_key
 from lit_dps.core.errors import StorageError
 from lit_dps.core.goal import Goal
 from lit_dps.core.record import StudyRecord
@@ -65,19 +66,9 @@ def study(tmp_path):
     write_study(url, cells, "quiet", goal=GOAL, space=SPACE)
     given = SimpleNamespace(threads=1, name="quiet", seed=0)
     storage = SimpleNamespace(optuna_url=url)
-    made = SimpleNamespace(
-        study=given, storage=storage, ranks=1, middle=params, environment="code a"
-    )
+    made = SimpleNamespace(study=given, storage=storage, ranks=1, middle=params, code_key="code a")
     made.without_readings = lambda: made
     return made, url
-
-
-@pytest.fixture(autouse=True)
-def plain_replace(monkeypatch):
-    """Setups are no dataclasses here."""
-    monkeypatch.setattr(
-        quiet_timing, "dataclasses", SimpleNamespace(replace=lambda setup, **kw: setup)
-    )
 
 
 def test_cells_are_timed_in_rounds_after_a_warm_up_with_the_trial_of_k_star(clock, study):
@@ -105,7 +96,7 @@ def test_times_are_measured_again_only_where_something_changed(clock, study, mon
     setup.study.threads = 2
     assert update_step_timing(setup, record, StopRequest()).step_timing.threads == 2
     assert len(clock) == 3 * made
-    setup.environment = "code b"
+    setup.code_key = "code b"
     record = update_step_timing(setup, record, StopRequest())
     assert record.step_timing.environment == "code b" and len(clock) == 4 * made
     monkeypatch.setattr(quiet_timing, "hardware", lambda: "another machine")
@@ -168,7 +159,9 @@ def test_a_long_measurement_ends_after_few_rounds_and_a_longer_one_is_left_out(
     monkeypatch.setattr(quiet_timing, "MAX_SECONDS", 8.0)
     other_threads = dataclasses.replace(record.step_timing, threads=2)
     former = dataclasses.replace(record, step_timing=other_threads)
-    assert update_step_timing(setup, former, StopRequest()).step_timing == other_threads
+    # The answer uses times of the trials then, also when the study is read again.
+    assert update_step_timing(setup, former, StopRequest()).step_timing is None
+    assert read_study(url, "quiet").step_timing is None
     last = capsys.readouterr().err.splitlines()[-1]
     # The expected seconds, and those that are allowed.
     assert numbers_in(last) == [12, 8]
@@ -194,6 +187,39 @@ def test_an_interruption_stores_nothing(clock, study):
     with pytest.raises(Interrupted):
         update_step_timing(setup, read_study(url, "quiet"), stop)
     assert len(clock) == 5 and read_study(url, "quiet").step_timing is None
+
+
+@pytest.mark.parametrize(("code", "remains"), [("code a", True), ("code b", False)])
+def test_an_interruption_keeps_only_times_of_the_same_code(clock, study, code, remains):
+    setup, url = study
+    record = update_step_timing(setup, read_study(url, "quiet"), StopRequest())
+    setup.code_key = code
+    with pytest.raises(Interrupted):
+        update_step_timing(setup, record, StopRequest(lambda: True), asked=True)
+    stored = read_study(url, "quiet").step_timing
+    assert stored == (record.step_timing if remains else None)
+
+
+def test_times_of_other_code_do_not_remain_if_the_measurement_fails(clock, study, monkeypatch):
+    setup, url = study
+    record = update_step_timing(setup, read_study(url, "quiet"), StopRequest())
+    setup.code_key = "code b"
+
+    def fails(*args):
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(quiet_timing, "timed_run", fails)
+    assert update_step_timing(setup, record, StopRequest()).step_timing is None
+    assert read_study(url, "quiet").step_timing is None
+
+
+def test_the_key_of_times_does_not_depend_on_whether_the_data_were_hashed():
+    code = {SOURCES: {"mine.py": ["bytes", "tree"]}, "python": "3.12"}
+    trained = with_key({**code, DATA: {"": ["hash"]}}, "2026-11-29 14:05")
+    finished = with_key(code, "2026-11-30 09:00")
+    assert key_without_data(trained) == key_without_data(finished) == finished[KEY]
+    other = with_key({**code, "python": "3.13"}, "2026-11-30 09:00")
+    assert key_without_data(other) != finished[KEY]
 
 
 def test_the_switch_leaves_it_out(clock, study, monkeypatch):
@@ -331,6 +357,7 @@ def test_times_that_cannot_be_stored_cost_nothing_else(clock, study, monkeypatch
         raise StorageError("disk is full")
 
     monkeypatch.setattr(quiet_timing, "store_step_timing", full)
-    record = read_study(url, "quiet")
-    assert update_step_timing(setup, record, StopRequest()) is record
+    record = update_step_timing(setup, read_study(url, "quiet"), StopRequest())
+    assert record.step_timing is not None and record.step_timing.covers(CELLS)
+    assert read_study(url, "quiet").step_timing is None
     assert capsys.readouterr().err.endswith(": disk is full\n")
