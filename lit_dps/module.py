@@ -167,7 +167,14 @@ class ImageClassifier(LightningModule):
         self._mistakes += wrong.sum()
         self._seen += wrong.numel()
         self._loss += loss.double()
-        self._losses += y.numel()
+        self._losses += self._losses_of(y, wrong)
+
+    def _losses_of(self, y: Tensor, wrong: Tensor) -> int:
+        """Return how many losses `summed_loss` sums over a batch, as many as the batch has errors.
+
+        The shape of the classes does not count, because they may be probabilities.
+        """
+        return wrong.numel()
 
     def on_validation_epoch_end(self) -> None:
         self._log_epoch("val")
@@ -182,8 +189,8 @@ class ImageClassifier(LightningModule):
         mistakes = self._sum_over_ranks(self._mistakes, torch.int64)
         loss = self._sum_over_ranks(self._loss, torch.float64)
         seen = self._sum_over_ranks(self._seen, torch.int64)
-        # A subclass that counts mistakes alone sums no losses.
-        losses = self._sum_over_ranks(self._losses, torch.int64).clamp(min=1)
+        # A subclass with its own `validation_step` counts examples alone.
+        losses = self._sum_over_ranks(self._losses or self._seen, torch.int64)
         self.log(f"{split}_error", mistakes / seen, prog_bar=True)
         self.log(f"{split}_loss", loss.float() / losses, prog_bar=True)
 
@@ -247,6 +254,10 @@ class LanguageModel(ImageClassifier):
         # `per_example_error` judges one class for each example, so checks of windows do not stop
         # early. `EarlyCheck` notices that this method is overridden.
         super().validation_step(batch, batch_idx)
+
+    def _losses_of(self, y: Tensor, wrong: Tensor) -> int:
+        # A `per_example_error` of a subclass may judge windows. The loss sums all positions.
+        return y.numel()
 
 
 def is_wrong(errors: Tensor) -> Tensor:

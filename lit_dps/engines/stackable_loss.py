@@ -278,7 +278,11 @@ def _reason_against_two(
     for key, buffer in module.named_buffers():
         if start.buffers[key].shape != buffer.shape:
             return f"a training step of {name} changes the shape of its buffer {key}"
-        if not _close(after[key], buffer.expand_as(after[key]), _largest([buffer])):
+        ours, theirs = after[key], buffer.expand_as(after[key])
+        # A buffer may be nan until its value is known.
+        nan_in_both = ours.isnan() & theirs.isnan()
+        ours, theirs = ours.masked_fill(nan_in_both, 0), theirs.masked_fill(nan_in_both, 0)
+        if not _close(ours, theirs, _largest([theirs])):
             return f"the buffer {key} of {name} differs under torch.vmap"
     for key, parameter in module.named_parameters():
         # A step may move an untrained parameter, such as the weights of a momentum teacher.
@@ -397,7 +401,7 @@ def _reason_against_errors(module: ImageClassifier, batch: tuple[Tensor, Tensor]
     if not equal_states(draws, capture_rng_state(module)):
         return f"the per_example_error of {name} draws random numbers"
     for key, buffer in module.named_buffers():
-        if not torch.equal(buffer, before[key]):
+        if not equal_with_nan(buffer, before[key]):
             return f"the per_example_error of {name} changes its buffer {key}"
     two = _doubled(tensors_of(module))
     call = Functional(module).call

@@ -32,6 +32,7 @@ from lit_dps.engines.stackable_loss import (
     TOLERANCE,
     Start,
     clone_tensor,
+    equal_with_nan,
     holding,
     moved_tensors,
     reason_against_training,
@@ -177,7 +178,7 @@ def _reason_against_validation(
     if not equal_states(draws, capture_rng_state(module)):
         return f"{name} draws random numbers in validation_step"
     for key, tensor in tensors_of(module).items():
-        if not torch.equal(tensor, before[key]):
+        if not equal_with_nan(tensor, before[key]):
             return f"validation_step of {name} changes {key}"
     rows = torch.arange(2, device=module.device)
     stacked = metrics_of_rows(functional, lambda _: two, rows, batches, names)

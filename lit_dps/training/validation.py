@@ -193,8 +193,6 @@ def _mean_over_ranks(trainer: Trainer, name: str, key: str, value: float | None)
     weight = None
     if logged is not None and logged.is_tensor and logged.meta.is_mean_reduction:
         weight = float(logged.cumulated_batch_size)
-    elif logged is not None and logged.is_tensor:
-        weight = 1.0  # `ValidationCount.why_no_mean` refuses it
     gathered = ranks.all_gather((value, weight, _has_examples(trainer)))
     parts = []
     for rank_value, rank_weight, has_examples in gathered:

@@ -98,6 +98,25 @@ class Few(nn.Sequential):
         super().__init__(nn.Flatten(), nn.Linear(784, 8), nn.ReLU(), nn.Linear(8, 10))
 
 
+class NotYetKnown(ImageClassifier):
+    """Has a buffer that is nan until it is set."""
+
+    def __init__(self, network: nn.Module, learning_rate: float = 0.1):
+        super().__init__(network, learning_rate=learning_rate)
+        self.register_buffer("scale", torch.full((), torch.nan))
+
+
+def test_a_buffer_of_nan_is_equal_in_all_modules():
+    model = {
+        "class_path": f"{__name__}.NotYetKnown",
+        "init_args": {"network": {"class_path": f"{__name__}.Few"}},
+    }
+    used = Workload(model, {"class_path": "lit_dps.data.Digits"}, {"accelerator": "cpu"})
+    asked = [Trial(Cell(32, 0.0), i, {"model.learning_rate": 0.05 * (1 + i)}) for i in range(2)]
+    results = train(asked, used, {"error": 0.2, "check_interval": 2, "max_steps": 4}, size=2)
+    assert [result.engine for result in results] == ["stacked"] * 2
+
+
 class Orthogonal(nn.Sequential):
     def __init__(self):
         orthogonal = nn.utils.parametrizations.orthogonal(nn.Linear(784, 8))

@@ -82,6 +82,7 @@ def digits(model: str, data: str) -> Workload:
 
 
 ERROR_GOAL = {"error": 0.001, "check_interval": 4, "max_steps": 16, "early_reject": True}
+FULL_CHECKS = {"rule": "mean_of_checks", "options": {"checks": 2}}  # a mean needs each value
 
 
 @pytest.mark.parametrize("batch_size", [2, 3, 4])
@@ -92,8 +93,25 @@ def test_labels_of_two_dimensions_belong_to_the_examples(batch_size):
         asked.append(Trial(Cell(batch_size, 0.0), i, {"model.learning_rate": rate}))
     ours = train(asked, used, ERROR_GOAL, size=3, metrics=("val_loss",))
     reference = train(asked, used, ERROR_GOAL, metrics=("val_loss",))
+    goal = ERROR_GOAL | FULL_CHECKS
+    lightning = train(asked, used, goal, lean=False, metrics=("val_loss",))
     assert {result.engine for result in ours} == {"stacked"}
+    assert {result.engine for result in lightning} == {"lightning"}
     assert_same(ours, reference, rel=1e-3)
+    assert_same(ours, lightning, rel=1e-3)
+
+
+def test_an_error_of_nan_is_a_mistake_in_all_loops():
+    """Checks do not stop early, because the goal allows nearly all mistakes."""
+    used = digits("users.Undecided", "users.RareClasses")
+    asked = [Trial(Cell(8, 0.0), i, {"model.learning_rate": 0.05 * (1 + i)}) for i in range(2)]
+    goal = ERROR_GOAL | {"error": 0.999}
+    lightning = train(asked, used, goal, lean=False)
+    assert min(curves(lightning, "val_error")[0]) > 0.1
+    for size, engine in ((1, "single"), (2, "stacked")):
+        ours = train(asked, used, goal, size=size)
+        assert {result.engine for result in ours} == {engine}
+        assert_same(ours, lightning, ("val_error",))
 
 
 def test_a_loss_with_class_weights_is_no_mean_over_examples():

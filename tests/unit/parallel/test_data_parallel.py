@@ -340,6 +340,14 @@ class OwnMetrics(OwnError):
         if self.way in ("summed", "own"):
             self.log("metric", (totals[0] / totals[1]).exp())
 
+    def on_validation_batch_end(self, outputs, batch, batch_idx, dataloader_idx=0):
+        x, y = batch
+        if self.way == "largest":
+            self.log("metric", self.network(x).max(), reduce_fx="max", on_epoch=True)
+        elif self.way == "mean of a hook":
+            right = self.network(x).argmax(1) == y
+            self.log("metric", right.float().mean(), on_epoch=True, batch_size=len(y))
+
 
 def own_metrics(way: str, name: str = "metric") -> list[float]:
     torch.manual_seed(1)
@@ -359,6 +367,7 @@ def own_metrics(way: str, name: str = "metric") -> list[float]:
         ("loaders", "metric/dataloader_idx_0"),
         ("loaders", "metric/dataloader_idx_1"),
         ("summed", "metric"),
+        ("mean of a hook", "metric"),
     ],
 )
 def test_metrics_of_ranks_have_the_weights_of_their_batches(way, name):
@@ -373,7 +382,8 @@ def test_a_sum_over_the_batches_of_a_later_loader_is_refused(name):
         own_metrics("sums", name)
 
 
-def test_a_metric_of_a_whole_split_that_differs_between_ranks_is_refused():
-    for error in on_ranks(2, own_metrics, "own"):
+@pytest.mark.parametrize("way", ["own", "largest"])
+def test_a_metric_of_a_whole_split_that_differs_between_ranks_is_refused(way):
+    for error in on_ranks(2, own_metrics, way):
         assert isinstance(error, ConfigError)
         assert (error.key, error.value) == ("goal.metric", "metric")

@@ -10,7 +10,7 @@ from torch import nn
 from lit_dps.core.attempt import Attempt
 from lit_dps.core.goal import Goal
 from lit_dps.core.trial import Status
-from lit_dps.module import ImageClassifier
+from lit_dps.module import ImageClassifier, LanguageModel
 from lit_dps.training import GoalErrorCallback
 from lit_dps.training.early_check import CHUNK, EarlyCheck, min_evaluated_share
 from tests.support.tiny import QUIET, assert_equal, fit, loader, weights
@@ -161,6 +161,49 @@ def test_all_loops_count_the_mistakes_of_an_error_of_the_user():
     assert logged["val_error"] == pytest.approx(wrong / N)
     loss = float(nn.functional.cross_entropy(module(data.x), data.y))
     assert logged["val_loss"] == pytest.approx(3 * loss)
+
+
+def test_a_module_that_counts_by_itself_logs_the_mean_loss():
+    class Counts(ImageClassifier):
+        """Its loss has as many terms as it counts examples."""
+
+        def validation_step(self, batch, batch_idx):
+            x, y = batch
+            logits = self(x)
+            self._mistakes += (logits.argmax(1) != y).sum()
+            self._loss += nn.functional.cross_entropy(logits, y, reduction="sum").double()
+            self._seen += len(y)
+
+    data = Points()
+    module = Counts(classifier().network).eval()
+    (logged,) = Trainer(**QUIET).validate(module, data.val_dataloader(), verbose=False)
+    loss = float(nn.functional.cross_entropy(module(data.x), data.y))
+    assert logged["val_loss"] == pytest.approx(loss)
+
+
+def test_the_loss_of_a_language_is_a_mean_over_positions_also_if_errors_judge_windows():
+    class Windows(LanguageModel):
+        def setup(self, stage):
+            pass
+
+        def per_example_error(self, batch):
+            x, y = batch
+            return (self(x).argmax(1) != y).any(1).float()
+
+    y = torch.arange(24).view(6, 4) % 3
+    data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(y.float()[:, None], y), 4)
+    torch.manual_seed(1)
+    module = Windows(nn.Conv1d(1, 3, 1))
+    logits = module(y.float()[:, None])
+    loss = float(nn.functional.cross_entropy(logits, y))
+    error = float((logits.argmax(1) != y).any(1).float().mean())
+    trainer = Trainer(**QUIET)
+    for split, (logged,) in (
+        ("val", trainer.validate(module, data, verbose=False)),
+        ("test", trainer.test(module, data, verbose=False)),
+    ):
+        assert logged[f"{split}_loss"] == pytest.approx(loss)
+        assert logged[f"{split}_error"] == pytest.approx(error)
 
 
 def test_a_full_check_counts_by_the_former_name_of_the_error_too():

@@ -159,6 +159,14 @@ class SoftClassifier(ImageClassifier):
         return F.cross_entropy(self(x), y, reduction="sum")
 
 
+class Undecided(ImageClassifier):
+    """The error of each mistake is nan."""
+
+    def per_example_error(self, batch):
+        errors = super().per_example_error(batch)
+        return errors.masked_fill(errors >= 1, torch.nan)
+
+
 class RareClasses(Digits):
     """Digits whose first examples are of one class."""
 
