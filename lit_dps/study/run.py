@@ -261,13 +261,13 @@ class _StudyRun:
         self.setup = declare_study(self.setup, self.data)
         assert self.setup.uid is not None
         remember(self.setup.uid)
-        self.reported_before = results_reported(self.url, self.name)
         if self.options.takes_over:
             for line in take_over(self.url, self.name) or ["no trial to take over"]:
                 print_line(self.setup, line)
 
     def _train_remaining(self, record: StudyRecord, remaining: int, failures: Failures) -> None:
         """Train the remaining trials and repeats in workers."""
+        self.reported_before = results_reported(self.url, self.name)
         workers = min(self.setup.workers, remaining)
         self.setup = begin_run(self.setup, record, workers, self.mlflow, self.environment)
         self.stop.check()
