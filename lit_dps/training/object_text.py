@@ -160,7 +160,7 @@ class _Describer:
 
     def _function(self, function: types.FunctionType) -> str:
         """Return the source of a function and the values that it reads, or its path."""
-        texts = [_source_of(function.__code__)]
+        texts = [source_of(function.__code__)]
         values: dict[str, Any] = {
             "defaults": function.__defaults__,
             "keyword defaults": function.__kwdefaults__,
@@ -215,11 +215,11 @@ class _Describer:
         if isinstance(item, nn.Module):
             return self._module(item)
         attributes = dict(_attributes_of(item))
-        if _is_of_user(type(item)):
+        if is_of_user(type(item)):
             texts.append(self._parts(sorted(attributes.items()), name))
-        if not attributes or not _is_of_user(type(item)):
-            texts.append(_shown(item))
-            if not texts[-1] and not _is_of_user(type(item)):
+        if not attributes or not is_of_user(type(item)):
+            texts.append(shown_without_address(item))
+            if not texts[-1] and not is_of_user(type(item)):
                 self.opaque.append(name)
         return repr(texts)
 
@@ -243,7 +243,7 @@ class _Describer:
         return repr(texts)
 
 
-def _shown(item: Any) -> str:
+def shown_without_address(item: Any) -> str:
     """Return the text form of an object; "" if it has an address or no content."""
     if type(item).__repr__ is object.__repr__:
         return ""
@@ -286,7 +286,7 @@ def _is_importable(item: Any) -> bool:
     return found is item
 
 
-def _is_of_user(cls: type) -> bool:
+def is_of_user(cls: type) -> bool:
     """Return True for a class of the user, and for containers of any attributes."""
     if cls.__module__ in _PROCESS_MODULES or cls in (SimpleNamespace, Namespace):
         return True
@@ -296,14 +296,14 @@ def _is_of_user(cls: type) -> bool:
     return not _PACKAGE_FOLDER.search(file or "")
 
 
-def _source_of(code: types.CodeType) -> str:
+def source_of(code: types.CodeType) -> str:
     """Return the source of a function; its byte code if the source is unknown."""
     with suppress(OSError, TypeError):
         return inspect.getsource(code)
     constants = []
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
-            constants.append(_source_of(constant))
+            constants.append(source_of(constant))
         elif isinstance(constant, frozenset):
             constants.append(repr(sorted(map(repr, constant))))
         else:

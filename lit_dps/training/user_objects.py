@@ -7,6 +7,7 @@ arguments can be recovered. What cannot be made again is refused in one line.
 
 from __future__ import annotations
 
+import dis
 import functools
 import hashlib
 import importlib
@@ -17,12 +18,15 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 from lightning.pytorch import LightningDataModule, LightningModule
-from torch import nn
+from torch import Tensor, nn
 
 from lit_dps.core.errors import ConfigError
+from lit_dps.core.text import shorten
+from lit_dps.pruning.mask import MAX_LENGTH
 from lit_dps.training.hidden_state import preserve_rng_state
-from lit_dps.training.object_text import describe
+from lit_dps.training.object_text import describe, is_of_user, shown_without_address, source_of
 
 # The module of classes without an importable path. It exists in this process only.
 OBJECTS = "lit_dps_objects"
@@ -295,8 +299,8 @@ def _recovered_arguments(section: str, instance: Any) -> dict[str, Any]:
 def _refuse_difference(section: str, instance: Any, arguments: Mapping[str, Any]) -> None:
     """Raise ConfigError if a new object with these arguments differs from an existing one.
 
-    Compared are hyperparameters, plain public attributes of the object and of its submodules, and
-    names and shapes of weights.
+    Compared are hyperparameters, classes of submodules, public attributes, and the shapes and types
+    of weights. Attributes that a method of the class sets, such as `setup`, may be added.
     """
     cls = type(instance)
     with preserve_rng_state(seed=0):
@@ -306,23 +310,28 @@ def _refuse_difference(section: str, instance: Any, arguments: Mapping[str, Any]
             why = f"{cls.__name__} with its arguments fails: {type(error).__name__}: {error}"
             raise _cannot_rebuild(section, cls, why) from error
     before, after = _facts(instance), _facts(made)
-    for name in after:
-        if name not in before or before[name] != after[name]:
-            was = before.get(name, "missing")
+    for name in [*after, *before]:
+        is_added = name not in after
+        if is_added and _is_set_by_methods(instance, name):
+            continue
+        if is_added or name not in before or before[name] != after[name]:
+            was = _shown_fact(before, name)
             why = (
-                f"{name} of the object is {was!r}, and {name} of a new {cls.__name__} is "
-                f"{after[name]!r}"
+                f"{name} of the object is {was}, and {name} of a new {cls.__name__} is "
+                f"{_shown_fact(after, name)}"
             )
             raise _cannot_rebuild(section, cls, why)
-    if isinstance(instance, nn.Module):
-        added = set(_shapes(instance)) - set(_shapes(made))
-        if added:
-            why = f"a new {cls.__name__} has no {sorted(added)[0]}"
-            raise _cannot_rebuild(section, cls, why)
+
+
+def _shown_fact(facts: Mapping[str, Any], name: str) -> str:
+    """Return a fact for a message."""
+    if name not in facts:
+        return "missing"
+    return shorten(str(facts[name]))
 
 
 def _facts(instance: Any) -> dict[str, Any]:
-    """Return hyperparameters, plain public attributes and shapes of weights, by dotted name."""
+    """Return what determines how an object trains, by dotted name, except values of weights."""
     facts: dict[str, Any] = {}
     for name, value in dict(instance.hparams).items():
         if is_plain(value):
@@ -330,14 +339,92 @@ def _facts(instance: Any) -> dict[str, Any]:
     parts: dict[str, Any] = {"": instance}
     if isinstance(instance, nn.Module):
         parts = dict(instance.named_modules())
-        facts |= _shapes(instance)
+        facts |= _facts_of_weights(instance)
     for path, part in parts.items():
+        if path:
+            facts[f"the class of {path}"] = type(part).__qualname__
         for name, value in vars(part).items():
-            is_public = not name.startswith("_") and name != "training"
-            if is_public and is_plain(value):
-                facts[f"{path}.{name}".lstrip(".")] = value
+            if _is_compared(name):
+                facts[f"{path}.{name}".lstrip(".")] = _comparable(value)
+        if isinstance(part, nn.Module):
+            hooks = len(part._forward_hooks) + len(part._forward_pre_hooks)
+            facts[f"the number of hooks of {path or 'the module'}"] = hooks
     return facts
 
 
-def _shapes(module: nn.Module) -> dict[str, tuple[int, ...]]:
-    return {name: tuple(value.shape) for name, value in module.state_dict().items()}
+def _facts_of_weights(module: nn.Module) -> dict[str, Any]:
+    """Return the shapes and types of parameters and buffers, and whether they are trained."""
+    facts: dict[str, Any] = {}
+    for name, value in module.state_dict(keep_vars=True).items():
+        if not isinstance(value, Tensor):
+            continue
+        facts[name] = tuple(value.shape)
+        facts[f"the type of {name}"] = value.dtype
+        facts[f"requires_grad of {name}"] = value.requires_grad
+    return facts
+
+
+def _is_compared(name: str) -> bool:
+    """Return True for a public attribute that Lightning does not set."""
+    return not name.startswith("_") and name not in ("training", "trainer")
+
+
+def _comparable(value: Any, depth: int = 4) -> Any:
+    """Return a value whose equality shows that two objects have equal attributes.
+
+    Elements of tensors are not compared, because they may be random.
+    """
+    if is_plain(value):
+        return value
+    if isinstance(value, (Tensor, np.ndarray)):
+        return f"{type(value).__name__} {tuple(value.shape)}"
+    if isinstance(value, types.FunctionType):
+        return f"{value.__qualname__} {source_of(value.__code__)}"
+    if isinstance(value, type):
+        return value.__qualname__
+    name = type(value).__qualname__
+    if isinstance(value, nn.Module):
+        return f"{name} {_facts_of_weights(value)}"
+    if depth == 0:
+        return name
+    contents: Any = None
+    if isinstance(value, functools.partial):
+        contents = [value.func, *value.args, value.keywords]
+    elif isinstance(value, (list, tuple)):
+        contents = value[:MAX_LENGTH]
+    elif isinstance(value, dict):
+        contents = list(value.items())[:MAX_LENGTH]
+    if contents is not None:
+        return [name, *[_comparable(each, depth - 1) for each in contents]]
+    if not is_of_user(type(value)):
+        return f"{name} {shown_without_address(value)}"
+    attributes = getattr(value, "__dict__", {})
+    compared = {}
+    for key, each in attributes.items():
+        if _is_compared(key):
+            compared[key] = _comparable(each, depth - 1)
+    return [name, compared]
+
+
+def _is_set_by_methods(instance: Any, name: str) -> bool:
+    """Return True for an attribute, by dotted name, that a method of its object's class sets."""
+    path, _, attribute = name.rpartition(".")
+    parts: dict[str, Any] = {"": instance}
+    if isinstance(instance, nn.Module):
+        parts = dict(instance.named_modules())
+    part = parts.get(path)
+    if attribute not in getattr(part, "__dict__", {}):
+        return False
+    for base in type(part).__mro__:
+        for method in vars(base).values():
+            code = getattr(method, "__code__", None)
+            if code is not None and _sets_attribute(code, attribute):
+                return True
+    return False
+
+
+def _sets_attribute(code: types.CodeType, name: str) -> bool:
+    for instruction in dis.get_instructions(code):
+        if instruction.opname == "STORE_ATTR" and instruction.argval == name:
+            return True
+    return False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 
+import pytest
 import torch
 from lightning.pytorch import LightningDataModule, LightningModule
 from torch import nn
@@ -115,7 +116,8 @@ def test_what_cannot_be_made_again_is_refused_with_what_to_do():
         (Forgets(5), "its argument width is unknown"),
         (Holds(nn.Linear(2, 2)), "its argument network is a Linear"),
         (changed, "layer.weight of the object is (5, 3)"),
-        (grown, "has no head.bias"),
+        (grown, "head.weight of a new ByAttribute is missing"),
+        (other, "the class of dropout of the object is Dropout"),
     ):
         with refuses("model", type(module).__name__) as refused:
             config_of("model", module)
@@ -126,6 +128,74 @@ def test_what_cannot_be_made_again_is_refused_with_what_to_do():
     for given in (3, nn.Linear(2, 2).weight, nn.Linear, lambda lr: Holds(nn.Linear(2, 2), lr)):
         with refuses("model"):
             config_of("model", given)
+
+
+class Scale:
+    def __init__(self, factor: float):
+        self.factor = factor
+
+
+class Parts(LightningModule):
+    def __init__(self, lr: float = 0.1):
+        super().__init__()
+        self.lr = lr
+        self.layer = nn.Linear(2, 2)
+        self.criterion = nn.MSELoss()
+        self.active = nn.Tanh()
+        self.gate = nn.functional.relu
+        self.noise = torch.rand(2)
+        self.steps = [Scale(0.5), nn.functional.dropout]
+        self.layer.register_forward_hook(print)
+
+    def on_train_start(self) -> None:
+        self.started = 1
+
+
+class Transformed(LightningDataModule):
+    def __init__(self, bs: int = 8):
+        super().__init__()
+        self.bs = bs
+        self.transform = Scale(0.5)
+        self.shape = torch.Size([2, 2])
+
+
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [
+        (lambda net: setattr(net, "criterion", nn.L1Loss()), "the class of criterion"),
+        (lambda net: setattr(net, "active", nn.Sigmoid()), "the class of active"),
+        (lambda net: setattr(net, "gate", nn.functional.gelu), "gate"),
+        (lambda net: setattr(net, "noise", torch.rand(3)), "noise"),
+        (lambda net: setattr(net, "temperature", 2.0), "temperature"),
+        (lambda net: setattr(net, "steps", [Scale(0.7), nn.functional.dropout]), "steps"),
+        (lambda net: setattr(net, "steps", [Scale(0.5)]), "steps"),
+        (lambda net: net.layer.requires_grad_(False), "requires_grad of layer.weight"),
+        (lambda net: net.double(), "the type of layer.weight"),
+        (lambda net: net.layer.register_forward_hook(print), "the number of hooks of layer"),
+    ],
+)
+def test_an_object_with_replaced_parts_is_refused(change, name):
+    net = Parts()
+    net.on_train_start()  # attributes that its methods set may be added
+    assert config_of("model", net).config["init_args"] == {"lr": 0.1}
+    change(net)
+    with refuses("model", "Parts") as refused:
+        config_of("model", net)
+    assert f"but {name} of the object is" in refused.value.allowed
+
+
+def test_a_data_module_with_another_transform_is_refused():
+    data = Transformed()
+    assert config_of("data", data).config["init_args"] == {"bs": 8}
+    for transform in (Scale(0.7), nn.Identity(), None):
+        data.transform = transform
+        with refuses("data", "Transformed") as refused:
+            config_of("data", data)
+        assert "transform of the object" in refused.value.allowed
+    data.transform = Scale(0.5)
+    data.folds = 3
+    with refuses("data", "Transformed"):
+        config_of("data", data)
 
 
 def test_classes_and_partials():
