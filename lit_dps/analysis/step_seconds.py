@@ -11,7 +11,7 @@ import numpy as np
 
 from lit_dps.core.racing import best_trial
 from lit_dps.core.record import StudyRecord
-from lit_dps.core.step_timing import CellTiming
+from lit_dps.core.step_timing import CellTiming, sizes_of
 from lit_dps.core.trial import SPARSE_KERNELS, STACKED, Cell, Status, TrialResult
 from lit_dps.core.unit import SECONDS, value_at
 
@@ -80,9 +80,9 @@ def step_seconds(record: StudyRecord) -> dict[Cell, StepSeconds]:
 
     If the steps of all cells with a complete trial were timed alone at the end of the study, with
     the sizes of their best trials (`StepTiming.is_of`), these times are used. Else they are from
-    the trials that ran to the goal or to max steps, and include the load by other workers and other
-    programs. Trials time their steps and checks separately (`TrialResult.timed`); for trials of
-    earlier versions see `_by_wall_time`.
+    the trials that ran to the goal or to max steps, with the sizes of the best one, and include the
+    load by other workers and other programs. Trials time their steps and checks separately
+    (`TrialResult.timed`); for trials of earlier versions see `_by_wall_time`.
     """
     timing = record.step_timing
     trained = [cell for cell in _complete_cells(record) if cell not in record.shared]
@@ -98,8 +98,8 @@ def step_seconds(record: StudyRecord) -> dict[Cell, StepSeconds]:
         return seconds
     seconds = {}
     untimed = []
-    for cell, results in record.results.items():
-        timed = list(filter(_is_timed, results))
+    for cell in record.results:
+        timed = list(filter(_is_timed, _of_best_sizes(record, cell)))
         if not record.has_constant_batch(cell):
             continue
         if timed:
@@ -107,6 +107,16 @@ def step_seconds(record: StudyRecord) -> dict[Cell, StepSeconds]:
         else:
             untimed.append(cell)
     return seconds | _by_wall_time(record, untimed)
+
+
+def _of_best_sizes(record: StudyRecord, cell: Cell) -> list[TrialResult]:
+    """Return the trials of a cell whose steps take as long as those of the best trial."""
+    results = list(record.results[cell])
+    best = best_trial(results, record.statistic)
+    if best is None:
+        return results
+    sizes = sizes_of(best.trial.params, record.space)
+    return [result for result in results if sizes_of(result.trial.params, record.space) == sizes]
 
 
 def _is_timed(result: TrialResult) -> bool:
@@ -162,7 +172,7 @@ def _by_wall_time(record: StudyRecord, cells: Collection[Cell]) -> dict[Cell, St
     steps = {}
     seconds = {}
     for cell in cells:
-        results = list(filter(_ran_alone, record.results[cell]))
+        results = list(filter(_ran_alone, _of_best_sizes(record, cell)))
         if results:
             steps[cell] = np.array([result.steps_run for result in results], float)
             seconds[cell] = np.array([result.seconds for result in results], float)

@@ -27,6 +27,15 @@ class CellTiming:
     params: Mapping[str, Value] = field(default_factory=dict)
 
 
+def sizes_of(params: Mapping[str, Value], space: Space) -> dict[str, Value | None]:
+    """Return the metaparameters that may change the time of a step.
+
+    Choices and whole numbers may set the size of a network, such as its width. Other numbers, such
+    as a learning rate or a dropout, do not change the time of a step.
+    """
+    return {key: params.get(key) for key, box in space.items() if _may_be_size(key, box)}
+
+
 def _may_be_size(key: str, box: Box) -> bool:
     """Return True if the values of a metaparameter may change the time of a step."""
     if isinstance(box, Choices):
@@ -76,22 +85,17 @@ class StepTiming:
         return set(cells) <= self.by_cell.keys()
 
     def is_of(self, trials: Iterable[Trial], space: Space) -> bool:
-        """Return True if each trial's cell was timed with the sizes of the trial.
-
-        Choices and whole numbers may set the size of a network, such as its width. Other numbers,
-        such as a learning rate or a dropout, do not change the time of a step.
+        """Return True if each trial's cell was timed with the sizes of the trial (`sizes_of`).
 
         Args:
             trials: The best trials of the cells.
             space: The search space.
         """
-        sizes = [key for key, box in space.items() if _may_be_size(key, box)]
         timings = self.by_cell
         for trial in trials:
             if trial.cell not in timings:
                 return False
-            timed = timings[trial.cell].params
-            if any(timed.get(key) != trial.params.get(key) for key in sizes):
+            if sizes_of(timings[trial.cell].params, space) != sizes_of(trial.params, space):
                 return False
         return True
 

@@ -18,7 +18,7 @@ from lit_dps.analysis.summary import summarize
 from lit_dps.core.goal import Goal
 from lit_dps.core.record import StudyRecord
 from lit_dps.core.repeats import RepeatPlan
-from lit_dps.core.search_space import Range
+from lit_dps.core.search_space import Choices, Range
 from lit_dps.core.step_timing import CellTiming, StepTiming
 from lit_dps.core.text import format_duration, format_interval
 from lit_dps.core.trial import SPARSE_KERNELS, STACKED, Cell, Series, Status, Trial, TrialResult
@@ -390,6 +390,25 @@ def test_the_answer_says_which_times_include_checks(golden):
     older = timed(study())
     older.results[Cell(64)] = study().results[Cell(64)]
     golden.check("answer/checks-apart-in-some.txt", text(older))
+
+
+def test_times_of_trials_are_of_the_size_of_the_best_one():
+    found = timed(study())
+    found = dataclasses.replace(found, space={**SPACE, "model.width": Choices([64, 256])})
+    for cell, (best, *others) in found.results.items():
+        trials = [with_params(best, width=256)]
+        for other in others:
+            # A narrow network is ten times as fast.
+            fast = {**other.timed, "training": other.timed["training"] / 10}
+            trials.append(with_params(dataclasses.replace(other, timed=fast), width=64))
+        found.results[cell] = trials
+    seconds = step_seconds(found)
+    assert {cell.batch_size: each.median for cell, each in seconds.items()} == pytest.approx(EACH)
+
+
+def with_params(result, width):
+    params = {**result.trial.params, "model.width": width}
+    return dataclasses.replace(result, trial=dataclasses.replace(result.trial, params=params))
 
 
 def with_timing(found, rounds):
