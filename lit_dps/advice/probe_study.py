@@ -18,7 +18,7 @@ from lightning.pytorch import LightningDataModule
 from lit_dps.advice.options import Clock
 from lit_dps.advice.step_memory import is_full
 from lit_dps.advice.step_probe import is_above_split
-from lit_dps.core.environment import KEY, SOURCES
+from lit_dps.core.environment import DATA, KEY, SOURCES
 from lit_dps.core.errors import StorageError, UserError, first_line, place_in_user_code
 from lit_dps.core.progress_line import StageLine
 from lit_dps.core.record import StudyRecord
@@ -85,7 +85,10 @@ class Probes:
     ):
         if environment is not None:
             setup = dataclasses.replace(
-                setup, environment=environment[KEY], sources=environment[SOURCES]
+                setup,
+                environment=environment[KEY],
+                sources=environment[SOURCES],
+                data_hashes=environment.get(DATA, {}),
             )
         self.setup = setup
         self.data = data

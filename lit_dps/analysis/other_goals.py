@@ -14,6 +14,7 @@ from lit_dps.core.errors import ConfigError
 from lit_dps.core.goal import Goal
 from lit_dps.core.racing import cut_at_step, truncate_at_race_limit
 from lit_dps.core.record import StudyRecord
+from lit_dps.core.repeats import truncate_repeats
 from lit_dps.core.trial import Status, TrialResult
 from lit_dps.core.unit import Cost
 
@@ -50,6 +51,7 @@ def at_goal(record: StudyRecord, value: float) -> StudyRecord:
     repeats = {}
     for cell, trials in record.repeats.items():
         ended, undetermined = _end_at_goal(trials, goal, train_past_goal=False)
+        ended = truncate_repeats(record.plan, results[cell], ended, record.statistic)
         repeats[cell] = [] if is_harder or undetermined else ended
     return dataclasses.replace(
         record,

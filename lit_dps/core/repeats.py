@@ -106,7 +106,7 @@ def truncate_repeats(
     results: Iterable[TrialResult],
     repeats: Iterable[TrialResult],
     statistic: Statistic,
-    earlier: Mapping[RepeatId, TrialResult],
+    earlier: Mapping[RepeatId, TrialResult] = {},
 ) -> list[TrialResult]:
     """Return the repeats of a cell truncated at their limit, whenever they ran.
 

@@ -154,6 +154,16 @@ def repeated(run_on: bool = False):
     return Analysis(record)
 
 
+def test_a_repeat_beyond_the_limit_at_an_easier_goal_missed_it():
+    study = repeated()
+    record = dataclasses.replace(study.record, plan=RepeatPlan(2, race_factor=2.0))
+    for value in (0.1, 0.2, 0.3):
+        at = Analysis(record).at_goal(value)
+        (k_star,) = [cell.k_star for cell in at.cells]
+        for repeat in at.record.repeats[CELL]:
+            assert repeat.steps is None or repeat.steps <= 2 * k_star
+
+
 def test_repeats_are_of_the_points_that_are_best_at_the_studys_own_goal():
     study = repeated()
     assert not any("repeat" in line for line in study_notes(study))
