@@ -166,7 +166,7 @@ def _study_attributes(study: StudyConfig) -> dict[str, Any]:
         schema.GOALS: study.goals,
         schema.RACE_FACTOR: study.race_factor,
         schema.TRAIN_PAST_GOAL: study.train_past_goal,
-        schema.REPEATS: _encode_plan(study.repeat_plan),
+        schema.REPEATS: encode_plan(study.repeat_plan),
     }
     if study.statistic != MINIMUM.name:
         attrs[schema.STATISTIC] = study.statistic
@@ -220,14 +220,14 @@ def _extended(before: Mapping[str, Any], attrs: Mapping[str, Any]) -> dict[str, 
             before[schema.RACE_FACTOR], attrs[schema.RACE_FACTOR]
         )
         plan = _larger_plan(decode_plan(before[schema.REPEATS]), decode_plan(attrs[schema.REPEATS]))
-        extended[schema.REPEATS] = _encode_plan(plan)
+        extended[schema.REPEATS] = encode_plan(plan)
         # One list continues the other (`check_extension`).
         histories = (before[schema.SPACE_HISTORY], attrs[schema.SPACE_HISTORY])
         extended[schema.SPACE_HISTORY] = max(histories, key=len)
     return extended
 
 
-def _encode_plan(plan: RepeatPlan) -> dict[str, Any]:
+def encode_plan(plan: RepeatPlan) -> dict[str, Any]:
     """Return a plan of repeats as plain JSON with the keys of `schema.REPEAT_KEYS`."""
     return {"count": plan.count, "points": plan.points, schema.RACE_FACTOR: plan.race_factor}
 

@@ -28,7 +28,7 @@ from lit_dps.core.trial import Cell, Status, Trial, TrialResult
 from lit_dps.storage import schema
 from lit_dps.storage.bulk import StoredTrial, read_trials
 from lit_dps.storage.database import RESTORE, first_line, open_storage, storage_errors, storage_name
-from lit_dps.storage.header import decode_plan
+from lit_dps.storage.header import decode_plan, encode_plan
 from lit_dps.storage.ownership import refuse_foreign_code
 from lit_dps.storage.stored_format import check_format, read_header
 from lit_dps.storage.urls import check_place, sqlite_file, without_password
@@ -63,6 +63,7 @@ def read_study(
     trust: bool = False,
     truncates: bool = True,
     min_race_factor: float | None = 0.0,
+    min_repeat_factor: float | None = 0.0,
 ) -> StudyRecord:
     """Read a study, finished or not; change nothing in the storage.
 
@@ -75,6 +76,7 @@ def read_study(
             and trials that must run again are in the record too.
         min_race_factor: A race factor that replaces the stored one if it is larger; None is the
             largest.
+        min_repeat_factor: The same for the factor at which repeats stop (`RepeatPlan`).
 
     Raises:
         UntrustedCode: if they may not, and there are any that are not imported yet.
@@ -99,6 +101,9 @@ def read_study(
             schema.check_keys(header, schema.HEADER_ATTRS)
             refuse_foreign_code(name, header, trust)
             header[schema.RACE_FACTOR] = larger_factor(header[schema.RACE_FACTOR], min_race_factor)
+            plan = decode_plan(header[schema.REPEATS])
+            factor = larger_factor(plan.race_factor, min_repeat_factor)
+            header[schema.REPEATS] = encode_plan(dataclasses.replace(plan, race_factor=factor))
             return _record(name, header, _read_cells(opened, name, header, study_ids, truncates))
         except DAMAGE as error:
             if isinstance(error, ConfigError) and error.key in CLASS_KEYS:

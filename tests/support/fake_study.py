@@ -23,6 +23,7 @@ from lit_dps.storage.schema import (
     RESULT_ATTR,
     cell_study_name,
     encode_result,
+    repeats_study_name,
 )
 
 GOAL = Goal(0.1, check_interval=16, max_steps=40_000)
@@ -195,14 +196,15 @@ def write_study(
     goal: Goal = GOAL,
     running: Mapping[Cell, int] | None = None,
     interrupted: Mapping[Cell, Sequence[int]] | None = None,
+    repeats: Mapping[Cell, Sequence[TrialResult]] | None = None,
     **header,
 ) -> None:
     """Writes a study over the batch sizes and sparsities of the given cells; cells without any
     trial get no study.
 
     `running` adds started trials to a cell, at points after its last; `interrupted` adds failed
-    attempts, without result and before all others, at the given points. Other keywords replace user
-    attributes of the header.
+    attempts, without result and before all others, at the given points. `repeats` are the repeats
+    of a cell's points. Other keywords replace user attributes of the header.
     """
     running, interrupted = running or {}, interrupted or {}
     optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -226,7 +228,7 @@ def write_study(
         "space": {key: vars(box) for key, box in space.items()},
         "race_factor": None,
         "train_past_goal": False,
-        "repeats": {"count": 0, "points": 1, "race_factor": 8.0},
+        "repeats": {"count": 5 if repeats else 0, "points": 1, "race_factor": 8.0},
         "space_history": [],
         "config": {"study": {"name": name}},
         schema.FORMAT_ATTR: schema.FORMAT,
@@ -236,10 +238,7 @@ def write_study(
     for cell, finished in results.items():
         if not (finished or running.get(cell) or interrupted.get(cell)):
             continue
-        study = optuna.create_study(study_name=cell_study_name(name, cell), storage=storage)
-        study.set_user_attr("batch_size", cell.batch_size)
-        study.set_user_attr("sparsity", cell.sparsity)
-        study.set_user_attr("axes", dict(cell.axes))
+        study = _create_study(storage, cell_study_name(name, cell), cell)
         for point in interrupted.get(cell, ()):
             _add(study, "FAIL", {POINT_ATTR: point, REPEAT_ATTR: 0}, {}, space)
         for r in finished:
@@ -247,6 +246,18 @@ def write_study(
         for i in range(running.get(cell, 0)):
             user = {POINT_ATTR: len(finished) + i, REPEAT_ATTR: 0}
             _add(study, "RUNNING", user, {}, space)
+    for cell, finished in (repeats or {}).items():
+        study = _create_study(storage, repeats_study_name(name, cell), cell)
+        for r in finished:
+            _add(study, STATES[r.status], _trial_attrs(r), r.trial.params, space, r.steps)
+
+
+def _create_study(storage, name: str, cell: Cell) -> optuna.Study:
+    study = optuna.create_study(study_name=name, storage=storage)
+    study.set_user_attr("batch_size", cell.batch_size)
+    study.set_user_attr("sparsity", cell.sparsity)
+    study.set_user_attr("axes", dict(cell.axes))
+    return study
 
 
 def _trial_attrs(r: TrialResult) -> dict:

@@ -124,11 +124,16 @@ def _check_best_of(setup: StudySetup) -> None:
 def _stored_record(setup: StudySetup) -> StudyRecord | None:
     """Return the stored study; None if it is not stored yet. `declare` reports other errors.
 
-    Its trials end at the race factor of this run, if this factor is larger than the stored one.
+    Its trials and repeats end at the factors of this run, if these are larger than the stored ones.
     """
-    url = setup.storage.optuna_url
+    study = setup.study
     try:
-        return read_study(url, setup.study.name, min_race_factor=setup.study.race_factor)
+        return read_study(
+            setup.storage.optuna_url,
+            study.name,
+            min_race_factor=study.race_factor,
+            min_repeat_factor=study.repeat_slack,
+        )
     except StorageError:
         return None
 

@@ -40,6 +40,23 @@ def test_a_larger_race_factor_leaves_stopped_trials_to_train(tmp_path, factor, r
     assert asked.remaining_trials(_stored_record(asked)) == remaining
 
 
+@pytest.mark.parametrize(("slack", "remaining"), [(4.0, 0), (8.0, 0), (16.0, 1), (None, 2)])
+def test_a_larger_repeat_slack_leaves_stopped_repeats_to_train(tmp_path, slack, remaining):
+    """K* is 32 steps, and two repeats stopped at 256 and 512 steps: 8 and 16 times K*."""
+    url = f"sqlite:///{tmp_path}/study.db"
+    repeats = []
+    for number, step in ((1, 256), (2, 512)):
+        stopped = stopped_at(0, step)
+        trial = dataclasses.replace(stopped.trial, repeat=number)
+        repeats.append(dataclasses.replace(stopped, trial=trial))
+    write_study(url, {CELL: [result(CELL, 0, 32)]}, "s", goal=GOAL, repeats={CELL: repeats})
+    given = setup({}, batch_sizes=[8], sparsities=[0.0])
+    study = dataclasses.replace(given.study, name="s", trials=1, repeats=2, repeat_slack=slack)
+    storage = StorageConfig(folder=str(tmp_path), optuna=url)
+    asked = dataclasses.replace(given, study=study, storage=storage)
+    assert asked.remaining_trials(_stored_record(asked)) == remaining
+
+
 NAMES = Choices(["torch.optim.SGD", "torch.optim.Adam"])
 
 
