@@ -100,6 +100,8 @@ class NetworkRun(ReadableRun):
         source: The data module of the user, if `data` keeps its batches in memory.
         rate_factors: The factors of the learning rate if it follows the batch size; else None.
         is_resumed: Whether the run continues from its checkpoint.
+        keeps_untrained: Whether the loss surely changes no untrained parameter; see
+            `lit_dps.engines.stackable_loss`.
     """
 
     attempt: Attempt
@@ -122,6 +124,7 @@ class NetworkRun(ReadableRun):
     source: LightningDataModule | None = None
     rate_factors: RateFactors | None = None
     is_resumed: bool = False
+    keeps_untrained: bool = False
 
     def __post_init__(self):
         self._begin_seconds = time.monotonic()
@@ -242,7 +245,7 @@ class NetworkRun(ReadableRun):
         trial = self.attempt.trial
         assert trial is not None
         min_batch_size = 0
-        is_mean = not trains_on_whole_batches(self.module)
+        is_mean = not trains_on_whole_batches(self.module, self.keeps_untrained)
         if stacked and is_mean and self.module.device.type == "cuda":
             min_batch_size = GPU_PASS_BATCH_SIZE
         self._prune(training, min_batch_size, scores)

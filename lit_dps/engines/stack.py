@@ -45,8 +45,9 @@ class StackedNetworks:
         runs: The runs, one a row. The module of the first run computes the losses of all rows,
             with the weights of each row.
         microbatch: Examples of a batch that are computed at a time. The gradients of the parts of a
-            larger batch are added. Batches of modules with buffers are not divided. By default
-            `MICROBATCH`, and more for few networks on a GPU.
+            larger batch are added. Batches of some modules are not divided
+            (`trains_on_whole_batches`). By default `MICROBATCH`, and more for few networks on a
+            GPU.
         matmul_limit: Examples at a time up to which convolutions are matrix products; by default
             `MATMUL_LIMIT` on a GPU and 0 on a CPU.
 
@@ -73,7 +74,7 @@ class StackedNetworks:
         self.matmul_limit = matmul_limit or 0
         if matmul_limit is None and is_on_gpu:
             self.matmul_limit = MATMUL_LIMIT
-        if trains_on_whole_batches(self.module):
+        if trains_on_whole_batches(self.module, first.keeps_untrained):
             self.microbatch = WHOLE_BATCHES
         self._clipping = first.clipping
         self._buffer_names = {name for name, _ in self.module.named_buffers()}

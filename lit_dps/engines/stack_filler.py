@@ -24,7 +24,12 @@ from lit_dps.engines.functional import Functional, tensors_of
 from lit_dps.engines.memory import is_out_of_memory
 from lit_dps.engines.module_hooks import optimizer_of, show_length
 from lit_dps.engines.network_run import NetworkRun, build_trial
-from lit_dps.engines.stackable_loss import changes_in_steps
+from lit_dps.engines.stackable_loss import (
+    EXAMPLES,
+    changes_in_steps,
+    equal_with_nan,
+    keeps_untrained,
+)
 from lit_dps.engines.stackable_module import COMPARED_STEPS, LoggedReference, loader_data
 from lit_dps.engines.stacked_scores import scores_of_new_runs
 from lit_dps.module import ImageClassifier
@@ -279,7 +284,9 @@ class StackFiller:
                 self._reference = LoggedReference(built, device, self._training)
             elif not self._reference.equals(built):
                 return None
-            return NetworkRun.prepare(attempt, built, self._training, device, source)
+            run = NetworkRun.prepare(attempt, built, self._training, device, source)
+            run.keeps_untrained = self._reference.keeps_untrained
+            return run
 
 
 class _Reference:
@@ -293,15 +300,19 @@ class _Reference:
     Args:
         built: The module and its data, set up.
         device: Where the modules are compared.
+
+    Attributes:
+        keeps_untrained: Whether the loss changes no untrained parameter.
     """
 
     def __init__(self, built: Built, device: torch.device):
         assert isinstance(built.data, ImageData)
         x, y = built.data.on_device("train", device)
+        module = built.module.to(device)
+        self.keeps_untrained = keeps_untrained(module, (x[:EXAMPLES], y[:EXAMPLES]))
         self._batch = tree_map(_to_double, (x[:COMPARED_EXAMPLES], y[:COMPARED_EXAMPLES]))
         self._device = device
         self._kind = _kind_of(built)
-        module = built.module.to(device)
         self._parameters = _double_copies(module.named_parameters())
         self._buffers = _double_copies(module.named_buffers())
         self._values = self._values_of(built.module)
@@ -311,8 +322,10 @@ class _Reference:
         if _kind_of(built) != self._kind:
             return False
         values = self._values_of(built.module)
-        # A buffer may have values that are not set yet.
-        return torch.allclose(self._values, values, rtol=LOSS_TOLERANCE, atol=0, equal_nan=True)
+        # A buffer may be nan until its value is known.
+        return values.shape == self._values.shape and torch.allclose(
+            self._values, values, rtol=LOSS_TOLERANCE, atol=0, equal_nan=True
+        )
 
     @torch.no_grad()
     def _values_of(self, module: LightningModule) -> Tensor:
@@ -330,9 +343,9 @@ class _Reference:
                 loss, buffers = functional.call_and_update("loss", parameters, buffers, self._batch)
                 losses.append(loss)
         values = [*losses, *buffers.values()]
-        for name, parameter in module.named_parameters():
-            if not parameter.requires_grad:
-                values.append(parameters[name])
+        for name, tensor in parameters.items():
+            if not equal_with_nan(tensor, self._parameters[name]):
+                values.append(tensor)
         return torch.cat([value.double().flatten() for value in values])
 
 

@@ -22,7 +22,12 @@ from lit_dps.engines.functional import Call, Functional, WithoutDropout, tensors
 from lit_dps.engines.module_hooks import NeedsLightning
 from lit_dps.module import ImageClassifier, is_wrong
 from lit_dps.training.deterministic import full_float32
-from lit_dps.training.hidden_state import capture_attributes, capture_rng_state, equal_states
+from lit_dps.training.hidden_state import (
+    capture_attributes,
+    capture_rng_state,
+    equal_states,
+    preserve_rng_state,
+)
 
 EXAMPLES = 64  # of the training split, for trying a loss
 # Relative tolerance between a loss over a batch and over its halves, or with and without vmap.
@@ -89,13 +94,40 @@ def vmap_reason(name: str, error: Exception) -> str:
     return f"{name} does not run under torch.vmap ({text[:ERROR_LENGTH]})"
 
 
-def trains_on_whole_batches(module: LightningModule) -> bool:
+def trains_on_whole_batches(module: LightningModule, keeps_untrained: bool) -> bool:
     """Return True if a stack must not divide the batches of a module.
 
     A module with buffers may take statistics of a batch, as batch normalization does. A loss may
     also move untrained parameters, such as prototypes: once for each part of a batch.
+
+    Args:
+        module: The module.
+        keeps_untrained: Whether its loss keeps untrained parameters; see `keeps_untrained`.
     """
-    return not isinstance(module, ImageClassifier) or changes_in_steps(module)
+    if not isinstance(module, ImageClassifier) or any(True for _ in module.buffers()):
+        return True
+    return changes_in_steps(module) and not keeps_untrained
+
+
+@torch.no_grad()
+def keeps_untrained(module: LightningModule, batch: tuple[Tensor, Tensor]) -> bool:
+    """Return True if the loss of a batch changes no untrained parameter, such as a frozen layer.
+
+    The call has other weights, because a teacher that equals its student does not move.
+    """
+    untrained = [key for key, each in module.named_parameters() if not each.requires_grad]
+    if not untrained:
+        return True
+    moved = moved_tensors(dict(module.named_parameters()))
+    before = {key: moved[key].clone() for key in untrained}
+    versions = {key: moved[key]._version for key in untrained}
+    with preserve_rng_state(seed=0):
+        buffers = dict(module.named_buffers())
+        Functional(module).call_and_update("loss", moved, buffers, batch)
+    for key in untrained:
+        if moved[key]._version != versions[key] or not equal_with_nan(moved[key], before[key]):
+            return False
+    return True
 
 
 def changes_in_steps(module: LightningModule) -> bool:
@@ -375,7 +407,7 @@ def _reason_against_dropout(
 @torch.no_grad()
 def _reason_against_halves(module: ImageClassifier, batch: tuple[Tensor, Tensor]) -> str | None:
     """Return a reason if a stack divides the batches of a module whose loss is no mean."""
-    if trains_on_whole_batches(module):
+    if trains_on_whole_batches(module, keeps_untrained(module, batch)):
         return None
     x, y = batch
     half = len(y) // 2

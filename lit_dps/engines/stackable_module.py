@@ -210,7 +210,12 @@ class LoggedReference:
         built: The module and its data in memory.
         device: Where the modules are compared.
         training: The settings of the study.
+
+    Attributes:
+        keeps_untrained: Whether the loss surely changes no untrained parameter. It is unknown.
     """
+
+    keeps_untrained = False
 
     def __init__(self, built: Built, device: torch.device, training: TrialSettings):
         assert isinstance(built.data, LoaderData)
@@ -228,7 +233,7 @@ class LoggedReference:
             return False
         built.data.share(self._data)
         values = self._values_of(built.module)
-        if self._device.type == "cpu":
+        if self._device.type == "cpu" or values.shape != self._values.shape:
             return torch.equal(values, self._values)
         largest = float(self._values.abs().max())
         return torch.allclose(
@@ -249,9 +254,10 @@ class LoggedReference:
     def _values_of(self, module: LightningModule) -> Tensor:
         """Return loss, gradient and metrics of a module with the weights of the first module."""
         functional = Functional(module.to(self._device))
+        starts = self._start.parameters
         parameters = {}
         for name, parameter in module.named_parameters():
-            start = self._start.parameters[name].clone()
+            start = starts[name].clone()
             parameters[name] = start.requires_grad_(parameter.requires_grad)
         trained = [parameter for parameter in parameters.values() if parameter.requires_grad]
         size = min(len(self._data.train), max(2, min(self._data.batch_size, EXAMPLES)))
@@ -272,6 +278,8 @@ class LoggedReference:
                 )
         values = [*losses, *metrics.values(), *after.values()]
         # A step may move an untrained parameter, such as the weights of a momentum teacher.
-        values += [tensor for tensor in parameters.values() if not tensor.requires_grad]
+        for name, tensor in parameters.items():
+            if not tensor.requires_grad and not equal_with_nan(tensor, starts[name]):
+                values.append(tensor)
         values += [gradient for gradient in gradients if gradient is not None]
         return torch.cat([value.detach().double().flatten() for value in values])

@@ -72,7 +72,7 @@ def _can_share_pass(run: NetworkRun, training: TrialSettings) -> bool:
         return False
     pruner = training.pruning_callback(trial).pruner
     is_stackable = isinstance(pruner, OneShot) and pruner.stackable
-    return is_stackable and not trains_on_whole_batches(run.module)
+    return is_stackable and not trains_on_whole_batches(run.module, run.keeps_untrained)
 
 
 def _key_of_pass(run: NetworkRun, training: TrialSettings) -> tuple:

@@ -11,8 +11,11 @@ import torch
 from torch import nn
 
 from lit_dps.core.trial import SINGLE, STACKED, Cell, Status, Trial, TrialResult
+from lit_dps.engines import interval_loop, stack_filler
+from lit_dps.engines.memory import WHOLE_BATCHES
 from lit_dps.engines.stack import StackedNetworks
 from lit_dps.engines.stack_filler import DIFFERENT_MODULE
+from lit_dps.engines.stackable_loss import keeps_untrained, reason_against_stacked_loss
 from lit_dps.module import ImageClassifier
 from lit_dps.pruning.snip import Snip
 from lit_dps.training.workload import Workload
@@ -140,6 +143,94 @@ class Taught(nn.Module):
             ):
                 slow.lerp_(fast, 0.2)
         return self.student(x)
+
+
+class FrozenFirst(Few):
+    """Its first layer is frozen."""
+
+    def __init__(self):
+        super().__init__()
+        self[1].requires_grad_(False)
+
+
+class Centered(Few):
+    """Keeps a moving average of its logits in an untrained parameter."""
+
+    def __init__(self):
+        super().__init__()
+        self.center = nn.Parameter(torch.zeros(10), requires_grad=False)
+
+    def forward(self, x):
+        for layer in list(self)[:4]:
+            x = layer(x)
+        if self.training:
+            with torch.no_grad():
+                self.center.lerp_(x.mean(0), 0.1)
+        return x
+
+
+class CopiesItsBias(Taught):
+    """Its teacher is updated in the data of its tensors."""
+
+    def forward(self, x):
+        self.teacher[1].bias.data.copy_(self.student[1].bias.data)
+        return self.student(x)
+
+
+@pytest.mark.parametrize(
+    ("network", "keeps"),
+    [(Few, True), (FrozenFirst, True), (Centered, False), (Taught, False), (CopiesItsBias, False)],
+)
+def test_a_teacher_that_equals_its_student_is_an_untrained_parameter_that_moves(network, keeps):
+    module = ImageClassifier(network())
+    before = copy.deepcopy(module.state_dict())
+    assert keeps_untrained(module, (torch.rand(6, 1, 28, 28), torch.arange(6))) is keeps
+    assert all(torch.equal(tensor, before[key]) for key, tensor in module.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    ("name", "divides", "values"),
+    [("Few", True, 1), ("FrozenFirst", True, 3), ("Centered", False, 3 + 10)],
+)
+def test_batches_are_divided_unless_the_loss_moves_untrained_parameters(
+    monkeypatch, name, divides, values
+):
+    """A frozen layer adds no values to the comparison; it compares the losses of three steps."""
+    microbatches, compared = [], []
+
+    class Watched(StackedNetworks):
+        def __init__(self, *arguments):
+            super().__init__(*arguments)
+            microbatches.append(self.microbatch)
+
+    class Reference(stack_filler._Reference):
+        def _values_of(self, module):
+            compared.append(super()._values_of(module))
+            return compared[-1]
+
+    monkeypatch.setattr(interval_loop, "StackedNetworks", Watched)
+    monkeypatch.setattr(stack_filler, "_Reference", Reference)
+    model = {
+        "class_path": "lit_dps.module.ImageClassifier",
+        "init_args": {"network": {"class_path": f"{__name__}.{name}"}},
+    }
+    used = Workload(model, {"class_path": "lit_dps.data.Digits"}, {"accelerator": "cpu"})
+    asked = [Trial(Cell(32, 0.0), i, {"model.learning_rate": 0.05 * (1 + i)}) for i in range(2)]
+    results = train(asked, used, {**GOAL, "max_steps": 4}, size=2)
+    assert {result.engine for result in results} == {STACKED}
+    assert [microbatch != WHOLE_BATCHES for microbatch in microbatches] == [divides]
+    assert [len(of_module) for of_module in compared] == [values] * 2
+
+
+def test_a_loss_without_a_mean_is_noticed_beside_a_frozen_layer():
+    module = Summed(FrozenFirst())
+    batch = (torch.rand(6, 1, 28, 28), torch.arange(6))
+    assert "mean over the examples" in (reason_against_stacked_loss(module, batch) or "")
+
+
+class Summed(ImageClassifier):
+    def loss(self, batch):
+        return super().loss(batch) * len(batch[1])
 
 
 @pytest.mark.parametrize("size", [1, 4])
