@@ -6,7 +6,6 @@ It reads the storage alone, and needs no PyTorch.
 from __future__ import annotations
 
 from argparse import SUPPRESS
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -107,17 +106,19 @@ def _publish_and_sync(
     validate_every: int | None,
 ) -> Analysis:
     """Print the analysis of a study, and update MLflow; return the analysis."""
-    from lit_dps.tracking.sync import MlflowSync
+    from lit_dps.tracking.sync import MlflowSync, unstored_trials
 
     check_place(storage.mlflow_uri)
     name = study.record.name
     mlflow = MlflowSync.of_study(storage, study.record.workload, name, {})
-    read_all = partial(read_study, storage.optuna_url, name, trust=True, truncates=False)
-    obsolete = mlflow.unstored_trials(read_all)
+    # Read after the logged trials, so that each of them is stored by then.
+    logged = mlflow.logged()
+    all_results = read_study(storage.optuna_url, name, trust=True, truncates=False)
+    obsolete = unstored_trials(logged, all_results)
     # Read again, because processes may have stored results since.
     study = read(storage, name, validate_every, trust=True)
     text, files = publish(study, folder, shown, width=terminal_width())
-    mlflow.sync(study.record, study, files, obsolete=obsolete)
+    mlflow.sync(study.record, study, files, logged=logged, obsolete=obsolete)
     print(
         f"{text}{retrain_hint(study, storage)}MLflow is up to date: "
         f"{without_password(storage.mlflow_uri)}"

@@ -145,8 +145,8 @@ def _read_cells(
     repeat_trials = _read_trials(storage, repeat_ids)
     read = _Trials({}, {}, {}, {}, {})
     for cell in with_progress("cells read", cells):
-        search = _decode_trials(next(search_trials), cell, seed)
-        repeated = _decode_trials(next(repeat_trials), cell, seed)
+        search = _decode_trials(next(search_trials), cell, seed, truncates)
+        repeated = _decode_trials(next(repeat_trials), cell, seed, truncates)
         results = search.results
         repeats = repeated.results
         if truncates:
@@ -275,12 +275,12 @@ class _DecodedTrials(NamedTuple):
 
 
 def _decode_trials(
-    trials: Sequence[FrozenTrial | StoredTrial], cell: Cell, seed: int
+    trials: Sequence[FrozenTrial | StoredTrial], cell: Cell, seed: int, truncates: bool
 ) -> _DecodedTrials:
     """Return the results of a cell by point and repeat, and the trials that are started or queued.
 
     Of several attempts at a point, the longest one counts. A later failure replaces an attempt that
-    the race stopped.
+    the race stopped. A failed trial that runs again has no result, unless `truncates` is False.
     """
     longest: dict[RepeatId, TrialResult] = {}  # of the attempts that did not fail
     failed: dict[RepeatId, TrialResult] = {}
@@ -304,8 +304,10 @@ def _decode_trials(
     earlier = {}
     for key, result in failed.items():
         attempt = longest.get(key)
-        if key in running or longest_attempt(attempt, result) is attempt:
+        if truncates and key in running:
             # A failed trial that runs again is not finished. A waiting one keeps its reason.
+            continue
+        if longest_attempt(attempt, result) is attempt:
             continue
         results[key] = result
         if attempt is not None:

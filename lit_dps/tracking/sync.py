@@ -149,6 +149,7 @@ class MlflowSync:
         files: Sequence[Path] = (),
         *,
         is_running: bool = False,
+        logged: Mapping[TrialKey, LoggedAttempt] | None = None,
         obsolete: Collection[TrialKey] = (),
     ) -> None:
         """Log all that MLflow lacks of a study; what it has is not logged again.
@@ -161,6 +162,7 @@ class MlflowSync:
             study: The analysis of the study, to log the outcome too.
             files: Artifacts of the outcome.
             is_running: Whether trials of the study run now.
+            logged: The logged attempts, as `logged` returns them; None searches for them.
             obsolete: Logged trials that are not stored (`unstored_trials`). Their runs are deleted.
 
         Raises:
@@ -168,7 +170,10 @@ class MlflowSync:
         """
 
         def log() -> None:
-            self._log_all_trials(record)
+            attempts = logged
+            if attempts is None:
+                attempts = self.logged()
+            self._log_all_trials(record, attempts)
             for key in obsolete:
                 self.delete_trial(key)
             if is_running:
@@ -224,9 +229,10 @@ class MlflowSync:
                     flush=True,
                 )
 
-    def _log_all_trials(self, record: StudyRecord) -> None:
-        """Log the trials of a study that are missing."""
-        attempts = self.logged()
+    def _log_all_trials(
+        self, record: StudyRecord, attempts: Mapping[TrialKey, LoggedAttempt]
+    ) -> None:
+        """Log the trials of a study that are missing among the logged attempts."""
         missing: list[TrialResult] = []
         for result in itertools.chain(*record.results.values(), *record.repeats.values()):
             key = TrialKey.of_trial(result.trial)
@@ -322,21 +328,6 @@ class MlflowSync:
                         self._log_unless_logged(result, runs.get(key, []))
                 done += len(part)
                 yield done
-
-    def unstored_trials(self, read: Callable[[], StudyRecord]) -> set[TrialKey]:
-        """Return the logged trials that are not stored.
-
-        The database was restored from a copy, or the study was deleted and made again.
-
-        Args:
-            read: Reads the study with all its results, also of trials that must run again. It is
-                called after the logged trials are known, so that each of them is stored by then.
-        """
-        obsolete = set(self.logged())
-        record = read()
-        for result in itertools.chain(*record.results.values(), *record.repeats.values()):
-            obsolete.discard(TrialKey.of_trial(result.trial))
-        return obsolete
 
     def delete_trial(self, key: TrialKey) -> None:
         """Delete the runs of a trial or a repeat."""
@@ -456,6 +447,22 @@ class MlflowSync:
                 self.runs.log(run, params=cell_params(cell))
             self._cell_runs[cell] = run
         return self._cell_runs[cell]
+
+
+def unstored_trials(logged: Collection[TrialKey], record: StudyRecord) -> set[TrialKey]:
+    """Return the logged trials that are not stored.
+
+    The database was restored from a copy, or the study was deleted and made again.
+
+    Args:
+        logged: The logged trials.
+        record: The study with all its results, also of trials that must run again. It was read
+            after the logged trials, so that each of them was stored by then.
+    """
+    unstored = set(logged)
+    for result in itertools.chain(*record.results.values(), *record.repeats.values()):
+        unstored.discard(TrialKey.of_trial(result.trial))
+    return unstored
 
 
 def environment_tags(digest: str | None) -> dict[str, str]:

@@ -306,3 +306,5 @@ def test_a_failed_trial_is_hidden_only_while_it_runs_again(storage, state, is_sh
     record = read_study(storage, "fake")
     statuses = [result.status for result in record.results[A]]
     assert statuses == [Status.FAILED] * is_shown
+    (stored,) = read_study(storage, "fake", truncates=False).results[A]
+    assert stored.status is Status.FAILED

@@ -18,7 +18,7 @@ from lit_dps.core.search_space import Range
 from lit_dps.core.trial import Cell
 from lit_dps.storage.read import read_study
 from lit_dps.tracking.runs import LoggedAttempt
-from lit_dps.tracking.sync import MlflowSync
+from lit_dps.tracking.sync import MlflowSync, unstored_trials
 from tests.support.fake_study import GOAL, law_study, result, write_study
 from tests.support.texts import numbers_in
 
@@ -149,7 +149,7 @@ def test_a_result_is_logged_once_by_two_processes_and_one_put_back_is_replaced(t
     assert {(on, point): shown.seconds for (on, point, _), shown in logged.items()} == trials(
         tmp_path
     )
-    one.sync(again, obsolete=one.unstored_trials(lambda: again))
+    one.sync(again, logged=logged, obsolete=unstored_trials(logged, again))
     assert trials(tmp_path) == {(str(cell), 0): 1.0, (str(cell), 1): 9.0}
 
 
@@ -293,22 +293,26 @@ def test_analyze_sync_fills_an_empty_view_and_again_changes_nothing(tmp_path, mo
 
 
 def test_analyze_sync_keeps_the_runs_of_trials_that_must_run_again(tmp_path, capsys):
-    """A larger race factor needs more steps of an outraced trial: the record lacks it till then."""
+    """A larger race factor needs more steps of an outraced trial: the record lacks it till then.
+    It also lacks a failed trial while it runs again."""
     cell, params = Cell(16, 0.0), {"model.learning_rate": 0.1, "model.momentum": 0.9}
     curve = {"step": [16], "val_error": [0.5]}
     outraced = result(cell, 0, None, "outraced", params=params, curve=curve, seconds=1.0)
     complete = result(cell, 1, 32, params=params, seconds=2.0)
     url = f"sqlite:///{tmp_path}/study.db"
-    write_study(url, {cell: [outraced, complete]}, "s", race_factor=2.0)
+    failed = result(cell, 3, None, "failed", params=params, seconds=4.0)
+    results = {cell: [outraced, complete, failed]}
+    write_study(url, results, "s", race_factor=2.0, running={cell: 1})  # point 3
     assert [each.trial.point for each in read_study(url, "s").results[cell]] == [1]
     storage = StorageConfig(folder=str(tmp_path))
     workload = read_study(url, "s").workload
     tracker = MlflowSync.of_study(storage, workload, "s", {})
     lost = result(cell, 2, 32, params=params, seconds=3.0)  # is not stored
-    for each in (outraced, complete, lost):
+    for each in (outraced, complete, lost, failed):
         tracker.log_trial(each)
     assert main(["analyze", "--study.name", "s", "--sync", "--storage.folder", str(tmp_path)]) == 0
-    assert trials(tmp_path, workload) == {(str(cell), 0): 1.0, (str(cell), 1): 2.0}
+    seconds = {point: each for (_, point), each in trials(tmp_path, workload).items()}
+    assert seconds == {0: 1.0, 1: 2.0, 3: 4.0}
 
 
 def test_an_expanded_search_space_replaces_the_logged_one(tmp_path, record):
