@@ -500,4 +500,4 @@ class NetworkRun(ReadableRun):
         restore_rng_state(state["generators"], self.module, self.data)
         for _ in range(self.steps // self.attempt.goal.check_interval):
             next(self.batches)
-        restore_attributes(state.get("kept", [None, None]), self.module, self.data)
+        restore_attributes(state.get("kept", [None, None]), self.module, self.data, is_resume=True)

@@ -246,5 +246,5 @@ class AttemptReadings:
         self._attempt.end_readings = state["ends"]
         for reading in self._readings:
             saved = state["states"][reading.name]
-            restore_attributes(saved["attributes"], reading)
+            restore_attributes(saved["attributes"], reading, is_resume=True)
             reading.load_state_dict(saved["state"])

@@ -371,7 +371,7 @@ class ResumableLoader(CombinedLoader):
     def _restore(self, position: Position) -> None:
         """Restore the generators and attributes of a position."""
         restore_rng_state(position["now"], *self._keepers)
-        restore_attributes(position["kept"], *self.owners)
+        restore_attributes(position["kept"], *self.owners, is_resume=True)
         self.put_back()
         self._pending = None
 

@@ -7,7 +7,8 @@ uninterrupted one.
 
 `capture_attributes` walks through the attributes of such owners and returns a tree of pairs
 (kind, content), made of plain numbers and tensors only: `{"loss_weight": 0.5}` becomes
-`("dict", [("loss_weight", ("value", 0.5))])`. Reading a file with it executes no code.
+`("dict dict", [("loss_weight", ("value", 0.5))])`. The second word of the kind is the class.
+Reading a file with it executes no code.
 `restore_attributes` walks through the attributes of new owners in the same order. It changes
 objects in place where it can, because other objects may refer to them.
 
@@ -19,57 +20,56 @@ augments images. After a resume they draw the numbers that follow the last saved
 from __future__ import annotations
 
 import random
-import sys
-from argparse import Namespace
-from collections import deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import Enum
-from functools import partial
 from io import IOBase
-from types import FunctionType, MethodType, ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
-from lightning.pytorch import LightningDataModule, LightningModule, Trainer
+from lightning.pytorch import LightningDataModule
 from torch import Tensor, nn
-from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
 
 from lit_dps.pruning.mask import (
     GENERATORS,
     MAX_LENGTH,
-    MODULE_PARTS,
-    attributes_of,
     walk_attributes,
 )
-
-PLAIN_TYPES = (bool, int, float, complex, str, type(None))
-
-# Objects that do not change, or whose owners save them.
-_METHODS = (FunctionType, MethodType, partial)  # strategies add some to a module
-_IGNORED = (*_METHODS, Trainer, Optimizer, LRScheduler, *GENERATORS, type, ModuleType)
-
-# Objects of libraries are loggers, threads and loaders, whose attributes must not be changed.
-_LIBRARIES = {*sys.stdlib_module_names, "torch", "lightning", "numpy"}
-_CONTAINERS_OF_LIBRARIES = (nn.Module, LightningDataModule, SimpleNamespace, Namespace)
-
-# Attributes that the base classes of Lightning manage themselves.
-_BASE_ATTRIBUTES = {
-    *vars(LightningModule()),
-    *vars(LightningDataModule()),
-    "_hparams",
-    "_hparams_initial",
-} - {"training"}
-_KINDS: tuple[tuple[Any, str], ...] = (
-    (tuple, "tuple"),
-    ((list, deque), "list"),
-    (dict, "dict"),
-    (set, "set"),
-    (frozenset, "frozenset"),
+from lit_dps.training.attribute_parts import (
+    are_plain,
+    dict_of_attribute,
+    filled_array,
+    filled_tensor,
+    has_kind,
+    kind_and_class,
+    kind_of,
+    parts_of,
+    tuple_with,
 )
+from lit_dps.training.dict_keys import (
+    PLAIN_TYPES,
+    are_representable,
+    keys_by_plain_key,
+    plain_key,
+    restored_key,
+)
+
+# Classes whose empty objects can be made anew. Others need arguments, such as a deque.
+_NEW_CONTAINERS: dict[str, Any] = {
+    "list": list,
+    "tuple": tuple,
+    "dict": dict,
+    "collections.OrderedDict": OrderedDict,
+    "collections.Counter": Counter,
+    "torch.Size": torch.Size,
+}
 _ABSENT = object()
+
+# Limits of a long collection that is saved, so that a checkpoint takes less than a second.
+MAX_PARTS = 100_000
+MAX_BYTES = 1 << 26
 
 
 def capture_rng_state(*owners: Any) -> dict[str, Any]:
@@ -182,7 +182,8 @@ def capture_attributes(*owners: Any) -> list[Any]:
     Captured are numbers, texts and members of an Enum, in lists, tuples, dicts, sets and objects.
     Tensors and arrays are captured too, except in data modules, where they are examples. Not
     captured are tensors in the `state_dict` of a module, objects of libraries, and objects that
-    cannot be saved.
+    cannot be saved. A collection above `MAX_PARTS`, or with keys that no checkpoint can contain,
+    has the kind "uncaptured". In a data module, such collections are left out.
 
     Returns:
         The state of each owner: a pair (kind, content), or None if it is not captured.
@@ -191,13 +192,19 @@ def capture_attributes(*owners: Any) -> list[Any]:
     return list(map(walk.capture_owner, owners))
 
 
-def restore_attributes(state: list[Any], *owners: Any) -> None:
+def restore_attributes(state: list[Any], *owners: Any, is_resume: bool = False) -> None:
     """Set attributes to a state from `capture_attributes`; tensors are changed in place.
 
+    Args:
+        state: The state.
+        owners: The owners.
+        is_resume: Whether the owners are new. Otherwise, uncaptured collections stay as they are.
+
     Raises:
-        ValueError: if an object is missing, is not the object that it was, or is an iterator.
+        ValueError: if an object is missing, is not the object that it was, or is an iterator; if a
+            new owner had an uncaptured collection.
     """
-    walk = _Restore()
+    walk = _Restore(is_resume)
     for owner, saved in zip(owners, state, strict=True):
         walk.restore(owner, saved, type(owner).__name__)
 
@@ -287,21 +294,25 @@ class _Capture:
         # An iterator over data continues by the pass over the data.
         if isinstance(item, Iterator) and not isinstance(item, IOBase) and not self._is_data:
             return "iterator", None
-        kind = _kind_of(item)
-        if kind is None or self._is_long(item):
+        kind = kind_of(item)
+        if kind is None:
             return None
+        if not self._can_capture(item, kind):
+            if self._is_data:
+                return None
+            return "uncaptured", f"a {type(item).__name__} of {len(item)} elements"
         if kind in ("set", "frozenset"):
-            if _are_plain(item):
-                return kind, list(item)
-            return None
+            return kind, list(map(plain_key, item))
         if id(item) in self._numbers:
             return "again", self._numbers[id(item)]
         self._numbers[id(item)] = len(self._objects)
         self._objects.append(item)
-        if kind == "list" and _are_plain(item):
+        if kind == "list" and are_plain(item):
             # Lists of thousands of numbers are common, so they have a fast path.
-            return kind, [(i, ("value", value)) for i, value in enumerate(item)]
-        return kind, [(name, self._capture(value)) for name, value in _parts_of(item)]
+            values = [(i, ("value", value)) for i, value in enumerate(item)]
+            return kind_and_class(item, kind), values
+        parts = [(name, self._capture(value)) for name, value in parts_of(item)]
+        return kind_and_class(item, kind), parts
 
     def _capture_tensor(self, item: Tensor | np.ndarray) -> Any:
         if self._is_data or id(item) in self._saved_by_lightning:
@@ -312,20 +323,58 @@ class _Capture:
             return None
         return "array", torch.from_numpy(item.copy())
 
-    def _is_long(self, item: Any) -> bool:
-        """Return True for a long collection, unless a module keeps it and it contains numbers."""
-        is_collection = isinstance(item, (list, tuple, deque, dict, set, frozenset))
-        if not is_collection or len(item) <= MAX_LENGTH:
+    def _can_capture(self, item: Any, kind: str) -> bool:
+        """Return True if a collection is short enough, and if its keys can be saved."""
+        if kind == "object":
+            return True
+        if kind in ("set", "frozenset"):
+            is_builtin = type(item) in (set, frozenset)
+            return is_builtin and are_representable(item) and not self._is_long(item)
+        # Data keep what they always kept: the values of other keys.
+        if kind == "dict" and not self._is_data and not are_representable(item):
             return False
-        if isinstance(item, dict):
-            item = item.values()
-        return self._is_data or not _are_plain(item)
+        return not self._is_long(item)
+
+    def _is_long(self, item: Any) -> bool:
+        """Return True for a long collection, unless a module keeps it and it is small to save."""
+        if len(item) <= MAX_LENGTH:
+            return False
+        if self._is_data:
+            return True
+        values = item.values() if isinstance(item, dict) else item
+        return not are_plain(values) and not self._is_small(item)
+
+    def _is_small(self, item: Any) -> bool:
+        """Return True if a collection has at most `MAX_PARTS` parts, at any depth, and `MAX_BYTES`.
+
+        A part that occurs twice counts twice.
+        """
+        remaining = [item]
+        parts = size = 0
+        while remaining:
+            each = remaining.pop()
+            if isinstance(each, (Tensor, np.ndarray)):
+                if id(each) not in self._saved_by_lightning:
+                    size += each.nbytes
+            elif type(each) not in PLAIN_TYPES and kind_of(each) is not None:
+                inner = each
+                if isinstance(each, dict):
+                    inner = each.values()
+                elif kind_of(each) == "object":
+                    inner = dict(parts_of(each)).values()
+                parts += len(inner)
+                if parts <= MAX_PARTS:
+                    remaining.extend(inner)
+            if parts > MAX_PARTS or size > MAX_BYTES:
+                return False
+        return True
 
 
 class _Restore:
     """Restores what `_Capture` has captured, in the same order."""
 
-    def __init__(self):
+    def __init__(self, is_resume: bool):
+        self._is_resume = is_resume
         self._restored: list[Any] = []  # objects by their number
         self._ids: set[int] = set()
 
@@ -344,19 +393,25 @@ class _Restore:
         kind, content = saved
         if kind == "iterator":
             raise ValueError(f"{path} is an iterator, whose position no checkpoint contains")
+        if kind == "uncaptured":
+            if self._is_resume or item is _ABSENT:
+                raise ValueError(f"{path} is {content}, which no checkpoint contains")
+            return item
         if kind == "value":
             return content
         if kind == "enum":
             enum_class: Any = type(item)
             return enum_class[content]
-        if kind == "set":
-            return set(content)
-        if kind == "frozenset":
-            return frozenset(content)
+        if kind in ("set", "frozenset"):
+            current = {}
+            if isinstance(item, (set, frozenset)):
+                current = keys_by_plain_key(item)
+            elements = [restored_key(each, current, path) for each in content]
+            return set(elements) if kind == "set" else frozenset(elements)
         if kind == "tensor":
-            return _filled_tensor(item, content)
+            return filled_tensor(item, content)
         if kind == "array":
-            return _filled_array(item, content.numpy())
+            return filled_array(item, content.numpy())
         if kind == "again":
             return self._restored[content]
         return self._restore_parts(item, kind, content, path)
@@ -365,103 +420,43 @@ class _Restore:
         self, item: Any, kind: str, content: list[tuple[Any, Any]], path: str
     ) -> Any:
         """Return a list, tuple, dict or object with its saved parts."""
-        if _kind_of(item) != kind:
-            if kind == "object":
+        if not has_kind(item, kind):
+            name = kind.split(" ")[-1]
+            if name not in _NEW_CONTAINERS:
                 raise ValueError(f"{path} is another object than it was")
-            item = {"list": list, "tuple": tuple, "dict": dict}[kind]()
+            item = _NEW_CONTAINERS[name]()
         # Attributes may share a constant tuple and differ later. Tuples have no identity.
-        if id(item) in self._ids and kind != "tuple":
+        if id(item) in self._ids and not isinstance(item, tuple):
             raise ValueError(f"{path} is another object than it was")
         self._ids.add(id(item))
         number = len(self._restored)
         self._restored.append(item)
-        current = dict(_parts_of(item))
+        current = dict(parts_of(item))
         parts = {}
         for name, part in content:
             parts[name] = self.restore(current.get(name, _ABSENT), part, f"{path}.{name}")
         if isinstance(item, tuple):
-            self._restored[number] = _tuple_with(item, list(parts.values()))
+            self._restored[number] = tuple_with(item, list(parts.values()))
             return self._restored[number]
         if isinstance(item, (list, deque)):
             item.clear()
             item.extend(parts.values())
         elif isinstance(item, dict):
-            for name in current.keys() - parts.keys():
-                del item[name]
-            item.update(parts)
+            _fill_dict(item, parts, path)
         else:
             for name, part in parts.items():
-                _dict_of_attribute(item, name)[name] = part
+                dict_of_attribute(item, name)[name] = part
         return item
 
 
-def _kind_of(item: Any) -> str | None:
-    """Return the kind of an item that has parts; None for other items."""
-    for types, kind in _KINDS:
-        if isinstance(item, types):
-            return kind
-    if isinstance(item, _IGNORED) or not hasattr(item, "__dict__"):
-        return None
-    is_of_library = type(item).__module__.split(".")[0] in _LIBRARIES
-    if is_of_library and not isinstance(item, _CONTAINERS_OF_LIBRARIES):
-        return None
-    return "object"
-
-
-def _parts_of(item: Any) -> Iterator[tuple[Any, Any]]:
-    """Yield the parts of a list, a dict or an object, each with its name."""
-    if isinstance(item, (list, tuple, deque)):
-        yield from enumerate(item)
-        return
-    if isinstance(item, dict):
-        for name, value in item.items():
-            if isinstance(name, (str, int)):
-                yield name, value
-        return
-    for name, value in attributes_of(item).items():
-        if name not in _BASE_ATTRIBUTES and not isinstance(value, _METHODS):
-            yield name, value
-
-
-def _are_plain(values: Any) -> bool:
-    """Return True if all values are numbers, texts or None."""
-    return all(type(value) in PLAIN_TYPES for value in values)
-
-
-def _dict_of_attribute(item: Any, name: str) -> dict[str, Any]:
-    """Return the dict in which an object keeps an attribute."""
-    if isinstance(item, nn.Module):
-        for part in MODULE_PARTS:
-            attributes = vars(item).get(part, {})
-            if name in attributes:
-                return attributes
-    return vars(item)
-
-
-def _tuple_with(item: tuple, values: list[Any]) -> tuple:
-    """Return a tuple of the same class with these values; the tuple itself if it has them."""
-    has_values = len(values) == len(item)
-    if has_values and all(new is old for new, old in zip(values, item, strict=True)):
-        return item
-    if hasattr(item, "_fields"):
-        return type(item)(*values)
-    return tuple(values)
-
-
-@torch.no_grad()
-def _filled_tensor(item: Any, saved: Tensor) -> Tensor:
-    """Return a tensor with the saved values: the item itself if shape and type are the same."""
-    if not isinstance(item, Tensor):
-        return saved
-    is_same_kind = item.shape == saved.shape and item.dtype == saved.dtype
-    if is_same_kind and not item.is_inference():
-        return item.copy_(saved)
-    return saved.to(item.device)
-
-
-def _filled_array(item: Any, saved: np.ndarray) -> np.ndarray:
-    """Return an array with the saved values: the item itself if it has the same shape."""
-    if isinstance(item, np.ndarray) and item.flags.writeable and item.shape == saved.shape:
-        item[...] = saved
-        return item
-    return saved
+def _fill_dict(item: dict[Any, Any], parts: dict[Any, Any], path: str) -> None:
+    """Set the entries of a dict, in order, to saved ones; `parts` has them by plain keys."""
+    keys = keys_by_plain_key(item)
+    for plain in keys.keys() - parts.keys():
+        del item[keys[plain]]
+    restored = {restored_key(plain, keys, path): part for plain, part in parts.items()}
+    if [plain for plain in keys if plain in parts] != list(parts):
+        for key in restored:
+            item.pop(key, None)
+    for key, part in restored.items():
+        item[key] = part

@@ -25,8 +25,8 @@ import lit_dps.training.lightning_private as lightning_private
 from lit_dps.core.errors import ConfigError
 from lit_dps.optim.parameter_groups import group_settings
 from lit_dps.pruning.mask import walk_attributes
+from lit_dps.training.dict_keys import PLAIN_TYPES
 from lit_dps.training.hidden_state import (
-    PLAIN_TYPES,
     capture_attributes,
     equal_states,
     restore_attributes,

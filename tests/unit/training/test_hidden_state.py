@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections import deque, namedtuple
+from collections import Counter, OrderedDict, defaultdict, deque, namedtuple
 from enum import Enum
 from types import SimpleNamespace
 
@@ -40,7 +40,8 @@ def there_and_back(tmp_path, change, check, net=Net, fresh=lambda net: None):
     fresh(other)
     torch.save(capture_attributes(one), tmp_path / "state.pt")
     before = {id(part) for part in (other.__dict__.get("stages"), other.__dict__.get("hidden"))}
-    restore_attributes(torch.load(tmp_path / "state.pt", weights_only=True), other)
+    state = torch.load(tmp_path / "state.pt", weights_only=True)
+    restore_attributes(state, other, is_resume=True)
     assert {
         id(part) for part in (other.__dict__.get("stages"), other.__dict__.get("hidden"))
     } == before
@@ -62,6 +63,13 @@ def there_and_back(tmp_path, change, check, net=Net, fresh=lambda net: None):
         frozenset({3}),
         [],
         [1.0] * 5000,
+        {(1, "a"): 1, 0.5: 2, None: 3, "b": 4},
+        {(1, 2), (3, None)},
+        [(step, {"loss": 0.5}) for step in range(3000)],
+        {step: [step] for step in range(3000)},
+        OrderedDict(b=1, a=2),
+        Counter(a=2),
+        torch.Size([2, 3]),
     ],
     ids=lambda value: str(value)[:15],
 )
@@ -155,6 +163,94 @@ def test_loggers_are_left_alone(tmp_path):
 
 class Plain:
     pass
+
+
+@pytest.mark.parametrize(
+    ("former", "fresh"),
+    [
+        ({"a": 1, "b": 2}, {"b": 0, "a": 0, "c": 3}),
+        ({Color.RED: 1, Color.BLUE: 2, nn.ReLU: 3}, {nn.ReLU: 0, Color.BLUE: 0, Color.RED: 0}),
+        ({Color.RED: 1}, {Color.RED: 0, Color.BLUE: 0}),
+        ({(Color.RED, 1): {Color.BLUE}}, {(Color.RED, 1): {Color.RED, Color.BLUE}}),
+        (Counter(a=2), Counter(a=1, b=1)),
+        (defaultdict(list, {"a": [1]}), defaultdict(list, {"b": [2]})),
+        ({np.int64(3): 1}, {3: 0}),
+        ([1], deque([2])),
+        ((1, 2), Pair(3, 4)),
+    ],
+)
+def test_collections_keep_keys_order_and_class(tmp_path, former, fresh):
+    def check(net):
+        assert net.new == former and type(net.new) is type(former)
+        assert list(net.new) == list(former)
+
+    there_and_back(
+        tmp_path,
+        lambda net: setattr(net, "new", former),
+        check,
+        fresh=lambda net: setattr(net, "new", fresh),
+    )
+
+
+UNCAPTURED = {
+    "long list of tensors": [torch.zeros(100, 100) for _ in range(2000)],
+    "long list": [[number] for number in range(60_000)],
+    "dict by object": {Plain(): 1},
+    "set of objects": {Plain()},
+}
+
+
+@pytest.mark.parametrize("value", UNCAPTURED.values(), ids=list(UNCAPTURED))
+def test_a_new_process_refuses_collections_that_no_checkpoint_contains(tmp_path, value):
+    def change(net):
+        net.new = value
+
+    with raises_about(ValueError, "Net.new "):
+        there_and_back(tmp_path, change, lambda net: None, fresh=change)
+    # In the same process the collection is still there.
+    net = Net()
+    net.new, net.number = value, 1
+    before = capture_attributes(net)
+    net.number = 2
+    restore_attributes(before, net)
+    assert net.new is value and net.number == 1
+
+
+def test_data_leave_out_collections_that_no_checkpoint_contains(tmp_path):
+    class Data(LightningDataModule):
+        def __init__(self):
+            super().__init__()
+            self.pairs, self.by_object, self.epoch = [[1]] * 2000, {Plain(): 1, "a": 1}, 0
+
+    def change(data):
+        data.pairs[0], data.by_object["a"], data.epoch = [2], 2, 3
+
+    def check(data):
+        assert (data.epoch, data.pairs[0], data.by_object["a"]) == (3, [1], 2)
+        assert len(data.by_object) == 2
+
+    there_and_back(tmp_path, change, check, net=Data)
+
+
+@pytest.mark.parametrize(
+    ("former", "fresh"),
+    [
+        (deque([1], maxlen=3), None),
+        (defaultdict(list, a=[1]), None),
+        (Pair(1, 2), (1, 2)),
+        (SimpleNamespace(n=1), Plain()),
+        ({Color.RED: 1}, {}),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_an_object_of_another_class_is_not_restored(tmp_path, former, fresh):
+    with raises_about(ValueError, "Net.new "):
+        there_and_back(
+            tmp_path,
+            lambda net: setattr(net, "new", former),
+            lambda net: None,
+            fresh=lambda net: setattr(net, "new", fresh),
+        )
 
 
 @pytest.mark.parametrize("value", [iter([1, 2]), Plain()], ids=["iterator", "object"])
