@@ -289,12 +289,14 @@ class Course:
                 return
         elif len(tried) == 1:
             # K is the best over rates, so one rate is no bound.
+            missed = self._missed_steps(batch_size, tried, limit)
             print_line(
-                f"  K > {limit} at {self.plan.rate_key} = {rate}; no budget for another rate"
+                f"  K > {missed} at {self.plan.rate_key} = {rate}; no budget for another rate"
             )
         else:
-            store_bound(self.question.store, batch_size, limit)
-            print_line(f"  K > {limit}: no learning rate met the goal within these steps")
+            missed = self._missed_steps(batch_size, tried, limit)
+            store_bound(self.question.store, batch_size, missed)
+            print_line(f"  K > {missed}: no learning rate met the goal within these steps")
         if factor is not None and self._waits_for_budget(batch_size, tried, limit):
             print_line("  a larger --budget runs another learning rate")
             return
@@ -303,6 +305,25 @@ class Course:
     def can_end(self, batch_size: int, tried: Mapping[float, Outcome], limit: int) -> bool:
         """Return True if a run at one more rate ends within the time for runs."""
         return self._seconds_of_rate(batch_size, tried, limit) <= self.remaining_seconds()
+
+    def _missed_steps(self, batch_size: int, tried: Mapping[float, Outcome], limit: int) -> int:
+        """Return the steps in which no rate met the goal: the fewest steps of the rates so far.
+
+        Rates that an earlier command ran may have had a lower limit. Rates that diverged do not
+        count, because they do not meet the goal later.
+
+        Args:
+            batch_size: The batch size.
+            tried: The rates so far, none of which met the goal.
+            limit: The limit of this command. It is the result if all rates diverged.
+        """
+        outcomes = list(tried.values())
+        steps = []
+        for result in results_at(self.all_runs, batch_size):
+            point = result.trial.point
+            if point < len(outcomes) and outcomes[point].rank == MISSED:
+                steps.append(result.steps_run)
+        return min(steps, default=limit)
 
     def _waits_for_budget(
         self, batch_size: int, tried: Mapping[float, Outcome], limit: int
@@ -328,7 +349,7 @@ class Course:
         most the steps that all runs may take. They are a multiple of the check interval; 0 if the
         time ends before a check.
         """
-        # Without the runs at this batch size, a continued run has the same limit.
+        # The runs at this batch size do not change the limit. Runs at other ones may change it.
         law = self.law(without=batch_size)
         steps = float(np.quantile(law.samples([batch_size]), 1 - LATE))
         interval = self.goal.check_interval
@@ -371,6 +392,8 @@ class Course:
     def _try(self, batch_size: int, factors: Sequence[float], limit: float) -> bool:
         """Run the last of some rates at a batch size, store its outcome, and return if it ended.
 
+        The outcome of an earlier rate that missed a lower limit is stored again.
+
         Args:
             batch_size: The batch size, in examples.
             factors: The rates over the rate by the rule; the earlier ones were run.
@@ -383,13 +406,18 @@ class Course:
         except AllFail as error:
             # The user's code may refuse values that are not finite.
             print_line(f"  the run failed: {error}")
-        outcome = Outcome(MISSED, math.inf)
+        outcomes = {len(factors) - 1: Outcome(MISSED, math.inf)}
+        tried = list(self._tried(batch_size).values())
         for result in results_at(self.all_runs, batch_size):
-            if result.trial.point == len(factors) - 1:
-                outcome = outcome_of(result, self.goal)
-        value = outcome.value if math.isfinite(outcome.value) else None
-        stored = [batch_size, _rounded(factors[-1]), outcome.rank, value]
-        self.question.store.append("tried", stored)
+            point = result.trial.point
+            # Earlier runs that missed a lower limit were continued to this one.
+            if point in outcomes or (point < len(tried) and tried[point].rank == MISSED):
+                outcomes[point] = outcome_of(result, self.goal)
+        for point, outcome in sorted(outcomes.items()):
+            if point == len(factors) - 1 or outcome != tried[point]:
+                value = outcome.value if math.isfinite(outcome.value) else None
+                stored = [batch_size, _rounded(factors[point]), outcome.rank, value]
+                self.question.store.append("tried", stored)
         return True
 
     def _tried(self, batch_size: int) -> dict[float, Outcome]:

@@ -102,6 +102,47 @@ def test_two_rates_that_miss_the_step_limit_are_compared_by_their_metric(tmp_pat
     assert affordable - course.remaining_seconds() == pytest.approx(seconds)
 
 
+@pytest.mark.parametrize(("can_end", "steps"), [(False, [2, 2]), (True, [4, 4, 4])])
+def test_a_bound_is_not_above_the_steps_of_the_rates_that_missed(
+    monkeypatch, tmp_path, capsys, can_end, steps
+):
+    """An earlier command ran two rates to step 2; the limit is 4 now. A third rate continues them."""
+    plan = PilotPlan(4, "model.lr", 0.01, 0.5, is_adaptive=True)
+    store = FakeStore()
+    question = question_with(store, 1e-12)
+    question.times.check = 0.0
+    runs = probes_of(tmp_path, f"{__name__}.SmallRateIsWorse")
+    question = dataclasses.replace(question, plan=plan, probes=runs)
+    law = SimpleNamespace(samples=lambda sizes: np.full((4, 1), 4.0))
+    run = PilotRun(**pilot_fields())
+    course = _WithLaw(question, plan, clock(), StopRequest(), run, law)
+    assert course._try(8, [1.0], limit=2) and course._try(8, [1.0, 2.0], limit=2)
+    assert course.step_limit(8) == 4
+    monkeypatch.setattr(Course, "can_end", lambda *_: can_end)
+    course.resume()
+    assert [result.steps_run for result in results_at(runs.all_runs(), 8)] == steps
+    assert store.values["bounds"] == [[8, float(steps[0])]]
+    assert f"K > {steps[0]}:" in capsys.readouterr().err
+
+
+class MeetsLate(Net):
+    """Meets its goal at step 4."""
+
+    def validation_step(self, batch, batch_idx):
+        self.log("val_error", 0.5 if self.global_step < 4 else 0.0)
+
+
+def test_a_rate_that_meets_the_goal_as_it_is_continued_has_a_k(tmp_path):
+    plan = PilotPlan(4, "model.lr", 0.01, 0.5, is_adaptive=True)
+    runs = probes_of(tmp_path, f"{__name__}.MeetsLate")
+    question = dataclasses.replace(question_with(FakeStore(), 1e-12), plan=plan, probes=runs)
+    course = Course(question, plan, clock(), StopRequest(), PilotRun(**pilot_fields()))
+    assert course._try(8, [1.0], limit=2)
+    assert course._tried(8) == {1.0: Outcome(MISSED, 0.5)}
+    assert course._try(8, [1.0, 2.0], limit=4)
+    assert course._tried(8) == {1.0: Outcome(MET, 4), 2.0: Outcome(MET, 4)}
+
+
 def course_of(question: Question, **values) -> Course:
     run = PilotRun(**pilot_fields(**values))
     return Course(question, PLAN, clock(), StopRequest(), run)
