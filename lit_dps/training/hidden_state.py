@@ -423,7 +423,10 @@ class _Restore:
         if not has_kind(item, kind):
             name = kind.split(" ")[-1]
             if name not in _NEW_CONTAINERS:
-                raise ValueError(f"{path} is another object than it was")
+                if item is _ABSENT:
+                    raise ValueError(f"{path} is missing, and was a {name}; set it in __init__")
+                found = type(item).__qualname__
+                raise ValueError(f"{path} is a {found}, and was a {name}; set it in __init__")
             item = _NEW_CONTAINERS[name]()
         # Attributes may share a constant tuple and differ later. Tuples have no identity.
         if id(item) in self._ids and not isinstance(item, tuple):
