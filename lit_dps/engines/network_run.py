@@ -378,12 +378,7 @@ class NetworkRun(ReadableRun):
         self.steps += self.attempt.goal.check_interval
         self._collect_flags()
         self.attempt.record(
-            self.steps,
-            outcome.value,
-            outcome.exact,
-            outcome.loss,
-            outcome.finite,
-            outcome.metrics,
+            self.steps, outcome.value, outcome.exact, outcome.loss, outcome.finite, outcome.metrics
         )
 
     def read_end(self) -> None:
