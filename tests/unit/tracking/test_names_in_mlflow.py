@@ -228,7 +228,7 @@ def test_views_ask_for_the_study_alone():
 def test_the_study_of_the_name_alone_shows_the_k_star_of_each_cell(stored):
     url, cell = stored
     best = Trial(CELL, 0, {"model.learning_rate": 0.1})
-    other = Trial(Cell(8, 0.5, (("data.kind", "a"), ("model.delay", 2))), 1, {})
+    other = Trial(Cell(8, 0.5, (("data.kind", "./a"), ("model.delay", 2))), 1, {})
     for k_star in (1600, 1600, 1200):  # as it was, and a better one
         store_k_star_trials(url, "s", [(best, k_star), (other, 900)])
     study = optuna.load_study(study_name="s", storage=open_storage(url))
@@ -240,6 +240,8 @@ def test_the_study_of_the_name_alone_shows_the_k_star_of_each_cell(stored):
         and len(shown) == 3
     )
     assert shown[1][1] == {"batch_size": 8, "sparsity": 0.5, "model.delay": 2}
+    # A stored name has what follows the last dot of a text, as in earlier versions.
+    assert shown[1][2] == "B=8 S=0.5 kind=/a delay=2"
     assert study.metric_names == ["K*"]
     assert all(trial.user_attrs.keys() == schema.OUTCOME_ATTRS.keys() for trial in study.trials)
     optuna.visualization.plot_slice(study, params=["batch_size"])
