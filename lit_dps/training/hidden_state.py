@@ -311,6 +311,10 @@ class _Capture:
             # Lists of thousands of numbers are common, so they have a fast path.
             values = [(i, ("value", value)) for i, value in enumerate(item)]
             return kind_and_class(item, kind), values
+        if kind == "dict" and self._is_data:
+            # Other keys of data, such as pairs of a split and a device, are those of caches.
+            parts = [part for part in parts_of(item) if isinstance(part[0], (str, int))]
+            return kind, [(name, self._capture(value)) for name, value in parts]
         parts = [(name, self._capture(value)) for name, value in parts_of(item)]
         return kind_and_class(item, kind), parts
 
@@ -445,16 +449,20 @@ class _Restore:
             item.clear()
             item.extend(parts.values())
         elif isinstance(item, dict):
-            _fill_dict(item, parts, path)
+            keys = keys_by_plain_key(item)
+            if kind == "dict":  # of data, or of a former version: other keys are not saved
+                keys = {name: key for name, key in keys.items() if isinstance(name, (str, int))}
+            _fill_dict(item, keys, parts, path)
         else:
             for name, part in parts.items():
                 dict_of_attribute(item, name)[name] = part
         return item
 
 
-def _fill_dict(item: dict[Any, Any], parts: dict[Any, Any], path: str) -> None:
-    """Set the entries of a dict, in order, to saved ones; `parts` has them by plain keys."""
-    keys = keys_by_plain_key(item)
+def _fill_dict(
+    item: dict[Any, Any], keys: dict[Any, Any], parts: dict[Any, Any], path: str
+) -> None:
+    """Set the entries of `keys` in a dict, in order, to saved ones, which are by plain keys."""
     for plain in keys.keys() - parts.keys():
         del item[keys[plain]]
     restored = {restored_key(plain, keys, path): part for plain, part in parts.items()}

@@ -221,13 +221,15 @@ def test_data_leave_out_collections_that_no_checkpoint_contains(tmp_path):
         def __init__(self):
             super().__init__()
             self.pairs, self.by_object, self.epoch = [[1]] * 2000, {Plain(): 1, "a": 1}, 0
+            self.cache = {("train", 0): torch.ones(1)}
 
     def change(data):
         data.pairs[0], data.by_object["a"], data.epoch = [2], 2, 3
+        data.cache = {("val", 0): torch.ones(1)}
 
     def check(data):
         assert (data.epoch, data.pairs[0], data.by_object["a"]) == (3, [1], 2)
-        assert len(data.by_object) == 2
+        assert len(data.by_object) == 2 and list(data.cache) == [("train", 0)]
 
     there_and_back(tmp_path, change, check, net=Data)
 
