@@ -162,7 +162,16 @@ class ImageClassifier(LightningModule):
         else:
             # One forward pass yields both.
             logits = self(x)
-            wrong = logits.argmax(1) != y
+            predicted = logits.argmax(1)
+            if predicted.shape != y.shape:
+                # A comparison could broadcast the shapes.
+                raise ConfigError(
+                    "data",
+                    f"labels of shape {tuple(y.shape)}",
+                    f"the shape {tuple(predicted.shape)}, one class for each prediction; for other "
+                    "labels, override per_example_error and summed_loss",
+                )
+            wrong = predicted != y
             loss = F.cross_entropy(logits, y, reduction="sum")
         self._mistakes += wrong.sum()
         self._seen += wrong.numel()

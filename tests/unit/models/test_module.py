@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from lit_dps.core.errors import ConfigError
 from lit_dps.module import ImageClassifier, weights_finite
+from tests.support.errors import refuses
 from tests.support.tiny import QUIET
 
 LOGITS = torch.randn(17, 3, generator=torch.Generator().manual_seed(1))
@@ -106,3 +107,12 @@ def test_one_weight_that_is_not_finite_is_seen(bad):
     with torch.no_grad():
         network[1].bias[1] = bad
     assert weights_finite(network) is False
+
+
+def test_labels_that_are_no_classes_are_refused_also_where_their_shape_would_broadcast():
+    module = ImageClassifier(nn.Linear(4, 3))
+    module.on_validation_epoch_start()
+    batch = (torch.randn(3, 4), torch.eye(3))  # as many examples as classes
+    with refuses("data", "labels of shape (3, 3)"):
+        module.validation_step(batch, 0)
+    module.validation_step((batch[0], torch.arange(3)), 0)
