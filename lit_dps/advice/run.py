@@ -54,7 +54,7 @@ from lit_dps.parallel.process import (
     prepare_process,
 )
 from lit_dps.storage.advice_store import AdviceStore
-from lit_dps.storage.header import identity_changes
+from lit_dps.storage.header import identity_changes, remedy_of
 from lit_dps.storage.read import read_study
 from lit_dps.storage.schema import PROBES_SUFFIX
 from lit_dps.study.display import LEAVING
@@ -227,8 +227,7 @@ def _check(
     if differences:
         raise UserError(
             f"the stored advice of study.name {setup.study.name!r} has another "
-            f"configuration: {'; '.join(map(str, differences))}. Restore the former "
-            "values, or choose another study.name.",
+            f"configuration: {'; '.join(map(str, differences))}. {remedy_of(differences)}",
             key="study.name",
             value=setup.study.name,
         )

@@ -17,7 +17,7 @@ from lit_dps.core.config import StudyConfig, folder_name
 from lit_dps.core.environment import DATA
 from lit_dps.core.errors import ConfigError, StorageError, UserError
 from lit_dps.core.goal import Goal
-from lit_dps.core.identity import one_spelling
+from lit_dps.core.identity import OBJECTS, one_spelling
 from lit_dps.core.racing import larger_factor
 from lit_dps.core.repeats import RepeatPlan
 from lit_dps.core.search_space import ExpandedSpace, is_continuation, space_to_dict
@@ -278,8 +278,7 @@ def _check_identity(storage: BaseStorage, name: str, identity: Mapping[str, Any]
     if differences:
         raise StudyChanged(
             f"study {name!r} was made with another configuration: "
-            f"{'; '.join(map(str, differences))}. Restore the former values, or choose "
-            "another study.name for the new configuration.",
+            f"{'; '.join(map(str, differences))}. {remedy_of(differences)}",
             keys=[difference.key for difference in differences],
         )
 
@@ -317,6 +316,19 @@ def identity_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[
     before.pop(schema.UNREAD, None)
     now.pop(schema.UNREAD, None)
     return compare(before, now)
+
+
+def remedy_of(differences: Iterable[Difference]) -> str:
+    """Return what a user can do about differences of a configuration."""
+    remedy = "Restore the former values, or choose another study.name for the new configuration."
+    for difference in differences:
+        names = (str(difference.before), str(difference.now))
+        if all(name.startswith(f"{OBJECTS}.") for name in names):
+            return (
+                f"{remedy} The digest at the end of {difference.key} also differs if an earlier "
+                "version of lit_dps computed it; then only another study.name helps."
+            )
+    return remedy
 
 
 def compare(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Difference]:

@@ -6,11 +6,12 @@ from collections.abc import Mapping
 
 from lit_dps.analysis.analysis import Analysis
 from lit_dps.core.config import StorageConfig
+from lit_dps.core.identity import OBJECTS
 from lit_dps.report.answer import retrain_command
 from lit_dps.storage.urls import without_password
 
 # Class paths that only the script or notebook can import that ran the study.
-LOCAL_MODULES = ("__main__.", "lit_dps_objects.")
+LOCAL_MODULES = ("__main__.", f"{OBJECTS}.")
 
 
 def retrain_hint(analysis: Analysis, storage: StorageConfig) -> str:

@@ -7,27 +7,22 @@ import hashlib
 import importlib
 import inspect
 import os
-import site
 import sys
-import sysconfig
 import textwrap
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from functools import cache
-from importlib.metadata import PathDistribution
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
-import lit_dps
 from lit_dps.core.environment import UNKNOWN, is_same_source
 from lit_dps.core.errors import UserError
 from lit_dps.core.record import setting
+from lit_dps.core.user_code import is_user_file
 
 LENGTH = 16  # hexadecimal digits of a hash
 MAIN = ("__main__", "__mp_main__")  # the script or notebook that runs lit_dps; its name in workers
 MACHINE_MODULES = ("sitecustomize", "usercustomize")  # they differ between installations
-_PACKAGE_FOLDERS = {"site-packages", "dist-packages"}
 _WITH_DOCSTRING = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
@@ -52,7 +47,7 @@ def source_hashes(config: Any) -> dict[str, list[str]]:
         if name in (*MAIN, *MACHINE_MODULES, *figures) or not isinstance(file, str):
             continue
         # torch makes modules without a file.
-        if _is_users(file) and os.path.isfile(file):
+        if is_user_file(file) and os.path.isfile(file):
             hashes[_place_of(name, Path(file))] = _hashes_of_file(file)
     for text in texts_in(config):
         if text.startswith("__main__."):
@@ -100,51 +95,6 @@ def refuse_changed_sources(began: Mapping[str, Any], now: Mapping[str, Any]) -> 
             "start the command again.",
             value=changed,
         )
-
-
-@cache
-def _installed() -> tuple[str, ...]:
-    """Return the folders of installed packages, of the standard library and of lit_dps."""
-    folders = [sysconfig.get_paths()[key] for key in ("stdlib", "platstdlib", "purelib", "platlib")]
-    folders += [site.getusersitepackages(), str(Path(lit_dps.__file__).parent)]
-    return tuple(os.path.realpath(folder) + os.sep for folder in folders)
-
-
-@cache
-def _installed_with_target() -> tuple[str, ...]:
-    """Return the folders and files of packages that `pip install --target` put on the import path.
-
-    Other files in the same folder may be the user's.
-    """
-    paths = set()
-    for folder in sys.path:
-        if _PACKAGE_FOLDERS & {*Path(os.path.realpath(folder)).parts}:
-            continue  # all its files count as installed anyway, and their lists take seconds
-        for info in Path(folder or ".").glob("*.dist-info"):
-            for file in PathDistribution(info).files or ():
-                first = file.parts[0]
-                if first in ("..", info.name):
-                    continue
-                path = os.path.realpath(info.with_name(first))
-                is_package = len(file.parts) > 1
-                paths.add(path + os.sep if is_package else path)
-    return tuple(sorted(paths))
-
-
-def is_installed(module: ModuleType | None) -> bool:
-    """Return True if a module is of an installed package other than lit_dps."""
-    file = getattr(module, "__file__", None)
-    return isinstance(file, str) and _is_in_package_folder(os.path.realpath(file))
-
-
-@cache
-def _is_users(file: str) -> bool:
-    path = os.path.realpath(file)
-    return not path.startswith(_installed()) and not _is_in_package_folder(path)
-
-
-def _is_in_package_folder(path: str) -> bool:
-    return bool(_PACKAGE_FOLDERS & {*Path(path).parts}) or path.startswith(_installed_with_target())
 
 
 def _hashes_of_file(file: str) -> list[str]:

@@ -126,14 +126,31 @@ def tuple_with(item: tuple, values: list[Any]) -> tuple:
 
 
 @torch.no_grad()
-def filled_tensor(item: Any, saved: Tensor) -> Tensor:
-    """Return a tensor with the saved values: the item itself if shape and type are the same."""
+def filled_tensor(item: Any, saved: Tensor, device_type: str) -> Tensor:
+    """Return a tensor with the saved values: the item itself if shape and type are the same.
+
+    Args:
+        item: The present item.
+        saved: The values, on the device onto which the checkpoint was read.
+        device_type: Where a tensor is made if the item is none, such as "cuda"; "" for the device
+            of `saved`.
+    """
     if not isinstance(item, Tensor):
-        return saved
+        if device_type in ("", saved.device.type) or not _is_available(device_type):
+            return saved
+        return saved.to(device_type)
     is_same_kind = item.shape == saved.shape and item.dtype == saved.dtype
     if is_same_kind and not item.is_inference():
         return item.copy_(saved)
     return saved.to(item.device)
+
+
+def _is_available(device_type: str) -> bool:
+    if device_type in ("cpu", "meta"):
+        return True
+    return torch.accelerator.is_available() and device_type == str(
+        torch.accelerator.current_accelerator()
+    )
 
 
 def filled_array(item: Any, saved: np.ndarray) -> np.ndarray:

@@ -1,8 +1,9 @@
 """Keys of dicts, and elements of sets, as plain values that a checkpoint can contain.
 
-A number, a text or a tuple of them represents itself. A member of an Enum, a class, a function, a
-type of torch or a device is represented by its name. After a resume, the key of the same name in
-the new dict replaces the name.
+A number, a text or a tuple of them represents itself. A device, a size and a type of torch are
+represented by their names and made again after a resume. A member of an Enum, a class or a
+function is represented by its name too. After a resume, the key of the same name in the new dict
+replaces it.
 """
 
 from __future__ import annotations
@@ -17,6 +18,10 @@ import torch
 
 PLAIN_TYPES = (bool, int, float, complex, str, type(None))
 _NAME = "lit_dps name"  # the first element of a name
+_DEVICE = "lit_dps device"
+_SIZE = "lit_dps size"
+_CONSTANT = "lit_dps torch"
+_CONSTANTS = (torch.dtype, torch.layout, torch.memory_format)  # such as torch.float32
 
 
 class UnknownKey(ValueError):
@@ -39,10 +44,14 @@ def plain_key(key: Any) -> Any:
         return str.__str__(key)
     if type(key) is tuple:
         return tuple(map(plain_key, key))
+    if isinstance(key, torch.Size):
+        return (_SIZE, *key)
     if isinstance(key, (type, FunctionType, BuiltinFunctionType)):
         return _NAME, key.__qualname__
-    if isinstance(key, (torch.dtype, torch.device)):
-        return _NAME, str(key)
+    if isinstance(key, torch.device):
+        return _DEVICE, str(key)
+    if isinstance(key, _CONSTANTS):
+        return _CONSTANT, str(key).removeprefix("torch.")
     raise UnknownKey(f"a key is a {type(key).__name__}")
 
 
@@ -75,16 +84,18 @@ def restored_key(plain: Any, current: dict[Any, Any], path: str) -> Any:
         path: Name of the dict or set in the message.
 
     Raises:
-        ValueError: for a name that no present key has.
+        ValueError: for a name of an Enum, a class or a function that no present key has.
     """
     if plain in current:
         return current[plain]
-    if _has_name(plain):
-        raise ValueError(f"{path} has no key {plain}, which cannot be made from a checkpoint")
-    return plain
-
-
-def _has_name(plain: Any) -> bool:
     if not isinstance(plain, tuple):
-        return False
-    return plain[:1] == (_NAME,) or any(map(_has_name, plain))
+        return plain
+    if plain[:1] == (_DEVICE,):
+        return torch.device(plain[1])
+    if plain[:1] == (_SIZE,):
+        return torch.Size(plain[1:])
+    if plain[:1] == (_CONSTANT,):
+        return getattr(torch, plain[1])
+    if plain[:1] == (_NAME,):
+        raise ValueError(f"{path} has no key {plain[1]}, which cannot be made from a checkpoint")
+    return tuple(restored_key(part, current, path) for part in plain)

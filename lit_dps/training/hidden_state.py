@@ -322,7 +322,7 @@ class _Capture:
         if self._is_data or id(item) in self._saved_by_lightning:
             return None
         if isinstance(item, Tensor):
-            return "tensor", item.detach().clone()
+            return f"tensor {item.device.type}", item.detach().clone()
         if item.dtype.kind not in "biufc":
             return None
         return "array", torch.from_numpy(item.copy())
@@ -412,8 +412,8 @@ class _Restore:
                 current = keys_by_plain_key(item)
             elements = [restored_key(each, current, path) for each in content]
             return set(elements) if kind == "set" else frozenset(elements)
-        if kind == "tensor":
-            return filled_tensor(item, content)
+        if kind.startswith("tensor"):
+            return filled_tensor(item, content, kind.partition(" ")[-1])
         if kind == "array":
             return filled_array(item, content.numpy())
         if kind == "again":

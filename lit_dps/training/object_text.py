@@ -12,6 +12,8 @@ import dis
 import functools
 import hashlib
 import inspect
+import logging
+import os
 import re
 import sys
 import types
@@ -20,6 +22,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from enum import Enum
+from io import IOBase
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -27,16 +30,22 @@ import numpy as np
 import torch
 from lightning.pytorch import LightningDataModule
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+from torch.utils.data import Dataset
 
+from lit_dps.core.identity import OBJECTS
+from lit_dps.core.user_code import is_user_module
 from lit_dps.pruning.mask import GENERATORS, MAX_LENGTH
 
 # Modules of this process alone: the script or notebook, and classes without an importable path.
-_PROCESS_MODULES = ("__main__", "__mp_main__", "lit_dps_objects")
-_LIBRARIES = {*sys.stdlib_module_names, "torch", "lightning", "numpy"}
-_PACKAGE_FOLDER = re.compile(r"[/\\](site|dist)-packages[/\\]")
+_PROCESS_MODULES = ("__main__", "__mp_main__", OBJECTS)
 _ADDRESS = re.compile(r"\b0x[0-9a-fA-F]+")
 _SCALARS = (bool, int, float, complex, str, bytes, type(None))
 _GLOBAL_READS = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS")
+# A text form may be shortened. Of a library's container it rarely has all elements.
+_SHORTENED = re.compile(r"\.\.\.|…")
+_SHOWN_WHOLE = (range, str, bytes, bytearray, np.generic)
+_CachedFunction = type(functools.cache(len))
 MAX_ELEMENTS = 1 << 20  # of an array; of a larger one, evenly spaced elements are described
 
 
@@ -101,6 +110,10 @@ class _Describer:
         if isinstance(item, functools.partial):
             parts = {"func": item.func, "args": item.args, "keywords": item.keywords}
             return "partial" + self._parts(parts.items(), name)
+        if isinstance(item, _CachedFunction):
+            return "cached" + self._parts({"func": item.__wrapped__}.items(), name)
+        if isinstance(item, re.Pattern):  # its text form has 200 characters
+            return f"pattern {item.pattern!r} {item.flags}"
         if isinstance(item, types.MethodType):
             parts = {"self": item.__self__, "function": item.__func__}
             return "method" + self._parts(parts.items(), name)
@@ -111,7 +124,11 @@ class _Describer:
             return self._function(item)
         if isinstance(item, type):
             return self._class(item)
-        if isinstance(item, dict):
+        if item is os.environ or isinstance(item, logging.Logger):
+            # Their values belong to the process, as those of a module of Python do.
+            return f"{_path_of(type(item))} {getattr(item, 'name', '')}"
+        is_mapping = isinstance(item, Mapping) and not is_of_user(type(item))
+        if isinstance(item, dict) or is_mapping:
             return self._mapping(item, name)
         if isinstance(item, (set, frozenset)):
             return _path_of(type(item)) + repr(sorted(self._elements(item, name)))
@@ -140,7 +157,9 @@ class _Describer:
         return repr(texts)
 
     def _array(self, item: Tensor | np.ndarray, name: str) -> str:
-        text = f"{tuple(item.shape)} {item.dtype}"
+        text = f"{shape_of(item)} {item.dtype}"
+        if is_lazy(item):
+            return text
         if isinstance(item, np.ndarray):
             if item.dtype.hasobject:
                 return text + repr(self._elements(item.ravel().tolist(), name))
@@ -214,13 +233,23 @@ class _Describer:
             return texts[0]
         if isinstance(item, nn.Module):
             return self._module(item)
+        parts = _pandas_parts(item)
+        if parts:
+            return repr([*texts, self._parts(parts.items(), name)])
         attributes = dict(_attributes_of(item))
-        if is_of_user(type(item)):
+        is_users = is_of_user(type(item))
+        if is_users or isinstance(item, (Dataset, LightningDataModule)):
             texts.append(self._parts(sorted(attributes.items()), name))
-        if not attributes or not is_of_user(type(item)):
-            texts.append(shown_without_address(item))
-            if not texts[-1] and not is_of_user(type(item)):
-                self.opaque.append(name)
+            if not attributes:
+                texts.append(shown_without_address(item))
+            return repr(texts)
+        if isinstance(item, IOBase):  # its text form depends on the terminal
+            self.opaque.append(name)
+            return texts[0]
+        texts.append(shown_without_address(item))
+        is_container = hasattr(type(item), "__len__") and not isinstance(item, _SHOWN_WHOLE)
+        if not texts[-1] or is_container or _SHORTENED.search(texts[-1]):
+            self.opaque.append(name)
         return repr(texts)
 
     def _module(self, module: nn.Module) -> str:
@@ -239,8 +268,32 @@ class _Describer:
             texts.append([path, *values])
         for name, tensor in module.state_dict(keep_vars=True).items():
             if isinstance(tensor, Tensor):
-                texts.append([name, tuple(tensor.shape), str(tensor.dtype)])
+                texts.append([name, shape_of(tensor), str(tensor.dtype)])
         return repr(texts)
+
+
+def shape_of(item: Tensor | np.ndarray) -> tuple[int, ...] | str:
+    """Return the shape of a tensor or array; "lazy" for a parameter without a shape yet."""
+    if is_lazy(item):
+        return "lazy"
+    return tuple(item.shape)
+
+
+def _pandas_parts(item: Any) -> dict[str, Any]:
+    """Return the values and names of a table, a column or an index of pandas; {} for others."""
+    pandas = sys.modules.get("pandas")
+    if pandas is None or not isinstance(item, (pandas.DataFrame, pandas.Series, pandas.Index)):
+        return {}
+    if isinstance(item, pandas.DataFrame):
+        parts = {"columns": list(item.columns), "types": [str(each) for each in item.dtypes]}
+    else:
+        parts = {"name": item.name, "types": str(item.dtype)}
+    try:
+        parts["values"] = pandas.util.hash_pandas_object(item).to_numpy()
+    except TypeError:  # a cell has a list or another value without a hash
+        parts["values"] = item.to_numpy(dtype=object)
+        parts["index"] = list(getattr(item, "index", []))
+    return parts
 
 
 def shown_without_address(item: Any) -> str:
@@ -287,13 +340,10 @@ def _is_importable(item: Any) -> bool:
 
 
 def is_of_user(cls: type) -> bool:
-    """Return True for a class of the user, and for containers of any attributes."""
+    """Return True for a class of the user or of lit_dps, and for containers of any attributes."""
     if cls.__module__ in _PROCESS_MODULES or cls in (SimpleNamespace, Namespace):
         return True
-    if cls.__module__.split(".")[0] in _LIBRARIES:
-        return False
-    file = getattr(sys.modules.get(cls.__module__), "__file__", None)
-    return not _PACKAGE_FOLDER.search(file or "")
+    return cls.__module__.startswith("lit_dps.") or is_user_module(cls.__module__)
 
 
 def source_of(code: types.CodeType) -> str:

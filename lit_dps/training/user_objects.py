@@ -15,6 +15,7 @@ import inspect
 import sys
 import types
 from collections.abc import Callable, Mapping, Sequence
+from enum import Enum
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,13 +24,18 @@ from lightning.pytorch import LightningDataModule, LightningModule
 from torch import Tensor, nn
 
 from lit_dps.core.errors import ConfigError
+from lit_dps.core.identity import OBJECTS
 from lit_dps.core.text import shorten
 from lit_dps.pruning.mask import MAX_LENGTH
 from lit_dps.training.hidden_state import preserve_rng_state
-from lit_dps.training.object_text import describe, is_of_user, shown_without_address, source_of
+from lit_dps.training.object_text import (
+    describe,
+    is_of_user,
+    shape_of,
+    shown_without_address,
+    source_of,
+)
 
-# The module of classes without an importable path. It exists in this process only.
-OBJECTS = "lit_dps_objects"
 BASES = {"model": LightningModule, "data": LightningDataModule}
 EXAMPLES = {
     "model": "model=lambda lr=1e-3: MyModel(my_network(), lr=lr)",
@@ -37,6 +43,10 @@ EXAMPLES = {
 }
 BATCH_SIZE_NAMES = ("batch_size", "train_batch_size", "batchsize", "batch", "bs")
 DIGEST_LENGTH = 8  # hexadecimal digits
+_CLASS_OF = "the class of "
+_HOOKS_OF = "the number of hooks of "
+# Methods that set an attribute whose name is an argument.
+_SETTERS = ("setattr", "add_module", "register_module")
 
 
 class ObjectConfig(NamedTuple):
@@ -312,7 +322,7 @@ def _refuse_difference(section: str, instance: Any, arguments: Mapping[str, Any]
     before, after = _facts(instance), _facts(made)
     for name in [*after, *before]:
         is_added = name not in after
-        if is_added and _is_set_by_methods(instance, name):
+        if is_added and _is_set_by_methods(instance, name, after):
             continue
         if is_added or name not in before or before[name] != after[name]:
             was = _shown_fact(before, name)
@@ -342,13 +352,13 @@ def _facts(instance: Any) -> dict[str, Any]:
         facts |= _facts_of_weights(instance)
     for path, part in parts.items():
         if path:
-            facts[f"the class of {path}"] = type(part).__qualname__
+            facts[f"{_CLASS_OF}{path}"] = type(part).__qualname__
         for name, value in vars(part).items():
             if _is_compared(name):
                 facts[f"{path}.{name}".lstrip(".")] = _comparable(value)
         if isinstance(part, nn.Module):
             hooks = len(part._forward_hooks) + len(part._forward_pre_hooks)
-            facts[f"the number of hooks of {path or 'the module'}"] = hooks
+            facts[f"{_HOOKS_OF}{path or 'the module'}"] = hooks
     return facts
 
 
@@ -358,7 +368,7 @@ def _facts_of_weights(module: nn.Module) -> dict[str, Any]:
     for name, value in module.state_dict(keep_vars=True).items():
         if not isinstance(value, Tensor):
             continue
-        facts[name] = tuple(value.shape)
+        facts[name] = shape_of(value)
         facts[f"the type of {name}"] = value.dtype
         facts[f"requires_grad of {name}"] = value.requires_grad
     return facts
@@ -374,10 +384,12 @@ def _comparable(value: Any, depth: int = 4) -> Any:
 
     Elements of tensors are not compared, because they may be random.
     """
+    if isinstance(value, Enum):
+        return f"{type(value).__qualname__}.{value.name}"
     if is_plain(value):
         return value
     if isinstance(value, (Tensor, np.ndarray)):
-        return f"{type(value).__name__} {tuple(value.shape)}"
+        return f"{type(value).__name__} {shape_of(value)}"
     if isinstance(value, types.FunctionType):
         return f"{value.__qualname__} {source_of(value.__code__)}"
     if isinstance(value, type):
@@ -406,25 +418,79 @@ def _comparable(value: Any, depth: int = 4) -> Any:
     return [name, compared]
 
 
-def _is_set_by_methods(instance: Any, name: str) -> bool:
-    """Return True for an attribute, by dotted name, that a method of its object's class sets."""
-    path, _, attribute = name.rpartition(".")
+def _is_set_by_methods(instance: Any, name: str, after: Mapping[str, Any]) -> bool:
+    """Return True for an added fact of an attribute that a method of its object's class sets.
+
+    Args:
+        instance: The object.
+        name: Name of the fact. Facts of weights are never set by methods.
+        after: The facts of a new object.
+    """
+    path = name.removeprefix(_CLASS_OF).removeprefix(_HOOKS_OF)
     parts: dict[str, Any] = {"": instance}
     if isinstance(instance, nn.Module):
+        if name in _facts_of_weights(instance):
+            return False
         parts = dict(instance.named_modules())
-    part = parts.get(path)
-    if attribute not in getattr(part, "__dict__", {}):
-        return False
-    for base in type(part).__mro__:
-        for method in vars(base).values():
-            code = getattr(method, "__code__", None)
-            if code is not None and _sets_attribute(code, attribute):
-                return True
+    while path:
+        owner, _, attribute = path.rpartition(".")
+        if owner in parts and _class_sets(type(parts[owner]), attribute):
+            return True
+        # A method may set a whole submodule, with its attributes.
+        if f"{_CLASS_OF}{owner}" in after:
+            return False
+        path = owner
     return False
 
 
+def _class_sets(cls: type, attribute: str) -> bool:
+    """Return True if a method or a `cached_property` of a class sets an attribute."""
+    for base in cls.__mro__:
+        if base in (LightningModule, LightningDataModule, nn.Module):
+            continue  # their setters take any name
+        if isinstance(vars(base).get(attribute), functools.cached_property):
+            return True
+        for member in vars(base).values():
+            for function in _functions_of(member):
+                if _sets_attribute(function.__code__, attribute):
+                    return True
+    return False
+
+
+def _functions_of(member: Any) -> list[types.FunctionType]:
+    """Return the functions of a member of a class: a method, also decorated, or a property."""
+    found = [member]
+    if isinstance(member, property):
+        found = [member.fget, member.fset]
+    elif isinstance(member, functools.cached_property):
+        found = [member.func]
+    elif isinstance(member, (staticmethod, classmethod)):
+        found = [member.__func__]
+    functions = []
+    for each in found:
+        original = each
+        if callable(each):
+            original = inspect.unwrap(each)
+        functions += [part for part in (original, each) if isinstance(part, types.FunctionType)]
+    return functions
+
+
 def _sets_attribute(code: types.CodeType, name: str) -> bool:
+    """Return True if code, or a function within it, may set an attribute of a name."""
     for instruction in dis.get_instructions(code):
         if instruction.opname == "STORE_ATTR" and instruction.argval == name:
+            return True
+        if instruction.argval in _SETTERS and _names_attribute(code.co_consts, name):
+            return True
+    inner = [each for each in code.co_consts if isinstance(each, types.CodeType)]
+    return any(_sets_attribute(each, name) for each in inner)
+
+
+def _names_attribute(constants: Sequence[Any], name: str) -> bool:
+    """Return True if constants of code have a name, or its beginning as in `f"fold_{i}"`."""
+    for constant in constants:
+        if isinstance(constant, (tuple, frozenset)) and name in constant:
+            return True
+        if isinstance(constant, str) and constant and name.startswith(constant):
             return True
     return False

@@ -10,14 +10,8 @@ import pytest
 
 from lit_dps.core.environment import SOURCES, UNKNOWN, changed_parts
 from lit_dps.core.errors import UserError
-from lit_dps.study.sources import (
-    _installed_with_target,
-    _is_users,
-    import_sources,
-    is_installed,
-    refuse_changed_sources,
-    source_hashes,
-)
+from lit_dps.core.user_code import _installed_with_target, is_installed, is_user_file
+from lit_dps.study.sources import import_sources, refuse_changed_sources, source_hashes
 from tests.support.errors import refuses
 
 CODE = '''
@@ -84,12 +78,12 @@ def test_a_package_that_pip_put_into_a_folder_of_the_path_is_a_library(imported,
         "bought.py,,\nbought-1.0.dist-info/RECORD,,\n"
     )
     _installed_with_target.cache_clear()
-    _is_users.cache_clear()
+    is_user_file.cache_clear()
     assert imported("import bought\n" + CODE).keys() == {"code_of_mine.py", "helper_of_mine.py"}
     assert is_installed(sys.modules["bought"]) and not is_installed(sys.modules["code_of_mine"])
     del sys.modules["bought"]
     _installed_with_target.cache_clear()
-    _is_users.cache_clear()
+    is_user_file.cache_clear()
 
 
 SAME = {

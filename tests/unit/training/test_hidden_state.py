@@ -70,6 +70,9 @@ def there_and_back(tmp_path, change, check, net=Net, fresh=lambda net: None):
         OrderedDict(b=1, a=2),
         Counter(a=2),
         torch.Size([2, 3]),
+        {(4, torch.device("cuda:1")): 1, torch.device("cpu"): 2},
+        {torch.float16: 1, (torch.Size([2, 3]), torch.channels_last): 2},
+        {torch.Size([2, 3]), torch.device("meta")},
     ],
     ids=lambda value: type(value).__name__,  # texts of sets have no fixed order
 )
@@ -192,6 +195,36 @@ def test_collections_keep_keys_order_and_class(tmp_path, former, fresh):
     )
 
 
+def test_a_lazy_cache_by_size_and_device_is_filled_again(tmp_path):
+    """A mask is made in the first forward pass, so a new module has no key."""
+
+    def change(net):
+        net.masks = {}
+        x = torch.zeros(2, 3)
+        net.masks[x.shape, x.dtype, x.device] = torch.tensor([1.0, 0.5])
+
+    def check(net):
+        [key] = net.masks
+        assert key == (torch.Size([2, 3]), torch.float32, torch.device("cpu"))
+        assert type(key[0]) is torch.Size and net.masks[key].tolist() == [1.0, 0.5]
+
+    there_and_back(tmp_path, change, check, fresh=lambda net: setattr(net, "masks", {}))
+
+
+def test_a_tensor_that_a_new_module_lacks_is_made_on_its_kind_of_device():
+    net, other = Net(), Net()
+    net.mask = torch.ones(2, device="meta")
+    state = capture_attributes(net)
+    for pair in state[0][1]:
+        if pair[0] == "mask":
+            state[0][1].remove(pair)
+            kind = pair[1][0]
+            # A checkpoint may be read onto another device.
+            state[0][1].append(("mask", (kind, torch.ones(2))))
+    restore_attributes(state, other, is_resume=True)
+    assert other.mask.device.type == "meta"
+
+
 UNCAPTURED = {
     "long list of tensors": [torch.zeros(100, 100) for _ in range(2000)],
     "long list": [[number] for number in range(60_000)],
@@ -242,6 +275,8 @@ def test_data_leave_out_collections_that_no_checkpoint_contains(tmp_path):
         (Pair(1, 2), (1, 2)),
         (SimpleNamespace(n=1), Plain()),
         ({Color.RED: 1}, {}),
+        ({(nn.ReLU, torch.float32): 1}, {}),
+        ({len: 1}, {}),
     ],
     ids=lambda value: type(value).__name__,
 )

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import functools
+import logging
+import re
 import subprocess
 import sys
 import threading
+from os import environ
+from types import MappingProxyType
 
 import numpy as np
+import pandas
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import TensorDataset
 
 from lit_dps.training.object_text import describe
 
@@ -76,6 +82,9 @@ def test_texts_are_equal_in_two_processes():
     assert len(texts) == 1
 
 
+TABLE = pandas.DataFrame({"x": range(1000)})
+
+
 def build(network, lr=0.1):
     return network
 
@@ -90,6 +99,10 @@ class Make:
 
     def __call__(self, lr=0.1):
         return self._value
+
+
+def table_of(columns, index=None):
+    return pandas.DataFrame(columns, index=index)
 
 
 class Stateless:
@@ -108,6 +121,19 @@ class Stateless:
         lambda width: lambda: width,
         lambda width: Make([Make(width)]),
         lambda width: {str(width), "a"},
+        lambda width: table_of({"x": range(width, width + 1000)}),
+        lambda width: table_of({"x": [0] * 500 + [width] + [0] * 500}),
+        lambda width: table_of({str(width): [1]}),
+        lambda width: table_of({"x": [[width]]}),
+        lambda width: table_of({"x": [1]}, index=[width]),
+        lambda width: pandas.Series([1], name=str(width)),
+        lambda width: pandas.Series([1.0], dtype=f"float{width // 2}"),
+        lambda width: TensorDataset(torch.full((3,), width)),
+        lambda width: re.compile("a" * 300 + str(width)),
+        lambda width: functools.cache(lambda: width),
+        lambda width: MappingProxyType({"width": width}),
+        lambda width: np.str_(width),
+        lambda width: range(width),
     ],
 )
 def test_texts_differ_by_values_in_partials_objects_methods_and_closures(value):
@@ -135,6 +161,37 @@ def test_a_part_without_a_comparable_value_is_named():
     assert describe(object()).opaque_part == ""
     assert describe(Make(1)).opaque_part is None and describe(Stateless()).opaque_part is None
     assert describe(lambda lr=0.1: lock).opaque_part is None
+
+
+def test_a_text_does_not_depend_on_the_process(monkeypatch):
+    logger = logging.getLogger("of a test")
+    functions = [lambda lr=0.1: logger, lambda lr=0.1: environ, lambda lr=0.1: TABLE]
+    before = [describe(function).text for function in functions]
+    monkeypatch.setattr(logger, "level", logging.CRITICAL)
+    monkeypatch.setenv("LIT_DPS_TEST", "1")
+    with pandas.option_context("display.max_rows", 3, "display.width", 20):
+        assert [describe(function).text for function in functions] == before
+    other = logging.getLogger("of another test")
+    assert describe(lambda lr=0.1: other).text != before[0]
+
+
+def test_a_container_of_a_library_whose_text_form_may_be_short_is_named():
+    names: dict = {"__name__": "json.short"}  # a module of the standard library
+    exec("class Short:\n    __len__ = lambda self: 3\n    __repr__ = lambda self: 'Short'", names)
+    exec("class Cut:\n    __repr__ = lambda self: 'Cut(1, ..., 3)'", names)
+    exec("class Whole:\n    __repr__ = lambda self: 'Whole(1)'", names)
+    for name, part in (("Short", "args[0]"), ("Cut", "args[0]"), ("Whole", None)):
+        assert describe(functools.partial(build, names[name]())).opaque_part == part
+
+
+@pytest.mark.filterwarnings("ignore:Lazy modules")
+def test_a_parameter_without_a_shape_has_a_text():
+    lazy, parameter = nn.LazyLinear(2), nn.UninitializedParameter()
+    assert (
+        describe(functools.partial(build, lazy)).text
+        != describe(functools.partial(build, nn.LazyLinear(3))).text
+    )
+    assert describe(functools.partial(build, parameter)).text
 
 
 def test_an_object_that_contains_itself_has_a_text():

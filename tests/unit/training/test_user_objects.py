@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import functools
+from enum import Enum
 
 import pytest
 import torch
 from lightning.pytorch import LightningDataModule, LightningModule
+from lightning.pytorch.utilities import rank_zero_only
 from torch import nn
+from torchmetrics import MeanMetric
 
 import lit_dps
 from lit_dps.advice import run as advising_run
@@ -130,6 +133,11 @@ def test_what_cannot_be_made_again_is_refused_with_what_to_do():
             config_of("model", given)
 
 
+class Mode(Enum):
+    A = 1
+    B = 2
+
+
 class Scale:
     def __init__(self, factor: float):
         self.factor = factor
@@ -145,10 +153,34 @@ class Parts(LightningModule):
         self.gate = nn.functional.relu
         self.noise = torch.rand(2)
         self.steps = [Scale(0.5), nn.functional.dropout]
+        self.mode = Mode.A
         self.layer.register_forward_hook(print)
 
+    @rank_zero_only
     def on_train_start(self) -> None:
         self.started = 1
+
+    @torch.no_grad()
+    def on_fit_start(self) -> None:
+        def start(name):
+            self.inner = name
+
+        start("a")
+        for name in ("left", "right"):
+            setattr(self, name, 1)
+        for fold in range(2):
+            setattr(self, f"fold_{fold}", fold)
+        self.metric = nn.ModuleDict({"mean": MeanMetric()})
+        self.add_module("loss", nn.HuberLoss(delta=2.0))
+
+    @functools.cached_property
+    def classes(self) -> int:
+        return 10
+
+    @property
+    def size(self) -> int:
+        self.times = 1
+        return 3
 
 
 class Transformed(LightningDataModule):
@@ -167,6 +199,9 @@ class Transformed(LightningDataModule):
         (lambda net: setattr(net, "gate", nn.functional.gelu), "gate"),
         (lambda net: setattr(net, "noise", torch.rand(3)), "noise"),
         (lambda net: setattr(net, "temperature", 2.0), "temperature"),
+        (lambda net: setattr(net.layer, "temperature", 2.0), "layer.temperature"),
+        (lambda net: setattr(net, "other", nn.Tanh()), "the class of other"),
+        (lambda net: setattr(net, "mode", Mode.B), "mode"),
         (lambda net: setattr(net, "steps", [Scale(0.7), nn.functional.dropout]), "steps"),
         (lambda net: setattr(net, "steps", [Scale(0.5)]), "steps"),
         (lambda net: net.layer.requires_grad_(False), "requires_grad of layer.weight"),
@@ -176,12 +211,32 @@ class Transformed(LightningDataModule):
 )
 def test_an_object_with_replaced_parts_is_refused(change, name):
     net = Parts()
-    net.on_train_start()  # attributes that its methods set may be added
+    # Attributes that its methods set may be added.
+    net.on_train_start()
+    net.on_fit_start()
+    assert (net.classes, net.size, net.fold_1) == (10, 3, 1)
     assert config_of("model", net).config["init_args"] == {"lr": 0.1}
     change(net)
     with refuses("model", "Parts") as refused:
         config_of("model", net)
     assert f"but {name} of the object is" in refused.value.allowed
+
+
+class Lazy(LightningModule):
+    def __init__(self, width: int = 3):
+        super().__init__()
+        self.width = width
+        self.layer = nn.LazyLinear(width)
+
+
+@pytest.mark.filterwarnings("ignore:Lazy modules")
+def test_a_lazy_layer_is_compared_as_long_as_it_has_no_shape():
+    net = Lazy(4)
+    assert config_of("model", net).config["init_args"] == {"width": 4}
+    net.layer(torch.ones(1, 2))
+    with refuses("model", "Lazy") as refused:
+        config_of("model", net)
+    assert "layer.weight of the object is (4, 2)" in refused.value.allowed
 
 
 def test_a_data_module_with_another_transform_is_refused():
