@@ -446,7 +446,7 @@ def _config_of_objects(
 
 def _local_classes(config: Mapping[str, Any]) -> list[str]:
     """Return the class paths of model and data that only this process can import."""
-    from lit_dps.training.user_objects import OBJECTS
+    from lit_dps.core.identity import OBJECTS
 
     paths = [str(config[section]["class_path"]) for section in ("model", "data")]
     return [path for path in paths if path.startswith(("__main__.", f"{OBJECTS}."))]

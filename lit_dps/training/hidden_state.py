@@ -300,7 +300,8 @@ class _Capture:
         if not self._can_capture(item, kind):
             if self._is_data:
                 return None
-            return "uncaptured", f"a {type(item).__name__} of {len(item)} elements"
+            collection: Any = item
+            return "uncaptured", f"a {type(item).__name__} of {len(collection)} elements"
         if kind in ("set", "frozenset"):
             return kind, list(map(plain_key, item))
         if id(item) in self._numbers:

@@ -46,6 +46,7 @@ _GLOBAL_READS = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS")
 _SHORTENED = re.compile(r"\.\.\.|…")
 _SHOWN_WHOLE = (range, str, bytes, bytearray, np.generic)
 _CachedFunction = type(functools.cache(len))
+LAZY = "lazy"
 MAX_ELEMENTS = 1 << 20  # of an array; of a larger one, evenly spaced elements are described
 
 
@@ -157,8 +158,9 @@ class _Describer:
         return repr(texts)
 
     def _array(self, item: Tensor | np.ndarray, name: str) -> str:
-        text = f"{shape_of(item)} {item.dtype}"
-        if is_lazy(item):
+        shape = shape_of(item)
+        text = f"{shape} {item.dtype}"
+        if shape == LAZY:
             return text
         if isinstance(item, np.ndarray):
             if item.dtype.hasobject:
@@ -272,10 +274,10 @@ class _Describer:
         return repr(texts)
 
 
-def shape_of(item: Tensor | np.ndarray) -> tuple[int, ...] | str:
-    """Return the shape of a tensor or array; "lazy" for a parameter without a shape yet."""
+def shape_of(item: Any) -> tuple[int, ...] | str:
+    """Return the shape of a tensor or array; `LAZY` for a parameter without a shape yet."""
     if is_lazy(item):
-        return "lazy"
+        return LAZY
     return tuple(item.shape)
 
 

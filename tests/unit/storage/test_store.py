@@ -18,7 +18,7 @@ from lit_dps.core.search_space import Range
 from lit_dps.core.trial import FINAL_STATUSES, Cell, Status, Trial, TrialResult
 from lit_dps.storage import trial_queue
 from lit_dps.storage.database import open_storage
-from lit_dps.storage.header import StudyChanged, check_unchanged, compare, declare
+from lit_dps.storage.header import StudyChanged, check_unchanged, compare, declare, remedy_of
 from lit_dps.storage.samplers import SobolSampler, sobol_point
 from lit_dps.storage.schema import OWNER, RESULT_ATTR, cell_study_name, encode_result
 from lit_dps.storage.trial_queue import TrialQueue
@@ -257,3 +257,11 @@ def test_compare_names_added_and_removed_keys():
         ("a.c", 2, "(absent)"),
         ("d", "(absent)", None),
     ]
+
+
+def test_the_remedy_for_a_former_digest_is_another_name():
+    former, present = "lit_dps_objects.model_01234567", "lit_dps_objects.model_89abcdef"
+    [changed_code] = compare({"model": {"class_path": former}}, {"model": {"class_path": present}})
+    [changed_class] = compare({"model": {"class_path": "a.B"}}, {"model": {"class_path": present}})
+    assert "model.class_path" in remedy_of([changed_class, changed_code])
+    assert "model.class_path" not in remedy_of([changed_class])
