@@ -61,7 +61,9 @@ def test_a_trial_that_resumes_with_other_values_is_refused(key, name, animals):
     assert check(**animals, checkpoint_minutes=None) == []
 
 
-@pytest.mark.parametrize("model", ["SavedCounter", "Mean", "SeededDraws", "AsksInSetup"])
+@pytest.mark.parametrize(
+    "model", ["SavedCounter", "Mean", "SeededDraws", "AsksInSetup", "DrawnMasks"]
+)
 def test_what_is_saved_is_not_refused(model):
     assert check(f"forgetful.{model}") == []
 
