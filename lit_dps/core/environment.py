@@ -30,8 +30,8 @@ def with_key(environment: Mapping[str, Any], since: str) -> dict[str, Any]:
     return {KEY: hashlib.sha256(content.encode()).hexdigest()[:10], SINCE: since, **environment}
 
 
-def key_without_data(environment: Mapping[str, Any]) -> str:
-    """Return the key that an environment would have without the hashes of its data.
+def key_of_code(environment: Mapping[str, Any]) -> str:
+    """Return a key of an environment without its data, and without comments in its code.
 
     A run without trials does not hash its data.
     """
@@ -39,6 +39,8 @@ def key_without_data(environment: Mapping[str, Any]) -> str:
     for name, value in environment.items():
         if name not in (KEY, SINCE, DATA):
             content[name] = value
+    # The last hash of a file is of its syntax tree.
+    content[SOURCES] = {file: hashes[-1] for file, hashes in content.get(SOURCES, {}).items()}
     return with_key(content, since="")[KEY]
 
 

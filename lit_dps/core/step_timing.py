@@ -31,16 +31,18 @@ def sizes_of(params: Mapping[str, Value], space: Space) -> dict[str, Value | Non
     """Return the metaparameters that may change the time of a step.
 
     Choices and whole numbers may set the size of a network, such as its width. Other numbers, such
-    as a learning rate or a dropout, do not change the time of a step.
+    as a learning rate or a dropout, do not change the time of a step, nor do lengths of a schedule.
     """
     return {key: params.get(key) for key, box in space.items() if _may_be_size(key, box)}
 
 
 def _may_be_size(key: str, box: Box) -> bool:
     """Return True if the values of a metaparameter may change the time of a step."""
+    name = key.rpartition(".")[2]
+    if name in RATE_NAMES or name.endswith(("steps", "epochs")):
+        return False
     if isinstance(box, Choices):
-        is_rate = key.rpartition(".")[2] in RATE_NAMES
-        return not is_rate and not all(isinstance(value, float) for value in box.choices)
+        return not any(isinstance(value, float) for value in box.choices)
     return box.integer
 
 
@@ -54,8 +56,8 @@ class StepTiming:
         threads: CPU threads of the process that trained.
         ranks: Processes that trained each trial together.
         cells: The measurements.
-        environment: Key of the environment of the measurement, without its data
-            (`lit_dps.core.environment`); None if it is not recorded.
+        environment: Key of the environment of the measurement
+            (`lit_dps.core.environment.key_of_code`); None if an earlier version measured.
     """
 
     machine: str

@@ -51,8 +51,8 @@ def update_step_timing(
     """Measure and store the step times of a study, unless they are stored already.
 
     Stored times of another machine, of other code or of a trial of another size are removed before
-    the measurement. If it fails, the reason is printed, and the answer uses the times of the
-    trials.
+    the measurement. Those of earlier versions, whose code is unknown, remain if it fails. If no
+    times are stored then, the reason is printed, and the answer uses the times of the trials.
 
     Args:
         setup: The study.
@@ -72,10 +72,11 @@ def update_step_timing(
         return record
     machine = hardware()
     if record.step_timing is not None:
-        if not _is_current(record.step_timing, setup, record, trials, machine):
-            record = _without_times(setup, record)
-        elif not asked:
+        is_current = _is_current(record.step_timing, setup, record, trials, machine)
+        if is_current and not asked:
             return record
+        if not is_current and record.step_timing.environment is not None:
+            record = _without_times(setup, record)
     print_line(setup, f"timing the training steps of {len(trials)} cells")
     try:
         limit = math.inf if asked else max(MAX_SECONDS, MAX_SHARE * _seconds_of_trials(record))

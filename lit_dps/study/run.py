@@ -18,7 +18,7 @@ from lightning.pytorch import LightningDataModule
 from lit_dps.analysis.analysis import Analysis
 from lit_dps.analysis.summary import summarize
 from lit_dps.core.config import StorageConfig
-from lit_dps.core.environment import DATA, KEY, SOURCES, key_without_data
+from lit_dps.core.environment import DATA, KEY, SOURCES, key_of_code
 from lit_dps.core.errors import StorageError, Unguarded
 from lit_dps.core.exit_codes import ExitCode
 from lit_dps.core.record import StudyRecord
@@ -165,7 +165,7 @@ def _prepare(setup: StudySetup, stop: StopRequest, options: RunOptions) -> _Stud
     setup = dataclasses.replace(
         setup,
         environment=environment[KEY],
-        code_key=key_without_data(environment),
+        code_key=key_of_code(environment),
         sources=environment[SOURCES],
         data_hashes=environment.get(DATA, {}),
     )

@@ -76,7 +76,7 @@ class StudySetup:
             them.
         cost_limit: The cost after which each trial stops, beside the race, in the unit of K*.
         environment: Key of the environment of this run (`lit_dps.core.environment`).
-        code_key: Key of this environment without its data.
+        code_key: Key of this environment without its data (`lit_dps.core.environment.key_of_code`).
         shared: The cells of the stored study that show the trials of an equal cell
             (`StudyRecord.shared`); empty if no study is stored.
         trusts_best_of: Whether workers may import the modules that the study in `study.best_of`

@@ -12,7 +12,7 @@ import torch
 
 from lit_dps.analysis.step_seconds import QUIET, step_seconds
 from lit_dps.core.attempt import Attempt
-from lit_dps.core.environment import DATA, KEY, SOURCES, key_without_data, with_key
+from lit_dps.core.environment import DATA, SOURCES, key_of_code, with_key
 from lit_dps.core.errors import StorageError
 from lit_dps.core.goal import Goal
 from lit_dps.core.record import StudyRecord
@@ -217,9 +217,13 @@ def test_the_key_of_times_does_not_depend_on_whether_the_data_were_hashed():
     code = {SOURCES: {"mine.py": ["bytes", "tree"]}, "python": "3.12"}
     trained = with_key({**code, DATA: {"": ["hash"]}}, "2026-11-29 14:05")
     finished = with_key(code, "2026-11-30 09:00")
-    assert key_without_data(trained) == key_without_data(finished) == finished[KEY]
+    assert key_of_code(trained) == key_of_code(finished)
+    commented = {**code, SOURCES: {"mine.py": ["other bytes", "tree"]}}
+    assert key_of_code(commented) == key_of_code(code)
+    edited = {**code, SOURCES: {"mine.py": ["other bytes", "other tree"]}}
+    assert key_of_code(edited) != key_of_code(code)
     other = with_key({**code, "python": "3.13"}, "2026-11-30 09:00")
-    assert key_without_data(other) != finished[KEY]
+    assert key_of_code(other) != key_of_code(finished)
 
 
 def test_the_switch_leaves_it_out(clock, study, monkeypatch):
