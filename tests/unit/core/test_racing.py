@@ -316,7 +316,7 @@ def test_workers_who_come_later_pause_too(url):
     for s, run in zip(monitor, claims, strict=True):
         s.store_result(TrialResult(run.trial, Status.PAUSED, None, curve(32)))
     again = TrialQueue(
-        url, "s", CELLS[:1], 2, SobolSampler(SPACE, 5), 5, GOAL, (), 1, [32, 128, math.inf]
+        url, "s", CELLS[:1], 4, SobolSampler(SPACE, 5), 5, GOAL, (), 1, [32, 128, math.inf]
     )
     points = []
     while (run := again.claim_next()) is not None and len(points) < 5:
