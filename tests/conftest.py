@@ -74,7 +74,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The longest tests first: begun last, they would leave the other cores idle at the end."""
     for item in items:
         # Shampoo takes seconds for its eigenvectors. Its own tests check that it conforms.
-        if "shampoo" in item.name.partition("[")[2] and "test_shampoo.py" not in item.nodeid:
+        parameters = item.name.partition("[")[2]
+        is_shampoo = "shampoo" in parameters and "test_shampoo.py" not in item.nodeid
+        # SOAP has the same decompositions in the recipes.
+        if is_shampoo or ("soap" in parameters and "test_rule_recipes.py" in item.nodeid):
             item.add_marker(pytest.mark.long)
     items.sort(key=lambda item: not item.nodeid.startswith(LONGEST))
 

@@ -196,14 +196,14 @@ def write_study(
     goal: Goal = GOAL,
     running: Mapping[Cell, int] | None = None,
     interrupted: Mapping[Cell, Sequence[int]] | None = None,
-    repeats: Mapping[Cell, Sequence[TrialResult]] | None = None,
+    repeated: Mapping[Cell, Sequence[TrialResult]] | None = None,
     **header,
 ) -> None:
     """Writes a study over the batch sizes and sparsities of the given cells; cells without any
     trial get no study.
 
     `running` adds started trials to a cell, at points after its last; `interrupted` adds failed
-    attempts, without result and before all others, at the given points. `repeats` are the repeats
+    attempts, without result and before all others, at the given points. `repeated` are the repeats
     of a cell's points. Other keywords replace user attributes of the header.
     """
     running, interrupted = running or {}, interrupted or {}
@@ -228,7 +228,7 @@ def write_study(
         "space": {key: vars(box) for key, box in space.items()},
         "race_factor": None,
         "train_past_goal": False,
-        "repeats": {"count": 5 if repeats else 0, "points": 1, "race_factor": 8.0},
+        "repeats": {"count": 5 if repeated else 0, "points": 1, "race_factor": 8.0},
         "space_history": [],
         "config": {"study": {"name": name}},
         schema.FORMAT_ATTR: schema.FORMAT,
@@ -246,7 +246,7 @@ def write_study(
         for i in range(running.get(cell, 0)):
             user = {POINT_ATTR: len(finished) + i, REPEAT_ATTR: 0}
             _add(study, "RUNNING", user, {}, space)
-    for cell, finished in (repeats or {}).items():
+    for cell, finished in (repeated or {}).items():
         study = _create_study(storage, repeats_study_name(name, cell), cell)
         for r in finished:
             _add(study, STATES[r.status], _trial_attrs(r), r.trial.params, space, r.steps)

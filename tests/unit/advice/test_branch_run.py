@@ -229,7 +229,9 @@ test.fork(sys.argv[1], 600, kill_after=int(sys.argv[2]))
 """
 
 
-@pytest.mark.parametrize(("kill_after", "forked_again"), [(1, {2}), (2, set())])
+@pytest.mark.parametrize(
+    ("kill_after", "forked_again"), [pytest.param(1, {2}, marks=pytest.mark.long), (2, set())]
+)
 def test_a_killed_command_resumes_to_the_answer_of_an_unbroken_one(
     tmp_path, short_forks, monkeypatch, kill_after, forked_again
 ):

@@ -49,7 +49,7 @@ def test_a_larger_repeat_slack_leaves_stopped_repeats_to_train(tmp_path, slack, 
         stopped = stopped_at(0, step)
         trial = dataclasses.replace(stopped.trial, repeat=number)
         repeats.append(dataclasses.replace(stopped, trial=trial))
-    write_study(url, {CELL: [result(CELL, 0, 32)]}, "s", goal=GOAL, repeats={CELL: repeats})
+    write_study(url, {CELL: [result(CELL, 0, 32)]}, "s", goal=GOAL, repeated={CELL: repeats})
     given = setup({}, batch_sizes=[8], sparsities=[0.0])
     study = dataclasses.replace(given.study, name="s", trials=1, repeats=2, repeat_slack=slack)
     storage = StorageConfig(folder=str(tmp_path), optuna=url)
