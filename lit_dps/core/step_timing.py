@@ -27,11 +27,16 @@ class CellTiming:
     params: Mapping[str, Value] = field(default_factory=dict)
 
 
+# Arguments that are lengths of a schedule.
+_LENGTHS = ("warmup_steps", "decay_steps", "max_steps", "warmup_epochs", "decay_epochs")
+
+
 def sizes_of(params: Mapping[str, Value], space: Space) -> dict[str, Value | None]:
     """Return the metaparameters that may change the time of a step.
 
     Choices and whole numbers may set the size of a network, such as its width. Other numbers, such
-    as a learning rate or a dropout, do not change the time of a step, nor do lengths of a schedule.
+    as a learning rate or a dropout, do not change the time of a step, nor do lengths of a schedule
+    (`_LENGTHS`).
     """
     return {key: params.get(key) for key, box in space.items() if _may_be_size(key, box)}
 
@@ -39,10 +44,11 @@ def sizes_of(params: Mapping[str, Value], space: Space) -> dict[str, Value | Non
 def _may_be_size(key: str, box: Box) -> bool:
     """Return True if the values of a metaparameter may change the time of a step."""
     name = key.rpartition(".")[2]
-    if name in RATE_NAMES or name.endswith(("steps", "epochs")):
+    if name in RATE_NAMES or name in _LENGTHS:
         return False
     if isinstance(box, Choices):
-        return not any(isinstance(value, float) for value in box.choices)
+        # A list such as [0, 0.5] is of shares, although 0 is a whole number.
+        return not all(isinstance(value, float) or value == 0 for value in box.choices)
     return box.integer
 
 

@@ -248,14 +248,14 @@ def can_be_cut(batch: Any, examples: int | None) -> bool:
 
     An array of NumPy is like a tensor. A tensor without dimensions, such as a weight, belongs to
     all examples. A batch of graphs cannot be split, because its nodes, edges and labels differ in
-    number. Tensors and lists in an object of another class, such as a dataclass, cannot be split
-    either.
+    number. An object of another class, such as a dataclass, cannot be split if it holds tensors or
+    a list of one entry for each example.
     """
     lengths = set()
     for leaf in tree_leaves(batch):
         if _has_rows(leaf):
             lengths.add(len(leaf))
-        elif sizes_of(leaf):
+        elif any(path[-1] != "list" or size == examples for path, size in sizes_of(leaf).items()):
             return False
     return bool(lengths) and lengths == {examples}
 

@@ -51,8 +51,9 @@ def update_step_timing(
     """Measure and store the step times of a study, unless they are stored already.
 
     Stored times of another machine, of other code or of a trial of another size are removed before
-    the measurement. Those of earlier versions, whose code is unknown, remain if it fails. If no
-    times are stored then, the reason is printed, and the answer uses the times of the trials.
+    the measurement. Those of earlier versions under the same conditions, whose code is unknown,
+    remain if it fails. The reason of a failure is printed. Without stored times, the answer uses
+    the times of the trials.
 
     Args:
         setup: The study.
@@ -75,14 +76,18 @@ def update_step_timing(
         is_current = _is_current(record.step_timing, setup, record, trials, machine)
         if is_current and not asked:
             return record
-        if not is_current and record.step_timing.environment is not None:
+        is_of_now = record.step_timing.conditions == (machine, setup.study.threads, setup.ranks)
+        is_unknown = is_of_now and record.step_timing.environment is None
+        if not is_current and not is_unknown:
             record = _without_times(setup, record)
     print_line(setup, f"timing the training steps of {len(trials)} cells")
     try:
         limit = math.inf if asked else max(MAX_SECONDS, MAX_SHARE * _seconds_of_trials(record))
         cells = measure_steps(setup, record, trials, limit, stop)
     except (UserError, RuntimeError, MemoryError) as error:
-        print_line(setup, f"step times were not measured: {first_line(error)}")
+        used = "times of the trials" if record.step_timing is None else "the stored times"
+        reason = first_line(error)
+        print_line(setup, f"step times were not measured, the answer uses {used}: {reason}")
         return record
     except Interrupted:
         print_line(setup, "step times were not measured; --time-steps measures them")
@@ -180,7 +185,7 @@ def _refuse_if_longer(expected: float, limit: float) -> None:
     if expected > limit:
         raise UserError(
             f"timing all steps would take about {expected:.0f} s; the limit without "
-            f"--time-steps is {limit:.0f} s. The answer uses times of the trials.",
+            f"--time-steps is {limit:.0f} s",
             value=limit,
         )
 

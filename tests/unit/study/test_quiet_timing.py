@@ -17,7 +17,7 @@ from lit_dps.core.errors import StorageError
 from lit_dps.core.goal import Goal
 from lit_dps.core.record import StudyRecord
 from lit_dps.core.search_space import Choices, Range
-from lit_dps.core.step_timing import CellTiming, StepTiming
+from lit_dps.core.step_timing import CellTiming, StepTiming, sizes_of
 from lit_dps.core.trial import LIGHTNING, SINGLE, Cell, Trial
 from lit_dps.parallel.process import Interrupted, StopRequest
 from lit_dps.storage.read import read_study
@@ -224,6 +224,42 @@ def test_the_key_of_times_does_not_depend_on_whether_the_data_were_hashed():
     assert key_of_code(edited) != key_of_code(code)
     other = with_key({**code, "python": "3.13"}, "2026-11-30 09:00")
     assert key_of_code(other) != key_of_code(finished)
+
+
+@pytest.mark.parametrize(("threads", "remains"), [(1, True), (7, False)])
+def test_times_of_an_earlier_version_remain_under_the_same_conditions(
+    clock, study, monkeypatch, threads, remains
+):
+    setup, url = study
+    record = update_step_timing(setup, read_study(url, "quiet"), StopRequest())
+    now = record.step_timing
+    assert now is not None
+    earlier = dataclasses.replace(now, environment=None)
+    if not remains:
+        earlier = dataclasses.replace(earlier, threads=threads)
+    record = dataclasses.replace(record, step_timing=earlier)
+
+    def fails(*args):
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(quiet_timing, "timed_run", fails)
+    found = update_step_timing(setup, record, StopRequest()).step_timing
+    assert found == (earlier if remains else None)
+
+
+@pytest.mark.parametrize(
+    ("key", "box", "is_size"),
+    [
+        ("model.width", Range(16, 64, integer=True), True),
+        ("model.refresh_steps", Range(1, 100, integer=True), True),
+        ("model.decay_steps", Range(100, 1000, integer=True), False),
+        ("model.width_multiplier", Choices([0.5, 1, 2]), True),
+        ("model.dropout", Choices([0, 0.1, 0.5]), False),
+        ("model.lr", Choices([1, 0.1]), False),
+    ],
+)
+def test_sizes_are_the_metaparameters_that_may_change_a_step(key, box, is_size):
+    assert (key in sizes_of({key: 1}, {key: box})) is is_size
 
 
 def test_the_switch_leaves_it_out(clock, study, monkeypatch):
