@@ -103,6 +103,16 @@ def are_plain(values: Any) -> bool:
     return all(type(value) in PLAIN_TYPES for value in values)
 
 
+def device_type_of(owner: Any) -> str | None:
+    """Return the type of a module's device, such as "cuda"; None without weights or buffers."""
+    if not isinstance(owner, nn.Module):
+        return None
+    for tensors in (owner.parameters(), owner.buffers()):
+        for tensor in tensors:
+            return tensor.device.type
+    return None
+
+
 def dict_of_attribute(item: Any, name: str) -> dict[str, Any]:
     """Return the dict in which an object keeps an attribute."""
     if isinstance(item, nn.Module):

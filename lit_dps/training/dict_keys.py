@@ -75,27 +75,35 @@ def keys_by_plain_key(keys: Iterable[Any]) -> dict[Any, Any]:
     return result
 
 
-def restored_key(plain: Any, current: dict[Any, Any], path: str) -> Any:
+def restored_key(
+    plain: Any, current: dict[Any, Any], path: str, former_device: str | None = None
+) -> Any:
     """Return the key of a plain representation.
 
     Args:
         plain: The representation.
         current: The present keys, from `keys_by_plain_key`.
         path: Name of the dict or set in the message.
+        former_device: The type of the device that the module has left, such as "cuda"; None if its
+            device has the same type. The module would not use a key of the former device.
 
     Raises:
-        ValueError: for a name of an Enum, a class or a function that no present key has.
+        ValueError: for a name of an Enum, a class or a function that no present key has; for a
+            former device.
     """
     if plain in current:
         return current[plain]
     if not isinstance(plain, tuple):
         return plain
     if plain[:1] == (_DEVICE,):
-        return torch.device(plain[1])
+        device = torch.device(plain[1])
+        if device.type == former_device:
+            raise ValueError(f"{path} has the key {device}, and the module is on another device")
+        return device
     if plain[:1] == (_SIZE,):
         return torch.Size(plain[1:])
     if plain[:1] == (_CONSTANT,):
         return getattr(torch, plain[1])
     if plain[:1] == (_NAME,):
         raise ValueError(f"{path} has no key {plain[1]}, which cannot be made from a checkpoint")
-    return tuple(restored_key(part, current, path) for part in plain)
+    return tuple(restored_key(part, current, path, former_device) for part in plain)

@@ -39,6 +39,7 @@ from lit_dps.pruning.mask import (
 )
 from lit_dps.training.attribute_parts import (
     are_plain,
+    device_type_of,
     dict_of_attribute,
     filled_array,
     filled_tensor,
@@ -186,7 +187,8 @@ def capture_attributes(*owners: Any) -> list[Any]:
     has the kind "uncaptured". In a data module, such collections are left out.
 
     Returns:
-        The state of each owner: a pair (kind, content), or None if it is not captured.
+        The state of each owner, or None if it is not captured. A state has three elements: kind,
+        content, and the type of the owner's device, or None.
     """
     walk = _Capture(owners)
     return list(map(walk.capture_owner, owners))
@@ -202,11 +204,12 @@ def restore_attributes(state: list[Any], *owners: Any, is_resume: bool = False) 
 
     Raises:
         ValueError: if an object is missing, is not the object that it was, or is an iterator; if a
-            new owner had an uncaptured collection.
+            new owner had an uncaptured collection; if a new owner is on another kind of device
+            and had its former device as a key.
     """
     walk = _Restore(is_resume)
     for owner, saved in zip(owners, state, strict=True):
-        walk.restore(owner, saved, type(owner).__name__)
+        walk.restore_owner(owner, saved)
 
 
 @contextmanager
@@ -279,7 +282,10 @@ class _Capture:
 
     def capture_owner(self, owner: Any) -> Any:
         self._is_data = isinstance(owner, LightningDataModule)
-        return self._capture(owner)
+        captured = self._capture(owner)
+        if captured is None:
+            return None
+        return (*captured, device_type_of(owner))
 
     def _capture(self, item: Any) -> Any:
         """Return the kind of an item and its content; None if the item is not captured."""
@@ -382,6 +388,20 @@ class _Restore:
         self._is_resume = is_resume
         self._restored: list[Any] = []  # objects by their number
         self._ids: set[int] = set()
+        self._device: str | None = None
+        # The type of the device on which the owner was saved, if it is now on another one.
+        self._former_device: str | None = None
+
+    def restore_owner(self, owner: Any, saved: Any) -> None:
+        """Restore an owner from its captured state, or None."""
+        self._device = self._former_device = None
+        # A former version saved no device.
+        if saved is not None and len(saved) == 3:
+            self._device = device_type_of(owner)
+            if self._is_resume and self._device != saved[2]:
+                self._former_device = saved[2]
+            saved = saved[:2]
+        self.restore(owner, saved, type(owner).__name__)
 
     def restore(self, item: Any, saved: Any, path: str) -> Any:
         """Return an item with its saved content: mostly the item itself, changed in place.
@@ -411,10 +431,14 @@ class _Restore:
             current = {}
             if isinstance(item, (set, frozenset)):
                 current = keys_by_plain_key(item)
-            elements = [restored_key(each, current, path) for each in content]
+            former = self._former_device
+            elements = [restored_key(each, current, path, former) for each in content]
             return set(elements) if kind == "set" else frozenset(elements)
         if kind.startswith("tensor"):
-            return filled_tensor(item, content, kind.partition(" ")[-1])
+            device_type = kind.partition(" ")[-1]
+            if device_type == self._former_device:
+                device_type = self._device or ""
+            return filled_tensor(item, content, device_type)
         if kind == "array":
             return filled_array(item, content.numpy())
         if kind == "again":
@@ -453,20 +477,20 @@ class _Restore:
             keys = keys_by_plain_key(item)
             if kind == "dict":  # of data, or of a former version: other keys are not saved
                 keys = {name: key for name, key in keys.items() if isinstance(name, (str, int))}
-            _fill_dict(item, keys, parts, path)
+            _fill_dict(item, keys, parts, path, self._former_device)
         else:
             for name, part in parts.items():
                 dict_of_attribute(item, name)[name] = part
         return item
 
 
-def _fill_dict(
-    item: dict[Any, Any], keys: dict[Any, Any], parts: dict[Any, Any], path: str
-) -> None:
+def _fill_dict(item: dict, keys: dict, parts: dict, path: str, former_device: str | None) -> None:
     """Set the entries of `keys` in a dict, in order, to saved ones, which are by plain keys."""
     for plain in keys.keys() - parts.keys():
         del item[keys[plain]]
-    restored = {restored_key(plain, keys, path): part for plain, part in parts.items()}
+    restored = {}
+    for plain, part in parts.items():
+        restored[restored_key(plain, keys, path, former_device)] = part
     if [plain for plain in keys if plain in parts] != list(parts):
         for key in restored:
             item.pop(key, None)

@@ -19,12 +19,12 @@ import sys
 import types
 from argparse import Namespace
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, MappingView, Sequence
 from contextlib import suppress
 from enum import Enum
 from io import IOBase
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args, get_origin
 
 import numpy as np
 import torch
@@ -44,8 +44,9 @@ _SCALARS = (bool, int, float, complex, str, bytes, type(None))
 _GLOBAL_READS = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS")
 # A text form may be shortened. Of a library's container it rarely has all elements.
 _SHORTENED = re.compile(r"\.\.\.|…")
-_SHOWN_WHOLE = (range, str, bytes, bytearray, np.generic)
-_CachedFunction = type(functools.cache(len))
+_SHOWN_WHOLE = (range, str, bytes, bytearray, np.generic, np.dtype)
+_STREAMS = ("stdin", "stdout", "stderr")
+CachedFunction = type(functools.cache(len))
 LAZY = "lazy"
 MAX_ELEMENTS = 1 << 20  # of an array; of a larger one, evenly spaced elements are described
 
@@ -111,7 +112,7 @@ class _Describer:
         if isinstance(item, functools.partial):
             parts = {"func": item.func, "args": item.args, "keywords": item.keywords}
             return "partial" + self._parts(parts.items(), name)
-        if isinstance(item, _CachedFunction):
+        if isinstance(item, CachedFunction):
             return "cached" + self._parts({"func": item.__wrapped__}.items(), name)
         if isinstance(item, re.Pattern):  # its text form has 200 characters
             return f"pattern {item.pattern!r} {item.flags}"
@@ -125,16 +126,24 @@ class _Describer:
             return self._function(item)
         if isinstance(item, type):
             return self._class(item)
+        if get_origin(item) is not None:  # such as tuple[int, ...]
+            parts = {"origin": get_origin(item), "arguments": get_args(item)}
+            return "type" + self._parts(parts.items(), name)
         if item is os.environ or isinstance(item, logging.Logger):
             # Their values belong to the process, as those of a module of Python do.
             return f"{_path_of(type(item))} {getattr(item, 'name', '')}"
-        is_mapping = isinstance(item, Mapping) and not is_of_user(type(item))
-        if isinstance(item, dict) or is_mapping:
+        for stream in _STREAMS:
+            if item is getattr(sys, stream) or item is getattr(sys, f"__{stream}__"):
+                return f"sys.{stream}"
+        is_library = not is_of_user(type(item)) and not isinstance(item, _SHOWN_WHOLE)
+        if isinstance(item, dict) or (is_library and isinstance(item, Mapping)):
             return self._mapping(item, name)
         if isinstance(item, (set, frozenset)):
             return _path_of(type(item)) + repr(sorted(self._elements(item, name)))
         if isinstance(item, (list, tuple, deque)):
             return _path_of(type(item)) + repr(self._elements(item, name))
+        if is_library and isinstance(item, (Sequence, MappingView)):
+            return self._sequence(item, name)
         return self._object(item, name)
 
     def _elements(self, items: Any, name: str) -> list[str]:
@@ -148,8 +157,26 @@ class _Describer:
         return texts
 
     def _mapping(self, item: Mapping[Any, Any], name: str) -> str:
-        keys = self._elements(list(item.keys()), name)
-        return _path_of(type(item)) + repr([keys, self._elements(list(item.values()), name)])
+        try:
+            keys, values = list(item.keys()), list(item.values())
+        # A mapping of a library may fail, such as a closed file.
+        except Exception:
+            return self._unread(item, name)
+        contents = [self._elements(keys, name), self._elements(values, name)]
+        return _path_of(type(item)) + repr(contents)
+
+    def _sequence(self, item: Any, name: str) -> str:
+        """Return the description of a sequence of a library, or of a view of a mapping."""
+        try:
+            elements = list(item)
+        except Exception:
+            return self._unread(item, name)
+        return _path_of(type(item)) + repr(self._elements(elements, name))
+
+    def _unread(self, item: Any, name: str) -> str:
+        """Return the description of a collection whose elements cannot be read."""
+        self.opaque.append(name)
+        return _path_of(type(item)) + shown_without_address(item)
 
     def _parts(self, parts: Any, name: str) -> str:
         texts = []
@@ -237,6 +264,8 @@ class _Describer:
             return self._module(item)
         parts = _pandas_parts(item)
         if parts:
+            if parts["values"] is None:
+                self.opaque.append(name)
             return repr([*texts, self._parts(parts.items(), name)])
         attributes = dict(_attributes_of(item))
         is_users = is_of_user(type(item))
@@ -282,7 +311,10 @@ def shape_of(item: Any) -> tuple[int, ...] | str:
 
 
 def _pandas_parts(item: Any) -> dict[str, Any]:
-    """Return the values and names of a table, a column or an index of pandas; {} for others."""
+    """Return the values and names of a table, a column or an index of pandas; {} for others.
+
+    "values" is None if the text of a cell has an address, which differs between processes.
+    """
     pandas = sys.modules.get("pandas")
     if pandas is None or not isinstance(item, (pandas.DataFrame, pandas.Series, pandas.Index)):
         return {}
@@ -291,11 +323,27 @@ def _pandas_parts(item: Any) -> dict[str, Any]:
     else:
         parts = {"name": item.name, "types": str(item.dtype)}
     try:
+        # The hash of an object in a cell is that of its text.
         parts["values"] = pandas.util.hash_pandas_object(item).to_numpy()
-    except TypeError:  # a cell has a list or another value without a hash
+        if not all(map(shown_without_address, _object_cells(item))):
+            parts["values"] = None
+    except (TypeError, ValueError):  # a cell has a list or another value without a hash
         parts["values"] = item.to_numpy(dtype=object)
         parts["index"] = list(getattr(item, "index", []))
     return parts
+
+
+def _object_cells(item: Any) -> Iterator[Any]:
+    """Yield the cells of pandas that are objects, with those of the index."""
+    columns = [item]
+    if hasattr(item, "columns"):
+        columns = [item.iloc[:, i] for i in range(item.shape[1])]
+    columns.append(getattr(item, "index", item))
+    for column in columns:
+        if column.dtype == object:
+            for cell in column:
+                if type(cell) not in _SCALARS:
+                    yield cell
 
 
 def shown_without_address(item: Any) -> str:

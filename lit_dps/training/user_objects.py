@@ -7,7 +7,6 @@ arguments can be recovered. What cannot be made again is refused in one line.
 
 from __future__ import annotations
 
-import dis
 import functools
 import hashlib
 import importlib
@@ -28,7 +27,9 @@ from lit_dps.core.identity import OBJECTS
 from lit_dps.core.text import shorten
 from lit_dps.pruning.mask import MAX_LENGTH
 from lit_dps.training.hidden_state import preserve_rng_state
+from lit_dps.training.method_attributes import class_sets
 from lit_dps.training.object_text import (
+    CachedFunction,
     describe,
     is_of_user,
     shape_of,
@@ -45,8 +46,6 @@ BATCH_SIZE_NAMES = ("batch_size", "train_batch_size", "batchsize", "batch", "bs"
 DIGEST_LENGTH = 8  # hexadecimal digits
 _CLASS_OF = "the class of "
 _HOOKS_OF = "the number of hooks of "
-# Methods that set an attribute whose name is an argument.
-_SETTERS = ("setattr", "add_module", "register_module")
 
 
 class ObjectConfig(NamedTuple):
@@ -151,6 +150,7 @@ def _class_of_factory(section: str, factory: Callable[..., Any]) -> type:
     with another function.
     """
     base = BASES[section]
+    _refuse_cached(section, factory)
     name = getattr(factory, "__name__", section)
     if not name.isidentifier():  # <lambda>
         name = section
@@ -186,6 +186,20 @@ def _class_of_factory(section: str, factory: Callable[..., Any]) -> type:
     cls = type(full_name, (base,), members)
     _registered(cls, full_name)
     return cls
+
+
+def _refuse_cached(section: str, factory: Any) -> None:
+    """Raise ConfigError for a cached function, which returns the object of an earlier trial."""
+    function = factory
+    while isinstance(function, functools.partial):
+        function = function.func
+    if isinstance(function, types.MethodType):
+        function = function.__func__
+    if isinstance(function, CachedFunction):
+        found = "a cached function, which returns the same trained object again"
+        allowed = "a function that returns a new object in each call"
+        hint = f"Remove its functools.cache. Example: {EXAMPLES[section]}"
+        raise ConfigError(section, found, allowed, hint)
 
 
 def _text_of_factory(section: str, factory: Any) -> str:
@@ -434,63 +448,10 @@ def _is_set_by_methods(instance: Any, name: str, after: Mapping[str, Any]) -> bo
         parts = dict(instance.named_modules())
     while path:
         owner, _, attribute = path.rpartition(".")
-        if owner in parts and _class_sets(type(parts[owner]), attribute):
+        if owner in parts and class_sets(type(parts[owner]), attribute):
             return True
         # A method may set a whole submodule, with its attributes.
         if f"{_CLASS_OF}{owner}" in after:
             return False
         path = owner
-    return False
-
-
-def _class_sets(cls: type, attribute: str) -> bool:
-    """Return True if a method or a `cached_property` of a class sets an attribute."""
-    for base in cls.__mro__:
-        if base in (LightningModule, LightningDataModule, nn.Module):
-            continue  # their setters take any name
-        if isinstance(vars(base).get(attribute), functools.cached_property):
-            return True
-        for member in vars(base).values():
-            for function in _functions_of(member):
-                if _sets_attribute(function.__code__, attribute):
-                    return True
-    return False
-
-
-def _functions_of(member: Any) -> list[types.FunctionType]:
-    """Return the functions of a member of a class: a method, also decorated, or a property."""
-    found = [member]
-    if isinstance(member, property):
-        found = [member.fget, member.fset]
-    elif isinstance(member, functools.cached_property):
-        found = [member.func]
-    elif isinstance(member, (staticmethod, classmethod)):
-        found = [member.__func__]
-    functions = []
-    for each in found:
-        original = each
-        if callable(each):
-            original = inspect.unwrap(each)
-        functions += [part for part in (original, each) if isinstance(part, types.FunctionType)]
-    return functions
-
-
-def _sets_attribute(code: types.CodeType, name: str) -> bool:
-    """Return True if code, or a function within it, may set an attribute of a name."""
-    for instruction in dis.get_instructions(code):
-        if instruction.opname == "STORE_ATTR" and instruction.argval == name:
-            return True
-        if instruction.argval in _SETTERS and _names_attribute(code.co_consts, name):
-            return True
-    inner = [each for each in code.co_consts if isinstance(each, types.CodeType)]
-    return any(_sets_attribute(each, name) for each in inner)
-
-
-def _names_attribute(constants: Sequence[Any], name: str) -> bool:
-    """Return True if constants of code have a name, or its beginning as in `f"fold_{i}"`."""
-    for constant in constants:
-        if isinstance(constant, (tuple, frozenset)) and name in constant:
-            return True
-        if isinstance(constant, str) and constant and name.startswith(constant):
-            return True
     return False

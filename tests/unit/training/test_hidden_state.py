@@ -225,6 +225,33 @@ def test_a_tensor_that_a_new_module_lacks_is_made_on_its_kind_of_device():
     assert other.mask.device.type == "meta"
 
 
+@pytest.mark.parametrize("key", [torch.device("cpu"), (2, torch.device("cpu"))])
+@pytest.mark.parametrize("collection", [dict.fromkeys, lambda keys: set(keys)])
+def test_a_key_of_a_device_that_the_module_has_left_is_refused(key, collection):
+    """The module would look up its new device, and make another mask."""
+    net, other, moved = Net(), Net(), Net().to("meta")
+    net.masks, other.masks, moved.masks = collection([key]), collection([]), collection([])
+    state = capture_attributes(net)
+    with pytest.raises(ValueError, match=r"Net\.masks has the key cpu"):
+        restore_attributes(state, moved, is_resume=True)
+    restore_attributes(state, other, is_resume=True)
+    assert list(other.masks) == [key]
+    # A state of a former version has no device.
+    restore_attributes([state[0][:2]], moved, is_resume=True)
+    assert list(moved.masks) == [key]
+
+
+def test_a_tensor_that_a_new_module_lacks_is_made_on_the_device_of_the_module():
+    net, other = Net(), Net().to("meta")
+    net.mask, net.far = torch.ones(2), torch.ones(2, device="meta")
+    state = capture_attributes(net)
+    restore_attributes(state, other, is_resume=True)
+    assert other.mask.device.type == "meta" and other.far.device.type == "meta"
+    again = Net()
+    restore_attributes(state, again, is_resume=True)
+    assert again.mask.device.type == "cpu" and again.mask.tolist() == [1.0, 1.0]
+
+
 UNCAPTURED = {
     "long list of tensors": [torch.zeros(100, 100) for _ in range(2000)],
     "long list": [[number] for number in range(60_000)],

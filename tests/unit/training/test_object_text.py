@@ -8,6 +8,8 @@ import re
 import subprocess
 import sys
 import threading
+import typing
+from collections import UserDict, UserList
 from os import environ
 from types import MappingProxyType
 
@@ -134,6 +136,13 @@ class Stateless:
         lambda width: MappingProxyType({"width": width}),
         lambda width: np.str_(width),
         lambda width: range(width),
+        lambda width: np.dtype(f"float{width // 2}"),
+        lambda width: UserList([width]),
+        lambda width: {width: 1}.keys(),
+        lambda width: {1: width}.values(),
+        lambda width: {1: width}.items(),
+        lambda width: tuple[typing.Literal[width], ...],
+        lambda width: [typing.Callable[..., typing.Literal[width]], sys.stdout],
     ],
 )
 def test_texts_differ_by_values_in_partials_objects_methods_and_closures(value):
@@ -163,16 +172,20 @@ def test_a_part_without_a_comparable_value_is_named():
     assert describe(lambda lr=0.1: lock).opaque_part is None
 
 
+def reader_of(value):
+    return lambda lr=0.1: value
+
+
 def test_a_text_does_not_depend_on_the_process(monkeypatch):
     logger = logging.getLogger("of a test")
-    functions = [lambda lr=0.1: logger, lambda lr=0.1: environ, lambda lr=0.1: TABLE]
+    functions = [reader_of(logger), reader_of(environ), reader_of(TABLE)]
     before = [describe(function).text for function in functions]
     monkeypatch.setattr(logger, "level", logging.CRITICAL)
     monkeypatch.setenv("LIT_DPS_TEST", "1")
     with pandas.option_context("display.max_rows", 3, "display.width", 20):
         assert [describe(function).text for function in functions] == before
-    other = logging.getLogger("of another test")
-    assert describe(lambda lr=0.1: other).text != before[0]
+    assert describe(reader_of(logging.getLogger("of a test"))).text == before[0]
+    assert describe(reader_of(logging.getLogger("of another test"))).text != before[0]
 
 
 def test_a_container_of_a_library_whose_text_form_may_be_short_is_named():
@@ -182,6 +195,40 @@ def test_a_container_of_a_library_whose_text_form_may_be_short_is_named():
     exec("class Whole:\n    __repr__ = lambda self: 'Whole(1)'", names)
     for name, part in (("Short", "args[0]"), ("Cut", "args[0]"), ("Whole", None)):
         assert describe(functools.partial(build, names[name]())).opaque_part == part
+
+
+class Unread:
+    """Replaces the methods of a collection that read its elements."""
+
+    def keys(self):
+        raise OSError("The file is closed.")
+
+    def __iter__(self):
+        raise OSError("The file is closed.")
+
+
+@pytest.mark.parametrize("base", [UserDict, UserList])
+def test_a_collection_whose_elements_cannot_be_read_is_named(base):
+    cls = type("Closed", (Unread, base), {"__module__": "json.closed", "__repr__": lambda _: "C"})
+    assert describe(Make(cls())).opaque_part == "_value"
+    assert describe(reader_of(cls())).text == describe(reader_of(cls())).text
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        lambda cell: table_of({"x": [1, cell]}),
+        lambda cell: table_of({"x": [1, 2]}, index=["a", (cell, 1)]),
+        lambda cell: pandas.Series(["a", cell]),
+        lambda cell: pandas.Index(["a", cell]),
+    ],
+)
+def test_a_table_with_an_address_in_a_cell_is_named(table):
+    one, other = reader_of(table(object())), reader_of(table(object()))
+    assert describe(one).text == describe(other).text
+    assert describe(Make(table(object()))).opaque_part == "_value"
+    assert describe(Make(table((1, 2)))).opaque_part is None
+    assert describe(Make(table((1, 2)))).text != describe(Make(table((1, 3)))).text
 
 
 @pytest.mark.filterwarnings("ignore:Lazy modules")

@@ -169,7 +169,8 @@ class Parts(LightningModule):
         for name in ("left", "right"):
             setattr(self, name, 1)
         for fold in range(2):
-            setattr(self, f"fold_{fold}", fold)
+            setattr(self, f"fold_{fold + 0}", fold)
+            setattr(self, "part_" + str(fold), fold)
         self.metric = nn.ModuleDict({"mean": MeanMetric()})
         self.add_module("loss", nn.HuberLoss(delta=2.0))
 
@@ -181,6 +182,14 @@ class Parts(LightningModule):
     def size(self) -> int:
         self.times = 1
         return 3
+
+    @property
+    def temperature(self) -> float:
+        return self.temp
+
+    @temperature.setter
+    def temperature(self, value: float) -> None:
+        self.temp = value
 
 
 class Transformed(LightningDataModule):
@@ -198,7 +207,10 @@ class Transformed(LightningDataModule):
         (lambda net: setattr(net, "active", nn.Sigmoid()), "the class of active"),
         (lambda net: setattr(net, "gate", nn.functional.gelu), "gate"),
         (lambda net: setattr(net, "noise", torch.rand(3)), "noise"),
-        (lambda net: setattr(net, "temperature", 2.0), "temperature"),
+        (lambda net: setattr(net, "cooling", 2.0), "cooling"),
+        (lambda net: setattr(net, "temperature", 2.0), "temp"),
+        # A text of a method that is no beginning of a name: the "a" of `start("a")`.
+        (lambda net: setattr(net, "added", 2.0), "added"),
         (lambda net: setattr(net.layer, "temperature", 2.0), "layer.temperature"),
         (lambda net: setattr(net, "other", nn.Tanh()), "the class of other"),
         (lambda net: setattr(net, "mode", Mode.B), "mode"),
@@ -214,7 +226,7 @@ def test_an_object_with_replaced_parts_is_refused(change, name):
     # Attributes that its methods set may be added.
     net.on_train_start()
     net.on_fit_start()
-    assert (net.classes, net.size, net.fold_1) == (10, 3, 1)
+    assert (net.classes, net.size, net.fold_1, net.part_1) == (10, 3, 1, 1)
     assert config_of("model", net).config["init_args"] == {"lr": 0.1}
     change(net)
     with refuses("model", "Parts") as refused:
@@ -282,6 +294,36 @@ def test_a_function_makes_a_new_object_with_the_values_of_the_trial():
     wrong = config_of("model", lambda lr=0.1: nn.Linear(2, 2)).config
     with refuses("model"):
         made(wrong, 0.1)
+
+
+class Maker:
+    @functools.cache  # noqa: B019
+    def make(self, lr: float = 0.1) -> Saved:
+        return Saved(lr=lr)
+
+
+@functools.cache
+def width_of_table() -> int:
+    return 7
+
+
+def test_a_cached_function_is_refused_because_repeats_would_train_one_module():
+    cached = functools.cache(lambda lr=0.1: Saved(lr=lr))
+    for factory in (
+        cached,
+        functools.partial(cached, lr=0.2),
+        Maker().make,
+        functools.cache(Saved),
+    ):
+        with refuses("model") as refused:
+            config_of("model", factory)
+        assert "cached" in refused.value.value
+    with refuses("data"):
+        config_of("data", functools.cache(lambda bs=8: Plain(bs)))
+    # A value that a function reads may be cached.
+    config = config_of("model", lambda lr=0.1: Saved(width_of_table(), lr=lr)).config
+    one, other = made(config, 0.1), made(config, 0.1)
+    assert one is not other and one.layer.in_features == 7
 
 
 def test_the_key_of_the_batch_size_is_guessed_by_its_name():
