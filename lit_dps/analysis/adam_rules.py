@@ -257,16 +257,8 @@ def _rule_columns(start: _Cell, cell: _Cell, rule: str) -> dict[str, Any]:
 
 def _bound(cell: _Cell, is_near: np.ndarray, tuned: float) -> dict[str, Any]:
     """Return the columns of a price if half of the trials near a rule missed the goal."""
-    earliest = []
-    for result, counts in zip(cell.trials, is_near, strict=True):
-        if not counts:
-            continue
-        if result.cost is not None:
-            earliest.append(float(result.cost))
-        elif result.status is Status.INFEASIBLE:
-            earliest.append(math.inf)
-        else:
-            earliest.append(float(result.cost_run))
+    near = zip(cell.trials, is_near, strict=True)
+    earliest = [result.least_cost for result, counts in near if counts]
     least = _median(np.array(earliest))
     if math.isinf(min(earliest)):
         return {"verdict": DIVERGED}

@@ -71,15 +71,7 @@ class RepeatSummary:
         The bound is what the repeat spent, because it may have met the goal next. A repeat that
         diverged never meets the goal, so its bound is infinite.
         """
-        costs = []
-        for result in self.results:
-            if result.cost is not None:
-                costs.append(float(result.cost))
-            elif result.status is Status.INFEASIBLE:
-                costs.append(math.inf)
-            else:
-                costs.append(float(result.cost_run))
-        return costs
+        return [result.least_cost for result in self.results]
 
     @property
     def missed(self) -> int:

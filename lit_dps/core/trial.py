@@ -8,6 +8,7 @@ a cell plus one point of the metaparameter search. A "step" is always an optimiz
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -303,6 +304,19 @@ class TrialResult:
         if not self.steps_run:
             return 0
         return self.unit.cost_at(self.curve, self.steps_run)
+
+    @property
+    def least_cost(self) -> float:
+        """The least cost at which the trial may meet the goal, in `unit`.
+
+        It is the cost of a complete trial, and infinite for one that diverged. Any other trial may
+        meet the goal at the check after its last one.
+        """
+        if self.cost is not None:
+            return float(self.cost)
+        if self.status is Status.INFEASIBLE:
+            return math.inf
+        return float(self.cost_run)
 
     @property
     def is_stacked(self) -> bool:

@@ -81,14 +81,19 @@ def pilot(**values) -> dict:
     return PilotRun(**pilot_fields(**values)).to_dict()
 
 
-def test_two_rates_that_miss_the_step_limit_are_compared_by_their_metric(tmp_path):
-    """Without a K, the record drops runs that the limit stopped. Their results count."""
-    plan = PilotPlan(4, "model.lr", 0.01, 0.5, is_adaptive=True)
+def question_of_small_rates(tmp_path, plan):
+    """Return a question without time for validation, its runs and its store."""
     store = FakeStore()
     question = question_with(store, 1e-12)
     question.times.check = 0.0
     runs = probes_of(tmp_path, f"{__name__}.SmallRateIsWorse")
-    question = dataclasses.replace(question, plan=plan, probes=runs)
+    return dataclasses.replace(question, plan=plan, probes=runs), runs, store
+
+
+def test_two_rates_that_miss_the_step_limit_are_compared_by_their_metric(tmp_path):
+    """Without a K, the record drops runs that the limit stopped. Their results count."""
+    plan = PilotPlan(4, "model.lr", 0.01, 0.5, is_adaptive=True)
+    question, runs, store = question_of_small_rates(tmp_path, plan)
     run = PilotRun(**pilot_fields())
     course = Course(question, plan, clock(), StopRequest(), run)
     affordable = course.remaining_seconds()
@@ -108,11 +113,7 @@ def test_a_bound_is_not_above_the_steps_of_the_rates_that_missed(
 ):
     """An earlier command ran two rates to step 2; the limit is 4 now. A third rate continues them."""
     plan = PilotPlan(4, "model.lr", 0.01, 0.5, is_adaptive=True)
-    store = FakeStore()
-    question = question_with(store, 1e-12)
-    question.times.check = 0.0
-    runs = probes_of(tmp_path, f"{__name__}.SmallRateIsWorse")
-    question = dataclasses.replace(question, plan=plan, probes=runs)
+    question, runs, store = question_of_small_rates(tmp_path, plan)
     law = SimpleNamespace(samples=lambda sizes: np.full((4, 1), 4.0))
     run = PilotRun(**pilot_fields())
     course = _WithLaw(question, plan, clock(), StopRequest(), run, law)
