@@ -1,8 +1,10 @@
 """Counts the files that a question leads through: `python docs/questions.py` prints the table.
 
 While the answer is at work, every line of the package that runs is recorded (`sys.settrace`).
-Imports do not count. A question about an addition (racing, ranks, an axis, advice) counts lines
-that run with the addition and do not run without it. docs/architecture.md has these counts.
+Imports do not count. Questions about trials count the lines of the worker. K*, the report and a
+figure come from a synthetic study. A question about an addition (racing, ranks, an axis, advice)
+counts lines that run with the addition and do not run without it. Lines of advice are those below
+the command. docs/architecture.md has these counts.
 """
 
 from __future__ import annotations
