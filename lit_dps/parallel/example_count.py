@@ -249,13 +249,17 @@ def can_be_cut(batch: Any, examples: int | None) -> bool:
     An array of NumPy is like a tensor. A tensor without dimensions, such as a weight, belongs to
     all examples. A batch of graphs cannot be split, because its nodes, edges and labels differ in
     number. An object of another class, such as a dataclass, cannot be split if it holds tensors or
-    a list of one entry for each example.
+    a list of one entry for each example. A batch with a tuple of as many numbers as examples cannot
+    be split either, because the tuple may be a size or have one number for each example.
     """
     lengths = set()
-    for leaf in tree_leaves(batch):
-        if _has_rows(leaf):
+    for leaf in tree_leaves(batch, is_leaf=_is_tuple_of_numbers):
+        if _is_tuple_of_numbers(leaf):
+            if len(leaf) == examples:
+                return False
+        elif _has_rows(leaf):
             lengths.add(len(leaf))
-        elif any(path[-1] != "list" or size == examples for path, size in sizes_of(leaf).items()):
+        elif _holds_rows(leaf, set()) or _has_sizes(leaf, examples):
             return False
     return bool(lengths) and lengths == {examples}
 
@@ -287,6 +291,31 @@ def cut(batch: Any, part: slice | Tensor) -> Any:
 
 def _has_rows(leaf: Any) -> bool:
     return isinstance(leaf, (Tensor, np.ndarray)) and leaf.ndim > 0
+
+
+def _is_tuple_of_numbers(value: Any) -> bool:
+    return type(value) is tuple and all(isinstance(entry, (int, float)) for entry in value)
+
+
+def _holds_rows(value: Any, seen: set[int]) -> bool:
+    """Return True if an attribute of an object is a tensor with rows, at any depth.
+
+    Args:
+        value: The object.
+        seen: The `id` of each object that was searched before.
+    """
+    if id(value) in seen:
+        return False
+    seen.add(id(value))
+    for part in tree_leaves(list(getattr(value, "__dict__", {}).values())):
+        if _has_rows(part) or _holds_rows(part, seen):
+            return True
+    return False
+
+
+def _has_sizes(leaf: Any, examples: int | None) -> bool:
+    """Return True if a part of a batch holds tensors, or a list of one entry for each example."""
+    return any(place[-1] != "list" or size == examples for place, size in sizes_of(leaf).items())
 
 
 def _is_plain_list(value: Any) -> bool:

@@ -85,7 +85,9 @@ def update_step_timing(
         limit = math.inf if asked else max(MAX_SECONDS, MAX_SHARE * _seconds_of_trials(record))
         cells = measure_steps(setup, record, trials, limit, stop)
     except (UserError, RuntimeError, MemoryError) as error:
-        used = "times of the trials" if record.step_timing is None else "the stored times"
+        used = "times of the trials"
+        if record.step_timing is not None and record.step_timing.is_of(trials, record.space):
+            used = "the stored times"
         reason = first_line(error)
         print_line(setup, f"step times were not measured, the answer uses {used}: {reason}")
         return record

@@ -166,6 +166,28 @@ def test_one_text_an_example_follows_its_example():
     assert (values.tolist(), texts) == ([3, 0], ("d", "a"))
 
 
+def test_a_tuple_of_as_many_numbers_as_examples_prevents_a_cut():
+    lengths = (torch.ones(5, 3), torch.ones(5), (3, 1, 2, 5, 4))
+    assert not can_be_cut(lengths, 5)
+    assert can_be_cut((torch.ones(5, 3), (224, 224)), 5)
+
+
+class Holder:
+    """A batch of a user's class."""
+
+    def __init__(self, content):
+        self.content = content
+
+
+def test_an_object_that_holds_tensors_prevents_a_cut():
+    labels = torch.ones(4)
+    assert not can_be_cut((Holder(torch.ones(4, 3)), labels), 4)
+    assert not can_be_cut((Holder({"images": Holder(torch.ones(4, 3))}), labels), 4)
+    named = Holder("a name")
+    named.content = named
+    assert can_be_cut((named, labels), 4)
+
+
 def test_batches_whose_tensors_differ_in_length_are_not_cut():
     assert can_be_cut((torch.ones(4, 2), torch.ones(4)), 4)
     for collate in KINDS:
