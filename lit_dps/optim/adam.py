@@ -9,30 +9,27 @@ its gradient, m and v are zero.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from lit_dps.optim.rule import Rule, State
 
-NAMES = ("beta1", "beta2", "epsilon", "weight_decay")
 FIRST, SECOND = "exp_avg", "exp_avg_sq"
 
 
-def _make(kind: type):
-    def make(
-        parameters, rate: float, hyperparameters: Mapping[str, float]
-    ) -> torch.optim.Optimizer:
-        betas = (hyperparameters["beta1"], hyperparameters["beta2"])
-        return kind(
-            parameters,
-            lr=rate,
-            betas=betas,
-            eps=hyperparameters["epsilon"],
-            weight_decay=hyperparameters["weight_decay"],
-        )
-
-    return make
+def _make(
+    kind: Any, parameters, rate: float, hyperparameters: Mapping[str, float]
+) -> torch.optim.Optimizer:
+    return kind(
+        parameters,
+        lr=rate,
+        betas=(hyperparameters["beta1"], hyperparameters["beta2"]),
+        eps=hyperparameters["epsilon"],
+        weight_decay=hyperparameters["weight_decay"],
+    )
 
 
 def _is_of(optimizer: torch.optim.Optimizer, decoupled: bool) -> bool:
@@ -49,36 +46,6 @@ def _hyperparameters_of(group: Mapping) -> tuple[float, ...]:
     return (*group["betas"], group["eps"], group["weight_decay"])
 
 
-def _adam(
-    weights: Tensor,
-    gradients: Tensor,
-    state: State,
-    rate: Tensor,
-    hyperparameters: Mapping,
-    step: Tensor,
-) -> None:
-    _update_(
-        weights,
-        gradients.addcmul_(weights, hyperparameters["weight_decay"]),
-        state,
-        rate,
-        hyperparameters,
-        step,
-    )
-
-
-def _adamw(
-    weights: Tensor,
-    gradients: Tensor,
-    state: State,
-    rate: Tensor,
-    hyperparameters: Mapping,
-    step: Tensor,
-) -> None:
-    weights.mul_(1 - rate * hyperparameters["weight_decay"])
-    _update_(weights, gradients, state, rate, hyperparameters, step)
-
-
 def _update_(
     weights: Tensor,
     gradients: Tensor,
@@ -86,7 +53,12 @@ def _update_(
     rate: Tensor,
     hyperparameters: Mapping,
     step: Tensor,
+    decoupled: bool,
 ) -> None:
+    if decoupled:
+        weights.mul_(1 - rate * hyperparameters["weight_decay"])
+    else:
+        gradients = gradients.addcmul_(weights, hyperparameters["weight_decay"])
     beta1, beta2 = hyperparameters["beta1"], hyperparameters["beta2"]
     first = state[FIRST].mul_(beta1).addcmul_(gradients, 1 - beta1)
     second = state[SECOND].mul_(beta2).addcmul_(gradients.square(), 1 - beta2)
@@ -100,25 +72,19 @@ def _update_(
     weights.addcmul_(first / root, size, value=-1)
 
 
-ADAM = Rule(
-    name="adam",
-    hyperparameters=NAMES,
-    state=(FIRST, SECOND),
-    make=_make(torch.optim.Adam),
-    is_of=lambda optimizer: _is_of(optimizer, decoupled=False),
-    hyperparameters_of=_hyperparameters_of,
-    has_step_counter=True,
-    update_=_adam,
-    elementwise=True,
-)
-ADAMW = Rule(
-    name="adamw",
-    hyperparameters=NAMES,
-    state=(FIRST, SECOND),
-    make=_make(torch.optim.AdamW),
-    is_of=lambda optimizer: _is_of(optimizer, decoupled=True),
-    hyperparameters_of=_hyperparameters_of,
-    has_step_counter=True,
-    update_=_adamw,
-    elementwise=True,
-)
+def _rule(name: str, kind: type[torch.optim.Optimizer], decoupled: bool) -> Rule:
+    return Rule(
+        name=name,
+        hyperparameters=("beta1", "beta2", "epsilon", "weight_decay"),
+        state=(FIRST, SECOND),
+        make=partial(_make, kind),
+        is_of=partial(_is_of, decoupled=decoupled),
+        hyperparameters_of=_hyperparameters_of,
+        has_step_counter=True,
+        update_=partial(_update_, decoupled=decoupled),
+        elementwise=True,
+    )
+
+
+ADAM = _rule("adam", torch.optim.Adam, decoupled=False)
+ADAMW = _rule("adamw", torch.optim.AdamW, decoupled=True)

@@ -159,19 +159,11 @@ class Rule:
 
         Rates, hyperparameters and steps have shape (networks, 1).
         """
-        if weights.ndim == 1:
-            # Reductions over no dimensions reduce all of them, and would mix the networks.
-            weights = _with_elements(weights)
-            gradients = _with_elements(gradients)
-            state = {name: _with_elements(tensor) for name, tensor in state.items()}
+        weights, state, columns = _in_columns(weights, state, hyperparameters)
         shape = _shape_of_columns(weights)
-        columns = {name: numbers.view(shape) for name, numbers in hyperparameters.items()}
-        tensors = dict(state)
-        self.update_(weights, gradients, tensors, rates.view(shape), columns, steps.view(shape))
-        for name, tensor in state.items():
-            # The update may have replaced a tensor in place of changing it.
-            if tensors[name] is not tensor:
-                tensor.copy_(tensors[name])
+        gradients = gradients.view(weights.shape)
+        with kept_in_place(state) as tensors:
+            self.update_(weights, gradients, tensors, rates.view(shape), columns, steps.view(shape))
 
     def gradient_point_of_parameter(
         self, weights: Tensor, state: State, hyperparameters: Mapping[str, Tensor]
@@ -182,13 +174,35 @@ class Rule:
         """
         if self.gradient_point is None:
             return weights
-        of_elements = weights
-        if weights.ndim == 1:
-            of_elements = _with_elements(weights)
-            state = {name: _with_elements(tensor) for name, tensor in state.items()}
-        shape = _shape_of_columns(of_elements)
-        columns = {name: numbers.view(shape) for name, numbers in hyperparameters.items()}
-        return self.gradient_point(of_elements, state, columns).view(weights.shape)
+        return self.gradient_point(*_in_columns(weights, state, hyperparameters)).view(
+            weights.shape
+        )
+
+
+@contextmanager
+def kept_in_place(state: State) -> Iterator[State]:
+    """Give a copy of a state for an update; then copy the tensors that it replaced into the state.
+
+    An update may replace a tensor in place of changing it.
+    """
+    tensors = dict(state)
+    yield tensors
+    for name, tensor in state.items():
+        if tensors[name] is not tensor:
+            tensor.copy_(tensors[name])
+
+
+def _in_columns(
+    weights: Tensor, state: State, hyperparameters: Mapping[str, Tensor]
+) -> tuple[Tensor, State, dict[str, Tensor]]:
+    """Return weights, state and hyperparameters in the shapes of `Rule.update_`."""
+    if weights.ndim == 1:
+        # Reductions over no dimensions reduce all of them, and would mix the networks.
+        weights = _with_elements(weights)
+        state = {name: _with_elements(tensor) for name, tensor in state.items()}
+    shape = _shape_of_columns(weights)
+    columns = {name: numbers.view(shape) for name, numbers in hyperparameters.items()}
+    return weights, state, columns
 
 
 def _shape_of_columns(weights: Tensor) -> tuple[int, ...]:

@@ -9,7 +9,8 @@ multiplies the accumulator at the time of the update, in both, as in TensorFlow'
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -20,132 +21,75 @@ BUFFER = "momentum_buffer"
 
 
 def _make(
-    parameters, rate: float, hyperparameters: Mapping[str, float], nesterov: bool = False
+    parameters,
+    rate: float,
+    hyperparameters: Mapping[str, float],
+    names: Sequence[str],
+    nesterov: bool,
 ) -> torch.optim.SGD:
-    return torch.optim.SGD(
-        parameters, lr=rate, momentum=hyperparameters.get("momentum", 0.0), nesterov=nesterov
-    )
+    own = {name: hyperparameters[name] for name in names}
+    has_nesterov = nesterov and own["momentum"] > 0
+    return torch.optim.SGD(parameters, lr=rate, nesterov=has_nesterov, **own)
 
 
-def _is_of(optimizer: torch.optim.Optimizer, momentum: bool, nesterov: bool) -> bool:
-    group = optimizer.param_groups[0]
-    return not group.get("weight_decay") and _is_of_any_decay(optimizer, momentum, nesterov)
-
-
-def _is_of_any_decay(optimizer: torch.optim.Optimizer, momentum: bool, nesterov: bool) -> bool:
+def _is_of(optimizer: torch.optim.Optimizer, momentum: bool, nesterov: bool, decays: bool) -> bool:
     if type(optimizer) is not torch.optim.SGD:
         return False
     group = optimizer.param_groups[0]
     if group["maximize"] or (group["momentum"] and group["dampening"]):
         return False
+    if group["weight_decay"] and not decays:
+        return False
     return bool(group["momentum"]) == momentum and (not momentum or group["nesterov"] == nesterov)
 
 
-def _sgd(
+def _update_(
     weights: Tensor,
     gradients: Tensor,
     state: State,
     rate: Tensor,
     hyperparameters: Mapping,
     step: Tensor,
+    momentum: bool,
+    nesterov: bool,
+    decays: bool,
 ) -> None:
-    weights.addcmul_(gradients, rate, value=-1)
-
-
-def _momentum(
-    weights: Tensor,
-    gradients: Tensor,
-    state: State,
-    rate: Tensor,
-    hyperparameters: Mapping,
-    step: Tensor,
-) -> None:
-    accumulators = state[BUFFER].mul_(hyperparameters["momentum"]).add_(gradients)
-    weights.addcmul_(accumulators, rate, value=-1)
-
-
-def _nesterov(
-    weights: Tensor,
-    gradients: Tensor,
-    state: State,
-    rate: Tensor,
-    hyperparameters: Mapping,
-    step: Tensor,
-) -> None:
-    accumulators = state[BUFFER].mul_(hyperparameters["momentum"]).add_(gradients)
-    weights.addcmul_(gradients.addcmul_(accumulators, hyperparameters["momentum"]), rate, value=-1)
-
-
-SGD = Rule(
-    name="sgd",
-    hyperparameters=(),
-    state=(),
-    make=lambda parameters, rate, hyperparameters: _make(parameters, rate, {}),
-    is_of=lambda optimizer: _is_of(optimizer, momentum=False, nesterov=False),
-    hyperparameters_of=lambda group: (),
-    update_=_sgd,
-    elementwise=True,
-)
-MOMENTUM = Rule(
-    name="momentum",
-    hyperparameters=("momentum",),
-    state=(BUFFER,),
-    make=_make,
-    is_of=lambda optimizer: _is_of(optimizer, momentum=True, nesterov=False),
-    hyperparameters_of=lambda group: (group["momentum"],),
-    update_=_momentum,
-    elementwise=True,
-)
-NESTEROV = Rule(
-    name="nesterov",
-    hyperparameters=("momentum",),
-    state=(BUFFER,),
-    make=lambda parameters, rate, hyperparameters: _make(
-        parameters, rate, hyperparameters, nesterov=hyperparameters["momentum"] > 0
-    ),
-    is_of=lambda optimizer: _is_of(optimizer, momentum=True, nesterov=True),
-    hyperparameters_of=lambda group: (group["momentum"],),
-    update_=_nesterov,
-    elementwise=True,
-)
-
-
-def _with_decay(rule: Rule, momentum: bool, nesterov: bool) -> Rule:
-    """Return a rule with weight decay, which may be 0 in some parameter groups."""
-
-    def make(
-        parameters, rate: float, hyperparameters: Mapping[str, float]
-    ) -> torch.optim.Optimizer:
-        optimizer = rule.make(parameters, rate, hyperparameters)
-        for group in optimizer.param_groups:
-            group["weight_decay"] = hyperparameters["weight_decay"]
-        return optimizer
-
-    def update_(
-        weights: Tensor,
-        gradients: Tensor,
-        state: State,
-        rate: Tensor,
-        hyperparameters: Mapping,
-        step: Tensor,
-    ) -> None:
+    if decays:
         gradients.addcmul_(weights, hyperparameters["weight_decay"])
-        rule.update_(weights, gradients, state, rate, hyperparameters, step)
+    direction = gradients
+    if momentum:
+        direction = state[BUFFER].mul_(hyperparameters["momentum"]).add_(gradients)
+    if nesterov:
+        direction = gradients.addcmul_(direction, hyperparameters["momentum"])
+    weights.addcmul_(direction, rate, value=-1)
 
+
+def _rule(name: str, momentum: bool = False, nesterov: bool = False, decays: bool = False) -> Rule:
+    """Return a rule; with decay, the weight decay may be 0 in some parameter groups."""
+    hyperparameters: tuple[str, ...] = ()
+    state: tuple[str, ...] = ()
+    if momentum:
+        hyperparameters = ("momentum",)
+        state = (BUFFER,)
+    if decays:
+        name = f"{name} with weight decay"
+        hyperparameters = (*hyperparameters, "weight_decay")
     return Rule(
-        name=f"{rule.name} with weight decay",
-        hyperparameters=(*rule.hyperparameters, "weight_decay"),
-        state=rule.state,
-        make=make,
-        is_of=lambda optimizer: _is_of_any_decay(optimizer, momentum, nesterov),
-        hyperparameters_of=lambda group: (*rule.hyperparameters_of(group), group["weight_decay"]),
-        update_=update_,
+        name=name,
+        hyperparameters=hyperparameters,
+        state=state,
+        make=partial(_make, names=hyperparameters, nesterov=nesterov),
+        is_of=partial(_is_of, momentum=momentum, nesterov=nesterov, decays=decays),
+        update_=partial(_update_, momentum=momentum, nesterov=nesterov, decays=decays),
         elementwise=True,
     )
 
 
+SGD = _rule("sgd")
+MOMENTUM = _rule("momentum", momentum=True)
+NESTEROV = _rule("nesterov", momentum=True, nesterov=True)
 WITH_DECAY = (
-    _with_decay(SGD, momentum=False, nesterov=False),
-    _with_decay(MOMENTUM, momentum=True, nesterov=False),
-    _with_decay(NESTEROV, momentum=True, nesterov=True),
+    _rule("sgd", decays=True),
+    _rule("momentum", momentum=True, decays=True),
+    _rule("nesterov", momentum=True, nesterov=True, decays=True),
 )

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
-from lit_dps.optim.rule import Rule, State
+from lit_dps.optim.rule import Rule, State, kept_in_place
 
 
 class FlatLayout:
@@ -116,13 +116,27 @@ class StackedUpdate:
                 size = sum(self.weights.shapes[name].numel() for name in names)
                 part = slice(start, start + size)
                 of_group = {key: tensor[:, part] for key, tensor in state.items()}
-                self._update_elements(
-                    weights[:, part], gradients[:, part], of_group, rates[:, column], numbers, steps
-                )
+                with kept_in_place(of_group) as tensors:
+                    self.rule.update_(
+                        weights[:, part],
+                        gradients[:, part],
+                        tensors,
+                        rates[:, column],
+                        numbers,
+                        steps,
+                    )
                 start += size
-            else:
-                self._update_parameters(
-                    names, weights, gradients, state, rates[:, column], numbers, steps
+                continue
+            weight_parts = self.weights.split(weights)
+            gradient_parts = self.weights.split(gradients)
+            for name, of_parameter in self._states_of(names, state):
+                self.rule.update_parameter(
+                    weight_parts[name],
+                    gradient_parts[name],
+                    of_parameter,
+                    rates[:, column],
+                    numbers,
+                    steps,
                 )
 
     def gradient_points(
@@ -134,64 +148,24 @@ class StackedUpdate:
         """
         if self.rule.gradient_point is None:
             return weights
-        state_parts = {key: layout.split(state[key]) for key, layout in self.state.items()}
         weight_parts = self.weights.split(weights)
         points = []
         for group, names in enumerate(self._groups):
             column = slice(group, group + 1)
             numbers = {key: each[:, column] for key, each in hyperparameters.items()}
-            for name in names:
-                of_parameter = {}
-                for key, parts in state_parts.items():
-                    if name in parts:
-                        of_parameter[key] = parts[name]
+            for name, of_parameter in self._states_of(names, state):
                 point = self.rule.gradient_point_of_parameter(
                     weight_parts[name], of_parameter, numbers
                 )
                 points.append(point.reshape(len(point), -1))
         return torch.cat(points, dim=1)
 
-    def _update_elements(
-        self,
-        weights: Tensor,
-        gradients: Tensor,
-        state: State,
-        rates: Tensor,
-        hyperparameters: Mapping[str, Tensor],
-        steps: Tensor,
-    ) -> None:
-        """Make one step of the parameters of a group, whose tensors are parts of flat ones."""
-        tensors = dict(state)
-        self.rule.update_(weights, gradients, tensors, rates, hyperparameters, steps)
-        for key, tensor in state.items():
-            # The update may have replaced a tensor in place of changing it.
-            if tensors[key] is not tensor:
-                tensor.copy_(tensors[key])
-
-    def _update_parameters(
-        self,
-        names: Sequence[str],
-        weights: Tensor,
-        gradients: Tensor,
-        state: State,
-        rates: Tensor,
-        hyperparameters: Mapping[str, Tensor],
-        steps: Tensor,
-    ) -> None:
-        """Make one step of the parameters of a group, one at a time."""
+    def _states_of(self, names: Sequence[str], state: State) -> Iterator[tuple[str, State]]:
+        """Yield the name and the state of each parameter of a group."""
         state_parts = {key: layout.split(state[key]) for key, layout in self.state.items()}
-        gradient_parts = self.weights.split(gradients)
-        weight_parts = self.weights.split(weights)
         for name in names:
             of_parameter = {}
             for key, parts in state_parts.items():
                 if name in parts:
                     of_parameter[key] = parts[name]
-            self.rule.update_parameter(
-                weight_parts[name],
-                gradient_parts[name],
-                of_parameter,
-                rates,
-                hyperparameters,
-                steps,
-            )
+            yield name, of_parameter
