@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from lit_dps.core.errors import DataError
+from lit_dps.core.errors import DataError, first_line
 from lit_dps.data.pickles import read_batches
 
 ENV = "LIT_DPS_DATA"
@@ -161,7 +161,7 @@ def read_parquet(path: Path) -> tuple[np.ndarray, np.ndarray]:
         x = np.stack(images)
         y = labels.to_numpy()
     except damage as error:
-        message = f"cannot read {path}: {_first_line(error)}"
+        message = f"cannot read {path}: {first_line(error)}"
         raise DataError(message, key=str(path)) from None
     if x.ndim < 4:  # gray images
         x = x[..., None]
@@ -196,16 +196,8 @@ def _download(files: ImageFiles, root: Path) -> None:
         for path in missing:
             with suppress(OSError):
                 path.rmdir()
-        message = _missing(files, root, f"the download failed ({_first_line(error)})")
+        message = _missing(files, root, f"the download failed ({first_line(error)})")
         raise DataError(message, key="data.root", value=str(root)) from None
-
-
-def _first_line(error: Exception) -> str:
-    """Return the first line of an error's message; the name of its type without a message."""
-    lines = str(error).splitlines()
-    if not lines:
-        return type(error).__name__
-    return lines[0]
 
 
 def _missing(files: ImageFiles, root: Path, why: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,29 +18,27 @@ def validation_batches(data: ImageData, device: torch.device) -> Iterator[Any]:
         yield data.transfer_batch_to_device(index, device)
 
 
+@dataclass(frozen=True)
 class ImagePass:
     """A pass over the first training examples, as `TrainingPass` makes it of `ImageData`.
 
-    Args:
+    Attributes:
         data: The data module, set up.
         device: Where the batches are.
         batch_size: Examples of a batch.
         examples: Examples of the pass; None for all.
     """
 
-    def __init__(
-        self, data: ImageData, device: torch.device, batch_size: int, examples: int | None
-    ):
-        self._data = data
-        self._device = device
-        self._batch_size = batch_size
-        self._examples = examples
+    data: ImageData
+    device: torch.device
+    batch_size: int
+    examples: int | None
 
     def batches(self) -> Iterator[tuple[Any, int]]:
         """Yield each batch on the device, with its number of examples."""
-        remaining = self._examples
-        for index in self._data.pruning_dataloader(self._batch_size):
-            x, y = self._data.transfer_batch_to_device(index, self._device)
+        remaining = self.examples
+        for index in self.data.pruning_dataloader(self.batch_size):
+            x, y = self.data.transfer_batch_to_device(index, self.device)
             if remaining is not None:
                 x, y = x[:remaining], y[:remaining]
                 remaining -= len(y)

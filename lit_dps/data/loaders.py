@@ -9,7 +9,7 @@ A batch is the global one of all ranks. The data module gathers the images of a 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import islice, repeat
+from itertools import cycle, islice, repeat
 from pathlib import Path
 from typing import NamedTuple
 from zipfile import BadZipFile
@@ -81,7 +81,7 @@ def epochs_of_file(path: str | Path, n: int) -> Iterator[np.ndarray]:
     if not has_shape or not (np.sort(rows, axis=1) == np.arange(n)).all():
         allowed = f"an array of permutations of range({n}), the training split"
         raise ConfigError("data.order", str(path), allowed)
-    return _cycle(rows.astype(np.int64))
+    return cycle(rows.astype(np.int64))
 
 
 def batches(epochs: Iterator[np.ndarray], batch_size: int | Iterable[int]) -> Iterator[Tensor]:
@@ -131,11 +131,6 @@ def _shuffled(state: np.random.RandomState, n: int) -> np.ndarray:
     ids = np.arange(n)
     state.shuffle(ids)
     return ids
-
-
-def _cycle(rows: np.ndarray) -> Iterator[np.ndarray]:
-    while True:
-        yield from rows
 
 
 class IndexBatch(NamedTuple):

@@ -14,7 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from lit_dps.core.errors import ConfigError, UserError
 from lit_dps.parallel import ranks
 from lit_dps.pruning.network import Batches, Network, gradient_sum, saliency
-from lit_dps.pruning.pruner import OneShot
+from lit_dps.pruning.pruner import OneShot, check_count
 
 
 class Grasp(OneShot):
@@ -44,10 +44,8 @@ class Grasp(OneShot):
             raise ConfigError(
                 "pruning.options.temperature", temperature, "a number above 0, or null"
             )
-        if per_class is not None and per_class < 1:
-            raise ConfigError(
-                "pruning.options.per_class", per_class, "at least 1 example, or null for all"
-            )
+        if per_class is not None:
+            check_count("per_class", per_class, "at least 1 example, or null for all")
         self.temperature = temperature
         self.per_class = per_class
 

@@ -18,10 +18,9 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor
 
-from lit_dps.core.errors import ConfigError
 from lit_dps.pruning.mask import Mask
 from lit_dps.pruning.network import Network, absolute_saliency, gradient_sum
-from lit_dps.pruning.pruner import Pruner, top_k
+from lit_dps.pruning.pruner import Pruner, check_count, top_k
 from lit_dps.pruning.reference_loss import TRAINING_LOSS, check_loss, losses_of
 
 
@@ -60,9 +59,8 @@ class IterativePruner(Pruner):
     returning = False
 
     def __init__(self, rounds: int = 50, batches: int = 1, loss: str = TRAINING_LOSS):
-        for key, value in (("rounds", rounds), ("batches", batches)):
-            if value < 1:
-                raise ConfigError(f"pruning.options.{key}", value, "at least 1")
+        check_count("rounds", rounds)
+        check_count("batches", batches)
         check_loss(loss)
         self.rounds = rounds
         self.batches = batches

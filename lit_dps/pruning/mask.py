@@ -87,12 +87,8 @@ class Mask(Mapping[str, Tensor]):
 
     def count(self) -> ElementCounts:
         """Return the numbers of kept and of all elements of the mask."""
-        kept = 0
-        total = 0
-        for tensor in self.values():
-            kept += int(tensor.sum())
-            total += tensor.numel()
-        return ElementCounts(kept, total)
+        counts = self.kept().values()
+        return ElementCounts(sum(kept for kept, _ in counts), sum(total for _, total in counts))
 
     def kept(self) -> dict[str, tuple[int, int]]:
         """Return the numbers of kept and of all elements of each tensor."""

@@ -19,7 +19,7 @@ from lit_dps.pruning.iterative import exclude_pruned, halving
 from lit_dps.pruning.layerwise import erdos_renyi_counts, random_mask, uniform_counts
 from lit_dps.pruning.mask import Mask
 from lit_dps.pruning.network import Network
-from lit_dps.pruning.pruner import MaskUpdate, Pruner, top_k
+from lit_dps.pruning.pruner import MaskUpdate, Pruner, check_count, top_k
 
 Start = Literal["erk", "uniform"]
 STARTS = {"erk": erdos_renyi_counts, "uniform": uniform_counts}
@@ -193,8 +193,7 @@ class SnipItDuring(FallingDensity):
     """
 
     def __init__(self, every: int = 100, rounds: int = 6):
-        if rounds < 1:
-            raise ConfigError("pruning.options.rounds", rounds, "at least 1")
+        check_count("rounds", rounds)
         self.every = every
         self.rounds = rounds
 

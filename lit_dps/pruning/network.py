@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from os.path import commonprefix
 from typing import Any
 
 import torch
@@ -314,7 +315,9 @@ def why_pruned_weights_return(network: nn.Module, mask: Mapping[str, Tensor]) ->
                 continue
             kind = type(chain[0]).__name__.removeprefix("_")
             keep = mask[pruned[0]]
-            made = _computed_weight(module, weight)
+            # In training mode, spectral norm takes a step of its power iteration.
+            with in_evaluation_mode(module), torch.no_grad():
+                made = getattr(module, weight)
             if len(pruned) > 1 or made.shape != keep.shape or not made.isfinite().all():
                 return (
                     f"{name}.{weight} is made from its parameters by {kind}, which pruned "
@@ -328,25 +331,9 @@ def why_pruned_weights_return(network: nn.Module, mask: Mapping[str, Tensor]) ->
     return None
 
 
-def _computed_weight(module: nn.Module, weight: str) -> Tensor:
-    """Return a weight that a parametrization computes, without side effects."""
-    training = module.training
-    # In training mode, spectral norm takes a step of its power iteration.
-    module.eval()
-    try:
-        with torch.no_grad():
-            return getattr(module, weight)
-    finally:
-        module.train(training)
-
-
 def _common_suffix(one: str, other: str) -> str:
     """Return the common last parts of two names."""
-    common = []
-    for a, b in zip(reversed(one.split(".")), reversed(other.split(".")), strict=False):
-        if a != b:
-            break
-        common.append(a)
+    common = commonprefix([one.split(".")[::-1], other.split(".")[::-1]])
     return ".".join(reversed(common))
 
 

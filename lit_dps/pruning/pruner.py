@@ -258,6 +258,12 @@ def _check(mask: Mask, network: Network, sparsity: float, pruner: Pruner) -> Non
         raise ConfigError("pruning.method", method, f"a mask that keeps {expected}, not {keep}")
 
 
+def check_count(option: str, value: int, allowed: str = "at least 1") -> None:
+    """Raise ConfigError unless the value of an option is at least 1."""
+    if value < 1:
+        raise ConfigError(f"pruning.options.{option}", value, allowed)
+
+
 def top_k(scores: Scores, sparsity: float) -> Mask:
     """Return the mask that keeps the round(m (1 - sparsity)) highest of all m scores.
 

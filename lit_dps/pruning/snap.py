@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, fx, nn
@@ -14,7 +15,7 @@ from lit_dps.parallel import ranks
 from lit_dps.pruning.iterative import halving
 from lit_dps.pruning.mask import Mask
 from lit_dps.pruning.network import Batches, Network
-from lit_dps.pruning.pruner import Pruner, refuse_nan
+from lit_dps.pruning.pruner import Pruner, check_count, refuse_nan
 from lit_dps.pruning.reference_loss import TRAINING_LOSS, check_loss, losses_of
 
 _LAYERS = (nn.Conv2d, nn.Linear)
@@ -86,8 +87,7 @@ class Snap(Pruner):
     name = "snap"  # in messages
 
     def __init__(self, batches: int = 5, loss: str = TRAINING_LOSS):
-        if batches < 1:
-            raise ConfigError("pruning.options.batches", batches, "at least 1")
+        check_count("batches", batches)
         check_loss(loss)
         self.batches = batches
         self.loss = loss
@@ -133,8 +133,7 @@ class SnapIt(Snap):
 
     def __init__(self, rounds: int = 6, batches: int = 5, loss: str = TRAINING_LOSS):
         super().__init__(batches, loss)
-        if rounds < 1:
-            raise ConfigError("pruning.options.rounds", rounds, "at least 1")
+        check_count("rounds", rounds)
         self.rounds = rounds
 
     def schedule(self, sparsity: float) -> list[float]:
@@ -224,23 +223,17 @@ def _cannot(method: str, network: nn.Module, why: str) -> ConfigError:
 @contextmanager
 def _gated(modules: dict[str, nn.Module], gates: dict[str, Tensor]) -> Iterator[None]:
     """Multiply the outputs of layers by their gates while the context is active."""
-
-    def gate(name: str):
-        def multiply(layer: nn.Module, inputs: tuple, output: Tensor) -> Tensor:
-            if isinstance(layer, nn.Conv2d):
-                return output * gates[name].view(-1, 1, 1)
-            return output * gates[name]
-
-        return multiply
-
-    handles = []
-    for name in gates:
-        handles.append(modules[name].register_forward_hook(gate(name)))
-    try:
+    with ExitStack() as stack:
+        for name, gate in gates.items():
+            hook = partial(_multiply_output, gate)
+            stack.enter_context(modules[name].register_forward_hook(hook))
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
+
+
+def _multiply_output(gate: Tensor, layer: nn.Module, inputs: tuple, output: Tensor) -> Tensor:
+    if isinstance(layer, nn.Conv2d):
+        gate = gate.view(-1, 1, 1)
+    return output * gate
 
 
 def node_scores(
@@ -290,10 +283,8 @@ def best_nodes(scores: dict[str, Tensor], total: int, sparsity: float) -> dict[s
     for score in scores.values():
         kept[start + int(score.argmax())] = True
         start += len(score)
-    for i in order.tolist():
-        if int(kept.sum()) >= round(total * (1 - sparsity)):
-            break
-        kept[i] = True
+    missing = max(round(total * (1 - sparsity)) - int(kept.sum()), 0)
+    kept[order[~kept[order]][:missing]] = True
     sizes = [len(score) for score in scores.values()]
     return dict(zip(scores, kept.split(sizes), strict=True))
 
@@ -315,10 +306,7 @@ def mask_of(module: nn.Module, layers: list[Hidden], kept: dict[str, Tensor]) ->
     tensors = {}
     for name in modules:
         if name in names:
-            weight = _weight(modules[name])
-            tensors[f"{name}.weight"] = torch.ones(
-                weight.shape, dtype=torch.bool, device=weight.device
-            )
+            tensors[f"{name}.weight"] = torch.ones_like(_weight(modules[name]), dtype=torch.bool)
     for layer in layers:
         rows = tensors[f"{layer.name}.weight"]
         keep = kept[layer.name].to(rows.device)

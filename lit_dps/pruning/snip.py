@@ -5,9 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from lit_dps.core.errors import ConfigError
 from lit_dps.pruning.network import Network, absolute_saliency, gradient_sum
-from lit_dps.pruning.pruner import OneShot
+from lit_dps.pruning.pruner import OneShot, check_count
 
 
 class Snip(OneShot):
@@ -24,10 +23,8 @@ class Snip(OneShot):
     """
 
     def __init__(self, batches: int | None = None, abs_per_batch: bool = False):
-        if batches is not None and batches < 1:
-            raise ConfigError(
-                "pruning.options.batches", batches, "at least 1 batch, or null for all"
-            )
+        if batches is not None:
+            check_count("batches", batches, "at least 1 batch, or null for all")
         self.batches = batches
         self.abs_per_batch = abs_per_batch
 

@@ -89,10 +89,7 @@ def scale_by_density(module: nn.Module, mask: Mask) -> None:
     Raises:
         ConfigError: if no masked tensor can be scaled.
     """
-    reason = _reason_against_moving(mask)
-    if reason is not None:
-        allowed = f"original or reinit for {type(module).__name__}: {reason}"
-        raise ConfigError("pruning.init", "scaled_by_density", allowed)
+    _refuse_immovable("scaled_by_density", module, mask)
     parameters = dict(module.named_parameters())
     for name, (kept, total) in mask.kept().items():
         if kept and mask[name].ndim >= 2:
@@ -155,10 +152,7 @@ def _reinit_error(module: nn.Module, reason: str) -> ConfigError:
 
 def _isometry(module: nn.Module, mask: Mask, network: CopyNetwork, steps: int) -> dict[str, float]:
     """Move the weights towards isometry; return distances and Jacobian before and after."""
-    reason = _reason_against_moving(mask)
-    if reason is not None:
-        allowed = f"original or reinit for {type(module).__name__}: {reason}"
-        raise ConfigError("pruning.init", "isometry", allowed)
+    _refuse_immovable("isometry", module, mask)
 
     def move() -> tuple[dict[str, Tensor], dict[str, float]]:
         with network() as copy:
@@ -180,14 +174,18 @@ def _isometry(module: nn.Module, mask: Mask, network: CopyNetwork, steps: int) -
     return flags
 
 
-def _reason_against_moving(mask: Mask) -> str | None:
-    """Return why the masked weights cannot be moved or scaled; None if they can."""
+def _refuse_immovable(init: Init, module: nn.Module, mask: Mask) -> None:
+    """Raise ConfigError unless the masked weights can be moved or scaled."""
+    reason = None
+    if not any(keep.ndim >= 2 for keep in mask.values()):
+        reason = "no pruned parameter has two or more dimensions"
     for name in mask:
         if "parametrizations." in name:
-            return f"{name} is no weight, but a part of a parametrization"
-    if not any(keep.ndim >= 2 for keep in mask.values()):
-        return "no pruned parameter has two or more dimensions"
-    return None
+            reason = f"{name} is no weight, but a part of a parametrization"
+            break
+    if reason is not None:
+        allowed = f"original or reinit for {type(module).__name__}: {reason}"
+        raise ConfigError("pruning.init", init, allowed)
 
 
 def _examples(network: Network) -> Tensor | None:

@@ -12,7 +12,7 @@ from lit_dps.parallel import ranks
 from lit_dps.pruning.iterative import exclude_pruned
 from lit_dps.pruning.mask import Mask
 from lit_dps.pruning.network import Network
-from lit_dps.pruning.pruner import Pruner, top_k
+from lit_dps.pruning.pruner import Pruner, check_count, top_k
 
 
 class SynFlow(Pruner):
@@ -35,8 +35,7 @@ class SynFlow(Pruner):
     passes = 0
 
     def __init__(self, rounds: int = 100):
-        if rounds < 1:
-            raise ConfigError("pruning.options.rounds", rounds, "at least 1")
+        check_count("rounds", rounds)
         self.rounds = rounds
 
     def mask(self, network: Network, sparsity: float, generator: torch.Generator) -> Mask:
