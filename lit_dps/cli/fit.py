@@ -27,7 +27,7 @@ from lit_dps.cli.config_file import SECTION_CLASSES
 from lit_dps.cli.json_output import Outcome, run_verb
 from lit_dps.cli.parser import CommandParser, refuse_nulls
 from lit_dps.core.config import StorageConfig
-from lit_dps.core.errors import ConfigError, DataError
+from lit_dps.core.errors import ConfigError, DataError, first_line
 from lit_dps.core.exit_codes import ExitCode
 from lit_dps.core.parse_errors import refusal
 from lit_dps.core.trial_config import TRIAL_SECTIONS
@@ -205,9 +205,9 @@ class DPSCLI(LightningCLI):
         try:
             super()._parse_ckpt_path()
         except (OSError, EOFError, RuntimeError, pickle.UnpicklingError) as error:
-            lines = str(error).splitlines() or [type(error).__name__]
             raise DataError(
-                f"the checkpoint {path} cannot be read ({lines[0]}). Give another ckpt_path.",
+                f"the checkpoint {path} cannot be read ({first_line(error)}). Give another "
+                "ckpt_path.",
                 key="ckpt_path",
                 value=path,
             ) from error

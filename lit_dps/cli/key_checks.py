@@ -7,12 +7,15 @@ Importing PyTorch takes seconds. The keys of a section are the fields of its dat
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping
+import builtins
+import typing
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from types import NoneType, UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from lit_dps.cli.command_line import CommandLine, Setting
 from lit_dps.cli.config_file import SECTION_CLASSES, split_key
@@ -34,29 +37,13 @@ MISSING_CLASSES = {
     "data": "data: {class_path: mymodule.MyData}, the path of your LightningDataModule",
 }
 
-# Kinds of values.
-MAPPING = "mapping"
-LIST = "list"
-TEXT = "text"
-INTEGER = "integer"
-NUMBER = "number"
-BOOL = "bool"
-NULL = "null"
-ANY = "any"
-KIND_NAMES = {
-    MAPPING: TYPE_WORDS["dict"],
-    LIST: TYPE_WORDS["list"],
-    TEXT: TYPE_WORDS["str"],
-    INTEGER: TYPE_WORDS["int"],
-    NUMBER: TYPE_WORDS["float"],
-    BOOL: TYPE_WORDS["bool"],
-    NULL: TYPE_WORDS["NoneType"],
-}
-# Kind by the last name of an annotation. Any value fits an annotation that is missing here.
-_KINDS = {
-    **dict.fromkeys(("list", "List", "tuple", "Tuple", "Sequence", "Iterable", "set"), LIST),
-    **dict.fromkeys(("dict", "Dict", "Mapping"), MAPPING),
-    **{"int": INTEGER, "float": NUMBER, "str": TEXT, "bool": BOOL, "None": NULL},
+# Kinds of values, in the order of messages.
+KINDS = (dict, list, str, int, float, bool, NoneType)
+# Kind by the origin of a type. Any value fits a type that is missing here.
+_KIND_OF: dict[Any, Any] = {
+    **dict.fromkeys((list, tuple, set, Sequence, Iterable), list),
+    **dict.fromkeys((dict, Mapping), dict),
+    **{kind: kind for kind in (int, float, str, bool, NoneType)},
 }
 
 
@@ -65,19 +52,18 @@ _KINDS = {
 
 def sections() -> dict[str, set[str]]:
     """Return the keys of each section; empty for sections that this module cannot read."""
-    keys: dict[str, set[str]] = {}
-    for section, by_name in annotations_by_key().items():
+    keys: dict[str, set[str]] = {section: set() for section in CLASS_SECTIONS}
+    for section, by_name in types_by_key().items():
         keys[section] = set(by_name)
-    for section in CLASS_SECTIONS:
-        keys[section] = set()
     return keys
 
 
-def annotations_by_key() -> dict[str, dict[str, str]]:
-    """Return the annotation of each key, as text, by section; empty for unreadable sections."""
+def types_by_key() -> dict[str, dict[str, Any]]:
+    """Return the type of each key, by section; empty for unreadable sections."""
     sections = {}
     for section, cls in SECTION_CLASSES.items():
-        sections[section] = {field.name: str(field.type) for field in fields(cls)}
+        hints = get_type_hints(cls)
+        sections[section] = {field.name: hints[field.name] for field in fields(cls)}
     lightning = find_spec("lightning")  # does not import it
     sections["trainer"] = {}
     if lightning is not None and lightning.origin is not None:
@@ -87,8 +73,8 @@ def annotations_by_key() -> dict[str, dict[str, str]]:
 
 
 @cache
-def _trainer_arguments(file: Path) -> dict[str, str]:
-    """Return the annotations of the Trainer's arguments, as text, by name, from its source.
+def _trainer_arguments(file: Path) -> dict[str, Any]:
+    """Return the types of the Trainer's arguments by name, from its source.
 
     Returns:
         Empty if the class is missing, or if it has `**kwargs`.
@@ -101,7 +87,7 @@ def _trainer_arguments(file: Path) -> dict[str, str]:
     if method is None or method.args.kwarg is not None:
         return {}
     parameters = [*method.args.args[1:], *method.args.kwonlyargs]
-    return {parameter.arg: _text_of(parameter.annotation) for parameter in parameters}
+    return {parameter.arg: _type_of(parameter.annotation) for parameter in parameters}
 
 
 def _constructor(tree: ast.Module) -> ast.FunctionDef | None:
@@ -114,10 +100,21 @@ def _constructor(tree: ast.Module) -> ast.FunctionDef | None:
     return None
 
 
-def _text_of(annotation: ast.expr | None) -> str:
+class _Names(dict[str, Any]):
+    """Names in annotations. Any value fits the type of an unknown name."""
+
+    def __missing__(self, name: str) -> Any:
+        return Any
+
+
+def _type_of(annotation: ast.expr | None) -> Any:
+    """Return the type of an annotation in a source, in which classes of Lightning are `Any`."""
     if annotation is None:
-        return "Any"
-    return ast.unparse(annotation)
+        return Any
+    try:
+        return eval(ast.unparse(annotation), {}, _Names(vars(builtins) | vars(typing)))
+    except (AttributeError, TypeError):  # such as torch.device
+        return Any
 
 
 def check_command(command: CommandLine) -> None:
@@ -225,7 +222,7 @@ def check_classes(command: CommandLine) -> None:
 
 def check_kinds(command: CommandLine) -> None:
     """Raise ConfigError if a value is not of the kind that its key takes."""
-    known = annotations_by_key()
+    known = types_by_key()
     for key, value, _ in command.settings:
         section, name = split_key(key)
         if section in CLASS_SECTIONS:
@@ -247,7 +244,7 @@ def _check_class_key(key: str, value: Any) -> None:
         raise ConfigError(key, value, "keys with values: the arguments of the class by name")
 
 
-def _check_section(section: str, value: Any, known: Mapping[str, str]) -> None:
+def _check_section(section: str, value: Any, known: Mapping[str, Any]) -> None:
     """Check a section that is no mapping: it may name a file."""
     if isinstance(value, str) and Path(value).suffix in (".yaml", ".yml"):
         return
@@ -255,127 +252,90 @@ def _check_section(section: str, value: Any, known: Mapping[str, str]) -> None:
     raise ConfigError(section, value, f"keys with values, such as {names}; or omitted")
 
 
-def _check_value(key: str, value: Any, annotation: str) -> None:
-    """Raise ConfigError if a value does not fit the annotation of its key."""
-    node = ast.parse(annotation, mode="eval").body
-    if _fits(value, node):
+def _check_value(key: str, value: Any, hint: Any) -> None:
+    """Raise ConfigError if a value does not fit the type of its key."""
+    if _fits(value, hint):
         return
-    kinds = map(KIND_NAMES.__getitem__, _sorted(_kinds(node)))
+    kinds = " or ".join(_words(_kinds(hint)))
     if key.startswith("storage."):
         value = "***"
-    raise ConfigError(key, value, f"{' or '.join(kinds)}{_words_of_items(node)}")
+    raise ConfigError(key, value, f"{kinds}{_words_of_items(hint)}")
 
 
-def _words_of_items(node: ast.expr) -> str:
+def _words_of_items(hint: Any) -> str:
     """Return which values a list or a mapping may contain, in words; "" if that is unknown."""
-    for each in _alternatives(node):
-        if not _kinds(each) <= {LIST, MAPPING}:
-            continue
-        inner = _inner(each)
-        if inner is None:
-            continue
-        kinds = _kinds(inner) - {ANY}
-        if kinds:
-            words = [KIND_NAMES[kind].partition(",")[0] for kind in _sorted(kinds)]
-            return f"; each value is {' or '.join(words)}"
+    for each in _alternatives(hint):
+        if _kinds(each) <= {list, dict}:
+            words = [word.partition(",")[0] for word in _words(_kinds(_inner(each)) - {Any})]
+            if words:
+                return f"; each value is {' or '.join(words)}"
     return ""
 
 
-def _sorted(kinds: set[str]) -> list[str]:
-    if NUMBER in kinds:
-        kinds = kinds - {INTEGER}
-    return sorted(kinds, key=list(KIND_NAMES).index)
+def _words(kinds: set[Any]) -> list[str]:
+    """Return the names of kinds in messages. A whole number is a number."""
+    if float in kinds:
+        kinds = kinds - {int}
+    return [TYPE_WORDS[kind.__name__] for kind in sorted(kinds, key=KINDS.index)]
 
 
-def _alternatives(node: ast.expr) -> list[ast.expr]:
-    """Return the members of a union; the annotation itself if it is no union."""
-    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr):
-        return [*_alternatives(node.left), *_alternatives(node.right)]
-    if isinstance(node, ast.Subscript) and _name(node.value) in ("Union", "Optional"):
-        alternatives = []
-        for member in _members(node):
-            alternatives += _alternatives(member)
-        if _name(node.value) == "Optional":
-            alternatives.append(ast.Constant(None))
-        return alternatives
-    return [node]
+def _alternatives(hint: Any) -> tuple[Any, ...]:
+    """Return the members of a union; the type itself if it is no union."""
+    if get_origin(hint) in (Union, UnionType):
+        return get_args(hint)
+    return (hint,)
 
 
-def _name(node: ast.expr) -> str:
-    if isinstance(node, ast.Constant):
-        return str(node.value)
-    return getattr(node, "id", getattr(node, "attr", ""))
+def _kinds(hint: Any) -> set[Any]:
+    """Return the kinds of values that a type takes."""
+    return {_KIND_OF.get(get_origin(each) or each, Any) for each in _alternatives(hint)}
 
 
-def _kinds(node: ast.expr) -> set[str]:
-    """Return the kinds of values that an annotation takes."""
-    kinds = set()
-    for each in _alternatives(node):
-        if isinstance(each, ast.Subscript):
-            each = each.value
-        kinds.add(_KINDS.get(_name(each), ANY))
-    return kinds
-
-
-def _fits(value: Any, node: ast.expr) -> bool:
-    """Return False if a value certainly does not fit an annotation."""
-    kinds = _kinds(node)
-    if ANY in kinds:
+def _fits(value: Any, hint: Any) -> bool:
+    """Return False if a value certainly does not fit a type."""
+    kinds = _kinds(hint)
+    if Any in kinds:
         return True
-    if isinstance(value, str) and kinds & {LIST, MAPPING} and value.lstrip()[:1] in ("[", "{"):
+    if isinstance(value, str) and kinds & {list, dict} and value.lstrip()[:1] in ("[", "{"):
         return True  # jsonargparse parses it
     if isinstance(value, list):
-        return _items_fit(value, node, LIST)
+        return _items_fit(value, hint, list)
     if isinstance(value, Mapping):
-        return _items_fit(list(value.values()), node, MAPPING)
+        return _items_fit(list(value.values()), hint, dict)
     if value is None:
-        return NULL in kinds
+        return NoneType in kinds
     if isinstance(value, bool):
-        return bool(kinds & {BOOL, TEXT})
+        return bool(kinds & {bool, str})
     if isinstance(value, (int, float)):
-        return bool(kinds & {INTEGER, NUMBER, TEXT, BOOL})
-    return TEXT in kinds or _is_other_scalar(str(value), kinds)
+        return bool(kinds & {int, float, str, bool})
+    return str in kinds or _is_other_scalar(str(value), kinds)
 
 
-def _items_fit(items: list[Any], node: ast.expr, kind: str) -> bool:
-    """Return True if the items fit one of the lists or mappings that an annotation allows."""
-    for each in _alternatives(node):
-        if _kinds(each) != {kind}:
-            continue
-        inner = _inner(each)
-        if inner is None or all(_fits(item, inner) for item in items):
+def _items_fit(items: list[Any], hint: Any, kind: type) -> bool:
+    """Return True if the items fit one of the lists or mappings that a type allows."""
+    for each in _alternatives(hint):
+        if _kinds(each) == {kind} and all(_fits(item, _inner(each)) for item in items):
             return True
     return False
 
 
-def _members(node: ast.Subscript) -> list[ast.expr]:
-    """Return the annotations in the brackets of an annotation."""
-    if isinstance(node.slice, ast.Tuple):
-        return node.slice.elts
-    return [node.slice]
+def _inner(hint: Any) -> Any:
+    """Return the type of the items of a list or a mapping; Any if it is unknown."""
+    arguments = [each for each in get_args(hint) if each is not Ellipsis]
+    return arguments[-1] if arguments else Any
 
 
-def _inner(node: ast.expr) -> ast.expr | None:
-    """Return the annotation of the items of a list or a mapping; None without one."""
-    if not isinstance(node, ast.Subscript):
-        return None
-    members = _members(node)
-    if _name(members[-1]) == "Ellipsis":
-        return members[0]
-    return members[-1]
-
-
-def _is_other_scalar(text: str, kinds: set[str]) -> bool:
+def _is_other_scalar(text: str, kinds: set[Any]) -> bool:
     """Return True if a text may be read as a number, a boolean or null.
 
     YAML reads 1e-3 as a text.
     """
-    if kinds & {INTEGER, NUMBER}:
+    if kinds & {int, float}:
         try:
             float(text)
             return True
         except ValueError:
             pass
-    if BOOL in kinds and text.lower() in ("true", "false", "yes", "no"):
+    if bool in kinds and text.lower() in ("true", "false", "yes", "no"):
         return True
-    return NULL in kinds and text == "null"
+    return NoneType in kinds and text == "null"
