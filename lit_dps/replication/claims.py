@@ -260,13 +260,7 @@ def _judge_claim(
             of_group[study.record.name] = commands[study.record.name]
         judgements.append(
             Judgement(
-                claim,
-                tuple(of_group),
-                finding.measured,
-                finding.verdict,
-                " && ".join(of_group.values()),
-                finding.paper_is_outside,
-                finding.measurements,
+                claim, tuple(of_group), command=" && ".join(of_group.values()), **finding._asdict()
             )
         )
     return judgements

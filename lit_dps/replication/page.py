@@ -267,12 +267,13 @@ def _reach(parts: Sequence[Part]) -> str:
 def _table(chosen: Mapping[Claim, Judgement], judgements: Sequence[Judgement]) -> str:
     """Return the table of claims."""
     rows = []
-    previous: Judgement | None = None
+    previous = None
     for number, (claim, judgement) in enumerate(chosen.items(), start=1):
         measured = judgement.measured
-        if judgement.studies and previous is not None and _same_number(judgement, previous):
+        same = (measured, judgement.studies)
+        if judgement.studies and same == previous:
             measured = "as above"
-        previous = judgement
+        previous = same
         rows.append(
             {
                 "claim": f"{number}. {claim.claim} ({claim.section})",
@@ -284,10 +285,6 @@ def _table(chosen: Mapping[Claim, Judgement], judgements: Sequence[Judgement]) -
             }
         )
     return table(rows)
-
-
-def _same_number(judgement: Judgement, other: Judgement) -> bool:
-    return (judgement.measured, judgement.studies) == (other.measured, other.studies)
 
 
 def _verdict_text(judgement: Judgement, judgements: Sequence[Judgement]) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from scipy.special import betaincinv
+from scipy.stats import binomtest
 
 from lit_dps import Range, Series, Status, StudyRecord, TrialResult
 from lit_dps.analysis import RATE_NAMES, REPLICATES, Analysis, Interval, cell_of
@@ -62,13 +62,7 @@ def share_inside(study: Analysis) -> Measurements | None:
 
 def binomial_interval(hits: int, count: int) -> Interval:
     """Return the exact 95 % interval of a share (Clopper and Pearson 1934)."""
-    low = 0.0
-    high = 1.0
-    if hits:
-        low = float(betaincinv(hits, count - hits + 1, 0.025))
-    if hits < count:
-        high = float(betaincinv(hits + 1, count - hits, 0.975))
-    return Interval(low, high)
+    return Interval(*binomtest(hits, count).proportion_ci(0.95, method="exact"))
 
 
 class Widths(NamedTuple):

@@ -141,38 +141,31 @@ def _rate_trend(
         return Measurement(
             f"the {name} is unknown, because a custom schedule changes it along trials"
         )
-    number = _trend(list(rates.values()))
-    if min(shares.values()) < 1:
-        return _trend_of_decaying(name, rates, shares, batch_sizes)
+    notes = ()
+    if len(rates) < batch_sizes:
+        notes = (f"unknown at {batch_sizes - len(rates)} of {batch_sizes} batch sizes",)
+    at_start = _trend(list(rates.values()))
     first, last = min(rates), max(rates)
-    sentence = (
-        f"rank correlation of the {name} with B, and the rates at B={first} and B={last}: "
-        f"{number}, {significant(rates[first])}, {significant(rates[last])}"
-    )
-    return Measurement(sentence, number, notes=_unknown_notes(len(rates), batch_sizes))
-
-
-def _trend_of_decaying(
-    name: str, rates: Mapping[int, float], shares: Mapping[int, float], batch_sizes: int
-) -> Measurement:
-    """Return the rank correlation of best rates that decay along their trials."""
+    ends_at_start = f"{significant(rates[first])}, {significant(rates[last])}"
+    if min(shares.values()) >= 1:
+        sentence = (
+            f"rank correlation of the {name} with B, and the rates at B={first} and B={last}: "
+            f"{at_start}, {ends_at_start}"
+        )
+        return Measurement(sentence, at_start, notes=notes)
     mean_rates = {}
     for batch_size, rate in rates.items():
         mean_rates[batch_size] = rate * shares[batch_size]
-    at_start = _trend(list(rates.values()))
     of_mean = _trend(list(mean_rates.values()))
     both = Interval(
         min(at_start.interval.low, of_mean.interval.low),
         max(at_start.interval.high, of_mean.interval.high),
     )
-    first, last = min(rates), max(rates)
     sentence = (
         f"the {name} decays along trials; its rank correlation with B, and the rates at B={first} "
-        f"and B={last}: {at_start}, {significant(rates[first])}, {significant(rates[last])} at its "
-        f"start, and {of_mean}, {significant(mean_rates[first])}, {significant(mean_rates[last])} "
-        "on average up to K*"
+        f"and B={last}: {at_start}, {ends_at_start} at its start, and {of_mean}, "
+        f"{significant(mean_rates[first])}, {significant(mean_rates[last])} on average up to K*"
     )
-    notes = _unknown_notes(len(rates), batch_sizes)
     return Measurement(sentence, Estimate(at_start.value, both), notes=notes)
 
 
@@ -180,12 +173,6 @@ def _trend(rates: Sequence[float]) -> Estimate:
     """Return the rank correlation of rates with their order."""
     rho = float(rank_correlation(np.array([rates]))[0])
     return Estimate(rho, correlation_interval(rho, len(rates)))
-
-
-def _unknown_notes(known: int, batch_sizes: int) -> tuple[str, ...]:
-    if known == batch_sizes:
-        return ()
-    return (f"unknown at {batch_sizes - known} of {batch_sizes} batch sizes",)
 
 
 def correlation_interval(rho: float, count: int) -> Interval:
@@ -245,7 +232,7 @@ def _success_trend(study: Analysis, series: Series) -> Measurement:
         return Measurement(f"{finished}; {MIN_SAMPLES} points and batch sizes are needed")
     rho = float(rank_correlation(np.array([shares]))[0])
     draws = rank_correlation(np.stack(drawn_shares, axis=1))
-    number = estimate_of(rho, draws).map(_clip_correlation)
+    number = estimate_of(rho, draws).map(lambda x: min(max(x, -1.0), 1.0))
     sentence = (
         f"rank correlation of the share of trials {by_budget} with B: {number}, {_ends(complete)}"
     )
@@ -299,10 +286,6 @@ def _complete_by_twice_k_star(
             is_complete.append(result.steps is not None and result.steps <= 2 * k_star)
         complete[batch_size] = np.array(is_complete, bool)
     return complete
-
-
-def _clip_correlation(rho: float) -> float:
-    return min(max(rho, -1.0), 1.0)
 
 
 def _resampled_shares(complete: np.ndarray, batch_size: int) -> np.ndarray:
