@@ -182,41 +182,39 @@ def answer(
     Combinations without a K or a step time have no row.
     """
     sizes = list(map(int, batch_sizes))
-    made = _make_table(law, step_time, sizes, devices, terms, seed_spread)
-    table = made.rows
+    table, hours = _make_table(law, step_time, sizes, devices, terms, seed_spread)
     _mark_allowed(table, terms)
     table["near_probability"] = 0.0
     is_allowed = table["allowed"].to_numpy(bool)
     if is_allowed.any():
-        probabilities = near_probability(made.hours[:, is_allowed])
+        probabilities = near_probability(hours[:, is_allowed])
         table.loc[is_allowed, "near_probability"] = probabilities
     table["pareto"] = _is_pareto(table)
-    assumed = _assumptions(law, table, step_time, terms, rate, seed_spread)
     allowed = rows_where(table, table["allowed"])
-    nothing = Answer(
+    without_best = Answer(
         law,
         step_time,
         table,
-        assumed=assumed,
         rate=rate,
         price=terms.price,
         seed_spread=seed_spread,
         check_interval=0.0 if terms.checks is None else terms.checks.interval,
     )
+    without_best = replace(without_best, assumed=_assumptions(without_best, terms))
     if not len(allowed):
-        return nothing
+        return without_best
     fastest = _row_of_least(allowed, "hours_mean")
     near = rows_where(allowed, allowed["hours_mean"] <= NEAR * fastest["hours_mean"])
     best = _row_of_least(near, "device_hours")
-    interval, cut = _interval(law, step_time, table, int(fastest["devices"]), terms, sizes)
+    interval, cut = _interval(without_best, int(fastest["devices"]), terms, sizes)
     return replace(
-        nothing,
+        without_best,
         best=best,
         fastest=fastest,
         cheapest=_row_of_least(allowed, "device_hours"),
         interval=interval,
         cut=cut,
-        changes=_changes(law, step_time, best, sizes, near),
+        changes=_changes(without_best, best, sizes, near),
     )
 
 
@@ -239,18 +237,6 @@ def _row_of_least(table: pd.DataFrame, column: str) -> dict[str, Any]:
     return table.loc[table[column].idxmin()].to_dict()
 
 
-def hours_text(hours: float) -> str:
-    """Return hours as text, in the unit of `format_duration`."""
-    return format_duration(HOUR * hours)
-
-
-class _Made(NamedTuple):
-    """A table, and draws (DRAWS, n) of the hours of its n rows."""
-
-    rows: pd.DataFrame
-    hours: np.ndarray
-
-
 def _make_table(
     law: Law | Branched,
     step_time: StepTime,
@@ -258,8 +244,8 @@ def _make_table(
     devices: Sequence[int],
     terms: Terms,
     seed_spread: float = 0.0,
-) -> _Made:
-    """Return the table of `answer` up to its costs."""
+) -> tuple[pd.DataFrame, np.ndarray]:
+    """Return the table of `answer` up to its costs, and draws (DRAWS, n) of hours of its n rows."""
     rows = []
     hours = []
     predictions = law.predict(batch_sizes)
@@ -292,7 +278,7 @@ def _make_table(
             hours.append(k_draws[:, i] * seconds / HOUR)
             row["hours_mean"] = float(hours[-1].mean())
             rows.append(row | _costs(steps, step, checking, count, terms.price))
-    return _Made(pd.DataFrame(rows, columns=COLUMNS), np.array(hours).T)
+    return pd.DataFrame(rows, columns=COLUMNS), np.array(hours).T
 
 
 def _steps_of_one_seed(k: Steps, seed_spread: float) -> Steps:
@@ -340,25 +326,21 @@ def _is_pareto(table: pd.DataFrame) -> Any:
 
 
 def _interval(
-    law: Law | Branched,
-    step_time: StepTime,
-    table: pd.DataFrame,
-    devices: int,
-    terms: Terms,
-    batch_sizes: Sequence[int],
+    made: Answer, devices: int, terms: Terms, batch_sizes: Sequence[int]
 ) -> tuple[tuple[float, float], tuple[str, str]]:
     """Return the batch sizes within 10 % of the least time on some devices.
 
     Returns:
         The ends of the interval, and `Answer.cut`.
     """
-    if math.isnan(law.reach[0]):
+    if math.isnan(made.law.reach[0]):
         # Only measured K are answers.
-        grid = table.loc[table["devices"] == devices, "batch_size"].to_numpy(int)
+        grid = made.table.loc[made.table["devices"] == devices, "batch_size"].to_numpy(int)
     else:
         grid = np.geomspace(min(batch_sizes), max(batch_sizes), GRID_SIZE)
         grid = np.unique(np.round(grid).astype(int))
-    fine = _make_table(law, step_time, list(grid), [devices], Terms(checks=terms.checks)).rows
+    of_grid = Terms(checks=terms.checks)
+    fine, _ = _make_table(made.law, made.step_time, list(grid), [devices], of_grid)
     hours = fine["hours_mean"].to_numpy(float)
     is_near = hours <= NEAR * hours.min()
     low = high = int(hours.argmin())
@@ -377,13 +359,10 @@ def _interval(
 
 
 def _changes(
-    law: Law | Branched,
-    step_time: StepTime,
-    best: Mapping[str, Any],
-    batch_sizes: Sequence[int],
-    near: pd.DataFrame,
+    made: Answer, best: Mapping[str, Any], batch_sizes: Sequence[int], near: pd.DataFrame
 ) -> tuple[str, ...]:
     """Return which measurements would narrow the time of the best row most, a line each."""
+    law, step_time = made.law, made.step_time
     size, devices = best["batch_size"], int(best["devices"])
     lines = []
     if isinstance(law, Law) and len(law.draws):
@@ -396,7 +375,7 @@ def _changes(
         table = rank_probes(law, batch_sizes, sorted(set(near["batch_size"])), seconds)
         first = table.iloc[0]
         lines.append(
-            f"One more run at B = {first['batch_size']:g} ({hours_text(first['cost'] / HOUR)} to "
+            f"One more run at B = {first['batch_size']:g} ({format_duration(first['cost'])} to "
             f"the goal) should remove {100 * first['share']:.0f} % of the variance of log K."
         )
     if best["step_known"] != "fitted":
@@ -412,15 +391,9 @@ def _changes(
     return tuple(lines)
 
 
-def _assumptions(
-    law: Law | Branched,
-    table: pd.DataFrame,
-    step_time: StepTime,
-    terms: Terms,
-    rate: RateLaw | None,
-    seed_spread: float,
-) -> tuple[str, ...]:
+def _assumptions(made: Answer, terms: Terms) -> tuple[str, ...]:
     """Return what the rows assume without a measurement, a line each."""
+    law, table, rate = made.law, made.table, made.rate
     if not len(table):
         return ()
     lines = []
@@ -428,10 +401,10 @@ def _assumptions(
         lines += law.assumed
     else:
         lines += RATE_IS_TUNED if rate is None else rate.assumed
-        if seed_spread:
+        if made.seed_spread:
             lines.append(
-                f"Steps are of single runs. Between seeds they differ by {100 * seed_spread:.0f} "
-                "%, which the limits include."
+                "Steps are of single runs. Between seeds they differ by "
+                f"{100 * made.seed_spread:.0f} %, which the limits include."
             )
         elif rate is None or rate.is_searched:
             lines.append("Steps are K, the least of several trials. One run usually needs more.")
@@ -440,7 +413,7 @@ def _assumptions(
     if isinstance(law, Law) and law.prior is not None and "prior" in set(table["steps_known"]):
         lines.append(f"^ rests on the measured K and {law.prior.source}.")
     if "predicted" in set(table["step_known"]):
-        lines.append(f"Predicted step times assume {step_time.link}.")
+        lines.append(f"Predicted step times assume {made.step_time.link}.")
     is_for_several = len(set(table["devices"])) > 1
     if is_for_several and _share_of_checks(table, terms) >= SHARE_TO_MENTION:
         lines.append(

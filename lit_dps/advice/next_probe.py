@@ -60,7 +60,6 @@ def rank_probes(
     candidates: Sequence[float],
     targets: Sequence[float],
     seconds: Callable[[float], float],
-    trials: int = 1,
 ) -> pd.DataFrame:
     """Return what a run at each candidate is worth, the best first.
 
@@ -75,10 +74,9 @@ def rank_probes(
         candidates: Batch sizes that could be run, in examples.
         targets: Batch sizes that are asked for.
         seconds: Returns the seconds (or price) of a step at a batch size.
-        trials: The number of runs that a K takes, because the rate is tuned.
 
     Returns:
-        Columns batch_size, steps, cost (steps x seconds x trials), gain (the expected fall of the
+        Columns batch_size, steps, cost (steps x seconds), gain (the expected fall of the
         mean variance of log K at the targets), share (gain over this variance) and worth (gain /
         cost^0.4).
 
@@ -96,7 +94,7 @@ def rank_probes(
     sigma_squared = TYPICAL_NOISE**2 + law.error**2
     gain = (covariance[:n, n:] ** 2).mean(axis=1) / (sigma_squared + variance[:n])
     steps = np.exp(log_steps[:, :n].mean(axis=0))
-    cost = steps * np.array(list(map(seconds, candidates))) * trials
+    cost = steps * np.array(list(map(seconds, candidates)))
     table = pd.DataFrame({"batch_size": candidates, "steps": steps, "cost": cost, "gain": gain})
     table["share"] = table["gain"] / variance[n:].mean()
     table["worth"] = table["gain"] / table["cost"] ** COST_EXPONENT

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from lit_dps.advice.pilot_plan import PilotPlan
+from lit_dps.advice.text import devices_text
 from lit_dps.analysis.answer import NEAR
 from lit_dps.analysis.intervals import PERCENTILES
 from lit_dps.analysis.law import relative_law
@@ -68,8 +69,8 @@ class Preview:
         """Return the batch sizes that may be the best on some devices."""
         times = self.times[devices]
         is_near = times <= NEAR * times.min(axis=1, keepdims=True)
-        probabilities = is_near.mean(axis=0)
-        return [b for b, p in zip(self.sizes, probabilities, strict=True) if _is_likely(p)]
+        is_likely = is_near.mean(axis=0) >= MIN_PROBABILITY
+        return [b for b, likely in zip(self.sizes, is_likely, strict=True) if likely]
 
     def head(self) -> str:
         """Return the sentence above the table."""
@@ -93,7 +94,7 @@ class Preview:
         for i, batch_size in enumerate(self.sizes):
             row = {"B": str(batch_size), "steps": _text_of(self.steps[:, i], has_limits)}
             for devices, times in self.times.items():
-                row[f"time on {_devices(devices)}"] = _text_of(times[:, i], has_limits)
+                row[f"time on {devices_text(devices)}"] = _text_of(times[:, i], has_limits)
             rows.append(row)
         return rows
 
@@ -101,7 +102,9 @@ class Preview:
         """Return the batch sizes that may be the best, a line for each number of devices."""
         lines = []
         for devices in self.times:
-            lines.append(f"So far, on {_devices(devices)}: B {_range(self.likely_best(devices))}.")
+            lines.append(
+                f"So far, on {devices_text(devices)}: B {_range(self.likely_best(devices))}."
+            )
         return lines
 
     def best_guess(self) -> list[str]:
@@ -110,7 +113,7 @@ class Preview:
         for devices, times in self.times.items():
             i = int(times.mean(axis=0).argmin())
             lines.append(
-                f"Best guess on {_devices(devices)}, by public runs of others: B "
+                f"Best guess on {devices_text(devices)}, by public runs of others: B "
                 f"{_range(self.likely_best(devices))}. B = {self.sizes[i]} takes "
                 f"{_text_of(times[:, i])} times as long as your run at B = {self.plan.batch_size}."
             )
@@ -121,14 +124,6 @@ def _range(sizes: Sequence[int]) -> str:
     if len(sizes) == 1:
         return f"= {sizes[0]}"
     return f"from {sizes[0]} to {sizes[-1]}"
-
-
-def _is_likely(probability: float) -> bool:
-    return probability >= MIN_PROBABILITY
-
-
-def _devices(count: int) -> str:
-    return "1 device" if count == 1 else f"{count} devices"
 
 
 def _text_of(draws: np.ndarray, has_limits: bool = True) -> str:

@@ -35,10 +35,6 @@ from lit_dps.study.workers import Results, WorkerDied
 from lit_dps.training.workload import Workload
 
 
-def _same_setup(setup: StudySetup) -> StudySetup:
-    return setup
-
-
 @dataclass(frozen=True)
 class ChosenPoints:
     """What a caller decides of the trials at a batch size.
@@ -46,17 +42,20 @@ class ChosenPoints:
     Attributes:
         points: The metaparameters of each trial.
         cost_limit: The steps after which each trial ends without the goal.
-        change: Returns the study to train from the declared one, with callbacks that measure.
+        change: Returns the study to train from the declared one, with callbacks that measure; None
+            for the declared one.
     """
 
     points: tuple[Mapping[str, Value], ...]
     cost_limit: float = math.inf
-    change: Callable[[StudySetup], StudySetup] = _same_setup
+    change: Callable[[StudySetup], StudySetup] | None = None
 
     def of(self, setup: StudySetup) -> StudySetup:
         """Return the study that trains these trials."""
         setup = dataclasses.replace(setup, samples=self.points, cost_limit=self.cost_limit)
-        return self.change(setup)
+        if self.change is not None:
+            setup = self.change(setup)
+        return setup
 
 
 class CannotRun(UserError):
@@ -179,10 +178,10 @@ class Probes:
             return False
         return True
 
-    def record(self) -> StudyRecord | None:
+    def record(self, truncates: bool = True) -> StudyRecord | None:
         """Return the stored study; None before the first probe."""
         try:
-            return read_study(self.url, self.name)
+            return read_study(self.url, self.name, truncates=truncates)
         except StorageError:
             return None
 
@@ -192,10 +191,7 @@ class Probes:
         `record` has no run that its step limit stopped while no run at its batch size has met the
         goal: such a run would continue with a larger limit.
         """
-        try:
-            return read_study(self.url, self.name, truncates=False)
-        except StorageError:
-            return None
+        return self.record(truncates=False)
 
 
 def _show(line: StageLine, metric: str, event: ProgressEvent) -> None:

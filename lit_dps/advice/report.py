@@ -23,7 +23,7 @@ from lit_dps.advice.probe_study import failed_trials
 from lit_dps.advice.question import Question, conclude
 from lit_dps.advice.recommendation import recommended_config, recommended_params
 from lit_dps.advice.result import Advice
-from lit_dps.advice.text import WIDTH, render, wrapped
+from lit_dps.advice.text import render, width_at, wrapped
 from lit_dps.advice.user_workload import look_at_optimizers, user_batch_size
 from lit_dps.analysis.analysis import Analysis
 from lit_dps.analysis.law import Law
@@ -136,9 +136,7 @@ def _files_text(files: Sequence[Path], config_file: Path | None, result: Answer)
 
 def _text(report: _Report, terminal: int | None = None) -> str:
     """Return the answer and its notes, for a file or for a terminal of some columns."""
-    width = WIDTH
-    if terminal is not None:
-        width = min(WIDTH, terminal)
+    width = width_at(terminal)
     question = report.question
     goal = question.setup.goal_of_trials
     devices = ", ".join(map(str, question.options.devices))

@@ -14,7 +14,7 @@ import pandas as pd
 
 from lit_dps.advice.answer import HOUR, Answer
 from lit_dps.advice.branch_law import Branched
-from lit_dps.advice.text import MARKS, render
+from lit_dps.advice.text import MARKS, is_same_row, render
 from lit_dps.analysis.law import Law
 from lit_dps.analysis.observations import AT_LEAST, AT_MOST
 from lit_dps.analysis.tables import aligned, records, significant, three_digits
@@ -194,7 +194,7 @@ class Advice:
         if batch_size in self.best_rates:
             entry.metaparameters = {"learning_rate": self.best_rates[batch_size]}
         marks = {name: known.pop(name, False) for name in ("allowed", "pareto")}
-        marks["fastest"] = self.answer is not None and _is_row(self.answer.fastest, row)
+        marks["fastest"] = self.answer is not None and is_same_row(self.answer.fastest, row)
         entry.marks = [name for name, holds in marks.items() if holds]
         return {**asdict(entry), **known}
 
@@ -270,13 +270,6 @@ def _law_entry(law: Law | Branched) -> LawEntry:
     if isinstance(law, Branched):
         return LawEntry(kind="branches", batch_sizes=[law.batch_size])
     return law_entry(law)
-
-
-def _is_row(first: Mapping[str, Any] | None, second: Mapping[str, Any]) -> bool:
-    """Return True if two rows are of the same batch size and number of devices."""
-    if first is None:
-        return False
-    return all(first[name] == second[name] for name in ("batch_size", "devices"))
 
 
 def _none_if_nan(value: Any) -> Any:

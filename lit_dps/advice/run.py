@@ -9,8 +9,8 @@ import dataclasses
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -187,11 +187,10 @@ def _check_and_ask(
     session = _Session(setup, options, probe_study, data, environment, store, stored, clock, stop)
     with store.sole_command():
         if bool(store.read()) != bool(stored):
-            raise UserError(
+            raise _refused(
+                setup.study.name,
                 "another command started to measure advice for study.name "
                 f"{setup.study.name!r}. Run this command again to continue.",
-                key="study.name",
-                value=setup.study.name,
             )
         _announce(session)
         return _ask_and_answer(session, proposal, on_answer)
@@ -225,11 +224,10 @@ def _check(
     before = stored["configuration"]
     differences = identity_changes(before, probe_study.setup.identity(data))
     if differences:
-        raise UserError(
+        raise _refused(
+            setup.study.name,
             f"the stored advice of study.name {setup.study.name!r} has another "
             f"configuration: {'; '.join(map(str, differences))}. {remedy_of(differences)}",
-            key="study.name",
-            value=setup.study.name,
         )
     return probe_study, data
 
@@ -243,12 +241,11 @@ def _refuse_removed_method(setup: StudySetup, stored: Mapping[str, Any]) -> None
         read_study(setup.storage.optuna_url, f"{name}{PROBES_SUFFIX}")
     except StorageError:
         return
-    raise UserError(
+    raise _refused(
+        name,
         f"the stored advice of study.name {name!r} was measured by the method law, "
         "which was removed. Choose another study.name. (`lit-dps analyze` with "
         f"--study.name {name}{PROBES_SUFFIX} shows its runs.)",
-        key="study.name",
-        value=name,
     )
 
 
@@ -260,13 +257,16 @@ def _refuse_changed_code(
         return
     changes = changes_since([stored], environment)
     if changes:
-        raise UserError(
+        raise _refused(
+            name,
             f"advice of study.name {name!r}: {', '.join(changes)} changed since the "
-            "stored measurements. Restore the former version, or choose another "
-            "study.name.",
-            key="study.name",
-            value=name,
+            "stored measurements. Restore the former version, or choose another study.name.",
         )
+
+
+def _refused(name: str, message: str) -> UserError:
+    """Return an error about the advice of a study."""
+    return UserError(message, key="study.name", value=name)
 
 
 def _refuse_small_budget(clock: Clock) -> None:
@@ -307,7 +307,8 @@ def _ask_and_answer(
     """Measure, train and print the answer; return the exit code."""
     store, clock = session.store, session.clock
     try:
-        with interruptible(session.stop, LEAVING), _saved_at_the_end(clock):
+        with interruptible(session.stop, LEAVING), ExitStack() as stack:
+            stack.callback(_save_time, clock)
             if proposal is not None:
                 store.keep(max_steps=proposal.max_steps)
             store.keep(configuration=session.probe_study.setup.identity(session.data))
@@ -457,14 +458,6 @@ def _ask(question: Question, clock: Clock, stop: StopRequest) -> None:
     setup = question.probes.setup
     step = question.seconds_on_one_device(user_batch_size(setup.workload))
     run_branches(setup, step, question.store, clock, stop)
-
-
-@contextmanager
-def _saved_at_the_end(clock: Clock) -> Iterator[None]:
-    try:
-        yield
-    finally:
-        _save_time(clock)
 
 
 def _save_time(clock: Clock) -> None:

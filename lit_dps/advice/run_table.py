@@ -98,7 +98,12 @@ def read_runs(
     renamed: Any = table.rename(columns={theirs: ours for ours, theirs in columns.items()})
     renamed = renamed.reset_index(drop=True)
     if "batch_size" not in renamed:
-        raise _missing_column("batch_size", table, source)
+        raise ConfigError(
+            f"batch_size of {source}",
+            None,
+            f"a column; there are {_listed(table)}",
+            "Name it with --columns batch_size=NAME.",
+        )
     for column in POSITIVE:
         if column in renamed:
             renamed[column] = _positive_numbers(renamed[column], column, source)
@@ -177,15 +182,6 @@ def _plain_name(name: str) -> str:
 
 def _listed(table: pd.DataFrame) -> str:
     return ", ".join(map(str, table.columns))
-
-
-def _missing_column(column: str, table: pd.DataFrame, source: str) -> ConfigError:
-    return ConfigError(
-        f"{column} of {source}",
-        None,
-        f"a column; there are {_listed(table)}",
-        f"Name it with --columns {column}=NAME.",
-    )
 
 
 def _positive_numbers(values: pd.Series, column: str, source: str) -> pd.Series:

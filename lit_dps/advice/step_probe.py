@@ -10,7 +10,7 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -105,32 +105,6 @@ class StepTimes:
         )
 
 
-class StepAndCheck(NamedTuple):
-    """Seconds of a step and of a validation.
-
-    Attributes:
-        step, check: With the time that this process waited for a CPU; `check` is nan if no
-            validation was timed.
-        quiet_step, quiet_check: Without this time.
-    """
-
-    step: float
-    check: float
-    quiet_step: float
-    quiet_check: float
-
-    @classmethod
-    def of_run(cls, times: RunTimes, on_gpu: bool) -> StepAndCheck:
-        """Return the seconds of a timed run. A GPU works while its process waits for a CPU."""
-        if on_gpu:
-            return cls(times.step, times.check, times.step, times.check)
-        quiet_step = max(times.step - times.step_waited, MIN_SHARE * times.step)
-        quiet_check = times.check
-        if math.isfinite(times.check):
-            quiet_check = max(times.check - times.check_waited, MIN_SHARE * times.check)
-        return cls(times.step, times.check, quiet_step, quiet_check)
-
-
 def time_steps(
     setup: StudySetup,
     seconds: float,
@@ -165,54 +139,42 @@ def time_steps(
         # Starting ranks takes seconds.
         seconds_on_one = 0.5 * seconds
     torch.set_num_threads(fit_threads(setup))
-    ladder = _SizeLadder(
-        setup,
-        seconds,
-        begin + seconds_on_one,
-        print_line,
-        memory or Memory(),
-        warm,
-        factor,
-    )
+    end = begin + seconds_on_one
+    ladder = _SizeLadder(setup, seconds, end, print_line, memory or Memory(), warm, factor)
     times = ladder.climb(first)
     if setup.ranks > 1:
         _time_ranks(setup, times, begin + seconds, print_line)
     return times
 
 
+@dataclass
 class _SizeLadder:
     """Times steps of one device, from small to large batches.
 
-    Args:
+    Attributes:
         setup: The study that probes.
         seconds: The time for all steps, which decides how many are timed at each size.
         end: When to stop, on the monotonic clock.
         print_line, memory, warm, factor: Like in `time_steps`.
+        times: The timed steps so far.
+        checks: Examples and seconds of each timed validation.
+        slowdowns: The seconds of each step with the wait for a CPU, over those without it.
+        smallest_failed: The smallest size that failed.
+        expected_step: Seconds of a step at the next size.
     """
 
-    def __init__(
-        self,
-        setup: StudySetup,
-        seconds: float,
-        end: float,
-        print_line: Callable[[str], None],
-        memory: Memory,
-        warm: bool,
-        factor: int,
-    ):
-        self.setup = setup
-        self.seconds = seconds
-        self.end = end
-        self.print_line = print_line
-        self.memory = memory
-        self.warm = warm
-        self.factor = factor
-        self.times = StepTimes()
-        self.checks: list[tuple[float, float]] = []  # examples and seconds of a validation
-        self.slowdowns: list[float] = []  # with the wait for a CPU, over without it
-        self.smallest_failed = math.inf
-        self.expected_step = math.nan  # seconds of a step at the next size
-        self.parts = setup.workload.accumulated
+    setup: StudySetup
+    seconds: float
+    end: float
+    print_line: Callable[[str], None]
+    memory: Memory
+    warm: bool
+    factor: int
+    times: StepTimes = field(default_factory=StepTimes)
+    checks: list[tuple[float, float]] = field(default_factory=list)
+    slowdowns: list[float] = field(default_factory=list)
+    smallest_failed: float = math.inf
+    expected_step: float = math.nan
 
     def climb(self, first: int) -> StepTimes:
         """Return the timed steps of one device, from a first batch of some examples."""
@@ -239,7 +201,8 @@ class _SizeLadder:
         """Time a size, and return the next one; None ends the ladder."""
         begin = time.monotonic()
         self.memory.begin()
-        trial = _trial(self.setup, size * self.parts)
+        parts = self.setup.workload.accumulated
+        trial = _trial(self.setup, size * parts)
         steps = _steps_to_time(self.expected_step, self.seconds)
         may_fail = not self.times.timed and size <= MAX_SIZE_THAT_MAY_FAIL
         most_seconds = None
@@ -253,18 +216,25 @@ class _SizeLadder:
             self.expected_step = result.step
             return size
         self.memory.end(size)
-        self.times.timed.append(Timed(float(size), result.quiet_step, 1, 1, self.parts))
+        quiet_step = self._without_wait(result.step, result.step_waited)
+        self.times.timed.append(Timed(float(size), quiet_step, 1, 1, parts))
         self.times.largest = size
-        self.slowdowns.append(result.step / result.quiet_step)
+        self.slowdowns.append(result.step / quiet_step)
         seconds = time.monotonic() - begin
-        if math.isfinite(result.quiet_check):
-            self.checks.append((size, result.quiet_check))
+        if math.isfinite(result.check):
+            self.checks.append((size, self._without_wait(result.check, result.check_waited)))
             # The next sizes may do without a validation.
             seconds -= result.check
         self.print_line(
             f"  {size} examples on one device: a step takes {format_duration(result.step, 2)}"
         )
         return self._size_after_success(size, result.step, seconds)
+
+    def _without_wait(self, seconds: float, waited: float) -> float:
+        """Return a time without the wait for a CPU, in which a GPU works."""
+        if self.setup.on_gpu:
+            return seconds
+        return max(seconds - waited, MIN_SHARE * seconds)
 
     def _times_validation(self) -> bool:
         """Return True if a validation is timed at the next size.
@@ -340,7 +310,7 @@ def fit_check_seconds(checks: Sequence[tuple[float, float]]) -> tuple[float, flo
     return float(constant), float(by_batch)
 
 
-def time_briefly(setup: StudySetup, batch_size: int) -> StepAndCheck | None:
+def time_briefly(setup: StudySetup, batch_size: int) -> RunTimes | None:
     """Return rough seconds of a step and of a validation on one device.
 
     Returns:
@@ -390,7 +360,7 @@ def _time_trial(
     on_all_ranks: bool = False,
     may_fail: bool = False,
     most_seconds: float | None = None,
-) -> StepAndCheck | str:
+) -> RunTimes | str:
     """Return seconds of a step and of a validation, or the reason why they cannot be timed.
 
     Args:
@@ -405,8 +375,7 @@ def _time_trial(
         UserError: with the cause of any other failure.
     """
     try:
-        times = timed_run(setup, trial, steps, on_all_ranks, most_seconds=most_seconds)
-        return StepAndCheck.of_run(times, setup.on_gpu)
+        return timed_run(setup, trial, steps, on_all_ranks, most_seconds=most_seconds)
     except Exception as error:
         # On several ranks, errors of the module are raised as they are.
         if not on_all_ranks and not isinstance(error, (UserError, RuntimeError, MemoryError)):

@@ -13,14 +13,13 @@ points determine neither c, q nor g, so the fit draws them to usual values.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
-from scipy.optimize import OptimizeResult, least_squares
+from scipy.optimize import least_squares
 
 from lit_dps.analysis.tables import three_digits
 from lit_dps.core.text import format_duration, number_text
@@ -360,21 +359,14 @@ def fit_step_time(
         raise ValueError("a model of the step time needs 2 local batch sizes timed on one device")
     t = _column(on_one, "seconds") / _column(on_one, "accumulation")
     law = _fit_device(m, t)
-    log_residuals = np.log(t / _p_norm(law.a, law.b * m, law.p))
+    log_residuals = np.log(t / law.of_device(m))
     residuals = []
     for size in np.unique(m):
         residuals.append((float(size), float(log_residuals[m == size].mean())))
-    model = StepTime(
-        *law,
-        local=(m.min(), m.max()),
-        link=link,
-        largest=largest,
-        node=node,
-        residuals=tuple(residuals),
-    )
+    model = replace(law, link=link, largest=largest, node=node, residuals=tuple(residuals))
     if not on_several:
         return model
-    return dataclasses.replace(model, exchange=_fit_exchange(model, on_several))
+    return replace(model, exchange=_fit_exchange(model, on_several))
 
 
 def _column(rows: Sequence[Timed], name: str) -> np.ndarray:
@@ -388,16 +380,7 @@ def _p_norm(x, y, p):
     return most * (1 + (least / most) ** p) ** (1 / p)
 
 
-class _DeviceFit(NamedTuple):
-    """The constants of one device, and the misfit."""
-
-    a: float
-    b: float
-    p: float
-    misfit: float
-
-
-def _fit_device(m: np.ndarray, t: np.ndarray) -> _DeviceFit:
+def _fit_device(m: np.ndarray, t: np.ndarray) -> StepTime:
     """Return the fit of the seconds `t` at the local batches `m`: a line, or a knee if better."""
     start = np.log([t.min() / 2, np.median(t / m) / 2])
 
@@ -406,24 +389,25 @@ def _fit_device(m: np.ndarray, t: np.ndarray) -> _DeviceFit:
         return np.log(_p_norm(math.exp(x[0]), math.exp(x[1]) * m, p) / t)
 
     best = least_squares(residuals, start)
-    if np.unique(m).size >= MIN_SIZES_FOR_KNEE and _misfit(best) > EXACT_MISFIT:
+    if np.unique(m).size >= MIN_SIZES_FOR_KNEE and _misfit(best.fun, best.x) > EXACT_MISFIT:
         limits = ([-np.inf, -np.inf, 1], [np.inf, np.inf, MAX_EXPONENT])
         knees = [least_squares(residuals, [*start, p], bounds=limits) for p in (1.5, 4)]
         knee = min(knees, key=lambda fit: fit.cost)
-        if _misfit(knee) < KNEE_GAIN * _misfit(best):
+        if _misfit(knee.fun, knee.x) < KNEE_GAIN * _misfit(best.fun, best.x):
             best = knee
     p = 1.0
     if len(best.x) > 2:
         p = float(best.x[2])
-    return _DeviceFit(float(np.exp(best.x[0])), float(np.exp(best.x[1])), p, _misfit(best))
+    a, b = float(np.exp(best.x[0])), float(np.exp(best.x[1]))
+    return StepTime(a, b, p, _misfit(best.fun, best.x), local=(m.min(), m.max()))
 
 
-def _misfit(fit: OptimizeResult) -> float:
+def _misfit(residuals: np.ndarray, constants: np.ndarray) -> float:
     """Return the root mean square of a fit's residuals, corrected for its constants."""
-    degrees_of_freedom = len(fit.fun) - len(fit.x)
+    degrees_of_freedom = len(residuals) - len(constants)
     if degrees_of_freedom <= 0:
         return math.nan
-    return math.sqrt(float((fit.fun**2).sum()) / degrees_of_freedom)
+    return math.sqrt(float((residuals**2).sum()) / degrees_of_freedom)
 
 
 def _fit_exchange(model: StepTime, rows: Sequence[Timed]) -> Exchange:
@@ -471,15 +455,11 @@ def _fit_exchange(model: StepTime, rows: Sequence[Timed]) -> Exchange:
     of_connection: dict[tuple[int, int], list[float]] = {}
     for row, residual in zip(rows, residuals(best), strict=True):
         of_connection.setdefault((row.devices, row.nodes), []).append(-float(residual))
-    misfit = math.nan
-    degrees_of_freedom = len(rows) - len(best)
-    if degrees_of_freedom > 0:
-        misfit = math.sqrt(float((residuals(best) ** 2).sum()) / degrees_of_freedom)
     return Exchange(
         constants=constants,
         max_devices={key: max(devices_by_nodes[key]) for key in keys},
         overlap=math.exp(best[1]),
         slowdown=math.exp(best[0]),
-        misfit=misfit,
+        misfit=_misfit(residuals(best), best),
         residuals={key: float(np.mean(each)) for key, each in of_connection.items()},
     )

@@ -12,10 +12,9 @@ import numpy as np
 import pandas as pd
 
 from lit_dps.advice.answer import HOUR, Answer
-from lit_dps.advice.branch_law import Branched
 from lit_dps.analysis.law import Law
 from lit_dps.analysis.tables import aligned, significant, three_digits
-from lit_dps.core.text import wrap
+from lit_dps.core.text import DURATION_UNITS, wrap
 
 MARKS = {"extrapolated": "~", "prior": "^", "predicted": "?"}
 # Rows of a table, unless all are asked for.
@@ -25,15 +24,6 @@ WIDTH = 100  # most columns of a sentence; a narrower terminal has fewer
 LIMITS = "limits"
 STEP = "a step"
 RATE = "rate"
-# Units of a duration in a table: the name, its seconds, and the least duration that it is for.
-UNITS = (
-    ("us", 1e-6, 0.0),
-    ("ms", 1e-3, 1e-3),
-    ("s", 1.0, 1.0),
-    ("min", 60.0, 120.0),
-    ("h", HOUR, 2 * HOUR),
-    ("days", 24 * HOUR, 48 * HOUR),
-)
 
 
 def render(
@@ -48,14 +38,14 @@ def render(
         file: The name of the file that has the limits if the terminal is too narrow; "" without a
             file.
     """
-    width = WIDTH
-    if terminal is not None:
-        width = min(WIDTH, terminal)
+    width = width_at(terminal)
     lines = wrapped(_recommendation(answer), width=width)
     if len(answer.table):
         lines += ["", *_table(answer, all_rows, terminal, file), ""]
     assumed = list(answer.assumed)
-    if answer.best is not None and not _rests_on_prior(answer):
+    # If the law rests on a prior, a line of `assumed` has the prior, which the notes repeat.
+    rests_on_prior = isinstance(answer.law, Law) and answer.law.rests_on_prior
+    if answer.best is not None and not rests_on_prior:
         assumed += answer.law.notes
     # The rates of the method "pilot" describe themselves in `assumed`.
     if answer.best is not None and answer.rate is not None and answer.rate.is_searched:
@@ -66,9 +56,9 @@ def render(
     return "\n".join(lines) + "\n"
 
 
-def _rests_on_prior(answer: Answer) -> bool:
-    """Return whether a line of `assumed` has the prior, which the notes of the law repeat."""
-    return not isinstance(answer.law, Branched) and answer.law.rests_on_prior
+def width_at(terminal: int | None) -> int:
+    """Return the columns of a sentence at a terminal of some columns; None is a file."""
+    return WIDTH if terminal is None else min(WIDTH, terminal)
 
 
 def wrapped(texts: Iterable[str], indent: str = "", width: int = WIDTH) -> list[str]:
@@ -96,7 +86,7 @@ def _recommendation(answer: Answer) -> list[str]:
         value = answer.rate.at(best["batch_size"])
         if value is not None:
             rate = f", {answer.rate.name} = {three_digits(value)}"
-    place = f"B = {best['batch_size']} on {_devices(int(best['devices']))}"
+    place = f"B = {best['batch_size']} on {devices_text(int(best['devices']))}"
     first = f"Train with {place}{rate}: {_time_and_steps(best, answer)}."
     probability = f"{100 * best['near_probability']:.0f} %"
     second = f"It is within 10 % of the shortest time with a probability of {probability}"
@@ -111,7 +101,7 @@ def _recommendation(answer: Answer) -> list[str]:
         return sentences
     where = ""
     if not is_same:
-        where = f" on {_devices(int(answer.fastest['devices']))}"
+        where = f" on {devices_text(int(answer.fastest['devices']))}"
     if low < high:
         second += f", as is any B from {low:g} to {high:g}{where}{_cut(answer)}"
     return [first, f"{second}."]
@@ -132,7 +122,7 @@ def _cut(answer: Answer) -> str:
     return f", {' and '.join(ends)}"
 
 
-def _devices(count: int) -> str:
+def devices_text(count: int) -> str:
     if count == 1:
         return "1 device"
     return f"{count} devices"
@@ -151,7 +141,7 @@ def _with_limits(
 def _time(row: Mapping[str, Any], has_limits: bool = True) -> str:
     """Return the time of a row with its limits in one unit, such as 738 ms [354, 1440]."""
     seconds = HOUR * row["hours"]
-    unit, size, _ = max((each for each in UNITS if seconds >= each[2]), key=lambda each: each[2])
+    unit, size, _ = next(each for each in DURATION_UNITS if seconds >= each[2])
     scaled = {key: HOUR * row[key] / size for key in ("hours", "hours_low", "hours_high")}
     text = _with_limits(scaled, "hours", three_digits, has_limits)
     value, *limits = text.partition(" [")
@@ -203,8 +193,7 @@ def _table(answer: Answer, all_rows: bool, terminal: int | None, file: str) -> l
     if len(shown) < len(table):
         legend.append(f"{len(shown)} of {len(table)} rows are shown")
     if legend:
-        width = WIDTH if terminal is None else min(WIDTH, terminal)
-        lines += wrapped(["; ".join(legend)], "  ", width)
+        lines += wrapped(["; ".join(legend)], "  ", width_at(terminal))
     return lines
 
 
@@ -260,6 +249,13 @@ def _role(row: Mapping[str, Any], answer: Answer) -> str:
         ("cheapest", answer.cheapest),
     )
     for role, other in roles:
-        if other is not None and all(row[key] == other[key] for key in ("batch_size", "devices")):
+        if is_same_row(other, row):
             return role
     return "Pareto" if row["pareto"] else ""
+
+
+def is_same_row(first: Mapping[str, Any] | None, second: Mapping[str, Any]) -> bool:
+    """Return True if two rows are of the same batch size and number of devices."""
+    if first is None:
+        return False
+    return all(first[name] == second[name] for name in ("batch_size", "devices"))

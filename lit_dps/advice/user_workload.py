@@ -239,27 +239,14 @@ def prepare_branches(setup: StudySetup) -> ProbeStudy:
     """Return the study of the run that is forked, with the settings that its optimizer needs."""
     unscaled = probe_setup(setup, adaptive=None)
     trial = Trial(unscaled.study.cells[0], 0, {}, unscaled.study.seed)
-    adaptive = None
-    decay = None
-    warm_up = 0
-    try:
-        optimizers = look_at_optimizers(unscaled, trial)
-        adaptive = optimizers.adaptive
-        decay = optimizers.decay
-        warm_up = optimizers.warm_up
-        notes = optimizers.notes
-    except Exception as error:
-        # If the module cannot be trained, the checks of the study refuse it next.
-        notes = [
-            "The optimizer could not be read, so it is unknown whether beta2 has to change with "
-            f"the batch size: {first_line(error)}"
-        ]
-    else:
-        optimizers.refuse_longer(unscaled)
+    look = _look_or_note(
+        unscaled, trial, "it is unknown whether beta2 has to change with the batch size"
+    )
+    adaptive = look.adaptive
     if adaptive is not None and searches_scales(unscaled.study.space, adaptive):
         adaptive = None
-    probes = probe_setup(setup, adaptive, warm_up)
-    return ProbeStudy(probes, adaptive, notes, decay=decay)
+    probes = probe_setup(setup, adaptive, look.warm_up)
+    return ProbeStudy(probes, adaptive, look.notes, decay=look.decay)
 
 
 def _scaling_notes(adaptive: AdamScales, batch_size: int) -> list[str]:
@@ -290,6 +277,7 @@ class OptimizerLook(Callback):
             rates follow different rules, and on the schedule.
         most_steps: The optimizer steps after which the schedule raises an error; infinite without
             such a schedule.
+        was_read: Whether the optimizers were read.
     """
 
     def __init__(self) -> None:
@@ -299,6 +287,7 @@ class OptimizerLook(Callback):
         self.decay: Decay | None = None
         self.notes: list[str] = []
         self.most_steps = math.inf
+        self.was_read = False
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         for optimizer in trainer.optimizers:
@@ -316,6 +305,7 @@ class OptimizerLook(Callback):
             if isinstance(config.scheduler, OneCycleLR) and config.interval == "step":
                 steps = config.scheduler.total_steps * config.frequency
                 self.most_steps = min(self.most_steps, steps)
+        self.was_read = True
         raise EndProbe
 
     def refuse_longer(self, setup: StudySetup) -> None:
@@ -372,33 +362,35 @@ def prepare_pilot(setup: StudySetup) -> ProbeStudy:
     plan = _plan_of(setup)
     base = probe_setup(plan.setup(setup), adaptive=None)
     trial = Trial(Cell(plan.batch_size), 0, {}, base.study.seed)
-    adaptive = None
-    decay = None
-    warm_up = 0
-    try:
-        optimizers = look_at_optimizers(base, trial)
-    except Exception as error:
-        # If the module cannot be trained, the checks of the study refuse it next.
-        notes = [
-            "The optimizer could not be read, so the learning rate follows sqrt(B): "
-            f"{first_line(error)}"
-        ]
-    else:
-        optimizers.refuse_longer(base)
-        adaptive = optimizers.adaptive
-        decay = optimizers.decay
-        warm_up = optimizers.warm_up
-        notes = optimizers.notes
-        power = optimizers.rate_power or MIXED_POWER
+    look = _look_or_note(base, trial, "the learning rate follows sqrt(B)")
+    adaptive, notes = look.adaptive, look.notes
+    if look.was_read:
+        power = look.rate_power or MIXED_POWER
         plan = dataclasses.replace(plan, power=power, is_adaptive=adaptive is not None)
-        if adaptive is not None:
-            notes += _scaling_notes(adaptive, plan.batch_size)
+    if adaptive is not None:
+        notes += _scaling_notes(adaptive, plan.batch_size)
     if setup.study.space:
         settings = {plan.rate_key: plan.rate, **plan.params}
         values = ", ".join(f"{key} = {value}" for key, value in settings.items())
         notes.append(f"study.space is not searched. Your run has {values}.")
-    study = probe_setup(plan.setup(setup), adaptive, warm_up)
-    return ProbeStudy(study, adaptive, notes, plan, decay)
+    study = probe_setup(plan.setup(setup), adaptive, look.warm_up)
+    return ProbeStudy(study, adaptive, notes, plan, look.decay)
+
+
+def _look_or_note(setup: StudySetup, trial: Trial, consequence: str) -> OptimizerLook:
+    """Return `look_at_optimizers`; if that fails, no settings, and a note with the consequence.
+
+    Raises:
+        ConfigError: if the schedule ends with an error before goal.max_steps.
+    """
+    try:
+        look = look_at_optimizers(setup, trial)
+    except Exception as error:
+        # If the module cannot be trained, the checks of the study refuse it next.
+        look = OptimizerLook()
+        look.notes = [f"The optimizer could not be read, so {consequence}: {first_line(error)}"]
+    look.refuse_longer(setup)
+    return look
 
 
 def _plan_of(setup: StudySetup) -> PilotPlan:
