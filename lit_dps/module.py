@@ -77,12 +77,7 @@ class ImageClassifier(LightningModule):
         rule_named(optimizer)  # raises for an unknown name
         if not learning_rate > 0:
             raise ConfigError("model.learning_rate", learning_rate, "a number above 0")
-        unit = {
-            "momentum": momentum,
-            "beta1": beta1,
-            "beta2": beta2,
-            "label_smoothing": label_smoothing,
-        }
+        unit = dict(momentum=momentum, beta1=beta1, beta2=beta2, label_smoothing=label_smoothing)
         for key, number in unit.items():
             if not 0 <= number < 1:
                 raise ConfigError(f"model.{key}", number, "a number in [0, 1)")
@@ -207,17 +202,12 @@ class ImageClassifier(LightningModule):
         """Return the sum of a number over all ranks; a rank without examples has no tensor."""
         return ranks.all_reduce_sum(torch.as_tensor(number, dtype=dtype, device=self.device))
 
-    @property
-    def _arguments(self) -> dict[str, Any]:
-        """The arguments of the constructor, except for the network."""
-        return dict(self.hparams)
-
     def configure_optimizers(self) -> Any:
         if not any(p.requires_grad for p in self.parameters()):
             raise ConfigError(
                 "model.network", type(self.network).__name__, "a network with parameters to train"
             )
-        arguments = self._arguments
+        arguments: dict[str, Any] = dict(self.hparams)
         rule = rule_named(arguments["optimizer"])
         missing = [name for name in rule.hyperparameters if name not in arguments]
         if missing:

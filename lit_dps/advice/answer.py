@@ -183,7 +183,11 @@ def answer(
     """
     sizes = list(map(int, batch_sizes))
     table, hours = _make_table(law, step_time, sizes, devices, terms, seed_spread)
-    _mark_allowed(table, terms)
+    table["allowed"] = True
+    if terms.hours_at_most is not None:
+        table["allowed"] &= table["hours"] <= terms.hours_at_most
+    if terms.cost_at_most is not None:
+        table["allowed"] &= table["cost"] <= terms.cost_at_most
     table["near_probability"] = 0.0
     is_allowed = table["allowed"].to_numpy(bool)
     if is_allowed.any():
@@ -216,15 +220,6 @@ def answer(
         cut=cut,
         changes=_changes(without_best, best, sizes, near),
     )
-
-
-def _mark_allowed(table: pd.DataFrame, terms: Terms) -> None:
-    """Add the column allowed to a table: whether a row is within the limits."""
-    table["allowed"] = True
-    if terms.hours_at_most is not None:
-        table["allowed"] &= table["hours"] <= terms.hours_at_most
-    if terms.cost_at_most is not None:
-        table["allowed"] &= table["cost"] <= terms.cost_at_most
 
 
 def rows_where(table: pd.DataFrame, condition: Any) -> pd.DataFrame:

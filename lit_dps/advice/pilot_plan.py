@@ -124,7 +124,7 @@ class PilotPlan:
         """Return a study that searches the rate alone, one run at a time."""
         workload = setup.workload
         if self.params:
-            workload = _with_values(workload, self.params)
+            workload = with_values(workload, self.params)
         study = dataclasses.replace(setup.study, space=self.space(), race_factor=1.0, workers=1)
         return dataclasses.replace(setup, study=study, workload=workload)
 
@@ -145,7 +145,7 @@ def pilot_setup(setup: StudySetup, reads_noise: bool, file: Path) -> StudySetup:
     )
 
 
-def _with_values(workload: Workload, params: Mapping[str, Value]) -> Workload:
+def with_values(workload: Workload, params: Mapping[str, Value]) -> Workload:
     """Return a workload whose configuration has some values by key."""
     specs = copy.deepcopy({"model": dict(workload.model), "data": dict(workload.data)})
     for key, value in params.items():

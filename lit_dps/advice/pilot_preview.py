@@ -11,9 +11,9 @@ import numpy as np
 from lit_dps.advice.pilot_plan import PilotPlan
 from lit_dps.advice.text import devices_text
 from lit_dps.analysis.answer import NEAR
-from lit_dps.analysis.intervals import PERCENTILES
+from lit_dps.analysis.intervals import PERCENTILES, Interval, estimate
 from lit_dps.analysis.law import relative_law
-from lit_dps.analysis.tables import aligned, three_digits
+from lit_dps.analysis.tables import aligned
 
 # A batch size may be the best one if it is near the best with at least this probability.
 MIN_PROBABILITY = 0.05
@@ -130,8 +130,7 @@ def _text_of(draws: np.ndarray, has_limits: bool = True) -> str:
     """Return the median of some draws, with its 95 % limits or without."""
     if not np.isfinite(draws).all():
         return "?"
-    low, high = np.percentile(draws, PERCENTILES)
-    middle = float(np.median(draws))
-    if math.isclose(low, high) or not has_limits:
-        return three_digits(middle)
-    return f"{three_digits(middle)} [{three_digits(low)}, {three_digits(high)}]"
+    interval = Interval(*np.percentile(draws, PERCENTILES))
+    if math.isclose(*interval) or not has_limits:
+        interval = None
+    return estimate(float(np.median(draws)), interval)

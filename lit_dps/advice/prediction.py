@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-import lit_dps.training.lightning_private as lightning_private
-from lit_dps.analysis.tables import aligned, significant, three_digits
+from lit_dps.analysis.intervals import Interval, estimate
+from lit_dps.analysis.tables import aligned, significant
 from lit_dps.core.atomic_write import not_written
 from lit_dps.core.errors import StorageError
 from lit_dps.core.goal import Goal
@@ -25,6 +25,7 @@ from lit_dps.parallel.ddp import SharedBatchDDP
 from lit_dps.storage.advice_store import AdviceStore
 from lit_dps.training import GoalErrorCallback
 from lit_dps.training.example_count import declared_batch_size, full_batch_size, record_batches
+from lit_dps.training.lightning_private import callbacks_of
 from lit_dps.training.stopwatch import stopwatch_of
 
 
@@ -153,10 +154,7 @@ def describe_goal(goal: Goal) -> str:
 
 
 def _goal_callback(trainer: Trainer) -> GoalErrorCallback | None:
-    for callback in lightning_private.callbacks_of(trainer):
-        if isinstance(callback, GoalErrorCallback):
-            return callback
-    return None
+    return next(iter(callbacks_of(trainer, GoalErrorCallback)), None)
 
 
 def _batch_size_of(trainer: Trainer, batch: Any) -> int:
@@ -223,8 +221,8 @@ def _row(study: str, run: Mapping[str, Any]) -> dict[str, str]:
         devices += f", run on {run['real_devices']}"
     row = {"study": study, "B": str(run["batch_size"]), "devices": devices}
     for name in ("steps", "hours"):
-        low, value, high = map(three_digits, run[f"predicted_{name}"])
-        row[f"predicted {name}"] = f"{value} [{low}, {high}]"
+        low, value, high = run[f"predicted_{name}"]
+        row[f"predicted {name}"] = estimate(value, Interval(low, high))
         row[f"real {name}"] = significant(run[name])
         if not run["reached"] and run[name] is not None:
             row[f"real {name}"] = f"> {row[f'real {name}']}"

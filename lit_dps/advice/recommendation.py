@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import inspect
 from collections.abc import Mapping
 from typing import Any
@@ -11,6 +10,7 @@ from lightning.pytorch import Trainer
 
 from lit_dps.advice.answer import Answer
 from lit_dps.advice.branch_law import Branched
+from lit_dps.advice.pilot_plan import with_values
 from lit_dps.advice.prediction import describe_goal
 from lit_dps.advice.question import Question
 from lit_dps.advice.user_workload import probe_setup
@@ -18,7 +18,6 @@ from lit_dps.core.trial_config import OptimConfig, plain
 from lit_dps.storage.urls import without_password
 from lit_dps.study.setup import StudySetup
 from lit_dps.training.trainer_rules import as_list
-from lit_dps.training.workload import locate
 
 PREDICTION_CALLBACK = "lit_dps.advice.prediction.PredictionCallback"
 # Trainer arguments that a study sets itself.
@@ -87,11 +86,8 @@ def _config(
     parts = result.step_time.parts(size, devices)
     while size % parts:
         parts += 1  # otherwise the parts would have fewer examples together
-    specs = {"model": dict(setup.workload.model), "data": dict(setup.workload.data)}
-    specs = copy.deepcopy(specs)
-    for key, value in {**params, setup.workload.batch_size_key: size // parts}.items():
-        node, name = locate(specs, key, "study.space")
-        node[name] = value
+    values = {**params, setup.workload.batch_size_key: size // parts}
+    workload = with_values(setup.workload, values)
     trainer = _changed_trainer_arguments(setup.workload.trainer)
     trainer["devices"] = devices
     if parts > 1:
@@ -106,7 +102,12 @@ def _config(
         # Full validations are predicted, and `fit` shows what they measure.
         if value is not None and key != "early_reject":
             goal[key] = value
-    config: dict[str, Any] = {**specs, "trainer": trainer, "goal": goal}
+    config: dict[str, Any] = {
+        "model": workload.model,
+        "data": workload.data,
+        "trainer": trainer,
+        "goal": goal,
+    }
     if question.setup.optim != OptimConfig():
         config["optim"] = plain(question.setup.optim)
     if question.setup.local.on:

@@ -15,6 +15,7 @@ import pandas as pd
 from lit_dps.advice.answer import HOUR, Answer
 from lit_dps.advice.branch_law import Branched
 from lit_dps.advice.text import MARKS, is_same_row, render
+from lit_dps.analysis.intervals import Interval, estimate
 from lit_dps.analysis.law import Law
 from lit_dps.analysis.observations import AT_LEAST, AT_MOST
 from lit_dps.analysis.tables import aligned, records, significant, three_digits
@@ -234,8 +235,7 @@ def _steps_text(steps: pd.DataFrame) -> list[str]:
         examples = "-"
         if row["known"] != "refused":
             mark = MARKS.get(row["known"], "")
-            limits = f"[{three_digits(row['low'])}, {three_digits(row['high'])}]"
-            text = f"{mark}{three_digits(row['steps'])} {limits}"
+            text = mark + estimate(row["steps"], Interval(row["low"], row["high"]))
             examples = significant(row["steps"] * row["batch_size"])
         rows.append({"B": f"{row['batch_size']:g}", "steps": text, "examples": examples})
     lines = aligned(rows)

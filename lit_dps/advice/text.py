@@ -5,13 +5,14 @@ A terminal that is narrower than the table shows fewer details. Files have all o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from lit_dps.advice.answer import HOUR, Answer
+from lit_dps.analysis.intervals import Interval, estimate
 from lit_dps.analysis.law import Law
 from lit_dps.analysis.tables import aligned, significant, three_digits
 from lit_dps.core.text import DURATION_UNITS, wrap
@@ -128,14 +129,12 @@ def devices_text(count: int) -> str:
     return f"{count} devices"
 
 
-def _with_limits(
-    row: Mapping[str, Any], name: str, text: Callable[[float], str], has_limits: bool = True
-) -> str:
+def _with_limits(row: Mapping[str, Any], name: str, has_limits: bool = True) -> str:
     """Return a value of a row with its limits, such as 160 [96.7, 265]; without, if they agree."""
-    value, low, high = (text(row[f"{name}{end}"]) for end in ("", "_low", "_high"))
-    if low == high or not has_limits:
-        return value
-    return f"{value} [{low}, {high}]"
+    interval = Interval(row[f"{name}_low"], row[f"{name}_high"])
+    if not has_limits or three_digits(interval.low) == three_digits(interval.high):
+        return three_digits(row[name])
+    return estimate(row[name], interval)
 
 
 def _time(row: Mapping[str, Any], has_limits: bool = True) -> str:
@@ -143,7 +142,7 @@ def _time(row: Mapping[str, Any], has_limits: bool = True) -> str:
     seconds = HOUR * row["hours"]
     unit, size, _ = next(each for each in DURATION_UNITS if seconds >= each[2])
     scaled = {key: HOUR * row[key] / size for key in ("hours", "hours_low", "hours_high")}
-    text = _with_limits(scaled, "hours", three_digits, has_limits)
+    text = _with_limits(scaled, "hours", has_limits)
     value, *limits = text.partition(" [")
     return f"{value} {unit}{''.join(limits)}"
 
@@ -153,7 +152,7 @@ def _time_and_steps(row: Mapping[str, Any], answer: Answer) -> str:
     if row["steps_high"] <= answer.check_interval:
         interval = three_digits(answer.check_interval)
         return f"{_time(row)}, at most one check interval ({interval} steps)"
-    value, *limits = _with_limits(row, "steps", three_digits).partition(" [")
+    value, *limits = _with_limits(row, "steps").partition(" [")
     return f"{_time(row)}, {value} steps{''.join(limits)}"
 
 
@@ -161,7 +160,7 @@ def _steps(row: Mapping[str, Any], answer: Answer, has_limits: bool) -> str:
     """Return the steps of a row with their limits; a K surely below the first check is a bound."""
     if row["steps_high"] <= answer.check_interval:
         return f"<= {three_digits(answer.check_interval)}"
-    return _with_limits(row, "steps", three_digits, has_limits)
+    return _with_limits(row, "steps", has_limits)
 
 
 def _table(answer: Answer, all_rows: bool, terminal: int | None, file: str) -> list[str]:

@@ -344,20 +344,15 @@ def _rename_keys(section: str, node: yaml.Node) -> list[str]:
             continue
         present = RENAMED_KEYS[former]
         if present in nodes:
-            _refuse_both(former, key, present, nodes[present])
+            raise UserError(
+                f"{former} ({_place(key)}) is the former name of {present} "
+                f"({_place(nodes[present])}), and both are set. Remove {former}.",
+                key=former,
+                hint=f"Remove {former}.",
+            )
         key.value = present.removeprefix(f"{section}.")
         former_keys.append(former)
     return former_keys
-
-
-def _refuse_both(former: str, first: yaml.Node, present: str, second: yaml.Node) -> None:
-    """Raise UserError, because a key is there under its former and under its present name."""
-    raise UserError(
-        f"{former} ({_place(first)}) is the former name of {present} "
-        f"({_place(second)}), and both are set. Remove {former}.",
-        key=former,
-        hint=f"Remove {former}.",
-    )
 
 
 def _add_sources(node: yaml.Node, prefix: str, sources: dict[str, Source]) -> None:

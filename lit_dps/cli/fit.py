@@ -136,17 +136,13 @@ class LogConfig(SaveConfigCallback):
         logger.experiment.log_text(logger.run_id, text, "config.yaml")
 
 
-def _join_no_ranks(trainer: dict[str, Any]) -> None:
-    """Stay a single process, whatever the trainer's configuration is."""
-
-
 class DPSCLI(LightningCLI):
     """One configuration for all verbs: trainer, model and data, and the sections of this package.
 
     Args:
         command: The command line.
         gather: Called with the trainer's configuration before any object is made. It joins the
-            ranks that the configuration needs.
+            ranks that the configuration needs. None stays a single process.
         kwargs: Arguments of LightningCLI.
     """
 
@@ -156,7 +152,7 @@ class DPSCLI(LightningCLI):
     def __init__(
         self,
         command: CommandLine,
-        gather: Callable[[dict[str, Any]], None] = _join_no_ranks,
+        gather: Callable[[dict[str, Any]], None] | None = None,
         **kwargs: Any,
     ):
         self.command = command
@@ -231,7 +227,8 @@ class DPSCLI(LightningCLI):
         if config.weights_only is None:
             # Lightning would execute code in a checkpoint from the web.
             config.weights_only = True
-        self._gather(config.trainer.as_dict())
+        if self._gather is not None:
+            self._gather(config.trainer.as_dict())
         storage = StorageConfig(**config.storage.as_dict())
         if config.trainer.default_root_dir is None:
             # Checkpoints go here if the logger has no folder.
@@ -385,7 +382,13 @@ def _print_end(trainer: Trainer, error: BaseException | None) -> None:
     """
     if isinstance(error, Exception) and not trainer.global_step:
         return
-    _print_checkpoints(trainer)
+    paths = _checkpoints_of(trainer)
+    for path in paths:
+        if "://" not in path:
+            path = os.path.relpath(path)
+        print(f"checkpoint: {path}")
+    if trainer.checkpoint_callbacks and not paths:
+        print("checkpoint: none was written")
     for callback in callbacks_of(trainer, PruningCallback):
         note = unmasked_note(callback.flags)
         if note:
@@ -401,16 +404,6 @@ def _checkpoints_of(trainer: Trainer) -> list[str]:
         if path:
             paths.append(path)
     return paths
-
-
-def _print_checkpoints(trainer: Trainer) -> None:
-    paths = _checkpoints_of(trainer)
-    for path in paths:
-        if "://" not in path:
-            path = os.path.relpath(path)
-        print(f"checkpoint: {path}")
-    if trainer.checkpoint_callbacks and not paths:
-        print("checkpoint: none was written")
 
 
 def _end_of_run(trainer: Trainer, error: BaseException | None) -> str:

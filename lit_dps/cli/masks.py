@@ -28,6 +28,7 @@ from lit_dps.report.figures.style import without_math
 from lit_dps.report.figures.write import save
 from lit_dps.report.publish import figures_folder, listing
 from lit_dps.study.preflight.check import check_study
+from lit_dps.study.probe_run import EndProbe
 from lit_dps.study.setup import StudySetup
 from lit_dps.training import PruningCallback
 from lit_dps.training.hidden_state import preserve_rng_state
@@ -113,18 +114,14 @@ def _prune(setup: StudySetup, trial: Trial, pruning: PruningCallback) -> None:
     """Begin a fit of a trial, and end it when the callback has made its mask."""
     built = setup.workload.build(trial)
     callbacks = [*built.trainer["callbacks"], pruning, _EndAfterPruning()]
-    with preserve_rng_state(seed=trial.seed_for("order")), suppress(_Pruned):
+    with preserve_rng_state(seed=trial.seed_for("order")), suppress(EndProbe):
         trainer = Trainer(**{**built.trainer, "callbacks": callbacks})
         trainer.fit(built.module, datamodule=built.data)
 
 
-class _Pruned(Exception):
-    """The mask is made."""
-
-
 class _EndAfterPruning(Callback):
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        raise _Pruned
+        raise EndProbe
 
 
 def _write(tables: dict[str, pd.DataFrame], folder: Path) -> list[Path]:

@@ -136,7 +136,14 @@ def _run(command: CommandLine) -> Outcome:
         setup = with_stored_space(setup, options.extend_space)
     document = partial(_document, setup, options.validate_every)
     if not options.forecast:
-        return Outcome(run_study(setup, _run_options(options)), document)
+        run_options = RunOptions(
+            show=parts_of(options.show),
+            validate_every=options.validate_every,
+            time_steps=options.time_steps,
+            takes_over=options.take_over,
+            accept_code_change=options.accept_code_change,
+        )
+        return Outcome(run_study(setup, run_options), document)
     if not follows_torchrun():
         check_study(setup)
         print(prose_for_terminal(forecast(setup, terminal_width())))
@@ -151,13 +158,3 @@ def _trusted(setup: StudySetup) -> StudySetup:
             with suppress(StorageError):
                 read_study(setup.storage.optuna_url, name, trust=True)
     return replace(setup, trusts_best_of=True)
-
-
-def _run_options(options: StudyOptions) -> RunOptions:
-    return RunOptions(
-        show=parts_of(options.show),
-        validate_every=options.validate_every,
-        time_steps=options.time_steps,
-        takes_over=options.take_over,
-        accept_code_change=options.accept_code_change,
-    )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from torch import nn
 
@@ -14,19 +14,16 @@ from lit_dps.core.errors import ConfigError
 TRUNCATED_STD = 0.87962566103423978
 
 
-def scaled(channels: Iterable[int], width: float) -> list[int]:
+def scaled(channels: Sequence[int], width: float) -> list[int]:
     """Return numbers of channels times a factor, rounded.
 
     Raises:
         ConfigError: if a number becomes 0.
     """
-    allowed = "a factor that results in at least one channel"
-    if not math.isfinite(width):
+    if not math.isfinite(width) or round(width * min(channels)) < 1:
+        allowed = "a factor that results in at least one channel"
         raise ConfigError("model.network.width", width, allowed)
-    numbers = [round(width * n) for n in channels]
-    if min(numbers) < 1:
-        raise ConfigError("model.network.width", width, allowed)
-    return numbers
+    return [round(width * n) for n in channels]
 
 
 def init_variance_scaling(network: nn.Module) -> None:

@@ -86,16 +86,11 @@ class NoisyQuadratic(LightningModule):
         return ((0.5 * self.h * self.w + self.root * mean) * self.w).sum()
 
     def validation_step(self, batch: Tensor, batch_idx: int) -> None:
-        loss = 0.5 * (self.h * self.w.square()).sum() / self._arguments["copies"]
+        loss = 0.5 * (self.h * self.w.square()).sum() / self.hparams["copies"]
         self.log("val_loss", loss, batch_size=len(batch))
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        arguments = self._arguments
+        arguments: dict[str, Any] = dict(self.hparams)
         rule = rule_named(arguments["optimizer"])
         hyperparameters = {name: arguments[name] for name in rule.hyperparameters}
         return rule.make(self.parameters(), arguments["learning_rate"], hyperparameters)
-
-    @property
-    def _arguments(self) -> dict[str, Any]:
-        """The arguments of the constructor."""
-        return dict(self.hparams)

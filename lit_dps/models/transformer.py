@@ -81,13 +81,9 @@ class Transformer(nn.Module):
         heads: int = 2,
     ):
         super().__init__()
-        numbers = {
-            "vocabulary": vocabulary,
-            "context": context,
-            "width": width,
-            "depth": depth,
-            "heads": heads,
-        }
+        numbers = dict(
+            vocabulary=vocabulary, context=context, width=width, depth=depth, heads=heads
+        )
         for key, number in numbers.items():
             if number < 1:
                 raise ConfigError(f"model.network.{key}", number, "at least 1")

@@ -13,9 +13,8 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from lit_dps.optim.rule import Rule, State
+from lit_dps.optim.rule import Rule
 
 FIRST, SECOND = "exp_avg", "exp_avg_sq"
 
@@ -46,15 +45,7 @@ def _hyperparameters_of(group: Mapping) -> tuple[float, ...]:
     return (*group["betas"], group["eps"], group["weight_decay"])
 
 
-def _update_(
-    weights: Tensor,
-    gradients: Tensor,
-    state: State,
-    rate: Tensor,
-    hyperparameters: Mapping,
-    step: Tensor,
-    decoupled: bool,
-) -> None:
+def _update_(weights, gradients, state, rate, hyperparameters, step, decoupled: bool) -> None:
     if decoupled:
         weights.mul_(1 - rate * hyperparameters["weight_decay"])
     else:

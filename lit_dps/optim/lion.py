@@ -7,23 +7,12 @@ A pruned weight stays zero, because its gradient and m are zero, and so is their
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from torch import Tensor
-
-from lit_dps.optim.rule import Rule, State
+from lit_dps.optim.rule import Rule
 
 AVERAGE = "exp_avg"
 
 
-def _lion(
-    weights: Tensor,
-    gradients: Tensor,
-    state: State,
-    rate: Tensor,
-    hyperparameters: Mapping,
-    step: Tensor,
-) -> None:
+def _lion(weights, gradients, state, rate, hyperparameters, step) -> None:
     average = state[AVERAGE]
     direction = average.lerp(gradients, 1 - hyperparameters["beta1"]).sign_()
     average.lerp_(gradients, 1 - hyperparameters["beta2"])

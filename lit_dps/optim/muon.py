@@ -14,13 +14,11 @@ matrix is the masked orthogonalization, whose singular values are no longer near
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import torch
 from torch import Tensor
 
 from lit_dps.optim.adam import ADAMW, FIRST, SECOND
-from lit_dps.optim.rule import Rule, State
+from lit_dps.optim.rule import Rule
 
 BUFFER = "momentum_buffer"
 # Jordan's five steps of Newton and Schulz: p(s) = a s + b s^3 + c s^5 moves singular values to 1.
@@ -55,14 +53,7 @@ def _make_state(parameter: Tensor) -> dict[str, Tensor]:
     return {FIRST: torch.zeros_like(parameter), SECOND: torch.zeros_like(parameter)}
 
 
-def _muon(
-    weights: Tensor,
-    gradients: Tensor,
-    state: State,
-    rate: Tensor,
-    hyperparameters: Mapping,
-    step: Tensor,
-) -> None:
+def _muon(weights, gradients, state, rate, hyperparameters, step) -> None:
     if BUFFER not in state:
         adamw_rate = rate * hyperparameters["adamw_ratio"]
         ADAMW.update_(weights, gradients, state, adamw_rate, hyperparameters, step)

@@ -56,28 +56,14 @@ def _average_(weights: Tensor, state: State, rate: Tensor) -> None:
     weights.lerp_(state[Z], share)
 
 
-def _sgd(
-    weights: Tensor,
-    gradients: Tensor,
-    state: State,
-    rate: Tensor,
-    hyperparameters: Mapping,
-    step: Tensor,
-) -> None:
+def _sgd(weights, gradients, state, rate, hyperparameters, step) -> None:
     point = _sgd_point(weights, state, hyperparameters)
     gradients.addcmul_(point, hyperparameters["weight_decay"])
     state[Z].addcmul_(gradients, rate, value=-1)
     _average_(weights, state, rate)
 
 
-def _adamw(
-    weights: Tensor,
-    gradients: Tensor,
-    state: State,
-    rate: Tensor,
-    hyperparameters: Mapping,
-    step: Tensor,
-) -> None:
+def _adamw(weights, gradients, state, rate, hyperparameters, step) -> None:
     point = _adamw_point(weights, state, hyperparameters)
     beta2 = hyperparameters["beta2"]
     second = state[SECOND].mul_(beta2).addcmul_(gradients.square(), 1 - beta2)

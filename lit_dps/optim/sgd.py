@@ -13,9 +13,8 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 
 import torch
-from torch import Tensor
 
-from lit_dps.optim.rule import Rule, State
+from lit_dps.optim.rule import Rule
 
 BUFFER = "momentum_buffer"
 
@@ -44,15 +43,7 @@ def _is_of(optimizer: torch.optim.Optimizer, momentum: bool, nesterov: bool, dec
 
 
 def _update_(
-    weights: Tensor,
-    gradients: Tensor,
-    state: State,
-    rate: Tensor,
-    hyperparameters: Mapping,
-    step: Tensor,
-    momentum: bool,
-    nesterov: bool,
-    decays: bool,
+    weights, gradients, state, rate, hyperparameters, step, momentum, nesterov, decays
 ) -> None:
     if decays:
         gradients.addcmul_(weights, hyperparameters["weight_decay"])

@@ -13,12 +13,10 @@ set pruned weights to zero after each update.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import torch
 from torch import Tensor
 
-from lit_dps.optim.rule import Rule, State
+from lit_dps.optim.rule import Rule
 
 LEFT, RIGHT = "left", "right"
 
@@ -51,14 +49,7 @@ def _power(matrices: Tensor, exponent: float, epsilon: Tensor) -> Tensor:
     return torch.where(is_finite, product, torch.nan)
 
 
-def _shampoo(
-    weights: Tensor,
-    gradients: Tensor,
-    state: State,
-    rate: Tensor,
-    hyperparameters: Mapping,
-    step: Tensor,
-) -> None:
+def _shampoo(weights, gradients, state, rate, hyperparameters, step) -> None:
     networks = len(weights)
     epsilon = hyperparameters["epsilon"].view(networks, 1)
     matrices = gradients.reshape(networks, weights.shape[1], -1)

@@ -29,8 +29,6 @@ set pruned weights to zero after each update.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import torch
 from torch import Tensor
 
@@ -123,14 +121,7 @@ def _refresh(state: State, rows: Tensor, second: Tensor, iterations: int) -> Non
             second[rows] = of_rows.gather(dim, places)
 
 
-def _soap(
-    weights: Tensor,
-    gradients: Tensor,
-    state: State,
-    rate: Tensor,
-    hyperparameters: Mapping,
-    step: Tensor,
-) -> None:
+def _soap(weights, gradients, state, rate, hyperparameters, step) -> None:
     if SECOND in state:
         ADAMW.update_(weights, gradients, state, rate, hyperparameters, step)
         return

@@ -69,7 +69,7 @@ class WeightAverage:
         if self.tensors:
             return
         for name, tensor in averaged_tensors(self._module).items():
-            self.tensors[name] = _copy_of(tensor)
+            self.tensors[name] = tensor.detach().to(type_of_average(tensor), copy=True)
 
     @torch.no_grad()
     def update(self, examples: int) -> None:
@@ -121,14 +121,9 @@ class WeightAverage:
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Continue from the average of a checkpoint."""
         self.tensors = {}
-        for name, tensor in averaged_tensors(self._module).items():
-            self.tensors[name] = _copy_of(tensor)
-            self.tensors[name].copy_(tensors[name])
-
-
-def _copy_of(tensor: Tensor) -> Tensor:
-    """Return a copy of a tensor, of the type of its average."""
-    return tensor.detach().to(type_of_average(tensor), copy=True)
+        self.begin()
+        for name, tensor in self.tensors.items():
+            tensor.copy_(tensors[name])
 
 
 def showing(average: WeightAverage | None) -> AbstractContextManager[None]:

@@ -198,26 +198,19 @@ def prune(
         ConfigError: if there is nothing to prune, if a mask keeps a wrong number of elements, or if
             scores of a network with a finite gradient are nan.
     """
-    nothing = ConfigError(
-        "study.sparsities",
-        sparsity,
-        f"0, because {name} has no trainable weights that can be pruned",
-    )
     generator = torch.Generator().manual_seed(seed)
     try:
-        if isinstance(pruner, OneShot):
-            if scores is None:
-                with network() as copy:
-                    if not copy.parameters:
-                        raise nothing
-                    scores = pruner.scores(copy, generator)
-            return top_k(scores, sparsity), scores
-        with network() as copy:
-            if not copy.parameters:
-                raise nothing
-            mask = pruner.mask(copy, sparsity, generator)
-            _check(mask, copy, sparsity, pruner)
-        return mask, None
+        if scores is None:
+            with network() as copy:
+                if not copy.parameters:
+                    allowed = f"0, because {name} has no trainable weights that can be pruned"
+                    raise ConfigError("study.sparsities", sparsity, allowed)
+                if not isinstance(pruner, OneShot):
+                    mask = pruner.mask(copy, sparsity, generator)
+                    _check(mask, copy, sparsity, pruner)
+                    return mask, None
+                scores = pruner.scores(copy, generator)
+        return top_k(scores, sparsity), scores
     except NanScoresError as error:
         with network() as copy:
             if _is_finite(copy):

@@ -8,7 +8,7 @@ density (`scale_by_density`, Dey et al. 2024).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -103,9 +103,16 @@ def _reinit(module: nn.Module, mask: Mask, redraw: Redraw | None) -> None:
     same_seed, other_seed = redraw("init"), redraw("reinit")
     parameters = dict(module.named_parameters())
     redrawn = dict(other_seed.named_parameters())
-    reason = _reason_against_reinit(parameters, dict(same_seed.named_parameters()), redrawn, mask)
-    if reason is not None:
-        raise _reinit_error(module, reason)
+    rebuilt = dict(same_seed.named_parameters())
+    for name, parameter in parameters.items():
+        if name not in rebuilt or not same(rebuilt[name], parameter):
+            reason = f"built again, it does not have the weights {name} that training began with"
+            raise _reinit_error(module, reason)
+    for name, parameter in parameters.items():
+        if name not in redrawn or redrawn[name].shape != parameter.shape:
+            raise _reinit_error(module, "built under another seed, it has other parameters")
+    if all(same(redrawn[name], parameters[name]) for name in mask):
+        raise _reinit_error(module, "its weights do not depend on a seed")
     buffers = dict(module.named_buffers())
     redrawn_buffers = dict(other_seed.named_buffers())
     drawn = []
@@ -118,31 +125,6 @@ def _reinit(module: nn.Module, mask: Mask, redraw: Redraw | None) -> None:
             parameter.copy_(redrawn[name])
         for name in drawn:
             buffers[name].copy_(redrawn_buffers[name])
-
-
-def _reason_against_reinit(
-    parameters: Mapping[str, Tensor],
-    rebuilt: Mapping[str, Tensor],
-    redrawn: Mapping[str, Tensor],
-    mask: Mask,
-) -> str | None:
-    """Return why parameters cannot be drawn again; None if they can.
-
-    Args:
-        parameters: The parameters that training begins with.
-        rebuilt: Parameters of the network, built again under the same seed.
-        redrawn: Parameters of the network, built again under another seed.
-        mask: The mask.
-    """
-    for name, parameter in parameters.items():
-        if name not in rebuilt or not same(rebuilt[name], parameter):
-            return f"built again, it does not have the weights {name} that training began with"
-    for name, parameter in parameters.items():
-        if name not in redrawn or redrawn[name].shape != parameter.shape:
-            return "built under another seed, it has other parameters"
-    if all(same(redrawn[name], parameters[name]) for name in mask):
-        return "its weights do not depend on a seed"
-    return None
 
 
 def _reinit_error(module: nn.Module, reason: str) -> ConfigError:
