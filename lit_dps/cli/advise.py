@@ -13,7 +13,7 @@ from lit_dps.advice.options import Options, devices_of, seconds_of
 from lit_dps.advice.result import Advice
 from lit_dps.advice.run import run_advice
 from lit_dps.cli.command_line import CommandLine
-from lit_dps.cli.json_output import Outcome, run_verb
+from lit_dps.cli.json_output import Outcome, with_document
 from lit_dps.cli.options import AdviseOptions, take_options
 from lit_dps.cli.study import StudyCLI
 from lit_dps.core.errors import ConfigError
@@ -21,12 +21,9 @@ from lit_dps.parallel.ddp import ranks_asked
 from lit_dps.parallel.ranks import started_by_torchrun
 
 
-def main(command: CommandLine) -> int:
+@with_document
+def main(command: CommandLine) -> Outcome:
     """Give advice, and return the exit code."""
-    return run_verb(_answer, command)
-
-
-def _answer(command: CommandLine) -> Outcome:
     answers: list[Advice] = []
     code = give_advice(command, answers)
 

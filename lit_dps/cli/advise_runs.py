@@ -14,7 +14,7 @@ from lit_dps.advice.existing_runs import advise_on_runs
 from lit_dps.advice.options import devices_of
 from lit_dps.advice.run_table import CurveGoal, RunTable, goal_of, read_runs, without_results
 from lit_dps.cli.command_line import CommandLine
-from lit_dps.cli.json_output import Outcome, run_verb
+from lit_dps.cli.json_output import Outcome, with_document
 from lit_dps.cli.key_checks import check_kinds, check_names, check_options
 from lit_dps.cli.options import AdviseOptions, add_options, option_of
 from lit_dps.core.errors import ConfigError, UserError
@@ -26,12 +26,9 @@ ONLY_WITH_TRAINING = ("budget", "method", "bandwidth", "latency")
 EXAMPLE = "--columns batch_size=bs,steps=n_steps"
 
 
-def main(command: CommandLine) -> int:
+@with_document
+def main(command: CommandLine) -> Outcome:
     """Give advice from existing runs, and return the exit code."""
-    return run_verb(_answer, command)
-
-
-def _answer(command: CommandLine) -> Outcome:
     check_options(command)
     check_names(command)
     check_kinds(command)

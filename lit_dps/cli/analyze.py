@@ -13,7 +13,7 @@ from jsonargparse import ActionConfigFile  # pyright: ignore[reportPrivateImport
 
 from lit_dps.analysis.analysis import Analysis
 from lit_dps.cli.command_line import CommandLine
-from lit_dps.cli.json_output import Outcome, run_verb
+from lit_dps.cli.json_output import Outcome, with_document
 from lit_dps.cli.options import AnalyzeOptions, add_options, take_options
 from lit_dps.cli.parser import CommandParser, new_parser
 from lit_dps.core.atomic_write import check_folder
@@ -50,13 +50,9 @@ def _ignored(value: object) -> None:
     """Replace an ignored value. For any other type, jsonargparse would import class paths in it."""
 
 
-def main(command: CommandLine) -> int:
+@with_document
+def main(command: CommandLine) -> Outcome:
     """Print the analysis of a study, and return the exit code."""
-    return run_verb(_analyze, command)
-
-
-def _analyze(command: CommandLine) -> Outcome:
-    """Print the analysis of a study."""
     config = _parser(command).read_command()
     options = take_options(config, AnalyzeOptions)
     if options.output is not None:
@@ -92,7 +88,6 @@ def _parser(command: CommandLine) -> CommandParser:
     )
     add_options(parser, AnalyzeOptions)
     parser.add_class_arguments(StudyConfig, "study")
-    parser.add_class_arguments(StorageConfig, "storage")
     for section in IGNORED:
         parser.add_argument(f"--{section}", type=_ignored, help=SUPPRESS)
     return parser

@@ -8,7 +8,6 @@ from __future__ import annotations
 from lit_dps.advice.prediction import calibrate
 from lit_dps.cli.command_line import CommandLine
 from lit_dps.cli.parser import new_parser
-from lit_dps.core.config import StorageConfig
 from lit_dps.core.text import escape
 from lit_dps.storage.advice_store import list_advice
 
@@ -16,7 +15,6 @@ from lit_dps.storage.advice_store import list_advice
 def main(command: CommandLine) -> int:
     """Print predictions of advice beside the outcomes."""
     parser = new_parser(command, __doc__)
-    parser.add_class_arguments(StorageConfig, "storage")
     config = parser.read_command()
     outcomes = {}
     for name, advice in list_advice(config.storage.optuna_url).items():

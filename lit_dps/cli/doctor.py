@@ -8,7 +8,6 @@ from __future__ import annotations
 from lit_dps.cli.command_line import CommandLine
 from lit_dps.cli.json_output import print_document, stdout_on_stderr
 from lit_dps.cli.parser import new_parser
-from lit_dps.core.config import StorageConfig
 from lit_dps.core.exit_codes import ExitCode
 from lit_dps.core.text import escape, for_terminal
 from lit_dps.study.doctor import ERROR, examine, worst
@@ -23,7 +22,6 @@ def main(command: CommandLine) -> int:
     """Print the checks, and return the exit code."""
     parser = new_parser(command, __doc__)
     parser.add_argument("--json", action="store_true", help=JSON)
-    parser.add_class_arguments(StorageConfig, "storage")
     config = parser.read_command()
     with stdout_on_stderr():
         checks = examine(config.storage)

@@ -19,7 +19,6 @@ from lit_dps.cli.command_line import CommandLine
 from lit_dps.cli.options import TRUST
 from lit_dps.cli.parser import new_parser
 from lit_dps.core.atomic_write import check_folder
-from lit_dps.core.config import StorageConfig
 from lit_dps.core.errors import ConfigError, UserError
 from lit_dps.report.figures import COMPARISONS, FIGURES, of_others, write_comparison
 from lit_dps.report.figures.page_size import REPORT, PageSize, page_size
@@ -118,7 +117,6 @@ def _parse(command: CommandLine) -> Namespace:
     parser.add_argument("--format", type=str, default="png,pdf", help=FORMAT)
     parser.add_argument("--output", type=str, help=OUTPUT)
     parser.add_argument("--trust", action="store_true", help=TRUST)
-    parser.add_class_arguments(StorageConfig, "storage")
     return parser.read_command()
 
 

@@ -24,7 +24,7 @@ from lightning.pytorch.loggers import MLFlowLogger
 
 from lit_dps.cli.command_line import CommandLine
 from lit_dps.cli.config_file import SECTION_CLASSES
-from lit_dps.cli.json_output import Outcome, run_verb
+from lit_dps.cli.json_output import Outcome, with_document
 from lit_dps.cli.parser import CommandParser, refuse_nulls
 from lit_dps.core.config import StorageConfig
 from lit_dps.core.errors import ConfigError, DataError, first_line
@@ -268,17 +268,14 @@ class DPSCLI(LightningCLI):
         return super().instantiate_trainer(**{**arguments, "callbacks": callbacks})
 
 
-def main(command: CommandLine) -> int:
+@with_document
+def main(command: CommandLine) -> Outcome:
     """Run fit, validate or test."""
     keep_freed_memory()
     logging.getLogger("lightning.pytorch.utilities.rank_zero").setLevel(logging.WARNING)
     warnings.filterwarnings("ignore", message=".*LeafSpec.*")  # Lightning 2.6 under torch 2.15
     # Logged values are means over all ranks already.
     warnings.filterwarnings("ignore", message=".*sync_dist=True.*")
-    return run_verb(_outcome, command)
-
-
-def _outcome(command: CommandLine) -> Outcome:
     if command.verb == "fit":  # the other verbs refuse the option
         command.words = [word for word in command.words if word != "--json"]
     cli = _run(command)

@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
+from functools import wraps
 from typing import Any, NamedTuple
 
 from lit_dps.cli.command_line import CommandLine
@@ -24,16 +25,21 @@ class Outcome(NamedTuple):
     document: Callable[[], Mapping[str, Any] | None]
 
 
-def run_verb(run: Callable[[CommandLine], Outcome], command: CommandLine) -> int:
-    """Run a verb and return its exit code; with `--json`, print its document alone on stdout."""
-    if not command.has("json"):
-        return run(command).code
-    with stdout_on_stderr():
-        outcome = run(command)
-        document = outcome.document()
-    if document is not None:
-        print_document(document)
-    return outcome.code
+def with_document(run: Callable[[CommandLine], Outcome]) -> Callable[[CommandLine], int]:
+    """Return a verb that returns its exit code; with `--json`, its document alone is on stdout."""
+
+    @wraps(run)
+    def main(command: CommandLine) -> int:
+        if not command.has("json"):
+            return run(command).code
+        with stdout_on_stderr():
+            outcome = run(command)
+            document = outcome.document()
+        if document is not None:
+            print_document(document)
+        return outcome.code
+
+    return main
 
 
 @contextmanager

@@ -13,7 +13,6 @@ from contextlib import ExitStack
 from lit_dps.cli.command_line import CommandLine
 from lit_dps.cli.options import TRUST
 from lit_dps.cli.parser import new_parser
-from lit_dps.core.config import StorageConfig
 from lit_dps.core.errors import ConfigError, UserError
 from lit_dps.core.text import escape
 from lit_dps.core.trial import Cell
@@ -36,7 +35,6 @@ def main(command: CommandLine) -> int:
     )
     parser.add_argument("--trust", action="store_true", help=TRUST)
     parser.add_argument("--unpacked_gb", type=float, default=UNPACKED_BYTES / 1e9, help=UNPACKED)
-    parser.add_class_arguments(StorageConfig, "storage")
     config = parser.read_command()
     if not config.others:
         raise UserError(f"OTHER is missing; it must be {OTHER}", key="OTHER")

@@ -34,7 +34,7 @@ def main(command: CommandLine) -> int:
         "--study", type=str, metavar="NAME", help="The study to convert; by default all."
     )
     parser.add_argument(TAKE_OVER, action="store_true", help=TAKES_OVER)
-    config = parser.read_command()
+    config = parser.parse_args(command.words)
     place = config.storage
     if place.endswith(".xz"):
         migration, file = migrate_packed(Path(place), config.study)

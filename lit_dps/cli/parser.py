@@ -13,6 +13,7 @@ from jsonargparse import ArgumentParser, Namespace
 from lit_dps.cli.command_line import CommandLine
 from lit_dps.cli.config_file import ConfigFile, split_last
 from lit_dps.cli.shipped import how_to_get
+from lit_dps.core.config import StorageConfig
 from lit_dps.core.errors import ConfigError, UserError, find_user_error
 from lit_dps.core.parse_errors import TYPE_WORDS, refusal
 from lit_dps.core.text import closest_key, closest_name, shorten_message
@@ -50,8 +51,9 @@ class CommandParser(ArgumentParser):
             ) from error
 
     def read_command(self) -> Namespace:
-        """Return the options of the command, with the dataclasses of its sections built."""
+        """Return the options and the section storage of the command; its sections are built."""
         assert self.command is not None
+        self.add_class_arguments(StorageConfig, "storage")
         config = self.instantiate_classes(self.parse_args(self.command.words))
         assert isinstance(config, Namespace)
         return config

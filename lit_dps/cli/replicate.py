@@ -75,7 +75,6 @@ def main(command: CommandLine) -> int:
         "--report_only", type=bool, default=False, help="Run nothing: write the page from storage."
     )
     parser.add_argument("--trust", action="store_true", help=TRUST)
-    parser.add_class_arguments(StorageConfig, "storage")
     config = parser.read_command()
     folder = Path(config.configs)
     if folder == CONFIGS and not folder.is_dir():  # not in a checkout

@@ -15,7 +15,7 @@ from pathlib import Path
 import yaml
 
 from lit_dps.cli.command_line import CommandLine
-from lit_dps.cli.json_output import Outcome, run_verb
+from lit_dps.cli.json_output import Outcome, with_document
 from lit_dps.cli.options import RetrainOptions, add_options, take_options
 from lit_dps.cli.parser import new_parser
 from lit_dps.cli.study import read_setup
@@ -34,19 +34,14 @@ from lit_dps.study.retrain import compare_with_stored, retrain, stored_trial
 from lit_dps.study.setup import StudySetup
 
 
-def main(command: CommandLine) -> int:
+@with_document
+def main(command: CommandLine) -> Outcome:
     """Train a stored trial again, and return the exit code."""
-    return run_verb(_train_again, command)
-
-
-def _train_again(command: CommandLine) -> Outcome:
-    """Train a stored trial again."""
     parser = new_parser(command, __doc__)
     add_options(parser, RetrainOptions)
-    parser.add_class_arguments(StorageConfig, "storage")
-    config = parser.parse_args(command.words)
+    config = parser.read_command()
     options = take_options(config, RetrainOptions)
-    storage = StorageConfig(**config.storage.as_dict())
+    storage = config.storage
     checkpoint = None
     if options.checkpoint:
         checkpoint = Path(options.checkpoint)

@@ -19,7 +19,7 @@ from lightning.pytorch.cli import LightningArgumentParser
 from lit_dps.analysis.analysis import Analysis
 from lit_dps.cli.command_line import CommandLine
 from lit_dps.cli.fit import DPSCLI
-from lit_dps.cli.json_output import Outcome, run_verb
+from lit_dps.cli.json_output import Outcome, with_document
 from lit_dps.cli.options import StudyOptions, add_options, take_options
 from lit_dps.core.config import NO_RACE, StudyConfig
 from lit_dps.core.errors import ConfigError, StorageError, find_user_error
@@ -104,11 +104,6 @@ def read_setup(argv: Sequence[str]) -> StudySetup:
     return StudyCLI(CommandLine(["study", *argv])).setup()
 
 
-def main(command: CommandLine) -> int:
-    """Run or forecast a study, and return the exit code."""
-    return run_verb(_run, command)
-
-
 def _document(setup: StudySetup, validate_every: int | None) -> dict[str, Any] | None:
     """Return the document of a study; None if nothing is stored, or this is no first rank."""
     if follows_torchrun():
@@ -122,8 +117,9 @@ def _document(setup: StudySetup, validate_every: int | None) -> dict[str, Any] |
     return study.to_dict(str(page) if page.is_file() else None)
 
 
-def _run(command: CommandLine) -> Outcome:
-    """Run or forecast a study."""
+@with_document
+def main(command: CommandLine) -> Outcome:
+    """Run or forecast a study, and return the exit code."""
     cli = StudyCLI(command, StudyOptions)
     options = take_options(cli.config, StudyOptions)
     setup = cli.setup()

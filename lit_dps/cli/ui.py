@@ -11,7 +11,6 @@ import sys
 
 from lit_dps.cli.command_line import CommandLine
 from lit_dps.cli.parser import new_parser
-from lit_dps.core.config import StorageConfig
 from lit_dps.core.errors import ConfigError
 from lit_dps.core.text import escape
 from lit_dps.storage.urls import is_http
@@ -23,7 +22,6 @@ def main(command: CommandLine) -> int:
     """Print the pages of studies, and replace this process by the server."""
     parser = new_parser(command, __doc__)
     parser.add_argument("--port", type=int, default=5000, help=f"Port on {HOST}.")
-    parser.add_class_arguments(StorageConfig, "storage")
     config = parser.read_command()
     uri = config.storage.mlflow_uri
     has_server = is_http(uri)

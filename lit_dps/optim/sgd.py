@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
+from typing import Any
 
 import torch
 
@@ -26,7 +27,7 @@ def _make(
     names: Sequence[str],
     nesterov: bool,
 ) -> torch.optim.SGD:
-    own = {name: hyperparameters[name] for name in names}
+    own: dict[str, Any] = {name: hyperparameters[name] for name in names}
     has_nesterov = nesterov and own["momentum"] > 0
     return torch.optim.SGD(parameters, lr=rate, nesterov=has_nesterov, **own)
 
