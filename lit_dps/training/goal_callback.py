@@ -216,11 +216,6 @@ class GoalErrorCallback(Callback):
     def steps(self) -> int:
         return self._count.steps or 0
 
-    @property
-    def _stops_early(self) -> bool:
-        """Whether `EarlyCheck` validates, also in a run from a checkpoint."""
-        return "exact" in self.curve
-
     def is_check(self, step: int) -> bool:
         """Return True if a validation follows this optimizer step. A dry run overrides this."""
         return step % self.goal.check_interval == 0
@@ -232,7 +227,7 @@ class GoalErrorCallback(Callback):
         later, so that their batches are counted.
         """
         record_batches(trainer)
-        self._length = TrainingLength(trainer, self.shown_steps is not None)
+        self._length = TrainingLength(trainer)
         if data is not None:
             self._length.before_data(data, lambda: self._set_length(trainer))
 
@@ -266,7 +261,7 @@ class GoalErrorCallback(Callback):
     def _set_length(self, trainer: Trainer) -> TrainingLength:
         """Make the trainer validate by steps, and set the length of training."""
         if self._length is None or self._length.trainer is not trainer:
-            self._length = TrainingLength(trainer, self.shown_steps is not None)
+            self._length = TrainingLength(trainer)
         trainer.val_check_interval = self.goal.check_interval
         trainer.check_val_every_n_epoch = None  # count steps across the ends of epochs
         trainer.num_sanity_val_steps = 0
@@ -280,8 +275,7 @@ class GoalErrorCallback(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._length is not None:
             self.steps_of_epoch = self._length.steps_of_epoch()
-            self._length.restore_limit()
-        if self._stops_early:
+        if "exact" in self.curve:  # `EarlyCheck` validates, also in a run from a checkpoint
             self._begin_early_checks(trainer, pl_module)
         elif not trainer.enable_validation or not sum(trainer.num_val_batches):
             raise ConfigError(

@@ -95,30 +95,6 @@ def batches_of_epoch(trainer: Trainer) -> float:
     return trainer.fit_loop.max_batches
 
 
-def batches_of_whole_epoch(trainer: Trainer) -> float:
-    """Return the batches of an epoch without `limit_train_batches`; infinity without an end.
-
-    The data have to be set up.
-    """
-    combined = trainer.fit_loop._combined_loader
-    if combined is None:
-        return math.inf
-    lengths = []
-    for loader in combined.flattened:
-        length = fabric_data.sized_len(loader)
-        lengths.append(math.inf if length is None else length)
-    return _OF_LENGTHS[combined._mode](lengths)
-
-
-def set_batches_of_epoch(trainer: Trainer, number: float) -> None:
-    """Set `trainer.num_training_batches`, after the data were set up."""
-    trainer.fit_loop.max_batches = number
-
-
-# Length of several train dataloaders together, by the mode of Lightning's CombinedLoader.
-_OF_LENGTHS = {"max_size_cycle": max, "max_size": max, "min_size": min, "sequential": sum}
-
-
 def max_epochs(trainer: Trainer) -> int | None:
     """Return the number of epochs that stops training; -1 without a limit."""
     return trainer.fit_loop.max_epochs

@@ -230,7 +230,6 @@ class TrainingLength:
 
     Args:
         trainer: The trainer of the fit.
-        whole_epochs: Whether to ignore `trainer.limit_train_batches`.
 
     Attributes:
         sets_epochs: Whether `set_max_epochs` has set `trainer.max_epochs`.
@@ -239,12 +238,10 @@ class TrainingLength:
         ConfigError: if the data module's `setup` or `train_dataloader` reads `trainer.max_epochs`.
     """
 
-    def __init__(self, trainer: Trainer, whole_epochs: bool = False):
+    def __init__(self, trainer: Trainer):
         self.trainer = trainer
-        self.whole_epochs = whole_epochs
         self.sets_epochs = False
         self._is_making_data = False
-        self._limited_batches: float | None = None
 
     def before_data(self, data: LightningDataModule, begin: Callable[[], Any]) -> None:
         """Call `begin` before the data module's `setup` in the next fit.
@@ -300,20 +297,10 @@ class TrainingLength:
 
         vars(module)["configure_optimizers"] = configure_optimizers
 
-    def restore_limit(self) -> None:
-        """Apply `trainer.limit_train_batches` again. Call this when training starts."""
-        if self._limited_batches is not None:
-            lightning_private.set_batches_of_epoch(self.trainer, self._limited_batches)
-            self._limited_batches = None
-
     def _epochs(self) -> int:
         """Return the epochs that the trainer's steps need; -1 if an epoch has no length."""
         trainer = self.trainer
         self._make_data()
-        if self.whole_epochs and self._limited_batches is None:
-            self._limited_batches = lightning_private.batches_of_epoch(trainer)
-            whole_epoch = lightning_private.batches_of_whole_epoch(trainer)
-            lightning_private.set_batches_of_epoch(trainer, whole_epoch)
         if isinstance(unsharded(trainer.train_dataloader), EndlessLoader):
             # To Lightning this is one endless epoch. The examples give the number of passes.
             data = lightning_private.data_module_of(trainer)

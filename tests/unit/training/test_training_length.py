@@ -118,7 +118,7 @@ def test_accumulated_batches_make_longer_epochs_of_steps():
 def test_a_run_that_ends_before_its_budget_shows_the_budget():
     module, goal = Looks(), GoalErrorCallback(error=0.01, check_interval=4, max_steps=4)
     goal.shown_steps = 40
-    fit_prepared(module, Data(), goal=goal, limit_train_batches=1)  # as a dry run
+    fit_prepared(module, Data(), goal=goal)
     assert module.seen["setup"] == module.seen["on_fit_start"] == (40, 8, 40)
     assert module.taken == 4
 
