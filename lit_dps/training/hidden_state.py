@@ -38,23 +38,21 @@ from lit_dps.pruning.mask import (
     walk_attributes,
 )
 from lit_dps.training.attribute_parts import (
+    PLAIN_TYPES,
     are_plain,
+    are_representable,
     device_type_of,
     dict_of_attribute,
     filled_array,
     filled_tensor,
     has_kind,
+    keys_by_plain_key,
     kind_and_class,
     kind_of,
     parts_of,
-    tuple_with,
-)
-from lit_dps.training.dict_keys import (
-    PLAIN_TYPES,
-    are_representable,
-    keys_by_plain_key,
     plain_key,
     restored_key,
+    tuple_with,
 )
 
 # Classes whose empty objects can be made anew. Others need arguments, such as a deque.

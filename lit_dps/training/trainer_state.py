@@ -25,7 +25,7 @@ import lit_dps.training.lightning_private as lightning_private
 from lit_dps.core.errors import ConfigError
 from lit_dps.optim.parameter_groups import group_settings
 from lit_dps.pruning.mask import walk_attributes
-from lit_dps.training.dict_keys import PLAIN_TYPES
+from lit_dps.training.attribute_parts import PLAIN_TYPES
 from lit_dps.training.hidden_state import (
     capture_attributes,
     equal_states,
@@ -185,12 +185,11 @@ class DataTensors:
 
 def user_callbacks(trainer: Trainer) -> list[Callback]:
     """Return the callbacks of the user, which are neither ours nor Lightning's."""
-    return list(filter(is_of_user, lightning_private.callbacks_of(trainer)))
-
-
-def is_of_user(callback: Callback) -> bool:
-    """Return True if the class of a callback is neither ours nor Lightning's."""
-    return type(callback).__module__.split(".")[0] not in ("lit_dps", "lightning")
+    callbacks = []
+    for callback in lightning_private.callbacks_of(trainer):
+        if type(callback).__module__.split(".")[0] not in ("lit_dps", "lightning"):
+            callbacks.append(callback)
+    return callbacks
 
 
 def _tensors_in(*owners: Any) -> list[Tensor]:
