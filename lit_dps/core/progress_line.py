@@ -67,10 +67,38 @@ def replace_line(line: str) -> None:
     print(f"\r{line}{ERASE_TO_END}", end="", file=sys.stderr, flush=True)
 
 
-class ProgressLine:
-    """Prints the progress of a computation that takes longer than `FIRST_SECONDS`.
+class _Line:
+    """A line that is replaced on a terminal; elsewhere there is a new line every `PIPE_SECONDS`.
 
-    On a terminal the line is replaced; elsewhere there is a new line every `PIPE_SECONDS`.
+    Args:
+        first: When the first line is due, on the monotonic clock.
+        seconds: Seconds between two lines on a terminal.
+    """
+
+    def __init__(self, first: float, seconds: float):
+        self._next = first
+        self._seconds = seconds
+        self._is_shown = False  # on a terminal
+
+    def show(self, line: str, now: float) -> None:
+        """Print a line that is due."""
+        if sys.stderr.isatty():
+            replace_line(line)
+            self._next = now + self._seconds
+            self._is_shown = True
+        else:
+            print(line, file=sys.stderr, flush=True)
+            self._next = now + PIPE_SECONDS
+
+    def end(self) -> None:
+        """Remove the line from a terminal, so that other lines may follow."""
+        if self._is_shown:
+            replace_line("")
+            self._is_shown = False
+
+
+class ProgressLine(_Line):
+    """Prints the progress of a computation that takes longer than `FIRST_SECONDS`.
 
     Args:
         what: The computation, such as "MLflow: trials logged".
@@ -86,34 +114,17 @@ class ProgressLine:
         begin = now
         if _waiting_since is not None:
             begin = _waiting_since
-        self._next = max(begin + FIRST_SECONDS, now + PART_SECONDS)
-        self._is_written = False
+        super().__init__(max(begin + FIRST_SECONDS, now + PART_SECONDS), FIRST_SECONDS)
 
     def update(self, done: int) -> None:
         """Set the number of finished items, and print the line if it is due."""
         now = time.monotonic()
-        if now < self._next or not (self.in_logs or sys.stderr.isatty()):
-            return
-        line = f"{self.what}: {done} of {self.total}"
-        if sys.stderr.isatty():
-            replace_line(line)
-            self._next = now + FIRST_SECONDS
-        else:
-            print(line, file=sys.stderr, flush=True)
-            self._next = now + PIPE_SECONDS
-        self._is_written = True
-
-    def end(self) -> None:
-        """Remove the line from a terminal: it shows the last due number, not the final one."""
-        if self._is_written and sys.stderr.isatty():
-            replace_line("")
+        if now >= self._next and (self.in_logs or sys.stderr.isatty()):
+            self.show(f"{self.what}: {done} of {self.total}", now)
 
 
-class StageLine:
-    """Shows the state of a stage that lasts longer than `FIRST_SECONDS`.
-
-    On a terminal, each state replaces the one before, and `end` removes the last one. Elsewhere a
-    line is printed every `PIPE_SECONDS`. Use it as a context manager.
+class StageLine(_Line):
+    """Shows the state of a stage that lasts longer than `FIRST_SECONDS`, as a context manager.
 
     Args:
         what: The stage, such as "probe 2: B = 64".
@@ -124,8 +135,7 @@ class StageLine:
         self.what = what
         self.seconds = seconds
         self._began = time.monotonic()
-        self._next = self._began + FIRST_SECONDS
-        self._is_shown = False
+        super().__init__(self._began + FIRST_SECONDS, PART_SECONDS)
 
     def __enter__(self) -> StageLine:
         return self
@@ -141,20 +151,7 @@ class StageLine:
         elapsed = f"{now - self._began:.0f} s"
         if self.seconds is not None:
             elapsed += f" of at most {math.ceil(self.seconds)} s"
-        line = f"{self.what}: {state}, {elapsed}"
-        if sys.stderr.isatty():
-            replace_line(line)
-            self._next = now + PART_SECONDS
-            self._is_shown = True
-        else:
-            print(line, file=sys.stderr, flush=True)
-            self._next = now + PIPE_SECONDS
-
-    def end(self) -> None:
-        """Remove the line from a terminal, so that other lines may follow."""
-        if self._is_shown:
-            print(f"\r{ERASE_TO_END}", end="", file=sys.stderr, flush=True)
-            self._is_shown = False
+        self.show(f"{self.what}: {state}, {elapsed}", now)
 
 
 def with_progress(what: str, items: Sequence[Item]) -> Iterator[Item]:
