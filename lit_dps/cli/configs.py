@@ -12,7 +12,7 @@ from lit_dps.cli.parser import new_parser
 from lit_dps.cli.shipped import FOLDER, find, names, summary
 from lit_dps.core.atomic_write import check_folder
 from lit_dps.core.errors import ConfigError
-from lit_dps.core.text import closest_name
+from lit_dps.core.text import did_you_mean
 
 WIDTH = 100  # characters of a line of the list
 
@@ -96,8 +96,5 @@ def _file_of(name: str) -> Path:
     file = find(name)
     if file is not None:
         return file
-    near = closest_name(name, names())
-    hint = None
-    if near is not None:
-        hint = f"Did you mean {near}?"
+    hint = did_you_mean(name, names())
     raise ConfigError("NAME", name, "a name of the list that `lit-dps configs` prints", hint)

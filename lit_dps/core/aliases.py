@@ -19,15 +19,10 @@ RENAMED_KEYS = {
 RENAMED_METHODS = {"wrongness": "per_example_error"}
 
 
-def rename_warning(former: str, present: str) -> str:
-    """Return the line that warns of a former name."""
-    return f"{former} is now {present}; the old name will be removed in the next release."
-
-
 @cache
 def warn_of_former_name(former: str, present: str) -> None:
     """Warn of a former name, once in a command: workers and further ranks do not warn."""
-    _warn(rename_warning(former, present))
+    _warn(f"{former} is now {present}; the old name will be removed in the next release.")
 
 
 @cache

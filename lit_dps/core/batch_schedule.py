@@ -21,8 +21,12 @@ from functools import cached_property
 from typing import Any
 
 from lit_dps.core.errors import ConfigError
-from lit_dps.core.registry import argument_names, instance_of, named_class
-from lit_dps.core.text import closest_name
+from lit_dps.core.registry import (
+    argument_names,
+    instance_of,
+    named_class,
+    refuse_unknown_option,
+)
 
 CONSTANT = "constant"
 # Why nothing is fitted against B.
@@ -226,6 +230,11 @@ class _Growing(_Scheduled):
         super().__init__(steps, examples)
         self._start = Fraction(str(start))  # exact, so that no size is rounded down by chance
 
+    @cached_property
+    def _doublings(self) -> int:
+        """The number of doublings after which the batch has the cell's size."""
+        return math.ceil(1 / self._start - 1).bit_length()
+
 
 class LinearWarmUp(_Growing):
     """The batch grows linearly to the cell's batch size, within `steps` or `examples`."""
@@ -243,11 +252,6 @@ class Doubling(_Growing):
         if lengths >= self._doublings:
             return 1
         return self._start * 2**lengths
-
-    @cached_property
-    def _doublings(self) -> int:
-        """The number of doublings after which the batch has the cell's size."""
-        return math.ceil(1 / self._start - 1).bit_length()
 
 
 class LateSwitch(_Growing):
@@ -324,8 +328,7 @@ class Seesaw(_Growing):
     def decay(self, step: int, examples: int, batch_size: int) -> float:
         halvings = self._halvings(*divmod(self._done(step, examples), self._length))
         # The doubling that reaches the cell's size may be a smaller growth, which counts as one.
-        doublings = math.ceil(1 / self._start - 1).bit_length()
-        return 0.5 ** max(0, halvings - doublings)
+        return 0.5 ** max(0, halvings - self._doublings)
 
     def _halvings(self, lengths: int, rest: int) -> int:
         """Return how often the cosine schedule has halved the rate."""
@@ -405,14 +408,8 @@ def _refuse_unknown_options(options: Mapping[str, Any]) -> None:
     for kind in (Stages, *SCHEDULES.values()):
         for name in argument_names(kind):
             names[name] = None
-    for option, value in options.items():
-        if option not in names:
-            hint = None
-            near = closest_name(option, names)
-            if near is not None:
-                hint = f"Did you mean {near}?"
-            allowed = f"omitted; the schedules take {', '.join(names)}"
-            raise ConfigError(f"{OPTIONS_KEY}.{option}", value, allowed, hint)
+    allowed = f"omitted; the schedules take {', '.join(names)}"
+    refuse_unknown_option(OPTIONS_KEY, options, names, allowed)
 
 
 class RateFactors:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from lit_dps.core.aliases import present_engine, warn_of_former_name, warn_of_idle_key
-from lit_dps.core.errors import ConfigError
+from lit_dps.core.errors import ConfigError, is_number
 from lit_dps.core.record import grid
 from lit_dps.core.repeats import RepeatPlan
 from lit_dps.core.search_space import parse_box
@@ -191,7 +191,7 @@ class StudyConfig:
             raise ConfigError("study.grid", key, f"omitted, because study.{name} is set")
         numbers = []
         for value in values:
-            if isinstance(value, bool) or not isinstance(value, (int, float)):
+            if not is_number(value):
                 raise ConfigError(f"study.grid.{key}", value, "a number")
             # 2.0 becomes 2; `check` refuses 2.5.
             if kind(value) == value:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import re
-import sysconfig
 import traceback
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 
 import lit_dps
 from lit_dps.core.text import shorten
+from lit_dps.core.user_code import is_user_file
 
 
 class UserError(Exception):
@@ -63,6 +63,24 @@ class ConfigError(UserError, ValueError):
         if hint is not None:
             message += f". {hint}"
         super().__init__(message, key=key, value=value, allowed=allowed, hint=hint)
+
+
+def is_number(value: object) -> bool:
+    """Return True for an integer or a float; a bool is none."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def check_whole(key: str, value: object, least: int, what: str) -> None:
+    """Raise ConfigError about `key` unless a value is an integer of at least `least`.
+
+    Args:
+        key: The key.
+        value: Its value.
+        least: The smallest allowed value.
+        what: What is counted, such as "steps".
+    """
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise ConfigError(key, value, f"a whole number of {what}, {least} or more")
 
 
 def is_about(message: str, key: str) -> bool:
@@ -148,7 +166,7 @@ def has_user_frame(error: BaseException) -> bool:
     """Return True if an error went through code that is not installed."""
     for frame in _foreign_frames(error):
         # "<frozen importlib._bootstrap>" is no file.
-        if not frame.filename.startswith("<") and not _is_installed(frame.filename):
+        if not frame.filename.startswith("<") and is_user_file(frame.filename):
             return True
     return False
 
@@ -169,7 +187,7 @@ def place_in_user_code(error: BaseException) -> str:
     if not frames:
         return ""
     # The user's call of another library is more useful than a line within that library.
-    user_frames = [frame for frame in frames if not _is_installed(frame.filename)]
+    user_frames = [frame for frame in frames if is_user_file(frame.filename)]
     last = (user_frames or frames)[-1]
     return f" ({Path(last.filename).name}, line {last.lineno}, in {last.name})"
 
@@ -194,9 +212,3 @@ def _frames_of(error: BaseException) -> list[traceback.FrameSummary]:
         if match is not None:
             frames.append(traceback.FrameSummary(match[1], int(match[2]), match[3]))
     return frames
-
-
-def _is_installed(file: str) -> bool:
-    """Return True if a file belongs to the standard library or to an installed package."""
-    site_packages = f"{os.sep}site-packages{os.sep}"
-    return site_packages in file or file.startswith(sysconfig.get_path("stdlib"))

@@ -12,7 +12,7 @@ from statistics import fmean
 from typing import Any
 
 from lit_dps.core.batch_schedule import CONSTANT_BATCH, BatchSchedule
-from lit_dps.core.errors import ConfigError
+from lit_dps.core.errors import ConfigError, check_whole
 from lit_dps.core.registry import Described, instance_of, named_class
 from lit_dps.core.trial import Status, TrialResult
 from lit_dps.core.unit import EXAMPLES, SECONDS, STEPS, Cost, Curve, Unit, unit_named
@@ -106,8 +106,7 @@ class _SeveralChecks(GoalRule):
     """A rule over a number of last checks."""
 
     def __init__(self, checks: int):
-        if not isinstance(checks, int) or isinstance(checks, bool) or checks < 1:
-            raise ConfigError("goal.options.checks", checks, "a whole number of checks, 1 or more")
+        check_whole("goal.options.checks", checks, 1, "checks")
         self.checks = checks
         self.window = checks
         self.min_checks = checks

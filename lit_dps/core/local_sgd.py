@@ -11,14 +11,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from numbers import Real
 
-from lit_dps.core.errors import ConfigError
-
-
-def _is_number(value: object) -> bool:
-    """Return True for a number; a bool is none."""
-    return isinstance(value, Real) and not isinstance(value, bool)
+from lit_dps.core.errors import ConfigError, check_whole, is_number
 
 
 @dataclass(frozen=True)
@@ -46,21 +40,14 @@ class LocalSGDSchedule:
     outer_nesterov: bool = True
 
     def __post_init__(self):
-        for key, least, what in (
-            ("workers", 1, "workers"),
-            ("steps", 1, "steps"),
-            ("start", 0, "steps"),
-        ):
-            value = getattr(self, key)
-            if not isinstance(value, int) or isinstance(value, bool) or value < least:
-                raise ConfigError(
-                    f"local.{key}", value, f"a whole number of {what}, {least} or more"
-                )
+        check_whole("local.workers", self.workers, 1, "workers")
+        check_whole("local.steps", self.steps, 1, "steps")
+        check_whole("local.start", self.start, 0, "steps")
         rate = self.outer_learning_rate
-        if not _is_number(rate) or not 0 < rate < math.inf:
+        if not is_number(rate) or not 0 < rate < math.inf:
             raise ConfigError("local.outer_learning_rate", rate, "a number above 0")
         momentum = self.outer_momentum
-        if not _is_number(momentum) or not 0 <= momentum < 1:
+        if not is_number(momentum) or not 0 <= momentum < 1:
             raise ConfigError("local.outer_momentum", momentum, "a number in [0, 1)")
         if self.outer_nesterov not in (True, False):
             raise ConfigError("local.outer_nesterov", self.outer_nesterov, "true or false")

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Sequence
 
 from lit_dps.core.errors import ConfigError, UserError
-from lit_dps.core.registry import argument_names
+from lit_dps.core.registry import argument_names, imported_class
 from lit_dps.core.text import closest_name
 
 # Types of values in the words of a configuration file, by the name of the type.
@@ -104,7 +103,8 @@ def _wrong_value(key: str, text: str) -> ConfigError | None:
 def _unknown_argument(key: str, name: str, class_path: str) -> UserError:
     """Return the error of an argument that a class does not take, with its most similar one."""
     path = f"{key}.{name}"
-    names = _arguments_of(class_path)
+    cls = imported_class(class_path)
+    names = [] if cls is None else argument_names(cls)
     message = f"{path}: {name!r} is not accepted by {class_path}"
     near = closest_name(name, names)
     hint = None
@@ -117,23 +117,13 @@ def _unknown_argument(key: str, name: str, class_path: str) -> UserError:
     return UserError(message, key=path, allowed=", ".join(names), hint=hint)
 
 
-def _arguments_of(class_path: str) -> list[str]:
-    """Return the names of the arguments of an imported class; empty if it is not imported."""
-    module, _, name = class_path.rpartition(".")
-    cls = getattr(sys.modules.get(module), name, None)
-    if not isinstance(cls, type):
-        return []
-    return argument_names(cls)
-
-
 def _wrong_lightning(text: str) -> str | None:
     """Return the line for a class of pytorch_lightning in place of one of lightning.pytorch."""
     match = _NOT_A_SUBCLASS.search(text)
     if match is None:
         return None
     path, expected = match.groups()
-    module, _, name = path.rpartition(".")
-    bases = getattr(getattr(sys.modules.get(module), name, None), "__mro__", ())
+    bases = getattr(imported_class(path), "__mro__", ())
     if not any(base.__module__.partition(".")[0] == "pytorch_lightning" for base in bases):
         return None
     return (

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from importlib import import_module
 from typing import Any, TypeVar
 
 from lit_dps.core.errors import ConfigError
-from lit_dps.core.text import closest_name
+from lit_dps.core.text import did_you_mean
 
 T = TypeVar("T")
 
@@ -66,10 +66,7 @@ def named(
     # A class path that was used before may be in `built_in` too.
     names = [each for each in built_in if "." not in each]
     allowed = f"one of {', '.join(names)}, or the class path of a {kind}"
-    hint = None
-    near = closest_name(str(name), built_in)
-    if near is not None:
-        hint = f"Did you mean {near}?"
+    hint = did_you_mean(str(name), built_in)
     if not all(part.isidentifier() for part in str(name).split(".")) or not module:
         raise ConfigError(key, name, allowed, hint)
     try:
@@ -94,14 +91,30 @@ def named_class(key: str, name: str, built_in: Mapping[str, type[T]], base: type
     return named(key, name, built_in, base.__name__, is_kind)
 
 
+def imported_class(path: str) -> type | None:
+    """Return the class of a path; None if its module is not imported, or has no such class."""
+    module, _, name = path.rpartition(".")
+    kind = getattr(sys.modules.get(module), name, None)
+    return kind if isinstance(kind, type) else None
+
+
+def class_at(path: str) -> type | None:
+    """Return the class of a path; None if no class has it, or if it cannot be imported."""
+    module, _, name = path.rpartition(".")
+    try:
+        kind = getattr(import_module(module), name, None)
+    except Exception:  # the module may raise anything; whoever needs the class reports it
+        return None
+    return kind if isinstance(kind, type) else None
+
+
 def name_of_class(name: str, built_in: Mapping[str, type]) -> str:
     """Return the name of a class in `built_in`, or else its class path where it is defined.
 
     A class path of a module that is not imported yet stays as it is: no code of users runs.
     """
-    module, _, attribute = name.rpartition(".")
-    kind = getattr(sys.modules.get(module), attribute, None)
-    if not isinstance(kind, type):
+    kind = imported_class(name)
+    if kind is None:
         return name
     for known, value in built_in.items():
         if value is kind:
@@ -125,23 +138,20 @@ def instance_of(kind: type[T], key: str, name: str, options: Mapping[str, Any] |
     try:
         return kind(**options)
     except TypeError as error:
-        _refuse_unknown_option(kind, key, name, options)
+        names = argument_names(kind)
+        takes = f"because {name} takes only {', '.join(names) or 'no options'}"
+        refuse_unknown_option(key, options, names, f"omitted, {takes}")
         _refuse_missing_option(kind, key, name, options)
         raise ConfigError(key, options, f"options that {name} accepts ({error})") from error
 
 
-def _refuse_unknown_option(kind: type, key: str, name: str, options: Mapping[str, Any]) -> None:
-    """Raise ConfigError for the first option that the constructor of a class does not take."""
-    names = argument_names(kind)
+def refuse_unknown_option(
+    key: str, options: Mapping[str, Any], names: Collection[str], allowed: str
+) -> None:
+    """Raise ConfigError about `allowed` for the first option that is not among some names."""
     for option, value in options.items():
-        if option in names:
-            continue
-        hint = None
-        near = closest_name(option, names)
-        if near is not None:
-            hint = f"Did you mean {near}?"
-        allowed = f"omitted, because {name} takes only {', '.join(names) or 'no options'}"
-        raise ConfigError(f"{key}.{option}", value, allowed, hint)
+        if option not in names:
+            raise ConfigError(f"{key}.{option}", value, allowed, did_you_mean(option, names))
 
 
 def _refuse_missing_option(kind: type, key: str, name: str, options: Mapping[str, Any]) -> None:

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from itertools import pairwise
 from typing import Any, Literal
 
-from lit_dps.core.errors import ConfigError
+from lit_dps.core.errors import ConfigError, is_number
 from lit_dps.core.trial import Value, short_name, text_of
 
 Scale = Literal["linear", "log", "reverse_log"]
@@ -224,7 +224,7 @@ def _check_names(
 def _parse_range(key: str, value: Mapping[str, Any]) -> Range:
     values = dict(value)
     for name in ("low", "high"):
-        if not _is(values[name], int, float):
+        if not is_number(values[name]):
             raise ConfigError(f"{key}.{name}", values[name], "a number")
         values[name] = float(values[name])
     if not isinstance(values.get("integer", False), bool):
@@ -234,16 +234,11 @@ def _parse_range(key: str, value: Mapping[str, Any]) -> Range:
 
 def _parse_choices(key: str, value: Mapping[str, Any]) -> Choices:
     choices = value["choices"]
-    is_valid = isinstance(choices, list) and all(_is(x, int, float, str) for x in choices)
-    if not is_valid:
+    is_list = isinstance(choices, list)
+    if not is_list or not all(isinstance(each, str) or is_number(each) for each in choices):
         allowed = "a list of numbers, or of names and class paths"
         raise ConfigError(f"{key}.choices", choices, allowed)
     return Choices(choices)
-
-
-def _is(value: Any, *types: type) -> bool:
-    """Return True if a value has one of the types; a bool does not count as an int."""
-    return isinstance(value, types) and not isinstance(value, bool)
 
 
 def extreme_points(space: Space) -> list[dict[str, Value]]:

@@ -184,6 +184,12 @@ def closest_name(name: str, names: Iterable[str]) -> str | None:
     return matches[0] if matches else None
 
 
+def did_you_mean(name: str, names: Iterable[str]) -> str | None:
+    """Return the hint for a mistyped name; None if no name is similar."""
+    near = closest_name(name, names)
+    return None if near is None else f"Did you mean {near}?"
+
+
 def closest_key(key: str, keys: Iterable[str]) -> str | None:
     """Return the dotted key that a mistyped one is most similar to; None if no key is similar.
 

@@ -23,7 +23,7 @@ from lit_dps.core.batch_schedule import (
     RateFactors,
     schedule_named,
 )
-from lit_dps.core.errors import ConfigError
+from lit_dps.core.errors import ConfigError, check_whole, is_number
 from lit_dps.core.goal import (
     SINGLE_CHECK,
     VALIDATION_ERROR,
@@ -110,10 +110,6 @@ class GoalConfig:
     unit: str = field(default=STEPS.name, metadata=LATER)
 
     def __post_init__(self):
-        self.check()
-
-    def check(self) -> None:
-        """Raise ConfigError for a value that is not allowed."""
         resolve_value(self.error, self.at_most, self.at_least, self.metric)
         if is_rising(self.monitored) and self.at_least is None:
             allowed = "a metric that falls. For a metric that rises set goal.at_least"
@@ -206,10 +202,7 @@ class PruningConfig:
     init: Init = field(default="original", metadata=UNLESS_DEFAULT)
 
     def __post_init__(self):
-        self.check()
-
-    def check(self) -> None:
-        """Raise ConfigError for a value that is not allowed. The callback checks the method."""
+        # The callback checks the method.
         check_sparsity("pruning.sparsity", self.sparsity)
         _check_choice("pruning.biases", self.biases, get_args(Biases))
         _check_examples("pruning.batch_size", self.batch_size)
@@ -235,16 +228,9 @@ class OptimConfig:
     average_half_life: float = field(default=0.0, metadata=LATER)
 
     def __post_init__(self):
-        self.check()
-
-    def check(self) -> None:
-        """Raise ConfigError for a value that is not allowed."""
-        delay = self.delay
-        if not isinstance(delay, int) or isinstance(delay, bool) or delay < 0:
-            raise ConfigError("optim.delay", delay, "a whole number of steps, 0 or more")
+        check_whole("optim.delay", self.delay, 0, "steps")
         half_life = self.average_half_life
-        is_number = isinstance(half_life, int | float) and not isinstance(half_life, bool)
-        if not is_number or not 0 <= half_life < math.inf:
+        if not is_number(half_life) or not 0 <= half_life < math.inf:
             raise ConfigError(AVERAGE_KEY, half_life, "a number of examples, 0 or more")
 
 
@@ -285,10 +271,6 @@ class BatchConfig:
     rate: str = field(default=NO_RATE_RULE, metadata=LATER)
 
     def __post_init__(self):
-        self.check()
-
-    def check(self) -> None:
-        """Raise ConfigError for a value that is not allowed."""
         _check_choice(RATE_KEY, self.rate, list(RATE_RULES))
         self.build()
 
@@ -344,10 +326,6 @@ class SmoothnessConfig:
     noise: bool = field(default=False, metadata=UNLESS_DEFAULT)
 
     def __post_init__(self):
-        self.check()
-
-    def check(self) -> None:
-        """Raise ConfigError for a value that is not allowed."""
         if self.interval is not None and self.interval < 1:
             raise ConfigError("smoothness.interval", self.interval, "at least 1 step")
         _check_examples("smoothness.batch_size", self.batch_size)

@@ -6,7 +6,6 @@ Two spellings of the same configuration have equal identities, also across versi
 from __future__ import annotations
 
 import copy
-import importlib
 import inspect
 from collections.abc import Container, Iterable, Mapping
 from typing import Any
@@ -16,7 +15,7 @@ from lightning.pytorch import LightningDataModule, Trainer
 from lit_dps.core.config import StudyConfig
 from lit_dps.core.goal import VALIDATION_ERROR
 from lit_dps.core.identity import one_spelling
-from lit_dps.core.registry import named_class
+from lit_dps.core.registry import class_at, named_class
 from lit_dps.core.search_space import Choices, space_to_dict
 from lit_dps.core.statistic import MINIMUM
 from lit_dps.core.trial_config import GoalConfig, PruningConfig, identity_of
@@ -229,14 +228,10 @@ def has_unknown_content(data: LightningDataModule | None) -> bool:
 def forget_added(nested: Mapping[str, Any]) -> None:
     """Remove the arguments of `_ADDED` from a configuration where they are the defaults."""
     for spec in classes_in(nested):
-        module, _, name = spec["class_path"].rpartition(".")
-        try:
-            kind = getattr(importlib.import_module(module), name, None)
-        except (ImportError, ValueError):  # this text only looks like a class path
+        kind = class_at(spec["class_path"])
+        if kind is None:  # this text only looks like a class path
             continue
         arguments = spec.get("init_args") or {}
-        if not isinstance(kind, type):
-            continue
         for base, added in _ADDED.items():
             if issubclass(kind, base):
                 _forget_defaults(arguments, kind, base, added)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import importlib
 import inspect
 import sys
 import types
@@ -24,6 +23,7 @@ from torch import Tensor, nn
 
 from lit_dps.core.errors import ConfigError
 from lit_dps.core.identity import OBJECTS
+from lit_dps.core.registry import class_at
 from lit_dps.core.text import shorten
 from lit_dps.pruning.mask import MAX_LENGTH
 from lit_dps.training.hidden_state import preserve_rng_state
@@ -85,7 +85,8 @@ def config_of(section: str, given: Any) -> ObjectConfig:
             raise ConfigError(section, given.__name__, f"a subclass of {base.__name__}")
         return ObjectConfig({"class_path": class_path_of(given)})
     if isinstance(given, functools.partial) and isinstance(given.func, type):
-        arguments = _bound_arguments(given)
+        bound = inspect.signature(given.func).bind_partial(*given.args, **given.keywords)
+        arguments = dict(bound.arguments)
         _refuse_objects(section, given.func, arguments)
         inner = config_of(section, given.func).config
         return ObjectConfig({**inner, "init_args": arguments})
@@ -102,21 +103,15 @@ def batch_size_key(data: Mapping[str, Any]) -> str | None:
         None if no argument, or several arguments, have such a name, or if the class cannot be
         imported.
     """
-    try:
-        names = _parameters(_class_at(str(data["class_path"])))
-    except (ImportError, AttributeError, ValueError):
+    cls = class_at(str(data["class_path"]))
+    if cls is None:
         return None  # the command refuses the class path
-    candidates = [name for name in names if name in BATCH_SIZE_NAMES]
+    candidates = [name for name in _parameters(cls) if name in BATCH_SIZE_NAMES]
     if BATCH_SIZE_NAMES[0] in candidates:
         candidates = [BATCH_SIZE_NAMES[0]]
     if len(candidates) != 1:
         return None
     return f"data.{candidates[0]}"
-
-
-def _class_at(path: str) -> type:
-    module, _, name = path.rpartition(".")
-    return getattr(importlib.import_module(module), name)
 
 
 # ---- Classes ----
@@ -258,12 +253,6 @@ def _parameters(cls: type) -> dict[str, inspect.Parameter]:
     return named
 
 
-def _bound_arguments(partial: functools.partial) -> dict[str, Any]:
-    """Return the arguments of a partial by name."""
-    bound = inspect.signature(partial.func).bind_partial(*partial.args, **partial.keywords)
-    return dict(bound.arguments)
-
-
 def _refuse_objects(section: str, cls: type, arguments: Mapping[str, Any]) -> None:
     """Raise ConfigError for an argument that a configuration cannot contain."""
     for name, value in arguments.items():
@@ -360,11 +349,9 @@ def _facts(instance: Any) -> dict[str, Any]:
     for name, value in dict(instance.hparams).items():
         if is_plain(value):
             facts[f"hparams.{name}"] = value
-    parts: dict[str, Any] = {"": instance}
     if isinstance(instance, nn.Module):
-        parts = dict(instance.named_modules())
         facts |= _facts_of_weights(instance)
-    for path, part in parts.items():
+    for path, part in _parts_of(instance).items():
         if path:
             facts[f"{_CLASS_OF}{path}"] = type(part).__qualname__
         for name, value in vars(part).items():
@@ -374,6 +361,13 @@ def _facts(instance: Any) -> dict[str, Any]:
             hooks = len(part._forward_hooks) + len(part._forward_pre_hooks)
             facts[f"{_HOOKS_OF}{path or 'the module'}"] = hooks
     return facts
+
+
+def _parts_of(instance: Any) -> dict[str, Any]:
+    """Return the submodules of a module by path, with the module itself; the instance else."""
+    if isinstance(instance, nn.Module):
+        return dict(instance.named_modules())
+    return {"": instance}
 
 
 def _facts_of_weights(module: nn.Module) -> dict[str, Any]:
@@ -441,11 +435,9 @@ def _is_set_by_methods(instance: Any, name: str, after: Mapping[str, Any]) -> bo
         after: The facts of a new object.
     """
     path = name.removeprefix(_CLASS_OF).removeprefix(_HOOKS_OF)
-    parts: dict[str, Any] = {"": instance}
-    if isinstance(instance, nn.Module):
-        if name in _facts_of_weights(instance):
-            return False
-        parts = dict(instance.named_modules())
+    if isinstance(instance, nn.Module) and name in _facts_of_weights(instance):
+        return False
+    parts = _parts_of(instance)
     while path:
         owner, _, attribute = path.rpartition(".")
         if owner in parts and class_sets(type(parts[owner]), attribute):

@@ -6,7 +6,6 @@ Model and data are named by class path, so a workload knows nothing of the class
 from __future__ import annotations
 
 import copy
-import importlib
 import json
 import os
 import tempfile
@@ -23,6 +22,7 @@ from lightning.pytorch.loggers.logger import DummyLogger
 
 from lit_dps.core.errors import ConfigError, find_user_error
 from lit_dps.core.parse_errors import refusal
+from lit_dps.core.registry import class_at
 from lit_dps.core.trial import Cell, Trial
 from lit_dps.data import ImageData
 from lit_dps.parallel.ddp import trainer_arguments
@@ -301,7 +301,7 @@ def _construct(parsed: Namespace) -> Any:
         if isinstance(value, Namespace):
             value = _construct(value)
         arguments[name] = value
-    kind: Any = _class_at(parsed.class_path)
+    kind: Any = class_at(parsed.class_path)
     return kind(**arguments)
 
 
@@ -312,7 +312,7 @@ def _is_plain(parsed: Namespace) -> bool:
     """
     if vars(parsed).keys() != {"class_path", "init_args"}:
         return False
-    kind = _class_at(parsed.class_path)
+    kind = class_at(parsed.class_path)
     if kind is None:
         return False
     hints = _hints_of(kind)
@@ -365,7 +365,7 @@ def _parse(name: str, spec: Mapping[str, Any], numbers: Mapping[str, int | float
         for part in parents:
             node = node[part]
         node[last] = type(number).__name__
-    classes = tuple(_class_at(node["class_path"]) for node in classes_in(template))
+    classes = tuple(class_at(node["class_path"]) for node in classes_in(template))
     key = name, json.dumps(template, sort_keys=True, default=repr), classes
     if key not in _parsed:
         if len(_parsed) >= MAX_PARSED:
@@ -414,22 +414,10 @@ def _plain_numbers(
             node = node["init_args"].get(name)
             path += ["init_args", name]
         else:
-            kind = _class_at(class_path)
+            kind = class_at(class_path)
             if kind is not None and _takes_any(kind, names[-1], type(node)):
                 numbers[".".join(path)] = node
     return numbers
-
-
-def _class_at(class_path: str) -> type | None:
-    """Return the class of a path; None if no class has it, or if it cannot be imported."""
-    module, _, name = class_path.rpartition(".")
-    try:
-        member = getattr(importlib.import_module(module), name, None)
-    except Exception:  # jsonargparse reports the error
-        return None
-    if isinstance(member, type):
-        return member
-    return None
 
 
 def _takes_any(cls: type, argument: str, kind: type) -> bool:
