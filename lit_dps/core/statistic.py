@@ -153,8 +153,7 @@ class Statistic(Described):
         row: list[int | None] = []
         for k in costs.tolist():
             row.append(k if math.isfinite(k) else None)
-        value = self.value(row)
-        return math.inf if value is None else value
+        return _value_or_infinity(self, row)
 
 
 class BestTrials(Statistic):

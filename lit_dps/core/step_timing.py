@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from lit_dps.core.search_space import RATE_NAMES, Box, Choices, Space
@@ -111,25 +111,16 @@ class StepTiming:
         """Return the fields as plain JSON."""
         cells = []
         for timing in self.cells:
-            cell = timing.cell
             cells.append(
                 {
-                    "batch_size": cell.batch_size,
-                    "sparsity": cell.sparsity,
-                    "axes": dict(cell.axes),
+                    **asdict(timing.cell),
+                    "axes": dict(timing.cell.axes),
                     "steps": list(timing.steps),
                     "check": timing.check,
                     "params": dict(timing.params),
                 }
             )
-        return {
-            "machine": self.machine,
-            "date": self.date,
-            "threads": self.threads,
-            "ranks": self.ranks,
-            "cells": cells,
-            "environment": self.environment,
-        }
+        return {**asdict(self), "cells": cells}
 
     @classmethod
     def from_dict(cls, stored: Mapping[str, Any]) -> StepTiming:

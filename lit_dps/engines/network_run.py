@@ -51,7 +51,7 @@ from lit_dps.training.hidden_state import (
     restore_rng_state,
 )
 from lit_dps.training.pruning_callback import PruningCallback
-from lit_dps.training.rate_curve import largest_rates, rates_of_steps, schedule_shape
+from lit_dps.training.rate_curve import largest_rates, rates_of_groups, schedule_shape
 from lit_dps.training.training_pass import copy_of
 from lit_dps.training.workload import Built
 
@@ -336,11 +336,11 @@ class NetworkRun(ReadableRun):
         if self.schedule is None:
             return {}
         budget = training.shown_steps or training.goal.max_steps
-        if self.rates is not None:
-            return schedule_shape(largest_rates(self.rates), budget)
-        config = LRSchedulerConfig(self.schedule, interval="step")
-        rates = rates_of_steps(self.optimizer, [config], budget, shared=(self.module,))
-        return schedule_shape(rates, budget)
+        rates = self.rates
+        if rates is None:
+            config = LRSchedulerConfig(self.schedule, interval="step")
+            rates = rates_of_groups(self.optimizer, [config], budget, shared=(self.module,))
+        return schedule_shape(largest_rates(rates), budget)
 
     @contextmanager
     def copy_to_prune(self, pruning: PruningCallback, batch_size: int) -> Iterator[Network]:

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from lit_dps.data.loaders import EndlessLoader
-from lit_dps.testing.failure import require
+from lit_dps.testing.failure import ConformanceError, require
 from lit_dps.training.hidden_state import preserve_rng_state
 
 BATCH_SIZES = (4, 16)
@@ -150,14 +150,8 @@ def _examples_of(batch: Any) -> int:
     for leaf in tree_leaves(batch):
         if isinstance(leaf, Tensor) and leaf.ndim:
             return len(leaf)
-    require(
-        "tensors",
-        False,
-        "a batch has no tensor",
-        "tensors with examples",
-        f"a {type(batch).__name__}",
-    )
-    raise AssertionError
+    shown_by = f"a {type(batch).__name__}"
+    raise ConformanceError("tensors", "a batch has no tensor", "tensors with examples", shown_by)
 
 
 def _digest(batch: Any) -> str:

@@ -7,7 +7,7 @@ from itertools import islice
 
 from lit_dps.core.batch_schedule import BatchSchedule
 from lit_dps.core.errors import ConfigError
-from lit_dps.testing.failure import require
+from lit_dps.testing.failure import ConformanceError, require
 
 BATCH_SIZE = 64
 STEPS = 200
@@ -38,8 +38,8 @@ def check_schedule(
     try:
         sizes = list(islice(schedule.sizes(batch_size), steps))
     except ConfigError as error:
-        require("valid", False, f"{error.value}", error.allowed, f"a cell of B = {batch_size}")
-        raise
+        shown_by = f"a cell of B = {batch_size}"
+        raise ConformanceError("valid", f"{error.value}", f"{error.allowed}", shown_by) from error
     examples = sum(sizes)
     for step in reversed(range(steps)):
         examples -= sizes[step]

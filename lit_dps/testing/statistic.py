@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from lit_dps.core.registry import DESCRIPTION, description_error
 from lit_dps.core.statistic import Statistic, broken_rule
-from lit_dps.testing.failure import require
+from lit_dps.testing.failure import ConformanceError, require
 
 
 def check_statistic(statistic: Statistic | type[Statistic]) -> None:
@@ -30,10 +30,6 @@ def check_statistic(statistic: Statistic | type[Statistic]) -> None:
     require("description", wrong is None, f"{name}.{wrong}", DESCRIPTION, f"{name}.describe()")
     broken = broken_rule(statistic)
     if broken is not None:
-        require(
-            broken.requirement,
-            False,
-            f"{name}.{broken.what}",
-            broken.expected,
-            f"a cell of steps {list(broken.steps)}",
-        )
+        shown_by = f"a cell of steps {list(broken.steps)}"
+        what = f"{name}.{broken.what}"
+        raise ConformanceError(broken.requirement, what, broken.expected, shown_by)

@@ -388,9 +388,12 @@ def capture_trainable(trainer: Trainer, module: LightningModule) -> dict[str, An
         the names of the parameters of each group; None for a parameter outside of the module.
     """
     parameters = module.named_parameters(remove_duplicate=False)
+    modules = {}
+    for name, part in module.named_modules():
+        modules[name] = type(part).__qualname__, part.training
     return {
         "requires_grad": {name: parameter.requires_grad for name, parameter in parameters},
-        "modules": {name: _class_and_mode(part) for name, part in module.named_modules()},
+        "modules": modules,
         "optimizers": [_groups(optimizer, module) for optimizer in trainer.optimizers],
     }
 
@@ -449,10 +452,6 @@ def _check_names(current: dict[str, Any], saved: dict[str, Any], kind: str) -> N
     if current.keys() != saved.keys():
         names = ", ".join(sorted(current.keys() ^ saved.keys()))
         raise ValueError(f"it has other {kind} than it had: {names}")
-
-
-def _class_and_mode(part: Any) -> tuple[str, bool]:
-    return type(part).__qualname__, part.training
 
 
 def _parameters(module: LightningModule) -> dict[str, Tensor]:

@@ -246,21 +246,18 @@ def why_unusable(path: Path, identity: Mapping[str, Any]) -> str | None:
         if "about" not in saved:
             # Lightning's trainer wrote the file, with the state of `CheckpointCallback`.
             saved = saved["callbacks"]["CheckpointCallback"]
-        saved_identity = saved["about"]
+        saved_identity = dict(saved["about"])
     # A damaged or foreign file may raise any error.
     except Exception:
         return "cannot be read"
-    if _without_environment(saved_identity) != _without_environment(identity):
+    saved_environment = saved_identity.pop(ENVIRONMENT, {})
+    if saved_identity != {key: identity[key] for key in identity if key != ENVIRONMENT}:
         return "is of another study or configuration"
     # A study whose changed code was accepted may run with its former code again.
-    changes = changes_since([saved_identity.get(ENVIRONMENT, {})], identity.get(ENVIRONMENT, {}))
+    changes = changes_since([saved_environment], identity.get(ENVIRONMENT, {}))
     if changes:
         return f"is of another version of {', '.join(changes)}"
     return None
-
-
-def _without_environment(identity: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in identity.items() if key != ENVIRONMENT}
 
 
 def steps_saved(path: Path) -> int | None:

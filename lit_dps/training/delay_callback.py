@@ -41,25 +41,19 @@ class DelayCallback(Callback):
         if self.delay == 0:
             return
         if not pl_module.automatic_optimization:
-            name = type(pl_module).__name__
-            raise ConfigError(
-                "optim.delay", self.delay, f"0, because {name} uses manual optimization"
-            )
+            raise self._error(f"because {type(pl_module).__name__} uses manual optimization")
         if getattr(trainer.precision_plugin, "scaler", None) is not None:
-            raise ConfigError(
-                "optim.delay",
-                self.delay,
-                f"0, or trainer.precision = bf16-mixed: {trainer.precision} scales the loss, and "
-                "the present gradient would decide whether a delayed update is skipped",
+            raise self._error(
+                f"or trainer.precision = bf16-mixed: {trainer.precision} scales the loss, and "
+                "the present gradient would decide whether a delayed update is skipped"
             )
         for optimizer in trainer.optimizers:
             if requires_closure(optimizer):
                 name = type(optimizer).__name__
-                raise ConfigError(
-                    "optim.delay",
-                    self.delay,
-                    f"0, because {name} evaluates the loss during its step",
-                )
+                raise self._error(f"because {name} evaluates the loss during its step")
+
+    def _error(self, reason: str) -> ConfigError:
+        return ConfigError("optim.delay", self.delay, f"0, {reason}")
 
     def on_before_optimizer_step(
         self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer

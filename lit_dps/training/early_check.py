@@ -118,7 +118,10 @@ class HardestFirst:
             networks = torch.tensor(undecided, device=device)
             index = order[row_of[networks], start : start + part]
             scores = per_example_error(networks, index)
-            self._update_priority(row_of[networks], index, scores)
+            # Of several networks with the same row, one sets the priority; which one is of no
+            # matter.
+            examples = row_of[networks][:, None], index
+            self.priority[examples] = self.priority[examples] / 2 + scores
             for network, count in zip(undecided, is_wrong(scores).sum(1).tolist(), strict=True):
                 mistakes[network] += count
             undecided = [i for i in undecided if mistakes[i] <= allowed[i]]
@@ -128,11 +131,6 @@ class HardestFirst:
         for count, limit in zip(mistakes, allowed, strict=True):
             checks.append(Check.of(count, limit, self.size))
         return checks
-
-    def _update_priority(self, rows: Tensor, index: Tensor, scores: Tensor) -> None:
-        # Of several networks with the same row, one sets the priority; which one is of no matter.
-        rows = rows[:, None]
-        self.priority[rows, index] = self.priority[rows, index] / 2 + scores
 
     def begin(self, row: int) -> None:
         """Begin with another network in this row."""

@@ -117,10 +117,6 @@ class MaskedTensors:
         self.find()
         self.zero()
 
-    def keep_dense_gradients(self) -> None:
-        """Let pruned weights have gradients in the backward passes until the mask is set."""
-        self.remove_hooks()
-
     def dense_gradients(self) -> dict[str, Tensor]:
         """Return copies of the gradients of masked parameters, zeros for a missing gradient."""
         gradients = {}
@@ -139,7 +135,7 @@ class MaskedTensors:
         return [self._masked[name] for name in self.mask]
 
     def remove_hooks(self) -> None:
-        """Stop masking gradients."""
+        """Let pruned weights have gradients in the backward passes until the mask is set."""
         for hook in self._hooks:
             hook.remove()
         self._hooks = []

@@ -54,7 +54,9 @@ def _functions_of(member: Any) -> list[types.FunctionType]:
 def _sets_attribute(code: types.CodeType, name: str) -> bool:
     """Return True if code, or a function within it, may set an attribute of a name."""
     instructions = list(dis.get_instructions(code))
-    may_name = _has_constant(code.co_consts, name) or _makes_text(instructions, name)
+    # Such as `f"fold_{i}"`.
+    makes_name = any(name.startswith(prefix) for prefix in _prefixes(instructions))
+    may_name = makes_name or _has_constant(code.co_consts, name)
     for instruction in instructions:
         if instruction.opname == "STORE_ATTR" and instruction.argval == name:
             return True
@@ -72,11 +74,6 @@ def _has_constant(constants: Sequence[object], name: str) -> bool:
         if constant == name:
             return True
     return False
-
-
-def _makes_text(instructions: Sequence[dis.Instruction], name: str) -> bool:
-    """Return True if instructions make a text that may be a name, such as `f"fold_{i}"`."""
-    return any(name.startswith(prefix) for prefix in _prefixes(instructions))
 
 
 def _prefixes(instructions: Sequence[dis.Instruction]) -> Iterator[str]:

@@ -137,13 +137,13 @@ class _Describer:
                 return f"sys.{stream}"
         is_library = not is_of_user(type(item)) and not isinstance(item, _SHOWN_WHOLE)
         if isinstance(item, dict) or (is_library and isinstance(item, Mapping)):
-            return self._mapping(item, name)
+            return self._collection(item, name)
         if isinstance(item, (set, frozenset)):
             return _path_of(type(item)) + repr(sorted(self._elements(item, name)))
         if isinstance(item, (list, tuple, deque)):
             return _path_of(type(item)) + repr(self._elements(item, name))
         if is_library and isinstance(item, (Sequence, MappingView)):
-            return self._sequence(item, name)
+            return self._collection(item, name)
         return self._object(item, name)
 
     def _elements(self, items: Any, name: str) -> list[str]:
@@ -156,27 +156,17 @@ class _Describer:
             texts.append(self.describe(item, f"{name}[{i}]"))
         return texts
 
-    def _mapping(self, item: Mapping[Any, Any], name: str) -> str:
+    def _collection(self, item: Any, name: str) -> str:
+        """Return the description of a mapping, a view of one, or a sequence of a library."""
         try:
-            keys, values = list(item.keys()), list(item.values())
-        # A mapping of a library may fail, such as a closed file.
+            parts = [list(item)]
+            if isinstance(item, Mapping):
+                parts = [list(item.keys()), list(item.values())]
+        # A collection of a library may fail, such as a closed file.
         except Exception:
-            return self._unread(item, name)
-        contents = [self._elements(keys, name), self._elements(values, name)]
-        return _path_of(type(item)) + repr(contents)
-
-    def _sequence(self, item: Any, name: str) -> str:
-        """Return the description of a sequence of a library, or of a view of a mapping."""
-        try:
-            elements = list(item)
-        except Exception:
-            return self._unread(item, name)
-        return _path_of(type(item)) + repr(self._elements(elements, name))
-
-    def _unread(self, item: Any, name: str) -> str:
-        """Return the description of a collection whose elements cannot be read."""
-        self.opaque.append(name)
-        return _path_of(type(item)) + shown_without_address(item)
+            self.opaque.append(name)
+            return _path_of(type(item)) + shown_without_address(item)
+        return _path_of(type(item)) + repr([self._elements(part, name) for part in parts])
 
     def _parts(self, parts: Any, name: str) -> str:
         texts = []

@@ -180,9 +180,7 @@ class PruningCallback(Callback):
             if callback.schedule.on:
                 reason = f"with local.workers = {callback.schedule.workers}"
         if reason is not None:
-            raise ConfigError(
-                "pruning.method", self.method, f"a method whose mask does not change, {reason}"
-            )
+            raise self._method_error(f"a method whose mask does not change, {reason}")
 
     def _is_change_due(self, trainer: Trainer) -> bool:
         """Return True if the mask changes after the next optimizer step."""
@@ -276,12 +274,13 @@ class PruningCallback(Callback):
             raise self._sparsity_error(module, reason)
         if not module.automatic_optimization and self.pruner.passes:
             without = " or ".join(method for method, kind in PRUNERS.items() if kind.passes == 0)
-            raise ConfigError(
-                "pruning.method",
-                self.method,
+            raise self._method_error(
                 f"{without} for {type(module).__name__}: it has manual optimization, so its "
-                "training_step does more than return a loss",
+                "training_step does more than return a loss"
             )
+
+    def _method_error(self, allowed: str) -> ConfigError:
+        return ConfigError("pruning.method", self.method, allowed)
 
     def _sparsity_error(self, module: LightningModule, reason: str) -> ConfigError:
         return ConfigError(
@@ -292,14 +291,12 @@ class PruningCallback(Callback):
         """Return the error for a training step that fails in the pruning pass."""
         text = " ".join(error_text(error).split())[:200]
         failure = f"{type(error).__name__}: {text}{place_in_user_code(error)}"
-        return ConfigError(
-            "pruning.method",
-            self.method,
+        return self._method_error(
             "magnitude or another method without a pruning pass. The training_step of "
             f"{name} failed in the pruning pass, which runs before training: {failure}. "
             "Make what it needs in __init__, or use another pruning.batch_size or a "
             "loader with drop_last if it needs full batches. If it fails at sparsity 0 "
-            "too, correct training_step",
+            "too, correct training_step"
         )
 
     @contextmanager
@@ -340,9 +337,7 @@ class PruningCallback(Callback):
                 "parameters of the original"
             )
         if reason is not None:
-            raise ConfigError(
-                "pruning.method", self.method, f"magnitude for {type(module).__name__}: {reason}"
-            )
+            raise self._method_error(f"magnitude for {type(module).__name__}: {reason}")
 
     def _after_step(
         self, trainer: Trainer, module: LightningModule, optimizer: Optimizer, *args: Any
@@ -381,7 +376,7 @@ class PruningCallback(Callback):
             self._is_swapped = self._masked.find_replaced()
         self._masked.zero()
         if self._is_change_due(trainer):
-            self._masked.keep_dense_gradients()
+            self._masked.remove_hooks()
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
         if self._masked is not None:

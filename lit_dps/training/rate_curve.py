@@ -54,26 +54,16 @@ def rate_curve(
     if is_overridden("lr_scheduler_step", module):
         return None
     accumulated = trainer.accumulate_grad_batches
-    return rates_of_steps(
+    rates = rates_of_groups(
         trainer.optimizers[0], configs, steps, steps_of_epoch, accumulated, (module, trainer)
     )
+    return largest_rates(rates)
 
 
-def rates_of_steps(
-    optimizer: Optimizer,
-    configs: Sequence[LRSchedulerConfig],
-    steps: int,
-    steps_of_epoch: int | None = None,
-    accumulated: int = 1,
-    shared: Sequence[Any] = (),
-) -> list[float] | None:
-    """Return the largest of the rates that `rates_of_groups` returns for each step."""
-    rates = rates_of_groups(optimizer, configs, steps, steps_of_epoch, accumulated, shared)
-    return None if rates is None else largest_rates(rates)
-
-
-def largest_rates(rates: Sequence[Sequence[float]]) -> list[float]:
-    """Return the largest rate of the groups at each step."""
+def largest_rates(rates: Sequence[Sequence[float]] | None) -> list[float] | None:
+    """Return the largest rate of the groups at each step; None for unknown rates."""
+    if rates is None:
+        return None
     return [max(of_groups) for of_groups in rates]
 
 

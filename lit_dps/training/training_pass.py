@@ -264,14 +264,10 @@ def pass_key(loader: Any) -> tuple[int, ...] | None:
 
     Passes over two loaders with this key have the same examples.
     """
-    if not isinstance(loader, DataLoader) or type(loader).__iter__ is not DataLoader.__iter__:
-        return None
-    dataset: Any = loader.dataset
-    sampler: Any = loader.sampler
-    if isinstance(dataset, IterableDataset) or type(loader.batch_sampler) is not BatchSampler:
+    if not has_indices(loader) or type(loader.batch_sampler) is not BatchSampler:
         return None
     try:
-        return len(dataset), len(sampler)
+        return len(loader.dataset), len(loader.sampler)
     except TypeError:
         # For example, a sampler without an end has no length.
         return None

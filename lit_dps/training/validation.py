@@ -80,10 +80,8 @@ class ValidationCount:
         logged = _logged_by_batch(trainer, metric)
         if logged is None or _hook_of(logged) != "validation_step":
             return None
-        return self._why_no_mean(logged, logged.meta.dataloader_idx or 0)
-
-    def _why_no_mean(self, logged: Any, loader: int) -> str | None:
         meta = logged.meta
+        loader = meta.dataloader_idx or 0
         if not meta.on_epoch:
             return "it is logged with on_epoch=False, so it covers only the last batch"
         if not logged.is_tensor:
@@ -193,7 +191,9 @@ def _mean_over_ranks(trainer: Trainer, name: str, key: str, value: float | None)
     weight = None
     if logged is not None and logged.is_tensor and logged.meta.is_mean_reduction:
         weight = float(logged.cumulated_batch_size)
-    gathered = ranks.all_gather((value, weight, _has_examples(trainer)))
+    loaders = tree_leaves(trainer.val_dataloaders)
+    had_examples = any(loader.examples_seen for loader in loaders)  # on this rank
+    gathered = ranks.all_gather((value, weight, had_examples))
     parts = []
     for rank_value, rank_weight, has_examples in gathered:
         # A rank whose batches all have a weight of 0 has the value nan.
@@ -215,11 +215,6 @@ def _mean_over_ranks(trainer: Trainer, name: str, key: str, value: float | None)
         )
     total = sum(rank_value * rank_weight for rank_value, rank_weight in parts)
     return total / sum(rank_weight for _, rank_weight in parts)
-
-
-def _has_examples(trainer: Trainer) -> bool:
-    """Return True if this rank had examples in the last validation."""
-    return any(loader.examples_seen for loader in tree_leaves(trainer.val_dataloaders))
 
 
 def sum_text(examples: dict[int, int]) -> str:

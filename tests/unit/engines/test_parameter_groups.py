@@ -16,7 +16,7 @@ from lit_dps.optim import ADAMW, OURS, RULES, StackedUpdate, rule_of
 from lit_dps.optim.parameter_groups import names_of_groups
 from lit_dps.parallel.process import Interrupted
 from lit_dps.training.checkpoint_files import Checkpoints
-from lit_dps.training.rate_curve import rates_of_groups, rates_of_steps
+from lit_dps.training.rate_curve import largest_rates, rates_of_groups
 from tests.support.conformance import assert_conform
 from tests.support.runs import engine, runs, train
 from tests.support.setups import training_of
@@ -181,4 +181,4 @@ def test_names_and_rates_of_groups():
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
     configs = [LRSchedulerConfig(schedule, interval="step")]
     assert rates_of_groups(optimizer, configs, 2) == [(1.0, 0.1), (0.5, 0.05)]
-    assert rates_of_steps(optimizer, configs, 2) == [1.0, 0.5]
+    assert largest_rates(rates_of_groups(optimizer, configs, 2)) == [1.0, 0.5]
