@@ -358,12 +358,8 @@ def _sizes_to_answer(runs: pd.DataFrame, asked: Sequence[int] | None) -> list[in
         return sorted({int(size) for size in asked})
     sizes = {round(size) for size in runs["batch_size"]}
     low, high = min(sizes) / BEYOND, max(sizes) * BEYOND
-    power = 1
-    while power <= high:
-        if power >= low:
-            sizes.add(power)
-        power *= 2
-    return sorted(sizes)
+    powers = [2**i for i in range(high.bit_length())]
+    return sorted({*sizes, *(power for power in powers if power >= low)})
 
 
 def next_run(

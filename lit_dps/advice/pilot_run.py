@@ -39,7 +39,14 @@ def train_pilot(
     if pilot is None:
         return None
     if pilot.steps is None:
-        _print_missed(pilot, question.setup.goal_of_trials.metric)
+        best = ""
+        if pilot.best is not None:
+            metric = question.setup.goal_of_trials.metric
+            best = f", its best {metric} was {number_text(pilot.best)}"
+        print_line(
+            f"  the run did not meet the goal in {pilot.steps_run} steps ({pilot.status}){best}. "
+            "Choose an easier goal, a larger goal.max_steps, or another learning rate."
+        )
         store_bound(question.store, plan.batch_size, pilot.steps_run)
         return None
     print_line(
@@ -80,17 +87,6 @@ def _run_pilot(
         # The pilot measures validations better than the first table.
         vars(question).pop("checks", None)
     return pilot
-
-
-def _print_missed(pilot: PilotRun, metric: str) -> None:
-    """Print that the pilot missed its goal, and what to change."""
-    best = ""
-    if pilot.best is not None:
-        best = f", its best {metric} was {number_text(pilot.best)}"
-    print_line(
-        f"  the run did not meet the goal in {pilot.steps_run} steps ({pilot.status}){best}. "
-        "Choose an easier goal, a larger goal.max_steps, or another learning rate."
-    )
 
 
 def pilot_checkpoint(setup: StudySetup) -> Path:

@@ -187,11 +187,11 @@ class AnalyzeOptions:
         if self.examples is not None and not 0 < self.examples < math.inf:
             raise ConfigError("--examples", self.examples, "a number above 0")
         for name in ("statistic", "scale", "examples"):
-            if self.sync and getattr(self, name) is not None:
+            is_set = getattr(self, name) is not None
+            if is_set and self.sync:
                 raise ConfigError("--sync", True, f"omitted with --{name}")
-        # The document does not have the answers of these options.
-        for name in ("scale", "examples"):
-            if self.json and getattr(self, name) is not None:
+            # The document does not have the answers of the other two.
+            if is_set and self.json and name != "statistic":
                 raise ConfigError("--json", True, f"omitted with --{name}")
 
 
