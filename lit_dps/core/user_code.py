@@ -6,12 +6,26 @@ import os
 import site
 import sys
 import sysconfig
+from collections.abc import Iterator, Mapping
 from functools import cache
 from importlib.metadata import PathDistribution
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 _PACKAGE_FOLDERS = {"site-packages", "dist-packages"}
+
+
+def texts_in(nested: Any) -> Iterator[str]:
+    """Yield the texts among the values of a nested configuration, which may be class paths."""
+    if isinstance(nested, str):
+        yield nested
+    elif isinstance(nested, Mapping):
+        for value in nested.values():
+            yield from texts_in(value)
+    elif isinstance(nested, (list, tuple)):
+        for value in nested:
+            yield from texts_in(value)
 
 
 def is_user_module(name: str) -> bool:

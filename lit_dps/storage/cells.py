@@ -33,6 +33,7 @@ from lit_dps.storage import columns, schema
 from lit_dps.storage.bulk import add_to_trial
 from lit_dps.storage.ownership import refuse_foreign_cell
 from lit_dps.storage.schema import cell_study_name, encode_result, repeats_study_name
+from lit_dps.storage.stored_format import study_id_of
 
 # The most intermediate values of a trial, enough for Optuna's plots.
 REPORTED_VALUES = 32
@@ -161,9 +162,8 @@ def _whole(value: float) -> Cost:
 
 def stored_costs_by_point(storage: RDBStorage, name: str, cell: Cell) -> dict[int, Cost]:
     """Return the `costs_by_point` of a cell by its name; empty if there is no such cell."""
-    try:
-        study = storage.get_study_id_from_name(cell_study_name(name, cell))
-    except KeyError:
+    study = study_id_of(storage, cell_study_name(name, cell))
+    if study is None:
         return {}
     return costs_by_point(storage, study)
 

@@ -98,9 +98,14 @@ def _refuse_other_tables(file: Path) -> None:
 
 
 @contextmanager
-def temporary_storage(url: str) -> Iterator[RDBStorage]:
-    """Open an Optuna storage, and close its connections at the end, because servers limit them."""
-    storage = open_storage(url)
+def temporary_storage(url: str, make: bool = True) -> Iterator[RDBStorage]:
+    """Open an Optuna storage, and close its connections at the end, because servers limit them.
+
+    Args:
+        url: Optuna storage URL.
+        make: As in `open_storage`.
+    """
+    storage = open_storage(url, make)
     try:
         yield storage
     finally:

@@ -11,7 +11,6 @@ Both use locks that end with their process, also after a kill. They need no host
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import hashlib
 import os
@@ -103,8 +102,19 @@ def _announce(holder: str, lock: str, remedy: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
+# (device, inode) of each file that a process has locked -> id of this process. The id is needed
+# because a fork inherits the dictionary, but not the locks.
+_held: dict[tuple[int, int], int] = {}
+
+
 class MachinePeers:
     """The processes that share a file storage, as one of them sees them, by files beside it.
+
+    Each process that runs trials has a lock file. The locks are record locks (`fcntl.lockf`). The
+    kernel releases them when the process ends, also after a kill; a stopped process keeps them. A
+    fork does not inherit them, unlike locks of flock(2). So a DataLoader's worker that survives a
+    killed trial holds no lock. A process loses its record lock as soon as it closes any descriptor
+    of the file. Therefore a process opens its file only once, and never opens it for a test.
 
     Args:
         file: The file of the storage.
@@ -112,12 +122,22 @@ class MachinePeers:
 
     def __init__(self, file: Path):
         self._file = file
-        self._worker = WorkerFile(file.with_name(f"{file.name}.workers"))
+        self._folder = file.with_name(f"{file.name}.workers")  # the first lock file creates it
+        self._token = ""
+        self._descriptor: int | None = None
+        self._process = 0
 
     @property
     def owner(self) -> str:
-        """The name of this process. The first use creates its file, under the storage's lock."""
-        return self._worker.owner()
+        """The name of this process, as trials store it; the caller holds the storage's lock.
+
+        The first use creates the lock file of this process.
+        """
+        # The file is missing if the working directory changed, or if a user deleted it.
+        if self._process != os.getpid() or not (self._folder / self._token).exists():
+            self._leave()
+            self._enter()
+        return f"{self._token}@{socket.gethostname()}:{self._process}"
 
     def lock(self, name: str) -> AnnouncedLock:
         """Return a lock. The thread that holds it may acquire it again."""
@@ -131,65 +151,39 @@ class MachinePeers:
         token = token_of(owner)
         if token is None:
             return Liveness.UNKNOWN
-        return self._worker.liveness(token)
+        return self._liveness_of(token)
 
     def alive(self, owner: str | None) -> bool:
         """Return True unless the owner is known to be dead; False if there is no owner."""
         return self.liveness(owner) is not Liveness.DEAD
 
     def others(self) -> list[str]:
-        """Return the other processes that work on the storage; the caller holds its lock."""
-        return self._worker.others()
+        """Return the other processes that work on the storage, unless they are known to be dead.
+
+        The caller holds the storage's lock.
+        """
+        if not self._folder.is_dir():
+            return []
+        names = []
+        for file in sorted(self._folder.iterdir()):
+            is_ours = self._is_held and file.name == self._token
+            if not is_ours and self._liveness_of(file.name) is not Liveness.DEAD:
+                names.append(f"the process with the file {file}")
+        return names
 
     def leave(self) -> None:
         """Remove the file of this process, which runs no more trials."""
-        if self._worker.is_held:
+        if self._is_held:
             with self.lock("storage"):
-                self._worker.leave()
-
-
-# (device, inode) of each file that a process has locked -> id of this process. The id is needed
-# because a fork inherits the dictionary, but not the locks.
-_held: dict[tuple[int, int], int] = {}
-
-
-class WorkerFile:
-    """The lock file of this process beside one storage. Also tests the files of other processes.
-
-    The caller of each method holds the storage's lock.
-
-    The locks are record locks (`fcntl.lockf`). The kernel releases them when the process ends, also
-    after a kill; a stopped process keeps them. A fork does not inherit them, unlike locks of
-    flock(2). So a DataLoader's worker that survives a killed trial holds no lock. A process loses
-    its record lock as soon as it closes any descriptor of the file. Therefore a process opens its
-    file only once, and never opens it for a test.
-
-    Args:
-        folder: The folder of the files. The first file creates it.
-    """
-
-    def __init__(self, folder: Path):
-        self._folder = folder
-        self._token = ""
-        self._descriptor: int | None = None
-        self._process = 0
-
-    def owner(self) -> str:
-        """Return the name of this process, as trials store it; create its lock file if needed."""
-        # The file is missing if the working directory changed, or if a user deleted it.
-        if self._process != os.getpid() or not (self._folder / self._token).exists():
-            self.leave()
-            self._enter()
-        return f"{self._token}@{socket.gethostname()}:{self._process}"
+                self._leave()
 
     @property
-    def is_held(self) -> bool:
-        """Return True if this process has a file."""
+    def _is_held(self) -> bool:
+        """Whether this process has a file."""
         return self._descriptor is not None and self._process == os.getpid()
 
-    def leave(self) -> None:
-        """Remove the file of this process, which runs no more trials."""
-        if self._descriptor is None or not self.is_held:
+    def _leave(self) -> None:
+        if self._descriptor is None or not self._is_held:
             return
         stat = os.fstat(self._descriptor)
         _held.pop((stat.st_dev, stat.st_ino), None)
@@ -197,10 +191,10 @@ class WorkerFile:
         os.close(self._descriptor)
         self._descriptor = None
         self._process = 0
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             self._folder.rmdir()
 
-    def liveness(self, token: str) -> Liveness:
+    def _liveness_of(self, token: str) -> Liveness:
         """Return whether the process of a token is alive; remove the file of a dead process."""
         file = self._folder / token
         try:
@@ -223,26 +217,15 @@ class WorkerFile:
         finally:
             os.close(descriptor)
 
-    def others(self) -> list[str]:
-        """Return the names of the files of other processes that are not known to be dead."""
-        if not self._folder.is_dir():
-            return []
-        names = []
-        for file in sorted(self._folder.iterdir()):
-            is_ours = self.is_held and file.name == self._token
-            if not is_ours and self.liveness(file.name) is not Liveness.DEAD:
-                names.append(f"the process with the file {file}")
-        return names
-
     def _enter(self) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
         for file in self._folder.iterdir():
-            self.liveness(file.name)
+            self._liveness_of(file.name)
         token = secrets.token_hex(8)
         descriptor = os.open(self._folder / token, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
         # Without locks in the file system, other processes get UNKNOWN, and the user decides by
         # --take-over.
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         stat = os.fstat(descriptor)
         _held[stat.st_dev, stat.st_ino] = os.getpid()
@@ -252,7 +235,7 @@ class WorkerFile:
 
 
 def _remove(file: Path) -> None:
-    with contextlib.suppress(OSError):
+    with suppress(OSError):
         file.unlink()
 
 

@@ -41,25 +41,14 @@ from lit_dps.storage.locks import storage_lock
 from lit_dps.storage.ownership import refuse_foreign_cells, refuse_foreign_header
 from lit_dps.storage.read import OtherStorage, list_studies, read_study
 from lit_dps.storage.run_records import add_environments
-from lit_dps.storage.stored_format import read_header, study_attributes
+from lit_dps.storage.stored_format import read_header, study_attributes, study_id_of
 from lit_dps.storage.urls import without_password
 
 # Parameters are equal up to this relative difference: machines round logarithms differently.
 PARAM_TOLERANCE = 1e-9
-# Attributes of an existing header that a merge does not change.
-_KEPT_ATTRIBUTES = (
-    schema.WORKLOAD,
-    schema.GOAL,
-    schema.SEED,
-    schema.SPACE,
-    schema.IDENTITY,
-    schema.CONFIG,
-    schema.ABOUT,
-    schema.TRAIN_PAST_GOAL,
-    schema.TRIAL_SEED,
-    schema.STATISTIC,
-)
-# Attributes of a header that a merge extends.
+# Attributes of a header that `extend` writes, or that runs of the study measure.
+_UNMERGED_ATTRIBUTES = {schema.MADE_BY, schema.FORMAT_ATTR, schema.UID, *schema.UNMEASURED}
+# Attributes of a header that a merge extends. It does not change the others of an existing header.
 _EXTENDED_ATTRIBUTES = (
     schema.BATCH_SIZES,
     schema.SPARSITIES,
@@ -242,7 +231,10 @@ def _merge_study(storage: RDBStorage, source: _Source, merged: Merged) -> None:
 def _merged_attributes(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str, Any]:
     """Return what extends our header: their grid, and our other attributes if we have a header."""
     kept = ours or theirs
-    attrs = {key: kept[key] for key in _KEPT_ATTRIBUTES if key in kept}
+    attrs = {}
+    for key in schema.HEADER_ATTRS:
+        if key in kept and key not in _UNMERGED_ATTRIBUTES:
+            attrs[key] = kept[key]
     for key in _EXTENDED_ATTRIBUTES:
         attrs[key] = theirs[key]
     return attrs
@@ -289,7 +281,7 @@ def _merge_cell(
     theirs = _read_attempts(other.storage, study_name, cell)
     if not theirs:
         return
-    is_new = not _has_study(storage, study_name)
+    is_new = study_id_of(storage, study_name) is None
     ours = _read_attempts(storage, study_name, cell)
     unit = Goal.from_dict(header[schema.GOAL]).cost_unit
     study = open_cell(storage, name, cell, header[schema.UID], repeats=repeats, unit=unit)
@@ -339,9 +331,9 @@ def _read_attempts(
 ) -> dict[RepeatId, list[_Attempt]]:
     """Return the finished attempts with a result, by point and repeat, oldest first."""
     attempts: dict[RepeatId, list[_Attempt]] = {}
-    if not _has_study(storage, study_name):
+    study_id = study_id_of(storage, study_name)
+    if study_id is None:
         return attempts
-    study_id = storage.get_study_id_from_name(study_name)
     for trial in storage.get_all_trials(study_id, deepcopy=False):
         attrs = trial.user_attrs
         if trial.state.is_finished() and schema.RESULT_ATTR in attrs:
@@ -351,16 +343,6 @@ def _read_attempts(
             )
             attempts.setdefault((point, repeat), []).append(_Attempt(trial, result))
     return attempts
-
-
-def _has_study(storage: BaseStorage, study_name: str) -> bool:
-    """Return True if the storage has an Optuna study of this name."""
-    # Listing the names of all studies takes longer.
-    try:
-        storage.get_study_id_from_name(study_name)
-    except KeyError:
-        return False
-    return True
 
 
 # ---- Comparing attempts at one point ----

@@ -14,8 +14,8 @@ import shutil
 import socket
 import sqlite3
 import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,7 +33,7 @@ from sqlalchemy.orm import Session
 from lit_dps.core.atomic_write import replacing
 from lit_dps.core.errors import StorageError
 from lit_dps.storage import schema
-from lit_dps.storage.database import RESTORE, open_storage, storage_errors
+from lit_dps.storage.database import RESTORE, storage_errors, temporary_storage
 from lit_dps.storage.format_1 import convert_advice, convert_cell, convert_header, convert_trial
 from lit_dps.storage.locks import Liveness, describe_owner, peers, storage_lock, token_of
 from lit_dps.storage.read import UNPACKED_BYTES, decompress
@@ -97,7 +97,7 @@ def migrate(
         raise StorageError(
             f"{file} does not exist. Name the storage of the studies by --storage.", key=str(file)
         )
-    with storage_errors(url), _opened(url) as storage, storage_lock(url):
+    with storage_errors(url), temporary_storage(url, make=False) as storage, storage_lock(url):
         formats = _read_formats(storage, url)
         if only is not None:
             if only not in formats:
@@ -155,16 +155,6 @@ def pack(file: Path, target: Path) -> None:
     best = 9 | lzma.PRESET_EXTREME
     with file.open("rb") as plain, lzma.open(target, "wb", preset=best) as packed:
         shutil.copyfileobj(plain, packed)
-
-
-@contextmanager
-def _opened(url: str) -> Iterator[RDBStorage]:
-    storage = open_storage(url, make=False)
-    try:
-        yield storage
-    finally:
-        storage.remove_session()
-        storage.engine.dispose()
 
 
 def _read_formats(storage: RDBStorage, url: str) -> dict[str, Any]:

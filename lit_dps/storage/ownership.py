@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -25,24 +25,9 @@ from lit_dps.core.batch_schedule import NAME_KEY as SCHEDULE_AXIS
 from lit_dps.core.errors import StorageError, UserError
 from lit_dps.core.text import shorten
 from lit_dps.core.trial import Cell
-from lit_dps.storage.schema import (
-    ADVICE_ATTRS,
-    AXES,
-    BATCH_SIZE,
-    CELL_ATTRS,
-    CONFIG,
-    FORMAT_ATTR,
-    GOAL,
-    HEADER_ATTRS,
-    MADE_BY,
-    POINT_ATTR,
-    SPARSITY,
-    STATISTIC,
-    UID,
-    Stored,
-    cell_study_name,
-    repeats_study_name,
-)
+from lit_dps.core.user_code import texts_in
+from lit_dps.storage import schema
+from lit_dps.storage.stored_format import study_id_of
 
 # ---- Optuna studies of other programs ----
 
@@ -74,59 +59,62 @@ class ForeignStudy(StorageError):
 
 def refuse_foreign_header(storage: RDBStorage, name: str) -> None:
     """Raise ForeignStudy if another program made the Optuna study of a header."""
-    study = _study_id(storage, name)
+    study = study_id_of(storage, name)
     if study is None:
         return
     attrs = storage.get_study_user_attrs(study)
-    if FORMAT_ATTR in attrs or MADE_BY in attrs:
+    if schema.FORMAT_ATTR in attrs or schema.MADE_BY in attrs:
         return
-    if not _may_be_interrupted(storage, study, attrs, HEADER_ATTRS):
+    if not _may_be_interrupted(storage, study, attrs, schema.HEADER_ATTRS):
         raise ForeignStudy(name)
 
 
 def refuse_foreign_cells(storage: RDBStorage, name: str, cells: Iterable[Cell]) -> None:
     """Raise ForeignStudy if `refuse_foreign_cell` does, for a cell or for its repeats."""
     for cell in cells:
-        for study_name in (cell_study_name(name, cell), repeats_study_name(name, cell)):
+        for study_name in (
+            schema.cell_study_name(name, cell),
+            schema.repeats_study_name(name, cell),
+        ):
             refuse_foreign_cell(storage, study_name)
 
 
 def refuse_foreign_cell(storage: RDBStorage, study_name: str) -> None:
     """Raise ForeignStudy if another program made a cell's Optuna study, or one of its trials."""
-    study = _study_id(storage, study_name)
+    study = study_id_of(storage, study_name)
     if study is None:
         return
     with storage.engine.connect() as connection:
-        count = connection.execute(_WITHOUT_POINT, {"key": POINT_ATTR, "study": study}).scalar_one()
+        count = connection.execute(
+            _WITHOUT_POINT, {"key": schema.POINT_ATTR, "study": study}
+        ).scalar_one()
     attrs = storage.get_study_user_attrs(study)
     has_trials = storage.get_n_trials(study) > 0
-    is_complete = {BATCH_SIZE, SPARSITY} <= attrs.keys()
-    is_ours = has_trials or is_complete or _may_be_interrupted(storage, study, attrs, CELL_ATTRS)
+    is_complete = {schema.BATCH_SIZE, schema.SPARSITY} <= attrs.keys()
+    is_ours = (
+        has_trials or is_complete or _may_be_interrupted(storage, study, attrs, schema.CELL_ATTRS)
+    )
     if count > 0 or not is_ours:
         raise ForeignStudy(study_name)
 
 
 def refuse_foreign_advice(storage: RDBStorage, study_name: str) -> None:
     """Raise ForeignStudy if another program made the Optuna study of advice."""
-    study = _study_id(storage, study_name)
+    study = study_id_of(storage, study_name)
     if study is None:
         return
     attrs = storage.get_study_user_attrs(study)
-    has_advice = not attrs.keys().isdisjoint(ADVICE_ATTRS)
+    has_advice = not attrs.keys().isdisjoint(schema.ADVICE_ATTRS)
     is_ours = has_advice and storage.get_n_trials(study) == 0
-    if not is_ours and not _may_be_interrupted(storage, study, attrs, ADVICE_ATTRS):
+    if not is_ours and not _may_be_interrupted(storage, study, attrs, schema.ADVICE_ATTRS):
         raise ForeignStudy(study_name)
 
 
-def _study_id(storage: RDBStorage, study_name: str) -> int | None:
-    try:
-        return storage.get_study_id_from_name(study_name)
-    except KeyError:
-        return None
-
-
 def _may_be_interrupted(
-    storage: RDBStorage, study: int, attrs: Mapping[str, Any], our_attrs: Mapping[str, Stored]
+    storage: RDBStorage,
+    study: int,
+    attrs: Mapping[str, Any],
+    our_attrs: Mapping[str, schema.Stored],
 ) -> bool:
     """Return True if lit_dps may have been interrupted while it created an Optuna study.
 
@@ -177,7 +165,7 @@ def foreign_modules(config: Any) -> list[str]:
     Every text that may be a class path counts, under any key, because a configuration may name a
     class without the key `class_path`.
     """
-    modules = {text.rpartition(".")[0] for text in _texts(config)}
+    modules = {text.rpartition(".")[0] for text in texts_in(config) if _is_dotted_name(text)}
     return sorted(module for module in modules if module.partition(".")[0] not in KNOWN_PACKAGES)
 
 
@@ -210,29 +198,17 @@ def refuse_foreign_code(name: str, header: Mapping[str, Any], trust: bool) -> No
         header: Its header.
         trust: Whether the user trusts the code. The study is then recorded as one of the user's.
     """
-    batch = header[CONFIG].get("batch")
-    schedules = list(header[AXES].get(SCHEDULE_AXIS, ()))
+    batch = header[schema.CONFIG].get("batch")
+    schedules = list(header[schema.AXES].get(SCHEDULE_AXIS, ()))
     if isinstance(batch, dict):
         schedules.append(batch.get("schedule"))
-    names = [header[GOAL].get("rule"), header.get(STATISTIC), *schedules]
+    names = [header[schema.GOAL].get("rule"), header.get(schema.STATISTIC), *schedules]
     unknown = [module for module in foreign_modules(names) if module not in sys.modules]
-    if not unknown or was_run_by_user(header[UID]):
+    if not unknown or was_run_by_user(header[schema.UID]):
         return
     if not trust:
         raise UntrustedCode(name, unknown)
-    remember(header[UID])
-
-
-def _texts(config: Any) -> Iterator[str]:
-    """Yield the texts among nested values that are dotted names."""
-    if isinstance(config, dict):
-        for value in config.values():
-            yield from _texts(value)
-    elif isinstance(config, (list, tuple)):
-        for value in config:
-            yield from _texts(value)
-    elif isinstance(config, str) and _is_dotted_name(config):
-        yield config
+    remember(header[schema.UID])
 
 
 def _is_dotted_name(text: str) -> bool:

@@ -27,7 +27,13 @@ from lit_dps.core.text import escape_json
 from lit_dps.core.trial import Cell, Status, Trial, TrialResult
 from lit_dps.storage import schema
 from lit_dps.storage.bulk import StoredTrial, read_trials
-from lit_dps.storage.database import RESTORE, first_line, open_storage, storage_errors, storage_name
+from lit_dps.storage.database import (
+    RESTORE,
+    first_line,
+    storage_errors,
+    storage_name,
+    temporary_storage,
+)
 from lit_dps.storage.header import decode_plan, encode_plan
 from lit_dps.storage.ownership import refuse_foreign_code
 from lit_dps.storage.stored_format import check_format, read_header
@@ -349,12 +355,8 @@ def open_to_read(storage: BaseStorage | str) -> Iterator[BaseStorage]:
             "or run a study first.",
             key=str(path),
         )
-    opened = open_storage(storage, make=False)
-    try:
+    with temporary_storage(storage, make=False) as opened:
         yield opened
-    finally:
-        # Servers limit the number of connections.
-        opened.engine.dispose()
 
 
 class OtherStorage(NamedTuple):

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import optuna
-from optuna.distributions import BaseDistribution
-from optuna.storages import RDBStorage
-from optuna.trial import FrozenTrial, TrialState
+from optuna.trial import TrialState
 
-from lit_dps.core.repeats import RepeatId, RepeatPlan
-from lit_dps.core.statistic import Statistic
+from lit_dps.core.repeats import RepeatId
 from lit_dps.core.trial import Cell
-from lit_dps.core.unit import Unit
 from lit_dps.storage.cells import costs_by_point, covered_cost, open_cell
-from lit_dps.storage.locks import MachinePeers, ServerPeers
 from lit_dps.storage.schema import OWNER, POINT_ATTR, REPEAT_ATTR
+
+if TYPE_CHECKING:
+    from lit_dps.storage.trial_queue import TrialQueue
 
 
 class ClaimedRepeat(NamedTuple):
@@ -28,82 +24,63 @@ class ClaimedRepeat(NamedTuple):
     limit: float
 
 
-@dataclass(eq=False)
-class RepeatQueue:
-    """The repeats of the best points of each cell on fresh seeds, as one worker sees them.
+def claim_repeat(queue: TrialQueue, cell: Cell, search: optuna.Study) -> ClaimedRepeat | None:
+    """Claim a repeat that no process has run or is running; None if there is none.
 
     The repeats of a cell are trials of a separate Optuna study, so that readers of K* do not see
     them. The cell's complete trials determine which points are repeated. If a new trial becomes the
     best one, its point is repeated too, and the stored repeats of the former one remain.
 
-    Attributes:
-        storage, name, uid, peers, distributions, run_number, statistic: As in `TrialQueue`.
-        plan: What is repeated.
-        unit: The unit of K*.
-        end_dead_trials: Ends the trials of an Optuna study whose processes are dead, and returns
-            all its trials.
+    There is no repeat while a process runs a trial of the cell's search, because K* may change. The
+    caller holds the storage's lock.
+
+    Args:
+        queue: The queue of the study, as one worker sees it.
+        cell: The cell.
+        search: The Optuna study of its search.
     """
+    costs = costs_by_point(queue.storage, search._study_id)
+    complete = [(cost, point) for point, cost in costs.items()]
+    k_star = queue.statistic.k_star(costs.values())
+    if k_star is None or _is_running(queue, search):
+        return None
+    unit = queue.goal.cost_unit
+    study = open_cell(queue.storage, queue.name, cell, queue.uid, repeats=True, unit=unit)
+    remaining = queue.plan.missing(complete, _read_covered(queue, study), queue.statistic)
+    if not remaining:
+        return None
+    point, number = remaining[0]
+    params = _params_of_point(search, point)
+    study.enqueue_trial(params, user_attrs={POINT_ATTR: point, REPEAT_ATTR: number})
+    claimed = study.ask(fixed_distributions=dict(queue.distributions))
+    claimed.set_user_attr(OWNER, queue.peers.owner)
+    return ClaimedRepeat(claimed, queue.plan.limit(k_star))
 
-    storage: RDBStorage
-    name: str
-    uid: str | None
-    peers: ServerPeers | MachinePeers
-    plan: RepeatPlan
-    distributions: Mapping[str, BaseDistribution]
-    run_number: int
-    statistic: Statistic
-    unit: Unit
-    end_dead_trials: Callable[[optuna.Study], list[FrozenTrial]]
 
-    def claim(self, cell: Cell, search: optuna.Study) -> ClaimedRepeat | None:
-        """Claim a repeat that no process has run or is running; None if there is none.
+def _is_running(queue: TrialQueue, search: optuna.Study) -> bool:
+    for trial in search.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
+        if queue.peers.alive(trial.user_attrs.get(OWNER)):
+            return True
+    return False
 
-        There is none while a process runs a trial of the cell's search, because K* may change. The
-        caller holds the storage's lock.
 
-        Args:
-            cell: The cell.
-            search: The Optuna study of its search.
-        """
-        costs = costs_by_point(self.storage, search._study_id)
-        complete = [(cost, point) for point, cost in costs.items()]
-        k_star = self.statistic.k_star(costs.values())
-        if k_star is None or self._is_running(search):
-            return None
-        study = open_cell(self.storage, self.name, cell, self.uid, repeats=True, unit=self.unit)
-        remaining = self.plan.missing(complete, self._read_covered(study), self.statistic)
-        if not remaining:
-            return None
-        point, number = remaining[0]
-        params = _params_of_point(search, point)
-        study.enqueue_trial(params, user_attrs={POINT_ATTR: point, REPEAT_ATTR: number})
-        claimed = study.ask(fixed_distributions=dict(self.distributions))
-        claimed.set_user_attr(OWNER, self.peers.owner)
-        return ClaimedRepeat(claimed, self.plan.limit(k_star))
+def _read_covered(queue: TrialQueue, study: optuna.Study) -> dict[RepeatId, float]:
+    """Return the limit to which each repeat is covered; end the repeats of dead processes.
 
-    def _is_running(self, search: optuna.Study) -> bool:
-        for trial in search.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
-            if self.peers.alive(trial.user_attrs.get(OWNER)):
-                return True
-        return False
-
-    def _read_covered(self, study: optuna.Study) -> dict[RepeatId, float]:
-        """Return the limit to which each repeat is covered; end the repeats of dead processes.
-
-        The limit is infinite for repeats that are final or run.
-        """
-        covered: dict[RepeatId, float] = {}
-        for trial in self.end_dead_trials(study):
-            if trial.state is TrialState.WAITING:
-                # A process was killed within `claim`, after it had enqueued the repeat.
-                self.storage.set_trial_state_values(trial._trial_id, TrialState.FAIL)
-                continue
-            cost = math.inf
-            if trial.state is not TrialState.RUNNING:
-                cost = covered_cost(trial.user_attrs, self.run_number)
-            repeat = trial.user_attrs[POINT_ATTR], trial.user_attrs[REPEAT_ATTR]
-            covered[repeat] = max(covered.get(repeat, -math.inf), cost)
-        return covered
+    The limit is infinite for repeats that are final or run.
+    """
+    covered: dict[RepeatId, float] = {}
+    for trial in queue.end_dead_trials(study):
+        if trial.state is TrialState.WAITING:
+            # A process was killed within `claim_repeat`, after it had enqueued the repeat.
+            queue.storage.set_trial_state_values(trial._trial_id, TrialState.FAIL)
+            continue
+        cost = math.inf
+        if trial.state is not TrialState.RUNNING:
+            cost = covered_cost(trial.user_attrs, queue.run_number)
+        repeat = trial.user_attrs[POINT_ATTR], trial.user_attrs[REPEAT_ATTR]
+        covered[repeat] = max(covered.get(repeat, -math.inf), cost)
+    return covered
 
 
 def _params_of_point(search: optuna.Study, point: int) -> dict[str, Any]:

@@ -33,11 +33,19 @@ class OtherFormat(StorageError):
         self.stored_format = stored_format
 
 
+def study_id_of(storage: BaseStorage, name: str) -> int | None:
+    """Return the id of the Optuna study of a name; None if there is no such study."""
+    # Listing the names of all studies takes longer.
+    try:
+        return storage.get_study_id_from_name(name)
+    except KeyError:
+        return None
+
+
 def study_attributes(storage: BaseStorage, name: str) -> dict[str, Any]:
     """Return the user attributes of an Optuna study; empty if there is no such study."""
-    try:
-        study_id = storage.get_study_id_from_name(name)
-    except KeyError:
+    study_id = study_id_of(storage, name)
+    if study_id is None:
         return {}
     return storage.get_study_user_attrs(study_id)
 

@@ -11,6 +11,7 @@ import optuna
 from optuna.storages import BaseStorage
 from optuna.trial import FrozenTrial, TrialState
 
+from lit_dps.core.text import counted
 from lit_dps.storage.cells import end_interrupted
 from lit_dps.storage.database import storage_errors, temporary_storage
 from lit_dps.storage.locks import Liveness, describe_owner, peers
@@ -102,7 +103,9 @@ def take_over(url: str, name: str) -> list[str]:
     lines = []
     for owner, trials in released.items():
         process = f"{describe_owner(owner)}, which does not answer"
-        lines.append(f"released {_count(trials)} of {process} (started {_since(trials)})")
+        lines.append(
+            f"released {counted(len(trials), 'trial')} of {process} (started {_since(trials)})"
+        )
     return lines
 
 
@@ -119,9 +122,8 @@ def _waiting_for(running: dict[tuple[str, Liveness], list[FrozenTrial]]) -> str:
     is_unknown = False
     for (owner, liveness), trials in running.items():
         verb = "is" if len(trials) == 1 else "are"
-        part = (
-            f"{_count(trials)} {verb} still run by {describe_owner(owner)} since {_since(trials)}"
-        )
+        count = counted(len(trials), "trial")
+        part = f"{count} {verb} still run by {describe_owner(owner)} since {_since(trials)}"
         if liveness is Liveness.UNKNOWN:
             part += ", which does not answer"
             is_unknown = True
@@ -130,12 +132,6 @@ def _waiting_for(running: dict[tuple[str, Liveness], list[FrozenTrial]]) -> str:
     if is_unknown:
         advice += f"; if a process that does not answer has ended, {TAKE_OVER} releases its trials"
     return f"{'; '.join(parts)}; {advice}"
-
-
-def _count(trials: list[FrozenTrial]) -> str:
-    if len(trials) == 1:
-        return "1 trial"
-    return f"{len(trials)} trials"
 
 
 def _since(trials: list[FrozenTrial]) -> str:

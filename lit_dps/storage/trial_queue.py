@@ -28,7 +28,7 @@ from functools import partial
 from typing import NamedTuple
 
 import optuna
-from optuna.trial import FrozenTrial, TrialState
+from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from lit_dps.core.attempt import Attempt
 from lit_dps.core.errors import StorageError
@@ -38,6 +38,7 @@ from lit_dps.core.repeats import RepeatPlan
 from lit_dps.core.statistic import MINIMUM, Statistic
 from lit_dps.core.trial import Cell, Status, Trial, TrialResult
 from lit_dps.core.unit import STEPS, Cost
+from lit_dps.storage import schema
 from lit_dps.storage.bulk import add_trials
 from lit_dps.storage.cells import (
     cell_distance,
@@ -53,17 +54,9 @@ from lit_dps.storage.cells import (
 )
 from lit_dps.storage.database import open_storage, storage_errors
 from lit_dps.storage.locks import ServerPeers, peers
-from lit_dps.storage.repeat_queue import RepeatQueue
+from lit_dps.storage.repeat_queue import claim_repeat
 from lit_dps.storage.samplers import PointSampler, SearchSampler, distributions
-from lit_dps.storage.schema import (
-    ENVIRONMENT,
-    OWNER,
-    POINT_ATTR,
-    REPEAT_ATTR,
-    RESULT_ATTR,
-    RUNS,
-    UID,
-)
+from lit_dps.storage.schema import ENVIRONMENT, OWNER, POINT_ATTR, REPEAT_ATTR, RESULT_ATTR
 from lit_dps.storage.stored_format import study_attributes
 
 POLL_SECONDS = 1.0  # how often a running trial reads K* of its cell; a late value only saves less
@@ -139,18 +132,6 @@ class TrialQueue:
             self.rungs = (math.inf,)
         elif not self.rungs:
             self.rungs = default_rungs(self.goal.check_interval, self.goal.max_steps)
-        self._repeats = RepeatQueue(
-            self.storage,
-            self.name,
-            self.uid,
-            self.peers,
-            self.plan,
-            self.distributions,
-            self.run_number,
-            self.statistic,
-            self.goal.cost_unit,
-            self._end_dead_trials,
-        )
         self._locks_rows = isinstance(self.peers, ServerPeers)
         self._is_search = isinstance(self.sampler, SearchSampler)
         self._claims: dict[tuple[Cell, int, int], optuna.Trial] = {}  # by cell, point and repeat
@@ -199,7 +180,7 @@ class TrialQueue:
             if self._is_still_claimed(claimed):
                 last_run = 0
                 if result.status is Status.FAILED:
-                    last_run = study_attributes(self.storage, self.name).get(RUNS, 0)
+                    last_run = study_attributes(self.storage, self.name).get(schema.RUNS, 0)
                 end_trial(self.storage, claimed, result, last_run)
         del self._claims[claim]
         if not trial.repeat:
@@ -227,7 +208,7 @@ class TrialQueue:
             return cached.cost
         try:
             with storage_errors(self.url):
-                costs = self._costs(self._optuna_study(cell))
+                costs = costs_by_point(self.storage, self._optuna_study(cell)._study_id)
         except StorageError:
             cost = min(cached.cost, self.cost_limit)
         else:
@@ -268,7 +249,7 @@ class TrialQueue:
             lock = "storage"
         with storage_errors(self.url), self.peers.lock(lock):
             if self.uid is not None:
-                uid = study_attributes(self.storage, self.name).get(UID)
+                uid = study_attributes(self.storage, self.name).get(schema.UID)
                 if uid != self.uid:
                     raise StorageError(
                         f"study {self.name!r} was deleted or created again during this run. "
@@ -307,9 +288,10 @@ class TrialQueue:
     def _enqueue_points(self, cell: Cell) -> bool:
         """Enqueue the next points of a cell; return whether more have to be enqueued later."""
         study = self._optuna_study(cell)
-        trials = self._end_dead_trials(study)
+        trials = self.end_dead_trials(study)
         coverage = self._coverage_of(trials)
-        limit = race_limit(self._costs(study).values(), self.race_factor, self.statistic)
+        costs_here = costs_by_point(self.storage, study._study_id)
+        limit = race_limit(costs_here.values(), self.race_factor, self.statistic)
         limit = min(limit, self.cost_limit)
         if limit < math.inf:
             missing = coverage.points_short_of_limit(self.points, limit)
@@ -325,18 +307,15 @@ class TrialQueue:
         waiting = []
         for point in missing[:room]:
             # As by `optuna.Study.enqueue_trial`, which makes a transaction for each trial.
-            attributes = {POINT_ATTR: point, REPEAT_ATTR: 0}
+            attrs = {POINT_ATTR: point, REPEAT_ATTR: 0}
+            fixed = {"fixed_params": {}}
             waiting.append(
-                optuna.trial.create_trial(
-                    state=TrialState.WAITING,
-                    system_attrs={"fixed_params": {}},
-                    user_attrs=attributes,
-                )
+                create_trial(state=TrialState.WAITING, system_attrs=fixed, user_attrs=attrs)
             )
         add_trials(self.storage, study, waiting)
         return len(missing) > room or not is_last
 
-    def _end_dead_trials(self, study: optuna.Study) -> list[FrozenTrial]:
+    def end_dead_trials(self, study: optuna.Study) -> list[FrozenTrial]:
         """End the trials of an Optuna study whose processes are dead, and return all its trials."""
         trials = []
         for trial in study.get_trials(deepcopy=False):
@@ -380,15 +359,12 @@ class TrialQueue:
             self._optuna_studies[cell] = study
         return self._optuna_studies[cell]
 
-    def _costs(self, study: optuna.Study) -> dict[int, Cost]:
-        """Return the costs of a cell's complete trials so far by point."""
-        return costs_by_point(self.storage, study._study_id)
-
     def _close_cells_except(self, cell: Cell) -> None:
         """Keep only the costs of cells without claims; Optuna would keep their curves."""
         claimed = {claim[0] for claim in self._claims}
         for other in self._optuna_studies.keys() - claimed - {cell}:
-            self._finished_costs[other] = self._costs(self._optuna_studies.pop(other))
+            study = self._optuna_studies.pop(other)
+            self._finished_costs[other] = costs_by_point(self.storage, study._study_id)
 
     def _costs_in_nearest_cell(self, cell: Cell) -> dict[int, Cost]:
         """Return costs by point of the nearest cell that has any; {} without racing."""
@@ -463,7 +439,7 @@ class TrialQueue:
             cell = self.cells[self._repeat_position]
             self._close_cells_except(cell)
             with self._locked():
-                repeat = self._repeats.claim(cell, self._optuna_study(cell))
+                repeat = claim_repeat(self, cell, self._optuna_study(cell))
             if repeat is not None:
                 self._repeat_limits[cell] = repeat.limit
                 limit = partial(self._repeat_limits.__getitem__, cell)

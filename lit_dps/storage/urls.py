@@ -222,7 +222,7 @@ def check_place(url: str) -> None:
     if file is None:
         return
     place = without_password(url)
-    there = _nearest(file)
+    there = nearest_existing(file)
     if there != file and not there.is_dir():
         raise StorageError(
             f"{place} cannot be used: {there} is no folder. Choose another folder.",
@@ -263,7 +263,7 @@ def check_writable(url: str) -> None:
             value=kind,
         )
     # SQLite writes a journal into the folder.
-    for path in (_nearest(file), _nearest(file.parent)):
+    for path in (nearest_existing(file), nearest_existing(file.parent)):
         if not os.access(path, os.W_OK):
             raise StorageError(
                 f"{without_password(url)} cannot be used: {path} is not writable. Make it "
@@ -273,6 +273,6 @@ def check_writable(url: str) -> None:
             )
 
 
-def _nearest(file: Path) -> Path:
+def nearest_existing(file: Path) -> Path:
     """Return the file, or the nearest folder above it that exists."""
     return next(path for path in (file, *file.absolute().parents) if path.exists())

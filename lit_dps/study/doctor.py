@@ -15,8 +15,9 @@ from typing import Any, NamedTuple
 from lit_dps import __version__
 from lit_dps.core.config import StorageConfig, cores
 from lit_dps.core.errors import UserError
+from lit_dps.core.text import counted
 from lit_dps.data.files import ENV, data_root
-from lit_dps.storage.urls import scrubbed, sqlite_file, without_password
+from lit_dps.storage.urls import nearest_existing, scrubbed, sqlite_file, without_password
 
 OK = "ok"
 WARNING = "warning"
@@ -229,23 +230,11 @@ def storage_folder(storage: StorageConfig) -> Check:
     if problem:
         return Check(name, ERROR, f"{folder}: {problem}", remedy)
     text = str(folder) if folder.exists() else f"{folder} (will be created)"
-    free = shutil.disk_usage(_existing(folder)).free / GIB
+    free = shutil.disk_usage(nearest_existing(folder)).free / GIB
     text += f", {free:.1f} GiB free"
     if free < MIN_DISK_GIB:
         return Check(name, WARNING, text, "free some space")
     return Check(name, OK, text)
-
-
-def _existing(path: Path) -> Path:
-    """Return a path, or the nearest folder above it that exists.
-
-    Raises:
-        PermissionError: below a folder that may not be entered.
-    """
-    existing = path.absolute()
-    while not existing.exists():
-        existing = existing.parent
-    return existing
 
 
 def _why_not_writable(folder: Path) -> str:
@@ -254,9 +243,9 @@ def _why_not_writable(folder: Path) -> str:
     The folder need not exist.
     """
     try:
-        existing = _existing(folder)
+        existing = nearest_existing(folder.absolute())
         is_folder = existing.is_dir()
-    except OSError as error:
+    except OSError as error:  # below a folder that may not be entered
         return str(error.strerror or error).lower()
     if not is_folder:
         return f"{existing} is a file"
@@ -301,8 +290,7 @@ def mlflow_store(storage: StorageConfig) -> Check:
     def count(uri: str) -> str:
         from lit_dps.tracking.client import experiments  # imports MLflow, which may be missing
 
-        found = len(experiments(uri))
-        return "1 experiment" if found == 1 else f"{found} experiments"
+        return counted(len(experiments(uri)), "experiment")
 
     remedy = "a study runs without it; check --storage.mlflow"
     return _database("MLflow", storage.mlflow_uri, count, WARNING, (remedy, remedy))

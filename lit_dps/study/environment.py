@@ -11,11 +11,11 @@ from lightning.pytorch import LightningDataModule
 
 from lit_dps.core.environment import DATA, SOURCES, THREADS, with_key
 from lit_dps.core.record import HARDWARE
-from lit_dps.core.user_code import is_installed
+from lit_dps.core.user_code import is_installed, texts_in
 from lit_dps.study.data_hashes import data_hashes
 from lit_dps.study.hardware import hardware
 from lit_dps.study.setup import StudySetup
-from lit_dps.study.sources import source_hashes, texts_in
+from lit_dps.study.sources import source_hashes
 from lit_dps.tracking.sync import environment_tags
 
 

@@ -9,7 +9,7 @@ import inspect
 import os
 import sys
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -18,7 +18,7 @@ from typing import Any
 from lit_dps.core.environment import UNKNOWN, is_same_source
 from lit_dps.core.errors import UserError
 from lit_dps.core.record import setting
-from lit_dps.core.user_code import is_user_file
+from lit_dps.core.user_code import is_user_file, texts_in
 
 LENGTH = 16  # hexadecimal digits of a hash
 MAIN = ("__main__", "__mp_main__")  # the script or notebook that runs lit_dps; its name in workers
@@ -164,18 +164,6 @@ def _is_script(statement: ast.stmt) -> bool:
         "__name__ == '__main__'",
         "'__main__' == __name__",
     )
-
-
-def texts_in(nested: Any) -> Iterator[str]:
-    """Yield the texts among the values of a nested configuration."""
-    if isinstance(nested, str):
-        yield nested
-    elif isinstance(nested, Mapping):
-        for value in nested.values():
-            yield from texts_in(value)
-    elif isinstance(nested, (list, tuple)):
-        for value in nested:
-            yield from texts_in(value)
 
 
 def _digest(content: bytes) -> str:

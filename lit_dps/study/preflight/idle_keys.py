@@ -7,7 +7,7 @@ a few steps at two values of each key, everything else equal. It compares all re
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from enum import Enum
@@ -18,6 +18,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lit_dps.core.search_space import Choices
 from lit_dps.core.trial import Trial, Value, text_of
 from lit_dps.core.trial_config import plain
+from lit_dps.core.user_code import texts_in
 from lit_dps.engines.engine import TrialSettings
 from lit_dps.optim import RULES
 from lit_dps.optim.parameter_groups import group_settings
@@ -30,7 +31,6 @@ from lit_dps.study.preflight.varied_trials import (
 )
 from lit_dps.study.probe_run import EndProbe, probe_fit
 from lit_dps.study.setup import StudySetup
-from lit_dps.study.sources import texts_in
 from lit_dps.training.rate_curve import rate_curve
 
 STEPS = 3  # of a trial without validation
@@ -90,23 +90,23 @@ def _effect(runs: _RecordedRuns, setup: StudySetup, trials: Sequence[Trial], key
     if not key.startswith("pruning."):
         trials = [with_cell(trial, sparsity=0.0) for trial in trials]
     # First without validation and the end of an epoch, which take longer than a few steps.
-    effect = _effect_in(runs.first_steps, setup, trials, key)
+    effect = _effect_in(runs, setup, trials, key, validates=False)
     if effect in (Effect.NONE, Effect.OPTIONS):
-        effect = _effect_in(runs.short_trial, setup, trials, key)
+        effect = _effect_in(runs, setup, trials, key, validates=True)
     return effect
 
 
 def _effect_in(
-    run: Callable[[Trial], _Recorder | None], setup: StudySetup, trials: Sequence[Trial], key: str
+    runs: _RecordedRuns, setup: StudySetup, trials: Sequence[Trial], key: str, validates: bool
 ) -> Effect:
-    """Return the effect of a key on the records of one kind of run."""
+    """Return the effect of a key on the records of one kind of run (`_RecordedRuns.record`)."""
     effect = Effect.UNKNOWN
     for trial in trials:
-        record = run(trial)
+        record = runs.record(trial, validates)
         if record is None:
             continue
         for value in _far_values(setup, trial, key):
-            other = run(_with_value(trial, key, value))
+            other = runs.record(_with_value(trial, key, value), validates)
             if other is None or record.results != other.results:
                 return Effect.RESULTS
             if record.options != other.options:
@@ -227,29 +227,26 @@ class _RecordedRuns:
         self.steps = 0
         self._records: dict[str, _Recorder | None] = {}
 
-    def first_steps(self, trial: Trial) -> _Recorder | None:
-        """Train the first steps of a trial. Return their record; None if the trial failed."""
-        return self._once("first steps", trial, self._train_first_steps)
+    def record(self, trial: Trial, validates: bool) -> _Recorder | None:
+        """Return the record of a trial; None if the trial failed.
 
-    def short_trial(self, trial: Trial) -> _Recorder | None:
-        """Train a trial as the dry run does, with the end of an epoch and validation."""
-        return self._once("short trial", trial, self._train_short_trial)
-
-    def _once(self, kind: str, trial: Trial, run: Callable[[Trial], _Recorder]) -> _Recorder | None:
-        name = f"{kind} {trial.cell!r} {sorted(trial.params.items())}"
+        Args:
+            trial: The trial.
+            validates: Whether it is trained as in the dry run, with the end of an epoch and
+                validation; otherwise for its first steps only.
+        """
+        name = f"{validates} {trial.cell!r} {sorted(trial.params.items())}"
         if name not in self._records:
-            record = None
+            self._records[name] = None
             with suppress(Exception):  # a user's class may fail at this value
-                record = run(trial)
-            self._records[name] = record
+                self._records[name] = self._train(trial, validates)
         return self._records[name]
 
-    def _train_first_steps(self, trial: Trial) -> _Recorder:
-        recorder = _Recorder(STEPS * self.training.workload.parts_of(trial.cell))
-        probe_fit(self.training, trial, recorder)
-        return recorder
-
-    def _train_short_trial(self, trial: Trial) -> _Recorder:
+    def _train(self, trial: Trial, validates: bool) -> _Recorder:
+        if not validates:
+            recorder = _Recorder(STEPS * self.training.workload.parts_of(trial.cell))
+            probe_fit(self.training, trial, recorder)
+            return recorder
         recorder = _Recorder()
         short = run_short(self.training, trial, [recorder])
         self.steps = max(self.steps, short.goal.steps)
