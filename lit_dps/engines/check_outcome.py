@@ -52,7 +52,7 @@ class CheckOutcome(NamedTuple):
         loss: Training loss of the last batch, before its update.
         finite: Whether all weights are finite.
         metrics: Values of the further metrics, and the examples and seconds of the interval.
-        number: Number of the kept row that was checked (`NetworkRows.number`).
+        number: Number of the kept row that was checked (`StackedNetworks.number`).
     """
 
     row: int

@@ -42,7 +42,7 @@ class CheckedRows:
         self._layout = layout
 
     def keep(self, tensors: Rows, interval: int, intervals: int) -> None:
-        """Keep the rows of a stack as they are after an interval; see `NetworkRows.keep`."""
+        """Keep the rows of a stack as they are after an interval; see `StackedNetworks.keep`."""
         if intervals == 1:
             self.tensors = tensors  # nothing changes them before the check
             return
@@ -56,20 +56,19 @@ class CheckedRows:
         tree_map_(lambda kept, tensor: kept[places].copy_(tensor), self.tensors, present)
 
     def per_example_error(self, rows: Tensor, x: Tensor, y: Tensor, index: Tensor) -> Tensor:
-        """See `NetworkRows.per_example_error`.
+        """See `StackedNetworks.per_example_error`.
 
         Raises:
             torch.OutOfMemoryError: If not even one example at a time fits in memory.
         """
-        return halve_until_fits(
-            lambda: torch.cat(self._evaluate("per_example_error", rows, x, y, index), 1),
-            self,
-            "microbatch",
-            index.shape[1],
-        )
+
+        def compute() -> Tensor:
+            return torch.cat(self._evaluate("per_example_error", rows, x, y, index), 1)
+
+        return halve_until_fits(compute, self, index.shape[1])
 
     def losses(self, rows: Tensor, x: Tensor, y: Tensor, index: Tensor) -> Tensor:
-        """See `NetworkRows.losses`.
+        """See `StackedNetworks.losses`.
 
         Raises:
             torch.OutOfMemoryError: If not even one example at a time fits in memory.
@@ -79,7 +78,7 @@ class CheckedRows:
             parts = self._evaluate("summed_loss", rows, x, y, index)
             return torch.stack([part.double() for part in parts]).sum(0)
 
-        return halve_until_fits(compute, self, "microbatch", index.shape[1])
+        return halve_until_fits(compute, self, index.shape[1])
 
     def _evaluate(
         self, method: str, rows: Tensor, x: Tensor, y: Tensor, index: Tensor
@@ -97,33 +96,25 @@ class CheckedRows:
         return values
 
     def _evaluate_rows(self, method: str, rows: Tensor, x: Tensor, y: Tensor) -> Tensor:
-        """Return the values of a method for some of the rows that were kept."""
-        weights = self.tensors.checked_weights[rows]
-        buffers = {name: each[rows] for name, each in self.tensors.checked_buffers.items()}
-        return self._over_rows(method, weights, buffers, x, y)
+        """Return the values of a method for some of the kept rows, each with its own batch."""
+        call = vmap(lambda tensors, x, y: self._functional.call(method, tensors, (x, y)))
+        return call(self._tensors_of(rows), x, y)
+
+    def _tensors_of(self, rows: Tensor) -> dict[str, Tensor]:
+        """Return the parameters and buffers of some of the kept rows, by name."""
+        tensors = dict(self._layout.split(self.tensors.checked_weights[rows]))
+        for name, buffer in self.tensors.checked_buffers.items():
+            tensors[name] = buffer[rows]
+        return tensors
 
     def logged_metrics(
         self, rows: Tensor, batches: Sequence[Any], names: Sequence[str]
     ) -> Mapping[str, Tensor]:
-        """See `NetworkRows.logged_metrics`."""
-
-        def tensors_of_rows(some: Tensor) -> dict[str, Tensor]:
-            tensors = dict(self._layout.split(self.tensors.checked_weights[some]))
-            for name, buffer in self.tensors.checked_buffers.items():
-                tensors[name] = buffer[some]
-            return tensors
-
+        """See `StackedNetworks.logged_metrics`."""
         with evaluating(self._module):
             return metrics_of_rows(
-                self._functional, tensors_of_rows, rows, list(enumerate(batches)), names
+                self._functional, self._tensors_of, rows, list(enumerate(batches)), names
             )
-
-    def _over_rows(
-        self, method: str, weights: Tensor, buffers: Mapping[str, Tensor], x: Tensor, y: Tensor
-    ) -> Tensor:
-        """Call a method of the module for all rows, each with its own batch."""
-        call = vmap(lambda tensors, x, y: self._functional.call(method, tensors, (x, y)))
-        return call({**self._layout.split(weights), **buffers}, x, y)
 
 
 def changing_tensors(tensors: Rows) -> Rows:

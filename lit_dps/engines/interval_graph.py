@@ -155,9 +155,8 @@ class GraphedSteps:
         """
         losses = None
         for start in range(0, len(index), MAX_GRAPH_STEPS):
-            end = start + MAX_GRAPH_STEPS
-            of_part = numbers.between(start, end)
-            losses = self._train_part(tensors, index[start:end], of_part)
+            part = slice(start, start + MAX_GRAPH_STEPS)
+            losses = self._train_part(tensors, index[part], numbers.at(part))
         assert losses is not None
         return losses
 

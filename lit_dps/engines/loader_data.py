@@ -8,7 +8,7 @@ numbers too, such as dropout, later epochs have another order of the same distri
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import chain, cycle, islice, repeat
 from typing import Any, NamedTuple
 
@@ -21,7 +21,7 @@ from torch.utils.data import BatchSampler, DataLoader, RandomSampler, Sequential
 
 from lit_dps.engines.logged_module import training_loss
 from lit_dps.engines.module_hooks import TRANSFER_HOOKS, NeedsLightning
-from lit_dps.engines.stackable_loss import equal_with_nan
+from lit_dps.engines.stackable_loss import same_tensors
 from lit_dps.training.hidden_state import capture_rng_state, equal_states, preserve_rng_state
 from lit_dps.training.inheritance import inherits
 from lit_dps.training.training_pass import has_indices, pass_key, rebatched
@@ -49,37 +49,11 @@ class Examples:
         """Return the batch of an index: its tensors have the index's dimensions first."""
         return tree_map(lambda tensor: tensor[index], self.batch)
 
-    def equals(self, other: Examples) -> bool:
-        """Return True if both have the same examples."""
-        ours, structure = tree_flatten(self.batch)
-        theirs, other_structure = tree_flatten(other.batch)
-        if structure != other_structure:
-            return False
-        for tensor, other_tensor in zip(ours, theirs, strict=True):
-            if tensor.dtype != other_tensor.dtype or not equal_with_nan(tensor, other_tensor):
-                return False
-        return True
-
 
 class IndexedBatch(NamedTuple):
-    """A batch before it is gathered: the number of the pass, and the examples of the batch."""
+    """A batch of a scoring pass before it is gathered: the numbers of its examples."""
 
-    split: str
     index: Tensor
-
-
-class IndexedPass:
-    """The batches of a scoring pass."""
-
-    def __init__(self, parts: Sequence[Sequence[int]]):
-        self._parts = parts
-
-    def __len__(self) -> int:
-        return len(self._parts)
-
-    def __iter__(self) -> Iterator[IndexedBatch]:
-        for part in self._parts:
-            yield IndexedBatch("train", torch.tensor(part))
 
 
 class LoaderPass:
@@ -250,8 +224,8 @@ class LoaderData(LightningDataModule):
         size = len(self.train)
         for _ in range(COMPARED_BATCHES):
             index = torch.randperm(size, generator=generator)[: self.batch_size]
-            batch = Examples(_on_device(self._collate(loader, index.tolist()), device))
-            if not batch.equals(Examples(self.train[index.to(device)])):
+            batch = _on_device(self._collate(loader, index.tolist()), device)
+            if not same_tensors(batch, self.train[index.to(device)]):
                 self._refuse("returns other values when it reads the same examples again")
 
     def _refuse_other_sizes(self) -> None:
@@ -264,11 +238,9 @@ class LoaderData(LightningDataModule):
 
     def equals(self, other: LoaderData) -> bool:
         """Return True if both have the same examples and the same validation batches."""
-        if len(self.validation) != len(other.validation) or not self.train.equals(other.train):
+        has_same_examples = same_tensors(self.train.batch, other.train.batch)
+        if not has_same_examples or not same_tensors(self.validation, other.validation):
             return False
-        for ours, theirs in zip(self.validation, other.validation, strict=True):
-            if not Examples(ours).equals(Examples(theirs)):
-                return False
         return self._order_kind() == other._order_kind()
 
     def _order_kind(self) -> tuple:
@@ -390,14 +362,12 @@ class LoaderData(LightningDataModule):
             return self.train, torch.arange(len(self.train), device=device)
         return self.validation, torch.arange(self.validation_size, device=device)
 
-    def pruning_dataloader(self, batch_size: int = 100) -> IndexedPass:
+    def pruning_dataloader(self, batch_size: int) -> list[IndexedBatch]:
         """Return the scoring pass that Lightning's loop makes of the dataloader."""
         batches: Any = rebatched(self._loader, batch_size).batch_sampler
-        return IndexedPass([list(part) for part in batches])
+        return [IndexedBatch(torch.tensor(list(part))) for part in batches]
 
-    def transfer_batch_to_device(
-        self, batch: IndexedBatch, device: torch.device, dataloader_idx: int = 0
-    ) -> Any:
+    def transfer_batch_to_device(self, batch: IndexedBatch, device: torch.device) -> Any:
         """Return the examples of a batch of the scoring pass."""
         return self.train[batch.index.to(device)]
 

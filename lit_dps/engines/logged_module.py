@@ -6,6 +6,7 @@ NeedsLightning, so that the module trains in Lightning's loop.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -111,28 +112,22 @@ def loss_of_pair(module: LightningModule, pair: tuple[Any, Any]) -> Tensor:
     return training_loss(module, pair[0])
 
 
+_LOG = inspect.signature(LightningModule.log)
+
+
 def _record(
     logged: dict[str, Logged],
     module: LightningModule,
     objects: MetricObjects,
-    name: str,
-    value: Any,
-    prog_bar: bool = False,
-    logger: bool | None = None,
-    on_step: bool | None = None,
-    on_epoch: bool | None = None,
-    reduce_fx: Any = "mean",
-    enable_graph: bool = False,
-    sync_dist: bool = False,
-    sync_dist_group: Any = None,
-    add_dataloader_idx: bool = True,
-    batch_size: int | None = None,
-    metric_attribute: str | None = None,
-    rank_zero_only: bool = False,
+    *args: Any,
+    **options: Any,
 ) -> None:
     """Store a logged value; `LightningModule.log` has the arguments after `objects`."""
     class_name = type(module).__name__
-    if on_epoch is False:
+    call = _LOG.bind(module, *args, **options)
+    call.apply_defaults()
+    name, value = call.arguments["name"], call.arguments["value"]
+    if call.arguments["on_epoch"] is False:
         raise NeedsLightning(f"{class_name} logs {name} with on_epoch=False")
     if isinstance(value, Metric):
         objects.log(module, name, value)
@@ -141,11 +136,11 @@ def _record(
         value = torch.tensor(value, dtype=torch.get_default_dtype())
     if not isinstance(value, Tensor):
         raise NeedsLightning(f"{class_name} logs {name} as {type(value).__name__}")
-    if reduce_fx not in ("mean", torch.mean):
+    if call.arguments["reduce_fx"] not in ("mean", torch.mean):
         raise NeedsLightning(f"{class_name} logs {name} with a reduce_fx other than the mean")
     if name in logged:
         raise NeedsLightning(f"{class_name} logs {name} twice for a batch")
-    logged[name] = Logged(_number(class_name, name, value), batch_size)
+    logged[name] = Logged(_number(class_name, name, value), call.arguments["batch_size"])
 
 
 def _number(class_name: str, name: str, value: Any) -> Tensor:

@@ -7,7 +7,7 @@ import re
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -26,27 +26,26 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and bool(_ALLOCATION_FAILED.search(str(error)))
 
 
-def halve_until_fits(compute: Callable[[], Value], owner: object, limit: str, size: int) -> Value:
-    """Return the value of a computation, halving its limit while memory is insufficient.
+def halve_until_fits(compute: Callable[[], Value], owner: Any, size: int) -> Value:
+    """Return the value of a computation, halving its `microbatch` while memory is insufficient.
 
     Args:
         compute: Computes a value. It must change nothing, because it may fail and begin again.
-        owner: The object with the limit.
-        limit: The name of the limit: the number of examples that are computed at a time.
+        owner: The object with `microbatch`, the number of examples that are computed at a time.
         size: Examples in total.
 
     Raises:
-        RuntimeError: If not even one example fits, or if the limit is `WHOLE_BATCHES`.
+        RuntimeError: If not even one example fits, or if `microbatch` is `WHOLE_BATCHES`.
     """
     while True:
         try:
             return compute()
         except RuntimeError as error:
-            examples = min(getattr(owner, limit), size)
-            is_divisible = examples > 1 and getattr(owner, limit) != WHOLE_BATCHES
+            examples = min(owner.microbatch, size)
+            is_divisible = examples > 1 and owner.microbatch != WHOLE_BATCHES
             if not (is_out_of_memory(error) and is_divisible):
                 raise
-            setattr(owner, limit, examples // 2)
+            owner.microbatch = examples // 2
 
 
 def free_unused_memory() -> None:

@@ -29,18 +29,6 @@ def metric_objects(module: nn.Module) -> dict[str, Metric]:
     return {path: part for path, part in module.named_modules() if isinstance(part, Metric)}
 
 
-@contextmanager
-def unchanged_metric_objects(module: nn.Module) -> Iterator[None]:
-    """Restore, at the end of the block, the attributes of the objects of torchmetrics."""
-    before = [(metric, _copied(vars(metric))) for metric in metric_objects(module).values()]
-    try:
-        yield
-    finally:
-        for metric, attributes in before:
-            vars(metric).clear()
-            vars(metric).update(attributes)
-
-
 def _copied(attributes: Mapping[str, Any]) -> dict[str, Any]:
     """Return the attributes of an object; its lists are copied, because updates extend them."""
     copies = dict(attributes)
@@ -57,12 +45,14 @@ def begun_metric_objects(module: nn.Module) -> Iterator[None]:
     Under `torch.vmap` the initial states belong to the networks, because an object adds to them in
     place.
     """
-    with unchanged_metric_objects(module):
+    objects = metric_objects(module)
+    before = [(metric, _copied(vars(metric))) for metric in objects.values()]
+    try:
         zero = None
         for parameter in module.parameters():
             zero = torch.zeros_like(parameter.detach().flatten()[0])
             break
-        for path, metric in metric_objects(module).items():
+        for path, metric in objects.items():
             if isinstance(metric, WrapperMetric):
                 name = type(module).__name__
                 raise NeedsLightning(f"{path} of {name} wraps another torchmetrics object")
@@ -74,6 +64,10 @@ def begun_metric_objects(module: nn.Module) -> Iterator[None]:
                     setattr(metric, state, [])
             metric.reset()
         yield
+    finally:
+        for metric, attributes in before:
+            vars(metric).clear()
+            vars(metric).update(attributes)
 
 
 def _of_network(default: Any, zero: Tensor | None) -> Any:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from lit_dps.engines.network_run import NetworkRun
 from lit_dps.optim import StackedUpdate, rule_of
 from lit_dps.optim.delay import DELAY_STATE_KEY
-from lit_dps.optim.parameter_groups import names_of_groups, parameters_of
+from lit_dps.optim.parameter_groups import names_of_groups, parameters_of, trained_by_name
 from lit_dps.optim.weight_average import type_of_average
 
 
@@ -90,14 +90,9 @@ class StepNumbers(NamedTuple):
     updates: Tensor
     places: Tensor
 
-    def at(self, step: int) -> StepNumbers:
-        """Return the numbers of one step, without the dimension of steps."""
+    def at(self, step: int | slice) -> StepNumbers:
+        """Return the numbers of one step, without the dimension of steps, or of some steps."""
         return StepNumbers(self.rates[step], self.updates[step], self.places[step])
-
-    def between(self, first: int, end: int) -> StepNumbers:
-        """Return the numbers of some of the steps."""
-        steps = slice(first, end)
-        return StepNumbers(self.rates[steps], self.updates[steps], self.places[steps])
 
     @classmethod
     def of(
@@ -164,10 +159,7 @@ class RowConverter:
     def __init__(self, first: NetworkRun):
         rule = rule_of(first.optimizer)
         assert rule is not None
-        trained = {}
-        for name, parameter in first.module.named_parameters():
-            if parameter.requires_grad:
-                trained[name] = parameter
+        trained = trained_by_name(first.module)
         self.update = StackedUpdate(rule, trained, names_of_groups(first.optimizer, trained))
         self.layout = self.update.weights
 

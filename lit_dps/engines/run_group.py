@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -18,7 +18,8 @@ from lit_dps.engines.check_outcome import CheckOutcome, Intervals, MeasuredCheck
 from lit_dps.engines.engine import TrialSettings
 from lit_dps.engines.memory import is_out_of_memory
 from lit_dps.engines.module_hooks import raise_if_caught
-from lit_dps.engines.network_run import NetworkRun
+from lit_dps.engines.single_network import SingleNetwork
+from lit_dps.engines.stack import StackedNetworks
 from lit_dps.engines.step_batches import count_examples, join_rows
 from lit_dps.module import ImageClassifier, is_wrong
 from lit_dps.parallel.process import Interrupted
@@ -38,98 +39,8 @@ MAX_SECONDS_AHEAD = 2.0
 MEMORY_SHARE_AHEAD = 0.2
 
 
-class NetworkRows(Protocol):
-    """The networks that train together, one a row: `SingleNetwork` or `StackedNetworks`.
-
-    Attributes:
-        runs: The run of each row; None if the row is empty.
-        live: The rows that are not empty.
-    """
-
-    runs: list[NetworkRun | None]
-
-    @property
-    def live(self) -> Sequence[int]: ...
-
-    def run_at(self, row: int) -> NetworkRun:
-        """Return the run of a live row."""
-        ...
-
-    def train(self, x: Tensor, y: Tensor, index: Any, steps_since_check: int = 0) -> Tensor:
-        """Take optimizer steps; return the loss of each row at the last step, before its update.
-
-        Args:
-            x, y: Images and classes of the training split.
-            index: Examples of each step: (steps, batch), or (steps, rows, batch) if rows differ.
-                If steps differ in batch size, a batch for each step (`step_batches`), on any
-                device.
-            steps_since_check: Steps since the last check.
-        """
-        ...
-
-    def keep(self, interval: int, intervals: int) -> None:
-        """Keep the rows as they are after an interval, for its check.
-
-        Args:
-            interval: Number of the interval since the last checks, from 0.
-            intervals: How many intervals are trained before the next checks.
-        """
-        ...
-
-    def number(self, interval: int, row: int) -> int:
-        """Return the number of a row as it was kept after an interval."""
-        ...
-
-    def bytes_of_rows(self) -> int:
-        """Return how many bytes `keep` needs for an interval."""
-        ...
-
-    def finite(self) -> list[bool]:
-        """Return for each kept row, by its number, whether all weights are finite."""
-        ...
-
-    def write_back(self, row: int, number: int | None = None) -> None:
-        """Copy the state of a row into the module, optimizer and schedule of its run.
-
-        Args:
-            row: The row.
-            number: Number of the kept row whose state is copied; None for the present state.
-        """
-        ...
-
-    def write_back_weights(self, row: int) -> None:
-        """Copy the weights of a row into the module of its run."""
-        ...
-
-    def per_example_error(self, rows: Tensor, x: Tensor, y: Tensor, index: Tensor) -> Tensor:
-        """Return the module's error of each example, shape (rows, examples) like `index`.
-
-        Args:
-            rows: Numbers of kept rows.
-            x, y: Images and classes of the validation split.
-            index: Examples of each row, shape (rows, examples).
-        """
-        ...
-
-    def logged_metrics(
-        self, rows: Tensor, batches: Sequence[Any], names: Sequence[str]
-    ) -> Mapping[str, Tensor]:
-        """Return the means of metrics that `validation_step` logs, by name: float64, shape (rows,).
-
-        Args:
-            rows: Numbers of kept rows.
-            batches: All batches of the validation split.
-            names: The metrics.
-        """
-        ...
-
-    def losses(self, rows: Tensor, x: Tensor, y: Tensor, index: Tensor) -> Tensor:
-        """Return the loss of each row summed over examples: float64, shape (rows,).
-
-        Args:
-            rows, x, y, index: As in `per_example_error`.
-        """
-        ...
+# The networks that train together, one a row. Both classes have the same methods.
+NetworkRows = SingleNetwork | StackedNetworks
 
 
 def best_first(outcomes: Sequence[CheckOutcome], at_least: bool) -> list[CheckOutcome]:
@@ -290,7 +201,7 @@ class RunGroup:
         """Train the steps of an interval, and take the readings that follow each of them.
 
         Args:
-            index: As in `NetworkRows.train`.
+            index: As in `StackedNetworks.train`.
             before: Steps since the last check.
 
         Returns:
@@ -336,7 +247,7 @@ class RunGroup:
     def _next_batches(self) -> tuple[Any, dict[int, int]]:
         """Return the batches of the next interval, and how many examples each live row has.
 
-        The batches are as in `NetworkRows.train`.
+        The batches are as in `StackedNetworks.train`.
         """
         batches = {}
         examples = {}
@@ -437,11 +348,7 @@ class RunGroup:
                     self.save_if_worth_it(row)
             raise
         for row in self.networks.live:
-            self.save_if_due(row)
-
-    def save_if_due(self, row: int) -> None:
-        """Save a run that continues, if its last file is older than the checkpoint interval."""
-        self._save_if_older(row, math.inf)
+            self._save_if_older(row, math.inf)
 
     def save_if_worth_it(self, row: int, number: int | None = None) -> None:
         """Save a run that ends or pauses here, unless it is faster to train its steps again.

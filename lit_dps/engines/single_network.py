@@ -218,11 +218,11 @@ class SingleNetwork:
         return [weights_finite(self.run.module)]
 
     def losses(self, rows: Tensor, x: Tensor, y: Tensor, index: Tensor) -> Tensor:
-        """See `NetworkRows.losses`."""
+        """See `StackedNetworks.losses`."""
         with showing(self.run.average), evaluating(self.run.module):
             return self.run.module.summed_loss((x[index[0]], y[index[0]])).double()[None]
 
     def per_example_error(self, rows: Tensor, x: Tensor, y: Tensor, index: Tensor) -> Tensor:
-        """See `NetworkRows.per_example_error`."""
+        """See `StackedNetworks.per_example_error`."""
         with showing(self.run.average), evaluating(self.run.module):
             return self.run.module.per_example_error((x[index[0]], y[index[0]])).float()[None]

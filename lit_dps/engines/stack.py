@@ -48,8 +48,6 @@ class StackedNetworks:
             larger batch are added. Batches of some modules are not divided
             (`trains_on_whole_batches`). By default `MICROBATCH`, and more for few networks on a
             GPU.
-        matmul_limit: Examples at a time up to which convolutions are matrix products; by default
-            `MATMUL_LIMIT` on a GPU and 0 on a CPU.
 
     Attributes:
         runs: The run of each row; None if the row is empty.
@@ -58,12 +56,7 @@ class StackedNetworks:
         microbatch: Examples at a time in training. It is halved when they do not fit in memory.
     """
 
-    def __init__(
-        self,
-        runs: Sequence[NetworkRun],
-        microbatch: int | None = None,
-        matmul_limit: int | None = None,
-    ):
+    def __init__(self, runs: Sequence[NetworkRun], microbatch: int | None = None):
         first = runs[0]
         is_on_gpu = first.module.device.type == "cuda"
         self.runs: list[NetworkRun | None] = list(runs)
@@ -71,9 +64,9 @@ class StackedNetworks:
         self.microbatch = microbatch or MICROBATCH
         if microbatch is None and is_on_gpu:
             self.microbatch = max(MICROBATCH, GPU_EXAMPLES // len(runs))
-        self.matmul_limit = matmul_limit or 0
-        if matmul_limit is None and is_on_gpu:
-            self.matmul_limit = MATMUL_LIMIT
+        self._matmul_limit = 0  # examples at a time up to which convolutions are matrix products
+        if is_on_gpu:
+            self._matmul_limit = MATMUL_LIMIT
         if trains_on_whole_batches(self.module, first.keeps_untrained):
             self.microbatch = WHOLE_BATCHES
         self._clipping = first.clipping
@@ -121,7 +114,12 @@ class StackedNetworks:
             self._graphed.forget()
 
     def keep(self, interval: int, intervals: int) -> None:
-        """Keep the rows as they are after an interval; see `NetworkRows.keep`."""
+        """Keep the rows as they are after an interval, for its check.
+
+        Args:
+            interval: Number of the interval since the last checks, from 0.
+            intervals: How many intervals are trained before the next checks.
+        """
         self.checked.keep(self.tensors, interval, intervals)
 
     def number(self, interval: int, row: int) -> int:
@@ -156,7 +154,7 @@ class StackedNetworks:
         Args:
             x, y: Images and classes of the training split.
             index: Examples of each step: (steps, batch), the same for all rows, or (steps, rows,
-                batch). A batch for each step if these differ in size.
+                batch). A batch for each step if these differ in size, on any device.
             steps_since_check: Steps since the last check.
 
         Returns:
@@ -195,7 +193,7 @@ class StackedNetworks:
                 losses = self._step(x, y, part, numbers.at(done))
                 done += 1
             else:
-                of_part = numbers.between(done, done + len(part))
+                of_part = numbers.at(slice(done, done + len(part)))
                 losses = self._graphed_steps(x, y).train(self.tensors, part, of_part)
                 done += len(part)
         return losses
@@ -346,7 +344,7 @@ class StackedNetworks:
             for i, part in enumerate(batch.split(self.microbatch, dim=-1)):
                 share = part.shape[-1] / batch.shape[-1]
                 convolutions = nullcontext()
-                if part.shape[-1] <= self.matmul_limit:
+                if part.shape[-1] <= self._matmul_limit:
                     convolutions = ConvolutionsAsProducts()
                 batch_dim = 0 if part.ndim > 1 else None
                 with convolutions:
@@ -357,7 +355,7 @@ class StackedNetworks:
             assert weights.grad is not None
             return total, weights.grad
 
-        return halve_until_fits(compute, self, "microbatch", batch.shape[-1])
+        return halve_until_fits(compute, self, batch.shape[-1])
 
     def _losses_of_rows(
         self,
@@ -403,19 +401,35 @@ class StackedNetworks:
         return losses
 
     def per_example_error(self, rows: Tensor, x: Tensor, y: Tensor, index: Tensor) -> Tensor:
-        """See `NetworkRows.per_example_error`."""
+        """Return the module's error of each example, shape (rows, examples) like `index`.
+
+        Args:
+            rows: Numbers of kept rows.
+            x, y: Images and classes of the validation split.
+            index: Examples of each row, shape (rows, examples).
+        """
         return self.checked.per_example_error(rows, x, y, index)
 
     def losses(self, rows: Tensor, x: Tensor, y: Tensor, index: Tensor) -> Tensor:
-        """See `NetworkRows.losses`."""
+        """Return the loss of each row summed over examples: float64, shape (rows,).
+
+        Args:
+            rows, x, y, index: As in `per_example_error`.
+        """
         return self.checked.losses(rows, x, y, index)
 
     def logged_metrics(
         self, rows: Tensor, batches: Sequence[Any], names: Sequence[str]
     ) -> Mapping[str, Tensor]:
-        """See `NetworkRows.logged_metrics`."""
+        """Return the means of metrics that `validation_step` logs, by name: float64, shape (rows,).
+
+        Args:
+            rows: Numbers of kept rows.
+            batches: All batches of the validation split.
+            names: The metrics.
+        """
         return self.checked.logged_metrics(rows, batches, names)
 
     def finite(self) -> list[bool]:
-        """See `NetworkRows.finite`."""
+        """Return for each kept row, by its number, whether all weights are finite."""
         return self.checked.tensors.weights.isfinite().all(1).tolist()

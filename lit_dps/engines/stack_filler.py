@@ -20,9 +20,9 @@ from lit_dps.core.search_space import RATE_NAMES
 from lit_dps.data import ImageData
 from lit_dps.engines.eligible import reason_of
 from lit_dps.engines.engine import TrialSettings
-from lit_dps.engines.functional import Functional, tensors_of
+from lit_dps.engines.functional import Functional
 from lit_dps.engines.memory import is_out_of_memory
-from lit_dps.engines.module_hooks import optimizer_of, show_length
+from lit_dps.engines.module_hooks import show_length
 from lit_dps.engines.network_run import NetworkRun, build_trial
 from lit_dps.engines.stackable_loss import (
     EXAMPLES,
@@ -30,13 +30,11 @@ from lit_dps.engines.stackable_loss import (
     equal_with_nan,
     keeps_untrained,
 )
-from lit_dps.engines.stackable_module import COMPARED_STEPS, LoggedReference, loader_data
+from lit_dps.engines.stackable_module import COMPARED_STEPS, LoggedReference, kind_of, loader_data
 from lit_dps.engines.stacked_scores import scores_of_new_runs
 from lit_dps.module import ImageClassifier
-from lit_dps.optim import RULES, rule_of
-from lit_dps.optim.clipping import Clipping
-from lit_dps.optim.parameter_groups import grouping_of
-from lit_dps.training.hidden_state import preserve_rng_state, unchanged_attributes
+from lit_dps.optim import RULES
+from lit_dps.training.hidden_state import preserve_rng_state
 from lit_dps.training.workload import Built
 
 # Parameters of the learning rate and its schedule, which may differ between networks of a stack.
@@ -312,14 +310,16 @@ class _Reference:
         self.keeps_untrained = keeps_untrained(module, (x[:EXAMPLES], y[:EXAMPLES]))
         self._batch = tree_map(_to_double, (x[:COMPARED_EXAMPLES], y[:COMPARED_EXAMPLES]))
         self._device = device
-        self._kind = _kind_of(built)
+        self._images = built.data.images
+        self._kind = kind_of(built)
         self._parameters = _double_copies(module.named_parameters())
         self._buffers = _double_copies(module.named_buffers())
         self._values = self._values_of(built.module)
 
     def equals(self, built: Built) -> bool:
         """Return True if a module equals the first module except for its weights."""
-        if _kind_of(built) != self._kind:
+        assert isinstance(built.data, ImageData)
+        if built.data.images is not self._images or kind_of(built) != self._kind:
             return False
         values = self._values_of(built.module)
         # A buffer may be nan until its value is known.
@@ -347,19 +347,6 @@ class _Reference:
             if not equal_with_nan(tensor, self._parameters[name]):
                 values.append(tensor)
         return torch.cat([value.double().flatten() for value in values])
-
-
-def _kind_of(built: Built) -> tuple:
-    """Return the properties that all trials of a stack share: rule, clipping, shapes, images."""
-    module, data = built.module, built.data
-    assert isinstance(module, ImageClassifier) and isinstance(data, ImageData)
-    shapes = {}
-    for name, tensor in tensors_of(module).items():
-        shapes[name] = tensor.shape, tensor.requires_grad
-    with unchanged_attributes(module):  # the module is trained afterwards
-        optimizer, _ = optimizer_of(module.configure_optimizers())
-    groups = grouping_of(module, optimizer)
-    return rule_of(optimizer), groups, Clipping.of(built.trainer), shapes, id(data.images)
 
 
 def _double_copies(tensors: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:

@@ -157,13 +157,15 @@ def clone_tensor(leaf: Any) -> Any:
 
 
 def same_tensors(ours: Any, theirs: Any) -> bool:
-    """Return True if two batches have the same structure, and equal tensors."""
+    """Return True if two batches have the same structure, and equal tensors of the same types."""
     leaves, structure = tree_flatten(ours)
     others, other_structure = tree_flatten(theirs)
     if structure != other_structure:
         return False
     for leaf, other in zip(leaves, others, strict=True):
-        if isinstance(leaf, Tensor) and not equal_with_nan(leaf, other):
+        if not isinstance(leaf, Tensor):
+            continue
+        if leaf.dtype != other.dtype or not equal_with_nan(leaf, other):
             return False
     return True
 
@@ -173,11 +175,6 @@ def equal_with_nan(ours: Tensor, theirs: Tensor) -> bool:
     if ours.shape != theirs.shape:
         return False
     return bool(((ours == theirs) | ((ours != ours) & (theirs != theirs))).all())
-
-
-def _doubled(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors of two equal networks, by name."""
-    return {key: torch.stack([each.detach(), each.detach()]) for key, each in tensors.items()}
 
 
 def _call_stacked(
@@ -198,19 +195,17 @@ def _call_stacked(
         shares_batch: Whether all networks have the batch, or each a copy of its own. Some
             operations have another derivative then.
     """
-    if shares_batch:
-        over_networks = vmap(
-            lambda tensors, buffers: functional.call_and_update(call, tensors, buffers, batch),
-            randomness="different",
-        )
-        return over_networks(dict(parameters), dict(buffers))
-    networks = len(next(iter(parameters.values())))
-    batches = tree_map(lambda tensor: torch.stack([tensor] * networks), batch)
+    batch_dim = None
+    if not shares_batch:
+        batch_dim = 0
+        networks = len(next(iter(parameters.values())))
+        batch = tree_map(lambda tensor: torch.stack([tensor] * networks), batch)
     over_networks = vmap(
         lambda tensors, buffers, batch: functional.call_and_update(call, tensors, buffers, batch),
+        (0, 0, batch_dim),
         randomness="different",
     )
-    return over_networks(dict(parameters), dict(buffers), batches)
+    return over_networks(dict(parameters), dict(buffers), batch)
 
 
 def reason_against_training(module: LightningModule, call: str | Call, batch: Any) -> str | None:
@@ -298,12 +293,11 @@ def _reason_against_two(
     module = functional.module
     name = type(module).__name__
     trained = {key for key, parameter in module.named_parameters() if parameter.requires_grad}
-    two = _doubled(start.parameters)
+    two = stacked(start.parameters, start.parameters)
     for key in trained:
         two[key].requires_grad_()
-    losses, after = _call_stacked(
-        functional, call, two, _doubled(start.buffers), batch, shares_batch
-    )
+    buffers = stacked(start.buffers, start.buffers)
+    losses, after = _call_stacked(functional, call, two, buffers, batch, shares_batch)
     if not torch.allclose(losses, loss.detach().expand(2), rtol=TOLERANCE):
         return f"the loss of {name} differs under torch.vmap"
     losses.sum().backward()
@@ -327,10 +321,10 @@ def _reason_against_two(
             gradients[key] = parameter.grad
     largest = _largest(list(gradients.values()))
     for key, gradient in gradients.items():
-        stacked = two[key].grad
-        if stacked is None:
-            stacked = torch.zeros_like(two[key])
-        if not _close_gradients(stacked, gradient.expand_as(stacked), largest):
+        both = two[key].grad
+        if both is None:
+            both = torch.zeros_like(two[key])
+        if not _close_gradients(both, gradient.expand_as(both), largest):
             return f"the gradient of {key} of {name} differs under torch.vmap"
     return None
 
@@ -346,8 +340,8 @@ def _reason_against_other_weights(
     module = functional.module
     tensors = {**start.parameters, **start.buffers}
     moved = moved_tensors(tensors)
-    parameters = _stacked(start.parameters, moved)
-    losses, _ = _call_stacked(functional, call, parameters, _stacked(start.buffers, moved), batch)
+    parameters = stacked(start.parameters, moved)
+    losses, _ = _call_stacked(functional, call, parameters, stacked(start.buffers, moved), batch)
     with holding(module, moved):
         loss = functional(call, batch)
     if not torch.allclose(losses[1], loss, rtol=TOLERANCE, equal_nan=True):
@@ -385,19 +379,20 @@ def _fill(module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
         tensor.copy_(tensors[key])
 
 
-def _stacked(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def stacked(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the tensors of two networks, with the names of the first."""
-    return {key: torch.stack([tensor.detach(), second[key]]) for key, tensor in first.items()}
+    pairs = {key: [tensor.detach(), second[key].detach()] for key, tensor in first.items()}
+    return {key: torch.stack(pair) for key, pair in pairs.items()}
 
 
 def _reason_against_dropout(
     functional: Functional, call: str | Call, start: Start, batch: Any
 ) -> str | None:
     """Return a reason if two equal networks draw the same dropout in a stack; else None."""
+    parameters = stacked(start.parameters, start.parameters)
+    buffers = stacked(start.buffers, start.buffers)
     with torch.no_grad():
-        losses, _ = _call_stacked(
-            functional, call, _doubled(start.parameters), _doubled(start.buffers), batch
-        )
+        losses, _ = _call_stacked(functional, call, parameters, buffers, batch)
     if losses[0] == losses[1]:
         name = type(functional.module).__name__
         return f"{name} draws the same random numbers for all networks of a stack"
@@ -435,12 +430,12 @@ def _reason_against_errors(module: ImageClassifier, batch: tuple[Tensor, Tensor]
     for key, buffer in module.named_buffers():
         if not equal_with_nan(buffer, before[key]):
             return f"the per_example_error of {name} changes its buffer {key}"
-    two = _doubled(tensors_of(module))
+    two = stacked(tensors_of(module), tensors_of(module))
     call = Functional(module).call
-    stacked = vmap(lambda tensors: call("per_example_error", tensors, batch))(two)
+    both = vmap(lambda tensors: call("per_example_error", tensors, batch))(two)
     # A check counts decisions, so these must be equal and not only close.
-    same_decisions = torch.equal(is_wrong(stacked), is_wrong(single))
-    if not same_decisions or not torch.allclose(stacked, single, rtol=TOLERANCE, equal_nan=True):
+    same_decisions = torch.equal(is_wrong(both), is_wrong(single))
+    if not same_decisions or not torch.allclose(both, single, rtol=TOLERANCE, equal_nan=True):
         return f"the per_example_error of {name} differs under torch.vmap"
     return None
 

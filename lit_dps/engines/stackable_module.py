@@ -37,6 +37,7 @@ from lit_dps.engines.stackable_loss import (
     moved_tensors,
     reason_against_training,
     same_tensors,
+    stacked,
     vmap_reason,
 )
 from lit_dps.optim import rule_of
@@ -161,7 +162,7 @@ def _reason_against_validation(
     functional = Functional(module)
     start = tensors_of(module)
     moved = moved_tensors(start)
-    two = {key: torch.stack([tensor.detach(), moved[key]]) for key, tensor in start.items()}
+    two = stacked(start, moved)
     numbers = sorted({0, len(data.validation) - 1})
     batches = [(number, data.validation[number]) for number in numbers]
     before = {key: tensor.clone() for key, tensor in tensors_of(module).items()}
@@ -181,14 +182,14 @@ def _reason_against_validation(
         if not equal_with_nan(tensor, before[key]):
             return f"validation_step of {name} changes {key}"
     rows = torch.arange(2, device=module.device)
-    stacked = metrics_of_rows(functional, lambda _: two, rows, batches, names)
+    of_two = metrics_of_rows(functional, lambda _: two, rows, batches, names)
     if not equal_states(attributes, capture_attributes(module)):
         return f"validation_step of {name} changes an attribute"
     with holding(module, moved):
         other = validation_metrics(call_alone, batches, names)
     for key in names:
         alone = torch.stack([single[key], other[key]])
-        if not torch.allclose(stacked[key], alone, rtol=TOLERANCE, equal_nan=True):
+        if not torch.allclose(of_two[key], alone, rtol=TOLERANCE, equal_nan=True):
             return f"{name}: its {key} differs under torch.vmap"
     GoalErrorCallback.of(training.goal).check_scale(float(single[training.goal.monitored]))
     return None
@@ -201,6 +202,18 @@ def loader_data(
     return LoaderData(
         built.data, built.module, device, trial.cell.batch_size, training.goal.check_interval
     )
+
+
+def kind_of(built: Built) -> tuple:
+    """Return the properties that all modules of a stack share: class, rule, clipping, shapes."""
+    module = built.module
+    shapes = {}
+    for name, tensor in tensors_of(module).items():
+        shapes[name] = tensor.shape, tensor.dtype, tensor.requires_grad
+    with unchanged_attributes(module):  # the module is trained afterwards
+        optimizer, _ = optimizer_of(module.configure_optimizers())
+    groups = grouping_of(module, optimizer)
+    return type(module), rule_of(optimizer), groups, Clipping.of(built.trainer), shapes
 
 
 class LoggedReference:
@@ -223,13 +236,13 @@ class LoggedReference:
         self._device = device
         self._data = built.data
         self._start = Start.of(built.module.to(device))
-        self._kind = self._kind_of(built)
+        self._kind = kind_of(built)
         self._values = self._values_of(built.module)
 
     def equals(self, built: Built) -> bool:
         """Return True if module and data equal the first ones except for weights and order."""
         assert isinstance(built.data, LoaderData)
-        if self._kind_of(built) != self._kind or not self._data.equals(built.data):
+        if kind_of(built) != self._kind or not self._data.equals(built.data):
             return False
         built.data.share(self._data)
         values = self._values_of(built.module)
@@ -239,17 +252,6 @@ class LoggedReference:
         return torch.allclose(
             values, self._values, rtol=SAME_TOLERANCE, atol=SAME_TOLERANCE * largest
         )
-
-    def _kind_of(self, built: Built) -> tuple:
-        """Return the properties that all modules of a stack share."""
-        module = built.module
-        shapes = {}
-        for name, tensor in tensors_of(module).items():
-            shapes[name] = tensor.shape, tensor.dtype, tensor.requires_grad
-        with unchanged_attributes(module):  # the module is trained afterwards
-            optimizer, _ = optimizer_of(module.configure_optimizers())
-        groups = grouping_of(module, optimizer)
-        return type(module), rule_of(optimizer), groups, Clipping.of(built.trainer), shapes
 
     def _values_of(self, module: LightningModule) -> Tensor:
         """Return loss, gradient and metrics of a module with the weights of the first module."""

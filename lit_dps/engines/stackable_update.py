@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from lit_dps.optim import OURS, Rule, StackedUpdate, State, rule_of
-from lit_dps.optim.parameter_groups import names_of_groups, trained_parameters
+from lit_dps.optim.parameter_groups import names_of_groups, trained_by_name, trained_parameters
 from lit_dps.optim.rule import at_gradient_point
 
 # Some optimizers synchronize slow weights every 5 or 6 steps, or correct a bias from step 6 on.
@@ -84,8 +84,7 @@ def reason_against_update(module: LightningModule, optimizer: Optimizer, rule: R
     numbers = {}
     for place, key in enumerate(rule.hyperparameters):
         numbers[key] = 0.3 + 0.1 * place
-    parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
-    other = rule.make(parameters, RATE, numbers)
+    other = rule.make(list(trained_by_name(module).values()), RATE, numbers)
     if rule_of(other) is rule and not _agree(rule, other):
         return f"{differs} at {numbers}"
     return None
@@ -101,10 +100,7 @@ def rests_without_gradients(module: LightningModule, rule: Rule) -> bool:
         module: The module, in double precision.
         rule: The rule of its optimizer.
     """
-    parameters = {}
-    for name, parameter in module.named_parameters():
-        if parameter.requires_grad:
-            parameters[name] = parameter.detach()
+    parameters = {name: each.detach() for name, each in trained_by_name(module).items()}
     update = StackedUpdate(rule, parameters)
     weights = update.weights.flatten(parameters)[None]
     state = {key: tensor[None] for key, tensor in update.flat_state(parameters, {}).items()}

@@ -7,7 +7,9 @@ steps. Such a step computes the rows of each batch size together.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
+from functools import partial
+from itertools import takewhile
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -92,6 +94,10 @@ def _join_step(batches: Mapping[int, Tensor], rows: int) -> Tensor | MixedBatch:
     return MixedBatch(tuple(parts))
 
 
+def _has_shape(shape: torch.Size, batch: Tensor | MixedBatch) -> bool:
+    return isinstance(batch, Tensor) and batch.shape == shape
+
+
 def parts_of(
     steps: Sequence[Tensor | MixedBatch], device: torch.device
 ) -> Iterator[Tensor | MixedBatch]:
@@ -106,17 +112,7 @@ def parts_of(
             yield first.to(device)
             start += 1
             continue
-        same = _same_shape(first, steps[start:])
+        same: list[Any] = list(takewhile(partial(_has_shape, first.shape), steps[start:]))
         length = next(length for length in PART_LENGTHS if length <= len(same))
         yield torch.stack(same[:length]).to(device)
         start += length
-
-
-def _same_shape(first: Tensor, steps: Sequence[Tensor | MixedBatch]) -> list[Tensor]:
-    """Return the steps up to the first one whose batch has another shape."""
-    same = []
-    for batch in steps:
-        if not isinstance(batch, Tensor) or batch.shape != first.shape:
-            break
-        same.append(batch)
-    return same

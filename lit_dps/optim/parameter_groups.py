@@ -44,13 +44,14 @@ def names_of_groups(optimizer: Any, parameters: Mapping[str, Tensor]) -> list[li
     return groups
 
 
+def trained_by_name(module: Any) -> dict[str, Tensor]:
+    """Return the parameters of a module that require gradients, by name."""
+    return {name: each for name, each in module.named_parameters() if each.requires_grad}
+
+
 def grouping_of(module: Any, optimizer: Any) -> list[list[str]]:
     """Return the names of a module's trained parameters in each group of its optimizer."""
-    trained = {}
-    for name, parameter in module.named_parameters():
-        if parameter.requires_grad:
-            trained[name] = parameter
-    return names_of_groups(optimizer, trained)
+    return names_of_groups(optimizer, trained_by_name(module))
 
 
 def group_settings(group: Mapping[str, Any]) -> dict[str, Any]:

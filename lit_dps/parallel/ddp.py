@@ -133,25 +133,12 @@ def _require_same_on_all_ranks(batch: Any) -> None:
         raise ConfigError("trainer.strategy", "ddp", allowed)
 
 
-class ExistingGroup(ClusterEnvironment):
+class ExistingGroup(LightningEnvironment):
     """The cluster environment of a process group that exists before the trainer."""
 
     @property
     def creates_processes_externally(self) -> bool:
         return True
-
-    # Only Lightning's own set-up of a group uses the address and the port.
-    @property
-    def main_address(self) -> str:
-        return ""
-
-    @property
-    def main_port(self) -> int:
-        return 0
-
-    @staticmethod
-    def detect() -> bool:
-        return False
 
     def world_size(self) -> int:
         return ranks.world()
@@ -165,11 +152,8 @@ class ExistingGroup(ClusterEnvironment):
     def node_rank(self) -> int:
         return ranks.rank() // ranks.local_world()
 
-    def set_world_size(self, size: int) -> None:
-        pass
-
-    def set_global_rank(self, rank: int) -> None:
-        pass
+    def teardown(self) -> None:
+        pass  # Lightning's method removes torchrun's variables
 
 
 class SharedBatchDDP(DDPStrategy):
