@@ -14,6 +14,7 @@ from lit_dps.analysis.analysis import Analysis
 from lit_dps.analysis.law import Law
 from lit_dps.core.record import StudyRecord
 from lit_dps.core.repeats import RepeatPlan, missing_repeats
+from lit_dps.core.text import counted
 from lit_dps.core.trial import Cell, Series, Status, TrialResult
 from lit_dps.storage.advice_store import AdviceStore
 from lit_dps.storage.read import list_studies, read_study
@@ -74,10 +75,9 @@ def forecast_basis(
     count = 0
     if record is not None:
         count = sum(len(record.results_without_failed(cell)) for cell in record.trained_cells)
-    plural = "s" * (count != 1)
-    trials = f"{count:,} finished trial{plural}"
+    trials = counted(count, "finished trial")
     if record is not None and record.name != setup.study.name:
-        trials = f"{count:,} finished probe{plural} of lit-dps advise"
+        trials = f"{counted(count, 'finished probe')} of lit-dps advise"
         if any(setup.study.sparsities):
             trials += " on the dense network"
     text = f"the mean steps at the nearest batch size, of {trials}"

@@ -72,7 +72,7 @@ class Remaining:
         setup: The study, after its checks.
         timing: How long things take here.
         columns: The times to print: the largest ones first, expected ones last.
-        has_expectation: Whether the last column is an expectation.
+        expected: The last column if it is an expectation; None without one.
         workers: Trials that run at a time.
         rungs: Steps after which the race pauses trials.
         passes: Pruning passes by batch size.
@@ -82,7 +82,7 @@ class Remaining:
     setup: StudySetup
     timing: Timing
     columns: Sequence[Times]
-    has_expectation: bool
+    expected: Times | None
     workers: int
     rungs: Sequence[float]
     passes: Mapping[int, int]
@@ -97,13 +97,6 @@ class Remaining:
     def repeats(self) -> Work:
         """All repeats, at most."""
         return total_work(self.columns[0].repeats.values())
-
-    @property
-    def expected(self) -> Times | None:
-        """The expectation; None without one."""
-        if not self.has_expectation:
-            return None
-        return self.columns[-1]
 
 
 def training_seconds(cells: Mapping[Cell, Work], timing: Timing, share: float = 1.0) -> float:
@@ -205,11 +198,13 @@ def _remaining(
     results = {}
     if basis is not None:
         results = basis.results
-    expected = expected_work(points, results, goal.check_interval, ratio)
-    if expected is not None:
+    expected = None
+    expected_trials = expected_work(points, results, goal.check_interval, ratio)
+    if expected_trials is not None:
         repeats = expected_repeat_work(plan, points, basis, goal.check_interval, ratio)
         repeats = limited(repeats or {}, most_repeats)
-        columns.append(Times("time expected", limited(expected, most), repeats, share))
+        expected = Times("time expected", limited(expected_trials, most), repeats, share)
+        columns.append(expected)
     trials = total_work(most.values()).trials + total_work(most_repeats.values()).trials
     workers = min(setup.workers, max(1, trials))
     passes = Counter(pruning_passes(points, workers, timing.reuses_scores))
@@ -219,7 +214,7 @@ def _remaining(
         setup=setup,
         timing=timing,
         columns=columns,
-        has_expectation=expected is not None,
+        expected=expected,
         workers=workers,
         rungs=pauses,
         passes=passes,

@@ -7,6 +7,7 @@ from collections import Counter
 from pathlib import Path
 
 from lit_dps.core.config import cores
+from lit_dps.core.text import counted
 
 
 def hardware() -> str:
@@ -25,9 +26,7 @@ def hardware() -> str:
     text = cpu_model()
     if generation:
         text += f" ({', '.join(generation)})"
-    count = cores()
-    text += f", {count} core" if count == 1 else f", {count} cores"
-    parts = [text]
+    parts = [f"{text}, {counted(cores(), 'core')}"]
     gpus = Counter(torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count()))
     for name, number in gpus.items():
         parts.append(name if number == 1 else f"{number} x {name}")

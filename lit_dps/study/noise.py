@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from lit_dps.core.attempt import Attempt
-from lit_dps.core.errors import UserError
+from lit_dps.core.errors import UserError, first_line
 from lit_dps.core.local_sgd import LocalSGDSchedule
 from lit_dps.core.noise_scale import NoiseScale, reading_batch_size
 from lit_dps.core.text import format_duration
@@ -82,8 +82,7 @@ def short_run(
     except Exception as error:
         # For example, a module may not accept a part of its batch. Other failures will show in the
         # trials.
-        first_line = next(iter(str(error).splitlines()), "")
-        return f"{type(error).__name__}: {first_line}"
+        return f"{type(error).__name__}: {first_line(error)}"
     scale = measured.scale()
     if scale is None:
         count = len(measured.readings["step"])

@@ -293,7 +293,7 @@ class ProgressLog:
 
     def show(self) -> None:
         """Print a first line."""
-        self._print(self.line())
+        self._print()
 
     def update(self, result: TrialResult) -> None:
         """Add a new result, and print a line unless the last one is recent."""
@@ -308,15 +308,15 @@ class ProgressLog:
 
     def close(self) -> None:
         """Print a last line."""
-        self._print(self.line())
+        self._print()
 
     def _print_if_due(self) -> None:
         if time.monotonic() - self._last_line >= self.seconds:
-            self._print(self.line())
+            self._print()
 
-    def _print(self, text: str) -> None:
+    def _print(self) -> None:
         self._last_line = time.monotonic()
-        self.stream.write(text + "\n")
+        self.stream.write(self.line() + "\n")
         self.stream.flush()
 
     def line(self) -> str:

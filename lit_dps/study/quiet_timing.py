@@ -72,12 +72,14 @@ def update_step_timing(
     if not trials or ranks.started_by_torchrun() or os.environ.get(SWITCH) == "0":
         return record
     machine = hardware()
-    if record.step_timing is not None:
-        is_current = _is_current(record.step_timing, setup, record, trials, machine)
+    stored = record.step_timing
+    if stored is not None:
+        has_conditions = stored.conditions == (machine, setup.study.threads, setup.ranks)
+        is_of_code = has_conditions and stored.environment == setup.code_key
+        is_current = is_of_code and stored.is_of(trials, record.space)
         if is_current and not asked:
             return record
-        is_of_now = record.step_timing.conditions == (machine, setup.study.threads, setup.ranks)
-        is_unknown = is_of_now and record.step_timing.environment is None
+        is_unknown = has_conditions and stored.environment is None
         if not is_current and not is_unknown:
             record = _without_times(setup, record)
     print_line(setup, f"timing the training steps of {len(trials)} cells")
@@ -105,19 +107,6 @@ def update_step_timing(
         print_line(setup, f"step times were not stored: {error}")
         return dataclasses.replace(record, step_timing=timing)
     return read_study(setup.storage.optuna_url, record.name)
-
-
-def _is_current(
-    timing: StepTiming,
-    setup: StudySetup,
-    record: StudyRecord,
-    trials: Sequence[Trial],
-    machine: str,
-) -> bool:
-    """Return True if stored times are of this machine, this code and the sizes of the trials."""
-    if timing.conditions != (machine, setup.study.threads, setup.ranks):
-        return False
-    return timing.environment == setup.code_key and timing.is_of(trials, record.space)
 
 
 def _without_times(setup: StudySetup, record: StudyRecord) -> StudyRecord:
@@ -174,22 +163,18 @@ def measure_steps(
             checks[trial.cell].append(times.check)
             if number == 0:
                 expected = (time.monotonic() - began) / (index + 1) * len(trials) * MIN_ROUNDS
-                _refuse_if_longer(expected, limit)
+                if expected > limit:
+                    raise UserError(
+                        f"timing all steps would take about {expected:.0f} s; the limit without "
+                        f"--time-steps is {limit:.0f} s",
+                        value=limit,
+                    )
     timings = []
     for trial in trials:
         seconds = tuple(steps[trial.cell])
         check = statistics.median(checks[trial.cell])
         timings.append(CellTiming(trial.cell, seconds, check, dict(trial.params)))
     return timings
-
-
-def _refuse_if_longer(expected: float, limit: float) -> None:
-    if expected > limit:
-        raise UserError(
-            f"timing all steps would take about {expected:.0f} s; the limit without "
-            f"--time-steps is {limit:.0f} s",
-            value=limit,
-        )
 
 
 def _trials_to_time(setup: StudySetup, record: StudyRecord) -> list[Trial]:

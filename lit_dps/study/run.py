@@ -22,7 +22,7 @@ from lit_dps.core.environment import DATA, KEY, SOURCES, key_of_code
 from lit_dps.core.errors import StorageError, Unguarded
 from lit_dps.core.exit_codes import ExitCode
 from lit_dps.core.record import StudyRecord
-from lit_dps.core.text import terminal_width
+from lit_dps.core.text import counted, terminal_width
 from lit_dps.parallel import ranks
 from lit_dps.parallel.fork_server import unguarded
 from lit_dps.parallel.gpus import gpus_of_workers
@@ -308,7 +308,7 @@ class _StudyRun:
         if at_terminal():
             display = Display(progress, self.name, setup.goal_of_trials, self.stop)
         print_line(setup, describe_loops(choices))
-        trials = "1 trial" if at_a_time == 1 else f"{at_a_time} trials"
+        trials = counted(at_a_time, "trial")
         gpus = gpus_of_workers(workers, setup.ranks, setup.workload.trainer)
         if gpus > 1:
             trials += f" on {gpus} GPUs"
