@@ -222,6 +222,12 @@ class Attempt:
             text += f"; then it ran on to step {last_step}, {self.last_check}"
         return text
 
+    @property
+    def study_trial(self) -> Trial:
+        """The trial of an attempt in a study."""
+        assert self.trial is not None, "an attempt outside of a study has no trial"
+        return self.trial
+
     def set_engine(self, engine: str, reason: str = "") -> None:
         """Set the loop that trains the attempt, and why it is not a faster one."""
         self.engine = engine
@@ -253,9 +259,8 @@ class Attempt:
             self.status = Status.STOPPED
             if self._first_met_step is not None:
                 self.status = Status.COMPLETE
-        assert self.trial is not None, "an attempt outside of a study has no result"
         return TrialResult(
-            trial=self.trial,
+            trial=self.study_trial,
             status=self.status,
             steps=self.steps_to_result,
             curve=self.curve,

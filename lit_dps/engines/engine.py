@@ -165,11 +165,14 @@ class TrialSettings:
     def scores_key(self, trial: Trial) -> tuple | None:
         """Return what the pruning scores of a trial depend on; None if no other trial has them.
 
-        A repeat has a different network in each cell.
+        This includes the searched values, which may be of the network or the loss: samplers other
+        than Sobol draw different values in each cell. The scores do not depend on `pruning.init`. A
+        repeat has a different network in each cell.
         """
         if trial.repeat or not network_is_shared(self.workload):
             return None
-        return _scores_key(trial)
+        axes = tuple((key, value) for key, value in trial.cell.axes if key != "pruning.init")
+        return trial.seed, trial.point, repr(sorted(trial.params.items())), axes
 
     def store_scores(self, trial: Trial, key: PassKey | None, scores: Scores | None) -> None:
         """Store pruning scores for the other cells of a point, if there is room for them.
@@ -261,16 +264,6 @@ class TrialSettings:
 def network_is_shared(workload: Workload) -> bool:
     """Return True if the network of a point is the same at every batch size."""
     return workload.batch_size_key.startswith("data.")
-
-
-def _scores_key(trial: Trial) -> tuple:
-    """Return what the pruning scores of a trial depend on.
-
-    This includes the searched values, which may be of the network or the loss: samplers other than
-    Sobol draw different values in each cell. The scores do not depend on `pruning.init`.
-    """
-    axes = tuple((key, value) for key, value in trial.cell.axes if key != "pruning.init")
-    return trial.seed, trial.point, repr(sorted(trial.params.items())), axes
 
 
 def _values_below(prefix: str, items: Iterable[tuple[str, Any]]) -> dict[str, Any]:

@@ -85,10 +85,9 @@ class IntervalLoop:
             attempt = queue.next()
             if attempt is None:
                 return
-            assert attempt.trial is not None
             key = batching_key(attempt)
             if key.loop_key not in choices:
-                choices[key.loop_key] = self.choose(attempt.trial)
+                choices[key.loop_key] = self.choose(attempt.study_trial)
             choice = choices[key.loop_key]
             if choice.engine == LIGHTNING:
                 yield self._train_by_lightning(attempt, at_check, choice.reason)
@@ -157,11 +156,11 @@ class IntervalLoop:
 
     def _run_once(self, attempt: Attempt, at_check: Callable[[], None], reason: str) -> None:
         """Train one attempt, from its checkpoint if there is one, until it ends or pauses."""
-        assert attempt.trial is not None
+        trial = attempt.study_trial
         attempt.set_engine(SINGLE, reason)
         # Random layers, such as dropout, draw from the seed of the point.
-        with preserve_rng_state(seed=attempt.trial.seed_for("order")):
-            built, device = build_trial(self.training, attempt.trial)
+        with preserve_rng_state(seed=trial.seed_for("order")):
+            built, device = build_trial(self.training, trial)
             if not isinstance(built.module, ImageClassifier):
                 name = type(built.module).__name__
                 raise NeedsLightning(reason or f"{name} {NO_CLASSIFIER}")
@@ -258,8 +257,7 @@ def _seed_dropout(first: NetworkRun) -> None:
 
     A resumed run draws other numbers than it drew at its start.
     """
-    assert first.attempt.trial is not None
-    seed = first.attempt.trial.seed_for("order")
+    seed = first.attempt.study_trial.seed_for("order")
     torch.manual_seed(hash((seed, first.steps)) % 2**63)
 
 

@@ -138,7 +138,8 @@ class LoaderData(LightningDataModule):
                 _on_device(self._collate(loader, list(part)), device)
                 for part in loader.batch_sampler  # pyright: ignore[reportOptionalIterable]
             ]
-            self._refuse_random(before, data)
+            if not equal_states(before, capture_rng_state(data)):
+                self._refuse("draws random numbers when it reads examples, as augmentation does")
         self._compare(self._loader, device)
         self._refuse_other_sizes()
         self.validation_size = sum(map(_size_of, self.validation))
@@ -212,11 +213,6 @@ class LoaderData(LightningDataModule):
         of_part = sum(leaf.nbytes for leaf in tree_leaves(part))
         if of_part * size / _size_of(part) > limit:
             self._refuse(f"has more than {limit / 2**30:.2g} GiB of training examples")
-
-    def _refuse_random(self, before: Any, data: LightningDataModule) -> None:
-        """Refuse data sets that draw random numbers, such as augmented images."""
-        if not equal_states(before, capture_rng_state(data)):
-            self._refuse("draws random numbers when it reads examples, as augmentation does")
 
     def _compare(self, loader: DataLoader, device: torch.device) -> None:
         """Refuse a data set whose batches differ from the same examples one after another."""

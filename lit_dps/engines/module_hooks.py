@@ -46,11 +46,8 @@ TRANSFER_HOOKS = (
     "on_after_batch_transfer",
 )
 # Early checks call `per_example_error` instead of all other methods of a validation.
-VALIDATION_METHODS = (
-    "per_example_error",
-    "validation_step",
-    *(name for name in dir(LightningModule) if name.startswith("on_validation_")),
-)
+VALIDATION_HOOKS = tuple(name for name in dir(LightningModule) if name.startswith("on_validation_"))
+VALIDATION_METHODS = ("per_example_error", "validation_step", *VALIDATION_HOOKS)
 
 
 def _methods_of_lightning_alone() -> tuple[str, ...]:

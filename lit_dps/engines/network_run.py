@@ -60,9 +60,8 @@ from lit_dps.training.workload import Built
 GPU_PASS_BATCH_SIZE = 1000
 
 
-def build_trial(training: TrialSettings, trial: Trial | None) -> tuple[Built, torch.device]:
+def build_trial(training: TrialSettings, trial: Trial) -> tuple[Built, torch.device]:
     """Return the module and data of a trial, set up, and the device on which it trains."""
-    assert trial is not None
     built = training.workload.build(trial)
     trainer = lightning_private.make_trainer(built.trainer)
     lightning_private.set_max_steps(trainer, training.shown_steps or training.goal.max_steps)
@@ -164,8 +163,8 @@ class NetworkRun(ReadableRun):
         Args:
             source: The data module of the user, if the data of `built` keep its batches in memory.
         """
-        trial = attempt.trial
-        assert trial is not None and isinstance(built.data, ImageData | LoaderData)
+        trial = attempt.study_trial
+        assert isinstance(built.data, ImageData | LoaderData)
         is_classifier = isinstance(built.module, ImageClassifier)
         if training.goal.stops_checks_early and is_classifier:
             attempt.enable_early_checks()
@@ -235,15 +234,13 @@ class NetworkRun(ReadableRun):
 
     def _mask_changes(self, training: TrialSettings) -> MaskChanges | None:
         """Return how the mask changes during training; None if it stays."""
-        assert self.attempt.trial is not None
-        pruning = training.pruning_callback(self.attempt.trial)
+        pruning = training.pruning_callback(self.attempt.study_trial)
         max_steps = training.shown_steps or training.goal.max_steps
         return MaskChanges.of(pruning.pruner, pruning.sparsity, pruning.seed, max_steps)
 
     def _start(self, training: TrialSettings, stacked: bool, scores: Scores | None) -> None:
         """Prune the network and begin training, with the hooks that Lightning calls."""
-        trial = self.attempt.trial
-        assert trial is not None
+        trial = self.attempt.study_trial
         min_batch_size = 0
         is_mean = not trains_on_whole_batches(self.module, self.keeps_untrained)
         if stacked and is_mean and self.module.device.type == "cuda":
@@ -268,8 +265,7 @@ class NetworkRun(ReadableRun):
                 depend on it.
             scores: The scores, if they were computed before.
         """
-        trial = self.attempt.trial
-        assert trial is not None
+        trial = self.attempt.study_trial
         pruning = training.pruning_callback(trial)
         if pruning.sparsity == 0:
             return

@@ -70,8 +70,7 @@ class ReadableRun:
     @property
     def batch_size(self) -> int:
         """The cell's batch size: the most examples of an optimizer step."""
-        assert self.attempt.trial is not None
-        return self.attempt.trial.cell.batch_size
+        return self.attempt.study_trial.cell.batch_size
 
     def loss_of(self, module: LightningModule, batch: Any) -> Tensor | None:
         """Return the mean training loss of a batch by a copy of the module."""

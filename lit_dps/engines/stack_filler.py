@@ -87,8 +87,7 @@ def batching_key(attempt: Attempt) -> BatchingKey:
     The networks of a stack may differ in weights, mask, learning rate and hyperparameters. All
     other arguments of the module and the data must be equal, such as the arguments of a loss.
     """
-    trial = attempt.trial
-    assert trial is not None
+    trial = attempt.study_trial
     network_keys = set(RATE_KEYS)
     for rule in RULES.values():
         network_keys.update(f"model.{name}" for name in rule.hyperparameters)
@@ -263,8 +262,7 @@ class StackFiller:
 
     def _prepare(self, attempt: Attempt) -> NetworkRun | None:
         """Return the run of an attempt; None if its module differs from the first module."""
-        trial = attempt.trial
-        assert trial is not None
+        trial = attempt.study_trial
         # Data may be drawn when they are set up: from the seed of the point, as in other loops.
         with preserve_rng_state(seed=trial.seed_for("order")):
             built, device = build_trial(self._training, trial)

@@ -21,8 +21,10 @@ from lit_dps.engines.logged_module import (
     validation_metrics,
 )
 from lit_dps.engines.module_hooks import (
+    CALLED_HOOKS,
     LIGHTNING_METHODS,
     TRANSFER_HOOKS,
+    VALIDATION_HOOKS,
     NeedsLightning,
     optimizer_of,
     raise_if_caught,
@@ -75,12 +77,8 @@ SAME_TOLERANCE = 1e-6
 
 def overridden_methods(module: LightningModule) -> list[str]:
     """Return the methods of a module that a fit calls and a stack does not."""
-    names = ["log", "log_dict", *TRANSFER_HOOKS, *LIGHTNING_METHODS]
-    for name in dir(LightningModule):
-        is_of_tests = name.startswith(("on_test_", "on_predict_"))
-        if name.startswith("on_") and not is_of_tests:
-            names.append(name)
-    names += ["teardown", "train_dataloader", "val_dataloader"]
+    names = ["log", "log_dict", *TRANSFER_HOOKS, *LIGHTNING_METHODS, *CALLED_HOOKS]
+    names += [*VALIDATION_HOOKS, "train_dataloader", "val_dataloader"]
     overridden = []
     for name in dict.fromkeys(names):
         is_log = name == "log" and type(module).log is LightningModule.log

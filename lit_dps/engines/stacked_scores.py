@@ -66,8 +66,7 @@ def scores_of_new_runs(
 
 def _can_share_pass(run: NetworkRun, training: TrialSettings) -> bool:
     """Return True if a run needs a scoring pass that it can share with other networks."""
-    trial = run.attempt.trial
-    assert trial is not None
+    trial = run.attempt.study_trial
     if run.is_resumed or trial.cell.sparsity == 0 or training.stored_scores(trial) is not None:
         return False
     pruner = training.pruning_callback(trial).pruner
@@ -77,17 +76,14 @@ def _can_share_pass(run: NetworkRun, training: TrialSettings) -> bool:
 
 def _key_of_pass(run: NetworkRun, training: TrialSettings) -> tuple:
     """Return what networks have in common that are scored by one pass."""
-    trial = run.attempt.trial
-    assert trial is not None
+    trial = run.attempt.study_trial
     config = replace(training.pruning_config(trial), sparsity=0.0, seed=0, init="original")
     return (repr(config),)
 
 
 def _key_of_network(run: NetworkRun, index: int, training: TrialSettings) -> Any:
     """Return what networks with equal scores have in common."""
-    trial = run.attempt.trial
-    assert trial is not None
-    key = training.scores_key(trial)
+    key = training.scores_key(run.attempt.study_trial)
     return index if key is None else key
 
 
@@ -131,8 +127,7 @@ def scores_of_stack(runs: Sequence[NetworkRun], training: TrialSettings) -> list
         training: The settings of the study.
     """
     first = runs[0]
-    assert first.attempt.trial is not None
-    pruning = training.pruning_callback(first.attempt.trial)
+    pruning = training.pruning_callback(first.attempt.study_trial)
     assert isinstance(pruning.pruner, OneShot)
     with first.copy_to_prune(pruning, _batch_size(first, pruning)) as network:
         stacked = _stacked_network(network, runs)

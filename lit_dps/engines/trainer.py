@@ -82,8 +82,7 @@ class TrialFit:
             file: The file in which the run is saved; None saves nothing.
             at_check: See `Engine.train`.
         """
-        trial = attempt.trial
-        assert trial is not None
+        trial = attempt.study_trial
         built = training.workload.build(trial)
         filter_module_callbacks(built.module)
         if goal is None:
@@ -219,8 +218,7 @@ class TrainerEngine:
     ) -> None:
         """Train an attempt by `Trainer.fit`, and collect what the callbacks measured."""
         training = self.training
-        trial = attempt.trial
-        assert trial is not None
+        trial = attempt.study_trial
         fit = TrialFit.of(training, attempt, file=file, at_check=at_check)
         stored = training.stored_scores(trial)
         if stored is not None:

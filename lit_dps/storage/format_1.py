@@ -14,7 +14,7 @@ from lit_dps.core.environment import KEY, with_key
 from lit_dps.core.goal import Goal
 from lit_dps.core.trial import LIPSCHITZ, THEORY
 from lit_dps.storage import schema
-from lit_dps.storage.columns import encode_columns
+from lit_dps.storage.columns import decode_columns, encode_columns
 
 # Names of engines in results. "sparse" is an engine that was removed.
 FORMER_ENGINES = {"interval loop": "single", "stack": "stacked", "Lightning": "lightning"}
@@ -114,7 +114,7 @@ def convert_result(
     """Return the result of a trial in format 2."""
     engine: str = former.get("engine", "")
     readings = {}
-    lipschitz = _decode_columns(former.get("smoothness", {}))
+    lipschitz = decode_columns(former.get("smoothness", {}))
     if lipschitz.get("step"):
         readings["readings"] = {LIPSCHITZ: encode_columns(lipschitz)}
     flags = dict(former.get("observed", {}))
@@ -123,7 +123,7 @@ def convert_result(
     return {
         "status": former["status"],
         "steps": former["steps"],
-        "curve": encode_columns(_decode_columns(former["curve"])),
+        "curve": encode_columns(decode_columns(former["curve"])),
         "kept": former["kept"],
         "seconds": former["seconds"],
         **readings,
@@ -136,13 +136,6 @@ def convert_result(
         schema.FAILED_AT: failed_at,
         schema.FAILED_IN: failed_in,
     }
-
-
-def _decode_columns(columns: Mapping[str, list[float | str]]) -> dict[str, list[float]]:
-    decoded = {}
-    for name, values in columns.items():
-        decoded[name] = [float(value) if isinstance(value, str) else value for value in values]
-    return decoded
 
 
 def convert_advice(attrs: Mapping[str, Any]) -> dict[str, Any]:

@@ -286,10 +286,12 @@ def _merge_cell(
     unit = Goal.from_dict(header[schema.GOAL]).cost_unit
     study = open_cell(storage, name, cell, header[schema.UID], repeats=repeats, unit=unit)
     copies: list[FrozenTrial] = []
-    for key, attempts in sorted(theirs.items()):
-        new_attempts = _new_attempts(ours.get(key, []), attempts)
+    for (point, repeat), attempts in sorted(theirs.items()):
+        stored = ours.get((point, repeat), [])
+        new_attempts = _new_attempts(stored, attempts)
         if new_attempts is None:
-            conflict = _conflict(key, other.place, ours[key], attempts)
+            k_differs = _longest(stored).result.cost != _longest(attempts).result.cost
+            conflict = Conflict(point, other.place, repeat, k_differs)
             merged.conflicts.setdefault(cell, []).append(conflict)
             continue
         copies += [_copy_of(attempt, other.place) for attempt in new_attempts]
@@ -316,14 +318,6 @@ def _copy_of(attempt: _Attempt, place: str) -> FrozenTrial:
     # Files that were made to be small hold no intermediate values.
     copied.intermediate_values = intermediate_values(attempt.result)
     return copied
-
-
-def _conflict(
-    key: RepeatId, place: str, ours: Sequence[_Attempt], theirs: Sequence[_Attempt]
-) -> Conflict:
-    point, repeat = key
-    k_differs = _longest(ours).result.cost != _longest(theirs).result.cost
-    return Conflict(point, place, repeat, k_differs)
 
 
 def _read_attempts(

@@ -316,18 +316,14 @@ class _StepTimer:
             self.steps = 0
             self._blocks = []
         self.steps += 1
-        if self.steps == self._warm_up:
+        timed = self.steps - self._warm_up
+        if timed == 0:
             self.first = Instant.now(device)
             self.last = self.first
         elif self.steps == self._all_steps:
             self.last = Instant.now(device)
-        elif self._most_seconds is not None and self._ends_block():
+        elif self._most_seconds is not None and timed > 0 and timed % self._block_steps == 0:
             self._end_block(Instant.now(device), self._most_seconds)
-
-    def _ends_block(self) -> bool:
-        """Return True if the last step is the last one of a block."""
-        timed = self.steps - self._warm_up
-        return timed > 0 and timed % self._block_steps == 0
 
     def _end_block(self, end: Instant, most_seconds: float) -> None:
         """Note the end of a block of steps.

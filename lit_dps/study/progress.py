@@ -230,9 +230,12 @@ class Progress:
         running = self.rates.steps_now(cell)
         results = self.results[cell]
         limit = self._race_limit_in_steps(cell)
+        factor = self.plan.race_factor
+        # In a close race, the trials of a cell end at not much more than K*.
+        is_close = factor is not None and factor <= MAX_CLOSE_RACE_FACTOR
         steps = CellSteps(
             min(limit, self.plan.max_steps),
-            is_raced=limit < math.inf and self._race_is_close,
+            is_raced=limit < math.inf and is_close,
             repeats=self._repeat_counts_of(cell).remaining,
         )
         ended_points = set()
@@ -253,12 +256,6 @@ class Progress:
             else:
                 steps.waiting += 1
         return steps
-
-    @property
-    def _race_is_close(self) -> bool:
-        """Whether the trials of a cell end at not much more than K*."""
-        factor = self.plan.race_factor
-        return factor is not None and factor <= MAX_CLOSE_RACE_FACTOR
 
     def _race_limit_in_steps(self, cell: Cell) -> float:
         """Return the steps at which the race stops a cell's trials; infinity without a limit."""

@@ -45,19 +45,6 @@ class Difference(NamedTuple):
     values: tuple[float, float]
 
 
-class UntrainedMetrics(NamedTuple):
-    """The validation of two networks before training.
-
-    Attributes:
-        networks: Metrics by name, of the untrained network and of the same with noise on its
-            weights. The list is empty or shorter if validation fails.
-        examples: Examples of a validation, by the number of the data loader.
-    """
-
-    networks: list[dict[str, float]]
-    examples: dict[int, int]
-
-
 def compare_metrics(training: TrialSettings, trial: Trial, setup: StudySetup) -> list[str]:
     """Compare the metrics of one network at both ends of the grid, and return notes.
 
@@ -136,10 +123,10 @@ def repeated_metrics(short: ShortTrial, setup: StudySetup) -> list[str]:
 
     Such a metric is random, or it keeps a state from one validation to the next.
     """
-    if short.repeated is None:
+    if short.epochs.repeated is None:
         return []
     notes = []
-    first, second = short.repeated
+    first, second = short.epochs.repeated
     for metric, one in first.items():
         two = second.get(metric, one)
         if not _is_equal(one, two, _rounding(setup)):
@@ -251,14 +238,20 @@ def untrained_metrics(
         trial: The trial; it is not trained.
         seed: Seed of the random numbers in validation; None takes the seed of the trial.
     """
-    look = _ValidateUntrained()
+    metrics = UntrainedMetrics()
     with full_float32(), suppress(Exception):  # some modules cannot validate without training
-        probe_fit(training, trial, look, seed)
-    return UntrainedMetrics(look.networks, look.examples)
+        probe_fit(training, trial, metrics, seed)
+    return metrics
 
 
-class _ValidateUntrained(Callback):
-    """Validates a network before its first step, without and with noise; then ends the fit."""
+class UntrainedMetrics(Callback):
+    """Validates a network before its first step, without and with noise; then ends the fit.
+
+    Attributes:
+        networks: Metrics by name, of the untrained network and of the same with noise on its
+            weights. The list is empty or shorter if validation fails.
+        examples: Examples of a validation, by the number of the data loader.
+    """
 
     def __init__(self):
         self.networks: list[dict[str, float]] = []

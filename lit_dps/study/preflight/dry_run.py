@@ -113,10 +113,10 @@ def _run_smallest(training: TrialSettings, trial: Trial) -> ShortTrial:
 def _check_short_trial(setup: StudySetup, short: ShortTrial) -> None:
     """Raise ConfigError if a study cannot use the goal or the data of a short trial."""
     _refuse_goal_met_untrained(short)
-    taken = sorted({*short.read} & columns_of_tables(setup))
+    taken = sorted({*short.attempt.read_columns} & columns_of_tables(setup))
     if taken:
         raise ConfigError(READINGS_KEY, taken[0], "names that are no columns of a study's tables")
-    if setup.ranks > 1 and short.counted.can_be_cut is False:
+    if setup.ranks > 1 and short.fit.examples.can_be_cut is False:
         allowed = "omitted. ddp needs tensors whose first dimension is the examples"
         raise ConfigError("trainer.strategy", "ddp", allowed)
     # Each value of an axis may have another data module.
@@ -129,11 +129,12 @@ def _check_short_trial(setup: StudySetup, short: ShortTrial) -> None:
 
 def _check_same_validation(short: ShortTrial, last: ShortTrial) -> None:
     """Raise ConfigError if the largest batch size has other validation examples."""
-    if last.examples == short.examples:
+    if last.goal.validated.first == short.goal.validated.first:
         return
     counts = []
     for each in (short, last):
-        counts.append(f"{sum_text(each.examples or {})} at B = {each.counted.batch_size}")
+        examples = sum_text(each.goal.validated.first or {})
+        counts.append(f"{examples} at B = {each.fit.examples.batch_size}")
     raise ConfigError(
         "data",
         type(short.data).__name__,
@@ -144,7 +145,7 @@ def _check_same_validation(short: ShortTrial, last: ShortTrial) -> None:
 def _may_depend_on_batch_size(training: TrialSettings, short: ShortTrial, last: ShortTrial) -> bool:
     """Return whether the validation, or the module, knows the batch size of the grid."""
     is_of_data = training.workload.batch_size_key.startswith("data.")
-    return last.batches != short.batches or not is_of_data
+    return last.goal.validated.batches != short.goal.validated.batches or not is_of_data
 
 
 def _hash_of_weights(trainer: Trainer, module: LightningModule, batch: Any) -> str:
@@ -210,7 +211,7 @@ def _check_batches_grow(training: TrialSettings, short: ShortTrial, last: ShortT
 
     This check is for batches whose number of examples is unknown.
     """
-    smallest, largest = short.counted, last.counted
+    smallest, largest = short.fit.examples, last.fit.examples
     if not smallest.volume or not largest.volume:
         return
     growth = largest.batch_size / smallest.batch_size
@@ -228,7 +229,8 @@ def _check_batches_grow(training: TrialSettings, short: ShortTrial, last: ShortT
 def _refuse_goal_met_untrained(short: ShortTrial) -> None:
     """Raise ConfigError if the untrained network meets the goal."""
     goal, monitor = short.goal.goal, short.goal.monitor
-    if short.untrained is None or not goal.is_reached(short.untrained[monitor]):
+    untrained = short.epochs.untrained
+    if untrained is None or not goal.is_reached(untrained[monitor]):
         return
     key = "goal.at_most"
     side, hint = "below", "; of a metric that is to be maximised set goal.at_least"
@@ -239,7 +241,7 @@ def _refuse_goal_met_untrained(short: ShortTrial) -> None:
     raise ConfigError(
         key,
         goal.value,
-        f"{side} {short.untrained[monitor]:.4g}, the {monitor} of the untrained network{hint}",
+        f"{side} {untrained[monitor]:.4g}, the {monitor} of the untrained network{hint}",
     )
 
 

@@ -199,7 +199,7 @@ class PartsProbe(Callback):
         # Other random numbers and another order: the difference is rounding, or the loss is random.
         backwards = torch.arange(2 * half - 1, -1, -1)
         again = _pass_of(data_pass, cut(batch, backwards), batch_idx, skipped_draws=1)
-        distance = _distance(again.gradient, rest)
+        distance = _norm([a - b for a, b in zip(again.gradient, rest, strict=True)])
         # At most two gradients are in memory at a time.
         del again
         losses = []
@@ -290,8 +290,3 @@ def _pass_of(data_pass: TrainingPass, batch: Any, batch_idx: int, skipped_draws:
 def _norm(gradient: Sequence[Tensor]) -> float:
     """Return the norm of a gradient over all parameters."""
     return math.hypot(*[float(torch.linalg.vector_norm(each)) for each in gradient])
-
-
-def _distance(first: Sequence[Tensor], second: Sequence[Tensor]) -> float:
-    """Return the norm of the difference of two gradients."""
-    return _norm([a - b for a, b in zip(first, second, strict=True)])

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from lightning.fabric.utilities.data import sized_len
@@ -38,10 +38,9 @@ from lit_dps.training import GoalErrorCallback, lightning_private
 from lit_dps.training.checkpoint_files import CheckpointFile
 from lit_dps.training.hidden_state import preserve_rng_state
 from lit_dps.training.rate_curve import rate_curve, rate_remarks
-from lit_dps.training.step_count import ExamplesCallback, refuse_too_large
+from lit_dps.training.step_count import refuse_too_large
 from lit_dps.training.training_pass import ends_of, has_indices, loss_of_output
 from lit_dps.training.unmasked import later_weights_note
-from lit_dps.training.workload import Built
 
 NOISE = 0.1  # standard deviation of the noise on weights that are all zero
 STEPS = 3  # of a short trial whose epochs do not end
@@ -50,45 +49,30 @@ MAX_BATCHES_WITHOUT_STEP = 64  # after which a module is refused
 ERROR_LENGTH = 500  # characters of an error message
 
 
-@dataclass
+@dataclass(frozen=True)
 class ShortTrial:
-    """The results of a short trial.
+    """A short trial, before and after it is trained.
 
     Attributes:
-        built: The module, the data module and the trainer's arguments.
-        goal: The callback that judged the trial by the goal of the study.
-        untrained: The metrics of the pruned network before its first step; None if validation fails
-            without training.
-        repeated: The metrics of two validations of one network, with noise on its weights; None if
-            validation fails, or if module and data are ours.
-        examples: Examples of a validation by data loader; None if validation may stop early.
-        batches: Batches of a validation by data loader.
-        counted: The callback that counted the examples of the steps.
-        read: Columns of the readings.
+        fit: The objects with which Lightning trains it.
+        attempt: The attempt at the trial.
+        epochs: What shortens its epochs, and validates the untrained network.
         notes: Notes on the learning rate and on the mask, a line each.
     """
-
-    built: Built
-    goal: GoalErrorCallback
-    untrained: dict[str, float] | None
-    repeated: tuple[dict[str, float], dict[str, float]] | None
-    examples: dict[int, int] | None
-    batches: dict[int, int]
-    counted: ExamplesCallback
-    read: Sequence[str] = ()
-    notes: list[str] = field(default_factory=list)
-
-    @property
-    def data(self) -> LightningDataModule:
-        return self.built.data
-
-
-class ShortFit(NamedTuple):
-    """A short trial before it is trained: its fit, its attempt, and what shortens its epochs."""
 
     fit: TrialFit
     attempt: Attempt
     epochs: ShortEpochs
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def goal(self) -> ShortGoal:
+        """The callback that judges the trial by the goal of the study."""
+        return self.epochs.goal
+
+    @property
+    def data(self) -> LightningDataModule:
+        return self.fit.built.data
 
 
 def build_short(
@@ -96,7 +80,7 @@ def build_short(
     trial: Trial,
     file: CheckpointFile | None = None,
     at_check: Callable[[], None] = lambda: None,
-) -> ShortFit:
+) -> ShortTrial:
     """Return a short trial that is ready to be trained.
 
     Args:
@@ -123,7 +107,7 @@ def build_short(
     )
     is_manual = not module.automatic_optimization or is_overridden("optimizer_step", module)
     epochs = ShortEpochs(goal, training.workload.parts_of(trial.cell), is_manual)
-    return ShortFit(fit, attempt, epochs)
+    return ShortTrial(fit, attempt, epochs)
 
 
 def run_short(
@@ -146,10 +130,9 @@ def run_short(
     short = build_short(training, trial)
     fit = short.fit
     epochs = short.epochs
-    goal = epochs.goal
     stale_metrics = StaleMetricObjects()
-    trainer = _fit(fit, trial, [*watchers, stale_metrics, epochs], goal)
-    _check_ended(fit, trial, goal, trainer)
+    trainer = _fit(fit, trial, [*watchers, stale_metrics, epochs], short.goal)
+    _check_ended(fit, trial, short.goal, trainer)
     if trial.cell.sparsity and epochs.is_finite is False:
         name = type(fit.built.module).__name__
         raise ConfigError(
@@ -157,24 +140,14 @@ def run_short(
             trial.cell.sparsity,
             f"lower sparsities for {name}, because its loss is not finite after pruning",
         )
-    notes = stale_metrics.notes(type(fit.built.module).__name__)
+    short.notes.extend(stale_metrics.notes(type(fit.built.module).__name__))
     for remark in epochs.remarks:
-        notes.append(f"at B = {trial.cell.batch_size} {remark} steps of the budget")
+        short.notes.append(f"at B = {trial.cell.batch_size} {remark} steps of the budget")
     if trial.cell.sparsity:
         note = later_weights_note(trainer, fit.pruning.flags)
         if note:
-            notes.append(f"{trial.cell}: {note}")
-    return ShortTrial(
-        fit.built,
-        goal,
-        epochs.untrained,
-        epochs.repeated,
-        goal.validated.first,
-        goal.validated.batches,
-        fit.examples,
-        tuple(short.attempt.read_columns),
-        notes,
-    )
+            short.notes.append(f"{trial.cell}: {note}")
+    return short
 
 
 def _fit(fit: TrialFit, trial: Trial, callbacks: Sequence[Callback], goal: ShortGoal) -> Trainer:
@@ -345,7 +318,10 @@ class ShortEpochs(Callback):
         first_batches: Number of first batches of an epoch that are kept.
         validates_untrained: Whether to validate the untrained network.
         is_finite: Whether the first training loss is finite; None before it, or without a loss.
-        untrained, repeated: Metrics, as in `ShortTrial`.
+        untrained: The metrics of the pruned network before its first step; None if validation fails
+            without training.
+        repeated: The metrics of two validations of one network, with noise on its weights; None if
+            validation fails, or if module and data are ours.
         remarks: Remarks on the learning rates over the budget.
     """
 
