@@ -61,10 +61,7 @@ from lit_dps.pruning.network import copies_of, why_unprunable
 from lit_dps.training import GoalErrorCallback, lightning_private
 from lit_dps.training.delay_callback import requires_closure
 from lit_dps.training.early_check import EarlyCheck
-from lit_dps.training.hidden_state import (
-    preserve_rng_state,
-    unchanged_attributes,
-)
+from lit_dps.training.hidden_state import preserve_rng_state, unchanged_attributes
 from lit_dps.training.inheritance import adopt_former_methods, inherits
 from lit_dps.training.workload import Built
 

@@ -20,22 +20,13 @@ from lit_dps.core.local_sgd import LocalSGDSchedule
 from lit_dps.core.registry import argument_names, named_class
 from lit_dps.core.search_space import RATE_NAMES
 from lit_dps.core.trial import Status, Trial, TrialResult
-from lit_dps.core.trial_config import (
-    BatchConfig,
-    GoalConfig,
-    OptimConfig,
-    PruningConfig,
-    plain,
-)
+from lit_dps.core.trial_config import BatchConfig, GoalConfig, OptimConfig, PruningConfig, plain
 from lit_dps.engines.module_hooks import NeedsLightning
 from lit_dps.parallel import ranks
 from lit_dps.pruning import PRUNERS, Pruner
 from lit_dps.pruning.pruner import Scores
 from lit_dps.readings.registry import ReadingSpec
-from lit_dps.training import (
-    BatchScheduleCallback,
-    PruningCallback,
-)
+from lit_dps.training import BatchScheduleCallback, PruningCallback
 from lit_dps.training.checkpoint_files import CheckpointFile, Checkpoints
 from lit_dps.training.lightning_private import error_of_fit
 from lit_dps.training.workload import Workload

@@ -40,11 +40,7 @@ END_HOOKS = ("on_train_epoch_end", "on_train_end", "on_fit_end", "teardown")
 CALLED_HOOKS = (*BUILD_HOOKS, *START_HOOKS, *STEP_HOOKS, *END_HOOKS)
 
 # They move batches to a device. The data in memory of the interval loop are there already.
-TRANSFER_HOOKS = (
-    "transfer_batch_to_device",
-    "on_before_batch_transfer",
-    "on_after_batch_transfer",
-)
+TRANSFER_HOOKS = ("transfer_batch_to_device", "on_before_batch_transfer", "on_after_batch_transfer")
 # Early checks call `per_example_error` instead of all other methods of a validation.
 VALIDATION_HOOKS = tuple(name for name in dir(LightningModule) if name.startswith("on_validation_"))
 VALIDATION_METHODS = ("per_example_error", "validation_step", *VALIDATION_HOOKS)

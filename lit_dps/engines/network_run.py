@@ -131,11 +131,7 @@ class NetworkRun(ReadableRun):
 
     @classmethod
     def begin(
-        cls,
-        attempt: Attempt,
-        built: Built,
-        training: TrialSettings,
-        device: torch.device,
+        cls, attempt: Attempt, built: Built, training: TrialSettings, device: torch.device
     ) -> NetworkRun:
         """Return the run of an attempt: resumed from its checkpoint if there is one, else pruned.
 

@@ -179,11 +179,7 @@ class StackedNetworks:
         return losses
 
     def _train_parts(
-        self,
-        x: Tensor,
-        y: Tensor,
-        index: tuple[Tensor | MixedBatch, ...],
-        numbers: StepNumbers,
+        self, x: Tensor, y: Tensor, index: tuple[Tensor | MixedBatch, ...], numbers: StepNumbers
     ) -> Tensor | None:
         """Take optimizer steps whose batches differ in size; see `train`."""
         losses = None
@@ -206,12 +202,7 @@ class StackedNetworks:
         return self._graphed
 
     def _step(
-        self,
-        x: Tensor,
-        y: Tensor,
-        batch: Tensor | MixedBatch,
-        numbers: StepNumbers,
-        step: int = 0,
+        self, x: Tensor, y: Tensor, batch: Tensor | MixedBatch, numbers: StepNumbers, step: int = 0
     ) -> Tensor:
         """Take an optimizer step of all rows; return their losses before it, shape (rows,).
 

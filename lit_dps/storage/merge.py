@@ -241,10 +241,7 @@ def _merged_attributes(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> di
 
 
 def _merge_noise(
-    storage: RDBStorage,
-    name: str,
-    ours: Mapping[str, Any] | None,
-    theirs: Mapping[str, Any] | None,
+    storage: RDBStorage, name: str, ours: Mapping[str, Any] | None, theirs: Mapping[str, Any] | None
 ) -> None:
     """Keep the better of two noise scales.
 

@@ -287,12 +287,7 @@ class _StepTimer:
         ended_after: The number of timed steps, if the attempt ended before all of them.
     """
 
-    def __init__(
-        self,
-        attempt: Attempt,
-        warm_up: int,
-        most_seconds: float | None = None,
-    ):
+    def __init__(self, attempt: Attempt, warm_up: int, most_seconds: float | None = None):
         self.steps = 0
         self.first = Instant(0.0, 0.0)
         self.last = self.first

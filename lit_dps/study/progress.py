@@ -323,10 +323,7 @@ class ProgressLog:
         finished = progress.finished()
         cells = len(finished)
         full_cells = sum(count >= trials for count in finished.values())
-        parts = [
-            f"cells {full_cells}/{cells}",
-            f"trials {sum(finished.values())}/{cells * trials}",
-        ]
+        parts = [f"cells {full_cells}/{cells}", f"trials {sum(finished.values())}/{cells * trials}"]
         if progress.plan.repeats.count:
             repeats = progress.repeat_counts()
             parts.append(f"repeats {repeats.finished}/{sum(repeats)}")
@@ -368,9 +365,7 @@ def notebook_line() -> NotebookLine | None:
 
 
 def mean_of_nearest_batch_size(
-    values: Mapping[Cell, Iterable[float]],
-    cells: Iterable[Cell],
-    ratio: Ratio = ratio_one,
+    values: Mapping[Cell, Iterable[float]], cells: Iterable[Cell], ratio: Ratio = ratio_one
 ) -> dict[Cell, float] | None:
     """Return for each cell the mean of the values at the nearest batch size.
 
@@ -422,9 +417,7 @@ class ProgressReporter:
     """
 
     def __init__(
-        self,
-        on_event: Callable[[ProgressEvent], None],
-        seconds: float = SECONDS_BETWEEN_EVENTS,
+        self, on_event: Callable[[ProgressEvent], None], seconds: float = SECONDS_BETWEEN_EVENTS
     ):
         self._on_event = on_event
         self._seconds = seconds

@@ -119,11 +119,7 @@ def _without_times(setup: StudySetup, record: StudyRecord) -> StudyRecord:
 
 
 def measure_steps(
-    setup: StudySetup,
-    record: StudyRecord,
-    trials: Sequence[Trial],
-    limit: float,
-    stop: StopRequest,
+    setup: StudySetup, record: StudyRecord, trials: Sequence[Trial], limit: float, stop: StopRequest
 ) -> list[CellTiming]:
     """Return the step times of some trials, one for each cell, trained in this process.
 

@@ -26,12 +26,7 @@ from lit_dps.core.text import counted, terminal_width
 from lit_dps.parallel import ranks
 from lit_dps.parallel.fork_server import unguarded
 from lit_dps.parallel.gpus import gpus_of_workers
-from lit_dps.parallel.process import (
-    RESUMES,
-    Interrupted,
-    StopRequest,
-    interruptible,
-)
+from lit_dps.parallel.process import RESUMES, Interrupted, StopRequest, interruptible
 from lit_dps.report.no_result import ended_without_result
 from lit_dps.report.publish import figures_folder, publish
 from lit_dps.report.text import FILES
@@ -43,20 +38,9 @@ from lit_dps.storage.run_records import (
     store_k_star_trials,
     store_noise_scale,
 )
-from lit_dps.storage.take_over import (
-    ReportDeferred,
-    claim_report,
-    results_reported,
-    take_over,
-)
+from lit_dps.storage.take_over import ReportDeferred, claim_report, results_reported, take_over
 from lit_dps.storage.urls import ui_hint, without_password
-from lit_dps.study.display import (
-    LEAVING,
-    Display,
-    at_terminal,
-    print_line,
-    print_line_at_terminal,
-)
+from lit_dps.study.display import LEAVING, Display, at_terminal, print_line, print_line_at_terminal
 from lit_dps.study.environment import environment_of
 from lit_dps.study.failures import AllFail, Failures
 from lit_dps.study.noise import first_guess

@@ -17,15 +17,7 @@ from lit_dps.core.local_sgd import LocalSGDSchedule
 from lit_dps.core.record import StudyRecord, shared_cells
 from lit_dps.core.repeats import missing_repeats
 from lit_dps.core.search_space import ExpandedSpace, Space
-from lit_dps.core.trial import (
-    ENGINE_SET,
-    LIGHTNING,
-    STACKED,
-    Cell,
-    Status,
-    TrialResult,
-    Value,
-)
+from lit_dps.core.trial import ENGINE_SET, LIGHTNING, STACKED, Cell, Status, TrialResult, Value
 from lit_dps.core.trial_config import (
     TRIAL_SECTIONS,
     BatchConfig,

@@ -24,11 +24,7 @@ from lit_dps.study.preflight.keys import columns_of_tables
 from lit_dps.study.preflight.parts_check import check_parts
 from lit_dps.study.preflight.resume_check import check_resume
 from lit_dps.study.preflight.short_trial import ShortTrial, run_short
-from lit_dps.study.preflight.varied_trials import (
-    smallest_trials,
-    trials_with_each_value,
-    with_cell,
-)
+from lit_dps.study.preflight.varied_trials import smallest_trials, trials_with_each_value, with_cell
 from lit_dps.study.probe_run import read_first_batch
 from lit_dps.study.setup import StudySetup
 from lit_dps.training.deterministic import deterministic_kernels

@@ -15,13 +15,7 @@ from itertools import islice
 from typing import Any
 
 from lit_dps.analysis.readings import TABLE_COLUMNS, reserved_columns
-from lit_dps.core.batch_schedule import (
-    CONSTANT,
-    NAME_KEY,
-    NO_RATE_RULE,
-    OPTIONS_KEY,
-    RATE_KEY,
-)
+from lit_dps.core.batch_schedule import CONSTANT, NAME_KEY, NO_RATE_RULE, OPTIONS_KEY, RATE_KEY
 from lit_dps.core.config import MAX_STEPS
 from lit_dps.core.errors import ConfigError
 from lit_dps.core.goal import RESERVED_NAMES

@@ -49,9 +49,7 @@ def trials_with_each_value(setup: StudySetup, sections: Sequence[str] = ()) -> l
     trials = []
     for number in range(max(map(len, [[None], *axes.values(), *choices.values()]))):
         cell = Cell(
-            min(study.batch_sizes),
-            max(study.sparsities),
-            tuple(_values_at(axes, number).items()),
+            min(study.batch_sizes), max(study.sparsities), tuple(_values_at(axes, number).items())
         )
         params: dict[str, Any] = {**setup.sample(0), **_values_at(choices, number)}
         trials.append(Trial(cell, 0, params, study.seed))
