@@ -35,6 +35,8 @@ from lit_dps.training.workload import Workload
 METHOD_OPTIONS = "pruning.options."
 # In elements: 256 MiB in float32, which is several times all 100 points of the paper's networks.
 MAX_STORED_SCORES = 2**26
+NextAttempt = Callable[[], Attempt | None]  # returns the next attempt; None if none remains
+AtCheck = Callable[[], None]  # called after a check; may raise to stop training
 PassKey = tuple[int, ...]  # `TrainingPass.key` of the pass that took the scores
 
 
@@ -51,9 +53,7 @@ class Engine(Protocol):
     """Trains attempts at trials."""
 
     def train(
-        self,
-        next_attempt: Callable[[], Attempt | None],
-        at_check: Callable[[], None] = lambda: None,
+        self, next_attempt: NextAttempt, at_check: AtCheck = lambda: None
     ) -> Iterator[TrialResult]:
         """Train attempts until none remains, and yield each result as soon as it is available.
 

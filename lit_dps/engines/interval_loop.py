@@ -8,7 +8,7 @@ another draw from the same distribution.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
@@ -20,7 +20,7 @@ from lit_dps.core.errors import StorageError
 from lit_dps.core.trial import LIGHTNING, SINGLE, STACKED, Status, Trial, TrialResult
 from lit_dps.engines.check_outcome import CheckOutcome
 from lit_dps.engines.eligible import NO_CLASSIFIER, ineligibility_reason, is_no_classifier
-from lit_dps.engines.engine import TrialSettings
+from lit_dps.engines.engine import AtCheck, NextAttempt, TrialSettings
 from lit_dps.engines.memory import StackLimit, free_unused_memory, is_out_of_memory
 from lit_dps.engines.module_hooks import NeedsLightning, end_module
 from lit_dps.engines.network_run import NetworkRun, build_trial
@@ -74,9 +74,7 @@ class IntervalLoop:
     _limit: StackLimit = field(default_factory=StackLimit, init=False, repr=False, compare=False)
 
     def train(
-        self,
-        next_attempt: Callable[[], Attempt | None],
-        at_check: Callable[[], None] = lambda: None,
+        self, next_attempt: NextAttempt, at_check: AtCheck = lambda: None
     ) -> Iterator[TrialResult]:
         """Train attempts until none remains, and yield each result; see `Engine.train`."""
         queue = AttemptQueue(next_attempt, self.stack_size)
@@ -117,17 +115,13 @@ class IntervalLoop:
             return LoopChoice(LIGHTNING, reason)
         return LoopChoice(SINGLE, reason_against_stack)
 
-    def _train_by_lightning(
-        self, attempt: Attempt, at_check: Callable[[], None], reason: str
-    ) -> TrialResult:
+    def _train_by_lightning(self, attempt: Attempt, at_check: AtCheck, reason: str) -> TrialResult:
         """Train an attempt by Lightning's loop and return its result."""
         lightning = TrainerEngine(self.training, reason=reason)
         train_one = partial(lightning.train_one, at_check=at_check)
         return self.training.run_attempt(attempt, train_one)
 
-    def _train_single(
-        self, attempt: Attempt, at_check: Callable[[], None], reason: str
-    ) -> TrialResult:
+    def _train_single(self, attempt: Attempt, at_check: AtCheck, reason: str) -> TrialResult:
         """Train one attempt and return its result.
 
         Args:
@@ -143,7 +137,7 @@ class IntervalLoop:
             attempt.restart()
             return self._train_by_lightning(attempt, at_check, str(error))
 
-    def _run_single(self, attempt: Attempt, at_check: Callable[[], None], reason: str) -> None:
+    def _run_single(self, attempt: Attempt, at_check: AtCheck, reason: str) -> None:
         """Train one attempt until it ends or pauses.
 
         If its checkpoint cannot be restored, it begins again, as in Lightning's loop.
@@ -154,7 +148,7 @@ class IntervalLoop:
             attempt.restart()
             self._run_once(attempt, at_check, reason)
 
-    def _run_once(self, attempt: Attempt, at_check: Callable[[], None], reason: str) -> None:
+    def _run_once(self, attempt: Attempt, at_check: AtCheck, reason: str) -> None:
         """Train one attempt, from its checkpoint if there is one, until it ends or pauses."""
         trial = attempt.study_trial
         attempt.set_engine(SINGLE, reason)
@@ -181,7 +175,7 @@ class IntervalLoop:
             attempt.timed = group.stopwatch.timed
 
     def _train_stack(
-        self, first: Attempt, queue: AttemptQueue, at_check: Callable[[], None]
+        self, first: Attempt, queue: AttemptQueue, at_check: AtCheck
     ) -> Iterator[TrialResult]:
         """Train an attempt in a stack, with the attempts of the queue that have its key."""
         filler = StackFiller(first, queue, self.training)
@@ -202,7 +196,7 @@ class IntervalLoop:
             yield self._train_single(unstacked.attempt, at_check, unstacked.reason)
 
     def _train_runs(
-        self, runs: list[NetworkRun], filler: StackFiller, at_check: Callable[[], None]
+        self, runs: list[NetworkRun], filler: StackFiller, at_check: AtCheck
     ) -> Iterator[TrialResult]:
         """Train runs in a stack, and return their attempts to the filler if memory is insufficient.
 
@@ -226,7 +220,7 @@ class IntervalLoop:
                 filler.put_back(attempts)
 
     def _train_networks(
-        self, networks: StackedNetworks, filler: StackFiller, at_check: Callable[[], None]
+        self, networks: StackedNetworks, filler: StackFiller, at_check: AtCheck
     ) -> Iterator[TrialResult]:
         """Train stacked networks, and the next runs in the rows that become empty."""
         group = RunGroup(networks, self.training)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from lit_dps.core.unit import EXAMPLES, SECONDS
 from lit_dps.engines.check_outcome import CheckOutcome, Intervals, MeasuredCheck
-from lit_dps.engines.engine import TrialSettings
+from lit_dps.engines.engine import AtCheck, TrialSettings
 from lit_dps.engines.memory import is_out_of_memory
 from lit_dps.engines.module_hooks import raise_if_caught
 from lit_dps.engines.single_network import SingleNetwork
@@ -333,7 +333,7 @@ class RunGroup:
         for index in examples.split(self._eval_batch_size):
             yield index.expand(networks, -1)
 
-    def end_interval(self, at_check: Callable[[], None]) -> None:
+    def end_interval(self, at_check: AtCheck) -> None:
         """Call `at_check`, and save the live runs whose last checkpoint is old.
 
         `at_check` raises to end the process. Then all live runs that are worth a file are saved,

@@ -6,7 +6,7 @@ attempts before they are built, `StackFiller` compares their modules.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -19,7 +19,7 @@ from lit_dps.core.attempt import Attempt
 from lit_dps.core.search_space import RATE_NAMES
 from lit_dps.data import ImageData
 from lit_dps.engines.eligible import reason_of
-from lit_dps.engines.engine import TrialSettings
+from lit_dps.engines.engine import NextAttempt, TrialSettings
 from lit_dps.engines.functional import Functional
 from lit_dps.engines.memory import is_out_of_memory
 from lit_dps.engines.module_hooks import show_length
@@ -114,7 +114,7 @@ class AttemptQueue:
         max_waiting: Attempts that may wait while an attempt with another key is sought.
     """
 
-    def __init__(self, next_attempt: Callable[[], Attempt | None], max_waiting: int):
+    def __init__(self, next_attempt: NextAttempt, max_waiting: int):
         self._next_attempt = next_attempt
         self._max_waiting = max_waiting
         self._waiting: list[Attempt] = []

@@ -151,6 +151,22 @@ class Start(NamedTuple):
         return cls(parameters, {key: buffer.clone() for key, buffer in module.named_buffers()})
 
 
+class Tried(NamedTuple):
+    """A training step that is tried.
+
+    Attributes:
+        functional: The module.
+        call: Computes the loss; see `Functional.call`.
+        start: Its parameters and buffers before the step.
+        batch: The batch.
+    """
+
+    functional: Functional
+    call: str | Call
+    start: Start
+    batch: Any
+
+
 def clone_tensor(leaf: Any) -> Any:
     """Return a copy of a tensor; other leaves of a batch are returned as they are."""
     return leaf.clone() if isinstance(leaf, Tensor) else leaf
@@ -178,34 +194,30 @@ def equal_with_nan(ours: Tensor, theirs: Tensor) -> bool:
 
 
 def _call_stacked(
-    functional: Functional,
-    call: str | Call,
-    parameters: Mapping[str, Tensor],
-    buffers: Mapping[str, Tensor],
-    batch: Any,
+    tried: Tried,
+    parameters: dict[str, Tensor],
+    buffers: dict[str, Tensor],
     shares_batch: bool = True,
 ) -> tuple[Any, dict[str, Tensor]]:
-    """Return the value of a call for each network, and their buffers afterwards.
+    """Return the loss of each of two networks, and their buffers afterwards.
 
     Args:
-        functional: The module.
-        call: Computes the value.
-        parameters, buffers: Of all networks, by name.
-        batch: The batch.
-        shares_batch: Whether all networks have the batch, or each a copy of its own. Some
+        tried: The step.
+        parameters, buffers: Of both networks, by name.
+        shares_batch: Whether both networks have the batch, or each a copy of its own. Some
             operations have another derivative then.
     """
+    functional, call, _, batch = tried
     batch_dim = None
     if not shares_batch:
         batch_dim = 0
-        networks = len(next(iter(parameters.values())))
-        batch = tree_map(lambda tensor: torch.stack([tensor] * networks), batch)
+        batch = tree_map(lambda tensor: torch.stack([tensor, tensor]), batch)
     over_networks = vmap(
         lambda tensors, buffers, batch: functional.call_and_update(call, tensors, buffers, batch),
         (0, 0, batch_dim),
         randomness="different",
     )
-    return over_networks(dict(parameters), dict(buffers), batch)
+    return over_networks(parameters, buffers, batch)
 
 
 def reason_against_training(module: LightningModule, call: str | Call, batch: Any) -> str | None:
@@ -219,6 +231,7 @@ def reason_against_training(module: LightningModule, call: str | Call, batch: An
     name = type(module).__name__
     functional = Functional(module)
     start = Start.of(module)
+    tried = Tried(functional, call, start, batch)
     attributes = capture_attributes(module)
     before = capture_rng_state(module)
     examples = tree_map(clone_tensor, batch)
@@ -240,64 +253,51 @@ def reason_against_training(module: LightningModule, call: str | Call, batch: An
             return f"the loss of {name} is not a scalar tensor"
         module.zero_grad()
         loss.backward()
-        reason = _reason_against_vmap(functional, call, start, batch, loss)
-        reason = reason or _reason_against_other_weights(functional, call, start, batch)
+        reason = _reason_against_vmap(tried, loss) or _reason_against_other_weights(tried)
     if reason is not None:
         return reason
     if not equal_states(attributes, capture_attributes(module)):
         return f"a training step of {name} changes an attribute that is not a buffer"
     if not equal_states(before, draws):
-        return _reason_against_dropout(functional, call, start, batch)
+        return _reason_against_dropout(tried)
     return None
 
 
-def _reason_against_vmap(
-    functional: Functional, call: str | Call, start: Start, batch: Any, loss: Tensor
-) -> str | None:
+def _reason_against_vmap(tried: Tried, loss: Tensor) -> str | None:
     """Return which value of a training step differs under torch.vmap; None if none does.
 
     Args:
-        functional: The module, after the training step alone, with its gradients and buffers.
-        call: Computes the loss.
-        start: Its parameters and buffers before the step.
-        batch: The batch.
+        tried: The step. The module has the gradients and buffers after the step alone.
         loss: The loss of the step alone.
     """
-    module = functional.module
+    module = tried.functional.module
     name = type(module).__name__
     for key, parameter in module.named_parameters():
         if parameter.requires_grad and parameter.grad is None:
             # An optimizer skips it, and a stack would apply weight decay and momentum.
             return f"{key} of {name} has no gradient in a training step"
     for shares_batch in (True, False):
-        reason = _reason_against_two(functional, call, start, batch, loss, shares_batch)
+        reason = _reason_against_two(tried, loss, shares_batch)
         if reason is not None:
             return reason
     return None
 
 
-def _reason_against_two(
-    functional: Functional,
-    call: str | Call,
-    start: Start,
-    batch: Any,
-    loss: Tensor,
-    shares_batch: bool,
-) -> str | None:
+def _reason_against_two(tried: Tried, loss: Tensor, shares_batch: bool) -> str | None:
     """Return which value differs between two equal networks of a stack and one alone.
 
     Args:
-        functional, call, start, batch, loss: As in `_reason_against_vmap`.
+        tried, loss: As in `_reason_against_vmap`.
         shares_batch: As in `_call_stacked`.
     """
-    module = functional.module
+    module, start = tried.functional.module, tried.start
     name = type(module).__name__
     trained = {key for key, parameter in module.named_parameters() if parameter.requires_grad}
     two = stacked(start.parameters, start.parameters)
     for key in trained:
         two[key].requires_grad_()
     buffers = stacked(start.buffers, start.buffers)
-    losses, after = _call_stacked(functional, call, two, buffers, batch, shares_batch)
+    losses, after = _call_stacked(tried, two, buffers, shares_batch)
     if not torch.allclose(losses, loss.detach().expand(2), rtol=TOLERANCE):
         return f"the loss of {name} differs under torch.vmap"
     losses.sum().backward()
@@ -330,18 +330,16 @@ def _reason_against_two(
 
 
 @torch.no_grad()
-def _reason_against_other_weights(
-    functional: Functional, call: str | Call, start: Start, batch: Any
-) -> str | None:
+def _reason_against_other_weights(tried: Tried) -> str | None:
     """Return a reason if the loss of a network with other weights differs in a stack.
 
     A module may keep its parameters in a list too. A stack replaces the parameters alone.
     """
+    functional, call, start, batch = tried
     module = functional.module
-    tensors = {**start.parameters, **start.buffers}
-    moved = moved_tensors(tensors)
+    moved = moved_tensors({**start.parameters, **start.buffers})
     parameters = stacked(start.parameters, moved)
-    losses, _ = _call_stacked(functional, call, parameters, stacked(start.buffers, moved), batch)
+    losses, _ = _call_stacked(tried, parameters, stacked(start.buffers, moved))
     with holding(module, moved):
         loss = functional(call, batch)
     if not torch.allclose(losses[1], loss, rtol=TOLERANCE, equal_nan=True):
@@ -385,16 +383,14 @@ def stacked(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> dict[s
     return {key: torch.stack(pair) for key, pair in pairs.items()}
 
 
-def _reason_against_dropout(
-    functional: Functional, call: str | Call, start: Start, batch: Any
-) -> str | None:
+@torch.no_grad()
+def _reason_against_dropout(tried: Tried) -> str | None:
     """Return a reason if two equal networks draw the same dropout in a stack; else None."""
+    start = tried.start
     parameters = stacked(start.parameters, start.parameters)
-    buffers = stacked(start.buffers, start.buffers)
-    with torch.no_grad():
-        losses, _ = _call_stacked(functional, call, parameters, buffers, batch)
+    losses, _ = _call_stacked(tried, parameters, stacked(start.buffers, start.buffers))
     if losses[0] == losses[1]:
-        name = type(functional.module).__name__
+        name = type(tried.functional.module).__name__
         return f"{name} draws the same random numbers for all networks of a stack"
     return None
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -16,7 +16,7 @@ from lit_dps.core.errors import UserError
 from lit_dps.core.trial import LIGHTNING, NOISE_SCALE, RANKS, Trial, TrialResult
 from lit_dps.core.unit import EXAMPLES
 from lit_dps.engines.eligible import standard_data
-from lit_dps.engines.engine import TrialSettings
+from lit_dps.engines.engine import AtCheck, NextAttempt, TrialSettings
 from lit_dps.parallel import ranks
 from lit_dps.readings.callback import ReadingsCallback
 from lit_dps.readings.gradient_noise import NoiseScaleCallback
@@ -71,7 +71,7 @@ class TrialFit:
         attempt: Attempt,
         goal: GoalErrorCallback | None = None,
         file: CheckpointFile | None = None,
-        at_check: Callable[[], None] = lambda: None,
+        at_check: AtCheck = lambda: None,
     ) -> TrialFit:
         """Build the trial of an attempt.
 
@@ -164,16 +164,14 @@ class TrainerEngine:
     reason: str = ""
 
     def train(
-        self,
-        next_attempt: Callable[[], Attempt | None],
-        at_check: Callable[[], None] = lambda: None,
+        self, next_attempt: NextAttempt, at_check: AtCheck = lambda: None
     ) -> Iterator[TrialResult]:
         """Train attempts until none remains, and yield each result; see `Engine.train`."""
         train_one = partial(self.train_one, at_check=at_check)
         while (attempt := next_attempt()) is not None:
             yield self.training.run_attempt(attempt, train_one)
 
-    def train_one(self, attempt: Attempt, at_check: Callable[[], None] = lambda: None) -> None:
+    def train_one(self, attempt: Attempt, at_check: AtCheck = lambda: None) -> None:
         """Train an attempt until it ends or pauses, from its checkpoint if there is one.
 
         Raises:
@@ -187,7 +185,7 @@ class TrainerEngine:
             self._train(attempt, at_check, file)
         attempt.seconds += time.perf_counter() - start
 
-    def _resume(self, attempt: Attempt, at_check: Callable[[], None], file: CheckpointFile) -> bool:
+    def _resume(self, attempt: Attempt, at_check: AtCheck, file: CheckpointFile) -> bool:
         """Train an attempt from its checkpoint; return False if it must begin from the start."""
         saved = ranks.on_rank_zero(file.find)
         if saved is None:
@@ -212,7 +210,7 @@ class TrainerEngine:
     def _train(
         self,
         attempt: Attempt,
-        at_check: Callable[[], None],
+        at_check: AtCheck,
         file: CheckpointFile | None,
         saved: Path | None = None,
     ) -> None:

@@ -51,8 +51,7 @@ def with_stored_space(setup: StudySetup, expands: bool) -> StudySetup:
         f"study {name}: its search space was expanded to {ranges}; {trials} trials a cell",
         file=sys.stderr,
     )
-    study = dataclasses.replace(setup.study, trials=trials)
-    return dataclasses.replace(setup, study=study, spaces=spaces)
+    return dataclasses.replace(setup.with_study(trials=trials), spaces=spaces)
 
 
 def _expanded(setup: StudySetup, record: StudyRecord) -> ExpandedSpace:

@@ -213,8 +213,8 @@ def timed_run(
     goal = replace(setup.goal, check_interval=total, max_steps=total, early_reject=False)
     # With checkpoints, the other ranks would wait for a checkpoint that this process never saves.
     engine = LIGHTNING if setup.study.engine == LIGHTNING else SINGLE
-    study = replace(setup.study, engine=engine, checkpoint_minutes=None)
-    timed = replace(setup, goal=goal, study=study, shown_steps=shown_steps)
+    timed = setup.with_study(engine=engine, checkpoint_minutes=None)
+    timed = replace(timed, goal=goal, shown_steps=shown_steps)
     timed, trial = _separated_from_start(timed, trial)
     attempt = Attempt(trial, setup.unreachable_goal(total - 1))
     if engine != LIGHTNING or on_all_ranks:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -102,8 +101,7 @@ def retrain(
         allowed = f"omitted, because {setup.ranks} ranks train each trial"
         raise ConfigError("--checkpoint", str(keep), allowed)
     # Checkpoints of trials belong to the study.
-    study = dataclasses.replace(setup.study, checkpoint_minutes=None)
-    setup = dataclasses.replace(setup, study=study)
+    setup = setup.with_study(checkpoint_minutes=None)
     prepare_process()
     data = check_configuration(setup)  # without a dry run, because the trials have run
     set_up_data(data)

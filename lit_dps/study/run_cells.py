@@ -54,8 +54,7 @@ def declare_study(setup: StudySetup, data: LightningDataModule) -> StudySetup:
         setup.spaces,
     )
     # A stored study may have raced its trials by a larger factor, which is kept.
-    study = dataclasses.replace(setup.study, race_factor=race_factor)
-    return dataclasses.replace(setup, study=study, uid=uid)
+    return dataclasses.replace(setup.with_study(race_factor=race_factor), uid=uid)
 
 
 def begin_run(

@@ -137,6 +137,10 @@ class StudySetup:
         for cell in self.cells:
             self.batch.with_axes(cell.axes).build()
 
+    def with_study(self, **changes: Any) -> Self:
+        """Return the study with other values of its grid and search (`StudyConfig`)."""
+        return dataclasses.replace(self, study=dataclasses.replace(self.study, **changes))
+
     def with_stored_trials(self, record: StudyRecord) -> Self:
         """Return the study with the equal cells that a stored study has trained.
 
@@ -250,11 +254,8 @@ class StudySetup:
 
     def without_readings(self) -> StudySetup:
         """Return the study without readings along its trials."""
-        return dataclasses.replace(
-            self,
-            study=dataclasses.replace(self.study, readings=[]),
-            smoothness=dataclasses.replace(self.smoothness, interval=None),
-        )
+        smoothness = dataclasses.replace(self.smoothness, interval=None)
+        return dataclasses.replace(self.with_study(readings=[]), smoothness=smoothness)
 
     @property
     def grows_batches(self) -> bool:
@@ -265,8 +266,7 @@ class StudySetup:
     def with_constant_batch(self) -> StudySetup:
         """Return the study with the cell's batch size in every step."""
         grid = {key: v for key, v in self.study.grid.items() if not key.startswith("batch.")}
-        study = dataclasses.replace(self.study, grid=grid)
-        return dataclasses.replace(self, study=study, batch=BatchConfig())
+        return dataclasses.replace(self.with_study(grid=grid), batch=BatchConfig())
 
     def engine(self, checkpoints: Checkpoints | None = None) -> Engine:
         """Return the engine that trains the trials.

@@ -24,7 +24,7 @@ from lit_dps.core.attempt import Attempt
 from lit_dps.core.errors import Unguarded, UserError
 from lit_dps.core.exit_codes import ExitCode
 from lit_dps.core.trial import Status, TrialResult
-from lit_dps.engines.engine import Engine
+from lit_dps.engines.engine import AtCheck, Engine, NextAttempt
 from lit_dps.parallel import fork_server as processes
 from lit_dps.parallel import launch, ranks
 from lit_dps.parallel.gpus import worker_environment
@@ -55,9 +55,7 @@ RECEIVE_SECONDS = 1  # between two checks whether a stop was requested
 EventListener = Callable[[ProgressEvent], None]
 Results = Generator[TrialResult, None, None]
 # Like `Engine.train`, with the engine as its first argument.
-TrainOnRanks = Callable[
-    [Engine, Callable[[], Attempt | None], Callable[[], None]], Iterator[TrialResult]
-]
+TrainOnRanks = Callable[[Engine, NextAttempt, AtCheck], Iterator[TrialResult]]
 
 
 class WorkerError(RuntimeError):
@@ -351,17 +349,14 @@ class _FirstRank:
         self._sources = dict(setup.sources)
 
     def train(
-        self,
-        engine: Engine,
-        next_attempt: Callable[[], Attempt | None],
-        at_check: Callable[[], None],
+        self, engine: Engine, next_attempt: NextAttempt, at_check: AtCheck
     ) -> Iterator[TrialResult]:
         """Train attempts by an engine on all ranks; see `Engine.train`."""
         for result in engine.train(partial(self._broadcast_next, next_attempt), at_check):
             self.others_train = False
             yield result
 
-    def _broadcast_next(self, next_attempt: Callable[[], Attempt | None]) -> Attempt | None:
+    def _broadcast_next(self, next_attempt: NextAttempt) -> Attempt | None:
         """Return the next attempt, and send its trial to the other ranks."""
         attempt = next_attempt()
         if attempt is not None:
