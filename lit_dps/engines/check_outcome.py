@@ -22,24 +22,25 @@ class MeasuredCheck(NamedTuple):
 class Intervals(NamedTuple):
     """Intervals that were trained one after another, and then checked.
 
-    The checks of an interval are a list, with a value for each row that was live.
-
     Attributes:
         live: The rows that were live.
-        losses: Training loss of the last step of each interval.
-        finite: Whether all weights were finite.
-        checks: The checks of each interval. A check that stopped early knows only whether the
-            network has more mistakes than the first of these checks allows.
-        metrics: Values of the further metrics.
-        spent: Examples of each row and seconds of each interval.
+        losses: Training loss of the last step of each interval, by row.
+        finite: Whether all weights were finite, by the number of the kept row.
+        checks: The check of each live row after the first interval, then after the second, and so
+            on. A check that stopped early knows only whether the network has more mistakes than the
+            row's first check allows.
+        metrics: Values of the further metrics, in the order of the checks.
+        examples: Examples of each interval, by row.
+        seconds: Seconds of each interval.
     """
 
     live: list[int]
     losses: list[list[float]]
-    finite: list[list[bool]]
-    checks: Sequence[Sequence[Check | MeasuredCheck]]
-    metrics: list[list[Mapping[str, float]]]
-    spent: list[list[Mapping[str, float]]]
+    finite: list[bool]
+    checks: Sequence[Check | MeasuredCheck]
+    metrics: Sequence[Mapping[str, float]]
+    examples: list[dict[int, int]]
+    seconds: float
 
 
 class CheckOutcome(NamedTuple):

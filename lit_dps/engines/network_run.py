@@ -33,7 +33,6 @@ from lit_dps.engines.stackable_loss import trains_on_whole_batches
 from lit_dps.module import ImageClassifier
 from lit_dps.optim.clipping import Clipping
 from lit_dps.optim.local_sgd import LocalSGD
-from lit_dps.optim.parameter_groups import trained_parameters
 from lit_dps.optim.weight_average import WeightAverage
 from lit_dps.pruning import Mask, Network, mask_flags, prunable, prune
 from lit_dps.pruning.mask import multiply
@@ -176,14 +175,6 @@ class NetworkRun(ReadableRun):
             budget = training.shown_steps or training.goal.max_steps
             rates = table_of_rates(module, configured, budget, built.data.steps_of_epoch)
         module.on_fit_start()
-        local = None
-        local_schedule = training.local_sgd(trial)
-        if local_schedule.on:
-            local = LocalSGD(local_schedule, optimizer)
-        average = None
-        half_life = training.average_half_life(trial)
-        if half_life:
-            average = WeightAverage(module, half_life)
         run = cls(
             attempt,
             module,
@@ -196,13 +187,17 @@ class NetworkRun(ReadableRun):
                 built.data.epochs(), built.data.batch_sizes(), attempt.goal.check_interval
             ),
             delay=training.delay(trial),
-            local=local,
-            average=average,
             clipping=Clipping.of(built.trainer),
             rates=rates,
             source=source,
             rate_factors=batch.rate_factors(trial.cell.batch_size),
         )
+        local_schedule = training.local_sgd(trial)
+        if local_schedule.on:
+            run.local = LocalSGD(local_schedule, optimizer)
+        half_life = training.average_half_life(trial)
+        if half_life:
+            run.average = WeightAverage(module, half_life)
         if training.readings:
             readings = [spec.build() for spec in training.readings]
             run.readings = AttemptReadings(readings, attempt)
@@ -283,11 +278,8 @@ class NetworkRun(ReadableRun):
             scores=scores,
         )
         training.store_scores(trial, key, scores)
-        trained = 0
-        trained_ids = set(map(id, trained_parameters(self.optimizer)))
-        for parameter in self.module.parameters():
-            if parameter.requires_grad and id(parameter) in trained_ids:
-                trained += parameter.numel()
+        trained_ids = self.trained
+        trained = sum(p.numel() for p in self.module.parameters() if id(p) in trained_ids)
         start_flags = initialize_pruned(
             pruning.init, self.module, self.mask, make_copy, pruning.redraw
         )
@@ -342,8 +334,7 @@ class NetworkRun(ReadableRun):
             pruning: How the network is pruned.
             batch_size: Examples in a batch of the scoring pass.
         """
-        trained_ids = set(map(id, trained_parameters(self.optimizer)))
-        names = prunable(self.module, pruning.biases, pruning.exclude, trained_ids)
+        names = prunable(self.module, pruning.biases, pruning.exclude, self.trained)
         with preserve_rng_state(self.data):
             copy = copy_of(self.module)
             # As in `TrainingPass.without_side_effects`: the loss may need these hooks.

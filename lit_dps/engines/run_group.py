@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,7 +28,6 @@ from lit_dps.training.checkpoint_files import MIN_SECONDS_WORTH_SAVING
 from lit_dps.training.early_check import Check, HardestFirst
 from lit_dps.training.stopwatch import Stopwatch
 
-Value = TypeVar("Value")
 # Intervals that a stack trains before their checks. More of them save no time.
 MAX_INTERVALS_AHEAD = 16
 # Share of all intervals that rows train beyond their end, on average.
@@ -145,28 +144,21 @@ class RunGroup:
         # The losses were copied from the device, so it has finished the steps.
         self.stopwatch.switch_to("checking")
         live = list(self.networks.live)
-        numbers = [[self.networks.number(i, row) for row in live] for i in range(count)]
+        numbers = []
+        for i in range(count):
+            numbers += [self.networks.number(i, row) for row in live]
+        which = torch.tensor(numbers, device=self._device)
         finite = self.networks.finite()
         if self._logs_metrics:
-            checks, metrics = self._measure(numbers)
+            checks, metrics = self._measure(which)
         else:
-            checks = self._check(numbers)
-            metrics = self._further_metrics(numbers)
+            checks = self._check(which)
+            metrics = self._further_metrics(which)
         for _ in range(count):
             self.stopwatch.add_check(interval)
         self._intervals_done += count
         seconds = (self.stopwatch.training_seconds - seconds_before) / count
-        spent = []
-        for of_rows in examples:
-            spent.append([{EXAMPLES.column: of_rows[row], SECONDS.column: seconds} for row in live])
-        return Intervals(
-            live,
-            [[of_rows[row] for row in live] for of_rows in all_losses],
-            [[finite[number] for number in of_interval] for of_interval in numbers],
-            checks,
-            metrics,
-            spent,
-        )
+        return Intervals(live, all_losses, finite, checks, metrics, examples, seconds)
 
     def outcomes(self, intervals: Intervals, i: int) -> list[CheckOutcome]:
         """Return the outcomes of the checks after the i-th interval, for the rows still live.
@@ -176,23 +168,28 @@ class RunGroup:
         """
         outcomes = []
         at_least = False
-        for place, row in enumerate(intervals.live):
+        for place, row in enumerate(intervals.live, start=i * len(intervals.live)):
             if self.networks.runs[row] is None:
                 continue
             at_least = self.networks.run_at(row).attempt.goal.at_least
-            check = intervals.checks[i][place]
+            number = self.networks.number(i, row)
+            check = intervals.checks[place]
             if isinstance(check, Check) and self._stops_checks_early:
                 # A run may have met an easier goal at an interval before.
                 allowed = self.networks.run_at(row).attempt.max_mistakes(self._validation_size)
                 check = Check.of(check.mistakes, allowed, self._validation_size)
+            spent = {
+                EXAMPLES.column: intervals.examples[i][row],
+                SECONDS.column: intervals.seconds,
+            }
             outcome = CheckOutcome(
                 row=row,
                 value=check.error(self._validation_size),
                 exact=check.exact,
-                loss=intervals.losses[i][place],
-                finite=intervals.finite[i][place],
-                metrics={**intervals.metrics[i][place], **intervals.spent[i][place]},
-                number=self.networks.number(i, row),
+                loss=intervals.losses[i][row],
+                finite=intervals.finite[number],
+                metrics={**intervals.metrics[place], **spent},
+                number=number,
             )
             outcomes.append(outcome)
         return best_first(outcomes, at_least)
@@ -259,53 +256,48 @@ class RunGroup:
             joined = joined.to(self._device)
         return joined, examples
 
-    def _check(self, numbers: list[list[int]]) -> list[list[Check]]:
+    def _check(self, which: Tensor) -> list[Check]:
         """Return the checks of kept rows. Early checks stop when the goal is surely missed.
 
         Args:
-            numbers: The numbers of the live rows, after each interval.
+            which: The numbers of the live rows after the first interval, then after the second, and
+                so on.
         """
         networks = self.networks
         x, y = self._validation_split
-        which = self._flat(numbers)
         if self._stops_checks_early:
+            intervals = len(which) // len(networks.live)
             allowed = []
             for row in networks.live:
                 allowed.append(networks.run_at(row).attempt.max_mistakes(self._validation_size))
-            checks = self.hardest_first(
+            return self.hardest_first(
                 lambda some, index: networks.per_example_error(which[some], x, y, index),
-                list(networks.live) * len(numbers),
-                allowed * len(numbers),
+                list(networks.live) * intervals,
+                allowed * intervals,
             )
-        else:
-            mistakes = torch.zeros(len(which), dtype=torch.int64, device=self._device)
-            for index in self._validation_batches(len(which)):
-                mistakes += is_wrong(networks.per_example_error(which, x, y, index)).sum(1)
-            checks = [Check(count, exact=True) for count in mistakes.tolist()]
-        return self._by_interval(checks)
+        mistakes = torch.zeros(len(which), dtype=torch.int64, device=self._device)
+        for index in self._validation_batches(len(which)):
+            mistakes += is_wrong(networks.per_example_error(which, x, y, index)).sum(1)
+        return [Check(count, exact=True) for count in mistakes.tolist()]
 
-    def _further_metrics(self, numbers: list[list[int]]) -> list[list[Mapping[str, float]]]:
+    def _further_metrics(self, which: Tensor) -> Sequence[Mapping[str, float]]:
         """Return `val_loss` of kept rows if the study keeps it, rounded to float32."""
-        which = self._flat(numbers)
         if not self._training.metrics:
-            return self._by_interval([{}] * len(which))
+            return [{}] * len(which)
         x, y = self._validation_split
         total = torch.zeros(len(which), dtype=torch.float64, device=self._device)
         for index in self._validation_batches(len(which)):
             total += self.networks.losses(which, x, y, index)
         # A value that Lightning logs is rounded in the same way.
         means = (total.float() / len(y)).double()
-        return self._by_interval([{"val_loss": loss} for loss in means.tolist()])
+        return [{"val_loss": loss} for loss in means.tolist()]
 
-    def _measure(
-        self, numbers: list[list[int]]
-    ) -> tuple[list[list[MeasuredCheck]], list[list[Mapping[str, float]]]]:
+    def _measure(self, which: Tensor) -> tuple[list[MeasuredCheck], list[Mapping[str, float]]]:
         """Return the checks of kept rows by the metric that their module logs; and `study.metrics`.
 
         Args:
-            numbers: As in `_check`.
+            which: As in `_check`.
         """
-        which = self._flat(numbers)
         goal = GoalErrorCallback.of(self._training.goal)
         names = list(dict.fromkeys([goal.monitor, *self._training.metrics]))
         means = self.networks.logged_metrics(which, self._validation_split[0], names)
@@ -316,16 +308,7 @@ class RunGroup:
             goal.check_scale(value)
             checks.append(MeasuredCheck(value))
             metrics.append({name: columns[name][row] for name in self._training.metrics})
-        return self._by_interval(checks), self._by_interval(metrics)
-
-    def _flat(self, numbers: list[list[int]]) -> Tensor:
-        """Return all numbers of kept rows, interval by interval, on the device."""
-        return torch.tensor(numbers, device=self._device).flatten()
-
-    def _by_interval(self, values: Sequence[Value]) -> list[list[Value]]:
-        """Return the values of the live rows by interval, from one list of all of them."""
-        rows = len(self.networks.live)
-        return [list(values[i : i + rows]) for i in range(0, len(values), rows)]
+        return checks, metrics
 
     def _validation_batches(self, networks: int) -> Iterator[Tensor]:
         """Yield the batches of the validation split for some networks, as in Lightning's loop."""

@@ -268,24 +268,21 @@ class Progress:
         return limit
 
 
+@dataclasses.dataclass
 class ProgressLog:
     """Prints the progress of a study as lines of a log.
 
-    Args:
+    Attributes:
         progress: The progress.
         stream: The stream that is written to; by default stderr.
         seconds: Seconds between two lines.
     """
 
-    def __init__(
-        self,
-        progress: Progress,
-        stream: TextIO | None = None,
-        seconds: float = SECONDS_BETWEEN_LINES,
-    ):
-        self.progress = progress
-        self.stream = stream or sys.stderr
-        self.seconds = seconds
+    progress: Progress
+    stream: TextIO = dataclasses.field(default_factory=lambda: sys.stderr)
+    seconds: float = SECONDS_BETWEEN_LINES
+
+    def __post_init__(self):
         self._last_line = -math.inf  # time of the last printed line
 
     def show(self) -> None:

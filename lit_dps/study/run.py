@@ -184,10 +184,11 @@ def _accepted_changes(
     return changes
 
 
+@dataclasses.dataclass
 class _StudyRun:
     """One run of a checked study: declares it, trains what remains, publishes the result.
 
-    Args:
+    Attributes:
         setup: The study.
         data: Its data module, set up.
         environment: Code, data, versions and machine of this run.
@@ -195,23 +196,17 @@ class _StudyRun:
         options: Options of this run.
     """
 
-    def __init__(
-        self,
-        setup: StudySetup,
-        data: LightningDataModule,
-        environment: Mapping[str, Any],
-        stop: StopRequest,
-        options: RunOptions,
-    ):
-        self.setup = setup
-        self.data = data
-        self.environment = environment
-        self.stop = stop
-        self.options = options
-        self.url = setup.storage.optuna_url
-        self.name = setup.study.name
-        self.mlflow = mlflow_of(setup, data)
-        self.reported_before: int | None = None
+    setup: StudySetup
+    data: LightningDataModule
+    environment: Mapping[str, Any]
+    stop: StopRequest
+    options: RunOptions
+    reported_before: int | None = None
+
+    def __post_init__(self):
+        self.url = self.setup.storage.optuna_url
+        self.name = self.setup.study.name
+        self.mlflow = mlflow_of(self.setup, self.data)
 
     def run(self) -> int:
         """Run the study. Return the exit code, as in `run_study`."""

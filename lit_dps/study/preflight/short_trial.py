@@ -224,27 +224,14 @@ class StaleMetricObjects(Callback):
         self.paths: list[str] = []
         self._counts: dict[str, int] = {}
 
-    def on_validation_batch_start(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
-    ) -> None:
+    def on_validation_batch_start(self, trainer, pl_module, batch, batch_idx, dataloader_idx=0):
         if batch_idx or dataloader_idx:
             return
         objects = metric_objects(pl_module)
         self._counts = {path: metric.update_count for path, metric in objects.items()}
 
     def on_validation_batch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
+        self, trainer: Trainer, pl_module: LightningModule, *args: Any
     ) -> None:
         for path, metric in metric_objects(pl_module).items():
             # `1 - accuracy` has no state, and does not reset its count of updates.
