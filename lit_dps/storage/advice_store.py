@@ -75,7 +75,7 @@ class AdviceStore:
         digest = hashlib.sha256(self.name.encode()).hexdigest()[:16]
         lock = shared.lock(f"advice-{digest}")
         try:
-            lock.acquire(timeout=0)
+            held = lock.acquire(timeout=0)
         except Timeout:
             name = self.name.removesuffix(ADVICE_SUFFIX)
             raise UserError(
@@ -84,10 +84,8 @@ class AdviceStore:
                 key="study.name",
                 value=name,
             ) from None
-        try:
+        with held:
             yield
-        finally:
-            lock.release()
 
     @contextmanager
     def _open(self) -> Iterator[optuna.Study]:

@@ -6,7 +6,7 @@ import dataclasses
 import sys
 
 from lit_dps.analysis.analysis import Analysis
-from lit_dps.core.errors import StorageError, UserError
+from lit_dps.core.errors import ConfigError, StorageError, UserError
 from lit_dps.core.record import StudyRecord
 from lit_dps.core.search_space import ExpandedSpace, expand_space
 from lit_dps.core.trial import Status
@@ -58,19 +58,11 @@ def _expanded(setup: StudySetup, record: StudyRecord) -> ExpandedSpace:
     """Return the stored search space, expanded at each end that is near a best value."""
     study = setup.study
     if study.sampler != "sobol":
-        raise UserError(
-            f"{OPTION}: study.sampler is {study.sampler}; it must be sobol, because other "
-            "samplers do not fill the larger range.",
-            key="study.sampler",
-            value=study.sampler,
-        )
+        allowed = f"sobol with {OPTION}, because other samplers do not fill the larger range"
+        raise ConfigError("study.sampler", study.sampler, allowed)
     if study.best_of is not None:
-        raise UserError(
-            f"{OPTION}: study.best_of is {study.best_of}; it must be omitted. Expand the "
-            f"search space of study {study.best_of}.",
-            key="study.best_of",
-            value=study.best_of,
-        )
+        allowed = f"omitted with {OPTION}. Expand the search space of study {study.best_of}"
+        raise ConfigError("study.best_of", study.best_of, allowed)
     remaining = _count_remaining(record)
     if remaining > 0:
         raise UserError(
