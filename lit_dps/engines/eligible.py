@@ -210,11 +210,12 @@ def _reason_against_loop(built: Built, trainer: Trainer, training: TrialSettings
         return reason
     if not isinstance(module, ImageClassifier):
         return f"{name} {NO_CLASSIFIER}"
-    reason = (
-        _reason_against_steps(module)
-        or _reason_against_data(built.data)
-        or _reason_against_validation(module, trainer, training)
-    )
+    reason = _reason_against_steps(module)
+    if reason is not None:
+        return reason
+    if not standard_data(built.data) or not inherits(built.data, ImageData, DATA_METHODS):
+        return f"{type(built.data).__name__} does not keep its images in memory as ImageData does"
+    reason = _reason_against_validation(module, trainer, training)
     if reason is not None:
         return reason
     if why_unprunable(module) or any(map(is_parametrized, module.modules())):
@@ -251,13 +252,6 @@ def _reason_against_steps(module: ImageClassifier) -> str | None:
     if methods:
         return f"{name} overrides {', '.join(methods)}"
     return None
-
-
-def _reason_against_data(data: LightningDataModule) -> str | None:
-    """Return why a data module needs Lightning's loop; None if it does not."""
-    if standard_data(data) and inherits(data, ImageData, DATA_METHODS):
-        return None
-    return f"{type(data).__name__} does not keep its images in memory as ImageData does"
 
 
 def _reason_against_validation(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -160,26 +161,21 @@ class SingleNetwork:
 
     def _step(self, step: int) -> None:
         """Step the optimizer for the time number `step`."""
-        factors = self.run.rate_factors
-        if factors is None:
-            self._step_at_rate(step)
-        else:
-            with scaled_rates(self.run.optimizer, factors.at(step - 1)):
-                self._step_at_rate(step)
-
-    def _step_at_rate(self, step: int) -> None:
-        """Step the optimizer at its present rate for the time number `step`."""
         run = self.run
-        if run.readings is not None:
-            run.readings.count(float(run.optimizer.param_groups[0]["lr"]))
-            run.readings.see_gradients(step, partial(gradients_of, run.module, run.optimizer))
-        run.module.on_before_optimizer_step(run.optimizer)
-        if run.clipping is not None:
-            run.clipping.clip(parameters_of(run.optimizer))
-        run.optimizer.step()
-        if self._moves_pruned:
-            with torch.no_grad():
-                multiply(self._masked)
+        rates = nullcontext()
+        if run.rate_factors is not None:
+            rates = scaled_rates(run.optimizer, run.rate_factors.at(step - 1))
+        with rates:
+            if run.readings is not None:
+                run.readings.count(float(run.optimizer.param_groups[0]["lr"]))
+                run.readings.see_gradients(step, partial(gradients_of, run.module, run.optimizer))
+            run.module.on_before_optimizer_step(run.optimizer)
+            if run.clipping is not None:
+                run.clipping.clip(parameters_of(run.optimizer))
+            run.optimizer.step()
+            if self._moves_pruned:
+                with torch.no_grad():
+                    multiply(self._masked)
 
     def _mask_gradients(self) -> None:
         """Set the gradients of pruned weights to zero."""

@@ -278,39 +278,26 @@ ADVICE_ATTRS = {
 }
 
 # ---- Tags of MLflow runs ----
-NAME_TAG = "lit_dps.study"
-KIND_TAG = "lit_dps.kind"
-CELL_TAG = "lit_dps.cell"
+NAME_TAG = "lit_dps.study"  # name of the study
+KIND_TAG = "lit_dps.kind"  # study, cell, trial or repeat
+CELL_TAG = "lit_dps.cell"  # the cell, as `Cell.stored_name`; absent on runs of studies
+SPACE_TAG = "lit_dps.space"  # the search space, as expanded last; on runs of studies only
+# The following tags are on the runs of trials and repeats only.
 POINT_TAG = "lit_dps.point"
-REPEAT_TAG = "lit_dps.repeat"
-ATTEMPT_TAG = "lit_dps.attempt"
-STATUS_TAG = "lit_dps.status"
-FAILURE_TAG = "lit_dps.failure"
-SPACE_TAG = "lit_dps.space"
-RUN_TAGS = {
-    NAME_TAG: Stored(str, "Name of the study."),
-    KIND_TAG: Stored(str, "study, cell, trial or repeat."),
-    CELL_TAG: Stored(str, "The cell, as `Cell.stored_name`.", absent="on runs of studies"),
-    SPACE_TAG: Stored(str, "The search space, as expanded last.", absent="except for studies"),
-    # The following tags are on the runs of trials and repeats only.
-    POINT_TAG: Stored(int, "The point."),
-    REPEAT_TAG: Stored(int, "The number of the repeat.", absent="except for repeats"),
-    ATTEMPT_TAG: Stored(int, "The number of the Optuna trial that the run shows."),
-    STATUS_TAG: Stored(str, "The trial's `Status`."),
-    FAILURE_TAG: Stored(str, "Why it failed or stopped, in one line.", absent="if it did not"),
-}
+REPEAT_TAG = "lit_dps.repeat"  # the number of the repeat; absent except for repeats
+ATTEMPT_TAG = "lit_dps.attempt"  # the number of the Optuna trial that the run shows
+STATUS_TAG = "lit_dps.status"  # the trial's `Status`
+FAILURE_TAG = "lit_dps.failure"  # why it failed or stopped, in one line; absent if it did not
 
 # ---- Metrics of MLflow runs, by the kind of the run ----
-RUN_METRICS = {
-    "trial": "steps_to_result, seconds, kept/TENSOR, theory/TERM, observed/COUNT, readings "
-    "of the end by column; by step: the goal's metric, train_loss, readings by column",
-    "cell": "K_star, the number of trials of each status, theory/TERM; of repeats: K_median, "
-    "repeats, missed",
-    "study": "noise_scale, noise_scale_low, noise_scale_readings, and c1/S_0.9, c2/S_0.9, "
-    "b_crit/S_0.9 of each fitted law; by batch size: K_star/S_0.9, K_median/S_0.9",
-    "study of advise": "advice/*: step_seconds by local batch size, run_steps of what is "
-    "recommended, critical_at_least by the step of a fork, and the answer",
-}
+# trial: steps_to_result, seconds, kept/TENSOR, theory/TERM, observed/COUNT, readings of the end by
+#   column; by step: the goal's metric, train_loss, readings by column
+# cell: K_star, the number of trials of each status, theory/TERM; of repeats: K_median, repeats,
+#   missed
+# study: noise_scale, noise_scale_low, noise_scale_readings, and c1/S_0.9, c2/S_0.9, b_crit/S_0.9 of
+#   each fitted law; by batch size: K_star/S_0.9, K_median/S_0.9
+# study of advise: advice/*: step_seconds by local batch size, run_steps of what is recommended,
+#   critical_at_least by the step of a fork, and the answer
 
 
 def cell_study_name(name: str, cell: Cell) -> str:

@@ -1,7 +1,7 @@
 """MlflowSync: mirrors a stored study to MLflow, while it runs and afterwards (`analyze --sync`).
 
 MLflow only shows what Optuna's storage holds, as runs of the study, its cells, its trials and its
-repeats. Tags identify the runs (`lit_dps.storage.schema.RUN_TAGS`). So a resumed study continues in
+repeats. Tags identify the runs (`lit_dps.storage.schema`). So a resumed study continues in
 the same runs, whichever process logs to them.
 """
 
