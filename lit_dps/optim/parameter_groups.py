@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from torch import Tensor
+from torch.nn import Parameter
 
 
 def parameters_of(optimizer: Any) -> list[Tensor]:
@@ -44,7 +45,7 @@ def names_of_groups(optimizer: Any, parameters: Mapping[str, Tensor]) -> list[li
     return groups
 
 
-def trained_by_name(module: Any) -> dict[str, Tensor]:
+def trained_by_name(module: Any) -> dict[str, Parameter]:
     """Return the parameters of a module that require gradients, by name."""
     return {name: each for name, each in module.named_parameters() if each.requires_grad}
 
