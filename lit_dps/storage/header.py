@@ -97,8 +97,7 @@ def check_unchanged(
         refuse_foreign_header(storage, name)
         if study is not None:
             refuse_foreign_cells(storage, name, study.cells)
-        _check_identity(storage, name, identity)
-        header = read_header(storage, name)
+        header = _checked_header(storage, name, identity)
         if study is not None and header:
             check_extension(name, header, _grid_attributes(study, spaces))
 
@@ -143,12 +142,11 @@ def declare(
     with storage_errors(url), temporary_storage(url) as storage, storage_lock(url):
         refuse_foreign_header(storage, study.name)
         refuse_foreign_cells(storage, study.name, study.cells)
-        _check_identity(storage, study.name, identity)
+        stored = _checked_header(storage, study.name, identity)
         if study.best_of is not None:
             # The other study may have the same seed. Then a trial could be identical to the best
             # trial of the other study.
             attrs[schema.TRIAL_SEED] = derive_seed(study.seed, f"best of {study.best_of}")
-        stored = read_header(storage, study.name)
         if stored:
             attrs[schema.TRIAL_SEED] = stored[schema.TRIAL_SEED]
         header = extend(storage, study.name, attrs)
@@ -268,12 +266,17 @@ def seed_of_trials(url: str, study: StudyConfig) -> int:
 # ---- Checks ----
 
 
-def _check_identity(storage: BaseStorage, name: str, identity: Mapping[str, Any]) -> None:
-    """Raise StudyChanged if the stored study of this name has another identity."""
+def _checked_header(storage: BaseStorage, name: str, identity: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the header of a stored study, which must have this identity; empty without one.
+
+    Raises:
+        StudyChanged: if the stored study has another identity.
+        ConfigError: as `_check_folder_name`.
+    """
     header = read_header(storage, name)
     if not header:
         _check_folder_name(storage, name)
-        return
+        return header
     differences = identity_changes(_comparable_identity(header, identity), identity)
     if differences:
         raise StudyChanged(
@@ -281,6 +284,7 @@ def _check_identity(storage: BaseStorage, name: str, identity: Mapping[str, Any]
             f"{'; '.join(map(str, differences))}. {remedy_of(differences)}",
             keys=[difference.key for difference in differences],
         )
+    return header
 
 
 def _comparable_identity(
