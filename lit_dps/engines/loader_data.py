@@ -49,6 +49,10 @@ class Examples:
         """Return the batch of an index: its tensors have the index's dimensions first."""
         return tree_map(lambda tensor: tensor[index], self.batch)
 
+    def equals(self, other: Examples) -> bool:
+        """Return True if both have the same examples."""
+        return same_tensors(self.batch, other.batch)
+
 
 class IndexedBatch(NamedTuple):
     """A batch of a scoring pass before it is gathered: the numbers of its examples."""
@@ -234,8 +238,9 @@ class LoaderData(LightningDataModule):
 
     def equals(self, other: LoaderData) -> bool:
         """Return True if both have the same examples and the same validation batches."""
-        has_same_examples = same_tensors(self.train.batch, other.train.batch)
-        if not has_same_examples or not same_tensors(self.validation, other.validation):
+        if not self.train.equals(other.train) or not same_tensors(
+            self.validation, other.validation
+        ):
             return False
         return self._order_kind() == other._order_kind()
 
