@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import optuna
 from optuna.trial import TrialState
@@ -13,9 +13,6 @@ from lit_dps.core.trial import Cell
 from lit_dps.storage.cells import costs_by_point, covered_cost, open_cell
 from lit_dps.storage.schema import OWNER, POINT_ATTR, REPEAT_ATTR
 
-if TYPE_CHECKING:
-    from lit_dps.storage.trial_queue import TrialQueue
-
 
 class ClaimedRepeat(NamedTuple):
     """A claimed repeat, and the cost that it must reach."""
@@ -24,7 +21,7 @@ class ClaimedRepeat(NamedTuple):
     limit: float
 
 
-def claim_repeat(queue: TrialQueue, cell: Cell, search: optuna.Study) -> ClaimedRepeat | None:
+def claim_repeat(queue: Any, cell: Cell, search: optuna.Study) -> ClaimedRepeat | None:
     """Claim a repeat that no process has run or is running; None if there is none.
 
     The repeats of a cell are trials of a separate Optuna study, so that readers of K* do not see
@@ -35,7 +32,7 @@ def claim_repeat(queue: TrialQueue, cell: Cell, search: optuna.Study) -> Claimed
     caller holds the storage's lock.
 
     Args:
-        queue: The queue of the study, as one worker sees it.
+        queue: The `TrialQueue` of the study.
         cell: The cell.
         search: The Optuna study of its search.
     """
@@ -57,14 +54,14 @@ def claim_repeat(queue: TrialQueue, cell: Cell, search: optuna.Study) -> Claimed
     return ClaimedRepeat(claimed, queue.plan.limit(k_star))
 
 
-def _is_running(queue: TrialQueue, search: optuna.Study) -> bool:
+def _is_running(queue: Any, search: optuna.Study) -> bool:
     for trial in search.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
         if queue.peers.alive(trial.user_attrs.get(OWNER)):
             return True
     return False
 
 
-def _read_covered(queue: TrialQueue, study: optuna.Study) -> dict[RepeatId, float]:
+def _read_covered(queue: Any, study: optuna.Study) -> dict[RepeatId, float]:
     """Return the limit to which each repeat is covered; end the repeats of dead processes.
 
     The limit is infinite for repeats that are final or run.
