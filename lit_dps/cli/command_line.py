@@ -376,10 +376,8 @@ def _is_in_mapping(key: str) -> bool:
 def _is_text(key: str) -> bool:
     """Return True if the value of a key is a text, such as a name that looks like a number."""
     section, name = split_key(key)
-    for field_of_section in fields(SECTION_CLASSES[section]):
-        if field_of_section.name == name:
-            return field_of_section.type == "str"
-    return False
+    types = {each.name: each.type for each in fields(SECTION_CLASSES[section])}
+    return types.get(name) == "str"
 
 
 def _without_init_args(key: str) -> str:

@@ -52,8 +52,6 @@ def rule_of(optimizer: Any) -> Rule | None:
 def _all_groups_are_of(rule: Rule, optimizer: Any) -> bool:
     """Return True if a rule makes the update of each parameter group of an optimizer."""
     groups = optimizer.param_groups
-    if len(groups) == 1:
-        return rule.is_of(optimizer)
     try:
         for group in groups:
             optimizer.param_groups = [group]

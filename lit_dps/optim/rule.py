@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import InitVar, dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -89,15 +90,10 @@ class Rule:
             object.__setattr__(self, "hyperparameters_of", self._entries_of)
 
     def _use_rule_optimizer(self) -> None:
-        def make(
-            parameters: Iterable[nn.Parameter], rate: float, hyperparameters: Mapping[str, float]
-        ) -> RuleOptimizer:
-            return RuleOptimizer(self, parameters, rate, hyperparameters)
-
         def is_of(optimizer: torch.optim.Optimizer) -> bool:
             return isinstance(optimizer, RuleOptimizer) and optimizer.rule is self
 
-        object.__setattr__(self, "make", make)
+        object.__setattr__(self, "make", partial(RuleOptimizer, self))
         object.__setattr__(self, "is_of", is_of)
         object.__setattr__(self, "has_step_counter", True)
 

@@ -9,8 +9,7 @@ multiplies the accumulator at the time of the update, in both, as in TensorFlow'
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -20,61 +19,44 @@ from lit_dps.optim.rule import Rule
 BUFFER = "momentum_buffer"
 
 
-def _make(
-    parameters,
-    rate: float,
-    hyperparameters: Mapping[str, float],
-    names: Sequence[str],
-    nesterov: bool,
-) -> torch.optim.SGD:
-    own: dict[str, Any] = {name: hyperparameters[name] for name in names}
-    has_nesterov = nesterov and own["momentum"] > 0
-    return torch.optim.SGD(parameters, lr=rate, nesterov=has_nesterov, **own)
-
-
-def _is_of(optimizer: torch.optim.Optimizer, momentum: bool, nesterov: bool, decays: bool) -> bool:
-    if type(optimizer) is not torch.optim.SGD:
-        return False
-    group = optimizer.param_groups[0]
-    if group["maximize"] or (group["momentum"] and group["dampening"]):
-        return False
-    if group["weight_decay"] and not decays:
-        return False
-    return bool(group["momentum"]) == momentum and (not momentum or group["nesterov"] == nesterov)
-
-
-def _update_(
-    weights, gradients, state, rate, hyperparameters, step, momentum, nesterov, decays
-) -> None:
-    if decays:
-        gradients.addcmul_(weights, hyperparameters["weight_decay"])
-    direction = gradients
-    if momentum:
-        direction = state[BUFFER].mul_(hyperparameters["momentum"]).add_(gradients)
-    if nesterov:
-        direction = gradients.addcmul_(direction, hyperparameters["momentum"])
-    weights.addcmul_(direction, rate, value=-1)
-
-
 def _rule(name: str, momentum: bool = False, nesterov: bool = False, decays: bool = False) -> Rule:
     """Return a rule; with decay, the weight decay may be 0 in some parameter groups."""
-    hyperparameters: tuple[str, ...] = ()
-    state: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()
+    state_names: tuple[str, ...] = ()
     if momentum:
-        hyperparameters = ("momentum",)
-        state = (BUFFER,)
+        names = ("momentum",)
+        state_names = (BUFFER,)
     if decays:
         name = f"{name} with weight decay"
-        hyperparameters = (*hyperparameters, "weight_decay")
-    return Rule(
-        name=name,
-        hyperparameters=hyperparameters,
-        state=state,
-        make=partial(_make, names=hyperparameters, nesterov=nesterov),
-        is_of=partial(_is_of, momentum=momentum, nesterov=nesterov, decays=decays),
-        update_=partial(_update_, momentum=momentum, nesterov=nesterov, decays=decays),
-        elementwise=True,
-    )
+        names = (*names, "weight_decay")
+
+    def make(parameters, rate: float, hyperparameters: Mapping[str, float]) -> torch.optim.SGD:
+        own: dict[str, Any] = {key: hyperparameters[key] for key in names}
+        has_nesterov = nesterov and own["momentum"] > 0
+        return torch.optim.SGD(parameters, lr=rate, nesterov=has_nesterov, **own)
+
+    def is_of(optimizer: torch.optim.Optimizer) -> bool:
+        if type(optimizer) is not torch.optim.SGD:
+            return False
+        group = optimizer.param_groups[0]
+        if group["maximize"] or (group["momentum"] and group["dampening"]):
+            return False
+        if group["weight_decay"] and not decays:
+            return False
+        has_momentum = bool(group["momentum"])
+        return has_momentum == momentum and (not momentum or group["nesterov"] == nesterov)
+
+    def update_(weights, gradients, state, rate, hyperparameters, step) -> None:
+        if decays:
+            gradients.addcmul_(weights, hyperparameters["weight_decay"])
+        direction = gradients
+        if momentum:
+            direction = state[BUFFER].mul_(hyperparameters["momentum"]).add_(gradients)
+        if nesterov:
+            direction = gradients.addcmul_(direction, hyperparameters["momentum"])
+        weights.addcmul_(direction, rate, value=-1)
+
+    return Rule(name, names, state_names, update_, make, is_of, elementwise=True)
 
 
 SGD = _rule("sgd")
